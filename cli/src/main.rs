@@ -1,0 +1,3 @@
+//! The exotrace command.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,2 @@
+//! Demo and test guests, and the micro guest.
+#![forbid(unsafe_code)]

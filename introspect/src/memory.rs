@@ -1,0 +1,67 @@
+//! The two traits through which `introspect` sees a machine: physical memory and one CPU's registers.
+//!
+//! The caller owns consistency: what is read while vCPUs run may be torn.
+
+use std::fmt;
+use std::ops::Range;
+
+/// A guest-physical address (GPA), in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Gpa(pub u64);
+
+/// A guest-virtual (linear) address (GVA), in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Gva(pub u64);
+
+macro_rules! hex_format {
+    ($type:ident) => {
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($type), "({:#x})"), self.0)
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    };
+}
+hex_format!(Gpa);
+hex_format!(Gva);
+
+/// No guest RAM stands behind part of what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("guest-physical {address}, {length} bytes: not in guest RAM")]
+pub struct PhysicalReadError {
+    /// First byte asked for.
+    pub address: Gpa,
+    /// Number of bytes asked for.
+    pub length: usize,
+}
+
+/// Guest-physical memory, readable at any byte.
+pub trait PhysicalMemory {
+    /// Fills `buf` from `address`. Nothing is promised about `buf` after an error.
+    ///
+    /// # Errors
+    /// If any byte of the range is not guest RAM.
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError>;
+
+    /// The ranges of RAM in bytes, ascending and disjoint.
+    fn ram(&self) -> Vec<Range<u64>>;
+}
+
+/// What introspection needs of one CPU that stands still.
+pub trait CpuRegisters {
+    /// Physical address of the top page table: CR3 without its low 12 bits and flags.
+    fn page_table_root(&self) -> Gpa;
+    /// Whether 5-level paging is on (CR4.LA57).
+    fn five_level_paging(&self) -> bool;
+    /// Base of the kernel's per-CPU data: GS base in kernel mode, IA32_KERNEL_GS_BASE in user mode.
+    fn kernel_gs_base(&self) -> Gva;
+    /// Instruction pointer.
+    fn instruction_pointer(&self) -> Gva;
+    /// Whether the CPU is in user mode (CPL 3).
+    fn in_user_mode(&self) -> bool;
+}

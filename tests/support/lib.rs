@@ -1,0 +1,2 @@
+//! Helpers of the whole-system tests.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! The KVM machine: boot, vCPUs, traps, pause, snapshot, host assists.
