@@ -1,2 +1,30 @@
-//! Device models without KVM: bus, serial, i8042, CMOS.
+//! Device models without KVM: the bus, the serial port, and the few PC parts that Linux expects.
+//!
+//! The caller owns threads, file descriptors and the guest's memory; it gives each device its far
+//! end as a trait object ([`InterruptLine`], [`MachineSignals`], a writer, a clock) and routes guest
+//! accesses to it through a [`Bus`]. Nothing here prints, blocks on its own account, or starts
+//! a thread: what a user may want to know is counted and can be asked for.
+//!
+//! Not here: interrupt controllers and the interval timer (the kernel's own are used), and port
+//! 0x61, which KVM's timer answers when it is created with the speaker flag.
 #![forbid(unsafe_code)]
+
+mod bus;
+mod cmos;
+mod i8042;
+mod null;
+mod reset_port;
+mod serial;
+mod signals;
+
+pub use bus::{Bus, BusDevice, BusError, BusStats, SharedDevice, UnknownAccess};
+pub use cmos::{Cmos, CmosError, CmosMemory, CmosState, WallClock};
+pub use i8042::{I8042, I8042_BASE, I8042_LENGTH};
+pub use null::NullDevice;
+pub use reset_port::{RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, ResetPortState};
+pub use serial::{
+    COM1_BASE, COM1_IRQ, ConsoleOutput, Serial, SerialError, SerialState, SerialStats, UART_LENGTH,
+};
+pub use signals::{InterruptLine, MachineSignals, ResetCause};
+
+pub use cmos::{CMOS_BASE, CMOS_LENGTH};

@@ -5,6 +5,11 @@
 //! and pointer that comes from the guest is bounded.
 #![forbid(unsafe_code)]
 
+mod bytes;
+pub mod kernel;
 pub mod memory;
+#[cfg(test)]
+mod test_memory;
+pub mod x86_64;
 
 pub use memory::{CpuRegisters, Gpa, Gva, PhysicalMemory, PhysicalReadError};

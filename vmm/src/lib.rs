@@ -1,1 +1,24 @@
-//! The KVM machine: boot, vCPUs, traps, pause, snapshot, host assists.
+//! The KVM machine: host probing, guest memory, boot, vCPUs, traps, pause, snapshot and restore.
+//!
+//! The caller brings a kernel, a place for serial output and a [`trap::TrapSink`]; this crate turns a stock
+//! `/dev/kvm` into a guest that can be stopped at any instruction. What a probe is, it does not know. All
+//! decisions about the host follow from one record, [`host::HostProfile`], measured and never assumed.
+//!
+//! All `unsafe` of the project stands in this crate.
+
+pub mod assist;
+pub mod boot;
+mod clock;
+pub mod host;
+pub mod machine;
+pub mod memory;
+pub mod snapshot;
+pub mod trap;
+mod vcpu;
+mod vm;
+mod x86_64;
+
+pub use clock::host_tsc;
+pub use machine::{Machine, MachineConfig, RunEnd};
+pub use vcpu::VcpuRegisters;
+pub use vm::KvmError;

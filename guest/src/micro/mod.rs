@@ -1,0 +1,223 @@
+//! The micro guest: a 64-bit kernel of a few kilobytes, assembled when asked for, whose every instruction is known.
+//!
+//! [`elf`] gives an ELF file for the 64-bit Linux boot protocol: long mode on, memory below 1 GiB mapped to itself, RSI = `boot_params`
+//! with the command line. Addresses are physical = virtual, from 0x100000; 2 MiB of RAM are enough. The guest brings its own descriptors,
+//! gates and page tables, uses no SSE, and prints on the serial port 0x3f8.
+//!
+//! The caller owns the machine: a serial port, a reset by port 0x64, and for some programs a local APIC.
+//! This solves exact tests: the guest itself counts what happened to it and prints the count. It is no model of Linux.
+//!
+//! # Command line
+//! `PROGRAM [COUNT [CPUS]]`: COUNT and CPUS are decimal, 1 and 2 where missing; a COUNT of 0 is taken as 1. Further words are ignored.
+//! The guest prints `micro: PROGRAM COUNT`, runs, prints `micro: count N` and `micro: done`, and resets.
+//! An unknown program prints `micro: unknown program`; a trap nobody expected prints
+//! `micro: trap VECTOR at 0xRIP error 0xCODE address 0xCR2`. Both reset.
+//!
+//! | Program | What it does COUNT times | N |
+//! |---|---|---|
+//! | `calls` | calls `micro_leaf(n)`, n from 0 | right answers |
+//! | `nested` | `micro_outer`, which enters `micro_recurse` 5 times, one inside the other | 5 × COUNT |
+//! | `out` | writes a byte to the unused port 0x2f0 | COUNT |
+//! | `usermmio` | user mode: writes 4 bytes to 0xd0000000, where no RAM is | COUNT |
+//! | `syscalls` | user mode: SYSCALL, counted at `micro_syscall_entry` | COUNT |
+//! | `usercalls` | user mode: calls `micro_user_leaf(n)` | right answers |
+//! | `int3k`, `int3u` | executes its own int3, in kernel or user mode | #BP seen by the guest |
+//! | `ud` | user mode: `ud2` | #UD seen |
+//! | `fault` | user mode: writes to a page that is not present | #PF seen |
+//! | `step` | calls `micro_step(n)`, a straight line of 24 instructions | right answers |
+//! | `tick` | waits for a 100 Hz timer interrupt, halted | ticks seen |
+//! | `smp` | `calls` on each of CPUS CPUs at once (at most 16); CPUs that do not come up are reported | COUNT × CPUS |
+//! | `echo` | reads lines from the serial port and prints them back, until `quit` | lines, without `quit` |
+//!
+//! These do not end: `spin` and `uspin` (a `jmp` to itself, in kernel and user mode), `hlt` (halted, with a 100 Hz timer
+//! counting in `micro_ticks`), `dead` (halted with interrupts off). `triple` ends in a triple fault.
+
+mod asm;
+mod console;
+mod elf;
+mod layout;
+mod programs;
+mod smp;
+mod start;
+mod strings;
+mod tables;
+mod traps;
+mod user;
+
+#[cfg(test)]
+mod tests;
+
+use asm::{AssembleError, Assembler, Code, Symbol};
+use elf::{Kind, Segment};
+use layout::{DATA, IDT, KERNEL_TEXT, MEMORY_END, PAGE, PML4, USER_TEXT, data};
+
+/// Names of all programs, as they stand on the command line.
+pub fn programs() -> impl Iterator<Item = &'static str> {
+    programs::PROGRAMS.iter().map(|(name, _)| *name)
+}
+
+/// The micro guest as an ELF64 executable of about 55 KiB, the same bytes every time.
+///
+/// Two loadable segments, and a symbol table with address and size of every function and variable; all names start with `micro_`.
+pub fn elf() -> Vec<u8> {
+    // nothing but this crate's source decides whether this works, and a test runs it
+    #[expect(clippy::expect_used, reason = "the input is constant")]
+    build().expect("the micro guest is constant and assembles")
+}
+
+/// Variables that have a symbol: name, address, bytes.
+const OBJECTS: [(&str, u64, u64); 6] = [
+    ("micro_gdt", data::GDT, tables::GDT_SIZE),
+    ("micro_count", data::COUNT, 8),
+    ("micro_ticks", data::TICKS, 8),
+    ("micro_debug_count", data::DEBUG_COUNT, 8),
+    ("micro_scratch", data::SCRATCH, 8),
+    ("micro_idt", IDT, tables::IDT_SIZE),
+];
+
+fn build() -> Result<Vec<u8>, AssembleError> {
+    let user = user::assemble()?;
+    let kernel = kernel(&user)?;
+    let mut text = Vec::new();
+    place(
+        &mut text,
+        KERNEL_TEXT,
+        KERNEL_TEXT,
+        USER_TEXT,
+        "kernel text",
+        &kernel.bytes,
+    )?;
+    place(
+        &mut text,
+        KERNEL_TEXT,
+        USER_TEXT,
+        DATA,
+        "user text",
+        &user.bytes,
+    )?;
+    let segments = [
+        Segment {
+            name: ".text",
+            address: KERNEL_TEXT,
+            memory: DATA - KERNEL_TEXT,
+            bytes: text,
+            kind: Kind::Text,
+        },
+        Segment {
+            name: ".data",
+            address: DATA,
+            bytes: data_bytes(&kernel)?,
+            memory: MEMORY_END - DATA,
+            kind: Kind::Data,
+        },
+    ];
+    let entry = kernel.address("micro_start")?;
+    let objects = OBJECTS.map(|(name, address, size)| Symbol {
+        name,
+        address,
+        size,
+    });
+    let symbols = [kernel.symbols, user.symbols, objects.to_vec()].concat();
+    Ok(elf::write(entry, &segments, &symbols))
+}
+
+/// All 64-bit kernel code.
+fn kernel(user: &Code) -> Result<Code, AssembleError> {
+    let mut asm = Assembler::new(64)?;
+    start::assemble(&mut asm, programs::PROGRAMS.len() as u64)?;
+    console::assemble(&mut asm)?;
+    traps::assemble(&mut asm, user)?;
+    programs::assemble(&mut asm, user)?;
+    smp::assemble(&mut asm)?;
+    asm.finish(KERNEL_TEXT)
+}
+
+/// Everything the file holds from [`DATA`] on.
+fn data_bytes(kernel: &Code) -> Result<Vec<u8>, AssembleError> {
+    let entries = |entries: &[u64]| {
+        entries
+            .iter()
+            .flat_map(|e| e.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    let trampoline = smp::trampoline(kernel.address("micro_ap_start")?)?;
+    let gdt_pointer = tables::table_pointer(data::GDT, tables::GDT_SIZE).to_vec();
+    let idt_pointer = tables::table_pointer(IDT, tables::IDT_SIZE).to_vec();
+    let parts = [
+        (
+            data::GDT,
+            data::GDT_POINTER,
+            "the descriptor table",
+            entries(&tables::gdt()),
+        ),
+        (
+            data::GDT_POINTER,
+            data::IDT_POINTER,
+            "the GDT pointer",
+            gdt_pointer,
+        ),
+        (
+            data::IDT_POINTER,
+            data::NULL_POINTER,
+            "the IDT pointer",
+            idt_pointer,
+        ),
+        (
+            data::TSS,
+            data::COUNT,
+            "the task-state segment",
+            tables::tss().to_vec(),
+        ),
+        (
+            data::PROGRAMS,
+            data::STRINGS,
+            "the program table",
+            programs::table(kernel)?,
+        ),
+        (data::STRINGS, data::LINE, "the text", strings::bytes()),
+        (
+            data::TRAMPOLINE_SOURCE,
+            IDT,
+            "the real-mode trampoline",
+            trampoline,
+        ),
+        (
+            IDT,
+            PML4,
+            "the interrupt table",
+            entries(&tables::idt(&traps::handlers(kernel)?)),
+        ),
+        (
+            PML4,
+            layout::FILE_END,
+            "the page tables",
+            entries(&tables::page_tables()),
+        ),
+    ];
+    let mut bytes = Vec::new();
+    for (address, end, part, content) in parts {
+        place(&mut bytes, DATA, address, end, part, &content)?;
+    }
+    Ok(bytes)
+}
+
+/// Puts `content` at `address` into `bytes`, which start at `base`, and checks that it ends before `end`.
+fn place(
+    bytes: &mut Vec<u8>,
+    base: u64,
+    address: u64,
+    end: u64,
+    part: &'static str,
+    content: &[u8],
+) -> Result<(), AssembleError> {
+    let size = content.len() as u64;
+    let room = end - address;
+    if size > room {
+        return Err(AssembleError::NoRoom { part, size, room });
+    }
+    bytes.resize((address - base) as usize, 0);
+    bytes.extend(content);
+    Ok(())
+}
+
+const _: () = assert!(DATA.is_multiple_of(PAGE) && KERNEL_TEXT.is_multiple_of(PAGE));

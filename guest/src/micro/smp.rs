@@ -1,0 +1,184 @@
+//! The program `smp`: wakes the other CPUs by INIT and SIPI, and has all of them run the call loop at once.
+//!
+//! How many CPUs there are is the third word of the command line; a CPU that does not come is reported, not waited for.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+
+use super::asm::{AssembleError, Assembler};
+use super::layout::{
+    AP_MAX, AP_STACK_SIZE, AP_STACKS, LAPIC, PAGE, PML4, TRAMPOLINE, data, selector,
+};
+use super::strings::Text;
+
+/// Low half of the interrupt command register (Intel SDM volume 3, "Issuing interprocessor interrupts").
+const ICR_LOW: u32 = 0x300;
+const SPURIOUS_VECTOR: u32 = 0xf0;
+const SOFTWARE_ENABLE: i32 = 0x1ff;
+/// All but self, assert, delivery mode INIT.
+const INIT_OTHERS: i32 = 0xc_4500;
+/// The same with delivery mode start-up, at [`TRAMPOLINE`].
+const SIPI_OTHERS: i32 = 0xc_4600 | (TRAMPOLINE / PAGE) as i32;
+/// Time-stamp ticks to wait for the others: seconds on any machine.
+const PATIENCE: u64 = 10_000_000_000;
+const EFER: u32 = 0xc000_0080;
+/// EFER.LME and EFER.SCE.
+const EFER_LONG: u32 = 0x101;
+/// CR4.PAE.
+const CR4_PAE: u32 = 0x20;
+/// CR0: PG, WP, NE, ET, MP, PE.
+const CR0_LONG: u32 = 0x8001_0033;
+
+/// Where the trampoline's copy of the LGDT operand lies, from its start.
+const GDT_POINTER: u64 = 0x70;
+/// Bytes of the trampoline.
+pub const TRAMPOLINE_SIZE: u64 = 0x80;
+
+/// Assembles the 64-bit part.
+pub fn assemble(asm: &mut Assembler) -> Result<(), IcedError> {
+    first(asm)?;
+    other(asm)
+}
+
+/// `micro_smp`: the first CPU. RDI = COUNT for each CPU.
+fn first(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_smp")?;
+    let call_loop = asm.label("micro_call_loop");
+    let print = asm.label("micro_print");
+    let decimal = asm.label("micro_print_decimal");
+    let a = &mut asm.code;
+    let mut wait_online = a.create_label();
+    let mut all_online = a.create_label();
+    let mut wait_done = a.create_label();
+    a.push(rdi)?;
+    a.mov(esi, data::TRAMPOLINE_SOURCE as u32)?;
+    a.mov(edi, TRAMPOLINE as u32)?;
+    a.mov(ecx, TRAMPOLINE_SIZE as u32)?;
+    a.rep().movsb()?;
+    a.mov(eax, LAPIC as u32)?;
+    a.mov(dword_ptr(rax + SPURIOUS_VECTOR), SOFTWARE_ENABLE)?;
+    a.mov(dword_ptr(rax + ICR_LOW), INIT_OTHERS)?;
+    a.mov(dword_ptr(rax + ICR_LOW), SIPI_OTHERS)?;
+
+    let rdtsc = |a: &mut CodeAssembler| {
+        a.rdtsc()?;
+        a.shl(rdx, 32)?;
+        a.or(rax, rdx)
+    };
+    rdtsc(a)?;
+    a.mov(rbx, PATIENCE)?;
+    a.add(rbx, rax)?;
+    a.set_label(&mut wait_online)?;
+    a.pause()?;
+    a.mov(rcx, qword_ptr(data::AP_ONLINE))?;
+    a.inc(rcx)?;
+    a.cmp(rcx, qword_ptr(data::CPUS))?;
+    a.jae(all_online)?;
+    rdtsc(a)?;
+    a.cmp(rax, rbx)?;
+    a.jb(wait_online)?;
+    let (address, length) = Text::Missing.place();
+    a.mov(esi, address as i32)?;
+    a.mov(ecx, length as i32)?;
+    a.call(print)?;
+    a.mov(rax, qword_ptr(data::AP_ONLINE))?;
+    a.inc(rax)?;
+    a.call(decimal)?;
+    let (address, length) = Text::Newline.place();
+    a.mov(esi, address as i32)?;
+    a.mov(ecx, length as i32)?;
+    a.call(print)?;
+
+    a.set_label(&mut all_online)?;
+    // late comers find this changed and stay out
+    a.mov(rbp, qword_ptr(data::AP_ONLINE))?;
+    a.mov(dword_ptr(data::AP_GO), 1)?;
+    a.pop(rdi)?;
+    a.call(call_loop)?;
+    a.lock().add(qword_ptr(data::COUNT), rax)?;
+    a.set_label(&mut wait_done)?;
+    a.pause()?;
+    a.cmp(qword_ptr(data::AP_DONE), rbp)?;
+    a.jb(wait_done)?;
+    a.ret()
+}
+
+/// `micro_ap_start`: every other CPU, from long mode on.
+fn other(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_ap_start")?;
+    let call_loop = asm.label("micro_call_loop");
+    let a = &mut asm.code;
+    let mut wait = a.create_label();
+    let mut go = a.create_label();
+    let mut park = a.create_label();
+    a.mov(eax, u32::from(selector::KERNEL_DATA))?;
+    a.mov(ds, eax)?;
+    a.mov(es, eax)?;
+    a.mov(ss, eax)?;
+    a.lidt(ptr(data::IDT_POINTER))?;
+    a.cmp(dword_ptr(data::AP_GO), 0)?;
+    a.jne(park)?;
+    a.mov(eax, 1)?;
+    a.lock().xadd(qword_ptr(data::AP_ONLINE), rax)?;
+    a.cmp(rax, AP_MAX as i32)?;
+    a.jae(park)?;
+    a.inc(rax)?;
+    a.imul_3(rax, rax, AP_STACK_SIZE as i32)?;
+    a.lea(rsp, ptr(rax + AP_STACKS))?;
+    a.set_label(&mut wait)?;
+    a.pause()?;
+    a.cmp(dword_ptr(data::AP_GO), 0)?;
+    a.jne(go)?;
+    a.jmp(wait)?;
+    a.set_label(&mut go)?;
+    a.mov(rdi, qword_ptr(data::ARGUMENT))?;
+    a.call(call_loop)?;
+    a.lock().add(qword_ptr(data::COUNT), rax)?;
+    a.lock().inc(qword_ptr(data::AP_DONE))?;
+    a.set_label(&mut park)?;
+    a.cli()?;
+    a.hlt()?;
+    a.jmp(park)
+}
+
+/// The real-mode code for [`TRAMPOLINE`]: straight into long mode, then to `target`.
+pub fn trampoline(target: u64) -> Result<Vec<u8>, AssembleError> {
+    let mut asm = Assembler::new(16)?;
+    let a = &mut asm.code;
+    a.cli()?;
+    a.xor(ax, ax)?;
+    a.mov(ds, ax)?;
+    a.lgdt(ptr((TRAMPOLINE + GDT_POINTER) as u32))?;
+    a.mov(eax, CR4_PAE)?;
+    a.mov(cr4, eax)?;
+    a.mov(eax, PML4 as u32)?;
+    a.mov(cr3, eax)?;
+    a.mov(ecx, EFER)?;
+    a.mov(eax, EFER_LONG)?;
+    a.xor(edx, edx)?;
+    a.wrmsr()?;
+    a.mov(eax, CR0_LONG)?;
+    a.mov(cr0, eax)?;
+    // jmp far KERNEL_CODE:target with a 32-bit offset
+    let offset = (target as u32).to_le_bytes();
+    let code = selector::KERNEL_CODE.to_le_bytes();
+    a.db(&[0x66, 0xea])?;
+    a.db(&offset)?;
+    a.db(&code)?;
+    let mut bytes = asm.finish(TRAMPOLINE)?.bytes;
+    let size = bytes.len() as u64;
+    if size > GDT_POINTER {
+        return Err(AssembleError::NoRoom {
+            part: "the real-mode trampoline",
+            size,
+            room: GDT_POINTER,
+        });
+    }
+    bytes.resize(GDT_POINTER as usize, 0);
+    bytes.extend(super::tables::table_pointer(
+        data::GDT,
+        super::tables::GDT_SIZE,
+    ));
+    bytes.resize(TRAMPOLINE_SIZE as usize, 0);
+    Ok(bytes)
+}

@@ -1,0 +1,133 @@
+//! The user-mode half of the programs: one page of code in ring 3.
+//!
+//! Each is entered with RDI = COUNT, at least 1, and ends at `micro_user_exit` with RDI = what it counted itself
+//! (zero where the kernel counts). None depends on SYSCALL for its end.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+
+use super::asm::{AssembleError, Assembler, Code};
+use super::layout::{HOLES, USER_MMIO, USER_TEXT};
+
+/// Assembles the user page.
+///
+/// # Errors
+/// None that depend on anything but this file.
+pub fn assemble() -> Result<Code, AssembleError> {
+    let mut asm = Assembler::new(64)?;
+    leaf(&mut asm)?;
+    calls(&mut asm)?;
+    counted_by_kernel(&mut asm, "micro_user_syscalls", |a| a.syscall())?;
+    counted_by_kernel(&mut asm, "micro_user_int3", |a| a.int3())?;
+    counted_by_kernel(&mut asm, "micro_user_ud", |a| a.ud2())?;
+    fault(&mut asm)?;
+    mmio(&mut asm)?;
+    spin(&mut asm)?;
+    exit(&mut asm)?;
+    asm.finish(USER_TEXT)
+}
+
+/// `micro_user_leaf(n)` returns n + 1; the same bytes as `micro_leaf`.
+fn leaf(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_leaf")?;
+    leaf_body(&mut asm.code)
+}
+
+/// A leaf with a frame pointer: RDI + 1.
+pub fn leaf_body(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.push(rbp)?;
+    a.mov(rbp, rsp)?;
+    a.lea(rax, ptr(rdi + 1))?;
+    a.pop(rbp)?;
+    a.ret()
+}
+
+/// Calls the leaf COUNT times and counts right answers.
+fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_calls")?;
+    let leaf = asm.label("micro_user_leaf");
+    let exit = asm.label("micro_user_exit");
+    let a = &mut asm.code;
+    let mut again = a.create_label();
+    let mut done = a.create_label();
+    a.mov(r12, rdi)?;
+    a.xor(ebx, ebx)?;
+    a.set_label(&mut again)?;
+    a.mov(rdi, rbx)?;
+    a.call(leaf)?;
+    a.lea(rcx, ptr(rbx + 1))?;
+    a.cmp(rax, rcx)?;
+    a.jne(done)?;
+    a.mov(rbx, rcx)?;
+    a.cmp(rbx, r12)?;
+    a.jb(again)?;
+    a.set_label(&mut done)?;
+    a.mov(rdi, rbx)?;
+    a.jmp(exit)
+}
+
+/// A loop around one trapping instruction. RBX counts down, since SYSCALL uses RCX and R11.
+fn counted_by_kernel(
+    asm: &mut Assembler,
+    name: &'static str,
+    trap: fn(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Result<(), IcedError> {
+    asm.function(name)?;
+    let exit = asm.label("micro_user_exit");
+    let a = &mut asm.code;
+    let mut again = a.create_label();
+    a.mov(rbx, rdi)?;
+    a.set_label(&mut again)?;
+    trap(a)?;
+    a.dec(rbx)?;
+    a.jnz(again)?;
+    a.xor(edi, edi)?;
+    a.jmp(exit)
+}
+
+/// Writes to two pages in turn. The kernel maps the one that faulted and takes the other away, so every write faults once.
+fn fault(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_fault")?;
+    let exit = asm.label("micro_user_exit");
+    let a = &mut asm.code;
+    let mut again = a.create_label();
+    a.mov(rbx, rdi)?;
+    a.mov(rdx, HOLES[0])?;
+    a.set_label(&mut again)?;
+    a.mov(qword_ptr(rdx), rbx)?;
+    a.xor(edx, (HOLES[0] ^ HOLES[1]) as u32)?;
+    a.dec(rbx)?;
+    a.jnz(again)?;
+    a.xor(edi, edi)?;
+    a.jmp(exit)
+}
+
+/// Writes 4 bytes to an address without RAM, COUNT times.
+fn mmio(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_mmio")?;
+    let exit = asm.label("micro_user_exit");
+    let a = &mut asm.code;
+    let mut again = a.create_label();
+    a.xor(ebx, ebx)?;
+    a.mov(rdx, USER_MMIO)?;
+    a.set_label(&mut again)?;
+    a.mov(dword_ptr(rdx), ebx)?;
+    a.inc(rbx)?;
+    a.cmp(rbx, rdi)?;
+    a.jb(again)?;
+    a.mov(rdi, rbx)?;
+    a.jmp(exit)
+}
+
+/// Never ends.
+fn spin(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_spin")?;
+    let spin = asm.label("micro_user_spin");
+    asm.code.jmp(spin)
+}
+
+/// The way back into the kernel, shared by all: a `ud2` that the kernel knows by its address.
+fn exit(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_exit")?;
+    asm.code.ud2()
+}

@@ -1,0 +1,32 @@
+//! Little-endian loads from a byte slice that answer `None` outside it.
+
+/// `N` bytes at `offset`, if all of them are there.
+fn array_at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    bytes
+        .get(offset..offset.checked_add(N)?)?
+        .first_chunk()
+        .copied()
+}
+
+/// The `u16` at `offset`.
+pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
+    array_at(bytes, offset).map(u16::from_le_bytes)
+}
+
+/// The `u32` at `offset`.
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    array_at(bytes, offset).map(u32::from_le_bytes)
+}
+
+/// The `u64` at `offset`.
+pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+    array_at(bytes, offset).map(u64::from_le_bytes)
+}
+
+/// FNV-1a over a name: the tables that index by it compare the names as well, so a collision costs time
+/// and nothing else.
+pub(crate) fn hash_name(name: &[u8]) -> u32 {
+    name.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
+}

@@ -1,0 +1,369 @@
+//! BTF: the kernel's own description of its types, about 2% of the size of DWARF and present in most
+//! distribution kernels.
+//!
+//! The caller gives the bytes of a `.BTF` section or of a detached file (`pahole --btf_encode_detached`).
+//! Solved: offsets of struct members by path, and the prototypes of functions. Not solved: the split BTF of
+//! modules, and line information (`.BTF.ext`).
+//!
+//! Format: Documentation/bpf/btf.rst, include/uapi/linux/btf.h.
+
+mod member;
+mod prototype;
+mod record;
+#[cfg(test)]
+pub(crate) mod test_types;
+mod type_name;
+
+pub use member::{Member, MemberError};
+pub use prototype::{Parameter, Prototype, PrototypeError};
+pub use record::Kind;
+
+use record::Record;
+
+use crate::bytes::{hash_name, u16_at, u32_at};
+
+const MAGIC: u16 = 0xeb9f;
+const VERSION: u8 = 1;
+/// Bytes of the header that all readers know.
+const HEADER: usize = 24;
+/// Longest name taken; the kernel accepts 511 bytes (`KSYM_NAME_LEN`).
+const MAX_NAME: usize = 512;
+/// Typedefs, qualifiers and array levels followed before a chain is taken for a loop.
+const MAX_CHAIN: usize = 32;
+
+/// Number of a type; 0 is `void`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TypeId(pub u32);
+
+/// A kernel's types, indexed by name.
+#[derive(Debug)]
+pub struct Btf {
+    types: Box<[u8]>,
+    strings: Box<[u8]>,
+    /// Offset in `types` of each type from 1 on.
+    offsets: Vec<u32>,
+    /// `hash_name << 32 | id`, ascending, of the kinds that are looked up by name.
+    by_name: Vec<u64>,
+}
+
+/// Why bytes are no BTF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BtfError {
+    /// Too short for a header.
+    #[error("{length} bytes are too few for a BTF header (24 bytes)")]
+    NoHeader {
+        /// Bytes given.
+        length: usize,
+    },
+    /// Another magic number.
+    #[error("the magic number is {found:#06x}, not 0xeb9f: this is not BTF")]
+    NotBtf {
+        /// First two bytes, as little-endian.
+        found: u16,
+    },
+    /// Written for a big-endian machine.
+    #[error("the BTF is big-endian: it describes a kernel of another architecture")]
+    BigEndian,
+    /// A version that is not known.
+    #[error("BTF version {found} is not supported, only 1 is")]
+    Version {
+        /// Version found.
+        found: u8,
+    },
+    /// A section reaches outside.
+    #[error(
+        "the {section} section is said to be {length:#x} bytes at {offset:#x} of {available:#x}: cut short"
+    )]
+    Truncated {
+        /// `type` or `string`.
+        section: &'static str,
+        /// Offset from the end of the header.
+        offset: u32,
+        /// Length in bytes.
+        length: u32,
+        /// Bytes after the header.
+        available: usize,
+    },
+    /// A type's record cannot be read.
+    #[error(
+        "type {id} at byte {offset:#x} of the type section has an unknown kind or is cut short (info {info:#x})"
+    )]
+    BadType {
+        /// Its number.
+        id: u32,
+        /// Offset in the type section.
+        offset: usize,
+        /// Its info word, 0 if not even that is there.
+        info: u32,
+    },
+}
+
+impl Btf {
+    /// Checks and indexes the types; the bytes are copied.
+    ///
+    /// # Errors
+    /// If this is not complete little-endian BTF of version 1.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BtfError> {
+        let no_header = BtfError::NoHeader {
+            length: bytes.len(),
+        };
+        let field = |offset| u32_at(bytes, offset).ok_or(no_header);
+        let magic = u16_at(bytes, 0).ok_or(no_header)?;
+        match magic {
+            MAGIC => {}
+            _ if magic == MAGIC.swap_bytes() => return Err(BtfError::BigEndian),
+            found => return Err(BtfError::NotBtf { found }),
+        }
+        let version = *bytes.get(2).ok_or(no_header)?;
+        if version != VERSION {
+            return Err(BtfError::Version { found: version });
+        }
+        let header = usize::try_from(field(4)?).map_err(|_| no_header)?;
+        let body = bytes
+            .get(header..)
+            .filter(|_| header >= HEADER)
+            .ok_or(no_header)?;
+        let section = |section, offset: u32, length: u32| {
+            let range = || {
+                let start = usize::try_from(offset).ok()?;
+                body.get(start..start.checked_add(usize::try_from(length).ok()?)?)
+            };
+            range().ok_or(BtfError::Truncated {
+                section,
+                offset,
+                length,
+                available: body.len(),
+            })
+        };
+        let types = section("type", field(8)?, field(12)?)?;
+        let strings = section("string", field(16)?, field(20)?)?;
+        Self::index(types.into(), strings.into())
+    }
+
+    fn index(types: Box<[u8]>, strings: Box<[u8]>) -> Result<Self, BtfError> {
+        // Half of a kernel's types are 12 or 16 bytes, and a third is looked up by name.
+        let mut btf = Self {
+            offsets: Vec::with_capacity(types.len() / 24),
+            by_name: Vec::with_capacity(types.len() / 64),
+            types,
+            strings,
+        };
+        let (mut at, mut id) = (0usize, 0u32);
+        while at < btf.types.len() {
+            id += 1;
+            let (record, next) = Record::at(&btf.types, at).ok_or_else(|| BtfError::BadType {
+                id,
+                offset: at,
+                info: u32_at(&btf.types, at + 4).unwrap_or(0),
+            })?;
+            // A type section is less than 4 GiB, and a type at least 12 bytes: neither number overflows.
+            btf.offsets.push(u32::try_from(at).unwrap_or(u32::MAX));
+            if record.kind.is_named() {
+                let name = btf.string(record.name);
+                if !name.is_empty() {
+                    btf.by_name
+                        .push(u64::from(hash_name(name)) << 32 | u64::from(id));
+                }
+            }
+            at = next;
+        }
+        btf.by_name.sort_unstable();
+        Ok(btf)
+    }
+
+    /// Number of types, without `void`.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.offsets.is_empty()
+    }
+
+    /// The first type called `name` of one of `kinds`.
+    #[must_use]
+    pub fn find(&self, name: &str, kinds: &[Kind]) -> Option<TypeId> {
+        self.find_all(name, kinds).next()
+    }
+
+    /// Every type called `name` of one of `kinds`, in the order of the file. Source files may each have a
+    /// struct of that name of their own.
+    fn find_all(&self, name: &str, kinds: &[Kind]) -> impl Iterator<Item = TypeId> {
+        let hash = u64::from(hash_name(name.as_bytes()));
+        let first = self.by_name.partition_point(|key| key >> 32 < hash);
+        self.by_name
+            .get(first..)
+            .unwrap_or_default()
+            .iter()
+            .take_while(move |key| **key >> 32 == hash)
+            .map(|key| TypeId((*key & 0xffff_ffff) as u32))
+            .filter(move |id| {
+                self.record(*id).is_some_and(|r| {
+                    kinds.contains(&r.kind) && self.string(r.name) == name.as_bytes()
+                })
+            })
+    }
+
+    /// Size in bytes of the struct, union or typedef called `name`.
+    #[must_use]
+    pub fn size_of(&self, name: &str) -> Option<u64> {
+        let id = self.find(name, &[Kind::Struct, Kind::Union, Kind::Typedef])?;
+        self.size(id)
+    }
+
+    /// The record of a type; `None` for `void` and for numbers that are none.
+    fn record(&self, id: TypeId) -> Option<Record<'_>> {
+        let index = usize::try_from(id.0.checked_sub(1)?).ok()?;
+        let offset = usize::try_from(*self.offsets.get(index)?).ok()?;
+        Record::at(&self.types, offset).map(|(record, _)| record)
+    }
+
+    /// The string at `offset` of the string section, at most [`MAX_NAME`] bytes of it; empty if outside.
+    fn string(&self, offset: u32) -> &[u8] {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let rest = self.strings.get(start..).unwrap_or_default();
+        let rest = rest.get(..MAX_NAME).unwrap_or(rest);
+        rest.get(..memchr::memchr(0, rest).unwrap_or(rest.len()))
+            .unwrap_or_default()
+    }
+
+    /// The name at `offset`, empty if it is no UTF-8.
+    fn name(&self, offset: u32) -> &str {
+        std::str::from_utf8(self.string(offset)).unwrap_or_default()
+    }
+
+    /// The type behind typedefs, qualifiers and tags; `None` if the chain does not end.
+    fn bare(&self, mut id: TypeId) -> Option<TypeId> {
+        for _ in 0..MAX_CHAIN {
+            match self.record(id) {
+                Some(record) if record.kind.is_transparent() => id = TypeId(record.size_or_type),
+                _ => return Some(id),
+            }
+        }
+        None
+    }
+
+    /// Size of a type in bytes; `None` for `void`, functions, forward declarations and endless chains.
+    fn size(&self, id: TypeId) -> Option<u64> {
+        let (mut id, mut elements) = (id, 1u64);
+        for _ in 0..MAX_CHAIN {
+            id = self.bare(id)?;
+            let record = self.record(id)?;
+            let size = match record.kind {
+                Kind::Pointer => 8,
+                Kind::Array => {
+                    let (element, count) = record.array()?;
+                    elements = elements.checked_mul(u64::from(count))?;
+                    id = element;
+                    continue;
+                }
+                kind if kind.has_size() => u64::from(record.size_or_type),
+                _ => return None,
+            };
+            return elements.checked_mul(size);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::test_types::{TestBtf, task_types};
+    use super::*;
+
+    #[test]
+    fn types_are_found_by_name_and_kind() {
+        let btf = Btf::parse(&task_types().bytes()).unwrap();
+        assert_eq!(btf.size_of("task_struct"), Some(128));
+        assert_eq!(btf.size_of("pid_t"), Some(4));
+        assert_eq!(btf.size_of("no_such"), None);
+        assert_eq!(btf.find("task_struct", &[Kind::Union]), None);
+        assert!(btf.find("vfs_read", &[Kind::Function]).is_some());
+    }
+
+    #[test]
+    fn files_that_are_no_btf_say_why() {
+        let good = task_types().bytes();
+        let with = |offset: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[offset] = value;
+            bytes
+        };
+        let types = u32_at(&good, 12).unwrap() as usize;
+        for (bytes, expected) in [
+            (Vec::new(), BtfError::NoHeader { length: 0 }),
+            (good[..20].to_vec(), BtfError::NoHeader { length: 20 }),
+            (
+                b"\x7fELF and more than a header of text".to_vec(),
+                BtfError::NotBtf { found: 0x457f },
+            ),
+            (
+                b"\xeb\x9f\x01\0 more than a header of text".to_vec(),
+                BtfError::BigEndian,
+            ),
+            (with(2, 2), BtfError::Version { found: 2 }),
+            (with(4, 8), BtfError::NoHeader { length: good.len() }),
+            (
+                with(15, 1),
+                BtfError::Truncated {
+                    section: "type",
+                    offset: 0,
+                    length: 1 << 24 | types as u32,
+                    available: good.len() - 24,
+                },
+            ),
+            (
+                with(24 + 7, 0x1f),
+                BtfError::BadType {
+                    id: 1,
+                    offset: 0,
+                    info: 0x1f00_0000,
+                },
+            ),
+        ] {
+            assert_eq!(Btf::parse(&bytes).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn chains_that_never_end_have_no_size() {
+        let mut types = TestBtf::default();
+        types.add("loop", Kind::Typedef, 0, 2, &[]);
+        types.add("", Kind::Const, 0, 1, &[]);
+        types.add("", Kind::Array, 0, 0, &[3, 3, 5]);
+        types.add("holder", Kind::Typedef, 0, 3, &[]);
+        let btf = Btf::parse(&types.bytes()).unwrap();
+        assert_eq!(btf.size_of("loop"), None);
+        assert_eq!(btf.size_of("holder"), None);
+        assert!(btf.member("loop.x").is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+        #[test]
+        fn damage_never_panics(damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
+            let mut bytes = task_types().bytes();
+            for (place, value) in damage {
+                let place = place.index(bytes.len());
+                bytes[place] = value;
+            }
+            if let Ok(btf) = Btf::parse(&bytes) {
+                prop_assert!(btf.len() <= bytes.len() / 12);
+                for path in ["task_struct.pid", "task_struct.se.vruntime", "pcpu_hot.current_task", "task_struct.mm.x"] {
+                    if let Ok(member) = btf.member(path) {
+                        prop_assert!(member.type_name.len() <= 16384);
+                    }
+                }
+                if let Ok(prototype) = btf.func_proto_args("vfs_read") {
+                    prop_assert!(prototype.parameters.len() <= bytes.len() / 8);
+                }
+            }
+        }
+    }
+}

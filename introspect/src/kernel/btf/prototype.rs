@@ -1,0 +1,131 @@
+//! What arguments a function takes.
+
+use super::{Btf, Kind, TypeId};
+
+/// One parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name; empty if the kernel's source gives none.
+    pub name: String,
+    /// Its type.
+    pub type_id: TypeId,
+    /// Its type, as C writes it.
+    pub type_name: String,
+    /// Size of its type in bytes; above 8, it takes more than one register or stands on the stack.
+    pub size: u64,
+}
+
+/// A function's parameters and result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prototype {
+    /// The named parameters, in order.
+    pub parameters: Vec<Parameter>,
+    /// Whether more arguments may follow (`...`).
+    pub variadic: bool,
+    /// What it returns, as C writes it.
+    pub returns: String,
+}
+
+/// Why there is no prototype.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PrototypeError {
+    /// The function is not described.
+    #[error(
+        "BTF describes no function {name:?}: it does not exist, is assembly, or the compiler changed its \
+         arguments"
+    )]
+    NoFunction {
+        /// What was asked for.
+        name: String,
+    },
+    /// The record is damaged.
+    #[error(
+        "the BTF of function {name:?} refers to type {found}, which is no prototype: the file is damaged"
+    )]
+    Damaged {
+        /// What was asked for.
+        name: String,
+        /// Number of the type found.
+        found: u32,
+    },
+}
+
+impl Btf {
+    /// What arguments the function `name` takes. Of several static functions of one name, this is one of them;
+    /// kernels leave out functions whose namesakes differ.
+    ///
+    /// # Errors
+    /// If BTF does not describe it.
+    pub fn func_proto_args(&self, name: &str) -> Result<Prototype, PrototypeError> {
+        let function = self
+            .find(name, &[Kind::Function])
+            .and_then(|id| self.record(id));
+        let function = function.ok_or_else(|| PrototypeError::NoFunction {
+            name: name.to_owned(),
+        })?;
+        let found = function.size_or_type;
+        let prototype = self
+            .record(TypeId(found))
+            .filter(|record| record.kind == Kind::Prototype)
+            .ok_or_else(|| PrototypeError::Damaged {
+                name: name.to_owned(),
+                found,
+            })?;
+        // A last parameter without name and type stands for `...`.
+        let variadic = prototype.parameters().last() == Some((0, TypeId(0)));
+        let named = prototype.parameters().len() - usize::from(variadic);
+        let parameters = prototype
+            .parameters()
+            .take(named)
+            .map(|(name, type_id)| Parameter {
+                name: self.name(name).to_owned(),
+                type_id,
+                type_name: self.type_name(type_id),
+                size: self.size(type_id).unwrap_or(0),
+            });
+        Ok(Prototype {
+            parameters: parameters.collect(),
+            variadic,
+            returns: self.type_name(TypeId(prototype.size_or_type)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::test_types::task_types;
+    use super::*;
+
+    #[test]
+    fn prototypes_tell_names_types_and_count() {
+        let btf = Btf::parse(&task_types().bytes()).unwrap();
+        for (name, parameters, variadic, returns) in [
+            (
+                "vfs_read",
+                &[
+                    ("mm", "struct mm_struct *", 8),
+                    ("count", "long int", 8),
+                    ("pid", "pid_t", 4),
+                ][..],
+                false,
+                "long int",
+            ),
+            ("_printk", &[("fmt", "char *", 8)], true, "int"),
+            ("schedule", &[], false, "void"),
+        ] {
+            let found = btf.func_proto_args(name).unwrap();
+            let listed: Vec<(&str, &str, u64)> = found
+                .parameters
+                .iter()
+                .map(|p| (p.name.as_str(), p.type_name.as_str(), p.size))
+                .collect();
+            assert_eq!(
+                (listed.as_slice(), found.variadic, found.returns.as_str()),
+                (parameters, variadic, returns)
+            );
+        }
+        let error = btf.func_proto_args("vfs_reed").unwrap_err().to_string();
+        assert!(error.contains("no function \"vfs_reed\""), "{error}");
+    }
+}

@@ -1,0 +1,348 @@
+//! Decoder of kallsyms: the compressed symbol table a Linux kernel carries in its read-only data.
+//!
+//! The caller gives raw bytes that contain the tables: an ELF image, or the kernel's data read from guest
+//! memory. They must start at an address that is a multiple of 8, as files and pages do. The tables have no
+//! header; [`find`] recognises them by their shape and checks each against the others. Solved are the
+//! layouts of Linux 4.20 to 6.3 and of 6.4 and later, with 32-bit offsets from a base
+//! (`CONFIG_KALLSYMS_BASE_RELATIVE`, always on for x86-64) and with or without absolute per-CPU symbols.
+//! Not solved: modules, which keep symbol tables of their own.
+//!
+//! The format is that of scripts/kallsyms.c and kernel/kallsyms.c.
+
+mod addresses;
+mod names;
+#[cfg(test)]
+pub(crate) mod test_tables;
+mod tokens;
+
+use addresses::Addresses;
+use names::Names;
+use tokens::Tokens;
+
+use super::symbols::{Symbols, SymbolsBuilder, TooManySymbols};
+
+/// Longest name expanded; `KSYM_NAME_LEN` is 512 since Linux 6.1.
+const MAX_NAME: usize = 1024;
+/// Symbols accepted; distribution kernels have about 200,000.
+const MAX_SYMBOLS: usize = 4 << 20;
+/// Token tables tried before giving up; an image has one.
+const MAX_TOKEN_TABLES: usize = 4;
+/// Places where the token table's digits may stand that are looked at before giving up.
+const MAX_TOKEN_CANDIDATES: usize = 256;
+
+/// Why no symbols came out. Offsets count from the first byte given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KallsymsError {
+    /// No table of 256 name pieces with its index.
+    #[error(
+        "no token table found in {searched} bytes (built without CONFIG_KALLSYMS, or still compressed?)"
+    )]
+    NoTokens {
+        /// Bytes searched.
+        searched: usize,
+    },
+    /// No name stream goes with the token table.
+    #[error("no symbol names and markers found near the token table at {tokens:#x}")]
+    NoNames {
+        /// Where the token table starts.
+        tokens: usize,
+    },
+    /// No address table goes with the names.
+    #[error(
+        "found {count} symbol names at {names:#x} but no table of their addresses beside them: the kernel's \
+         kallsyms layout is unknown (neither that of Linux 4.20 to 6.3 nor that of 6.4 and later)"
+    )]
+    NoAddresses {
+        /// Number of symbols.
+        count: usize,
+        /// Where the name stream starts.
+        names: usize,
+    },
+    /// A name cannot be.
+    #[error(
+        "symbol {index} expands to {length} bytes, which no kernel's name has: the table is damaged"
+    )]
+    BadName {
+        /// Position in the table.
+        index: usize,
+        /// Bytes it expanded to before it was given up; 0 for an empty one.
+        length: usize,
+    },
+    /// More than fits.
+    #[error(transparent)]
+    TooMany(#[from] TooManySymbols),
+}
+
+/// Which order the tables stand in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Addresses before the names: up to Linux 6.3.
+    AddressesFirst,
+    /// Addresses after the token index: since Linux 6.4.
+    AddressesLast,
+}
+
+/// The tables, found and checked against each other, not yet expanded.
+#[derive(Debug)]
+pub struct Kallsyms<'a> {
+    bytes: &'a [u8],
+    tokens: Tokens<'a>,
+    names: Names,
+    addresses: Addresses,
+    layout: Layout,
+}
+
+/// Finds the tables in `bytes`. Takes milliseconds on an image of 50 MB, bounded whatever it contains.
+///
+/// # Errors
+/// If one of the tables is not there; the error of the candidate that came furthest.
+pub fn find(bytes: &[u8]) -> Result<Kallsyms<'_>, KallsymsError> {
+    let mut failure = KallsymsError::NoTokens {
+        searched: bytes.len(),
+    };
+    for tokens in tokens::candidates(bytes).take(MAX_TOKEN_TABLES) {
+        let Some(names) = names::find_before(bytes, tokens.start()) else {
+            if matches!(failure, KallsymsError::NoTokens { .. }) {
+                failure = KallsymsError::NoNames {
+                    tokens: tokens.start(),
+                };
+            }
+            continue;
+        };
+        let last =
+            Addresses::after(bytes, tokens.end(), names.count).map(|a| (a, Layout::AddressesLast));
+        let first = || {
+            let found = Addresses::before(bytes, names.count_offset, names.count);
+            found.map(|a| (a, Layout::AddressesFirst))
+        };
+        match last.or_else(first) {
+            Some((addresses, layout)) => {
+                return Ok(Kallsyms {
+                    bytes,
+                    tokens,
+                    names,
+                    addresses,
+                    layout,
+                });
+            }
+            None => {
+                failure = KallsymsError::NoAddresses {
+                    count: names.count,
+                    names: names.start,
+                };
+            }
+        }
+    }
+    Err(failure)
+}
+
+impl Kallsyms<'_> {
+    /// Number of symbols.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.names.count
+    }
+
+    /// The order the tables stand in.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The address that offsets count from: the lowest symbol outside the per-CPU area, as far as the bytes
+    /// were relocated.
+    #[must_use]
+    pub fn relative_base(&self) -> u64 {
+        self.addresses.base()
+    }
+
+    /// Expands all symbols. `end` is the first address past the image, if known.
+    ///
+    /// # Errors
+    /// If a name is empty or longer than names can be.
+    pub fn symbols(&self, end: Option<u64>) -> Result<Symbols, KallsymsError> {
+        let mut builder = SymbolsBuilder::with_capacity(self.names.count);
+        let mut text = Vec::with_capacity(MAX_NAME);
+        let names = self.names.iter(self.bytes);
+        for (index, (packed, (address, absolute))) in
+            names.zip(self.addresses.iter(self.bytes)).enumerate()
+        {
+            text.clear();
+            for token in packed {
+                text.extend_from_slice(self.tokens.get(*token));
+                if text.len() > MAX_NAME {
+                    break;
+                }
+            }
+            // The first character is the symbol's kind.
+            match text.split_first() {
+                Some((kind, name)) if !name.is_empty() && text.len() <= MAX_NAME => {
+                    builder.push(name, address, *kind, absolute)?;
+                }
+                _ => {
+                    let length = text.len().saturating_sub(1);
+                    return Err(KallsymsError::BadName { index, length });
+                }
+            }
+        }
+        Ok(builder.finish(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::test_tables::{TestSymbol, Variant, kernel_like, write};
+    use super::*;
+
+    const VARIANTS: [Variant; 5] = [
+        Variant {
+            layout: Layout::AddressesFirst,
+            sequences: false,
+            absolute_per_cpu: true,
+        },
+        Variant {
+            layout: Layout::AddressesFirst,
+            sequences: true,
+            absolute_per_cpu: true,
+        },
+        Variant {
+            layout: Layout::AddressesFirst,
+            sequences: true,
+            absolute_per_cpu: false,
+        },
+        Variant {
+            layout: Layout::AddressesLast,
+            sequences: true,
+            absolute_per_cpu: true,
+        },
+        Variant {
+            layout: Layout::AddressesLast,
+            sequences: true,
+            absolute_per_cpu: false,
+        },
+    ];
+
+    #[test]
+    fn every_layout_gives_back_the_symbols_written() {
+        for variant in VARIANTS {
+            for count in [600, 3000] {
+                let written = kernel_like(count, variant.absolute_per_cpu);
+                let bytes = write(&written, variant);
+                let found = find(&bytes).unwrap();
+                assert_eq!(
+                    (found.count(), found.layout()),
+                    (count, variant.layout),
+                    "{variant:?}"
+                );
+                let symbols = found.symbols(None).unwrap();
+                let read: Vec<TestSymbol> = symbols
+                    .iter()
+                    .map(|s| TestSymbol {
+                        address: s.address,
+                        kind: s.kind as u8,
+                        name: s.name.to_owned(),
+                    })
+                    .collect();
+                assert_eq!(read, written, "{variant:?}");
+                let absolute = symbols.iter().filter(|s| s.absolute).count();
+                let expected = written.iter().filter(|s| s.address < 1 << 40).count();
+                assert_eq!(absolute, expected, "{variant:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_longer_than_127_tokens_are_read() {
+        let mut written = kernel_like(600, false);
+        // Characters that only ever stand alone stay one token each.
+        written[300].name = "Zq".repeat(90);
+        for variant in [VARIANTS[2], VARIANTS[4]] {
+            let bytes = write(&written, variant);
+            let symbols = find(&bytes).unwrap().symbols(None).unwrap();
+            assert_eq!(
+                symbols.address_of(&"Zq".repeat(90)),
+                Some(written[300].address)
+            );
+        }
+    }
+
+    #[test]
+    fn an_image_without_tables_says_so() {
+        let bytes = vec![0x90; 100_000];
+        assert_eq!(
+            find(&bytes).unwrap_err(),
+            KallsymsError::NoTokens { searched: 100_000 }
+        );
+    }
+
+    #[test]
+    fn tables_without_addresses_are_named() {
+        let written = kernel_like(600, true);
+        let mut bytes = write(&written, VARIANTS[3]);
+        let base = find(&bytes).unwrap().addresses.base_offset();
+        bytes[base..base + 8].fill(0);
+        let error = find(&bytes).unwrap_err();
+        assert!(
+            matches!(error, KallsymsError::NoAddresses { count: 600, .. }),
+            "{error}"
+        );
+    }
+
+    /// A stream that could start anywhere, with a count at every place: the work stays bounded.
+    #[test]
+    fn tables_made_to_waste_time_are_given_up() {
+        let good = write(&kernel_like(600, true), VARIANTS[3]);
+        let tokens = find(&good).unwrap().tokens.start();
+        let count = 0x1_0001u32;
+        let mut bytes = vec![0; 4096];
+        bytes.extend(std::iter::repeat_n([1, 0], count as usize + 40_000).flatten());
+        bytes.extend([0; 16]);
+        for marker in 0..count.div_ceil(256) {
+            bytes.extend((marker * 512).to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes.extend(&good[tokens..]);
+        let start = std::time::Instant::now();
+        assert!(matches!(find(&bytes), Err(KallsymsError::NoNames { .. })));
+        assert!(start.elapsed() < std::time::Duration::from_secs(5));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+        /// Whatever is damaged, decoding ends, and never with more symbols than the stream can hold.
+        #[test]
+        fn damage_never_panics(
+            variant in prop::sample::select(VARIANTS.to_vec()),
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..24),
+            cut in any::<prop::sample::Index>(),
+            cut_off in any::<bool>(),
+        ) {
+            let mut bytes = write(&kernel_like(600, variant.absolute_per_cpu), variant);
+            for (place, value) in damage {
+                let place = place.index(bytes.len());
+                bytes[place] = value;
+            }
+            if cut_off {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            if let Ok(tables) = find(&bytes) {
+                prop_assert!(tables.count() <= bytes.len() / 2);
+                if let Ok(symbols) = tables.symbols(None) {
+                    prop_assert_eq!(symbols.len(), tables.count());
+                }
+            }
+        }
+
+        #[test]
+        fn random_bytes_with_the_digit_pattern_never_panic(
+            before in prop::collection::vec(any::<u8>(), 0..2000),
+            after in prop::collection::vec(any::<u8>(), 0..2000),
+        ) {
+            let bytes = [before.as_slice(), tokens::DIGITS, after.as_slice()].concat();
+            prop_assert!(find(&bytes).is_err());
+        }
+    }
+}

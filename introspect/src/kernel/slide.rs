@@ -1,0 +1,226 @@
+//! How far a running kernel stands from its link address (KASLR), from addresses a live CPU holds.
+//!
+//! The caller reads the addresses: no guest memory is searched. Right once the kernel has set up its final
+//! entry points, early in boot; before that, the answer is an error and not a guess.
+
+use super::symbols::Symbols;
+
+/// The kernel is moved by multiples of this (`MIN_KERNEL_ALIGN` and `CONFIG_PHYSICAL_ALIGN` on x86-64,
+/// arch/x86/include/asm/boot.h).
+const ALIGNMENT: u64 = 2 << 20;
+/// And stays inside this window (`KERNEL_IMAGE_SIZE`, arch/x86/include/asm/page_64_types.h).
+const WINDOW: u64 = 1 << 30;
+
+/// Entry points that a CPU of the guest is set up with; 0 where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveEntries {
+    /// Where system calls enter: the model-specific register LSTAR.
+    pub syscall: u64,
+    /// Handler of page faults: gate 14 of the interrupt descriptor table.
+    pub page_fault: u64,
+    /// Handler of divide errors: gate 0 of the same.
+    pub divide_error: u64,
+}
+
+/// One entry point: as the CPU has it, and as the symbols do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Evidence {
+    /// The symbol's name.
+    pub symbol: &'static str,
+    /// Address in the running kernel.
+    pub live: u64,
+    /// Address the kernel is linked at.
+    pub linked: u64,
+}
+
+impl Evidence {
+    fn slide(&self) -> u64 {
+        self.live.wrapping_sub(self.linked)
+    }
+}
+
+impl std::fmt::Display for Evidence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            symbol,
+            live,
+            linked,
+        } = self;
+        write!(f, "{symbol} is linked at {linked:#x} and runs at {live:#x}")
+    }
+}
+
+/// Why there is no slide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SlideError {
+    /// Fewer than two entry points could be compared.
+    #[error(
+        "only {found} of the kernel's entry points can be compared with its symbols, 2 are needed \
+         (system calls enter at {:#x}, page faults at {:#x}, divide errors at {:#x}): the guest has not \
+         booted far enough, or the symbols are not its own",
+        live.syscall, live.page_fault, live.divide_error
+    )]
+    TooFew {
+        /// Entry points that are set up and have a symbol.
+        found: usize,
+        /// What the CPU has.
+        live: LiveEntries,
+    },
+    /// Two entry points were moved by different distances.
+    #[error(
+        "{first}, but {second}: the guest has not booted far enough, or runs another kernel than this image"
+    )]
+    Disagree {
+        /// One of them.
+        first: Evidence,
+        /// One that disagrees.
+        second: Evidence,
+    },
+    /// All agree on a distance that no kernel is moved by.
+    #[error(
+        "{first}: {:#x} bytes apart, which is not a multiple of 2 MiB below 1 GiB; \
+         the guest runs another kernel than this image",
+        first.slide()
+    )]
+    Implausible {
+        /// One of them.
+        first: Evidence,
+    },
+}
+
+/// The distance in bytes between where the kernel runs and where it is linked: what
+/// [`Symbols::with_slide`] takes. `symbols` are those of the image, at any slide. At least two entry points must
+/// agree, and none may disagree.
+///
+/// # Errors
+/// If they do not, or the distance is none that a kernel can be moved by.
+pub fn find(symbols: &Symbols, live: LiveEntries) -> Result<u64, SlideError> {
+    let known = [
+        ("entry_SYSCALL_64", live.syscall),
+        ("asm_exc_page_fault", live.page_fault),
+        ("asm_exc_divide_error", live.divide_error),
+    ];
+    let linked = symbols.with_slide(0);
+    let mut evidence = known.into_iter().filter_map(|(symbol, live)| {
+        let linked = linked.address_of(symbol).filter(|_| live != 0)?;
+        Some(Evidence {
+            symbol,
+            live,
+            linked,
+        })
+    });
+    let first = evidence
+        .next()
+        .ok_or(SlideError::TooFew { found: 0, live })?;
+    let mut found = 1;
+    for second in evidence {
+        if second.slide() != first.slide() {
+            return Err(SlideError::Disagree { first, second });
+        }
+        found += 1;
+    }
+    match first.slide() {
+        _ if found < 2 => Err(SlideError::TooFew { found, live }),
+        slide if slide % ALIGNMENT == 0 && slide < WINDOW => Ok(slide),
+        _ => Err(SlideError::Implausible { first }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::kernel::symbols::SymbolsBuilder;
+
+    const SYSCALL: u64 = 0xffff_ffff_81c0_0080;
+    const PAGE_FAULT: u64 = 0xffff_ffff_81c0_0be0;
+    const DIVIDE: u64 = 0xffff_ffff_81c0_0a90;
+
+    fn symbols(names: &[(&str, u64)]) -> Symbols {
+        let mut builder = SymbolsBuilder::default();
+        for (name, address) in names {
+            builder
+                .push(name.as_bytes(), *address, b'T', false)
+                .unwrap();
+        }
+        builder.finish(None)
+    }
+
+    fn kernel() -> Symbols {
+        symbols(&[
+            ("entry_SYSCALL_64", SYSCALL),
+            ("asm_exc_page_fault", PAGE_FAULT),
+            ("asm_exc_divide_error", DIVIDE),
+        ])
+    }
+
+    fn moved(slide: u64) -> LiveEntries {
+        LiveEntries {
+            syscall: SYSCALL.wrapping_add(slide),
+            page_fault: PAGE_FAULT.wrapping_add(slide),
+            divide_error: DIVIDE.wrapping_add(slide),
+        }
+    }
+
+    #[test]
+    fn agreeing_entries_give_the_slide() {
+        for slide in [0, 0x20_0000, 0x1e60_0000, 0x3e00_0000] {
+            assert_eq!(find(&kernel(), moved(slide)), Ok(slide));
+            assert_eq!(
+                find(&kernel().with_slide(0x40_0000), moved(slide)),
+                Ok(slide),
+                "any slide in symbols"
+            );
+            let without = LiveEntries {
+                syscall: 0,
+                ..moved(slide)
+            };
+            assert_eq!(find(&kernel(), without), Ok(slide), "two are enough");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused_by_name() {
+        let early = LiveEntries {
+            page_fault: PAGE_FAULT + 0x1234,
+            ..moved(0x20_0000)
+        };
+        let unset = LiveEntries {
+            syscall: 0,
+            page_fault: 0,
+            ..moved(0)
+        };
+        for (symbols, live, expected) in [
+            (
+                kernel(),
+                early,
+                "asm_exc_page_fault is linked at 0xffffffff81c00be0 and runs at 0xffffffff81c01e14",
+            ),
+            (
+                kernel(),
+                early,
+                "entry_SYSCALL_64 is linked at 0xffffffff81c00080 and runs at 0xffffffff81e00080",
+            ),
+            (kernel(), unset, "only 1 of the kernel's entry points"),
+            (
+                symbols(&[]),
+                moved(0),
+                "only 0 of the kernel's entry points",
+            ),
+            (
+                kernel(),
+                moved(0x1000),
+                "0x1000 bytes apart, which is not a multiple of 2 MiB",
+            ),
+            (kernel(), moved(0x4000_0000), "0x40000000 bytes apart"),
+            (
+                kernel(),
+                moved(0u64.wrapping_sub(0x20_0000)),
+                "0xffffffffffe00000 bytes apart",
+            ),
+        ] {
+            let message = find(&symbols, live).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! A kernel's symbols, sorted by address, found by name or by address.
+//!
+//! The caller fills a [`SymbolsBuilder`] (kallsyms and the ELF symbol table do) and gets an immutable
+//! table. A relocated kernel is the same table seen through [`Symbols::with_slide`], which shares it.
+
+use std::sync::Arc;
+
+use super::nearest;
+use crate::bytes::hash_name;
+
+/// Prefix of the padding that some kernels give a symbol of its own, in front of each function
+/// (`CONFIG_CALL_PADDING`, since Linux 6.2). Never executed as a function.
+const PADDING_PREFIXES: [&str; 2] = ["__pfx_", "__cfi_"];
+
+/// One symbol, as it stands in the guest (slide applied).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// Virtual address, or for an [`absolute`](Self::absolute) symbol its plain value.
+    pub address: u64,
+    /// Name, without its kind.
+    pub name: &'a str,
+    /// The letter of nm(1): `t`/`T` text, `d`/`D` data, `b`/`B` bss, `r`/`R` read-only, `w`/`W` weak,
+    /// `v`/`V` weak object, `a`/`A` absolute. Upper case is global.
+    pub kind: char,
+    /// The value is no address in the image: an offset into each CPU's per-CPU area. The slide of a
+    /// relocated kernel is not added to it.
+    pub absolute: bool,
+}
+
+impl Symbol<'_> {
+    /// Whether this names code: nm's `t`, `T`, `w` and `W`.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        matches!(self.kind, 't' | 'T' | 'w' | 'W')
+    }
+}
+
+/// A text symbol and how far it reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function<'a> {
+    /// The symbol at the function's first byte.
+    pub symbol: Symbol<'a>,
+    /// Bytes up to the next symbol at a higher address, padding included; 0 if nothing bounds it.
+    pub size: u64,
+}
+
+/// A stored symbol; its name is a range of [`Table::names`].
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    address: u64,
+    name_start: u32,
+    name_length: u16,
+    kind: u8,
+    absolute: bool,
+}
+
+#[derive(Debug)]
+struct Table {
+    /// All names, end to end.
+    names: String,
+    /// Absolute symbols first, then the others, each part ascending by address.
+    entries: Vec<Entry>,
+    /// Number of absolute symbols.
+    absolute: usize,
+    /// `hash_name << 32 | index into entries`, ascending.
+    by_name: Vec<u64>,
+    /// First address past the image (unslid), if known.
+    end: Option<u64>,
+}
+
+/// A kernel's symbols. Cheap to clone: the table is shared.
+#[derive(Debug, Clone)]
+pub struct Symbols {
+    table: Arc<Table>,
+    slide: u64,
+}
+
+impl Symbols {
+    /// How many symbols there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.table.entries.is_empty()
+    }
+
+    /// The same symbols in a kernel that runs `slide` bytes above its link address. Replaces an earlier
+    /// slide; absolute symbols keep their value.
+    #[must_use]
+    pub fn with_slide(&self, slide: u64) -> Self {
+        Self {
+            table: Arc::clone(&self.table),
+            slide,
+        }
+    }
+
+    /// Bytes the kernel runs above its link address.
+    #[must_use]
+    pub fn slide(&self) -> u64 {
+        self.slide
+    }
+
+    /// All symbols, absolute ones first, each part ascending by address.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol<'_>> + Clone {
+        self.table.entries.iter().map(|entry| self.symbol(entry))
+    }
+
+    /// Address of the symbol called `name`; of several, the lowest (see [`all_of`](Self::all_of)).
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> Option<u64> {
+        self.all_of(name).next().map(|symbol| symbol.address)
+    }
+
+    /// Every symbol called `name`, ascending by address. Static functions of different files may share one.
+    pub fn all_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
+        let hash = u64::from(hash_name(name.as_bytes()));
+        let by_name = &self.table.by_name;
+        let first = by_name.partition_point(|key| key >> 32 < hash);
+        by_name
+            .get(first..)
+            .unwrap_or_default()
+            .iter()
+            .take_while(move |key| **key >> 32 == hash)
+            .filter_map(|key| self.table.entries.get((*key & 0xffff_ffff) as usize))
+            .map(|entry| self.symbol(entry))
+            .filter(move |symbol| symbol.name == name)
+    }
+
+    /// The symbol that `address` lies in and the distance to its first byte. Of several symbols at one
+    /// address this is the first in the kernel's own order. `None` before the first symbol, past the end of
+    /// the image, and for per-CPU offsets.
+    #[must_use]
+    pub fn resolve(&self, address: u64) -> Option<(Symbol<'_>, u64)> {
+        let address = address.checked_sub(self.slide)?;
+        let entries = self.table.relocatable();
+        let after = entries.partition_point(|entry| entry.address <= address);
+        let found = entries.get(after.checked_sub(1)?)?;
+        let inside = match entries.get(after) {
+            Some(_) => true,
+            None => found.address == address || self.table.end.is_some_and(|end| address < end),
+        };
+        let first = entries.partition_point(|entry| entry.address < found.address);
+        let entry = entries.get(first).filter(|_| inside)?;
+        Some((self.symbol(entry), address - entry.address))
+    }
+
+    /// Every text symbol that a function may start at, ascending, with its size. The padding symbols that
+    /// compilers put in front of functions are left out; labels inside assembly code are not.
+    pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
+        let entries = self.table.relocatable();
+        let mut next_higher = 0;
+        entries
+            .iter()
+            .enumerate()
+            .filter_map(move |(index, entry)| {
+                let symbol = self.symbol(entry);
+                if !symbol.is_text() || PADDING_PREFIXES.iter().any(|p| symbol.name.starts_with(p))
+                {
+                    return None;
+                }
+                next_higher = next_higher.max(index);
+                while entries
+                    .get(next_higher)
+                    .is_some_and(|e| e.address <= entry.address)
+                {
+                    next_higher += 1;
+                }
+                let end = entries
+                    .get(next_higher)
+                    .map(|e| e.address)
+                    .or(self.table.end);
+                let size = end.map_or(0, |end| end.saturating_sub(entry.address));
+                Some(Function { symbol, size })
+            })
+    }
+
+    /// Up to `count` text symbol names that look like `name`, best first: for the error message that says
+    /// a function does not exist. Empty if nothing comes close.
+    #[must_use]
+    pub fn nearest_names(&self, name: &str, count: usize) -> Vec<&str> {
+        let names = self.text_functions().map(|function| function.symbol.name);
+        nearest::nearest(name, names, count)
+    }
+
+    fn symbol<'a>(&'a self, entry: &Entry) -> Symbol<'a> {
+        let start = entry.name_start as usize;
+        let name = self
+            .table
+            .names
+            .get(start..start + usize::from(entry.name_length));
+        Symbol {
+            address: match entry.absolute {
+                true => entry.address,
+                false => entry.address.wrapping_add(self.slide),
+            },
+            name: name.unwrap_or_default(),
+            kind: char::from(entry.kind),
+            absolute: entry.absolute,
+        }
+    }
+}
+
+impl Table {
+    /// The symbols that stand for an address in the image.
+    fn relocatable(&self) -> &[Entry] {
+        self.entries.get(self.absolute..).unwrap_or_default()
+    }
+}
+
+/// Collects symbols in any order.
+#[derive(Debug, Default)]
+pub struct SymbolsBuilder {
+    names: String,
+    entries: Vec<Entry>,
+}
+
+/// The table would hold more than a kernel has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{symbols} symbols with {names} bytes of names are more than any kernel has: refused")]
+pub struct TooManySymbols {
+    /// Symbols held when it became too much.
+    pub symbols: usize,
+    /// Bytes of names held then.
+    pub names: usize,
+}
+
+/// Bytes of names accepted in all; a distribution kernel has about 5 MiB.
+pub(super) const MAX_NAME_BYTES: usize = 256 << 20;
+
+impl SymbolsBuilder {
+    /// An empty table with room for `symbols`.
+    #[must_use]
+    pub fn with_capacity(symbols: usize) -> Self {
+        Self {
+            names: String::with_capacity(symbols.saturating_mul(24).min(MAX_NAME_BYTES)),
+            entries: Vec::with_capacity(symbols),
+        }
+    }
+
+    /// Adds a symbol. `kind` is nm's letter; see [`Symbol`] for `absolute`. A name that is no UTF-8 is
+    /// taken with replacement characters, one longer than 65,535 bytes is cut.
+    ///
+    /// # Errors
+    /// If the table grew past what fits its indices.
+    pub fn push(
+        &mut self,
+        name: &[u8],
+        address: u64,
+        kind: u8,
+        absolute: bool,
+    ) -> Result<(), TooManySymbols> {
+        let name_start = self.names.len();
+        if self.entries.len() >= u32::MAX as usize || name_start >= MAX_NAME_BYTES {
+            return Err(TooManySymbols {
+                symbols: self.entries.len(),
+                names: name_start,
+            });
+        }
+        let limited = name.get(..usize::from(u16::MAX) / 3).unwrap_or(name);
+        match std::str::from_utf8(limited) {
+            Ok(name) => self.names.push_str(name),
+            Err(_) => self.names.push_str(&String::from_utf8_lossy(limited)),
+        }
+        self.entries.push(Entry {
+            address,
+            name_start: u32::try_from(name_start).unwrap_or(u32::MAX),
+            name_length: u16::try_from(self.names.len() - name_start).unwrap_or(u16::MAX),
+            kind,
+            absolute,
+        });
+        Ok(())
+    }
+
+    /// The finished table, with slide 0. `end` is the first address past the image, if known: it bounds the
+    /// last symbol. Symbols at one address stay in the order they were added.
+    #[must_use]
+    pub fn finish(mut self, end: Option<u64>) -> Symbols {
+        self.entries
+            .sort_by_key(|entry| (!entry.absolute, entry.address));
+        let names = self.names.as_bytes();
+        let mut by_name: Vec<u64> = (0u64..)
+            .zip(&self.entries)
+            .map(|(index, entry)| {
+                let start = entry.name_start as usize;
+                let name = names.get(start..start + usize::from(entry.name_length));
+                u64::from(hash_name(name.unwrap_or_default())) << 32 | index
+            })
+            .collect();
+        by_name.sort_unstable();
+        Symbols {
+            table: Arc::new(Table {
+                absolute: self.entries.partition_point(|entry| entry.absolute),
+                names: self.names,
+                entries: self.entries,
+                by_name,
+                end,
+            }),
+            slide: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn kernel() -> Symbols {
+        let mut builder = SymbolsBuilder::default();
+        for (name, address, kind, absolute) in [
+            ("_etext", 0xffff_ffff_8100_0300, b'T', false),
+            ("current_task", 0x1fbc0, b'D', true),
+            ("startup_64", 0xffff_ffff_8100_0000, b'T', false),
+            ("_text", 0xffff_ffff_8100_0000, b'T', false),
+            ("do_sys_open", 0xffff_ffff_8100_0100, b'T', false),
+            ("__pfx_do_sys_openat2", 0xffff_ffff_8100_0130, b't', false),
+            ("do_sys_openat2", 0xffff_ffff_8100_0140, b't', false),
+            ("cleanup", 0xffff_ffff_8100_0180, b't', false),
+            ("cleanup", 0xffff_ffff_8100_0200, b't', false),
+            ("jiffies", 0xffff_ffff_8200_0000, b'D', false),
+        ] {
+            builder
+                .push(name.as_bytes(), address, kind, absolute)
+                .unwrap();
+        }
+        builder.finish(Some(0xffff_ffff_8200_1000))
+    }
+
+    #[test]
+    fn names_lead_to_addresses_with_and_without_slide() {
+        let linked = kernel();
+        let running = linked.with_slide(0x1e00_0000);
+        for (name, at_link, at_run) in [
+            (
+                "do_sys_open",
+                Some(0xffff_ffff_8100_0100),
+                Some(0xffff_ffff_9f00_0100),
+            ),
+            (
+                "jiffies",
+                Some(0xffff_ffff_8200_0000),
+                Some(0xffff_ffff_a000_0000),
+            ),
+            ("current_task", Some(0x1fbc0), Some(0x1fbc0)),
+            (
+                "cleanup",
+                Some(0xffff_ffff_8100_0180),
+                Some(0xffff_ffff_9f00_0180),
+            ),
+            ("do_sys_ope", None, None),
+            ("", None, None),
+        ] {
+            assert_eq!(linked.address_of(name), at_link, "{name}");
+            assert_eq!(running.address_of(name), at_run, "{name} slid");
+        }
+    }
+
+    #[test]
+    fn all_symbols_of_one_name_come_in_address_order() {
+        let symbols = kernel();
+        let found: Vec<u64> = symbols.all_of("cleanup").map(|s| s.address).collect();
+        assert_eq!(found, [0xffff_ffff_8100_0180, 0xffff_ffff_8100_0200]);
+    }
+
+    #[test]
+    fn addresses_resolve_to_the_symbol_they_lie_in() {
+        let slide = 0x40_0000;
+        let symbols = kernel().with_slide(slide);
+        for (address, expected) in [
+            (0xffff_ffff_80ff_ffff, None),
+            (0xffff_ffff_8100_0000, Some(("startup_64", 0))),
+            (0xffff_ffff_8100_00ff, Some(("startup_64", 0xff))),
+            (0xffff_ffff_8100_0147, Some(("do_sys_openat2", 7))),
+            (0xffff_ffff_8200_0fff, Some(("jiffies", 0xfff))),
+            (0xffff_ffff_8200_1000, None),
+        ] {
+            let found = symbols
+                .resolve(address + slide)
+                .map(|(s, offset)| (s.name, offset));
+            assert_eq!(found, expected, "{address:#x}");
+        }
+        assert_eq!(
+            symbols.resolve(0x1fbc0),
+            None,
+            "a per-CPU offset is no address"
+        );
+        assert_eq!(symbols.resolve(u64::MAX), None);
+    }
+
+    #[test]
+    fn functions_reach_to_the_next_higher_symbol() {
+        let symbols = kernel();
+        let functions: Vec<(&str, u64)> = symbols
+            .text_functions()
+            .map(|f| (f.symbol.name, f.size))
+            .collect();
+        assert_eq!(
+            functions,
+            [
+                ("startup_64", 0x100),
+                ("_text", 0x100),
+                ("do_sys_open", 0x30),
+                ("do_sys_openat2", 0x40),
+                ("cleanup", 0x80),
+                ("cleanup", 0x100),
+                ("_etext", 0xff_fd00),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_mistyped_function_finds_its_neighbours() {
+        let symbols = kernel();
+        assert_eq!(
+            symbols.nearest_names("do_sys_opena", 2),
+            ["do_sys_open", "do_sys_openat2"]
+        );
+        assert_eq!(symbols.nearest_names("zzzzzzzz", 3), Vec::<&str>::new());
+    }
+}

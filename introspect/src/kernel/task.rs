@@ -1,0 +1,514 @@
+//! Which task a CPU runs, read from the kernel's own structures.
+//!
+//! The caller stops the CPU and gives its address space and the base of its per-CPU area. This reads; it walks no
+//! lists and takes no locks. What a hit needs is read without allocating: a page walk and three short reads.
+//!
+//! The current task stands in per-CPU data: in the variable `current_task` (Linux up to 6.1, and from 6.15 on), or
+//! in the struct `pcpu_hot` in between. A per-CPU symbol plus the per-CPU base is the variable's address both where
+//! such symbols are small offsets (absolute, Linux up to 6.14) and where they are addresses in the image.
+
+use super::btf::{Btf, MemberError};
+use super::symbols::Symbols;
+use crate::x86_64::{AddressSpace, ReadVirtualError, TranslateError, read_virtual, translate};
+use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
+
+/// Size of `task_struct.comm` (`TASK_COMM_LEN`).
+pub const COMM_LENGTH: usize = 16;
+
+/// Where a kernel keeps what describes the current task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskLayout {
+    /// Per-CPU address of the pointer to the current task, to be added to a CPU's per-CPU base.
+    pub current: u64,
+    /// Per-CPU address of the preemption counter, if the kernel names it.
+    pub preempt_count: Option<u64>,
+    /// Offsets in `task_struct`, in bytes.
+    pub pid: u64,
+    /// See `pid`.
+    pub tgid: u64,
+    /// See `pid`.
+    pub comm: u64,
+    /// See `pid`. The pointer there is 0 in a kernel thread.
+    pub mm: u64,
+}
+
+/// Why tasks cannot be read in this kernel.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TaskLayoutError {
+    /// A struct is not as expected.
+    #[error("the kernel's types do not describe a task: {0}")]
+    Member(#[from] MemberError),
+    /// A member has an unexpected size.
+    #[error("{path} is {found} bytes in this kernel, {expected} were expected")]
+    Size {
+        /// The member.
+        path: &'static str,
+        /// Its size.
+        found: u64,
+        /// What this crate reads.
+        expected: u64,
+    },
+    /// No per-CPU variable.
+    #[error(
+        "the kernel names neither current_task nor pcpu_hot, so the current task is not known; \
+         build it with CONFIG_KALLSYMS_ALL=y"
+    )]
+    NoCurrent,
+}
+
+/// Why one CPU's task could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TaskError {
+    /// The per-CPU variable is not mapped: the per-CPU base is not the kernel's, or the page tables are not.
+    #[error("the per-CPU data at {base} is not mapped: {source}")]
+    NoPerCpu {
+        /// The per-CPU base given.
+        base: Gva,
+        /// What the page walk said.
+        source: TranslateError,
+    },
+    /// The per-CPU variable is no RAM.
+    #[error("the per-CPU data cannot be read: {0}")]
+    PerCpu(#[from] PhysicalReadError),
+    /// What stands there is no kernel pointer.
+    #[error(
+        "the current task's pointer is {found}, which is no kernel address: the CPU is not set up yet"
+    )]
+    NotATask {
+        /// The value found.
+        found: Gva,
+    },
+    /// The task cannot be read.
+    #[error("the task at {task} cannot be read: {source}")]
+    Unreadable {
+        /// Address of the `task_struct`.
+        task: Gva,
+        /// What the read said.
+        source: ReadVirtualError,
+    },
+}
+
+/// Where one CPU's variables stand in physical memory: stays right for as long as the guest runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PerCpu {
+    current: Gpa,
+    preempt_count: Option<Gpa>,
+}
+
+/// A task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    /// Of its `task_struct`.
+    pub address: Gva,
+    /// The kernel's pid: number of the thread, in the initial pid namespace; 0 for an idle task.
+    pub pid: i32,
+    /// Number of the process: the pid of user programs.
+    pub tgid: i32,
+    /// Name, NUL-padded.
+    pub comm: [u8; COMM_LENGTH],
+}
+
+impl Task {
+    /// The name without its padding. Any bytes may be in it: a task sets its own name.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        self.comm
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default()
+    }
+}
+
+/// The kernel's nesting counter of one CPU (include/linux/preempt.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PreemptCount(pub u32);
+
+impl PreemptCount {
+    /// In a handler of a non-maskable interrupt. Debug exceptions and breakpoints count as such.
+    #[must_use]
+    pub fn in_nmi(self) -> bool {
+        self.0 & 0x00f0_0000 != 0
+    }
+
+    /// In a handler of a device interrupt.
+    #[must_use]
+    pub fn in_hard_interrupt(self) -> bool {
+        self.0 & 0x000f_0000 != 0
+    }
+
+    /// In deferred interrupt work (softirq). Having it merely disabled does not count.
+    #[must_use]
+    pub fn in_soft_interrupt(self) -> bool {
+        self.0 & 0x0000_0100 != 0
+    }
+
+    /// In none of the three, so that the current task runs on its own behalf.
+    #[must_use]
+    pub fn in_task(self) -> bool {
+        !(self.in_nmi() || self.in_hard_interrupt() || self.in_soft_interrupt())
+    }
+}
+
+impl TaskLayout {
+    /// Finds the offsets. `symbols` must have the slide of the running kernel.
+    ///
+    /// # Errors
+    /// If types or symbols do not tell.
+    pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, TaskLayoutError> {
+        let offset = |path: &'static str, expected: u64| {
+            let member = btf.member(path)?;
+            match member.size == expected {
+                true => Ok(member.byte_offset),
+                false => Err(TaskLayoutError::Size {
+                    path,
+                    found: member.size,
+                    expected,
+                }),
+            }
+        };
+        let (current, preempt_count) = match (
+            symbols.address_of("pcpu_hot"),
+            symbols.address_of("current_task"),
+        ) {
+            (Some(hot), _) => {
+                let current = offset("pcpu_hot.current_task", 8)?;
+                let preempt = offset("pcpu_hot.preempt_count", 4)?;
+                (hot.wrapping_add(current), Some(hot.wrapping_add(preempt)))
+            }
+            (None, Some(current)) => (current, symbols.address_of("__preempt_count")),
+            (None, None) => return Err(TaskLayoutError::NoCurrent),
+        };
+        Ok(Self {
+            current,
+            preempt_count,
+            pid: offset("task_struct.pid", 4)?,
+            tgid: offset("task_struct.tgid", 4)?,
+            comm: offset("task_struct.comm", COMM_LENGTH as u64)?,
+            mm: offset("task_struct.mm", 8)?,
+        })
+    }
+
+    /// Where the variables of the CPU with the per-CPU base `base` stand. `space` must map the kernel.
+    ///
+    /// # Errors
+    /// If they are not mapped.
+    pub fn per_cpu(
+        &self,
+        memory: &impl PhysicalMemory,
+        space: AddressSpace,
+        base: Gva,
+    ) -> Result<PerCpu, TaskError> {
+        let locate = |variable: u64| {
+            translate(memory, space, Gva(base.0.wrapping_add(variable)))
+                .map(|page| page.gpa)
+                .map_err(|source| TaskError::NoPerCpu { base, source })
+        };
+        Ok(PerCpu {
+            current: locate(self.current)?,
+            preempt_count: self.preempt_count.map(locate).transpose()?,
+        })
+    }
+
+    /// The task that the CPU with the per-CPU base `base` runs. Where the same CPU is asked often, keep its
+    /// [`per_cpu`](Self::per_cpu) and use [`current_at`](Self::current_at).
+    ///
+    /// # Errors
+    /// If per-CPU data or the task cannot be read.
+    pub fn current(
+        &self,
+        memory: &impl PhysicalMemory,
+        space: AddressSpace,
+        base: Gva,
+    ) -> Result<Task, TaskError> {
+        self.current_at(memory, space, &self.per_cpu(memory, space, base)?)
+    }
+
+    /// The task that a CPU runs.
+    ///
+    /// # Errors
+    /// If per-CPU data or the task cannot be read.
+    pub fn current_at(
+        &self,
+        memory: &impl PhysicalMemory,
+        space: AddressSpace,
+        per_cpu: &PerCpu,
+    ) -> Result<Task, TaskError> {
+        let mut pointer = [0; 8];
+        memory.read_physical(per_cpu.current, &mut pointer)?;
+        self.task(memory, space, Gva(u64::from_le_bytes(pointer)))
+    }
+
+    /// The task whose `task_struct` is at `address`.
+    ///
+    /// # Errors
+    /// If that is no kernel address or cannot be read.
+    pub fn task(
+        &self,
+        memory: &impl PhysicalMemory,
+        space: AddressSpace,
+        address: Gva,
+    ) -> Result<Task, TaskError> {
+        let mut reader = FieldReader::new(memory, space, address)?;
+        let (mut pid, mut tgid, mut comm) = ([0; 4], [0; 4], [0; COMM_LENGTH]);
+        if self.tgid == self.pid.wrapping_add(4) {
+            // Neighbours in all kernels so far: one read for both.
+            let mut both = [0; 8];
+            reader.read(self.pid, &mut both)?;
+            let both = u64::from_le_bytes(both);
+            pid = (both as u32).to_le_bytes();
+            tgid = ((both >> 32) as u32).to_le_bytes();
+        } else {
+            reader.read(self.pid, &mut pid)?;
+            reader.read(self.tgid, &mut tgid)?;
+        }
+        reader.read(self.comm, &mut comm)?;
+        Ok(Task {
+            address,
+            pid: i32::from_le_bytes(pid),
+            tgid: i32::from_le_bytes(tgid),
+            comm,
+        })
+    }
+
+    /// The address of the task's `mm_struct`; `None` for a kernel thread.
+    ///
+    /// # Errors
+    /// If the task cannot be read.
+    pub fn memory_map(
+        &self,
+        memory: &impl PhysicalMemory,
+        space: AddressSpace,
+        task: Gva,
+    ) -> Result<Option<Gva>, TaskError> {
+        let mut pointer = [0; 8];
+        FieldReader::new(memory, space, task)?.read(self.mm, &mut pointer)?;
+        let pointer = u64::from_le_bytes(pointer);
+        Ok((pointer != 0).then_some(Gva(pointer)))
+    }
+
+    /// How a CPU's work nests now; `None` if the kernel does not name the counter.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn preempt_count(
+        &self,
+        memory: &impl PhysicalMemory,
+        per_cpu: &PerCpu,
+    ) -> Result<Option<PreemptCount>, TaskError> {
+        let Some(place) = per_cpu.preempt_count else {
+            return Ok(None);
+        };
+        let mut count = [0; 4];
+        memory.read_physical(place, &mut count)?;
+        Ok(Some(PreemptCount(u32::from_le_bytes(count))))
+    }
+}
+
+/// Reads fields of one struct, with one page walk for all that lie in the same page: the kernel maps its tasks with
+/// large pages as a rule.
+struct FieldReader<'a, M> {
+    memory: &'a M,
+    space: AddressSpace,
+    task: Gva,
+    /// The last page walked: virtual address, physical address, bytes from there on.
+    page: (u64, Gpa, u64),
+}
+
+impl<'a, M: PhysicalMemory> FieldReader<'a, M> {
+    fn new(memory: &'a M, space: AddressSpace, task: Gva) -> Result<Self, TaskError> {
+        // The kernel has the upper half of the address space.
+        if task.0 >> 63 == 0 {
+            return Err(TaskError::NotATask { found: task });
+        }
+        Ok(Self {
+            memory,
+            space,
+            task,
+            page: (task.0, Gpa(0), 0),
+        })
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), TaskError> {
+        let task = self.task;
+        let failed = |source| TaskError::Unreadable { task, source };
+        let gva = Gva(task.0.wrapping_add(offset));
+        let length = buf.len() as u64;
+        if self.inside(gva, length).is_none() {
+            let page = translate(self.memory, self.space, gva).map_err(|e| failed(e.into()))?;
+            self.page = (gva.0, page.gpa, page.bytes_left_in_page());
+        }
+        match self.inside(gva, length) {
+            Some(gpa) => {
+                let read = self.memory.read_physical(gpa, buf);
+                read.map_err(|source| failed(ReadVirtualError::Physical { gva, source }))
+            }
+            None => read_virtual(self.memory, self.space, gva, buf).map_err(failed),
+        }
+    }
+
+    /// Where `length` bytes at `gva` stand, if the last page walked holds them all.
+    fn inside(&self, gva: Gva, length: u64) -> Option<Gpa> {
+        let (start, gpa, left) = self.page;
+        let distance = gva.0.checked_sub(start)?;
+        let fits = distance.checked_add(length)? <= left;
+        fits.then_some(Gpa(gpa.0.wrapping_add(distance)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::kernel::btf::test_types::task_types;
+    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::test_memory::{Flags, TestMemory};
+
+    const PER_CPU: u64 = 0xffff_8880_0700_0000;
+    const TASK: u64 = 0xffff_8880_0310_0fd0;
+    const SLIDE: u64 = 0x20_0000;
+
+    fn btf() -> Btf {
+        Btf::parse(&task_types().bytes()).unwrap()
+    }
+
+    fn symbols(names: &[(&str, u64, bool)]) -> Symbols {
+        let mut builder = SymbolsBuilder::default();
+        for (name, address, absolute) in names {
+            builder
+                .push(name.as_bytes(), *address, b'D', *absolute)
+                .unwrap();
+        }
+        builder.finish(None).with_slide(SLIDE)
+    }
+
+    /// A CPU that runs a task which lies across two pages that are apart in physical memory.
+    fn guest(current: u64, preempt: u64) -> (TestMemory, AddressSpace) {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        let flags = Flags::default().writable();
+        memory.map(space, PER_CPU, 0x18_0000, 4096, flags);
+        memory.map(space, TASK & !0xfff, 0x19_0000, 4096, flags);
+        memory.map(space, (TASK & !0xfff) + 4096, 0x1a_0000, 4096, flags);
+        memory.write(0x18_0000 + current, &TASK.to_le_bytes());
+        memory.write(0x18_0000 + preempt, &0x8001_0000u32.to_le_bytes());
+        // pid at 32 and tgid at 36 before the page's end, comm at 48 and mm at 64 behind it.
+        memory.write(0x19_0ff0, &1234i32.to_le_bytes());
+        memory.write(0x19_0ff4, &1200i32.to_le_bytes());
+        memory.write(0x1a_0000, b"nginx: worker\0\0\0");
+        memory.write(0x1a_0010, &0xffff_8880_0555_0000u64.to_le_bytes());
+        (memory, space)
+    }
+
+    #[test]
+    fn the_current_task_is_read_in_every_kernel_layout() {
+        let in_image = 0xffff_ffff_8300_0000u64;
+        for (names, base) in [
+            (
+                &[
+                    ("current_task", 0x100, true),
+                    ("__preempt_count", 0x80, true),
+                ][..],
+                PER_CPU,
+            ),
+            (&[("pcpu_hot", 0x100, true)], PER_CPU),
+            (
+                &[
+                    ("current_task", in_image + 0x100, false),
+                    ("__preempt_count", in_image + 0x80, false),
+                ],
+                PER_CPU.wrapping_sub(in_image + SLIDE),
+            ),
+        ] {
+            let hot = names.len() == 1;
+            let (memory, space) = guest(0x100, if hot { 0x108 } else { 0x80 });
+            let layout = TaskLayout::new(&btf(), &symbols(names)).unwrap();
+            let task = layout.current(&memory, space, Gva(base)).unwrap();
+            assert_eq!(
+                (task.pid, task.tgid, task.name()),
+                (1234, 1200, &b"nginx: worker"[..]),
+                "{names:?}"
+            );
+            assert_eq!(task.address, Gva(TASK));
+            let map = layout.memory_map(&memory, space, task.address);
+            assert_eq!(map, Ok(Some(Gva(0xffff_8880_0555_0000))));
+            let per_cpu = layout.per_cpu(&memory, space, Gva(base)).unwrap();
+            assert_eq!(layout.current_at(&memory, space, &per_cpu), Ok(task));
+            let count = layout.preempt_count(&memory, &per_cpu).unwrap().unwrap();
+            assert!(count.in_hard_interrupt() && !count.in_task(), "{count:?}");
+        }
+    }
+
+    #[test]
+    fn cpus_that_run_no_task_say_why() {
+        let layout = TaskLayout::new(&btf(), &symbols(&[("current_task", 0x100, true)])).unwrap();
+        let (mut memory, space) = guest(0x100, 0x80);
+        let unmapped = layout.current(&memory, space, Gva(0)).unwrap_err();
+        assert!(
+            unmapped
+                .to_string()
+                .contains("per-CPU data at 0x0 is not mapped"),
+            "{unmapped}"
+        );
+        memory.write(0x18_0100, &0x1000u64.to_le_bytes());
+        assert_eq!(
+            layout.current(&memory, space, Gva(PER_CPU)),
+            Err(TaskError::NotATask { found: Gva(0x1000) })
+        );
+        memory.write(0x18_0100, &u64::MAX.to_le_bytes());
+        let wild = layout.current(&memory, space, Gva(PER_CPU)).unwrap_err();
+        assert!(
+            matches!(
+                wild,
+                TaskError::Unreadable {
+                    task: Gva(u64::MAX),
+                    ..
+                }
+            ),
+            "{wild}"
+        );
+        let per_cpu = layout.per_cpu(&memory, space, Gva(PER_CPU)).unwrap();
+        assert_eq!(
+            layout.preempt_count(&memory, &per_cpu),
+            Ok(None),
+            "not named by this kernel"
+        );
+    }
+
+    #[test]
+    fn kernels_without_the_names_are_refused() {
+        assert_eq!(
+            TaskLayout::new(&btf(), &symbols(&[])),
+            Err(TaskLayoutError::NoCurrent)
+        );
+        let empty =
+            Btf::parse(&crate::kernel::btf::test_types::TestBtf::default().bytes()).unwrap();
+        let error =
+            TaskLayout::new(&empty, &symbols(&[("current_task", 0x100, true)])).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("no struct, union or typedef \"task_struct\""),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_preemption_counter_tells_contexts_apart() {
+        for (count, nmi, hard, soft, task) in [
+            (0x8000_0000, false, false, false, true),
+            (0x0000_0203, false, false, false, true),
+            (0x0000_0100, false, false, true, false),
+            (0x0001_0000, false, true, false, false),
+            (0x0011_0001, true, true, false, false),
+        ] {
+            let count = PreemptCount(count);
+            let found = (
+                count.in_nmi(),
+                count.in_hard_interrupt(),
+                count.in_soft_interrupt(),
+                count.in_task(),
+            );
+            assert_eq!(found, (nmi, hard, soft, task), "{count:?}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Writes small ELF kernel images for tests.
+#![allow(clippy::unwrap_used)]
+
+use object::elf;
+
+const HEADER: usize = 64;
+const PROGRAM: usize = 56;
+/// Where a [`TestElf`]'s first segment is linked and loaded.
+pub(super) const TEXT: (u64, u64) = (0xffff_ffff_8100_0000, 0x100_0000);
+
+/// A section: name, type, flags, address, bytes, link, entry size.
+struct Section(&'static str, u32, u32, u64, Vec<u8>, u32, u64);
+
+/// An image in the making.
+#[derive(Default)]
+pub(super) struct TestElf {
+    segments: Vec<(u64, u64, u64, Vec<u8>)>,
+    note: Vec<u8>,
+    sections: Vec<Section>,
+}
+
+impl TestElf {
+    /// Adds a load segment; `extra` bytes of it are only in memory.
+    pub(super) fn segment(mut self, (virt, phys): (u64, u64), bytes: &[u8], extra: u64) -> Self {
+        self.segments
+            .push((virt, phys, bytes.len() as u64 + extra, bytes.to_vec()));
+        self
+    }
+
+    /// Adds a note.
+    pub(super) fn note(mut self, name: &str, kind: u32, value: &[u8]) -> Self {
+        for word in [name.len() as u32 + 1, value.len() as u32, kind] {
+            self.note.extend(word.to_le_bytes());
+        }
+        for part in [format!("{name}\0").as_bytes(), value] {
+            self.note.extend(part);
+            self.note.resize(self.note.len().next_multiple_of(4), 0);
+        }
+        self
+    }
+
+    /// Adds a section whose bytes are in the file.
+    pub(super) fn section(
+        mut self,
+        name: &'static str,
+        flags: u32,
+        address: u64,
+        bytes: &[u8],
+    ) -> Self {
+        self.sections.push(Section(
+            name,
+            elf::SHT_PROGBITS,
+            flags,
+            address,
+            bytes.to_vec(),
+            0,
+            0,
+        ));
+        self
+    }
+
+    /// Adds a symbol table of (name, type, binding, section number, value); sections count from 1 in the order
+    /// they were added.
+    pub(super) fn symbols(mut self, symbols: &[(&str, u8, u8, u16, u64)]) -> Self {
+        let (mut table, mut names) = (vec![0; 24], vec![0]);
+        for (name, kind, binding, section, value) in symbols {
+            table.extend((names.len() as u32).to_le_bytes());
+            table.extend([binding << 4 | kind, 0]);
+            table.extend(section.to_le_bytes());
+            table.extend(value.to_le_bytes());
+            table.extend([0; 8]);
+            names.extend(name.bytes().chain([0]));
+        }
+        let strings = self.sections.len() as u32 + 2;
+        self.sections.push(Section(
+            ".symtab",
+            elf::SHT_SYMTAB,
+            0,
+            0,
+            table,
+            strings,
+            24,
+        ));
+        self.sections
+            .push(Section(".strtab", elf::SHT_STRTAB, 0, 0, names, 0, 0));
+        self
+    }
+
+    /// The file. Its first segment's bytes follow the headers; the section headers come last.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let programs = self.segments.len() + usize::from(!self.note.is_empty());
+        let mut data = HEADER + PROGRAM * programs;
+        let mut out = vec![0; data];
+        let mut table = Vec::new();
+        let note = (!self.note.is_empty()).then_some((
+            elf::PT_NOTE,
+            0,
+            0,
+            self.note.len() as u64,
+            &self.note,
+        ));
+        let loads = self
+            .segments
+            .iter()
+            .map(|(v, p, size, bytes)| (elf::PT_LOAD, *v, *p, *size, bytes));
+        for (kind, virt, phys, memory_size, bytes) in loads.chain(note) {
+            table.extend(kind.to_le_bytes());
+            table.extend((elf::PF_R | elf::PF_X).to_le_bytes());
+            for value in [data as u64, virt, phys, bytes.len() as u64, memory_size, 4] {
+                table.extend(value.to_le_bytes());
+            }
+            data += bytes.len();
+            out.extend(bytes);
+        }
+        out[HEADER..HEADER + table.len()].copy_from_slice(&table);
+        let (mut headers, mut names) = (vec![0; 64], vec![0]);
+        let shstrtab = Section(".shstrtab", elf::SHT_STRTAB, 0, 0, Vec::new(), 0, 0);
+        for section in self.sections.iter().chain([&shstrtab]) {
+            let Section(name, kind, flags, address, bytes, link, entry_size) = section;
+            let name_offset = names.len() as u32;
+            names.extend(name.bytes().chain([0]));
+            // The names of the sections end with the last section's own.
+            let bytes = if *name == ".shstrtab" { &names } else { bytes };
+            headers.extend([name_offset, *kind].map(u32::to_le_bytes).concat());
+            let place = [
+                u64::from(*flags),
+                *address,
+                out.len() as u64,
+                bytes.len() as u64,
+            ];
+            headers.extend(place.map(u64::to_le_bytes).concat());
+            headers.extend([*link, 0].map(u32::to_le_bytes).concat());
+            headers.extend([8, *entry_size].map(u64::to_le_bytes).concat());
+            out.extend(bytes);
+        }
+        let section_table = out.len() as u64;
+        out.extend(headers);
+        let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        header.extend(
+            [elf::ET_EXEC, elf::EM_X86_64]
+                .map(u16::to_le_bytes)
+                .concat(),
+        );
+        header.extend(1u32.to_le_bytes());
+        header.extend(
+            [TEXT.1, HEADER as u64, section_table]
+                .map(u64::to_le_bytes)
+                .concat(),
+        );
+        header.extend(0u32.to_le_bytes());
+        let count = self.sections.len() as u16 + 2;
+        let sizes = [
+            HEADER as u16,
+            PROGRAM as u16,
+            programs as u16,
+            64,
+            count,
+            count - 1,
+        ];
+        header.extend(sizes.map(u16::to_le_bytes).concat());
+        out[..HEADER].copy_from_slice(&header);
+        out
+    }
+}

@@ -1,0 +1,135 @@
+//! A small guest for tests: RAM at a base address, and page tables built in its first pages.
+#![allow(clippy::unwrap_used)]
+
+use std::ops::Range;
+
+use crate::x86_64::AddressSpace;
+use crate::{Gpa, PhysicalMemory, PhysicalReadError};
+
+const TABLE: u64 = 4096;
+const PRESENT_ALL_RIGHTS: u64 = 0b111;
+
+/// RAM.
+pub(crate) struct TestMemory {
+    base: u64,
+    bytes: Vec<u8>,
+    next_table: u64,
+}
+
+/// Rights of a mapping.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Flags(u64);
+
+impl Flags {
+    pub(crate) fn writable(self) -> Self {
+        Self(self.0 | 2)
+    }
+    pub(crate) fn user(self) -> Self {
+        Self(self.0 | 4)
+    }
+    pub(crate) fn no_execute(self) -> Self {
+        Self(self.0 | 1 << 63)
+    }
+}
+
+impl TestMemory {
+    /// `size` bytes of zeroed RAM at `base`.
+    pub(crate) fn new(base: u64, size: usize) -> Self {
+        Self {
+            base,
+            bytes: vec![0; size],
+            next_table: base,
+        }
+    }
+
+    /// Empty page tables.
+    pub(crate) fn address_space(&mut self, levels: u8) -> AddressSpace {
+        let root = Gpa(self.new_table());
+        AddressSpace { root, levels }
+    }
+
+    fn new_table(&mut self) -> u64 {
+        let table = self.next_table;
+        self.next_table += TABLE;
+        table
+    }
+
+    /// Maps one page of `size` bytes.
+    pub(crate) fn map(&mut self, space: AddressSpace, gva: u64, gpa: u64, size: u64, flags: Flags) {
+        let (level, large) = match size {
+            0x1000 => (1, 0),
+            0x20_0000 => (2, 0x80),
+            0x4000_0000 => (3, 0x80),
+            other => panic!("no page has {other:#x} bytes"),
+        };
+        self.map_entry(space, gva, level, gpa | large | flags.0 | 1);
+    }
+
+    /// Sets the entry of `gva` at `level`, making the tables above it.
+    pub(crate) fn map_entry(&mut self, space: AddressSpace, gva: u64, level: u8, entry: u64) {
+        let slot = self.slot(space, gva, level);
+        self.write(slot, &entry.to_le_bytes());
+    }
+
+    /// Clears and sets bits in the entry of `gva` at `level`.
+    pub(crate) fn restrict(
+        &mut self,
+        space: AddressSpace,
+        gva: u64,
+        level: u8,
+        clear: u64,
+        set: u64,
+    ) {
+        let slot = self.slot(space, gva, level);
+        let entry = self.read_u64(slot) & !clear | set;
+        self.write(slot, &entry.to_le_bytes());
+    }
+
+    fn slot(&mut self, space: AddressSpace, gva: u64, level: u8) -> u64 {
+        let mut table = space.root.0;
+        let mut at = space.levels;
+        loop {
+            let slot = table + (gva >> (12 + 9 * (u32::from(at) - 1)) & 0x1ff) * 8;
+            if at == level {
+                return slot;
+            }
+            if self.read_u64(slot) == 0 {
+                let new = self.new_table();
+                self.write(slot, &(new | PRESENT_ALL_RIGHTS).to_le_bytes());
+            }
+            table = self.read_u64(slot) & 0x000f_ffff_ffff_f000;
+            at -= 1;
+        }
+    }
+
+    fn read_u64(&self, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.read_physical(Gpa(address), &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Puts bytes at a physical address.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        let start = usize::try_from(address - self.base).unwrap();
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl PhysicalMemory for TestMemory {
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        let length = buf.len();
+        let error = PhysicalReadError { address, length };
+        let start = address
+            .0
+            .checked_sub(self.base)
+            .and_then(|start| usize::try_from(start).ok());
+        let bytes = start.and_then(|start| self.bytes.get(start..start.checked_add(length)?));
+        buf.copy_from_slice(bytes.ok_or(error)?);
+        Ok(())
+    }
+
+    fn ram(&self) -> Vec<Range<u64>> {
+        let end = self.base + self.bytes.len() as u64;
+        std::iter::once(self.base..end).collect()
+    }
+}

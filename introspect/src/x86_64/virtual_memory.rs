@@ -1,0 +1,247 @@
+//! Reads of guest-virtual memory, across pages.
+//!
+//! The caller keeps the CPUs still or lives with torn reads. Nothing here allocates.
+
+use super::paging::{AddressSpace, TranslateError, translate};
+use crate::{Gva, PhysicalMemory, PhysicalReadError};
+
+/// Why virtual memory could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReadVirtualError {
+    /// A page is not mapped.
+    #[error(transparent)]
+    Translate(#[from] TranslateError),
+    /// A page is mapped to what is no RAM: a device, or nothing.
+    #[error("{gva}: {source}")]
+    Physical {
+        /// First byte of the part that failed.
+        gva: Gva,
+        /// What physical memory said.
+        source: PhysicalReadError,
+    },
+    /// The range runs past the end of the address space.
+    #[error("{length} bytes at {gva} run past the end of the address space")]
+    PastEnd {
+        /// First byte asked for.
+        gva: Gva,
+        /// Bytes asked for.
+        length: usize,
+    },
+}
+
+/// Fills `buf` from `gva`, page by page. Nothing is promised about `buf` after an error.
+///
+/// # Errors
+/// If any byte of the range is not mapped to RAM.
+pub fn read_virtual(
+    memory: &impl PhysicalMemory,
+    space: AddressSpace,
+    gva: Gva,
+    buf: &mut [u8],
+) -> Result<(), ReadVirtualError> {
+    let length = buf.len();
+    let past_end = ReadVirtualError::PastEnd { gva, length };
+    // The last byte must have an address; one past it need not.
+    let last = u64::try_from(length.saturating_sub(1)).map_err(|_| past_end)?;
+    gva.0.checked_add(last).ok_or(past_end)?;
+    let (mut rest, mut at) = (buf, gva);
+    while !rest.is_empty() {
+        let read = read_page(memory, space, at, rest)?;
+        at = Gva(at.0.wrapping_add(read as u64));
+        rest = rest.get_mut(read..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Fills as much of `buf` as lies in the page of `gva`; returns how much, at least 1 unless `buf` is empty.
+fn read_page(
+    memory: &impl PhysicalMemory,
+    space: AddressSpace,
+    gva: Gva,
+    buf: &mut [u8],
+) -> Result<usize, ReadVirtualError> {
+    let page = translate(memory, space, gva)?;
+    let left = usize::try_from(page.bytes_left_in_page()).unwrap_or(usize::MAX);
+    let (part, _) = buf.split_at_mut(left.min(buf.len()));
+    memory
+        .read_physical(page.gpa, part)
+        .map_err(|source| ReadVirtualError::Physical { gva, source })?;
+    Ok(part.len())
+}
+
+/// The little-endian `u64` at `gva`.
+///
+/// # Errors
+/// If any byte of it is not mapped to RAM.
+pub fn read_u64(
+    memory: &impl PhysicalMemory,
+    space: AddressSpace,
+    gva: Gva,
+) -> Result<u64, ReadVirtualError> {
+    let mut bytes = [0; 8];
+    read_virtual(memory, space, gva, &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The little-endian `u32` at `gva`.
+///
+/// # Errors
+/// If any byte of it is not mapped to RAM.
+pub fn read_u32(
+    memory: &impl PhysicalMemory,
+    space: AddressSpace,
+    gva: Gva,
+) -> Result<u32, ReadVirtualError> {
+    let mut bytes = [0; 4];
+    read_virtual(memory, space, gva, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+/// A NUL-terminated string, in the caller's buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CStringRead<'a> {
+    /// The bytes before the NUL, or all of the buffer if there was none.
+    pub bytes: &'a [u8],
+    /// Whether the NUL was found; if not, the string goes on past the buffer.
+    pub complete: bool,
+}
+
+/// Reads the string at `gva`, at most `buf.len()` bytes of it. Pages after the one with the NUL are not touched.
+///
+/// # Errors
+/// If a byte before the NUL (within the buffer's length) is not mapped to RAM.
+pub fn read_c_string<'a>(
+    memory: &impl PhysicalMemory,
+    space: AddressSpace,
+    gva: Gva,
+    buf: &'a mut [u8],
+) -> Result<CStringRead<'a>, ReadVirtualError> {
+    let mut done = 0;
+    while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let past_end = ReadVirtualError::PastEnd {
+            gva,
+            length: done + 1,
+        };
+        let at = gva.0.checked_add(done as u64).ok_or(past_end)?;
+        // One small page at a time: a string rarely fills a large one.
+        let in_page = usize::try_from(4096 - at % 4096).unwrap_or(1);
+        let length = in_page.min(rest.len());
+        let (part, _) = rest.split_at_mut(length);
+        let read = read_page(memory, space, Gva(at), part)?;
+        if let Some(nul) = part.iter().take(read).position(|byte| *byte == 0) {
+            let bytes = buf.get(..done + nul).unwrap_or_default();
+            return Ok(CStringRead {
+                bytes,
+                complete: true,
+            });
+        }
+        done += read;
+    }
+    Ok(CStringRead {
+        bytes: buf,
+        complete: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::test_memory::{Flags, TestMemory};
+    use crate::{Gpa, Gva};
+
+    const BASE: u64 = 0x40_0000;
+
+    /// Two neighbouring virtual pages whose physical pages are apart, then a device page, then nothing.
+    fn guest() -> (TestMemory, AddressSpace) {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        for (page, gpa) in [(0, 0x18_0000), (1, 0x1a_0000), (2, 0xfee0_0000)] {
+            memory.map(space, BASE + page * 4096, gpa, 4096, Flags::default());
+        }
+        memory.write(0x18_0ffc, b"over");
+        memory.write(0x1a_0000, b" the edge\0");
+        memory.write(0x1a_0ff8, b"01234567");
+        (memory, space)
+    }
+
+    #[test]
+    fn reads_cross_pages() {
+        let (memory, space) = guest();
+        let mut buf = [0; 8];
+        read_virtual(&memory, space, Gva(BASE + 0xffc), &mut buf).unwrap();
+        assert_eq!(&buf, b"over the");
+        assert_eq!(
+            read_u64(&memory, space, Gva(BASE + 0xffc)),
+            Ok(u64::from_le_bytes(*b"over the"))
+        );
+        assert_eq!(
+            read_u32(&memory, space, Gva(BASE + 0xffe)),
+            Ok(u32::from_le_bytes(*b"er t"))
+        );
+    }
+
+    #[test]
+    fn reads_that_fail_name_the_first_bad_page() {
+        let (memory, space) = guest();
+        let device = ReadVirtualError::Physical {
+            gva: Gva(BASE + 0x2000),
+            source: PhysicalReadError {
+                address: Gpa(0xfee0_0000),
+                length: 4,
+            },
+        };
+        let nothing = TranslateError::NotPresent {
+            gva: Gva(BASE + 0x3000),
+            level: 1,
+            entry: 0,
+        };
+        for (gva, expected) in [
+            (BASE + 0x1ffc, device),
+            (BASE + 0x3000, nothing.into()),
+            (
+                u64::MAX - 6,
+                ReadVirtualError::PastEnd {
+                    gva: Gva(u64::MAX - 6),
+                    length: 8,
+                },
+            ),
+        ] {
+            assert_eq!(
+                read_u64(&memory, space, Gva(gva)),
+                Err(expected),
+                "{gva:#x}"
+            );
+        }
+        assert_eq!(
+            read_virtual(&memory, space, Gva(1 << 60), &mut []),
+            Ok(()),
+            "nothing asked, nothing read"
+        );
+    }
+
+    #[test]
+    fn strings_end_at_their_nul_or_at_the_buffer() {
+        let (memory, space) = guest();
+        for (offset, room, expected, complete) in [
+            (0xffc, 64, "over the edge", true),
+            (0xffc, 4, "over", false),
+            (0x1009, 64, "", true),
+            (0x1ff8, 8, "01234567", false),
+            (0xffc, 0, "", false),
+        ] {
+            let mut buf = vec![0xff; room];
+            let read = read_c_string(&memory, space, Gva(BASE + offset), &mut buf).unwrap();
+            assert_eq!(
+                (read.bytes, read.complete),
+                (expected.as_bytes(), complete),
+                "{offset:#x}"
+            );
+        }
+        let mut buf = [0; 16];
+        assert!(
+            read_c_string(&memory, space, Gva(BASE + 0x1ff8), &mut buf).is_err(),
+            "no NUL before the device"
+        );
+    }
+}

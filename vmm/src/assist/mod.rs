@@ -1,0 +1,41 @@
+//! Host assists: what a KVM that interprets guest kernel mode needs done for the guest, and nothing else.
+//!
+//! Absent from the path of hardware KVM: [`needed`] decides from the host's record alone. Three things:
+//! instructions that the interpreter lacks are completed (`vcpu::assisted`), SYSCALL from user mode is repaired
+//! ([`syscall`]), and the kernel is told by its command line to avoid what is slow or missing
+//! ([`command_line`]). Completing works on any KVM that reports an emulation failure.
+
+pub mod command_line;
+pub(crate) mod syscall;
+
+use crate::host::HostProfile;
+
+/// Which assists a host needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needed {
+    /// SYSCALL arrives at the wrong privilege level and is repaired.
+    pub syscall_repair: bool,
+    /// Words are added to a kernel's command line.
+    pub command_line: bool,
+}
+
+/// Decides from the record.
+pub fn needed(profile: &HostProfile) -> Needed {
+    Needed {
+        syscall_repair: !profile.user_syscall,
+        command_line: profile.kernel_mode.is_interpreted(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_needs_no_assist() {
+        let none = Needed { syscall_repair: false, command_line: false };
+        assert_eq!(needed(&HostProfile::hardware_example()), none);
+        let all = Needed { syscall_repair: true, command_line: true };
+        assert_eq!(needed(&HostProfile::interpreted_example()), all);
+    }
+}

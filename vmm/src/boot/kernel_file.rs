@@ -1,0 +1,157 @@
+//! Reading a kernel file: an ELF `vmlinux`, or a bzImage whose payload is unpacked here.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::payload::{self, PayloadError};
+
+/// What the file was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelFormat {
+    /// An ELF file, used as it is.
+    Elf,
+    /// A bzImage, unpacked.
+    BzImage,
+}
+
+/// A kernel file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelFileError {
+    /// It cannot be read.
+    #[error("kernel {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is neither of the two formats.
+    #[error("kernel {path}: neither an ELF nor a bzImage ({length} bytes, starts with {start}); give a vmlinux or a bzImage for x86-64")]
+    NotAKernel {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+        /// Its first bytes in hex.
+        start: String,
+    },
+    /// The bzImage cannot be unpacked.
+    #[error("kernel {path}: {source}")]
+    Payload {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: PayloadError,
+    },
+    /// The ELF is not a kernel for this machine.
+    #[error("kernel {path}: {reason}")]
+    Elf {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// An unpacked kernel.
+#[derive(Debug, Clone)]
+pub struct KernelFile {
+    elf: Arc<Vec<u8>>,
+    format: KernelFormat,
+    physical_end: u64,
+}
+
+impl KernelFile {
+    /// Reads and, if need be, unpacks the kernel at `path`.
+    ///
+    /// # Errors
+    /// If it is not a kernel for x86-64, truncated, or packed in a way that is not supported.
+    pub fn open(path: &Path) -> Result<Self, KernelFileError> {
+        let bytes = std::fs::read(path)
+            .map_err(|source| KernelFileError::Read { path: path.to_path_buf(), source })?;
+        Self::from_bytes(bytes, path)
+    }
+
+    /// The same for the contents of a file; `path` is only for messages.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, KernelFileError> {
+        let own = || path.to_path_buf();
+        let (elf, format) = if bytes.starts_with(b"\x7fELF") {
+            (bytes, KernelFormat::Elf)
+        } else if bytes.get(0x202..0x206) == Some(b"HdrS") {
+            let elf = payload::unpack_bzimage(&bytes)
+                .map_err(|source| KernelFileError::Payload { path: own(), source })?;
+            (elf, KernelFormat::BzImage)
+        } else {
+            let start = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
+            return Err(KernelFileError::NotAKernel { path: own(), length: bytes.len(), start });
+        };
+        let physical_end =
+            physical_end(&elf).map_err(|reason| KernelFileError::Elf { path: own(), reason })?;
+        Ok(Self { elf: Arc::new(elf), format, physical_end })
+    }
+
+    /// The ELF's bytes.
+    pub fn elf(&self) -> &[u8] {
+        &self.elf
+    }
+
+    /// The ELF's bytes, shared.
+    pub fn elf_shared(&self) -> Arc<Vec<u8>> {
+        self.elf.clone()
+    }
+
+    /// What the file was.
+    pub fn format(&self) -> KernelFormat {
+        self.format
+    }
+
+    /// End of the highest segment in guest-physical memory.
+    pub fn physical_end(&self) -> u64 {
+        self.physical_end
+    }
+}
+
+/// Checks the ELF header and the load segments; gives the end of the highest one.
+fn physical_end(elf: &[u8]) -> Result<u64, String> {
+    use object::elf::{ELFCLASS64, ELFDATA2LSB, EM_X86_64, FileHeader64, PT_LOAD};
+    use object::read::elf::{FileHeader, ProgramHeader};
+    let header = FileHeader64::<object::LittleEndian>::parse(elf)
+        .map_err(|e| format!("damaged ELF header ({e}, {} bytes)", elf.len()))?;
+    let ident = header.e_ident();
+    if ident.class != ELFCLASS64 || ident.data != ELFDATA2LSB {
+        return Err("an ELF, but not a 64-bit little-endian one; exotrace runs x86-64 kernels".into());
+    }
+    let machine = header.e_machine(object::LittleEndian);
+    if machine != EM_X86_64 {
+        return Err(format!("an ELF for machine {machine}, not x86-64 (62)"));
+    }
+    let segments = header
+        .program_headers(object::LittleEndian, elf)
+        .map_err(|e| format!("truncated: {e} ({} bytes)", elf.len()))?;
+    let mut end = 0u64;
+    for segment in segments {
+        if segment.p_type(object::LittleEndian) != PT_LOAD {
+            continue;
+        }
+        let (offset, size) = segment.file_range(object::LittleEndian);
+        let file_end = offset.checked_add(size).ok_or("damaged: a segment wraps around")?;
+        if file_end > elf.len() as u64 {
+            return Err(format!(
+                "truncated: a segment ends at byte {file_end}, the file has {}",
+                elf.len()
+            ));
+        }
+        let physical = segment.p_paddr(object::LittleEndian);
+        let memory_end = physical
+            .checked_add(segment.p_memsz(object::LittleEndian))
+            .ok_or("damaged: a segment wraps around")?;
+        end = end.max(memory_end);
+    }
+    if end == 0 {
+        return Err("an ELF without anything to load; is it an object file or a debug file?".into());
+    }
+    Ok(end)
+}

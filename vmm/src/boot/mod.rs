@@ -1,0 +1,201 @@
+//! From a kernel file to a machine that is ready to run its first instruction.
+//!
+//! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the guest never
+//! runs the decompressor (and is never moved by it: an ELF boot stays where it is linked). Writes kernel,
+//! initramfs, command line, boot parameters and MP table into guest RAM; the registers are
+//! [`crate::x86_64::entry`]'s business.
+
+mod kernel_file;
+mod mptable;
+mod params;
+pub mod payload;
+mod pvh;
+
+use std::io::Cursor;
+
+use introspect::Gpa;
+use linux_loader::loader::elf::{Elf, PvhBootCapability};
+use linux_loader::loader::KernelLoader;
+use vm_memory::GuestAddress;
+
+pub use kernel_file::{KernelFile, KernelFileError, KernelFormat};
+
+use crate::memory::{GuestRam, PAGE_SIZE};
+
+/// Where things stand in low guest memory while a kernel starts. All below 640 KiB, none overlapping.
+pub mod place {
+    /// GDT for the first instructions.
+    pub const GDT: u64 = 0x500;
+    /// MP table; its pointer stands at 0x10, where the kernel's scan begins.
+    pub const MP_TABLE: u64 = 0x600;
+    /// PVH start information.
+    pub const PVH_INFO: u64 = 0x6000;
+    /// Linux boot parameters, the "zero page".
+    pub const ZERO_PAGE: u64 = 0x7000;
+    /// Top of the stack for the first instructions.
+    pub const STACK_TOP: u64 = 0x8ff0;
+    /// Page tables that map the first 4 GiB one to one: one PML4, one PDPT, four page directories.
+    pub const PAGE_TABLES: u64 = 0x9000;
+    /// `setup_data` with the random seed.
+    pub const SETUP_DATA: u64 = 0xf000;
+    /// The command line.
+    pub const COMMAND_LINE: u64 = 0x20000;
+    /// Longest command line with its NUL: the kernel's own COMMAND_LINE_SIZE.
+    pub const COMMAND_LINE_MAX: usize = 2048;
+    /// First byte of the legacy hole (VGA, option ROMs), reserved.
+    pub const LEGACY_HOLE: u64 = 0x9fc00;
+    /// Memory goes on here.
+    pub const HIGH_MEMORY: u64 = 0x100000;
+}
+
+/// How the kernel is entered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EntryProtocol {
+    /// Linux 64-bit boot protocol: long mode, RSI at the boot parameters.
+    Linux64,
+    /// PVH: 32-bit protected mode, EBX at the start information.
+    Pvh,
+}
+
+/// What a boot needs.
+#[derive(Debug)]
+pub struct BootConfig<'a> {
+    /// The kernel, unpacked.
+    pub kernel: &'a KernelFile,
+    /// Contents of the initramfs file.
+    pub initramfs: Option<&'a [u8]>,
+    /// The whole command line.
+    pub command_line: &'a str,
+    /// Number of vCPUs, 1 to 4.
+    pub cpus: u8,
+    /// Forces a protocol; by default the 64-bit entry, since PVH leaves more to the guest.
+    pub protocol: Option<EntryProtocol>,
+    /// Seed for the guest's random numbers.
+    pub rng_seed: [u8; 32],
+}
+
+/// Where the boot vCPU starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryPoint {
+    /// How.
+    pub protocol: EntryProtocol,
+    /// First instruction, guest-physical.
+    pub address: u64,
+}
+
+/// A boot cannot be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The ELF's contents do not fit the machine or are inconsistent.
+    #[error("kernel: {reason}; it needs guest memory up to {needed:#x}, the machine has {memory:#x} bytes of RAM (give --memory)")]
+    KernelDoesNotFit {
+        /// What the loader said.
+        reason: String,
+        /// End of the kernel in guest-physical memory as its program headers say.
+        needed: u64,
+        /// RAM in bytes.
+        memory: u64,
+    },
+    /// The initramfs has no place.
+    #[error("initramfs of {size} bytes does not fit between the kernel's end {kernel_end:#x} and the end of low memory {memory_end:#x}; give --memory at least {wanted} MiB")]
+    InitramfsDoesNotFit {
+        /// Size of the file in bytes.
+        size: u64,
+        /// End of the kernel, guest-physical.
+        kernel_end: u64,
+        /// End of RAM below the hole.
+        memory_end: u64,
+        /// Enough memory, in MiB.
+        wanted: u64,
+    },
+    /// The command line is too long.
+    #[error("command line of {found} bytes: at most {} fit the kernel's buffer", place::COMMAND_LINE_MAX - 1)]
+    CommandLine {
+        /// Its length in bytes.
+        found: usize,
+    },
+    /// The kernel has no PVH entry.
+    #[error("kernel: no PVH entry point (ELF note Xen 18) in it; use the 64-bit entry")]
+    NoPvhEntry,
+    /// Boot structures could not be written.
+    #[error("boot structures: {0}")]
+    Write(#[from] crate::memory::PhysicalWriteError),
+}
+
+/// Writes everything the kernel needs into `ram` and says where it starts.
+///
+/// # Errors
+/// If the kernel, the initramfs or the command line do not fit.
+pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootError> {
+    if config.command_line.len() >= place::COMMAND_LINE_MAX {
+        return Err(BootError::CommandLine { found: config.command_line.len() });
+    }
+    let low_end = ram.size().min(crate::memory::HOLE_START);
+    let needed = config.kernel.physical_end();
+    let does_not_fit = |reason: String| BootError::KernelDoesNotFit { reason, needed, memory: ram.size() };
+    // Touching the kernel's pages one by one would cost a host page fault each.
+    ram.prefault(place::HIGH_MEMORY..needed.min(low_end));
+    let mut image = Cursor::new(config.kernel.elf());
+    let loaded = Elf::load(ram.map_ref(), None, &mut image, Some(GuestAddress(place::HIGH_MEMORY)))
+        .map_err(|e| does_not_fit(e.to_string()))?;
+    if loaded.kernel_end > low_end {
+        return Err(does_not_fit("its end lies beyond RAM".into()));
+    }
+
+    let initramfs = match config.initramfs {
+        Some(data) => Some(load_initramfs(ram, data, loaded.kernel_end, low_end)?),
+        None => None,
+    };
+    ram.write_physical(Gpa(place::COMMAND_LINE), config.command_line.as_bytes())?;
+    ram.write_physical(Gpa(place::COMMAND_LINE + config.command_line.len() as u64), &[0])?;
+    mptable::write(ram, config.cpus)?;
+
+    let pvh = match loaded.pvh_boot_cap {
+        PvhBootCapability::PvhEntryPresent(address) => Some(address.0),
+        _ => None,
+    };
+    match config.protocol.unwrap_or(EntryProtocol::Linux64) {
+        EntryProtocol::Linux64 => {
+            params::write(ram, config, initramfs)?;
+            Ok(EntryPoint { protocol: EntryProtocol::Linux64, address: loaded.kernel_load.0 })
+        }
+        EntryProtocol::Pvh => {
+            let address = pvh.ok_or(BootError::NoPvhEntry)?;
+            pvh::write(ram, initramfs)?;
+            Ok(EntryPoint { protocol: EntryProtocol::Pvh, address })
+        }
+    }
+}
+
+/// A loaded initramfs: guest-physical start and length in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Initramfs {
+    start: u64,
+    size: u64,
+}
+
+/// Puts the initramfs at the top of low memory, on a page boundary.
+fn load_initramfs(
+    ram: &GuestRam,
+    data: &[u8],
+    kernel_end: u64,
+    low_end: u64,
+) -> Result<Initramfs, BootError> {
+    let size = data.len() as u64;
+    let start = low_end.checked_sub(size).map(|s| s & !(PAGE_SIZE - 1));
+    // The kernel places its first page tables and bitmaps after itself: leave it 4 MiB at least.
+    const KERNEL_ROOM: u64 = 4 << 20;
+    match start {
+        Some(start) if start >= kernel_end + KERNEL_ROOM || (size == 0 && start >= kernel_end) => {
+            ram.write_physical(Gpa(start), data)?;
+            Ok(Initramfs { start, size })
+        }
+        _ => Err(BootError::InitramfsDoesNotFit {
+            size,
+            kernel_end,
+            memory_end: low_end,
+            wanted: (kernel_end + KERNEL_ROOM + size).div_ceil(1 << 20) + 1,
+        }),
+    }
+}

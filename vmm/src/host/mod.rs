@@ -1,0 +1,223 @@
+//! What this host's KVM really does: one record, found by running a tiny guest, from which all of `vmm`
+//! takes its decisions.
+//!
+//! Capability bits are not trusted: a KVM may advertise software breakpoints and never report one. The
+//! record is cached per host kernel and CPU (see [`HostProfile::load_or_probe`]).
+
+mod open;
+mod probe;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use kvm_ioctls::Kvm;
+use serde::{Deserialize, Serialize};
+
+pub use open::{OpenError, open};
+pub use probe::ProbeError;
+
+/// Raised when a field is added or its meaning changes, so that old caches are dropped.
+const FORMAT: u32 = 1;
+
+/// How guest kernel mode runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelMode {
+    /// On the CPU (VMX, SVM).
+    Native,
+    /// By KVM's instruction emulator, which lacks some instructions.
+    Interpreted,
+}
+
+impl KernelMode {
+    /// Whether host assists are needed.
+    pub fn is_interpreted(self) -> bool {
+        self == Self::Interpreted
+    }
+}
+
+/// What the host sees of an int3 in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Int3 {
+    /// KVM_EXIT_DEBUG with exception 3.
+    DebugExit,
+    /// KVM_EXIT_INTERNAL_ERROR, an emulation failure at the int3.
+    EmulationFailure,
+    /// Nothing: #BP goes to the guest's own handler.
+    GuestHandler,
+}
+
+/// What a hardware breakpoint on an instruction does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Breakpoint {
+    /// Reported, and RFLAGS.RF gets past it.
+    Works,
+    /// Reported, but RFLAGS.RF is ignored: RIP must be moved past the instruction.
+    IgnoresResumeFlag,
+    /// Never reported.
+    Silent,
+}
+
+/// The record. All that is measured is in nanoseconds, the median of many.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostProfile {
+    format: u32,
+    /// Host kernel and CPU that this was measured on: `uname -r`, `uname -v` and the CPU's model.
+    pub host: String,
+    /// `vmx` or `svm` if the CPU shows it to this system.
+    pub cpu_flag: Option<String>,
+    /// How guest kernel mode runs.
+    pub kernel_mode: KernelMode,
+    /// Registers are exchanged in the shared page (KVM_CAP_SYNC_REGS), without system calls.
+    pub sync_regs: bool,
+    /// An int3 in guest kernel mode.
+    pub int3_kernel: Int3,
+    /// An int3 in guest user mode.
+    pub int3_user: Int3,
+    /// A hardware breakpoint on an instruction in guest kernel mode.
+    pub breakpoint_kernel: Breakpoint,
+    /// A hardware breakpoint on an instruction in guest user mode.
+    pub breakpoint_user: Breakpoint,
+    /// Single-step of guest kernel mode.
+    pub step_kernel: bool,
+    /// Single-step of guest user mode.
+    pub step_user: bool,
+    /// SYSCALL from guest user mode arrives in kernel mode.
+    pub user_syscall: bool,
+    /// The guest's TSC can be set, so that a restored guest's clock goes on where it stopped.
+    pub tsc_settable: bool,
+    /// KVM's local APIC has a TSC deadline timer.
+    pub tsc_deadline: bool,
+    /// vCPUs that KVM recommends at most for one machine.
+    pub recommended_vcpus: usize,
+    /// One port write from guest kernel mode and back.
+    pub exit_kernel_ns: u64,
+    /// One write to unbacked memory from guest user mode and back.
+    pub exit_user_ns: u64,
+}
+
+impl HostProfile {
+    /// Measures this host with the micro guest's ELF image. Takes some milliseconds.
+    ///
+    /// # Errors
+    /// If no machine can be made or the micro guest does not run at all.
+    pub fn probe(kvm: &Kvm, micro_guest: &[u8]) -> Result<Self, ProbeError> {
+        probe::measure(kvm, micro_guest)
+    }
+
+    /// The record for this host from `cache` (a file), else measured and written there. A cache that cannot
+    /// be read or written costs the measurement, nothing else.
+    ///
+    /// # Errors
+    /// As [`Self::probe`].
+    pub fn load_or_probe(kvm: &Kvm, micro_guest: &[u8], cache: &Path) -> Result<Self, ProbeError> {
+        let host = host_identity();
+        let cached = fs::read(cache).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        if let Some(profile) = cached
+            && profile.format == FORMAT
+            && profile.host == host
+        {
+            return Ok(profile);
+        }
+        let profile = Self::probe(kvm, micro_guest)?;
+        if let Err(error) = profile.store(cache) {
+            log::warn!("host profile not cached in {}: {error}", cache.display());
+        }
+        Ok(profile)
+    }
+
+    fn store(&self, cache: &Path) -> std::io::Result<()> {
+        if let Some(folder) = cache.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        // Written beside and renamed, so that a reader never sees half of it.
+        let new = cache.with_extension(format!("{}.new", std::process::id()));
+        fs::write(&new, serde_json::to_vec_pretty(self)?)?;
+        fs::rename(&new, cache)
+    }
+
+    /// Cost of a bare exit from guest kernel mode.
+    pub fn exit_kernel(&self) -> Duration {
+        Duration::from_nanos(self.exit_kernel_ns)
+    }
+
+    /// A record as hardware KVM gives it: what decisions are unit-tested with, and the shape of the default
+    /// path. Not a measurement.
+    pub fn hardware_example() -> Self {
+        Self {
+            format: FORMAT,
+            host: "example".into(),
+            cpu_flag: Some("vmx".into()),
+            kernel_mode: KernelMode::Native,
+            sync_regs: true,
+            int3_kernel: Int3::DebugExit,
+            int3_user: Int3::DebugExit,
+            breakpoint_kernel: Breakpoint::Works,
+            breakpoint_user: Breakpoint::Works,
+            step_kernel: true,
+            step_user: true,
+            user_syscall: true,
+            tsc_settable: true,
+            tsc_deadline: true,
+            recommended_vcpus: 4,
+            exit_kernel_ns: 1_500,
+            exit_user_ns: 1_500,
+        }
+    }
+
+    /// A record as an interpreting KVM gives it, for the same use.
+    pub fn interpreted_example() -> Self {
+        Self {
+            cpu_flag: None,
+            kernel_mode: KernelMode::Interpreted,
+            int3_kernel: Int3::EmulationFailure,
+            int3_user: Int3::GuestHandler,
+            breakpoint_kernel: Breakpoint::IgnoresResumeFlag,
+            breakpoint_user: Breakpoint::Silent,
+            step_user: false,
+            user_syscall: false,
+            tsc_settable: false,
+            recommended_vcpus: 2,
+            exit_kernel_ns: 8_500,
+            exit_user_ns: 26_000,
+            ..Self::hardware_example()
+        }
+    }
+}
+
+/// `uname -r -v` and the CPU's model: a record is good as long as these stay.
+fn host_identity() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_string();
+    let cpu = read("/proc/cpuinfo")
+        .lines()
+        .find_map(|l| l.strip_prefix("model name").map(|v| v.trim_start_matches([' ', '\t', ':']).to_string()))
+        .unwrap_or_default();
+    format!("{} {} {cpu}", read("/proc/sys/kernel/osrelease"), read("/proc/sys/kernel/version"))
+}
+
+/// `vmx` or `svm` if the CPU shows the flag.
+fn cpu_flag() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let flags = text.lines().find(|l| l.starts_with("flags"))?;
+    flags.split_whitespace().find(|f| matches!(*f, "vmx" | "svm")).map(str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_cached_record_reads_back_and_another_format_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("deep/host.json");
+        let profile = HostProfile::interpreted_example();
+        profile.store(&cache).unwrap();
+        let back: HostProfile = serde_json::from_slice(&fs::read(&cache).unwrap()).unwrap();
+        assert_eq!(back, profile);
+        assert!(serde_json::from_str::<HostProfile>("{\"format\":1}").is_err());
+    }
+}

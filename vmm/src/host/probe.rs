@@ -1,0 +1,307 @@
+//! Measuring a host with the micro guest.
+//!
+//! The micro guest's command line selects a small program (`out`, `int3k`, `syscalls`, ...); each runs in
+//! a machine of its own that knows nothing of assists or traps, and what comes out of KVM_RUN is looked at
+//! as it is.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{
+    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
+    kvm_guest_debug, kvm_regs,
+};
+use kvm_ioctls::{Cap, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
+
+use super::{Breakpoint, FORMAT, HostProfile, Int3, KernelMode};
+use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
+use crate::memory::{GuestRam, RamError};
+use crate::trap::INT3;
+use crate::vm::{self, KvmError, NameCall};
+use crate::x86_64::{cpuid, entry, msr};
+
+/// RAM of a probe's machine.
+const MEMORY: u64 = 4 << 20;
+/// Exits after which a probe is given up.
+const MOST_EXITS: usize = 200_000;
+/// A probe's program takes milliseconds; a hung one is ended after this.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Exits that are timed for the cost of one.
+const TIMED: u64 = 400;
+const SERIAL: u16 = 0x3f8;
+const KEYBOARD: u16 = 0x64;
+const RESET_COMMAND: u8 = 0xfe;
+const VECTOR_DB: u32 = 1;
+const VECTOR_BP: u32 = 3;
+/// DR6.BS
+const DR6_STEP: u64 = 1 << 14;
+const RFLAGS_RESUME: u64 = 1 << 16;
+
+/// A host cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// KVM refused something that every machine needs.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// Memory.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    /// The micro guest is damaged.
+    #[error(transparent)]
+    Kernel(#[from] KernelFileError),
+    /// The micro guest does not fit.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The micro guest does not run.
+    #[error("the micro guest's program `{program}` does not run on this host: {found}")]
+    Micro {
+        /// The program.
+        program: String,
+        /// How it ended.
+        found: String,
+    },
+    /// A function that the measurement needs is not in it.
+    #[error("the micro guest has no symbol {0}")]
+    Symbol(&'static str),
+}
+
+/// How a program under observation ended or stopped.
+#[derive(Debug, Clone, PartialEq)]
+enum Stop {
+    /// The guest reset itself: the program is done.
+    Done,
+    /// KVM_EXIT_DEBUG with this exception at this address.
+    Debug { exception: u32, pc: u64, dr6: u64 },
+    /// An emulation failure at an instruction that starts with this byte.
+    Failure { first: u8 },
+    /// Anything else, or the limit.
+    Other(String),
+}
+
+/// A micro guest on a bare vCPU.
+struct Bench {
+    fd: VcpuFd,
+    /// Keeps the machine alive.
+    _vm: VmFd,
+    _ram: GuestRam,
+    output: String,
+    kernel: KernelFile,
+}
+
+impl Bench {
+    fn new(kvm: &Kvm, image: &[u8], program: &str) -> Result<Self, ProbeError> {
+        let kernel = KernelFile::from_bytes(image.to_vec(), Path::new("(micro guest)"))?;
+        let ram = GuestRam::new(MEMORY)?;
+        let config = BootConfig {
+            kernel: &kernel,
+            initramfs: None,
+            command_line: program,
+            cpus: 1,
+            protocol: None,
+            rng_seed: [0; 32],
+        };
+        let entry_point = boot::load(&ram, &config)?;
+        let vm = vm::create(kvm, &ram, false)?;
+        let fd = vm.create_vcpu(0).call("KVM_CREATE_VCPU")?;
+        let supported = kvm
+            .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+            .call("KVM_GET_SUPPORTED_CPUID")?;
+        let shape = cpuid::Shape { vcpu: 0, cpus: 1, tsc_deadline: false };
+        let native = HostProfile::hardware_example();
+        fd.set_cpuid2(&cpuid::shape(&supported, &native, shape)).call("KVM_SET_CPUID2")?;
+        let sregs = fd.get_sregs().call("KVM_GET_SREGS")?;
+        let (regs, sregs) = entry::prepare(&ram, entry_point, sregs).map_err(BootError::from)?;
+        fd.set_sregs(&sregs).call("KVM_SET_SREGS")?;
+        fd.set_regs(&regs).call("KVM_SET_REGS")?;
+        Ok(Self { fd, _vm: vm, _ram: ram, output: String::new(), kernel })
+    }
+
+    fn symbol(&self, name: &'static str) -> Result<u64, ProbeError> {
+        use object::{Object, ObjectSymbol};
+        let file = object::File::parse(self.kernel.elf()).map_err(|_| ProbeError::Symbol(name))?;
+        let found = file.symbols().find(|s| s.name() == Ok(name)).map(|s| s.address());
+        found.ok_or(ProbeError::Symbol(name))
+    }
+
+    fn debug(&self, control: u32, breakpoint: Option<u64>) -> Result<(), KvmError> {
+        let mut request = kvm_guest_debug { control: KVM_GUESTDBG_ENABLE | control, ..Default::default() };
+        if let Some(address) = breakpoint {
+            request.control |= KVM_GUESTDBG_USE_HW_BP;
+            request.arch.debugreg[0] = address;
+            request.arch.debugreg[7] = 0x400 | 2;
+        }
+        self.fd.set_guest_debug(&request).call("KVM_SET_GUEST_DEBUG")
+    }
+
+    /// Runs until something other than a device access; `exits` counts those.
+    fn run(&mut self, exits: &mut u64) -> Stop {
+        let deadline = Instant::now() + LIMIT;
+        for _ in 0..MOST_EXITS {
+            if Instant::now() > deadline {
+                return Stop::Other("not done in time".into());
+            }
+            match self.fd.run() {
+                Ok(VcpuExit::IoOut(SERIAL, data)) => {
+                    self.output.extend(data.iter().map(|b| char::from(*b)));
+                }
+                Ok(VcpuExit::IoOut(KEYBOARD, [RESET_COMMAND])) => return Stop::Done,
+                Ok(VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..)) => *exits += 1,
+                Ok(VcpuExit::IoIn(_, data) | VcpuExit::MmioRead(_, data)) => data.fill(0xff),
+                Ok(VcpuExit::Debug(arch)) => {
+                    return Stop::Debug { exception: arch.exception, pc: arch.pc, dr6: arch.dr6 };
+                }
+                Ok(VcpuExit::InternalError) => {
+                    return match crate::vcpu::internal_error(self.fd.get_kvm_run()) {
+                        Ok(failure) => Stop::Failure { first: failure.bytes().first().copied().unwrap_or(0) },
+                        Err(suberror) => Stop::Other(format!("KVM internal error {suberror}")),
+                    };
+                }
+                Ok(other) => return Stop::Other(format!("{other:?}")),
+                Err(error) if error.errno() == libc::EINTR => {}
+                Err(error) => return Stop::Other(error.to_string()),
+            }
+        }
+        Stop::Other("too many exits".into())
+    }
+
+    /// Whether the guest counted `count` itself.
+    fn counted(&self, count: u64) -> bool {
+        self.output.contains(&format!("count {count}\n"))
+    }
+}
+
+fn what_int3_does(kvm: &Kvm, image: &[u8], program: &str) -> Result<Int3, ProbeError> {
+    let mut bench = Bench::new(kvm, image, program)?;
+    bench.debug(KVM_GUESTDBG_USE_SW_BP, None)?;
+    match bench.run(&mut 0) {
+        Stop::Debug { exception: VECTOR_BP, .. } => Ok(Int3::DebugExit),
+        Stop::Failure { first: INT3 } => Ok(Int3::EmulationFailure),
+        Stop::Done if bench.counted(1) => Ok(Int3::GuestHandler),
+        other => Err(bench.failed(program, &other)),
+    }
+}
+
+impl Bench {
+    fn failed(&self, program: &str, stop: &Stop) -> ProbeError {
+        ProbeError::Micro {
+            program: program.to_string(),
+            found: format!("{stop:?}, output {:?}", self.output),
+        }
+    }
+}
+
+fn what_breakpoints_do(
+    kvm: &Kvm,
+    image: &[u8],
+    program: &str,
+    function: &'static str,
+) -> Result<Breakpoint, ProbeError> {
+    let mut bench = Bench::new(kvm, image, program)?;
+    let address = bench.symbol(function)?;
+    bench.debug(0, Some(address))?;
+    let hit = |stop: &Stop| matches!(stop, Stop::Debug { exception: VECTOR_DB, pc, .. } if *pc == address);
+    if !hit(&bench.run(&mut 0)) {
+        return Ok(Breakpoint::Silent);
+    }
+    let regs = bench.fd.get_regs().call("KVM_GET_REGS")?;
+    let resumed = kvm_regs { rflags: regs.rflags | RFLAGS_RESUME, ..regs };
+    bench.fd.set_regs(&resumed).call("KVM_SET_REGS")?;
+    Ok(if hit(&bench.run(&mut 0)) { Breakpoint::IgnoresResumeFlag } else { Breakpoint::Works })
+}
+
+/// Whether a step from the first instruction of `function` stops at its second.
+fn does_step(kvm: &Kvm, image: &[u8], program: &str, function: &'static str, user: bool) -> Result<bool, ProbeError> {
+    let mut bench = Bench::new(kvm, image, program)?;
+    let address = bench.symbol(function)?;
+    bench.debug(0, Some(address))?;
+    let at_function = matches!(bench.run(&mut 0), Stop::Debug { exception: VECTOR_DB, pc, .. } if pc == address);
+    if !at_function {
+        // Without breakpoints in user mode there is no way to stand at its first instruction, and no KVM is
+        // known that steps where it does not break.
+        return if user { Ok(false) } else { Err(bench.failed(program, &Stop::Other("no breakpoint".into()))) };
+    }
+    bench.debug(KVM_GUESTDBG_SINGLESTEP, None)?;
+    let stop = bench.run(&mut 0);
+    Ok(matches!(stop, Stop::Debug { dr6, pc, .. } if dr6 & DR6_STEP != 0 && pc > address && pc < address + 16))
+}
+
+/// Median cost of one exit in nanoseconds, from the time of a whole program less one without exits.
+fn exit_cost(kvm: &Kvm, image: &[u8], program: &str) -> Result<u64, ProbeError> {
+    let mut bench = Bench::new(kvm, image, &format!("{program} {TIMED}"))?;
+    let mut samples = Vec::new();
+    let mut last: Option<Instant> = None;
+    for _ in 0..MOST_EXITS {
+        match bench.fd.run() {
+            Ok(VcpuExit::IoOut(KEYBOARD, [RESET_COMMAND])) => break,
+            Ok(VcpuExit::IoOut(SERIAL, _)) => last = None,
+            Ok(VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..)) => {
+                let now = Instant::now();
+                if let Some(before) = last.replace(now) {
+                    samples.push((now - before).as_nanos() as u64);
+                }
+            }
+            Ok(VcpuExit::IoIn(_, data) | VcpuExit::MmioRead(_, data)) => data.fill(0xff),
+            Ok(other) => {
+                let found = format!("{other:?}");
+                return Err(bench.failed(program, &Stop::Other(found)));
+            }
+            Err(error) if error.errno() == libc::EINTR => {}
+            Err(error) => return Err(bench.failed(program, &Stop::Other(error.to_string()))),
+        }
+    }
+    samples.sort_unstable();
+    match samples.get(samples.len() / 2) {
+        Some(median) => Ok(*median),
+        None => Err(bench.failed(program, &Stop::Other("no exit seen".into()))),
+    }
+}
+
+fn does_user_syscall_work(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+    let mut bench = Bench::new(kvm, image, "syscalls 1")?;
+    Ok(bench.run(&mut 0) == Stop::Done && bench.counted(1))
+}
+
+fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+    let bench = Bench::new(kvm, image, "out 1")?;
+    let far = 1u64 << 50;
+    let write = |value| {
+        let entry = kvm_bindings::kvm_msr_entry { index: msr::TSC, data: value, ..Default::default() };
+        kvm_bindings::Msrs::from_entries(&[entry]).ok().and_then(|list| bench.fd.set_msrs(&list).ok())
+    };
+    if write(far) != Some(1) {
+        return Ok(false);
+    }
+    let entry = kvm_bindings::kvm_msr_entry { index: msr::TSC, ..Default::default() };
+    let Ok(mut list) = kvm_bindings::Msrs::from_entries(&[entry]) else { return Ok(false) };
+    bench.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
+    let now = list.as_slice().first().map_or(0, |e| e.data);
+    Ok((far..far + (1 << 40)).contains(&now))
+}
+
+pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError> {
+    let int3_kernel = what_int3_does(kvm, image, "int3k 1")?;
+    let kernel_mode = match int3_kernel {
+        Int3::EmulationFailure => KernelMode::Interpreted,
+        Int3::DebugExit | Int3::GuestHandler => KernelMode::Native,
+    };
+    let wanted = (SyncReg::Register as i32) | (SyncReg::SystemRegister as i32);
+    Ok(HostProfile {
+        format: FORMAT,
+        host: super::host_identity(),
+        cpu_flag: super::cpu_flag(),
+        kernel_mode,
+        sync_regs: kvm.check_extension_int(Cap::SyncRegs) & wanted == wanted,
+        int3_kernel,
+        int3_user: what_int3_does(kvm, image, "int3u 1")?,
+        breakpoint_kernel: what_breakpoints_do(kvm, image, "calls 2", "micro_leaf")?,
+        breakpoint_user: what_breakpoints_do(kvm, image, "usercalls 2", "micro_user_leaf")?,
+        step_kernel: does_step(kvm, image, "calls 2", "micro_leaf", false)?,
+        step_user: does_step(kvm, image, "usercalls 2", "micro_user_leaf", true)?,
+        user_syscall: does_user_syscall_work(kvm, image)?,
+        tsc_settable: is_tsc_settable(kvm, image)?,
+        tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
+        recommended_vcpus: kvm.get_nr_vcpus(),
+        exit_kernel_ns: exit_cost(kvm, image, "out")?,
+        exit_user_ns: exit_cost(kvm, image, "usermmio")?,
+    })
+}

@@ -1,0 +1,259 @@
+//! Making a machine that will boot a kernel.
+
+use std::sync::{Arc, Mutex};
+
+use devices::{
+    Bus, BusError, COM1_BASE, COM1_IRQ, CMOS_BASE, CMOS_LENGTH, Cmos, CmosMemory, ConsoleOutput, I8042,
+    I8042_BASE, I8042_LENGTH, NullDevice, RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, Serial,
+    UART_LENGTH,
+};
+use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
+
+use super::shared::{Parts, Pin, Shared, Signals};
+use super::{Devices, Machine, RunEnd};
+use crate::assist;
+use crate::boot::{self, BootConfig, BootError, EntryProtocol, KernelFile};
+use crate::host::HostProfile;
+use crate::memory::{GuestRam, HOLE_START, RamError};
+use crate::vcpu::{Vcpu, kick};
+use crate::vm::{self, KvmError, NameCall};
+use crate::x86_64::cpuid::{self, Shape};
+use crate::x86_64::{entry, msr};
+
+/// Most vCPUs of a machine.
+pub const MAX_CPUS: u8 = 4;
+
+/// What a machine is made of.
+pub struct MachineConfig<'a> {
+    /// Guest RAM in bytes.
+    pub memory: u64,
+    /// Number of vCPUs, 1 to 4.
+    pub cpus: u8,
+    /// The kernel.
+    pub kernel: &'a KernelFile,
+    /// Contents of the initramfs.
+    pub initramfs: Option<&'a [u8]>,
+    /// The user's command line; what the machine and the host need is added.
+    pub command_line: &'a str,
+    /// Whether the words a host needs are added (`false` for what is no Linux).
+    pub add_words: bool,
+    /// How the kernel is entered; by default the 64-bit entry.
+    pub protocol: Option<EntryProtocol>,
+    /// Whether there is an interval timer (PIT).
+    pub pit: bool,
+    /// Where serial output goes.
+    pub serial: ConsoleOutput,
+}
+
+/// A machine ready to start, and what was added to its command line.
+pub struct BootedMachine {
+    /// The machine, held before its first instruction.
+    pub machine: Machine,
+    /// The command line the kernel gets.
+    pub command_line: String,
+    /// The words that were added to the user's.
+    pub added_words: Vec<&'static str>,
+}
+
+/// A machine cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// Its memory.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    /// Its kernel.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// Number of vCPUs.
+    #[error("{asked} vCPUs: a machine has 1 to {MAX_CPUS}")]
+    Cpus {
+        /// What was asked for.
+        asked: u8,
+    },
+    /// Number of a hardware breakpoint.
+    #[error("hardware breakpoint {asked}: 1 to 3 are there (0 is the machine's own)")]
+    BreakpointNumber {
+        /// What was asked for.
+        asked: usize,
+    },
+    /// The host's threads.
+    #[error("a vCPU thread cannot be started: {0}")]
+    Thread(std::io::Error),
+    /// The device layout.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// Boot structures.
+    #[error("boot structures: {0}")]
+    Write(#[from] crate::memory::PhysicalWriteError),
+    /// A vCPU refused what it was to do.
+    #[error("{0}")]
+    Vcpu(String),
+}
+
+impl From<RunEnd> for MachineError {
+    fn from(end: RunEnd) -> Self {
+        Self::Vcpu(end.to_string())
+    }
+}
+
+/// Makes a machine that will boot `config.kernel`, held before its first instruction.
+///
+/// # Errors
+/// If something does not fit or KVM refuses; nothing is left behind then.
+pub fn boot(
+    kvm: &Kvm,
+    profile: &HostProfile,
+    config: MachineConfig<'_>,
+) -> Result<BootedMachine, MachineError> {
+    check_cpus(config.cpus)?;
+    let (command_line, added_words) = if config.add_words {
+        assist::command_line::complete(config.command_line, assist::needed(profile).command_line)
+    } else {
+        (config.command_line.trim().to_string(), Vec::new())
+    };
+    let ram = GuestRam::new(config.memory)?;
+    let entry_point = boot::load(
+        &ram,
+        &BootConfig {
+            kernel: config.kernel,
+            initramfs: config.initramfs,
+            command_line: &command_line,
+            cpus: config.cpus,
+            protocol: config.protocol,
+            rng_seed: rng_seed(),
+        },
+    )?;
+    let (shared, devices) = assemble(kvm, profile, &ram, config.cpus, config.pit, config.serial)?;
+    let vcpus = create_vcpus(kvm, &shared, config.cpus)?;
+    let boot_cpu = vcpus.first().ok_or(MachineError::Cpus { asked: config.cpus })?;
+    boot_cpu.set_entry(|sregs| entry::prepare(&ram, entry_point, sregs))?;
+    let machine = launch(shared, devices, vcpus)?;
+    Ok(BootedMachine { machine, command_line, added_words })
+}
+
+pub(crate) fn check_cpus(cpus: u8) -> Result<(), MachineError> {
+    if (1..=MAX_CPUS).contains(&cpus) { Ok(()) } else { Err(MachineError::Cpus { asked: cpus }) }
+}
+
+/// The machine without its vCPUs: KVM's part and ours.
+pub(crate) fn assemble(
+    kvm: &Kvm,
+    profile: &HostProfile,
+    ram: &GuestRam,
+    cpus: u8,
+    pit: bool,
+    serial: ConsoleOutput,
+) -> Result<(Arc<Shared>, Devices), MachineError> {
+    let vm = Arc::new(vm::create(kvm, ram, pit)?);
+    if assist::needed(profile).syscall_repair {
+        watch_lstar(&vm)?;
+    }
+    let signals = Arc::new(Signals::default());
+    let devices = Devices {
+        serial: Arc::new(Mutex::new(Serial::new(
+            Arc::new(Pin { vm: vm.clone(), irq: COM1_IRQ }),
+            serial,
+        ))),
+        i8042: Arc::new(Mutex::new(I8042::new(signals.clone()))),
+        cmos: Arc::new(Mutex::new(Cmos::new(cmos_memory(ram.size()), std::time::SystemTime::now))),
+    };
+    let mut pio = Bus::new();
+    pio.insert("serial", COM1_BASE, UART_LENGTH, devices.serial.clone())?;
+    pio.insert("i8042", I8042_BASE, I8042_LENGTH, devices.i8042.clone())?;
+    pio.insert("cmos", CMOS_BASE, CMOS_LENGTH, devices.cmos.clone())?;
+    let reset = Arc::new(Mutex::new(ResetPort::new(signals.clone())));
+    // Linux waits for slow devices by writing here.
+    pio.insert("delay", 0x80, 1, Arc::new(Mutex::new(NullDevice)))?;
+    pio.insert("reset", RESET_PORT_BASE, RESET_PORT_LENGTH, reset)?;
+    let shared = Shared::new(Parts {
+        ram: ram.clone(),
+        profile: profile.clone(),
+        vm,
+        pio,
+        signals,
+        cpus: usize::from(cpus),
+    });
+    Ok((Arc::new(shared), devices))
+}
+
+/// vCPUs with their CPUID, in the state KVM gives them.
+pub(crate) fn create_vcpus(
+    kvm: &Kvm,
+    shared: &Arc<Shared>,
+    cpus: u8,
+) -> Result<Vec<Vcpu>, MachineError> {
+    let supported = kvm
+        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+        .call("KVM_GET_SUPPORTED_CPUID")?;
+    let mut vcpus = Vec::new();
+    for vcpu in 0..cpus {
+        let fd = shared.vm.create_vcpu(u64::from(vcpu)).call("KVM_CREATE_VCPU")?;
+        let shape = Shape { vcpu, cpus, tsc_deadline: shared.profile.tsc_deadline };
+        fd.set_cpuid2(&cpuid::shape(&supported, &shared.profile, shape)).call("KVM_SET_CPUID2")?;
+        vcpus.push(Vcpu::new(usize::from(vcpu), fd, shared.clone())?);
+    }
+    Ok(vcpus)
+}
+
+/// Starts the vCPU threads, held.
+pub(crate) fn launch(
+    shared: Arc<Shared>,
+    devices: Devices,
+    vcpus: Vec<Vcpu>,
+) -> Result<Machine, MachineError> {
+    kick::install_handler().map_err(MachineError::Thread)?;
+    let hold = shared.control.hold();
+    let mut threads = Vec::new();
+    for vcpu in vcpus {
+        let index = vcpu.index();
+        let thread = std::thread::Builder::new()
+            .name(format!("vcpu{index}"))
+            .spawn(move || vcpu.main());
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                for missing in index..shared.control.vcpus() {
+                    shared.control.gone(missing);
+                }
+                // Drop ends the threads that did start.
+                drop(Machine::assemble(shared, devices, threads, hold));
+                return Err(MachineError::Thread(error));
+            }
+        }
+    }
+    Ok(Machine::assemble(shared, devices, threads, hold))
+}
+
+/// Asks KVM to report writes to LSTAR.
+fn watch_lstar(vm: &VmFd) -> Result<(), KvmError> {
+    let capability = kvm_bindings::kvm_enable_cap {
+        cap: Cap::X86UserSpaceMsr as u32,
+        args: [u64::from(kvm_bindings::KVM_MSR_EXIT_REASON_FILTER), 0, 0, 0],
+        ..Default::default()
+    };
+    vm.enable_cap(&capability).call("KVM_ENABLE_CAP (user space MSRs)")?;
+    let denied = [0u8];
+    let range = MsrFilterRange {
+        flags: MsrFilterRangeFlags::WRITE,
+        base: msr::LSTAR,
+        msr_count: 1,
+        bitmap: &denied,
+    };
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range]).call("KVM_X86_SET_MSR_FILTER")
+}
+
+fn cmos_memory(size: u64) -> CmosMemory {
+    CmosMemory { below_4g_end: size.min(HOLE_START), above_4g: size.saturating_sub(HOLE_START) }
+}
+
+/// 32 bytes from the host's random numbers.
+fn rng_seed() -> [u8; 32] {
+    let mut seed = [0u8; 32];
+    // SAFETY: the buffer is as long as told. A short or failed read leaves zeros, which the guest mixes in
+    // without harm.
+    unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
+    seed
+}

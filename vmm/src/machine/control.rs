@@ -1,0 +1,284 @@
+//! Starting, pausing and ending all vCPUs of a machine.
+//!
+//! Every vCPU thread is *running* (in or around KVM_RUN), *parked* (it stands still and its state is
+//! complete) or *gone*. [`Control::pause`] kicks the running ones out of KVM_RUN and waits until all have
+//! parked; pauses nest, from any thread but a vCPU's own. A vCPU thread that needs the others to stand still
+//! uses [`Control::stop_others`].
+//!
+//! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::RunEnd;
+use crate::vcpu::kick::Kick;
+use crate::vcpu::Vcpu;
+
+/// Work for a parked vCPU, done on its own thread.
+pub(crate) type Job = Box<dyn FnOnce(&mut Vcpu) + Send>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Running,
+    Parked,
+    Gone,
+}
+
+struct Slot {
+    standing: Standing,
+    kick: Option<Kick>,
+    job: Option<Job>,
+}
+
+struct State {
+    slots: Vec<Slot>,
+    /// Pauses asked for and not yet released.
+    pauses: usize,
+    /// The vCPU that has stopped the others, if one has.
+    exclusive: Option<usize>,
+    /// Why the run ended; the first reason counts.
+    end: Option<RunEnd>,
+    /// The threads are to leave.
+    leave: bool,
+}
+
+/// Shared by the machine's owner and its vCPU threads.
+pub(crate) struct Control {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What a vCPU thread does after it was parked.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum AfterPark {
+    Run,
+    Leave,
+}
+
+impl Control {
+    pub(crate) fn new(vcpus: usize) -> Self {
+        let slot = || Slot { standing: Standing::Running, kick: None, job: None };
+        Self {
+            state: Mutex::new(State {
+                slots: (0..vcpus).map(|_| slot()).collect(),
+                pauses: 0,
+                exclusive: None,
+                end: None,
+                leave: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panicking vCPU thread must not take the others' control away.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of vCPUs.
+    pub(crate) fn vcpus(&self) -> usize {
+        self.lock().slots.len()
+    }
+
+    /// Called by a vCPU thread before its first KVM_RUN.
+    pub(crate) fn register(&self, vcpu: usize, kick: Kick) {
+        let mut state = self.lock();
+        state.slots[vcpu].kick = Some(kick);
+        if state.must_park(vcpu) {
+            state.slots[vcpu].kick_now();
+        }
+    }
+
+    /// Called by a vCPU thread when it leaves for good.
+    pub(crate) fn gone(&self, vcpu: usize) {
+        let mut state = self.lock();
+        state.slots[vcpu].standing = Standing::Gone;
+        // The kick points into the vCPU's mapping, which goes with the thread.
+        state.slots[vcpu].kick = None;
+        state.slots[vcpu].job = None;
+        self.changed.notify_all();
+    }
+
+    /// Called by a vCPU thread whose KVM_RUN was interrupted: parks as long as somebody wants it to, doing
+    /// the jobs it is given meanwhile.
+    pub(crate) fn park(&self, vcpu: &mut Vcpu) -> AfterPark {
+        let index = vcpu.index();
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.slots[index].job.take() {
+                drop(state);
+                job(vcpu);
+                state = self.lock();
+                self.changed.notify_all();
+                continue;
+            }
+            if state.leave {
+                return AfterPark::Leave;
+            }
+            if !state.must_park(index) {
+                state.slots[index].standing = Standing::Running;
+                // Under the lock: a kick that comes later sets it again.
+                vcpu.clear_kick();
+                return AfterPark::Run;
+            }
+            if state.slots[index].standing != Standing::Parked {
+                state.slots[index].standing = Standing::Parked;
+                self.changed.notify_all();
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Stops all other vCPUs on behalf of `vcpu`'s own thread; [`Self::resume_others`] must follow. While it
+    /// waits its turn the caller counts as parked.
+    pub(crate) fn stop_others(&self, vcpu: &mut Vcpu) -> AfterPark {
+        let index = vcpu.index();
+        loop {
+            let mut state = self.lock();
+            if !state.must_park(index) && !state.leave {
+                state.exclusive = Some(index);
+                state.kick_running(Some(index));
+                while state.others_run(index) {
+                    state = self.wait(state);
+                }
+                return AfterPark::Run;
+            }
+            drop(state);
+            if self.park(vcpu) == AfterPark::Leave {
+                return AfterPark::Leave;
+            }
+        }
+    }
+
+    /// Ends [`Self::stop_others`].
+    pub(crate) fn resume_others(&self) {
+        self.lock().exclusive = None;
+        self.changed.notify_all();
+    }
+
+    /// A pause from before the vCPU threads start: they park before their first instruction.
+    pub(crate) fn hold(self: &Arc<Self>) -> Paused {
+        self.lock().pauses += 1;
+        Paused { control: self.clone() }
+    }
+
+    /// Pauses all vCPUs; returns when each stands still.
+    pub(crate) fn pause(self: &Arc<Self>) -> Paused {
+        let mut state = self.lock();
+        state.pauses += 1;
+        state.kick_running(None);
+        while state.slots.iter().any(|s| s.standing == Standing::Running) {
+            state = self.wait(state);
+        }
+        Paused { control: self.clone() }
+    }
+
+    /// Ends the run: all vCPUs park; the first reason counts.
+    pub(crate) fn end(&self, reason: RunEnd) {
+        let mut state = self.lock();
+        state.end.get_or_insert(reason);
+        state.kick_running(None);
+        self.changed.notify_all();
+    }
+
+    /// Why the run ended, if it has.
+    pub(crate) fn ended(&self) -> Option<RunEnd> {
+        self.lock().end.clone()
+    }
+
+    /// Waits until the run ends, at most until `deadline`.
+    pub(crate) fn wait_end(&self, deadline: Option<std::time::Instant>) -> Option<RunEnd> {
+        let mut state = self.lock();
+        while state.end.is_none() {
+            state = match deadline {
+                None => self.wait(state),
+                Some(at) => {
+                    let left = at.checked_duration_since(std::time::Instant::now())?;
+                    let waited = self.changed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        state.end.clone()
+    }
+
+    /// Makes every vCPU thread leave.
+    pub(crate) fn leave(&self) {
+        let mut state = self.lock();
+        state.leave = true;
+        state.kick_running(None);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    fn must_park(&self, vcpu: usize) -> bool {
+        self.pauses > 0 || self.end.is_some() || self.exclusive.is_some_and(|e| e != vcpu)
+    }
+
+    fn others_run(&self, vcpu: usize) -> bool {
+        self.slots.iter().enumerate().any(|(i, s)| i != vcpu && s.standing == Standing::Running)
+    }
+
+    fn kick_running(&mut self, except: Option<usize>) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if Some(index) != except && slot.standing == Standing::Running {
+                slot.kick_now();
+            }
+        }
+    }
+}
+
+impl Slot {
+    fn kick_now(&mut self) {
+        // A thread that has not registered yet looks for pauses when it does.
+        if let Some(kick) = &self.kick {
+            kick.kick();
+        }
+    }
+}
+
+/// All vCPUs stand still for as long as this lives.
+pub struct Paused {
+    control: Arc<Control>,
+}
+
+impl Paused {
+    /// Does `work` on a parked vCPU's own thread and gives its result; `None` if that vCPU is gone.
+    pub(crate) fn on_vcpu<R: Send + 'static>(
+        &self,
+        vcpu: usize,
+        work: impl FnOnce(&mut Vcpu) -> R + Send + 'static,
+    ) -> Option<R> {
+        let result = Arc::new(Mutex::new(None));
+        let place = result.clone();
+        let mut state = self.control.lock();
+        if state.slots.get(vcpu)?.standing == Standing::Gone {
+            return None;
+        }
+        state.slots[vcpu].job = Some(Box::new(move |v| {
+            let value = work(v);
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        }));
+        self.control.changed.notify_all();
+        loop {
+            state = self.control.wait(state);
+            if let Some(value) = result.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return Some(value);
+            }
+            if state.slots[vcpu].standing == Standing::Gone {
+                return None;
+            }
+        }
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        self.control.lock().pauses -= 1;
+        self.control.changed.notify_all();
+    }
+}

@@ -1,0 +1,81 @@
+//! Why a run ended.
+
+use introspect::Gva;
+
+use crate::vcpu::VcpuRegisters;
+
+/// The guest kernel called `panic`.
+#[derive(Debug, Clone)]
+pub struct PanicReport {
+    /// The vCPU that did.
+    pub vcpu: usize,
+    /// Its registers at the entry of `panic`: RDI is the format string.
+    pub registers: Box<VcpuRegisters>,
+}
+
+/// Why a run ended.
+#[derive(Debug, Clone)]
+pub enum RunEnd {
+    /// The guest reset the machine: a reboot, or how a machine without ACPI ends.
+    Reset {
+        /// By which device, if known.
+        cause: Option<String>,
+    },
+    /// The guest asked to be powered off.
+    PoweredOff,
+    /// Every vCPU is halted with interrupts off: `halt`, or a power-off without ACPI.
+    Halted,
+    /// Ended from outside.
+    Stopped,
+    /// The guest kernel panicked.
+    Panic(PanicReport),
+    /// A vCPU took an exception it could not deliver.
+    TripleFault {
+        /// Which.
+        vcpu: usize,
+        /// Its registers.
+        registers: Box<VcpuRegisters>,
+    },
+    /// The host's KVM does not know an instruction and neither does this program.
+    UnknownInstruction {
+        /// The vCPU that met it.
+        vcpu: usize,
+        /// Where.
+        address: Gva,
+        /// The instruction's bytes and maybe some after it.
+        bytes: Vec<u8>,
+        /// The instruction, or why it is none.
+        text: String,
+    },
+    /// The host's KVM failed.
+    Host {
+        /// What happened.
+        message: String,
+    },
+}
+
+impl RunEnd {
+    /// Whether the guest ended by its own will (or ours).
+    pub fn is_orderly(&self) -> bool {
+        matches!(self, Self::Reset { .. } | Self::PoweredOff | Self::Halted | Self::Stopped)
+    }
+}
+
+impl std::fmt::Display for RunEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Reset { cause: Some(cause) } => write!(f, "guest reset by {cause}"),
+            Self::Reset { cause: None } => write!(f, "guest reset"),
+            Self::PoweredOff => write!(f, "guest powered off"),
+            Self::Halted => write!(f, "guest halted: every vCPU waits with interrupts off"),
+            Self::Stopped => write!(f, "stopped"),
+            Self::Panic(report) => write!(f, "guest kernel panic on vCPU {}", report.vcpu),
+            Self::TripleFault { vcpu, .. } => write!(f, "triple fault on vCPU {vcpu}"),
+            Self::UnknownInstruction { vcpu, address, bytes, text } => {
+                let bytes: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
+                write!(f, "vCPU {vcpu} at {address}: cannot complete `{text}` (bytes {})", bytes.join(" "))
+            }
+            Self::Host { message } => write!(f, "{message}"),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What a machine's owner and its vCPU threads share.
+//!
+//! Everything here is either immutable once vCPUs run, atomic, or behind the lock that its field names.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwapOption;
+use devices::{Bus, InterruptLine, MachineSignals, ResetCause};
+use iced_x86::Mnemonic;
+use introspect::Gva;
+use introspect::x86_64::paging::{self, AddressSpace};
+use kvm_ioctls::VmFd;
+
+use super::control::Control;
+use super::{PanicReport, RunEnd};
+use crate::host::HostProfile;
+use crate::memory::GuestRam;
+use crate::trap::{TrapSink, TrapTable};
+
+/// Shared by all threads of a machine.
+pub(crate) struct Shared {
+    pub(crate) ram: GuestRam,
+    pub(crate) profile: HostProfile,
+    pub(crate) vm: Arc<VmFd>,
+    /// Bytes of a vCPU's shared page mapping.
+    pub(crate) run_size: usize,
+    pub(crate) pio: Bus,
+    pub(crate) mmio: Bus,
+    pub(crate) traps: TrapTable,
+    pub(crate) control: Arc<Control>,
+    pub(crate) sink: ArcSwapOption<Box<dyn TrapSink>>,
+    pub(crate) counters: Counters,
+    pub(crate) completed: Completed,
+    pub(crate) signals: Arc<Signals>,
+    /// The guest's first panic. Own lock, held for an instant.
+    panic: Mutex<Option<PanicReport>>,
+}
+
+/// What is to be put together into [`Shared`].
+pub(crate) struct Parts {
+    pub(crate) ram: GuestRam,
+    pub(crate) profile: HostProfile,
+    pub(crate) vm: Arc<VmFd>,
+    pub(crate) pio: Bus,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) cpus: usize,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let traps =
+            TrapTable::new(parts.ram.clone(), parts.profile.step_kernel, parts.profile.step_user);
+        Self {
+            run_size: parts.vm.run_size(),
+            ram: parts.ram,
+            profile: parts.profile,
+            vm: parts.vm,
+            pio: parts.pio,
+            mmio: Bus::new(),
+            traps,
+            control: Arc::new(Control::new(parts.cpus)),
+            sink: ArcSwapOption::empty(),
+            counters: Counters::default(),
+            completed: Completed::default(),
+            signals: parts.signals,
+            panic: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn take_reset(&self) -> Option<ResetCause> {
+        self.signals.take()
+    }
+
+    /// The end that a reset means: a panic's, if the guest has panicked before.
+    pub(crate) fn reset_end(&self, cause: Option<ResetCause>) -> RunEnd {
+        match self.panic() {
+            Some(report) => RunEnd::Panic(report),
+            None => RunEnd::Reset { cause: cause.map(|c| c.to_string()) },
+        }
+    }
+
+    pub(crate) fn note_panic(&self, report: PanicReport) {
+        let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        panic.get_or_insert(report);
+    }
+
+    pub(crate) fn panic(&self) -> Option<PanicReport> {
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads code without our int3s; gives how many bytes could be read, fewer where a page is missing.
+    pub(crate) fn read_code(&self, space: AddressSpace, address: Gva, buf: &mut [u8]) -> usize {
+        let mut done = 0;
+        while let Some(rest) = buf.get_mut(done..)
+            && !rest.is_empty()
+        {
+            let at = Gva(address.0.wrapping_add(done as u64));
+            let Ok(translation) = paging::translate(&self.ram, space, at) else { break };
+            let length = rest.len().min((4096 - at.0 % 4096) as usize);
+            let Some(piece) = rest.get_mut(..length) else { break };
+            if self.traps.read_unpatched(translation.gpa, piece).is_err() {
+                break;
+            }
+            done += length;
+        }
+        done
+    }
+}
+
+/// Exits and events, counted since the machine started.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) port: AtomicU64,
+    pub(crate) mmio: AtomicU64,
+    pub(crate) traps: AtomicU64,
+    pub(crate) guest_int3: AtomicU64,
+    pub(crate) syscalls_repaired: AtomicU64,
+}
+
+/// How often which instruction was completed for the guest.
+#[derive(Debug, Default)]
+pub(crate) struct Completed(Mutex<HashMap<Mnemonic, u64>>);
+
+impl Completed {
+    pub(crate) fn count(&self, mnemonic: Mnemonic) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(mnemonic).or_default() += 1;
+    }
+
+    pub(crate) fn list(&self) -> Vec<(String, u64)> {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list: Vec<_> =
+            counts.iter().map(|(m, n)| (format!("{m:?}").to_lowercase(), *n)).collect();
+        list.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+        list
+    }
+}
+
+/// Where devices put their requests to the machine; the vCPU that made the access picks them up after it.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// 0: none, 1: keyboard controller, 2: reset port.
+    reset: AtomicU64,
+}
+
+impl Signals {
+    fn take(&self) -> Option<ResetCause> {
+        if self.reset.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        match self.reset.swap(0, Ordering::Relaxed) {
+            1 => Some(ResetCause::KeyboardController),
+            2 => Some(ResetCause::ResetPort),
+            _ => None,
+        }
+    }
+}
+
+impl MachineSignals for Signals {
+    fn request_reset(&self, cause: ResetCause) {
+        let code = match cause {
+            ResetCause::KeyboardController => 1,
+            ResetCause::ResetPort => 2,
+        };
+        self.reset.store(code, Ordering::Relaxed);
+    }
+}
+
+/// An edge-triggered interrupt input of KVM's controllers.
+pub(crate) struct Pin {
+    pub(crate) vm: Arc<VmFd>,
+    pub(crate) irq: u32,
+}
+
+impl InterruptLine for Pin {
+    fn pulse(&self) -> std::io::Result<()> {
+        let set = |level| {
+            self.vm
+                .set_irq_line(self.irq, level)
+                .map_err(|e| std::io::Error::from_raw_os_error(e.errno()))
+        };
+        set(true)?;
+        set(false)
+    }
+}

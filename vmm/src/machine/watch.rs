@@ -1,0 +1,73 @@
+//! Noticing an end that no exit reports: all vCPUs halted with interrupts off, or a panic that goes nowhere.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::RunEnd;
+use super::shared::Shared;
+
+/// How often the vCPUs are looked at. Each look pauses them for some tens of microseconds.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long a panicked kernel may go on printing before the run is ended for it.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
+
+/// A thread that looks at the vCPUs now and then. Ends when dropped.
+pub(super) struct Watchdog {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    pub(super) fn start(shared: Arc<Shared>) -> Self {
+        let (stop, stopped) = channel::<()>();
+        let thread = std::thread::Builder::new().name("watch".into()).spawn(move || {
+            let mut panicked: Option<Instant> = None;
+            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if shared.control.ended().is_some() {
+                    return;
+                }
+                if let Some(report) = shared.panic() {
+                    let since = *panicked.get_or_insert_with(Instant::now);
+                    if since.elapsed() > AFTER_PANIC {
+                        shared.control.end(RunEnd::Panic(report));
+                        return;
+                    }
+                }
+                if all_halted(&shared) {
+                    shared.control.end(match shared.panic() {
+                        Some(report) => RunEnd::Panic(report),
+                        None => RunEnd::Halted,
+                    });
+                    return;
+                }
+            }
+        });
+        match thread {
+            Ok(thread) => Self { stop: Some(stop), thread: Some(thread) },
+            Err(error) => {
+                log::warn!("no watch for halted guests: {error}");
+                Self { stop: None, thread: None }
+            }
+        }
+    }
+}
+
+/// Whether no vCPU can ever run again by itself.
+fn all_halted(shared: &Shared) -> bool {
+    let paused = shared.control.pause();
+    (0..shared.control.vcpus())
+        .all(|vcpu| paused.on_vcpu(vcpu, |v| v.is_off()).unwrap_or(true))
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the watch thread panicked");
+        }
+    }
+}

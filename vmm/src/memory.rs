@@ -1,0 +1,299 @@
+//! Guest RAM: a memfd (or a snapshot's file, copy-on-write) mapped once and shared by everyone.
+//!
+//! Owns the layout of guest-physical memory (below and above the hole under 4 GiB) and all byte access to
+//! it from the host. A machine that boots gets a memfd, so that other processes can map it too; a restored
+//! one maps the snapshot's memory file privately, so that many restores share its clean pages.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::FromRawFd;
+use std::sync::Arc;
+
+use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap,
+};
+
+/// Start of the hole for devices and APICs below 4 GiB.
+pub const HOLE_START: u64 = 0xc000_0000;
+/// End of that hole; RAM goes on here.
+pub const HOLE_END: u64 = 0x1_0000_0000;
+/// Granularity of RAM sizes in bytes.
+pub const PAGE_SIZE: u64 = 4096;
+/// Smallest machine: the micro guest and its tables fit.
+pub const MIN_RAM: u64 = 2 << 20;
+/// Largest machine.
+pub const MAX_RAM: u64 = 512 << 30;
+
+/// Guest RAM cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RamError {
+    /// The size is not usable.
+    #[error(
+        "guest memory of {asked} bytes: must be a multiple of {PAGE_SIZE} between {MIN_RAM} (2M) and {MAX_RAM} (512G)"
+    )]
+    Size {
+        /// What was asked for, in bytes.
+        asked: u64,
+    },
+    /// The host does not give that much.
+    #[error("guest memory of {asked} bytes: the host refuses it ({source}); ask for less memory")]
+    Host {
+        /// What was asked for, in bytes.
+        asked: u64,
+        /// What the host said.
+        source: io::Error,
+    },
+    /// The host has less memory than the machine would need.
+    #[error(
+        "guest memory of {asked} bytes: the host has {available} bytes available; ask for less memory"
+    )]
+    NotAvailable {
+        /// What was asked for, in bytes.
+        asked: u64,
+        /// `MemAvailable` of the host, in bytes.
+        available: u64,
+    },
+    /// The file behind the memory is too short.
+    #[error("memory file of {found} bytes: the machine has {asked} bytes of RAM; the file is damaged")]
+    ShortFile {
+        /// What the machine's description says, in bytes.
+        asked: u64,
+        /// Length of the file in bytes.
+        found: u64,
+    },
+}
+
+/// The range of guest-physical memory asked for is not RAM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("guest-physical {address}, {length} bytes: not in guest RAM")]
+pub struct PhysicalWriteError {
+    /// First byte.
+    pub address: Gpa,
+    /// Number of bytes.
+    pub length: usize,
+}
+
+/// Guest RAM. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct GuestRam {
+    map: GuestMemoryMmap<()>,
+    file: Arc<File>,
+    size: u64,
+}
+
+/// Ranges of RAM for `size` bytes: below the hole, and the rest from 4 GiB on.
+pub fn layout(size: u64) -> Vec<Range<u64>> {
+    let low = size.min(HOLE_START);
+    let mut ranges = vec![0..low];
+    if size > low {
+        ranges.push(HOLE_END..HOLE_END + (size - low));
+    }
+    ranges
+}
+
+fn check_size(size: u64) -> Result<(), RamError> {
+    if size % PAGE_SIZE != 0 || !(MIN_RAM..=MAX_RAM).contains(&size) {
+        return Err(RamError::Size { asked: size });
+    }
+    Ok(())
+}
+
+impl GuestRam {
+    /// Fresh, zeroed RAM of `size` bytes on a memfd.
+    ///
+    /// # Errors
+    /// If the size is not usable or the host does not have it.
+    pub fn new(size: u64) -> Result<Self, RamError> {
+        check_size(size)?;
+        if let Some(available) = host_available()
+            && size > available
+        {
+            return Err(RamError::NotAvailable { asked: size, available });
+        }
+        // SAFETY: the name is a NUL-terminated literal and the flags are valid; the result is checked.
+        let fd = unsafe { libc::memfd_create(c"exotrace-guest-ram".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(RamError::Host { asked: size, source: io::Error::last_os_error() });
+        }
+        // SAFETY: `fd` was just returned by memfd_create and nobody else owns it.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(size).map_err(|source| RamError::Host { asked: size, source })?;
+        Self::map(file, size, libc::MAP_SHARED)
+    }
+
+    /// RAM that starts as the contents of `file` and is copied on write; the file stays as it is.
+    ///
+    /// # Errors
+    /// If the size is not usable, the file is shorter, or it cannot be mapped.
+    pub fn copy_on_write(file: File, size: u64) -> Result<Self, RamError> {
+        check_size(size)?;
+        let found = file.metadata().map_err(|source| RamError::Host { asked: size, source })?.len();
+        if found < size {
+            return Err(RamError::ShortFile { asked: size, found });
+        }
+        Self::map(file, size, libc::MAP_PRIVATE)
+    }
+
+    fn map(file: File, size: u64, sharing: libc::c_int) -> Result<Self, RamError> {
+        let host = |source| RamError::Host { asked: size, source };
+        let file = Arc::new(file);
+        let mut regions = Vec::new();
+        let mut offset = 0;
+        for range in layout(size) {
+            let length = range.end - range.start;
+            let region = MmapRegionBuilder::new(length as usize)
+                .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+                .with_mmap_flags(sharing | libc::MAP_NORESERVE)
+                .with_file_offset(FileOffset::from_arc(file.clone(), offset))
+                .build()
+                .map_err(|e| host(io::Error::other(e)))?;
+            let region = GuestRegionMmap::new(region, GuestAddress(range.start))
+                .ok_or_else(|| host(io::Error::other("address overflow")))?;
+            regions.push(region);
+            offset += length;
+        }
+        let map = GuestMemoryMmap::from_regions(regions).map_err(|e| host(io::Error::other(e)))?;
+        Ok(Self { map, file, size })
+    }
+
+    /// Total RAM in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The file behind the RAM: the memfd of a booted machine, the snapshot's file of a restored one.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The rust-vmm view of the same memory.
+    pub fn map_ref(&self) -> &GuestMemoryMmap<()> {
+        &self.map
+    }
+
+    /// (guest-physical start, length, host address) of each region, for KVM's memory slots.
+    pub fn slots(&self) -> Vec<(u64, u64, u64)> {
+        self.map
+            .iter()
+            .map(|r| (r.start_addr().0, r.len(), r.as_ptr() as u64))
+            .collect()
+    }
+
+    /// Asks the host to back `range` with pages now, huge ones where it can: faults taken one by one on the
+    /// guest's first touches cost more. A refusal changes nothing but speed.
+    pub fn prefault(&self, range: Range<u64>) {
+        for (start, length, host) in self.slots() {
+            let from = range.start.max(start);
+            let to = range.end.min(start + length);
+            if from >= to {
+                continue;
+            }
+            let address = (host + (from - start)) as *mut libc::c_void;
+            // SAFETY: [address, address + to - from) lies inside a mapping owned by `self.map`; both calls
+            // only populate or tune it and never change its contents.
+            unsafe {
+                libc::madvise(address, (to - from) as usize, libc::MADV_HUGEPAGE);
+                libc::madvise(address, (to - from) as usize, libc::MADV_POPULATE_WRITE);
+            }
+        }
+    }
+
+    /// Writes `data` at a guest-physical address.
+    ///
+    /// # Errors
+    /// If any byte of the range is not RAM; what lies in RAM before it may have been written.
+    pub fn write_physical(&self, address: Gpa, data: &[u8]) -> Result<(), PhysicalWriteError> {
+        self.map
+            .write_slice(data, GuestAddress(address.0))
+            .map_err(|_| PhysicalWriteError { address, length: data.len() })
+    }
+
+    /// One byte.
+    ///
+    /// # Errors
+    /// If it is not RAM.
+    pub fn read_byte(&self, address: Gpa) -> Result<u8, PhysicalReadError> {
+        let mut byte = [0];
+        self.read_physical(address, &mut byte)?;
+        Ok(byte[0])
+    }
+
+    /// Host address of `length` bytes of RAM that do not cross a region, for atomic access.
+    pub(crate) fn host_address(&self, address: Gpa, length: u64) -> Option<*mut u8> {
+        let slot = self.slots_containing(address.0)?;
+        let offset = address.0 - slot.0;
+        (offset.checked_add(length)? <= slot.1).then(|| (slot.2 + offset) as *mut u8)
+    }
+
+    fn slots_containing(&self, address: u64) -> Option<(u64, u64, u64)> {
+        let region = self.map.find_region(GuestAddress(address))?;
+        Some((region.start_addr().0, region.len(), region.as_ptr() as u64))
+    }
+}
+
+impl PhysicalMemory for GuestRam {
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        self.map
+            .read_slice(buf, GuestAddress(address.0))
+            .map_err(|_| PhysicalReadError { address, length: buf.len() })
+    }
+
+    fn ram(&self) -> Vec<Range<u64>> {
+        layout(self.size)
+    }
+}
+
+/// `MemAvailable` of the host in bytes, if it says.
+fn host_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn ram_goes_on_above_the_hole() {
+        assert_eq!(layout(256 << 20), [0..256 << 20]);
+        assert_eq!(layout(4 << 30), [0..HOLE_START, HOLE_END..HOLE_END + (1 << 30)]);
+    }
+
+    #[test]
+    fn unusable_sizes_are_refused_with_their_value() {
+        for size in [0, 4096, (2 << 20) + 1, MAX_RAM + PAGE_SIZE] {
+            let error = GuestRam::new(size).unwrap_err().to_string();
+            assert!(error.contains(&size.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn both_sides_of_the_hole_are_memory_and_the_hole_is_not() {
+        let ram = GuestRam::new((3 << 30) + (64 << 20)).unwrap();
+        for address in [0, HOLE_START - 8, HOLE_END, HOLE_END + (64 << 20) - 8] {
+            ram.write_physical(Gpa(address), &address.to_le_bytes()).unwrap();
+            let mut back = [0; 8];
+            ram.read_physical(Gpa(address), &mut back).unwrap();
+            assert_eq!(u64::from_le_bytes(back), address);
+        }
+        assert!(ram.write_physical(Gpa(HOLE_START), &[1]).is_err());
+        assert!(ram.read_byte(Gpa(HOLE_END + (64 << 20))).is_err());
+    }
+
+    #[test]
+    fn a_copy_on_write_machine_leaves_its_file_alone() {
+        let mut file = tempfile::tempfile().unwrap();
+        io::Write::write_all(&mut file, &vec![7; MIN_RAM as usize]).unwrap();
+        let ram = GuestRam::copy_on_write(file.try_clone().unwrap(), MIN_RAM).unwrap();
+        ram.write_physical(Gpa(100), &[9]).unwrap();
+        assert_eq!(ram.read_byte(Gpa(100)).unwrap(), 9);
+        let other = GuestRam::copy_on_write(file, MIN_RAM).unwrap();
+        assert_eq!(other.read_byte(Gpa(100)).unwrap(), 7);
+    }
+}

@@ -1,0 +1,228 @@
+//! Exits that only a KVM with an interpreted kernel mode reports, and user traps as they arrive there.
+//!
+//! See [`crate::assist`] for what is done about each.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use introspect::x86_64::{paging, read_virtual};
+use introspect::Gva;
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
+
+use super::environment::address_space;
+use super::exit::EmulationFailure;
+use super::run::Flow;
+use super::{Vcpu, debug};
+use crate::assist::syscall::{self, FaultFrame};
+use crate::machine::RunEnd;
+use crate::trap::{INT3, Int3Owner, Site, Trap, TrapKind};
+use crate::vm::{KvmError, NameCall};
+use crate::x86_64::emulate::{self, EmulateError};
+use crate::x86_64::{msr, segments};
+
+const VECTOR_PF: u8 = 14;
+/// Error code bits of #PF.
+const PF_WRITE: u32 = 1 << 1;
+const PF_USER: u32 = 1 << 2;
+const PF_PRESENT: u32 = 1;
+/// Bytes of the frame that #BP pushes: RIP, CS, RFLAGS, RSP, SS.
+const BREAKPOINT_FRAME: usize = 40;
+const IDT_GATE: u64 = 16;
+
+impl Vcpu {
+    /// KVM gave up on an instruction: an int3 of ours or the guest's, or one to complete.
+    pub(super) fn on_emulation_failure(&mut self, failure: &EmulationFailure) -> Result<Flow, RunEnd> {
+        let regs = self.registers.general(&self.fd)?;
+        if failure.bytes().first() == Some(&INT3) {
+            return self.on_failed_int3(regs);
+        }
+        let sregs = self.registers.system(&self.fd)?;
+        let mut code = [0; 15];
+        let code = match failure.bytes() {
+            [] => {
+                let length = self.machine.read_code(address_space(&sregs), Gva(regs.rip), &mut code);
+                code.get(..length).unwrap_or_default()
+            }
+            bytes => bytes,
+        };
+        if code.first() == Some(&INT3) {
+            return self.on_failed_int3(regs);
+        }
+        self.complete(code, regs, &sregs)
+    }
+
+    /// Executes the instruction in `code` for the guest.
+    fn complete(&mut self, code: &[u8], mut regs: kvm_regs, sregs: &kvm_sregs) -> Result<Flow, RunEnd> {
+        let rip = regs.rip;
+        let unknown = |text: String| RunEnd::UnknownInstruction {
+            vcpu: self.index,
+            address: Gva(rip),
+            bytes: code.to_vec(),
+            text,
+        };
+        let instruction = emulate::decode(code, rip).map_err(|e| unknown(e.to_string()))?;
+        match self.emulate(&instruction, &mut regs, Some(*sregs), None) {
+            Ok(()) => {
+                self.machine.completed.count(instruction.mnemonic());
+                self.registers.set_general(&mut self.fd, &regs)?;
+            }
+            Err(EmulateError::Fault(fault)) => {
+                let user = sregs.cs.selector & 3 == 3;
+                self.page_fault(fault.address, fault.write, user, *sregs)?;
+            }
+            Err(EmulateError::Exception { vector, .. }) => {
+                // #SS and #GP carry an error code, 0 here.
+                self.queue_exception(vector, matches!(vector, 12 | 13).then_some(0))?;
+            }
+            Err(EmulateError::Contended { .. }) => {}
+            Err(error) => {
+                return Err(RunEnd::UnknownInstruction {
+                    vcpu: self.index,
+                    address: Gva(rip),
+                    bytes: code.to_vec(),
+                    text: error.to_string(),
+                });
+            }
+        }
+        Ok(Flow::Run)
+    }
+
+    /// Makes the guest take the #PF that the completed instruction would have raised.
+    fn page_fault(&mut self, address: u64, write: bool, user: bool, mut sregs: kvm_sregs) -> Result<(), RunEnd> {
+        let present = paging::translate(&self.machine.ram, address_space(&sregs), Gva(address)).is_ok();
+        let bit = |on: bool, bit: u32| if on { bit } else { 0 };
+        sregs.cr2 = address;
+        self.registers.set_system(&mut self.fd, &sregs)?;
+        self.queue_exception(
+            VECTOR_PF,
+            Some(bit(write, PF_WRITE) | bit(user, PF_USER) | bit(present, PF_PRESENT)),
+        )
+    }
+
+    /// A filtered WRMSR: only LSTAR is watched.
+    pub(super) fn on_write_msr(&mut self, index: u32, value: u64) -> Result<Flow, RunEnd> {
+        let entry = kvm_msr_entry { index, data: value, ..Default::default() };
+        let msrs = Msrs::from_entries(&[entry])
+            .map_err(|e| RunEnd::Host { message: format!("MSR list: {e:?}") })?;
+        self.fd.set_msrs(&msrs).call("KVM_SET_MSRS")?;
+        if index == msr::LSTAR && value != 0 {
+            self.watch_syscalls()?;
+        }
+        Ok(Flow::Run)
+    }
+
+    /// Reads the SYSCALL MSRs and puts the watch on the guest's page-fault entry.
+    pub(crate) fn watch_syscalls(&mut self) -> Result<(), RunEnd> {
+        let sregs = self.registers.system(&self.fd)?;
+        self.syscall = self.syscall_msrs()?;
+        let Some(entry) = self.gate(&sregs, VECTOR_PF) else {
+            return Err(RunEnd::Host {
+                message: "the guest set up SYSCALL before its page-fault handler, which this host cannot repair".into(),
+            });
+        };
+        self.debug.set_breakpoint(&self.fd, debug::PAGE_FAULT_ENTRY, Some(entry))?;
+        Ok(())
+    }
+
+    fn syscall_msrs(&self) -> Result<syscall::SyscallMsrs, KvmError> {
+        let wanted = [msr::STAR, msr::LSTAR, msr::SYSCALL_MASK];
+        let entries = wanted.map(|index| kvm_msr_entry { index, ..Default::default() });
+        let Ok(mut list) = Msrs::from_entries(&entries) else { return Ok(Default::default()) };
+        self.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
+        let value = |i: usize| list.as_slice().get(i).map_or(0, |e| e.data);
+        Ok(syscall::SyscallMsrs { star: value(0), lstar: value(1), mask: value(2) })
+    }
+
+    /// Handler address of an interrupt gate.
+    pub(crate) fn gate(&self, sregs: &kvm_sregs, vector: u8) -> Option<u64> {
+        let mut gate = [0; IDT_GATE as usize];
+        let at = Gva(sregs.idt.base + u64::from(vector) * IDT_GATE);
+        read_virtual(&self.machine.ram, address_space(sregs), at, &mut gate).ok()?;
+        let low = u16::from_le_bytes([gate[0], gate[1]]);
+        let middle = u16::from_le_bytes([gate[6], gate[7]]);
+        let high = u32::from_le_bytes([gate[8], gate[9], gate[10], gate[11]]);
+        let present = gate[5] & 0x80 != 0;
+        present.then_some(u64::from(low) | u64::from(middle) << 16 | u64::from(high) << 32)
+    }
+
+    /// The guest stands at its page-fault entry: a SYSCALL to repair, or a fault of its own.
+    pub(super) fn on_page_fault_entry(&mut self) -> Result<Flow, RunEnd> {
+        let mut regs = self.registers.general(&self.fd)?;
+        let mut sregs = self.registers.system(&self.fd)?;
+        let mut frame = [0; FaultFrame::SIZE];
+        let space = address_space(&sregs);
+        if read_virtual(&self.machine.ram, space, Gva(regs.rsp), &mut frame).is_ok() {
+            let frame = FaultFrame::from_bytes(&frame);
+            if syscall::is_syscall(&frame, &self.syscall) {
+                syscall::repair(&frame, &self.syscall, &mut regs, &mut sregs);
+                self.registers.set_system(&mut self.fd, &sregs)?;
+                self.registers.set_general(&mut self.fd, &regs)?;
+                self.machine.counters.syscalls_repaired.fetch_add(1, Ordering::Relaxed);
+                return Ok(Flow::Run);
+            }
+        }
+        self.past_breakpoint(debug::PAGE_FAULT_ENTRY, regs, &sregs)
+    }
+
+    /// The guest stands at its own #BP entry: one of our user traps, or an int3 of the guest's.
+    pub(super) fn on_breakpoint_entry(&mut self, entry: &Arc<Site>, regs: kvm_regs) -> Result<Flow, RunEnd> {
+        let sregs = self.registers.system(&self.fd)?;
+        let space = address_space(&sregs);
+        let mut bytes = [0; BREAKPOINT_FRAME];
+        if read_virtual(&self.machine.ram, space, Gva(regs.rsp), &mut bytes).is_err() {
+            return self.pass(entry, regs, None, 0);
+        }
+        let word = |i: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
+            u64::from_le_bytes(word)
+        };
+        let (rip, cs, rflags, rsp, ss) = (word(0).wrapping_sub(1), word(1), word(2), word(3), word(4));
+        if cs & segments::RPL_MASK != 3 {
+            return self.pass(entry, regs, None, 0);
+        }
+        let Ok(at) = paging::translate(&self.machine.ram, space, Gva(rip)) else {
+            return self.pass(entry, regs, None, 0);
+        };
+        // The user's state at the int3.
+        let mut user = kvm_regs { rip, rflags, rsp, ..regs };
+        let mut user_sregs = sregs;
+        user_sregs.cs = segments::code64(cs as u16);
+        user_sregs.ss = segments::data(ss as u16);
+        let site = self.machine.traps.user_site(at.gpa);
+        let now = self.machine.ram.read_byte(at.gpa).ok();
+        match (Int3Owner::of(site.is_some(), now), site) {
+            (Int3Owner::Ours, Some(site)) => {
+                let before = user;
+                match self.emulate(&site.instruction, &mut user, Some(user_sregs), Some(3)) {
+                    Ok(()) => {
+                        site.hits.fetch_add(1, Ordering::Relaxed);
+                        let kind = TrapKind::User;
+                        let trap = Trap { vcpu: self.index, address: Gva(rip), kind, site: Some(site.id) };
+                        self.deliver(&trap, &before, &user_sregs, true);
+                        self.return_to(&user, &user_sregs)?;
+                    }
+                    Err(EmulateError::Fault(fault)) => {
+                        // The guest brings the page and comes back to the int3: no hit yet.
+                        self.return_to(&before, &user_sregs)?;
+                        self.page_fault(fault.address, fault.write, true, user_sregs)?;
+                    }
+                    Err(error) => {
+                        return Err(RunEnd::Host {
+                            message: format!("user trap at {rip:#x}: the displaced instruction cannot be executed: {error}"),
+                        });
+                    }
+                }
+            }
+            (Int3Owner::JustRemoved, _) => self.return_to(&user, &user_sregs)?,
+            _ => return self.pass(entry, regs, None, 0),
+        }
+        Ok(Flow::Run)
+    }
+
+    fn return_to(&mut self, regs: &kvm_regs, sregs: &kvm_sregs) -> Result<(), RunEnd> {
+        self.registers.set_system(&mut self.fd, sregs)?;
+        self.registers.set_general(&mut self.fd, regs)?;
+        Ok(())
+    }
+}

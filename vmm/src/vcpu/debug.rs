@@ -1,0 +1,118 @@
+//! KVM_SET_GUEST_DEBUG: hardware breakpoints, single-step and int3 reporting of one vCPU.
+
+use kvm_bindings::{
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_SINGLESTEP,
+    KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
+};
+use kvm_ioctls::VcpuFd;
+
+use crate::host::{HostProfile, Int3};
+use crate::vm::{KvmError, NameCall};
+
+/// Hardware breakpoints of an x86 CPU.
+pub(crate) const BREAKPOINTS: usize = 4;
+/// The breakpoint that watches the guest's page-fault entry where SYSCALL is repaired.
+pub(crate) const PAGE_FAULT_ENTRY: usize = 0;
+
+/// What is asked of KVM for one vCPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GuestDebug {
+    report_int3: bool,
+    breakpoints: [Option<u64>; BREAKPOINTS],
+    step: bool,
+    /// KVM refused KVM_GUESTDBG_BLOCKIRQ: it came with Linux 5.16.
+    no_block_irq: bool,
+}
+
+impl GuestDebug {
+    pub(crate) fn new(profile: &HostProfile) -> Self {
+        Self {
+            report_int3: profile.int3_kernel == Int3::DebugExit,
+            breakpoints: [None; BREAKPOINTS],
+            step: false,
+            no_block_irq: false,
+        }
+    }
+
+    pub(crate) fn breakpoint(&self, number: usize) -> Option<u64> {
+        self.breakpoints.get(number).copied().flatten()
+    }
+
+    pub(crate) fn set_breakpoint(
+        &mut self,
+        fd: &VcpuFd,
+        number: usize,
+        address: Option<u64>,
+    ) -> Result<(), KvmError> {
+        if let Some(slot) = self.breakpoints.get_mut(number) {
+            *slot = address;
+        }
+        self.apply(fd)
+    }
+
+    pub(crate) fn set_step(&mut self, fd: &VcpuFd, on: bool) -> Result<(), KvmError> {
+        self.step = on;
+        self.apply(fd)
+    }
+
+    /// Queues a #BP for the guest, as its own int3 would have.
+    pub(crate) fn inject_breakpoint(&self, fd: &VcpuFd) -> Result<(), KvmError> {
+        let mut request = self.request();
+        request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_INJECT_BP;
+        fd.set_guest_debug(&request).call("KVM_SET_GUEST_DEBUG (inject #BP)")
+    }
+
+    pub(crate) fn apply(&mut self, fd: &VcpuFd) -> Result<(), KvmError> {
+        let result = fd.set_guest_debug(&self.request());
+        if result.is_err() && self.step && !self.no_block_irq {
+            self.no_block_irq = true;
+            return fd.set_guest_debug(&self.request()).call("KVM_SET_GUEST_DEBUG");
+        }
+        result.call("KVM_SET_GUEST_DEBUG")
+    }
+
+    fn request(&self) -> kvm_guest_debug {
+        let mut request = kvm_guest_debug::default();
+        if self.report_int3 {
+            request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP;
+        }
+        if self.step {
+            request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
+            if !self.no_block_irq {
+                request.control |= KVM_GUESTDBG_BLOCKIRQ;
+            }
+        }
+        if self.breakpoints.iter().any(Option::is_some) {
+            request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
+            request.arch.debugreg[7] = 0x400; // always set in DR7
+            for (number, address) in self.breakpoints.iter().enumerate() {
+                if let Some(address) = address {
+                    request.arch.debugreg[number] = *address;
+                    request.arch.debugreg[7] |= 2 << (2 * number); // global enable; execute, one byte
+                }
+            }
+        }
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn int3_is_asked_for_only_where_it_is_reported() {
+        let native = GuestDebug::new(&HostProfile::hardware_example()).request();
+        assert_eq!(native.control, KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP);
+        assert_eq!(GuestDebug::new(&HostProfile::interpreted_example()).request().control, 0);
+    }
+
+    #[test]
+    fn breakpoints_are_execute_breakpoints_in_dr7() {
+        let mut debug = GuestDebug::new(&HostProfile::interpreted_example());
+        debug.breakpoints[1] = Some(0x1000);
+        let request = debug.request();
+        assert_eq!(request.arch.debugreg[1], 0x1000);
+        assert_eq!(request.arch.debugreg[7], 0x400 | 0b1000);
+    }
+}

@@ -1,0 +1,285 @@
+//! What an emulated instruction sees of the vCPU it runs for: memory through the guest's page tables with
+//! the vCPU's privilege, segment bases, FPU state.
+//!
+//! System registers are fetched once, when first needed; most displaced instructions touch only the stack.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use introspect::x86_64::paging::{self, AddressSpace, Translation};
+use introspect::{Gpa, Gva, PhysicalMemory};
+use kvm_bindings::{KVM_VCPUEVENT_VALID_SHADOW, kvm_sregs, kvm_xsave};
+use kvm_ioctls::VcpuFd;
+
+use super::system::Registers;
+use crate::memory::GuestRam;
+use crate::x86_64::emulate::{
+    ControlRegister, Environment, FxState, MemoryFault, Segment, StateError,
+};
+
+const PAGE: u64 = 4096;
+const WRITE_PROTECT: u64 = 1 << 16; // CR0.WP
+const SMAP: u64 = 1 << 21; // CR4.SMAP
+const LA57: u64 = 1 << 12; // CR4.LA57
+const ROOT_MASK: u64 = 0x000f_ffff_ffff_f000;
+/// Bytes 512..520 of the XSAVE area: which components are in use.
+const XSTATE_BV: usize = 512 / 4;
+const X87_AND_SSE: u32 = 3;
+
+/// One vCPU's memory and state for the length of one instruction.
+pub(super) struct VcpuEnvironment<'a> {
+    pub(super) fd: &'a mut VcpuFd,
+    pub(super) registers: &'a mut Registers,
+    pub(super) ram: &'a GuestRam,
+    /// Known privilege, or `None` to take it from CS.
+    pub(super) privilege: Option<u8>,
+    /// Exact system registers, once fetched.
+    pub(super) sregs: Option<kvm_sregs>,
+}
+
+/// The address space that `sregs` select.
+pub(crate) fn address_space(sregs: &kvm_sregs) -> AddressSpace {
+    AddressSpace {
+        root: Gpa(sregs.cr3 & ROOT_MASK),
+        levels: if sregs.cr4 & LA57 != 0 { 5 } else { 4 },
+    }
+}
+
+impl VcpuEnvironment<'_> {
+    fn sregs(&mut self) -> Result<kvm_sregs, StateError> {
+        if let Some(sregs) = self.sregs {
+            return Ok(sregs);
+        }
+        let sregs = self.registers.system(self.fd).map_err(|e| StateError {
+            action: "read the system registers",
+            source: std::io::Error::from_raw_os_error(e.source.errno()),
+        })?;
+        self.sregs = Some(sregs);
+        Ok(sregs)
+    }
+
+    /// System registers good enough to translate `address`: recent ones for kernel addresses.
+    fn sregs_for(&mut self, address: u64) -> Option<kvm_sregs> {
+        if self.privilege == Some(0) && (address as i64) < 0 && self.sregs.is_none() {
+            return self.registers.recent_system(self.fd).ok();
+        }
+        self.sregs().ok()
+    }
+
+    fn translate(&mut self, address: u64, write: bool) -> Result<Gpa, MemoryFault> {
+        let fault = MemoryFault { address, write };
+        let sregs = self.sregs_for(address).ok_or(fault)?;
+        let translation = paging::translate(self.ram, address_space(&sregs), Gva(address))
+            .map_err(|_| fault)?;
+        let user = match self.privilege {
+            Some(level) => level == 3,
+            None => sregs.cs.selector & 3 == 3,
+        };
+        if !allowed(&translation, &sregs, user, write) {
+            return Err(fault);
+        }
+        Ok(translation.gpa)
+    }
+
+    /// Calls `each` with the physical address and the part of the range for every page it touches.
+    fn pages(
+        &mut self,
+        address: u64,
+        length: usize,
+        write: bool,
+    ) -> Result<Vec<(Gpa, std::ops::Range<usize>)>, MemoryFault> {
+        let mut parts = Vec::with_capacity(2);
+        let mut done = 0;
+        while done < length {
+            let at = address.wrapping_add(done as u64);
+            let in_page = (PAGE - at % PAGE) as usize;
+            let end = (done + in_page).min(length);
+            parts.push((self.translate(at, write)?, done..end));
+            done = end;
+        }
+        Ok(parts)
+    }
+}
+
+/// Page rights as the CPU applies them to data (SDM volume 3, 4.6.1).
+fn allowed(translation: &Translation, sregs: &kvm_sregs, user: bool, write: bool) -> bool {
+    if user {
+        return translation.user && (!write || translation.writable);
+    }
+    let protected = write && !translation.writable && sregs.cr0 & WRITE_PROTECT != 0;
+    // The guest's AC flag may allow it; refusing only sends the instruction to the slower way.
+    let smap = translation.user && sregs.cr4 & SMAP != 0;
+    !protected && !smap
+}
+
+impl Environment for VcpuEnvironment<'_> {
+    fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
+        let fault = MemoryFault { address, write: false };
+        for (gpa, part) in self.pages(address, buf.len(), false)? {
+            let piece = buf.get_mut(part).ok_or(fault)?;
+            self.ram.read_physical(gpa, piece).map_err(|_| fault)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        let fault = MemoryFault { address, write: true };
+        let parts = self.pages(address, data.len(), true)?;
+        if parts.iter().any(|(gpa, part)| self.ram.host_address(*gpa, part.len() as u64).is_none()) {
+            return Err(fault);
+        }
+        for (gpa, part) in parts {
+            let piece = data.get(part).ok_or(fault)?;
+            self.ram.write_physical(gpa, piece).map_err(|_| fault)?;
+        }
+        Ok(())
+    }
+
+    fn compare_exchange(
+        &mut self,
+        address: u64,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<bool, MemoryFault> {
+        let fault = MemoryFault { address, write: true };
+        let length = old.len();
+        if length != new.len() || address % length.max(1) as u64 != 0 {
+            // A split lock: no host instruction for it; the plain way is what an interpreter does too.
+            let mut now = [0; 16];
+            let now = now.get_mut(..length).ok_or(fault)?;
+            self.read(address, now)?;
+            if now != old {
+                return Ok(false);
+            }
+            self.write(address, new)?;
+            return Ok(true);
+        }
+        let gpa = self.translate(address, true)?;
+        let pointer = self.ram.host_address(gpa, length as u64).ok_or(fault)?;
+        exchange(pointer, old, new).ok_or(fault)
+    }
+
+    fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError> {
+        let sregs = self.sregs()?;
+        Ok(match segment {
+            Segment::Fs => sregs.fs.base,
+            Segment::Gs => sregs.gs.base,
+        })
+    }
+
+    fn set_segment_base(&mut self, segment: Segment, base: u64) -> Result<(), StateError> {
+        let mut sregs = self.sregs()?;
+        match segment {
+            Segment::Fs => sregs.fs.base = base,
+            Segment::Gs => sregs.gs.base = base,
+        }
+        self.registers.set_system(self.fd, &sregs).map_err(|e| StateError {
+            action: "write a segment base",
+            source: std::io::Error::from_raw_os_error(e.source.errno()),
+        })?;
+        self.sregs = Some(sregs);
+        Ok(())
+    }
+
+    fn fx_state(&mut self) -> Result<FxState, StateError> {
+        let xsave = self.fd.get_xsave().map_err(|e| state("read the FPU state", e))?;
+        let mut fx = FxState::default();
+        for (place, word) in fx.0.chunks_exact_mut(4).zip(&xsave.region) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        Ok(fx)
+    }
+
+    fn set_fx_state(&mut self, fx: &FxState) -> Result<(), StateError> {
+        let mut xsave: kvm_xsave = self.fd.get_xsave().map_err(|e| state("read the FPU state", e))?;
+        for (word, bytes) in xsave.region.iter_mut().zip(fx.0.chunks_exact(4)) {
+            *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        xsave.region[XSTATE_BV] |= X87_AND_SSE;
+        // SAFETY: the vCPU has no dynamically enabled XSTATE features (none is ever asked for with
+        // arch_prctl), so the structure's 4096 bytes are all that KVM reads.
+        unsafe { self.fd.set_xsave(&xsave) }.map_err(|e| state("write the FPU state", e))
+    }
+
+    fn cpl(&mut self) -> Result<u8, StateError> {
+        match self.privilege {
+            Some(level) => Ok(level),
+            None => Ok((self.sregs()?.cs.selector & 3) as u8),
+        }
+    }
+
+    fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError> {
+        match register {
+            ControlRegister::Cr0 => Ok(self.sregs()?.cr0),
+            ControlRegister::Cr4 => Ok(self.sregs()?.cr4),
+            ControlRegister::Xcr0 => {
+                let xcrs = self.fd.get_xcrs().map_err(|e| state("read XCR0", e))?;
+                Ok(xcrs.xcrs[0].value)
+            }
+        }
+    }
+
+    fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
+        let mut events = self.fd.get_vcpu_events().map_err(|e| state("read the events", e))?;
+        events.interrupt.shadow = 1;
+        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+        self.fd.set_vcpu_events(&events).map_err(|e| state("write the events", e))
+    }
+}
+
+fn state(action: &'static str, error: kvm_ioctls::Error) -> StateError {
+    StateError { action, source: std::io::Error::from_raw_os_error(error.errno()) }
+}
+
+/// Atomic compare-and-exchange of 1, 2, 4, 8 or 16 bytes at an aligned host address in guest RAM.
+fn exchange(pointer: *mut u8, old: &[u8], new: &[u8]) -> Option<bool> {
+    macro_rules! exchange_as {
+        ($atomic:ty, $int:ty) => {{
+            let old = <$int>::from_le_bytes(old.try_into().ok()?);
+            let new = <$int>::from_le_bytes(new.try_into().ok()?);
+            // SAFETY: the caller checked that the bytes lie in guest RAM, which is mapped as long as the
+            // machine lives, and that the address is aligned; RAM regions start page-aligned in the host.
+            let place = unsafe { <$atomic>::from_ptr(pointer.cast()) };
+            Some(place.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
+        }};
+    }
+    match old.len() {
+        1 => exchange_as!(AtomicU8, u8),
+        2 => exchange_as!(AtomicU16, u16),
+        4 => exchange_as!(AtomicU32, u32),
+        8 => exchange_as!(AtomicU64, u64),
+        16 if std::arch::is_x86_feature_detected!("cmpxchg16b") => {
+            let expected = u128::from_le_bytes(old.try_into().ok()?);
+            let new = u128::from_le_bytes(new.try_into().ok()?);
+            // SAFETY: the CPU has the instruction (checked by the guard), the 16 bytes are aligned and in guest
+            // RAM (see above).
+            Some(unsafe { exchange_16(pointer.cast(), expected, new) })
+        }
+        _ => None,
+    }
+}
+
+/// CMPXCHG16B: whether `expected` stood there and was replaced.
+///
+/// # Safety
+/// The CPU has the instruction; `place` is aligned to 16 bytes and valid for reads and writes.
+unsafe fn exchange_16(place: *mut u128, expected: u128, new: u128) -> bool {
+    let done: u8;
+    // SAFETY: the caller's promise covers the access. RBX, which the compiler keeps for itself, is put back.
+    // (The library's intrinsic needs the whole program to be built for CPUs with this instruction.)
+    unsafe {
+        core::arch::asm!(
+            "xchg {low}, rbx",
+            "lock cmpxchg16b [{place}]",
+            "sete {done}",
+            "mov rbx, {low}",
+            low = inout(reg) new as u64 => _,
+            place = in(reg) place,
+            done = out(reg_byte) done,
+            in("rcx") (new >> 64) as u64,
+            inout("rax") expected as u64 => _,
+            inout("rdx") (expected >> 64) as u64 => _,
+            options(nostack),
+        );
+    }
+    done != 0
+}

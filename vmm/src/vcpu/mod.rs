@@ -1,0 +1,159 @@
+//! One vCPU and its thread.
+//!
+//! The thread owns the [`Vcpu`] and is the only one that touches its KVM descriptor; others reach it through
+//! [`crate::machine::control::Control`], which parks it and hands it jobs. `run` is the loop around KVM_RUN,
+//! `hit` turns exits into traps and gets past the displaced instruction, `assisted` holds what only
+//! interpreting hosts need, `state` saves and restores.
+
+mod assisted;
+mod debug;
+mod environment;
+mod exit;
+mod hit;
+pub(crate) mod kick;
+mod run;
+pub(crate) mod state;
+pub(crate) mod system;
+
+use std::sync::Arc;
+
+use introspect::x86_64::paging::AddressSpace;
+use kvm_bindings::{
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, Msrs,
+    kvm_msr_entry, kvm_regs, kvm_sregs,
+};
+use kvm_ioctls::VcpuFd;
+
+pub(crate) use environment::address_space;
+pub(crate) use exit::internal_error;
+
+use crate::assist::syscall::SyscallMsrs;
+use crate::machine::MachineError;
+use crate::machine::shared::Shared;
+use crate::memory::PhysicalWriteError;
+use crate::vm::{KvmError, NameCall};
+use debug::GuestDebug;
+use system::Registers;
+
+/// RFLAGS.IF
+const RFLAGS_IF: u64 = 1 << 9;
+
+/// One vCPU.
+pub(crate) struct Vcpu {
+    index: usize,
+    fd: VcpuFd,
+    registers: Registers,
+    debug: GuestDebug,
+    /// The guest's SYSCALL MSRs, once it has written LSTAR; only kept where SYSCALL is repaired.
+    syscall: SyscallMsrs,
+    machine: Arc<Shared>,
+}
+
+impl Vcpu {
+    /// Wraps a fresh vCPU.
+    pub(crate) fn new(index: usize, mut fd: VcpuFd, machine: Arc<Shared>) -> Result<Self, KvmError> {
+        let registers = Registers::new(&mut fd, machine.profile.sync_regs);
+        let mut debug = GuestDebug::new(&machine.profile);
+        debug.apply(&fd)?;
+        Ok(Self { index, fd, registers, debug, syscall: SyscallMsrs::default(), machine })
+    }
+
+    /// Position among the machine's vCPUs; also its APIC id.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Takes back a kick whose reason has gone.
+    pub(crate) fn clear_kick(&mut self) {
+        self.fd.set_kvm_immediate_exit(0);
+    }
+
+    /// Whether somebody has asked this vCPU to leave KVM_RUN.
+    pub(crate) fn is_kicked(&mut self) -> bool {
+        let byte: *const u8 = &self.fd.get_kvm_run().immediate_exit;
+        // SAFETY: the byte lies in the vCPU's mapping, which `self.fd` owns; other threads store to it
+        // atomically (see `kick`), so it is read the same way.
+        let byte = unsafe { &*byte.cast::<std::sync::atomic::AtomicU8>() };
+        byte.load(std::sync::atomic::Ordering::SeqCst) != 0
+    }
+
+    /// Gives a vCPU that has not run the registers that `prepare` makes of its initial ones.
+    pub(crate) fn set_entry(
+        &self,
+        prepare: impl FnOnce(kvm_sregs) -> Result<(kvm_regs, kvm_sregs), PhysicalWriteError>,
+    ) -> Result<(), MachineError> {
+        let (regs, sregs) = prepare(self.fd.get_sregs().call("KVM_GET_SREGS")?)?;
+        self.fd.set_sregs(&sregs).call("KVM_SET_SREGS")?;
+        self.fd.set_regs(&regs).call("KVM_SET_REGS")?;
+        Ok(())
+    }
+
+    /// Sets or takes away a hardware breakpoint.
+    pub(crate) fn set_breakpoint(&mut self, number: usize, address: Option<u64>) -> Result<(), KvmError> {
+        self.debug.set_breakpoint(&self.fd, number, address)
+    }
+
+    /// Value of an MSR, if KVM knows it.
+    pub(crate) fn read_msr(&self, index: u32) -> Option<u64> {
+        let mut list = Msrs::from_entries(&[kvm_msr_entry { index, ..Default::default() }]).ok()?;
+        (self.fd.get_msrs(&mut list).ok()? == 1).then(|| list.as_slice().first().map(|e| e.data))?
+    }
+
+    /// Handler address of a gate in the vCPU's interrupt descriptor table.
+    pub(crate) fn interrupt_handler(&self, vector: u8) -> Option<u64> {
+        self.gate(&self.fd.get_sregs().ok()?, vector)
+    }
+
+    /// Whether this vCPU waits for something that cannot come by itself: halted with interrupts off, or
+    /// never started.
+    pub(crate) fn is_off(&self) -> bool {
+        let (Ok(state), Ok(regs)) = (self.fd.get_mp_state(), self.fd.get_regs()) else { return false };
+        match state.mp_state {
+            KVM_MP_STATE_HALTED => regs.rflags & RFLAGS_IF == 0,
+            KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => true,
+            _ => false,
+        }
+    }
+
+    /// Snapshot of the general and system registers of a parked vCPU.
+    pub(crate) fn snapshot_registers(&mut self) -> Result<VcpuRegisters, KvmError> {
+        Ok(VcpuRegisters {
+            regs: self.fd.get_regs().call("KVM_GET_REGS")?,
+            sregs: self.fd.get_sregs().call("KVM_GET_SREGS")?,
+        })
+    }
+}
+
+/// General and system registers of one vCPU.
+#[derive(Debug, Clone, Copy)]
+pub struct VcpuRegisters {
+    /// General registers, RIP, RFLAGS.
+    pub regs: kvm_bindings::kvm_regs,
+    /// Segments, control registers, descriptor tables.
+    pub sregs: kvm_bindings::kvm_sregs,
+}
+
+impl VcpuRegisters {
+    /// The page tables in use.
+    pub fn address_space(&self) -> AddressSpace {
+        address_space(&self.sregs)
+    }
+
+    /// Whether the vCPU is in user mode.
+    pub fn in_user_mode(&self) -> bool {
+        self.sregs.cs.selector & 3 == 3
+    }
+}
+
+impl std::fmt::Display for VcpuRegisters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let r = &self.regs;
+        let s = &self.sregs;
+        writeln!(f, "rip {:016x} rflags {:08x} cs {:04x} ss {:04x}", r.rip, r.rflags, s.cs.selector, s.ss.selector)?;
+        writeln!(f, "rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}", r.rax, r.rbx, r.rcx, r.rdx)?;
+        writeln!(f, "rsi {:016x} rdi {:016x} rbp {:016x} rsp {:016x}", r.rsi, r.rdi, r.rbp, r.rsp)?;
+        writeln!(f, "r8  {:016x} r9  {:016x} r10 {:016x} r11 {:016x}", r.r8, r.r9, r.r10, r.r11)?;
+        writeln!(f, "r12 {:016x} r13 {:016x} r14 {:016x} r15 {:016x}", r.r12, r.r13, r.r14, r.r15)?;
+        write!(f, "cr0 {:08x} cr2 {:016x} cr3 {:012x} cr4 {:06x} efer {:04x} gs {:016x}", s.cr0, s.cr2, s.cr3, s.cr4, s.efer, s.gs.base)
+    }
+}

@@ -1,0 +1,152 @@
+//! The loop around KVM_RUN: port and memory accesses go to the buses, everything about traps to `hit`,
+//! what only interpreting hosts report to `assisted`.
+
+use std::sync::atomic::Ordering;
+
+use kvm_bindings::{KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
+use kvm_ioctls::VcpuExit;
+
+use super::kick::Kick;
+use super::{Vcpu, exit};
+use crate::machine::RunEnd;
+use crate::machine::control::AfterPark;
+use crate::vm::KvmError;
+
+/// What follows an exit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// Enter the guest again.
+    Run,
+    /// KVM_RUN was interrupted: somebody wants this vCPU to stand still.
+    Interrupted,
+    /// The stepped instruction is done.
+    Stepped,
+}
+
+/// The exits that `run` hands on, without their borrow of the shared page.
+enum Kind {
+    Port,
+    Done,
+    Debug(kvm_bindings::kvm_debug_exit_arch),
+    InternalError,
+    WriteMsr { index: u32, value: u64 },
+    TripleFault,
+    Reset,
+    PowerOff,
+    Unexpected(String),
+}
+
+impl From<KvmError> for RunEnd {
+    fn from(error: KvmError) -> Self {
+        RunEnd::Host { message: error.to_string() }
+    }
+}
+
+impl Vcpu {
+    /// Runs the guest on this vCPU until the machine makes its threads leave.
+    pub(crate) fn main(mut self) {
+        let control = self.machine.control.clone();
+        let kick = Kick::of_this_thread(&mut self.fd);
+        control.register(self.index, kick);
+        loop {
+            match self.enter() {
+                Ok(Flow::Run | Flow::Stepped) => {}
+                Ok(Flow::Interrupted) => {
+                    if control.park(&mut self) == AfterPark::Leave {
+                        break;
+                    }
+                }
+                Err(reason) => {
+                    control.end(reason);
+                    if control.park(&mut self) == AfterPark::Leave {
+                        break;
+                    }
+                }
+            }
+        }
+        control.gone(self.index);
+    }
+
+    /// One KVM_RUN and what it asks for.
+    pub(super) fn enter(&mut self) -> Result<Flow, RunEnd> {
+        let kind = match self.fd.run() {
+            Ok(exit) => match exit {
+                VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => Kind::Port,
+                VcpuExit::MmioRead(address, data) => {
+                    self.machine.mmio.read(address, data);
+                    self.machine.counters.mmio.fetch_add(1, Ordering::Relaxed);
+                    Kind::Done
+                }
+                VcpuExit::MmioWrite(address, data) => {
+                    self.machine.mmio.write(address, data);
+                    self.machine.counters.mmio.fetch_add(1, Ordering::Relaxed);
+                    Kind::Done
+                }
+                VcpuExit::Debug(arch) => Kind::Debug(arch),
+                VcpuExit::InternalError => Kind::InternalError,
+                VcpuExit::X86Wrmsr(write) => Kind::WriteMsr { index: write.index, value: write.data },
+                VcpuExit::Shutdown => Kind::TripleFault,
+                VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => Kind::Reset,
+                VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => Kind::PowerOff,
+                VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen => Kind::Done,
+                other => Kind::Unexpected(format!("{other:x?}")),
+            },
+            Err(error) => {
+                return match error.errno() {
+                    libc::EINTR | libc::EAGAIN => Ok(Flow::Interrupted),
+                    _ => Err(self.run_failed(error)),
+                };
+            }
+        };
+        match kind {
+            Kind::Done => Ok(Flow::Run),
+            Kind::Port => {
+                self.port()?;
+                Ok(Flow::Run)
+            }
+            Kind::Debug(arch) => self.on_debug(&arch),
+            Kind::InternalError => match exit::internal_error(self.fd.get_kvm_run()) {
+                Ok(failure) => self.on_emulation_failure(&failure),
+                Err(suberror) => {
+                    let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
+                    Err(RunEnd::Host { message: format!("KVM internal error {suberror} at rip {rip:#x}") })
+                }
+            },
+            Kind::WriteMsr { index, value } => self.on_write_msr(index, value),
+            Kind::TripleFault => {
+                Err(RunEnd::TripleFault { vcpu: self.index, registers: Box::new(self.snapshot_registers()?) })
+            }
+            Kind::Reset => Err(self.machine.reset_end(None)),
+            Kind::PowerOff => Err(RunEnd::PoweredOff),
+            Kind::Unexpected(what) => {
+                let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
+                Err(RunEnd::Host { message: format!("unexpected KVM exit at rip {rip:#x}: {what}") })
+            }
+        }
+    }
+
+    fn run_failed(&self, error: kvm_ioctls::Error) -> RunEnd {
+        let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
+        RunEnd::Host { message: format!("KVM_RUN failed at rip {rip:#x}: {error}") }
+    }
+
+    fn port(&mut self) -> Result<(), RunEnd> {
+        self.machine.counters.port.fetch_add(1, Ordering::Relaxed);
+        let run_size = self.machine.run_size;
+        let Some(access) = exit::port_access(&mut self.fd, run_size) else {
+            return Err(RunEnd::Host { message: "KVM described a port access outside its page".into() });
+        };
+        // `rep outsb` arrives as many accesses to one port.
+        for piece in access.data.chunks_mut(access.size) {
+            if access.out {
+                self.machine.pio.write(u64::from(access.port), piece);
+            } else {
+                self.machine.pio.read(u64::from(access.port), piece);
+            }
+        }
+        match self.machine.take_reset() {
+            Some(cause) => Err(self.machine.reset_end(Some(cause))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A KVM virtual machine with guest RAM, interrupt controllers and timer, before it has vCPUs.
+
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VmFd};
+
+use crate::memory::GuestRam;
+
+/// Three pages that VMX needs for real mode, in the hole below 4 GiB.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+
+/// A KVM call failed: which, and what the kernel said.
+#[derive(Debug, thiserror::Error)]
+#[error("KVM: {call} failed: {source}")]
+pub struct KvmError {
+    /// The ioctl or what it was for.
+    pub call: &'static str,
+    /// The kernel's answer.
+    pub source: kvm_ioctls::Error,
+}
+
+/// Names the call that failed.
+pub(crate) trait NameCall<T> {
+    fn call(self, call: &'static str) -> Result<T, KvmError>;
+}
+
+impl<T> NameCall<T> for Result<T, kvm_ioctls::Error> {
+    fn call(self, call: &'static str) -> Result<T, KvmError> {
+        self.map_err(|source| KvmError { call, source })
+    }
+}
+
+/// Makes a machine around `ram` with the in-kernel interrupt controllers, and the PIT if `pit`.
+///
+/// The memory slots come first: with them in place the controllers are made several times faster.
+pub(crate) fn create(kvm: &Kvm, ram: &GuestRam, pit: bool) -> Result<VmFd, KvmError> {
+    let vm = kvm.create_vm().call("KVM_CREATE_VM")?;
+    vm.set_tss_address(TSS_ADDRESS).call("KVM_SET_TSS_ADDR")?;
+    for (slot, (start, length, host)) in (0..).zip(ram.slots()) {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: start,
+            memory_size: length,
+            userspace_addr: host,
+        };
+        // SAFETY: the region is mapped for as long as `ram` lives, and every owner of the VmFd holds a clone
+        // of it; slots do not overlap since the layout's ranges do not.
+        unsafe { vm.set_user_memory_region(region) }.call("KVM_SET_USER_MEMORY_REGION")?;
+    }
+    vm.create_irq_chip().call("KVM_CREATE_IRQCHIP")?;
+    if pit {
+        let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        vm.create_pit2(config).call("KVM_CREATE_PIT2")?;
+    }
+    Ok(vm)
+}

@@ -1,0 +1,177 @@
+//! The CPUID a vCPU shows: the host's, with this vCPU's identity and without what the host cannot carry.
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+
+use crate::host::HostProfile;
+
+const LEAF_FEATURES: u32 = 1;
+const LEAF_CACHE: u32 = 4;
+const LEAF_EXTENDED_FEATURES: u32 = 7;
+const LEAF_TOPOLOGY: u32 = 0xb;
+const LEAF_XSAVE: u32 = 0xd;
+const LEAF_TOPOLOGY_V2: u32 = 0x1f;
+const LEAF_AMD_FEATURES: u32 = 0x8000_0001;
+
+const FEATURES_ECX_TSC_DEADLINE: u32 = 1 << 24;
+const FEATURES_ECX_HYPERVISOR: u32 = 1 << 31;
+const FEATURES_EDX_HYPER_THREADING: u32 = 1 << 28;
+
+/// Bits hidden from a kernel whose kernel mode is interpreted: each stands for instructions that the
+/// interpreter lacks, or (ERMS, FSRM) makes slow by interpreting `rep movsb` a byte at a time.
+mod interpreted {
+    /// SSE3, PCLMUL, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, OSXSAVE, AVX, F16C.
+    pub const FEATURES_ECX: u32 = 1
+        | 1 << 1
+        | 1 << 9
+        | 1 << 12
+        | 1 << 13
+        | 1 << 19
+        | 1 << 20
+        | 1 << 22
+        | 1 << 23
+        | 1 << 25
+        | 1 << 26
+        | 1 << 27
+        | 1 << 28
+        | 1 << 29;
+    /// FSGSBASE, BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, SHA_NI.
+    pub const EXTENDED_EBX: u32 = 1
+        | 1 << 3
+        | 1 << 5
+        | 1 << 7
+        | 1 << 8
+        | 1 << 9
+        | 1 << 10
+        | 1 << 18
+        | 1 << 19
+        | 1 << 20
+        | 1 << 23
+        | 1 << 24
+        | 1 << 29;
+    /// UMIP, PKU, VAES, VPCLMULQDQ, RDPID.
+    pub const EXTENDED_ECX: u32 = 1 << 2 | 1 << 3 | 1 << 9 | 1 << 10 | 1 << 22;
+    /// FSRM.
+    pub const EXTENDED_EDX: u32 = 1 << 4;
+    /// ABM (lzcnt, popcnt), SSE4a, XOP, FMA4, TBM.
+    pub const AMD_ECX: u32 = 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 21;
+}
+
+/// What distinguishes the machine that the table is for.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// This vCPU's index and APIC id.
+    pub vcpu: u8,
+    /// Number of vCPUs.
+    pub cpus: u8,
+    /// Whether KVM's local APIC has the TSC deadline timer.
+    pub tsc_deadline: bool,
+}
+
+/// The table for one vCPU, from `supported` (KVM_GET_SUPPORTED_CPUID).
+///
+/// A host whose kernel mode is native shows all that KVM supports; an interpreting one hides what its
+/// interpreter lacks, so that a kernel meets fewer instructions that need completing.
+pub fn shape(supported: &CpuId, profile: &HostProfile, shape: Shape) -> CpuId {
+    let mut table = supported.clone();
+    for entry in table.as_mut_slice() {
+        identify(entry, shape);
+        if profile.kernel_mode.is_interpreted() {
+            hide(entry);
+        }
+    }
+    table
+}
+
+fn identify(entry: &mut kvm_cpuid_entry2, shape: Shape) {
+    match entry.function {
+        LEAF_FEATURES => {
+            entry.ebx = entry.ebx & 0x0000_ffff
+                | u32::from(shape.cpus) << 16
+                | u32::from(shape.vcpu) << 24;
+            entry.ecx |= FEATURES_ECX_HYPERVISOR;
+            if shape.tsc_deadline {
+                entry.ecx |= FEATURES_ECX_TSC_DEADLINE;
+            }
+            if shape.cpus > 1 {
+                entry.edx |= FEATURES_EDX_HYPER_THREADING;
+            } else {
+                entry.edx &= !FEATURES_EDX_HYPER_THREADING;
+            }
+        }
+        LEAF_CACHE => entry.eax &= 0x0000_3fff, // one core in the package as far as caches go
+        LEAF_TOPOLOGY | LEAF_TOPOLOGY_V2 => {
+            entry.edx = u32::from(shape.vcpu);
+            // One thread a core, all cores in one package.
+            let bits = u32::from(shape.cpus).next_power_of_two().trailing_zeros();
+            (entry.eax, entry.ebx, entry.ecx) = match entry.index {
+                0 => (0, 1, 1 << 8),
+                1 => (bits, u32::from(shape.cpus), 2 << 8 | 1),
+                other => (0, 0, other),
+            };
+        }
+        _ => {}
+    }
+}
+
+fn hide(entry: &mut kvm_cpuid_entry2) {
+    match (entry.function, entry.index) {
+        (LEAF_FEATURES, _) => entry.ecx &= !interpreted::FEATURES_ECX,
+        (LEAF_EXTENDED_FEATURES, 0) => {
+            entry.ebx &= !interpreted::EXTENDED_EBX;
+            entry.ecx &= !interpreted::EXTENDED_ECX;
+            entry.edx &= !interpreted::EXTENDED_EDX;
+        }
+        (LEAF_XSAVE, _) => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+        (LEAF_AMD_FEATURES, _) => entry.ecx &= !interpreted::AMD_ECX,
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::host::KernelMode;
+
+    fn table() -> CpuId {
+        let entry = |function, index| kvm_cpuid_entry2 {
+            function,
+            index,
+            eax: !0,
+            ebx: !0,
+            ecx: !0,
+            edx: !0,
+            ..Default::default()
+        };
+        CpuId::from_entries(&[entry(1, 0), entry(7, 0), entry(0xb, 0), entry(0xb, 1), entry(0xd, 0)]).unwrap()
+    }
+
+    fn shaped(kernel_mode: KernelMode) -> Vec<kvm_cpuid_entry2> {
+        let profile = HostProfile { kernel_mode, ..HostProfile::hardware_example() };
+        shape(&table(), &profile, Shape { vcpu: 2, cpus: 3, tsc_deadline: true }).as_slice().to_vec()
+    }
+
+    #[test]
+    fn a_native_host_shows_everything_it_has() {
+        let rows = shaped(KernelMode::Native);
+        assert_eq!(rows[0].ecx, !0);
+        assert_eq!((rows[1].ebx, rows[1].ecx, rows[1].edx), (!0, !0, !0));
+    }
+
+    #[test]
+    fn an_interpreting_host_hides_popcnt_cx16_smap_and_xsave() {
+        let rows = shaped(KernelMode::Interpreted);
+        assert_eq!(rows[0].ecx & (1 << 23 | 1 << 13 | 1 << 26), 0);
+        assert_eq!(rows[1].ebx & (1 << 20 | 1 << 9), 0);
+        assert_eq!(rows[4].eax, 0);
+    }
+
+    #[test]
+    fn every_vcpu_has_its_own_apic_id() {
+        let rows = shaped(KernelMode::Native);
+        assert_eq!(rows[0].ebx >> 24, 2);
+        assert_eq!(rows[0].ebx >> 16 & 0xff, 3);
+        assert_eq!((rows[2].edx, rows[3].edx), (2, 2));
+        assert_eq!((rows[3].eax, rows[3].ebx), (2, 3));
+    }
+}

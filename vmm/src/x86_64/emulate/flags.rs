@@ -1,0 +1,104 @@
+//! RFLAGS bits, and the status flags of additions, subtractions and bitwise results.
+//!
+//! Values are unsigned 64-bit numbers with all bits above the operand size clear. Sizes are in bytes: 1, 2, 4 or 8.
+
+use iced_x86::ConditionCode;
+
+pub(super) const CF: u64 = 1 << 0;
+pub(super) const PF: u64 = 1 << 2;
+pub(super) const AF: u64 = 1 << 4;
+pub(super) const ZF: u64 = 1 << 6;
+pub(super) const SF: u64 = 1 << 7;
+pub(super) const TF: u64 = 1 << 8;
+pub(super) const IF: u64 = 1 << 9;
+pub(super) const DF: u64 = 1 << 10;
+pub(super) const OF: u64 = 1 << 11;
+pub(super) const IOPL: u64 = 3 << 12;
+pub(super) const NT: u64 = 1 << 14;
+pub(super) const RF: u64 = 1 << 16;
+pub(super) const AC: u64 = 1 << 18;
+pub(super) const ID: u64 = 1 << 21;
+/// The six status flags that arithmetic sets.
+pub(super) const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
+
+/// All bits of an operand of `size` bytes.
+pub(super) fn mask(size: usize) -> u64 {
+    match size {
+        1 => 0xff,
+        2 => 0xffff,
+        4 => 0xffff_ffff,
+        _ => u64::MAX,
+    }
+}
+
+/// The sign bit of an operand of `size` bytes.
+pub(super) fn sign_bit(size: usize) -> u64 {
+    mask(size) ^ (mask(size) >> 1)
+}
+
+/// `value` of `size` bytes as a signed number.
+pub(super) fn sign_extend(size: usize, value: u64) -> i64 {
+    match size {
+        1 => i64::from(value as u8 as i8),
+        2 => i64::from(value as u16 as i16),
+        4 => i64::from(value as u32 as i32),
+        _ => value as i64,
+    }
+}
+
+/// `flag` where `condition` holds.
+pub(super) fn when(flag: u64, condition: bool) -> u64 {
+    if condition { flag } else { 0 }
+}
+
+/// SF, ZF and PF of a result. PF looks at the low byte only.
+pub(super) fn of_result(size: usize, result: u64) -> u64 {
+    when(SF, result & sign_bit(size) != 0)
+        | when(ZF, result == 0)
+        | when(PF, (result as u8).count_ones().is_multiple_of(2))
+}
+
+/// `a + b + carry` and all six status flags.
+pub(super) fn add(size: usize, a: u64, b: u64, carry: bool) -> (u64, u64) {
+    let wide = u128::from(a) + u128::from(b) + u128::from(carry);
+    let result = wide as u64 & mask(size);
+    let flags = of_result(size, result)
+        | when(CF, wide > u128::from(mask(size)))
+        | when(AF, (a ^ b ^ result) & 0x10 != 0)
+        | when(OF, (a ^ result) & (b ^ result) & sign_bit(size) != 0);
+    (result, flags)
+}
+
+/// `a - b - borrow` and all six status flags.
+pub(super) fn subtract(size: usize, a: u64, b: u64, borrow: bool) -> (u64, u64) {
+    let result = a.wrapping_sub(b).wrapping_sub(u64::from(borrow)) & mask(size);
+    let flags = of_result(size, result)
+        | when(CF, u128::from(a) < u128::from(b) + u128::from(borrow))
+        | when(AF, (a ^ b ^ result) & 0x10 != 0)
+        | when(OF, (a ^ b) & (a ^ result) & sign_bit(size) != 0);
+    (result, flags)
+}
+
+/// Whether a condition of Jcc, SETcc or CMOVcc holds.
+pub(super) fn condition(code: ConditionCode, rflags: u64) -> bool {
+    let set = |flag| rflags & flag != 0;
+    match code {
+        ConditionCode::None => true,
+        ConditionCode::o => set(OF),
+        ConditionCode::no => !set(OF),
+        ConditionCode::b => set(CF),
+        ConditionCode::ae => !set(CF),
+        ConditionCode::e => set(ZF),
+        ConditionCode::ne => !set(ZF),
+        ConditionCode::be => set(CF | ZF),
+        ConditionCode::a => !set(CF | ZF),
+        ConditionCode::s => set(SF),
+        ConditionCode::ns => !set(SF),
+        ConditionCode::p => set(PF),
+        ConditionCode::np => !set(PF),
+        ConditionCode::l => set(SF) != set(OF),
+        ConditionCode::ge => set(SF) == set(OF),
+        ConditionCode::le => set(ZF) || set(SF) != set(OF),
+        ConditionCode::g => !set(ZF) && set(SF) == set(OF),
+    }
+}

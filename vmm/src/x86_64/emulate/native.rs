@@ -1,0 +1,313 @@
+//! Executes a pure data instruction (SSE, AES, BMI and the like) on the host CPU, with the guest's registers.
+//!
+//! The instruction is encoded anew with its memory operand pointing into a host buffer, and put between code that
+//! loads and stores the guest's registers ([`stub`]). What may run is a strict list: only instruction set extensions
+//! named in [`available`], only general registers other than RSP, XMM registers, immediates and one explicit memory
+//! operand. Such an instruction cannot branch, change segments or privilege, or reach host memory.
+//!
+//! A guest must not be able to make the host fault: all SSE exceptions are masked (a guest that unmasks one is
+//! refused), the buffer is aligned for every instruction, the guest's alignment is checked here, and the guest's x87
+//! state never reaches the host CPU.
+
+mod stub;
+
+use std::arch::is_x86_feature_detected as detected;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use iced_x86::{
+    CpuidFeature, Encoder, Instruction, InstructionInfoFactory, MemorySize, Mnemonic, OpAccess,
+    OpKind, Register,
+};
+
+use super::cpu::{Cpu, is_immediate, slot};
+use super::environment::FxState;
+use super::{EmulateError, Handler, flags, fpu, vector};
+use stub::{Context, Stub};
+
+/// Stubs kept per thread; each takes a page.
+const CACHED: usize = 64;
+/// Largest memory operand in bytes.
+const MEMORY_MAX: usize = stub::MEMORY_SIZE;
+/// MXCSR bits 7 to 12: an SSE exception is masked where its bit is set.
+const MXCSR_MASKED: u32 = 0x1f80;
+/// MXCSR bits that a guest may choose: exception flags, DAZ, rounding, FZ, and the masks.
+const MXCSR_ALLOWED: u32 = 0xffff;
+
+thread_local! {
+    /// Instructions seen by this thread; `None` for those that are refused.
+    static PLANS: RefCell<HashMap<Instruction, Option<Rc<Plan>>>> = RefCell::new(HashMap::new());
+}
+
+pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
+    plan(insn).map(|_| run as Handler)
+}
+
+/// How to execute one instruction.
+struct Plan {
+    /// The instruction as it will run on the host.
+    redirected: Instruction,
+    /// The register that points to the [`Context`] meanwhile.
+    scratch: Register,
+    memory: Option<Memory>,
+    /// Whether it uses XMM registers or MXCSR.
+    sse: bool,
+    /// Made when first run.
+    stub: OnceCell<Stub>,
+}
+
+/// The memory operand.
+struct Memory {
+    /// In bytes, 1 to [`MEMORY_MAX`].
+    size: usize,
+    read: bool,
+    written: bool,
+    /// Whether an address that is no multiple of 16 raises #GP.
+    aligned: bool,
+}
+
+/// The plan for an instruction, if it is on the list and the host has it.
+fn plan(insn: &Instruction) -> Option<Rc<Plan>> {
+    if !permitted(insn) {
+        return None;
+    }
+    PLANS.with_borrow_mut(|plans| {
+        if let Some(plan) = plans.get(insn) {
+            return plan.clone();
+        }
+        if plans.len() >= CACHED {
+            plans.clear();
+        }
+        let plan = Plan::new(insn).map(Rc::new);
+        plans.insert(*insn, plan.clone());
+        plan
+    })
+}
+
+/// Whether the instruction is on the list.
+fn permitted(insn: &Instruction) -> bool {
+    // these are of the named extensions too, but do more than compute: MXCSR, caches, implicit memory, x87 registers
+    let more_than_data = matches!(
+        insn.mnemonic(),
+        Mnemonic::Ldmxcsr
+            | Mnemonic::Stmxcsr
+            | Mnemonic::Clflush
+            | Mnemonic::Maskmovq
+            | Mnemonic::Maskmovdqu
+            | Mnemonic::Fisttp
+            | Mnemonic::Monitor
+            | Mnemonic::Mwait
+    );
+    let features = insn.cpuid_features();
+    !more_than_data && !features.is_empty() && features.iter().all(|&feature| available(feature))
+}
+
+/// The instruction set extensions on the list, where the host CPU has them.
+fn available(feature: CpuidFeature) -> bool {
+    match feature {
+        CpuidFeature::SSE | CpuidFeature::SSE2 => true,
+        CpuidFeature::SSE3 => detected!("sse3"),
+        CpuidFeature::SSSE3 => detected!("ssse3"),
+        CpuidFeature::SSE4_1 => detected!("sse4.1"),
+        CpuidFeature::SSE4_2 => detected!("sse4.2"),
+        CpuidFeature::PCLMULQDQ => detected!("pclmulqdq"),
+        CpuidFeature::AES => detected!("aes"),
+        CpuidFeature::SHA => detected!("sha"),
+        CpuidFeature::MOVBE => detected!("movbe"),
+        CpuidFeature::BMI1 => detected!("bmi1"),
+        CpuidFeature::BMI2 => detected!("bmi2"),
+        CpuidFeature::ADX => detected!("adx"),
+        CpuidFeature::POPCNT => detected!("popcnt"),
+        CpuidFeature::LZCNT => detected!("lzcnt"),
+        _ => false,
+    }
+}
+
+impl Plan {
+    /// Checks the instruction's operands and encodes it anew. Knows nothing of extensions: see [`permitted`].
+    fn new(insn: &Instruction) -> Option<Self> {
+        let has_memory =
+            (0..insn.op_count()).try_fold(false, |seen, operand| match insn.op_kind(operand) {
+                OpKind::Register => Some(seen),
+                OpKind::Memory if !seen => Some(true),
+                kind if is_immediate(kind) || kind == OpKind::Immediate8_2nd => Some(seen),
+                _ => None,
+            })?;
+        if insn.has_lock_prefix()
+            || insn.is_privileged()
+            || insn.is_stack_instruction()
+            || insn.is_string_instruction()
+        {
+            return None;
+        }
+        let mut factory = InstructionInfoFactory::new();
+        // registers of the address do not count: it is replaced
+        let mut redirected = *insn;
+        if has_memory {
+            redirected.set_memory_base(Register::None);
+            redirected.set_memory_index(Register::None);
+            redirected.set_segment_prefix(Register::None);
+            redirected.set_memory_displacement64(0);
+            redirected.set_memory_displ_size(8);
+        }
+        let info = factory.info(&redirected);
+        let mut used = Vec::new();
+        let mut sse = false;
+        for register in info.used_registers() {
+            match register.register() {
+                register if register.is_gpr() => used.push(register.full_register()),
+                register if register.is_xmm() => sse = true,
+                // the segment of the memory operand, and the registers around it: flat
+                register if has_memory && register.is_segment_register() => {}
+                _ => return None,
+            }
+        }
+        if used.contains(&Register::RSP) || info.used_memory().len() > usize::from(has_memory) {
+            return None;
+        }
+        let memory = if has_memory {
+            Some(Memory::new(insn, info.used_memory().first()?.access())?)
+        } else {
+            None
+        };
+        // registers without REX first: AH and its like cannot be encoded together with one
+        let scratch = stub::SCRATCH
+            .into_iter()
+            .find(|register| !used.contains(register))?;
+        if has_memory {
+            redirected.set_memory_base(scratch);
+            redirected.set_memory_displacement64(Context::MEMORY as u64);
+        }
+        let mut encoder = Encoder::new(64);
+        encoder.encode(&redirected, 0).ok()?;
+        Some(Self {
+            redirected,
+            scratch,
+            memory,
+            sse,
+            stub: OnceCell::new(),
+        })
+    }
+
+    fn stub(&self) -> Result<&Stub, &'static str> {
+        if let Some(stub) = self.stub.get() {
+            return Ok(stub);
+        }
+        let stub = Stub::new(&self.redirected, self.scratch)?;
+        Ok(self.stub.get_or_init(|| stub))
+    }
+}
+
+impl Memory {
+    fn new(insn: &Instruction, access: OpAccess) -> Option<Self> {
+        let (read, written) = match access {
+            OpAccess::Read | OpAccess::CondRead => (true, false),
+            OpAccess::Write => (false, true),
+            // what was not changed is written back as it was
+            OpAccess::ReadWrite | OpAccess::ReadCondWrite => (true, true),
+            _ => return None,
+        };
+        let size = insn.memory_size().size();
+        let unaligned = matches!(
+            insn.mnemonic(),
+            Mnemonic::Movups
+                | Mnemonic::Movupd
+                | Mnemonic::Movdqu
+                | Mnemonic::Lddqu
+                | Mnemonic::Pcmpestri
+                | Mnemonic::Pcmpestrm
+                | Mnemonic::Pcmpistri
+                | Mnemonic::Pcmpistrm
+        );
+        let known = insn.memory_size() != MemorySize::Unknown && (1..=MEMORY_MAX).contains(&size);
+        known.then_some(Self {
+            size,
+            read,
+            written,
+            aligned: size >= 16 && !unaligned,
+        })
+    }
+}
+
+fn run(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
+    let plan = plan(cpu.insn).ok_or_else(|| cpu.unsupported("outside the emulated set"))?;
+    run_plan(cpu, &plan)
+}
+
+fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
+    let mut context = Box::new(Context::default());
+    let guest_fx = if plan.sse {
+        fpu::check_sse(cpu)?;
+        let state = cpu.env.fx_state()?;
+        if state.mxcsr() & MXCSR_MASKED != MXCSR_MASKED || state.mxcsr() & !MXCSR_ALLOWED != 0 {
+            return Err(cpu.unsupported("MXCSR unmasks an exception or has unknown bits"));
+        }
+        // of the guest's, only MXCSR and the XMM registers; the x87 part stays that of `FNINIT`
+        context.fx.set_u32(FxState::MXCSR, state.mxcsr());
+        context.fx.0[FxState::XMM].copy_from_slice(&state.0[FxState::XMM]);
+        Some(state)
+    } else {
+        None
+    };
+    let address = match &plan.memory {
+        Some(memory) => {
+            let address = cpu.address()?;
+            if memory.aligned && !address.is_multiple_of(16) {
+                return Err(cpu.exception(vector::GENERAL_PROTECTION));
+            }
+            if memory.read {
+                cpu.load_bytes(
+                    address,
+                    context.memory.0.get_mut(..memory.size).unwrap_or_default(),
+                )?;
+            }
+            address
+        }
+        None => 0,
+    };
+    for (value, &register) in context.registers.iter_mut().zip(&stub::REGISTERS) {
+        *value = slot(&mut cpu.regs, register).map_or(0, |slot| *slot);
+    }
+    context.rflags = 2 | cpu.regs.rflags & flags::STATUS;
+
+    plan.stub()
+        .map_err(|reason| cpu.unsupported(reason))?
+        .run(&mut context);
+
+    for (value, &register) in context.registers.iter().zip(&stub::REGISTERS) {
+        if let Some(slot) = slot(&mut cpu.regs, register)
+            && register != plan.scratch
+        {
+            *slot = *value;
+        }
+    }
+    cpu.set_flags(flags::STATUS, context.rflags);
+    if let Some(memory) = plan.memory.as_ref().filter(|memory| memory.written) {
+        cpu.put_bytes(
+            address,
+            context
+                .memory
+                .0
+                .get(..memory.size)
+                .unwrap_or_default()
+                .to_vec(),
+        )?;
+    }
+    if let Some(before) = guest_fx {
+        let mut after = before.clone();
+        after.set_u32(FxState::MXCSR, context.fx.mxcsr());
+        after.0[FxState::XMM].copy_from_slice(&context.fx.0[FxState::XMM]);
+        if after != before {
+            cpu.put_fx(Box::new(after))?;
+        }
+    }
+    Ok(())
+}
+
+/// Executes any instruction that [`Plan::new`] takes on the host CPU, extensions unseen: the truth for tests.
+#[cfg(test)]
+pub(super) fn oracle(cpu: &mut Cpu<'_>) -> Option<Result<(), EmulateError>> {
+    let plan = Plan::new(cpu.insn)?;
+    Some(run_plan(cpu, &plan))
+}

@@ -1,0 +1,198 @@
+//! Machine code around one guest instruction: loads the guest's registers, runs it, stores them, restores the host's.
+//!
+//! The caller vouches for the instruction: it touches the general registers except RSP and the scratch register, XMM
+//! registers, MXCSR flags, status flags, and [`Context::memory`] through the scratch register, and nothing else.
+
+use std::mem::offset_of;
+use std::ptr::{self, NonNull};
+
+use iced_x86::code_asm::registers::gpr64::get_gpr64;
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, ptr as at, qword_ptr, r12, r13, r14, r15, rbp, rbx, rdi,
+};
+use iced_x86::{IcedError, Instruction, Register};
+
+use super::super::environment::FxState;
+
+/// Bytes of the buffer that stands for the memory operand.
+pub(super) const MEMORY_SIZE: usize = 64;
+
+/// The general registers that a stub loads and stores, in the order of [`Context::registers`]. Not RSP: a signal may
+/// arrive at any instruction, and needs the host's stack.
+pub(super) const REGISTERS: [Register; 15] = [
+    Register::RAX,
+    Register::RCX,
+    Register::RDX,
+    Register::RBX,
+    Register::RBP,
+    Register::RSI,
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+    Register::R12,
+    Register::R13,
+    Register::R14,
+    Register::R15,
+];
+
+/// Candidates for the register that points to the [`Context`]. An instruction uses far fewer, so one is always free.
+pub(super) const SCRATCH: [Register; 8] = [
+    Register::RDI,
+    Register::RSI,
+    Register::RBX,
+    Register::RBP,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+];
+
+/// Size of the mapping that holds a stub; the code takes about 300 bytes.
+const PAGE: usize = 4096;
+
+/// The memory operand's stand-in, aligned for every instruction.
+#[repr(C, align(64))]
+pub(super) struct Buffer(pub(super) [u8; MEMORY_SIZE]);
+
+/// What a stub loads and stores.
+#[repr(C)]
+pub(super) struct Context {
+    /// XMM registers and MXCSR, in and out; the x87 part is loaded too.
+    pub(super) fx: FxState,
+    host_fx: FxState,
+    pub(super) memory: Buffer,
+    /// In the order of [`REGISTERS`], in and out; the scratch register's is left alone.
+    pub(super) registers: [u64; REGISTERS.len()],
+    /// Status flags in; status and system flags out.
+    pub(super) rflags: u64,
+}
+
+impl Context {
+    /// Offset of the memory operand's stand-in.
+    pub(super) const MEMORY: usize = offset_of!(Context, memory);
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self {
+            fx: FxState::default(),
+            host_fx: FxState::default(),
+            memory: Buffer([0; MEMORY_SIZE]),
+            registers: [0; REGISTERS.len()],
+            rflags: 2,
+        }
+    }
+}
+
+/// The machine code for one instruction, in pages of its own that are never written again.
+pub(super) struct Stub {
+    page: NonNull<libc::c_void>,
+}
+
+impl Stub {
+    /// Assembles the stub for an instruction whose memory operand, if any, is `[scratch + Context::MEMORY]`.
+    pub(super) fn new(insn: &Instruction, scratch: Register) -> Result<Self, &'static str> {
+        let base = get_gpr64(scratch).ok_or("its scratch register is no 64-bit register")?;
+        let code = assemble(insn, base).map_err(|_| "it cannot be encoded for the host")?;
+        if code.len() > PAGE {
+            return Err("its host code is longer than a page");
+        }
+        // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no other mapping.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let page = match NonNull::new(page) {
+            Some(page) if page.as_ptr() != libc::MAP_FAILED => page,
+            _ => return Err("no memory for host code"),
+        };
+        // from here on, dropping it unmaps the page
+        let stub = Self { page };
+        // SAFETY: the page was mapped writable above, `PAGE` bytes long, nothing else points into it, and `code` is no
+        // longer than that.
+        unsafe { ptr::copy_nonoverlapping(code.as_ptr(), page.as_ptr().cast::<u8>(), code.len()) };
+        // SAFETY: the range is the mapping made above, owned by `stub`, and no reference into it exists.
+        let status =
+            unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
+        if status != 0 {
+            return Err("the host forbids executable memory");
+        }
+        Ok(stub)
+    }
+
+    /// Runs the instruction on `context`.
+    pub(super) fn run(&self, context: &mut Context) {
+        debug_assert!(
+            context.fx.mxcsr() & !0xffff == 0,
+            "FXRSTOR faults on unknown MXCSR bits"
+        );
+        // SAFETY: the page holds a whole function made by `assemble`, in the System V calling convention with one
+        // pointer argument; the page is executable and stays mapped as long as `self`.
+        let code: extern "sysv64" fn(*mut Context) =
+            unsafe { std::mem::transmute(self.page.as_ptr()) };
+        // the code writes only inside `context`, which is exclusively ours, and on the stack below its frame
+        code(ptr::from_mut(context));
+    }
+}
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `new`, is this long, and no code in it runs: `run` borrows `self`.
+        let status = unsafe { libc::munmap(self.page.as_ptr(), PAGE) };
+        debug_assert_eq!(status, 0);
+    }
+}
+
+/// The stub's code: `extern "sysv64" fn(context: *mut Context)`. `base` is the scratch register.
+fn assemble(insn: &Instruction, base: AsmRegister64) -> Result<Vec<u8>, IcedError> {
+    let guest_registers = || {
+        REGISTERS
+            .iter()
+            .enumerate()
+            .filter_map(|(index, &register)| {
+                Some((
+                    get_gpr64(register)?,
+                    offset_of!(Context, registers) + index * 8,
+                ))
+            })
+            .filter(|&(register, _)| register != base)
+    };
+    let callee_saved = [rbx, rbp, r12, r13, r14, r15];
+
+    let mut a = CodeAssembler::new(64)?;
+    for register in callee_saved {
+        a.push(register)?;
+    }
+    a.fxsave64(at(rdi + offset_of!(Context, host_fx)))?;
+    a.fxrstor64(at(rdi + offset_of!(Context, fx)))?;
+    a.push(qword_ptr(rdi + offset_of!(Context, rflags)))?;
+    a.popfq()?;
+    // no instruction from here to the guest's changes flags
+    if base != rdi {
+        a.mov(base, rdi)?;
+    }
+    for (register, offset) in guest_registers() {
+        a.mov(register, at(base + offset))?;
+    }
+    a.add_instruction(*insn)?;
+    for (register, offset) in guest_registers() {
+        a.mov(at(base + offset), register)?;
+    }
+    a.pushfq()?;
+    a.pop(qword_ptr(base + offset_of!(Context, rflags)))?;
+    a.fxsave64(at(base + offset_of!(Context, fx)))?;
+    a.fxrstor64(at(base + offset_of!(Context, host_fx)))?;
+    for register in callee_saved.into_iter().rev() {
+        a.pop(register)?;
+    }
+    a.ret()?;
+    a.assemble(0)
+}
