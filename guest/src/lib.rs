@@ -4,6 +4,26 @@
 //! This crate makes files and bytes; it starts no machine and knows nothing of KVM or of tracing.
 //!
 //! * [`micro::elf`]: a 64-bit kernel of a few kilobytes, assembled in memory, for exact tests and benchmarks.
+//! * [`kernel::small`], [`kernel::rich`]: Linux built from Debian's source.
+//! * [`debian::cloud_kernel`]: Debian's own kernel as it is.
+//! * [`programs::build`]: small static programs with known behaviour.
+//! * [`initramfs::tiny`], [`initramfs::full`]: what a guest boots into; [`cpio`] writes the archives.
+//!
+//! What takes long is made once and kept in a [`Cache`]; a [`Progress`] tells how far it is.
 #![forbid(unsafe_code)]
 
+mod cache;
+mod command;
+pub mod cpio;
+pub mod debian;
+pub mod initramfs;
+pub mod kernel;
 pub mod micro;
+mod packages;
+pub mod programs;
+mod progress;
+
+pub use cache::{Cache, CacheError, Lock, Scratch};
+pub use command::CommandError;
+pub use packages::PackageError;
+pub use progress::{Progress, Silent, Terminal};

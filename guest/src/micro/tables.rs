@@ -111,7 +111,7 @@ pub fn page_tables() -> Vec<u64> {
         set(
             PD_LOW,
             index,
-            index * LARGE_PAGE | PRESENT | WRITABLE | LARGE,
+            (index * LARGE_PAGE) | PRESENT | WRITABLE | LARGE,
         );
     }
     for index in 0..512 {

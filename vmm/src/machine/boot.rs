@@ -126,7 +126,14 @@ pub fn boot(
             rng_seed: rng_seed(),
         },
     )?;
-    let (shared, devices) = assemble(kvm, profile, &ram, config.cpus, config.pit, config.serial)?;
+    let parts = MachineParts {
+        ram: &ram,
+        cpus: config.cpus,
+        pit: config.pit,
+        watch_lstar: true,
+        serial: config.serial,
+    };
+    let (shared, devices) = assemble(kvm, profile, parts)?;
     let vcpus = create_vcpus(kvm, &shared, config.cpus)?;
     let boot_cpu = vcpus.first().ok_or(MachineError::Cpus { asked: config.cpus })?;
     boot_cpu.set_entry(|sregs| entry::prepare(&ram, entry_point, sregs))?;
@@ -138,17 +145,25 @@ pub(crate) fn check_cpus(cpus: u8) -> Result<(), MachineError> {
     if (1..=MAX_CPUS).contains(&cpus) { Ok(()) } else { Err(MachineError::Cpus { asked: cpus }) }
 }
 
+/// What a booted and a restored machine have in common.
+pub(crate) struct MachineParts<'a> {
+    pub(crate) ram: &'a GuestRam,
+    pub(crate) cpus: u8,
+    pub(crate) pit: bool,
+    /// Whether the guest has yet to set up SYSCALL.
+    pub(crate) watch_lstar: bool,
+    pub(crate) serial: ConsoleOutput,
+}
+
 /// The machine without its vCPUs: KVM's part and ours.
 pub(crate) fn assemble(
     kvm: &Kvm,
     profile: &HostProfile,
-    ram: &GuestRam,
-    cpus: u8,
-    pit: bool,
-    serial: ConsoleOutput,
+    parts: MachineParts<'_>,
 ) -> Result<(Arc<Shared>, Devices), MachineError> {
+    let MachineParts { ram, cpus, pit, serial, .. } = parts;
     let vm = Arc::new(vm::create(kvm, ram, pit)?);
-    if assist::needed(profile).syscall_repair {
+    if parts.watch_lstar && assist::needed(profile).syscall_repair {
         watch_lstar(&vm)?;
     }
     let signals = Arc::new(Signals::default());

@@ -20,7 +20,8 @@ use devices::{BusStats, Cmos, ConsoleOutput, I8042, Serial};
 use introspect::Gva;
 use introspect::x86_64::paging::AddressSpace;
 
-pub use boot::{BootedMachine, MachineConfig, MachineError, boot};
+pub use boot::{BootedMachine, MAX_CPUS, MachineConfig, MachineError, boot};
+pub(crate) use boot::{MachineParts, assemble, check_cpus, create_vcpus, launch};
 pub use control::Paused;
 pub use end::{PanicReport, RunEnd};
 

@@ -254,14 +254,7 @@ impl TrapTable {
             .collect()
     }
 
-    /// Number of armed sites, and of those in user text.
-    pub(crate) fn count(&self) -> (usize, usize) {
-        let sites = self.sites.load();
-        (sites.kernel.len() + sites.user.len(), sites.user.len())
-    }
-
-    /// Whether a site can stand where one was armed before: used when a machine's bytes are to be read or
-    /// saved without the sites.
+    /// Does `work` while guest memory holds the original bytes of all sites. The machine must be paused.
     pub(crate) fn with_bytes_restored<R>(&self, work: impl FnOnce() -> R) -> R {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let mut put_back = Vec::new();

@@ -68,15 +68,6 @@ impl Vcpu {
         self.fd.set_kvm_immediate_exit(0);
     }
 
-    /// Whether somebody has asked this vCPU to leave KVM_RUN.
-    pub(crate) fn is_kicked(&mut self) -> bool {
-        let byte: *const u8 = &self.fd.get_kvm_run().immediate_exit;
-        // SAFETY: the byte lies in the vCPU's mapping, which `self.fd` owns; other threads store to it
-        // atomically (see `kick`), so it is read the same way.
-        let byte = unsafe { &*byte.cast::<std::sync::atomic::AtomicU8>() };
-        byte.load(std::sync::atomic::Ordering::SeqCst) != 0
-    }
-
     /// Gives a vCPU that has not run the registers that `prepare` makes of its initial ones.
     pub(crate) fn set_entry(
         &self,

@@ -10,6 +10,8 @@ use kvm_bindings::{
 use serde::{Deserialize, Serialize};
 
 use super::Vcpu;
+use crate::clock::host_tsc;
+use crate::host::HostProfile;
 use crate::machine::RunEnd;
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::msr;
@@ -30,14 +32,27 @@ pub(crate) struct VcpuState {
 }
 
 impl VcpuState {
-    /// The time stamp counter when it was saved.
-    pub(crate) fn tsc(&self) -> Option<u64> {
-        self.msrs.iter().find(|(index, _)| *index == msr::TSC).map(|(_, value)| *value)
+    /// Value of LSTAR: whether the guest has set up SYSCALL.
+    pub(crate) fn lstar(&self) -> u64 {
+        self.msr(msr::LSTAR)
     }
 
-    /// Value of LSTAR: whether the guest has set up SYSCALL.
-    fn lstar(&self) -> u64 {
-        self.msrs.iter().find(|(index, _)| *index == msr::LSTAR).map_or(0, |(_, value)| *value)
+    fn msr(&self, index: u32) -> u64 {
+        self.msrs.iter().find(|(i, _)| *i == index).map_or(0, |(_, value)| *value)
+    }
+
+    /// The MSRs as they are to be loaded. Where the host's TSC shows through to the guest, an armed deadline
+    /// is moved by what the TSC has moved: it is as far away as it was.
+    fn msrs_for(&self, profile: &HostProfile) -> Vec<(u32, u64)> {
+        if profile.tsc_settable {
+            return self.msrs.clone();
+        }
+        let moved = host_tsc().wrapping_sub(self.msr(msr::TSC));
+        let shift = |(index, value): &(u32, u64)| match *index {
+            msr::TSC_DEADLINE if *value != 0 => (*index, value.wrapping_add(moved)),
+            _ => (*index, *value),
+        };
+        self.msrs.iter().map(shift).collect()
     }
 }
 
@@ -80,7 +95,7 @@ impl Vcpu {
         // arch_prctl), so the structure's 4096 bytes are all that KVM reads.
         unsafe { fd.set_xsave(&state.xsave) }.call("KVM_SET_XSAVE")?;
         fd.set_lapic(&state.lapic).call("KVM_SET_LAPIC")?;
-        self.load_msrs(&state.msrs)?;
+        self.load_msrs(&state.msrs_for(&self.machine.profile))?;
         let fd = &self.fd;
         fd.set_debug_regs(&state.debug_registers).call("KVM_SET_DEBUGREGS")?;
         fd.set_mp_state(state.mp_state).call("KVM_SET_MP_STATE")?;

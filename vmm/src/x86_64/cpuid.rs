@@ -11,10 +11,12 @@ const LEAF_TOPOLOGY: u32 = 0xb;
 const LEAF_XSAVE: u32 = 0xd;
 const LEAF_TOPOLOGY_V2: u32 = 0x1f;
 const LEAF_AMD_FEATURES: u32 = 0x8000_0001;
+const LEAF_POWER: u32 = 0x8000_0007;
 
 const FEATURES_ECX_TSC_DEADLINE: u32 = 1 << 24;
 const FEATURES_ECX_HYPERVISOR: u32 = 1 << 31;
 const FEATURES_EDX_HYPER_THREADING: u32 = 1 << 28;
+const POWER_EDX_INVARIANT_TSC: u32 = 1 << 8;
 
 /// Bits hidden from a kernel whose kernel mode is interpreted: each stands for instructions that the
 /// interpreter lacks, or (ERMS, FSRM) makes slow by interpreting `rep movsb` a byte at a time.
@@ -56,6 +58,26 @@ mod interpreted {
     pub const AMD_ECX: u32 = 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 21;
 }
 
+/// The host CPU's name, vendor and signature (family, model, stepping), as far as CPUID tells.
+pub(crate) fn host_name() -> String {
+    use core::arch::x86_64::__cpuid;
+    let text = |registers: &[u32]| {
+        let bytes: Vec<u8> = registers.iter().flat_map(|r| r.to_le_bytes()).collect();
+        String::from_utf8_lossy(&bytes).trim_matches([' ', '\0']).to_string()
+    };
+    let vendor = __cpuid(0);
+    let vendor = text(&[vendor.ebx, vendor.edx, vendor.ecx]);
+    let signature = __cpuid(1).eax;
+    let mut name = Vec::new();
+    if __cpuid(0x8000_0000).eax >= 0x8000_0004 {
+        for leaf in 0x8000_0002..=0x8000_0004 {
+            let part = __cpuid(leaf);
+            name.extend([part.eax, part.ebx, part.ecx, part.edx]);
+        }
+    }
+    format!("{} ({vendor} {signature:08x})", text(&name))
+}
+
 /// What distinguishes the machine that the table is for.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
@@ -77,6 +99,11 @@ pub fn shape(supported: &CpuId, profile: &HostProfile, shape: Shape) -> CpuId {
         identify(entry, shape);
         if profile.kernel_mode.is_interpreted() {
             hide(entry);
+        }
+        if !profile.tsc_settable && entry.function == LEAF_POWER {
+            // A restored guest's TSC jumps on such a host. Without this bit Linux takes its time from kvmclock,
+            // which goes on where it stopped.
+            entry.edx &= !POWER_EDX_INVARIANT_TSC;
         }
     }
     table
@@ -143,7 +170,8 @@ mod tests {
             edx: !0,
             ..Default::default()
         };
-        CpuId::from_entries(&[entry(1, 0), entry(7, 0), entry(0xb, 0), entry(0xb, 1), entry(0xd, 0)]).unwrap()
+        let leaves = [(1, 0), (7, 0), (0xb, 0), (0xb, 1), (0xd, 0), (LEAF_POWER, 0)];
+        CpuId::from_entries(&leaves.map(|(function, index)| entry(function, index))).unwrap()
     }
 
     fn shaped(kernel_mode: KernelMode) -> Vec<kvm_cpuid_entry2> {
@@ -156,6 +184,7 @@ mod tests {
         let rows = shaped(KernelMode::Native);
         assert_eq!(rows[0].ecx, !0);
         assert_eq!((rows[1].ebx, rows[1].ecx, rows[1].edx), (!0, !0, !0));
+        assert_eq!(rows[5].edx, !0);
     }
 
     #[test]
@@ -164,6 +193,13 @@ mod tests {
         assert_eq!(rows[0].ecx & (1 << 23 | 1 << 13 | 1 << 26), 0);
         assert_eq!(rows[1].ebx & (1 << 20 | 1 << 9), 0);
         assert_eq!(rows[4].eax, 0);
+    }
+
+    #[test]
+    fn a_host_that_cannot_set_the_tsc_does_not_call_it_invariant() {
+        let profile = HostProfile { tsc_settable: false, ..HostProfile::hardware_example() };
+        let rows = shape(&table(), &profile, Shape { vcpu: 0, cpus: 1, tsc_deadline: true });
+        assert_eq!(rows.as_slice()[5].edx, !(1 << 8));
     }
 
     #[test]

@@ -299,7 +299,7 @@ mod tests {
         let count = 0x1_0001u32;
         let mut bytes = vec![0; 4096];
         bytes.extend(std::iter::repeat_n([1, 0], count as usize + 40_000).flatten());
-        bytes.extend([0; 16]);
+        bytes.resize(bytes.len().next_multiple_of(8) + 16, 0);
         for marker in 0..count.div_ceil(256) {
             bytes.extend((marker * 512).to_le_bytes());
         }
@@ -307,7 +307,7 @@ mod tests {
         bytes.extend(&good[tokens..]);
         let start = std::time::Instant::now();
         assert!(matches!(find(&bytes), Err(KallsymsError::NoNames { .. })));
-        assert!(start.elapsed() < std::time::Duration::from_secs(5));
+        assert!(start.elapsed() < std::time::Duration::from_secs(2));
     }
 
     proptest! {

@@ -21,20 +21,14 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
 
 /// Atomic with memory, with and without LOCK.
 fn xchg(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
-    // the assembler may have put the memory operand second
-    let (a, b) = if cpu.insn.op_kind(1) == OpKind::Memory {
-        (1, 0)
-    } else {
-        (0, 1)
-    };
-    let (old, new) = (cpu.operand(a)?, cpu.operand(b)?);
-    if cpu.insn.op_kind(a) == OpKind::Memory {
+    let (old, new) = (cpu.operand(0)?, cpu.operand(1)?);
+    if cpu.insn.op0_kind() == OpKind::Memory {
         let address = cpu.address()?;
-        cpu.put_exchange(address, cpu.size(a), old.into(), new.into())?;
+        cpu.put_exchange(address, cpu.size(0), old.into(), new.into())?;
     } else {
-        cpu.set_operand(a, new)?;
+        cpu.set_operand(0, new)?;
     }
-    cpu.set_operand(b, old)
+    cpu.set_operand(1, old)
 }
 
 /// The address is computed, and the sum written, after the source register: both operands may be the same register,

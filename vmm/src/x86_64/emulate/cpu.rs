@@ -253,7 +253,7 @@ impl<'a> Cpu<'a> {
 
     /// Fills `buf` from linear `address`.
     pub(super) fn load_bytes(&mut self, address: u64, buf: &mut [u8]) -> Result<(), EmulateError> {
-        self.check_range(address, buf.len())?;
+        self.check_operand(address, buf.len())?;
         Ok(self.env.read(address, buf)?)
     }
 
@@ -264,7 +264,7 @@ impl<'a> Cpu<'a> {
         size: usize,
         value: u64,
     ) -> Result<(), EmulateError> {
-        self.check_range(address, size)?;
+        self.check_operand(address, size)?;
         self.set_effect(Effect::Write {
             address,
             data: value.to_le_bytes(),
@@ -274,7 +274,7 @@ impl<'a> Cpu<'a> {
 
     /// Will write `data`.
     pub(super) fn put_bytes(&mut self, address: u64, data: Vec<u8>) -> Result<(), EmulateError> {
-        self.check_range(address, data.len())?;
+        self.check_operand(address, data.len())?;
         self.set_effect(Effect::WriteBlock { address, data })
     }
 
@@ -286,7 +286,7 @@ impl<'a> Cpu<'a> {
         old: u128,
         new: u128,
     ) -> Result<(), EmulateError> {
-        self.check_range(address, size)?;
+        self.check_operand(address, size)?;
         let (old, new) = (old.to_le_bytes(), new.to_le_bytes());
         self.set_effect(Effect::Exchange {
             address,
@@ -331,11 +331,27 @@ impl<'a> Cpu<'a> {
     }
 
     fn check_canonical(&mut self, address: u64) -> Result<(), EmulateError> {
-        self.check_range(address, 1)
+        self.check_range(address, 1, vector::GENERAL_PROTECTION)
     }
 
-    /// #GP, or #SS for the stack segment, unless all bytes have canonical addresses.
-    fn check_range(&mut self, address: u64, length: usize) -> Result<(), EmulateError> {
+    /// #SS unless `length` bytes of the stack have canonical addresses.
+    pub(super) fn check_stack(&mut self, address: u64, length: usize) -> Result<(), EmulateError> {
+        self.check_range(address, length, vector::STACK_FAULT)
+    }
+
+    /// The same for a memory operand: #GP, or #SS if it is addressed through RSP or RBP.
+    fn check_operand(&mut self, address: u64, length: usize) -> Result<(), EmulateError> {
+        let stack = self.insn.memory_segment() == Register::SS
+            && self.insn.op_kinds().any(|kind| kind == OpKind::Memory);
+        let vector = if stack {
+            vector::STACK_FAULT
+        } else {
+            vector::GENERAL_PROTECTION
+        };
+        self.check_range(address, length, vector)
+    }
+
+    fn check_range(&mut self, address: u64, length: usize, vector: u8) -> Result<(), EmulateError> {
         let last = address.checked_add((length as u64).saturating_sub(1));
         let fits = |bits: u32| {
             last.is_some_and(|last| is_canonical(address, bits) && is_canonical(last, bits))
@@ -346,13 +362,7 @@ impl<'a> Cpu<'a> {
         if fits(57) && self.env.control_register(ControlRegister::Cr4)? & CR4_LA57 != 0 {
             return Ok(());
         }
-        let stack = self.insn.memory_segment() == Register::SS
-            && self.insn.op_kinds().any(|kind| kind == OpKind::Memory);
-        Err(self.exception(if stack {
-            vector::STACK_FAULT
-        } else {
-            vector::GENERAL_PROTECTION
-        }))
+        Err(self.exception(vector))
     }
 }
 

@@ -3,7 +3,7 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use super::cpu::{Cpu, is_immediate};
-use super::flags::{AC, CF, DF, ID, IF, IOPL, NT, OF, STATUS, TF};
+use super::flags::{AC, DF, ID, IF, IOPL, NT, OF, STATUS, TF};
 use super::{EmulateError, Handler, flags};
 
 pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
@@ -35,11 +35,13 @@ fn width(cpu: &Cpu<'_>) -> usize {
 /// Will push the low `size` bytes of `value`.
 pub(super) fn push_value(cpu: &mut Cpu<'_>, size: usize, value: u64) -> Result<(), EmulateError> {
     cpu.regs.rsp = cpu.regs.rsp.wrapping_sub(size as u64);
+    cpu.check_stack(cpu.regs.rsp, size)?;
     cpu.put(cpu.regs.rsp, size, value)
 }
 
 /// Pops `size` bytes, zero-extended.
 pub(super) fn pop_value(cpu: &mut Cpu<'_>, size: usize) -> Result<u64, EmulateError> {
+    cpu.check_stack(cpu.regs.rsp, size)?;
     let value = cpu.load(cpu.regs.rsp, size)?;
     cpu.regs.rsp = cpu.regs.rsp.wrapping_add(size as u64);
     Ok(value)
@@ -79,7 +81,7 @@ fn popf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let size = width(cpu);
     let value = pop_value(cpu, size)?;
     let cpl = cpu.env.cpl()?;
-    let mut affected = STATUS | CF | TF | DF | OF | NT;
+    let mut affected = STATUS | TF | DF | OF | NT;
     if size == 8 {
         affected |= AC | ID;
     }

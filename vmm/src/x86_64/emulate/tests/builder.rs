@@ -53,7 +53,7 @@ pub(super) fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
     let mut insn = Instruction::default();
     insn.set_code(code);
     let op_code = code.op_code();
-    let in_memory = choices.at(0) % 2 == 0;
+    let in_memory = choices.at(0).is_multiple_of(2);
     for operand in 0..op_code.op_count() {
         let choice = choices.at(operand as usize + 1);
         let mut register = |register| {

@@ -151,6 +151,36 @@ const STATES: &[Case] = &[
         Exception(12),
     ),
     (
+        "50",
+        "push, not canonical",
+        |r, _| r.rsp = 1 << 63,
+        Exception(12),
+    ),
+    (
+        "ff 64 24 08",
+        "jmp [rsp+8] to nowhere",
+        |_, m| m.memory[0x80f] = 1,
+        Exception(13),
+    ),
+    (
+        "48 8b 04 25 f8 ff ff ff",
+        "displacement alone, sign-extended",
+        |_, _| {},
+        Fault(u64::MAX - 7, false),
+    ),
+    (
+        "67 48 8b 04 25 f8 ff ff ff",
+        "and with 32-bit addresses",
+        |_, _| {},
+        Fault(0xffff_fff8, false),
+    ),
+    (
+        "67 48 8b 05 f8 ff ff ff",
+        "and EIP-relative",
+        |r, _| r.rip = 0,
+        Fault(0, false),
+    ),
+    (
         "ff e0",
         "jmp, not canonical",
         |r, _| r.rax = 1 << 63,

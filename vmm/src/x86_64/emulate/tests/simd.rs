@@ -200,3 +200,31 @@ fn every_listed_instruction_changes_its_operands_only() {
         mnemonics.len()
     );
 }
+
+#[test]
+fn fpu_state_is_saved_loaded_and_reset() {
+    let (mut regs, mut machine) = (registers(), Machine::default());
+    regs.rdi = MEMORY;
+    set_xmm(&mut machine, 15, 15);
+    machine.fx.0[32] = 0xaa; // a bit pattern in ST0
+    machine.fx.0[4] = 0x80; // which is in use
+    let before = machine.fx.clone();
+    machine.memory[416..512].fill(0x55);
+    run(&hex("48 0f ae 07"), &mut regs, &mut machine).unwrap(); // fxsave64 [rdi]
+    assert_eq!(machine.memory[..416], before.0[..416]);
+    assert_eq!(
+        machine.memory[416..512],
+        [0x55; 96],
+        "what the CPU does not write"
+    );
+
+    run(&hex("db e3"), &mut regs, &mut machine).unwrap(); // fninit
+    assert_eq!(machine.fx.0[..5], [0x7f, 3, 0, 0, 0]);
+    assert_eq!(machine.fx.0[32], 0xaa);
+    machine.memory[0x200..0x204].copy_from_slice(&0x9fc0u32.to_le_bytes());
+    run(&hex("0f ae 97 00 02 00 00"), &mut regs, &mut machine).unwrap(); // ldmxcsr [rdi+200h]
+    assert_eq!(machine.fx.0[24..28], 0x9fc0u32.to_le_bytes());
+
+    run(&hex("48 0f ae 0f"), &mut regs, &mut machine).unwrap(); // fxrstor64 [rdi]
+    assert_eq!(machine.fx, before);
+}

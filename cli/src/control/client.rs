@@ -1,0 +1,79 @@
+//! Asking a running machine.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use super::{Answer, Command, LONGEST_LINE, MessageError};
+use crate::registry::Running;
+
+/// A machine did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Its socket.
+    #[error("machine {name}: {path}: {source}; has it just ended?", path = path.display())]
+    Socket {
+        /// The machine.
+        name: String,
+        /// Its socket.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// Its answer.
+    #[error("machine {name}: {source}")]
+    Message {
+        /// The machine.
+        name: String,
+        /// What is wrong with it.
+        source: MessageError,
+    },
+    /// It said no.
+    #[error("machine {name}: {message}")]
+    Refused {
+        /// The machine.
+        name: String,
+        /// Why.
+        message: String,
+    },
+    /// It said something else.
+    #[error("machine {name}: an answer to another question: {answer}")]
+    Unexpected {
+        /// The machine.
+        name: String,
+        /// What it said.
+        answer: String,
+    },
+}
+
+/// Sends `command` to `machine` and waits for its answer, as long as that takes.
+///
+/// # Errors
+/// If the machine cannot be reached, or says that it could not do it.
+pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
+    let name = || machine.name.to_string();
+    let line = super::encode(command).map_err(io::Error::other);
+    let answer = line
+        .and_then(|line| exchange(machine, &line))
+        .map_err(|source| AskError::Socket { name: name(), path: machine.socket.clone(), source })?;
+    match super::decode(&answer).map_err(|source| AskError::Message { name: name(), source })? {
+        Answer::Error { message } => Err(AskError::Refused { name: name(), message }),
+        answer => Ok(answer),
+    }
+}
+
+/// The answer does not fit the question.
+pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
+    AskError::Unexpected { name: machine.name.to_string(), answer: format!("{answer:?}") }
+}
+
+fn exchange(machine: &Running, line: &str) -> io::Result<String> {
+    let mut stream = UnixStream::connect(&machine.socket)?;
+    stream.write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new(stream.take(LONGEST_LINE)).read_line(&mut answer)?;
+    if answer.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(answer)
+}

@@ -1,0 +1,208 @@
+//! The control socket: one JSON line asks, one JSON line answers, then the connection ends.
+//!
+//! `{"version":1,"command":"snapshot","folder":"/tmp/s"}` is answered by `{"version":1,"answer":"done","text":"..."}` or
+//! `{"version":1,"answer":"error","message":"..."}`. Both sides refuse another version by name. The folder that
+//! the socket stands in keeps other users out, and the server looks at who they are besides.
+
+pub mod client;
+pub mod server;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Raised when a message changes its meaning.
+pub const VERSION: u32 = 1;
+/// Longest line either side takes, in bytes.
+const LONGEST_LINE: u64 = 256 << 10;
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Command {
+    /// Who is there?
+    Info,
+    /// Save the machine to a new folder, an absolute path.
+    Snapshot {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The counts so far.
+    Stat,
+    /// End the run.
+    Stop,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// To [`Command::Info`].
+    Info(Info),
+    /// To [`Command::Stat`].
+    Stat(Stat),
+    /// To [`Command::Snapshot`].
+    Saved {
+        /// How long the guest stood still, in microseconds.
+        paused_us: u64,
+    },
+    /// To [`Command::Stop`]: the run is about to end.
+    Stopping,
+    /// It could not be done.
+    Error {
+        /// Why, for the user.
+        message: String,
+    },
+}
+
+/// What a machine says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// RAM in bytes.
+    pub memory: u64,
+    /// Number of vCPUs.
+    pub cpus: usize,
+    /// Where its kernel came from.
+    pub kernel: String,
+    /// Seconds since it was started or restored.
+    pub running_s: u64,
+}
+
+/// What a machine has counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    /// Its name.
+    pub name: String,
+    /// Port accesses that left the guest.
+    pub port_exits: u64,
+    /// Memory accesses to devices or to nothing.
+    pub mmio_exits: u64,
+    /// Traps of probes.
+    pub traps: u64,
+    /// The guest's own int3s, given back to it.
+    pub guest_int3: u64,
+    /// System calls repaired on hosts that break them.
+    pub syscalls_repaired: u64,
+    /// (instruction, times) completed for the guest.
+    pub completed: Vec<(String, u64)>,
+    /// Ports that no device answers.
+    pub unknown_ports: Vec<Unknown>,
+    /// Memory that no device answers.
+    pub unknown_memory: Vec<Unknown>,
+}
+
+/// Accesses to an address that no device answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unknown {
+    /// Port or guest-physical address.
+    pub address: u64,
+    /// Reads, answered with ones.
+    pub reads: u64,
+    /// Writes, ignored.
+    pub writes: u64,
+}
+
+/// A message with its version.
+#[derive(Debug, Serialize, Deserialize)]
+struct Versioned<T> {
+    version: u32,
+    #[serde(flatten)]
+    message: T,
+}
+
+/// The version alone, which every version can read.
+#[derive(Debug, Deserialize)]
+struct VersionOnly {
+    version: u32,
+}
+
+/// A line that is not a message.
+#[derive(Debug, thiserror::Error)]
+pub enum MessageError {
+    /// Another program's, or cut short.
+    #[error("not a message of the control protocol ({source}): {line:?}")]
+    Malformed {
+        /// What was received, shortened.
+        line: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Of another exotrace.
+    #[error("control protocol version {found}, this exotrace speaks {VERSION}; use the same exotrace on both sides")]
+    Version {
+        /// What the other side speaks.
+        found: u32,
+    },
+}
+
+fn encode<T: Serialize>(message: T) -> Result<String, serde_json::Error> {
+    let mut line = serde_json::to_string(&Versioned { version: VERSION, message })?;
+    line.push('\n');
+    Ok(line)
+}
+
+fn decode<T: for<'a> Deserialize<'a>>(line: &str) -> Result<T, MessageError> {
+    let malformed = |source| MessageError::Malformed { line: line.chars().take(80).collect(), source };
+    let VersionOnly { version } = serde_json::from_str(line).map_err(malformed)?;
+    if version != VERSION {
+        return Err(MessageError::Version { found: version });
+    }
+    let message: Versioned<T> = serde_json::from_str(line).map_err(malformed)?;
+    Ok(message.message)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_message_survives_its_line() {
+        let snapshot = Command::Snapshot { folder: "/tmp/a b".into() };
+        for command in [Command::Info, snapshot, Command::Stat, Command::Stop] {
+            let line = encode(&command).unwrap();
+            assert_eq!(line.matches('\n').count(), 1);
+            assert_eq!(decode::<Command>(&line).unwrap(), command);
+        }
+        let stat = Stat {
+            name: "vm1".into(),
+            port_exits: u64::MAX,
+            mmio_exits: 1,
+            traps: 2,
+            guest_int3: 3,
+            syscalls_repaired: 4,
+            completed: vec![("popcnt".into(), 5)],
+            unknown_ports: vec![Unknown { address: 0x64, reads: 1, writes: 0 }],
+            unknown_memory: vec![],
+        };
+        let answers =
+            [Answer::Stat(stat), Answer::Saved { paused_us: 7 }, Answer::Stopping, Answer::Error { message: "a\nb".into() }];
+        for answer in answers {
+            assert_eq!(decode::<Answer>(&encode(&answer).unwrap()).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn the_line_is_as_documented() {
+        let line = encode(Command::Snapshot { folder: "/tmp/s".into() }).unwrap();
+        assert_eq!(line, "{\"version\":1,\"command\":\"snapshot\",\"folder\":\"/tmp/s\"}\n");
+    }
+
+    #[test]
+    fn what_is_no_message_is_told_apart() {
+        for (line, expected) in [
+            ("GET / HTTP/1.1", "not a message"),
+            ("", "not a message"),
+            ("{\"version\":2,\"command\":\"brew\"}", "version 2, this exotrace speaks 1"),
+            ("{\"version\":1,\"command\":\"brew\"}", "brew"),
+            ("{\"version\":1,\"command\":\"snapshot\"}", "folder"),
+        ] {
+            let message = decode::<Command>(line).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! This host's KVM and what it is like, for all commands that run machines.
+
+use std::path::{Path, PathBuf};
+
+use guest::Cache;
+use vmm::host::HostProfile;
+
+use crate::report::Failure;
+
+/// The device.
+pub const KVM: &str = "/dev/kvm";
+
+/// An open KVM and its record.
+pub struct Host {
+    /// The device.
+    pub kvm: kvm_ioctls::Kvm,
+    /// What it does.
+    pub profile: HostProfile,
+}
+
+/// Where the record is kept, if there is a cache.
+fn record_file() -> Option<PathBuf> {
+    match Cache::open() {
+        Ok(cache) => Some(cache.root().join("host.json")),
+        Err(error) => {
+            log::info!("the host is measured anew each time: {error}");
+            None
+        }
+    }
+}
+
+impl Host {
+    /// Opens KVM and takes its record from the cache, or measures it.
+    ///
+    /// # Errors
+    /// If KVM is not usable.
+    pub fn open() -> Result<Self, Failure> {
+        let kvm = vmm::host::open(Path::new(KVM))?;
+        let micro = guest::micro::elf();
+        let profile = match record_file() {
+            Some(file) => HostProfile::load_or_probe(&kvm, &micro, &file)?,
+            None => HostProfile::probe(&kvm, &micro)?,
+        };
+        Ok(Self { kvm, profile })
+    }
+
+    /// The same, measured now.
+    ///
+    /// # Errors
+    /// If KVM is not usable.
+    pub fn open_fresh() -> Result<Self, Failure> {
+        if let Some(file) = record_file()
+            && let Err(error) = std::fs::remove_file(&file)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            log::warn!("{}: {error}", file.display());
+        }
+        Self::open()
+    }
+}

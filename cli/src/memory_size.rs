@@ -1,0 +1,122 @@
+//! Sizes of memory as people write them: a number and a suffix.
+
+use std::fmt;
+
+/// The text is no size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Not a number with a known suffix.
+    #[error("{text:?} is not a size; write a whole number with K, M or G, such as 256M")]
+    NotASize {
+        /// What was given.
+        text: String,
+    },
+    /// More bytes than can be counted.
+    #[error("{text:?} is more than any machine has; the largest guest has 512G")]
+    TooLarge {
+        /// What was given.
+        text: String,
+    },
+    /// A bare number, which somebody certainly meant in MiB.
+    #[error("{text:?} would be {text} bytes; did you mean {text}M?")]
+    NoSuffix {
+        /// What was given.
+        text: String,
+    },
+}
+
+/// Bare numbers below this are taken for a forgotten suffix: no guest runs in 64 KiB.
+const FORGOTTEN_SUFFIX: u64 = 64 << 10;
+
+/// Bytes of a size such as `256M`, `1G`, `65536K` or `268435456`. Suffixes are powers of 1024, in either case,
+/// with or without `iB` or `B` behind them.
+///
+/// # Errors
+/// If it is no such size, or more than 64 bits.
+pub fn parse(text: &str) -> Result<u64, SizeError> {
+    let own = || text.to_string();
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, suffix) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(SizeError::NotASize { text: own() });
+    }
+    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge { text: own() })?;
+    let suffix = suffix.to_ascii_lowercase();
+    let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
+    let shift = match unit {
+        "" if number > 0 && number < FORGOTTEN_SUFFIX && suffix.is_empty() => {
+            return Err(SizeError::NoSuffix { text: own() });
+        }
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(SizeError::NotASize { text: own() }),
+    };
+    number.checked_mul(1 << shift).ok_or(SizeError::TooLarge { text: own() })
+}
+
+/// A size in the largest unit that gives a whole number: `256 MiB`.
+pub struct Human(pub u64);
+
+impl fmt::Display for Human {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            if self.0 != 0 && self.0 % (1u64 << shift) == 0 {
+                return write!(f, "{} {unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{} bytes", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("256M", 256 << 20),
+            ("256m", 256 << 20),
+            ("256MiB", 256 << 20),
+            ("256MB", 256 << 20),
+            ("1G", 1 << 30),
+            ("65536K", 64 << 20),
+            ("1T", 1 << 40),
+            ("268435456", 256 << 20),
+            ("0", 0),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_what_to_write() {
+        for (text, expected) in [
+            ("", "is not a size"),
+            ("M", "is not a size"),
+            ("-1M", "is not a size"),
+            ("1.5G", "is not a size"),
+            ("256X", "is not a size"),
+            ("256 M", "is not a size"),
+            ("128", "did you mean 128M?"),
+            ("99999999999999999999", "512G"),
+            ("18446744073709551615G", "512G"),
+        ] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains(expected) && message.contains(text), "{message}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_in_the_largest_whole_unit() {
+        for (bytes, text) in
+            [(0, "0 bytes"), (1 << 30, "1 GiB"), (1536 << 20, "1536 MiB"), (4096, "4 KiB"), (5, "5 bytes")]
+        {
+            assert_eq!(Human(bytes).to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! One machine's folder in the run directory, and the lock that says whether it is alive.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use super::{RegistryError, VmName, check_private, failed};
+
+/// The lock file; its content is the process's id.
+const LOCK: &str = "lock";
+/// The control socket.
+pub(super) const CONTROL: &str = "control";
+/// Somebody who only looks holds the lock for an instant: times to try again, and how long to wait.
+const TRIES: usize = 5;
+const WAIT: Duration = Duration::from_millis(10);
+/// Longest process id taken from a lock file.
+const LONGEST_PID: u64 = 20;
+
+/// This process's place in the run directory. Removed when dropped.
+#[derive(Debug)]
+pub struct Entry {
+    name: VmName,
+    folder: PathBuf,
+    /// Holds the lock.
+    _lock: File,
+}
+
+impl Entry {
+    pub(super) fn claim(
+        base: &Path,
+        name: VmName,
+    ) -> Result<(Self, Option<String>), RegistryError> {
+        let folder = base.join(name.as_str());
+        let mut last_pid = String::new();
+        for _ in 0..TRIES {
+            make_folder(&folder)?;
+            let mut lock = match open_lock(&folder, true) {
+                // The last owner has just removed the folder.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other.map_err(failed("open", &folder.join(LOCK)))?,
+            };
+            last_pid = read_pid(&mut lock);
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    std::thread::sleep(WAIT);
+                    continue;
+                }
+                Err(errno) => return Err(failed("lock", &folder.join(LOCK))(errno.into())),
+            }
+            if !is_current(&lock, &folder) {
+                continue;
+            }
+            let left_behind = (!last_pid.is_empty()).then(|| last_pid.clone());
+            remove_file(&folder.join(CONTROL))?;
+            write_pid(&mut lock).map_err(failed("write", &folder.join(LOCK)))?;
+            return Ok((Self { name, folder, _lock: lock }, left_behind));
+        }
+        let pid = if last_pid.is_empty() { "unknown".into() } else { last_pid };
+        Err(RegistryError::InUse { name, pid })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &VmName {
+        &self.name
+    }
+
+    /// Where the control socket goes.
+    pub fn control(&self) -> PathBuf {
+        self.folder.join(CONTROL)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // While the lock is held: nobody else can have made this folder its own.
+        if let Err(error) = remove_all(&self.folder) {
+            log::warn!("{} stays behind: {error}", self.folder.display());
+        }
+    }
+}
+
+/// What stands at a name.
+pub(super) enum Look {
+    /// A machine that runs.
+    Running {
+        pid: String,
+    },
+    /// A dead machine's folder, which is gone now.
+    Removed,
+    /// Nothing.
+    Nothing,
+}
+
+/// Looks whether a machine runs, and removes what a dead one left behind.
+pub(super) fn look(base: &Path, name: &VmName) -> Look {
+    let folder = base.join(name.as_str());
+    let Ok(mut lock) = open_lock(&folder, false) else { return Look::Nothing };
+    let pid = read_pid(&mut lock);
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(_) => Look::Running { pid },
+        // The folder's machine has not written its id yet, or has gone in good order.
+        Ok(()) if pid.is_empty() || !is_current(&lock, &folder) => Look::Nothing,
+        Ok(()) => match remove_all(&folder) {
+            Ok(()) => Look::Removed,
+            Err(error) => {
+                log::warn!("{}: {error}", folder.display());
+                Look::Nothing
+            }
+        },
+    }
+}
+
+fn make_folder(folder: &Path) -> Result<(), RegistryError> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(failed("make", folder)(error))
+        }
+        _ => check_private(folder).or_else(|error| match error {
+            // Removed again by its last owner: the caller tries again.
+            RegistryError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => Err(other),
+        }),
+    }
+}
+
+fn open_lock(folder: &Path, create: bool) -> io::Result<File> {
+    let no_links = OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(no_links)
+        .open(folder.join(LOCK))
+}
+
+/// Whether the locked file is still the one that the name leads to.
+fn is_current(lock: &File, folder: &Path) -> bool {
+    let (Ok(locked), Ok(named)) = (lock.metadata(), fs::symlink_metadata(folder.join(LOCK))) else {
+        return false;
+    };
+    (locked.dev(), locked.ino()) == (named.dev(), named.ino())
+}
+
+/// The process id in a lock file; empty if there is none.
+fn read_pid(lock: &mut File) -> String {
+    let mut text = String::new();
+    match lock.by_ref().take(LONGEST_PID).read_to_string(&mut text) {
+        Ok(_) => text.trim().chars().filter(char::is_ascii_digit).collect(),
+        Err(_) => String::new(),
+    }
+}
+
+fn write_pid(lock: &mut File) -> io::Result<()> {
+    lock.set_len(0)?;
+    io::Seek::rewind(lock)?;
+    writeln!(lock, "{}", std::process::id())
+}
+
+fn remove_file(path: &Path) -> Result<(), RegistryError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Our two files and the folder. Nothing else is ever put there, and nothing else is removed.
+fn remove_all(folder: &Path) -> io::Result<()> {
+    for file in [CONTROL, LOCK] {
+        match fs::remove_file(folder.join(file)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    fs::remove_dir(folder)
+}

@@ -1,0 +1,214 @@
+//! The run directory: which machines of this user run, and where their control sockets are.
+//!
+//! `$XDG_RUNTIME_DIR/exotrace/NAME/` (without the variable `/tmp/exotrace-UID/NAME/`) belongs to the process that
+//! holds the lock on its file `lock`, which names that process; the kernel lets go of the lock when the process dies,
+//! however it dies. `control` beside it is the socket. Everything is for its owner only (0700), and a directory
+//! that belongs to somebody else or is a symbolic link is refused.
+
+mod entry;
+mod name;
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+pub use entry::Entry;
+pub use name::VmName;
+
+/// Numbers tried for a default name.
+const MOST_NUMBERED: u32 = 1000;
+
+/// The run directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// A file operation failed.
+    #[error("run directory: cannot {action} {path}: {source}", path = path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody else could change what is in it.
+    #[error(
+        "run directory {path}: {found}; it must be a directory of user {uid} with mode 0700: remove it, or set XDG_RUNTIME_DIR",
+        path = path.display()
+    )]
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        found: String,
+        /// Who should own it.
+        uid: u32,
+    },
+    /// The name is taken.
+    #[error("a machine named {name} runs already (process {pid}); choose another --name, or end it: exotrace stop --vm {name}")]
+    InUse {
+        /// The name asked for.
+        name: VmName,
+        /// Its process, as far as known.
+        pid: String,
+    },
+    /// No default name is free.
+    #[error("vm1 to vm{MOST_NUMBERED} are all in use; choose a --name")]
+    NoFreeName,
+    /// No machine with that name.
+    #[error("no machine named {name} runs{running}")]
+    NotRunning {
+        /// The name asked for.
+        name: VmName,
+        /// What does run, as the rest of the sentence.
+        running: String,
+    },
+    /// No machine at all.
+    #[error("no machine runs; start one with exotrace run")]
+    NoneRuns,
+    /// Which one?
+    #[error("several machines run ({names}); say which one with --vm NAME")]
+    Several {
+        /// Their names.
+        names: String,
+    },
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
+    let path = path.to_path_buf();
+    move |source| RegistryError::Io { action, path, source }
+}
+
+/// One machine that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// Its name.
+    pub name: VmName,
+    /// Its process.
+    pub pid: String,
+    /// Its control socket.
+    pub socket: PathBuf,
+}
+
+/// The run directory.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    base: PathBuf,
+}
+
+impl Registry {
+    /// The user's own run directory.
+    ///
+    /// # Errors
+    /// If it cannot be made or is not safe to use.
+    pub fn open() -> Result<Self, RegistryError> {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
+        let base = match runtime {
+            Some(folder) => PathBuf::from(folder).join("exotrace"),
+            None => PathBuf::from(format!("/tmp/exotrace-{}", user())),
+        };
+        Self::at(base)
+    }
+
+    /// A run directory at `base`, made if it is not there.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn at(base: PathBuf) -> Result<Self, RegistryError> {
+        match DirBuilder::new().mode(0o700).create(&base) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed("make", &base)(error));
+            }
+            _ => {}
+        }
+        check_private(&base)?;
+        Ok(Self { base })
+    }
+
+    /// Registers this process as the machine `name`; without a name as the first free `vmN`. Gives what a dead
+    /// machine of that name had left behind, if it did, for the user to know.
+    ///
+    /// # Errors
+    /// If the name is in use or the directory cannot be made.
+    pub fn claim(&self, name: Option<VmName>) -> Result<(Entry, Option<String>), RegistryError> {
+        if let Some(name) = name {
+            return Entry::claim(&self.base, name);
+        }
+        for number in 1..=MOST_NUMBERED {
+            match Entry::claim(&self.base, VmName::numbered(number)) {
+                Err(RegistryError::InUse { .. }) => {}
+                other => return other,
+            }
+        }
+        Err(RegistryError::NoFreeName)
+    }
+
+    /// The machines that run, by name, and the names of dead ones whose left-overs were removed.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn list(&self) -> Result<(Vec<Running>, Vec<VmName>), RegistryError> {
+        let (mut running, mut removed) = (Vec::new(), Vec::new());
+        for item in fs::read_dir(&self.base).map_err(failed("list", &self.base))? {
+            let item = item.map_err(failed("list", &self.base))?;
+            // What is no name is not ours.
+            let Some(name) = item.file_name().to_str().and_then(|n| n.parse::<VmName>().ok()) else {
+                continue;
+            };
+            match entry::look(&self.base, &name) {
+                entry::Look::Running { pid } => {
+                    let socket = item.path().join(entry::CONTROL);
+                    running.push(Running { name, pid, socket });
+                }
+                entry::Look::Removed => removed.push(name),
+                entry::Look::Nothing => {}
+            }
+        }
+        running.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok((running, removed))
+    }
+
+    /// The machine `name`; without a name the only one that runs.
+    ///
+    /// # Errors
+    /// If there is no such machine, or several run and no name was given.
+    pub fn find(&self, name: Option<VmName>) -> Result<Running, RegistryError> {
+        let (mut running, _) = self.list()?;
+        let names = running.iter().map(|r| r.name.as_str()).collect::<Vec<_>>().join(", ");
+        match name {
+            Some(name) => {
+                running.into_iter().find(|r| r.name == name).ok_or_else(|| RegistryError::NotRunning {
+                    name,
+                    running: if names.is_empty() { String::new() } else { format!("; these do: {names}") },
+                })
+            }
+            None if running.len() > 1 => Err(RegistryError::Several { names }),
+            None => running.pop().ok_or(RegistryError::NoneRuns),
+        }
+    }
+}
+
+/// The user that this process acts for.
+pub fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Only this user may be able to change what is in `path`.
+fn check_private(path: &Path) -> Result<(), RegistryError> {
+    let meta = fs::symlink_metadata(path).map_err(failed("look at", path))?;
+    let uid = user();
+    let found = if !meta.is_dir() {
+        "no directory (a symbolic link or a file)".to_string()
+    } else if meta.uid() != uid {
+        format!("belongs to user {}", meta.uid())
+    } else if meta.mode() & 0o077 != 0 {
+        format!("has mode {:04o}", meta.mode() & 0o7777)
+    } else {
+        return Ok(());
+    };
+    Err(RegistryError::Unsafe { path: path.to_path_buf(), found, uid })
+}
+
+#[cfg(test)]
+mod tests;

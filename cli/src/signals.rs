@@ -1,0 +1,68 @@
+//! SIGINT, SIGTERM and SIGHUP end a run in order: whoever owns the machine is told, disarms, and leaves.
+//!
+//! From [`StopSignals::watch`] on these signals no longer kill the process.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+type Action = Box<dyn Fn() + Send>;
+
+#[derive(Default)]
+struct State {
+    arrived: bool,
+    action: Option<Action>,
+}
+
+/// The watch. Ends when dropped.
+pub struct StopSignals {
+    state: Arc<Mutex<State>>,
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StopSignals {
+    /// Starts watching.
+    ///
+    /// # Errors
+    /// If the handlers or their thread cannot be made.
+    pub fn watch() -> io::Result<Self> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let handle = signals.handle();
+        let state = Arc::new(Mutex::new(State::default()));
+        let shared = state.clone();
+        let thread = std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for _ in signals.forever() {
+                let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                state.arrived = true;
+                if let Some(action) = &state.action {
+                    action();
+                }
+            }
+        })?;
+        Ok(Self { state, handle, thread: Some(thread) })
+    }
+
+    /// Does `action` for every such signal from now on, and at once if one has already arrived.
+    pub fn on_stop(&self, action: impl Fn() + Send + 'static) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.arrived {
+            action();
+        }
+        state.action = Some(Box::new(action));
+    }
+}
+
+impl Drop for StopSignals {
+    fn drop(&mut self) {
+        self.handle.close();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the signal thread panicked");
+        }
+    }
+}

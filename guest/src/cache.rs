@@ -1,0 +1,268 @@
+//! The cache: a directory in which each thing that takes long to make is made once.
+//!
+//! An entry is a directory that appears whole (built aside, then renamed) and never changes. One process at a time makes an entry;
+//! others wait on a lock file, which the kernel releases when its holder dies. Removing the directory at any time is safe when nothing is
+//! being built: everything in it can be made again.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::progress::Progress;
+
+/// The cache directory, or something in it, cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Nothing says where the cache should be.
+    #[error(
+        "no place for the cache: EXOTRACE_CACHE, XDG_CACHE_HOME and HOME are all unset; set one of them"
+    )]
+    NoPlace,
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A function that turns an I/O error into ours, for `map_err`.
+pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+    let path = path.to_owned();
+    move |source| CacheError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+/// The cache directory.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// The user's cache: `$EXOTRACE_CACHE`, else `$XDG_CACHE_HOME/exotrace`, else `~/.cache/exotrace`. Made if it is not there.
+    ///
+    /// # Errors
+    /// If none of the variables is set, or the directory cannot be made.
+    pub fn open() -> Result<Self, CacheError> {
+        let root = root_from(|name| std::env::var_os(name)).ok_or(CacheError::NoPlace)?;
+        Self::at(root)
+    }
+
+    /// A cache at `root`, made if it is not there.
+    ///
+    /// # Errors
+    /// If the directory cannot be made.
+    pub fn at(root: impl Into<PathBuf>) -> Result<Self, CacheError> {
+        let root = root.into();
+        fs::create_dir_all(&root).map_err(failed("make the directory", &root))?;
+        Ok(Self { root })
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The entry `name`, if it has been made.
+    pub fn entry(&self, name: &str) -> Option<PathBuf> {
+        Some(self.root.join(name)).filter(|path| path.is_dir())
+    }
+
+    /// The entry whose name starts with `prefix` and was made last.
+    pub fn newest(&self, prefix: &str) -> Option<PathBuf> {
+        let entries = fs::read_dir(&self.root).ok()?;
+        entries
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+            .filter(|entry| entry.path().is_dir())
+            .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
+            .map(|entry| entry.path())
+    }
+
+    /// Waits until this process alone works on `topic`; says so when it has to wait. Released on drop, or when the process ends.
+    ///
+    /// # Errors
+    /// If the lock file cannot be made or locked.
+    pub fn lock(&self, topic: &str, progress: &dyn Progress) -> Result<Lock, CacheError> {
+        let path = self.root.join(format!("{topic}.lock"));
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(failed("open", &path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                progress.phase(&format!("waiting: another process makes the {topic}"));
+                flock(&file, FlockOperation::LockExclusive)
+                    .map_err(io::Error::from)
+                    .map_err(failed("lock", &path))?;
+            }
+            Err(errno) => return Err(failed("lock", &path)(errno.into())),
+        }
+        Ok(Lock { _file: file })
+    }
+
+    /// An empty directory beside the entries, to build in. Left-overs of a build that was killed are removed:
+    /// the caller holds the lock of `topic`.
+    ///
+    /// # Errors
+    /// If it cannot be removed or made.
+    pub fn scratch(&self, topic: &str, _lock: &Lock) -> Result<Scratch, CacheError> {
+        let path = self.root.join(format!("{topic}.building"));
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("remove", &path)(error));
+            }
+            _ => {}
+        }
+        fs::create_dir(&path).map_err(failed("make the directory", &path))?;
+        Ok(Scratch { path })
+    }
+
+    /// Makes the directory `from`, complete and on the same file system, the entry `name`.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn publish(&self, from: &Path, name: &str) -> Result<PathBuf, CacheError> {
+        let path = self.root.join(name);
+        fs::rename(from, &path).map_err(failed("rename the finished build to", &path))?;
+        Ok(path)
+    }
+}
+
+/// The cache's place by the environment.
+fn root_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let set = |name: &str| {
+        variable(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    set("EXOTRACE_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|path| path.join("exotrace")))
+        .or_else(|| set("HOME").map(|path| path.join(".cache/exotrace")))
+}
+
+/// Exclusive work on one topic of the cache.
+#[derive(Debug)]
+pub struct Lock {
+    /// Closing it releases the lock.
+    _file: File,
+}
+
+/// A directory to build in, removed on drop.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // the next build of the topic tries again
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::progress::Silent;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn the_environment_decides_where_it_is() {
+        for (variables, expected) in [
+            (&[("HOME", "/h")][..], Some("/h/.cache/exotrace")),
+            (
+                &[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")],
+                Some("/x/exotrace"),
+            ),
+            (
+                &[("HOME", "/h"), ("XDG_CACHE_HOME", "")],
+                Some("/h/.cache/exotrace"),
+            ),
+            (
+                &[("XDG_CACHE_HOME", "/x"), ("EXOTRACE_CACHE", "/e")],
+                Some("/e"),
+            ),
+            (&[], None),
+        ] {
+            let found = root_from(|name| {
+                let pair = variables.iter().find(|(key, _)| *key == name);
+                pair.map(|(_, value)| OsString::from(value))
+            });
+            assert_eq!(found, expected.map(PathBuf::from), "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_appears_whole_and_scratch_goes_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path().join("new/cache")).unwrap();
+        let lock = cache.lock("thing", &Silent).unwrap();
+        let scratch = cache.scratch("thing", &lock).unwrap();
+        let out = scratch.path().join("out");
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join("file"), "x").unwrap();
+        assert_eq!(cache.entry("thing-1"), None);
+        let entry = cache.publish(&out, "thing-1").unwrap();
+        let place = scratch.path().to_owned();
+        drop(scratch);
+        assert!(!place.exists());
+        assert_eq!(cache.entry("thing-1"), Some(entry.clone()));
+        assert_eq!(cache.newest("thing-"), Some(entry));
+        assert_eq!(cache.newest("other-"), None);
+    }
+
+    #[test]
+    fn the_second_holder_waits_for_the_first_and_says_so() {
+        struct Waiting(AtomicBool);
+        impl Progress for Waiting {
+            fn phase(&self, message: &str) {
+                assert!(
+                    message.contains("another process makes the thing"),
+                    "{message}"
+                );
+                self.0.store(true, Ordering::SeqCst);
+            }
+            fn fraction(&self, _done: f64) {}
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        let first = cache.lock("thing", &Silent).unwrap();
+        let waiting = Waiting(AtomicBool::new(false));
+        let released = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _second = cache.lock("thing", &waiting).unwrap();
+                assert!(released.load(Ordering::SeqCst));
+            });
+            while !waiting.0.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            released.store(true, Ordering::SeqCst);
+            drop(first);
+        });
+    }
+}

@@ -1,0 +1,360 @@
+//! A writer of newc cpio archives, the format of an initramfs (Documentation/driver-api/early-userspace/buffer-format.rst).
+//!
+//! The caller owns contents and modes. Solved here: headers, padding, parent directories, the end mark.
+//! The archive is not compressed, and is the same bytes for the same calls: no times, no owners but root.
+
+use std::collections::BTreeMap;
+
+/// Longest path, with its NUL: the kernel's PATH_MAX.
+const PATH_MAX: usize = 4096;
+
+/// The bits of a mode that hold the type (inode(7)).
+const TYPE_MASK: u32 = 0o170_000;
+const TYPE_FIFO: u32 = 0o010_000;
+const TYPE_CHARACTER: u32 = 0o020_000;
+const TYPE_DIRECTORY: u32 = 0o040_000;
+const TYPE_BLOCK: u32 = 0o060_000;
+const TYPE_FILE: u32 = 0o100_000;
+const TYPE_SYMLINK: u32 = 0o120_000;
+
+/// An archive cannot hold what was given to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ArchiveError {
+    /// A path the kernel would not unpack as meant.
+    #[error("{path:?} cannot be a path in an initramfs: {reason}")]
+    Path {
+        /// The path.
+        path: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// Twice the same path.
+    #[error("{0:?} is in the initramfs already")]
+    Duplicate(String),
+    /// The format has 32 bits for a size.
+    #[error("{path:?} has {size} bytes, and an initramfs file at most 4294967295")]
+    TooLarge {
+        /// The path.
+        path: String,
+        /// Its size in bytes.
+        size: usize,
+    },
+    /// More than permission bits.
+    #[error("{mode:#o} is no file mode for {path:?}: only the lower 12 bits may be set")]
+    Mode {
+        /// The path.
+        path: String,
+        /// The mode given.
+        mode: u32,
+    },
+}
+
+/// What a device node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Node {
+    /// Character device.
+    Character {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// Block device.
+    Block {
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// Named pipe.
+    Fifo,
+}
+
+/// An archive being written. The first error is kept, and comes out of [`Archive::finish`].
+#[derive(Debug, Default)]
+pub struct Archive {
+    bytes: Vec<u8>,
+    /// What there is, and whether it is a directory.
+    paths: BTreeMap<String, bool>,
+    error: Option<ArchiveError>,
+}
+
+impl Archive {
+    /// An empty archive.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A directory with mode 0755. Paths are relative to the root, without a slash at either end; parents are made where missing.
+    /// A directory that is there already is no error.
+    #[must_use]
+    pub fn dir(mut self, path: &str) -> Self {
+        if self.paths.get(path) != Some(&true) {
+            self.add(path, TYPE_DIRECTORY | 0o755, (0, 0), &[]);
+        }
+        self
+    }
+
+    /// A regular file with permissions `mode`, such as 0o755.
+    #[must_use]
+    pub fn file(mut self, path: &str, mode: u32, content: &[u8]) -> Self {
+        if self.mode_fits(path, mode) {
+            self.add(path, TYPE_FILE | mode, (0, 0), content);
+        }
+        self
+    }
+
+    /// A symbolic link at `path` to `target`.
+    #[must_use]
+    pub fn symlink(mut self, path: &str, target: &str) -> Self {
+        self.add(path, TYPE_SYMLINK | 0o777, (0, 0), target.as_bytes());
+        self
+    }
+
+    /// A device node or pipe with permissions `mode`.
+    #[must_use]
+    pub fn node(mut self, path: &str, mode: u32, node: Node) -> Self {
+        let (kind, device) = match node {
+            Node::Character { major, minor } => (TYPE_CHARACTER, (major, minor)),
+            Node::Block { major, minor } => (TYPE_BLOCK, (major, minor)),
+            Node::Fifo => (TYPE_FIFO, (0, 0)),
+        };
+        if self.mode_fits(path, mode) {
+            self.add(path, kind | mode, device, &[]);
+        }
+        self
+    }
+
+    /// The archive's bytes, a multiple of 4.
+    ///
+    /// # Errors
+    /// The first thing that went wrong in any call before.
+    pub fn finish(mut self) -> Result<Vec<u8>, ArchiveError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        self.entry("TRAILER!!!", 0, 0, (0, 0), &[]);
+        Ok(self.bytes)
+    }
+
+    fn fail(&mut self, error: ArchiveError) {
+        self.error.get_or_insert(error);
+    }
+
+    fn mode_fits(&mut self, path: &str, mode: u32) -> bool {
+        let fits = mode <= 0o7777;
+        if !fits {
+            let path = path.to_owned();
+            self.fail(ArchiveError::Mode { path, mode });
+        }
+        fits
+    }
+
+    /// Checks `path`, makes its parents, and writes the entry.
+    fn add(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) {
+        if let Err(reason) = check_path(path) {
+            let path = path.to_owned();
+            return self.fail(ArchiveError::Path { path, reason });
+        }
+        if content.len() > u32::MAX as usize {
+            return self.fail(ArchiveError::TooLarge {
+                path: path.to_owned(),
+                size: content.len(),
+            });
+        }
+        for (slash, _) in path.match_indices('/') {
+            let parent = &path[..slash];
+            match self.paths.get(parent) {
+                Some(true) => {}
+                Some(false) => return self.fail(ArchiveError::Duplicate(parent.to_owned())),
+                None => self.add(parent, TYPE_DIRECTORY | 0o755, (0, 0), &[]),
+            }
+        }
+        if self.paths.contains_key(path) {
+            return self.fail(ArchiveError::Duplicate(path.to_owned()));
+        }
+        let directory = mode & TYPE_MASK == TYPE_DIRECTORY;
+        self.paths.insert(path.to_owned(), directory);
+        let inode = self.paths.len() as u32;
+        self.entry(path, inode, mode, device, content);
+    }
+
+    /// Header, name and content, the latter two padded to 4 bytes. Sizes have been checked.
+    fn entry(&mut self, path: &str, inode: u32, mode: u32, device: (u32, u32), content: &[u8]) {
+        let links = if mode & TYPE_MASK == TYPE_DIRECTORY {
+            2
+        } else {
+            1
+        };
+        let name_size = path.len() as u32 + 1;
+        self.bytes.extend(b"070701");
+        let (user, group, time, checksum) = (0, 0, 0, 0);
+        for field in [
+            inode,
+            mode,
+            user,
+            group,
+            links,
+            time,
+            content.len() as u32,
+            0,
+            0,
+            device.0,
+            device.1,
+            name_size,
+            checksum,
+        ] {
+            self.bytes.extend(format!("{field:08x}").bytes());
+        }
+        self.bytes.extend(path.bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        let padded = self.bytes.len().next_multiple_of(4);
+        self.bytes.resize(padded, 0);
+    }
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    if path.len() >= PATH_MAX {
+        return Err("longer than 4095 bytes");
+    }
+    if path.contains('\0') {
+        return Err("it contains a NUL byte");
+    }
+    if path == "TRAILER!!!" {
+        return Err("the format uses this name as its end mark");
+    }
+    let bad = |part: &str| part.is_empty() || part == "." || part == "..";
+    if path.split('/').any(bad) {
+        return Err(
+            "parts may not be empty, `.` or `..`, and there is no slash at the start or the end",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    /// What cpio(1) says about an archive.
+    fn listed(archive: &[u8]) -> Vec<String> {
+        let mut cpio = Command::new("cpio")
+            .args(["-itv", "--quiet", "--numeric-uid-gid"])
+            .env("LC_ALL", "C")
+            .env("TZ", "UTC")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        cpio.stdin.take().unwrap().write_all(archive).unwrap();
+        let output = cpio.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let text = String::from_utf8(output.stdout).unwrap();
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        text.lines().map(words).collect()
+    }
+
+    #[test]
+    fn cpio_lists_what_was_put_in() {
+        let archive = Archive::new()
+            .dir("proc")
+            .file("bin/tool", 0o755, b"12345")
+            .symlink("bin/sh", "tool")
+            .node("dev/console", 0o600, Node::Character { major: 5, minor: 1 })
+            .node(
+                "dev/vda",
+                0o640,
+                Node::Block {
+                    major: 254,
+                    minor: 0,
+                },
+            )
+            .node("run/pipe", 0o644, Node::Fifo)
+            .dir("bin")
+            .file("empty", 0o4755, b"")
+            .finish()
+            .unwrap();
+        assert_eq!(archive.len() % 4, 0);
+        assert_eq!(
+            listed(&archive),
+            [
+                "drwxr-xr-x 2 0 0 0 Jan 1 1970 proc",
+                "drwxr-xr-x 2 0 0 0 Jan 1 1970 bin",
+                "-rwxr-xr-x 1 0 0 5 Jan 1 1970 bin/tool",
+                "lrwxrwxrwx 1 0 0 4 Jan 1 1970 bin/sh -> tool",
+                "drwxr-xr-x 2 0 0 0 Jan 1 1970 dev",
+                "crw------- 1 0 0 5, 1 Jan 1 1970 dev/console",
+                "brw-r----- 1 0 0 254, 0 Jan 1 1970 dev/vda",
+                "drwxr-xr-x 2 0 0 0 Jan 1 1970 run",
+                "prw-r--r-- 1 0 0 0 Jan 1 1970 run/pipe",
+                "-rwsr-xr-x 1 0 0 0 Jan 1 1970 empty",
+            ]
+        );
+    }
+
+    #[test]
+    fn contents_come_back_byte_for_byte() {
+        let content: Vec<u8> = (0..=255).cycle().take(5001).collect();
+        let archive = Archive::new()
+            .file("a/b", 0o644, &content)
+            .finish()
+            .unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("archive");
+        std::fs::write(&path, archive).unwrap();
+        let status = Command::new("cpio")
+            .args(["-idm", "--quiet", "-F"])
+            .arg(&path)
+            .current_dir(directory.path())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        assert_eq!(
+            std::fs::read(directory.path().join("a/b")).unwrap(),
+            content
+        );
+    }
+
+    #[test]
+    fn what_the_kernel_would_not_unpack_is_refused() {
+        for path in [
+            "",
+            "/etc",
+            "etc/",
+            "a//b",
+            "a/../b",
+            ".",
+            "TRAILER!!!",
+            "a\0b",
+        ] {
+            let error = Archive::new().file(path, 0o644, b"").finish().unwrap_err();
+            assert!(
+                matches!(error, ArchiveError::Path { .. }),
+                "{path:?}: {error}"
+            );
+        }
+        let long = "x".repeat(PATH_MAX);
+        assert!(Archive::new().dir(&long).finish().is_err());
+        let twice = Archive::new()
+            .file("a", 0o644, b"")
+            .symlink("a", "b")
+            .finish();
+        assert_eq!(twice.unwrap_err(), ArchiveError::Duplicate("a".to_owned()));
+        let below = Archive::new().file("a", 0o644, b"").file("a/b", 0o644, b"");
+        assert_eq!(
+            below.finish().unwrap_err(),
+            ArchiveError::Duplicate("a".to_owned())
+        );
+        let mode = Archive::new().file("a", 0o100_644, b"").finish();
+        assert!(mode.unwrap_err().to_string().contains("0o100644"));
+    }
+}

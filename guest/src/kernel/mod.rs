@@ -1,0 +1,332 @@
+//! Kernels for demos and tests, built from Debian's `linux-source-6.1` without changing a line of it.
+//!
+//! The caller owns the machine and the words that a particular host needs on the command line.
+//! Solved here: packages, configuration, build, caching. The first call takes minutes; later ones find the result and do nothing.
+//!
+//! * [`small`] boots fast where guest kernel code is interpreted: no tracing code, no modules. The file describes its types (BTF) in a
+//!   section that is not loaded.
+//! * [`rich`] adds what distributions have: ftrace, kprobes, jump labels, tracepoints, BPF, modules, BTF in memory.
+//!
+//! Both are stripped of symbols and debug information, as a distribution's are; `System.map` lies beside them.
+
+mod build;
+mod config;
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::cache::{Cache, CacheError};
+use crate::command::CommandError;
+use crate::packages::{self, PackageError};
+use crate::progress::Progress;
+
+/// Counts changes of the build that the configuration does not show; part of the cache key.
+const BUILDER: u32 = 1;
+/// The package with the source.
+const SOURCE_PACKAGE: &str = "linux-source-6.1";
+/// Everything the build runs.
+const PACKAGES: [&str; 14] = [
+    SOURCE_PACKAGE,
+    "gcc",
+    "make",
+    "binutils",
+    "flex",
+    "bison",
+    "bc",
+    "libelf-dev",
+    "libssl-dev",
+    "pahole",
+    "xz-utils",
+    "cpio",
+    "rsync",
+    "kmod",
+];
+
+const SMALL_CONFIG: &str = include_str!("../../config/small.config");
+const RICH_CONFIG: &str = include_str!("../../config/rich.config");
+
+/// A kernel could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The packages.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// A step of the build.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The source package is there and its archive is not.
+    #[error("{SOURCE_PACKAGE} is installed and has no {}", .0.display())]
+    NoSource(PathBuf),
+    /// The kernel's configuration tool dropped or changed options.
+    #[error("the {kernel} kernel's configuration is not what was asked for:\n  {}", unmet.join("\n  "))]
+    Config {
+        /// Which kernel.
+        kernel: &'static str,
+        /// `CONFIG_X: wanted y, is n`.
+        unmet: Vec<String>,
+    },
+}
+
+/// A word of the kernel command line, and why it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Word {
+    /// The word.
+    pub text: &'static str,
+    /// What it does for a traced guest.
+    pub reason: &'static str,
+}
+
+/// The command line that suits both kernels on any host. The machine adds what its host and devices need.
+pub const CMDLINE: [Word; 4] = [
+    Word {
+        text: "console=ttyS0",
+        reason: "kernel messages and the shell are on the serial port",
+    },
+    Word {
+        text: "quiet",
+        reason: "every character of the boot messages is an exit to the host",
+    },
+    Word {
+        text: "panic=-1",
+        reason: "a panic resets at once, so the run ends instead of hanging",
+    },
+    Word {
+        text: "reboot=k",
+        reason: "a reset goes through port 0x64 and is seen by the host; no other way is tried first",
+    },
+];
+
+/// [`CMDLINE`] as text.
+pub fn cmdline() -> String {
+    CMDLINE.map(|word| word.text).join(" ")
+}
+
+/// A kernel in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    directory: PathBuf,
+}
+
+impl Kernel {
+    /// The kernel: an ELF executable without symbols, with BTF in `.BTF`.
+    pub fn vmlinux(&self) -> PathBuf {
+        self.directory.join("vmlinux")
+    }
+
+    /// Addresses and names, as the linker gave them: `ADDRESS TYPE NAME` a line.
+    pub fn system_map(&self) -> PathBuf {
+        self.directory.join("System.map")
+    }
+
+    /// The complete configuration.
+    pub fn config(&self) -> PathBuf {
+        self.directory.join("config")
+    }
+
+    /// The loadable modules, `NAME.ko`; empty for the small kernel.
+    pub fn modules(&self) -> PathBuf {
+        self.directory.join("modules")
+    }
+
+    /// The directory of all of these.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+/// The small kernel: 3 to 4 minutes on two cores the first time.
+///
+/// # Errors
+/// If packages are missing and cannot be installed, or a step of the build fails.
+pub fn small(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
+    get(&SMALL, cache, progress)
+}
+
+/// The rich kernel.
+///
+/// # Errors
+/// As for [`small`].
+pub fn rich(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
+    get(&RICH, cache, progress)
+}
+
+/// How one of the kernels is made.
+struct Recipe {
+    name: &'static str,
+    /// Configuration fragments; a later one overrides.
+    fragments: &'static [&'static str],
+    /// What make builds.
+    targets: &'static [&'static str],
+    /// Lines that make prints, for the progress bar.
+    lines: u64,
+    /// Whether BTF is made after the build and left out of guest memory.
+    detached_btf: bool,
+}
+
+const SMALL: Recipe = Recipe {
+    name: "small",
+    fragments: &[SMALL_CONFIG],
+    targets: &["vmlinux"],
+    lines: 1400,
+    detached_btf: true,
+};
+
+const RICH: Recipe = Recipe {
+    name: "rich",
+    fragments: &[SMALL_CONFIG, RICH_CONFIG],
+    targets: &["vmlinux", "modules"],
+    lines: 1600,
+    detached_btf: false,
+};
+
+impl Recipe {
+    /// What the cache entry's name starts with; the source's version follows.
+    fn prefix(&self) -> String {
+        let mut hash = Sha256::new();
+        for fragment in self.fragments {
+            hash.update(fragment);
+            hash.update([0]);
+        }
+        let hash = hash.finalize();
+        let short: String = hash
+            .iter()
+            .take(6)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        format!("kernel-{}-{BUILDER}-{short}-", self.name)
+    }
+}
+
+/// A package version as part of a file name: `6.1.192-2` stays, an epoch's colon and the like do not.
+fn file_name_of(version: &str) -> String {
+    let keep = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+' | '~');
+    version
+        .chars()
+        .map(|c| if keep(c) { c } else { '_' })
+        .collect()
+}
+
+/// The entry in the cache, without making it. Where the source is not installed, one made from any version of it does.
+fn cached(recipe: &Recipe, cache: &Cache, version: Option<&str>) -> Option<Kernel> {
+    let prefix = recipe.prefix();
+    let directory = match version {
+        Some(version) => cache.entry(&(prefix + &file_name_of(version))),
+        None => cache.newest(&prefix),
+    };
+    directory.map(|directory| Kernel { directory })
+}
+
+fn get(recipe: &Recipe, cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
+    // on a machine without dpkg a cache made elsewhere still serves
+    let version = packages::version(SOURCE_PACKAGE).unwrap_or_default();
+    if let Some(kernel) = cached(recipe, cache, version.as_deref()) {
+        return Ok(kernel);
+    }
+    let topic = format!("{} kernel", recipe.name);
+    let lock = cache.lock(&topic.replace(' ', "-"), progress)?;
+    let log = cache.root().join(format!("{}-kernel.log", recipe.name));
+    // a log is of one build
+    let _ = std::fs::remove_file(&log);
+    packages::require(&PACKAGES, &log, progress)?;
+    let version = packages::version(SOURCE_PACKAGE)?;
+    // whoever held the lock may have built it
+    if let Some(kernel) = cached(recipe, cache, version.as_deref()) {
+        return Ok(kernel);
+    }
+    let scratch = cache.scratch(&topic.replace(' ', "-"), &lock)?;
+    let out = build::run(recipe, scratch.path(), &log, progress)?;
+    let name = recipe.prefix() + &file_name_of(version.as_deref().unwrap_or("unknown"));
+    let directory = cache.publish(&out, &name)?;
+    Ok(Kernel { directory })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::config::Options;
+    use super::*;
+    use std::fs;
+
+    struct Forbidden;
+    impl Progress for Forbidden {
+        fn phase(&self, message: &str) {
+            panic!("work was done: {message}");
+        }
+        fn fraction(&self, _done: f64) {}
+    }
+
+    #[test]
+    fn a_kernel_in_the_cache_is_found_without_any_work() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        let version = packages::version(SOURCE_PACKAGE).unwrap_or_default();
+        let version = version.unwrap_or("6.1.1-1".to_owned());
+        let entry = directory
+            .path()
+            .join(SMALL.prefix() + &file_name_of(&version));
+        fs::create_dir(&entry).unwrap();
+        let kernel = small(&cache, &Forbidden).unwrap();
+        assert_eq!(kernel.vmlinux(), entry.join("vmlinux"));
+        let files: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+    }
+
+    #[test]
+    fn a_cache_made_elsewhere_serves_without_the_source() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        assert_eq!(cached(&RICH, &cache, None), None);
+        let entry = directory.path().join(RICH.prefix() + "6.1.77-1");
+        fs::create_dir(&entry).unwrap();
+        assert_eq!(cached(&RICH, &cache, None).unwrap().directory(), entry);
+        assert_eq!(cached(&RICH, &cache, Some("6.1.78-1")), None);
+        assert_eq!(cached(&SMALL, &cache, None), None);
+    }
+
+    #[test]
+    fn versions_become_file_names() {
+        for (version, name) in [
+            ("6.1.192-2", "6.1.192-2"),
+            ("1:2/3", "1_2_3"),
+            ("a~b+c", "a~b+c"),
+        ] {
+            assert_eq!(file_name_of(version), name);
+        }
+    }
+
+    #[test]
+    fn the_fragments_have_what_introspection_needs() {
+        let small = Options::parse(SMALL_CONFIG);
+        let rich = Options::parse(&[SMALL_CONFIG, RICH_CONFIG].concat());
+        for (symbol, in_small, in_rich) in [
+            ("CONFIG_KALLSYMS_ALL", "y", "y"),
+            ("CONFIG_UNWINDER_ORC", "y", "y"),
+            ("CONFIG_SMP", "y", "y"),
+            ("CONFIG_VIRTIO_CONSOLE", "y", "y"),
+            ("CONFIG_RANDOMIZE_BASE", "n", "n"),
+            ("CONFIG_JUMP_LABEL", "n", "y"),
+            ("CONFIG_FUNCTION_TRACER", "n", "y"),
+            ("CONFIG_KPROBES", "n", "y"),
+            ("CONFIG_DEBUG_INFO_BTF", "n", "y"),
+            ("CONFIG_BLK_DEV_RAM", "n", "m"),
+        ] {
+            assert_eq!(small.get(symbol), in_small, "{symbol} in the small kernel");
+            assert_eq!(rich.get(symbol), in_rich, "{symbol} in the rich kernel");
+        }
+    }
+
+    #[test]
+    fn every_word_of_the_command_line_has_a_reason() {
+        assert!(cmdline().starts_with("console=ttyS0 "));
+        for word in CMDLINE {
+            assert!(
+                !word.text.contains(' ') && word.reason.len() > 20,
+                "{word:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The small guest programs: C sources in this crate, compiled once to static executables of 1 to 3 kB without any library.
+//!
+//! Each source's first comment says what the program does. They keep their symbols and frame pointers, so that they can be traced.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+use crate::cache::{Cache, CacheError, failed};
+use crate::command::{self, CommandError};
+use crate::packages::{self, PackageError};
+use crate::progress::Progress;
+
+/// Included by all.
+const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
+
+/// Name and source of each.
+const SOURCES: [(&str, &str); 8] = [
+    ("cat", include_str!("../programs/cat.c")),
+    ("forks", include_str!("../programs/forks.c")),
+    ("fsload", include_str!("../programs/fsload.c")),
+    ("init", include_str!("../programs/init.c")),
+    ("insmod", include_str!("../programs/insmod.c")),
+    ("sh", include_str!("../programs/sh.c")),
+    ("spin", include_str!("../programs/spin.c")),
+    ("syscount", include_str!("../programs/syscount.c")),
+];
+
+/// What gcc is told: no library, no code that a guest's CPU or an interpreting host may lack, one page of file for most.
+const FLAGS: [&str; 15] = [
+    "-Wall",
+    "-Werror",
+    "-std=gnu11",
+    "-O2",
+    "-ffreestanding",
+    "-static",
+    "-nostdlib",
+    "-fno-pie",
+    "-no-pie",
+    "-fno-omit-frame-pointer",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-fcf-protection=none",
+    "-mno-sse",
+    "-Wl,--build-id=none,-z,noseparate-code,-z,max-page-size=4096",
+];
+
+/// The programs could not be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramsError {
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// gcc is missing.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// gcc failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+}
+
+/// The compiled programs in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Programs {
+    directory: PathBuf,
+}
+
+impl Programs {
+    /// Names of all programs.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        SOURCES.iter().map(|(name, _)| *name)
+    }
+
+    /// Where the program `name` lies: a static ELF executable with symbols.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+/// The programs, compiled if they are not in the cache yet.
+///
+/// # Errors
+/// If gcc is missing and cannot be installed, or fails.
+pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<Programs, ProgramsError> {
+    let name = entry_name();
+    if let Some(directory) = cache.entry(&name) {
+        return Ok(Programs { directory });
+    }
+    let lock = cache.lock("programs", progress)?;
+    if let Some(directory) = cache.entry(&name) {
+        return Ok(Programs { directory });
+    }
+    let log = cache.root().join("programs.log");
+    // a log is of one build
+    let _ = fs::remove_file(&log);
+    packages::require(&["gcc", "binutils"], &log, progress)?;
+    progress.phase("compiling the guest programs");
+    let scratch = cache.scratch("programs", &lock)?;
+    let out = scratch.path().join("out");
+    fs::create_dir(&out).map_err(failed("make the directory", &out))?;
+    write(&scratch.path().join(HEADER.0), HEADER.1)?;
+    for (program, text) in SOURCES {
+        let source = scratch.path().join(program).with_extension("c");
+        write(&source, text)?;
+        let mut gcc = Command::new("gcc");
+        gcc.args(FLAGS)
+            .arg("-o")
+            .arg(out.join(program))
+            .arg(&source);
+        command::run(&format!("gcc {program}.c"), &mut gcc, &log, |_| {})?;
+    }
+    let directory = cache.publish(&out, &name)?;
+    Ok(Programs { directory })
+}
+
+/// The cache entry's name, which changes with every source and flag.
+fn entry_name() -> String {
+    let mut hash = Sha256::new();
+    for (name, text) in SOURCES.iter().chain([&HEADER]) {
+        hash.update(name);
+        hash.update([0]);
+        hash.update(text);
+        hash.update([0]);
+    }
+    hash.update(FLAGS.join(" "));
+    let short: String = hash
+        .finalize()
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("programs-{short}")
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CacheError> {
+    fs::write(path, text).map_err(failed("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::progress::Silent;
+    use object::{Object, ObjectSymbol};
+    use std::io::Write;
+    use std::process::Stdio;
+
+    /// The programs run on the host as well: they are plain Linux executables.
+    #[test]
+    fn they_do_what_their_comments_say() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        let programs = build(&cache, &Silent).unwrap();
+        for (command, expected, status) in [
+            (&["syscount", "100"][..], "syscount: 100\n", 0),
+            (&["syscount"], "syscount: 1000\n", 0),
+            (&["forks", "3"], "forks: 3\n", 0),
+            (&["spin", "1"], "spin: done\n", 0),
+            (&["fsload", "3", "0"], "fsload: 3 rounds\n", 0),
+            (&["cat", "/dev/null"], "", 0),
+            (&["cat", "/no/such"], "cat: cannot read /no/such\n", 1),
+            (&["insmod"], "insmod: error 2\n", 1),
+        ] {
+            let output = Command::new(programs.path(command[0]))
+                .args(&command[1..])
+                .output()
+                .unwrap();
+            assert_eq!(
+                String::from_utf8_lossy(&output.stdout),
+                expected,
+                "{command:?}"
+            );
+            assert_eq!(output.status.code(), Some(status), "{command:?}");
+        }
+    }
+
+    #[test]
+    fn the_shell_runs_programs_until_exit() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        let programs = build(&cache, &Silent).unwrap();
+        let mut shell = Command::new(programs.path("sh"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = b"  echo  one two\n\nno-such-program x\nexit\necho three\n";
+        shell.stdin.take().unwrap().write_all(input).unwrap();
+        let output = shell.wait_with_output().unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "$ one two\n$ $ no-such-program: not found\n$ "
+        );
+    }
+
+    #[test]
+    fn they_are_small_and_traceable_and_compiled_once() {
+        struct Forbidden;
+        impl Progress for Forbidden {
+            fn phase(&self, message: &str) {
+                panic!("work was done: {message}");
+            }
+            fn fraction(&self, _done: f64) {}
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        let first = build(&cache, &Silent).unwrap();
+        assert_eq!(build(&cache, &Forbidden).unwrap(), first);
+        for name in Programs::names() {
+            let bytes = fs::read(first.path(name)).unwrap();
+            assert!(bytes.len() <= 4096, "{name}: {} bytes", bytes.len());
+        }
+        let bytes = fs::read(first.path("fsload")).unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        for function in [
+            "program",
+            "one_round",
+            "create_file",
+            "write_file",
+            "stat_file",
+        ] {
+            let symbol = file.symbols().find(|s| s.name() == Ok(function)).unwrap();
+            assert!(symbol.size() > 0, "{function}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Calls that have not returned yet, keyed by task and stack.
+//!
+//! A call's frame is known by its task and the stack pointer that its caller has after the return. A task may go on
+//! on another vCPU, so all vCPUs share the table; it is split into shards with a lock each, held for
+//! some ten nanoseconds. Memory is set aside at the start and bounded: a full shard gives up its oldest call, which
+//! is counted as lost. Calls that never return (the task ended in them) leave in this way, or when their place on
+//! the stack is used again.
+//!
+//! A function that ends with a jump to another one shares its frame: both wait at the same place and return
+//! together, the later entered first.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Functions that may share one frame.
+pub(super) const CHAIN: usize = 4;
+/// Locks; a power of two.
+const SHARDS: usize = 64;
+
+/// Who waits, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    /// Address of the task; 0 where there is none.
+    pub(super) task: u64,
+    /// The stack pointer after the return.
+    pub(super) stack: u64,
+}
+
+/// A frame that functions will return from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Frame {
+    return_address: u64,
+    /// When the first was entered: its age in its shard.
+    entered: u64,
+    functions: [u32; CHAIN],
+    count: usize,
+}
+
+impl Frame {
+    /// The functions that return, the last entered first.
+    pub(super) fn functions(&self) -> impl Iterator<Item = u32> {
+        self.functions.into_iter().take(self.count).rev()
+    }
+}
+
+/// All pending returns.
+pub(super) struct PendingReturns {
+    shards: Vec<Mutex<HashMap<Key, Frame>>>,
+    per_shard: usize,
+    /// Calls given up.
+    lost: AtomicU64,
+}
+
+impl PendingReturns {
+    /// Room for about `limit` calls at a time.
+    pub(super) fn new(limit: usize) -> Self {
+        let per_shard = limit.div_ceil(SHARDS).max(1);
+        // Twice the room: a map that is at its limit then never grows or rehashes into new memory.
+        let shard = || Mutex::new(HashMap::with_capacity(per_shard * 2));
+        Self { shards: (0..SHARDS).map(|_| shard()).collect(), per_shard, lost: AtomicU64::new(0) }
+    }
+
+    /// Notes that `function` was entered and will return to `return_address`.
+    pub(super) fn enter(&self, key: Key, return_address: u64, function: u32, tsc: u64) {
+        let Some(shard) = self.shard(key) else { return };
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(frame) = shard.get_mut(&key)
+            && frame.return_address == return_address
+        {
+            self.chain(frame, function);
+            return;
+        }
+        let fresh =
+            Frame { return_address, entered: tsc, functions: [function, 0, 0, 0], count: 1 };
+        if !shard.contains_key(&key) && shard.len() >= self.per_shard {
+            let oldest = shard.iter().min_by_key(|(_, frame)| frame.entered).map(|(key, _)| *key);
+            self.lose(oldest.and_then(|key| shard.remove(&key)));
+        }
+        // A frame with another return address: its place on the stack was written over, so it is gone.
+        self.lose(shard.insert(key, fresh));
+    }
+
+    /// The functions that return now to `return_address`, if `key` waits for that.
+    pub(super) fn take(&self, key: Key, return_address: u64) -> Option<Frame> {
+        let mut shard = self.shard(key)?.lock().unwrap_or_else(PoisonError::into_inner);
+        if shard.get(&key)?.return_address != return_address {
+            return None;
+        }
+        shard.remove(&key)
+    }
+
+    /// Calls given up so far: their return was not seen.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Calls that still wait.
+    pub(super) fn waiting(&self) -> u64 {
+        let count = |frame: &Frame| frame.count as u64;
+        self.shards
+            .iter()
+            .map(|shard| {
+                let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+                shard.values().map(count).sum::<u64>()
+            })
+            .sum()
+    }
+
+    /// Adds a function to a frame that waits: entered by a jump from the one before. The same function again at
+    /// the same place means that the earlier call never returned.
+    fn chain(&self, frame: &mut Frame, function: u32) {
+        let waiting = frame.functions.get_mut(..frame.count).unwrap_or_default();
+        if let Some(position) = waiting.iter().position(|waits| *waits == function) {
+            self.lost.fetch_add((frame.count - position) as u64, Ordering::Relaxed);
+            frame.count = position;
+        }
+        match frame.functions.get_mut(frame.count) {
+            Some(slot) => {
+                *slot = function;
+                frame.count += 1;
+            }
+            None => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn lose(&self, frame: Option<Frame>) {
+        if let Some(frame) = frame {
+            self.lost.fetch_add(frame.count as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn shard(&self, key: Key) -> Option<&Mutex<HashMap<Key, Frame>>> {
+        let mixed = (key.task ^ key.stack.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.shards.get((mixed >> 48) as usize % SHARDS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const KEY: Key = Key { task: 0x1000, stack: 0x8000 };
+
+    fn functions(frame: Option<Frame>) -> Option<Vec<u32>> {
+        frame.map(|frame| frame.functions().collect())
+    }
+
+    #[test]
+    fn a_call_returns_once_to_where_it_was_called_on_its_own_stack() {
+        let returns = PendingReturns::new(64);
+        returns.enter(KEY, 0x500, 7, 1);
+        for (key, address) in [
+            (Key { task: 0x1001, ..KEY }, 0x500),
+            (Key { stack: 0x8008, ..KEY }, 0x500),
+            (KEY, 0x501),
+        ] {
+            assert_eq!(returns.take(key, address), None, "{key:?} {address:#x}");
+        }
+        assert_eq!(returns.waiting(), 1);
+        assert_eq!(functions(returns.take(KEY, 0x500)), Some(vec![7]));
+        assert_eq!(returns.take(KEY, 0x500), None);
+        assert_eq!((returns.waiting(), returns.lost()), (0, 0));
+    }
+
+    #[test]
+    fn recursion_returns_from_the_inside_out() {
+        let returns = PendingReturns::new(64);
+        let frames: Vec<Key> = (0..5).map(|n| Key { stack: 0x8000 - n * 32, ..KEY }).collect();
+        for (time, key) in frames.iter().enumerate() {
+            returns.enter(*key, 0x500, 7, time as u64);
+        }
+        for key in frames.iter().rev() {
+            assert_eq!(functions(returns.take(*key, 0x500)), Some(vec![7]));
+        }
+        assert_eq!((returns.waiting(), returns.lost()), (0, 0));
+    }
+
+    #[test]
+    fn functions_that_jump_to_each_other_return_together() {
+        let returns = PendingReturns::new(64);
+        for function in [1, 2, 3] {
+            returns.enter(KEY, 0x500, function, 1);
+        }
+        assert_eq!(functions(returns.take(KEY, 0x500)), Some(vec![3, 2, 1]));
+        assert_eq!(returns.lost(), 0);
+    }
+
+    #[test]
+    fn calls_that_cannot_return_any_more_are_counted() {
+        for (entered, left, lost) in [
+            // The place on the stack was used for another call.
+            (&[(0x500, 1), (0x600, 2)][..], (0x600, vec![2]), 1),
+            // The same call again at the same place: the task before ended in it.
+            (&[(0x500, 1), (0x500, 1)], (0x500, vec![1]), 1),
+            (&[(0x500, 1), (0x500, 2), (0x500, 1)], (0x500, vec![1]), 2),
+            // More in one frame than are kept.
+            (
+                &[(0x500, 1), (0x500, 2), (0x500, 3), (0x500, 4), (0x500, 5)],
+                (0x500, vec![4, 3, 2, 1]),
+                1,
+            ),
+        ] {
+            let returns = PendingReturns::new(64);
+            for (address, function) in entered {
+                returns.enter(KEY, *address, *function, 1);
+            }
+            let (address, expected) = left;
+            assert_eq!(functions(returns.take(KEY, address)), Some(expected), "{entered:?}");
+            assert_eq!(returns.lost(), lost, "{entered:?}");
+        }
+    }
+
+    #[test]
+    fn a_full_table_gives_up_the_oldest() {
+        let returns = PendingReturns::new(1);
+        // One place per shard: of all that fall into one, the last stays.
+        let keys: Vec<Key> = (0..1000).map(|n| Key { task: n * 0x2480, ..KEY }).collect();
+        for (time, key) in keys.iter().enumerate() {
+            returns.enter(*key, 0x500, 7, time as u64);
+        }
+        let waiting = returns.waiting();
+        assert!((1..=SHARDS as u64).contains(&waiting), "{waiting}");
+        assert_eq!(waiting + returns.lost(), 1000);
+        assert!(returns.take(*keys.last().unwrap(), 0x500).is_some());
+    }
+}

@@ -1,0 +1,219 @@
+//! What a tracer must know of the running kernel, put together once.
+//!
+//! The caller brings the kernel's image and a paused guest that has booted far enough to have its final entry points;
+//! before that the constructor says so. The view stays right as long as the guest runs the same kernel. It holds
+//! no machine and can be kept by anyone.
+
+use std::ops::Range;
+
+use introspect::kernel::btf::Btf;
+use introspect::kernel::image::{ImageSymbolsError, KernelImage};
+use introspect::kernel::slide::{self, LiveEntries, SlideError};
+use introspect::kernel::symbols::Symbols;
+use introspect::kernel::task::TaskLayout;
+use introspect::x86_64::paging::{AddressSpace, TranslateError, translate};
+use introspect::{Gpa, Gva, PhysicalMemory};
+use vmm::Machine;
+use vmm::machine::Paused;
+
+use crate::text_hash::{TextHash, TextHashError, hash_text};
+
+/// Model-specific register: where SYSCALL enters (Intel SDM volume 4).
+const LSTAR: u32 = 0xc000_0082;
+const DIVIDE_ERROR: u8 = 0;
+const PAGE_FAULT: u8 = 14;
+/// The kernel's own page tables, which no process owns (arch/x86/kernel/head_64.S).
+const KERNEL_TABLES: &str = "init_top_pgt";
+
+/// A running kernel.
+pub struct KernelView {
+    /// Its symbols where they stand in the guest, slide included.
+    pub symbols: Symbols,
+    /// Its types, if the image carries them.
+    pub btf: Option<Btf>,
+    /// Where its tasks stand, if symbols and types tell.
+    pub tasks: Option<TaskLayout>,
+    /// Page tables that map the kernel for as long as it runs.
+    pub space: AddressSpace,
+    /// Why [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
+    pub missing: Option<String>,
+}
+
+/// The running kernel cannot be made out.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelViewError {
+    /// Names.
+    #[error(transparent)]
+    Symbols(#[from] ImageSymbolsError),
+    /// A vCPU's registers.
+    #[error("the registers of vCPU 0 cannot be read: it has ended")]
+    NoVcpu,
+    /// Where it runs.
+    #[error(transparent)]
+    Slide(#[from] SlideError),
+    /// Its page tables.
+    #[error("the kernel's page tables ({KERNEL_TABLES} at {address}) are not mapped on vCPU 0: {source}")]
+    PageTables {
+        /// Where the symbol says they are.
+        address: Gva,
+        /// What the page walk said.
+        source: TranslateError,
+    },
+}
+
+impl KernelView {
+    /// The kernel of a paused Linux guest, of which `image` is the file. Reads vCPU 0.
+    ///
+    /// # Errors
+    /// If the image has no symbols, or the guest does not (yet) run this kernel.
+    pub fn new(
+        image: &KernelImage,
+        machine: &Machine,
+        paused: &Paused,
+    ) -> Result<Self, KernelViewError> {
+        let linked = image.symbols()?;
+        let registers = machine.registers(paused, 0).ok_or(KernelViewError::NoVcpu)?;
+        let gate = |vector| machine.interrupt_handler(paused, 0, vector).map_or(0, |gva| gva.0);
+        let live = LiveEntries {
+            syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
+            page_fault: gate(PAGE_FAULT),
+            divide_error: gate(DIVIDE_ERROR),
+        };
+        let symbols = linked.with_slide(slide::find(&linked, live)?);
+        let space = kernel_tables(machine.ram(), registers.address_space(), &symbols)?;
+        Ok(Self::with_types(image, symbols, space))
+    }
+
+    /// A kernel whose place and page tables are known; `symbols` have their slide. What is missing of types
+    /// and tasks is told in [`missing`](Self::missing).
+    #[must_use]
+    pub fn with_types(image: &KernelImage, symbols: Symbols, space: AddressSpace) -> Self {
+        let mut view = Self::without_types(symbols, space);
+        match image.btf() {
+            Ok(btf) => {
+                match TaskLayout::new(&btf, &view.symbols) {
+                    Ok(tasks) => view.tasks = Some(tasks),
+                    Err(error) => view.missing = Some(error.to_string()),
+                }
+                view.btf = Some(btf);
+            }
+            Err(error) => view.missing = Some(error.to_string()),
+        }
+        view
+    }
+
+    /// A kernel of which only names are known, or one that has no tasks: all its events belong to no process.
+    #[must_use]
+    pub fn without_types(symbols: Symbols, space: AddressSpace) -> Self {
+        Self { symbols, btf: None, tasks: None, space, missing: None }
+    }
+
+    /// Bytes the kernel runs above its link address.
+    #[must_use]
+    pub fn slide(&self) -> u64 {
+        self.symbols.slide()
+    }
+
+    /// The kernel's text: `_stext` to `_etext`.
+    ///
+    /// # Errors
+    /// If the symbols are not there or out of order.
+    pub fn text(&self) -> Result<Range<u64>, TextHashError> {
+        let [start, end] = ["_stext", "_etext"].map(|name| self.symbols.address_of(name));
+        match (start, end) {
+            (Some(first), Some(last)) if first < last => Ok(first..last),
+            _ => Err(TextHashError::NoBounds { start, end }),
+        }
+    }
+
+    /// SHA-256 of the kernel's text as it stands in the memory of the paused guest.
+    ///
+    /// # Errors
+    /// If the text's bounds are not known or it cannot be read.
+    pub fn text_hash(&self, machine: &Machine, _paused: &Paused) -> Result<TextHash, TextHashError> {
+        hash_text(machine.ram(), self.space, self.text()?)
+    }
+
+    /// How many of the first four argument registers the function `name` takes, if BTF tells.
+    pub(crate) fn argument_registers(&self, name: &str) -> Option<usize> {
+        let prototype = self.btf.as_ref()?.func_proto_args(name).ok()?;
+        if prototype.variadic {
+            return None;
+        }
+        let registers = prototype.parameters.iter().map(|parameter| match parameter.size {
+            ..=8 => 1,
+            9..=16 => 2,
+            // System V ABI: larger structs are passed on the stack.
+            _ => 0,
+        });
+        Some(registers.sum())
+    }
+}
+
+/// Page tables for the kernel which stay when the process that happens to run now ends, if the kernel names them.
+fn kernel_tables(
+    memory: &impl PhysicalMemory,
+    live: AddressSpace,
+    symbols: &Symbols,
+) -> Result<AddressSpace, KernelViewError> {
+    let Some(address) = symbols.address_of(KERNEL_TABLES).map(Gva) else { return Ok(live) };
+    let found = translate(memory, live, address)
+        // In user mode with page table isolation this data is not mapped.
+        .or_else(|_| translate(memory, live.isolated_kernel_view(), address))
+        .map_err(|source| KernelViewError::PageTables { address, source })?;
+    Ok(AddressSpace { root: Gpa(found.gpa.0), ..live })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use introspect::kernel::symbols::SymbolsBuilder;
+
+    use super::*;
+    use crate::test_memory::TestMemory;
+
+    const TABLES: u64 = 0xffff_ffff_8300_2000;
+
+    fn symbols(names: &[(&str, u64)]) -> Symbols {
+        let mut builder = SymbolsBuilder::default();
+        for (name, address) in names {
+            builder.push(name.as_bytes(), *address, b'D', false).unwrap();
+        }
+        builder.finish(None)
+    }
+
+    #[test]
+    fn the_kernels_own_tables_are_found_in_both_views_of_a_process() {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let empty = memory.address_space();
+        let live = memory.address_space();
+        // The two tables of an isolated process stand side by side: even page kernel, odd page user.
+        assert_eq!((empty.root.0, live.root.0), (0x10_0000, 0x10_1000));
+        memory.map(empty, TABLES, 0x18_0000);
+        let names = symbols(&[(KERNEL_TABLES, TABLES)]);
+        for space in [empty, live] {
+            let found = kernel_tables(&memory, space, &names).unwrap();
+            assert_eq!(found, AddressSpace { root: Gpa(0x18_0000), levels: 4 });
+        }
+        let unnamed = kernel_tables(&memory, live, &symbols(&[])).unwrap();
+        assert_eq!(unnamed, live, "a kernel that does not name them runs on the live ones");
+        let elsewhere = symbols(&[(KERNEL_TABLES, TABLES + 4096)]);
+        let error = kernel_tables(&memory, live, &elsewhere).unwrap_err().to_string();
+        assert!(error.contains("0xffffffff83003000"), "{error}");
+    }
+
+    #[test]
+    fn text_has_bounds_or_is_refused_with_what_was_found() {
+        let space = AddressSpace { root: Gpa(0), levels: 4 };
+        for (names, expected) in [
+            (&[("_stext", 0x1000), ("_etext", 0x3000)][..], Ok(0x1000..0x3000)),
+            (
+                &[("_stext", 0x3000), ("_etext", 0x1000)],
+                Err(TextHashError::NoBounds { start: Some(0x3000), end: Some(0x1000) }),
+            ),
+            (&[("_stext", 1)], Err(TextHashError::NoBounds { start: Some(1), end: None })),
+        ] {
+            assert_eq!(KernelView::without_types(symbols(names), space).text(), expected);
+        }
+    }
+}

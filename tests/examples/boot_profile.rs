@@ -1,0 +1,81 @@
+//! Where a guest's boot spends its time: samples the instruction pointer and prints the hottest kernel functions.
+//!
+//! `cargo run --release -p exotrace-tests --example boot_profile -- KERNEL INITRAMFS SECONDS [WORDS]`
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use introspect::kernel::image::KernelImage;
+use vmm::boot::KernelFile;
+use vmm::machine::{MachineConfig, boot};
+
+const SAMPLES_PER_SECOND: u32 = 40;
+const SHOWN: usize = 40;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [kernel, initramfs, seconds, rest @ ..] = arguments.as_slice() else {
+        return Err("usage: boot_profile KERNEL INITRAMFS SECONDS [COMMAND LINE WORDS]".into());
+    };
+    let kvm = vmm::host::open(Path::new("/dev/kvm"))?;
+    let profile = support::host_profile(&kvm)?;
+    let kernel = KernelFile::open(Path::new(kernel))?;
+    let symbols = KernelImage::parse(kernel.elf().to_vec())?.symbols()?;
+    let initramfs = std::fs::read(initramfs)?;
+    let command_line = format!("console=ttyS0 {}", rest.join(" "));
+    let memory = std::env::var("MEMORY_MIB").ok().and_then(|m| m.parse().ok()).unwrap_or(128);
+    let mut booted = boot(
+        &kvm,
+        &profile,
+        MachineConfig {
+            memory: memory << 20,
+            cpus: 1,
+            kernel: &kernel,
+            initramfs: Some(&initramfs),
+            command_line: &command_line,
+            add_words: true,
+            protocol: None,
+            pit: true,
+            serial: vmm::machine::SerialOutput::write_through(std::io::stdout()),
+        },
+    )?;
+    eprintln!("command line: {}", booted.command_line);
+    let limit = Duration::from_secs(seconds.parse()?);
+    let start = Instant::now();
+    let mut counts: HashMap<&str, u64> = HashMap::new();
+    let mut total = 0u64;
+    let mut user = 0u64;
+    let mut first_user = None;
+    booted.machine.start();
+    let end = loop {
+        if let Some(end) = booted.machine.wait(Some(Duration::from_secs(1) / SAMPLES_PER_SECOND)) {
+            break Some(end);
+        }
+        if start.elapsed() > limit {
+            break None;
+        }
+        let paused = booted.machine.pause();
+        let Some(registers) = booted.machine.registers(&paused, 0) else { continue };
+        drop(paused);
+        total += 1;
+        if booted.machine.stats().syscalls_repaired > 0 && first_user.is_none() {
+            first_user = Some(start.elapsed());
+        }
+        if registers.in_user_mode() {
+            user += 1;
+        } else if let Some((symbol, _)) = symbols.resolve(registers.regs.rip) {
+            *counts.entry(symbol.name).or_default() += 1;
+        }
+    };
+    println!("\nafter {:?}: {}", start.elapsed(), end.map_or("still running".into(), |e| e.to_string()));
+    println!("first user-mode system call after {first_user:?}; {total} samples, {user} in user mode");
+    let mut list: Vec<_> = counts.into_iter().collect();
+    list.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    for (name, count) in list.into_iter().take(SHOWN) {
+        println!("{:5.1} % {count:6} {name}", 100.0 * count as f64 / total as f64);
+    }
+    println!("{:#?}", booted.machine.stats());
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! The `state` file: a header that any version can read, then the version's own body.
+//!
+//! Header, little endian: 8 bytes `EXOTSNAP`, u32 version, u32 CRC-32 of the body, u64 body length.
+
+/// Version of the body. Raised with every change of what is saved.
+pub const FORMAT_VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"EXOTSNAP";
+const HEADER: usize = 24;
+
+/// A state file is not usable.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotDamage {
+    /// Not such a file.
+    #[error("not a snapshot's state file (starts with {found}); name the folder that `exotrace snapshot` wrote")]
+    NotASnapshot {
+        /// Its first bytes in hex.
+        found: String,
+    },
+    /// Written by another version.
+    #[error("written in format {found}, this exotrace reads format {FORMAT_VERSION}; boot the machine again and save it anew")]
+    Version {
+        /// The file's version.
+        found: u32,
+    },
+    /// Cut short.
+    #[error("damaged: {found} bytes of state, {expected} were written")]
+    Truncated {
+        /// Bytes there.
+        found: u64,
+        /// Bytes that the header announces.
+        expected: u64,
+    },
+    /// Changed.
+    #[error("damaged: checksum {found:08x}, {expected:08x} was written")]
+    Checksum {
+        /// Of what is there.
+        found: u32,
+        /// Of what was written.
+        expected: u32,
+    },
+}
+
+/// The file for a body.
+pub(super) fn encode(body: &[u8]) -> Vec<u8> {
+    let mut file = Vec::with_capacity(HEADER + body.len());
+    file.extend_from_slice(MAGIC);
+    file.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+    file.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
+    file.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    file.extend_from_slice(body);
+    file
+}
+
+/// The body of a file.
+pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
+    let word = |at: usize| {
+        let bytes = file.get(at..at + 4).and_then(|b| b.try_into().ok());
+        bytes.map(u32::from_le_bytes)
+    };
+    let length = file.get(16..HEADER).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    let (Some(MAGIC), Some(version)) = (file.first_chunk::<8>(), word(8)) else {
+        let found = file.iter().take(8).map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
+        return Err(SnapshotDamage::NotASnapshot { found });
+    };
+    if version != FORMAT_VERSION {
+        return Err(SnapshotDamage::Version { found: version });
+    }
+    let body = file.get(HEADER..).unwrap_or_default();
+    let (Some(expected_sum), Some(expected)) = (word(12), length) else {
+        return Err(SnapshotDamage::Truncated { found: 0, expected: HEADER as u64 });
+    };
+    if body.len() as u64 != expected {
+        return Err(SnapshotDamage::Truncated { found: body.len() as u64, expected });
+    }
+    let found = crc32fast::hash(body);
+    if found != expected_sum {
+        return Err(SnapshotDamage::Checksum { found, expected: expected_sum });
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_was_written_reads_back() {
+        assert_eq!(decode(&encode(b"body")).unwrap(), b"body");
+    }
+
+    #[test]
+    fn every_kind_of_damage_is_told_apart() {
+        let good = encode(b"some body");
+        let mut other_version = good.clone();
+        other_version[8] = 9;
+        let mut flipped = good.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        let cases = [
+            (b"hello".to_vec(), "not a snapshot"),
+            (Vec::new(), "not a snapshot"),
+            (other_version, "format 9"),
+            (good[..good.len() - 1].to_vec(), "8 bytes of state, 9 were written"),
+            (good[..20].to_vec(), "damaged"),
+            (flipped, "checksum"),
+        ];
+        for (file, expected) in cases {
+            let message = decode(&file).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

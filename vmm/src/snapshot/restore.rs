@@ -1,0 +1,189 @@
+//! Making a machine from a snapshot.
+//!
+//! The order is KVM's: memory slots before the interrupt controllers, those before the vCPUs, and the clock
+//! last. Where the host cannot set a guest's TSC, its kvmclock still goes on where it stopped (KVM_SET_CLOCK),
+//! and an armed TSC deadline is moved by the difference.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+
+use devices::ConsoleOutput;
+use kvm_bindings::kvm_clock_data;
+use kvm_ioctls::Kvm;
+
+use super::{KernelReference, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotDamage, format};
+use crate::host::HostProfile;
+use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch};
+use crate::memory::{GuestRam, RamError};
+use crate::vm::NameCall;
+use crate::x86_64::cpuid::host_name;
+
+/// A snapshot cannot be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// A file is missing or unreadable.
+    #[error("snapshot {path}: {source}; name the folder that `exotrace snapshot` wrote")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The state file is damaged or of another version.
+    #[error("snapshot {path}: {source}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        source: SnapshotDamage,
+    },
+    /// The body does not decode.
+    #[error("snapshot {path}: damaged: {source}")]
+    Body {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: postcard::Error,
+    },
+    /// The memory file is damaged.
+    #[error("snapshot {path}: {source}")]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: RamError,
+    },
+    /// Another CPU.
+    #[error("snapshot {path}: saved on CPU {saved}, this is {here}; boot the machine anew on this host")]
+    Cpu {
+        /// The folder.
+        path: PathBuf,
+        /// The CPU it was saved on.
+        saved: String,
+        /// This CPU.
+        here: String,
+    },
+    /// Another kind of host.
+    #[error("snapshot {path}: saved on a host with {saved} guest kernel mode, this one has {here}; boot the machine anew on this host")]
+    HostKind {
+        /// The folder.
+        path: PathBuf,
+        /// How the saving host ran kernel mode.
+        saved: &'static str,
+        /// How this one does.
+        here: &'static str,
+    },
+    /// The machine cannot be made.
+    #[error("snapshot {path}: {source}")]
+    Machine {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: MachineError,
+    },
+}
+
+/// A restored machine and what was saved with it.
+pub struct RestoredMachine {
+    /// The machine, held where it was saved.
+    pub machine: Machine,
+    /// The command line its kernel was booted with.
+    pub command_line: String,
+    /// The kernel that its symbols come from.
+    pub kernel: Option<KernelReference>,
+}
+
+/// Makes a machine from the snapshot in `folder`, held before its next instruction.
+///
+/// # Errors
+/// If the snapshot is damaged, of another version, CPU or kind of host, or the machine cannot be made.
+pub fn restore(
+    kvm: &Kvm,
+    profile: &HostProfile,
+    folder: &Path,
+    serial: ConsoleOutput,
+) -> Result<RestoredMachine, RestoreError> {
+    let saved = read_state(&folder.join(STATE_FILE))?;
+    check_host(&saved, profile, folder)?;
+    let memory = folder.join(MEMORY_FILE);
+    let file = File::open(&memory)
+        .map_err(|source| RestoreError::Read { path: memory.clone(), source })?;
+    let ram = GuestRam::copy_on_write(file, saved.memory)
+        .map_err(|source| RestoreError::Memory { path: memory, source })?;
+    let machine = build(kvm, profile, &saved, &ram, serial)
+        .map_err(|source| RestoreError::Machine { path: folder.to_path_buf(), source })?;
+    Ok(RestoredMachine { machine, command_line: saved.command_line, kernel: saved.kernel })
+}
+
+fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
+    let own = || path.to_path_buf();
+    let file = fs::read(path).map_err(|source| RestoreError::Read { path: own(), source })?;
+    let body =
+        format::decode(&file).map_err(|source| RestoreError::Damaged { path: own(), source })?;
+    postcard::from_bytes(body).map_err(|source| RestoreError::Body { path: own(), source })
+}
+
+fn check_host(
+    saved: &SavedMachine,
+    profile: &HostProfile,
+    folder: &Path,
+) -> Result<(), RestoreError> {
+    let here = host_name();
+    if saved.cpu != here {
+        let path = folder.to_path_buf();
+        return Err(RestoreError::Cpu { path, saved: saved.cpu.clone(), here });
+    }
+    let interpreted = profile.kernel_mode.is_interpreted();
+    if saved.interpreted != interpreted {
+        let word = |interpreted| if interpreted { "interpreted" } else { "native" };
+        return Err(RestoreError::HostKind {
+            path: folder.to_path_buf(),
+            saved: word(saved.interpreted),
+            here: word(interpreted),
+        });
+    }
+    Ok(())
+}
+
+fn build(
+    kvm: &Kvm,
+    profile: &HostProfile,
+    saved: &SavedMachine,
+    ram: &GuestRam,
+    serial: ConsoleOutput,
+) -> Result<Machine, MachineError> {
+    let cpus = u8::try_from(saved.vcpus.len()).unwrap_or(u8::MAX);
+    crate::machine::check_cpus(cpus)?;
+    // A guest that has set up SYSCALL need not be watched for doing so, and asking KVM to watch takes longer
+    // than all the rest of a restore.
+    let watch = saved.vcpus.iter().all(|vcpu| vcpu.lstar() == 0);
+    let parts = MachineParts { ram, cpus, pit: saved.pit.is_some(), watch_lstar: watch, serial };
+    let (shared, devices) = assemble(kvm, profile, parts)?;
+    let mut vcpus = create_vcpus(kvm, &shared, cpus)?;
+    for chip in &saved.irqchips {
+        shared.vm.set_irqchip(chip).call("KVM_SET_IRQCHIP")?;
+    }
+    if let Some(pit) = &saved.pit {
+        shared.vm.set_pit2(pit).call("KVM_SET_PIT2")?;
+    }
+    for (vcpu, state) in vcpus.iter_mut().zip(&saved.vcpus) {
+        vcpu.load(state)?;
+    }
+    let clock = kvm_clock_data { clock: saved.clock, ..Default::default() };
+    shared.vm.set_clock(&clock).call("KVM_SET_CLOCK")?;
+    let damaged = |what: String| MachineError::Vcpu(what);
+    devices
+        .serial
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .restore(&saved.serial)
+        .map_err(|e| damaged(e.to_string()))?;
+    devices
+        .cmos
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .restore(&saved.cmos)
+        .map_err(|e| damaged(e.to_string()))?;
+    launch(shared, devices, vcpus)
+}
