@@ -1,3 +1,34 @@
-//! The exotrace command.
+//! The `exotrace` command: machines, their run directory and control sockets, and what is shown of a trace.
+//!
+//! One file a command under [`commands`]. Every failure becomes text and an exit status in [`report`] and nowhere
+//! else. How a machine works and how a probe works is other crates' business.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod args;
+mod commands;
+mod control;
+mod end_report;
+mod guest_kernel;
+mod host;
+mod memory_size;
+mod output_file;
+mod registry;
+mod report;
+mod session;
+mod signals;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let log = env_logger::Env::new().filter_or("EXOTRACE_LOG", "warn");
+    env_logger::Builder::from_env(log)
+        .format_timestamp(None)
+        .init();
+    match args::Cli::try_parse() {
+        Ok(cli) => report::finish(commands::execute(cli.command)),
+        Err(error) => report::finish_parse(&error),
+    }
+}

@@ -40,9 +40,14 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
     if number.is_empty() {
         return Err(SizeError::NotASize { text: own() });
     }
-    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge { text: own() })?;
+    let number: u64 = number
+        .parse()
+        .map_err(|_| SizeError::TooLarge { text: own() })?;
     let suffix = suffix.to_ascii_lowercase();
-    let unit = suffix.strip_suffix("ib").or(suffix.strip_suffix('b')).unwrap_or(&suffix);
+    let unit = suffix
+        .strip_suffix("ib")
+        .or(suffix.strip_suffix('b'))
+        .unwrap_or(&suffix);
     let shift = match unit {
         "" if number > 0 && number < FORGOTTEN_SUFFIX && suffix.is_empty() => {
             return Err(SizeError::NoSuffix { text: own() });
@@ -54,7 +59,9 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
         "t" => 40,
         _ => return Err(SizeError::NotASize { text: own() }),
     };
-    number.checked_mul(1 << shift).ok_or(SizeError::TooLarge { text: own() })
+    number
+        .checked_mul(1 << shift)
+        .ok_or(SizeError::TooLarge { text: own() })
 }
 
 /// A size in the largest unit that gives a whole number: `256 MiB`.
@@ -107,15 +114,22 @@ mod tests {
             ("18446744073709551615G", "512G"),
         ] {
             let message = parse(text).unwrap_err().to_string();
-            assert!(message.contains(expected) && message.contains(text), "{message}");
+            assert!(
+                message.contains(expected) && message.contains(text),
+                "{message}"
+            );
         }
     }
 
     #[test]
     fn sizes_are_shown_in_the_largest_whole_unit() {
-        for (bytes, text) in
-            [(0, "0 bytes"), (1 << 30, "1 GiB"), (1536 << 20, "1536 MiB"), (4096, "4 KiB"), (5, "5 bytes")]
-        {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1 << 30, "1 GiB"),
+            (1536 << 20, "1536 MiB"),
+            (4096, "4 KiB"),
+            (5, "5 bytes"),
+        ] {
             assert_eq!(Human(bytes).to_string(), text);
         }
     }

@@ -96,7 +96,11 @@ pub fn finish_parse(error: &clap::Error) -> ExitCode {
 
 /// Line breaks and indentation become single spaces.
 fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -111,8 +115,14 @@ mod tests {
     #[test]
     fn a_closed_pipe_is_no_failure() {
         let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        assert!(matches!(Err::<(), _>(broken).to_output(), Err(Failure::OutputClosed)));
+        assert!(matches!(
+            Err::<(), _>(broken).to_output(),
+            Err(Failure::OutputClosed)
+        ));
         let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        assert!(matches!(Err::<(), _>(full).to_output(), Err(Failure::Failed(_))));
+        assert!(matches!(
+            Err::<(), _>(full).to_output(),
+            Err(Failure::Failed(_))
+        ));
     }
 }

@@ -34,16 +34,22 @@ impl StopSignals {
         let handle = signals.handle();
         let state = Arc::new(Mutex::new(State::default()));
         let shared = state.clone();
-        let thread = std::thread::Builder::new().name("signals".into()).spawn(move || {
-            for _ in signals.forever() {
-                let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                state.arrived = true;
-                if let Some(action) = &state.action {
-                    action();
+        let thread = std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                for _ in signals.forever() {
+                    let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                    state.arrived = true;
+                    if let Some(action) = &state.action {
+                        action();
+                    }
                 }
-            }
-        })?;
-        Ok(Self { state, handle, thread: Some(thread) })
+            })?;
+        Ok(Self {
+            state,
+            handle,
+            thread: Some(thread),
+        })
     }
 
     /// Does `action` for every such signal from now on, and at once if one has already arrived.

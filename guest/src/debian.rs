@@ -13,6 +13,8 @@ use crate::progress::Progress;
 
 /// The package that depends on the current cloud kernel.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
+/// The file in the cache that holds the name of the package that was current.
+const CURRENT: &str = "current-cloud-kernel";
 const PREFIX: &str = "linux-image-";
 const SUFFIX: &str = "-cloud-amd64";
 
@@ -59,7 +61,7 @@ pub struct DebianKernel {
     pub modules: PathBuf,
 }
 
-/// The cloud kernel: of `version` such as `6.12` or `6.1.0-56`, or else any that was fetched before, or else the current one.
+/// The cloud kernel: of `version` such as `6.12` or `6.1.0-56`, or else the one that was current when this was first asked.
 ///
 /// # Errors
 /// If apt is not there, knows no such kernel, or cannot fetch it; and if the package is not as expected.
@@ -86,7 +88,14 @@ pub fn cloud_kernel(
         }
         answer => answer?,
     };
-    let directory = download(&package, cache, &lock, &log, progress)?;
+    let directory = match cache.entry(&entry_name(&package)) {
+        Some(directory) => directory,
+        None => download(&package, cache, &lock, &log, progress)?,
+    };
+    if version.is_none() {
+        let path = cache.root().join(CURRENT);
+        fs::write(&path, &package).map_err(failed("write", &path))?;
+    }
     kernel_in(&package, &directory)
 }
 
@@ -112,13 +121,18 @@ fn entry_name(package: &str) -> String {
 
 /// A kernel that was fetched before.
 fn fetched(cache: &Cache, version: Option<&str>) -> Option<Result<DebianKernel, DebianError>> {
-    let entries = fs::read_dir(cache.root()).ok()?;
-    let packages: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter_map(|name| name.strip_prefix("debian-").map(str::to_owned))
-        .collect();
-    let package = choose(packages.iter().map(String::as_str), version)?;
+    let package = match version {
+        None => fs::read_to_string(cache.root().join(CURRENT)).ok()?,
+        Some(_) => {
+            let entries = fs::read_dir(cache.root()).ok()?;
+            let packages: Vec<String> = entries
+                .flatten()
+                .filter_map(|entry| entry.file_name().into_string().ok())
+                .filter_map(|name| name.strip_prefix("debian-").map(str::to_owned))
+                .collect();
+            choose(packages.iter().map(String::as_str), version)?
+        }
+    };
     let directory = cache.entry(&entry_name(&package))?;
     Some(kernel_in(&package, &directory))
 }
@@ -162,13 +176,12 @@ fn dependency(text: &str) -> Option<&str> {
     dependencies.rfind(|name| release_of(name).is_some())
 }
 
-/// The release in a cloud kernel's package name; `None` for the meta package and the unsigned and debugging ones.
+/// The release in a cloud kernel's package name; `None` for meta packages and the unsigned and debugging ones.
 fn release_of(package: &str) -> Option<&str> {
     let release = package.strip_prefix(PREFIX)?;
     let version = release.strip_suffix(SUFFIX)?;
-    version
-        .starts_with(|c: char| c.is_ascii_digit())
-        .then_some(release)
+    // `6.12` alone is a meta package's
+    (version_key(version).len() > 2).then_some(release)
 }
 
 /// The newest cloud kernel of `version` among package names.
@@ -177,7 +190,7 @@ fn choose<'a>(packages: impl Iterator<Item = &'a str>, version: Option<&str>) ->
         .filter(|package| {
             release_of(package).is_some_and(|release| matches_version(release, version))
         })
-        .max_by_key(|package| version_key(package))
+        .max_by_key(|package| version_key(package.trim_end_matches(SUFFIX)))
         .map(str::to_owned)
 }
 
@@ -261,7 +274,7 @@ mod tests {
     const PACKAGES: &str = "linux-image-6.1.0-9-cloud-amd64\nlinux-image-6.1.0-56-cloud-amd64\n\
         linux-image-6.1.0-57-cloud-amd64-unsigned\nlinux-image-6.12.9+deb12-cloud-amd64-dbg\n\
         linux-image-6.12.9+deb12-cloud-amd64\nlinux-image-6.12.12+deb12-cloud-amd64\n\
-        linux-image-cloud-amd64\nlinux-image-amd64\nlinux-image-6.1.0-58-amd64\n";
+        linux-image-cloud-amd64\nlinux-image-amd64\nlinux-image-6.12-cloud-amd64\nlinux-image-6.1.0-58-amd64\n";
 
     #[test]
     fn the_newest_signed_cloud_kernel_of_the_version_is_chosen() {
@@ -312,6 +325,12 @@ mod tests {
         fs::create_dir_all(entry.join("boot")).unwrap();
         fs::create_dir_all(entry.join("lib/modules").join(release)).unwrap();
         fs::write(entry.join("boot").join(format!("vmlinuz-{release}")), "x").unwrap();
+        assert!(fetched(&cache, None).is_none());
+        fs::write(
+            directory.path().join(CURRENT),
+            format!("linux-image-{release}"),
+        )
+        .unwrap();
         for version in [None, Some("6.1")] {
             let kernel = cloud_kernel(&cache, version, &Silent).unwrap();
             assert_eq!(kernel.release, release);

@@ -136,8 +136,12 @@ fn busybox(cache: &Cache, progress: &dyn Progress) -> Result<PathBuf, InitramfsE
     }
     let directory = debian::fetch(PACKAGE, cache, progress)?;
     let places = ["bin/busybox", "usr/bin/busybox"].map(|place| directory.join(place));
-    let found = places.iter().find(|path| path.is_file());
-    Ok(found.cloned().unwrap_or(installed))
+    let found = places.into_iter().find(|path| path.is_file());
+    Ok(found.ok_or_else(|| DebianError::Contents {
+        package: PACKAGE.to_owned(),
+        what: "bin/busybox",
+        directory,
+    })?)
 }
 
 #[cfg(test)]

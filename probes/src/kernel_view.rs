@@ -52,7 +52,9 @@ pub enum KernelViewError {
     #[error(transparent)]
     Slide(#[from] SlideError),
     /// Its page tables.
-    #[error("the kernel's page tables ({KERNEL_TABLES} at {address}) are not mapped on vCPU 0: {source}")]
+    #[error(
+        "the kernel's page tables ({KERNEL_TABLES} at {address}) are not mapped on vCPU 0: {source}"
+    )]
     PageTables {
         /// Where the symbol says they are.
         address: Gva,
@@ -72,8 +74,14 @@ impl KernelView {
         paused: &Paused,
     ) -> Result<Self, KernelViewError> {
         let linked = image.symbols()?;
-        let registers = machine.registers(paused, 0).ok_or(KernelViewError::NoVcpu)?;
-        let gate = |vector| machine.interrupt_handler(paused, 0, vector).map_or(0, |gva| gva.0);
+        let registers = machine
+            .registers(paused, 0)
+            .ok_or(KernelViewError::NoVcpu)?;
+        let gate = |vector| {
+            machine
+                .interrupt_handler(paused, 0, vector)
+                .map_or(0, |gva| gva.0)
+        };
         let live = LiveEntries {
             syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
             page_fault: gate(PAGE_FAULT),
@@ -90,22 +98,31 @@ impl KernelView {
     pub fn with_types(image: &KernelImage, symbols: Symbols, space: AddressSpace) -> Self {
         let mut view = Self::without_types(symbols, space);
         match image.btf() {
-            Ok(btf) => {
-                match TaskLayout::new(&btf, &view.symbols) {
-                    Ok(tasks) => view.tasks = Some(tasks),
-                    Err(error) => view.missing = Some(error.to_string()),
-                }
-                view.btf = Some(btf);
-            }
+            Ok(btf) => view.set_types(btf),
             Err(error) => view.missing = Some(error.to_string()),
         }
         view
     }
 
+    /// Takes types that the image does not carry: a detached BTF file of the same kernel build.
+    pub fn set_types(&mut self, btf: Btf) {
+        (self.tasks, self.missing) = match TaskLayout::new(&btf, &self.symbols) {
+            Ok(tasks) => (Some(tasks), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        self.btf = Some(btf);
+    }
+
     /// A kernel of which only names are known, or one that has no tasks: all its events belong to no process.
     #[must_use]
     pub fn without_types(symbols: Symbols, space: AddressSpace) -> Self {
-        Self { symbols, btf: None, tasks: None, space, missing: None }
+        Self {
+            symbols,
+            btf: None,
+            tasks: None,
+            space,
+            missing: None,
+        }
     }
 
     /// Bytes the kernel runs above its link address.
@@ -130,7 +147,11 @@ impl KernelView {
     ///
     /// # Errors
     /// If the text's bounds are not known or it cannot be read.
-    pub fn text_hash(&self, machine: &Machine, _paused: &Paused) -> Result<TextHash, TextHashError> {
+    pub fn text_hash(
+        &self,
+        machine: &Machine,
+        _paused: &Paused,
+    ) -> Result<TextHash, TextHashError> {
         hash_text(machine.ram(), self.space, self.text()?)
     }
 
@@ -140,12 +161,15 @@ impl KernelView {
         if prototype.variadic {
             return None;
         }
-        let registers = prototype.parameters.iter().map(|parameter| match parameter.size {
-            ..=8 => 1,
-            9..=16 => 2,
-            // System V ABI: larger structs are passed on the stack.
-            _ => 0,
-        });
+        let registers = prototype
+            .parameters
+            .iter()
+            .map(|parameter| match parameter.size {
+                ..=8 => 1,
+                9..=16 => 2,
+                // System V ABI: larger structs are passed on the stack.
+                _ => 0,
+            });
         Some(registers.sum())
     }
 }
@@ -156,12 +180,17 @@ fn kernel_tables(
     live: AddressSpace,
     symbols: &Symbols,
 ) -> Result<AddressSpace, KernelViewError> {
-    let Some(address) = symbols.address_of(KERNEL_TABLES).map(Gva) else { return Ok(live) };
+    let Some(address) = symbols.address_of(KERNEL_TABLES).map(Gva) else {
+        return Ok(live);
+    };
     let found = translate(memory, live, address)
         // In user mode with page table isolation this data is not mapped.
         .or_else(|_| translate(memory, live.isolated_kernel_view(), address))
         .map_err(|source| KernelViewError::PageTables { address, source })?;
-    Ok(AddressSpace { root: Gpa(found.gpa.0), ..live })
+    Ok(AddressSpace {
+        root: Gpa(found.gpa.0),
+        ..live
+    })
 }
 
 #[cfg(test)]
@@ -177,7 +206,9 @@ mod tests {
     fn symbols(names: &[(&str, u64)]) -> Symbols {
         let mut builder = SymbolsBuilder::default();
         for (name, address) in names {
-            builder.push(name.as_bytes(), *address, b'D', false).unwrap();
+            builder
+                .push(name.as_bytes(), *address, b'D', false)
+                .unwrap();
         }
         builder.finish(None)
     }
@@ -193,27 +224,56 @@ mod tests {
         let names = symbols(&[(KERNEL_TABLES, TABLES)]);
         for space in [empty, live] {
             let found = kernel_tables(&memory, space, &names).unwrap();
-            assert_eq!(found, AddressSpace { root: Gpa(0x18_0000), levels: 4 });
+            assert_eq!(
+                found,
+                AddressSpace {
+                    root: Gpa(0x18_0000),
+                    levels: 4
+                }
+            );
         }
         let unnamed = kernel_tables(&memory, live, &symbols(&[])).unwrap();
-        assert_eq!(unnamed, live, "a kernel that does not name them runs on the live ones");
+        assert_eq!(
+            unnamed, live,
+            "a kernel that does not name them runs on the live ones"
+        );
         let elsewhere = symbols(&[(KERNEL_TABLES, TABLES + 4096)]);
-        let error = kernel_tables(&memory, live, &elsewhere).unwrap_err().to_string();
+        let error = kernel_tables(&memory, live, &elsewhere)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("0xffffffff83003000"), "{error}");
     }
 
     #[test]
     fn text_has_bounds_or_is_refused_with_what_was_found() {
-        let space = AddressSpace { root: Gpa(0), levels: 4 };
+        let space = AddressSpace {
+            root: Gpa(0),
+            levels: 4,
+        };
         for (names, expected) in [
-            (&[("_stext", 0x1000), ("_etext", 0x3000)][..], Ok(0x1000..0x3000)),
+            (
+                &[("_stext", 0x1000), ("_etext", 0x3000)][..],
+                Ok(0x1000..0x3000),
+            ),
             (
                 &[("_stext", 0x3000), ("_etext", 0x1000)],
-                Err(TextHashError::NoBounds { start: Some(0x3000), end: Some(0x1000) }),
+                Err(TextHashError::NoBounds {
+                    start: Some(0x3000),
+                    end: Some(0x1000),
+                }),
             ),
-            (&[("_stext", 1)], Err(TextHashError::NoBounds { start: Some(1), end: None })),
+            (
+                &[("_stext", 1)],
+                Err(TextHashError::NoBounds {
+                    start: Some(1),
+                    end: None,
+                }),
+            ),
         ] {
-            assert_eq!(KernelView::without_types(symbols(names), space).text(), expected);
+            assert_eq!(
+                KernelView::without_types(symbols(names), space).text(),
+                expected
+            );
         }
     }
 }

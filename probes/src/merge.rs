@@ -17,7 +17,11 @@ pub fn drain_in_order(rings: &[Ring], clock: impl Fn() -> u64, out: &mut Vec<Eve
     let before = out.len();
     let now = clock();
     // First the horizon, then the rings: a hit that has ended by the former shows in the latter.
-    let horizon = rings.iter().map(|ring| ring.horizon(now)).min().unwrap_or(now);
+    let horizon = rings
+        .iter()
+        .map(|ring| ring.horizon(now))
+        .min()
+        .unwrap_or(now);
     let mut heads: Vec<Option<Event>> = rings.iter().map(Ring::peek).collect();
     loop {
         let times = heads.iter().enumerate();
@@ -25,7 +29,9 @@ pub fn drain_in_order(rings: &[Ring], clock: impl Fn() -> u64, out: &mut Vec<Eve
             .filter_map(|(index, head)| head.filter(|e| e.tsc <= horizon).map(|e| (e.tsc, index)))
             .min();
         let Some((_, index)) = oldest else { break };
-        let (Some(ring), Some(head)) = (rings.get(index), heads.get_mut(index)) else { break };
+        let (Some(ring), Some(head)) = (rings.get(index), heads.get_mut(index)) else {
+            break;
+        };
         out.extend(ring.pop());
         *head = ring.peek();
     }
@@ -109,7 +115,11 @@ mod tests {
             }
         });
         drain_in_order(&rings, tick, &mut out);
-        assert_eq!(out.len() as u64, 4 * EACH, "a rest of pushers leaves nothing behind");
+        assert_eq!(
+            out.len() as u64,
+            4 * EACH,
+            "a rest of pushers leaves nothing behind"
+        );
         assert!(out.is_sorted_by_key(|e| e.tsc));
     }
 }

@@ -77,14 +77,18 @@ impl Ring {
             return Err(RingSizeError { slots });
         }
         Ok(Self {
-            words: (0..slots * EVENT_WORDS).map(|_| AtomicU64::new(0)).collect(),
+            words: (0..slots * EVENT_WORDS)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
             slots: slots as u64,
             pusher: Pusher {
                 pushed: AtomicU64::new(0),
                 dropped: AtomicU64::new(0),
                 visiting_since: AtomicU64::new(IDLE),
             },
-            popper: Popper { read: AtomicU64::new(0) },
+            popper: Popper {
+                read: AtomicU64::new(0),
+            },
         })
     }
 
@@ -92,8 +96,13 @@ impl Ring {
     pub fn visit(&self, clock: impl Fn() -> u64) -> Visit<'_> {
         // The event's time is read after this store. A reader that still finds the ring idle has read its own
         // clock before, so what this visit pushes is not older than that.
-        self.pusher.visiting_since.store(clock().min(IDLE - 1), Ordering::SeqCst);
-        Visit { ring: self, tsc: clock() }
+        self.pusher
+            .visiting_since
+            .store(clock().min(IDLE - 1), Ordering::SeqCst);
+        Visit {
+            ring: self,
+            tsc: clock(),
+        }
     }
 
     /// No event that is not in the ring yet will be older than this: `now`, or the start of the visit in
@@ -112,7 +121,9 @@ impl Ring {
         for (slot, word) in self.slot(pushed).iter().zip(event.to_words()) {
             slot.store(word, Ordering::Relaxed);
         }
-        self.pusher.pushed.store(pushed.wrapping_add(1), Ordering::Release);
+        self.pusher
+            .pushed
+            .store(pushed.wrapping_add(1), Ordering::Release);
         true
     }
 
@@ -134,7 +145,9 @@ impl Ring {
     pub fn pop(&self) -> Option<Event> {
         let event = self.peek()?;
         let read = self.popper.read.load(Ordering::Relaxed);
-        self.popper.read.store(read.wrapping_add(1), Ordering::Release);
+        self.popper
+            .read
+            .store(read.wrapping_add(1), Ordering::Release);
         Some(event)
     }
 
@@ -150,7 +163,9 @@ impl Ring {
 
     fn slot(&self, number: u64) -> &[AtomicU64] {
         let start = (number & (self.slots - 1)) as usize * EVENT_WORDS;
-        self.words.get(start..start + EVENT_WORDS).unwrap_or_default()
+        self.words
+            .get(start..start + EVENT_WORDS)
+            .unwrap_or_default()
     }
 }
 
@@ -170,13 +185,19 @@ impl Visit<'_> {
 
     /// Adds an event, with the visit's time; `false` if the ring is full, which is counted.
     pub fn push(&self, event: Event) -> bool {
-        self.ring.push(&Event { tsc: self.tsc, ..event })
+        self.ring.push(&Event {
+            tsc: self.tsc,
+            ..event
+        })
     }
 }
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.ring.pusher.visiting_since.store(IDLE, Ordering::SeqCst);
+        self.ring
+            .pusher
+            .visiting_since
+            .store(IDLE, Ordering::SeqCst);
     }
 }
 
@@ -200,9 +221,14 @@ mod tests {
 
     #[test]
     fn sizes_are_powers_of_two() {
-        for (slots, good) in
-            [(0, false), (1, true), (2, true), (3, false), (1024, true), (MAX_SLOTS * 2, false)]
-        {
+        for (slots, good) in [
+            (0, false),
+            (1, true),
+            (2, true),
+            (3, false),
+            (1024, true),
+            (MAX_SLOTS * 2, false),
+        ] {
             assert_eq!(Ring::new(slots).is_ok(), good, "{slots}");
         }
         let told = Ring::new(1000).unwrap_err().to_string();
@@ -217,10 +243,24 @@ mod tests {
         assert_eq!(pushed, [true, true, true, true, false, false]);
         assert_eq!(ring.pop().map(|e| e.pid), Some(0));
         assert!(push(6), "there is room again");
-        assert_eq!(ring.stats(), RingStats { pushed: 5, dropped: 2, read: 1 });
+        assert_eq!(
+            ring.stats(),
+            RingStats {
+                pushed: 5,
+                dropped: 2,
+                read: 1
+            }
+        );
         let rest: Vec<u64> = std::iter::from_fn(|| ring.pop()).map(|e| e.pid).collect();
         assert_eq!(rest, [1, 2, 3, 6]);
-        assert_eq!(ring.stats(), RingStats { pushed: 5, dropped: 2, read: 5 });
+        assert_eq!(
+            ring.stats(),
+            RingStats {
+                pushed: 5,
+                dropped: 2,
+                read: 5
+            }
+        );
     }
 
     #[test]
@@ -242,7 +282,9 @@ mod tests {
         let done = std::sync::atomic::AtomicBool::new(false);
         let (accepted, seen) = std::thread::scope(|scope| {
             let pusher = scope.spawn(|| {
-                let accepted = (0..ATTEMPTS).filter(|n| ring.visit(|| *n).push(event(*n))).count();
+                let accepted = (0..ATTEMPTS)
+                    .filter(|n| ring.visit(|| *n).push(event(*n)))
+                    .count();
                 done.store(true, Ordering::Release);
                 accepted as u64
             });
@@ -251,7 +293,13 @@ mod tests {
                 let last = done.load(Ordering::Acquire);
                 while let Some(found) = ring.pop() {
                     assert!(found.pid >= next, "{} after {next}", found.pid);
-                    assert_eq!(found, Event { tsc: found.pid, ..event(found.pid) });
+                    assert_eq!(
+                        found,
+                        Event {
+                            tsc: found.pid,
+                            ..event(found.pid)
+                        }
+                    );
                     next = found.pid + 1;
                     seen += 1;
                 }

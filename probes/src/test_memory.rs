@@ -18,12 +18,19 @@ pub(crate) struct TestMemory {
 impl TestMemory {
     /// `size` bytes of zeroed RAM at `base`.
     pub(crate) fn new(base: u64, size: usize) -> Self {
-        Self { base, bytes: vec![0; size], next_table: base }
+        Self {
+            base,
+            bytes: vec![0; size],
+            next_table: base,
+        }
     }
 
     /// Empty page tables.
     pub(crate) fn address_space(&mut self) -> AddressSpace {
-        AddressSpace { root: Gpa(self.new_table()), levels: 4 }
+        AddressSpace {
+            root: Gpa(self.new_table()),
+            levels: 4,
+        }
     }
 
     /// Maps the 4 KiB page at `gva`.
@@ -37,7 +44,10 @@ impl TestMemory {
             }
             table = self.read(slot) & !0xfff;
         }
-        self.write(table + (gva >> 12 & 0x1ff) * 8, &(gpa | PRESENT_WRITABLE).to_le_bytes());
+        self.write(
+            table + (gva >> 12 & 0x1ff) * 8,
+            &(gpa | PRESENT_WRITABLE).to_le_bytes(),
+        );
     }
 
     /// Puts bytes at a physical address.
@@ -61,7 +71,10 @@ impl TestMemory {
 impl PhysicalMemory for TestMemory {
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
         let length = buf.len();
-        let start = address.0.checked_sub(self.base).and_then(|start| usize::try_from(start).ok());
+        let start = address
+            .0
+            .checked_sub(self.base)
+            .and_then(|start| usize::try_from(start).ok());
         let bytes = start.and_then(|start| self.bytes.get(start..start.checked_add(length)?));
         buf.copy_from_slice(bytes.ok_or(PhysicalReadError { address, length })?);
         Ok(())
@@ -69,6 +82,6 @@ impl PhysicalMemory for TestMemory {
 
     fn ram(&self) -> Vec<Range<u64>> {
         let end = self.base + self.bytes.len() as u64;
-        Vec::from([self.base..end])
+        std::iter::once(self.base..end).collect()
     }
 }

@@ -70,7 +70,10 @@ pub fn hash_text(
 ) -> Result<TextHash, TextHashError> {
     const PAGE: u64 = 4096;
     if text.is_empty() || text.end - text.start > MAX_TEXT {
-        return Err(TextHashError::Range { start: Gva(text.start), end: Gva(text.end) });
+        return Err(TextHashError::Range {
+            start: Gva(text.start),
+            end: Gva(text.end),
+        });
     }
     let mut hash = Sha256::new();
     let mut page = [0; PAGE as usize];
@@ -137,12 +140,18 @@ mod tests {
     #[test]
     fn ranges_that_are_none_are_refused() {
         let (memory, space) = guest();
-        let reversed = Range { start: TEXT + 8, end: TEXT };
+        let reversed = Range {
+            start: TEXT + 8,
+            end: TEXT,
+        };
         for range in [TEXT..TEXT, reversed, 0..u64::MAX] {
             let error = hash_text(&memory, space, range).unwrap_err();
             assert!(matches!(error, TextHashError::Range { .. }), "{error}");
         }
         let unmapped = hash_text(&memory, space, TEXT..TEXT + 0x4000).unwrap_err();
-        assert!(unmapped.to_string().contains("0xffffffff81003000"), "{unmapped}");
+        assert!(
+            unmapped.to_string().contains("0xffffffff81003000"),
+            "{unmapped}"
+        );
     }
 }

@@ -48,7 +48,9 @@ pub enum ParseLineError {
         found: u8,
     },
     /// A separator or a digit.
-    #[error("byte {found:#04x} in column {column}: a space, a lower-case hex digit or the newline belongs there")]
+    #[error(
+        "byte {found:#04x} in column {column}: a space, a lower-case hex digit or the newline belongs there"
+    )]
     Byte {
         /// Column, from 0.
         column: usize,
@@ -76,18 +78,17 @@ impl TraceLine {
         let mut line = [b' '; LINE_BYTES];
         let [a, b, c, d] = self.arguments;
         let numbers = [self.pc, self.ticks, self.pid, a, b, c, d];
-        if let [kind, columns @ .., newline] = &mut line {
-            *kind = match self.kind {
-                EventKind::Entry => b'E',
-                EventKind::Exit => b'X',
-            };
-            for (column, number) in columns.chunks_exact_mut(COLUMN).zip(numbers) {
-                for (place, digit) in column.iter_mut().skip(1).enumerate() {
-                    *digit = hex_digit((number >> (60 - 4 * place) & 0xf) as u8);
-                }
+        let [kind, columns @ .., newline] = &mut line;
+        *kind = match self.kind {
+            EventKind::Entry => b'E',
+            EventKind::Exit => b'X',
+        };
+        for (column, number) in columns.chunks_exact_mut(COLUMN).zip(numbers) {
+            for (place, digit) in column.iter_mut().skip(1).enumerate() {
+                *digit = hex_digit((number >> (60 - 4 * place) & 0xf) as u8);
             }
-            *newline = b'\n';
         }
+        *newline = b'\n';
         line
     }
 
@@ -108,7 +109,10 @@ impl TraceLine {
         for (index, (bytes, number)) in columns.chunks_exact(COLUMN).zip(&mut numbers).enumerate() {
             for (place, byte) in bytes.iter().enumerate() {
                 let column = 1 + index * COLUMN + place;
-                let wrong = ParseLineError::Byte { column, found: *byte };
+                let wrong = ParseLineError::Byte {
+                    column,
+                    found: *byte,
+                };
                 match (place, hex_value(*byte)) {
                     (0, _) if *byte == b' ' => {}
                     (1.., Some(value)) => *number = *number << 4 | u64::from(value),
@@ -117,10 +121,19 @@ impl TraceLine {
             }
         }
         if *newline != b'\n' {
-            return Err(ParseLineError::Byte { column: LINE_BYTES - 1, found: *newline });
+            return Err(ParseLineError::Byte {
+                column: LINE_BYTES - 1,
+                found: *newline,
+            });
         }
         let [pc, ticks, pid, arguments @ ..] = numbers;
-        Ok(Self { kind, pc, ticks, pid, arguments })
+        Ok(Self {
+            kind,
+            pc,
+            ticks,
+            pid,
+            arguments,
+        })
     }
 }
 
@@ -164,13 +177,29 @@ mod tests {
         ),
         (
             Exit,
-            [0xffff_ffff_8016_c306, 0x96_d201_1c3c, 0x57, 0xffff_ffff_8025_1b38, 0, 0, 0],
+            [
+                0xffff_ffff_8016_c306,
+                0x96_d201_1c3c,
+                0x57,
+                0xffff_ffff_8025_1b38,
+                0,
+                0,
+                0,
+            ],
             "X ffffffff8016c306 00000096d2011c3c 0000000000000057 ffffffff80251b38 \
              0000000000000000 0000000000000000 0000000000000000\n",
         ),
         (
             Entry,
-            [0, u64::MAX, NO_PROCESS, 1, 0x10, 0x0123_4567_89ab_cdef, 1 << 63],
+            [
+                0,
+                u64::MAX,
+                NO_PROCESS,
+                1,
+                0x10,
+                0x0123_4567_89ab_cdef,
+                1 << 63,
+            ],
             "E 0000000000000000 ffffffffffffffff ffffffffffffffff 0000000000000001 \
              0000000000000010 0123456789abcdef 8000000000000000\n",
         ),
@@ -184,7 +213,13 @@ mod tests {
 
     fn line(kind: EventKind, numbers: [u64; 7]) -> TraceLine {
         let [pc, ticks, pid, arguments @ ..] = numbers;
-        TraceLine { kind, pc, ticks, pid, arguments }
+        TraceLine {
+            kind,
+            pc,
+            ticks,
+            pid,
+            arguments,
+        }
     }
 
     #[test]
@@ -216,11 +251,46 @@ mod tests {
         let good = LINES[0].2.as_bytes();
         for (column, byte, expected) in [
             (0, b'F', ParseLineError::Kind { found: b'F' }),
-            (1, b'0', ParseLineError::Byte { column: 1, found: b'0' }),
-            (2, b'F', ParseLineError::Byte { column: 2, found: b'F' }),
-            (18, b'_', ParseLineError::Byte { column: 18, found: b'_' }),
-            (119, b' ', ParseLineError::Byte { column: 119, found: b' ' }),
-            (120, b' ', ParseLineError::Byte { column: 120, found: b' ' }),
+            (
+                1,
+                b'0',
+                ParseLineError::Byte {
+                    column: 1,
+                    found: b'0',
+                },
+            ),
+            (
+                2,
+                b'F',
+                ParseLineError::Byte {
+                    column: 2,
+                    found: b'F',
+                },
+            ),
+            (
+                18,
+                b'_',
+                ParseLineError::Byte {
+                    column: 18,
+                    found: b'_',
+                },
+            ),
+            (
+                119,
+                b' ',
+                ParseLineError::Byte {
+                    column: 119,
+                    found: b' ',
+                },
+            ),
+            (
+                120,
+                b' ',
+                ParseLineError::Byte {
+                    column: 120,
+                    found: b' ',
+                },
+            ),
         ] {
             let mut bad = good.to_vec();
             bad[column] = byte;
@@ -228,7 +298,10 @@ mod tests {
         }
         for length in [0, 120, 122] {
             let bytes = vec![b'E'; length];
-            assert_eq!(TraceLine::parse(&bytes), Err(ParseLineError::Length { found: length }));
+            assert_eq!(
+                TraceLine::parse(&bytes),
+                Err(ParseLineError::Length { found: length })
+            );
         }
     }
 }

@@ -55,16 +55,29 @@ pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
     let line = super::encode(command).map_err(io::Error::other);
     let answer = line
         .and_then(|line| exchange(machine, &line))
-        .map_err(|source| AskError::Socket { name: name(), path: machine.socket.clone(), source })?;
-    match super::decode(&answer).map_err(|source| AskError::Message { name: name(), source })? {
-        Answer::Error { message } => Err(AskError::Refused { name: name(), message }),
+        .map_err(|source| AskError::Socket {
+            name: name(),
+            path: machine.socket.clone(),
+            source,
+        })?;
+    match super::decode(&answer).map_err(|source| AskError::Message {
+        name: name(),
+        source,
+    })? {
+        Answer::Error { message } => Err(AskError::Refused {
+            name: name(),
+            message,
+        }),
         answer => Ok(answer),
     }
 }
 
 /// The answer does not fit the question.
 pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
-    AskError::Unexpected { name: machine.name.to_string(), answer: format!("{answer:?}") }
+    AskError::Unexpected {
+        name: machine.name.to_string(),
+        answer: format!("{answer:?}"),
+    }
 }
 
 fn exchange(machine: &Running, line: &str) -> io::Result<String> {

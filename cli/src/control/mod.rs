@@ -132,7 +132,9 @@ pub enum MessageError {
         source: serde_json::Error,
     },
     /// Of another exotrace.
-    #[error("control protocol version {found}, this exotrace speaks {VERSION}; use the same exotrace on both sides")]
+    #[error(
+        "control protocol version {found}, this exotrace speaks {VERSION}; use the same exotrace on both sides"
+    )]
     Version {
         /// What the other side speaks.
         found: u32,
@@ -140,13 +142,19 @@ pub enum MessageError {
 }
 
 fn encode<T: Serialize>(message: T) -> Result<String, serde_json::Error> {
-    let mut line = serde_json::to_string(&Versioned { version: VERSION, message })?;
+    let mut line = serde_json::to_string(&Versioned {
+        version: VERSION,
+        message,
+    })?;
     line.push('\n');
     Ok(line)
 }
 
 fn decode<T: for<'a> Deserialize<'a>>(line: &str) -> Result<T, MessageError> {
-    let malformed = |source| MessageError::Malformed { line: line.chars().take(80).collect(), source };
+    let malformed = |source| MessageError::Malformed {
+        line: line.chars().take(80).collect(),
+        source,
+    };
     let VersionOnly { version } = serde_json::from_str(line).map_err(malformed)?;
     if version != VERSION {
         return Err(MessageError::Version { found: version });
@@ -162,7 +170,9 @@ mod tests {
 
     #[test]
     fn every_message_survives_its_line() {
-        let snapshot = Command::Snapshot { folder: "/tmp/a b".into() };
+        let snapshot = Command::Snapshot {
+            folder: "/tmp/a b".into(),
+        };
         for command in [Command::Info, snapshot, Command::Stat, Command::Stop] {
             let line = encode(&command).unwrap();
             assert_eq!(line.matches('\n').count(), 1);
@@ -176,11 +186,21 @@ mod tests {
             guest_int3: 3,
             syscalls_repaired: 4,
             completed: vec![("popcnt".into(), 5)],
-            unknown_ports: vec![Unknown { address: 0x64, reads: 1, writes: 0 }],
+            unknown_ports: vec![Unknown {
+                address: 0x64,
+                reads: 1,
+                writes: 0,
+            }],
             unknown_memory: vec![],
         };
-        let answers =
-            [Answer::Stat(stat), Answer::Saved { paused_us: 7 }, Answer::Stopping, Answer::Error { message: "a\nb".into() }];
+        let answers = [
+            Answer::Stat(stat),
+            Answer::Saved { paused_us: 7 },
+            Answer::Stopping,
+            Answer::Error {
+                message: "a\nb".into(),
+            },
+        ];
         for answer in answers {
             assert_eq!(decode::<Answer>(&encode(&answer).unwrap()).unwrap(), answer);
         }
@@ -188,8 +208,14 @@ mod tests {
 
     #[test]
     fn the_line_is_as_documented() {
-        let line = encode(Command::Snapshot { folder: "/tmp/s".into() }).unwrap();
-        assert_eq!(line, "{\"version\":1,\"command\":\"snapshot\",\"folder\":\"/tmp/s\"}\n");
+        let line = encode(Command::Snapshot {
+            folder: "/tmp/s".into(),
+        })
+        .unwrap();
+        assert_eq!(
+            line,
+            "{\"version\":1,\"command\":\"snapshot\",\"folder\":\"/tmp/s\"}\n"
+        );
     }
 
     #[test]
@@ -197,7 +223,10 @@ mod tests {
         for (line, expected) in [
             ("GET / HTTP/1.1", "not a message"),
             ("", "not a message"),
-            ("{\"version\":2,\"command\":\"brew\"}", "version 2, this exotrace speaks 1"),
+            (
+                "{\"version\":2,\"command\":\"brew\"}",
+                "version 2, this exotrace speaks 1",
+            ),
             ("{\"version\":1,\"command\":\"brew\"}", "brew"),
             ("{\"version\":1,\"command\":\"snapshot\"}", "folder"),
         ] {

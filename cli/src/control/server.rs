@@ -50,7 +50,11 @@ impl Server {
                 io::ErrorKind::InvalidInput => "; set XDG_RUNTIME_DIR to a shorter path",
                 _ => "",
             };
-            ServeError { path: path.to_path_buf(), source, hint }
+            ServeError {
+                path: path.to_path_buf(),
+                source,
+                hint,
+            }
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
         let accepting = listener.try_clone().map_err(failed)?;
@@ -60,7 +64,11 @@ impl Server {
             .name("control".into())
             .spawn(move || serve(&accepting, &leaving, &machine))
             .map_err(failed)?;
-        Ok(Self { listener, leave, thread: Some(thread) })
+        Ok(Self {
+            listener,
+            leave,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -107,10 +115,14 @@ fn converse(mut stream: UnixStream, machine: &impl Machine) -> io::Result<()> {
         BufReader::new((&stream).take(LONGEST_LINE)).read_line(&mut line)?;
         match super::decode(&line) {
             Ok(command) => machine.answer(command),
-            Err(error) => Answer::Error { message: error.to_string() },
+            Err(error) => Answer::Error {
+                message: error.to_string(),
+            },
         }
     } else {
-        Answer::Error { message: format!("user {} may not control this machine", peer.uid.as_raw()) }
+        Answer::Error {
+            message: format!("user {} may not control this machine", peer.uid.as_raw()),
+        }
     };
     let line = super::encode(&answer).map_err(io::Error::other)?;
     stream.write_all(line.as_bytes())
@@ -128,13 +140,19 @@ mod tests {
         fn answer(&self, command: Command) -> Answer {
             match command {
                 Command::Stop => Answer::Stopping,
-                other => Answer::Error { message: format!("{other:?}") },
+                other => Answer::Error {
+                    message: format!("{other:?}"),
+                },
             }
         }
     }
 
     fn running(socket: PathBuf) -> Running {
-        Running { name: "vm1".parse().unwrap(), pid: "1".into(), socket }
+        Running {
+            name: "vm1".parse().unwrap(),
+            pid: "1".into(),
+            socket,
+        }
     }
 
     #[test]
@@ -144,12 +162,19 @@ mod tests {
         let server = Server::start(&socket, Echo).unwrap();
         let machine = running(socket.clone());
         for _ in 0..3 {
-            assert_eq!(client::ask(&machine, &Command::Stop).unwrap(), Answer::Stopping);
+            assert_eq!(
+                client::ask(&machine, &Command::Stop).unwrap(),
+                Answer::Stopping
+            );
         }
-        let refused = client::ask(&machine, &Command::Stat).unwrap_err().to_string();
+        let refused = client::ask(&machine, &Command::Stat)
+            .unwrap_err()
+            .to_string();
         assert_eq!(refused, "machine vm1: Stat");
         drop(server);
-        let gone = client::ask(&machine, &Command::Stop).unwrap_err().to_string();
+        let gone = client::ask(&machine, &Command::Stop)
+            .unwrap_err()
+            .to_string();
         assert!(gone.contains("has it just ended?"), "{gone}");
     }
 
@@ -163,6 +188,9 @@ mod tests {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.contains("\"answer\":\"error\""), "{answer}");
-        assert_eq!(client::ask(&running(socket), &Command::Stop).unwrap(), Answer::Stopping);
+        assert_eq!(
+            client::ask(&running(socket), &Command::Stop).unwrap(),
+            Answer::Stopping
+        );
     }
 }

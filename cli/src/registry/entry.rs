@@ -59,9 +59,20 @@ impl Entry {
             let left_behind = (!last_pid.is_empty()).then(|| last_pid.clone());
             remove_file(&folder.join(CONTROL))?;
             write_pid(&mut lock).map_err(failed("write", &folder.join(LOCK)))?;
-            return Ok((Self { name, folder, _lock: lock }, left_behind));
+            return Ok((
+                Self {
+                    name,
+                    folder,
+                    _lock: lock,
+                },
+                left_behind,
+            ));
         }
-        let pid = if last_pid.is_empty() { "unknown".into() } else { last_pid };
+        let pid = if last_pid.is_empty() {
+            "unknown".into()
+        } else {
+            last_pid
+        };
         Err(RegistryError::InUse { name, pid })
     }
 
@@ -88,9 +99,7 @@ impl Drop for Entry {
 /// What stands at a name.
 pub(super) enum Look {
     /// A machine that runs.
-    Running {
-        pid: String,
-    },
+    Running { pid: String },
     /// A dead machine's folder, which is gone now.
     Removed,
     /// Nothing.
@@ -100,7 +109,9 @@ pub(super) enum Look {
 /// Looks whether a machine runs, and removes what a dead one left behind.
 pub(super) fn look(base: &Path, name: &VmName) -> Look {
     let folder = base.join(name.as_str());
-    let Ok(mut lock) = open_lock(&folder, false) else { return Look::Nothing };
+    let Ok(mut lock) = open_lock(&folder, false) else {
+        return Look::Nothing;
+    };
     let pid = read_pid(&mut lock);
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(_) => Look::Running { pid },
@@ -152,7 +163,7 @@ fn is_current(lock: &File, folder: &Path) -> bool {
 /// The process id in a lock file; empty if there is none.
 fn read_pid(lock: &mut File) -> String {
     let mut text = String::new();
-    match lock.by_ref().take(LONGEST_PID).read_to_string(&mut text) {
+    match Read::take(lock, LONGEST_PID).read_to_string(&mut text) {
         Ok(_) => text.trim().chars().filter(char::is_ascii_digit).collect(),
         Err(_) => String::new(),
     }

@@ -46,7 +46,9 @@ pub enum RegistryError {
         uid: u32,
     },
     /// The name is taken.
-    #[error("a machine named {name} runs already (process {pid}); choose another --name, or end it: exotrace stop --vm {name}")]
+    #[error(
+        "a machine named {name} runs already (process {pid}); choose another --name, or end it: exotrace stop --vm {name}"
+    )]
     InUse {
         /// The name asked for.
         name: VmName,
@@ -77,7 +79,11 @@ pub enum RegistryError {
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
     let path = path.to_path_buf();
-    move |source| RegistryError::Io { action, path, source }
+    move |source| RegistryError::Io {
+        action,
+        path,
+        source,
+    }
 }
 
 /// One machine that runs.
@@ -153,7 +159,11 @@ impl Registry {
         for item in fs::read_dir(&self.base).map_err(failed("list", &self.base))? {
             let item = item.map_err(failed("list", &self.base))?;
             // What is no name is not ours.
-            let Some(name) = item.file_name().to_str().and_then(|n| n.parse::<VmName>().ok()) else {
+            let Some(name) = item
+                .file_name()
+                .to_str()
+                .and_then(|n| n.parse::<VmName>().ok())
+            else {
                 continue;
             };
             match entry::look(&self.base, &name) {
@@ -175,14 +185,22 @@ impl Registry {
     /// If there is no such machine, or several run and no name was given.
     pub fn find(&self, name: Option<VmName>) -> Result<Running, RegistryError> {
         let (mut running, _) = self.list()?;
-        let names = running.iter().map(|r| r.name.as_str()).collect::<Vec<_>>().join(", ");
+        let names = running
+            .iter()
+            .map(|r| r.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ");
         match name {
-            Some(name) => {
-                running.into_iter().find(|r| r.name == name).ok_or_else(|| RegistryError::NotRunning {
+            Some(name) => running.into_iter().find(|r| r.name == name).ok_or_else(|| {
+                RegistryError::NotRunning {
                     name,
-                    running: if names.is_empty() { String::new() } else { format!("; these do: {names}") },
-                })
-            }
+                    running: if names.is_empty() {
+                        String::new()
+                    } else {
+                        format!("; these do: {names}")
+                    },
+                }
+            }),
             None if running.len() > 1 => Err(RegistryError::Several { names }),
             None => running.pop().ok_or(RegistryError::NoneRuns),
         }
@@ -207,7 +225,11 @@ fn check_private(path: &Path) -> Result<(), RegistryError> {
     } else {
         return Ok(());
     };
-    Err(RegistryError::Unsafe { path: path.to_path_buf(), found, uid })
+    Err(RegistryError::Unsafe {
+        path: path.to_path_buf(),
+        found,
+        uid,
+    })
 }
 
 #[cfg(test)]

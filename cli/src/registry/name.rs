@@ -39,7 +39,11 @@ impl FromStr for VmName {
         let good = (1..=LONGEST).contains(&text.len())
             && text.chars().all(known)
             && text.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if good { Ok(Self(text.into())) } else { Err(NameError { text: text.into() }) }
+        if good {
+            Ok(Self(text.into()))
+        } else {
+            Err(NameError { text: text.into() })
+        }
     }
 }
 
@@ -57,12 +61,20 @@ mod tests {
     fn a_name_is_one_harmless_component_of_a_path() {
         let longest = "x".repeat(LONGEST);
         for good in ["vm1", "a", "9", "web.test_2-x", &longest] {
-            assert_eq!(good.parse::<VmName>().map(|n| n.to_string()), Ok(good.to_string()));
+            assert_eq!(
+                good.parse::<VmName>().map(|n| n.to_string()),
+                Ok(good.to_string())
+            );
         }
         let too_long = "x".repeat(LONGEST + 1);
-        for bad in ["", ".", "..", ".hidden", "-v", "a/b", "a b", "ü", "a\0", "a\n", &too_long] {
+        for bad in [
+            "", ".", "..", ".hidden", "-v", "a/b", "a b", "ü", "a\0", "a\n", &too_long,
+        ] {
             let error = bad.parse::<VmName>().map_err(|e| e.to_string());
-            assert!(error.is_err_and(|e| e.contains("cannot name a machine")), "{bad:?}");
+            assert!(
+                error.is_err_and(|e| e.contains("cannot name a machine")),
+                "{bad:?}"
+            );
         }
     }
 }

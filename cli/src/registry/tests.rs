@@ -21,18 +21,31 @@ fn a_name_is_taken_while_its_owner_lives_and_free_afterwards() {
     let (entry, left_behind) = registry.claim(Some(name("web"))).unwrap();
     assert_eq!(left_behind, None);
     assert_eq!(entry.control(), folder.path().join("exotrace/web/control"));
-    let mode = fs::metadata(folder.path().join("exotrace/web")).unwrap().mode();
+    let mode = fs::metadata(folder.path().join("exotrace/web"))
+        .unwrap()
+        .mode();
     assert_eq!(mode & 0o777, 0o700);
 
     let error = registry.claim(Some(name("web"))).unwrap_err().to_string();
     let own = std::process::id();
-    assert!(error.contains("named web runs already") && error.contains(&own.to_string()), "{error}");
+    assert!(
+        error.contains("named web runs already") && error.contains(&own.to_string()),
+        "{error}"
+    );
     let (running, removed) = registry.list().unwrap();
     assert_eq!((running.len(), removed.len()), (1, 0));
-    assert_eq!((&running[0].name, &running[0].pid), (&name("web"), &own.to_string()));
+    assert_eq!(
+        (&running[0].name, &running[0].pid),
+        (&name("web"), &own.to_string())
+    );
 
     drop(entry);
-    assert_eq!(fs::read_dir(folder.path().join("exotrace")).unwrap().count(), 0);
+    assert_eq!(
+        fs::read_dir(folder.path().join("exotrace"))
+            .unwrap()
+            .count(),
+        0
+    );
     registry.claim(Some(name("web"))).unwrap();
 }
 
@@ -69,14 +82,26 @@ fn what_a_dead_machine_left_behind_is_removed_and_told() {
 #[test]
 fn without_a_name_the_only_machine_is_meant() {
     let (_folder, registry) = registry();
-    assert!(registry.find(None).unwrap_err().to_string().contains("no machine runs"));
+    assert!(
+        registry
+            .find(None)
+            .unwrap_err()
+            .to_string()
+            .contains("no machine runs")
+    );
     let one = registry.claim(Some(name("one"))).unwrap();
     assert_eq!(registry.find(None).unwrap().name, name("one"));
     let error = registry.find(Some(name("other"))).unwrap_err().to_string();
-    assert!(error.contains("no machine named other runs; these do: one"), "{error}");
+    assert!(
+        error.contains("no machine named other runs; these do: one"),
+        "{error}"
+    );
     let _two = registry.claim(Some(name("two"))).unwrap();
     let error = registry.find(None).unwrap_err().to_string();
-    assert!(error.contains("one, two") && error.contains("--vm"), "{error}");
+    assert!(
+        error.contains("one, two") && error.contains("--vm"),
+        "{error}"
+    );
     assert_eq!(registry.find(Some(name("two"))).unwrap().name, name("two"));
     drop(one);
 }
@@ -93,9 +118,16 @@ fn a_run_directory_that_others_can_change_is_refused() {
     symlink(&private, &link).unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    for (path, expected) in [(open, "has mode 0777"), (link, "symbolic link"), (file, "no directory")] {
+    for (path, expected) in [
+        (open, "has mode 0777"),
+        (link, "symbolic link"),
+        (file, "no directory"),
+    ] {
         let error = Registry::at(path).unwrap_err().to_string();
-        assert!(error.contains(expected) && error.contains("0700"), "{error}");
+        assert!(
+            error.contains(expected) && error.contains("0700"),
+            "{error}"
+        );
     }
     let registry = Registry::at(private).unwrap();
     symlink("/tmp", folder.path().join("private/vm")).unwrap();

@@ -171,7 +171,7 @@ const SMALL: Recipe = Recipe {
     name: "small",
     fragments: &[SMALL_CONFIG],
     targets: &["vmlinux"],
-    lines: 1400,
+    lines: 1155,
     detached_btf: true,
 };
 
@@ -179,7 +179,7 @@ const RICH: Recipe = Recipe {
     name: "rich",
     fragments: &[SMALL_CONFIG, RICH_CONFIG],
     targets: &["vmlinux", "modules"],
-    lines: 1600,
+    lines: 1332,
     detached_btf: false,
 };
 
@@ -304,7 +304,8 @@ mod tests {
         let rich = Options::parse(&[SMALL_CONFIG, RICH_CONFIG].concat());
         for (symbol, in_small, in_rich) in [
             ("CONFIG_KALLSYMS_ALL", "y", "y"),
-            ("CONFIG_UNWINDER_ORC", "y", "y"),
+            ("CONFIG_UNWINDER_ORC", "n", "y"),
+            ("CONFIG_UNWINDER_FRAME_POINTER", "y", "n"),
             ("CONFIG_SMP", "y", "y"),
             ("CONFIG_VIRTIO_CONSOLE", "y", "y"),
             ("CONFIG_RANDOMIZE_BASE", "n", "n"),

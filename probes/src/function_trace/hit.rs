@@ -17,7 +17,7 @@ use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
 
 use super::TraceOptions;
 use super::return_sites::{ReturnSite, ReturnSites};
-use super::returns::{Key, PendingReturns};
+use super::returns::{Call, Key, PendingReturns};
 use crate::event::{Event, EventKind, NO_PROCESS};
 use crate::ring::{Ring, RingSizeError, Visit};
 
@@ -79,12 +79,20 @@ pub(super) struct HitPath {
 /// Who runs at a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Context {
+    /// Address of the task, 0 if not known.
     task: u64,
+    /// Its thread's number, also while it is interrupted.
+    thread: u64,
+    /// As events show it.
     pid: u64,
 }
 
 impl Context {
-    const NOBODY: Self = Self { task: 0, pid: NO_PROCESS };
+    const NOBODY: Self = Self {
+        task: 0,
+        thread: NO_PROCESS,
+        pid: NO_PROCESS,
+    };
 }
 
 /// The kernel that hits happen in.
@@ -101,7 +109,9 @@ impl HitPath {
         kernel: Kernel,
         options: &TraceOptions,
     ) -> Result<Self, RingSizeError> {
-        let rings = (0..vcpus).map(|_| Ring::new(options.ring_slots)).collect::<Result<_, _>>()?;
+        let rings = (0..vcpus)
+            .map(|_| Ring::new(options.ring_slots))
+            .collect::<Result<_, _>>()?;
         let mut pids: Vec<u64> = options.pids.clone();
         pids.sort_unstable();
         let counts = |arguments| FunctionCounts {
@@ -110,8 +120,15 @@ impl HitPath {
             exits: AtomicU64::new(0),
         };
         Ok(Self {
-            by_address: functions.iter().zip(0..).map(|((address, _), id)| (address.0, id)).collect(),
-            functions: functions.iter().map(|(_, arguments)| counts(*arguments)).collect(),
+            by_address: functions
+                .iter()
+                .zip(0..)
+                .map(|((address, _), id)| (address.0, id))
+                .collect(),
+            functions: functions
+                .iter()
+                .map(|(_, arguments)| counts(*arguments))
+                .collect(),
             rings,
             per_cpu: (0..vcpus).map(|_| OnceLock::new()).collect(),
             tasks: kernel.tasks,
@@ -132,7 +149,9 @@ impl HitPath {
         clock: impl Fn() -> u64,
         arm: impl FnOnce(Gva) -> Result<SiteId, ArmError>,
     ) {
-        let Some(ring) = self.rings.get(hit.vcpu) else { return };
+        let Some(ring) = self.rings.get(hit.vcpu) else {
+            return;
+        };
         let visit = ring.visit(clock);
         let function = self.by_address.get(&hit.address.0).copied();
         let is_return = self.sites.get(hit.address) == Some(ReturnSite::Armed);
@@ -159,14 +178,19 @@ impl HitPath {
         id: u32,
         arm: impl FnOnce(Gva) -> Result<SiteId, ArmError>,
     ) {
-        let Some(function) = self.functions.get(id as usize) else { return };
+        let Some(function) = self.functions.get(id as usize) else {
+            return;
+        };
         count(&function.entries);
         if !self.is_wanted(context.pid) {
             count(&self.counters.filtered);
             return;
         }
         let mut arguments = hit.arguments;
-        arguments.iter_mut().skip(function.arguments).for_each(|argument| *argument = 0);
+        arguments
+            .iter_mut()
+            .skip(function.arguments)
+            .for_each(|argument| *argument = 0);
         visit.push(event(EventKind::Entry, hit, context, id, arguments));
         let Some(return_address) = self.return_address(hit) else {
             count(&self.counters.without_return);
@@ -177,19 +201,39 @@ impl HitPath {
             return;
         }
         let stack = hit.stack_pointer.0.wrapping_add(RETURN_ADDRESS);
-        let key = Key { task: context.task, stack };
-        self.returns.enter(key, return_address.0, id, visit.tsc());
+        let key = Key {
+            task: context.task,
+            stack,
+        };
+        let call = Call {
+            thread: context.thread,
+            return_address: return_address.0,
+            function: id,
+            tsc: visit.tsc(),
+        };
+        self.returns.enter(key, call);
     }
 
     /// Whether this hit was the return of calls that wait for it.
     fn exit<M>(&self, visit: &Visit<'_>, hit: &Hit<'_, M>, context: Context) -> bool {
-        let key = Key { task: context.task, stack: hit.stack_pointer.0 };
-        let Some(frame) = self.returns.take(key, hit.address.0) else { return false };
+        let key = Key {
+            task: context.task,
+            stack: hit.stack_pointer.0,
+        };
+        let Some(frame) = self.returns.take(key, context.thread, hit.address.0) else {
+            return false;
+        };
         for id in frame.functions() {
             if let Some(function) = self.functions.get(id as usize) {
                 count(&function.exits);
             }
-            visit.push(event(EventKind::Exit, hit, context, id, [hit.result, 0, 0, 0]));
+            visit.push(event(
+                EventKind::Exit,
+                hit,
+                context,
+                id,
+                [hit.result, 0, 0, 0],
+            ));
         }
         true
     }
@@ -203,14 +247,17 @@ impl HitPath {
     }
 
     fn is_wanted(&self, pid: u64) -> bool {
-        if pid == NO_PROCESS {
-            return self.without_process;
+        match self.pids.is_empty() {
+            true => self.without_process || pid != NO_PROCESS,
+            // No process is in no list.
+            false => self.pids.binary_search(&pid).is_ok(),
         }
-        self.pids.is_empty() || self.pids.binary_search(&pid).is_ok()
     }
 
     fn context<M: PhysicalMemory>(&self, hit: &Hit<'_, M>) -> Context {
-        let Some(tasks) = &self.tasks else { return Context::NOBODY };
+        let Some(tasks) = &self.tasks else {
+            return Context::NOBODY;
+        };
         self.task(tasks, hit).unwrap_or_else(|| {
             count(&self.counters.unknown_task);
             Context::NOBODY
@@ -222,8 +269,13 @@ impl HitPath {
         let task = tasks.current_at(hit.memory, self.space, &per_cpu).ok()?;
         let nesting = tasks.preempt_count(hit.memory, &per_cpu).ok()?;
         let interrupted = nesting.is_some_and(is_interrupt);
-        let pid = if interrupted { NO_PROCESS } else { u64::from(task.pid.cast_unsigned()) };
-        Some(Context { task: task.address.0, pid })
+        let thread = u64::from(task.pid.cast_unsigned());
+        let pid = if interrupted { NO_PROCESS } else { thread };
+        Some(Context {
+            task: task.address.0,
+            thread,
+            pid,
+        })
     }
 
     /// Where the vCPU's variables stand: the same for as long as the guest runs.

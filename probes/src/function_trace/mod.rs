@@ -7,7 +7,8 @@
 //!
 //! Returns: at an entry the return address gets a trap of its own, which stays until the tracer is stopped. A hit
 //! there counts as a return only if the same task, with the same stack pointer, waits for it; other code that passes by is
-//! counted and forgotten. Calls that had been entered before the tracer was armed thus show no return.
+//! counted and forgotten. So there is no return from calls entered before the tracer was armed, from `__switch_to` (the
+//! current task changes inside), and from an `execve` by which a thread takes over its leader's number.
 
 mod hit;
 mod return_sites;
@@ -35,9 +36,10 @@ use hit::{HitPath, Kernel, Sink};
 /// How functions are traced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceOptions {
-    /// Threads to trace, by the kernel's pid; empty for all. Others are filtered before anything is recorded.
+    /// Threads to trace, by the kernel's pid; empty for all. Others are filtered before anything is recorded, and
+    /// so is what belongs to no process.
     pub pids: Vec<u64>,
-    /// Whether hits in interrupt context, and where the task is not known, are recorded.
+    /// Whether hits in interrupt context, and where the task is not known, are recorded when `pids` is empty.
     pub without_process: bool,
     /// Events that each vCPU's ring holds: a power of two. An event takes 64 bytes.
     pub ring_slots: usize,
@@ -45,7 +47,7 @@ pub struct TraceOptions {
     pub max_functions: usize,
     /// Most return addresses that get a trap.
     pub max_return_sites: usize,
-    /// Most calls waiting for their return at a time, about.
+    /// About as many calls may wait for their return at a time; 1024 at least.
     pub max_pending_returns: usize,
 }
 
@@ -121,11 +123,21 @@ impl FunctionTracer {
         options: &TraceOptions,
     ) -> Result<Self, ArmFunctionsError> {
         let functions = select::select(view, functions, options)?;
-        let kept: Vec<_> =
-            functions.iter().map(|f| (f.address, f.arguments.unwrap_or(4))).collect();
-        let kernel = Kernel { tasks: view.tasks, space: view.space };
+        let kept: Vec<_> = functions
+            .iter()
+            .map(|f| (f.address, f.arguments.unwrap_or(4)))
+            .collect();
+        let kernel = Kernel {
+            tasks: view.tasks,
+            space: view.space,
+        };
         let path = Arc::new(HitPath::new(&kept, machine.vcpus(), kernel, options)?);
-        let mut tracer = Self { path, functions, entries: Vec::new(), stopped: false };
+        let mut tracer = Self {
+            path,
+            functions,
+            entries: Vec::new(),
+            stopped: false,
+        };
         // Before the first trap, so that no hit goes by uncounted.
         machine.set_sink(Some(Box::new(Sink(tracer.path.clone()))));
         let mut refused = Vec::new();
@@ -164,7 +176,10 @@ impl FunctionTracer {
     pub fn function_stats(&self) -> Vec<FunctionStats> {
         let counts = self.path.functions.iter();
         counts
-            .map(|f| FunctionStats { entries: load(&f.entries), exits: load(&f.exits) })
+            .map(|f| FunctionStats {
+                entries: load(&f.entries),
+                exits: load(&f.exits),
+            })
             .collect()
     }
 
@@ -220,7 +235,9 @@ impl Drop for FunctionTracer {
     fn drop(&mut self) {
         if !self.stopped {
             self.path.active.store(false, Ordering::Relaxed);
-            log::warn!("a function tracer was dropped without being stopped: its traps stay in the guest");
+            log::warn!(
+                "a function tracer was dropped without being stopped: its traps stay in the guest"
+            );
         }
     }
 }

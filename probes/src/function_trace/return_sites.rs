@@ -19,6 +19,8 @@ pub(super) enum ReturnSite {
 }
 
 const ARMED: u8 = 1;
+/// Most sites; the table then takes 18 MiB.
+const MAX_SITES: usize = 1 << 20;
 
 struct Armed {
     sites: Vec<SiteId>,
@@ -41,12 +43,17 @@ pub(super) struct ReturnSites {
 impl ReturnSites {
     /// Room for `limit` addresses.
     pub(super) fn new(limit: usize) -> Self {
+        let limit = limit.min(MAX_SITES);
         // At most half full, so that searches are short.
         let slots = limit.max(1).saturating_mul(2).next_power_of_two();
         Self {
             addresses: (0..slots).map(|_| AtomicU64::new(0)).collect(),
             states: (0..slots).map(|_| AtomicU8::new(0)).collect(),
-            armed: Mutex::new(Armed { sites: Vec::new(), known: 0, closed: false }),
+            armed: Mutex::new(Armed {
+                sites: Vec::new(),
+                known: 0,
+                closed: false,
+            }),
             limit,
         }
     }

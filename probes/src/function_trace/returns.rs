@@ -6,6 +6,9 @@
 //! is counted as lost. Calls that never return (the task ended in them) leave in this way, or when their place on
 //! the stack is used again.
 //!
+//! Kernels use the memory of a dead task and its stack again at once, so a frame also keeps the thread's number: another
+//! thread at the same place is no return, and ends the wait.
+//!
 //! A function that ends with a jump to another one shares its frame: both wait at the same place and return
 //! together, the later entered first.
 
@@ -17,6 +20,10 @@ use std::sync::{Mutex, PoisonError};
 pub(super) const CHAIN: usize = 4;
 /// Locks; a power of two.
 const SHARDS: usize = 64;
+/// Least room in a shard: calls spread over the shards by chance.
+const SHARD_ROOM: usize = 16;
+/// Most room in all; 400 MiB.
+const MAX_ROOM: usize = 1 << 22;
 
 /// Who waits, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,9 +34,20 @@ pub(super) struct Key {
     pub(super) stack: u64,
 }
 
+/// A call as it is seen at its entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Call {
+    /// Number of the thread.
+    pub(super) thread: u64,
+    pub(super) return_address: u64,
+    pub(super) function: u32,
+    pub(super) tsc: u64,
+}
+
 /// A frame that functions will return from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame {
+    thread: u64,
     return_address: u64,
     /// When the first was entered: its age in its shard.
     entered: u64,
@@ -38,6 +56,10 @@ pub(super) struct Frame {
 }
 
 impl Frame {
+    fn is_of(&self, thread: u64, return_address: u64) -> bool {
+        self.thread == thread && self.return_address == return_address
+    }
+
     /// The functions that return, the last entered first.
     pub(super) fn functions(&self) -> impl Iterator<Item = u32> {
         self.functions.into_iter().take(self.count).rev()
@@ -53,28 +75,40 @@ pub(super) struct PendingReturns {
 }
 
 impl PendingReturns {
-    /// Room for about `limit` calls at a time.
+    /// Room for about `limit` calls at a time, 1024 at least.
     pub(super) fn new(limit: usize) -> Self {
-        let per_shard = limit.div_ceil(SHARDS).max(1);
+        let per_shard = limit.min(MAX_ROOM).div_ceil(SHARDS).max(SHARD_ROOM);
         // Twice the room: a map that is at its limit then never grows or rehashes into new memory.
         let shard = || Mutex::new(HashMap::with_capacity(per_shard * 2));
-        Self { shards: (0..SHARDS).map(|_| shard()).collect(), per_shard, lost: AtomicU64::new(0) }
+        Self {
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            per_shard,
+            lost: AtomicU64::new(0),
+        }
     }
 
-    /// Notes that `function` was entered and will return to `return_address`.
-    pub(super) fn enter(&self, key: Key, return_address: u64, function: u32, tsc: u64) {
+    /// Notes a call that waits for its return at `key`.
+    pub(super) fn enter(&self, key: Key, call: Call) {
         let Some(shard) = self.shard(key) else { return };
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(frame) = shard.get_mut(&key)
-            && frame.return_address == return_address
+            && frame.is_of(call.thread, call.return_address)
         {
-            self.chain(frame, function);
+            self.chain(frame, call.function);
             return;
         }
-        let fresh =
-            Frame { return_address, entered: tsc, functions: [function, 0, 0, 0], count: 1 };
+        let fresh = Frame {
+            thread: call.thread,
+            return_address: call.return_address,
+            entered: call.tsc,
+            functions: [call.function, 0, 0, 0],
+            count: 1,
+        };
         if !shard.contains_key(&key) && shard.len() >= self.per_shard {
-            let oldest = shard.iter().min_by_key(|(_, frame)| frame.entered).map(|(key, _)| *key);
+            let oldest = shard
+                .iter()
+                .min_by_key(|(_, frame)| frame.entered)
+                .map(|(key, _)| *key);
             self.lose(oldest.and_then(|key| shard.remove(&key)));
         }
         // A frame with another return address: its place on the stack was written over, so it is gone.
@@ -82,12 +116,19 @@ impl PendingReturns {
     }
 
     /// The functions that return now to `return_address`, if `key` waits for that.
-    pub(super) fn take(&self, key: Key, return_address: u64) -> Option<Frame> {
-        let mut shard = self.shard(key)?.lock().unwrap_or_else(PoisonError::into_inner);
-        if shard.get(&key)?.return_address != return_address {
-            return None;
+    pub(super) fn take(&self, key: Key, thread: u64, return_address: u64) -> Option<Frame> {
+        let mut shard = self
+            .shard(key)?
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let frame = shard.get(&key)?;
+        if frame.is_of(thread, return_address) {
+            return shard.remove(&key);
         }
-        shard.remove(&key)
+        if frame.thread != thread {
+            self.lose(shard.remove(&key));
+        }
+        None
     }
 
     /// Calls given up so far: their return was not seen.
@@ -112,7 +153,8 @@ impl PendingReturns {
     fn chain(&self, frame: &mut Frame, function: u32) {
         let waiting = frame.functions.get_mut(..frame.count).unwrap_or_default();
         if let Some(position) = waiting.iter().position(|waits| *waits == function) {
-            self.lost.fetch_add((frame.count - position) as u64, Ordering::Relaxed);
+            self.lost
+                .fetch_add((frame.count - position) as u64, Ordering::Relaxed);
             frame.count = position;
         }
         match frame.functions.get_mut(frame.count) {
@@ -143,7 +185,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    const KEY: Key = Key { task: 0x1000, stack: 0x8000 };
+    const THREAD: u64 = 57;
+    const KEY: Key = Key {
+        task: 0x1000,
+        stack: 0x8000,
+    };
+
+    fn call(return_address: u64, function: u32, tsc: u64) -> Call {
+        Call {
+            thread: THREAD,
+            return_address,
+            function,
+            tsc,
+        }
+    }
 
     fn functions(frame: Option<Frame>) -> Option<Vec<u32>> {
         frame.map(|frame| frame.functions().collect())
@@ -152,29 +207,50 @@ mod tests {
     #[test]
     fn a_call_returns_once_to_where_it_was_called_on_its_own_stack() {
         let returns = PendingReturns::new(64);
-        returns.enter(KEY, 0x500, 7, 1);
+        returns.enter(KEY, call(0x500, 7, 1));
         for (key, address) in [
-            (Key { task: 0x1001, ..KEY }, 0x500),
-            (Key { stack: 0x8008, ..KEY }, 0x500),
+            (
+                Key {
+                    task: 0x1001,
+                    ..KEY
+                },
+                0x500,
+            ),
+            (
+                Key {
+                    stack: 0x8008,
+                    ..KEY
+                },
+                0x500,
+            ),
             (KEY, 0x501),
         ] {
-            assert_eq!(returns.take(key, address), None, "{key:?} {address:#x}");
+            assert_eq!(
+                returns.take(key, THREAD, address),
+                None,
+                "{key:?} {address:#x}"
+            );
         }
         assert_eq!(returns.waiting(), 1);
-        assert_eq!(functions(returns.take(KEY, 0x500)), Some(vec![7]));
-        assert_eq!(returns.take(KEY, 0x500), None);
+        assert_eq!(functions(returns.take(KEY, THREAD, 0x500)), Some(vec![7]));
+        assert_eq!(returns.take(KEY, THREAD, 0x500), None);
         assert_eq!((returns.waiting(), returns.lost()), (0, 0));
     }
 
     #[test]
     fn recursion_returns_from_the_inside_out() {
         let returns = PendingReturns::new(64);
-        let frames: Vec<Key> = (0..5).map(|n| Key { stack: 0x8000 - n * 32, ..KEY }).collect();
+        let frames: Vec<Key> = (0..5)
+            .map(|n| Key {
+                stack: 0x8000 - n * 32,
+                ..KEY
+            })
+            .collect();
         for (time, key) in frames.iter().enumerate() {
-            returns.enter(*key, 0x500, 7, time as u64);
+            returns.enter(*key, call(0x500, 7, time as u64));
         }
         for key in frames.iter().rev() {
-            assert_eq!(functions(returns.take(*key, 0x500)), Some(vec![7]));
+            assert_eq!(functions(returns.take(*key, THREAD, 0x500)), Some(vec![7]));
         }
         assert_eq!((returns.waiting(), returns.lost()), (0, 0));
     }
@@ -183,9 +259,12 @@ mod tests {
     fn functions_that_jump_to_each_other_return_together() {
         let returns = PendingReturns::new(64);
         for function in [1, 2, 3] {
-            returns.enter(KEY, 0x500, function, 1);
+            returns.enter(KEY, call(0x500, function, 1));
         }
-        assert_eq!(functions(returns.take(KEY, 0x500)), Some(vec![3, 2, 1]));
+        assert_eq!(
+            functions(returns.take(KEY, THREAD, 0x500)),
+            Some(vec![3, 2, 1])
+        );
         assert_eq!(returns.lost(), 0);
     }
 
@@ -206,25 +285,49 @@ mod tests {
         ] {
             let returns = PendingReturns::new(64);
             for (address, function) in entered {
-                returns.enter(KEY, *address, *function, 1);
+                returns.enter(KEY, call(*address, *function, 1));
             }
             let (address, expected) = left;
-            assert_eq!(functions(returns.take(KEY, address)), Some(expected), "{entered:?}");
+            assert_eq!(
+                functions(returns.take(KEY, THREAD, address)),
+                Some(expected),
+                "{entered:?}"
+            );
             assert_eq!(returns.lost(), lost, "{entered:?}");
         }
     }
 
     #[test]
+    fn a_new_task_in_the_memory_of_a_dead_one_returns_from_nothing() {
+        let returns = PendingReturns::new(64);
+        returns.enter(KEY, call(0x500, 7, 1));
+        assert_eq!(returns.take(KEY, THREAD + 1, 0x500), None);
+        assert_eq!((returns.waiting(), returns.lost()), (0, 1));
+    }
+
+    #[test]
     fn a_full_table_gives_up_the_oldest() {
         let returns = PendingReturns::new(1);
-        // One place per shard: of all that fall into one, the last stays.
-        let keys: Vec<Key> = (0..1000).map(|n| Key { task: n * 0x2480, ..KEY }).collect();
+        let keys: Vec<Key> = (0..20_000)
+            .map(|n| Key {
+                task: n * 0x2480,
+                ..KEY
+            })
+            .collect();
         for (time, key) in keys.iter().enumerate() {
-            returns.enter(*key, 0x500, 7, time as u64);
+            returns.enter(*key, call(0x500, 7, time as u64));
         }
-        let waiting = returns.waiting();
-        assert!((1..=SHARDS as u64).contains(&waiting), "{waiting}");
-        assert_eq!(waiting + returns.lost(), 1000);
-        assert!(returns.take(*keys.last().unwrap(), 0x500).is_some());
+        let room = (SHARDS * SHARD_ROOM) as u64;
+        assert!(
+            (room / 2..=room).contains(&returns.waiting()),
+            "{}",
+            returns.waiting()
+        );
+        assert_eq!(returns.waiting() + returns.lost(), 20_000);
+        // Whatever shard they fell into, the last few are among the latest 16 there.
+        for key in keys.iter().rev().take(SHARD_ROOM) {
+            assert!(returns.take(*key, THREAD, 0x500).is_some(), "{key:?}");
+        }
+        assert!(returns.take(keys[0], THREAD, 0x500).is_none());
     }
 }

@@ -138,7 +138,10 @@ pub(super) fn select(
         if found.is_empty() {
             let nearest = view.symbols.nearest_names(name, SUGGESTIONS);
             let nearest = nearest.into_iter().map(str::to_owned).collect();
-            unknown.push(UnknownFunction { name: name.clone(), nearest });
+            unknown.push(UnknownFunction {
+                name: name.clone(),
+                nearest,
+            });
         }
         // BTF describes one of several namesakes and does not say which.
         let arguments = match found.len() {
@@ -148,15 +151,21 @@ pub(super) fn select(
         let namesakes = found.len();
         for address in found.into_iter().filter(|address| taken.insert(*address)) {
             let address = Gva(address);
-            selected.push(TracedFunction { name: name.clone(), address, namesakes, arguments });
+            selected.push(TracedFunction {
+                name: name.clone(),
+                address,
+                namesakes,
+                arguments,
+            });
         }
     }
     match selected.len() {
         _ if !unknown.is_empty() => Err(ArmFunctionsError::Unknown { functions: unknown }),
         0 => Err(ArmFunctionsError::NoFunctions),
-        found if found > options.max_functions => {
-            Err(ArmFunctionsError::TooMany { found, limit: options.max_functions })
-        }
+        found if found > options.max_functions => Err(ArmFunctionsError::TooMany {
+            found,
+            limit: options.max_functions,
+        }),
         _ => Ok(selected),
     }
 }
@@ -196,9 +205,19 @@ mod tests {
             ("ksys_alias", 0x1100, b'T'),
             ("jiffies", 0x9000, b'D'),
         ] {
-            builder.push(name.as_bytes(), 0xffff_ffff_8100_0000 + address, kind, false).unwrap();
+            builder
+                .push(
+                    name.as_bytes(),
+                    0xffff_ffff_8100_0000 + address,
+                    kind,
+                    false,
+                )
+                .unwrap();
         }
-        let space = AddressSpace { root: Gpa(0), levels: 4 };
+        let space = AddressSpace {
+            root: Gpa(0),
+            levels: 4,
+        };
         KernelView::without_types(builder.finish(None).with_slide(0x20_0000), space)
     }
 
@@ -215,14 +234,22 @@ mod tests {
             (&["vfs_write", "ksys_alias"], &[("vfs_write", 0x1100, 1)]),
             (
                 &["cleanup", "vfs_read"],
-                &[("cleanup", 0x1200, 2), ("cleanup", 0x1300, 2), ("vfs_read", 0x1000, 1)],
+                &[
+                    ("cleanup", 0x1200, 2),
+                    ("cleanup", 0x1300, 2),
+                    ("vfs_read", 0x1000, 1),
+                ],
             ),
         ] {
             let found = select(&view, &names(asked), &TraceOptions::default()).unwrap();
-            let found: Vec<_> =
-                found.iter().map(|f| (f.name.as_str(), f.address.0, f.namesakes)).collect();
-            let expected: Vec<_> =
-                expected.iter().map(|(n, a, k)| (*n, 0xffff_ffff_8120_0000 + a, *k)).collect();
+            let found: Vec<_> = found
+                .iter()
+                .map(|f| (f.name.as_str(), f.address.0, f.namesakes))
+                .collect();
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|(n, a, k)| (*n, 0xffff_ffff_8120_0000 + a, *k))
+                .collect();
             assert_eq!(found, expected, "{asked:?}");
         }
     }
@@ -230,7 +257,10 @@ mod tests {
     #[test]
     fn what_cannot_be_selected_is_told_by_name() {
         let view = view();
-        let two = TraceOptions { max_functions: 2, ..TraceOptions::default() };
+        let two = TraceOptions {
+            max_functions: 2,
+            ..TraceOptions::default()
+        };
         for (asked, parts) in [
             (&[][..], &["no functions"][..]),
             (&["vfs_raed", "vfs_read"], &["\"vfs_raed\"", "vfs_read"]),
@@ -238,22 +268,32 @@ mod tests {
             (&["cleanup", "vfs_read"], &["3 functions", "at most 2"]),
         ] {
             let error = select(&view, &names(asked), &two).unwrap_err().to_string();
-            assert!(parts.iter().all(|part| error.contains(part)), "{asked:?}: {error}");
+            assert!(
+                parts.iter().all(|part| error.contains(part)),
+                "{asked:?}: {error}"
+            );
         }
     }
 
     #[test]
     fn long_lists_are_cut() {
         let asked: Vec<String> = (0..20).map(|n| format!("nothing_like_it_{n}")).collect();
-        let error = select(&view(), &asked, &TraceOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("nothing_like_it_7") && error.contains("and 12 more"), "{error}");
+        let error = select(&view(), &asked, &TraceOptions::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("nothing_like_it_7") && error.contains("and 12 more"),
+            "{error}"
+        );
         assert!(!error.contains("nothing_like_it_8"), "{error}");
     }
 
     #[test]
     fn only_hosts_that_stand_on_entries_refuse_them() {
-        let (hardware, interpreted) =
-            (HostProfile::hardware_example(), HostProfile::interpreted_example());
+        let (hardware, interpreted) = (
+            HostProfile::hardware_example(),
+            HostProfile::interpreted_example(),
+        );
         for (name, refused) in [
             ("asm_exc_int3", true),
             ("asm_exc_page_fault", true),

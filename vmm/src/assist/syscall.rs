@@ -2,9 +2,9 @@
 //!
 //! There, the first instruction fetch at LSTAR takes a page fault in user mode, with RCX and R11 as SYSCALL
 //! left them. The page-fault entry of the guest is watched by a hardware breakpoint (so that the guest's
-//! text stays as it is, and its own boot-time patching cannot remove the watch); a fault with RIP = CR2 =
-//! LSTAR and a user CS is turned into the kernel entry that SYSCALL should have been. Any other fault goes
-//! its way.
+//! text stays as it is, and its own boot-time patching cannot remove the watch); a fault with RIP = LSTAR, a
+//! user CS, masked flags as in R11 and a SYSCALL instruction before RCX is turned into the kernel entry that SYSCALL
+//! should have been. Any other fault goes its way: a program that jumps to LSTAR has made no system call.
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
@@ -48,9 +48,15 @@ pub(crate) struct SyscallMsrs {
     pub(crate) mask: u64,
 }
 
-/// Whether the fault is a SYSCALL that went wrong.
-pub(crate) fn is_syscall(frame: &FaultFrame, msrs: &SyscallMsrs) -> bool {
-    msrs.lstar != 0 && frame.rip == msrs.lstar && frame.cs & segments::RPL_MASK == 3
+/// Whether the fault looks like a SYSCALL that went wrong: `regs` are those at the page-fault entry. SYSCALL has
+/// masked the flags, the interrupt flag among them, and left the program's own in R11. A program that jumps here
+/// cannot mask that one; it would otherwise choose the flags, I/O privilege among them, that SYSRET loads from R11.
+pub(crate) fn is_syscall(frame: &FaultFrame, msrs: &SyscallMsrs, regs: &kvm_regs) -> bool {
+    msrs.lstar != 0
+        && frame.rip == msrs.lstar
+        && frame.cs & segments::RPL_MASK == 3
+        && frame.rflags & msrs.mask & !RESUME == 0
+        && (regs.r11 ^ frame.rflags) & !(msrs.mask | RESUME) == 0
 }
 
 /// Turns the registers at the page-fault entry into those at the SYSCALL entry.
@@ -65,7 +71,7 @@ pub(crate) fn repair(
     regs.rsp = frame.rsp;
     regs.rflags = frame.rflags & !msrs.mask & !RESUME | ALWAYS;
     sregs.cs = segments::code64(selector);
-    let stack: kvm_segment = segments::data(selector + 8);
+    let stack: kvm_segment = segments::data(selector.wrapping_add(8));
     sregs.ss = stack;
 }
 
@@ -74,18 +80,31 @@ mod tests {
     use super::*;
 
     const MSRS: SyscallMsrs =
-        SyscallMsrs { star: 0x0023_0010 << 32, lstar: 0xffff_ffff_81c0_0080, mask: 0x47700 };
+        SyscallMsrs { star: 0x0023_0010 << 32, lstar: 0xffff_ffff_81c0_0080, mask: 0x257fd5 };
 
     fn frame(rip: u64, cs: u64) -> FaultFrame {
-        FaultFrame { error: 0x15, rip, cs, rflags: 0x1_0246, rsp: 0x7ffe_0000, ss: 0x2b }
+        FaultFrame { error: 0x15, rip, cs, rflags: 0x1_0002, rsp: 0x7ffe_0000, ss: 0x2b }
     }
 
     #[test]
     fn only_a_user_fetch_at_lstar_is_a_syscall() {
-        assert!(is_syscall(&frame(MSRS.lstar, 0x33), &MSRS));
-        assert!(!is_syscall(&frame(MSRS.lstar, 0x10), &MSRS));
-        assert!(!is_syscall(&frame(0x40_1000, 0x33), &MSRS));
-        assert!(!is_syscall(&frame(0, 0x33), &SyscallMsrs::default()));
+        let regs = kvm_regs { r11: 0x246, ..Default::default() };
+        assert!(is_syscall(&frame(MSRS.lstar, 0x33), &MSRS, &regs));
+        assert!(!is_syscall(&frame(MSRS.lstar, 0x10), &MSRS, &regs));
+        assert!(!is_syscall(&frame(0x40_1000, 0x33), &MSRS, &regs));
+        assert!(!is_syscall(&frame(0, 0x33), &SyscallMsrs::default(), &regs));
+        let jump = FaultFrame { rflags: 0x1_0246, ..frame(MSRS.lstar, 0x33) };
+        assert!(!is_syscall(&jump, &MSRS, &regs), "interrupts are on: a jump");
+        let raised = kvm_regs { r11: 0x8_0246, ..Default::default() };
+        assert!(!is_syscall(&frame(MSRS.lstar, 0x33), &MSRS, &raised), "flags that the program does not have");
+    }
+
+    #[test]
+    fn any_selector_that_a_guest_writes_is_taken() {
+        let msrs = SyscallMsrs { star: u64::MAX, ..MSRS };
+        let mut sregs = kvm_sregs::default();
+        repair(&frame(MSRS.lstar, 0x33), &msrs, &mut kvm_regs::default(), &mut sregs);
+        assert_eq!((sregs.cs.selector, sregs.ss.selector), (0xfffc, 4));
     }
 
     #[test]
@@ -94,7 +113,7 @@ mod tests {
         let mut sregs = kvm_sregs::default();
         repair(&frame(MSRS.lstar, 0x33), &MSRS, &mut regs, &mut sregs);
         assert_eq!((regs.rip, regs.rsp), (MSRS.lstar, 0x7ffe_0000));
-        assert_eq!(regs.rflags, 0x46, "IF and RF cleared, ZF and PF kept");
+        assert_eq!(regs.rflags, 2, "RF cleared");
         assert_eq!((sregs.cs.selector, sregs.cs.dpl, sregs.cs.l), (0x10, 0, 1));
         assert_eq!((sregs.ss.selector, sregs.ss.dpl), (0x18, 0));
         assert_eq!((regs.rcx, regs.r11), (0x40_1002, 0x246));

@@ -117,13 +117,17 @@ impl KernelFile {
 /// Checks the ELF header and the load segments; gives the end of the highest one.
 fn physical_end(elf: &[u8]) -> Result<u64, String> {
     use object::elf::{ELFCLASS64, ELFDATA2LSB, EM_X86_64, FileHeader64, PT_LOAD};
+    // Bytes 4 and 5 of e_ident. Looked at first: the parser refuses another class as damage.
+    if let Some([class, data]) = elf.get(4..6)
+        && (*class != ELFCLASS64 || *data != ELFDATA2LSB)
+    {
+        return Err(format!(
+            "an ELF, but not a 64-bit little-endian one (class {class}, data {data}); exotrace runs x86-64 kernels"
+        ));
+    }
     use object::read::elf::{FileHeader, ProgramHeader};
     let header = FileHeader64::<object::LittleEndian>::parse(elf)
         .map_err(|e| format!("damaged ELF header ({e}, {} bytes)", elf.len()))?;
-    let ident = header.e_ident();
-    if ident.class != ELFCLASS64 || ident.data != ELFDATA2LSB {
-        return Err("an ELF, but not a 64-bit little-endian one; exotrace runs x86-64 kernels".into());
-    }
     let machine = header.e_machine(object::LittleEndian);
     if machine != EM_X86_64 {
         return Err(format!("an ELF for machine {machine}, not x86-64 (62)"));

@@ -164,7 +164,7 @@ pub(crate) fn assemble(
     let MachineParts { ram, cpus, pit, serial, .. } = parts;
     let vm = Arc::new(vm::create(kvm, ram, pit)?);
     if parts.watch_lstar && assist::needed(profile).syscall_repair {
-        watch_lstar(&vm)?;
+        watch_syscall_msrs(&vm)?;
     }
     let signals = Arc::new(Signals::default());
     let devices = Devices {
@@ -242,20 +242,21 @@ pub(crate) fn launch(
     Ok(Machine::assemble(shared, devices, threads, hold))
 }
 
-/// Asks KVM to report writes to LSTAR.
-fn watch_lstar(vm: &VmFd) -> Result<(), KvmError> {
+/// Asks KVM to report writes to STAR, LSTAR and SYSCALL's flag mask.
+fn watch_syscall_msrs(vm: &VmFd) -> Result<(), KvmError> {
     let capability = kvm_bindings::kvm_enable_cap {
         cap: Cap::X86UserSpaceMsr as u32,
         args: [u64::from(kvm_bindings::KVM_MSR_EXIT_REASON_FILTER), 0, 0, 0],
         ..Default::default()
     };
     vm.enable_cap(&capability).call("KVM_ENABLE_CAP (user space MSRs)")?;
-    let denied = [0u8];
+    // A zero is a write that is reported; the third of the four is CSTAR, which only 32-bit programs use.
+    let reported = [0b0100u8];
     let range = MsrFilterRange {
         flags: MsrFilterRangeFlags::WRITE,
-        base: msr::LSTAR,
-        msr_count: 1,
-        bitmap: &denied,
+        base: msr::STAR,
+        msr_count: msr::SYSCALL_MASK - msr::STAR + 1,
+        bitmap: &reported,
     };
     vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range]).call("KVM_X86_SET_MSR_FILTER")
 }

@@ -7,6 +7,7 @@
 //!
 //! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::RunEnd;
@@ -26,7 +27,8 @@ enum Standing {
 struct Slot {
     standing: Standing,
     kick: Option<Kick>,
-    job: Option<Job>,
+    /// In the order in which they were asked for: several threads may hold the machine at once.
+    jobs: VecDeque<Job>,
 }
 
 struct State {
@@ -56,7 +58,7 @@ pub(crate) enum AfterPark {
 
 impl Control {
     pub(crate) fn new(vcpus: usize) -> Self {
-        let slot = || Slot { standing: Standing::Running, kick: None, job: None };
+        let slot = || Slot { standing: Standing::Running, kick: None, jobs: VecDeque::new() };
         Self {
             state: Mutex::new(State {
                 slots: (0..vcpus).map(|_| slot()).collect(),
@@ -87,7 +89,8 @@ impl Control {
     pub(crate) fn register(&self, vcpu: usize, kick: Kick) {
         let mut state = self.lock();
         state.slots[vcpu].kick = Some(kick);
-        if state.must_park(vcpu) {
+        // What was asked before there was anybody to kick.
+        if state.must_park(vcpu) || state.leave {
             state.slots[vcpu].kick_now();
         }
     }
@@ -98,7 +101,7 @@ impl Control {
         state.slots[vcpu].standing = Standing::Gone;
         // The kick points into the vCPU's mapping, which goes with the thread.
         state.slots[vcpu].kick = None;
-        state.slots[vcpu].job = None;
+        state.slots[vcpu].jobs.clear();
         self.changed.notify_all();
     }
 
@@ -108,7 +111,7 @@ impl Control {
         let index = vcpu.index();
         let mut state = self.lock();
         loop {
-            if let Some(job) = state.slots[index].job.take() {
+            if let Some(job) = state.slots[index].jobs.pop_front() {
                 drop(state);
                 job(vcpu);
                 state = self.lock();
@@ -259,7 +262,7 @@ impl Paused {
         if state.slots.get(vcpu)?.standing == Standing::Gone {
             return None;
         }
-        state.slots[vcpu].job = Some(Box::new(move |v| {
+        state.slots[vcpu].jobs.push_back(Box::new(move |v| {
             let value = work(v);
             *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
         }));

@@ -28,7 +28,7 @@ pub use end::{PanicReport, RunEnd};
 use crate::host::{HostProfile, Int3};
 use crate::memory::GuestRam;
 use crate::trap::{ArmError, Purpose, SiteId, TrapSink, TrapTable};
-use crate::vcpu::VcpuRegisters;
+use crate::vcpu::{Vcpu, VcpuRegisters};
 use shared::Shared;
 
 /// The machine's devices, as its owner reaches them.
@@ -46,6 +46,8 @@ pub struct Machine {
     watchdog: Option<watch::Watchdog>,
     /// Held until [`Machine::start`].
     held: Option<Paused>,
+    /// Taken while user sites, and with them the watch on the guest's #BP entry, come or go.
+    user_sites: Mutex<()>,
 }
 
 /// What a machine has counted.
@@ -76,7 +78,7 @@ impl Machine {
         threads: Vec<JoinHandle<()>>,
         held: Paused,
     ) -> Self {
-        Self { shared, devices, threads, watchdog: None, held: Some(held) }
+        Self { shared, devices, threads, watchdog: None, held: Some(held), user_sites: Mutex::default() }
     }
 
     /// Lets the vCPUs of a machine that was just made run.
@@ -147,6 +149,15 @@ impl Machine {
         Ok(())
     }
 
+    /// Gives up one use of a site, as [`TrapTable::disarm`] does; with the last site in user text the watch on the
+    /// guest's own #BP entry goes, too.
+    pub fn disarm(&self, site: SiteId) -> bool {
+        let _turn = self.user_sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_there = self.shared.traps.disarm(site);
+        self.leave_breakpoint_entry();
+        was_there
+    }
+
     /// Arms a site in user text that is mapped at `address` in `space`; see [`TrapTable::arm_user`].
     ///
     /// On a host that does not report user int3s this also watches the guest's own #BP entry, where they
@@ -155,10 +166,37 @@ impl Machine {
     /// # Errors
     /// If the site cannot be armed, or the guest has no #BP handler yet.
     pub fn arm_user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
+        let _turn = self.user_sites.lock().unwrap_or_else(PoisonError::into_inner);
         if self.shared.profile.int3_user == Int3::GuestHandler {
             self.watch_breakpoint_entry(address)?;
         }
-        self.shared.traps.arm_user(address, space)
+        let armed = self.shared.traps.arm_user(address, space);
+        if armed.is_err() {
+            self.leave_breakpoint_entry();
+        }
+        armed
+    }
+
+    /// Takes the watch off the guest's #BP entry if no user site needs it. A program that has met an int3 of ours may
+    /// be on its way there: it is let through first.
+    fn leave_breakpoint_entry(&self) {
+        const ATTEMPTS: usize = 200;
+        for _ in 0..ATTEMPTS {
+            let traps = &self.shared.traps;
+            let Some((site, entry)) = traps.breakpoint_entry() else { return };
+            if traps.has_user_sites() {
+                return;
+            }
+            let paused = self.pause();
+            let under_way = move |v: &mut Vcpu| v.has_breakpoint_under_way(entry.0);
+            if !(0..self.vcpus()).any(|vcpu| paused.on_vcpu(vcpu, under_way).unwrap_or(false)) {
+                traps.disarm(site);
+                return;
+            }
+            drop(paused);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        log::warn!("the watch on the guest's breakpoint entry stays until the next user site has gone");
     }
 
     fn watch_breakpoint_entry(&self, address: Gva) -> Result<(), ArmError> {
@@ -169,7 +207,7 @@ impl Machine {
         let (Some(entry), Some(registers)) = (entry, registers) else {
             return Err(ArmError::NoBreakpointHandler { address });
         };
-        if self.shared.traps.kernel_site(entry.0).is_some() {
+        if self.shared.traps.breakpoint_entry().is_some() {
             return Ok(());
         }
         self.shared.traps.arm(entry, registers.address_space(), Purpose::BreakpointEntry)?;

@@ -10,7 +10,9 @@ mod format;
 mod memory_file;
 mod restore;
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
@@ -149,13 +151,19 @@ fn write_files(
     let state = collect(kvm, machine, paused, info)?;
     let state_path = folder.join(STATE_FILE);
     let body = postcard::to_stdvec(&state).map_err(SaveError::Encode)?;
-    fs::write(&state_path, format::encode(&body))
+    write_private(&state_path, &format::encode(&body))
         .map_err(|source| SaveError::Write { path: state_path, source })?;
     let memory_path = folder.join(MEMORY_FILE);
     machine
         .traps()
         .with_bytes_restored(|| memory_file::write(machine.ram(), &memory_path))
         .map_err(|source| SaveError::Write { path: memory_path, source })
+}
+
+/// Registers and FPU state are secrets of the guest's as its memory is.
+fn write_private(path: &Path, data: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(data)
 }
 
 fn collect(

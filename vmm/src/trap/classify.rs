@@ -1,28 +1,19 @@
-//! Decisions about an int3, taken from the host's record alone: whose it is, and how to give it back.
+//! Whose an int3 is, and how the guest gets its own back: the latter decided from the host's record alone.
 
+use std::sync::Arc;
+
+use super::Site;
 use crate::host::{HostProfile, Int3};
-use super::INT3;
 
 /// Whose int3 a vCPU has met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Int3Owner {
-    /// A site of ours stands there.
-    Ours,
+    /// This site's.
+    Ours(Arc<Site>),
     /// The site was removed after the CPU had fetched it: run on.
     JustRemoved,
     /// The guest's own.
     Guest,
-}
-
-impl Int3Owner {
-    /// From whether the table knows the address and what stands in memory now.
-    pub(crate) fn of(known: bool, byte_now: Option<u8>) -> Self {
-        match (known, byte_now) {
-            (true, _) => Self::Ours,
-            (false, Some(INT3) | None) => Self::Guest,
-            (false, Some(_)) => Self::JustRemoved,
-        }
-    }
 }
 
 /// How the guest gets a #BP of its own that the host has intercepted.
@@ -50,13 +41,5 @@ mod tests {
     fn each_host_gives_an_int3_back_its_way() {
         assert_eq!(foreign_int3(&HostProfile::hardware_example()), GiveBack::InjectBreakpoint);
         assert_eq!(foreign_int3(&HostProfile::interpreted_example()), GiveBack::QueueException);
-    }
-
-    #[test]
-    fn an_int3_is_ours_only_while_the_table_says_so() {
-        assert_eq!(Int3Owner::of(true, Some(INT3)), Int3Owner::Ours);
-        assert_eq!(Int3Owner::of(false, Some(INT3)), Int3Owner::Guest);
-        assert_eq!(Int3Owner::of(false, Some(0x55)), Int3Owner::JustRemoved);
-        assert_eq!(Int3Owner::of(false, None), Int3Owner::Guest);
     }
 }

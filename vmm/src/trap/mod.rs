@@ -55,7 +55,6 @@ pub trait TrapSink: Send + Sync {
 pub struct StoppedCpu<'a> {
     pub(crate) regs: &'a kvm_regs,
     pub(crate) user_mode: bool,
-    /// The vCPU's system registers as last read; see [`crate::vcpu::system`].
     pub(crate) sregs: &'a kvm_sregs,
     pub(crate) ram: &'a GuestRam,
     pub(crate) traps: &'a TrapTable,

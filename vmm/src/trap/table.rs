@@ -14,7 +14,7 @@ use iced_x86::Instruction;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
 
-use super::INT3;
+use super::{INT3, Int3Owner};
 use crate::memory::GuestRam;
 use crate::x86_64::emulate;
 
@@ -54,7 +54,10 @@ pub(crate) struct Site {
     pub(crate) address: Gva,
     pub(crate) purpose: Purpose,
     pub(crate) original: u8,
-    pub(crate) instruction: Instruction,
+    /// The instruction at [`Self::address`]; see [`Self::instruction_at`].
+    instruction: Instruction,
+    /// Its bytes.
+    code: Vec<u8>,
     pub(crate) displaced: Displaced,
     pub(crate) hits: AtomicU64,
     pub(crate) stepped: AtomicU64,
@@ -101,8 +104,14 @@ pub enum ArmError {
         /// The address asked for.
         address: Gva,
     },
+    /// The guest's own.
+    #[error("trap at {address}: the guest has an int3 of its own there; give the address of another instruction")]
+    GuestBreakpoint {
+        /// The address asked for.
+        address: Gva,
+    },
     /// The byte is taken for another purpose.
-    #[error("trap at {address}: this is the guest's own breakpoint entry, which traps on this host stand on")]
+    #[error("trap at {address}: a trap of the machine's own stands there (the guest's breakpoint entry or its panic function)")]
     Reserved {
         /// The address asked for.
         address: Gva,
@@ -184,6 +193,9 @@ impl TrapTable {
             let bytes = code.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
             ArmError::NoInstruction { address, bytes }
         })?;
+        if code.first() == Some(&INT3) {
+            return Err(ArmError::GuestBreakpoint { address });
+        }
         let displaced = self.way_past(&instruction, purpose).ok_or_else(|| ArmError::CannotPass {
             address,
             instruction: instruction.to_string(),
@@ -194,6 +206,7 @@ impl TrapTable {
             purpose,
             original: code[0],
             instruction,
+            code,
             displaced,
             hits: AtomicU64::new(0),
             stepped: AtomicU64::new(0),
@@ -284,9 +297,46 @@ impl TrapTable {
         self.sites.load().user.get(&physical.0).cloned()
     }
 
-    /// Whether a site stands at this byte.
-    pub(crate) fn still_armed(&self, id: SiteId) -> bool {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&id)
+    /// Whose the int3 is that a vCPU has met at a byte for which [`Self::kernel_site`] or [`Self::user_site`]
+    /// knew nothing. Exact, since sites neither come nor go meanwhile; takes the lock.
+    pub(crate) fn owner_of(&self, physical: Gpa) -> Int3Owner {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        match entries.get(&SiteId(physical)) {
+            Some(entry) => Int3Owner::Ours(entry.site.clone()),
+            None if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => Int3Owner::JustRemoved,
+            None => Int3Owner::Guest,
+        }
+    }
+
+    /// Takes the int3 of `site` out for a step; whether it was in.
+    pub(crate) fn lift(&self, site: &Site) -> bool {
+        let _entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let lifted = |b: &AtomicU8| {
+            b.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        self.byte(site.id.0).is_some_and(lifted)
+    }
+
+    /// Puts back what [`Self::lift`] took, if the site was not removed meanwhile.
+    pub(crate) fn put_back(&self, site: &Arc<Site>) {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let stands = entries.get(&site.id).is_some_and(|entry| Arc::ptr_eq(&entry.site, site));
+        if stands && let Some(byte) = self.byte(site.id.0) {
+            // What the guest wrote over the byte meanwhile stays.
+            let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether any site stands in a program's text.
+    pub(crate) fn has_user_sites(&self) -> bool {
+        !self.sites.load().user.is_empty()
+    }
+
+    /// The site on the guest's own #BP entry, if there is one, and its address.
+    pub(crate) fn breakpoint_entry(&self) -> Option<(SiteId, Gva)> {
+        let sites = self.sites.load();
+        let entry = sites.kernel.values().find(|s| s.purpose == Purpose::BreakpointEntry)?;
+        Some((entry.id, entry.address))
     }
 
     /// The byte in guest memory under a site, for putting the original back during a step.
@@ -338,6 +388,20 @@ impl Sites {
 }
 
 impl Site {
+    /// Whether it stands in a program's text.
+    pub(crate) fn is_user(&self) -> bool {
+        self.purpose == Purpose::Probe { user: true }
+    }
+
+    /// The displaced instruction as it stands at `rip`: the same page may be mapped at several addresses.
+    pub(crate) fn instruction_at(&self, rip: u64) -> Instruction {
+        if self.instruction.ip() == rip {
+            return self.instruction;
+        }
+        // The same bytes decode alike wherever they stand.
+        emulate::decode(&self.code, rip).unwrap_or(self.instruction)
+    }
+
     fn key(&self) -> u64 {
         match self.purpose {
             Purpose::Probe { user: true } => self.id.0.0,

@@ -99,21 +99,29 @@ impl Vcpu {
         )
     }
 
-    /// A filtered WRMSR: only LSTAR is watched.
+    /// A filtered WRMSR: those of SYSCALL are watched.
     pub(super) fn on_write_msr(&mut self, index: u32, value: u64) -> Result<Flow, RunEnd> {
         let entry = kvm_msr_entry { index, data: value, ..Default::default() };
         let msrs = Msrs::from_entries(&[entry])
             .map_err(|e| RunEnd::Host { message: format!("MSR list: {e:?}") })?;
-        self.fd.set_msrs(&msrs).call("KVM_SET_MSRS")?;
+        if self.fd.set_msrs(&msrs).call("KVM_SET_MSRS")? == 0 {
+            // Not a value for this register: the guest takes the #GP that its WRMSR would have raised.
+            self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
+            return Ok(Flow::Run);
+        }
         if index == msr::LSTAR && value != 0 {
             self.watch_syscalls()?;
+        } else {
+            // Kernels write STAR and the mask in any order around LSTAR.
+            self.syscall = self.syscall_msrs()?;
         }
         Ok(Flow::Run)
     }
 
     /// Reads the SYSCALL MSRs and puts the watch on the guest's page-fault entry.
     pub(crate) fn watch_syscalls(&mut self) -> Result<(), RunEnd> {
-        let sregs = self.registers.system(&self.fd)?;
+        // By ioctl: a vCPU that was just loaded has had no exit yet.
+        let sregs = self.fd.get_sregs().call("KVM_GET_SREGS")?;
         self.syscall = self.syscall_msrs()?;
         let Some(entry) = self.gate(&sregs, VECTOR_PF) else {
             return Err(RunEnd::Host {
@@ -136,7 +144,8 @@ impl Vcpu {
     /// Handler address of an interrupt gate.
     pub(crate) fn gate(&self, sregs: &kvm_sregs, vector: u8) -> Option<u64> {
         let mut gate = [0; IDT_GATE as usize];
-        let at = Gva(sregs.idt.base + u64::from(vector) * IDT_GATE);
+        // The guest's to choose: a table that wraps around is none.
+        let at = Gva(sregs.idt.base.checked_add(u64::from(vector) * IDT_GATE)?);
         read_virtual(&self.machine.ram, address_space(sregs), at, &mut gate).ok()?;
         let low = u16::from_le_bytes([gate[0], gate[1]]);
         let middle = u16::from_le_bytes([gate[6], gate[7]]);
@@ -153,7 +162,7 @@ impl Vcpu {
         let space = address_space(&sregs);
         if read_virtual(&self.machine.ram, space, Gva(regs.rsp), &mut frame).is_ok() {
             let frame = FaultFrame::from_bytes(&frame);
-            if syscall::is_syscall(&frame, &self.syscall) {
+            if syscall::is_syscall(&frame, &self.syscall, &regs) && self.is_after_syscall(space, regs.rcx) {
                 syscall::repair(&frame, &self.syscall, &mut regs, &mut sregs);
                 self.registers.set_system(&mut self.fd, &sregs)?;
                 self.registers.set_general(&mut self.fd, &regs)?;
@@ -161,7 +170,15 @@ impl Vcpu {
                 return Ok(Flow::Run);
             }
         }
-        self.past_breakpoint(debug::PAGE_FAULT_ENTRY, regs, &sregs)
+        self.past_breakpoint(regs, &sregs)
+    }
+
+    /// Whether a SYSCALL instruction ends at `next`.
+    fn is_after_syscall(&self, space: paging::AddressSpace, next: u64) -> bool {
+        const SYSCALL: [u8; 2] = [0x0f, 0x05];
+        let mut code = [0; 2];
+        let read = read_virtual(&self.machine.ram, space, Gva(next.wrapping_sub(2)), &mut code);
+        read.is_ok() && code == SYSCALL
     }
 
     /// The guest stands at its own #BP entry: one of our user traps, or an int3 of the guest's.
@@ -189,33 +206,41 @@ impl Vcpu {
         let mut user_sregs = sregs;
         user_sregs.cs = segments::code64(cs as u16);
         user_sregs.ss = segments::data(ss as u16);
-        let site = self.machine.traps.user_site(at.gpa);
-        let now = self.machine.ram.read_byte(at.gpa).ok();
-        match (Int3Owner::of(site.is_some(), now), site) {
-            (Int3Owner::Ours, Some(site)) => {
-                let before = user;
-                match self.emulate(&site.instruction, &mut user, Some(user_sregs), Some(3)) {
-                    Ok(()) => {
-                        site.hits.fetch_add(1, Ordering::Relaxed);
-                        let kind = TrapKind::User;
-                        let trap = Trap { vcpu: self.index, address: Gva(rip), kind, site: Some(site.id) };
-                        self.deliver(&trap, &before, &user_sregs, true);
-                        self.return_to(&user, &user_sregs)?;
-                    }
-                    Err(EmulateError::Fault(fault)) => {
-                        // The guest brings the page and comes back to the int3: no hit yet.
-                        self.return_to(&before, &user_sregs)?;
-                        self.page_fault(fault.address, fault.write, true, user_sregs)?;
-                    }
-                    Err(error) => {
-                        return Err(RunEnd::Host {
-                            message: format!("user trap at {rip:#x}: the displaced instruction cannot be executed: {error}"),
-                        });
-                    }
+        let Some(site) = self.machine.traps.user_site(at.gpa) else {
+            return match self.machine.traps.owner_of(at.gpa) {
+                Int3Owner::Guest => self.pass(entry, regs, None, 0),
+                Int3Owner::Ours(site) if !site.is_user() => self.pass(entry, regs, None, 0),
+                // Taken away, or armed, since the program met it: it executes what stands there now.
+                Int3Owner::JustRemoved | Int3Owner::Ours(_) => {
+                    self.return_to(&user, &user_sregs)?;
+                    Ok(Flow::Run)
                 }
+            };
+        };
+        let before = user;
+        match self.emulate(&site.instruction_at(rip), &mut user, Some(user_sregs), Some(3)) {
+            Ok(()) => {
+                site.hits.fetch_add(1, Ordering::Relaxed);
+                let kind = TrapKind::User;
+                let trap = Trap { vcpu: self.index, address: Gva(rip), kind, site: Some(site.id) };
+                self.deliver(&trap, &before, &user_sregs, true);
+                self.return_to(&user, &user_sregs)?;
             }
-            (Int3Owner::JustRemoved, _) => self.return_to(&user, &user_sregs)?,
-            _ => return self.pass(entry, regs, None, 0),
+            Err(EmulateError::Fault(fault)) => {
+                // The guest brings the page and comes back to the int3: no hit yet.
+                self.return_to(&before, &user_sregs)?;
+                self.page_fault(fault.address, fault.write, true, user_sregs)?;
+            }
+            Err(EmulateError::Exception { vector, .. }) => {
+                self.return_to(&before, &user_sregs)?;
+                self.queue_exception(vector, matches!(vector, 12 | 13).then_some(0))?;
+            }
+            Err(EmulateError::Contended { .. }) => self.return_to(&before, &user_sregs)?,
+            Err(error) => {
+                return Err(RunEnd::Host {
+                    message: format!("user trap at {rip:#x}: the displaced instruction cannot be executed: {error}"),
+                });
+            }
         }
         Ok(Flow::Run)
     }

@@ -19,7 +19,9 @@ pub(crate) const PAGE_FAULT_ENTRY: usize = 0;
 pub(crate) struct GuestDebug {
     report_int3: bool,
     breakpoints: [Option<u64>; BREAKPOINTS],
-    step: bool,
+    /// The address of the instruction being stepped. A breakpoint on it is left out meanwhile, since a KVM may
+    /// ignore RFLAGS.RF.
+    step: Option<u64>,
     /// KVM refused KVM_GUESTDBG_BLOCKIRQ: it came with Linux 5.16.
     no_block_irq: bool,
 }
@@ -29,7 +31,7 @@ impl GuestDebug {
         Self {
             report_int3: profile.int3_kernel == Int3::DebugExit,
             breakpoints: [None; BREAKPOINTS],
-            step: false,
+            step: None,
             no_block_irq: false,
         }
     }
@@ -50,9 +52,15 @@ impl GuestDebug {
         self.apply(fd)
     }
 
-    pub(crate) fn set_step(&mut self, fd: &VcpuFd, on: bool) -> Result<(), KvmError> {
-        self.step = on;
+    /// Steps the instruction at an address, or no longer.
+    pub(crate) fn set_step(&mut self, fd: &VcpuFd, address: Option<u64>) -> Result<(), KvmError> {
+        self.step = address;
         self.apply(fd)
+    }
+
+    /// Address of the instruction that is being stepped.
+    pub(crate) fn stepping(&self) -> Option<u64> {
+        self.step
     }
 
     /// Queues a #BP for the guest, as its own int3 would have.
@@ -64,7 +72,7 @@ impl GuestDebug {
 
     pub(crate) fn apply(&mut self, fd: &VcpuFd) -> Result<(), KvmError> {
         let result = fd.set_guest_debug(&self.request());
-        if result.is_err() && self.step && !self.no_block_irq {
+        if result.is_err() && self.step.is_some() && !self.no_block_irq {
             self.no_block_irq = true;
             return fd.set_guest_debug(&self.request()).call("KVM_SET_GUEST_DEBUG");
         }
@@ -76,17 +84,20 @@ impl GuestDebug {
         if self.report_int3 {
             request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP;
         }
-        if self.step {
+        if self.step.is_some() {
             request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP;
             if !self.no_block_irq {
                 request.control |= KVM_GUESTDBG_BLOCKIRQ;
             }
         }
-        if self.breakpoints.iter().any(Option::is_some) {
+        let wanted = |address: &Option<u64>| address.is_some() && *address != self.step;
+        if self.breakpoints.iter().any(wanted) {
             request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP;
             request.arch.debugreg[7] = 0x400; // always set in DR7
             for (number, address) in self.breakpoints.iter().enumerate() {
-                if let Some(address) = address {
+                if let Some(address) = address
+                    && Some(*address) != self.step
+                {
                     request.arch.debugreg[number] = *address;
                     request.arch.debugreg[7] |= 2 << (2 * number); // global enable; execute, one byte
                 }
@@ -114,5 +125,7 @@ mod tests {
         let request = debug.request();
         assert_eq!(request.arch.debugreg[1], 0x1000);
         assert_eq!(request.arch.debugreg[7], 0x400 | 0b1000);
+        debug.step = Some(0x1000);
+        assert_eq!(debug.request().control & KVM_GUESTDBG_USE_HW_BP, 0, "not while it is stepped itself");
     }
 }

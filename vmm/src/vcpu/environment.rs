@@ -1,7 +1,7 @@
 //! What an emulated instruction sees of the vCPU it runs for: memory through the guest's page tables with
 //! the vCPU's privilege, segment bases, FPU state.
 //!
-//! System registers are fetched once, when first needed; most displaced instructions touch only the stack.
+//! System registers are copied once, when first needed.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ const X87_AND_SSE: u32 = 3;
 /// One vCPU's memory and state for the length of one instruction.
 pub(super) struct VcpuEnvironment<'a> {
     pub(super) fd: &'a mut VcpuFd,
-    pub(super) registers: &'a mut Registers,
+    pub(super) registers: &'a Registers,
     pub(super) ram: &'a GuestRam,
     /// Known privilege, or `None` to take it from CS.
     pub(super) privilege: Option<u8>,
@@ -57,17 +57,9 @@ impl VcpuEnvironment<'_> {
         Ok(sregs)
     }
 
-    /// System registers good enough to translate `address`: recent ones for kernel addresses.
-    fn sregs_for(&mut self, address: u64) -> Option<kvm_sregs> {
-        if self.privilege == Some(0) && (address as i64) < 0 && self.sregs.is_none() {
-            return self.registers.recent_system(self.fd).ok();
-        }
-        self.sregs().ok()
-    }
-
     fn translate(&mut self, address: u64, write: bool) -> Result<Gpa, MemoryFault> {
         let fault = MemoryFault { address, write };
-        let sregs = self.sregs_for(address).ok_or(fault)?;
+        let sregs = self.sregs().map_err(|_| fault)?;
         let translation = paging::translate(self.ram, address_space(&sregs), Gva(address))
             .map_err(|_| fault)?;
         let user = match self.privilege {

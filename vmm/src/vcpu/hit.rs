@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use introspect::x86_64::paging;
+use iced_x86::Instruction;
+use introspect::x86_64::{paging, read_virtual};
 use introspect::{Gpa, Gva};
 use kvm_bindings::{kvm_debug_exit_arch, kvm_regs, kvm_sregs};
 
@@ -13,7 +14,7 @@ use super::{Vcpu, debug};
 use crate::machine::control::AfterPark;
 use crate::machine::{PanicReport, RunEnd};
 use crate::trap::{
-    Displaced, GiveBack, INT3, Int3Owner, Purpose, Site, StoppedCpu, Trap, TrapKind, foreign_int3,
+    Displaced, GiveBack, Int3Owner, Purpose, Site, StoppedCpu, Trap, TrapKind, foreign_int3,
 };
 use crate::vm::NameCall;
 use crate::x86_64::emulate::{self, EmulateError};
@@ -22,8 +23,24 @@ const VECTOR_DB: u32 = 1;
 const VECTOR_BP: u32 = 3;
 /// DR6.BS: a single step.
 const DR6_STEP: u64 = 1 << 14;
+/// RFLAGS.TF, and the byte of the flags that it lies in.
+const TRAP_FLAG: u64 = 1 << 8;
+const TRAP_FLAG_BYTE: u64 = 1;
 /// Exits that one stepped instruction may take (a string instruction's port accesses) before it is given up.
 const STEP_EXITS: usize = 10_000;
+/// Rounds of a repeated string instruction that are stepped before the other vCPUs get their turn.
+const STEP_ROUNDS: usize = 2_000;
+
+/// Whether a debug exit ends a single step.
+pub(super) fn is_step(arch: &kvm_debug_exit_arch) -> bool {
+    arch.exception == VECTOR_DB && arch.dr6 & DR6_STEP != 0
+}
+
+/// The registers without RFLAGS.RF, which a CPU sets when it comes back to an instruction that has faulted.
+fn without_resume(regs: kvm_regs) -> kvm_regs {
+    const RESUME: u64 = 1 << 16;
+    kvm_regs { rflags: regs.rflags & !RESUME, ..regs }
+}
 
 impl Vcpu {
     /// KVM_EXIT_DEBUG: an int3 where the host reports them so, a hardware breakpoint, or a step.
@@ -31,7 +48,7 @@ impl Vcpu {
         if arch.exception == VECTOR_BP {
             return self.on_reported_int3(arch.pc);
         }
-        if arch.exception == VECTOR_DB && arch.dr6 & DR6_STEP != 0 {
+        if is_step(arch) {
             return Ok(Flow::Stepped);
         }
         if self.debug.breakpoint(debug::PAGE_FAULT_ENTRY) == Some(arch.pc) {
@@ -59,7 +76,7 @@ impl Vcpu {
             self.deliver(&trap, &regs, &sregs, true);
             return self.pass(&site, regs, Some(sregs), 3);
         }
-        self.not_ours(physical, regs)
+        self.unknown_int3(physical, regs, &sregs)
     }
 
     /// An int3 in kernel mode, reported as an emulation failure.
@@ -69,7 +86,7 @@ impl Vcpu {
         }
         let sregs = self.registers.system(&self.fd)?;
         let physical = self.physical(&sregs, regs.rip);
-        self.not_ours(physical, regs)
+        self.unknown_int3(physical, regs, &sregs)
     }
 
     fn physical(&self, sregs: &kvm_sregs, address: u64) -> Option<Gpa> {
@@ -78,9 +95,18 @@ impl Vcpu {
     }
 
     fn kernel_hit(&mut self, site: &Arc<Site>, regs: kvm_regs) -> Result<Flow, RunEnd> {
+        if let Some((stepped, at)) = &self.again
+            && Arc::ptr_eq(stepped, site)
+            && *at == without_resume(regs)
+        {
+            // The rest of a string instruction whose first rounds were stepped, or the guest's second try after a
+            // fault: one execution, one hit.
+            self.again = None;
+            return self.pass(site, regs, None, 0);
+        }
         match site.purpose {
             Purpose::Probe { .. } => {
-                let sregs = self.registers.recent_system(&self.fd)?;
+                let sregs = self.registers.system(&self.fd)?;
                 let trap = self.trap(site, TrapKind::Kernel, regs.rip);
                 self.deliver(&trap, &regs, &sregs, false);
             }
@@ -122,7 +148,7 @@ impl Vcpu {
         privilege: u8,
     ) -> Result<Flow, RunEnd> {
         if site.displaced == Displaced::Emulate {
-            match self.emulate(&site.instruction, &mut regs, sregs, Some(privilege)) {
+            match self.emulate(&site.instruction_at(regs.rip), &mut regs, sregs, Some(privilege)) {
                 Ok(()) => {
                     self.registers.set_general(&mut self.fd, &regs)?;
                     return Ok(Flow::Run);
@@ -145,7 +171,7 @@ impl Vcpu {
         let machine = self.machine.clone();
         let mut environment = VcpuEnvironment {
             fd: &mut self.fd,
-            registers: &mut self.registers,
+            registers: &self.registers,
             ram: &machine.ram,
             privilege,
             sregs,
@@ -160,32 +186,88 @@ impl Vcpu {
             return Ok(Flow::Interrupted);
         }
         site.stepped.fetch_add(1, Ordering::Relaxed);
-        let byte = machine.traps.byte(site.id.0);
-        let was_armed = byte.is_some_and(|b| {
-            b.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        });
-        let result = self.step();
-        if let Some(byte) = byte
-            && was_armed
-            && machine.traps.still_armed(site.id)
-        {
-            // What the guest wrote over the byte meanwhile stays.
-            let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+        let lifted = machine.traps.lift(site);
+        let result = self.step_displaced(site);
+        if lifted {
+            machine.traps.put_back(site);
         }
         machine.control.resume_others();
         result
     }
 
-    /// One instruction of the guest by KVM's single-step.
-    pub(super) fn step(&mut self) -> Result<Flow, RunEnd> {
-        self.debug.set_step(&self.fd, true)?;
+    /// The step itself, and what is to be known of it when the guest meets the site again before it is done.
+    fn step_displaced(&mut self, site: &Arc<Site>) -> Result<Flow, RunEnd> {
+        let start = self.registers.general(&self.fd)?;
+        let instruction = site.instruction_at(start.rip);
+        let flow = self.step(instruction)?;
+        let end = self.registers.general(&self.fd)?;
+        let again = if end.rip == start.rip {
+            (end != start).then_some(end)
+        } else if end.rip != instruction.next_ip() && self.clean_frame(&start, &end)? {
+            // In a handler: it comes back with the registers it has interrupted.
+            Some(kvm_regs { rip: start.rip, rsp: start.rsp, rflags: start.rflags, ..end })
+        } else {
+            None
+        };
+        self.again = again.map(|regs| (site.clone(), without_resume(regs)));
+        Ok(flow)
+    }
+
+    /// If the stepped instruction has raised an exception, the guest's handler has just begun, and the frame on its
+    /// stack holds the flags with the trap flag that KVM steps by: the handler would return with it and the guest
+    /// take a #DB. Clears it there; gives whether there is such a frame.
+    fn clean_frame(&mut self, start: &kvm_regs, end: &kvm_regs) -> Result<bool, RunEnd> {
+        /// The frame may lie below an error code and what the handler's first instruction has pushed.
+        const WORDS: usize = 12;
+        let sregs = self.registers.system(&self.fd)?;
+        let space = address_space(&sregs);
+        let mut words = [0u64; WORDS];
+        for (place, word) in (0u64..).zip(&mut words) {
+            let mut bytes = [0; 8];
+            let at = Gva(end.rsp.wrapping_add(place * 8));
+            if read_virtual(&self.machine.ram, space, at, &mut bytes).is_err() {
+                break;
+            }
+            *word = u64::from_le_bytes(bytes);
+        }
+        // RIP, CS, RFLAGS, RSP, SS, with the registers that were interrupted.
+        let frame = words.windows(5).position(|w| w[0] == start.rip && w[3] == start.rsp && w[1] & !3 != 0);
+        let Some(frame) = frame else { return Ok(false) };
+        let flags = words.get(frame + 2).copied().unwrap_or_default();
+        if flags & TRAP_FLAG != 0 && start.rflags & TRAP_FLAG == 0 {
+            let at = end.rsp.wrapping_add((frame as u64 + 2) * 8 + TRAP_FLAG_BYTE);
+            if let Some(gpa) = self.physical(&sregs, at) {
+                let byte = ((flags & !TRAP_FLAG) >> (8 * TRAP_FLAG_BYTE)) as u8;
+                // Just read there.
+                let _ = self.machine.ram.write_physical(gpa, &[byte]);
+            }
+        }
+        Ok(true)
+    }
+
+    /// One instruction of the guest by KVM's single-step. A repeated string instruction stops after every round: it is
+    /// stepped to its end, or until somebody wants this vCPU to stand still, or the limit.
+    pub(super) fn step(&mut self, instruction: Instruction) -> Result<Flow, RunEnd> {
+        let repeats = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+        let start = self.registers.general(&self.fd)?.rip;
+        self.debug.set_step(&self.fd, Some(start))?;
         let mut kicked = false;
+        let mut rounds = 0;
         let mut outcome = Err(RunEnd::Host {
-            message: format!("an instruction did not end within {STEP_EXITS} exits while single-stepped"),
+            message: format!("the instruction at {start:#x} did not end within {STEP_EXITS} exits while single-stepped"),
         });
         for _ in 0..STEP_EXITS {
             match self.enter() {
                 Ok(Flow::Stepped) => {
+                    rounds += 1;
+                    let more = repeats && self.registers.general(&self.fd)?.rip == start;
+                    if !more || kicked || rounds == STEP_ROUNDS {
+                        outcome = Ok(Flow::Run);
+                        break;
+                    }
+                }
+                // Completed for the guest, or the guest is in a handler and has met a trap there.
+                Ok(Flow::Trapped) => {
                     outcome = Ok(Flow::Run);
                     break;
                 }
@@ -201,18 +283,27 @@ impl Vcpu {
                 }
             }
         }
-        self.debug.set_step(&self.fd, false)?;
+        self.debug.set_step(&self.fd, None)?;
         if kicked {
             self.fd.set_kvm_immediate_exit(1);
         }
         outcome
     }
 
-    /// An int3 that no site of ours stands for.
-    fn not_ours(&mut self, physical: Option<Gpa>, mut regs: kvm_regs) -> Result<Flow, RunEnd> {
-        let now = physical.and_then(|gpa| self.machine.ram.read_byte(gpa).ok());
-        if Int3Owner::of(false, now) == Int3Owner::JustRemoved {
-            return Ok(Flow::Run);
+    /// An int3 at an address that the table does not know.
+    fn unknown_int3(&mut self, physical: Option<Gpa>, mut regs: kvm_regs, sregs: &kvm_sregs) -> Result<Flow, RunEnd> {
+        match physical.map(|gpa| self.machine.traps.owner_of(gpa)) {
+            Some(Int3Owner::JustRemoved) => return Ok(Flow::Run),
+            Some(Int3Owner::Ours(site)) => match (site.is_user(), sregs.cs.selector & 3 == 3) {
+                // Armed a moment ago: met again, and then known.
+                (true, true) => return Ok(Flow::Run),
+                (false, false) if site.address.0 == regs.rip => return Ok(Flow::Run),
+                // Text that is mapped at a second address, or a kernel that runs a program's page.
+                (_, false) => return self.kernel_hit(&site, regs),
+                // A program that runs the kernel's text gets what it would get there: its own #BP.
+                (false, true) => {}
+            },
+            Some(Int3Owner::Guest) | None => {}
         }
         self.machine.counters.guest_int3.fetch_add(1, Ordering::Relaxed);
         match foreign_int3(&self.machine.profile) {
@@ -245,28 +336,29 @@ impl Vcpu {
         let kind = TrapKind::Breakpoint(number as u8);
         let trap = Trap { vcpu: self.index, address: Gva(pc), kind, site: None };
         self.deliver(&trap, &regs, &sregs, user_mode);
-        self.past_breakpoint(number, regs, &sregs)
+        self.past_breakpoint(regs, &sregs)
     }
 
-    /// Gets past an instruction under a hardware breakpoint: emulated if it can be, else stepped with the
-    /// breakpoint off.
-    pub(super) fn past_breakpoint(
-        &mut self,
-        number: usize,
-        mut regs: kvm_regs,
-        sregs: &kvm_sregs,
-    ) -> Result<Flow, RunEnd> {
-        if let Some(instruction) = self.instruction_at(sregs, regs.rip)
-            && self.emulate(&instruction, &mut regs, Some(*sregs), None).is_ok()
+    /// Gets past an instruction under a hardware breakpoint: by its int3, if one stands there too, else emulated if
+    /// it can be, else stepped.
+    pub(super) fn past_breakpoint(&mut self, mut regs: kvm_regs, sregs: &kvm_sregs) -> Result<Flow, RunEnd> {
+        if sregs.cs.selector & 3 == 0 {
+            if let Some(site) = self.machine.traps.kernel_site(regs.rip) {
+                return self.kernel_hit(&site, regs);
+            }
+        } else if let Some(gpa) = self.physical(sregs, regs.rip)
+            && self.machine.traps.user_site(gpa).is_some()
+        {
+            return self.on_reported_int3(regs.rip);
+        }
+        let instruction = self.instruction_at(sregs, regs.rip);
+        if let Some(instruction) = &instruction
+            && self.emulate(instruction, &mut regs, Some(*sregs), None).is_ok()
         {
             self.registers.set_general(&mut self.fd, &regs)?;
             return Ok(Flow::Run);
         }
-        let address = self.debug.breakpoint(number);
-        self.debug.set_breakpoint(&self.fd, number, None)?;
-        let result = self.step();
-        self.debug.set_breakpoint(&self.fd, number, address)?;
-        result
+        self.step(instruction.unwrap_or_default())
     }
 
     /// Decodes the instruction at a linear address as the guest has it.

@@ -31,6 +31,7 @@ use crate::assist::syscall::SyscallMsrs;
 use crate::machine::MachineError;
 use crate::machine::shared::Shared;
 use crate::memory::PhysicalWriteError;
+use crate::trap::Site;
 use crate::vm::{KvmError, NameCall};
 use debug::GuestDebug;
 use system::Registers;
@@ -46,6 +47,9 @@ pub(crate) struct Vcpu {
     debug: GuestDebug,
     /// The guest's SYSCALL MSRs, once it has written LSTAR; only kept where SYSCALL is repaired.
     syscall: SyscallMsrs,
+    /// A site whose instruction was stepped but is not done (a string instruction in part, or a fault), and the
+    /// registers with which the guest comes back to it.
+    again: Option<(Arc<Site>, kvm_regs)>,
     machine: Arc<Shared>,
 }
 
@@ -55,7 +59,15 @@ impl Vcpu {
         let registers = Registers::new(&mut fd, machine.profile.sync_regs);
         let mut debug = GuestDebug::new(&machine.profile);
         debug.apply(&fd)?;
-        Ok(Self { index, fd, registers, debug, syscall: SyscallMsrs::default(), machine })
+        Ok(Self {
+            index,
+            fd,
+            registers,
+            debug,
+            syscall: SyscallMsrs::default(),
+            again: None,
+            machine,
+        })
     }
 
     /// Position among the machine's vCPUs; also its APIC id.
@@ -93,6 +105,14 @@ impl Vcpu {
     /// Handler address of a gate in the vCPU's interrupt descriptor table.
     pub(crate) fn interrupt_handler(&self, vector: u8) -> Option<u64> {
         self.gate(&self.fd.get_sregs().ok()?, vector)
+    }
+
+    /// Whether a #BP is on its way into the guest's handler at `entry`, or has just arrived there.
+    pub(crate) fn has_breakpoint_under_way(&self, entry: u64) -> bool {
+        const VECTOR_BP: u8 = 3;
+        let (Ok(regs), Ok(events)) = (self.fd.get_regs(), self.fd.get_vcpu_events()) else { return true };
+        let exception = events.exception;
+        regs.rip == entry || exception.nr == VECTOR_BP && (exception.injected | exception.pending) != 0
     }
 
     /// Whether this vCPU waits for something that cannot come by itself: halted with interrupts off, or

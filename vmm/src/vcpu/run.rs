@@ -1,15 +1,17 @@
 //! The loop around KVM_RUN: port and memory accesses go to the buses, everything about traps to `hit`,
 //! what only interpreting hosts report to `assisted`.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvm_bindings::{KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
 
 use super::kick::Kick;
+use super::hit::is_step;
 use super::{Vcpu, exit};
 use crate::machine::RunEnd;
-use crate::machine::control::AfterPark;
+use crate::machine::control::{AfterPark, Control};
 use crate::vm::KvmError;
 
 /// What follows an exit.
@@ -21,6 +23,31 @@ pub(super) enum Flow {
     Interrupted,
     /// The stepped instruction is done.
     Stepped,
+    /// A trap was handled; or, during a step, met elsewhere and left for the next entry. Enter the guest again.
+    Trapped,
+}
+
+impl Flow {
+    fn trapped(self) -> Self {
+        if self == Self::Run { Self::Trapped } else { self }
+    }
+}
+
+/// Tells the machine that a vCPU's thread leaves, also when it does by a panic: nobody may wait for it or kick it
+/// afterwards. Dropped before the vCPU.
+struct Leaving {
+    control: Arc<Control>,
+    vcpu: usize,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let message = format!("the thread of vCPU {} panicked", self.vcpu);
+            self.control.end(RunEnd::Host { message });
+        }
+        self.control.gone(self.vcpu);
+    }
 }
 
 /// The exits that `run` hands on, without their borrow of the shared page.
@@ -48,9 +75,10 @@ impl Vcpu {
         let control = self.machine.control.clone();
         let kick = Kick::of_this_thread(&mut self.fd);
         control.register(self.index, kick);
+        let _leaving = Leaving { control: control.clone(), vcpu: self.index };
         loop {
             match self.enter() {
-                Ok(Flow::Run | Flow::Stepped) => {}
+                Ok(Flow::Run | Flow::Stepped | Flow::Trapped) => {}
                 Ok(Flow::Interrupted) => {
                     if control.park(&mut self) == AfterPark::Leave {
                         break;
@@ -64,7 +92,6 @@ impl Vcpu {
                 }
             }
         }
-        control.gone(self.index);
     }
 
     /// One KVM_RUN and what it asks for.
@@ -104,9 +131,16 @@ impl Vcpu {
                 self.port()?;
                 Ok(Flow::Run)
             }
-            Kind::Debug(arch) => self.on_debug(&arch),
+            Kind::Debug(arch) if self.is_beside_step(arch.pc) && !is_step(&arch) => Ok(Flow::Trapped),
+            Kind::Debug(arch) => self.on_debug(&arch).map(Flow::trapped),
             Kind::InternalError => match exit::internal_error(self.fd.get_kvm_run()) {
-                Ok(failure) => self.on_emulation_failure(&failure),
+                Ok(failure) => {
+                    let rip = self.registers.general(&self.fd)?.rip;
+                    if self.is_beside_step(rip) {
+                        return Ok(Flow::Trapped);
+                    }
+                    self.on_emulation_failure(&failure).map(Flow::trapped)
+                }
                 Err(suberror) => {
                     let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
                     Err(RunEnd::Host { message: format!("KVM internal error {suberror} at rip {rip:#x}") })
@@ -123,6 +157,12 @@ impl Vcpu {
                 Err(RunEnd::Host { message: format!("unexpected KVM exit at rip {rip:#x}: {what}") })
             }
         }
+    }
+
+    /// Whether an instruction is being stepped, and `address` is another's: the guest is in a handler for what the
+    /// step raised. What it meets there waits until the step is over, so that steps do not nest.
+    fn is_beside_step(&self, address: u64) -> bool {
+        self.debug.stepping().is_some_and(|stepped| stepped != address)
     }
 
     fn run_failed(&self, error: kvm_ioctls::Error) -> RunEnd {

@@ -1,0 +1,270 @@
+//! The command line: every command, option and its help. Man pages and completions are made from this.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use vmm::boot::EntryProtocol;
+
+use crate::memory_size;
+use crate::registry::VmName;
+
+/// Watch a running Linux guest from outside.
+///
+/// exotrace runs an unmodified guest in a small KVM machine and traces it without any help from inside: no agent,
+/// no module, no kernel option. `exotrace demo` shows what that looks like; `exotrace doctor` says what this
+/// host can do.
+#[derive(Debug, Parser)]
+#[command(
+    name = "exotrace",
+    version,
+    arg_required_else_help = true,
+    propagate_version = true
+)]
+#[command(
+    after_help = "Exit status: 0 done, 1 failed, 2 usage. EXOTRACE_LOG=debug shows what happens inside."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say what this host's KVM does, and what follows from it
+    Doctor(Doctor),
+    /// Boot or restore a machine, and trace it
+    Run(Box<Run>),
+    /// Show a traced guest: boot one, trace its file system, explain what is shown
+    Demo(Demo),
+    /// Save a running machine to a folder
+    Snapshot(Snapshot),
+    /// End a running machine in order: traps are removed first
+    Stop(Which),
+    /// Show what a running machine has counted
+    Stat(Stat),
+    /// List the machines that run
+    Vms(Vms),
+    /// Print a completion script for a shell
+    #[command(hide = true)]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages into a folder
+    #[command(hide = true)]
+    Man {
+        /// An existing folder.
+        folder: PathBuf,
+    },
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Measure again instead of using what is known of this host
+    #[arg(long)]
+    pub fresh: bool,
+    /// Print the record as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Traces go to standard output (or -o), everything else to standard error. The guest's serial port is on standard \
+output too, unless --trace is given without -o: then it is on standard error.
+With a terminal, Ctrl-a x leaves and Ctrl-a Ctrl-a is a Ctrl-a for the guest. Ctrl-C goes to the guest then; \
+elsewhere SIGINT and SIGTERM remove every trap, then end the run.")]
+pub struct Run {
+    /// The kernel: a vmlinux (ELF) or a bzImage for x86-64
+    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
+    pub kernel: Option<PathBuf>,
+    /// The initial RAM file system
+    #[arg(long, value_name = "FILE", conflicts_with = "restore")]
+    pub initramfs: Option<PathBuf>,
+    /// The kernel's command line; words that the machine or the host need are added and shown
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        conflicts_with = "restore"
+    )]
+    pub cmdline: String,
+    /// Guest memory: a number with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_size::parse, conflicts_with = "restore")]
+    pub memory: u64,
+    /// Number of virtual CPUs
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        conflicts_with = "restore"
+    )]
+    pub cpus: u8,
+    /// Name of the machine for other commands; vm1, vm2 ... by default
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<VmName>,
+    /// Where the guest's serial port goes: stdio, null or a file
+    #[arg(long, value_name = "stdio|null|FILE", default_value = "stdio")]
+    pub serial: PathBuf,
+    /// How the kernel is entered
+    #[arg(long, value_enum, conflicts_with = "restore")]
+    pub entry: Option<Entry>,
+    /// Leave out the interval timer (PIT)
+    #[arg(long, conflicts_with = "restore")]
+    pub no_pit: bool,
+    /// Add nothing to the kernel's command line
+    #[arg(long, conflicts_with = "restore")]
+    pub no_words: bool,
+    /// Restore a machine from this folder instead of booting one
+    #[arg(long, value_name = "DIR")]
+    pub restore: Option<PathBuf>,
+    /// Trace entries and exits of these kernel functions
+    #[arg(long, value_name = "FUNC,...", value_delimiter = ',')]
+    pub trace: Vec<String>,
+    /// Write the trace to this file instead of standard output
+    #[arg(short, long, value_name = "FILE", requires = "trace")]
+    pub output: Option<PathBuf>,
+    /// End the run after this time: from the start, or with --trace from when the functions are armed
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub duration: Option<Duration>,
+    /// How trace events are written
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// Options of `demo`.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Trace for this long
+    #[arg(long = "for", value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    pub duration: Duration,
+    /// Boot the guest anew instead of restoring it
+    #[arg(long)]
+    pub rebuild: bool,
+}
+
+/// Options of `snapshot`.
+#[derive(Debug, Args)]
+pub struct Snapshot {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// A new folder
+    pub folder: PathBuf,
+}
+
+/// Options of `stat`.
+#[derive(Debug, Args)]
+pub struct Stat {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// Print the counts as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `vms`.
+#[derive(Debug, Args)]
+pub struct Vms {
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which machine is meant.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// The machine; may be left out when only one runs
+    #[arg(long, value_name = "NAME")]
+    pub vm: Option<VmName>,
+}
+
+/// How trace events are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Lines of 121 bytes, as trace(3) prints them
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// How a kernel is entered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Entry {
+    /// The 64-bit boot protocol
+    Linux64,
+    /// PVH: 32-bit protected mode, at the kernel's PVH note
+    Pvh,
+}
+
+impl From<Entry> for EntryProtocol {
+    fn from(entry: Entry) -> Self {
+        match entry {
+            Entry::Linux64 => Self::Linux64,
+            Entry::Pvh => Self::Pvh,
+        }
+    }
+}
+
+/// A time in seconds, with or without a fraction.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let number = text.parse::<f64>().ok().filter(|n| *n > 0.0);
+    number
+        .and_then(|n| Duration::try_from_secs_f64(n).ok())
+        .ok_or_else(|| format!("{text:?} is no time; write seconds, such as 10 or 0.5"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definitions_hold_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_what_its_synopsis_says() {
+        let words = "exotrace run --kernel k --initramfs i --cmdline a=b --memory 64M --cpus 2 --name web \
+             --serial null --entry pvh --no-pit --no-words --trace a,b -o t --for 0.5 --format json";
+        let cli = Cli::try_parse_from(words.split_whitespace()).unwrap();
+        let Command::Run(run) = cli.command else {
+            panic!("not run")
+        };
+        assert_eq!((run.memory, run.cpus, run.trace.len()), (64 << 20, 2, 2));
+        assert_eq!(run.duration, Some(Duration::from_millis(500)));
+        assert_eq!((run.format, run.entry), (Format::Json, Some(Entry::Pvh)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error() {
+        for words in [
+            "run",
+            "run --restore d --memory 64M",
+            "run --restore d --initramfs i",
+            "run --kernel k --memory lots",
+            "run --kernel k --cpus many",
+            "run --kernel k --name a/b",
+            "run --kernel k -o t",
+            "run --kernel k --for 0",
+            "run --kernel k --for -1",
+            "run --kernel k --for soon",
+            "run --kernel k --for inf",
+            "snapshot",
+            "brew",
+        ] {
+            let words = ["exotrace"].into_iter().chain(words.split_whitespace());
+            assert!(Cli::try_parse_from(words.clone()).is_err(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What a hit costs on this host now, beside what a bare exit costs: measured with the micro guest, whose every
+//! instruction is known.
+//!
+//! Each program runs with two counts; the difference of the times over the difference of the counts leaves out what
+//! starting and ending a machine costs. A traced call has two hits, entry and return.
+
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use probes::function_trace::{FunctionTracer, TraceOptions};
+use probes::kernel_view::KernelView;
+use vmm::machine::{MachineConfig, SerialOutput};
+
+use crate::guest_kernel::GuestKernel;
+use crate::host::Host;
+use crate::report::Failure;
+
+/// Counts of the two runs.
+const FEW: u32 = 500;
+const MANY: u32 = 2500;
+/// The function that the program `calls` calls.
+const LEAF: &str = "micro_leaf";
+/// Guest memory.
+const MEMORY: u64 = 2 << 20;
+/// A run takes some tens of milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Each is measured so often, and the best taken: other work on the host only ever adds.
+const TIMES: usize = 3;
+
+/// The costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    /// One event recorded: the exit, what is captured, and getting past the trapped instruction.
+    hit: Duration,
+    /// One port write and back.
+    exit: Duration,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |d: Duration| d.as_secs_f64() * 1e6;
+        write!(
+            f,
+            "{:.1} us a hit, {:.1} us a bare exit",
+            us(self.hit),
+            us(self.exit)
+        )
+    }
+}
+
+/// Measures this host.
+///
+/// # Errors
+/// If the micro guest does not run.
+pub fn measure(host: &Host) -> Result<Cost, Failure> {
+    let kernel = GuestKernel::from_bytes(::guest::micro::elf(), Path::new("micro guest"))?;
+    let exit = best(|| per_count(host, &kernel, "out", false))?;
+    let call = best(|| per_count(host, &kernel, "calls", false))?;
+    let traced = best(|| per_count(host, &kernel, "calls", true))?;
+    Ok(Cost {
+        hit: traced.saturating_sub(call) / 2,
+        exit,
+    })
+}
+
+fn best(measure: impl Fn() -> Result<Duration, Failure>) -> Result<Duration, Failure> {
+    let mut best = measure()?;
+    for _ in 1..TIMES {
+        best = best.min(measure()?);
+    }
+    Ok(best)
+}
+
+fn per_count(
+    host: &Host,
+    kernel: &GuestKernel,
+    program: &str,
+    traced: bool,
+) -> Result<Duration, Failure> {
+    let few = run(host, kernel, &format!("{program} {FEW}"), traced)?;
+    let many = run(host, kernel, &format!("{program} {MANY}"), traced)?;
+    Ok(many.saturating_sub(few) / (MANY - FEW))
+}
+
+/// Time from the first instruction to the reset.
+fn run(
+    host: &Host,
+    kernel: &GuestKernel,
+    command_line: &str,
+    traced: bool,
+) -> Result<Duration, Failure> {
+    let config = MachineConfig {
+        memory: MEMORY,
+        cpus: 1,
+        kernel: &kernel.file,
+        initramfs: None,
+        command_line,
+        add_words: false,
+        protocol: None,
+        pit: false,
+        serial: SerialOutput::null(),
+    };
+    let mut machine = vmm::machine::boot(&host.kvm, &host.profile, config)?.machine;
+    let tracer = match traced {
+        false => None,
+        true => {
+            let registers = machine.registers(&machine.pause(), 0);
+            let space = registers
+                .ok_or_else(|| Failure::new("the micro guest has no vCPU"))?
+                .address_space();
+            let view = KernelView::without_types(kernel.symbols()?.clone(), space);
+            Some(FunctionTracer::arm(
+                &machine,
+                &view,
+                &[LEAF.to_string()],
+                &TraceOptions::default(),
+            )?)
+        }
+    };
+    let start = Instant::now();
+    machine.start();
+    let end = machine.wait(Some(PATIENCE));
+    let time = start.elapsed();
+    if let Some(mut tracer) = tracer {
+        tracer.stop(&machine);
+    }
+    match end {
+        Some(end) if end.is_orderly() => Ok(time),
+        Some(end) => Err(Failure::new(format_args!(
+            "micro guest ({command_line}): {end}"
+        ))),
+        None => Err(Failure::new(format_args!(
+            "micro guest ({command_line}): no end after {PATIENCE:?}"
+        ))),
+    }
+}

@@ -1,0 +1,285 @@
+//! The demo's guest: its files, its first boot, and the snapshot that later runs start from.
+//!
+//! Where guest kernels are interpreted it is a small kernel built for this; on hardware KVM it is Debian's cloud kernel
+//! as it comes. Either boots into the same tiny initramfs with a shell on the serial port. A snapshot is
+//! kept in the cache under a name made of everything it depends on; one that cannot be restored is booted anew.
+
+use std::fmt;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::guest::{Cache, Progress, Terminal, debian, initramfs, kernel};
+use vmm::machine::MachineConfig;
+use vmm::snapshot::FORMAT_VERSION;
+
+use super::serial::Serial;
+use crate::guest_kernel::GuestKernel;
+use crate::host::Host;
+use crate::registry::VmName;
+use crate::report::{Failure, say};
+use crate::session::Session;
+use crate::signals::StopSignals;
+
+/// What the cache's entries start with.
+const PREFIX: &str = "demo-snapshot-";
+/// How long a boot may take, interpreted or not.
+const BOOT_PATIENCE: Duration = Duration::from_secs(180);
+/// About how long it takes, for the progress bar.
+const INTERPRETED_BOOT: Duration = Duration::from_secs(20);
+const NATIVE_BOOT: Duration = Duration::from_secs(3);
+/// How often the guest's output is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What the guest is made of.
+pub struct Files {
+    kernel: GuestKernel,
+    initramfs: Vec<u8>,
+    memory: u64,
+    cache: Cache,
+}
+
+/// The guest at its shell's prompt.
+pub struct Ready {
+    /// The machine, running.
+    pub session: Arc<Session>,
+    /// Its serial port.
+    pub serial: Serial,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// Where the machine came from.
+pub enum Origin {
+    /// Booted in this time, and kept.
+    Booted(Duration),
+    /// Restored in this time.
+    Restored(Duration),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Booted(time) => write!(
+                f,
+                "guest booted in {:.1} s; the next demo starts from here",
+                time.as_secs_f64()
+            ),
+            Self::Restored(time) => write!(
+                f,
+                "guest restored in {:.1} ms, as an earlier demo booted it",
+                time.as_secs_f64() * 1e3
+            ),
+        }
+    }
+}
+
+/// Finds the guest's files in the cache, or makes them.
+///
+/// # Errors
+/// If they cannot be made.
+pub fn files(host: &Host, progress: &Terminal) -> Result<Files, Failure> {
+    let cache = Cache::open()?;
+    let interpreted = host.profile.kernel_mode.is_interpreted();
+    let (path, memory) = match interpreted {
+        true => {
+            if cache.newest("kernel-small-").is_none() {
+                say(
+                    "first time: building a small Linux kernel for the demo, about 4 minutes on two cores",
+                );
+            }
+            (kernel::small(&cache, progress)?.vmlinux(), 64 << 20)
+        }
+        false => (
+            debian::cloud_kernel(&cache, None, progress)?.image,
+            512 << 20,
+        ),
+    };
+    let initramfs = initramfs::tiny(&cache, &[], progress)?;
+    Ok(Files {
+        kernel: GuestKernel::open(&path)?,
+        initramfs,
+        memory,
+        cache,
+    })
+}
+
+impl Files {
+    /// The snapshot's name in the cache.
+    fn snapshot(&self, host: &Host) -> PathBuf {
+        let mut hash = DefaultHasher::new();
+        (
+            FORMAT_VERSION,
+            self.memory,
+            &host.profile.host,
+            kernel::cmdline(),
+        )
+            .hash(&mut hash);
+        (
+            self.kernel.reference.size,
+            self.kernel.reference.crc32,
+            &self.initramfs,
+        )
+            .hash(&mut hash);
+        // Symbols are looked for where the snapshot says.
+        self.kernel.reference.path.hash(&mut hash);
+        self.cache
+            .root()
+            .join(format!("{PREFIX}{:016x}", hash.finish()))
+    }
+}
+
+/// A machine at its shell's prompt: restored if there is a snapshot, else booted and kept.
+///
+/// # Errors
+/// If it cannot be made, or does not get to its shell.
+pub fn start(
+    files: Files,
+    host: Host,
+    name: VmName,
+    rebuild: bool,
+    signals: &StopSignals,
+    progress: &Terminal,
+) -> Result<Ready, Failure> {
+    let folder = files.snapshot(&host);
+    if rebuild {
+        remove(&folder);
+    }
+    // Of several first demos one boots the guest and the others wait for it.
+    let _lock = match folder.is_dir() {
+        true => None,
+        false => Some(files.cache.lock("demo-snapshot", progress)?),
+    };
+    let serial = Serial::default();
+    let started = Instant::now();
+    let restored = match folder.is_dir() {
+        false => None,
+        true => match vmm::snapshot::restore(&host.kvm, &host.profile, &folder, serial.output()) {
+            Ok(restored) => Some(restored),
+            Err(error) => {
+                say(format_args!("{error}; booting the guest anew"));
+                remove(&folder);
+                None
+            }
+        },
+    };
+    let is_new = restored.is_none();
+    let (machine, command_line) = match restored {
+        Some(restored) => (restored.machine, restored.command_line),
+        None => {
+            let booted = vmm::machine::boot(
+                &host.kvm,
+                &host.profile,
+                MachineConfig {
+                    memory: files.memory,
+                    cpus: 1,
+                    kernel: &files.kernel.file,
+                    initramfs: Some(&files.initramfs),
+                    command_line: &kernel::cmdline(),
+                    add_words: true,
+                    protocol: None,
+                    pit: true,
+                    serial: serial.output(),
+                },
+            )?;
+            (booted.machine, booted.command_line)
+        }
+    };
+    let mut session = Session {
+        machine,
+        host,
+        name,
+        command_line,
+        kernel: Some(files.kernel),
+        started,
+    };
+    session.machine.start();
+    let session = Arc::new(session);
+    let weak = Arc::downgrade(&session);
+    signals.on_stop(move || {
+        if let Some(session) = weak.upgrade() {
+            session.machine.stop();
+        }
+    });
+    let origin = match is_new {
+        false => Origin::Restored(started.elapsed()),
+        true => {
+            wait_for_shell(&session, &serial, progress)?;
+            let time = started.elapsed();
+            keep(&session, &files.cache, &folder)?;
+            Origin::Booted(time)
+        }
+    };
+    Ok(Ready {
+        session,
+        serial,
+        origin,
+    })
+}
+
+fn wait_for_shell(session: &Session, serial: &Serial, progress: &Terminal) -> Result<(), Failure> {
+    let expected = match session.host.profile.kernel_mode.is_interpreted() {
+        true => INTERPRETED_BOOT,
+        false => NATIVE_BOOT,
+    };
+    progress.phase(&format!(
+        "booting the guest once, about {} s",
+        expected.as_secs()
+    ));
+    let start = Instant::now();
+    while !serial.shell_waits() {
+        progress.fraction(start.elapsed().as_secs_f64() / expected.as_secs_f64());
+        if let Some(end) = session.machine.wait(Some(LOOK_INTERVAL)) {
+            return Err(match end {
+                vmm::RunEnd::Stopped => {
+                    Failure::new("stopped while the guest booted; nothing was kept")
+                }
+                end => Failure::new(format_args!(
+                    "the guest did not boot: {end}; it last printed: {}",
+                    serial.last_line()
+                )),
+            });
+        }
+        if start.elapsed() > BOOT_PATIENCE {
+            return Err(Failure::new(format_args!(
+                "the guest has not booted in {} s; it last printed: {}",
+                BOOT_PATIENCE.as_secs(),
+                serial.last_line()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Saves the guest for the next time, in place of older ones.
+fn keep(session: &Session, cache: &Cache, folder: &Path) -> Result<(), Failure> {
+    while let Some(older) = cache.newest(PREFIX) {
+        if !remove(&older) {
+            break;
+        }
+    }
+    let paused = session.machine.pause();
+    let info = session.snapshot_info();
+    Ok(vmm::snapshot::save(
+        &session.host.kvm,
+        &session.machine,
+        &paused,
+        &info,
+        folder,
+    )?)
+}
+
+/// Removes a snapshot; machines that were restored from it keep their memory.
+fn remove(folder: &Path) -> bool {
+    match fs::remove_dir_all(folder) {
+        Ok(()) => true,
+        Err(error) => {
+            if error.kind() != std::io::ErrorKind::NotFound {
+                log::warn!("{}: {error}", folder.display());
+            }
+            false
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! `exotrace demo`: a guest, its file-system functions, and proof that watching changes nothing.
+//!
+//! The guest is built (or, on hardware KVM, Debian's own kernel fetched), booted once, and kept as a snapshot; later
+//! runs start from that. Trace lines go to standard output, all explanation to standard error.
+
+mod cost;
+mod guest;
+mod serial;
+
+use std::io::BufWriter;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::guest::Terminal;
+use probes::function_trace::{FunctionTracer, TraceOptions};
+use probes::kernel_view::KernelView;
+use probes::text_hash::TextHash;
+use vmm::RunEnd;
+
+use crate::args::{self, Format};
+use crate::control::server::Server;
+use crate::end_report;
+use crate::host::Host;
+use crate::report::{Failure, say};
+use crate::session::Session;
+use crate::signals::StopSignals;
+use crate::trace::{Summary, Trace};
+use guest::Ready;
+
+/// What is traced, as far as the guest's kernel has it: how files are opened, read, written, renamed and removed.
+const FUNCTIONS: [&str; 7] = [
+    "do_filp_open",
+    "vfs_open",
+    "vfs_read",
+    "vfs_write",
+    "vfs_statx",
+    "vfs_rename",
+    "vfs_unlink",
+];
+/// The workload: rounds without end, ten a second.
+const WORKLOAD: &str = "fsload 0 100\n";
+/// Time for the workload to get going, so that the kernel has settled when it is hashed.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Runs the command.
+///
+/// # Errors
+/// If the guest cannot be made or run, and if tracing left something in it.
+pub fn demo(args: &args::Demo) -> Result<(), Failure> {
+    let host = Host::open()?;
+    let progress = Terminal::new();
+    let files = guest::files(&host, &progress)?;
+    let cost = cost::measure(&host)?;
+    let signals = StopSignals::watch()
+        .map_err(|error| Failure::new(format_args!("signals cannot be watched: {error}")))?;
+    let entry = super::run::claim(None)?;
+    let Ready {
+        session,
+        serial,
+        origin,
+    } = guest::start(
+        files,
+        host,
+        entry.name().clone(),
+        args.rebuild,
+        &signals,
+        &progress,
+    )?;
+    drop(progress);
+    say(format_args!("{}: {origin}", entry.name()));
+    let server = Server::start(&entry.control(), session.clone())?;
+    let result = watch(&session, &serial, args.duration);
+    drop(server);
+    let outcome = result?;
+    explain(&outcome, &session, &cost);
+    if !outcome.end.is_orderly() {
+        let symbols = Some(&outcome.view.symbols);
+        return end_report::report(&outcome.end, symbols, session.machine.ram());
+    }
+    outcome.verdict()
+}
+
+/// What the demo came to.
+struct Outcome {
+    end: RunEnd,
+    view: KernelView,
+    summary: Summary,
+    before: TextHash,
+    after: TextHash,
+}
+
+impl Outcome {
+    fn verdict(self) -> Result<(), Failure> {
+        super::run::written(self.summary.written)?;
+        if self.before != self.after {
+            return Err(Failure::new(format_args!(
+                "the guest's kernel text differs after tracing: {} before, {} after",
+                self.before, self.after
+            )));
+        }
+        match self.summary.stats.entries {
+            0 => Err(Failure::new(
+                "none of the functions was called: does the workload run in the guest?",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn watch(
+    session: &Arc<Session>,
+    serial: &serial::Serial,
+    duration: Duration,
+) -> Result<Outcome, Failure> {
+    let Some(view) = session.locate()? else {
+        return Err(Failure::new(
+            "the guest's kernel is not where it should be; try exotrace demo --rebuild",
+        ));
+    };
+    serial.type_line(&session.machine, WORKLOAD)?;
+    if let Some(end) = session.machine.wait(Some(SETTLE)) {
+        return Err(Failure::new(format_args!(
+            "the guest ended before it was traced: {end}"
+        )));
+    }
+    let names: Vec<String> = FUNCTIONS
+        .iter()
+        .filter(|name| view.symbols.all_of(name).any(|s| s.is_text()))
+        .map(|name| (*name).to_string())
+        .collect();
+    legend(&view, &names, duration);
+    let paused = session.machine.pause();
+    let before = view.text_hash(&session.machine, &paused)?;
+    let tracer = FunctionTracer::arm(&session.machine, &view, &names, &TraceOptions::default())?;
+    drop(paused);
+    let output = Box::new(BufWriter::new(std::io::stdout()));
+    let trace = Trace::start(session.clone(), tracer, output, Format::Text).map_err(|error| {
+        Failure::new(format_args!("the trace thread cannot be started: {error}"))
+    })?;
+    let end = session
+        .machine
+        .wait(Some(duration))
+        .unwrap_or(RunEnd::Stopped);
+    let summary = trace.finish()?;
+    let after = view.text_hash(&session.machine, &session.machine.pause())?;
+    Ok(Outcome {
+        end,
+        view,
+        summary,
+        before,
+        after,
+    })
+}
+
+/// Says what the lines mean, before they come.
+fn legend(view: &KernelView, names: &[String], duration: Duration) {
+    say(format_args!(
+        "tracing for {} s from outside; nothing runs in the guest but its own work ({}):",
+        duration.as_secs_f64(),
+        WORKLOAD.trim_end()
+    ));
+    for name in names {
+        let address = view.symbols.address_of(name).unwrap_or_default();
+        let prototype = view
+            .btf
+            .as_ref()
+            .and_then(|btf| btf.func_proto_args(name).ok());
+        let arguments = prototype.map_or_else(String::new, |prototype| {
+            let list = prototype.parameters.iter().take(4);
+            let list = list
+                .map(|p| format!("{} {}", p.type_name, p.name))
+                .collect::<Vec<_>>();
+            format!("({})", list.join(", "))
+        });
+        say(format_args!("  {address:016x} {name}{arguments}"));
+    }
+    say("each line is an event of trace(3), all numbers hexadecimal:");
+    say(
+        "  E function         cycle counter    process id       argument 1       argument 2       argument 3       argument 4",
+    );
+    say(
+        "  X returns to       cycle counter    process id       return value     0                0                0",
+    );
+}
+
+/// Says what was seen, what it cost, and what is left of it.
+fn explain(outcome: &Outcome, session: &Session, cost: &cost::Cost) {
+    let stats = &outcome.summary.stats;
+    for (function, counts) in &outcome.summary.functions {
+        say(format_args!(
+            "  {:16} entered {:>6}, returned {:>6}",
+            function.name, counts.entries, counts.exits
+        ));
+    }
+    say(format_args!(
+        "{} hits, {} events read, {} dropped, {} calls had not returned yet",
+        stats.entries + stats.returns + stats.unpaired_returns,
+        stats.read,
+        stats.dropped,
+        stats.waiting_returns
+    ));
+    say(format_args!(
+        "cost, measured now on {}: {cost}",
+        session.host.profile.host
+    ));
+    say(format_args!(
+        "guest's kernel text before arming:   {}",
+        outcome.before
+    ));
+    say(format_args!(
+        "guest's kernel text after disarming: {}",
+        outcome.after
+    ));
+    if outcome.before == outcome.after {
+        say("equal: nothing was left behind");
+    }
+}

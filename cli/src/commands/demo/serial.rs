@@ -1,0 +1,115 @@
+//! The demo guest's serial port: what it prints is kept, and lines are typed at its shell.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use vmm::Machine;
+use vmm::machine::SerialOutput;
+
+use crate::report::Failure;
+
+/// Most output kept; the guest prints a few lines.
+const MOST: usize = 1 << 20;
+/// What the guest's init prints before it starts the shell.
+const READY: &str = "exotrace: ready";
+/// The shell's prompt.
+const PROMPT: &str = "$ ";
+/// How long the guest may take to take a short line.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the guest has printed.
+#[derive(Clone, Default)]
+pub struct Serial(Arc<Mutex<Vec<u8>>>);
+
+impl Serial {
+    /// The end that the machine writes to.
+    pub fn output(&self) -> SerialOutput {
+        SerialOutput::write_through(Sink(self.0.clone()))
+    }
+
+    /// Whether the shell waits for its first line.
+    pub fn shell_waits(&self) -> bool {
+        let text = self.text();
+        text.find(READY)
+            .is_some_and(|at| text.get(at..).is_some_and(|rest| rest.ends_with(PROMPT)))
+    }
+
+    /// The last line printed, for messages.
+    pub fn last_line(&self) -> String {
+        let text = self.text();
+        text.lines()
+            .map(str::trim)
+            .rfind(|line| !line.is_empty())
+            .unwrap_or("nothing")
+            .to_string()
+    }
+
+    fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Types a line at the shell.
+    ///
+    /// # Errors
+    /// If the guest does not take it.
+    pub fn type_line(&self, machine: &Machine, line: &str) -> Result<(), Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut rest = line.as_bytes();
+        while !rest.is_empty() {
+            let taken = machine.serial_input(rest);
+            rest = rest.get(taken..).unwrap_or_default();
+            if Instant::now() > deadline {
+                let last = self.last_line();
+                return Err(Failure::new(format_args!(
+                    "the guest's shell takes no input; it last printed: {last}"
+                )));
+            }
+            if !rest.is_empty() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Sink(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MOST.saturating_sub(kept.len());
+        kept.extend(bytes.iter().take(room));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_shell_waits_once_its_prompt_stands_alone() {
+        let serial = Serial::default();
+        let mut sink = Sink(serial.0.clone());
+        for (printed, waits) in [
+            ("booting $ ", false),
+            ("\r\nexotrace: ready\r\n", false),
+            ("$ ", true),
+            ("fsload\r\n", false),
+            ("$ ", true),
+        ] {
+            sink.write_all(printed.as_bytes()).unwrap();
+            assert_eq!(serial.shell_waits(), waits, "after {printed:?}");
+        }
+        assert_eq!(serial.last_line(), "$");
+        sink.write_all(&vec![b'x'; 2 * MOST]).unwrap();
+        assert_eq!(serial.0.lock().unwrap().len(), MOST);
+    }
+}

@@ -1,0 +1,267 @@
+//! `exotrace doctor`: what this host's KVM does, and what follows from it for the user.
+
+use std::io::Write;
+
+use vmm::host::{Breakpoint, HostProfile, Int3, KernelMode};
+
+use crate::args;
+use crate::host::{Host, KVM};
+use crate::report::{Failure, ToOutput};
+
+/// One line of the table.
+struct Row {
+    what: &'static str,
+    found: String,
+    consequence: String,
+}
+
+/// Runs the command.
+pub fn doctor(args: &args::Doctor) -> Result<(), Failure> {
+    let host = if args.fresh {
+        Host::open_fresh()?
+    } else {
+        Host::open()?
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let json = serde_json::to_string_pretty(&host.profile)?;
+        return writeln!(out, "{json}").to_output();
+    }
+    let rows = rows(&host.profile);
+    let width = |of: fn(&Row) -> usize| rows.iter().map(of).max().unwrap_or_default();
+    let (first, second) = (width(|r| r.what.len()), width(|r| r.found.len()));
+    for Row {
+        what,
+        found,
+        consequence,
+    } in &rows
+    {
+        writeln!(out, "{what:first$}  {found:second$}  {consequence}").to_output()?;
+    }
+    Ok(())
+}
+
+fn rows(profile: &HostProfile) -> Vec<Row> {
+    let row = |what, found: &str, consequence: &str| Row {
+        what,
+        found: found.into(),
+        consequence: consequence.into(),
+    };
+    vec![
+        row(KVM, "usable", "machines can be run"),
+        row(
+            "host",
+            &profile.host,
+            "measured on this kernel and CPU, and kept until either changes",
+        ),
+        kernel_mode(profile),
+        cpu_flag(profile),
+        sync_regs(profile),
+        int3_kernel(profile),
+        int3_user(profile),
+        breakpoint(
+            "hardware breakpoints in the kernel",
+            profile.breakpoint_kernel,
+        ),
+        breakpoint("hardware breakpoints in programs", profile.breakpoint_user),
+        step("single-step in the kernel", profile.step_kernel),
+        step("single-step in programs", profile.step_user),
+        match profile.user_syscall {
+            true => row("system calls of programs", "work", "nothing to do"),
+            false => row(
+                "system calls of programs",
+                "arrive as page faults",
+                "each is turned into the kernel entry it should have been, at the cost of an exit",
+            ),
+        },
+        match profile.tsc_settable {
+            true => row(
+                "guest's time stamp counter",
+                "can be set",
+                "a restored guest's clock goes on where it stopped",
+            ),
+            false => row(
+                "guest's time stamp counter",
+                "is the host's",
+                "a guest's counter jumps by the time between snapshot and restore; its kvmclock does not",
+            ),
+        },
+        row(
+            "virtual CPUs",
+            &format!("{} recommended", profile.recommended_vcpus),
+            "give --cpus no more than that for speed; up to 4 work",
+        ),
+        Row {
+            what: "one exit from kernel mode",
+            found: microseconds(profile.exit_kernel_ns),
+            consequence: "a traced kernel function costs little more than this a hit".into(),
+        },
+        Row {
+            what: "one exit from user mode",
+            found: microseconds(profile.exit_user_ns),
+            consequence: "a traced function of a program costs little more than this a hit".into(),
+        },
+    ]
+}
+
+fn microseconds(ns: u64) -> String {
+    format!("{}.{} us", ns / 1000, ns % 1000 / 100)
+}
+
+fn kernel_mode(profile: &HostProfile) -> Row {
+    let (found, consequence) = match profile.kernel_mode {
+        KernelMode::Native => ("runs on the CPU (hardware KVM)", "guests run at full speed"),
+        KernelMode::Interpreted => (
+            "interpreted (software KVM)",
+            "guest kernels run at some million instructions a second, programs at full speed; a small kernel boots in 10 to 20 s; missing instructions are completed by exotrace",
+        ),
+    };
+    Row {
+        what: "guest kernel mode",
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+fn cpu_flag(profile: &HostProfile) -> Row {
+    let (found, consequence) = match (&profile.cpu_flag, profile.kernel_mode) {
+        (Some(flag), KernelMode::Native) => {
+            (flag.as_str(), "the CPU's own virtualisation is in use")
+        }
+        (Some(flag), KernelMode::Interpreted) => (
+            flag.as_str(),
+            "the CPU could run guests itself; load kvm_intel or kvm_amd to use it",
+        ),
+        (None, KernelMode::Native) => ("hidden", "no harm: KVM was measured, not believed"),
+        (None, KernelMode::Interpreted) => (
+            "none",
+            "this system sees no VMX or SVM; on bare metal turn it on in the firmware, in a virtual machine ask for nested virtualisation",
+        ),
+    };
+    Row {
+        what: "virtualisation flag of the CPU",
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+fn sync_regs(profile: &HostProfile) -> Row {
+    let (found, consequence) = match profile.sync_regs {
+        true => ("yes", "a hit needs no further system call"),
+        false => (
+            "no (KVM_CAP_SYNC_REGS)",
+            "each hit costs two more system calls; a Linux of 4.17 or newer has it",
+        ),
+    };
+    Row {
+        what: "registers in shared memory",
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+fn int3_kernel(profile: &HostProfile) -> Row {
+    let (found, consequence) = match profile.int3_kernel {
+        Int3::DebugExit => ("reported", "kernel functions are traced with it"),
+        Int3::EmulationFailure => (
+            "reported as an emulation failure",
+            "exotrace knows its own among them; kernel functions are traced with it",
+        ),
+        Int3::GuestHandler => (
+            "not reported",
+            "kernel functions cannot be traced on this host",
+        ),
+    };
+    Row {
+        what: "int3 in the kernel",
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+fn int3_user(profile: &HostProfile) -> Row {
+    let (found, consequence) = match profile.int3_user {
+        Int3::DebugExit => ("reported", "programs are traced with it"),
+        Int3::EmulationFailure => (
+            "reported as an emulation failure",
+            "programs are traced with it",
+        ),
+        Int3::GuestHandler => (
+            "not reported",
+            "exotrace watches the guest's own #BP entry instead",
+        ),
+    };
+    Row {
+        what: "int3 in programs",
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+fn breakpoint(what: &'static str, found: Breakpoint) -> Row {
+    let (found, consequence) = match found {
+        Breakpoint::Works => ("work", "nothing to do"),
+        Breakpoint::IgnoresResumeFlag => (
+            "fire again on resume",
+            "the trapped instruction is executed for the guest instead",
+        ),
+        Breakpoint::Silent => ("never fire", "only int3 is used there"),
+    };
+    Row {
+        what,
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+fn step(what: &'static str, works: bool) -> Row {
+    let (found, consequence) = match works {
+        true => ("works", "any instruction can be trapped"),
+        false => (
+            "does nothing",
+            "instructions that exotrace does not emulate cannot be trapped there",
+        ),
+    };
+    Row {
+        what,
+        found: found.into(),
+        consequence: consequence.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_says_what_follows() {
+        for profile in [
+            HostProfile::hardware_example(),
+            HostProfile::interpreted_example(),
+        ] {
+            let rows = rows(&profile);
+            assert_eq!(rows.len(), 16);
+            for row in rows {
+                assert!(
+                    !row.found.is_empty() && row.consequence.len() > 10,
+                    "{}",
+                    row.what
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_that_hides_user_int3_says_what_is_done_instead() {
+        let row = int3_user(&HostProfile::interpreted_example());
+        assert_eq!(
+            (row.what, row.found.as_str()),
+            ("int3 in programs", "not reported")
+        );
+        assert_eq!(
+            row.consequence,
+            "exotrace watches the guest's own #BP entry instead"
+        );
+        assert_eq!(microseconds(8_749), "8.7 us");
+    }
+}

@@ -1,0 +1,28 @@
+//! The commands, one file each.
+
+mod demo;
+mod doctor;
+mod generate;
+mod remote;
+mod run;
+
+use crate::args::Command;
+use crate::report::Failure;
+
+/// Does what was asked.
+///
+/// # Errors
+/// With what is to be told to the user.
+pub fn execute(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Run(args) => run::run(*args),
+        Command::Demo(args) => demo::demo(&args),
+        Command::Snapshot(args) => remote::snapshot(args),
+        Command::Stop(which) => remote::stop(which),
+        Command::Stat(args) => remote::stat(args),
+        Command::Vms(args) => remote::vms(&args),
+        Command::Completions { shell } => generate::completions(shell),
+        Command::Man { folder } => generate::man(&folder),
+    }
+}

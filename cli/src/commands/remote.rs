@@ -1,0 +1,196 @@
+//! Commands for machines that run in another process: `snapshot`, `stop`, `stat`, `vms`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use crate::args;
+use crate::control::client::{ask, unexpected};
+use crate::control::{Answer, Command, Info, Stat, Unknown};
+use crate::memory_size::Human;
+use crate::registry::{Registry, Running};
+use crate::report::{Failure, ToOutput, say};
+
+/// Most unknown addresses listed by `stat`.
+const LISTED: usize = 16;
+
+fn find(which: args::Which) -> Result<Running, Failure> {
+    Ok(Registry::open()?.find(which.vm)?)
+}
+
+/// Runs `exotrace snapshot`.
+pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let folder = absolute(args.folder)?;
+    match ask(
+        &machine,
+        &Command::Snapshot {
+            folder: folder.clone(),
+        },
+    )? {
+        Answer::Saved { paused_us } => {
+            let (whole, part) = (paused_us / 1000, paused_us % 1000 / 100);
+            say(format_args!(
+                "{}: saved to {}; the guest stood still for {whole}.{part} ms",
+                machine.name,
+                folder.display()
+            ));
+            Ok(())
+        }
+        other => Err(unexpected(&machine, &other).into()),
+    }
+}
+
+/// The other process has another working directory.
+fn absolute(folder: PathBuf) -> Result<PathBuf, Failure> {
+    std::path::absolute(&folder)
+        .map_err(|error| Failure::new(format_args!("snapshot {}: {error}", folder.display())))
+}
+
+/// Runs `exotrace stop`.
+pub fn stop(which: args::Which) -> Result<(), Failure> {
+    let machine = find(which)?;
+    match ask(&machine, &Command::Stop)? {
+        Answer::Stopping => Ok(()),
+        other => Err(unexpected(&machine, &other).into()),
+    }
+}
+
+/// Runs `exotrace stat`.
+pub fn stat(args: args::Stat) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let stat = match ask(&machine, &Command::Stat)? {
+        Answer::Stat(stat) => stat,
+        other => return Err(unexpected(&machine, &other).into()),
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let json = serde_json::to_string(&stat)?;
+        return writeln!(out, "{json}").to_output();
+    }
+    out.write_all(stat_text(&stat).as_bytes()).to_output()
+}
+
+fn stat_text(stat: &Stat) -> String {
+    let mut text = String::new();
+    let counts = [
+        ("port exits", stat.port_exits),
+        ("memory exits", stat.mmio_exits),
+        ("traps of probes", stat.traps),
+        ("guest's own int3s", stat.guest_int3),
+        ("system calls repaired", stat.syscalls_repaired),
+    ];
+    for (what, count) in counts {
+        text += &format!("{what:22} {count:>12}\n");
+    }
+    for (instruction, count) in &stat.completed {
+        text += &format!("completed {instruction:12} {count:>12}\n");
+    }
+    for (what, list) in [
+        ("port", &stat.unknown_ports),
+        ("memory", &stat.unknown_memory),
+    ] {
+        for Unknown {
+            address,
+            reads,
+            writes,
+        } in list.iter().take(LISTED)
+        {
+            text += &format!("no device at {what} {address:#x}: {reads} reads, {writes} writes\n");
+        }
+        if list.len() > LISTED {
+            text += &format!(
+                "and {} more {what} addresses without a device (see --json)\n",
+                list.len() - LISTED
+            );
+        }
+    }
+    text
+}
+
+/// Runs `exotrace vms`.
+pub fn vms(args: &args::Vms) -> Result<(), Failure> {
+    let (running, removed) = Registry::open()?.list()?;
+    for name in removed {
+        say(format_args!(
+            "removed what the dead machine {name} left behind"
+        ));
+    }
+    let mut infos = Vec::new();
+    for machine in running {
+        match ask(&machine, &Command::Info) {
+            Ok(Answer::Info(info)) => infos.push(info),
+            Ok(other) => say(unexpected(&machine, &other)),
+            // One machine that does not answer must not hide the others.
+            Err(error) => say(error),
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        for info in &infos {
+            let json = serde_json::to_string(info)?;
+            writeln!(out, "{json}").to_output()?;
+        }
+        return Ok(());
+    }
+    if !infos.is_empty() {
+        writeln!(
+            out,
+            "{:16} {:>8} {:>10} {:>4} {:>8}  KERNEL",
+            "NAME", "PID", "MEMORY", "CPUS", "SECONDS"
+        )
+        .to_output()?;
+    }
+    for Info {
+        name,
+        pid,
+        memory,
+        cpus,
+        kernel,
+        running_s,
+    } in &infos
+    {
+        let memory = Human(*memory).to_string();
+        writeln!(
+            out,
+            "{name:16} {pid:>8} {memory:>10} {cpus:>4} {running_s:>8}  {kernel}"
+        )
+        .to_output()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_listed_and_long_lists_cut() {
+        let unknown = |address| Unknown {
+            address,
+            reads: 2,
+            writes: 3,
+        };
+        let stat = Stat {
+            name: "vm1".into(),
+            port_exits: 10,
+            mmio_exits: 11,
+            traps: 12,
+            guest_int3: 13,
+            syscalls_repaired: 14,
+            completed: vec![("popcnt".into(), 15)],
+            unknown_ports: (0..20).map(unknown).collect(),
+            unknown_memory: vec![unknown(0xd000_0000)],
+        };
+        let text = stat_text(&stat);
+        for expected in [
+            "traps of probes                  12\n",
+            "completed popcnt                 15\n",
+            "no device at port 0xf: 2 reads, 3 writes\n",
+            "and 4 more port addresses",
+            "no device at memory 0xd0000000: 2 reads",
+        ] {
+            assert!(text.contains(expected), "{expected:?} is not in:\n{text}");
+        }
+        assert!(!text.contains("port 0x10:"));
+    }
+}

@@ -1,0 +1,241 @@
+//! The kernel a machine runs: its file, its symbols, and where it stands in the running guest.
+//!
+//! A Linux kernel is looked for in the paused guest ([`GuestKernel::locate`]) until it has booted far enough to be
+//! changed from outside: its entry points are final, and it no longer patches its own functions (alternatives,
+//! ftrace), which it does before it starts its scheduler. A guest that is no Linux stands where it is linked.
+
+use std::path::{Path, PathBuf};
+
+use introspect::Gva;
+use introspect::kernel::image::KernelImage;
+use introspect::kernel::slide::{self, LiveEntries};
+use introspect::kernel::symbols::Symbols;
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::virtual_memory::read_u32;
+use probes::kernel_view::{KernelView, KernelViewError};
+use vmm::Machine;
+use vmm::boot::{KernelFile, KernelFileError};
+use vmm::machine::Paused;
+use vmm::snapshot::KernelReference;
+
+/// Symbol that every x86-64 Linux has and nothing else does.
+const LINUX: &str = "entry_SYSCALL_64";
+/// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is done.
+const SYSTEM_SCHEDULING: u32 = 1;
+/// Model-specific register: where SYSCALL enters.
+const LSTAR: u32 = 0xc000_0082;
+/// Names offered for a function that does not exist.
+const SUGGESTIONS: usize = 3;
+
+/// A kernel file, read.
+pub struct GuestKernel {
+    /// The file's contents, unpacked.
+    pub file: KernelFile,
+    /// Which file, for snapshots.
+    pub reference: KernelReference,
+    image: KernelImage,
+    /// At their link addresses.
+    symbols: Result<Symbols, String>,
+}
+
+/// A kernel file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestKernelError {
+    /// Reading or unpacking it.
+    #[error(transparent)]
+    File(#[from] KernelFileError),
+    /// Its contents.
+    #[error("kernel {path}: {source}", path = path.display())]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: introspect::kernel::image::ImageError,
+    },
+    /// The snapshot runs another one.
+    #[error(
+        "kernel {path}: not the one that the snapshot runs ({size} bytes unpacked, CRC-32 {crc32:08x}); give --kernel the file it was booted from",
+        path = path.display()
+    )]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// Size of the snapshot's kernel.
+        size: u64,
+        /// Its checksum.
+        crc32: u32,
+    },
+}
+
+/// Functions cannot be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum FunctionsError {
+    /// No names at all.
+    #[error("functions cannot be found by name: {0}")]
+    NoSymbols(String),
+    /// No such function.
+    #[error("no function {name:?} in the kernel {path}{hint}", path = path.display())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// The kernel.
+        path: PathBuf,
+        /// Similar names.
+        hint: String,
+    },
+}
+
+impl GuestKernel {
+    /// Reads the kernel at `path`.
+    ///
+    /// # Errors
+    /// If it is not a kernel for this machine.
+    pub fn open(path: &Path) -> Result<Self, GuestKernelError> {
+        Self::read(KernelFile::open(path)?, path)
+    }
+
+    /// The same for the contents of a file; `path` is only for messages.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, GuestKernelError> {
+        Self::read(KernelFile::from_bytes(bytes, path)?, path)
+    }
+
+    fn read(file: KernelFile, path: &Path) -> Result<Self, GuestKernelError> {
+        let image = KernelImage::parse(file.elf()).map_err(|source| GuestKernelError::Image {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        let symbols = image.symbols().map_err(|error| error.to_string());
+        Ok(Self {
+            reference: KernelReference::new(path, file.elf()),
+            file,
+            image,
+            symbols,
+        })
+    }
+
+    /// Reads the kernel that a snapshot runs, from `path` or from where it was.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and if it is another kernel.
+    pub fn of_snapshot(
+        saved: &KernelReference,
+        path: Option<&Path>,
+    ) -> Result<Self, GuestKernelError> {
+        let kernel = Self::open(path.unwrap_or(&saved.path))?;
+        if saved.matches(kernel.file.elf()) {
+            return Ok(kernel);
+        }
+        let path = kernel.reference.path;
+        Err(GuestKernelError::Other {
+            path,
+            size: saved.size,
+            crc32: saved.crc32,
+        })
+    }
+
+    /// Whether this is a Linux kernel; `true` if nothing is known.
+    pub fn is_linux(&self) -> bool {
+        self.symbols
+            .as_ref()
+            .map_or(true, |s| s.address_of(LINUX).is_some())
+    }
+
+    /// The symbols at their link addresses.
+    ///
+    /// # Errors
+    /// If there are none.
+    pub fn symbols(&self) -> Result<&Symbols, FunctionsError> {
+        self.symbols
+            .as_ref()
+            .map_err(|why| FunctionsError::NoSymbols(why.clone()))
+    }
+
+    /// Whether each of `names` is a function, before anything is started.
+    ///
+    /// # Errors
+    /// For the first that is not, with the nearest names.
+    pub fn check_functions(&self, names: &[String]) -> Result<(), FunctionsError> {
+        let symbols = self.symbols()?;
+        for name in names {
+            if !symbols.all_of(name).any(|s| s.is_text() && !s.absolute) {
+                let near = symbols.nearest_names(name, SUGGESTIONS).join(", ");
+                let hint = if near.is_empty() {
+                    String::new()
+                } else {
+                    format!("; did you mean {near}?")
+                };
+                let path = self.reference.path.clone();
+                return Err(FunctionsError::Unknown {
+                    name: name.clone(),
+                    path,
+                    hint,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The running kernel in the paused guest; `None` as long as it has not booted far enough.
+    ///
+    /// # Errors
+    /// If it will never be found.
+    pub fn locate(
+        &self,
+        machine: &Machine,
+        paused: &Paused,
+    ) -> Result<Option<KernelView>, KernelViewError> {
+        let registers = machine
+            .registers(paused, 0)
+            .ok_or(KernelViewError::NoVcpu)?;
+        let Ok(symbols) = &self.symbols else {
+            return Ok(None);
+        };
+        let space = registers.address_space();
+        if !self.is_linux() {
+            return Ok(Some(KernelView::without_types(symbols.clone(), space)));
+        }
+        let gate = |vector| {
+            machine
+                .interrupt_handler(paused, 0, vector)
+                .map_or(0, |gva| gva.0)
+        };
+        let live = LiveEntries {
+            syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
+            page_fault: gate(14),
+            divide_error: gate(0),
+        };
+        let Ok(slide) = slide::find(symbols, live) else {
+            return Ok(None);
+        };
+        if !self.has_settled(machine, space, slide) {
+            return Ok(None);
+        }
+        KernelView::new(&self.image, machine, paused).map(Some)
+    }
+
+    /// Whether the kernel has done its boot-time patching. A kernel that does not tell is taken to have.
+    fn has_settled(&self, machine: &Machine, space: AddressSpace, slide: u64) -> bool {
+        let state = self
+            .symbols
+            .as_ref()
+            .ok()
+            .and_then(|s| s.address_of("system_state"));
+        let Some(address) = state.map(|linked| Gva(linked.wrapping_add(slide))) else {
+            return true;
+        };
+        // Not mapped while a user program runs with page table isolation: then it has long been scheduling.
+        read_u32(machine.ram(), space, address).map_or(true, |state| state >= SYSTEM_SCHEDULING)
+    }
+}
+
+/// `address` as `name+0x12`, or as it is.
+pub fn symbolize(symbols: Option<&Symbols>, address: u64) -> String {
+    match symbols.and_then(|s| s.resolve(address)) {
+        Some((symbol, 0)) => format!("{address:#x} {}", symbol.name),
+        Some((symbol, offset)) => format!("{address:#x} {}+{offset:#x}", symbol.name),
+        None => format!("{address:#x}"),
+    }
+}

@@ -1,0 +1,127 @@
+//! Files that a run writes, and that a run which does not come about leaves as they were.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("output {path}: {source}", path = path.display())]
+pub struct OutputFileError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A file opened for writing, with its old contents still in it. Dropped without [`OutputFile::keep`] it is as
+/// before: removed if it was not there.
+#[derive(Debug)]
+pub struct OutputFile {
+    path: PathBuf,
+    file: File,
+    created: bool,
+    kept: bool,
+}
+
+impl OutputFile {
+    /// Opens `path`, or makes it.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn open(path: &Path) -> Result<Self, OutputFileError> {
+        let new = OpenOptions::new().write(true).create_new(true).open(path);
+        let (opened, created) = match new {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                (OpenOptions::new().write(true).open(path), false)
+            }
+            other => (other, true),
+        };
+        let file = opened.map_err(|source| OutputFileError {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            created,
+            kept: false,
+        })
+    }
+
+    /// A writer for the same file.
+    ///
+    /// # Errors
+    /// If this process is out of descriptors.
+    pub fn writer(&self) -> Result<File, OutputFileError> {
+        self.file.try_clone().map_err(|source| self.error(source))
+    }
+
+    /// From now on the file is the run's: what was in it is gone.
+    ///
+    /// # Errors
+    /// If it cannot be emptied.
+    pub fn keep(&mut self) -> Result<(), OutputFileError> {
+        // A pipe or a device has nothing to empty.
+        if self.file.metadata().is_ok_and(|meta| meta.is_file()) {
+            self.file.set_len(0).map_err(|source| self.error(source))?;
+        }
+        self.kept = true;
+        Ok(())
+    }
+
+    fn error(&self, source: io::Error) -> OutputFileError {
+        OutputFileError {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        if self.created
+            && !self.kept
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            log::warn!("{} stays behind: {error}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_run_that_does_not_come_about_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, new) = (folder.path().join("old"), folder.path().join("new"));
+        fs::write(&old, "old contents").unwrap();
+        drop(OutputFile::open(&old).unwrap());
+        drop(OutputFile::open(&new).unwrap());
+        assert_eq!(fs::read_to_string(&old).unwrap(), "old contents");
+        assert!(!new.exists());
+    }
+
+    #[test]
+    fn a_run_that_does_replaces_what_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "something longer").unwrap();
+        let mut output = OutputFile::open(&path).unwrap();
+        output.keep().unwrap();
+        output.writer().unwrap().write_all(b"new").unwrap();
+        drop(output);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        let error = OutputFile::open(&folder.path().join("no/such"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no/such"), "{error}");
+        OutputFile::open(Path::new("/dev/null"))
+            .unwrap()
+            .keep()
+            .unwrap();
+    }
+}

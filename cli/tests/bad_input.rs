@@ -1,0 +1,176 @@
+//! What users get wrong: each is answered by one line that says what was found, and nothing stays behind.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::{Ended, World, has_kvm};
+
+/// One line on standard error that starts with our name and has all `parts`; nothing on standard output.
+fn check(world: &World, line: &str, ended: &Ended, status: i32, parts: &[&str]) {
+    assert_eq!(ended.status, status, "{line}: {ended:?}");
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    assert!(last.starts_with("exotrace: "), "{line}: {ended:?}");
+    for part in parts {
+        assert!(last.contains(part), "{line}: {part:?} is not in: {last}");
+    }
+    assert_eq!(ended.stdout, "", "{line}");
+    assert_eq!(world.registered(), Vec::<String>::new(), "{line}");
+}
+
+#[test]
+fn usage_errors_have_status_2() {
+    let world = World::new();
+    for (line, parts) in [
+        ("run", &["--kernel"][..]),
+        ("brew", &["'brew'"]),
+        (
+            "run --kernel micro --memory lots",
+            &["\"lots\" is not a size", "256M"],
+        ),
+        ("run --kernel micro --memory 128", &["did you mean 128M?"]),
+        ("run --kernel micro --memory 99999999999G", &["512G"]),
+        ("run --kernel micro --cpus many", &["'many'", "--cpus"]),
+        (
+            "run --kernel micro --name a/b",
+            &["\"a/b\" cannot name a machine"],
+        ),
+        ("run --kernel micro --for soon", &["\"soon\" is no time"]),
+        ("run --kernel micro -o trace", &["--trace"]),
+        ("run --restore d --memory 64M", &["--memory", "--restore"]),
+        ("run --kernel micro --format xml", &["'xml'", "text"]),
+    ] {
+        let ended = world.run(line);
+        check(&world, line, &ended, 2, parts);
+        assert_eq!(ended.stderr.lines().count(), 1, "{line}: {ended:?}");
+    }
+}
+
+#[test]
+fn files_that_are_no_kernels_are_told_by_what_they_are() {
+    let world = World::new();
+    world.write("text", b"hello, world");
+    world.write("empty", b"");
+    let micro = guest::micro::elf();
+    world.write("cut", &micro[..300]);
+    let mut arm = micro;
+    arm[18] = 183;
+    world.write("arm", &arm);
+    let mut bzimage = vec![0; 0x400];
+    bzimage[0x202..0x206].copy_from_slice(b"HdrS");
+    world.write("bzimage", &bzimage);
+    for (kernel, parts) in [
+        ("missing", &["missing", "No such file"][..]),
+        (".", &["kernel ."]),
+        (
+            "text",
+            &["text", "neither an ELF nor a bzImage", "68 65 6c 6c"],
+        ),
+        ("empty", &["empty", "0 bytes"]),
+        ("cut", &["cut", "truncated"]),
+        ("arm", &["arm", "183", "x86-64"]),
+        ("bzimage", &["bzimage"]),
+    ] {
+        let line = format!("run --kernel {kernel} --serial out");
+        let ended = world.run(&line);
+        check(&world, &line, &ended, 1, parts);
+        assert!(!world.path("out").exists(), "{line} left its serial file");
+    }
+}
+
+#[test]
+fn a_function_that_does_not_exist_is_told_before_anything_starts() {
+    let world = World::new();
+    let line = "run --kernel micro --trace micro_leaf,micro_laef -o trace";
+    let ended = world.run(line);
+    check(
+        &world,
+        line,
+        &ended,
+        1,
+        &["no function \"micro_laef\"", "micro_leaf"],
+    );
+    assert!(!world.path("trace").exists());
+}
+
+#[test]
+fn machines_that_cannot_be_made_are_told_and_leave_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    world.write("big", &vec![0; 8 << 20]);
+    world.write("old", b"old contents");
+    for (options, parts) in [
+        ("--memory 1M", &["1048576", "2M"][..]),
+        ("--memory 5000001", &["5000001", "multiple of 4096"]),
+        ("--memory 2T", &["2199023255552", "512G"]),
+        ("--memory 4M --cpus 0", &["0 vCPUs", "1 to 4"]),
+        ("--memory 4M --cpus 5", &["5 vCPUs", "1 to 4"]),
+        (
+            "--memory 4M --initramfs big",
+            &["initramfs of 8388608 bytes", "--memory"],
+        ),
+        (
+            "--memory 4M --initramfs none",
+            &["initramfs none", "No such file"],
+        ),
+        ("--memory 4M --entry pvh", &["PVH"]),
+        (
+            "--memory 4M --trace micro_leaf -o no/such/file",
+            &["no/such/file"],
+        ),
+    ] {
+        let line = format!("run --kernel micro --serial serial {options}");
+        let ended = world.run(&line);
+        check(&world, &line, &ended, 1, parts);
+        assert!(
+            !world.path("serial").exists(),
+            "{line} left its serial file"
+        );
+    }
+    let line = "run --kernel micro --serial old --memory 1M";
+    check(&world, line, &world.run(line), 1, &["1048576"]);
+    assert_eq!(std::fs::read(world.path("old")).unwrap(), b"old contents");
+}
+
+#[test]
+fn snapshots_that_are_none_are_refused() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    std::fs::create_dir(world.path("dir")).unwrap();
+    let line = "run --restore dir";
+    check(
+        &world,
+        line,
+        &world.run(line),
+        1,
+        &["dir/state", "exotrace snapshot"],
+    );
+    world.write("dir/state", b"something else entirely");
+    check(&world, line, &world.run(line), 1, &["not a snapshot"]);
+}
+
+#[test]
+fn machines_that_do_not_run_cannot_be_asked() {
+    let world = World::new();
+    for command in ["stop", "stat", "snapshot s"] {
+        check(
+            &world,
+            command,
+            &world.run(command),
+            1,
+            &["no machine runs", "exotrace run"],
+        );
+        let line = format!("{command} --vm web");
+        check(
+            &world,
+            &line,
+            &world.run(&line),
+            1,
+            &["no machine named web runs"],
+        );
+    }
+    assert_eq!(world.run("vms").status, 0);
+}

@@ -1,0 +1,338 @@
+//! Machines from the outside: exact traces, other commands on a running machine, and orderly ends.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use rustix::process::Signal;
+use support::{World, has_kvm};
+
+#[test]
+fn doctor_describes_the_host_for_people_and_programs() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let text = world.run("doctor");
+    assert_eq!(text.status, 0, "{text:?}");
+    for what in [
+        "guest kernel mode",
+        "int3 in the kernel",
+        "int3 in programs",
+        "one exit from kernel mode",
+    ] {
+        assert!(text.stdout.contains(what), "{what}: {text:?}");
+    }
+    for line in ["doctor --json", "doctor --json --fresh"] {
+        let json = world.run(line);
+        let record: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+        let mode = record.get("kernel_mode").and_then(|m| m.as_str()).unwrap();
+        assert!(["native", "interpreted"].contains(&mode), "{mode}");
+        assert!(
+            record
+                .get("exit_kernel_ns")
+                .and_then(|n| n.as_u64())
+                .unwrap()
+                > 0
+        );
+    }
+}
+
+#[test]
+fn a_traced_function_gives_a_line_for_each_entry_and_each_exit() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let ended = world.micro("calls 50", "--trace micro_leaf");
+    assert_eq!(ended.status, 0, "{ended:?}");
+    assert!(
+        ended.stderr.contains("micro: count 50"),
+        "the guest's own count is right: {ended:?}"
+    );
+    assert!(
+        ended
+            .stderr
+            .contains("100 events: 50 entries, 50 exits, 0 dropped"),
+        "{ended:?}"
+    );
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    assert_eq!((lines.len(), ended.stdout.len()), (100, 100 * 121));
+    for (index, pair) in lines.chunks(2).enumerate() {
+        let fields = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let (entry, exit) = (fields(pair[0]), fields(pair[1]));
+        assert_eq!(
+            (entry[0].as_str(), exit[0].as_str()),
+            ("E", "X"),
+            "pair {index}"
+        );
+        // micro_leaf(n) returns n + 1
+        assert_eq!(
+            entry[4],
+            format!("{index:016x}"),
+            "argument of call {index}"
+        );
+        assert_eq!(
+            exit[4],
+            format!("{:016x}", index + 1),
+            "result of call {index}"
+        );
+        assert!(entry[2] < exit[2], "times of call {index}");
+    }
+    assert_eq!(world.registered(), Vec::<String>::new());
+}
+
+#[test]
+fn a_trace_file_leaves_standard_output_to_the_guest() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let ended = world.micro(
+        "nested 2",
+        "--trace micro_recurse,micro_outer -o trace --format json",
+    );
+    assert_eq!(ended.status, 0, "{ended:?}");
+    assert!(ended.stdout.contains("micro: count 10"), "{ended:?}");
+    let trace = std::fs::read_to_string(world.path("trace")).unwrap();
+    let events: Vec<serde_json::Value> = trace
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let count = |event: &str, function: &str| {
+        events
+            .iter()
+            .filter(|e| e["event"] == event && e["function"] == function)
+            .count()
+    };
+    assert_eq!(events[0]["event"], "clock");
+    assert_eq!(
+        (count("entry", "micro_outer"), count("exit", "micro_outer")),
+        (2, 2)
+    );
+    assert_eq!(
+        (
+            count("entry", "micro_recurse"),
+            count("exit", "micro_recurse")
+        ),
+        (10, 10)
+    );
+    assert_eq!(events.len(), 25);
+}
+
+#[test]
+fn the_serial_port_goes_where_it_is_told() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let file = world.micro("out 3", "--serial out");
+    assert_eq!((file.status, file.stdout.as_str()), (0, ""), "{file:?}");
+    let text = std::fs::read_to_string(world.path("out")).unwrap();
+    assert!(text.contains("micro: count 3"), "{text}");
+    let null = world.micro("out 3", "--serial null");
+    assert_eq!((null.status, null.stdout.as_str()), (0, ""), "{null:?}");
+    assert!(!null.stderr.contains("micro: count"), "{null:?}");
+}
+
+#[test]
+fn what_is_typed_reaches_the_guest() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    world.write("typed", b"hello\nquit\n");
+    let mut command = world.micro_command("echo", "");
+    command.stdin(std::fs::File::open(world.path("typed")).unwrap());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("hello") && text.contains("micro: count 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_crash_shows_registers_and_a_place_with_a_name() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let ended = world.micro("triple", "--serial null");
+    assert_eq!(ended.status, 1, "{ended:?}");
+    let last = ended.stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("exotrace: triple fault on vCPU 0 at 0x") && last.contains("micro_triple"),
+        "{last}"
+    );
+    assert!(
+        ended.stderr.contains("rax ") && ended.stderr.contains("cr3 "),
+        "{ended:?}"
+    );
+    assert_eq!(world.registered(), Vec::<String>::new());
+}
+
+#[test]
+fn a_halted_guest_and_a_time_limit_are_orderly_ends() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    for (program, options, end) in [
+        ("dead", "", "guest halted"),
+        ("spin", "--for 0.2", "stopped"),
+        ("spin", "--for 0.2 --trace micro_leaf", "0 events"),
+        ("out 1", "", "guest reset"),
+    ] {
+        let ended = world.micro(program, options);
+        assert_eq!(ended.status, 0, "{program}: {ended:?}");
+        assert!(ended.stderr.contains(end), "{program}: {ended:?}");
+    }
+}
+
+#[test]
+fn signals_end_a_run_in_order() {
+    if !has_kvm() {
+        return;
+    }
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let world = World::new();
+        let machine = world.start("spin", "--trace micro_leaf");
+        machine.signal(signal);
+        let ended = machine.finish();
+        assert_eq!(ended.status, 0, "{signal:?}: {ended:?}");
+        assert!(
+            ended.stderr.contains("0 events"),
+            "the trace was ended first: {ended:?}"
+        );
+        assert_eq!(world.registered(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_running_machine_answers_and_stops() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let machine = world.start("hlt", "--name web");
+    let vms = world.run("vms --json");
+    let info: serde_json::Value = serde_json::from_str(&vms.stdout).unwrap();
+    assert_eq!(
+        (info["name"].as_str(), info["memory"].as_u64()),
+        (Some("web"), Some(4 << 20))
+    );
+    assert!(world.run("vms").stdout.contains("web"));
+
+    let taken = world.micro("out 1", "--name web");
+    assert_eq!(taken.status, 1);
+    assert!(
+        taken.stderr.contains("a machine named web runs already"),
+        "{taken:?}"
+    );
+
+    let stat = world.run("stat --json");
+    let stat: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap();
+    assert!(stat["port_exits"].as_u64().unwrap() > 0, "{stat}");
+    assert!(world.run("stat --vm web").stdout.contains("port exits"));
+
+    let other = world.run("stop --vm other");
+    assert!(
+        other.status == 1 && other.stderr.contains("these do: web"),
+        "{other:?}"
+    );
+    assert_eq!(world.run("stop").status, 0);
+    let ended = machine.finish();
+    assert_eq!(ended.status, 0, "{ended:?}");
+    assert_eq!(world.registered(), Vec::<String>::new());
+}
+
+#[test]
+fn a_snapshot_goes_on_where_it_was_taken_and_can_be_traced() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let machine = world.start("hlt", "");
+    let saved = world.run("snapshot saved");
+    assert_eq!(saved.status, 0, "{saved:?}");
+    assert!(
+        saved.stderr.contains("the guest stood still for"),
+        "{saved:?}"
+    );
+    let again = world.run("snapshot saved");
+    assert!(
+        again.status == 1 && again.stderr.contains("already there"),
+        "{again:?}"
+    );
+    assert_eq!(world.run("stop").status, 0);
+    assert_eq!(machine.finish().status, 0);
+
+    let restored =
+        world.run("run --restore saved --serial null --trace micro_timer_entry --for 0.5");
+    assert_eq!(restored.status, 0, "{restored:?}");
+    assert!(
+        restored.stdout.starts_with("E "),
+        "the timer goes on: {restored:?}"
+    );
+
+    world.write("other", &[guest::micro::elf(), vec![0]].concat());
+    let other = world.run("run --restore saved --kernel other");
+    assert!(
+        other.status == 1 && other.stderr.contains("not the one that the snapshot runs"),
+        "{other:?}"
+    );
+
+    let state = world.path("saved/state");
+    let mut bytes = std::fs::read(&state).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&state, bytes).unwrap();
+    let damaged = world.run("run --restore saved");
+    assert!(
+        damaged.status == 1 && damaged.stderr.contains("damaged"),
+        "{damaged:?}"
+    );
+    assert_eq!(world.registered(), Vec::<String>::new());
+}
+
+#[test]
+fn a_killed_machine_leaves_nothing_in_the_way() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let machine = world.start("hlt", "--name web");
+    machine.signal(Signal::KILL);
+    drop(machine.finish());
+    assert_eq!(world.registered(), ["web"]);
+    let vms = world.run("vms");
+    assert!(
+        vms.stdout.is_empty() && vms.stderr.contains("dead machine web"),
+        "{vms:?}"
+    );
+    assert_eq!(world.registered(), Vec::<String>::new());
+}
+
+#[test]
+fn completions_and_man_pages_name_every_command() {
+    let world = World::new();
+    let bash = world.run("completions bash");
+    assert!(
+        bash.status == 0 && bash.stdout.contains("snapshot"),
+        "{bash:?}"
+    );
+    assert_eq!(world.run("man run").status, 0);
+    for page in [
+        "exotrace.1",
+        "exotrace-run.1",
+        "exotrace-doctor.1",
+        "exotrace-snapshot.1",
+    ] {
+        let text = std::fs::read_to_string(world.path("run").join(page)).unwrap();
+        assert!(text.contains(".TH"), "{page}");
+    }
+    let missing = world.run("man nowhere");
+    assert!(
+        missing.status == 1 && missing.stderr.contains("nowhere"),
+        "{missing:?}"
+    );
+}

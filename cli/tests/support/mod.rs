@@ -1,0 +1,170 @@
+//! Running the command in a world of its own: its run directory is empty, and the host's record is shared by all tests.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take here.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder with the micro guest in it, and a run directory.
+pub struct World {
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("run")).unwrap();
+        fs::write(folder.path().join("micro"), guest::micro::elf()).unwrap();
+        Self { folder }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, contents: &[u8]) {
+        fs::write(self.path(name), contents).unwrap();
+    }
+
+    /// The command with arguments as a line of words, in this folder.
+    pub fn command(&self, line: &str) -> Command {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        self.command_of(&words)
+    }
+
+    pub fn command_of(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_exotrace"));
+        command
+            .args(words)
+            .current_dir(self.folder.path())
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
+            .env_remove("EXOTRACE_CACHE")
+            .env_remove("EXOTRACE_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs the command to its end.
+    pub fn run(&self, line: &str) -> Ended {
+        Ended::from(self.command(line).output().unwrap())
+    }
+
+    /// Runs a program of the micro guest.
+    pub fn micro(&self, program: &str, options: &str) -> Ended {
+        Ended::from(self.micro_command(program, options).output().unwrap())
+    }
+
+    pub fn micro_command(&self, program: &str, options: &str) -> Command {
+        let mut words = vec![
+            "run",
+            "--kernel",
+            "micro",
+            "--memory",
+            "4M",
+            "--cmdline",
+            program,
+        ];
+        words.extend(options.split_whitespace());
+        self.command_of(&words)
+    }
+
+    /// Starts a machine that goes on until it is stopped, and waits until it can be asked.
+    pub fn start(&self, program: &str, options: &str) -> Running {
+        let child = self.micro_command(program, options).spawn().unwrap();
+        let running = Running { child: Some(child) };
+        let start = Instant::now();
+        while self.run("vms").stdout.lines().count() < 2 {
+            assert!(start.elapsed() < PATIENCE, "no machine after {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        running
+    }
+
+    /// Names in the run directory.
+    pub fn registered(&self) -> Vec<String> {
+        match fs::read_dir(self.path("run/exotrace")) {
+            Ok(entries) => entries
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// A command that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self {
+            status: output.status.code().unwrap_or(-1),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+}
+
+/// A command that runs; killed when dropped.
+pub struct Running {
+    child: Option<Child>,
+}
+
+impl Running {
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let child = self.child.as_ref().unwrap();
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the end.
+    pub fn finish(mut self) -> Ended {
+        let mut child = self.child.take().unwrap();
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            if start.elapsed() > PATIENCE {
+                child.kill().unwrap();
+                panic!("the command has not ended after {PATIENCE:?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ended::from(child.wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Whether machines can be run. Without KVM tests fail, unless EXOTRACE_NO_KVM=1 says that this is known.
+pub fn has_kvm() -> bool {
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(Path::new("/dev/kvm"));
+    match opened {
+        Ok(_) => true,
+        Err(error) if std::env::var_os("EXOTRACE_NO_KVM").is_some_and(|v| v == "1") => {
+            eprintln!("not tested: /dev/kvm: {error} (EXOTRACE_NO_KVM=1)");
+            false
+        }
+        Err(error) => panic!("/dev/kvm: {error}; set EXOTRACE_NO_KVM=1 to test without machines"),
+    }
+}

@@ -1,0 +1,160 @@
+//! The micro guest's programs on a machine without traps: whatever the host's KVM lacks, each runs to its own right
+//! count, and a run's end says how it came.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::{micro, micro_kernel, micro_on, running};
+use vmm::boot::{BootError, EntryProtocol};
+use vmm::machine::MachineError;
+use vmm::{MachineConfig, RunEnd};
+
+#[test]
+fn every_program_that_ends_counts_right() {
+    let host = host!();
+    let cases = [
+        ("calls 2000", 1, 2000),
+        ("nested 100", 1, 500),
+        ("out 500", 1, 500),
+        ("usermmio 300", 1, 300),
+        ("syscalls 300", 1, 300),
+        ("usercalls 100000", 1, 100_000),
+        ("int3k 100", 1, 100),
+        ("int3u 100", 1, 100),
+        ("ud 100", 1, 100),
+        ("fault 100", 1, 100),
+        ("step 200", 1, 200),
+        ("tick 5", 1, 5),
+        ("smp 1000 2", 2, 2000),
+    ];
+    for (command_line, cpus, count) in cases {
+        let mut guest = micro_on(host, command_line, cpus);
+        guest.machine.start();
+        assert_eq!(
+            guest.count(),
+            count,
+            "{command_line}: {}",
+            guest.situation()
+        );
+    }
+}
+
+#[test]
+fn a_program_gets_what_is_typed() {
+    let host = host!();
+    let guest = running(host, "echo");
+    guest.wait_for("micro: echo 1\n");
+    for line in ["one\n", "and two\n", "quit\n"] {
+        let mut rest = line.as_bytes();
+        while !rest.is_empty() {
+            let taken = guest.machine.serial_input(rest);
+            rest = &rest[taken..];
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(guest.count(), 2);
+    assert!(
+        guest.serial.text().contains("one\nand two\n"),
+        "{}",
+        guest.situation()
+    );
+}
+
+#[test]
+fn each_end_says_how_it_came() {
+    let host = host!();
+    let guest = running(host, "dead");
+    assert!(
+        matches!(guest.end(), RunEnd::Halted),
+        "{}",
+        guest.situation()
+    );
+
+    let guest = running(host, "triple");
+    let end = guest.end();
+    let RunEnd::TripleFault { vcpu: 0, registers } = &end else {
+        panic!("{end}")
+    };
+    let function = guest.symbol("micro_triple").0;
+    assert!(
+        (function..function + 16).contains(&registers.regs.rip),
+        "{registers}"
+    );
+    assert!(!end.is_orderly());
+
+    let guest = running(host, "calls 1");
+    let RunEnd::Reset { cause: Some(cause) } = guest.end() else {
+        panic!("{}", guest.situation())
+    };
+    assert!(cause.contains("keyboard"), "{cause}");
+
+    let guest = running(host, "spin");
+    guest.wait_for("micro: spin 1\n");
+    guest.machine.stop();
+    assert!(matches!(guest.end(), RunEnd::Stopped));
+}
+
+#[test]
+fn the_first_reason_of_an_end_counts() {
+    let host = host!();
+    let guest = running(host, "triple");
+    assert!(matches!(guest.end(), RunEnd::TripleFault { .. }));
+    guest.machine.stop();
+    assert!(matches!(guest.end(), RunEnd::TripleFault { .. }));
+}
+
+/// `micro_leaf` stands in for a kernel's `panic`.
+#[test]
+fn a_panic_is_reported_with_its_registers_once_the_guest_resets() {
+    let host = host!();
+    let mut guest = micro(host, "calls 3");
+    let function = guest.symbol("micro_leaf");
+    guest.machine.watch_panic(function, guest.space()).unwrap();
+    guest.machine.start();
+    let RunEnd::Panic(report) = guest.end() else {
+        panic!("{}", guest.situation())
+    };
+    assert_eq!(
+        (
+            report.vcpu,
+            report.registers.regs.rip,
+            report.registers.regs.rdi
+        ),
+        (0, function.0, 0)
+    );
+    assert!(
+        guest.serial.text().contains("micro: count 3\n"),
+        "the guest goes on: {}",
+        guest.situation()
+    );
+}
+
+#[test]
+fn a_kernel_without_pvh_note_is_refused_for_pvh_only() {
+    let host = host!();
+    let kernel = micro_kernel();
+    let boot = |protocol| {
+        vmm::machine::boot(
+            &host.kvm,
+            &host.profile,
+            MachineConfig {
+                memory: support::MEMORY,
+                cpus: 1,
+                kernel: &kernel,
+                initramfs: None,
+                command_line: "calls 1",
+                add_words: false,
+                protocol,
+                pit: false,
+                serial: support::Captured::default().output(),
+            },
+        )
+    };
+    let error = boot(Some(EntryProtocol::Pvh)).err().unwrap();
+    assert!(
+        matches!(error, MachineError::Boot(BootError::NoPvhEntry)),
+        "{error}"
+    );
+    assert!(error.to_string().contains("64-bit entry"), "{error}");
+    assert!(boot(Some(EntryProtocol::Linux64)).is_ok());
+}
