@@ -39,6 +39,8 @@ pub enum Command {
     Run(Box<Run>),
     /// Show a traced guest: boot one, trace its file system, explain what is shown
     Demo(Demo),
+    /// Make or fetch a guest to run: its kernel and initramfs, into a folder
+    Guest(Guest),
     /// Save a running machine to a folder
     Snapshot(Snapshot),
     /// End a running machine in order: traps are removed first
@@ -147,6 +149,34 @@ pub struct Demo {
     /// Boot the guest anew instead of restoring it
     #[arg(long)]
     pub rebuild: bool,
+}
+
+/// Options of `guest`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+small: a kernel for interpreted hosts, built from Debian's linux-source-6.1 (about 4 minutes, once).
+rich:  the same source with tracepoints, modules, jump labels and BTF in the image.
+cloud: Debian's linux-image-cloud-amd64 as it is, unpacked and not installed.
+micro: a kernel of a few kilobytes that boots in milliseconds, for tests and measurements.")]
+pub struct Guest {
+    /// Which guest
+    #[arg(value_enum)]
+    pub kind: GuestKind,
+    /// Where its files go
+    pub folder: PathBuf,
+}
+
+/// The guests there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GuestKind {
+    /// A small kernel, and busybox.
+    Small,
+    /// A kernel with all that traces itself, and busybox.
+    Rich,
+    /// Debian's cloud kernel, and busybox.
+    Cloud,
+    /// The micro guest.
+    Micro,
 }
 
 /// Options of `snapshot`.

@@ -33,7 +33,9 @@ pub fn report(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> Result
                 message += &format!(": {}", text.trim_end().escape_debug());
             }
             if let Ok(caller) = read_u64(ram, space, Gva(registers.regs.rsp)) {
-                message += &format!(", called from {}", symbolize(symbols, caller));
+                // The call itself: what follows a call that never returns may be another function.
+                let call = caller.wrapping_sub(1);
+                message += &format!(", called from {}", symbolize(symbols, call));
             }
             Err(Failure::new(message))
         }

@@ -13,7 +13,7 @@ pub const KVM: &str = "/dev/kvm";
 /// An open KVM and its record.
 pub struct Host {
     /// The device.
-    pub kvm: kvm_ioctls::Kvm,
+    pub kvm: vmm::host::Kvm,
     /// What it does.
     pub profile: HostProfile,
 }

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use introspect::Gva;
 use introspect::kernel::image::KernelImage;
-use kvm_ioctls::Kvm;
 use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
 use vmm::boot::KernelFile;
 use vmm::host::HostProfile;
+use vmm::host::Kvm;
 use vmm::machine::{Machine, MachineConfig, SerialOutput, boot};
 use vmm::trap::{StoppedCpu, Trap, TrapSink};
 
@@ -77,7 +77,9 @@ impl Bench {
         prepare(&machine)?;
         let start = cpu_time();
         machine.start();
-        let end = machine.wait(Some(Duration::from_secs(60))).ok_or("not done in a minute")?;
+        let end = machine
+            .wait(Some(Duration::from_secs(60)))
+            .ok_or("not done in a minute")?;
         if !end.is_orderly() {
             return Err(format!("{program}: {end}").into());
         }
@@ -93,20 +95,30 @@ impl Bench {
 /// CPU time of this process so far, in user mode and in the kernel, KVM's part included.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let kvm = vmm::host::open(Path::new("/dev/kvm"))?;
     let profile = support::host_profile(&kvm)?;
     let kernel = KernelFile::from_bytes(guest::micro::elf(), Path::new("(micro guest)"))?;
-    let bench = Bench { kvm, profile, kernel };
+    let bench = Bench {
+        kvm,
+        profile,
+        kernel,
+    };
     let leaf = bench.symbol("micro_leaf")?;
 
     let plain: Prepare<'_> = &|_| Ok(());
     let trapped: Prepare<'_> = &|machine| {
         let paused = machine.pause();
-        let space = machine.registers(&paused, 0).ok_or("no vCPU")?.address_space();
+        let space = machine
+            .registers(&paused, 0)
+            .ok_or("no vCPU")?
+            .address_space();
         machine.set_sink(Some(Box::new(Nothing)));
         machine.traps().arm_kernel(leaf, space)?;
         Ok(())
@@ -116,9 +128,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         move |machine: &Machine| -> Result<(), Box<dyn Error>> {
             let image = image.as_ref().map_err(|e| e.to_string())?;
             let paused = machine.pause();
-            let space = machine.registers(&paused, 0).ok_or("no vCPU")?.address_space();
+            let space = machine
+                .registers(&paused, 0)
+                .ok_or("no vCPU")?
+                .address_space();
             let view = KernelView::without_types(image.symbols()?, space);
-            let options = TraceOptions { pids: pids.clone(), ..TraceOptions::default() };
+            let options = TraceOptions {
+                pids: pids.clone(),
+                ..TraceOptions::default()
+            };
             let functions = ["micro_leaf".to_string()];
             // The rings fill up and drop: that is part of what is measured.
             std::mem::forget(FunctionTracer::arm(machine, &view, &functions, &options)?);
@@ -131,11 +149,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     let exit = bench.round("out", plain)? - OUT_INSTRUCTIONS * instruction;
     let user_exit = bench.round("usermmio", plain)?;
     println!("bare exit, kernel mode  {exit:9.0} ns   1.00");
-    let show = |name: &str, cost: f64| println!("{name:<23} {cost:9.0} ns   {:.2} x a bare exit", cost / exit);
+    let show = |name: &str, cost: f64| {
+        println!(
+            "{name:<23} {cost:9.0} ns   {:.2} x a bare exit",
+            cost / exit
+        )
+    };
     show("kernel trap", bench.round("calls", trapped)? - calls);
-    show("  filtered out by pid", bench.round("calls", &traced(vec![1]))? - calls);
-    show("  entry and return", bench.round("calls", &traced(Vec::new()))? - calls);
+    show(
+        "  filtered out by pid",
+        bench.round("calls", &traced(vec![1]))? - calls,
+    );
+    show(
+        "  entry and return",
+        bench.round("calls", &traced(Vec::new()))? - calls,
+    );
     show("bare exit, user mode", user_exit);
-    println!("(an instruction of guest kernel mode takes {instruction:.0} ns here; {ROUNDS} rounds, least of {RUNS} runs)");
+    println!(
+        "(an instruction of guest kernel mode takes {instruction:.0} ns here; {ROUNDS} rounds, least of {RUNS} runs)"
+    );
     Ok(())
 }

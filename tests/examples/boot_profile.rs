@@ -25,7 +25,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let symbols = KernelImage::parse(kernel.elf().to_vec())?.symbols()?;
     let initramfs = std::fs::read(initramfs)?;
     let command_line = format!("console=ttyS0 {}", rest.join(" "));
-    let memory = std::env::var("MEMORY_MIB").ok().and_then(|m| m.parse().ok()).unwrap_or(128);
+    let memory = std::env::var("MEMORY_MIB")
+        .ok()
+        .and_then(|m| m.parse().ok())
+        .unwrap_or(128);
     let mut booted = boot(
         &kvm,
         &profile,
@@ -50,14 +53,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut first_user = None;
     booted.machine.start();
     let end = loop {
-        if let Some(end) = booted.machine.wait(Some(Duration::from_secs(1) / SAMPLES_PER_SECOND)) {
+        if let Some(end) = booted
+            .machine
+            .wait(Some(Duration::from_secs(1) / SAMPLES_PER_SECOND))
+        {
             break Some(end);
         }
         if start.elapsed() > limit {
             break None;
         }
         let paused = booted.machine.pause();
-        let Some(registers) = booted.machine.registers(&paused, 0) else { continue };
+        let Some(registers) = booted.machine.registers(&paused, 0) else {
+            continue;
+        };
         drop(paused);
         total += 1;
         if booted.machine.stats().syscalls_repaired > 0 && first_user.is_none() {
@@ -69,12 +77,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             *counts.entry(symbol.name).or_default() += 1;
         }
     };
-    println!("\nafter {:?}: {}", start.elapsed(), end.map_or("still running".into(), |e| e.to_string()));
-    println!("first user-mode system call after {first_user:?}; {total} samples, {user} in user mode");
+    println!(
+        "\nafter {:?}: {}",
+        start.elapsed(),
+        end.map_or("still running".into(), |e| e.to_string())
+    );
+    println!(
+        "first user-mode system call after {first_user:?}; {total} samples, {user} in user mode"
+    );
     let mut list: Vec<_> = counts.into_iter().collect();
     list.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
     for (name, count) in list.into_iter().take(SHOWN) {
-        println!("{:5.1} % {count:6} {name}", 100.0 * count as f64 / total as f64);
+        println!(
+            "{:5.1} % {count:6} {name}",
+            100.0 * count as f64 / total as f64
+        );
     }
     println!("{:#?}", booted.machine.stats());
     Ok(())

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use kvm_ioctls::Kvm;
+use vmm::host::Kvm;
 use vmm::host::{HostProfile, ProbeError};
 
 /// The host's record, from the same cache that the command uses.
@@ -16,9 +16,11 @@ pub fn host_profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
 
 /// `$XDG_CACHE_HOME/exotrace`, or its default.
 fn cache() -> PathBuf {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| {
-        let home = std::env::var_os("HOME")?;
-        Some(PathBuf::from(home).join(".cache"))
-    });
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| {
+            let home = std::env::var_os("HOME")?;
+            Some(PathBuf::from(home).join(".cache"))
+        });
     base.unwrap_or_else(std::env::temp_dir).join("exotrace")
 }

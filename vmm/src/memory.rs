@@ -58,7 +58,9 @@ pub enum RamError {
         available: u64,
     },
     /// The file behind the memory is too short.
-    #[error("memory file of {found} bytes: the machine has {asked} bytes of RAM; the file is damaged")]
+    #[error(
+        "memory file of {found} bytes: the machine has {asked} bytes of RAM; the file is damaged"
+    )]
     ShortFile {
         /// What the machine's description says, in bytes.
         asked: u64,
@@ -88,15 +90,12 @@ pub struct GuestRam {
 /// Ranges of RAM for `size` bytes: below the hole, and the rest from 4 GiB on.
 pub fn layout(size: u64) -> Vec<Range<u64>> {
     let low = size.min(HOLE_START);
-    let mut ranges = vec![0..low];
-    if size > low {
-        ranges.push(HOLE_END..HOLE_END + (size - low));
-    }
-    ranges
+    let high = (size > low).then(|| HOLE_END..HOLE_END + (size - low));
+    std::iter::once(0..low).chain(high).collect()
 }
 
 fn check_size(size: u64) -> Result<(), RamError> {
-    if size % PAGE_SIZE != 0 || !(MIN_RAM..=MAX_RAM).contains(&size) {
+    if !size.is_multiple_of(PAGE_SIZE) || !(MIN_RAM..=MAX_RAM).contains(&size) {
         return Err(RamError::Size { asked: size });
     }
     Ok(())
@@ -112,16 +111,25 @@ impl GuestRam {
         if let Some(available) = host_available()
             && size > available
         {
-            return Err(RamError::NotAvailable { asked: size, available });
+            return Err(RamError::NotAvailable {
+                asked: size,
+                available,
+            });
         }
         // SAFETY: the name is a NUL-terminated literal and the flags are valid; the result is checked.
         let fd = unsafe { libc::memfd_create(c"exotrace-guest-ram".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
-            return Err(RamError::Host { asked: size, source: io::Error::last_os_error() });
+            return Err(RamError::Host {
+                asked: size,
+                source: io::Error::last_os_error(),
+            });
         }
         // SAFETY: `fd` was just returned by memfd_create and nobody else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(size).map_err(|source| RamError::Host { asked: size, source })?;
+        file.set_len(size).map_err(|source| RamError::Host {
+            asked: size,
+            source,
+        })?;
         Self::map(file, size, libc::MAP_SHARED)
     }
 
@@ -131,7 +139,13 @@ impl GuestRam {
     /// If the size is not usable, the file is shorter, or it cannot be mapped.
     pub fn copy_on_write(file: File, size: u64) -> Result<Self, RamError> {
         check_size(size)?;
-        let found = file.metadata().map_err(|source| RamError::Host { asked: size, source })?.len();
+        let found = file
+            .metadata()
+            .map_err(|source| RamError::Host {
+                asked: size,
+                source,
+            })?
+            .len();
         if found < size {
             return Err(RamError::ShortFile { asked: size, found });
         }
@@ -139,7 +153,10 @@ impl GuestRam {
     }
 
     fn map(file: File, size: u64, sharing: libc::c_int) -> Result<Self, RamError> {
-        let host = |source| RamError::Host { asked: size, source };
+        let host = |source| RamError::Host {
+            asked: size,
+            source,
+        };
         let file = Arc::new(file);
         let mut regions = Vec::new();
         let mut offset = 0;
@@ -209,7 +226,10 @@ impl GuestRam {
     pub fn write_physical(&self, address: Gpa, data: &[u8]) -> Result<(), PhysicalWriteError> {
         self.map
             .write_slice(data, GuestAddress(address.0))
-            .map_err(|_| PhysicalWriteError { address, length: data.len() })
+            .map_err(|_| PhysicalWriteError {
+                address,
+                length: data.len(),
+            })
     }
 
     /// One byte.
@@ -239,7 +259,10 @@ impl PhysicalMemory for GuestRam {
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
         self.map
             .read_slice(buf, GuestAddress(address.0))
-            .map_err(|_| PhysicalReadError { address, length: buf.len() })
+            .map_err(|_| PhysicalReadError {
+                address,
+                length: buf.len(),
+            })
     }
 
     fn ram(&self) -> Vec<Range<u64>> {
@@ -251,7 +274,11 @@ impl PhysicalMemory for GuestRam {
 fn host_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+    line.split_whitespace()
+        .nth(1)?
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -261,8 +288,13 @@ mod tests {
 
     #[test]
     fn ram_goes_on_above_the_hole() {
-        assert_eq!(layout(256 << 20), [0..256 << 20]);
-        assert_eq!(layout(4 << 30), [0..HOLE_START, HOLE_END..HOLE_END + (1 << 30)]);
+        let layout =
+            |size| -> Vec<(u64, u64)> { layout(size).iter().map(|r| (r.start, r.end)).collect() };
+        assert_eq!(layout(256 << 20), [(0, 256 << 20)]);
+        assert_eq!(
+            layout(4 << 30),
+            [(0, HOLE_START), (HOLE_END, HOLE_END + (1 << 30))]
+        );
     }
 
     #[test]
@@ -277,7 +309,8 @@ mod tests {
     fn both_sides_of_the_hole_are_memory_and_the_hole_is_not() {
         let ram = GuestRam::new((3 << 30) + (64 << 20)).unwrap();
         for address in [0, HOLE_START - 8, HOLE_END, HOLE_END + (64 << 20) - 8] {
-            ram.write_physical(Gpa(address), &address.to_le_bytes()).unwrap();
+            ram.write_physical(Gpa(address), &address.to_le_bytes())
+                .unwrap();
             let mut back = [0; 8];
             ram.read_physical(Gpa(address), &mut back).unwrap();
             assert_eq!(u64::from_le_bytes(back), address);

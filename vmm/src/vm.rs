@@ -49,7 +49,10 @@ pub(crate) fn create(kvm: &Kvm, ram: &GuestRam, pit: bool) -> Result<VmFd, KvmEr
     }
     vm.create_irq_chip().call("KVM_CREATE_IRQCHIP")?;
     if pit {
-        let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        let config = kvm_pit_config {
+            flags: KVM_PIT_SPEAKER_DUMMY,
+            ..Default::default()
+        };
         vm.create_pit2(config).call("KVM_CREATE_PIT2")?;
     }
     Ok(vm)

@@ -3,6 +3,7 @@
 mod demo;
 mod doctor;
 mod generate;
+mod guest_files;
 mod remote;
 mod run;
 
@@ -18,6 +19,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Run(args) => run::run(*args),
         Command::Demo(args) => demo::demo(&args),
+        Command::Guest(args) => guest_files::guest_files(&args),
         Command::Snapshot(args) => remote::snapshot(args),
         Command::Stop(which) => remote::stop(which),
         Command::Stat(args) => remote::stat(args),

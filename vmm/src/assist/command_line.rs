@@ -2,7 +2,10 @@
 
 /// Words for every host, each with its reason: a machine without firmware and without a keyboard.
 pub const ALWAYS: [(&str, &str); 2] = [
-    ("reboot=k", "reset through the keyboard controller, which ends the run"),
+    (
+        "reboot=k",
+        "reset through the keyboard controller, which ends the run",
+    ),
     ("panic=-1", "a panic resets at once instead of looping"),
 ];
 
@@ -14,18 +17,36 @@ pub const INTERPRETED: [(&str, &str); 15] = [
         "clearcpuid=308,295,288,154,141,151,297,580,129,137,147,148,150,153,317",
         "SMAP, SMEP, FSGSBASE, XSAVE, CX16, POPCNT, ERMS, FSRM, PCLMUL, SSSE3, SSE4, MOVBE, AES and SHA are not interpreted, or slowly",
     ),
-    ("mitigations=off", "page-table isolation and VERW cost thousands of interpreted instructions"),
+    (
+        "mitigations=off",
+        "page-table isolation and VERW cost thousands of interpreted instructions",
+    ),
     ("tsc=reliable", "no clocksource watchdog"),
-    ("rodata=off", "splitting the kernel's large pages takes seconds"),
-    ("retain_initrd", "freeing the initramfs page by page takes time"),
+    (
+        "rodata=off",
+        "splitting the kernel's large pages takes seconds",
+    ),
+    (
+        "retain_initrd",
+        "freeing the initramfs page by page takes time",
+    ),
     ("percpu_alloc=page", "no search for large per-CPU areas"),
     ("noreplace-smp", "no patching of lock prefixes"),
-    ("nokaslr", "the kernel stays at its link address without relocating itself"),
+    (
+        "nokaslr",
+        "the kernel stays at its link address without relocating itself",
+    ),
     ("nowatchdog", "an interpreted boot looks like a lockup"),
     ("no_timer_check", "timer checks count interpreted loops"),
     ("cryptomgr.notests", "self-tests take minutes"),
-    ("audit=0", "audit makes every system call take the slow path"),
-    ("cgroup_disable=memory", "memory accounting slows every allocation"),
+    (
+        "audit=0",
+        "audit makes every system call take the slow path",
+    ),
+    (
+        "cgroup_disable=memory",
+        "memory accounting slows every allocation",
+    ),
     ("random.trust_cpu=on", "no waiting for entropy"),
 ];
 
@@ -33,10 +54,21 @@ pub const INTERPRETED: [(&str, &str); 15] = [
 /// if the user gave one for the same parameter, so that everything can be overridden.
 pub fn complete(user: &str, interpreted: bool) -> (String, Vec<&'static str>) {
     let given: Vec<&str> = user.split_whitespace().map(parameter).collect();
-    let words = ALWAYS.iter().chain(INTERPRETED.iter().filter(|_| interpreted)).map(|(word, _)| *word);
-    let added: Vec<&'static str> = words.filter(|word| !given.contains(&parameter(word))).collect();
+    let words = ALWAYS
+        .iter()
+        .chain(INTERPRETED.iter().filter(|_| interpreted))
+        .map(|(word, _)| *word);
+    let added: Vec<&'static str> = words
+        .filter(|word| !given.contains(&parameter(word)))
+        .collect();
     // The kernel hands what follows "--" to init: our words go before the user's.
-    let line = added.iter().copied().chain([user.trim()]).filter(|w| !w.is_empty()).collect::<Vec<_>>().join(" ");
+    let line = added
+        .iter()
+        .copied()
+        .chain([user.trim()])
+        .filter(|w| !w.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
     (line, added)
 }
 
@@ -60,8 +92,15 @@ mod tests {
     #[test]
     fn what_the_user_gives_is_not_overridden() {
         let (line, added) = complete("panic=5 mitigations=auto kaslr -- -x", true);
-        assert!(line.ends_with("panic=5 mitigations=auto kaslr -- -x"), "{line}");
-        assert!(!added.iter().any(|w| w.starts_with("panic") || w.starts_with("mitig") || *w == "nokaslr"));
+        assert!(
+            line.ends_with("panic=5 mitigations=auto kaslr -- -x"),
+            "{line}"
+        );
+        assert!(
+            !added
+                .iter()
+                .any(|w| w.starts_with("panic") || w.starts_with("mitig") || *w == "nokaslr")
+        );
         assert!(added.contains(&"noxsave"));
     }
 }

@@ -33,9 +33,15 @@ mod tests {
 
     #[test]
     fn hardware_needs_no_assist() {
-        let none = Needed { syscall_repair: false, command_line: false };
+        let none = Needed {
+            syscall_repair: false,
+            command_line: false,
+        };
         assert_eq!(needed(&HostProfile::hardware_example()), none);
-        let all = Needed { syscall_repair: true, command_line: true };
+        let all = Needed {
+            syscall_repair: true,
+            command_line: true,
+        };
         assert_eq!(needed(&HostProfile::interpreted_example()), all);
     }
 }

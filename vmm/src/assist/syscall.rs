@@ -36,7 +36,14 @@ impl FaultFrame {
             word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
             u64::from_le_bytes(word)
         };
-        Self { error: word(0), rip: word(1), cs: word(2), rflags: word(3), rsp: word(4), ss: word(5) }
+        Self {
+            error: word(0),
+            rip: word(1),
+            cs: word(2),
+            rflags: word(3),
+            rsp: word(4),
+            ss: word(5),
+        }
     }
 }
 
@@ -79,37 +86,75 @@ pub(crate) fn repair(
 mod tests {
     use super::*;
 
-    const MSRS: SyscallMsrs =
-        SyscallMsrs { star: 0x0023_0010 << 32, lstar: 0xffff_ffff_81c0_0080, mask: 0x257fd5 };
+    const MSRS: SyscallMsrs = SyscallMsrs {
+        star: 0x0023_0010 << 32,
+        lstar: 0xffff_ffff_81c0_0080,
+        mask: 0x257fd5,
+    };
 
     fn frame(rip: u64, cs: u64) -> FaultFrame {
-        FaultFrame { error: 0x15, rip, cs, rflags: 0x1_0002, rsp: 0x7ffe_0000, ss: 0x2b }
+        FaultFrame {
+            error: 0x15,
+            rip,
+            cs,
+            rflags: 0x1_0002,
+            rsp: 0x7ffe_0000,
+            ss: 0x2b,
+        }
     }
 
     #[test]
     fn only_a_user_fetch_at_lstar_is_a_syscall() {
-        let regs = kvm_regs { r11: 0x246, ..Default::default() };
+        let regs = kvm_regs {
+            r11: 0x246,
+            ..Default::default()
+        };
         assert!(is_syscall(&frame(MSRS.lstar, 0x33), &MSRS, &regs));
         assert!(!is_syscall(&frame(MSRS.lstar, 0x10), &MSRS, &regs));
         assert!(!is_syscall(&frame(0x40_1000, 0x33), &MSRS, &regs));
         assert!(!is_syscall(&frame(0, 0x33), &SyscallMsrs::default(), &regs));
-        let jump = FaultFrame { rflags: 0x1_0246, ..frame(MSRS.lstar, 0x33) };
-        assert!(!is_syscall(&jump, &MSRS, &regs), "interrupts are on: a jump");
-        let raised = kvm_regs { r11: 0x8_0246, ..Default::default() };
-        assert!(!is_syscall(&frame(MSRS.lstar, 0x33), &MSRS, &raised), "flags that the program does not have");
+        let jump = FaultFrame {
+            rflags: 0x1_0246,
+            ..frame(MSRS.lstar, 0x33)
+        };
+        assert!(
+            !is_syscall(&jump, &MSRS, &regs),
+            "interrupts are on: a jump"
+        );
+        let raised = kvm_regs {
+            r11: 0x8_0246,
+            ..Default::default()
+        };
+        assert!(
+            !is_syscall(&frame(MSRS.lstar, 0x33), &MSRS, &raised),
+            "flags that the program does not have"
+        );
     }
 
     #[test]
     fn any_selector_that_a_guest_writes_is_taken() {
-        let msrs = SyscallMsrs { star: u64::MAX, ..MSRS };
+        let msrs = SyscallMsrs {
+            star: u64::MAX,
+            ..MSRS
+        };
         let mut sregs = kvm_sregs::default();
-        repair(&frame(MSRS.lstar, 0x33), &msrs, &mut kvm_regs::default(), &mut sregs);
+        repair(
+            &frame(MSRS.lstar, 0x33),
+            &msrs,
+            &mut kvm_regs::default(),
+            &mut sregs,
+        );
         assert_eq!((sregs.cs.selector, sregs.ss.selector), (0xfffc, 4));
     }
 
     #[test]
     fn the_repaired_registers_are_those_of_syscall() {
-        let mut regs = kvm_regs { rcx: 0x40_1002, r11: 0x246, rsp: 1, ..Default::default() };
+        let mut regs = kvm_regs {
+            rcx: 0x40_1002,
+            r11: 0x246,
+            rsp: 1,
+            ..Default::default()
+        };
         let mut sregs = kvm_sregs::default();
         repair(&frame(MSRS.lstar, 0x33), &MSRS, &mut regs, &mut sregs);
         assert_eq!((regs.rip, regs.rsp), (MSRS.lstar, 0x7ffe_0000));

@@ -26,7 +26,9 @@ pub enum KernelFileError {
         source: std::io::Error,
     },
     /// It is neither of the two formats.
-    #[error("kernel {path}: neither an ELF nor a bzImage ({length} bytes, starts with {start}); give a vmlinux or a bzImage for x86-64")]
+    #[error(
+        "kernel {path}: neither an ELF nor a bzImage ({length} bytes, starts with {start}); give a vmlinux or a bzImage for x86-64"
+    )]
     NotAKernel {
         /// The file.
         path: PathBuf,
@@ -67,8 +69,10 @@ impl KernelFile {
     /// # Errors
     /// If it is not a kernel for x86-64, truncated, or packed in a way that is not supported.
     pub fn open(path: &Path) -> Result<Self, KernelFileError> {
-        let bytes = std::fs::read(path)
-            .map_err(|source| KernelFileError::Read { path: path.to_path_buf(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| KernelFileError::Read {
+            path: path.to_path_buf(),
+            source,
+        })?;
         Self::from_bytes(bytes, path)
     }
 
@@ -81,16 +85,34 @@ impl KernelFile {
         let (elf, format) = if bytes.starts_with(b"\x7fELF") {
             (bytes, KernelFormat::Elf)
         } else if bytes.get(0x202..0x206) == Some(b"HdrS") {
-            let elf = payload::unpack_bzimage(&bytes)
-                .map_err(|source| KernelFileError::Payload { path: own(), source })?;
+            let elf =
+                payload::unpack_bzimage(&bytes).map_err(|source| KernelFileError::Payload {
+                    path: own(),
+                    source,
+                })?;
             (elf, KernelFormat::BzImage)
         } else {
-            let start = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
-            return Err(KernelFileError::NotAKernel { path: own(), length: bytes.len(), start });
+            let start = bytes
+                .iter()
+                .take(8)
+                .map(|b| format!("{b:02x}"))
+                .collect::<Vec<_>>()
+                .join(" ");
+            return Err(KernelFileError::NotAKernel {
+                path: own(),
+                length: bytes.len(),
+                start,
+            });
         };
-        let physical_end =
-            physical_end(&elf).map_err(|reason| KernelFileError::Elf { path: own(), reason })?;
-        Ok(Self { elf: Arc::new(elf), format, physical_end })
+        let physical_end = physical_end(&elf).map_err(|reason| KernelFileError::Elf {
+            path: own(),
+            reason,
+        })?;
+        Ok(Self {
+            elf: Arc::new(elf),
+            format,
+            physical_end,
+        })
     }
 
     /// The ELF's bytes.
@@ -141,7 +163,9 @@ fn physical_end(elf: &[u8]) -> Result<u64, String> {
             continue;
         }
         let (offset, size) = segment.file_range(object::LittleEndian);
-        let file_end = offset.checked_add(size).ok_or("damaged: a segment wraps around")?;
+        let file_end = offset
+            .checked_add(size)
+            .ok_or("damaged: a segment wraps around")?;
         if file_end > elf.len() as u64 {
             return Err(format!(
                 "truncated: a segment ends at byte {file_end}, the file has {}",
@@ -155,7 +179,9 @@ fn physical_end(elf: &[u8]) -> Result<u64, String> {
         end = end.max(memory_end);
     }
     if end == 0 {
-        return Err("an ELF without anything to load; is it an object file or a debug file?".into());
+        return Err(
+            "an ELF without anything to load; is it an object file or a debug file?".into(),
+        );
     }
     Ok(end)
 }

@@ -14,8 +14,8 @@ mod pvh;
 use std::io::Cursor;
 
 use introspect::Gpa;
-use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use linux_loader::loader::KernelLoader;
+use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use vm_memory::GuestAddress;
 
 pub use kernel_file::{KernelFile, KernelFileError, KernelFormat};
@@ -88,7 +88,9 @@ pub struct EntryPoint {
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The ELF's contents do not fit the machine or are inconsistent.
-    #[error("kernel: {reason}; it needs guest memory up to {needed:#x}, the machine has {memory:#x} bytes of RAM (give --memory)")]
+    #[error(
+        "kernel: {reason}; it needs guest memory up to {needed:#x}, the machine has {memory:#x} bytes of RAM (give --memory)"
+    )]
     KernelDoesNotFit {
         /// What the loader said.
         reason: String,
@@ -98,7 +100,9 @@ pub enum BootError {
         memory: u64,
     },
     /// The initramfs has no place.
-    #[error("initramfs of {size} bytes does not fit between the kernel's end {kernel_end:#x} and the end of low memory {memory_end:#x}; give --memory at least {wanted} MiB")]
+    #[error(
+        "initramfs of {size} bytes does not fit between the kernel's end {kernel_end:#x} and the end of low memory {memory_end:#x}; give --memory at least {wanted} MiB"
+    )]
     InitramfsDoesNotFit {
         /// Size of the file in bytes.
         size: u64,
@@ -129,16 +133,27 @@ pub enum BootError {
 /// If the kernel, the initramfs or the command line do not fit.
 pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootError> {
     if config.command_line.len() >= place::COMMAND_LINE_MAX {
-        return Err(BootError::CommandLine { found: config.command_line.len() });
+        return Err(BootError::CommandLine {
+            found: config.command_line.len(),
+        });
     }
     let low_end = ram.size().min(crate::memory::HOLE_START);
     let needed = config.kernel.physical_end();
-    let does_not_fit = |reason: String| BootError::KernelDoesNotFit { reason, needed, memory: ram.size() };
+    let does_not_fit = |reason: String| BootError::KernelDoesNotFit {
+        reason,
+        needed,
+        memory: ram.size(),
+    };
     // Touching the kernel's pages one by one would cost a host page fault each.
     ram.prefault(place::HIGH_MEMORY..needed.min(low_end));
     let mut image = Cursor::new(config.kernel.elf());
-    let loaded = Elf::load(ram.map_ref(), None, &mut image, Some(GuestAddress(place::HIGH_MEMORY)))
-        .map_err(|e| does_not_fit(e.to_string()))?;
+    let loaded = Elf::load(
+        ram.map_ref(),
+        None,
+        &mut image,
+        Some(GuestAddress(place::HIGH_MEMORY)),
+    )
+    .map_err(|e| does_not_fit(e.to_string()))?;
     if loaded.kernel_end > low_end {
         return Err(does_not_fit("its end lies beyond RAM".into()));
     }
@@ -148,7 +163,10 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         None => None,
     };
     ram.write_physical(Gpa(place::COMMAND_LINE), config.command_line.as_bytes())?;
-    ram.write_physical(Gpa(place::COMMAND_LINE + config.command_line.len() as u64), &[0])?;
+    ram.write_physical(
+        Gpa(place::COMMAND_LINE + config.command_line.len() as u64),
+        &[0],
+    )?;
     mptable::write(ram, config.cpus)?;
 
     let pvh = match loaded.pvh_boot_cap {
@@ -158,12 +176,18 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
     match config.protocol.unwrap_or(EntryProtocol::Linux64) {
         EntryProtocol::Linux64 => {
             params::write(ram, config, initramfs)?;
-            Ok(EntryPoint { protocol: EntryProtocol::Linux64, address: loaded.kernel_load.0 })
+            Ok(EntryPoint {
+                protocol: EntryProtocol::Linux64,
+                address: loaded.kernel_load.0,
+            })
         }
         EntryProtocol::Pvh => {
             let address = pvh.ok_or(BootError::NoPvhEntry)?;
             pvh::write(ram, initramfs)?;
-            Ok(EntryPoint { protocol: EntryProtocol::Pvh, address })
+            Ok(EntryPoint {
+                protocol: EntryProtocol::Pvh,
+                address,
+            })
         }
     }
 }

@@ -33,11 +33,41 @@ fn table(cpus: u8) -> Vec<u8> {
     for id in 0..cpus {
         let boot = if id == 0 { 2 } else { 0 };
         // type 0, id, version, enabled | boot CPU, signature (family 6), features (FPU, APIC), reserved
-        push(&[0, id, APIC_VERSION, 1 | boot, 0, 6, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        push(&[
+            0,
+            id,
+            APIC_VERSION,
+            1 | boot,
+            0,
+            6,
+            0,
+            0,
+            1,
+            2,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]);
     }
     push(&[1, 0, b'I', b'S', b'A', b' ', b' ', b' ']);
     let address = IO_APIC.to_le_bytes();
-    push(&[2, io_apic_id, APIC_VERSION, 1, address[0], address[1], address[2], address[3]]);
+    push(&[
+        2,
+        io_apic_id,
+        APIC_VERSION,
+        1,
+        address[0],
+        address[1],
+        address[2],
+        address[3],
+    ]);
     for irq in 0..ISA_INTERRUPTS {
         push(&[3, 0, 0, 0, 0, irq, io_apic_id, irq]);
     }
@@ -78,11 +108,17 @@ mod tests {
     fn a_table_of_any_size_has_its_length_and_sums_to_zero() {
         for cpus in 1..=4 {
             let table = table(cpus);
-            assert_eq!(u16::from_le_bytes([table[4], table[5]]) as usize, table.len());
+            assert_eq!(
+                u16::from_le_bytes([table[4], table[5]]) as usize,
+                table.len()
+            );
             assert_eq!(table.iter().fold(0u8, |s, b| s.wrapping_add(*b)), 0);
             let entries = u16::from_le_bytes([table[34], table[35]]);
             assert_eq!(entries, u16::from(cpus) + 2 + 16 + 2);
-            assert_eq!(table.len(), 44 + 20 * cpus as usize + 8 * (entries - u16::from(cpus)) as usize);
+            assert_eq!(
+                table.len(),
+                44 + 20 * cpus as usize + 8 * (entries - u16::from(cpus)) as usize
+            );
             assert!(place::MP_TABLE as usize + table.len() <= place::PVH_INFO as usize);
         }
     }

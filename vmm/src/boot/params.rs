@@ -30,7 +30,11 @@ pub(super) type E820Row = (u64, u64, u32);
 pub(super) fn e820(memory: u64) -> Vec<E820Row> {
     let mut rows = vec![
         (0, place::LEGACY_HOLE, E820_RAM),
-        (place::LEGACY_HOLE, place::HIGH_MEMORY - place::LEGACY_HOLE, E820_RESERVED),
+        (
+            place::LEGACY_HOLE,
+            place::HIGH_MEMORY - place::LEGACY_HOLE,
+            E820_RESERVED,
+        ),
     ];
     for range in layout(memory) {
         let start = range.start.max(place::HIGH_MEMORY);
@@ -63,7 +67,11 @@ pub(super) fn write(
     }
     let rows = e820(ram.size());
     for (slot, (addr, size, kind)) in params.e820_table.iter_mut().zip(&rows) {
-        *slot = boot_e820_entry { addr: *addr, size: *size, r#type: *kind };
+        *slot = boot_e820_entry {
+            addr: *addr,
+            size: *size,
+            r#type: *kind,
+        };
     }
     params.e820_entries = rows.len() as u8;
 
@@ -80,7 +88,10 @@ pub(super) fn write(
         &BootParams::new(&params, GuestAddress(zero_page.0)),
         ram.map_ref(),
     )
-    .map_err(|_| PhysicalWriteError { address: zero_page, length })
+    .map_err(|_| PhysicalWriteError {
+        address: zero_page,
+        length,
+    })
 }
 
 #[cfg(test)]
@@ -91,7 +102,10 @@ mod tests {
     fn the_map_is_ascending_and_leaves_the_holes_out() {
         for memory in [32 << 20, 3 << 30, 5 << 30u64] {
             let rows = e820(memory);
-            assert!(rows.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{rows:x?}");
+            assert!(
+                rows.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0),
+                "{rows:x?}"
+            );
             let ram: u64 = rows.iter().filter(|r| r.2 == E820_RAM).map(|r| r.1).sum();
             assert_eq!(ram, memory - (place::HIGH_MEMORY - place::LEGACY_HOLE));
         }

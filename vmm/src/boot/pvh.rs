@@ -6,9 +6,7 @@
 use introspect::Gpa;
 use linux_loader::configurator::pvh::PvhBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
-use linux_loader::start_info::{
-    hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
-};
+use linux_loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use vm_memory::GuestAddress;
 
 use super::{Initramfs, params, place};
@@ -18,12 +16,20 @@ const START_MAGIC: u32 = 0x336e_c578;
 const VERSION_WITH_MEMORY_MAP: u32 = 1;
 
 /// Writes start information, memory map and module list.
-pub(super) fn write(ram: &GuestRam, initramfs: Option<Initramfs>) -> Result<(), PhysicalWriteError> {
+pub(super) fn write(
+    ram: &GuestRam,
+    initramfs: Option<Initramfs>,
+) -> Result<(), PhysicalWriteError> {
     let map_at = place::PVH_INFO + 0x100;
     let modules_at = place::PVH_INFO + 0x800;
     let rows: Vec<hvm_memmap_table_entry> = params::e820(ram.size())
         .into_iter()
-        .map(|(addr, size, type_)| hvm_memmap_table_entry { addr, size, type_, reserved: 0 })
+        .map(|(addr, size, type_)| hvm_memmap_table_entry {
+            addr,
+            size,
+            type_,
+            reserved: 0,
+        })
         .collect();
     let mut info = hvm_start_info {
         magic: START_MAGIC,
@@ -34,7 +40,11 @@ pub(super) fn write(ram: &GuestRam, initramfs: Option<Initramfs>) -> Result<(), 
         ..Default::default()
     };
     let modules: Vec<hvm_modlist_entry> = initramfs
-        .map(|i| hvm_modlist_entry { paddr: i.start, size: i.size, ..Default::default() })
+        .map(|i| hvm_modlist_entry {
+            paddr: i.start,
+            size: i.size,
+            ..Default::default()
+        })
         .into_iter()
         .collect();
     if !modules.is_empty() {

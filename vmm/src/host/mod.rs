@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use kvm_ioctls::Kvm;
+pub use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
 
 pub use open::{OpenError, open};
@@ -64,7 +64,7 @@ pub enum Breakpoint {
 /// The record. All that is measured is in nanoseconds, the median of many.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostProfile {
-    format: u32,
+    pub(crate) format: u32,
     /// Host kernel and CPU that this was measured on: `uname -r`, `uname -v` and the CPU's model.
     pub host: String,
     /// `vmx` or `svm` if the CPU shows it to this system.
@@ -115,7 +115,9 @@ impl HostProfile {
     /// As [`Self::probe`].
     pub fn load_or_probe(kvm: &Kvm, micro_guest: &[u8], cache: &Path) -> Result<Self, ProbeError> {
         let host = host_identity();
-        let cached = fs::read(cache).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        let cached = fs::read(cache)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Self>(&text).ok());
         if let Some(profile) = cached
             && profile.format == FORMAT
             && profile.host == host
@@ -190,8 +192,16 @@ impl HostProfile {
 
 /// `uname -r -v` and the CPU's name: a record is good as long as these stay. Cheap, since every start asks.
 fn host_identity() -> String {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_string();
-    let (release, version) = (read("/proc/sys/kernel/osrelease"), read("/proc/sys/kernel/version"));
+    let read = |path: &str| {
+        fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_string()
+    };
+    let (release, version) = (
+        read("/proc/sys/kernel/osrelease"),
+        read("/proc/sys/kernel/version"),
+    );
     format!("{release} {version} {}", crate::x86_64::cpuid::host_name())
 }
 
@@ -199,7 +209,10 @@ fn host_identity() -> String {
 fn cpu_flag() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let flags = text.lines().find(|l| l.starts_with("flags"))?;
-    flags.split_whitespace().find(|f| matches!(*f, "vmx" | "svm")).map(str::to_string)
+    flags
+        .split_whitespace()
+        .find(|f| matches!(*f, "vmx" | "svm"))
+        .map(str::to_string)
 }
 
 #[cfg(test)]

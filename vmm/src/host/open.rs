@@ -29,7 +29,9 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The user may not open it.
-    #[error("{path}: no permission; add yourself to its group (sudo usermod -aG kvm $USER, then log in again), or run as root")]
+    #[error(
+        "{path}: no permission; add yourself to its group (sudo usermod -aG kvm $USER, then log in again), or run as root"
+    )]
     Permission {
         /// The device.
         path: PathBuf,
@@ -43,7 +45,9 @@ pub enum OpenError {
         source: std::io::Error,
     },
     /// It is something else.
-    #[error("{path}: KVM API version {found}, version {API_VERSION} is needed; is this a KVM device?")]
+    #[error(
+        "{path}: KVM API version {found}, version {API_VERSION} is needed; is this a KVM device?"
+    )]
     Version {
         /// The device.
         path: PathBuf,
@@ -71,7 +75,10 @@ pub fn open(path: &Path) -> Result<Kvm, OpenError> {
     let kvm = Kvm::new_with_path(&name).map_err(|e| match e.errno() {
         libc::ENOENT | libc::ENXIO | libc::ENODEV => OpenError::Missing { path: own() },
         libc::EACCES | libc::EPERM => OpenError::Permission { path: own() },
-        other => OpenError::Open { path: own(), source: std::io::Error::from_raw_os_error(other) },
+        other => OpenError::Open {
+            path: own(),
+            source: std::io::Error::from_raw_os_error(other),
+        },
     })?;
     let found = kvm.get_api_version();
     if found != API_VERSION {
@@ -79,7 +86,10 @@ pub fn open(path: &Path) -> Result<Kvm, OpenError> {
     }
     for (capability, missing) in REQUIRED {
         if !kvm.check_extension(capability) {
-            return Err(OpenError::Capability { path: own(), missing });
+            return Err(OpenError::Capability {
+                path: own(),
+                missing,
+            });
         }
     }
     Ok(kvm)
@@ -95,6 +105,9 @@ mod tests {
         let missing = open(Path::new("/nonexistent/kvm")).unwrap_err().to_string();
         assert!(missing.contains("modprobe"), "{missing}");
         let other = open(Path::new("/dev/null")).unwrap_err();
-        assert!(matches!(other, OpenError::Version { found: -1, .. }), "{other}");
+        assert!(
+            matches!(other, OpenError::Version { found: -1, .. }),
+            "{other}"
+        );
     }
 }

@@ -106,31 +106,50 @@ impl Bench {
         let supported = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
             .call("KVM_GET_SUPPORTED_CPUID")?;
-        let shape = cpuid::Shape { vcpu: 0, cpus: 1, tsc_deadline: false };
+        let shape = cpuid::Shape {
+            vcpu: 0,
+            cpus: 1,
+            tsc_deadline: false,
+        };
         let native = HostProfile::hardware_example();
-        fd.set_cpuid2(&cpuid::shape(&supported, &native, shape)).call("KVM_SET_CPUID2")?;
+        fd.set_cpuid2(&cpuid::shape(&supported, &native, shape))
+            .call("KVM_SET_CPUID2")?;
         let sregs = fd.get_sregs().call("KVM_GET_SREGS")?;
         let (regs, sregs) = entry::prepare(&ram, entry_point, sregs).map_err(BootError::from)?;
         fd.set_sregs(&sregs).call("KVM_SET_SREGS")?;
         fd.set_regs(&regs).call("KVM_SET_REGS")?;
-        Ok(Self { fd, _vm: vm, _ram: ram, output: String::new(), kernel })
+        Ok(Self {
+            fd,
+            _vm: vm,
+            _ram: ram,
+            output: String::new(),
+            kernel,
+        })
     }
 
     fn symbol(&self, name: &'static str) -> Result<u64, ProbeError> {
         use object::{Object, ObjectSymbol};
         let file = object::File::parse(self.kernel.elf()).map_err(|_| ProbeError::Symbol(name))?;
-        let found = file.symbols().find(|s| s.name() == Ok(name)).map(|s| s.address());
+        let found = file
+            .symbols()
+            .find(|s| s.name() == Ok(name))
+            .map(|s| s.address());
         found.ok_or(ProbeError::Symbol(name))
     }
 
     fn debug(&self, control: u32, breakpoint: Option<u64>) -> Result<(), KvmError> {
-        let mut request = kvm_guest_debug { control: KVM_GUESTDBG_ENABLE | control, ..Default::default() };
+        let mut request = kvm_guest_debug {
+            control: KVM_GUESTDBG_ENABLE | control,
+            ..Default::default()
+        };
         if let Some(address) = breakpoint {
             request.control |= KVM_GUESTDBG_USE_HW_BP;
             request.arch.debugreg[0] = address;
             request.arch.debugreg[7] = 0x400 | 2;
         }
-        self.fd.set_guest_debug(&request).call("KVM_SET_GUEST_DEBUG")
+        self.fd
+            .set_guest_debug(&request)
+            .call("KVM_SET_GUEST_DEBUG")
     }
 
     /// Runs until something other than a device access; `exits` counts those.
@@ -148,11 +167,17 @@ impl Bench {
                 Ok(VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..)) => *exits += 1,
                 Ok(VcpuExit::IoIn(_, data) | VcpuExit::MmioRead(_, data)) => data.fill(0xff),
                 Ok(VcpuExit::Debug(arch)) => {
-                    return Stop::Debug { exception: arch.exception, pc: arch.pc, dr6: arch.dr6 };
+                    return Stop::Debug {
+                        exception: arch.exception,
+                        pc: arch.pc,
+                        dr6: arch.dr6,
+                    };
                 }
                 Ok(VcpuExit::InternalError) => {
                     return match crate::vcpu::internal_error(self.fd.get_kvm_run()) {
-                        Ok(failure) => Stop::Failure { first: failure.bytes().first().copied().unwrap_or(0) },
+                        Ok(failure) => Stop::Failure {
+                            first: failure.bytes().first().copied().unwrap_or(0),
+                        },
                         Err(suberror) => Stop::Other(format!("KVM internal error {suberror}")),
                     };
                 }
@@ -174,7 +199,10 @@ fn what_int3_does(kvm: &Kvm, image: &[u8], program: &str) -> Result<Int3, ProbeE
     let mut bench = Bench::new(kvm, image, program)?;
     bench.debug(KVM_GUESTDBG_USE_SW_BP, None)?;
     match bench.run(&mut 0) {
-        Stop::Debug { exception: VECTOR_BP, .. } => Ok(Int3::DebugExit),
+        Stop::Debug {
+            exception: VECTOR_BP,
+            ..
+        } => Ok(Int3::DebugExit),
         Stop::Failure { first: INT3 } => Ok(Int3::EmulationFailure),
         Stop::Done if bench.counted(1) => Ok(Int3::GuestHandler),
         other => Err(bench.failed(program, &other)),
@@ -204,25 +232,45 @@ fn what_breakpoints_do(
         return Ok(Breakpoint::Silent);
     }
     let regs = bench.fd.get_regs().call("KVM_GET_REGS")?;
-    let resumed = kvm_regs { rflags: regs.rflags | RFLAGS_RESUME, ..regs };
+    let resumed = kvm_regs {
+        rflags: regs.rflags | RFLAGS_RESUME,
+        ..regs
+    };
     bench.fd.set_regs(&resumed).call("KVM_SET_REGS")?;
-    Ok(if hit(&bench.run(&mut 0)) { Breakpoint::IgnoresResumeFlag } else { Breakpoint::Works })
+    Ok(if hit(&bench.run(&mut 0)) {
+        Breakpoint::IgnoresResumeFlag
+    } else {
+        Breakpoint::Works
+    })
 }
 
 /// Whether a step from the first instruction of `function` stops at its second.
-fn does_step(kvm: &Kvm, image: &[u8], program: &str, function: &'static str, user: bool) -> Result<bool, ProbeError> {
+fn does_step(
+    kvm: &Kvm,
+    image: &[u8],
+    program: &str,
+    function: &'static str,
+    user: bool,
+) -> Result<bool, ProbeError> {
     let mut bench = Bench::new(kvm, image, program)?;
     let address = bench.symbol(function)?;
     bench.debug(0, Some(address))?;
-    let at_function = matches!(bench.run(&mut 0), Stop::Debug { exception: VECTOR_DB, pc, .. } if pc == address);
+    let at_function =
+        matches!(bench.run(&mut 0), Stop::Debug { exception: VECTOR_DB, pc, .. } if pc == address);
     if !at_function {
         // Without breakpoints in user mode there is no way to stand at its first instruction, and no KVM is
         // known that steps where it does not break.
-        return if user { Ok(false) } else { Err(bench.failed(program, &Stop::Other("no breakpoint".into()))) };
+        return if user {
+            Ok(false)
+        } else {
+            Err(bench.failed(program, &Stop::Other("no breakpoint".into())))
+        };
     }
     bench.debug(KVM_GUESTDBG_SINGLESTEP, None)?;
     let stop = bench.run(&mut 0);
-    Ok(matches!(stop, Stop::Debug { dr6, pc, .. } if dr6 & DR6_STEP != 0 && pc > address && pc < address + 16))
+    Ok(
+        matches!(stop, Stop::Debug { dr6, pc, .. } if dr6 & DR6_STEP != 0 && pc > address && pc < address + 16),
+    )
 }
 
 /// Median cost of one exit in nanoseconds, from the time of a whole program less one without exits.
@@ -265,14 +313,25 @@ fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let bench = Bench::new(kvm, image, "out 1")?;
     let far = 1u64 << 50;
     let write = |value| {
-        let entry = kvm_bindings::kvm_msr_entry { index: msr::TSC, data: value, ..Default::default() };
-        kvm_bindings::Msrs::from_entries(&[entry]).ok().and_then(|list| bench.fd.set_msrs(&list).ok())
+        let entry = kvm_bindings::kvm_msr_entry {
+            index: msr::TSC,
+            data: value,
+            ..Default::default()
+        };
+        kvm_bindings::Msrs::from_entries(&[entry])
+            .ok()
+            .and_then(|list| bench.fd.set_msrs(&list).ok())
     };
     if write(far) != Some(1) {
         return Ok(false);
     }
-    let entry = kvm_bindings::kvm_msr_entry { index: msr::TSC, ..Default::default() };
-    let Ok(mut list) = kvm_bindings::Msrs::from_entries(&[entry]) else { return Ok(false) };
+    let entry = kvm_bindings::kvm_msr_entry {
+        index: msr::TSC,
+        ..Default::default()
+    };
+    let Ok(mut list) = kvm_bindings::Msrs::from_entries(&[entry]) else {
+        return Ok(false);
+    };
     bench.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
     let now = list.as_slice().first().map_or(0, |e| e.data);
     Ok((far..far + (1 << 40)).contains(&now))

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use devices::{
-    Bus, BusError, COM1_BASE, COM1_IRQ, CMOS_BASE, CMOS_LENGTH, Cmos, CmosMemory, ConsoleOutput, I8042,
-    I8042_BASE, I8042_LENGTH, NullDevice, RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, Serial,
-    UART_LENGTH,
+    Bus, BusError, CMOS_BASE, CMOS_LENGTH, COM1_BASE, COM1_IRQ, Cmos, CmosMemory, ConsoleOutput,
+    I8042, I8042_BASE, I8042_LENGTH, NullDevice, RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort,
+    Serial, UART_LENGTH,
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 
@@ -135,14 +135,24 @@ pub fn boot(
     };
     let (shared, devices) = assemble(kvm, profile, parts)?;
     let vcpus = create_vcpus(kvm, &shared, config.cpus)?;
-    let boot_cpu = vcpus.first().ok_or(MachineError::Cpus { asked: config.cpus })?;
+    let boot_cpu = vcpus
+        .first()
+        .ok_or(MachineError::Cpus { asked: config.cpus })?;
     boot_cpu.set_entry(|sregs| entry::prepare(&ram, entry_point, sregs))?;
     let machine = launch(shared, devices, vcpus)?;
-    Ok(BootedMachine { machine, command_line, added_words })
+    Ok(BootedMachine {
+        machine,
+        command_line,
+        added_words,
+    })
 }
 
 pub(crate) fn check_cpus(cpus: u8) -> Result<(), MachineError> {
-    if (1..=MAX_CPUS).contains(&cpus) { Ok(()) } else { Err(MachineError::Cpus { asked: cpus }) }
+    if (1..=MAX_CPUS).contains(&cpus) {
+        Ok(())
+    } else {
+        Err(MachineError::Cpus { asked: cpus })
+    }
 }
 
 /// What a booted and a restored machine have in common.
@@ -161,7 +171,13 @@ pub(crate) fn assemble(
     profile: &HostProfile,
     parts: MachineParts<'_>,
 ) -> Result<(Arc<Shared>, Devices), MachineError> {
-    let MachineParts { ram, cpus, pit, serial, .. } = parts;
+    let MachineParts {
+        ram,
+        cpus,
+        pit,
+        serial,
+        ..
+    } = parts;
     let vm = Arc::new(vm::create(kvm, ram, pit)?);
     if parts.watch_lstar && assist::needed(profile).syscall_repair {
         watch_syscall_msrs(&vm)?;
@@ -169,11 +185,17 @@ pub(crate) fn assemble(
     let signals = Arc::new(Signals::default());
     let devices = Devices {
         serial: Arc::new(Mutex::new(Serial::new(
-            Arc::new(Pin { vm: vm.clone(), irq: COM1_IRQ }),
+            Arc::new(Pin {
+                vm: vm.clone(),
+                irq: COM1_IRQ,
+            }),
             serial,
         ))),
         i8042: Arc::new(Mutex::new(I8042::new(signals.clone()))),
-        cmos: Arc::new(Mutex::new(Cmos::new(cmos_memory(ram.size()), std::time::SystemTime::now))),
+        cmos: Arc::new(Mutex::new(Cmos::new(
+            cmos_memory(ram.size()),
+            std::time::SystemTime::now,
+        ))),
     };
     let mut pio = Bus::new();
     pio.insert("serial", COM1_BASE, UART_LENGTH, devices.serial.clone())?;
@@ -205,9 +227,17 @@ pub(crate) fn create_vcpus(
         .call("KVM_GET_SUPPORTED_CPUID")?;
     let mut vcpus = Vec::new();
     for vcpu in 0..cpus {
-        let fd = shared.vm.create_vcpu(u64::from(vcpu)).call("KVM_CREATE_VCPU")?;
-        let shape = Shape { vcpu, cpus, tsc_deadline: shared.profile.tsc_deadline };
-        fd.set_cpuid2(&cpuid::shape(&supported, &shared.profile, shape)).call("KVM_SET_CPUID2")?;
+        let fd = shared
+            .vm
+            .create_vcpu(u64::from(vcpu))
+            .call("KVM_CREATE_VCPU")?;
+        let shape = Shape {
+            vcpu,
+            cpus,
+            tsc_deadline: shared.profile.tsc_deadline,
+        };
+        fd.set_cpuid2(&cpuid::shape(&supported, &shared.profile, shape))
+            .call("KVM_SET_CPUID2")?;
         vcpus.push(Vcpu::new(usize::from(vcpu), fd, shared.clone())?);
     }
     Ok(vcpus)
@@ -249,7 +279,8 @@ fn watch_syscall_msrs(vm: &VmFd) -> Result<(), KvmError> {
         args: [u64::from(kvm_bindings::KVM_MSR_EXIT_REASON_FILTER), 0, 0, 0],
         ..Default::default()
     };
-    vm.enable_cap(&capability).call("KVM_ENABLE_CAP (user space MSRs)")?;
+    vm.enable_cap(&capability)
+        .call("KVM_ENABLE_CAP (user space MSRs)")?;
     // A zero is a write that is reported; the third of the four is CSTAR, which only 32-bit programs use.
     let reported = [0b0100u8];
     let range = MsrFilterRange {
@@ -258,11 +289,15 @@ fn watch_syscall_msrs(vm: &VmFd) -> Result<(), KvmError> {
         msr_count: msr::SYSCALL_MASK - msr::STAR + 1,
         bitmap: &reported,
     };
-    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range]).call("KVM_X86_SET_MSR_FILTER")
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range])
+        .call("KVM_X86_SET_MSR_FILTER")
 }
 
 fn cmos_memory(size: u64) -> CmosMemory {
-    CmosMemory { below_4g_end: size.min(HOLE_START), above_4g: size.saturating_sub(HOLE_START) }
+    CmosMemory {
+        below_4g_end: size.min(HOLE_START),
+        above_4g: size.saturating_sub(HOLE_START),
+    }
 }
 
 /// 32 bytes from the host's random numbers.

@@ -44,8 +44,8 @@ impl Console {
     /// If the event loop or its thread cannot be made.
     pub fn connect(machine: &Machine) -> Result<Self, ConsoleError> {
         let other = |e: event_manager::Error| io::Error::other(e.to_string());
-        let exit = EventFd::new(EFD_NONBLOCK).map_err(io::Error::from)?;
-        let room = EventFd::new(EFD_NONBLOCK).map_err(io::Error::from)?;
+        let exit = EventFd::new(EFD_NONBLOCK)?;
+        let room = EventFd::new(EFD_NONBLOCK)?;
         let raw = io::stdin().is_terminal();
         let mut manager = EventManager::<Input>::new().map_err(other)?;
         let notify = room.try_clone()?;
@@ -64,19 +64,28 @@ impl Console {
             raw,
         });
         if raw {
-            io::stdin().lock().set_raw_mode().map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+            io::stdin()
+                .lock()
+                .set_raw_mode()
+                .map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
         }
         let stop = exit.try_clone()?;
-        let thread = std::thread::Builder::new().name("console".into()).spawn(move || {
-            // The exit event ends the loop: it is read here, after the input has seen everything.
-            while stop.read().is_err() {
-                if let Err(error) = manager.run() {
-                    log::error!("console: {error}");
-                    return;
+        let thread = std::thread::Builder::new()
+            .name("console".into())
+            .spawn(move || {
+                // The exit event ends the loop: it is read here, after the input has seen everything.
+                while stop.read().is_err() {
+                    if let Err(error) = manager.run() {
+                        log::error!("console: {error}");
+                        return;
+                    }
                 }
-            }
-        })?;
-        Ok(Self { exit, thread: Some(thread), raw })
+            })?;
+        Ok(Self {
+            exit,
+            thread: Some(thread),
+            raw,
+        })
     }
 }
 

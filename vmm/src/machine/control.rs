@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::RunEnd;
-use crate::vcpu::kick::Kick;
 use crate::vcpu::Vcpu;
+use crate::vcpu::kick::Kick;
 
 /// Work for a parked vCPU, done on its own thread.
 pub(crate) type Job = Box<dyn FnOnce(&mut Vcpu) + Send>;
@@ -58,7 +58,11 @@ pub(crate) enum AfterPark {
 
 impl Control {
     pub(crate) fn new(vcpus: usize) -> Self {
-        let slot = || Slot { standing: Standing::Running, kick: None, jobs: VecDeque::new() };
+        let slot = || Slot {
+            standing: Standing::Running,
+            kick: None,
+            jobs: VecDeque::new(),
+        };
         Self {
             state: Mutex::new(State {
                 slots: (0..vcpus).map(|_| slot()).collect(),
@@ -77,7 +81,9 @@ impl Control {
     }
 
     fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        self.changed
+            .wait(guard)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of vCPUs.
@@ -165,7 +171,9 @@ impl Control {
     /// A pause from before the vCPU threads start: they park before their first instruction.
     pub(crate) fn hold(self: &Arc<Self>) -> Paused {
         self.lock().pauses += 1;
-        Paused { control: self.clone() }
+        Paused {
+            control: self.clone(),
+        }
     }
 
     /// Pauses all vCPUs; returns when each stands still.
@@ -176,7 +184,9 @@ impl Control {
         while state.slots.iter().any(|s| s.standing == Standing::Running) {
             state = self.wait(state);
         }
-        Paused { control: self.clone() }
+        Paused {
+            control: self.clone(),
+        }
     }
 
     /// Ends the run: all vCPUs park; the first reason counts.
@@ -223,7 +233,10 @@ impl State {
     }
 
     fn others_run(&self, vcpu: usize) -> bool {
-        self.slots.iter().enumerate().any(|(i, s)| i != vcpu && s.standing == Standing::Running)
+        self.slots
+            .iter()
+            .enumerate()
+            .any(|(i, s)| i != vcpu && s.standing == Standing::Running)
     }
 
     fn kick_running(&mut self, except: Option<usize>) {

@@ -57,7 +57,10 @@ pub enum RunEnd {
 impl RunEnd {
     /// Whether the guest ended by its own will (or ours).
     pub fn is_orderly(&self) -> bool {
-        matches!(self, Self::Reset { .. } | Self::PoweredOff | Self::Halted | Self::Stopped)
+        matches!(
+            self,
+            Self::Reset { .. } | Self::PoweredOff | Self::Halted | Self::Stopped
+        )
     }
 }
 
@@ -71,9 +74,18 @@ impl std::fmt::Display for RunEnd {
             Self::Stopped => write!(f, "stopped"),
             Self::Panic(report) => write!(f, "guest kernel panic on vCPU {}", report.vcpu),
             Self::TripleFault { vcpu, .. } => write!(f, "triple fault on vCPU {vcpu}"),
-            Self::UnknownInstruction { vcpu, address, bytes, text } => {
+            Self::UnknownInstruction {
+                vcpu,
+                address,
+                bytes,
+                text,
+            } => {
                 let bytes: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
-                write!(f, "vCPU {vcpu} at {address}: cannot complete `{text}` (bytes {})", bytes.join(" "))
+                write!(
+                    f,
+                    "vCPU {vcpu} at {address}: cannot complete `{text}` (bytes {})",
+                    bytes.join(" ")
+                )
             }
             Self::Host { message } => write!(f, "{message}"),
         }

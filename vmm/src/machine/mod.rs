@@ -78,7 +78,14 @@ impl Machine {
         threads: Vec<JoinHandle<()>>,
         held: Paused,
     ) -> Self {
-        Self { shared, devices, threads, watchdog: None, held: Some(held), user_sites: Mutex::default() }
+        Self {
+            shared,
+            devices,
+            threads,
+            watchdog: None,
+            held: Some(held),
+            user_sites: Mutex::default(),
+        }
     }
 
     /// Lets the vCPUs of a machine that was just made run.
@@ -114,7 +121,9 @@ impl Machine {
 
     /// Registers of a vCPU of the paused machine; `None` if there is no such vCPU or it is gone.
     pub fn registers(&self, paused: &Paused, vcpu: usize) -> Option<VcpuRegisters> {
-        paused.on_vcpu(vcpu, |v| v.snapshot_registers().ok()).flatten()
+        paused
+            .on_vcpu(vcpu, |v| v.snapshot_registers().ok())
+            .flatten()
     }
 
     /// An MSR of a vCPU of the paused machine.
@@ -124,7 +133,10 @@ impl Machine {
 
     /// Handler address in a gate of a vCPU's interrupt descriptor table.
     pub fn interrupt_handler(&self, paused: &Paused, vcpu: usize, vector: u8) -> Option<Gva> {
-        paused.on_vcpu(vcpu, move |v| v.interrupt_handler(vector)).flatten().map(Gva)
+        paused
+            .on_vcpu(vcpu, move |v| v.interrupt_handler(vector))
+            .flatten()
+            .map(Gva)
     }
 
     /// Gives all traps to `sink` from now on, or to nobody.
@@ -143,7 +155,9 @@ impl Machine {
         }
         let paused = self.pause();
         for vcpu in 0..self.vcpus() {
-            let set = paused.on_vcpu(vcpu, move |v| v.set_breakpoint(number, address.map(|a| a.0)));
+            let set = paused.on_vcpu(vcpu, move |v| {
+                v.set_breakpoint(number, address.map(|a| a.0))
+            });
             set.unwrap_or(Ok(()))?;
         }
         Ok(())
@@ -152,7 +166,10 @@ impl Machine {
     /// Gives up one use of a site, as [`TrapTable::disarm`] does; with the last site in user text the watch on the
     /// guest's own #BP entry goes, too.
     pub fn disarm(&self, site: SiteId) -> bool {
-        let _turn = self.user_sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self
+            .user_sites
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let was_there = self.shared.traps.disarm(site);
         self.leave_breakpoint_entry();
         was_there
@@ -166,7 +183,10 @@ impl Machine {
     /// # Errors
     /// If the site cannot be armed, or the guest has no #BP handler yet.
     pub fn arm_user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
-        let _turn = self.user_sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self
+            .user_sites
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if self.shared.profile.int3_user == Int3::GuestHandler {
             self.watch_breakpoint_entry(address)?;
         }
@@ -183,7 +203,9 @@ impl Machine {
         const ATTEMPTS: usize = 200;
         for _ in 0..ATTEMPTS {
             let traps = &self.shared.traps;
-            let Some((site, entry)) = traps.breakpoint_entry() else { return };
+            let Some((site, entry)) = traps.breakpoint_entry() else {
+                return;
+            };
             if traps.has_user_sites() {
                 return;
             }
@@ -196,7 +218,9 @@ impl Machine {
             drop(paused);
             std::thread::sleep(Duration::from_micros(100));
         }
-        log::warn!("the watch on the guest's breakpoint entry stays until the next user site has gone");
+        log::warn!(
+            "the watch on the guest's breakpoint entry stays until the next user site has gone"
+        );
     }
 
     fn watch_breakpoint_entry(&self, address: Gva) -> Result<(), ArmError> {
@@ -210,7 +234,9 @@ impl Machine {
         if self.shared.traps.breakpoint_entry().is_some() {
             return Ok(());
         }
-        self.shared.traps.arm(entry, registers.address_space(), Purpose::BreakpointEntry)?;
+        self.shared
+            .traps
+            .arm(entry, registers.address_space(), Purpose::BreakpointEntry)?;
         Ok(())
     }
 
@@ -225,7 +251,9 @@ impl Machine {
 
     /// Waits for the end of the run, at most for `limit`.
     pub fn wait(&self, limit: Option<Duration>) -> Option<RunEnd> {
-        self.shared.control.wait_end(limit.and_then(|l| Instant::now().checked_add(l)))
+        self.shared
+            .control
+            .wait_end(limit.and_then(|l| Instant::now().checked_add(l)))
     }
 
     /// Ends the run from outside.
@@ -244,7 +272,10 @@ impl Machine {
     }
 
     pub(crate) fn serial(&self) -> MutexGuard<'_, Serial> {
-        self.devices.serial.lock().unwrap_or_else(PoisonError::into_inner)
+        self.devices
+            .serial
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counts so far.

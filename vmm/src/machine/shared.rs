@@ -50,8 +50,11 @@ pub(crate) struct Parts {
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Self {
-        let traps =
-            TrapTable::new(parts.ram.clone(), parts.profile.step_kernel, parts.profile.step_user);
+        let traps = TrapTable::new(
+            parts.ram.clone(),
+            parts.profile.step_kernel,
+            parts.profile.step_user,
+        );
         Self {
             run_size: parts.vm.run_size(),
             ram: parts.ram,
@@ -77,7 +80,9 @@ impl Shared {
     pub(crate) fn reset_end(&self, cause: Option<ResetCause>) -> RunEnd {
         match self.panic() {
             Some(report) => RunEnd::Panic(report),
-            None => RunEnd::Reset { cause: cause.map(|c| c.to_string()) },
+            None => RunEnd::Reset {
+                cause: cause.map(|c| c.to_string()),
+            },
         }
     }
 
@@ -87,7 +92,10 @@ impl Shared {
     }
 
     pub(crate) fn panic(&self) -> Option<PanicReport> {
-        self.panic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Reads code without our int3s; gives how many bytes could be read, fewer where a page is missing.
@@ -97,9 +105,13 @@ impl Shared {
             && !rest.is_empty()
         {
             let at = Gva(address.0.wrapping_add(done as u64));
-            let Ok(translation) = paging::translate(&self.ram, space, at) else { break };
+            let Ok(translation) = paging::translate(&self.ram, space, at) else {
+                break;
+            };
             let length = rest.len().min((4096 - at.0 % 4096) as usize);
-            let Some(piece) = rest.get_mut(..length) else { break };
+            let Some(piece) = rest.get_mut(..length) else {
+                break;
+            };
             if self.traps.read_unpatched(translation.gpa, piece).is_err() {
                 break;
             }
@@ -125,13 +137,20 @@ pub(crate) struct Completed(Mutex<HashMap<Mnemonic, u64>>);
 
 impl Completed {
     pub(crate) fn count(&self, mnemonic: Mnemonic) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(mnemonic).or_default() += 1;
+        *self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(mnemonic)
+            .or_default() += 1;
     }
 
     pub(crate) fn list(&self) -> Vec<(String, u64)> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut list: Vec<_> =
-            counts.iter().map(|(m, n)| (format!("{m:?}").to_lowercase(), *n)).collect();
+        let mut list: Vec<_> = counts
+            .iter()
+            .map(|(m, n)| (format!("{m:?}").to_lowercase(), *n))
+            .collect();
         list.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
         list
     }

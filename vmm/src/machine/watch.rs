@@ -22,33 +22,41 @@ pub(super) struct Watchdog {
 impl Watchdog {
     pub(super) fn start(shared: Arc<Shared>) -> Self {
         let (stop, stopped) = channel::<()>();
-        let thread = std::thread::Builder::new().name("watch".into()).spawn(move || {
-            let mut panicked: Option<Instant> = None;
-            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if shared.control.ended().is_some() {
-                    return;
-                }
-                if let Some(report) = shared.panic() {
-                    let since = *panicked.get_or_insert_with(Instant::now);
-                    if since.elapsed() > AFTER_PANIC {
-                        shared.control.end(RunEnd::Panic(report));
+        let thread = std::thread::Builder::new()
+            .name("watch".into())
+            .spawn(move || {
+                let mut panicked: Option<Instant> = None;
+                while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    if shared.control.ended().is_some() {
+                        return;
+                    }
+                    if let Some(report) = shared.panic() {
+                        let since = *panicked.get_or_insert_with(Instant::now);
+                        if since.elapsed() > AFTER_PANIC {
+                            shared.control.end(RunEnd::Panic(report));
+                            return;
+                        }
+                    }
+                    if all_halted(&shared) {
+                        shared.control.end(match shared.panic() {
+                            Some(report) => RunEnd::Panic(report),
+                            None => RunEnd::Halted,
+                        });
                         return;
                     }
                 }
-                if all_halted(&shared) {
-                    shared.control.end(match shared.panic() {
-                        Some(report) => RunEnd::Panic(report),
-                        None => RunEnd::Halted,
-                    });
-                    return;
-                }
-            }
-        });
+            });
         match thread {
-            Ok(thread) => Self { stop: Some(stop), thread: Some(thread) },
+            Ok(thread) => Self {
+                stop: Some(stop),
+                thread: Some(thread),
+            },
             Err(error) => {
                 log::warn!("no watch for halted guests: {error}");
-                Self { stop: None, thread: None }
+                Self {
+                    stop: None,
+                    thread: None,
+                }
             }
         }
     }
@@ -57,8 +65,7 @@ impl Watchdog {
 /// Whether no vCPU can ever run again by itself.
 fn all_halted(shared: &Shared) -> bool {
     let paused = shared.control.pause();
-    (0..shared.control.vcpus())
-        .all(|vcpu| paused.on_vcpu(vcpu, |v| v.is_off()).unwrap_or(true))
+    (0..shared.control.vcpus()).all(|vcpu| paused.on_vcpu(vcpu, |v| v.is_off()).unwrap_or(true))
 }
 
 impl Drop for Watchdog {

@@ -11,13 +11,17 @@ const HEADER: usize = 24;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotDamage {
     /// Not such a file.
-    #[error("not a snapshot's state file (starts with {found}); name the folder that `exotrace snapshot` wrote")]
+    #[error(
+        "not a snapshot's state file (starts with {found}); name the folder that `exotrace snapshot` wrote"
+    )]
     NotASnapshot {
         /// Its first bytes in hex.
         found: String,
     },
     /// Written by another version.
-    #[error("written in format {found}, this exotrace reads format {FORMAT_VERSION}; boot the machine again and save it anew")]
+    #[error(
+        "written in format {found}, this exotrace reads format {FORMAT_VERSION}; boot the machine again and save it anew"
+    )]
     Version {
         /// The file's version.
         found: u32,
@@ -57,9 +61,17 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
         let bytes = file.get(at..at + 4).and_then(|b| b.try_into().ok());
         bytes.map(u32::from_le_bytes)
     };
-    let length = file.get(16..HEADER).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    let length = file
+        .get(16..HEADER)
+        .and_then(|b| b.try_into().ok())
+        .map(u64::from_le_bytes);
     let (Some(MAGIC), Some(version)) = (file.first_chunk::<8>(), word(8)) else {
-        let found = file.iter().take(8).map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
+        let found = file
+            .iter()
+            .take(8)
+            .map(|b| format!("{b:02x}"))
+            .collect::<Vec<_>>()
+            .join(" ");
         return Err(SnapshotDamage::NotASnapshot { found });
     };
     if version != FORMAT_VERSION {
@@ -67,14 +79,23 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
     }
     let body = file.get(HEADER..).unwrap_or_default();
     let (Some(expected_sum), Some(expected)) = (word(12), length) else {
-        return Err(SnapshotDamage::Truncated { found: 0, expected: HEADER as u64 });
+        return Err(SnapshotDamage::Truncated {
+            found: 0,
+            expected: HEADER as u64,
+        });
     };
     if body.len() as u64 != expected {
-        return Err(SnapshotDamage::Truncated { found: body.len() as u64, expected });
+        return Err(SnapshotDamage::Truncated {
+            found: body.len() as u64,
+            expected,
+        });
     }
     let found = crc32fast::hash(body);
     if found != expected_sum {
-        return Err(SnapshotDamage::Checksum { found, expected: expected_sum });
+        return Err(SnapshotDamage::Checksum {
+            found,
+            expected: expected_sum,
+        });
     }
     Ok(body)
 }
@@ -100,7 +121,10 @@ mod tests {
             (b"hello".to_vec(), "not a snapshot"),
             (Vec::new(), "not a snapshot"),
             (other_version, "format 9"),
-            (good[..good.len() - 1].to_vec(), "8 bytes of state, 9 were written"),
+            (
+                good[..good.len() - 1].to_vec(),
+                "8 bytes of state, 9 were written",
+            ),
             (good[..20].to_vec(), "damaged"),
             (flipped, "checksum"),
         ];

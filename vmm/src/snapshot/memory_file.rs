@@ -16,7 +16,11 @@ const PAGE: usize = 4096;
 /// Writes all of `ram`, in the order of its ranges, to the new file `path`. Readable by its owner only: it
 /// holds everything the guest knows.
 pub(super) fn write(ram: &GuestRam, path: &Path) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
     file.set_len(ram.size())?;
     let mut offset = 0u64;
     let mut chunk = vec![0u8; CHUNK];
@@ -25,7 +29,8 @@ pub(super) fn write(ram: &GuestRam, path: &Path) -> io::Result<()> {
         while at < range.end {
             let length = CHUNK.min((range.end - at) as usize);
             let piece = chunk.get_mut(..length).unwrap_or_default();
-            ram.read_physical(Gpa(at), piece).map_err(io::Error::other)?;
+            ram.read_physical(Gpa(at), piece)
+                .map_err(io::Error::other)?;
             write_used_pages(&file, piece, offset)?;
             at += length as u64;
             offset += length as u64;
@@ -42,16 +47,20 @@ fn write_used_pages(file: &std::fs::File, chunk: &[u8], offset: u64) -> io::Resu
         match (run, is_zero(page)) {
             (None, false) => run = Some(at),
             (Some(start), true) => {
-                file.write_all_at(chunk.get(start..at).unwrap_or_default(), offset + start as u64)?;
+                file.write_all_at(
+                    chunk.get(start..at).unwrap_or_default(),
+                    offset + start as u64,
+                )?;
                 run = None;
             }
             _ => {}
         }
     }
     match run {
-        Some(start) => {
-            file.write_all_at(chunk.get(start..).unwrap_or_default(), offset + start as u64)
-        }
+        Some(start) => file.write_all_at(
+            chunk.get(start..).unwrap_or_default(),
+            offset + start as u64,
+        ),
         None => Ok(()),
     }
 }

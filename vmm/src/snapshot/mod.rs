@@ -45,7 +45,11 @@ impl KernelReference {
     /// For an unpacked kernel.
     pub fn new(path: &Path, elf: &[u8]) -> Self {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-        Self { path, size: elf.len() as u64, crc32: crc32fast::hash(elf) }
+        Self {
+            path,
+            size: elf.len() as u64,
+            crc32: crc32fast::hash(elf),
+        }
     }
 
     /// Whether `elf` is that kernel.
@@ -121,7 +125,9 @@ pub fn save(
     folder: &Path,
 ) -> Result<(), SaveError> {
     if folder.exists() {
-        return Err(SaveError::Exists { path: folder.to_path_buf() });
+        return Err(SaveError::Exists {
+            path: folder.to_path_buf(),
+        });
     }
     let mut name = folder.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.partial", std::process::id()));
@@ -151,18 +157,27 @@ fn write_files(
     let state = collect(kvm, machine, paused, info)?;
     let state_path = folder.join(STATE_FILE);
     let body = postcard::to_stdvec(&state).map_err(SaveError::Encode)?;
-    write_private(&state_path, &format::encode(&body))
-        .map_err(|source| SaveError::Write { path: state_path, source })?;
+    write_private(&state_path, &format::encode(&body)).map_err(|source| SaveError::Write {
+        path: state_path,
+        source,
+    })?;
     let memory_path = folder.join(MEMORY_FILE);
     machine
         .traps()
         .with_bytes_restored(|| memory_file::write(machine.ram(), &memory_path))
-        .map_err(|source| SaveError::Write { path: memory_path, source })
+        .map_err(|source| SaveError::Write {
+            path: memory_path,
+            source,
+        })
 }
 
 /// Registers and FPU state are secrets of the guest's as its memory is.
 fn write_private(path: &Path, data: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
     file.write_all(data)
 }
 
@@ -173,7 +188,11 @@ fn collect(
     info: &SnapshotInfo,
 ) -> Result<SavedMachine, SaveError> {
     let shared = machine.shared();
-    let indices = kvm.get_msr_index_list().call("KVM_GET_MSR_INDEX_LIST")?.as_slice().to_vec();
+    let indices = kvm
+        .get_msr_index_list()
+        .call("KVM_GET_MSR_INDEX_LIST")?
+        .as_slice()
+        .to_vec();
     let mut vcpus = Vec::new();
     for vcpu in 0..machine.vcpus() {
         let indices = indices.clone();
@@ -187,7 +206,10 @@ fn collect(
         kvm_bindings::KVM_IRQCHIP_PIC_SLAVE,
         kvm_bindings::KVM_IRQCHIP_IOAPIC,
     ] {
-        let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+        let mut chip = kvm_irqchip {
+            chip_id,
+            ..Default::default()
+        };
         vm.get_irqchip(&mut chip).call("KVM_GET_IRQCHIP")?;
         irqchips.push(chip);
     }

@@ -55,7 +55,9 @@ pub enum RestoreError {
         source: RamError,
     },
     /// Another CPU.
-    #[error("snapshot {path}: saved on CPU {saved}, this is {here}; boot the machine anew on this host")]
+    #[error(
+        "snapshot {path}: saved on CPU {saved}, this is {here}; boot the machine anew on this host"
+    )]
     Cpu {
         /// The folder.
         path: PathBuf,
@@ -65,7 +67,9 @@ pub enum RestoreError {
         here: String,
     },
     /// Another kind of host.
-    #[error("snapshot {path}: saved on a host with {saved} guest kernel mode, this one has {here}; boot the machine anew on this host")]
+    #[error(
+        "snapshot {path}: saved on a host with {saved} guest kernel mode, this one has {here}; boot the machine anew on this host"
+    )]
     HostKind {
         /// The folder.
         path: PathBuf,
@@ -107,21 +111,41 @@ pub fn restore(
     let saved = read_state(&folder.join(STATE_FILE))?;
     check_host(&saved, profile, folder)?;
     let memory = folder.join(MEMORY_FILE);
-    let file = File::open(&memory)
-        .map_err(|source| RestoreError::Read { path: memory.clone(), source })?;
-    let ram = GuestRam::copy_on_write(file, saved.memory)
-        .map_err(|source| RestoreError::Memory { path: memory, source })?;
-    let machine = build(kvm, profile, &saved, &ram, serial)
-        .map_err(|source| RestoreError::Machine { path: folder.to_path_buf(), source })?;
-    Ok(RestoredMachine { machine, command_line: saved.command_line, kernel: saved.kernel })
+    let file = File::open(&memory).map_err(|source| RestoreError::Read {
+        path: memory.clone(),
+        source,
+    })?;
+    let ram =
+        GuestRam::copy_on_write(file, saved.memory).map_err(|source| RestoreError::Memory {
+            path: memory,
+            source,
+        })?;
+    let machine =
+        build(kvm, profile, &saved, &ram, serial).map_err(|source| RestoreError::Machine {
+            path: folder.to_path_buf(),
+            source,
+        })?;
+    Ok(RestoredMachine {
+        machine,
+        command_line: saved.command_line,
+        kernel: saved.kernel,
+    })
 }
 
 fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
     let own = || path.to_path_buf();
-    let file = fs::read(path).map_err(|source| RestoreError::Read { path: own(), source })?;
-    let body =
-        format::decode(&file).map_err(|source| RestoreError::Damaged { path: own(), source })?;
-    postcard::from_bytes(body).map_err(|source| RestoreError::Body { path: own(), source })
+    let file = fs::read(path).map_err(|source| RestoreError::Read {
+        path: own(),
+        source,
+    })?;
+    let body = format::decode(&file).map_err(|source| RestoreError::Damaged {
+        path: own(),
+        source,
+    })?;
+    postcard::from_bytes(body).map_err(|source| RestoreError::Body {
+        path: own(),
+        source,
+    })
 }
 
 fn check_host(
@@ -132,7 +156,11 @@ fn check_host(
     let here = host_name();
     if saved.cpu != here {
         let path = folder.to_path_buf();
-        return Err(RestoreError::Cpu { path, saved: saved.cpu.clone(), here });
+        return Err(RestoreError::Cpu {
+            path,
+            saved: saved.cpu.clone(),
+            here,
+        });
     }
     let interpreted = profile.kernel_mode.is_interpreted();
     if saved.interpreted != interpreted {
@@ -158,7 +186,13 @@ fn build(
     // A guest that has set up SYSCALL need not be watched for doing so, and asking KVM to watch takes longer
     // than all the rest of a restore.
     let watch = saved.vcpus.iter().all(|vcpu| vcpu.lstar() == 0);
-    let parts = MachineParts { ram, cpus, pit: saved.pit.is_some(), watch_lstar: watch, serial };
+    let parts = MachineParts {
+        ram,
+        cpus,
+        pit: saved.pit.is_some(),
+        watch_lstar: watch,
+        serial,
+    };
     let (shared, devices) = assemble(kvm, profile, parts)?;
     let mut vcpus = create_vcpus(kvm, &shared, cpus)?;
     for chip in &saved.irqchips {
@@ -170,7 +204,10 @@ fn build(
     for (vcpu, state) in vcpus.iter_mut().zip(&saved.vcpus) {
         vcpu.load(state)?;
     }
-    let clock = kvm_clock_data { clock: saved.clock, ..Default::default() };
+    let clock = kvm_clock_data {
+        clock: saved.clock,
+        ..Default::default()
+    };
     shared.vm.set_clock(&clock).call("KVM_SET_CLOCK")?;
     let damaged = |what: String| MachineError::Vcpu(what);
     devices

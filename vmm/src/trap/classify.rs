@@ -39,7 +39,13 @@ mod tests {
 
     #[test]
     fn each_host_gives_an_int3_back_its_way() {
-        assert_eq!(foreign_int3(&HostProfile::hardware_example()), GiveBack::InjectBreakpoint);
-        assert_eq!(foreign_int3(&HostProfile::interpreted_example()), GiveBack::QueueException);
+        assert_eq!(
+            foreign_int3(&HostProfile::hardware_example()),
+            GiveBack::InjectBreakpoint
+        );
+        assert_eq!(
+            foreign_int3(&HostProfile::interpreted_example()),
+            GiveBack::QueueException
+        );
     }
 }

@@ -11,7 +11,7 @@ mod table;
 use introspect::{CpuRegisters, Gpa, Gva};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-pub(crate) use classify::{Int3Owner, foreign_int3, GiveBack};
+pub(crate) use classify::{GiveBack, Int3Owner, foreign_int3};
 pub use table::{ArmError, SiteId, TrapTable};
 pub(crate) use table::{Displaced, Purpose, Site};
 

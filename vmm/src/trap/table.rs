@@ -91,7 +91,9 @@ pub enum ArmError {
         bytes: String,
     },
     /// The instruction can be neither emulated nor stepped on this host.
-    #[error("trap at {address}: `{instruction}` can be neither emulated nor single-stepped on this host")]
+    #[error(
+        "trap at {address}: `{instruction}` can be neither emulated nor single-stepped on this host"
+    )]
     CannotPass {
         /// The address asked for.
         address: Gva,
@@ -99,19 +101,25 @@ pub enum ArmError {
         instruction: String,
     },
     /// The guest is not far enough.
-    #[error("trap at {address}: the guest has no breakpoint handler yet, which user traps on this host need; wait until it runs programs")]
+    #[error(
+        "trap at {address}: the guest has no breakpoint handler yet, which user traps on this host need; wait until it runs programs"
+    )]
     NoBreakpointHandler {
         /// The address asked for.
         address: Gva,
     },
     /// The guest's own.
-    #[error("trap at {address}: the guest has an int3 of its own there; give the address of another instruction")]
+    #[error(
+        "trap at {address}: the guest has an int3 of its own there; give the address of another instruction"
+    )]
     GuestBreakpoint {
         /// The address asked for.
         address: Gva,
     },
     /// The byte is taken for another purpose.
-    #[error("trap at {address}: a trap of the machine's own stands there (the guest's breakpoint entry or its panic function)")]
+    #[error(
+        "trap at {address}: a trap of the machine's own stands there (the guest's breakpoint entry or its panic function)"
+    )]
     Reserved {
         /// The address asked for.
         address: Gva,
@@ -187,19 +195,27 @@ impl TrapTable {
             entry.users += 1;
             return Ok(id);
         }
-        let byte = self.byte(physical).ok_or(ArmError::NotRam { address, physical })?;
+        let byte = self
+            .byte(physical)
+            .ok_or(ArmError::NotRam { address, physical })?;
         let code = self.code_at(address, space, &entries);
         let instruction = emulate::decode(&code, address.0).map_err(|_| {
-            let bytes = code.iter().map(|b| format!("{b:02x}")).collect::<Vec<_>>().join(" ");
+            let bytes = code
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect::<Vec<_>>()
+                .join(" ");
             ArmError::NoInstruction { address, bytes }
         })?;
         if code.first() == Some(&INT3) {
             return Err(ArmError::GuestBreakpoint { address });
         }
-        let displaced = self.way_past(&instruction, purpose).ok_or_else(|| ArmError::CannotPass {
-            address,
-            instruction: instruction.to_string(),
-        })?;
+        let displaced =
+            self.way_past(&instruction, purpose)
+                .ok_or_else(|| ArmError::CannotPass {
+                    address,
+                    instruction: instruction.to_string(),
+                })?;
         let site = Arc::new(Site {
             id,
             address,
@@ -223,7 +239,9 @@ impl TrapTable {
     /// site.
     pub fn disarm(&self, id: SiteId) -> bool {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = entries.get_mut(&id) else { return false };
+        let Some(entry) = entries.get_mut(&id) else {
+            return false;
+        };
         entry.users -= 1;
         if entry.users > 0 {
             return true;
@@ -258,7 +276,9 @@ impl TrapTable {
     /// (site, hits, hits whose instruction was stepped) of every site that a probe uses.
     pub fn hits(&self) -> Vec<(SiteId, u64, u64)> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let probes = entries.values().filter(|e| matches!(e.site.purpose, Purpose::Probe { .. }));
+        let probes = entries
+            .values()
+            .filter(|e| matches!(e.site.purpose, Purpose::Probe { .. }));
         probes
             .map(|e| {
                 let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -274,7 +294,12 @@ impl TrapTable {
         for entry in entries.values() {
             if let Some(byte) = self.byte(entry.site.id.0)
                 && byte
-                    .compare_exchange(INT3, entry.site.original, Ordering::SeqCst, Ordering::SeqCst)
+                    .compare_exchange(
+                        INT3,
+                        entry.site.original,
+                        Ordering::SeqCst,
+                        Ordering::SeqCst,
+                    )
                     .is_ok()
             {
                 put_back.push(byte);
@@ -303,7 +328,9 @@ impl TrapTable {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         match entries.get(&SiteId(physical)) {
             Some(entry) => Int3Owner::Ours(entry.site.clone()),
-            None if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => Int3Owner::JustRemoved,
+            None if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => {
+                Int3Owner::JustRemoved
+            }
             None => Int3Owner::Guest,
         }
     }
@@ -312,7 +339,8 @@ impl TrapTable {
     pub(crate) fn lift(&self, site: &Site) -> bool {
         let _entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let lifted = |b: &AtomicU8| {
-            b.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            b.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
         };
         self.byte(site.id.0).is_some_and(lifted)
     }
@@ -320,7 +348,9 @@ impl TrapTable {
     /// Puts back what [`Self::lift`] took, if the site was not removed meanwhile.
     pub(crate) fn put_back(&self, site: &Arc<Site>) {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let stands = entries.get(&site.id).is_some_and(|entry| Arc::ptr_eq(&entry.site, site));
+        let stands = entries
+            .get(&site.id)
+            .is_some_and(|entry| Arc::ptr_eq(&entry.site, site));
         if stands && let Some(byte) = self.byte(site.id.0) {
             // What the guest wrote over the byte meanwhile stays.
             let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
@@ -335,7 +365,10 @@ impl TrapTable {
     /// The site on the guest's own #BP entry, if there is one, and its address.
     pub(crate) fn breakpoint_entry(&self) -> Option<(SiteId, Gva)> {
         let sites = self.sites.load();
-        let entry = sites.kernel.values().find(|s| s.purpose == Purpose::BreakpointEntry)?;
+        let entry = sites
+            .kernel
+            .values()
+            .find(|s| s.purpose == Purpose::BreakpointEntry)?;
         Some((entry.id, entry.address))
     }
 
@@ -361,11 +394,18 @@ impl TrapTable {
     }
 
     /// Up to 15 bytes of code at `address` without any site's int3; fewer where the next page is missing.
-    fn code_at(&self, address: Gva, space: AddressSpace, entries: &HashMap<SiteId, Entry>) -> Vec<u8> {
+    fn code_at(
+        &self,
+        address: Gva,
+        space: AddressSpace,
+        entries: &HashMap<SiteId, Entry>,
+    ) -> Vec<u8> {
         let mut code = Vec::with_capacity(LONGEST_INSTRUCTION);
         while code.len() < LONGEST_INSTRUCTION {
             let at = Gva(address.0.wrapping_add(code.len() as u64));
-            let Ok(translation) = paging::translate(&self.ram, space, at) else { break };
+            let Ok(translation) = paging::translate(&self.ram, space, at) else {
+                break;
+            };
             let in_page = (PAGE - at.0 % PAGE) as usize;
             let mut piece = vec![0; in_page.min(LONGEST_INSTRUCTION - code.len())];
             if self.ram.read_physical(translation.gpa, &mut piece).is_err() {

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use introspect::x86_64::{paging, read_virtual};
 use introspect::Gva;
+use introspect::x86_64::{paging, read_virtual};
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
 
 use super::environment::address_space;
@@ -31,7 +31,10 @@ const IDT_GATE: u64 = 16;
 
 impl Vcpu {
     /// KVM gave up on an instruction: an int3 of ours or the guest's, or one to complete.
-    pub(super) fn on_emulation_failure(&mut self, failure: &EmulationFailure) -> Result<Flow, RunEnd> {
+    pub(super) fn on_emulation_failure(
+        &mut self,
+        failure: &EmulationFailure,
+    ) -> Result<Flow, RunEnd> {
         let regs = self.registers.general(&self.fd)?;
         if failure.bytes().first() == Some(&INT3) {
             return self.on_failed_int3(regs);
@@ -40,7 +43,9 @@ impl Vcpu {
         let mut code = [0; 15];
         let code = match failure.bytes() {
             [] => {
-                let length = self.machine.read_code(address_space(&sregs), Gva(regs.rip), &mut code);
+                let length =
+                    self.machine
+                        .read_code(address_space(&sregs), Gva(regs.rip), &mut code);
                 code.get(..length).unwrap_or_default()
             }
             bytes => bytes,
@@ -52,7 +57,12 @@ impl Vcpu {
     }
 
     /// Executes the instruction in `code` for the guest.
-    fn complete(&mut self, code: &[u8], mut regs: kvm_regs, sregs: &kvm_sregs) -> Result<Flow, RunEnd> {
+    fn complete(
+        &mut self,
+        code: &[u8],
+        mut regs: kvm_regs,
+        sregs: &kvm_sregs,
+    ) -> Result<Flow, RunEnd> {
         let rip = regs.rip;
         let unknown = |text: String| RunEnd::UnknownInstruction {
             vcpu: self.index,
@@ -88,8 +98,15 @@ impl Vcpu {
     }
 
     /// Makes the guest take the #PF that the completed instruction would have raised.
-    fn page_fault(&mut self, address: u64, write: bool, user: bool, mut sregs: kvm_sregs) -> Result<(), RunEnd> {
-        let present = paging::translate(&self.machine.ram, address_space(&sregs), Gva(address)).is_ok();
+    fn page_fault(
+        &mut self,
+        address: u64,
+        write: bool,
+        user: bool,
+        mut sregs: kvm_sregs,
+    ) -> Result<(), RunEnd> {
+        let present =
+            paging::translate(&self.machine.ram, address_space(&sregs), Gva(address)).is_ok();
         let bit = |on: bool, bit: u32| if on { bit } else { 0 };
         sregs.cr2 = address;
         self.registers.set_system(&mut self.fd, &sregs)?;
@@ -101,9 +118,14 @@ impl Vcpu {
 
     /// A filtered WRMSR: those of SYSCALL are watched.
     pub(super) fn on_write_msr(&mut self, index: u32, value: u64) -> Result<Flow, RunEnd> {
-        let entry = kvm_msr_entry { index, data: value, ..Default::default() };
-        let msrs = Msrs::from_entries(&[entry])
-            .map_err(|e| RunEnd::Host { message: format!("MSR list: {e:?}") })?;
+        let entry = kvm_msr_entry {
+            index,
+            data: value,
+            ..Default::default()
+        };
+        let msrs = Msrs::from_entries(&[entry]).map_err(|e| RunEnd::Host {
+            message: format!("MSR list: {e:?}"),
+        })?;
         if self.fd.set_msrs(&msrs).call("KVM_SET_MSRS")? == 0 {
             // Not a value for this register: the guest takes the #GP that its WRMSR would have raised.
             self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
@@ -128,17 +150,27 @@ impl Vcpu {
                 message: "the guest set up SYSCALL before its page-fault handler, which this host cannot repair".into(),
             });
         };
-        self.debug.set_breakpoint(&self.fd, debug::PAGE_FAULT_ENTRY, Some(entry))?;
+        self.debug
+            .set_breakpoint(&self.fd, debug::PAGE_FAULT_ENTRY, Some(entry))?;
         Ok(())
     }
 
     fn syscall_msrs(&self) -> Result<syscall::SyscallMsrs, KvmError> {
         let wanted = [msr::STAR, msr::LSTAR, msr::SYSCALL_MASK];
-        let entries = wanted.map(|index| kvm_msr_entry { index, ..Default::default() });
-        let Ok(mut list) = Msrs::from_entries(&entries) else { return Ok(Default::default()) };
+        let entries = wanted.map(|index| kvm_msr_entry {
+            index,
+            ..Default::default()
+        });
+        let Ok(mut list) = Msrs::from_entries(&entries) else {
+            return Ok(Default::default());
+        };
         self.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
         let value = |i: usize| list.as_slice().get(i).map_or(0, |e| e.data);
-        Ok(syscall::SyscallMsrs { star: value(0), lstar: value(1), mask: value(2) })
+        Ok(syscall::SyscallMsrs {
+            star: value(0),
+            lstar: value(1),
+            mask: value(2),
+        })
     }
 
     /// Handler address of an interrupt gate.
@@ -162,11 +194,16 @@ impl Vcpu {
         let space = address_space(&sregs);
         if read_virtual(&self.machine.ram, space, Gva(regs.rsp), &mut frame).is_ok() {
             let frame = FaultFrame::from_bytes(&frame);
-            if syscall::is_syscall(&frame, &self.syscall, &regs) && self.is_after_syscall(space, regs.rcx) {
+            if syscall::is_syscall(&frame, &self.syscall, &regs)
+                && self.is_after_syscall(space, regs.rcx)
+            {
                 syscall::repair(&frame, &self.syscall, &mut regs, &mut sregs);
                 self.registers.set_system(&mut self.fd, &sregs)?;
                 self.registers.set_general(&mut self.fd, &regs)?;
-                self.machine.counters.syscalls_repaired.fetch_add(1, Ordering::Relaxed);
+                self.machine
+                    .counters
+                    .syscalls_repaired
+                    .fetch_add(1, Ordering::Relaxed);
                 return Ok(Flow::Run);
             }
         }
@@ -177,12 +214,21 @@ impl Vcpu {
     fn is_after_syscall(&self, space: paging::AddressSpace, next: u64) -> bool {
         const SYSCALL: [u8; 2] = [0x0f, 0x05];
         let mut code = [0; 2];
-        let read = read_virtual(&self.machine.ram, space, Gva(next.wrapping_sub(2)), &mut code);
+        let read = read_virtual(
+            &self.machine.ram,
+            space,
+            Gva(next.wrapping_sub(2)),
+            &mut code,
+        );
         read.is_ok() && code == SYSCALL
     }
 
     /// The guest stands at its own #BP entry: one of our user traps, or an int3 of the guest's.
-    pub(super) fn on_breakpoint_entry(&mut self, entry: &Arc<Site>, regs: kvm_regs) -> Result<Flow, RunEnd> {
+    pub(super) fn on_breakpoint_entry(
+        &mut self,
+        entry: &Arc<Site>,
+        regs: kvm_regs,
+    ) -> Result<Flow, RunEnd> {
         let sregs = self.registers.system(&self.fd)?;
         let space = address_space(&sregs);
         let mut bytes = [0; BREAKPOINT_FRAME];
@@ -194,7 +240,8 @@ impl Vcpu {
             word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
             u64::from_le_bytes(word)
         };
-        let (rip, cs, rflags, rsp, ss) = (word(0).wrapping_sub(1), word(1), word(2), word(3), word(4));
+        let (rip, cs, rflags, rsp, ss) =
+            (word(0).wrapping_sub(1), word(1), word(2), word(3), word(4));
         if cs & segments::RPL_MASK != 3 {
             return self.pass(entry, regs, None, 0);
         }
@@ -202,7 +249,12 @@ impl Vcpu {
             return self.pass(entry, regs, None, 0);
         };
         // The user's state at the int3.
-        let mut user = kvm_regs { rip, rflags, rsp, ..regs };
+        let mut user = kvm_regs {
+            rip,
+            rflags,
+            rsp,
+            ..regs
+        };
         let mut user_sregs = sregs;
         user_sregs.cs = segments::code64(cs as u16);
         user_sregs.ss = segments::data(ss as u16);
@@ -218,11 +270,21 @@ impl Vcpu {
             };
         };
         let before = user;
-        match self.emulate(&site.instruction_at(rip), &mut user, Some(user_sregs), Some(3)) {
+        match self.emulate(
+            &site.instruction_at(rip),
+            &mut user,
+            Some(user_sregs),
+            Some(3),
+        ) {
             Ok(()) => {
                 site.hits.fetch_add(1, Ordering::Relaxed);
                 let kind = TrapKind::User;
-                let trap = Trap { vcpu: self.index, address: Gva(rip), kind, site: Some(site.id) };
+                let trap = Trap {
+                    vcpu: self.index,
+                    address: Gva(rip),
+                    kind,
+                    site: Some(site.id),
+                };
                 self.deliver(&trap, &before, &user_sregs, true);
                 self.return_to(&user, &user_sregs)?;
             }
@@ -238,7 +300,9 @@ impl Vcpu {
             Err(EmulateError::Contended { .. }) => self.return_to(&before, &user_sregs)?,
             Err(error) => {
                 return Err(RunEnd::Host {
-                    message: format!("user trap at {rip:#x}: the displaced instruction cannot be executed: {error}"),
+                    message: format!(
+                        "user trap at {rip:#x}: the displaced instruction cannot be executed: {error}"
+                    ),
                 });
             }
         }

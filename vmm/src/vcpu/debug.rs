@@ -67,14 +67,17 @@ impl GuestDebug {
     pub(crate) fn inject_breakpoint(&self, fd: &VcpuFd) -> Result<(), KvmError> {
         let mut request = self.request();
         request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_INJECT_BP;
-        fd.set_guest_debug(&request).call("KVM_SET_GUEST_DEBUG (inject #BP)")
+        fd.set_guest_debug(&request)
+            .call("KVM_SET_GUEST_DEBUG (inject #BP)")
     }
 
     pub(crate) fn apply(&mut self, fd: &VcpuFd) -> Result<(), KvmError> {
         let result = fd.set_guest_debug(&self.request());
         if result.is_err() && self.step.is_some() && !self.no_block_irq {
             self.no_block_irq = true;
-            return fd.set_guest_debug(&self.request()).call("KVM_SET_GUEST_DEBUG");
+            return fd
+                .set_guest_debug(&self.request())
+                .call("KVM_SET_GUEST_DEBUG");
         }
         result.call("KVM_SET_GUEST_DEBUG")
     }
@@ -115,7 +118,12 @@ mod tests {
     fn int3_is_asked_for_only_where_it_is_reported() {
         let native = GuestDebug::new(&HostProfile::hardware_example()).request();
         assert_eq!(native.control, KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP);
-        assert_eq!(GuestDebug::new(&HostProfile::interpreted_example()).request().control, 0);
+        assert_eq!(
+            GuestDebug::new(&HostProfile::interpreted_example())
+                .request()
+                .control,
+            0
+        );
     }
 
     #[test]
@@ -126,6 +134,10 @@ mod tests {
         assert_eq!(request.arch.debugreg[1], 0x1000);
         assert_eq!(request.arch.debugreg[7], 0x400 | 0b1000);
         debug.step = Some(0x1000);
-        assert_eq!(debug.request().control & KVM_GUESTDBG_USE_HW_BP, 0, "not while it is stepped itself");
+        assert_eq!(
+            debug.request().control & KVM_GUESTDBG_USE_HW_BP,
+            0,
+            "not while it is stepped itself"
+        );
     }
 }

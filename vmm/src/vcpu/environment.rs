@@ -60,8 +60,8 @@ impl VcpuEnvironment<'_> {
     fn translate(&mut self, address: u64, write: bool) -> Result<Gpa, MemoryFault> {
         let fault = MemoryFault { address, write };
         let sregs = self.sregs().map_err(|_| fault)?;
-        let translation = paging::translate(self.ram, address_space(&sregs), Gva(address))
-            .map_err(|_| fault)?;
+        let translation =
+            paging::translate(self.ram, address_space(&sregs), Gva(address)).map_err(|_| fault)?;
         let user = match self.privilege {
             Some(level) => level == 3,
             None => sregs.cs.selector & 3 == 3,
@@ -105,7 +105,10 @@ fn allowed(translation: &Translation, sregs: &kvm_sregs, user: bool, write: bool
 
 impl Environment for VcpuEnvironment<'_> {
     fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
-        let fault = MemoryFault { address, write: false };
+        let fault = MemoryFault {
+            address,
+            write: false,
+        };
         for (gpa, part) in self.pages(address, buf.len(), false)? {
             let piece = buf.get_mut(part).ok_or(fault)?;
             self.ram.read_physical(gpa, piece).map_err(|_| fault)?;
@@ -114,9 +117,15 @@ impl Environment for VcpuEnvironment<'_> {
     }
 
     fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault> {
-        let fault = MemoryFault { address, write: true };
+        let fault = MemoryFault {
+            address,
+            write: true,
+        };
         let parts = self.pages(address, data.len(), true)?;
-        if parts.iter().any(|(gpa, part)| self.ram.host_address(*gpa, part.len() as u64).is_none()) {
+        if parts
+            .iter()
+            .any(|(gpa, part)| self.ram.host_address(*gpa, part.len() as u64).is_none())
+        {
             return Err(fault);
         }
         for (gpa, part) in parts {
@@ -132,9 +141,12 @@ impl Environment for VcpuEnvironment<'_> {
         old: &[u8],
         new: &[u8],
     ) -> Result<bool, MemoryFault> {
-        let fault = MemoryFault { address, write: true };
+        let fault = MemoryFault {
+            address,
+            write: true,
+        };
         let length = old.len();
-        if length != new.len() || address % length.max(1) as u64 != 0 {
+        if length != new.len() || !address.is_multiple_of(length.max(1) as u64) {
             // A split lock: no host instruction for it; the plain way is what an interpreter does too.
             let mut now = [0; 16];
             let now = now.get_mut(..length).ok_or(fault)?;
@@ -164,16 +176,21 @@ impl Environment for VcpuEnvironment<'_> {
             Segment::Fs => sregs.fs.base = base,
             Segment::Gs => sregs.gs.base = base,
         }
-        self.registers.set_system(self.fd, &sregs).map_err(|e| StateError {
-            action: "write a segment base",
-            source: std::io::Error::from_raw_os_error(e.source.errno()),
-        })?;
+        self.registers
+            .set_system(self.fd, &sregs)
+            .map_err(|e| StateError {
+                action: "write a segment base",
+                source: std::io::Error::from_raw_os_error(e.source.errno()),
+            })?;
         self.sregs = Some(sregs);
         Ok(())
     }
 
     fn fx_state(&mut self) -> Result<FxState, StateError> {
-        let xsave = self.fd.get_xsave().map_err(|e| state("read the FPU state", e))?;
+        let xsave = self
+            .fd
+            .get_xsave()
+            .map_err(|e| state("read the FPU state", e))?;
         let mut fx = FxState::default();
         for (place, word) in fx.0.chunks_exact_mut(4).zip(&xsave.region) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -182,7 +199,10 @@ impl Environment for VcpuEnvironment<'_> {
     }
 
     fn set_fx_state(&mut self, fx: &FxState) -> Result<(), StateError> {
-        let mut xsave: kvm_xsave = self.fd.get_xsave().map_err(|e| state("read the FPU state", e))?;
+        let mut xsave: kvm_xsave = self
+            .fd
+            .get_xsave()
+            .map_err(|e| state("read the FPU state", e))?;
         for (word, bytes) in xsave.region.iter_mut().zip(fx.0.chunks_exact(4)) {
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
@@ -211,15 +231,23 @@ impl Environment for VcpuEnvironment<'_> {
     }
 
     fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
-        let mut events = self.fd.get_vcpu_events().map_err(|e| state("read the events", e))?;
+        let mut events = self
+            .fd
+            .get_vcpu_events()
+            .map_err(|e| state("read the events", e))?;
         events.interrupt.shadow = 1;
         events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
-        self.fd.set_vcpu_events(&events).map_err(|e| state("write the events", e))
+        self.fd
+            .set_vcpu_events(&events)
+            .map_err(|e| state("write the events", e))
     }
 }
 
 fn state(action: &'static str, error: kvm_ioctls::Error) -> StateError {
-    StateError { action, source: std::io::Error::from_raw_os_error(error.errno()) }
+    StateError {
+        action,
+        source: std::io::Error::from_raw_os_error(error.errno()),
+    }
 }
 
 /// Atomic compare-and-exchange of 1, 2, 4, 8 or 16 bytes at an aligned host address in guest RAM.

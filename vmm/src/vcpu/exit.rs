@@ -29,7 +29,10 @@ pub(crate) fn internal_error(run: &kvm_run) -> Result<EmulationFailure, u32> {
     if failure.suberror != KVM_INTERNAL_ERROR_EMULATION {
         return Err(failure.suberror);
     }
-    let mut found = EmulationFailure { bytes: [0; LONGEST_INSTRUCTION], length: 0 };
+    let mut found = EmulationFailure {
+        bytes: [0; LONGEST_INSTRUCTION],
+        length: 0,
+    };
     if failure.ndata > 0 && failure.flags & HAS_BYTES != 0 {
         // SAFETY: as above; the flag says that these bytes were filled.
         let code = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
@@ -63,7 +66,12 @@ pub(crate) fn port_access(fd: &mut VcpuFd, run_size: usize) -> Option<PortAccess
     let data = unsafe {
         std::slice::from_raw_parts_mut(std::ptr::from_mut(run).cast::<u8>().add(offset), length)
     };
-    Some(PortAccess { port: io.port, out: u32::from(io.direction) == KVM_EXIT_IO_OUT, size, data })
+    Some(PortAccess {
+        port: io.port,
+        out: u32::from(io.direction) == KVM_EXIT_IO_OUT,
+        size,
+        data,
+    })
 }
 
 #[cfg(test)]
@@ -82,7 +90,9 @@ mod tests {
             failure.flags = HAS_BYTES;
             let code = &mut failure.__bindgen_anon_1.__bindgen_anon_1;
             code.insn_size = 15;
-            code.insn_bytes = [0xcc, 0x48, 0x89, 0xe5, 0x5d, 0xc3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            code.insn_bytes = [
+                0xcc, 0x48, 0x89, 0xe5, 0x5d, 0xc3, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            ];
         }
         let failure = internal_error(&run).map(|f| (f.bytes()[0], f.bytes().len()));
         assert_eq!(failure, Ok((0xcc, 15)));

@@ -39,7 +39,10 @@ pub(super) fn is_step(arch: &kvm_debug_exit_arch) -> bool {
 /// The registers without RFLAGS.RF, which a CPU sets when it comes back to an instruction that has faulted.
 fn without_resume(regs: kvm_regs) -> kvm_regs {
     const RESUME: u64 = 1 << 16;
-    kvm_regs { rflags: regs.rflags & !RESUME, ..regs }
+    kvm_regs {
+        rflags: regs.rflags & !RESUME,
+        ..regs
+    }
 }
 
 impl Vcpu {
@@ -91,7 +94,9 @@ impl Vcpu {
 
     fn physical(&self, sregs: &kvm_sregs, address: u64) -> Option<Gpa> {
         let space = address_space(sregs);
-        paging::translate(&self.machine.ram, space, Gva(address)).ok().map(|t| t.gpa)
+        paging::translate(&self.machine.ram, space, Gva(address))
+            .ok()
+            .map(|t| t.gpa)
     }
 
     fn kernel_hit(&mut self, site: &Arc<Site>, regs: kvm_regs) -> Result<Flow, RunEnd> {
@@ -113,7 +118,10 @@ impl Vcpu {
             Purpose::BreakpointEntry => return self.on_breakpoint_entry(site, regs),
             Purpose::Panic => {
                 let registers = self.snapshot_registers()?;
-                self.machine.note_panic(PanicReport { vcpu: self.index, registers: Box::new(registers) });
+                self.machine.note_panic(PanicReport {
+                    vcpu: self.index,
+                    registers: Box::new(registers),
+                });
             }
         }
         self.pass(site, regs, None, 0)
@@ -121,7 +129,12 @@ impl Vcpu {
 
     fn trap(&self, site: &Site, kind: TrapKind, address: u64) -> Trap {
         site.hits.fetch_add(1, Ordering::Relaxed);
-        Trap { vcpu: self.index, address: Gva(address), kind, site: Some(site.id) }
+        Trap {
+            vcpu: self.index,
+            address: Gva(address),
+            kind,
+            site: Some(site.id),
+        }
     }
 
     /// Gives a trap to whoever listens.
@@ -148,7 +161,12 @@ impl Vcpu {
         privilege: u8,
     ) -> Result<Flow, RunEnd> {
         if site.displaced == Displaced::Emulate {
-            match self.emulate(&site.instruction_at(regs.rip), &mut regs, sregs, Some(privilege)) {
+            match self.emulate(
+                &site.instruction_at(regs.rip),
+                &mut regs,
+                sregs,
+                Some(privilege),
+            ) {
                 Ok(()) => {
                     self.registers.set_general(&mut self.fd, &regs)?;
                     return Ok(Flow::Run);
@@ -205,7 +223,12 @@ impl Vcpu {
             (end != start).then_some(end)
         } else if end.rip != instruction.next_ip() && self.clean_frame(&start, &end)? {
             // In a handler: it comes back with the registers it has interrupted.
-            Some(kvm_regs { rip: start.rip, rsp: start.rsp, rflags: start.rflags, ..end })
+            Some(kvm_regs {
+                rip: start.rip,
+                rsp: start.rsp,
+                rflags: start.rflags,
+                ..end
+            })
         } else {
             None
         };
@@ -231,11 +254,15 @@ impl Vcpu {
             *word = u64::from_le_bytes(bytes);
         }
         // RIP, CS, RFLAGS, RSP, SS, with the registers that were interrupted.
-        let frame = words.windows(5).position(|w| w[0] == start.rip && w[3] == start.rsp && w[1] & !3 != 0);
+        let frame = words
+            .windows(5)
+            .position(|w| w[0] == start.rip && w[3] == start.rsp && w[1] & !3 != 0);
         let Some(frame) = frame else { return Ok(false) };
         let flags = words.get(frame + 2).copied().unwrap_or_default();
         if flags & TRAP_FLAG != 0 && start.rflags & TRAP_FLAG == 0 {
-            let at = end.rsp.wrapping_add((frame as u64 + 2) * 8 + TRAP_FLAG_BYTE);
+            let at = end
+                .rsp
+                .wrapping_add((frame as u64 + 2) * 8 + TRAP_FLAG_BYTE);
             if let Some(gpa) = self.physical(&sregs, at) {
                 let byte = ((flags & !TRAP_FLAG) >> (8 * TRAP_FLAG_BYTE)) as u8;
                 // Just read there.
@@ -254,7 +281,9 @@ impl Vcpu {
         let mut kicked = false;
         let mut rounds = 0;
         let mut outcome = Err(RunEnd::Host {
-            message: format!("the instruction at {start:#x} did not end within {STEP_EXITS} exits while single-stepped"),
+            message: format!(
+                "the instruction at {start:#x} did not end within {STEP_EXITS} exits while single-stepped"
+            ),
         });
         for _ in 0..STEP_EXITS {
             match self.enter() {
@@ -291,7 +320,12 @@ impl Vcpu {
     }
 
     /// An int3 at an address that the table does not know.
-    fn unknown_int3(&mut self, physical: Option<Gpa>, mut regs: kvm_regs, sregs: &kvm_sregs) -> Result<Flow, RunEnd> {
+    fn unknown_int3(
+        &mut self,
+        physical: Option<Gpa>,
+        mut regs: kvm_regs,
+        sregs: &kvm_sregs,
+    ) -> Result<Flow, RunEnd> {
         match physical.map(|gpa| self.machine.traps.owner_of(gpa)) {
             Some(Int3Owner::JustRemoved) => return Ok(Flow::Run),
             Some(Int3Owner::Ours(site)) => match (site.is_user(), sregs.cs.selector & 3 == 3) {
@@ -305,7 +339,10 @@ impl Vcpu {
             },
             Some(Int3Owner::Guest) | None => {}
         }
-        self.machine.counters.guest_int3.fetch_add(1, Ordering::Relaxed);
+        self.machine
+            .counters
+            .guest_int3
+            .fetch_add(1, Ordering::Relaxed);
         match foreign_int3(&self.machine.profile) {
             GiveBack::InjectBreakpoint => self.debug.inject_breakpoint(&self.fd)?,
             GiveBack::QueueException => {
@@ -324,7 +361,9 @@ impl Vcpu {
         events.exception.nr = vector;
         events.exception.has_error_code = u8::from(error.is_some());
         events.exception.error_code = error.unwrap_or(0);
-        self.fd.set_vcpu_events(&events).call("KVM_SET_VCPU_EVENTS")?;
+        self.fd
+            .set_vcpu_events(&events)
+            .call("KVM_SET_VCPU_EVENTS")?;
         Ok(())
     }
 
@@ -334,14 +373,23 @@ impl Vcpu {
         let sregs = self.registers.system(&self.fd)?;
         let user_mode = sregs.cs.selector & 3 == 3;
         let kind = TrapKind::Breakpoint(number as u8);
-        let trap = Trap { vcpu: self.index, address: Gva(pc), kind, site: None };
+        let trap = Trap {
+            vcpu: self.index,
+            address: Gva(pc),
+            kind,
+            site: None,
+        };
         self.deliver(&trap, &regs, &sregs, user_mode);
         self.past_breakpoint(regs, &sregs)
     }
 
     /// Gets past an instruction under a hardware breakpoint: by its int3, if one stands there too, else emulated if
     /// it can be, else stepped.
-    pub(super) fn past_breakpoint(&mut self, mut regs: kvm_regs, sregs: &kvm_sregs) -> Result<Flow, RunEnd> {
+    pub(super) fn past_breakpoint(
+        &mut self,
+        mut regs: kvm_regs,
+        sregs: &kvm_sregs,
+    ) -> Result<Flow, RunEnd> {
         if sregs.cs.selector & 3 == 0 {
             if let Some(site) = self.machine.traps.kernel_site(regs.rip) {
                 return self.kernel_hit(&site, regs);
@@ -353,7 +401,9 @@ impl Vcpu {
         }
         let instruction = self.instruction_at(sregs, regs.rip);
         if let Some(instruction) = &instruction
-            && self.emulate(instruction, &mut regs, Some(*sregs), None).is_ok()
+            && self
+                .emulate(instruction, &mut regs, Some(*sregs), None)
+                .is_ok()
         {
             self.registers.set_general(&mut self.fd, &regs)?;
             return Ok(Flow::Run);
@@ -362,9 +412,15 @@ impl Vcpu {
     }
 
     /// Decodes the instruction at a linear address as the guest has it.
-    pub(super) fn instruction_at(&self, sregs: &kvm_sregs, rip: u64) -> Option<iced_x86::Instruction> {
+    pub(super) fn instruction_at(
+        &self,
+        sregs: &kvm_sregs,
+        rip: u64,
+    ) -> Option<iced_x86::Instruction> {
         let mut code = [0; 15];
-        let length = self.machine.read_code(address_space(sregs), Gva(rip), &mut code);
+        let length = self
+            .machine
+            .read_code(address_space(sregs), Gva(rip), &mut code);
         emulate::decode(code.get(..length)?, rip).ok()
     }
 }

@@ -23,7 +23,11 @@ pub(crate) fn install_handler() -> std::io::Result<()> {
         Ok(()) => 0,
         Err(error) => error.errno(),
     });
-    if errno == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(errno)) }
+    if errno == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::from_raw_os_error(errno))
+    }
 }
 
 /// The means to kick one vCPU. Must not outlive the vCPU's thread: [`crate::machine::control::Control`]
@@ -43,7 +47,10 @@ impl Kick {
         let byte: *mut u8 = &mut fd.get_kvm_run().immediate_exit;
         // SAFETY: pthread_self has no preconditions.
         let thread = unsafe { libc::pthread_self() };
-        Self { thread, immediate_exit: byte.cast::<AtomicU8>().cast_const() }
+        Self {
+            thread,
+            immediate_exit: byte.cast::<AtomicU8>().cast_const(),
+        }
     }
 
     /// Makes KVM_RUN return.

@@ -55,7 +55,11 @@ pub(crate) struct Vcpu {
 
 impl Vcpu {
     /// Wraps a fresh vCPU.
-    pub(crate) fn new(index: usize, mut fd: VcpuFd, machine: Arc<Shared>) -> Result<Self, KvmError> {
+    pub(crate) fn new(
+        index: usize,
+        mut fd: VcpuFd,
+        machine: Arc<Shared>,
+    ) -> Result<Self, KvmError> {
         let registers = Registers::new(&mut fd, machine.profile.sync_regs);
         let mut debug = GuestDebug::new(&machine.profile);
         debug.apply(&fd)?;
@@ -92,13 +96,21 @@ impl Vcpu {
     }
 
     /// Sets or takes away a hardware breakpoint.
-    pub(crate) fn set_breakpoint(&mut self, number: usize, address: Option<u64>) -> Result<(), KvmError> {
+    pub(crate) fn set_breakpoint(
+        &mut self,
+        number: usize,
+        address: Option<u64>,
+    ) -> Result<(), KvmError> {
         self.debug.set_breakpoint(&self.fd, number, address)
     }
 
     /// Value of an MSR, if KVM knows it.
     pub(crate) fn read_msr(&self, index: u32) -> Option<u64> {
-        let mut list = Msrs::from_entries(&[kvm_msr_entry { index, ..Default::default() }]).ok()?;
+        let mut list = Msrs::from_entries(&[kvm_msr_entry {
+            index,
+            ..Default::default()
+        }])
+        .ok()?;
         (self.fd.get_msrs(&mut list).ok()? == 1).then(|| list.as_slice().first().map(|e| e.data))?
     }
 
@@ -110,15 +122,20 @@ impl Vcpu {
     /// Whether a #BP is on its way into the guest's handler at `entry`, or has just arrived there.
     pub(crate) fn has_breakpoint_under_way(&self, entry: u64) -> bool {
         const VECTOR_BP: u8 = 3;
-        let (Ok(regs), Ok(events)) = (self.fd.get_regs(), self.fd.get_vcpu_events()) else { return true };
+        let (Ok(regs), Ok(events)) = (self.fd.get_regs(), self.fd.get_vcpu_events()) else {
+            return true;
+        };
         let exception = events.exception;
-        regs.rip == entry || exception.nr == VECTOR_BP && (exception.injected | exception.pending) != 0
+        regs.rip == entry
+            || exception.nr == VECTOR_BP && (exception.injected | exception.pending) != 0
     }
 
     /// Whether this vCPU waits for something that cannot come by itself: halted with interrupts off, or
     /// never started.
     pub(crate) fn is_off(&self) -> bool {
-        let (Ok(state), Ok(regs)) = (self.fd.get_mp_state(), self.fd.get_regs()) else { return false };
+        let (Ok(state), Ok(regs)) = (self.fd.get_mp_state(), self.fd.get_regs()) else {
+            return false;
+        };
         match state.mp_state {
             KVM_MP_STATE_HALTED => regs.rflags & RFLAGS_IF == 0,
             KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => true,
@@ -160,11 +177,35 @@ impl std::fmt::Display for VcpuRegisters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let r = &self.regs;
         let s = &self.sregs;
-        writeln!(f, "rip {:016x} rflags {:08x} cs {:04x} ss {:04x}", r.rip, r.rflags, s.cs.selector, s.ss.selector)?;
-        writeln!(f, "rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}", r.rax, r.rbx, r.rcx, r.rdx)?;
-        writeln!(f, "rsi {:016x} rdi {:016x} rbp {:016x} rsp {:016x}", r.rsi, r.rdi, r.rbp, r.rsp)?;
-        writeln!(f, "r8  {:016x} r9  {:016x} r10 {:016x} r11 {:016x}", r.r8, r.r9, r.r10, r.r11)?;
-        writeln!(f, "r12 {:016x} r13 {:016x} r14 {:016x} r15 {:016x}", r.r12, r.r13, r.r14, r.r15)?;
-        write!(f, "cr0 {:08x} cr2 {:016x} cr3 {:012x} cr4 {:06x} efer {:04x} gs {:016x}", s.cr0, s.cr2, s.cr3, s.cr4, s.efer, s.gs.base)
+        writeln!(
+            f,
+            "rip {:016x} rflags {:08x} cs {:04x} ss {:04x}",
+            r.rip, r.rflags, s.cs.selector, s.ss.selector
+        )?;
+        writeln!(
+            f,
+            "rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}",
+            r.rax, r.rbx, r.rcx, r.rdx
+        )?;
+        writeln!(
+            f,
+            "rsi {:016x} rdi {:016x} rbp {:016x} rsp {:016x}",
+            r.rsi, r.rdi, r.rbp, r.rsp
+        )?;
+        writeln!(
+            f,
+            "r8  {:016x} r9  {:016x} r10 {:016x} r11 {:016x}",
+            r.r8, r.r9, r.r10, r.r11
+        )?;
+        writeln!(
+            f,
+            "r12 {:016x} r13 {:016x} r14 {:016x} r15 {:016x}",
+            r.r12, r.r13, r.r14, r.r15
+        )?;
+        write!(
+            f,
+            "cr0 {:08x} cr2 {:016x} cr3 {:012x} cr4 {:06x} efer {:04x} gs {:016x}",
+            s.cr0, s.cr2, s.cr3, s.cr4, s.efer, s.gs.base
+        )
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use kvm_bindings::{KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
 
-use super::kick::Kick;
 use super::hit::is_step;
+use super::kick::Kick;
 use super::{Vcpu, exit};
 use crate::machine::RunEnd;
 use crate::machine::control::{AfterPark, Control};
@@ -29,7 +29,11 @@ pub(super) enum Flow {
 
 impl Flow {
     fn trapped(self) -> Self {
-        if self == Self::Run { Self::Trapped } else { self }
+        if self == Self::Run {
+            Self::Trapped
+        } else {
+            self
+        }
     }
 }
 
@@ -65,7 +69,9 @@ enum Kind {
 
 impl From<KvmError> for RunEnd {
     fn from(error: KvmError) -> Self {
-        RunEnd::Host { message: error.to_string() }
+        RunEnd::Host {
+            message: error.to_string(),
+        }
     }
 }
 
@@ -75,7 +81,10 @@ impl Vcpu {
         let control = self.machine.control.clone();
         let kick = Kick::of_this_thread(&mut self.fd);
         control.register(self.index, kick);
-        let _leaving = Leaving { control: control.clone(), vcpu: self.index };
+        let _leaving = Leaving {
+            control: control.clone(),
+            vcpu: self.index,
+        };
         loop {
             match self.enter() {
                 Ok(Flow::Run | Flow::Stepped | Flow::Trapped) => {}
@@ -111,7 +120,10 @@ impl Vcpu {
                 }
                 VcpuExit::Debug(arch) => Kind::Debug(arch),
                 VcpuExit::InternalError => Kind::InternalError,
-                VcpuExit::X86Wrmsr(write) => Kind::WriteMsr { index: write.index, value: write.data },
+                VcpuExit::X86Wrmsr(write) => Kind::WriteMsr {
+                    index: write.index,
+                    value: write.data,
+                },
                 VcpuExit::Shutdown => Kind::TripleFault,
                 VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _) => Kind::Reset,
                 VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _) => Kind::PowerOff,
@@ -131,30 +143,38 @@ impl Vcpu {
                 self.port()?;
                 Ok(Flow::Run)
             }
-            Kind::Debug(arch) if self.is_beside_step(arch.pc) && !is_step(&arch) => Ok(Flow::Trapped),
+            Kind::Debug(arch) if self.is_beside_step(arch.pc) && !is_step(&arch) => {
+                Ok(Flow::Trapped)
+            }
             Kind::Debug(arch) => self.on_debug(&arch).map(Flow::trapped),
             Kind::InternalError => match exit::internal_error(self.fd.get_kvm_run()) {
                 Ok(failure) => {
-                    let rip = self.registers.general(&self.fd)?.rip;
-                    if self.is_beside_step(rip) {
+                    if self.debug.stepping().is_some()
+                        && self.is_beside_step(self.registers.general(&self.fd)?.rip)
+                    {
                         return Ok(Flow::Trapped);
                     }
                     self.on_emulation_failure(&failure).map(Flow::trapped)
                 }
                 Err(suberror) => {
                     let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
-                    Err(RunEnd::Host { message: format!("KVM internal error {suberror} at rip {rip:#x}") })
+                    Err(RunEnd::Host {
+                        message: format!("KVM internal error {suberror} at rip {rip:#x}"),
+                    })
                 }
             },
             Kind::WriteMsr { index, value } => self.on_write_msr(index, value),
-            Kind::TripleFault => {
-                Err(RunEnd::TripleFault { vcpu: self.index, registers: Box::new(self.snapshot_registers()?) })
-            }
+            Kind::TripleFault => Err(RunEnd::TripleFault {
+                vcpu: self.index,
+                registers: Box::new(self.snapshot_registers()?),
+            }),
             Kind::Reset => Err(self.machine.reset_end(None)),
             Kind::PowerOff => Err(RunEnd::PoweredOff),
             Kind::Unexpected(what) => {
                 let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
-                Err(RunEnd::Host { message: format!("unexpected KVM exit at rip {rip:#x}: {what}") })
+                Err(RunEnd::Host {
+                    message: format!("unexpected KVM exit at rip {rip:#x}: {what}"),
+                })
             }
         }
     }
@@ -162,19 +182,25 @@ impl Vcpu {
     /// Whether an instruction is being stepped, and `address` is another's: the guest is in a handler for what the
     /// step raised. What it meets there waits until the step is over, so that steps do not nest.
     fn is_beside_step(&self, address: u64) -> bool {
-        self.debug.stepping().is_some_and(|stepped| stepped != address)
+        self.debug
+            .stepping()
+            .is_some_and(|stepped| stepped != address)
     }
 
     fn run_failed(&self, error: kvm_ioctls::Error) -> RunEnd {
         let rip = self.fd.get_regs().map(|r| r.rip).unwrap_or_default();
-        RunEnd::Host { message: format!("KVM_RUN failed at rip {rip:#x}: {error}") }
+        RunEnd::Host {
+            message: format!("KVM_RUN failed at rip {rip:#x}: {error}"),
+        }
     }
 
     fn port(&mut self) -> Result<(), RunEnd> {
         self.machine.counters.port.fetch_add(1, Ordering::Relaxed);
         let run_size = self.machine.run_size;
         let Some(access) = exit::port_access(&mut self.fd, run_size) else {
-            return Err(RunEnd::Host { message: "KVM described a port access outside its page".into() });
+            return Err(RunEnd::Host {
+                message: "KVM described a port access outside its page".into(),
+            });
         };
         // `rep outsb` arrives as many accesses to one port.
         for piece in access.data.chunks_mut(access.size) {

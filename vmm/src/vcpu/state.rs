@@ -38,7 +38,10 @@ impl VcpuState {
     }
 
     fn msr(&self, index: u32) -> u64 {
-        self.msrs.iter().find(|(i, _)| *i == index).map_or(0, |(_, value)| *value)
+        self.msrs
+            .iter()
+            .find(|(i, _)| *i == index)
+            .map_or(0, |(_, value)| *value)
     }
 
     /// The MSRs as they are to be loaded. Where the host's TSC shows through to the guest, an armed deadline
@@ -97,9 +100,11 @@ impl Vcpu {
         fd.set_lapic(&state.lapic).call("KVM_SET_LAPIC")?;
         self.load_msrs(&state.msrs_for(&self.machine.profile))?;
         let fd = &self.fd;
-        fd.set_debug_regs(&state.debug_registers).call("KVM_SET_DEBUGREGS")?;
+        fd.set_debug_regs(&state.debug_registers)
+            .call("KVM_SET_DEBUGREGS")?;
         fd.set_mp_state(state.mp_state).call("KVM_SET_MP_STATE")?;
-        fd.set_vcpu_events(&state.events).call("KVM_SET_VCPU_EVENTS")?;
+        fd.set_vcpu_events(&state.events)
+            .call("KVM_SET_VCPU_EVENTS")?;
         fd.set_regs(&state.regs).call("KVM_SET_REGS")?;
         if crate::assist::needed(&self.machine.profile).syscall_repair && state.lstar() != 0 {
             self.watch_syscalls()?;
@@ -125,7 +130,11 @@ impl Vcpu {
 fn msr_list(msrs: impl Iterator<Item = (u32, u64)>) -> Result<Msrs, KvmError> {
     let entries: Vec<kvm_msr_entry> = msrs
         .take(kvm_bindings::KVM_MAX_MSR_ENTRIES)
-        .map(|(index, data)| kvm_msr_entry { index, data, ..Default::default() })
+        .map(|(index, data)| kvm_msr_entry {
+            index,
+            data,
+            ..Default::default()
+        })
         .collect();
     Msrs::from_entries(&entries).map_err(|_| KvmError {
         call: "MSR list",

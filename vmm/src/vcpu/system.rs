@@ -26,7 +26,11 @@ impl Registers {
 
     /// General registers as of the last exit.
     pub(crate) fn general(&self, fd: &VcpuFd) -> Result<kvm_regs, KvmError> {
-        if self.sync { Ok(fd.sync_regs().regs) } else { fd.get_regs().call("KVM_GET_REGS") }
+        if self.sync {
+            Ok(fd.sync_regs().regs)
+        } else {
+            fd.get_regs().call("KVM_GET_REGS")
+        }
     }
 
     /// Replaces the general registers before the next KVM_RUN.
@@ -42,7 +46,11 @@ impl Registers {
 
     /// System registers as of the last exit.
     pub(crate) fn system(&self, fd: &VcpuFd) -> Result<kvm_sregs, KvmError> {
-        if self.sync { Ok(fd.sync_regs().sregs) } else { fd.get_sregs().call("KVM_GET_SREGS") }
+        if self.sync {
+            Ok(fd.sync_regs().sregs)
+        } else {
+            fd.get_sregs().call("KVM_GET_SREGS")
+        }
     }
 
     /// Replaces the system registers before the next KVM_RUN.

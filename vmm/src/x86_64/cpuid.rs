@@ -63,7 +63,9 @@ pub(crate) fn host_name() -> String {
     use core::arch::x86_64::__cpuid;
     let text = |registers: &[u32]| {
         let bytes: Vec<u8> = registers.iter().flat_map(|r| r.to_le_bytes()).collect();
-        String::from_utf8_lossy(&bytes).trim_matches([' ', '\0']).to_string()
+        String::from_utf8_lossy(&bytes)
+            .trim_matches([' ', '\0'])
+            .to_string()
     };
     let vendor = __cpuid(0);
     let vendor = text(&[vendor.ebx, vendor.edx, vendor.ecx]);
@@ -112,9 +114,8 @@ pub fn shape(supported: &CpuId, profile: &HostProfile, shape: Shape) -> CpuId {
 fn identify(entry: &mut kvm_cpuid_entry2, shape: Shape) {
     match entry.function {
         LEAF_FEATURES => {
-            entry.ebx = entry.ebx & 0x0000_ffff
-                | u32::from(shape.cpus) << 16
-                | u32::from(shape.vcpu) << 24;
+            entry.ebx =
+                entry.ebx & 0x0000_ffff | u32::from(shape.cpus) << 16 | u32::from(shape.vcpu) << 24;
             entry.ecx |= FEATURES_ECX_HYPERVISOR;
             if shape.tsc_deadline {
                 entry.ecx |= FEATURES_ECX_TSC_DEADLINE;
@@ -170,13 +171,33 @@ mod tests {
             edx: !0,
             ..Default::default()
         };
-        let leaves = [(1, 0), (7, 0), (0xb, 0), (0xb, 1), (0xd, 0), (LEAF_POWER, 0)];
+        let leaves = [
+            (1, 0),
+            (7, 0),
+            (0xb, 0),
+            (0xb, 1),
+            (0xd, 0),
+            (LEAF_POWER, 0),
+        ];
         CpuId::from_entries(&leaves.map(|(function, index)| entry(function, index))).unwrap()
     }
 
     fn shaped(kernel_mode: KernelMode) -> Vec<kvm_cpuid_entry2> {
-        let profile = HostProfile { kernel_mode, ..HostProfile::hardware_example() };
-        shape(&table(), &profile, Shape { vcpu: 2, cpus: 3, tsc_deadline: true }).as_slice().to_vec()
+        let profile = HostProfile {
+            kernel_mode,
+            ..HostProfile::hardware_example()
+        };
+        shape(
+            &table(),
+            &profile,
+            Shape {
+                vcpu: 2,
+                cpus: 3,
+                tsc_deadline: true,
+            },
+        )
+        .as_slice()
+        .to_vec()
     }
 
     #[test]
@@ -197,8 +218,19 @@ mod tests {
 
     #[test]
     fn a_host_that_cannot_set_the_tsc_does_not_call_it_invariant() {
-        let profile = HostProfile { tsc_settable: false, ..HostProfile::hardware_example() };
-        let rows = shape(&table(), &profile, Shape { vcpu: 0, cpus: 1, tsc_deadline: true });
+        let profile = HostProfile {
+            tsc_settable: false,
+            ..HostProfile::hardware_example()
+        };
+        let rows = shape(
+            &table(),
+            &profile,
+            Shape {
+                vcpu: 0,
+                cpus: 1,
+                tsc_deadline: true,
+            },
+        );
         assert_eq!(rows.as_slice()[5].edx, !(1 << 8));
     }
 

@@ -38,7 +38,11 @@ pub fn prepare(
     entry: EntryPoint,
     mut sregs: kvm_sregs,
 ) -> Result<(kvm_regs, kvm_sregs), PhysicalWriteError> {
-    let mut regs = kvm_regs { rip: entry.address, rflags: RFLAGS_ALWAYS, ..Default::default() };
+    let mut regs = kvm_regs {
+        rip: entry.address,
+        rflags: RFLAGS_ALWAYS,
+        ..Default::default()
+    };
     let code = match entry.protocol {
         EntryProtocol::Linux64 => segments::code64(CODE),
         EntryProtocol::Pvh => segments::code32(CODE),
@@ -51,7 +55,14 @@ pub fn prepare(
         present: 1,
         ..Default::default()
     };
-    let table = [0, 0, segments::descriptor(&code), segments::descriptor(&data), segments::descriptor(&task), 0];
+    let table = [
+        0,
+        0,
+        segments::descriptor(&code),
+        segments::descriptor(&data),
+        segments::descriptor(&task),
+        0,
+    ];
     for (at, entry) in (place::GDT..).step_by(8).zip(table) {
         ram.write_physical(Gpa(at), &u64::to_le_bytes(entry))?;
     }
@@ -60,7 +71,13 @@ pub fn prepare(
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
     sregs.cs = code;
-    for segment in [&mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss] {
+    for segment in [
+        &mut sregs.ds,
+        &mut sregs.es,
+        &mut sregs.fs,
+        &mut sregs.gs,
+        &mut sregs.ss,
+    ] {
         *segment = data;
     }
     sregs.tr = task;

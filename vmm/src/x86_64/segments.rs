@@ -35,13 +35,21 @@ pub fn data(selector: u16) -> kvm_segment {
 
 /// A flat 32-bit code segment, for the PVH entry.
 pub fn code32(selector: u16) -> kvm_segment {
-    kvm_segment { db: 1, l: 0, ..code64(selector) }
+    kvm_segment {
+        db: 1,
+        l: 0,
+        ..code64(selector)
+    }
 }
 
 /// The 8-byte GDT descriptor that describes `segment`.
 pub fn descriptor(segment: &kvm_segment) -> u64 {
     let base = segment.base;
-    let limit = u64::from(if segment.g == 1 { segment.limit >> 12 } else { segment.limit });
+    let limit = u64::from(if segment.g == 1 {
+        segment.limit >> 12
+    } else {
+        segment.limit
+    });
     let access = u64::from(segment.type_)
         | u64::from(segment.s) << 4
         | u64::from(segment.dpl) << 5

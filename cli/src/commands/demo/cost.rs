@@ -26,7 +26,7 @@ const MEMORY: u64 = 2 << 20;
 /// A run takes some tens of milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Each is measured so often, and the best taken: other work on the host only ever adds.
-const TIMES: usize = 3;
+const TIMES: usize = 5;
 
 /// The costs.
 #[derive(Debug, Clone, Copy)]
@@ -55,21 +55,13 @@ impl fmt::Display for Cost {
 /// If the micro guest does not run.
 pub fn measure(host: &Host) -> Result<Cost, Failure> {
     let kernel = GuestKernel::from_bytes(::guest::micro::elf(), Path::new("micro guest"))?;
-    let exit = best(|| per_count(host, &kernel, "out", false))?;
-    let call = best(|| per_count(host, &kernel, "calls", false))?;
-    let traced = best(|| per_count(host, &kernel, "calls", true))?;
+    let exit = per_count(host, &kernel, "out", false)?;
+    let call = per_count(host, &kernel, "calls", false)?;
+    let traced = per_count(host, &kernel, "calls", true)?;
     Ok(Cost {
         hit: traced.saturating_sub(call) / 2,
         exit,
     })
-}
-
-fn best(measure: impl Fn() -> Result<Duration, Failure>) -> Result<Duration, Failure> {
-    let mut best = measure()?;
-    for _ in 1..TIMES {
-        best = best.min(measure()?);
-    }
-    Ok(best)
 }
 
 fn per_count(
@@ -78,9 +70,14 @@ fn per_count(
     program: &str,
     traced: bool,
 ) -> Result<Duration, Failure> {
-    let few = run(host, kernel, &format!("{program} {FEW}"), traced)?;
-    let many = run(host, kernel, &format!("{program} {MANY}"), traced)?;
-    Ok(many.saturating_sub(few) / (MANY - FEW))
+    let best = |count: u32| {
+        let mut best = Duration::MAX;
+        for _ in 0..TIMES {
+            best = best.min(run(host, kernel, &format!("{program} {count}"), traced)?);
+        }
+        Ok::<_, Failure>(best)
+    };
+    Ok(best(MANY)?.saturating_sub(best(FEW)?) / (MANY - FEW))
 }
 
 /// Time from the first instruction to the reset.

@@ -35,14 +35,11 @@ impl Serial {
             .is_some_and(|at| text.get(at..).is_some_and(|rest| rest.ends_with(PROMPT)))
     }
 
-    /// The last line printed, for messages.
+    /// The last line printed, for messages; control characters are spelled out.
     pub fn last_line(&self) -> String {
         let text = self.text();
-        text.lines()
-            .map(str::trim)
-            .rfind(|line| !line.is_empty())
-            .unwrap_or("nothing")
-            .to_string()
+        let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
+        last.unwrap_or("nothing").escape_debug().to_string()
     }
 
     fn text(&self) -> String {

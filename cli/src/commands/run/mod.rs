@@ -3,8 +3,10 @@
 //! What the user may have got wrong is looked at before anything is made. What is made goes again in the
 //! opposite order, however the run ends: traps, terminal, control socket, machine, run directory.
 
-use std::io::{self, BufWriter, IsTerminal};
-use std::path::Path;
+mod files;
+mod making;
+
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,21 +15,18 @@ use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
 use vmm::RunEnd;
 use vmm::machine::console::Console;
-use vmm::machine::{MachineConfig, SerialOutput};
-use vmm::snapshot::KernelReference;
 
 use crate::args;
 use crate::control::server::Server;
 use crate::end_report;
-use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
-use crate::memory_size::Human;
-use crate::output_file::OutputFile;
 use crate::registry::{Entry, Registry, VmName};
 use crate::report::{Failure, say};
 use crate::session::{Located, Session};
 use crate::signals::StopSignals;
-use crate::trace::{ClockPair, Output, Summary, Trace};
+use crate::trace::{ClockPair, Summary, Trace};
+use files::{Files, Serial, serial_output, trace_output};
+use making::{Inputs, make};
 
 /// Runs the command.
 ///
@@ -63,180 +62,6 @@ pub fn claim(name: Option<VmName>) -> Result<Entry, Failure> {
         ));
     }
     Ok(entry)
-}
-
-/// What was read before anything is made.
-struct Inputs {
-    kernel: Option<GuestKernel>,
-    initramfs: Option<Vec<u8>>,
-}
-
-impl Inputs {
-    fn read(args: &args::Run) -> Result<Self, Failure> {
-        let booted = args.kernel.as_deref().filter(|_| args.restore.is_none());
-        let kernel = booted.map(GuestKernel::open).transpose()?;
-        if let Some(kernel) = &kernel
-            && !args.trace.is_empty()
-        {
-            kernel.check_functions(&args.trace)?;
-        }
-        let initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
-        Ok(Self { kernel, initramfs })
-    }
-}
-
-fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path)
-        .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
-}
-
-/// Files that the run writes.
-struct Files {
-    serial: Option<OutputFile>,
-    trace: Option<OutputFile>,
-}
-
-impl Files {
-    fn open(args: &args::Run) -> Result<Self, Failure> {
-        let serial = match Serial::of(args) {
-            Serial::File(path) => Some(OutputFile::open(path)?),
-            Serial::Stdio | Serial::Null => None,
-        };
-        let trace = args.output.as_deref().map(OutputFile::open).transpose()?;
-        Ok(Self { serial, trace })
-    }
-
-    fn keep(&mut self) -> Result<(), Failure> {
-        for file in [&mut self.serial, &mut self.trace].into_iter().flatten() {
-            file.keep()?;
-        }
-        Ok(())
-    }
-}
-
-/// Where the serial port goes.
-enum Serial<'a> {
-    Stdio,
-    Null,
-    File(&'a Path),
-}
-
-impl<'a> Serial<'a> {
-    fn of(args: &'a args::Run) -> Self {
-        match args.serial.to_str() {
-            Some("stdio") => Self::Stdio,
-            Some("null") => Self::Null,
-            _ => Self::File(&args.serial),
-        }
-    }
-}
-
-fn serial_output(args: &args::Run, file: Option<&OutputFile>) -> Result<SerialOutput, Failure> {
-    Ok(match (Serial::of(args), file) {
-        (Serial::File(_), Some(file)) => SerialOutput::by_lines(file.writer()?),
-        // Standard output is the trace's.
-        (Serial::Stdio, _) if !args.trace.is_empty() && args.output.is_none() => {
-            SerialOutput::write_through(io::stderr())
-        }
-        (Serial::Stdio, _) => SerialOutput::write_through(io::stdout()),
-        _ => SerialOutput::null(),
-    })
-}
-
-/// The machine, held before its first instruction.
-fn make(
-    args: &args::Run,
-    inputs: Inputs,
-    host: Host,
-    entry: &Entry,
-    serial: SerialOutput,
-) -> Result<Session, Failure> {
-    let started = Instant::now();
-    let name = entry.name().clone();
-    if let Some(folder) = &args.restore {
-        let restored = vmm::snapshot::restore(&host.kvm, &host.profile, folder, serial)?;
-        let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
-        say(format_args!("{name}: restored from {}", folder.display()));
-        let (machine, command_line) = (restored.machine, restored.command_line);
-        return Ok(Session {
-            machine,
-            host,
-            name,
-            command_line,
-            kernel,
-            started,
-        });
-    }
-    let Some(kernel) = inputs.kernel else {
-        return Err(Failure::Usage(
-            "nothing to run: give --kernel or --restore".into(),
-        ));
-    };
-    let booted = vmm::machine::boot(
-        &host.kvm,
-        &host.profile,
-        MachineConfig {
-            memory: args.memory,
-            cpus: args.cpus,
-            kernel: &kernel.file,
-            initramfs: inputs.initramfs.as_deref(),
-            command_line: &args.cmdline,
-            add_words: !args.no_words && kernel.is_linux(),
-            protocol: args.entry.map(Into::into),
-            pit: !args.no_pit,
-            serial,
-        },
-    )?;
-    say(format_args!(
-        "{name}: {}, {} vCPU{}, {}",
-        Human(args.memory),
-        args.cpus,
-        if args.cpus == 1 { "" } else { "s" },
-        kernel.reference.path.display()
-    ));
-    if !booted.added_words.is_empty() {
-        say(format_args!(
-            "added to the command line for this machine and host: {}",
-            booted.added_words.join(" ")
-        ));
-    }
-    let (machine, command_line) = (booted.machine, booted.command_line);
-    Ok(Session {
-        machine,
-        host,
-        name,
-        command_line,
-        kernel: Some(kernel),
-        started,
-    })
-}
-
-/// The kernel of a snapshot. Without its file the machine runs all the same, and cannot be traced.
-fn snapshot_kernel(
-    args: &args::Run,
-    saved: Option<&KernelReference>,
-) -> Result<Option<GuestKernel>, Failure> {
-    let Some(saved) = saved else {
-        return match args.trace.is_empty() {
-            true => Ok(None),
-            false => Err(Failure::new(
-                "the snapshot does not say which kernel it runs: it cannot be traced",
-            )),
-        };
-    };
-    match GuestKernel::of_snapshot(saved, args.kernel.as_deref()) {
-        Ok(kernel) => {
-            if !args.trace.is_empty() {
-                kernel.check_functions(&args.trace)?;
-            }
-            Ok(Some(kernel))
-        }
-        Err(error) if args.trace.is_empty() && args.kernel.is_none() => {
-            say(format_args!("no symbols: {error}"));
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// What the run is about.
@@ -366,13 +191,6 @@ fn wait(session: &Session, deadline: Option<Instant>) -> RunEnd {
     session.machine.wait(left).unwrap_or_else(|| {
         session.machine.stop();
         RunEnd::Stopped
-    })
-}
-
-fn trace_output(files: &Files) -> Result<Output, Failure> {
-    Ok(match &files.trace {
-        Some(file) => Box::new(BufWriter::new(file.writer()?)),
-        None => Box::new(BufWriter::new(io::stdout())),
     })
 }
 

@@ -1,0 +1,93 @@
+//! Files and streams of a run: the guest's serial port, and the trace.
+
+use std::io::{self, BufWriter};
+use std::path::Path;
+
+use vmm::machine::SerialOutput;
+
+use crate::args;
+use crate::output_file::OutputFile;
+use crate::report::Failure;
+use crate::trace::Output;
+
+/// Files that the run writes.
+pub struct Files {
+    /// The serial port's, if it goes to one.
+    pub serial: Option<OutputFile>,
+    /// The trace's, if it goes to one.
+    pub trace: Option<OutputFile>,
+}
+
+impl Files {
+    /// Opens what `args` name; nothing is emptied yet.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn open(args: &args::Run) -> Result<Self, Failure> {
+        let serial = match Serial::of(args) {
+            Serial::File(path) => Some(OutputFile::open(path)?),
+            Serial::Stdio | Serial::Null => None,
+        };
+        let trace = args.output.as_deref().map(OutputFile::open).transpose()?;
+        Ok(Self { serial, trace })
+    }
+
+    /// The run has come about: the files are its own.
+    ///
+    /// # Errors
+    /// If one cannot be emptied.
+    pub fn keep(&mut self) -> Result<(), Failure> {
+        for file in [&mut self.serial, &mut self.trace].into_iter().flatten() {
+            file.keep()?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the serial port goes.
+pub enum Serial<'a> {
+    /// Standard input and output (or error).
+    Stdio,
+    /// Nowhere.
+    Null,
+    /// A file; there is no input.
+    File(&'a Path),
+}
+
+impl<'a> Serial<'a> {
+    /// What `args` say.
+    pub fn of(args: &'a args::Run) -> Self {
+        match args.serial.to_str() {
+            Some("stdio") => Self::Stdio,
+            Some("null") => Self::Null,
+            _ => Self::File(&args.serial),
+        }
+    }
+}
+
+/// The serial port's output.
+///
+/// # Errors
+/// If this process is out of descriptors.
+pub fn serial_output(args: &args::Run, file: Option<&OutputFile>) -> Result<SerialOutput, Failure> {
+    Ok(match (Serial::of(args), file) {
+        (Serial::File(_), Some(file)) => SerialOutput::by_lines(file.writer()?),
+        // Standard output is the trace's.
+        (Serial::Stdio, _) if !args.trace.is_empty() && args.output.is_none() => {
+            SerialOutput::write_through(io::stderr())
+        }
+        (Serial::Stdio, _) => SerialOutput::write_through(io::stdout()),
+        _ => SerialOutput::null(),
+    })
+}
+
+/// Where the trace is written.
+///
+/// # Errors
+/// If this process is out of descriptors.
+pub fn trace_output(files: &Files) -> Result<Output, Failure> {
+    Ok(match &files.trace {
+        Some(file) => Box::new(BufWriter::new(file.writer()?)),
+        None => Box::new(BufWriter::new(io::stdout())),
+    })
+}

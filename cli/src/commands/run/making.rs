@@ -1,0 +1,143 @@
+//! Making the machine of a run: what goes into it is read first, then it is booted or restored, and held.
+
+use std::path::Path;
+use std::time::Instant;
+
+use vmm::machine::{MachineConfig, SerialOutput};
+use vmm::snapshot::KernelReference;
+
+use crate::args;
+use crate::guest_kernel::GuestKernel;
+use crate::host::Host;
+use crate::memory_size::Human;
+use crate::registry::Entry;
+use crate::report::{Failure, say};
+use crate::session::Session;
+
+/// What was read before anything is made.
+pub struct Inputs {
+    kernel: Option<GuestKernel>,
+    initramfs: Option<Vec<u8>>,
+}
+
+impl Inputs {
+    /// Reads the files that `args` name, and looks at what is to be traced.
+    ///
+    /// # Errors
+    /// If a file is not what it should be, or has no such function.
+    pub fn read(args: &args::Run) -> Result<Self, Failure> {
+        let booted = args.kernel.as_deref().filter(|_| args.restore.is_none());
+        let kernel = booted.map(GuestKernel::open).transpose()?;
+        if let Some(kernel) = &kernel
+            && !args.trace.is_empty()
+        {
+            kernel.check_functions(&args.trace)?;
+        }
+        let initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
+        Ok(Self { kernel, initramfs })
+    }
+}
+
+fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path)
+        .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
+}
+
+/// The machine, held before its first instruction.
+///
+/// # Errors
+/// If something does not fit, or the snapshot cannot be restored.
+pub fn make(
+    args: &args::Run,
+    inputs: Inputs,
+    host: Host,
+    entry: &Entry,
+    serial: SerialOutput,
+) -> Result<Session, Failure> {
+    let started = Instant::now();
+    let name = entry.name().clone();
+    if let Some(folder) = &args.restore {
+        let restored = vmm::snapshot::restore(&host.kvm, &host.profile, folder, serial)?;
+        let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
+        say(format_args!("{name}: restored from {}", folder.display()));
+        let (machine, command_line) = (restored.machine, restored.command_line);
+        return Ok(Session {
+            machine,
+            host,
+            name,
+            command_line,
+            kernel,
+            started,
+        });
+    }
+    let Some(kernel) = inputs.kernel else {
+        return Err(Failure::Usage(
+            "nothing to run: give --kernel or --restore".into(),
+        ));
+    };
+    let booted = vmm::machine::boot(
+        &host.kvm,
+        &host.profile,
+        MachineConfig {
+            memory: args.memory,
+            cpus: args.cpus,
+            kernel: &kernel.file,
+            initramfs: inputs.initramfs.as_deref(),
+            command_line: &args.cmdline,
+            add_words: !args.no_words && kernel.is_linux(),
+            protocol: args.entry.map(Into::into),
+            pit: !args.no_pit,
+            serial,
+        },
+    )?;
+    say(format_args!(
+        "{name}: {}, {} vCPU{}, {}",
+        Human(args.memory),
+        args.cpus,
+        if args.cpus == 1 { "" } else { "s" },
+        kernel.reference.path.display()
+    ));
+    if !booted.added_words.is_empty() {
+        say(format_args!(
+            "added to the command line for this machine and host: {}",
+            booted.added_words.join(" ")
+        ));
+    }
+    let (machine, command_line) = (booted.machine, booted.command_line);
+    Ok(Session {
+        machine,
+        host,
+        name,
+        command_line,
+        kernel: Some(kernel),
+        started,
+    })
+}
+
+/// The kernel of a snapshot. Without its file the machine runs all the same, and cannot be traced.
+fn snapshot_kernel(
+    args: &args::Run,
+    saved: Option<&KernelReference>,
+) -> Result<Option<GuestKernel>, Failure> {
+    let Some(saved) = saved else {
+        return match args.trace.is_empty() {
+            true => Ok(None),
+            false => Err(Failure::new(
+                "the snapshot does not say which kernel it runs: it cannot be traced",
+            )),
+        };
+    };
+    match GuestKernel::of_snapshot(saved, args.kernel.as_deref()) {
+        Ok(kernel) => {
+            if !args.trace.is_empty() {
+                kernel.check_functions(&args.trace)?;
+            }
+            Ok(Some(kernel))
+        }
+        Err(error) if args.trace.is_empty() && args.kernel.is_none() => {
+            say(format_args!("no symbols: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
