@@ -1,26 +1,29 @@
-//! Shared by the whole-system tests and benchmarks: the host's record, machines, captured consoles.
+//! Shared by the whole-system tests and benchmarks: the host, a Linux guest at its shell, the command.
+//!
+//! What cannot be had (KVM, a kernel, a guest that answers) ends the test with a message that says what was waited for
+//! and what the guest had printed. Only KVM may be missing, and only where `EXOTRACE_NO_KVM=1` says so.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+pub mod command;
+pub mod host;
+pub mod kernel;
+pub mod linux;
+pub mod serial;
+pub mod shell;
 
-use vmm::host::Kvm;
-use vmm::host::{HostProfile, ProbeError};
+pub use host::{Host, host, host_profile};
+pub use kernel::Kernel;
+pub use linux::Linux;
+pub use serial::SerialLog;
+pub use shell::Shell;
 
-/// The host's record, from the same cache that the command uses.
-///
-/// # Errors
-/// If the host cannot be measured.
-pub fn host_profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
-    HostProfile::load_or_probe(kvm, &guest::micro::elf(), &cache().join("host.json"))
-}
-
-/// `$XDG_CACHE_HOME/exotrace`, or its default.
-fn cache() -> PathBuf {
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| {
-            let home = std::env::var_os("HOME")?;
-            Some(PathBuf::from(home).join(".cache"))
-        });
-    base.unwrap_or_else(std::env::temp_dir).join("exotrace")
+/// The host, or the end of the test where none is to be expected.
+#[macro_export]
+macro_rules! host {
+    () => {
+        match $crate::host() {
+            Some(host) => host,
+            None => return,
+        }
+    };
 }

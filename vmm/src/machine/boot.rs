@@ -1,6 +1,7 @@
 //! Making a machine that will boot a kernel.
 
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use devices::{
     Bus, BusError, CMOS_BASE, CMOS_LENGTH, COM1_BASE, COM1_IRQ, Cmos, CmosMemory, ConsoleOutput,
@@ -115,6 +116,15 @@ pub fn boot(
         (config.command_line.trim().to_string(), Vec::new())
     };
     let ram = GuestRam::new(config.memory)?;
+    let parts = MachineParts {
+        ram: &ram,
+        cpus: config.cpus,
+        pit: config.pit,
+        watch_lstar: true,
+        serial: config.serial,
+    };
+    // KVM gets its work first: the slowest of it goes on while the kernel is loaded.
+    let (shared, devices, watch) = assemble(kvm, profile, parts)?;
     let entry_point = boot::load(
         &ram,
         &BootConfig {
@@ -126,20 +136,12 @@ pub fn boot(
             rng_seed: rng_seed(),
         },
     )?;
-    let parts = MachineParts {
-        ram: &ram,
-        cpus: config.cpus,
-        pit: config.pit,
-        watch_lstar: true,
-        serial: config.serial,
-    };
-    let (shared, devices) = assemble(kvm, profile, parts)?;
     let vcpus = create_vcpus(kvm, &shared, config.cpus)?;
     let boot_cpu = vcpus
         .first()
         .ok_or(MachineError::Cpus { asked: config.cpus })?;
     boot_cpu.set_entry(|sregs| entry::prepare(&ram, entry_point, sregs))?;
-    let machine = launch(shared, devices, vcpus)?;
+    let machine = launch(shared, devices, vcpus, watch)?;
     Ok(BootedMachine {
         machine,
         command_line,
@@ -170,7 +172,7 @@ pub(crate) fn assemble(
     kvm: &Kvm,
     profile: &HostProfile,
     parts: MachineParts<'_>,
-) -> Result<(Arc<Shared>, Devices), MachineError> {
+) -> Result<(Arc<Shared>, Devices, SyscallWatch), MachineError> {
     let MachineParts {
         ram,
         cpus,
@@ -179,9 +181,12 @@ pub(crate) fn assemble(
         ..
     } = parts;
     let vm = Arc::new(vm::create(kvm, ram, pit)?);
-    if parts.watch_lstar && assist::needed(profile).syscall_repair {
-        watch_syscall_msrs(&vm)?;
-    }
+    let watched = parts.watch_lstar && assist::needed(profile).syscall_repair;
+    let watch = if watched {
+        SyscallWatch::start(vm.clone())?
+    } else {
+        SyscallWatch::none()
+    };
     let signals = Arc::new(Signals::default());
     let devices = Devices {
         serial: Arc::new(Mutex::new(Serial::new(
@@ -213,7 +218,7 @@ pub(crate) fn assemble(
         signals,
         cpus: usize::from(cpus),
     });
-    Ok((Arc::new(shared), devices))
+    Ok((Arc::new(shared), devices, watch))
 }
 
 /// vCPUs with their CPUID, in the state KVM gives them.
@@ -248,7 +253,9 @@ pub(crate) fn launch(
     shared: Arc<Shared>,
     devices: Devices,
     vcpus: Vec<Vcpu>,
+    watch: SyscallWatch,
 ) -> Result<Machine, MachineError> {
+    watch.wait()?;
     kick::install_handler().map_err(MachineError::Thread)?;
     let hold = shared.control.hold();
     let mut threads = Vec::new();
@@ -270,6 +277,31 @@ pub(crate) fn launch(
         }
     }
     Ok(Machine::assemble(shared, devices, threads, hold))
+}
+
+/// KVM being asked to report writes to the MSRs of SYSCALL. It waits for a grace period of its host for some ten
+/// milliseconds, so it is asked on a thread of its own and waited for before the first vCPU runs.
+pub(crate) struct SyscallWatch(Option<JoinHandle<Result<(), KvmError>>>);
+
+impl SyscallWatch {
+    /// Nothing to watch.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    fn start(vm: Arc<VmFd>) -> Result<Self, MachineError> {
+        let thread = std::thread::Builder::new().name("msr-filter".into());
+        let thread = thread
+            .spawn(move || watch_syscall_msrs(&vm))
+            .map_err(MachineError::Thread)?;
+        Ok(Self(Some(thread)))
+    }
+
+    fn wait(self) -> Result<(), MachineError> {
+        let Some(thread) = self.0 else { return Ok(()) };
+        let panicked = |_| MachineError::Thread(std::io::Error::other("it panicked"));
+        Ok(thread.join().map_err(panicked)??)
+    }
 }
 
 /// Asks KVM to report writes to STAR, LSTAR and SYSCALL's flag mask.

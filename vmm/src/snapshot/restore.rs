@@ -193,7 +193,7 @@ fn build(
         watch_lstar: watch,
         serial,
     };
-    let (shared, devices) = assemble(kvm, profile, parts)?;
+    let (shared, devices, watch) = assemble(kvm, profile, parts)?;
     let mut vcpus = create_vcpus(kvm, &shared, cpus)?;
     for chip in &saved.irqchips {
         shared.vm.set_irqchip(chip).call("KVM_SET_IRQCHIP")?;
@@ -222,5 +222,5 @@ fn build(
         .unwrap_or_else(PoisonError::into_inner)
         .restore(&saved.cmos)
         .map_err(|e| damaged(e.to_string()))?;
-    launch(shared, devices, vcpus)
+    launch(shared, devices, vcpus, watch)
 }

@@ -1,0 +1,189 @@
+//! The `exotrace` command as its users run it, with a run directory of its own.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a running command is asked whether it has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The command's executable, which cargo puts beside the folder of the tests' own.
+///
+/// # Panics
+/// If it has not been built.
+pub fn executable() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_else(|e| panic!("this executable: {e}"));
+    let folder = own.ancestors().find(|folder| folder.ends_with("deps")).and_then(Path::parent);
+    let path = folder.unwrap_or(Path::new(".")).join("exotrace");
+    assert!(
+        path.is_file(),
+        "{} has not been built; `cargo test --workspace` does that, or `cargo build -p exotrace` (benchmarks: --release)",
+        path.display()
+    );
+    path
+}
+
+/// A folder for a test's files, and a run directory.
+pub struct World {
+    folder: tempfile::TempDir,
+}
+
+/// A command that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status; -1 if a signal ended it.
+    pub status: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// A command that runs; killed when dropped.
+pub struct Running {
+    child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl World {
+    /// A new one; removed when dropped.
+    ///
+    /// # Panics
+    /// If the folder cannot be made.
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("a folder for the test: {e}"));
+        fs::create_dir(folder.path().join("run")).unwrap_or_else(|e| panic!("run directory: {e}"));
+        Self { folder }
+    }
+
+    /// A file or folder in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The command, with its output kept in files.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start<I: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = I>) -> Running {
+        let kept = tempfile::Builder::new().prefix("output").tempdir_in(self.folder.path());
+        // Goes with the whole folder.
+        let kept = kept.unwrap_or_else(|e| panic!("a folder for output: {e}")).keep();
+        let (stdout, stderr) = (kept.join("stdout"), kept.join("stderr"));
+        let file = |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let child = self
+            .command()
+            .args(words)
+            .stdout(file(&stdout))
+            .stderr(file(&stderr))
+            .spawn()
+            .unwrap_or_else(|e| panic!("exotrace: {e}"));
+        Running { child, stdout, stderr }
+    }
+
+    /// The same, waited for.
+    ///
+    /// # Panics
+    /// If it cannot be started or does not end in `limit`.
+    pub fn run<I: AsRef<OsStr>>(
+        &self,
+        words: impl IntoIterator<Item = I>,
+        limit: Duration,
+    ) -> Ended {
+        self.start(words).finish(limit)
+    }
+
+    /// The bare command, with a pipe as its standard input.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(executable());
+        command
+            .current_dir(self.folder.path())
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env_remove("EXOTRACE_LOG")
+            .stdin(Stdio::piped());
+        command
+    }
+}
+
+impl Running {
+    /// Writes to its standard input.
+    ///
+    /// # Panics
+    /// If it takes none.
+    pub fn type_line(&mut self, line: &str) {
+        use std::io::Write;
+        let Some(input) = &mut self.child.stdin else { panic!("no standard input for {line:?}") };
+        writeln!(input, "{line}").unwrap_or_else(|e| panic!("{line:?} cannot be typed: {e}"));
+    }
+
+    /// Standard output and error so far.
+    pub fn printed(&self) -> (String, String) {
+        (text(&self.stdout), text(&self.stderr))
+    }
+
+    /// Waits until `done` says so of standard output and standard error.
+    ///
+    /// # Panics
+    /// If it ends, or `limit` passes, before; `what` says what was waited for.
+    pub fn wait_until(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        mut done: impl FnMut(&str, &str) -> bool,
+    ) {
+        let deadline = Instant::now() + limit;
+        loop {
+            let ended = self.status();
+            let (stdout, stderr) = self.printed();
+            if done(&stdout, &stderr) {
+                return;
+            }
+            assert!(ended.is_none(), "ended ({ended:?}) before {what}\n{stdout}\n{stderr}");
+            assert!(Instant::now() < deadline, "no {what} in {limit:?}\n{stdout}\n{stderr}");
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// If that does not come in `limit`.
+    pub fn finish(mut self, limit: Duration) -> Ended {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self.status();
+            let (stdout, stderr) = self.printed();
+            if let Some(status) = status {
+                return Ended { status: status.code().unwrap_or(-1), stdout, stderr };
+            }
+            assert!(Instant::now() < deadline, "still running after {limit:?}\n{stdout}\n{stderr}");
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap_or_else(|e| panic!("waiting for exotrace: {e}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails where it has ended, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn text(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    String::from_utf8_lossy(&bytes).into_owned()
+}

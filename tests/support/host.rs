@@ -1,0 +1,57 @@
+//! The host under test.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use guest::Cache;
+use vmm::host::{HostProfile, Kvm, ProbeError};
+
+/// KVM and its measured record.
+pub struct Host {
+    /// The device.
+    pub kvm: Kvm,
+    /// What it does.
+    pub profile: HostProfile,
+}
+
+/// The host, opened once. `None` only where `EXOTRACE_NO_KVM=1` says that there is no KVM.
+///
+/// # Panics
+/// If KVM is not usable, or cannot be measured.
+pub fn host() -> Option<&'static Host> {
+    static HOST: OnceLock<Option<Host>> = OnceLock::new();
+    let host = HOST.get_or_init(|| match vmm::host::open(Path::new("/dev/kvm")) {
+        Ok(kvm) => {
+            let profile = host_profile(&kvm).unwrap_or_else(|e| panic!("host profile: {e}"));
+            Some(Host { kvm, profile })
+        }
+        Err(error) if std::env::var_os("EXOTRACE_NO_KVM").is_some_and(|v| v == "1") => {
+            eprintln!("EXOTRACE_NO_KVM=1: NOT RUN, this host has no usable KVM: {error}");
+            None
+        }
+        Err(error) => panic!(
+            "{error}\n(to test without KVM: EXOTRACE_NO_KVM=1, which leaves these tests out)"
+        ),
+    });
+    host.as_ref()
+}
+
+/// The host's record, from the same cache that the command uses.
+///
+/// # Errors
+/// If the host cannot be measured.
+pub fn host_profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
+    let micro = guest::micro::elf();
+    match Cache::open() {
+        Ok(cache) => HostProfile::load_or_probe(kvm, &micro, &cache.root().join("host.json")),
+        Err(_) => HostProfile::probe(kvm, &micro),
+    }
+}
+
+/// The cache that everything is kept in.
+///
+/// # Panics
+/// If there is none.
+pub fn cache() -> Cache {
+    Cache::open().unwrap_or_else(|e| panic!("{e}"))
+}

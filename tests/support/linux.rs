@@ -1,0 +1,147 @@
+//! A Linux machine and what it prints.
+
+use std::time::{Duration, Instant};
+
+use introspect::kernel::image::KernelImage;
+use probes::kernel_view::KernelView;
+use vmm::boot::EntryProtocol;
+use vmm::machine::{Machine, MachineConfig, RunEnd, boot};
+
+use crate::host::Host;
+use crate::kernel::Kernel;
+use crate::serial::SerialLog;
+
+/// Guest memory, unless a test says otherwise.
+pub const MEMORY: u64 = 64 << 20;
+/// How often a running machine is asked whether it has ended, while its output is waited for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A machine that runs the small kernel.
+pub struct Linux {
+    /// The machine.
+    pub machine: Machine,
+    /// What it has printed.
+    pub serial: SerialLog,
+    /// Its kernel's command line.
+    pub command_line: String,
+}
+
+/// How a machine boots.
+pub struct BootOptions<'a> {
+    /// Its initramfs.
+    pub initramfs: Option<&'a [u8]>,
+    /// Words of the command line; the machine adds its own.
+    pub command_line: &'a str,
+    /// vCPUs.
+    pub cpus: u8,
+    /// How the kernel is entered.
+    pub protocol: Option<EntryProtocol>,
+}
+
+impl Linux {
+    /// Boots the small kernel. The machine runs when this returns.
+    ///
+    /// # Panics
+    /// If the machine cannot be made.
+    pub fn boot(host: &Host, options: &BootOptions<'_>) -> Self {
+        let serial = SerialLog::default();
+        let config = MachineConfig {
+            memory: MEMORY,
+            cpus: options.cpus,
+            kernel: &Kernel::small().file,
+            initramfs: options.initramfs,
+            command_line: options.command_line,
+            add_words: true,
+            protocol: options.protocol,
+            pit: true,
+            serial: serial.output(),
+        };
+        let booted = boot(&host.kvm, &host.profile, config).unwrap_or_else(|e| panic!("{e}"));
+        let mut linux =
+            Self { machine: booted.machine, serial, command_line: booted.command_line };
+        linux.machine.start();
+        linux
+    }
+
+    /// Waits until `done` finds what it looks for in the output from position `from` on.
+    ///
+    /// # Panics
+    /// If `limit` passes or the machine ends before; `what` says what was waited for.
+    pub fn wait<T>(
+        &self,
+        what: &str,
+        from: usize,
+        limit: Duration,
+        mut done: impl FnMut(&str) -> Option<T>,
+    ) -> T {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(found) = self.serial.wait(from, LOOK_INTERVAL, &mut done) {
+                return found;
+            }
+            let end = self.machine.wait(Some(Duration::ZERO));
+            assert!(end.is_none(), "ended before {what}: {end:?}\n{}", self.situation());
+            assert!(
+                Instant::now() < deadline,
+                "no {what} in {limit:?}\n{}",
+                self.situation()
+            );
+        }
+    }
+
+    /// Waits for a text anywhere in the output.
+    ///
+    /// # Panics
+    /// As [`Self::wait`].
+    pub fn wait_for(&self, text: &str, limit: Duration) {
+        self.wait(&format!("{text:?}"), 0, limit, |printed| printed.contains(text).then_some(()));
+    }
+
+    /// Waits for the end of the run.
+    ///
+    /// # Panics
+    /// If it does not come in `limit`.
+    pub fn end(&self, limit: Duration) -> RunEnd {
+        let end = self.machine.wait(Some(limit));
+        end.unwrap_or_else(|| panic!("still running after {limit:?}\n{}", self.situation()))
+    }
+
+    /// The running kernel.
+    ///
+    /// # Panics
+    /// If it cannot be found, or tells nothing of its tasks.
+    pub fn view(&self) -> KernelView {
+        let image: &KernelImage = &Kernel::small().image;
+        let paused = self.machine.pause();
+        let view = KernelView::new(image, &self.machine, &paused);
+        let view = view.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
+        assert!(view.tasks.is_some(), "no tasks: {:?}", view.missing);
+        view
+    }
+
+    /// Where each vCPU is, for messages.
+    pub fn places(&self) -> Vec<String> {
+        let symbols = Kernel::small().image.symbols();
+        let paused = self.machine.pause();
+        let place = |vcpu| match self.machine.registers(&paused, vcpu) {
+            None => "gone".to_string(),
+            Some(registers) => {
+                let rip = registers.regs.rip;
+                let found = symbols.as_ref().ok().and_then(|s| s.resolve(rip));
+                let name = found.map_or(String::new(), |(s, offset)| format!(" {}+{offset:#x}", s.name));
+                format!("{rip:#x}{name}")
+            }
+        };
+        (0..self.machine.vcpus()).map(place).collect()
+    }
+
+    /// Output, counts and places, for messages.
+    pub fn situation(&self) -> String {
+        format!(
+            "printed: {}\nvCPUs at {:?}\n{:?}",
+            self.serial.since(0),
+            self.places(),
+            self.machine.stats()
+        )
+    }
+}

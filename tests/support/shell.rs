@@ -1,0 +1,241 @@
+//! A Linux guest at its shell's prompt: booted once, kept in the cache, restored in milliseconds by every test.
+//!
+//! The cache's entry is named by everything the guest is made of: kernel, initramfs, command line, the snapshot's format
+//! and the host. Test processes that need it at the same time boot it once.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use guest::{Cache, Terminal, initramfs};
+use vmm::snapshot::{self, FORMAT_VERSION, SnapshotInfo};
+
+use crate::host::{Host, cache};
+use crate::kernel::Kernel;
+use crate::linux::{BootOptions, Linux, MEMORY};
+use crate::serial::SerialLog;
+
+/// How long a boot may take on a busy host that interprets kernel code.
+pub const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// How long the guest may take for a command that does next to nothing. Starting busybox takes 30 ms of an idle
+/// interpreting host.
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+/// What `init` prints before it starts the shell.
+pub const READY: &str = "exotrace: ready";
+/// The shell's prompt, as root.
+const PROMPT: &str = "# ";
+/// What the cache's entries and lock are called.
+const TOPIC: &str = "tests-shell";
+
+/// A guest at its shell.
+pub struct Shell {
+    /// The machine and its output.
+    pub linux: Linux,
+    /// Commands typed so far: each has its own mark in the output.
+    commands: AtomicUsize,
+}
+
+/// A command's output and status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What came between the typed line and the next prompt; lines end with `\n`.
+    pub output: String,
+    /// The status that the shell tells.
+    pub status: i32,
+}
+
+/// busybox and this project's programs.
+///
+/// # Panics
+/// If it cannot be made.
+pub fn full_initramfs() -> Vec<u8> {
+    let made = initramfs::full(&cache(), &[], &Terminal::new());
+    made.unwrap_or_else(|e| panic!("initramfs: {e}"))
+}
+
+/// The folder of the snapshot; the guest is booted if there is none yet.
+///
+/// # Panics
+/// If it cannot be made.
+pub fn snapshot_folder(host: &Host) -> PathBuf {
+    let cache = cache();
+    let initramfs = full_initramfs();
+    let name = entry_name(host, &initramfs);
+    if let Some(folder) = cache.entry(&name) {
+        return folder;
+    }
+    let lock = cache.lock(TOPIC, &Terminal::new()).unwrap_or_else(|e| panic!("{e}"));
+    // Another process may have made it meanwhile.
+    if let Some(folder) = cache.entry(&name) {
+        return folder;
+    }
+    while let Some(older) = cache.newest(&format!("{TOPIC}-")) {
+        fs::remove_dir_all(&older).unwrap_or_else(|e| panic!("{}: {e}", older.display()));
+    }
+    let folder = make(host, &initramfs, &cache, &name);
+    drop(lock);
+    folder
+}
+
+fn entry_name(host: &Host, initramfs: &[u8]) -> String {
+    let kernel = &Kernel::small().reference;
+    let mut hash = DefaultHasher::new();
+    (FORMAT_VERSION, MEMORY, guest::kernel::cmdline(), initramfs).hash(&mut hash);
+    (kernel.size, kernel.crc32, &kernel.path, &host.profile.host).hash(&mut hash);
+    format!("{TOPIC}-{:016x}", hash.finish())
+}
+
+fn make(host: &Host, initramfs: &[u8], cache: &Cache, name: &str) -> PathBuf {
+    let started = Instant::now();
+    eprintln!("booting the guest of the tests once");
+    let linux = Linux::boot(
+        host,
+        &BootOptions {
+            initramfs: Some(initramfs),
+            command_line: &guest::kernel::cmdline(),
+            cpus: 1,
+            protocol: None,
+        },
+    );
+    let shell = Shell::at_prompt(linux);
+    eprintln!("booted in {:?}", started.elapsed());
+    let folder = cache.root().join(name);
+    shell.save(host, &folder);
+    folder
+}
+
+impl Shell {
+    /// A copy of the guest, running.
+    ///
+    /// # Panics
+    /// If it cannot be restored.
+    pub fn new(host: &Host) -> Self {
+        Self::restore(host, &snapshot_folder(host))
+    }
+
+    /// A guest that was saved by [`Self::save`], running.
+    ///
+    /// # Panics
+    /// If it cannot be restored.
+    pub fn restore(host: &Host, folder: &Path) -> Self {
+        let serial = SerialLog::default();
+        let restored = snapshot::restore(&host.kvm, &host.profile, folder, serial.output());
+        let restored = restored.unwrap_or_else(|e| panic!("{e}"));
+        let mut linux = Linux {
+            machine: restored.machine,
+            serial,
+            command_line: restored.command_line,
+        };
+        linux.machine.start();
+        Self { linux, commands: AtomicUsize::new(0) }
+    }
+
+    /// A booting guest whose shell is waited for.
+    ///
+    /// # Panics
+    /// If it does not come.
+    pub fn at_prompt(linux: Linux) -> Self {
+        linux.wait("shell prompt", 0, BOOT_LIMIT, |printed| {
+            let after = printed.split_once(READY)?.1;
+            after.ends_with(PROMPT).then_some(())
+        });
+        Self { linux, commands: AtomicUsize::new(0) }
+    }
+
+    /// Saves the guest to a new folder.
+    ///
+    /// # Panics
+    /// If it cannot be saved.
+    pub fn save(&self, host: &Host, folder: &Path) {
+        let paused = self.linux.machine.pause();
+        let info = SnapshotInfo {
+            command_line: self.linux.command_line.clone(),
+            kernel: Some(Kernel::small().reference.clone()),
+        };
+        let saved = snapshot::save(&host.kvm, &self.linux.machine, &paused, &info, folder);
+        saved.unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    /// Types a line, return key included.
+    ///
+    /// # Panics
+    /// If the guest does not take it.
+    pub fn type_line(&self, line: &str) {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        let line = format!("{line}\n");
+        let mut rest = line.as_bytes();
+        loop {
+            let taken = self.linux.machine.serial_input(rest);
+            rest = rest.get(taken..).unwrap_or_default();
+            if rest.is_empty() {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the guest does not take {rest:?}\n{}",
+                self.linux.situation()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Starts a command; [`Started::answer`] waits for it.
+    ///
+    /// # Panics
+    /// If the guest does not take the line.
+    pub fn start(&self, command: &str) -> Started<'_> {
+        let number = self.commands.fetch_add(1, Ordering::Relaxed);
+        let from = self.linux.serial.len();
+        // The line as typed is echoed and has no digit behind the equals sign.
+        self.type_line(&format!("echo begin{number}=1; {command}; echo end{number}=$?"));
+        Started { shell: self, number, from, command: command.to_owned() }
+    }
+
+    /// Runs a command that does next to nothing and waits for it.
+    ///
+    /// # Panics
+    /// If it does not end in time.
+    pub fn run(&self, command: &str) -> Answer {
+        self.start(command).answer(COMMAND_LIMIT)
+    }
+
+    /// The output of a command that must succeed, without the newline at its end.
+    ///
+    /// # Panics
+    /// If it fails or does not end in time.
+    pub fn output(&self, command: &str) -> String {
+        let answer = self.run(command);
+        assert_eq!(answer.status, 0, "{command}: {answer:?}");
+        answer.output.trim_end().to_owned()
+    }
+}
+
+/// A command that was typed.
+pub struct Started<'a> {
+    shell: &'a Shell,
+    number: usize,
+    from: usize,
+    command: String,
+}
+
+impl Started<'_> {
+    /// Waits for the command's end.
+    ///
+    /// # Panics
+    /// If that does not come in `limit`.
+    pub fn answer(self, limit: Duration) -> Answer {
+        let what = format!("answer to {:?}", self.command);
+        let (begin, end) = (format!("begin{}=1\n", self.number), format!("end{}=", self.number));
+        self.shell.linux.wait(&what, self.from, limit, |printed| {
+            let text = printed.replace('\r', "");
+            let (_, output) = text.split_once(&format!("\n{begin}"))?;
+            // The mark may stand behind output without a newline.
+            let (output, status) = output.rsplit_once(&end)?;
+            let (status, _) = status.split_once('\n')?;
+            Some(Answer { output: output.to_owned(), status: status.parse().ok()? })
+        })
+    }
+}
