@@ -15,7 +15,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// If it has not been built.
 pub fn executable() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_else(|e| panic!("this executable: {e}"));
-    let folder = own.ancestors().find(|folder| folder.ends_with("deps")).and_then(Path::parent);
+    let folder = own
+        .ancestors()
+        .find(|folder| folder.ends_with("deps"))
+        .and_then(Path::parent);
     let path = folder.unwrap_or(Path::new(".")).join("exotrace");
     assert!(
         path.is_file(),
@@ -75,11 +78,16 @@ impl World {
     /// # Panics
     /// If it cannot be started.
     pub fn start<I: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = I>) -> Running {
-        let kept = tempfile::Builder::new().prefix("output").tempdir_in(self.folder.path());
+        let kept = tempfile::Builder::new()
+            .prefix("output")
+            .tempdir_in(self.folder.path());
         // Goes with the whole folder.
-        let kept = kept.unwrap_or_else(|e| panic!("a folder for output: {e}")).keep();
+        let kept = kept
+            .unwrap_or_else(|e| panic!("a folder for output: {e}"))
+            .keep();
         let (stdout, stderr) = (kept.join("stdout"), kept.join("stderr"));
-        let file = |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let file =
+            |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let child = self
             .command()
             .args(words)
@@ -87,7 +95,11 @@ impl World {
             .stderr(file(&stderr))
             .spawn()
             .unwrap_or_else(|e| panic!("exotrace: {e}"));
-        Running { child, stdout, stderr }
+        Running {
+            child,
+            stdout,
+            stderr,
+        }
     }
 
     /// The same, waited for.
@@ -121,7 +133,9 @@ impl Running {
     /// If it takes none.
     pub fn type_line(&mut self, line: &str) {
         use std::io::Write;
-        let Some(input) = &mut self.child.stdin else { panic!("no standard input for {line:?}") };
+        let Some(input) = &mut self.child.stdin else {
+            panic!("no standard input for {line:?}")
+        };
         writeln!(input, "{line}").unwrap_or_else(|e| panic!("{line:?} cannot be typed: {e}"));
     }
 
@@ -147,8 +161,14 @@ impl Running {
             if done(&stdout, &stderr) {
                 return;
             }
-            assert!(ended.is_none(), "ended ({ended:?}) before {what}\n{stdout}\n{stderr}");
-            assert!(Instant::now() < deadline, "no {what} in {limit:?}\n{stdout}\n{stderr}");
+            assert!(
+                ended.is_none(),
+                "ended ({ended:?}) before {what}\n{stdout}\n{stderr}"
+            );
+            assert!(
+                Instant::now() < deadline,
+                "no {what} in {limit:?}\n{stdout}\n{stderr}"
+            );
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
@@ -163,15 +183,24 @@ impl Running {
             let status = self.status();
             let (stdout, stderr) = self.printed();
             if let Some(status) = status {
-                return Ended { status: status.code().unwrap_or(-1), stdout, stderr };
+                return Ended {
+                    status: status.code().unwrap_or(-1),
+                    stdout,
+                    stderr,
+                };
             }
-            assert!(Instant::now() < deadline, "still running after {limit:?}\n{stdout}\n{stderr}");
+            assert!(
+                Instant::now() < deadline,
+                "still running after {limit:?}\n{stdout}\n{stderr}"
+            );
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
 
     fn status(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().unwrap_or_else(|e| panic!("waiting for exotrace: {e}"))
+        self.child
+            .try_wait()
+            .unwrap_or_else(|e| panic!("waiting for exotrace: {e}"))
     }
 }
 

@@ -31,7 +31,11 @@ impl Kernel {
         static SMALL: OnceLock<Kernel> = OnceLock::new();
         SMALL.get_or_init(|| {
             let built = guest::kernel::small(&cache(), &Terminal::new());
-            Self::open(built.unwrap_or_else(|e| panic!("the small kernel: {e}")).vmlinux())
+            Self::open(
+                built
+                    .unwrap_or_else(|e| panic!("the small kernel: {e}"))
+                    .vmlinux(),
+            )
         })
     }
 
@@ -44,6 +48,11 @@ impl Kernel {
         let image = KernelImage::parse(file.elf());
         let image = image.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let reference = KernelReference::new(&path, file.elf());
-        Self { path, file, image, reference }
+        Self {
+            path,
+            file,
+            image,
+            reference,
+        }
     }
 }

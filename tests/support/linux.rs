@@ -57,8 +57,11 @@ impl Linux {
             serial: serial.output(),
         };
         let booted = boot(&host.kvm, &host.profile, config).unwrap_or_else(|e| panic!("{e}"));
-        let mut linux =
-            Self { machine: booted.machine, serial, command_line: booted.command_line };
+        let mut linux = Self {
+            machine: booted.machine,
+            serial,
+            command_line: booted.command_line,
+        };
         linux.machine.start();
         linux
     }
@@ -80,7 +83,11 @@ impl Linux {
                 return found;
             }
             let end = self.machine.wait(Some(Duration::ZERO));
-            assert!(end.is_none(), "ended before {what}: {end:?}\n{}", self.situation());
+            assert!(
+                end.is_none(),
+                "ended before {what}: {end:?}\n{}",
+                self.situation()
+            );
             assert!(
                 Instant::now() < deadline,
                 "no {what} in {limit:?}\n{}",
@@ -94,7 +101,9 @@ impl Linux {
     /// # Panics
     /// As [`Self::wait`].
     pub fn wait_for(&self, text: &str, limit: Duration) {
-        self.wait(&format!("{text:?}"), 0, limit, |printed| printed.contains(text).then_some(()));
+        self.wait(&format!("{text:?}"), 0, limit, |printed| {
+            printed.contains(text).then_some(())
+        });
     }
 
     /// Waits for the end of the run.
@@ -128,7 +137,9 @@ impl Linux {
             Some(registers) => {
                 let rip = registers.regs.rip;
                 let found = symbols.as_ref().ok().and_then(|s| s.resolve(rip));
-                let name = found.map_or(String::new(), |(s, offset)| format!(" {}+{offset:#x}", s.name));
+                let name = found.map_or(String::new(), |(s, offset)| {
+                    format!(" {}+{offset:#x}", s.name)
+                });
                 format!("{rip:#x}{name}")
             }
         };

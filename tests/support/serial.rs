@@ -62,7 +62,10 @@ impl SerialLog {
     }
 
     fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.0.printed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0
+            .printed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -67,7 +67,9 @@ pub fn snapshot_folder(host: &Host) -> PathBuf {
     if let Some(folder) = cache.entry(&name) {
         return folder;
     }
-    let lock = cache.lock(TOPIC, &Terminal::new()).unwrap_or_else(|e| panic!("{e}"));
+    let lock = cache
+        .lock(TOPIC, &Terminal::new())
+        .unwrap_or_else(|e| panic!("{e}"));
     // Another process may have made it meanwhile.
     if let Some(folder) = cache.entry(&name) {
         return folder;
@@ -130,7 +132,10 @@ impl Shell {
             command_line: restored.command_line,
         };
         linux.machine.start();
-        Self { linux, commands: AtomicUsize::new(0) }
+        Self {
+            linux,
+            commands: AtomicUsize::new(0),
+        }
     }
 
     /// A booting guest whose shell is waited for.
@@ -142,7 +147,10 @@ impl Shell {
             let after = printed.split_once(READY)?.1;
             after.ends_with(PROMPT).then_some(())
         });
-        Self { linux, commands: AtomicUsize::new(0) }
+        Self {
+            linux,
+            commands: AtomicUsize::new(0),
+        }
     }
 
     /// Saves the guest to a new folder.
@@ -190,8 +198,15 @@ impl Shell {
         let number = self.commands.fetch_add(1, Ordering::Relaxed);
         let from = self.linux.serial.len();
         // The line as typed is echoed and has no digit behind the equals sign.
-        self.type_line(&format!("echo begin{number}=1; {command}; echo end{number}=$?"));
-        Started { shell: self, number, from, command: command.to_owned() }
+        self.type_line(&format!(
+            "echo begin{number}=1; {command}; echo end{number}=$?"
+        ));
+        Started {
+            shell: self,
+            number,
+            from,
+            command: command.to_owned(),
+        }
     }
 
     /// Runs a command that does next to nothing and waits for it.
@@ -228,14 +243,20 @@ impl Started<'_> {
     /// If that does not come in `limit`.
     pub fn answer(self, limit: Duration) -> Answer {
         let what = format!("answer to {:?}", self.command);
-        let (begin, end) = (format!("begin{}=1\n", self.number), format!("end{}=", self.number));
+        let (begin, end) = (
+            format!("begin{}=1\n", self.number),
+            format!("end{}=", self.number),
+        );
         self.shell.linux.wait(&what, self.from, limit, |printed| {
             let text = printed.replace('\r', "");
             let (_, output) = text.split_once(&format!("\n{begin}"))?;
             // The mark may stand behind output without a newline.
             let (output, status) = output.rsplit_once(&end)?;
             let (status, _) = status.split_once('\n')?;
-            Some(Answer { output: output.to_owned(), status: status.parse().ok()? })
+            Some(Answer {
+                output: output.to_owned(),
+                status: status.parse().ok()?,
+            })
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The micro guest: a 64-bit kernel of a few kilobytes, assembled when asked for, whose every instruction is known.
 //!
-//! [`elf`] gives an ELF file for the 64-bit Linux boot protocol: long mode on, memory below 1 GiB mapped to itself, RSI = `boot_params`
+//! [`elf()`] gives an ELF file for the 64-bit Linux boot protocol: long mode on, memory below 1 GiB mapped to itself, RSI = `boot_params`
 //! with the command line. Addresses are physical = virtual, from 0x100000; 2 MiB of RAM are enough. The guest brings its own descriptors,
 //! gates and page tables, uses no SSE, and prints on the serial port 0x3f8.
 //!

@@ -2,7 +2,7 @@
 //!
 //! Absent from the path of hardware KVM: [`needed`] decides from the host's record alone. Three things:
 //! instructions that the interpreter lacks are completed (`vcpu::assisted`), SYSCALL from user mode is repaired
-//! ([`syscall`]), and the kernel is told by its command line to avoid what is slow or missing
+//! (`syscall`), and the kernel is told by its command line to avoid what is slow or missing
 //! ([`command_line`]). Completing works on any KVM that reports an emulation failure.
 
 pub mod command_line;

@@ -3,7 +3,7 @@
 //! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the guest never
 //! runs the decompressor (and is never moved by it: an ELF boot stays where it is linked). Writes kernel,
 //! initramfs, command line, boot parameters and MP table into guest RAM; the registers are
-//! [`crate::x86_64::entry`]'s business.
+//! `crate::x86_64::entry`'s business.
 
 mod kernel_file;
 mod mptable;

@@ -10,6 +10,7 @@ const LEAF_EXTENDED_FEATURES: u32 = 7;
 const LEAF_TOPOLOGY: u32 = 0xb;
 const LEAF_XSAVE: u32 = 0xd;
 const LEAF_TOPOLOGY_V2: u32 = 0x1f;
+const LEAF_KVM_FEATURES: u32 = 0x4000_0001;
 const LEAF_AMD_FEATURES: u32 = 0x8000_0001;
 const LEAF_POWER: u32 = 0x8000_0007;
 
@@ -54,6 +55,9 @@ mod interpreted {
     pub const EXTENDED_ECX: u32 = 1 << 2 | 1 << 3 | 1 << 9 | 1 << 10 | 1 << 22;
     /// FSRM.
     pub const EXTENDED_EDX: u32 = 1 << 4;
+    /// What a guest would use by hypercall (include/uapi/asm/kvm_para.h): PV_UNHALT, PV_SEND_IPI, PV_SCHED_YIELD,
+    /// HC_MAP_GPA_RANGE. A hypercall from interpreted kernel mode never returns; Linux would send its first IPI so.
+    pub const KVM_EAX: u32 = 1 << 7 | 1 << 11 | 1 << 13 | 1 << 16;
     /// ABM (lzcnt, popcnt), SSE4a, XOP, FMA4, TBM.
     pub const AMD_ECX: u32 = 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 21;
 }
@@ -150,6 +154,7 @@ fn hide(entry: &mut kvm_cpuid_entry2) {
             entry.edx &= !interpreted::EXTENDED_EDX;
         }
         (LEAF_XSAVE, _) => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+        (LEAF_KVM_FEATURES, _) => entry.eax &= !interpreted::KVM_EAX,
         (LEAF_AMD_FEATURES, _) => entry.ecx &= !interpreted::AMD_ECX,
         _ => {}
     }
@@ -178,6 +183,7 @@ mod tests {
             (0xb, 1),
             (0xd, 0),
             (LEAF_POWER, 0),
+            (LEAF_KVM_FEATURES, 0),
         ];
         CpuId::from_entries(&leaves.map(|(function, index)| entry(function, index))).unwrap()
     }
@@ -206,6 +212,7 @@ mod tests {
         assert_eq!(rows[0].ecx, !0);
         assert_eq!((rows[1].ebx, rows[1].ecx, rows[1].edx), (!0, !0, !0));
         assert_eq!(rows[5].edx, !0);
+        assert_eq!(rows[6].eax, !0);
     }
 
     #[test]
@@ -214,6 +221,13 @@ mod tests {
         assert_eq!(rows[0].ecx & (1 << 23 | 1 << 13 | 1 << 26), 0);
         assert_eq!(rows[1].ebx & (1 << 20 | 1 << 9), 0);
         assert_eq!(rows[4].eax, 0);
+    }
+
+    #[test]
+    fn an_interpreting_host_offers_no_hypercalls_and_keeps_the_clock() {
+        let kvm = shaped(KernelMode::Interpreted)[6].eax;
+        assert_eq!(kvm & (1 << 7 | 1 << 11 | 1 << 13 | 1 << 16), 0);
+        assert_eq!(kvm & (1 | 1 << 3 | 1 << 24), 1 | 1 << 3 | 1 << 24);
     }
 
     #[test]
