@@ -171,7 +171,7 @@ impl Machine {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let was_there = self.shared.traps.disarm(site);
-        self.leave_breakpoint_entry();
+        self.leave_breakpoint_entry(Some(site));
         was_there
     }
 
@@ -192,14 +192,14 @@ impl Machine {
         }
         let armed = self.shared.traps.arm_user(address, space);
         if armed.is_err() {
-            self.leave_breakpoint_entry();
+            self.leave_breakpoint_entry(None);
         }
         armed
     }
 
-    /// Takes the watch off the guest's #BP entry if no user site needs it. A program that has met an int3 of ours may
-    /// be on its way there: it is let through first.
-    fn leave_breakpoint_entry(&self) {
+    /// Takes the watch off the guest's #BP entry if no user site needs it. A program that has met an int3 of ours, the
+    /// one that was just `removed` among them, may be on its way there: it is let through first.
+    fn leave_breakpoint_entry(&self, removed: Option<SiteId>) {
         const ATTEMPTS: usize = 200;
         for _ in 0..ATTEMPTS {
             let traps = &self.shared.traps;
@@ -210,7 +210,7 @@ impl Machine {
                 return;
             }
             let paused = self.pause();
-            let under_way = move |v: &mut Vcpu| v.has_breakpoint_under_way(entry.0);
+            let under_way = move |v: &mut Vcpu| v.has_breakpoint_under_way(entry.0, removed);
             if !(0..self.vcpus()).any(|vcpu| paused.on_vcpu(vcpu, under_way).unwrap_or(false)) {
                 traps.disarm(site);
                 return;

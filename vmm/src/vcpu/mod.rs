@@ -17,7 +17,8 @@ pub(crate) mod system;
 
 use std::sync::Arc;
 
-use introspect::x86_64::paging::AddressSpace;
+use introspect::Gva;
+use introspect::x86_64::paging::{self, AddressSpace};
 use kvm_bindings::{
     KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, Msrs,
     kvm_msr_entry, kvm_regs, kvm_sregs,
@@ -32,6 +33,7 @@ use crate::machine::MachineError;
 use crate::machine::shared::Shared;
 use crate::memory::PhysicalWriteError;
 use crate::trap::Site;
+use crate::trap::SiteId;
 use crate::vm::{KvmError, NameCall};
 use debug::GuestDebug;
 use system::Registers;
@@ -119,15 +121,18 @@ impl Vcpu {
         self.gate(&self.fd.get_sregs().ok()?, vector)
     }
 
-    /// Whether a #BP is on its way into the guest's handler at `entry`, or has just arrived there.
-    pub(crate) fn has_breakpoint_under_way(&self, entry: u64) -> bool {
-        const VECTOR_BP: u8 = 3;
-        let (Ok(regs), Ok(events)) = (self.fd.get_regs(), self.fd.get_vcpu_events()) else {
+    /// Whether a #BP may be on its way into the guest's handler at `entry`, or has just arrived there. KVM does not tell
+    /// of a queued #BP (KVM_GET_VCPU_EVENTS leaves software exceptions out), so a program that stands at the site that
+    /// was `removed`, or a byte behind it, counts as having met it.
+    pub(crate) fn has_breakpoint_under_way(&self, entry: u64, removed: Option<SiteId>) -> bool {
+        let (Ok(regs), Ok(sregs)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
             return true;
         };
-        let exception = events.exception;
-        regs.rip == entry
-            || exception.nr == VECTOR_BP && (exception.injected | exception.pending) != 0
+        let at_site = |address| {
+            let found = paging::translate(&self.machine.ram, address_space(&sregs), Gva(address));
+            found.is_ok_and(|t| removed == Some(SiteId(t.gpa)))
+        };
+        regs.rip == entry || at_site(regs.rip) || at_site(regs.rip.wrapping_sub(1))
     }
 
     /// Whether this vCPU waits for something that cannot come by itself: halted with interrupts off, or
