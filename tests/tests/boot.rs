@@ -1,0 +1,149 @@
+//! Kernels that boot in other ways than the fixture: through PVH, on two vCPUs; and Debian's image, read.
+
+use std::time::Duration;
+
+use guest::{Terminal, debian};
+use introspect::kernel::image::KernelImage;
+use probes::function_trace::{FunctionTracer, TraceOptions};
+use support::linux::BootOptions;
+use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
+use support::{Linux, Shell, host};
+use vmm::boot::{EntryProtocol, KernelFile};
+
+#[test]
+fn the_small_kernel_enters_through_pvh() {
+    let host = host!();
+    let linux = Linux::boot(
+        host,
+        &BootOptions {
+            initramfs: None,
+            command_line: "console=ttyS0 panic=-1 reboot=k",
+            cpus: 1,
+            protocol: Some(EntryProtocol::Pvh),
+        },
+    );
+    linux.wait_for("Linux version 6.1", BOOT_LIMIT);
+    // The memory map and the command line came over, too.
+    linux.wait_for("Command line: ", BOOT_LIMIT);
+    linux.wait_for("panic=-1 reboot=k", BOOT_LIMIT);
+}
+
+#[test]
+fn two_vcpus_boot_work_and_are_traced() {
+    let host = host!();
+    const COPIES: u64 = 100;
+    let initramfs = full_initramfs();
+    let options = BootOptions {
+        initramfs: Some(&initramfs),
+        command_line: &format!("nokaslr {}", guest::kernel::cmdline()),
+        cpus: 2,
+        protocol: None,
+    };
+    let shell = Shell::at_prompt(Linux::boot(host, &options));
+    let linux = &shell.linux;
+    assert_eq!(shell.output("grep -c ^processor /proc/cpuinfo"), "2");
+    let stats = linux.machine.stats();
+    if host.profile.kernel_mode.is_interpreted() {
+        // The kernel tests its own int3 when it boots, and every system call arrives as a fault.
+        assert!(
+            stats.guest_int3 >= 1 && stats.syscalls_repaired > 0,
+            "{stats:?}"
+        );
+    }
+
+    let view = linux.view();
+    assert_eq!(view.slide(), 0);
+    let hash = || {
+        let paused = linux.machine.pause();
+        view.text_hash(&linux.machine, &paused)
+            .unwrap_or_else(|e| panic!("{e}"))
+    };
+    let before = hash();
+    let names = ["vfs_read".to_string(), "vfs_write".to_string()];
+    let options = TraceOptions {
+        ring_slots: 1 << 16,
+        ..TraceOptions::default()
+    };
+    let traps = linux.machine.stats().traps;
+    let tracer = FunctionTracer::arm(&linux.machine, &view, &names, &options);
+    let mut tracer = tracer.unwrap_or_else(|e| panic!("{e}"));
+    let copy = |name| format!("dd if=/dev/zero of=/tmp/{name} bs=1k count={COPIES} 2> /dev/null");
+    let both = format!(
+        "sh -c '{} & {} & wait'; wc -c < /tmp/a; wc -c < /tmp/b",
+        copy("a"),
+        copy("b")
+    );
+    let answer = shell.start(&both).answer(4 * COMMAND_LIMIT);
+    tracer.stop(&linux.machine);
+    let bytes = 1024 * COPIES;
+    assert_eq!(answer.output, format!("{bytes}\n{bytes}\n"));
+
+    let mut events = Vec::new();
+    tracer.drain(&mut events);
+    let stats = tracer.stats();
+    assert_eq!(
+        stats.read + stats.dropped,
+        stats.entries + stats.returns,
+        "{stats:?}"
+    );
+    let hits = stats.entries + stats.returns + stats.unpaired_returns;
+    assert_eq!(linux.machine.stats().traps - traps, hits, "{stats:?}");
+    assert!(events.is_sorted_by_key(|e| e.tsc));
+    let blocks = events
+        .iter()
+        .filter(|e| e.function == 1 && e.arguments[2] == 1024)
+        .count();
+    assert_eq!(blocks as u64, 2 * COPIES, "vfs_write of a block");
+    for vcpu in 0..2 {
+        assert!(
+            events.iter().any(|e| e.vcpu == vcpu),
+            "nothing on vCPU {vcpu}"
+        );
+    }
+    assert_eq!(hash(), before);
+
+    // Both vCPUs survive being saved.
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let saved = folder.path().join("saved");
+    shell.save(host, &saved);
+    drop(tracer);
+    drop(shell);
+    let shell = Shell::restore(host, &saved);
+    let answer = shell.run("sh -c 'forks 20 & forks 20 & wait'");
+    assert_eq!(answer.output, "forks: 20\nforks: 20\n");
+    shell.type_line("reboot -f");
+    let end = shell.linux.end(Duration::from_secs(60));
+    assert!(end.is_orderly(), "{end}");
+}
+
+#[test]
+fn debians_bzimage_unpacks_to_a_kernel_with_names_and_types() {
+    let cache = support::host::cache();
+    let kernel = debian::cloud_kernel(&cache, None, &Terminal::new());
+    let path = kernel.unwrap_or_else(|e| panic!("{e}")).image;
+    let file = KernelFile::open(&path).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(file.elf().get(..4), Some(&b"\x7fELF"[..]));
+    let image = KernelImage::parse(file.elf()).unwrap_or_else(|e| panic!("{e}"));
+    let symbols = image.symbols().unwrap_or_else(|e| panic!("{e}"));
+    for name in [
+        "vfs_read",
+        "vfs_write",
+        "panic",
+        "entry_SYSCALL_64",
+        "init_top_pgt",
+    ] {
+        let address = symbols.address_of(name);
+        assert!(
+            address.is_some_and(|a| a > 0xffff_ffff_8000_0000),
+            "{name}: {address:x?}"
+        );
+    }
+    let btf = image.btf().unwrap_or_else(|e| panic!("{e}"));
+    let read = btf
+        .func_proto_args("vfs_read")
+        .unwrap_or_else(|e| panic!("{e}"));
+    let names: Vec<_> = read.parameters.iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["file", "buf", "count", "pos"]);
+    let tasks = introspect::kernel::task::TaskLayout::new(&btf, &symbols);
+    assert!(tasks.is_ok(), "where task_struct has pid: {tasks:?}");
+}

@@ -1,0 +1,147 @@
+//! A restored Linux guest as its user finds it: the shell answers, copies are apart, time goes on, and it ends as it is told.
+
+use std::time::{Duration, Instant};
+
+use support::shell::COMMAND_LIMIT;
+use support::{Shell, host};
+use vmm::RunEnd;
+
+/// How long a guest may take to go down.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn the_shell_answers() {
+    let host = host!();
+    let shell = Shell::new(host);
+    for (command, output, status) in [
+        ("echo 6*7=$((6*7))", "6*7=42\n", 0),
+        (
+            "for i in 1 2 3; do echo $i | sed s/^/n/; done",
+            "n1\nn2\nn3\n",
+            0,
+        ),
+        ("sh -c 'kill -9 $$'", "Killed\n", 137),
+        (
+            "cat /nothing",
+            "cat: can't open '/nothing': No such file or directory\n",
+            1,
+        ),
+        ("forks 20", "forks: 20\n", 0),
+        ("syscount 300", "syscount: 300\n", 0),
+        ("fsload 5 0", "fsload: 5 rounds\n", 0),
+    ] {
+        let answer = shell.run(command);
+        assert_eq!(
+            (answer.output.as_str(), answer.status),
+            (output, status),
+            "{command}"
+        );
+    }
+}
+
+#[test]
+fn copies_of_one_snapshot_run_side_by_side_and_share_nothing() {
+    let host = host!();
+    let copies = [Shell::new(host), Shell::new(host)];
+    for (index, copy) in copies.iter().enumerate() {
+        copy.output(&format!("echo {index} > /tmp/own{index}"));
+    }
+    for (index, copy) in copies.iter().enumerate() {
+        assert_eq!(copy.output("cat /tmp/own*"), index.to_string());
+        assert_eq!(copy.output("ls /tmp"), format!("own{index}"));
+    }
+    let later = Shell::new(host);
+    assert_eq!(later.output("ls /tmp"), "", "the snapshot has changed");
+}
+
+/// Seconds since boot and since 1970, as the guest has them.
+fn times(shell: &Shell) -> (f64, u64) {
+    let text = shell.output("cat /proc/uptime; date +%s");
+    let mut numbers = text.split_whitespace();
+    let uptime = numbers.next().and_then(|n| n.parse().ok());
+    let date = numbers.nth(1).and_then(|n| n.parse().ok());
+    let (Some(uptime), Some(date)) = (uptime, date) else {
+        panic!("uptime and date: {text:?}")
+    };
+    (uptime, date)
+}
+
+#[test]
+fn time_stands_still_between_save_and_restore_and_goes_on_after() {
+    let host = host!();
+    const AWAY: Duration = Duration::from_secs(5);
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let saved = folder.path().join("saved");
+    let shell = Shell::new(host);
+    let running = Instant::now();
+    let (uptime, date) = times(&shell);
+    shell.save(host, &saved);
+    drop(shell);
+    let ran_before = running.elapsed();
+    std::thread::sleep(AWAY);
+    let running = Instant::now();
+    let shell = Shell::restore(host, &saved);
+    let (later, later_date) = times(&shell);
+    let ran = (ran_before + running.elapsed()).as_secs_f64();
+    // What passes for the guest is what it ran: here as long as the commands take.
+    let passed = later - uptime;
+    assert!(
+        (0.0..ran + 0.5).contains(&passed),
+        "{passed} s passed in the guest, which ran {ran} s"
+    );
+    assert!(later_date >= date, "{date} before, {later_date} after");
+    // Timers armed by the restored guest fire, and its clocks agree on how long that took.
+    let answer = shell.start("sleep 1").answer(COMMAND_LIMIT);
+    assert_eq!(answer.status, 0);
+    let (end, _) = times(&shell);
+    assert!(
+        (1.0..10.0).contains(&(end - later)),
+        "sleep 1 took {} s",
+        end - later
+    );
+}
+
+#[test]
+fn a_timer_that_was_armed_when_the_guest_was_saved_fires() {
+    let host = host!();
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let saved = folder.path().join("saved");
+    let shell = Shell::new(host);
+    shell.type_line("echo go; sleep 3; echo awake=$((1+1))");
+    shell.linux.wait_for("go\r\n", COMMAND_LIMIT);
+    // Time to start `sleep`, not to end it.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!shell.linux.serial.since(0).contains("awake=2"));
+    shell.save(host, &saved);
+    drop(shell);
+    let shell = Shell::restore(host, &saved);
+    shell.linux.wait_for("awake=2", COMMAND_LIMIT);
+}
+
+#[test]
+fn the_guest_ends_the_way_it_is_told() {
+    let host = host!();
+    for (command, reset) in [
+        ("reboot -f", true),
+        // Without ACPI there is nothing to switch off: Linux halts.
+        ("busybox poweroff -f", false),
+        ("busybox halt -f", false),
+        // The shell is all that init waits for.
+        ("exit", true),
+    ] {
+        let shell = Shell::new(host);
+        shell.type_line(command);
+        let end = shell.linux.end(END_LIMIT);
+        match (&end, reset) {
+            (RunEnd::Reset { .. }, true) | (RunEnd::Halted, false) => {}
+            _ => panic!("{command}: {end}\n{}", shell.linux.situation()),
+        }
+        assert!(end.is_orderly());
+        let told = shell
+            .linux
+            .serial
+            .since(0)
+            .contains("exotrace: sh ended with status 0");
+        assert_eq!(told, command == "exit", "{}", shell.linux.serial.since(0));
+    }
+}
