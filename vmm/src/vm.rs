@@ -29,11 +29,15 @@ impl<T> NameCall<T> for Result<T, kvm_ioctls::Error> {
     }
 }
 
-/// Makes a machine around `ram` with the in-kernel interrupt controllers, and the PIT if `pit`.
+/// An empty machine; [`furnish`] gives it what it needs.
+pub(crate) fn create(kvm: &Kvm) -> Result<VmFd, KvmError> {
+    kvm.create_vm().call("KVM_CREATE_VM")
+}
+
+/// Gives a machine its memory `ram`, the in-kernel interrupt controllers, and the PIT if `pit`.
 ///
 /// The memory slots come first: with them in place the controllers are made several times faster.
-pub(crate) fn create(kvm: &Kvm, ram: &GuestRam, pit: bool) -> Result<VmFd, KvmError> {
-    let vm = kvm.create_vm().call("KVM_CREATE_VM")?;
+pub(crate) fn furnish(vm: &VmFd, ram: &GuestRam, pit: bool) -> Result<(), KvmError> {
     vm.set_tss_address(TSS_ADDRESS).call("KVM_SET_TSS_ADDR")?;
     for (slot, (start, length, host)) in (0..).zip(ram.slots()) {
         let region = kvm_userspace_memory_region {
@@ -55,5 +59,5 @@ pub(crate) fn create(kvm: &Kvm, ram: &GuestRam, pit: bool) -> Result<VmFd, KvmEr
         };
         vm.create_pit2(config).call("KVM_CREATE_PIT2")?;
     }
-    Ok(vm)
+    Ok(())
 }

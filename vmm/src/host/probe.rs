@@ -101,7 +101,8 @@ impl Bench {
             rng_seed: [0; 32],
         };
         let entry_point = boot::load(&ram, &config)?;
-        let vm = vm::create(kvm, &ram, false)?;
+        let vm = vm::create(kvm)?;
+        vm::furnish(&vm, &ram, false)?;
         let fd = vm.create_vcpu(0).call("KVM_CREATE_VCPU")?;
         let supported = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)

@@ -180,13 +180,14 @@ pub(crate) fn assemble(
         serial,
         ..
     } = parts;
-    let vm = Arc::new(vm::create(kvm, ram, pit)?);
+    let vm = Arc::new(vm::create(kvm)?);
     let watched = parts.watch_lstar && assist::needed(profile).syscall_repair;
     let watch = if watched {
         SyscallWatch::start(vm.clone())?
     } else {
         SyscallWatch::none()
     };
+    vm::furnish(&vm, ram, pit)?;
     let signals = Arc::new(Signals::default());
     let devices = Devices {
         serial: Arc::new(Mutex::new(Serial::new(
