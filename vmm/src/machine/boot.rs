@@ -115,16 +115,10 @@ pub fn boot(
     } else {
         (config.command_line.trim().to_string(), Vec::new())
     };
+    // The slowest of KVM's work comes first and goes on while the kernel is loaded. The memory slots come after it:
+    // they hurry KVM's grace periods along.
+    let (vm, watch) = new_vm(kvm, profile, true)?;
     let ram = GuestRam::new(config.memory)?;
-    let parts = MachineParts {
-        ram: &ram,
-        cpus: config.cpus,
-        pit: config.pit,
-        watch_lstar: true,
-        serial: config.serial,
-    };
-    // KVM gets its work first: the slowest of it goes on while the kernel is loaded.
-    let (shared, devices, watch) = assemble(kvm, profile, parts)?;
     let entry_point = boot::load(
         &ram,
         &BootConfig {
@@ -136,6 +130,14 @@ pub fn boot(
             rng_seed: rng_seed(),
         },
     )?;
+    let parts = MachineParts {
+        vm,
+        ram: &ram,
+        cpus: config.cpus,
+        pit: config.pit,
+        serial: config.serial,
+    };
+    let (shared, devices) = assemble(profile, parts)?;
     let vcpus = create_vcpus(kvm, &shared, config.cpus)?;
     let boot_cpu = vcpus
         .first()
@@ -159,34 +161,39 @@ pub(crate) fn check_cpus(cpus: u8) -> Result<(), MachineError> {
 
 /// What a booted and a restored machine have in common.
 pub(crate) struct MachineParts<'a> {
+    pub(crate) vm: Arc<VmFd>,
     pub(crate) ram: &'a GuestRam,
     pub(crate) cpus: u8,
     pub(crate) pit: bool,
-    /// Whether the guest has yet to set up SYSCALL.
-    pub(crate) watch_lstar: bool,
     pub(crate) serial: ConsoleOutput,
+}
+
+/// An empty machine. `watch_lstar`: the guest has yet to set up SYSCALL, and that is to be seen where it matters.
+pub(crate) fn new_vm(
+    kvm: &Kvm,
+    profile: &HostProfile,
+    watch_lstar: bool,
+) -> Result<(Arc<VmFd>, SyscallWatch), MachineError> {
+    let vm = Arc::new(vm::create(kvm)?);
+    let watch = match watch_lstar && assist::needed(profile).syscall_repair {
+        true => SyscallWatch::start(vm.clone())?,
+        false => SyscallWatch(None),
+    };
+    Ok((vm, watch))
 }
 
 /// The machine without its vCPUs: KVM's part and ours.
 pub(crate) fn assemble(
-    kvm: &Kvm,
     profile: &HostProfile,
     parts: MachineParts<'_>,
-) -> Result<(Arc<Shared>, Devices, SyscallWatch), MachineError> {
+) -> Result<(Arc<Shared>, Devices), MachineError> {
     let MachineParts {
+        vm,
         ram,
         cpus,
         pit,
         serial,
-        ..
     } = parts;
-    let vm = Arc::new(vm::create(kvm)?);
-    let watched = parts.watch_lstar && assist::needed(profile).syscall_repair;
-    let watch = if watched {
-        SyscallWatch::start(vm.clone())?
-    } else {
-        SyscallWatch::none()
-    };
     vm::furnish(&vm, ram, pit)?;
     let signals = Arc::new(Signals::default());
     let devices = Devices {
@@ -219,7 +226,7 @@ pub(crate) fn assemble(
         signals,
         cpus: usize::from(cpus),
     });
-    Ok((Arc::new(shared), devices, watch))
+    Ok((Arc::new(shared), devices))
 }
 
 /// vCPUs with their CPUID, in the state KVM gives them.
@@ -285,11 +292,6 @@ pub(crate) fn launch(
 pub(crate) struct SyscallWatch(Option<JoinHandle<Result<(), KvmError>>>);
 
 impl SyscallWatch {
-    /// Nothing to watch.
-    pub(crate) fn none() -> Self {
-        Self(None)
-    }
-
     fn start(vm: Arc<VmFd>) -> Result<Self, MachineError> {
         let thread = std::thread::Builder::new().name("msr-filter".into());
         let thread = thread

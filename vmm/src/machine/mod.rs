@@ -21,7 +21,7 @@ use introspect::Gva;
 use introspect::x86_64::paging::AddressSpace;
 
 pub use boot::{BootedMachine, MAX_CPUS, MachineConfig, MachineError, boot};
-pub(crate) use boot::{MachineParts, assemble, check_cpus, create_vcpus, launch};
+pub(crate) use boot::{MachineParts, assemble, check_cpus, create_vcpus, launch, new_vm};
 pub use control::Paused;
 pub use end::{PanicReport, RunEnd};
 

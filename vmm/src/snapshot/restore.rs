@@ -14,7 +14,7 @@ use kvm_ioctls::Kvm;
 
 use super::{KernelReference, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotDamage, format};
 use crate::host::HostProfile;
-use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch};
+use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
 use crate::x86_64::cpuid::host_name;
@@ -186,14 +186,15 @@ fn build(
     // A guest that has set up SYSCALL need not be watched for doing so, and asking KVM to watch takes longer
     // than all the rest of a restore.
     let watch = saved.vcpus.iter().all(|vcpu| vcpu.lstar() == 0);
+    let (vm, watch) = new_vm(kvm, profile, watch)?;
     let parts = MachineParts {
+        vm,
         ram,
         cpus,
         pit: saved.pit.is_some(),
-        watch_lstar: watch,
         serial,
     };
-    let (shared, devices, watch) = assemble(kvm, profile, parts)?;
+    let (shared, devices) = assemble(profile, parts)?;
     let mut vcpus = create_vcpus(kvm, &shared, cpus)?;
     for chip in &saved.irqchips {
         shared.vm.set_irqchip(chip).call("KVM_SET_IRQCHIP")?;

@@ -53,14 +53,60 @@ impl Registers {
         }
     }
 
-    /// Replaces the system registers before the next KVM_RUN.
+    /// Replaces the system registers before the next KVM_RUN. Interrupts on their way into the guest are left as they
+    /// are: KVM only ever sets bits of `interrupt_bitmap` in the shared page and takes those written back for
+    /// interrupts to inject, so that one of long ago would come again, whether or not the guest takes any now.
     pub(crate) fn set_system(&self, fd: &mut VcpuFd, sregs: &kvm_sregs) -> Result<(), KvmError> {
+        let sregs = &kvm_sregs {
+            interrupt_bitmap: [0; 4],
+            ..*sregs
+        };
         if self.sync {
             fd.sync_regs_mut().sregs = *sregs;
             fd.set_sync_dirty_reg(SyncReg::SystemRegister);
             Ok(())
         } else {
             fd.set_sregs(sregs).call("KVM_SET_SREGS")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+
+    use super::*;
+
+    /// Lets KVM take and give registers without running the guest.
+    fn exchange(fd: &mut VcpuFd) {
+        fd.set_kvm_immediate_exit(1);
+        assert_eq!(fd.run().unwrap_err().errno(), libc::EINTR);
+    }
+
+    #[test]
+    fn writing_system_registers_brings_no_interrupt_back() {
+        let kvm = match crate::host::open(Path::new("/dev/kvm")) {
+            Ok(kvm) => kvm,
+            Err(error) if std::env::var_os("EXOTRACE_NO_KVM").is_some_and(|v| v == "1") => {
+                eprintln!("EXOTRACE_NO_KVM=1: NOT RUN: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let vm = kvm.create_vm().unwrap();
+        let mut fd = vm.create_vcpu(0).unwrap();
+        for sync in [false, true] {
+            let registers = Registers::new(&mut fd, sync);
+            exchange(&mut fd);
+            let mut sregs = registers.system(&fd).unwrap();
+            // As the shared page looks once the timer's interrupt was in flight at an exit.
+            sregs.interrupt_bitmap[3] = 1 << 44;
+            sregs.cr2 = 0x1234_5000 + u64::from(sync);
+            registers.set_system(&mut fd, &sregs).unwrap();
+            exchange(&mut fd);
+            assert_eq!(registers.system(&fd).unwrap().cr2, sregs.cr2);
+            assert_eq!(fd.get_vcpu_events().unwrap().interrupt.injected, 0);
         }
     }
 }
