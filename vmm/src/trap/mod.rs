@@ -16,6 +16,7 @@ pub use table::{ArmError, SiteId, TrapTable};
 pub(crate) use table::{Displaced, Purpose, Site};
 
 use crate::memory::GuestRam;
+use crate::vcpu::address_space;
 
 /// The trap instruction of x86.
 pub const INT3: u8 = 0xcc;
@@ -62,9 +63,6 @@ pub struct StoppedCpu<'a> {
 
 /// RFLAGS.IF
 const INTERRUPT_FLAG: u64 = 1 << 9;
-/// CR4.LA57
-const FIVE_LEVELS: u64 = 1 << 12;
-const ROOT_MASK: u64 = 0x000f_ffff_ffff_f000;
 
 impl StoppedCpu<'_> {
     /// General registers, RIP and RFLAGS at the trapped instruction.
@@ -95,11 +93,11 @@ impl StoppedCpu<'_> {
 
 impl CpuRegisters for StoppedCpu<'_> {
     fn page_table_root(&self) -> Gpa {
-        Gpa(self.sregs.cr3 & ROOT_MASK)
+        address_space(self.sregs).root
     }
 
     fn five_level_paging(&self) -> bool {
-        self.sregs.cr4 & FIVE_LEVELS != 0
+        address_space(self.sregs).levels == 5
     }
 
     fn kernel_gs_base(&self) -> Gva {
