@@ -1,11 +1,12 @@
 //! The one place where errors become text and an exit status.
 //!
 //! Every failure is one line, `exotrace: ...`, on standard error. Libraries own the wording; this only adds
-//! the name and cuts line breaks.
+//! the name and cuts line breaks. A line that the guest has begun on the same screen is ended first.
 
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Exit status of a command that could not do what it was asked.
 const FAILED: u8 = 1;
@@ -45,18 +46,47 @@ pub trait ToOutput<T> {
     fn to_output(self) -> Result<T, Failure>;
 }
 
-impl<T> ToOutput<T> for std::io::Result<T> {
+impl<T> ToOutput<T> for io::Result<T> {
     fn to_output(self) -> Result<T, Failure> {
         self.map_err(|error| match error.kind() {
-            std::io::ErrorKind::BrokenPipe => Failure::OutputClosed,
+            io::ErrorKind::BrokenPipe => Failure::OutputClosed,
             _ => Failure::new(format_args!("standard output: {error}")),
         })
     }
 }
 
+/// Whether the guest has begun a line where messages go, too. Held while either writes.
+static GUEST_LINE_OPEN: Mutex<bool> = Mutex::new(false);
+
+fn guest_line_open() -> MutexGuard<'static, bool> {
+    GUEST_LINE_OPEN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The guest's output on a stream that shows messages, too.
+pub struct BesideMessages<W>(pub W);
+
+impl<W: Write> Write for BesideMessages<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut open = guest_line_open();
+        let written = self.0.write(bytes)?;
+        if let Some(last) = bytes.get(..written).and_then(<[u8]>::last) {
+            *open = *last != b'\n';
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Tells the user, on standard error. A closed standard error is no reason to stop.
 pub fn say(message: impl fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "exotrace: {message}");
+    let mut open = guest_line_open();
+    let start = if std::mem::take(&mut *open) { "\n" } else { "" };
+    let _ = writeln!(io::stderr(), "{start}exotrace: {message}");
 }
 
 /// Reports the end of a command.
@@ -87,7 +117,7 @@ pub fn finish_parse(error: &clap::Error) -> ExitCode {
     match error.kind() {
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // The whole help is the answer to an empty command line.
-            let _ = write!(std::io::stderr(), "{text}");
+            let _ = write!(io::stderr(), "{text}");
         }
         _ => say(format_args!("{message} (see --help)")),
     }
@@ -110,6 +140,20 @@ mod tests {
     #[test]
     fn a_message_is_one_line() {
         assert_eq!(one_line("a\n   b\n\n c"), "a b c");
+    }
+
+    #[test]
+    fn a_message_knows_of_the_line_that_the_guest_has_begun() {
+        let mut screen = BesideMessages(Vec::new());
+        for (text, begun) in [
+            ("micro: c", true),
+            ("ount 50\nmicro", true),
+            (": done\n", false),
+        ] {
+            screen.write_all(text.as_bytes()).expect("memory takes it");
+            assert_eq!(*guest_line_open(), begun, "{text:?}");
+        }
+        assert_eq!(screen.0, b"micro: count 50\nmicro: done\n");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Files and streams of a run: the guest's serial port, and the trace.
 
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, IsTerminal};
 use std::path::Path;
 
 use vmm::machine::SerialOutput;
 
 use crate::args;
 use crate::output_file::OutputFile;
-use crate::report::Failure;
+use crate::report::{BesideMessages, Failure};
 use crate::trace::Output;
 
 /// Files that the run writes.
@@ -74,7 +74,11 @@ pub fn serial_output(args: &args::Run, file: Option<&OutputFile>) -> Result<Seri
         (Serial::File(_), Some(file)) => SerialOutput::by_lines(file.writer()?),
         // Standard output is the trace's.
         (Serial::Stdio, _) if !args.trace.is_empty() && args.output.is_none() => {
-            SerialOutput::write_through(io::stderr())
+            SerialOutput::write_through(BesideMessages(io::stderr()))
+        }
+        // One screen.
+        (Serial::Stdio, _) if io::stdout().is_terminal() && io::stderr().is_terminal() => {
+            SerialOutput::write_through(BesideMessages(io::stdout()))
         }
         (Serial::Stdio, _) => SerialOutput::write_through(io::stdout()),
         _ => SerialOutput::null(),

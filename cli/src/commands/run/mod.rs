@@ -113,7 +113,7 @@ impl Plan<'_> {
         summary.map_or(Ok(()), |summary| written(summary.written))
     }
 
-    /// Arms what was asked for, and the kernel's panic.
+    /// Arms what was asked for, and the kernel's panic. Says so while a guest that is not started yet prints nothing.
     fn arm(&self, session: &Session, view: KernelView) -> Result<Armed, Failure> {
         session.watch_panic(&view);
         let names = &self.args.trace;
@@ -124,6 +124,13 @@ impl Plan<'_> {
             say(format_args!("process ids are not shown: {missing}"));
         }
         let tracer = FunctionTracer::arm(&session.machine, &view, names, &TraceOptions::default())?;
+        let clock = ClockPair::now();
+        say(format_args!(
+            "tracing {}; TSC {} is {} ns since 1970",
+            names.join(", "),
+            clock.tsc,
+            clock.unix_ns
+        ));
         Ok(Armed {
             view,
             tracer: Some(tracer),
@@ -159,13 +166,6 @@ impl Plan<'_> {
             return Ok((wait(session, whole_run), Some(armed.view), None));
         };
         let output = trace_output(files)?;
-        let clock = ClockPair::now();
-        say(format_args!(
-            "tracing {}; TSC {} is {} ns since 1970",
-            self.args.trace.join(", "),
-            clock.tsc,
-            clock.unix_ns
-        ));
         let trace =
             Trace::start(session.clone(), tracer, output, self.args.format).map_err(|error| {
                 Failure::new(format_args!("the trace thread cannot be started: {error}"))
