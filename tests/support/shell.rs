@@ -19,10 +19,10 @@ use crate::linux::{BootOptions, Linux, MEMORY};
 use crate::serial::SerialLog;
 
 /// How long a boot may take on a busy host that interprets kernel code.
-pub const BOOT_LIMIT: Duration = Duration::from_secs(180);
+pub const BOOT_LIMIT: Duration = Duration::from_secs(400);
 /// How long the guest may take for a command that does next to nothing. Starting busybox takes 30 ms of an idle
 /// interpreting host.
-pub const COMMAND_LIMIT: Duration = Duration::from_secs(30);
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// What `init` prints before it starts the shell.
 pub const READY: &str = "exotrace: ready";
 /// The shell's prompt, as root.

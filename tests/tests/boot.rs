@@ -1,7 +1,5 @@
 //! Kernels that boot in other ways than the fixture: through PVH, on two vCPUs; and Debian's image, read.
 
-use std::time::Duration;
-
 use guest::{Terminal, debian};
 use introspect::kernel::image::KernelImage;
 use probes::function_trace::{FunctionTracer, TraceOptions};
@@ -112,7 +110,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     let answer = shell.run("sh -c 'forks 20 & forks 20 & wait'");
     assert_eq!(answer.output, "forks: 20\nforks: 20\n");
     shell.type_line("reboot -f");
-    let end = shell.linux.end(Duration::from_secs(60));
+    let end = shell.linux.end(COMMAND_LIMIT);
     assert!(end.is_orderly(), "{end}");
 }
 

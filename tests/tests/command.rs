@@ -64,14 +64,17 @@ fn a_running_linux_is_saved_restored_and_traced() {
     let ended = machine.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");
 
-    let mut line = words("run --trace vfs_read --for 4 --restore");
+    let mut line = words("run --name again --trace vfs_read --restore");
     line.push(saved.into());
     let mut machine = world.start(line);
     // The shell's own variable is still there.
     machine.type_line("dd if=/proc/version of=/tmp/v bs=1k; echo again=$((x*3))");
-    let ended = machine.finish(BOOT_LIMIT);
+    machine.wait_until("answer of the traced guest", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("again=18")
+    });
+    assert_eq!(world.run(words("stop --vm again"), COMMAND_LIMIT).status, 0);
+    let ended = machine.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");
-    assert!(ended.stderr.contains("again=18"), "{ended:?}");
     assert!(ended.stderr.contains(" 0 dropped"), "{ended:?}");
     let lines: Vec<&str> = ended.stdout.lines().collect();
     assert!(lines.iter().all(|line| line.len() == 120), "{ended:?}");

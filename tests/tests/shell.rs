@@ -7,7 +7,7 @@ use support::{Shell, host};
 use vmm::RunEnd;
 
 /// How long a guest may take to go down.
-const END_LIMIT: Duration = Duration::from_secs(60);
+const END_LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn the_shell_answers() {
@@ -94,9 +94,11 @@ fn time_stands_still_between_save_and_restore_and_goes_on_after() {
     let answer = shell.start("sleep 1").answer(COMMAND_LIMIT);
     assert_eq!(answer.status, 0);
     let (end, _) = times(&shell);
+    // `later` was read while this copy ran.
+    let most = running.elapsed().as_secs_f64() + 0.5;
     assert!(
-        (1.0..10.0).contains(&(end - later)),
-        "sleep 1 took {} s",
+        (1.0..most).contains(&(end - later)),
+        "sleep 1 took {} s of the guest's time within {most} s",
         end - later
     );
 }

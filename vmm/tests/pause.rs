@@ -31,7 +31,7 @@ fn machine_threads() -> Vec<String> {
 
 /// A joined thread may stand in the list for a moment longer.
 fn no_machine_threads(what: &str) {
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + support::LIMIT;
     while !machine_threads().is_empty() {
         assert!(Instant::now() < deadline, "{what}: {:?}", machine_threads());
         std::thread::yield_now();

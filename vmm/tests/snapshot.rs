@@ -22,18 +22,22 @@ fn info() -> SnapshotInfo {
 
 /// Runs `command_line` for `run`, saves it to `folder`, and gives the guest that was saved, still paused by nobody.
 fn saved(host: &Host, command_line: &str, cpus: u8, run: Duration, folder: &Path) -> Guest {
-    let mut guest = micro_on(host, command_line, cpus);
-    guest.machine.start();
-    guest.wait_for("\n");
-    std::thread::sleep(run);
-    let paused = guest.machine.pause();
-    assert!(
-        !guest.serial.text().contains("count"),
-        "{command_line}: done before it was saved"
-    );
-    save(&host.kvm, &guest.machine, &paused, &info(), folder).unwrap();
-    drop(paused);
-    guest
+    /// On a busy host, the guest may be done before this thread's turn.
+    const TRIES: usize = 20;
+    for _ in 0..TRIES {
+        let mut guest = micro_on(host, command_line, cpus);
+        guest.machine.start();
+        guest.wait_for("\n");
+        std::thread::sleep(run);
+        let paused = guest.machine.pause();
+        if guest.serial.text().contains("count") {
+            continue;
+        }
+        save(&host.kvm, &guest.machine, &paused, &info(), folder).unwrap();
+        drop(paused);
+        return guest;
+    }
+    panic!("{command_line}: done before it could be saved, {TRIES} times");
 }
 
 fn restored(host: &Host, folder: &Path) -> Guest {

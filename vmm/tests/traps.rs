@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use iced_x86::code_asm::*;
 use introspect::{Gpa, Gva, PhysicalMemory};
 use support::sink::Recorder;
-use support::{Guest, bare, micro, micro_on, paused_before_program};
+use support::{Guest, LIMIT, bare, micro, micro_on, paused_before_program};
 use vmm::RunEnd;
 use vmm::trap::{ArmError, INT3, SiteId, TrapKind};
 
@@ -242,7 +242,7 @@ fn a_site_on_hlt_neither_stops_the_guest_nor_a_pause() {
     guest.wait_for("micro: dead 1\n");
     let before = Instant::now();
     drop(guest.machine.pause());
-    assert!(before.elapsed() < Duration::from_secs(5));
+    assert!(before.elapsed() < LIMIT);
     assert!(
         matches!(guest.end(), RunEnd::Halted),
         "{}",
@@ -509,7 +509,8 @@ fn removing_a_site_that_is_being_stepped_leaves_no_int3() {
     let deadline = Instant::now() + Duration::from_millis(700);
     let mut random = Random(7);
     let mut rounds = 0;
-    while Instant::now() < deadline {
+    // However slow the host is.
+    while Instant::now() < deadline || rounds < 20 {
         rounds += 1;
         let site = guest
             .machine
@@ -535,7 +536,6 @@ fn removing_a_site_that_is_being_stepped_leaves_no_int3() {
             guest.situation()
         );
     }
-    assert!(rounds > 20, "{rounds} rounds");
 }
 
 #[test]

@@ -25,7 +25,7 @@ use vmm::machine::Paused;
 use vmm::{Machine, MachineConfig, RunEnd};
 
 /// Longest a guest may take for what takes milliseconds on an idle host.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(120);
 /// RAM of a micro guest.
 pub const MEMORY: u64 = 4 << 20;
 
