@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use introspect::Gva;
 use introspect::kernel::image::KernelImage;
-use introspect::kernel::slide::{self, LiveEntries};
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u32;
-use probes::kernel_view::{KernelView, KernelViewError};
+use probes::function_trace::{UnknownFunction, unknown_functions};
+use probes::kernel_view::{KernelView, KernelViewError, running_symbols};
 use vmm::Machine;
 use vmm::boot::{KernelFile, KernelFileError};
 use vmm::machine::Paused;
@@ -22,10 +22,6 @@ use vmm::snapshot::KernelReference;
 const LINUX: &str = "entry_SYSCALL_64";
 /// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is done.
 const SYSTEM_SCHEDULING: u32 = 1;
-/// Model-specific register: where SYSCALL enters.
-const LSTAR: u32 = 0xc000_0082;
-/// Names offered for a function that does not exist.
-const SUGGESTIONS: usize = 3;
 
 /// A kernel file, read.
 pub struct GuestKernel {
@@ -74,14 +70,12 @@ pub enum FunctionsError {
     #[error("functions cannot be found by name: {0}")]
     NoSymbols(String),
     /// No such function.
-    #[error("no function {name:?} in the kernel {path}{hint}", path = path.display())]
+    #[error("no function {function} in the kernel {path}", path = path.display())]
     Unknown {
-        /// What was asked for.
-        name: String,
+        /// What was asked for, and what is like it.
+        function: UnknownFunction,
         /// The kernel.
         path: PathBuf,
-        /// Similar names.
-        hint: String,
     },
 }
 
@@ -103,10 +97,11 @@ impl GuestKernel {
     }
 
     fn read(file: KernelFile, path: &Path) -> Result<Self, GuestKernelError> {
-        let image = KernelImage::parse(file.elf()).map_err(|source| GuestKernelError::Image {
-            path: path.to_path_buf(),
-            source,
-        })?;
+        let image =
+            KernelImage::parse(file.shared_elf()).map_err(|source| GuestKernelError::Image {
+                path: path.to_path_buf(),
+                source,
+            })?;
         let symbols = image.symbols().map_err(|error| error.to_string());
         Ok(Self {
             reference: KernelReference::new(path, file.elf()),
@@ -125,7 +120,7 @@ impl GuestKernel {
         path: Option<&Path>,
     ) -> Result<Self, GuestKernelError> {
         let kernel = Self::open(path.unwrap_or(&saved.path))?;
-        if saved.matches(kernel.file.elf()) {
+        if saved.is_same_kernel(&kernel.reference) {
             return Ok(kernel);
         }
         let path = kernel.reference.path;
@@ -158,24 +153,13 @@ impl GuestKernel {
     /// # Errors
     /// For the first that is not, with the nearest names.
     pub fn check_functions(&self, names: &[String]) -> Result<(), FunctionsError> {
-        let symbols = self.symbols()?;
-        for name in names {
-            if !symbols.all_of(name).any(|s| s.is_text() && !s.absolute) {
-                let near = symbols.nearest_names(name, SUGGESTIONS).join(", ");
-                let hint = if near.is_empty() {
-                    String::new()
-                } else {
-                    format!("; did you mean {near}?")
-                };
-                let path = self.reference.path.clone();
-                return Err(FunctionsError::Unknown {
-                    name: name.clone(),
-                    path,
-                    hint,
-                });
-            }
+        match unknown_functions(self.symbols()?, names).into_iter().next() {
+            None => Ok(()),
+            Some(function) => Err(FunctionsError::Unknown {
+                function,
+                path: self.reference.path.clone(),
+            }),
         }
-        Ok(())
     }
 
     /// The running kernel in the paused guest; `None` as long as it has not booted far enough.
@@ -197,38 +181,23 @@ impl GuestKernel {
         if !self.is_linux() {
             return Ok(Some(KernelView::without_types(symbols.clone(), space)));
         }
-        let gate = |vector| {
-            machine
-                .interrupt_handler(paused, 0, vector)
-                .map_or(0, |gva| gva.0)
-        };
-        let live = LiveEntries {
-            syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
-            page_fault: gate(14),
-            divide_error: gate(0),
-        };
-        let Ok(slide) = slide::find(symbols, live) else {
+        let Ok(symbols) = running_symbols(symbols, machine, paused) else {
             return Ok(None);
         };
-        if !self.has_settled(machine, space, slide) {
+        if !has_settled(machine, space, &symbols) {
             return Ok(None);
         }
-        KernelView::new(&self.image, machine, paused).map(Some)
+        KernelView::new(&self.image, symbols, machine, paused).map(Some)
     }
+}
 
-    /// Whether the kernel has done its boot-time patching. A kernel that does not tell is taken to have.
-    fn has_settled(&self, machine: &Machine, space: AddressSpace, slide: u64) -> bool {
-        let state = self
-            .symbols
-            .as_ref()
-            .ok()
-            .and_then(|s| s.address_of("system_state"));
-        let Some(address) = state.map(|linked| Gva(linked.wrapping_add(slide))) else {
-            return true;
-        };
-        // Not mapped while a user program runs with page table isolation: then it has long been scheduling.
-        read_u32(machine.ram(), space, address).map_or(true, |state| state >= SYSTEM_SCHEDULING)
-    }
+/// Whether the kernel has done its boot-time patching. A kernel that does not tell is taken to have.
+fn has_settled(machine: &Machine, space: AddressSpace, running: &Symbols) -> bool {
+    let Some(address) = running.address_of("system_state") else {
+        return true;
+    };
+    // Not mapped while a user program runs with page table isolation: then it has long been scheduling.
+    read_u32(machine.ram(), space, Gva(address)).map_or(true, |state| state >= SYSTEM_SCHEDULING)
 }
 
 /// `address` as `name+0x12`, or as it is.

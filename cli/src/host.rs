@@ -36,10 +36,9 @@ impl Host {
     /// If KVM is not usable.
     pub fn open() -> Result<Self, Failure> {
         let kvm = vmm::host::open(Path::new(KVM))?;
-        let micro = guest::micro::elf();
         let profile = match record_file() {
-            Some(file) => HostProfile::load_or_probe(&kvm, &micro, &file)?,
-            None => HostProfile::probe(&kvm, &micro)?,
+            Some(file) => HostProfile::load_or_probe(&kvm, guest::micro::elf, &file)?,
+            None => HostProfile::probe(&kvm, &guest::micro::elf())?,
         };
         Ok(Self { kvm, profile })
     }

@@ -29,6 +29,14 @@ impl Failure {
     pub fn new(message: impl fmt::Display) -> Self {
         Self::Failed(message.to_string())
     }
+
+    /// For output that could not be written: `what` and why. A closed pipe is nothing to tell.
+    pub fn of_output(what: &str, error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::new(format_args!("{what}: {error}")),
+        }
+    }
 }
 
 impl<E: std::error::Error> From<E> for Failure {
@@ -48,10 +56,7 @@ pub trait ToOutput<T> {
 
 impl<T> ToOutput<T> for io::Result<T> {
     fn to_output(self) -> Result<T, Failure> {
-        self.map_err(|error| match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure::OutputClosed,
-            _ => Failure::new(format_args!("standard output: {error}")),
-        })
+        self.map_err(|error| Failure::of_output("standard output", &error))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::control::{Answer, Command, Info, Stat, Unknown, server};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::registry::VmName;
+use crate::signals::StopSignals;
 
 /// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -88,6 +89,16 @@ impl Session {
         }
     }
 
+    /// Ends the run when a signal asks for it. The watch does not keep the session alive.
+    pub fn stop_on(self: &Arc<Self>, signals: &StopSignals) {
+        let weak = Arc::downgrade(self);
+        signals.on_stop(move || {
+            if let Some(session) = weak.upgrade() {
+                session.machine.stop();
+            }
+        });
+    }
+
     /// What a snapshot of this machine should say of it.
     pub fn snapshot_info(&self) -> SnapshotInfo {
         SnapshotInfo {
@@ -142,8 +153,14 @@ impl Session {
 
     fn stat(&self) -> Stat {
         let stats = self.machine.stats();
-        let ports = stats.ports.unknown.iter();
-        let memory = stats.memory.unknown.iter();
+        let [unknown_ports, unknown_memory] = [stats.ports, stats.memory].map(|bus| {
+            let unknown = bus.unknown.into_iter().map(|u| Unknown {
+                address: u.address,
+                reads: u.reads,
+                writes: u.writes,
+            });
+            unknown.collect()
+        });
         Stat {
             name: self.name.to_string(),
             port_exits: stats.port_exits,
@@ -151,21 +168,9 @@ impl Session {
             traps: stats.traps,
             guest_int3: stats.guest_int3,
             syscalls_repaired: stats.syscalls_repaired,
-            completed: stats.completed.clone(),
-            unknown_ports: ports
-                .map(|u| Unknown {
-                    address: u.address,
-                    reads: u.reads,
-                    writes: u.writes,
-                })
-                .collect(),
-            unknown_memory: memory
-                .map(|u| Unknown {
-                    address: u.address,
-                    reads: u.reads,
-                    writes: u.writes,
-                })
-                .collect(),
+            completed: stats.completed,
+            unknown_ports,
+            unknown_memory,
         }
     }
 }

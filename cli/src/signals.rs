@@ -9,6 +9,11 @@ use std::thread::JoinHandle;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+/// The handlers or their thread cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("signals cannot be watched: {0}")]
+pub struct WatchError(#[from] io::Error);
+
 type Action = Box<dyn Fn() + Send>;
 
 #[derive(Default)]
@@ -29,7 +34,7 @@ impl StopSignals {
     ///
     /// # Errors
     /// If the handlers or their thread cannot be made.
-    pub fn watch() -> io::Result<Self> {
+    pub fn watch() -> Result<Self, WatchError> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let handle = signals.handle();
         let state = Arc::new(Mutex::new(State::default()));

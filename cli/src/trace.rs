@@ -74,7 +74,7 @@ impl Trace {
         tracer: FunctionTracer,
         output: Output,
         format: Format,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, TraceStartError> {
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new()
             .name("trace".into())
@@ -102,6 +102,11 @@ impl Trace {
         self.thread.join().map_err(|_| TracePanicked)
     }
 }
+
+/// The trace's thread cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("the trace thread cannot be started: {0}")]
+pub struct TraceStartError(#[from] io::Error);
 
 /// A programming error on the trace's thread.
 #[derive(Debug, thiserror::Error)]
@@ -176,7 +181,7 @@ impl Writer {
                     clock: "tsc",
                     pair,
                 };
-                self.json(&line)?;
+                json_line(&mut self.output, &line)?;
                 self.output.flush()
             }
         }
@@ -197,10 +202,7 @@ impl Writer {
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
         let index = usize::try_from(event.function).unwrap_or(usize::MAX);
-        let name = self
-            .functions
-            .get(index)
-            .map_or_else(String::new, |f| f.name.clone());
+        let function = self.functions.get(index).map_or("", |f| f.name.as_str());
         let hex = |value: u64| format!("{value:#x}");
         let (kind, args, returned) = match event.kind {
             EventKind::Entry => ("entry", Some(event.arguments.map(hex)), None),
@@ -208,7 +210,7 @@ impl Writer {
         };
         let line = JsonEvent {
             event: kind,
-            function: &name,
+            function,
             pc: hex(event.pc),
             tsc: event.tsc,
             cpu: event.vcpu,
@@ -216,13 +218,13 @@ impl Writer {
             args,
             returned,
         };
-        self.json(&line)
+        json_line(&mut self.output, &line)
     }
+}
 
-    fn json(&mut self, line: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.output, line).map_err(io::Error::from)?;
-        self.output.write_all(b"\n")
-    }
+fn json_line(output: &mut Output, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *output, line).map_err(io::Error::from)?;
+    output.write_all(b"\n")
 }
 
 #[cfg(test)]

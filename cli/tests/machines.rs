@@ -335,3 +335,17 @@ fn completions_and_man_pages_name_every_command() {
         "{missing:?}"
     );
 }
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let world = World::new();
+    for line in ["completions bash", "guest micro guest"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = world.command(line).stdout(writer).output().unwrap();
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{line}: {output:?}"
+        );
+    }
+}

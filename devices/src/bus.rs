@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device as the bus sees it.
 ///
@@ -208,13 +208,21 @@ impl Bus {
         Ok(())
     }
 
-    /// The device that holds all of `length` bytes (at least one) at `address`, and the offset.
-    fn find(&self, address: u64, length: usize) -> Option<(&SharedDevice, u64)> {
+    /// The device that holds all of `length` bytes (at least one) at `address`, locked, and the offset.
+    fn find(
+        &self,
+        address: u64,
+        length: usize,
+    ) -> Option<(MutexGuard<'_, dyn BusDevice + 'static>, u64)> {
         let span = u64::try_from(length).ok()?.checked_sub(1)?;
         let end = address.checked_add(span)?;
         let position = self.slots.partition_point(|slot| slot.last < address);
         let slot = self.slots.get(position)?;
-        (slot.base <= address && end <= slot.last).then(|| (&slot.device, address - slot.base))
+        if address < slot.base || slot.last < end {
+            return None;
+        }
+        let device = slot.device.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((device, address - slot.base))
     }
 
     fn count_unknown(&self, address: u64, write: bool) {
@@ -231,10 +239,7 @@ impl Bus {
             return;
         }
         match self.find(address, data.len()) {
-            Some((device, offset)) => device
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .read(offset, data),
+            Some((mut device, offset)) => device.read(offset, data),
             None => {
                 data.fill(0xff);
                 self.count_unknown(address, false);
@@ -248,10 +253,7 @@ impl Bus {
             return;
         }
         match self.find(address, data.len()) {
-            Some((device, offset)) => device
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .write(offset, data),
+            Some((mut device, offset)) => device.write(offset, data),
             None => self.count_unknown(address, true),
         }
     }

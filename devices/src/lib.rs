@@ -18,7 +18,7 @@ mod serial;
 mod signals;
 
 pub use bus::{Bus, BusDevice, BusError, BusStats, SharedDevice, UnknownAccess};
-pub use cmos::{Cmos, CmosError, CmosMemory, CmosState, WallClock};
+pub use cmos::{CMOS_BASE, CMOS_LENGTH, Cmos, CmosError, CmosMemory, CmosState, WallClock};
 pub use i8042::{I8042, I8042_BASE, I8042_LENGTH};
 pub use null::NullDevice;
 pub use reset_port::{RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, ResetPortState};
@@ -26,5 +26,3 @@ pub use serial::{
     COM1_BASE, COM1_IRQ, ConsoleOutput, Serial, SerialError, SerialState, SerialStats, UART_LENGTH,
 };
 pub use signals::{InterruptLine, MachineSignals, ResetCause};
-
-pub use cmos::{CMOS_BASE, CMOS_LENGTH};

@@ -11,8 +11,11 @@ static int read_line(char *line)
 	char c;
 
 	for (;;) {
-		if (syscall3(SYS_read, 0, &c, 1) != 1)
-			return n ? n : -1;
+		if (syscall3(SYS_read, 0, &c, 1) != 1) {
+			if (!n)
+				return -1;
+			break;
+		}
 		if (c == '\n')
 			break;
 		if (n < LINE - 1)

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use sha2::{Digest, Sha256};
 
 use crate::progress::Progress;
 
@@ -42,6 +43,12 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
         path,
         source,
     }
+}
+
+/// The start of a hash, 12 hexadecimal digits: enough for an entry's name to change with what it is made from.
+pub(crate) fn short(hash: Sha256) -> String {
+    let bytes = hash.finalize();
+    bytes.iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
 /// The cache directory.

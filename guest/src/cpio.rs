@@ -189,6 +189,8 @@ impl Archive {
         let name_size = path.len() as u32 + 1;
         self.bytes.extend(b"070701");
         let (user, group, time, checksum) = (0, 0, 0, 0);
+        // the device that the file itself came from
+        let (home_major, home_minor) = (0, 0);
         for field in [
             inode,
             mode,
@@ -197,8 +199,8 @@ impl Archive {
             links,
             time,
             content.len() as u32,
-            0,
-            0,
+            home_major,
+            home_minor,
             device.0,
             device.1,
             name_size,

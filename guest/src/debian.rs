@@ -162,7 +162,7 @@ fn resolve(version: Option<&str>, log: &Path) -> Result<String, DebianError> {
             .collect();
         known.sort_by_key(|release| version_key(release));
         DebianError::NoKernel {
-            asked: version.unwrap_or_default().to_owned(),
+            asked: version.unwrap_or("of any version").to_owned(),
             known,
         }
     })

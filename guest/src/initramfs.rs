@@ -1,4 +1,4 @@
-//! Initramfs archives for the two kernels, uncompressed since those kernels have no decompressor.
+//! Initramfs archives for all of this crate's kernels, uncompressed since the two built here have no decompressor.
 //!
 //! * [`tiny`]: the programs of this crate, some 20 kB. Its shell only runs programs by name.
 //! * [`full`]: the same with Debian's busybox, 2 MB; unpacking that costs 1.6 s where kernel code is interpreted.

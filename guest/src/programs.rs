@@ -8,7 +8,7 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-use crate::cache::{Cache, CacheError, failed};
+use crate::cache::{Cache, CacheError, failed, short};
 use crate::command::{self, CommandError};
 use crate::packages::{self, PackageError};
 use crate::progress::Progress;
@@ -125,13 +125,7 @@ fn entry_name() -> String {
         hash.update([0]);
     }
     hash.update(FLAGS.join(" "));
-    let short: String = hash
-        .finalize()
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!("programs-{short}")
+    format!("programs-{}", short(hash))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CacheError> {
@@ -177,22 +171,29 @@ mod tests {
     }
 
     #[test]
-    fn the_shell_runs_programs_until_exit() {
+    fn the_shell_runs_programs_until_exit_or_the_end_of_its_input() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path()).unwrap();
         let programs = build(&cache, &Silent).unwrap();
-        let mut shell = Command::new(programs.path("sh"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = b"  echo  one two\n\nno-such-program x\nexit\necho three\n";
-        shell.stdin.take().unwrap().write_all(input).unwrap();
-        let output = shell.wait_with_output().unwrap();
-        assert_eq!(
-            String::from_utf8_lossy(&output.stdout),
-            "$ one two\n$ $ no-such-program: not found\n$ "
-        );
+        for (input, expected) in [
+            (
+                "  echo  one two\n\nno-such-program x\nexit\necho three\n",
+                "$ one two\n$ $ no-such-program: not found\n$ ",
+            ),
+            ("echo longer\necho end", "$ longer\n$ end\n$ "),
+        ] {
+            let mut shell = Command::new(programs.path("sh"))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut stdin = shell.stdin.take().unwrap();
+            stdin.write_all(input.as_bytes()).unwrap();
+            drop(stdin);
+            let output = shell.wait_with_output().unwrap();
+            let printed = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(printed, expected, "{input:?}");
+        }
     }
 
     #[test]

@@ -22,11 +22,3 @@ pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
 pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     array_at(bytes, offset).map(u64::from_le_bytes)
 }
-
-/// FNV-1a over a name: the tables that index by it compare the names as well, so a collision costs time
-/// and nothing else.
-pub(crate) fn hash_name(name: &[u8]) -> u32 {
-    name.iter().fold(0x811c_9dc5, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    })
-}

@@ -8,8 +8,8 @@
 mod bytes;
 pub mod kernel;
 pub mod memory;
-#[cfg(test)]
-mod test_memory;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod test_memory;
 pub mod x86_64;
 
 pub use memory::{CpuRegisters, Gpa, Gva, PhysicalMemory, PhysicalReadError};

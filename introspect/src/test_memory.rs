@@ -1,4 +1,7 @@
-//! A small guest for tests: RAM at a base address, and page tables built in its first pages.
+//! A small guest for tests, those of other crates included (feature `test-utils`): RAM at a base address, and page
+//! tables built in its first pages.
+//!
+//! The test keeps its own pages clear of the tables. What cannot be (a page of odd size, bytes outside the RAM) panics.
 #![allow(clippy::unwrap_used)]
 
 use std::ops::Range;
@@ -10,31 +13,37 @@ const TABLE: u64 = 4096;
 const PRESENT_ALL_RIGHTS: u64 = 0b111;
 
 /// RAM.
-pub(crate) struct TestMemory {
+pub struct TestMemory {
     base: u64,
     bytes: Vec<u8>,
     next_table: u64,
 }
 
-/// Rights of a mapping.
+/// Rights of a mapping: by default those of the kernel to read and execute.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Flags(u64);
+pub struct Flags(u64);
 
 impl Flags {
-    pub(crate) fn writable(self) -> Self {
+    /// May be written.
+    #[must_use]
+    pub fn writable(self) -> Self {
         Self(self.0 | 2)
     }
-    pub(crate) fn user(self) -> Self {
+    /// May be used in user mode.
+    #[must_use]
+    pub fn user(self) -> Self {
         Self(self.0 | 4)
     }
-    pub(crate) fn no_execute(self) -> Self {
+    /// May not be executed.
+    #[must_use]
+    pub fn no_execute(self) -> Self {
         Self(self.0 | 1 << 63)
     }
 }
 
 impl TestMemory {
     /// `size` bytes of zeroed RAM at `base`.
-    pub(crate) fn new(base: u64, size: usize) -> Self {
+    pub fn new(base: u64, size: usize) -> Self {
         Self {
             base,
             bytes: vec![0; size],
@@ -42,8 +51,8 @@ impl TestMemory {
         }
     }
 
-    /// Empty page tables.
-    pub(crate) fn address_space(&mut self, levels: u8) -> AddressSpace {
+    /// Empty page tables of 4 or 5 `levels`.
+    pub fn address_space(&mut self, levels: u8) -> AddressSpace {
         let root = Gpa(self.new_table());
         AddressSpace { root, levels }
     }
@@ -54,8 +63,8 @@ impl TestMemory {
         table
     }
 
-    /// Maps one page of `size` bytes.
-    pub(crate) fn map(&mut self, space: AddressSpace, gva: u64, gpa: u64, size: u64, flags: Flags) {
+    /// Maps the page of `size` bytes at `gva`: 4 KiB, 2 MiB or 1 GiB.
+    pub fn map(&mut self, space: AddressSpace, gva: u64, gpa: u64, size: u64, flags: Flags) {
         let (level, large) = match size {
             0x1000 => (1, 0),
             0x20_0000 => (2, 0x80),
@@ -66,20 +75,13 @@ impl TestMemory {
     }
 
     /// Sets the entry of `gva` at `level`, making the tables above it.
-    pub(crate) fn map_entry(&mut self, space: AddressSpace, gva: u64, level: u8, entry: u64) {
+    pub fn map_entry(&mut self, space: AddressSpace, gva: u64, level: u8, entry: u64) {
         let slot = self.slot(space, gva, level);
         self.write(slot, &entry.to_le_bytes());
     }
 
     /// Clears and sets bits in the entry of `gva` at `level`.
-    pub(crate) fn restrict(
-        &mut self,
-        space: AddressSpace,
-        gva: u64,
-        level: u8,
-        clear: u64,
-        set: u64,
-    ) {
+    pub fn restrict(&mut self, space: AddressSpace, gva: u64, level: u8, clear: u64, set: u64) {
         let slot = self.slot(space, gva, level);
         let entry = self.read_u64(slot) & !clear | set;
         self.write(slot, &entry.to_le_bytes());
@@ -109,7 +111,7 @@ impl TestMemory {
     }
 
     /// Puts bytes at a physical address.
-    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+    pub fn write(&mut self, address: u64, bytes: &[u8]) {
         let start = usize::try_from(address - self.base).unwrap();
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }

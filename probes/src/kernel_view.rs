@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use introspect::kernel::btf::Btf;
-use introspect::kernel::image::{ImageSymbolsError, KernelImage};
+use introspect::kernel::image::KernelImage;
 use introspect::kernel::slide::{self, LiveEntries, SlideError};
 use introspect::kernel::symbols::Symbols;
 use introspect::kernel::task::TaskLayout;
 use introspect::x86_64::paging::{AddressSpace, TranslateError, translate};
-use introspect::{Gpa, Gva, PhysicalMemory};
+use introspect::{Gva, PhysicalMemory};
 use vmm::Machine;
 use vmm::machine::Paused;
 
@@ -42,15 +42,9 @@ pub struct KernelView {
 /// The running kernel cannot be made out.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelViewError {
-    /// Names.
-    #[error(transparent)]
-    Symbols(#[from] ImageSymbolsError),
     /// A vCPU's registers.
     #[error("the registers of vCPU 0 cannot be read: it has ended")]
     NoVcpu,
-    /// Where it runs.
-    #[error(transparent)]
-    Slide(#[from] SlideError),
     /// Its page tables.
     #[error(
         "the kernel's page tables ({KERNEL_TABLES} at {address}) are not mapped on vCPU 0: {source}"
@@ -64,30 +58,20 @@ pub enum KernelViewError {
 }
 
 impl KernelView {
-    /// The kernel of a paused Linux guest, of which `image` is the file. Reads vCPU 0.
+    /// The kernel of a paused Linux guest, of which `image` is the file; `symbols` are those that
+    /// [`running_symbols`] gives. Reads vCPU 0.
     ///
     /// # Errors
-    /// If the image has no symbols, or the guest does not (yet) run this kernel.
+    /// If the kernel's own page tables are not to be found.
     pub fn new(
         image: &KernelImage,
+        symbols: Symbols,
         machine: &Machine,
         paused: &Paused,
     ) -> Result<Self, KernelViewError> {
-        let linked = image.symbols()?;
         let registers = machine
             .registers(paused, 0)
             .ok_or(KernelViewError::NoVcpu)?;
-        let gate = |vector| {
-            machine
-                .interrupt_handler(paused, 0, vector)
-                .map_or(0, |gva| gva.0)
-        };
-        let live = LiveEntries {
-            syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
-            page_fault: gate(PAGE_FAULT),
-            divide_error: gate(DIVIDE_ERROR),
-        };
-        let symbols = linked.with_slide(slide::find(&linked, live)?);
         let space = kernel_tables(machine.ram(), registers.address_space(), &symbols)?;
         Ok(Self::with_types(image, symbols, space))
     }
@@ -104,8 +88,7 @@ impl KernelView {
         view
     }
 
-    /// Takes types that the image does not carry: a detached BTF file of the same kernel build.
-    pub fn set_types(&mut self, btf: Btf) {
+    fn set_types(&mut self, btf: Btf) {
         (self.tasks, self.missing) = match TaskLayout::new(&btf, &self.symbols) {
             Ok(tasks) => (Some(tasks), None),
             Err(error) => (None, Some(error.to_string())),
@@ -174,6 +157,28 @@ impl KernelView {
     }
 }
 
+/// The symbols of the image where they stand in a paused Linux guest; `linked` are at their link addresses. Reads vCPU 0.
+///
+/// # Errors
+/// If the guest does not (yet) run this kernel.
+pub fn running_symbols(
+    linked: &Symbols,
+    machine: &Machine,
+    paused: &Paused,
+) -> Result<Symbols, SlideError> {
+    let gate = |vector| {
+        machine
+            .interrupt_handler(paused, 0, vector)
+            .map_or(0, |gva| gva.0)
+    };
+    let live = LiveEntries {
+        syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
+        page_fault: gate(PAGE_FAULT),
+        divide_error: gate(DIVIDE_ERROR),
+    };
+    Ok(linked.with_slide(slide::find(linked, live)?))
+}
+
 /// Page tables for the kernel which stay when the process that happens to run now ends, if the kernel names them.
 fn kernel_tables(
     memory: &impl PhysicalMemory,
@@ -188,7 +193,7 @@ fn kernel_tables(
         .or_else(|_| translate(memory, live.isolated_kernel_view(), address))
         .map_err(|source| KernelViewError::PageTables { address, source })?;
     Ok(AddressSpace {
-        root: Gpa(found.gpa.0),
+        root: found.gpa,
         ..live
     })
 }
@@ -196,10 +201,11 @@ fn kernel_tables(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use introspect::Gpa;
     use introspect::kernel::symbols::SymbolsBuilder;
+    use introspect::test_memory::{Flags, TestMemory};
 
     use super::*;
-    use crate::test_memory::TestMemory;
 
     const TABLES: u64 = 0xffff_ffff_8300_2000;
 
@@ -216,11 +222,11 @@ mod tests {
     #[test]
     fn the_kernels_own_tables_are_found_in_both_views_of_a_process() {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
-        let empty = memory.address_space();
-        let live = memory.address_space();
+        let empty = memory.address_space(4);
+        let live = memory.address_space(4);
         // The two tables of an isolated process stand side by side: even page kernel, odd page user.
         assert_eq!((empty.root.0, live.root.0), (0x10_0000, 0x10_1000));
-        memory.map(empty, TABLES, 0x18_0000);
+        memory.map(empty, TABLES, 0x18_0000, 4096, Flags::default());
         let names = symbols(&[(KERNEL_TABLES, TABLES)]);
         for space in [empty, live] {
             let found = kernel_tables(&memory, space, &names).unwrap();

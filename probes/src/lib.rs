@@ -18,6 +18,3 @@ pub mod merge;
 pub mod ring;
 pub mod text_hash;
 pub mod trace_line;
-
-#[cfg(test)]
-mod test_memory;

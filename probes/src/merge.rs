@@ -22,14 +22,14 @@ pub fn drain_in_order(rings: &[Ring], clock: impl Fn() -> u64, out: &mut Vec<Eve
         .map(|ring| ring.horizon(now))
         .min()
         .unwrap_or(now);
-    let mut heads: Vec<Option<Event>> = rings.iter().map(Ring::peek).collect();
+    let mut heads: Vec<_> = rings.iter().map(|ring| (ring, ring.peek())).collect();
     loop {
-        let times = heads.iter().enumerate();
-        let oldest = times
-            .filter_map(|(index, head)| head.filter(|e| e.tsc <= horizon).map(|e| (e.tsc, index)))
-            .min();
-        let Some((_, index)) = oldest else { break };
-        let (Some(ring), Some(head)) = (rings.get(index), heads.get_mut(index)) else {
+        let ready = heads.iter_mut().filter_map(|(ring, head)| {
+            let time = head.map(|event| event.tsc)?;
+            (time <= horizon).then_some((time, *ring, head))
+        });
+        // Of equal times, the first ring's.
+        let Some((_, ring, head)) = ready.min_by_key(|(time, ..)| *time) else {
             break;
         };
         out.extend(ring.pop());

@@ -91,17 +91,18 @@ pub fn hash_text(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use introspect::test_memory::{Flags, TestMemory};
+
     use super::*;
-    use crate::test_memory::TestMemory;
 
     const TEXT: u64 = 0xffff_ffff_8100_0000;
 
     /// Three pages of text, apart in physical memory.
     fn guest() -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
-        let space = memory.address_space();
+        let space = memory.address_space(4);
         for (page, gpa) in [(0, 0x18_0000), (1, 0x1a_0000), (2, 0x19_0000)] {
-            memory.map(space, TEXT + page * 4096, gpa);
+            memory.map(space, TEXT + page * 4096, gpa, 4096, Flags::default());
         }
         memory.write(0x18_0ffe, b"ab");
         memory.write(0x1a_0000, b"c");

@@ -13,9 +13,8 @@ use introspect::Gva;
 use introspect::kernel::image::KernelImage;
 use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
+use support::Host;
 use vmm::boot::KernelFile;
-use vmm::host::HostProfile;
-use vmm::host::Kvm;
 use vmm::machine::{Machine, MachineConfig, SerialOutput, boot};
 use vmm::trap::{StoppedCpu, Trap, TrapSink};
 
@@ -23,7 +22,8 @@ use vmm::trap::{StoppedCpu, Trap, TrapSink};
 const ROUNDS: u64 = 20_000;
 /// Each figure is the least of this many runs.
 const RUNS: usize = 7;
-/// Instructions of one round of the micro guest's `calls` without its call, and of `out`: see guest/src/micro.
+/// Instructions of one round of the micro guest's `calls`, the called function's included, and of `out`: see
+/// guest/src/micro.
 const CALLS_INSTRUCTIONS: f64 = 13.0;
 const OUT_INSTRUCTIONS: f64 = 3.0;
 
@@ -35,8 +35,7 @@ impl TrapSink for Nothing {
 }
 
 struct Bench {
-    kvm: Kvm,
-    profile: HostProfile,
+    host: &'static Host,
     kernel: KernelFile,
 }
 
@@ -55,7 +54,7 @@ impl Bench {
             pit: false,
             serial: SerialOutput::null(),
         };
-        Ok(boot(&self.kvm, &self.profile, config)?.machine)
+        Ok(boot(&self.host.kvm, &self.host.profile, config)?.machine)
     }
 
     /// Least CPU time of one round of a program, prepared by `prepare` before its first instruction.
@@ -87,7 +86,7 @@ impl Bench {
     }
 
     fn symbol(&self, name: &str) -> Result<Gva, Box<dyn Error>> {
-        let symbols = KernelImage::parse(self.kernel.elf().to_vec())?.symbols()?;
+        let symbols = KernelImage::parse(self.kernel.shared_elf())?.symbols()?;
         Ok(Gva(symbols.address_of(name).ok_or("no such symbol")?))
     }
 }
@@ -102,14 +101,11 @@ fn cpu_time() -> Duration {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let kvm = vmm::host::open(Path::new("/dev/kvm"))?;
-    let profile = support::host_profile(&kvm)?;
-    let kernel = KernelFile::from_bytes(guest::micro::elf(), Path::new("(micro guest)"))?;
-    let bench = Bench {
-        kvm,
-        profile,
-        kernel,
+    let Some(host) = support::host() else {
+        return Ok(());
     };
+    let kernel = KernelFile::from_bytes(guest::micro::elf(), Path::new("(micro guest)"))?;
+    let bench = Bench { host, kernel };
     let leaf = bench.symbol("micro_leaf")?;
 
     let plain: Prepare<'_> = &|_| Ok(());
@@ -124,7 +120,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok(())
     };
     let traced = |pids: Vec<u64>| {
-        let image = KernelImage::parse(bench.kernel.elf().to_vec());
+        let image = KernelImage::parse(bench.kernel.shared_elf());
         move |machine: &Machine| -> Result<(), Box<dyn Error>> {
             let image = image.as_ref().map_err(|e| e.to_string())?;
             let paused = machine.pause();

@@ -5,6 +5,8 @@
 //! they are for whoever starts a second machine. What a guest prints comes later than its first instruction: by
 //! a restored guest's own work on what was typed, so these are upper bounds.
 //!
+//! The command must have been built before, by `cargo build --release`.
+//!
 //! The last is one boot of the small kernel. Targets are those of the development machine, which interprets the
 //! guest's kernel code.
 

@@ -1,6 +1,8 @@
 //! Where a guest's boot spends its time: samples the instruction pointer and prints the hottest kernel functions.
 //!
 //! `cargo run --release -p exotrace-tests --example boot_profile -- KERNEL INITRAMFS SECONDS [WORDS]`
+//!
+//! The guest has 128 MiB of memory, or as many as the environment's `MEMORY_MIB` says.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -19,10 +21,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [kernel, initramfs, seconds, rest @ ..] = arguments.as_slice() else {
         return Err("usage: boot_profile KERNEL INITRAMFS SECONDS [COMMAND LINE WORDS]".into());
     };
-    let kvm = vmm::host::open(Path::new("/dev/kvm"))?;
-    let profile = support::host_profile(&kvm)?;
+    let Some(host) = support::host() else {
+        return Ok(());
+    };
     let kernel = KernelFile::open(Path::new(kernel))?;
-    let symbols = KernelImage::parse(kernel.elf().to_vec())?.symbols()?;
+    let symbols = KernelImage::parse(kernel.shared_elf())?.symbols()?;
     let initramfs = std::fs::read(initramfs)?;
     let command_line = format!("console=ttyS0 {}", rest.join(" "));
     let memory = std::env::var("MEMORY_MIB")
@@ -30,8 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .and_then(|m| m.parse().ok())
         .unwrap_or(128);
     let mut booted = boot(
-        &kvm,
-        &profile,
+        &host.kvm,
+        &host.profile,
         MachineConfig {
             memory: memory << 20,
             cpus: 1,

@@ -22,7 +22,7 @@ pub fn host() -> Option<&'static Host> {
     static HOST: OnceLock<Option<Host>> = OnceLock::new();
     let host = HOST.get_or_init(|| match vmm::host::open(Path::new("/dev/kvm")) {
         Ok(kvm) => {
-            let profile = host_profile(&kvm).unwrap_or_else(|e| panic!("host profile: {e}"));
+            let profile = profile(&kvm).unwrap_or_else(|e| panic!("host profile: {e}"));
             Some(Host { kvm, profile })
         }
         Err(error) if std::env::var_os("EXOTRACE_NO_KVM").is_some_and(|v| v == "1") => {
@@ -37,14 +37,12 @@ pub fn host() -> Option<&'static Host> {
 }
 
 /// The host's record, from the same cache that the command uses.
-///
-/// # Errors
-/// If the host cannot be measured.
-pub fn host_profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
-    let micro = guest::micro::elf();
+fn profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
     match Cache::open() {
-        Ok(cache) => HostProfile::load_or_probe(kvm, &micro, &cache.root().join("host.json")),
-        Err(_) => HostProfile::probe(kvm, &micro),
+        Ok(cache) => {
+            HostProfile::load_or_probe(kvm, guest::micro::elf, &cache.root().join("host.json"))
+        }
+        Err(_) => HostProfile::probe(kvm, &guest::micro::elf()),
     }
 }
 

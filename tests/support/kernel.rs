@@ -45,7 +45,7 @@ impl Kernel {
     /// If it is none.
     pub fn open(path: PathBuf) -> Self {
         let file = KernelFile::open(&path).unwrap_or_else(|e| panic!("{e}"));
-        let image = KernelImage::parse(file.elf());
+        let image = KernelImage::parse(file.shared_elf());
         let image = image.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let reference = KernelReference::new(&path, file.elf());
         Self {

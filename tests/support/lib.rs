@@ -11,7 +11,7 @@ pub mod linux;
 pub mod serial;
 pub mod shell;
 
-pub use host::{Host, host, host_profile};
+pub use host::{Host, host};
 pub use kernel::Kernel;
 pub use linux::Linux;
 pub use serial::SerialLog;

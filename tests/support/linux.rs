@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use introspect::kernel::image::KernelImage;
-use probes::kernel_view::KernelView;
+use probes::kernel_view::{KernelView, running_symbols};
+use probes::text_hash::TextHash;
 use vmm::boot::EntryProtocol;
 use vmm::machine::{Machine, MachineConfig, RunEnd, boot};
 
@@ -120,12 +120,25 @@ impl Linux {
     /// # Panics
     /// If it cannot be found, or tells nothing of its tasks.
     pub fn view(&self) -> KernelView {
-        let image: &KernelImage = &Kernel::small().image;
         let paused = self.machine.pause();
-        let view = KernelView::new(image, &self.machine, &paused);
+        let image = &Kernel::small().image;
+        let linked = image.symbols().unwrap_or_else(|e| panic!("{e}"));
+        let symbols = running_symbols(&linked, &self.machine, &paused);
+        let symbols = symbols.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
+        let view = KernelView::new(image, symbols, &self.machine, &paused);
         let view = view.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
         assert!(view.tasks.is_some(), "no tasks: {:?}", view.missing);
         view
+    }
+
+    /// The hash of the kernel's text as it stands in memory now.
+    ///
+    /// # Panics
+    /// If the text cannot be read.
+    pub fn text_hash(&self, view: &KernelView) -> TextHash {
+        let paused = self.machine.pause();
+        let hash = view.text_hash(&self.machine, &paused);
+        hash.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()))
     }
 
     /// Where each vCPU is, for messages.

@@ -7,6 +7,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -62,14 +63,20 @@ pub fn full_initramfs() -> Vec<u8> {
 ///
 /// # Panics
 /// If it cannot be made.
-pub fn snapshot_folder(host: &Host) -> PathBuf {
+pub fn snapshot_folder(host: &Host) -> &'static Path {
+    // What the guest is made of does not change while a process tests it.
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| find_or_make(host))
+}
+
+fn find_or_make(host: &Host) -> PathBuf {
     let cache = cache();
     let initramfs = full_initramfs();
     let name = entry_name(host, &initramfs);
     if let Some(folder) = cache.entry(&name) {
         return folder;
     }
-    let lock = cache
+    let _lock = cache
         .lock(TOPIC, &Terminal::new())
         .unwrap_or_else(|e| panic!("{e}"));
     // Another process may have made it meanwhile.
@@ -79,9 +86,7 @@ pub fn snapshot_folder(host: &Host) -> PathBuf {
     while let Some(older) = cache.newest(&format!("{TOPIC}-")) {
         fs::remove_dir_all(&older).unwrap_or_else(|e| panic!("{}: {e}", older.display()));
     }
-    let folder = make(host, &initramfs, &cache, &name);
-    drop(lock);
-    folder
+    make(host, &initramfs, &cache, &name)
 }
 
 fn entry_name(host: &Host, initramfs: &[u8]) -> String {
@@ -124,7 +129,7 @@ impl Shell {
     /// # Panics
     /// If it cannot be restored.
     pub fn new(host: &Host) -> Self {
-        Self::restore(host, &snapshot_folder(host))
+        Self::restore(host, snapshot_folder(host))
     }
 
     /// A guest that was saved by [`Self::save`], running.

@@ -19,12 +19,6 @@ fn arm(linux: &Linux, view: &KernelView, names: &[&str], options: &TraceOptions)
     tracer.unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn text_hash(linux: &Linux, view: &KernelView) -> String {
-    let paused = linux.machine.pause();
-    let hash = view.text_hash(&linux.machine, &paused);
-    hash.unwrap_or_else(|e| panic!("{e}")).to_string()
-}
-
 /// Stops the tracer, takes what it has, and checks its counts against each other and against the machine's.
 fn finish(linux: &Linux, tracer: &mut FunctionTracer, traps_before: u64) -> Vec<Event> {
     tracer.stop(&linux.machine);
@@ -75,7 +69,7 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     let host = host!();
     let (shell, view) = traced_shell(host);
     let linux = &shell.linux;
-    let before = text_hash(linux, &view);
+    let before = linux.text_hash(&view);
     let names = ["vfs_read", "vfs_write", "vfs_open", "do_filp_open"];
     let options = TraceOptions {
         ring_slots: SLOTS,
@@ -84,7 +78,7 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     let traps = linux.machine.stats().traps;
     let mut tracer = arm(linux, &view, &names, &options);
     assert_ne!(
-        text_hash(linux, &view),
+        linux.text_hash(&view),
         before,
         "the hash does not see traps"
     );
@@ -153,7 +147,7 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
         }
     }
     assert_eq!(
-        text_hash(linux, &view),
+        linux.text_hash(&view),
         before,
         "something was left in the kernel's text"
     );
@@ -213,7 +207,7 @@ fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
     let (shell, view) = traced_shell(host);
     let linux = &shell.linux;
     shell.type_line("fsload 0 1 &");
-    let before = text_hash(linux, &view);
+    let before = linux.text_hash(&view);
     let names = [
         "vfs_read",
         "vfs_write",
@@ -233,7 +227,7 @@ fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
             _ => wait_for_hit(&tracer, linux),
         }
         finish(linux, &mut tracer, traps);
-        assert_eq!(text_hash(linux, &view), before, "round {round}");
+        assert_eq!(linux.text_hash(&view), before, "round {round}");
     }
     assert_eq!(shell.output("kill $!; echo $((40+2))"), "42");
     let log = shell.output("dmesg | grep -c -i -e bug -e oops -e stall || true");

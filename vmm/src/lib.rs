@@ -9,6 +9,7 @@
 pub mod assist;
 pub mod boot;
 mod clock;
+mod hex;
 pub mod host;
 pub mod machine;
 pub mod memory;

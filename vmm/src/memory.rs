@@ -244,14 +244,10 @@ impl GuestRam {
 
     /// Host address of `length` bytes of RAM that do not cross a region, for atomic access.
     pub(crate) fn host_address(&self, address: Gpa, length: u64) -> Option<*mut u8> {
-        let slot = self.slots_containing(address.0)?;
-        let offset = address.0 - slot.0;
-        (offset.checked_add(length)? <= slot.1).then(|| (slot.2 + offset) as *mut u8)
-    }
-
-    fn slots_containing(&self, address: u64) -> Option<(u64, u64, u64)> {
-        let region = self.map.find_region(GuestAddress(address))?;
-        Some((region.start_addr().0, region.len(), region.as_ptr() as u64))
+        let region = self.map.find_region(GuestAddress(address.0))?;
+        let offset = address.0 - region.start_addr().0;
+        (offset.checked_add(length)? <= region.len())
+            .then(|| region.as_ptr().wrapping_add(offset as usize))
     }
 }
 

@@ -5,7 +5,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{MEMORY, bare, micro_kernel};
+use support::{MEMORY, bare, config, micro_kernel};
 use vmm::MachineConfig;
 use vmm::boot::KernelFile;
 use vmm::host::{Breakpoint, HostProfile, Int3};
@@ -54,12 +54,12 @@ fn the_record_is_measured_once_and_then_read() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("sub/host.json");
-    let measured = HostProfile::load_or_probe(&host.kvm, &guest::micro::elf(), &cache).unwrap();
+    let measured = HostProfile::load_or_probe(&host.kvm, guest::micro::elf, &cache).unwrap();
     // A micro guest that does not run proves that nothing is measured again.
-    let read = HostProfile::load_or_probe(&host.kvm, b"no kernel", &cache).unwrap();
+    let read = HostProfile::load_or_probe(&host.kvm, || b"no kernel".to_vec(), &cache).unwrap();
     assert_eq!(read, measured);
     std::fs::write(&cache, b"{ damaged").unwrap();
-    let again = HostProfile::load_or_probe(&host.kvm, &guest::micro::elf(), &cache).unwrap();
+    let again = HostProfile::load_or_probe(&host.kvm, guest::micro::elf, &cache).unwrap();
     assert_eq!(again.kernel_mode, measured.kernel_mode);
     let error = HostProfile::probe(&host.kvm, b"no kernel")
         .unwrap_err()
@@ -136,31 +136,21 @@ fn what_is_no_kernel_is_refused_with_what_was_found() {
     );
 }
 
-/// What a user asks of a machine.
-struct Asked<'a> {
-    memory: u64,
-    cpus: u8,
-    initramfs: Option<&'a [u8]>,
-    command_line: &'a str,
-}
-
 #[test]
 fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
     let host = host!();
     let kernel = micro_kernel();
-    let good = || Asked {
-        memory: MEMORY,
-        cpus: 1,
-        initramfs: None,
-        command_line: "calls 1",
+    let good = || MachineConfig {
+        pit: true,
+        ..config(&kernel, "calls 1")
     };
     let large = vec![1u8; 3 << 20];
     let longest = "x".repeat(2047);
     let too_long = "x".repeat(2048);
-    let cases: [(&str, Asked<'_>, &[&str]); 9] = [
+    let cases: [(&str, MachineConfig<'_>, &[&str]); 9] = [
         (
             "no memory",
-            Asked {
+            MachineConfig {
                 memory: 0,
                 ..good()
             },
@@ -168,7 +158,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
         ),
         (
             "odd memory",
-            Asked {
+            MachineConfig {
                 memory: MEMORY + 1,
                 ..good()
             },
@@ -176,7 +166,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
         ),
         (
             "too little memory",
-            Asked {
+            MachineConfig {
                 memory: 1 << 20,
                 ..good()
             },
@@ -184,7 +174,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
         ),
         (
             "too much memory",
-            Asked {
+            MachineConfig {
                 memory: 1 << 50,
                 ..good()
             },
@@ -192,7 +182,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
         ),
         (
             "more than the host has",
-            Asked {
+            MachineConfig {
                 memory: 512 << 30,
                 ..good()
             },
@@ -200,17 +190,17 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
         ),
         (
             "no CPU",
-            Asked { cpus: 0, ..good() },
+            MachineConfig { cpus: 0, ..good() },
             &["0 vCPUs", "1 to 4"],
         ),
         (
             "five CPUs",
-            Asked { cpus: 5, ..good() },
+            MachineConfig { cpus: 5, ..good() },
             &["5 vCPUs", "1 to 4"],
         ),
         (
             "a large initramfs",
-            Asked {
+            MachineConfig {
                 initramfs: Some(&large),
                 ..good()
             },
@@ -218,30 +208,14 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
         ),
         (
             "a long command line",
-            Asked {
+            MachineConfig {
                 command_line: &too_long,
                 ..good()
             },
             &["2048 bytes", "2047"],
         ),
     ];
-    let boot = |asked: Asked<'_>| {
-        vmm::machine::boot(
-            &host.kvm,
-            &host.profile,
-            MachineConfig {
-                memory: asked.memory,
-                cpus: asked.cpus,
-                kernel: &kernel,
-                initramfs: asked.initramfs,
-                command_line: asked.command_line,
-                add_words: false,
-                protocol: None,
-                pit: true,
-                serial: support::Captured::default().output(),
-            },
-        )
-    };
+    let boot = |asked| vmm::machine::boot(&host.kvm, &host.profile, asked);
     for (name, asked, words) in cases {
         let error = boot(asked)
             .err()
@@ -256,11 +230,11 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
     }
     for fits in [
         good(),
-        Asked {
+        MachineConfig {
             command_line: &longest,
             ..good()
         },
-        Asked { cpus: 4, ..good() },
+        MachineConfig { cpus: 4, ..good() },
     ] {
         assert!(boot(fits).is_ok());
     }
@@ -273,21 +247,7 @@ fn a_kernel_that_is_larger_than_memory_is_refused() {
     // The segment's size in memory: 1 GiB.
     elf[64 + 40..64 + 48].copy_from_slice(&(1u64 << 30).to_le_bytes());
     let kernel = KernelFile::from_bytes(elf, Path::new("big")).unwrap();
-    let result = vmm::machine::boot(
-        &host.kvm,
-        &host.profile,
-        MachineConfig {
-            memory: MEMORY,
-            cpus: 1,
-            kernel: &kernel,
-            initramfs: None,
-            command_line: "",
-            add_words: false,
-            protocol: None,
-            pit: false,
-            serial: support::Captured::default().output(),
-        },
-    );
+    let result = vmm::machine::boot(&host.kvm, &host.profile, config(&kernel, ""));
     let error = result.err().unwrap().to_string();
     assert!(
         error.contains("0x40100000") && error.contains("--memory"),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use iced_x86::code_asm::*;
 use introspect::{Gpa, Gva};
-use support::{Guest, Host, bare, paused_before_program};
+use support::{Guest, Host, SPARE, bare, paused_before_program};
 use vmm::RunEnd;
 
 /// Boots a bare kernel and lets it run to its end.
@@ -106,28 +106,9 @@ fn system_calls_with_a_wild_star_end_the_guest_at_most() {
     code.mov(edi, 5).unwrap();
     code.mov(rax, guest.symbol("micro_enter_user").0).unwrap();
     code.jmp(rax).unwrap();
-    let at = guest.symbol("micro_calls").0;
-    let code = code.assemble(at).unwrap();
-    let room = guest.symbol("micro_recurse").0;
-    let place = if (code.len() as u64) < room - at {
-        at
-    } else {
-        0x20_0000
-    };
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(place), &code)
-        .unwrap();
-    let start = guest.symbol("micro_start_user_syscalls").0;
-    let mut jump = vec![0x48, 0xc7, 0xc0];
-    jump.extend((place as u32).to_le_bytes());
-    jump.extend([0xff, 0xe0]);
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(start), &jump)
-        .unwrap();
+    let code = code.assemble(SPARE).unwrap();
+    guest.write(SPARE, &code);
+    guest.write_jump(guest.symbol("micro_start_user_syscalls").0, SPARE);
     drop(paused);
     let end = guest.machine.wait(Some(Duration::from_secs(3)));
     if let Some(end) = &end {
@@ -150,17 +131,10 @@ fn a_wild_stack_at_the_guests_entries_does_no_harm() {
             support::MEMORY - 8,
         ] {
             let (guest, paused) = paused_before_program(host, program, 1);
-            let armed = guest
-                .machine
-                .arm_user(guest.symbol("micro_user_leaf"), guest.space());
-            armed.unwrap();
+            guest.arm_user(guest.symbol("micro_user_leaf"));
             // RSP0 of the task-state segment.
             let tss = guest.symbol("micro_gdt").0 + 0x90;
-            guest
-                .machine
-                .ram()
-                .write_physical(Gpa(tss + 4), &stack.to_le_bytes())
-                .unwrap();
+            guest.write(tss + 4, &stack.to_le_bytes());
             drop(paused);
             let end = guest.machine.wait(Some(Duration::from_secs(2)));
             if let Some(end) = &end {
@@ -197,11 +171,7 @@ fn text_that_the_guest_rewrites_under_a_site_is_the_guests() {
     introspect::PhysicalMemory::read_physical(guest.machine.ram(), Gpa(bare::START), &mut code)
         .unwrap();
     let target = bare::START + code.iter().rposition(|b| *b == 0x90).unwrap() as u64;
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(Gva(target), guest.space())
-        .unwrap();
+    let site = guest.arm_kernel(Gva(target));
     guest.machine.start();
     assert!(
         matches!(guest.end(), RunEnd::Reset { .. }),
@@ -218,26 +188,17 @@ fn a_site_is_hit_through_another_mapping_of_its_page() {
     let host = host!();
     let (guest, paused) = paused_before_program(host, "usercalls 50", 1);
     let leaf = guest.symbol("micro_user_leaf");
-    let recorder = support::sink::Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
-    guest.machine.arm_user(leaf, guest.space()).unwrap();
+    let recorder = guest.record();
+    guest.arm_user(leaf);
     // Page 0x10e000 of the user's is not mapped at first: now it is the user's text once more.
     let page = leaf.0 & !0xfff;
     let alias = 0x10_e000u64;
     let entry = 0x10_9000 + (alias >> 12) * 8;
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(entry), &(page | 0x67).to_le_bytes())
-        .unwrap();
+    guest.write(entry, &(page | 0x67).to_le_bytes());
     // `mov esi, program` in the function that starts it.
     let start = guest.symbol("micro_start_user_calls").0;
     let program = guest.symbol("micro_user_calls").0 - page + alias;
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(start + 1), &(program as u32).to_le_bytes())
-        .unwrap();
+    guest.write(start + 1, &(program as u32).to_le_bytes());
     drop(paused);
     // The way out of the program knows its own address only, so the guest then reports a trap and resets.
     assert!(

@@ -6,7 +6,6 @@ mod support;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use support::sink::Recorder;
 use support::{Guest, bare, micro, micro_on, running};
 use vmm::RunEnd;
 
@@ -123,15 +122,15 @@ fn pauses_nest() {
     let host = host!();
     let guest = running(host, "calls 100000000");
     guest.wait_for("\n");
-    let rbx = |paused: &vmm::machine::Paused| guest.machine.registers(paused, 0).unwrap().regs;
+    let regs = |paused: &vmm::machine::Paused| guest.machine.registers(paused, 0).unwrap().regs;
     let outer = guest.machine.pause();
     let inner = guest.machine.pause();
-    let before = rbx(&outer);
+    let before = regs(&outer);
     drop(outer);
     std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(rbx(&inner), before, "the inner pause still holds");
+    assert_eq!(regs(&inner), before, "the inner pause still holds");
     drop(inner);
-    guest.wait_until("went on", || rbx(&guest.machine.pause()) != before);
+    guest.wait_until("went on", || regs(&guest.machine.pause()) != before);
 }
 
 #[test]
@@ -139,15 +138,8 @@ fn many_threads_pause_while_traps_fire_on_two_cpus() {
     let _turn = alone();
     let host = host!();
     let mut guest = micro_on(host, "smp 3000 2", 2);
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
-    let space = guest.space();
-    // One emulated, one stepped with the other vCPU standing still.
-    let leaf = guest
-        .machine
-        .traps()
-        .arm_kernel(guest.symbol("micro_leaf"), space)
-        .unwrap();
+    let recorder = guest.record();
+    let leaf = guest.arm_kernel(guest.symbol("micro_leaf"));
     guest.machine.start();
     std::thread::scope(|scope| {
         for thread in 0..4u32 {
@@ -189,8 +181,7 @@ fn stepping_on_two_cpus_and_pausing_take_turns() {
     let host = host!();
     let mut guest = micro_on(host, "smp 400 2", 2);
     let space = guest.space();
-    // LOCK ADD after the call loop is emulated; PAUSE in the waiting loops and RDTSC are not all. What is stepped is
-    // read from the counters.
+    // Most are emulated; RDTSC and what else the emulator leaves out is stepped, and counted as such.
     let places: Vec<_> = ["micro_smp", "micro_ap_start"]
         .iter()
         .flat_map(|f| guest.instructions(f))
@@ -255,11 +246,7 @@ fn a_sink_that_panics_ends_the_run() {
     }
     let host = host!();
     let mut guest = micro_on(host, "smp 100 2", 2);
-    guest
-        .machine
-        .traps()
-        .arm_kernel(guest.symbol("micro_leaf"), guest.space())
-        .unwrap();
+    guest.arm_kernel(guest.symbol("micro_leaf"));
     guest.machine.set_sink(Some(Box::new(Panics)));
     guest.machine.start();
     let end = guest.end();

@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{micro, micro_kernel, micro_on, running};
+use support::{config, micro, micro_kernel, micro_on, running};
 use vmm::boot::{BootError, EntryProtocol};
 use vmm::machine::MachineError;
 use vmm::{MachineConfig, RunEnd};
@@ -138,15 +138,8 @@ fn a_kernel_without_pvh_note_is_refused_for_pvh_only() {
             &host.kvm,
             &host.profile,
             MachineConfig {
-                memory: support::MEMORY,
-                cpus: 1,
-                kernel: &kernel,
-                initramfs: None,
-                command_line: "calls 1",
-                add_words: false,
                 protocol,
-                pit: false,
-                serial: support::Captured::default().output(),
+                ..config(&kernel, "calls 1")
             },
         )
     };

@@ -20,7 +20,7 @@ fn info() -> SnapshotInfo {
     }
 }
 
-/// Runs `command_line` for `run`, saves it to `folder`, and gives the guest that was saved, still paused by nobody.
+/// Runs `command_line` for `run`, saves it to `folder`, and gives the guest that was saved, running again.
 fn saved(host: &Host, command_line: &str, cpus: u8, run: Duration, folder: &Path) -> Guest {
     /// On a busy host, the guest may be done before this thread's turn.
     const TRIES: usize = 20;
@@ -126,11 +126,7 @@ fn traps_are_not_part_of_a_snapshot_and_stay_in_the_machine() {
     let mut guest = micro(host, "calls 4000");
     let text = guest.text();
     let leaf = guest.symbol("micro_leaf");
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(leaf, guest.space())
-        .unwrap();
+    let site = guest.arm_kernel(leaf);
     guest.machine.start();
     guest.wait_until("hit", || guest.machine.stats().traps > 10);
     let paused = guest.machine.pause();
@@ -163,12 +159,8 @@ fn traps_work_in_a_restored_machine() {
     let (guest, paused) = support::paused_before_program(host, "usercalls 200", 1);
     save(&host.kvm, &guest.machine, &paused, &info(), &snapshot).unwrap();
     let mut copy = restored(host, &snapshot);
-    let user = copy
-        .machine
-        .arm_user(copy.symbol("micro_user_leaf"), copy.space())
-        .unwrap();
-    let recorder = support::sink::Recorder::default();
-    copy.machine.set_sink(recorder.boxed());
+    let user = copy.arm_user(copy.symbol("micro_user_leaf"));
+    let recorder = copy.record();
     copy.machine.start();
     assert_eq!(copy.count(), 200, "{}", copy.situation());
     assert_eq!(recorder.rdi(), (0..200).collect::<Vec<_>>());

@@ -7,9 +7,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use iced_x86::code_asm::*;
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use introspect::{Gpa, Gva, PhysicalMemory};
-use support::sink::Recorder;
-use support::{Guest, LIMIT, bare, micro, micro_on, paused_before_program};
+use support::{Guest, LIMIT, SPARE, bare, micro, micro_on, paused_before_program};
 use vmm::RunEnd;
 use vmm::trap::{ArmError, INT3, SiteId, TrapKind};
 
@@ -26,19 +26,27 @@ fn byte(guest: &Guest, at: Gva) -> u8 {
     guest.machine.ram().read_byte(Gpa(at.0)).unwrap()
 }
 
+/// Address of an instruction of `code`, which stands at `start`.
+fn nth_instruction(code: &[u8], start: u64, index: usize) -> Gva {
+    let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    Gva(decoder.iter().nth(index).unwrap().ip())
+}
+
+/// Address of the first instruction of its kind in a function.
+fn first_of(guest: &Guest, function: &str, mnemonic: Mnemonic) -> Gva {
+    let instructions = guest.instructions(function);
+    let found = instructions.iter().find(|i| i.mnemonic() == mnemonic);
+    Gva(found.unwrap().ip())
+}
+
 #[test]
 fn each_call_of_a_function_is_one_trap_with_its_argument() {
     let host = host!();
     let mut guest = micro(host, "calls 500");
     let before = guest.text();
     let leaf = guest.symbol("micro_leaf");
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(leaf, guest.space())
-        .unwrap();
+    let recorder = guest.record();
+    let site = guest.arm_kernel(leaf);
     assert_eq!(byte(&guest, leaf), INT3);
     let mut hidden = [0];
     guest
@@ -118,9 +126,9 @@ fn a_site_on_every_instruction_of_a_function_changes_nothing() {
         guest.machine.start();
         assert_eq!(guest.count(), count, "{program}: {}", guest.situation());
         for (site, instruction) in sites.iter().zip(&instructions) {
-            // The recursion's call and jump are not on the path of every entry.
+            // The innermost of five entries does not call.
             let expected = match (function, instruction.mnemonic()) {
-                ("micro_recurse", iced_x86::Mnemonic::Call) => count - count / 5,
+                ("micro_recurse", Mnemonic::Call) => count - count / 5,
                 _ => count,
             };
             assert_eq!(hits(&guest, *site).0, expected, "{program}, {instruction}");
@@ -149,7 +157,7 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
         ("ltr-free segment load", |a| a.mov(es, r8d).unwrap()),
     ];
     for (name, instruction) in cases {
-        let mut address = 0;
+        let mut place = 0;
         let kernel = bare::kernel(|a| {
             let mut again = a.create_label();
             a.mov(ebx, ROUNDS as u32).unwrap();
@@ -168,7 +176,7 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
             .unwrap();
             a.mov(edi, 0x10_2000).unwrap();
             a.inc(rbp).unwrap();
-            address = a.instructions().len();
+            place = a.instructions().len();
             instruction(a);
             a.inc(rbp).unwrap();
             a.dec(ebx).unwrap();
@@ -182,13 +190,7 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
             .ram()
             .read_physical(Gpa(bare::START), &mut code)
             .unwrap();
-        let mut decoder = iced_x86::Decoder::with_ip(64, &code, bare::START, 0);
-        let site_at = Gva(decoder.iter().nth(address).unwrap().ip());
-        let site = guest
-            .machine
-            .traps()
-            .arm_kernel(site_at, guest.space())
-            .unwrap();
+        let site = guest.arm_kernel(nth_instruction(&code, bare::START, place));
         guest.machine.start();
         let end = guest.end();
         assert!(
@@ -213,31 +215,13 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
 fn a_site_on_hlt_neither_stops_the_guest_nor_a_pause() {
     let host = host!();
     let mut guest = micro(host, "tick 5");
-    let tick = guest.instructions("micro_tick");
-    let hlt = tick
-        .iter()
-        .find(|i| i.mnemonic() == iced_x86::Mnemonic::Hlt)
-        .unwrap();
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(Gva(hlt.ip()), guest.space())
-        .unwrap();
+    let site = guest.arm_kernel(first_of(&guest, "micro_tick", Mnemonic::Hlt));
     guest.machine.start();
     assert_eq!(guest.count(), 5);
     assert!(hits(&guest, site).0 >= 5, "{}", guest.situation());
 
     let mut guest = micro_on(host, "dead", 2);
-    let dead = guest.instructions("micro_dead");
-    let hlt = dead
-        .iter()
-        .find(|i| i.mnemonic() == iced_x86::Mnemonic::Hlt)
-        .unwrap();
-    guest
-        .machine
-        .traps()
-        .arm_kernel(Gva(hlt.ip()), guest.space())
-        .unwrap();
+    guest.arm_kernel(first_of(&guest, "micro_dead", Mnemonic::Hlt));
     guest.machine.start();
     guest.wait_for("micro: dead 1\n");
     let before = Instant::now();
@@ -274,28 +258,10 @@ fn a_displaced_instruction_that_faults_is_one_hit_and_the_guests_own_fault() {
         a.dec(ebx).unwrap();
         a.jnz(again).unwrap();
         a.ret().unwrap();
-        let code = a.assemble(0x20_0000).unwrap();
-        guest
-            .machine
-            .ram()
-            .write_physical(Gpa(0x20_0000), &code)
-            .unwrap();
-        let mut jump = CodeAssembler::new(64).unwrap();
-        jump.mov(eax, 0x20_0000).unwrap();
-        jump.jmp(rax).unwrap();
-        let calls = guest.symbol("micro_calls").0;
-        guest
-            .machine
-            .ram()
-            .write_physical(Gpa(calls), &jump.assemble(calls).unwrap())
-            .unwrap();
-        let mut decoder = iced_x86::Decoder::with_ip(64, &code, 0x20_0000, 0);
-        let address = Gva(decoder.iter().nth(place).unwrap().ip());
-        let site = guest
-            .machine
-            .traps()
-            .arm_kernel(address, guest.space())
-            .unwrap();
+        let code = a.assemble(SPARE).unwrap();
+        guest.write(SPARE, &code);
+        guest.write_jump(guest.symbol("micro_calls").0, SPARE);
+        let site = guest.arm_kernel(nth_instruction(&code, SPARE, place));
         drop(paused);
         assert_eq!(
             guest.count(),
@@ -322,22 +288,14 @@ fn a_displaced_instruction_that_faults_is_one_hit_and_the_guests_own_fault() {
 fn an_exception_of_the_displaced_instruction_reaches_the_guest() {
     let host = host!();
     let mut guest = micro(host, "triple");
-    let triple = guest.instructions("micro_triple");
-    let ud2 = triple
-        .iter()
-        .find(|i| i.mnemonic() == iced_x86::Mnemonic::Ud2)
-        .unwrap();
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(Gva(ud2.ip()), guest.space())
-        .unwrap();
+    let ud2 = first_of(&guest, "micro_triple", Mnemonic::Ud2);
+    let site = guest.arm_kernel(ud2);
     guest.machine.start();
     let end = guest.end();
     let RunEnd::TripleFault { registers, .. } = &end else {
         panic!("{end}; {}", guest.situation())
     };
-    assert_eq!(registers.regs.rip, ud2.ip());
+    assert_eq!(registers.regs.rip, ud2.0);
     assert_eq!(hits(&guest, site).0, 1);
 }
 
@@ -350,16 +308,8 @@ fn a_site_in_a_handler_that_faults_itself_is_only_a_busy_guest() {
     // The handler's `nop` becomes a read of the page that is not present; every round faults anew on a lower stack.
     let entry = guest.symbol("micro_page_fault_entry");
     let code = [&[0x48, 0x8b, 0x04, 0x25][..], &0x10_e000u32.to_le_bytes()].concat();
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(entry.0), &code)
-        .unwrap();
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(entry, guest.space())
-        .unwrap();
+    guest.write(entry.0, &code);
+    let site = guest.arm_kernel(entry);
     drop(paused);
     guest.wait_until("gone round", || {
         hits(&guest, site).0 > 20 || guest.machine.wait(Some(Duration::ZERO)).is_some()
@@ -390,30 +340,19 @@ fn what_cannot_be_armed_says_why() {
     let not_ram = traps.arm_kernel(Gva(support::MEMORY), space).unwrap_err();
     assert!(matches!(not_ram, ArmError::NotRam { .. }), "{not_ram}");
     // 0x06 (PUSH ES) is no instruction in 64-bit mode.
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(0x20_0000), &[0x06; 16])
-        .unwrap();
-    let none = traps.arm_kernel(Gva(0x20_0000), space).unwrap_err();
+    guest.write(SPARE, &[0x06; 16]);
+    let none = traps.arm_kernel(Gva(SPARE), space).unwrap_err();
     assert!(matches!(none, ArmError::NoInstruction { .. }), "{none}");
     assert!(none.to_string().contains("06 06"), "{none}");
-    let own = guest
-        .instructions("micro_int3")
-        .iter()
-        .find(|i| i.mnemonic() == iced_x86::Mnemonic::Int3)
-        .unwrap()
-        .ip();
-    let own = traps.arm_kernel(Gva(own), space).unwrap_err();
+    let own = first_of(&guest, "micro_int3", Mnemonic::Int3);
+    let own = traps.arm_kernel(own, space).unwrap_err();
     assert!(matches!(own, ArmError::GuestBreakpoint { .. }), "{own}");
     assert!(traps.hits().is_empty());
-    let mut byte = [0];
-    guest
-        .machine
-        .ram()
-        .read_physical(Gpa(0x20_0000), &mut byte)
-        .unwrap();
-    assert_eq!(byte[0], 0x06, "a refused site leaves its byte alone");
+    assert_eq!(
+        byte(&guest, Gva(SPARE)),
+        0x06,
+        "a refused site leaves its byte alone"
+    );
 }
 
 /// Numbers of which only repeatability is wanted (SplitMix64).
@@ -543,11 +482,7 @@ fn the_guests_own_int3s_stay_its_own_beside_a_site() {
     let host = host!();
     let mut guest = micro(host, "int3k 200");
     let print = guest.symbol("micro_print_decimal");
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(print, guest.space())
-        .unwrap();
+    let site = guest.arm_kernel(print);
     guest.machine.start();
     assert_eq!(guest.count(), 200, "{}", guest.situation());
     assert_eq!(guest.machine.stats().guest_int3, 200);

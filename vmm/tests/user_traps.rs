@@ -6,7 +6,6 @@ mod support;
 use std::time::Duration;
 
 use introspect::{Gpa, Gva};
-use support::sink::Recorder;
 use support::{micro, paused_before_program};
 use vmm::host::{Breakpoint, Int3};
 use vmm::trap::{ArmError, INT3, SiteId, TrapKind};
@@ -16,10 +15,9 @@ fn each_call_of_a_user_function_is_one_trap_with_its_argument() {
     let host = host!();
     let (guest, paused) = paused_before_program(host, "usercalls 300", 1);
     let before = guest.text();
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
+    let recorder = guest.record();
     let leaf = guest.symbol("micro_user_leaf");
-    let site = guest.machine.arm_user(leaf, guest.space()).unwrap();
+    let site = guest.arm_user(leaf);
     drop(paused);
     assert_eq!(guest.count(), 300, "{}", guest.situation());
     assert_eq!(
@@ -105,15 +103,8 @@ fn the_guests_own_int3s_stay_its_own_beside_sites_of_ours() {
     for program in ["int3k 150", "int3u 150"] {
         let (guest, paused) = paused_before_program(host, program, 1);
         let before = guest.text();
-        let user = guest
-            .machine
-            .arm_user(guest.symbol("micro_user_leaf"), guest.space())
-            .unwrap();
-        let kernel = guest
-            .machine
-            .traps()
-            .arm_kernel(guest.symbol("micro_leaf"), guest.space())
-            .unwrap();
+        let user = guest.arm_user(guest.symbol("micro_user_leaf"));
+        let kernel = guest.arm_kernel(guest.symbol("micro_leaf"));
         drop(paused);
         assert_eq!(guest.count(), 150, "{program}: {}", guest.situation());
         assert_eq!(guest.machine.stats().traps, 0, "{program}");
@@ -132,8 +123,7 @@ fn user_sites_come_and_go_while_the_program_runs_through_them() {
     let before = guest.text();
     let space = guest.space();
     let leaf = guest.instructions("micro_user_leaf");
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
+    let recorder = guest.record();
     drop(paused);
     let mut rounds = 0;
     while rounds < 150 && guest.machine.wait(Some(Duration::ZERO)).is_none() {
@@ -159,13 +149,8 @@ fn user_sites_come_and_go_while_the_program_runs_through_them() {
 fn a_system_call_arrives_with_its_flags_masked() {
     let host = host!();
     let mut guest = micro(host, "syscalls 100");
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
-    guest
-        .machine
-        .traps()
-        .arm_kernel(guest.symbol("micro_syscall_entry"), guest.space())
-        .unwrap();
+    let recorder = guest.record();
+    guest.arm_kernel(guest.symbol("micro_syscall_entry"));
     guest.machine.start();
     assert_eq!(guest.count(), 100, "{}", guest.situation());
     assert_eq!(recorder.count(), 100);
@@ -183,13 +168,7 @@ fn a_jump_to_the_entry_is_no_system_call() {
     let host = host!();
     let (guest, paused) = paused_before_program(host, "usercalls 1", 1);
     let entry = guest.symbol("micro_syscall_entry").0;
-    // The program's first instructions: mov eax, entry; jmp rax.
-    let code = [&[0xb8][..], &(entry as u32).to_le_bytes(), &[0xff, 0xe0]].concat();
-    guest
-        .machine
-        .ram()
-        .write_physical(Gpa(guest.symbol("micro_user_calls").0), &code)
-        .unwrap();
+    guest.write_jump(guest.symbol("micro_user_calls").0, entry);
     drop(paused);
     guest.end();
     let text = guest.serial.text();
@@ -206,11 +185,7 @@ fn a_site_on_the_page_fault_entry_sees_every_fault() {
     let host = host!();
     let mut guest = micro(host, "fault 100");
     let entry = guest.symbol("micro_page_fault_entry");
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(entry, guest.space())
-        .unwrap();
+    let site = guest.arm_kernel(entry);
     guest.machine.start();
     assert_eq!(guest.count(), 100, "{}", guest.situation());
     assert_eq!(guest.machine.traps().hits(), [(site, 100, 0)]);
@@ -236,8 +211,7 @@ fn hardware_breakpoints_fire_at_every_execution_and_the_guest_goes_on() {
     for (program, function, breakpoint, user_mode) in cases {
         let mut guest = micro(host, program);
         let before = guest.text();
-        let recorder = Recorder::default();
-        guest.machine.set_sink(recorder.boxed());
+        let recorder = guest.record();
         let address = guest.symbol(function);
         guest.machine.set_breakpoint(2, Some(address)).unwrap();
         guest.machine.start();
@@ -266,14 +240,9 @@ fn hardware_breakpoints_fire_at_every_execution_and_the_guest_goes_on() {
 fn an_int3_and_a_hardware_breakpoint_on_one_instruction_both_see_it() {
     let host = host!();
     let mut guest = micro(host, "calls 50");
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
+    let recorder = guest.record();
     let leaf = guest.symbol("micro_leaf");
-    let site = guest
-        .machine
-        .traps()
-        .arm_kernel(leaf, guest.space())
-        .unwrap();
+    let site = guest.arm_kernel(leaf);
     guest.machine.set_breakpoint(1, Some(leaf)).unwrap();
     guest.machine.start();
     assert_eq!(guest.count(), 50, "{}", guest.situation());
@@ -296,8 +265,7 @@ fn an_int3_and_a_hardware_breakpoint_on_one_instruction_both_see_it() {
 fn a_breakpoint_taken_away_while_the_guest_runs_through_it_is_gone() {
     let host = host!();
     let mut guest = micro(host, "calls 20000");
-    let recorder = Recorder::default();
-    guest.machine.set_sink(recorder.boxed());
+    let recorder = guest.record();
     guest
         .machine
         .set_breakpoint(1, Some(guest.symbol("micro_leaf")))

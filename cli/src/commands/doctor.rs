@@ -12,7 +12,15 @@ use crate::report::{Failure, ToOutput};
 struct Row {
     what: &'static str,
     found: String,
-    consequence: String,
+    consequence: &'static str,
+}
+
+fn row(what: &'static str, found: &str, consequence: &'static str) -> Row {
+    Row {
+        what,
+        found: found.into(),
+        consequence,
+    }
 }
 
 /// Runs the command.
@@ -42,11 +50,6 @@ pub fn doctor(args: &args::Doctor) -> Result<(), Failure> {
 }
 
 fn rows(profile: &HostProfile) -> Vec<Row> {
-    let row = |what, found: &str, consequence: &str| Row {
-        what,
-        found: found.into(),
-        consequence: consequence.into(),
-    };
     vec![
         row(KVM, "usable", "machines can be run"),
         row(
@@ -91,16 +94,16 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
             &format!("{} recommended", profile.recommended_vcpus),
             "give --cpus no more than that for speed; up to 4 work",
         ),
-        Row {
-            what: "one exit from kernel mode",
-            found: microseconds(profile.exit_kernel_ns),
-            consequence: "a traced kernel function costs little more than this a hit".into(),
-        },
-        Row {
-            what: "one exit from user mode",
-            found: microseconds(profile.exit_user_ns),
-            consequence: "a traced function of a program costs little more than this a hit".into(),
-        },
+        row(
+            "one exit from kernel mode",
+            &microseconds(profile.exit_kernel_ns),
+            "a traced kernel function costs little more than this a hit",
+        ),
+        row(
+            "one exit from user mode",
+            &microseconds(profile.exit_user_ns),
+            "a traced function of a program costs little more than this a hit",
+        ),
     ]
 }
 
@@ -116,11 +119,7 @@ fn kernel_mode(profile: &HostProfile) -> Row {
             "guest kernels run at some million instructions a second, programs at full speed; a small kernel boots in 10 to 20 s; missing instructions are completed by exotrace",
         ),
     };
-    Row {
-        what: "guest kernel mode",
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row("guest kernel mode", found, consequence)
 }
 
 fn cpu_flag(profile: &HostProfile) -> Row {
@@ -138,11 +137,7 @@ fn cpu_flag(profile: &HostProfile) -> Row {
             "this system sees no VMX or SVM; on bare metal turn it on in the firmware, in a virtual machine ask for nested virtualisation",
         ),
     };
-    Row {
-        what: "virtualisation flag of the CPU",
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row("virtualisation flag of the CPU", found, consequence)
 }
 
 fn sync_regs(profile: &HostProfile) -> Row {
@@ -153,11 +148,7 @@ fn sync_regs(profile: &HostProfile) -> Row {
             "each hit costs two more system calls; a Linux of 4.17 or newer has it",
         ),
     };
-    Row {
-        what: "registers in shared memory",
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row("registers in shared memory", found, consequence)
 }
 
 fn int3_kernel(profile: &HostProfile) -> Row {
@@ -172,11 +163,7 @@ fn int3_kernel(profile: &HostProfile) -> Row {
             "kernel functions cannot be traced on this host",
         ),
     };
-    Row {
-        what: "int3 in the kernel",
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row("int3 in the kernel", found, consequence)
 }
 
 fn int3_user(profile: &HostProfile) -> Row {
@@ -191,11 +178,7 @@ fn int3_user(profile: &HostProfile) -> Row {
             "exotrace watches the guest's own #BP entry instead",
         ),
     };
-    Row {
-        what: "int3 in programs",
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row("int3 in programs", found, consequence)
 }
 
 fn breakpoint(what: &'static str, found: Breakpoint) -> Row {
@@ -207,11 +190,7 @@ fn breakpoint(what: &'static str, found: Breakpoint) -> Row {
         ),
         Breakpoint::Silent => ("never fire", "only int3 is used there"),
     };
-    Row {
-        what,
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row(what, found, consequence)
 }
 
 fn step(what: &'static str, works: bool) -> Row {
@@ -222,11 +201,7 @@ fn step(what: &'static str, works: bool) -> Row {
             "instructions that exotrace does not emulate cannot be trapped there",
         ),
     };
-    Row {
-        what,
-        found: found.into(),
-        consequence: consequence.into(),
-    }
+    row(what, found, consequence)
 }
 
 #[cfg(test)]

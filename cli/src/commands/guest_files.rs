@@ -1,12 +1,13 @@
 //! `exotrace guest`: puts a guest's kernel and initramfs into a folder, for `run` and for tests.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 use ::guest::{Cache, Terminal, debian, initramfs, kernel, micro};
 
 use crate::args::{Guest, GuestKind};
-use crate::report::Failure;
+use crate::report::{Failure, ToOutput};
 
 /// Makes or finds the guest and prints the names of its files.
 ///
@@ -43,6 +44,5 @@ fn write<'a>(file: &'a Path, content: &[u8]) -> Result<&'a Path, Failure> {
 }
 
 fn show(file: &Path) -> Result<(), Failure> {
-    println!("{}", file.display());
-    Ok(())
+    writeln!(std::io::stdout(), "{}", file.display()).to_output()
 }

@@ -1,6 +1,6 @@
 //! The control socket: one JSON line asks, one JSON line answers, then the connection ends.
 //!
-//! `{"version":1,"command":"snapshot","folder":"/tmp/s"}` is answered by `{"version":1,"answer":"done","text":"..."}` or
+//! `{"version":1,"command":"snapshot","folder":"/tmp/s"}` is answered by `{"version":1,"answer":"saved","paused_us":900}` or
 //! `{"version":1,"answer":"error","message":"..."}`. Both sides refuse another version by name. The folder that
 //! the socket stands in keeps other users out, and the server looks at who they are besides.
 

@@ -57,7 +57,8 @@ impl Entry {
                 continue;
             }
             let left_behind = (!last_pid.is_empty()).then(|| last_pid.clone());
-            remove_file(&folder.join(CONTROL))?;
+            let control = folder.join(CONTROL);
+            remove_file(&control).map_err(failed("remove", &control))?;
             write_pid(&mut lock).map_err(failed("write", &folder.join(LOCK)))?;
             return Ok((
                 Self {
@@ -175,9 +176,10 @@ fn write_pid(lock: &mut File) -> io::Result<()> {
     writeln!(lock, "{}", std::process::id())
 }
 
-fn remove_file(path: &Path) -> Result<(), RegistryError> {
+/// That the file is not there is no error.
+fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
@@ -185,10 +187,7 @@ fn remove_file(path: &Path) -> Result<(), RegistryError> {
 /// Our two files and the folder. Nothing else is ever put there, and nothing else is removed.
 fn remove_all(folder: &Path) -> io::Result<()> {
     for file in [CONTROL, LOCK] {
-        match fs::remove_file(folder.join(file)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove_file(&folder.join(file))?;
     }
     fs::remove_dir(folder)
 }

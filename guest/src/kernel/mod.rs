@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::cache::{Cache, CacheError};
+use crate::cache::{Cache, CacheError, short};
 use crate::command::CommandError;
 use crate::packages::{self, PackageError};
 use crate::progress::Progress;
@@ -191,13 +191,7 @@ impl Recipe {
             hash.update(fragment);
             hash.update([0]);
         }
-        let hash = hash.finalize();
-        let short: String = hash
-            .iter()
-            .take(6)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        format!("kernel-{}-{BUILDER}-{short}-", self.name)
+        format!("kernel-{}-{BUILDER}-{}-", self.name, short(hash))
     }
 }
 
@@ -226,9 +220,9 @@ fn get(recipe: &Recipe, cache: &Cache, progress: &dyn Progress) -> Result<Kernel
     if let Some(kernel) = cached(recipe, cache, version.as_deref()) {
         return Ok(kernel);
     }
-    let topic = format!("{} kernel", recipe.name);
-    let lock = cache.lock(&topic.replace(' ', "-"), progress)?;
-    let log = cache.root().join(format!("{}-kernel.log", recipe.name));
+    let topic = format!("{}-kernel", recipe.name);
+    let lock = cache.lock(&topic, progress)?;
+    let log = cache.root().join(format!("{topic}.log"));
     // a log is of one build
     let _ = std::fs::remove_file(&log);
     packages::require(&PACKAGES, &log, progress)?;
@@ -237,7 +231,7 @@ fn get(recipe: &Recipe, cache: &Cache, progress: &dyn Progress) -> Result<Kernel
     if let Some(kernel) = cached(recipe, cache, version.as_deref()) {
         return Ok(kernel);
     }
-    let scratch = cache.scratch(&topic.replace(' ', "-"), &lock)?;
+    let scratch = cache.scratch(&topic, &lock)?;
     let out = build::run(recipe, scratch.path(), &log, progress)?;
     let name = recipe.prefix() + &file_name_of(version.as_deref().unwrap_or("unknown"));
     let directory = cache.publish(&out, &name)?;

@@ -134,6 +134,7 @@ impl Assembler {
                 .map_or(bytes.len() as u64, u64::from);
             address + offset
         };
+        // the last function ends with the code: no instruction has that index
         let ends = self.functions.iter().skip(1).map(|(_, start)| *start);
         let symbols = self
             .functions

@@ -6,6 +6,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::asm::Assembler;
+use super::strings::Text;
 
 /// First serial port (8250): data register; the line status is at +5.
 pub const SERIAL: i32 = 0x3f8;
@@ -38,6 +39,14 @@ fn print(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jnz(again)?;
     a.set_label(&mut done)?;
     a.ret()
+}
+
+/// Code that prints one piece of text; `print` is the label of `micro_print`.
+pub fn print_text(a: &mut CodeAssembler, print: CodeLabel, text: Text) -> Result<(), IcedError> {
+    let (address, length) = text.place();
+    a.mov(esi, address as i32)?;
+    a.mov(ecx, length as i32)?;
+    a.call(print)
 }
 
 /// `micro_print_decimal`: RAX, unsigned.

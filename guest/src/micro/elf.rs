@@ -108,7 +108,9 @@ pub fn write(entry: u64, segments: &[Segment], symbols: &[Symbol]) -> Vec<u8> {
     let mut offset = (EHDR + PHDR * segments.len() as u64).next_multiple_of(PAGE);
     for segment in segments {
         let (protection, flags) = match segment.kind {
+            // PF_R and PF_X; SHF_ALLOC and SHF_EXECINSTR
             Kind::Text => (5, 6),
+            // PF_R and PF_W; SHF_ALLOC and SHF_WRITE
             Kind::Data => (6, 3),
         };
         let size = segment.bytes.len() as u64;
@@ -221,19 +223,20 @@ fn symbol_table(segments: &[Segment], symbols: &[Symbol]) -> (Vec<u8>, Vec<u8>) 
     let mut table = Writer(vec![0; SYM as usize]);
     let mut strings = Strings::new();
     for symbol in symbols {
-        let home = segments.iter().position(|segment| {
+        // the segments are the first sections, and section 0 is none
+        let home = segments.iter().zip(1_u16..).find(|(segment, _)| {
             (segment.address..segment.address + segment.memory).contains(&symbol.address)
         });
-        let Some(home) = home else { continue };
-        let function = segments.get(home).is_some_and(|s| s.kind == Kind::Text);
+        let Some((segment, section)) = home else {
+            continue;
+        };
         table.u32(strings.add(symbol.name));
-        table.0.push(if function {
-            GLOBAL_FUNCTION
-        } else {
-            GLOBAL_OBJECT
+        table.0.push(match segment.kind {
+            Kind::Text => GLOBAL_FUNCTION,
+            Kind::Data => GLOBAL_OBJECT,
         });
         table.0.push(0);
-        table.u16(home as u16 + 1);
+        table.u16(section);
         table.u64s(&[symbol.address, symbol.size]);
     }
     (table.0, strings.0)

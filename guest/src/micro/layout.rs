@@ -50,6 +50,24 @@ pub const USER_MMIO: u64 = 0xd000_0000;
 /// The local APIC's registers (Intel SDM volume 3, "Local APIC register address map").
 pub const LAPIC: u64 = 0xfee0_0000;
 
+/// Registers of the local APIC that are written, by their offset from [`LAPIC`].
+pub mod lapic {
+    /// End of interrupt.
+    pub const EOI: u32 = 0xb0;
+    /// Spurious interrupt vector, and [`SOFTWARE_ENABLE`].
+    pub const SPURIOUS_VECTOR: u32 = 0xf0;
+    /// The bit of it that switches the APIC on.
+    pub const SOFTWARE_ENABLE: i32 = 0x100;
+    /// Low half of the interrupt command (Intel SDM volume 3, "Issuing interprocessor interrupts").
+    pub const ICR_LOW: u32 = 0x300;
+    /// The timer's vector and mode.
+    pub const TIMER_VECTOR: u32 = 0x320;
+    /// What the timer counts down from.
+    pub const TIMER_INITIAL_COUNT: u32 = 0x380;
+    /// What the timer's clock is divided by.
+    pub const TIMER_DIVIDE: u32 = 0x3e0;
+}
+
 /// Selectors, in Linux's order, so that STAR and the boot protocol's `__BOOT_CS` fit too.
 pub mod selector {
     /// 64-bit code, ring 0.

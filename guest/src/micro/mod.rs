@@ -33,6 +33,7 @@
 //! counting in `micro_ticks`), `dead` (halted with interrupts off). `triple` ends in a triple fault.
 
 mod asm;
+mod calls;
 mod console;
 mod elf;
 mod layout;

@@ -6,9 +6,9 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::asm::{AssembleError, Assembler, Code};
+use super::calls;
 use super::console::SERIAL;
-use super::layout::{LAPIC, data, vector};
-use super::user;
+use super::layout::{LAPIC, data, lapic, vector};
 
 /// Names on the command line, and the functions that start them.
 pub const PROGRAMS: [(&str, &str); 19] = [
@@ -86,28 +86,15 @@ pub fn table(code: &Code) -> Result<Vec<u8>, AssembleError> {
     Ok(table)
 }
 
-/// `micro_leaf(n)` = n + 1, called COUNT times with n = 0, 1, …; counts right answers and stops at the first wrong one.
+/// `micro_call_loop`: RDI calls of `micro_leaf`, RAX = right answers. `micro_calls`: COUNT of them, counted.
 fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_leaf")?;
-    user::leaf_body(&mut asm.code)?;
+    calls::leaf(&mut asm.code)?;
 
     asm.function("micro_call_loop")?;
     let leaf = asm.label("micro_leaf");
     let a = &mut asm.code;
-    let mut again = a.create_label();
-    let mut done = a.create_label();
-    a.mov(r12, rdi)?;
-    a.xor(ebx, ebx)?;
-    a.set_label(&mut again)?;
-    a.mov(rdi, rbx)?;
-    a.call(leaf)?;
-    a.lea(rcx, ptr(rbx + 1))?;
-    a.cmp(rax, rcx)?;
-    a.jne(done)?;
-    a.mov(rbx, rcx)?;
-    a.cmp(rbx, r12)?;
-    a.jb(again)?;
-    a.set_label(&mut done)?;
+    calls::call_loop(a, leaf)?;
     a.mov(rax, rbx)?;
     a.ret()?;
 
@@ -218,20 +205,7 @@ fn step(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_step_loop")?;
     let step = asm.label("micro_step");
     let a = &mut asm.code;
-    let mut again = a.create_label();
-    let mut done = a.create_label();
-    a.mov(r12, rdi)?;
-    a.xor(ebx, ebx)?;
-    a.set_label(&mut again)?;
-    a.mov(rdi, rbx)?;
-    a.call(step)?;
-    a.lea(rcx, ptr(rbx + 1))?;
-    a.cmp(rax, rcx)?;
-    a.jne(done)?;
-    a.mov(rbx, rcx)?;
-    a.cmp(rbx, r12)?;
-    a.jb(again)?;
-    a.set_label(&mut done)?;
+    calls::call_loop(a, step)?;
     a.mov(qword_ptr(data::COUNT), rbx)?;
     a.ret()
 }
@@ -256,11 +230,6 @@ fn endless(asm: &mut Assembler) -> Result<(), IcedError> {
 
 /// Waiting for the local APIC's timer at 100 Hz, where its clock runs at 1 GHz as KVM's does.
 fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
-    const SPURIOUS_VECTOR: u32 = 0xf0;
-    const TIMER_VECTOR: u32 = 0x320;
-    const INITIAL_COUNT: u32 = 0x380;
-    const DIVIDE: u32 = 0x3e0;
-    const SOFTWARE_ENABLE: i32 = 0x100;
     const PERIODIC: i32 = 0x2_0000;
     const DIVIDE_BY_1: i32 = 0xb;
     const PERIOD: i32 = 10_000_000;
@@ -270,12 +239,12 @@ fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     a.mov(eax, LAPIC as u32)?;
     for (register, value) in [
         (
-            SPURIOUS_VECTOR,
-            SOFTWARE_ENABLE | i32::from(vector::SPURIOUS),
+            lapic::SPURIOUS_VECTOR,
+            lapic::SOFTWARE_ENABLE | i32::from(vector::SPURIOUS),
         ),
-        (DIVIDE, DIVIDE_BY_1),
-        (TIMER_VECTOR, PERIODIC | i32::from(vector::TIMER)),
-        (INITIAL_COUNT, PERIOD),
+        (lapic::TIMER_DIVIDE, DIVIDE_BY_1),
+        (lapic::TIMER_VECTOR, PERIODIC | i32::from(vector::TIMER)),
+        (lapic::TIMER_INITIAL_COUNT, PERIOD),
     ] {
         a.mov(dword_ptr(rax + register), value)?;
     }

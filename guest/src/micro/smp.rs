@@ -6,22 +6,20 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::asm::{AssembleError, Assembler};
+use super::console::print_text;
 use super::layout::{
-    AP_MAX, AP_STACK_SIZE, AP_STACKS, LAPIC, PAGE, PML4, TRAMPOLINE, data, selector,
+    AP_MAX, AP_STACK_SIZE, AP_STACKS, LAPIC, PAGE, PML4, TRAMPOLINE, data, lapic, selector, vector,
 };
+use super::start::MSR_EFER;
 use super::strings::Text;
+use super::tables::{GDT_SIZE, table_pointer};
 
-/// Low half of the interrupt command register (Intel SDM volume 3, "Issuing interprocessor interrupts").
-const ICR_LOW: u32 = 0x300;
-const SPURIOUS_VECTOR: u32 = 0xf0;
-const SOFTWARE_ENABLE: i32 = 0x1ff;
 /// All but self, assert, delivery mode INIT.
 const INIT_OTHERS: i32 = 0xc_4500;
 /// The same with delivery mode start-up, at [`TRAMPOLINE`].
 const SIPI_OTHERS: i32 = 0xc_4600 | (TRAMPOLINE / PAGE) as i32;
 /// Time-stamp ticks to wait for the others: seconds on any machine.
 const PATIENCE: u64 = 10_000_000_000;
-const EFER: u32 = 0xc000_0080;
 /// EFER.LME and EFER.SCE.
 const EFER_LONG: u32 = 0x101;
 /// CR4.PAE.
@@ -56,9 +54,10 @@ fn first(asm: &mut Assembler) -> Result<(), IcedError> {
     a.mov(ecx, TRAMPOLINE_SIZE as u32)?;
     a.rep().movsb()?;
     a.mov(eax, LAPIC as u32)?;
-    a.mov(dword_ptr(rax + SPURIOUS_VECTOR), SOFTWARE_ENABLE)?;
-    a.mov(dword_ptr(rax + ICR_LOW), INIT_OTHERS)?;
-    a.mov(dword_ptr(rax + ICR_LOW), SIPI_OTHERS)?;
+    let enabled = lapic::SOFTWARE_ENABLE | i32::from(vector::SPURIOUS);
+    a.mov(dword_ptr(rax + lapic::SPURIOUS_VECTOR), enabled)?;
+    a.mov(dword_ptr(rax + lapic::ICR_LOW), INIT_OTHERS)?;
+    a.mov(dword_ptr(rax + lapic::ICR_LOW), SIPI_OTHERS)?;
 
     let rdtsc = |a: &mut CodeAssembler| {
         a.rdtsc()?;
@@ -77,17 +76,11 @@ fn first(asm: &mut Assembler) -> Result<(), IcedError> {
     rdtsc(a)?;
     a.cmp(rax, rbx)?;
     a.jb(wait_online)?;
-    let (address, length) = Text::Missing.place();
-    a.mov(esi, address as i32)?;
-    a.mov(ecx, length as i32)?;
-    a.call(print)?;
+    print_text(a, print, Text::Missing)?;
     a.mov(rax, qword_ptr(data::AP_ONLINE))?;
     a.inc(rax)?;
     a.call(decimal)?;
-    let (address, length) = Text::Newline.place();
-    a.mov(esi, address as i32)?;
-    a.mov(ecx, length as i32)?;
-    a.call(print)?;
+    print_text(a, print, Text::Newline)?;
 
     a.set_label(&mut all_online)?;
     // late comers find this changed and stay out
@@ -153,7 +146,7 @@ pub fn trampoline(target: u64) -> Result<Vec<u8>, AssembleError> {
     a.mov(cr4, eax)?;
     a.mov(eax, PML4 as u32)?;
     a.mov(cr3, eax)?;
-    a.mov(ecx, EFER)?;
+    a.mov(ecx, MSR_EFER)?;
     a.mov(eax, EFER_LONG)?;
     a.xor(edx, edx)?;
     a.wrmsr()?;
@@ -175,10 +168,7 @@ pub fn trampoline(target: u64) -> Result<Vec<u8>, AssembleError> {
         });
     }
     bytes.resize(GDT_POINTER as usize, 0);
-    bytes.extend(super::tables::table_pointer(
-        data::GDT,
-        super::tables::GDT_SIZE,
-    ));
+    bytes.extend(table_pointer(data::GDT, GDT_SIZE));
     bytes.resize(TRAMPOLINE_SIZE as usize, 0);
     Ok(bytes)
 }

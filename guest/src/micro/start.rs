@@ -7,6 +7,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::asm::Assembler;
+use super::console::print_text;
 use super::layout::{KERNEL_STACK_TOP, PML4, USER_STACK, data, selector};
 use super::strings::Text;
 
@@ -16,7 +17,8 @@ const CMD_LINE_PTR: u32 = 0x228;
 const FLAGS_NONE: i32 = 0x2;
 /// RFLAGS in user mode: interrupts on.
 const FLAGS_USER: i32 = 0x202;
-const MSR_EFER: u32 = 0xc000_0080;
+/// Extended features: long mode, SYSCALL.
+pub const MSR_EFER: u32 = 0xc000_0080;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
@@ -107,14 +109,6 @@ fn system_calls(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// Prints one piece of text.
-fn text(a: &mut CodeAssembler, print: CodeLabel, text: Text) -> Result<(), IcedError> {
-    let (address, length) = text.place();
-    a.mov(esi, address as i32)?;
-    a.mov(ecx, length as i32)?;
-    a.call(print)
-}
-
 /// `micro_main`: reads the command line, prints the first line, looks the program up and calls it with RDI = COUNT.
 fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     asm.function("micro_main")?;
@@ -148,14 +142,14 @@ fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     a.call(number)?;
     a.mov(qword_ptr(data::CPUS), rax)?;
 
-    text(a, print, Text::Prefix)?;
+    print_text(a, print, Text::Prefix)?;
     a.mov(rsi, qword_ptr(data::WORD))?;
     a.mov(rcx, qword_ptr(data::WORD_LENGTH))?;
     a.call(print)?;
-    text(a, print, Text::Space)?;
+    print_text(a, print, Text::Space)?;
     a.mov(rax, qword_ptr(data::ARGUMENT))?;
     a.call(decimal)?;
-    text(a, print, Text::Newline)?;
+    print_text(a, print, Text::Newline)?;
 
     a.mov(ebx, data::PROGRAMS as u32)?;
     a.mov(ebp, programs as u32)?;
@@ -173,7 +167,7 @@ fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     a.add(rbx, data::PROGRAM_SIZE as i32)?;
     a.dec(ebp)?;
     a.jnz(next)?;
-    text(a, print, Text::Unknown)?;
+    print_text(a, print, Text::Unknown)?;
     a.jmp(reset)
 }
 
@@ -255,11 +249,11 @@ fn finish(asm: &mut Assembler) -> Result<(), IcedError> {
     let reset = asm.label("micro_reset");
     let a = &mut asm.code;
     a.cli()?;
-    text(a, print, Text::Count)?;
+    print_text(a, print, Text::Count)?;
     a.mov(rax, qword_ptr(data::COUNT))?;
     a.call(decimal)?;
-    text(a, print, Text::Newline)?;
-    text(a, print, Text::Done)?;
+    print_text(a, print, Text::Newline)?;
+    print_text(a, print, Text::Done)?;
     a.jmp(reset)
 }
 

@@ -7,12 +7,11 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::asm::{AssembleError, Assembler, Code};
-use super::layout::{HOLES, LAPIC, data, vector};
+use super::console::print_text;
+use super::layout::{HOLES, LAPIC, data, lapic, vector};
 use super::strings::Text;
 use super::tables::{HOLE_PRESENT, low_entry};
 
-/// Offset of the local APIC's end-of-interrupt register.
-const LAPIC_EOI: u64 = 0xb0;
 /// RFLAGS.TF.
 const TRAP_FLAG: i32 = 1 << 8;
 const DEBUG: u8 = 1;
@@ -94,14 +93,6 @@ pub fn handlers(code: &Code) -> Result<[u64; 256], AssembleError> {
     Ok(handlers)
 }
 
-/// Prints one piece of text.
-fn text(a: &mut CodeAssembler, print: CodeLabel, text: Text) -> Result<(), IcedError> {
-    let (address, length) = text.place();
-    a.mov(esi, address as i32)?;
-    a.mov(ecx, length as i32)?;
-    a.call(print)
-}
-
 /// `micro_report`: RSP points at vector, error code, RIP. Ends the run.
 fn report(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_report")?;
@@ -111,19 +102,19 @@ fn report(asm: &mut Assembler) -> Result<(), IcedError> {
     let reset = asm.label("micro_reset");
     let a = &mut asm.code;
     a.cld()?;
-    text(a, print, Text::Trap)?;
+    print_text(a, print, Text::Trap)?;
     a.mov(rax, qword_ptr(rsp))?;
     a.call(decimal)?;
-    text(a, print, Text::At)?;
+    print_text(a, print, Text::At)?;
     a.mov(rdi, qword_ptr(rsp + 16))?;
     a.call(hex)?;
-    text(a, print, Text::Error)?;
+    print_text(a, print, Text::Error)?;
     a.mov(rdi, qword_ptr(rsp + 8))?;
     a.call(hex)?;
-    text(a, print, Text::Address)?;
+    print_text(a, print, Text::Address)?;
     a.mov(rdi, cr2)?;
     a.call(hex)?;
-    text(a, print, Text::Newline)?;
+    print_text(a, print, Text::Newline)?;
     a.jmp(reset)
 }
 
@@ -224,7 +215,7 @@ fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     let a = &mut asm.code;
     a.inc(qword_ptr(data::TICKS))?;
     a.push(rax)?;
-    a.mov(eax, (LAPIC + LAPIC_EOI) as u32)?;
+    a.mov(eax, LAPIC as u32 + lapic::EOI)?;
     a.mov(dword_ptr(rax), 0)?;
     a.pop(rax)?;
     a.iretq()

@@ -7,6 +7,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::asm::{AssembleError, Assembler, Code};
+use super::calls::{call_loop, leaf};
 use super::layout::{HOLES, USER_MMIO, USER_TEXT};
 
 /// Assembles the user page.
@@ -15,7 +16,6 @@ use super::layout::{HOLES, USER_MMIO, USER_TEXT};
 /// None that depend on anything but this file.
 pub fn assemble() -> Result<Code, AssembleError> {
     let mut asm = Assembler::new(64)?;
-    leaf(&mut asm)?;
     calls(&mut asm)?;
     counted_by_kernel(&mut asm, "micro_user_syscalls", |a| a.syscall())?;
     counted_by_kernel(&mut asm, "micro_user_int3", |a| a.int3())?;
@@ -27,41 +27,16 @@ pub fn assemble() -> Result<Code, AssembleError> {
     asm.finish(USER_TEXT)
 }
 
-/// `micro_user_leaf(n)` returns n + 1; the same bytes as `micro_leaf`.
-fn leaf(asm: &mut Assembler) -> Result<(), IcedError> {
-    asm.function("micro_user_leaf")?;
-    leaf_body(&mut asm.code)
-}
-
-/// A leaf with a frame pointer: RDI + 1.
-pub fn leaf_body(a: &mut CodeAssembler) -> Result<(), IcedError> {
-    a.push(rbp)?;
-    a.mov(rbp, rsp)?;
-    a.lea(rax, ptr(rdi + 1))?;
-    a.pop(rbp)?;
-    a.ret()
-}
-
-/// Calls the leaf COUNT times and counts right answers.
+/// Calls `micro_user_leaf`, the same bytes as `micro_leaf`, COUNT times and counts right answers.
 fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
+    asm.function("micro_user_leaf")?;
+    leaf(&mut asm.code)?;
+
     asm.function("micro_user_calls")?;
     let leaf = asm.label("micro_user_leaf");
     let exit = asm.label("micro_user_exit");
     let a = &mut asm.code;
-    let mut again = a.create_label();
-    let mut done = a.create_label();
-    a.mov(r12, rdi)?;
-    a.xor(ebx, ebx)?;
-    a.set_label(&mut again)?;
-    a.mov(rdi, rbx)?;
-    a.call(leaf)?;
-    a.lea(rcx, ptr(rbx + 1))?;
-    a.cmp(rax, rcx)?;
-    a.jne(done)?;
-    a.mov(rbx, rcx)?;
-    a.cmp(rbx, r12)?;
-    a.jb(again)?;
-    a.set_label(&mut done)?;
+    call_loop(a, leaf)?;
     a.mov(rdi, rbx)?;
     a.jmp(exit)
 }

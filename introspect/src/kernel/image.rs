@@ -5,6 +5,7 @@
 //! itself: symbols and BTF. It does not look at a running guest; see [`slide`](super::slide).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use memchr::memmem;
 use object::elf;
@@ -42,10 +43,10 @@ pub struct Segment {
     pub executable: bool,
 }
 
-/// A parsed kernel image. Holds the whole file.
+/// A parsed kernel image. Holds the whole file, or shares it with whoever read it.
 #[derive(Debug)]
 pub struct KernelImage {
-    bytes: Vec<u8>,
+    bytes: Arc<Vec<u8>>,
     segments: Vec<Segment>,
     entry: u64,
     pvh_entry: Option<u64>,
@@ -149,8 +150,7 @@ pub enum ImageBtfError {
     /// No section.
     #[error(
         "the kernel image has no .BTF section (built without CONFIG_DEBUG_INFO_BTF): tasks (pid, comm), \
-         struct members and argument names are not available; function probes and registers are. \
-         A detached BTF file of the same kernel can be given instead"
+         struct members and argument names are not available; function probes and registers are"
     )]
     NoSection,
     /// The section is broken.
@@ -163,7 +163,7 @@ impl KernelImage {
     ///
     /// # Errors
     /// If these are not the bytes of a complete x86-64 ELF executable.
-    pub fn parse(bytes: impl Into<Vec<u8>>) -> Result<Self, ImageError> {
+    pub fn parse(bytes: impl Into<Arc<Vec<u8>>>) -> Result<Self, ImageError> {
         let bytes = bytes.into();
         if !bytes.starts_with(&elf::ELFMAG) {
             let (offset, magic) = BZIMAGE_MAGIC;

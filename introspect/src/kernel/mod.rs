@@ -11,6 +11,7 @@ pub mod symbols;
 pub mod task;
 
 mod elf_symbols;
+mod name_index;
 mod nearest;
 
 #[cfg(test)]

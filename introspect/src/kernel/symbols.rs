@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use super::name_index::NameIndex;
 use super::nearest;
-use crate::bytes::hash_name;
 
 /// Prefix of the padding that some kernels give a symbol of its own, in front of each function
 /// (`CONFIG_CALL_PADDING`, since Linux 6.2). Never executed as a function.
@@ -54,6 +54,15 @@ struct Entry {
     absolute: bool,
 }
 
+impl Entry {
+    fn name<'a>(&self, names: &'a str) -> &'a str {
+        let start = self.name_start as usize;
+        names
+            .get(start..start + usize::from(self.name_length))
+            .unwrap_or_default()
+    }
+}
+
 #[derive(Debug)]
 struct Table {
     /// All names, end to end.
@@ -62,8 +71,8 @@ struct Table {
     entries: Vec<Entry>,
     /// Number of absolute symbols.
     absolute: usize,
-    /// `hash_name << 32 | index into entries`, ascending.
-    by_name: Vec<u64>,
+    /// To indices into `entries`.
+    by_name: NameIndex,
     /// First address past the image (unslid), if known.
     end: Option<u64>,
 }
@@ -117,15 +126,10 @@ impl Symbols {
 
     /// Every symbol called `name`, ascending by address. Static functions of different files may share one.
     pub fn all_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
-        let hash = u64::from(hash_name(name.as_bytes()));
-        let by_name = &self.table.by_name;
-        let first = by_name.partition_point(|key| key >> 32 < hash);
-        by_name
-            .get(first..)
-            .unwrap_or_default()
-            .iter()
-            .take_while(move |key| **key >> 32 == hash)
-            .filter_map(|key| self.table.entries.get((*key & 0xffff_ffff) as usize))
+        self.table
+            .by_name
+            .candidates(name.as_bytes())
+            .filter_map(|index| self.table.entries.get(index as usize))
             .map(|entry| self.symbol(entry))
             .filter(move |symbol| symbol.name == name)
     }
@@ -187,17 +191,12 @@ impl Symbols {
     }
 
     fn symbol<'a>(&'a self, entry: &Entry) -> Symbol<'a> {
-        let start = entry.name_start as usize;
-        let name = self
-            .table
-            .names
-            .get(start..start + usize::from(entry.name_length));
         Symbol {
             address: match entry.absolute {
                 true => entry.address,
                 false => entry.address.wrapping_add(self.slide),
             },
-            name: name.unwrap_or_default(),
+            name: entry.name(&self.table.names),
             kind: char::from(entry.kind),
             absolute: entry.absolute,
         }
@@ -242,7 +241,7 @@ impl SymbolsBuilder {
     }
 
     /// Adds a symbol. `kind` is nm's letter; see [`Symbol`] for `absolute`. A name that is no UTF-8 is
-    /// taken with replacement characters, one longer than 65,535 bytes is cut.
+    /// taken with replacement characters, one longer than 21,845 bytes is cut.
     ///
     /// # Errors
     /// If the table grew past what fits its indices.
@@ -260,6 +259,7 @@ impl SymbolsBuilder {
                 names: name_start,
             });
         }
+        // A replacement character takes three bytes, and a name's length must fit 16 bits.
         let limited = name.get(..usize::from(u16::MAX) / 3).unwrap_or(name);
         match std::str::from_utf8(limited) {
             Ok(name) => self.names.push_str(name),
@@ -281,16 +281,11 @@ impl SymbolsBuilder {
     pub fn finish(mut self, end: Option<u64>) -> Symbols {
         self.entries
             .sort_by_key(|entry| (!entry.absolute, entry.address));
-        let names = self.names.as_bytes();
-        let mut by_name: Vec<u64> = (0u64..)
-            .zip(&self.entries)
-            .map(|(index, entry)| {
-                let start = entry.name_start as usize;
-                let name = names.get(start..start + usize::from(entry.name_length));
-                u64::from(hash_name(name.unwrap_or_default())) << 32 | index
-            })
-            .collect();
-        by_name.sort_unstable();
+        let mut by_name = NameIndex::with_capacity(self.entries.len());
+        for (index, entry) in (0..).zip(&self.entries) {
+            by_name.add(entry.name(&self.names).as_bytes(), index);
+        }
+        by_name.sort();
         Symbols {
             table: Arc::new(Table {
                 absolute: self.entries.partition_point(|entry| entry.absolute),

@@ -1,7 +1,8 @@
 //! Which task a CPU runs, read from the kernel's own structures.
 //!
 //! The caller stops the CPU and gives its address space and the base of its per-CPU area. This reads; it walks no
-//! lists and takes no locks. What a hit needs is read without allocating: a page walk and three short reads.
+//! lists and takes no locks. What a hit needs is read without allocating: a page walk and three short reads
+//! ([`TaskLayout::current_thread_at`], [`TaskLayout::preempt_count`]).
 //!
 //! The current task stands in per-CPU data: in the variable `current_task` (Linux up to 6.1, and from 6.15 on), or
 //! in the struct `pcpu_hot` in between. A per-CPU symbol plus the per-CPU base is the variable's address both where
@@ -119,6 +120,15 @@ impl Task {
     }
 }
 
+/// A task as a hit needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thread {
+    /// Address of its `task_struct`.
+    pub task: Gva,
+    /// See [`Task::pid`].
+    pub pid: i32,
+}
+
 /// The kernel's nesting counter of one CPU (include/linux/preempt.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreemptCount(pub u32);
@@ -233,9 +243,24 @@ impl TaskLayout {
         space: AddressSpace,
         per_cpu: &PerCpu,
     ) -> Result<Task, TaskError> {
-        let mut pointer = [0; 8];
-        memory.read_physical(per_cpu.current, &mut pointer)?;
-        self.task(memory, space, Gva(u64::from_le_bytes(pointer)))
+        self.task(memory, space, current_pointer(memory, per_cpu)?)
+    }
+
+    /// The thread that a CPU runs: no more of its task is read.
+    ///
+    /// # Errors
+    /// If per-CPU data or the task cannot be read.
+    pub fn current_thread_at(
+        &self,
+        memory: &impl PhysicalMemory,
+        space: AddressSpace,
+        per_cpu: &PerCpu,
+    ) -> Result<Thread, TaskError> {
+        let task = current_pointer(memory, per_cpu)?;
+        let mut pid = [0; 4];
+        FieldReader::new(memory, space, task)?.read(self.pid, &mut pid)?;
+        let pid = i32::from_le_bytes(pid);
+        Ok(Thread { task, pid })
     }
 
     /// The task whose `task_struct` is at `address`.
@@ -250,17 +275,8 @@ impl TaskLayout {
     ) -> Result<Task, TaskError> {
         let mut reader = FieldReader::new(memory, space, address)?;
         let (mut pid, mut tgid, mut comm) = ([0; 4], [0; 4], [0; COMM_LENGTH]);
-        if self.tgid == self.pid.wrapping_add(4) {
-            // Neighbours in all kernels so far: one read for both.
-            let mut both = [0; 8];
-            reader.read(self.pid, &mut both)?;
-            let both = u64::from_le_bytes(both);
-            pid = (both as u32).to_le_bytes();
-            tgid = ((both >> 32) as u32).to_le_bytes();
-        } else {
-            reader.read(self.pid, &mut pid)?;
-            reader.read(self.tgid, &mut tgid)?;
-        }
+        reader.read(self.pid, &mut pid)?;
+        reader.read(self.tgid, &mut tgid)?;
         reader.read(self.comm, &mut comm)?;
         Ok(Task {
             address,
@@ -302,6 +318,13 @@ impl TaskLayout {
         memory.read_physical(place, &mut count)?;
         Ok(Some(PreemptCount(u32::from_le_bytes(count))))
     }
+}
+
+/// Where the current task's pointer on a CPU leads.
+fn current_pointer(memory: &impl PhysicalMemory, per_cpu: &PerCpu) -> Result<Gva, TaskError> {
+    let mut pointer = [0; 8];
+    memory.read_physical(per_cpu.current, &mut pointer)?;
+    Ok(Gva(u64::from_le_bytes(pointer)))
 }
 
 /// Reads fields of one struct, with one page walk for all that lie in the same page: the kernel maps its tasks with
@@ -433,6 +456,13 @@ mod tests {
             assert_eq!(map, Ok(Some(Gva(0xffff_8880_0555_0000))));
             let per_cpu = layout.per_cpu(&memory, space, Gva(base)).unwrap();
             assert_eq!(layout.current_at(&memory, space, &per_cpu), Ok(task));
+            assert_eq!(
+                layout.current_thread_at(&memory, space, &per_cpu),
+                Ok(Thread {
+                    task: task.address,
+                    pid: task.pid
+                })
+            );
             let count = layout.preempt_count(&memory, &per_cpu).unwrap().unwrap();
             assert!(count.in_hard_interrupt() && !count.in_task(), "{count:?}");
         }

@@ -266,13 +266,15 @@ impl HitPath {
 
     fn task<M: PhysicalMemory>(&self, tasks: &TaskLayout, hit: &Hit<'_, M>) -> Option<Context> {
         let per_cpu = self.per_cpu(tasks, hit)?;
-        let task = tasks.current_at(hit.memory, self.space, &per_cpu).ok()?;
+        let current = tasks
+            .current_thread_at(hit.memory, self.space, &per_cpu)
+            .ok()?;
         let nesting = tasks.preempt_count(hit.memory, &per_cpu).ok()?;
         let interrupted = nesting.is_some_and(is_interrupt);
-        let thread = u64::from(task.pid.cast_unsigned());
+        let thread = u64::from(current.pid.cast_unsigned());
         let pid = if interrupted { NO_PROCESS } else { thread };
         Some(Context {
-            task: task.address.0,
+            task: current.task.0,
             thread,
             pid,
         })
@@ -286,7 +288,8 @@ impl HitPath {
             Some((at, per_cpu)) if *at == base => Some(*per_cpu),
             _ => {
                 let found = tasks.per_cpu(hit.memory, self.space, base).ok()?;
-                // Loses only against itself: the thread is the vCPU's own.
+                // Kept once: the base changes only when the guest starts another kernel, and is then looked up
+                // at every hit.
                 let _ = known.set((base, found));
                 Some(found)
             }

@@ -25,6 +25,7 @@ use vmm::trap::SiteId;
 
 pub use select::{
     ArmFunctionsError, RefusedFunction, RefusedReason, TracedFunction, UnknownFunction,
+    unknown_functions,
 };
 
 use crate::event::Event;

@@ -3,8 +3,8 @@
 //! A call's frame is known by its task and the stack pointer that its caller has after the return. A task may go on
 //! on another vCPU, so all vCPUs share the table; it is split into shards with a lock each, held for
 //! some ten nanoseconds. Memory is set aside at the start and bounded: a full shard gives up its oldest call, which
-//! is counted as lost. Calls that never return (the task ended in them) leave in this way, or when their place on
-//! the stack is used again.
+//! is counted as lost; finding it is a search of the shard under its lock. Calls that never return (the task ended in
+//! them) leave in this way, or when their place on the stack is used again.
 //!
 //! Kernels use the memory of a dead task and its stack again at once, so a frame also keeps the thread's number: another
 //! thread at the same place is no return, and ends the wait.
@@ -13,16 +13,17 @@
 //! together, the later entered first.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Functions that may share one frame.
-pub(super) const CHAIN: usize = 4;
+const CHAIN: usize = 4;
 /// Locks; a power of two.
 const SHARDS: usize = 64;
 /// Least room in a shard: calls spread over the shards by chance.
 const SHARD_ROOM: usize = 16;
-/// Most room in all; 400 MiB.
+/// Most room in all; the maps then take 1 GiB.
 const MAX_ROOM: usize = 1 << 22;
 
 /// Who waits, and where.
@@ -78,8 +79,9 @@ impl PendingReturns {
     /// Room for about `limit` calls at a time, 1024 at least.
     pub(super) fn new(limit: usize) -> Self {
         let per_shard = limit.min(MAX_ROOM).div_ceil(SHARDS).max(SHARD_ROOM);
-        // Twice the room: a map that is at its limit then never grows or rehashes into new memory.
-        let shard = || Mutex::new(HashMap::with_capacity(per_shard * 2));
+        // Twice what is ever asked for, which is one more than the room: such a map never grows or rehashes into new
+        // memory.
+        let shard = || Mutex::new(HashMap::with_capacity((per_shard + 1) * 2));
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             per_shard,
@@ -91,12 +93,6 @@ impl PendingReturns {
     pub(super) fn enter(&self, key: Key, call: Call) {
         let Some(shard) = self.shard(key) else { return };
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(frame) = shard.get_mut(&key)
-            && frame.is_of(call.thread, call.return_address)
-        {
-            self.chain(frame, call.function);
-            return;
-        }
         let fresh = Frame {
             thread: call.thread,
             return_address: call.return_address,
@@ -104,15 +100,26 @@ impl PendingReturns {
             functions: [call.function, 0, 0, 0],
             count: 1,
         };
-        if !shard.contains_key(&key) && shard.len() >= self.per_shard {
-            let oldest = shard
-                .iter()
-                .min_by_key(|(_, frame)| frame.entered)
-                .map(|(key, _)| *key);
-            self.lose(oldest.and_then(|key| shard.remove(&key)));
+        let full = shard.len() >= self.per_shard;
+        match shard.entry(key) {
+            Entry::Occupied(mut place) if place.get().is_of(call.thread, call.return_address) => {
+                self.chain(place.get_mut(), call.function);
+            }
+            // A frame with another return address: its place on the stack was written over, so it is gone.
+            Entry::Occupied(mut place) => self.lose(place.insert(fresh)),
+            Entry::Vacant(place) if !full => {
+                place.insert(fresh);
+            }
+            Entry::Vacant(_) => {
+                let oldest = shard.iter().min_by_key(|(_, frame)| frame.entered);
+                let oldest = oldest.map(|(key, frame)| (*key, *frame));
+                if let Some((oldest, frame)) = oldest {
+                    shard.remove(&oldest);
+                    self.lose(frame);
+                }
+                shard.insert(key, fresh);
+            }
         }
-        // A frame with another return address: its place on the stack was written over, so it is gone.
-        self.lose(shard.insert(key, fresh));
     }
 
     /// The functions that return now to `return_address`, if `key` waits for that.
@@ -121,14 +128,16 @@ impl PendingReturns {
             .shard(key)?
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let frame = shard.get(&key)?;
-        if frame.is_of(thread, return_address) {
-            return shard.remove(&key);
+        match shard.entry(key) {
+            Entry::Occupied(place) if place.get().is_of(thread, return_address) => {
+                Some(place.remove())
+            }
+            Entry::Occupied(place) if place.get().thread != thread => {
+                self.lose(place.remove());
+                None
+            }
+            _ => None,
         }
-        if frame.thread != thread {
-            self.lose(shard.remove(&key));
-        }
-        None
     }
 
     /// Calls given up so far: their return was not seen.
@@ -168,10 +177,8 @@ impl PendingReturns {
         }
     }
 
-    fn lose(&self, frame: Option<Frame>) {
-        if let Some(frame) = frame {
-            self.lost.fetch_add(frame.count as u64, Ordering::Relaxed);
-        }
+    fn lose(&self, frame: Frame) {
+        self.lost.fetch_add(frame.count as u64, Ordering::Relaxed);
     }
 
     fn shard(&self, key: Key) -> Option<&Mutex<HashMap<Key, Frame>>> {

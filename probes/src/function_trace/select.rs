@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use introspect::Gva;
+use introspect::kernel::symbols::Symbols;
 use vmm::host::{HostProfile, Int3};
 use vmm::trap::ArmError;
 
@@ -120,29 +121,45 @@ fn list<T: std::fmt::Display>(items: &[T]) -> String {
     shown.join("; ")
 }
 
+/// Where functions called `name` are.
+fn addresses<'a>(symbols: &'a Symbols, name: &'a str) -> impl Iterator<Item = u64> + 'a {
+    symbols
+        .all_of(name)
+        .filter(|symbol| symbol.is_text() && !symbol.absolute)
+        .map(|symbol| symbol.address)
+}
+
+/// Those of `names` that stand for no function, in their order, with the names that look like them.
+#[must_use]
+pub fn unknown_functions(symbols: &Symbols, names: &[String]) -> Vec<UnknownFunction> {
+    let nearest = |name: &String| {
+        let nearest = symbols.nearest_names(name, SUGGESTIONS).into_iter();
+        nearest.map(str::to_owned).collect()
+    };
+    names
+        .iter()
+        .filter(|name| addresses(symbols, name).next().is_none())
+        .map(|name| UnknownFunction {
+            name: name.clone(),
+            nearest: nearest(name),
+        })
+        .collect()
+}
+
 /// The functions that `names` stand for, in their order.
 pub(super) fn select(
     view: &KernelView,
     names: &[String],
     options: &TraceOptions,
 ) -> Result<Vec<TracedFunction>, ArmFunctionsError> {
-    let (mut selected, mut unknown) = (Vec::new(), Vec::new());
+    let functions = unknown_functions(&view.symbols, names);
+    if !functions.is_empty() {
+        return Err(ArmFunctionsError::Unknown { functions });
+    }
+    let mut selected = Vec::new();
     let mut taken = HashSet::new();
     for name in names {
-        let found: Vec<u64> = view
-            .symbols
-            .all_of(name)
-            .filter(|symbol| symbol.is_text() && !symbol.absolute)
-            .map(|symbol| symbol.address)
-            .collect();
-        if found.is_empty() {
-            let nearest = view.symbols.nearest_names(name, SUGGESTIONS);
-            let nearest = nearest.into_iter().map(str::to_owned).collect();
-            unknown.push(UnknownFunction {
-                name: name.clone(),
-                nearest,
-            });
-        }
+        let found: Vec<u64> = addresses(&view.symbols, name).collect();
         // BTF describes one of several namesakes and does not say which.
         let arguments = match found.len() {
             1 => view.argument_registers(name).map(|count| count.min(4)),
@@ -160,7 +177,6 @@ pub(super) fn select(
         }
     }
     match selected.len() {
-        _ if !unknown.is_empty() => Err(ArmFunctionsError::Unknown { functions: unknown }),
         0 => Err(ArmFunctionsError::NoFunctions),
         found if found > options.max_functions => Err(ArmFunctionsError::TooMany {
             found,

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 
 use introspect::kernel::task::TaskLayout;
+use introspect::test_memory::{Flags, TestMemory};
 use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva};
 use vmm::trap::{ArmError, SiteId};
@@ -12,7 +13,6 @@ use super::TraceOptions;
 use super::hit::{Hit, HitPath, Kernel};
 use crate::event::{Event, EventKind, NO_PROCESS};
 use crate::merge::drain_in_order;
-use crate::test_memory::TestMemory;
 
 const READ: u64 = 0xffff_ffff_8100_1000;
 const WRITE: u64 = 0xffff_ffff_8100_2000;
@@ -47,11 +47,12 @@ struct Guest {
 impl Guest {
     fn new(options: &TraceOptions) -> Self {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
-        let space = memory.address_space();
-        memory.map(space, STACK, STACK_PAGE);
-        memory.map(space, TASKS[0], TASK_PAGE);
+        let space = memory.address_space(4);
+        let flags = Flags::default().writable();
+        memory.map(space, STACK, STACK_PAGE, 4096, flags);
+        memory.map(space, TASKS[0], TASK_PAGE, 4096, flags);
         for (cpu, (gva, gpa)) in PER_CPU.into_iter().zip(PER_CPU_PAGES).enumerate() {
-            memory.map(space, gva, gpa);
+            memory.map(space, gva, gpa, 4096, flags);
             memory.write(
                 TASK_PAGE + 0x800 * cpu as u64 + LAYOUT.pid,
                 &PIDS[cpu].to_le_bytes(),

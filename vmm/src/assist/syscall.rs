@@ -6,46 +6,10 @@
 //! user CS, masked flags as in R11 and a SYSCALL instruction before RCX is turned into the kernel entry that SYSCALL
 //! should have been. Any other fault goes its way: a program that jumps to LSTAR has made no system call.
 
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use crate::x86_64::segments;
-
-/// RFLAGS.RF
-const RESUME: u64 = 1 << 16;
-/// RFLAGS bit 1 is always set.
-const ALWAYS: u64 = 2;
-
-/// The exception frame with error code that the CPU pushed, from low to high addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FaultFrame {
-    pub(crate) error: u64,
-    pub(crate) rip: u64,
-    pub(crate) cs: u64,
-    pub(crate) rflags: u64,
-    pub(crate) rsp: u64,
-    pub(crate) ss: u64,
-}
-
-impl FaultFrame {
-    /// Bytes on the stack.
-    pub(crate) const SIZE: usize = 48;
-
-    pub(crate) fn from_bytes(bytes: &[u8; Self::SIZE]) -> Self {
-        let word = |i: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
-            u64::from_le_bytes(word)
-        };
-        Self {
-            error: word(0),
-            rip: word(1),
-            cs: word(2),
-            rflags: word(3),
-            rsp: word(4),
-            ss: word(5),
-        }
-    }
-}
+use crate::x86_64::exception_frame::ExceptionFrame;
+use crate::x86_64::{rflags, segments};
 
 /// The MSRs of SYSCALL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,17 +22,17 @@ pub(crate) struct SyscallMsrs {
 /// Whether the fault looks like a SYSCALL that went wrong: `regs` are those at the page-fault entry. SYSCALL has
 /// masked the flags, the interrupt flag among them, and left the program's own in R11. A program that jumps here
 /// cannot mask that one; it would otherwise choose the flags, I/O privilege among them, that SYSRET loads from R11.
-pub(crate) fn is_syscall(frame: &FaultFrame, msrs: &SyscallMsrs, regs: &kvm_regs) -> bool {
+pub(crate) fn is_syscall(frame: &ExceptionFrame, msrs: &SyscallMsrs, regs: &kvm_regs) -> bool {
     msrs.lstar != 0
         && frame.rip == msrs.lstar
         && frame.cs & segments::RPL_MASK == 3
-        && frame.rflags & msrs.mask & !RESUME == 0
-        && (regs.r11 ^ frame.rflags) & !(msrs.mask | RESUME) == 0
+        && frame.rflags & msrs.mask & !rflags::RF == 0
+        && (regs.r11 ^ frame.rflags) & !(msrs.mask | rflags::RF) == 0
 }
 
 /// Turns the registers at the page-fault entry into those at the SYSCALL entry.
 pub(crate) fn repair(
-    frame: &FaultFrame,
+    frame: &ExceptionFrame,
     msrs: &SyscallMsrs,
     regs: &mut kvm_regs,
     sregs: &mut kvm_sregs,
@@ -76,10 +40,9 @@ pub(crate) fn repair(
     let selector = (msrs.star >> 32) as u16 & !3;
     regs.rip = msrs.lstar;
     regs.rsp = frame.rsp;
-    regs.rflags = frame.rflags & !msrs.mask & !RESUME | ALWAYS;
+    regs.rflags = frame.rflags & !msrs.mask & !rflags::RF | rflags::FIXED;
     sregs.cs = segments::code64(selector);
-    let stack: kvm_segment = segments::data(selector.wrapping_add(8));
-    sregs.ss = stack;
+    sregs.ss = segments::data(selector.wrapping_add(8));
 }
 
 #[cfg(test)]
@@ -92,9 +55,8 @@ mod tests {
         mask: 0x257fd5,
     };
 
-    fn frame(rip: u64, cs: u64) -> FaultFrame {
-        FaultFrame {
-            error: 0x15,
+    fn frame(rip: u64, cs: u64) -> ExceptionFrame {
+        ExceptionFrame {
             rip,
             cs,
             rflags: 0x1_0002,
@@ -113,7 +75,7 @@ mod tests {
         assert!(!is_syscall(&frame(MSRS.lstar, 0x10), &MSRS, &regs));
         assert!(!is_syscall(&frame(0x40_1000, 0x33), &MSRS, &regs));
         assert!(!is_syscall(&frame(0, 0x33), &SyscallMsrs::default(), &regs));
-        let jump = FaultFrame {
+        let jump = ExceptionFrame {
             rflags: 0x1_0246,
             ..frame(MSRS.lstar, 0x33)
         };

@@ -4,15 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::payload::{self, PayloadError};
-
-/// What the file was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KernelFormat {
-    /// An ELF file, used as it is.
-    Elf,
-    /// A bzImage, unpacked.
-    BzImage,
-}
+use crate::hex::hex;
 
 /// A kernel file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -55,11 +47,10 @@ pub enum KernelFileError {
     },
 }
 
-/// An unpacked kernel.
+/// An unpacked kernel. Cloning shares its bytes.
 #[derive(Debug, Clone)]
 pub struct KernelFile {
     elf: Arc<Vec<u8>>,
-    format: KernelFormat,
     physical_end: u64,
 }
 
@@ -82,26 +73,18 @@ impl KernelFile {
     /// As [`Self::open`].
     pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, KernelFileError> {
         let own = || path.to_path_buf();
-        let (elf, format) = if bytes.starts_with(b"\x7fELF") {
-            (bytes, KernelFormat::Elf)
+        let elf = if bytes.starts_with(b"\x7fELF") {
+            bytes
         } else if bytes.get(0x202..0x206) == Some(b"HdrS") {
-            let elf =
-                payload::unpack_bzimage(&bytes).map_err(|source| KernelFileError::Payload {
-                    path: own(),
-                    source,
-                })?;
-            (elf, KernelFormat::BzImage)
+            payload::unpack_bzimage(&bytes).map_err(|source| KernelFileError::Payload {
+                path: own(),
+                source,
+            })?
         } else {
-            let start = bytes
-                .iter()
-                .take(8)
-                .map(|b| format!("{b:02x}"))
-                .collect::<Vec<_>>()
-                .join(" ");
             return Err(KernelFileError::NotAKernel {
                 path: own(),
                 length: bytes.len(),
-                start,
+                start: hex(bytes.get(..8).unwrap_or(&bytes)),
             });
         };
         let physical_end = physical_end(&elf).map_err(|reason| KernelFileError::Elf {
@@ -110,7 +93,6 @@ impl KernelFile {
         })?;
         Ok(Self {
             elf: Arc::new(elf),
-            format,
             physical_end,
         })
     }
@@ -120,14 +102,9 @@ impl KernelFile {
         &self.elf
     }
 
-    /// The ELF's bytes, shared.
-    pub fn elf_shared(&self) -> Arc<Vec<u8>> {
+    /// The ELF's bytes, for a reader that keeps them.
+    pub fn shared_elf(&self) -> Arc<Vec<u8>> {
         self.elf.clone()
-    }
-
-    /// What the file was.
-    pub fn format(&self) -> KernelFormat {
-        self.format
     }
 
     /// End of the highest segment in guest-physical memory.

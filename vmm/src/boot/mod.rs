@@ -18,7 +18,7 @@ use linux_loader::loader::KernelLoader;
 use linux_loader::loader::elf::{Elf, PvhBootCapability};
 use vm_memory::GuestAddress;
 
-pub use kernel_file::{KernelFile, KernelFileError, KernelFormat};
+pub use kernel_file::{KernelFile, KernelFileError};
 
 use crate::memory::{GuestRam, PAGE_SIZE};
 

@@ -8,9 +8,9 @@ use super::place;
 use crate::memory::{GuestRam, PhysicalWriteError};
 
 /// Guest-physical address of the local APICs.
-pub const LOCAL_APIC: u32 = 0xfee0_0000;
+const LOCAL_APIC: u32 = 0xfee0_0000;
 /// Guest-physical address of the I/O APIC.
-pub const IO_APIC: u32 = 0xfec0_0000;
+const IO_APIC: u32 = 0xfec0_0000;
 /// The floating pointer: in the first KiB, which the kernel scans first.
 const POINTER: u64 = 0x10;
 const ISA_INTERRUPTS: u8 = 16;

@@ -1,15 +1,14 @@
 //! What this host's KVM really does: one record, found by running a tiny guest, from which all of `vmm`
 //! takes its decisions.
 //!
-//! Capability bits are not trusted: a KVM may advertise software breakpoints and never report one. The
-//! record is cached per host kernel and CPU (see [`HostProfile::load_or_probe`]).
+//! What can be tried is not taken from capability bits: a KVM may advertise software breakpoints and never report one.
+//! The record is cached per host kernel and CPU (see [`HostProfile::load_or_probe`]).
 
 mod open;
 mod probe;
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 pub use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
@@ -113,7 +112,11 @@ impl HostProfile {
     ///
     /// # Errors
     /// As [`Self::probe`].
-    pub fn load_or_probe(kvm: &Kvm, micro_guest: &[u8], cache: &Path) -> Result<Self, ProbeError> {
+    pub fn load_or_probe(
+        kvm: &Kvm,
+        micro_guest: impl FnOnce() -> Vec<u8>,
+        cache: &Path,
+    ) -> Result<Self, ProbeError> {
         let host = host_identity();
         let cached = fs::read(cache)
             .ok()
@@ -124,7 +127,7 @@ impl HostProfile {
         {
             return Ok(profile);
         }
-        let profile = Self::probe(kvm, micro_guest)?;
+        let profile = Self::probe(kvm, &micro_guest())?;
         if let Err(error) = profile.store(cache) {
             log::warn!("host profile not cached in {}: {error}", cache.display());
         }
@@ -139,11 +142,6 @@ impl HostProfile {
         let new = cache.with_extension(format!("{}.new", std::process::id()));
         fs::write(&new, serde_json::to_vec_pretty(self)?)?;
         fs::rename(&new, cache)
-    }
-
-    /// Cost of a bare exit from guest kernel mode.
-    pub fn exit_kernel(&self) -> Duration {
-        Duration::from_nanos(self.exit_kernel_ns)
     }
 
     /// A record as hardware KVM gives it: what decisions are unit-tested with, and the shape of the default

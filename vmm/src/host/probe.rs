@@ -18,7 +18,7 @@ use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
 use crate::memory::{GuestRam, RamError};
 use crate::trap::INT3;
 use crate::vm::{self, KvmError, NameCall};
-use crate::x86_64::{cpuid, entry, msr};
+use crate::x86_64::{cpuid, entry, msr, rflags};
 
 /// RAM of a probe's machine.
 const MEMORY: u64 = 4 << 20;
@@ -35,7 +35,6 @@ const VECTOR_DB: u32 = 1;
 const VECTOR_BP: u32 = 3;
 /// DR6.BS
 const DR6_STEP: u64 = 1 << 14;
-const RFLAGS_RESUME: u64 = 1 << 16;
 
 /// A host cannot be measured.
 #[derive(Debug, thiserror::Error)]
@@ -234,7 +233,7 @@ fn what_breakpoints_do(
     }
     let regs = bench.fd.get_regs().call("KVM_GET_REGS")?;
     let resumed = kvm_regs {
-        rflags: regs.rflags | RFLAGS_RESUME,
+        rflags: regs.rflags | rflags::RF,
         ..regs
     };
     bench.fd.set_regs(&resumed).call("KVM_SET_REGS")?;
@@ -274,7 +273,7 @@ fn does_step(
     )
 }
 
-/// Median cost of one exit in nanoseconds, from the time of a whole program less one without exits.
+/// Median time from one exit to the next in nanoseconds, in a program that does little else.
 fn exit_cost(kvm: &Kvm, image: &[u8], program: &str) -> Result<u64, ProbeError> {
     let mut bench = Bench::new(kvm, image, &format!("{program} {TIMED}"))?;
     let mut samples = Vec::new();
@@ -313,26 +312,11 @@ fn does_user_syscall_work(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
 fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let bench = Bench::new(kvm, image, "out 1")?;
     let far = 1u64 << 50;
-    let write = |value| {
-        let entry = kvm_bindings::kvm_msr_entry {
-            index: msr::TSC,
-            data: value,
-            ..Default::default()
-        };
-        kvm_bindings::Msrs::from_entries(&[entry])
-            .ok()
-            .and_then(|list| bench.fd.set_msrs(&list).ok())
-    };
-    if write(far) != Some(1) {
+    let set = bench.fd.set_msrs(&msr::list([(msr::TSC, far)])?);
+    if set.ok() != Some(1) {
         return Ok(false);
     }
-    let entry = kvm_bindings::kvm_msr_entry {
-        index: msr::TSC,
-        ..Default::default()
-    };
-    let Ok(mut list) = kvm_bindings::Msrs::from_entries(&[entry]) else {
-        return Ok(false);
-    };
+    let mut list = msr::list([(msr::TSC, 0)])?;
     bench.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
     let now = list.as_slice().first().map_or(0, |e| e.data);
     Ok((far..far + (1 << 40)).contains(&now))

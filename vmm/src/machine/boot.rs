@@ -81,7 +81,7 @@ pub enum MachineError {
         asked: usize,
     },
     /// The host's threads.
-    #[error("a vCPU thread cannot be started: {0}")]
+    #[error("a thread of the machine cannot be started, interrupted or waited for: {0}")]
     Thread(std::io::Error),
     /// The device layout.
     #[error(transparent)]
@@ -204,7 +204,7 @@ pub(crate) fn assemble(
             }),
             serial,
         ))),
-        i8042: Arc::new(Mutex::new(I8042::new(signals.clone()))),
+        reset_port: Arc::new(Mutex::new(ResetPort::new(signals.clone()))),
         cmos: Arc::new(Mutex::new(Cmos::new(
             cmos_memory(ram.size()),
             std::time::SystemTime::now,
@@ -212,12 +212,13 @@ pub(crate) fn assemble(
     };
     let mut pio = Bus::new();
     pio.insert("serial", COM1_BASE, UART_LENGTH, devices.serial.clone())?;
-    pio.insert("i8042", I8042_BASE, I8042_LENGTH, devices.i8042.clone())?;
+    let i8042 = Arc::new(Mutex::new(I8042::new(signals.clone())));
+    pio.insert("i8042", I8042_BASE, I8042_LENGTH, i8042)?;
     pio.insert("cmos", CMOS_BASE, CMOS_LENGTH, devices.cmos.clone())?;
-    let reset = Arc::new(Mutex::new(ResetPort::new(signals.clone())));
     // Linux waits for slow devices by writing here.
     pio.insert("delay", 0x80, 1, Arc::new(Mutex::new(NullDevice)))?;
-    pio.insert("reset", RESET_PORT_BASE, RESET_PORT_LENGTH, reset)?;
+    let reset_port = devices.reset_port.clone();
+    pio.insert("reset", RESET_PORT_BASE, RESET_PORT_LENGTH, reset_port)?;
     let shared = Shared::new(Parts {
         ram: ram.clone(),
         profile: profile.clone(),
@@ -289,6 +290,7 @@ pub(crate) fn launch(
 
 /// KVM being asked to report writes to the MSRs of SYSCALL. It waits for a grace period of its host for some ten
 /// milliseconds, so it is asked on a thread of its own and waited for before the first vCPU runs.
+/// Dropped, it is waited for all the same: a machine that comes to nothing leaves no thread behind.
 pub(crate) struct SyscallWatch(Option<JoinHandle<Result<(), KvmError>>>);
 
 impl SyscallWatch {
@@ -300,10 +302,21 @@ impl SyscallWatch {
         Ok(Self(Some(thread)))
     }
 
-    fn wait(self) -> Result<(), MachineError> {
-        let Some(thread) = self.0 else { return Ok(()) };
+    fn wait(mut self) -> Result<(), MachineError> {
+        let Some(thread) = self.0.take() else {
+            return Ok(());
+        };
         let panicked = |_| MachineError::Thread(std::io::Error::other("it panicked"));
         Ok(thread.join().map_err(panicked)??)
+    }
+}
+
+impl Drop for SyscallWatch {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // The reason that the machine came to nothing is told already.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use introspect::Gva;
 
+use crate::hex::hex;
 use crate::vcpu::VcpuRegisters;
 
 /// The guest kernel called `panic`.
@@ -80,11 +81,10 @@ impl std::fmt::Display for RunEnd {
                 bytes,
                 text,
             } => {
-                let bytes: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
                 write!(
                     f,
                     "vCPU {vcpu} at {address}: cannot complete `{text}` (bytes {})",
-                    bytes.join(" ")
+                    hex(bytes)
                 )
             }
             Self::Host { message } => write!(f, "{message}"),

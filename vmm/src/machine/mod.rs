@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use devices::{BusStats, Cmos, ConsoleOutput, I8042, Serial};
+use devices::{BusStats, Cmos, ConsoleOutput, ResetPort, Serial};
 use introspect::Gva;
 use introspect::x86_64::paging::AddressSpace;
 
@@ -34,8 +34,8 @@ use shared::Shared;
 /// The machine's devices, as its owner reaches them.
 pub(crate) struct Devices {
     pub(crate) serial: Arc<Mutex<Serial>>,
-    pub(crate) i8042: Arc<Mutex<I8042>>,
     pub(crate) cmos: Arc<Mutex<Cmos>>,
+    pub(crate) reset_port: Arc<Mutex<ResetPort>>,
 }
 
 /// A machine with running or paused vCPUs.
@@ -223,17 +223,18 @@ impl Machine {
         );
     }
 
+    /// Watches the guest's #BP entry, unless that is done already.
     fn watch_breakpoint_entry(&self, address: Gva) -> Result<(), ArmError> {
         const VECTOR_BP: u8 = 3;
+        if self.shared.traps.breakpoint_entry().is_some() {
+            return Ok(());
+        }
         let paused = self.pause();
         let entry = self.interrupt_handler(&paused, 0, VECTOR_BP);
         let registers = self.registers(&paused, 0);
         let (Some(entry), Some(registers)) = (entry, registers) else {
             return Err(ArmError::NoBreakpointHandler { address });
         };
-        if self.shared.traps.breakpoint_entry().is_some() {
-            return Ok(());
-        }
         self.shared
             .traps
             .arm(entry, registers.address_space(), Purpose::BreakpointEntry)?;

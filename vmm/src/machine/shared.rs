@@ -9,8 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwapOption;
 use devices::{Bus, InterruptLine, MachineSignals, ResetCause};
 use iced_x86::Mnemonic;
-use introspect::Gva;
-use introspect::x86_64::paging::{self, AddressSpace};
 use kvm_ioctls::VmFd;
 
 use super::control::Control;
@@ -96,28 +94,6 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
-    }
-
-    /// Reads code without our int3s; gives how many bytes could be read, fewer where a page is missing.
-    pub(crate) fn read_code(&self, space: AddressSpace, address: Gva, buf: &mut [u8]) -> usize {
-        let mut done = 0;
-        while let Some(rest) = buf.get_mut(done..)
-            && !rest.is_empty()
-        {
-            let at = Gva(address.0.wrapping_add(done as u64));
-            let Ok(translation) = paging::translate(&self.ram, space, at) else {
-                break;
-            };
-            let length = rest.len().min((4096 - at.0 % 4096) as usize);
-            let Some(piece) = rest.get_mut(..length) else {
-                break;
-            };
-            if self.traps.read_unpatched(translation.gpa, piece).is_err() {
-                break;
-            }
-            done += length;
-        }
-        done
     }
 }
 

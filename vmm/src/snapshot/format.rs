@@ -2,8 +2,10 @@
 //!
 //! Header, little endian: 8 bytes `EXOTSNAP`, u32 version, u32 CRC-32 of the body, u64 body length.
 
+use crate::hex::hex;
+
 /// Version of the body. Raised with every change of what is saved.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
 const HEADER: usize = 24;
 
@@ -66,13 +68,8 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
         .and_then(|b| b.try_into().ok())
         .map(u64::from_le_bytes);
     let (Some(MAGIC), Some(version)) = (file.first_chunk::<8>(), word(8)) else {
-        let found = file
-            .iter()
-            .take(8)
-            .map(|b| format!("{b:02x}"))
-            .collect::<Vec<_>>()
-            .join(" ");
-        return Err(SnapshotDamage::NotASnapshot { found });
+        let start = file.get(..MAGIC.len()).unwrap_or(file);
+        return Err(SnapshotDamage::NotASnapshot { found: hex(start) });
     };
     if version != FORMAT_VERSION {
         return Err(SnapshotDamage::Version { found: version });

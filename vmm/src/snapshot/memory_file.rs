@@ -1,26 +1,22 @@
 //! Guest RAM as a sparse file: pages of zeros are holes.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use introspect::{Gpa, PhysicalMemory};
 
-use crate::memory::GuestRam;
+use super::create_private;
+use crate::memory::{GuestRam, PAGE_SIZE};
 
 /// Bytes looked at at once. A run of non-zero pages is written in one call.
 const CHUNK: usize = 1 << 20;
-const PAGE: usize = 4096;
+const PAGE: usize = PAGE_SIZE as usize;
 
-/// Writes all of `ram`, in the order of its ranges, to the new file `path`. Readable by its owner only: it
-/// holds everything the guest knows.
+/// Writes all of `ram`, in the order of its ranges, to the new file `path`.
 pub(super) fn write(ram: &GuestRam, path: &Path) -> io::Result<()> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+    let file = create_private(path)?;
     file.set_len(ram.size())?;
     let mut offset = 0u64;
     let mut chunk = vec![0u8; CHUNK];
@@ -39,7 +35,7 @@ pub(super) fn write(ram: &GuestRam, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn write_used_pages(file: &std::fs::File, chunk: &[u8], offset: u64) -> io::Result<()> {
+fn write_used_pages(file: &File, chunk: &[u8], offset: u64) -> io::Result<()> {
     let mut run: Option<usize> = None;
     let is_zero = |page: &[u8]| page.iter().all(|b| *b == 0);
     for (index, page) in chunk.chunks(PAGE).enumerate() {

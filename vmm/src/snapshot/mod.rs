@@ -10,10 +10,11 @@ mod format;
 mod memory_file;
 mod restore;
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
 use kvm_ioctls::Kvm;
@@ -52,9 +53,9 @@ impl KernelReference {
         }
     }
 
-    /// Whether `elf` is that kernel.
-    pub fn matches(&self, elf: &[u8]) -> bool {
-        self.size == elf.len() as u64 && self.crc32 == crc32fast::hash(elf)
+    /// Whether both are of the same kernel, wherever its file stands.
+    pub fn is_same_kernel(&self, other: &Self) -> bool {
+        (self.size, self.crc32) == (other.size, other.crc32)
     }
 }
 
@@ -73,6 +74,7 @@ pub(crate) struct SavedMachine {
     pub(crate) vcpus: Vec<VcpuState>,
     pub(crate) serial: devices::SerialState,
     pub(crate) cmos: devices::CmosState,
+    pub(crate) reset_port: devices::ResetPortState,
 }
 
 /// What the caller adds to a machine's own state.
@@ -157,10 +159,12 @@ fn write_files(
     let state = collect(kvm, machine, paused, info)?;
     let state_path = folder.join(STATE_FILE);
     let body = postcard::to_stdvec(&state).map_err(SaveError::Encode)?;
-    write_private(&state_path, &format::encode(&body)).map_err(|source| SaveError::Write {
-        path: state_path,
-        source,
-    })?;
+    create_private(&state_path)
+        .and_then(|mut file| file.write_all(&format::encode(&body)))
+        .map_err(|source| SaveError::Write {
+            path: state_path,
+            source,
+        })?;
     let memory_path = folder.join(MEMORY_FILE);
     machine
         .traps()
@@ -171,14 +175,13 @@ fn write_files(
         })
 }
 
-/// Registers and FPU state are secrets of the guest's as its memory is.
-fn write_private(path: &Path, data: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new()
+/// A new file, readable by its owner only: memory, registers and FPU state hold everything the guest knows.
+fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
-        .open(path)?;
-    file.write_all(data)
+        .open(path)
 }
 
 fn collect(
@@ -214,7 +217,7 @@ fn collect(
         irqchips.push(chip);
     }
     let clock: kvm_clock_data = vm.get_clock().call("KVM_GET_CLOCK")?;
-    let lock = std::sync::PoisonError::into_inner;
+    let devices = machine.devices();
     machine.flush_serial();
     Ok(SavedMachine {
         cpu: host_name(),
@@ -228,6 +231,15 @@ fn collect(
         pit: vm.get_pit2().ok(),
         vcpus,
         serial: machine.serial().state(),
-        cmos: machine.devices().cmos.lock().unwrap_or_else(lock).state(),
+        cmos: devices
+            .cmos
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .state(),
+        reset_port: devices
+            .reset_port
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .state(),
     })
 }

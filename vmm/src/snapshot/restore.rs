@@ -223,5 +223,10 @@ fn build(
         .unwrap_or_else(PoisonError::into_inner)
         .restore(&saved.cmos)
         .map_err(|e| damaged(e.to_string()))?;
+    devices
+        .reset_port
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .restore(&saved.reset_port);
     launch(shared, devices, vcpus, watch)
 }

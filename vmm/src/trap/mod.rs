@@ -61,9 +61,6 @@ pub struct StoppedCpu<'a> {
     pub(crate) traps: &'a TrapTable,
 }
 
-/// RFLAGS.IF
-const INTERRUPT_FLAG: u64 = 1 << 9;
-
 impl StoppedCpu<'_> {
     /// General registers, RIP and RFLAGS at the trapped instruction.
     pub fn regs(&self) -> &kvm_regs {
@@ -78,11 +75,6 @@ impl StoppedCpu<'_> {
     /// The machine's sites, to arm another one (a return address) from here.
     pub fn traps(&self) -> &TrapTable {
         self.traps
-    }
-
-    /// Whether interrupts are enabled at the trapped instruction.
-    pub fn interrupts_enabled(&self) -> bool {
-        self.regs.rflags & INTERRUPT_FLAG != 0
     }
 
     /// The guest's time stamp counter now.

@@ -15,13 +15,9 @@ use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
 
 use super::{INT3, Int3Owner};
-use crate::memory::GuestRam;
-use crate::x86_64::emulate;
-
-/// Longest x86 instruction in bytes.
-const LONGEST_INSTRUCTION: usize = 15;
-/// Shortest piece to be had when a site stands just before a page that is not there.
-const PAGE: u64 = 4096;
+use crate::hex::hex;
+use crate::memory::{GuestRam, PAGE_SIZE};
+use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
 
 /// A site's identity: the guest-physical byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +32,12 @@ pub(crate) enum Purpose {
     BreakpointEntry,
     /// The guest kernel's `panic`: its registers are kept.
     Panic,
+}
+
+impl Purpose {
+    fn is_user(self) -> bool {
+        self == Self::Probe { user: true }
+    }
 }
 
 /// How the displaced instruction is executed.
@@ -198,15 +200,14 @@ impl TrapTable {
         let byte = self
             .byte(physical)
             .ok_or(ArmError::NotRam { address, physical })?;
-        let code = self.code_at(address, space, &entries);
-        let instruction = emulate::decode(&code, address.0).map_err(|_| {
-            let bytes = code
-                .iter()
-                .map(|b| format!("{b:02x}"))
-                .collect::<Vec<_>>()
-                .join(" ");
-            ArmError::NoInstruction { address, bytes }
-        })?;
+        let mut code = vec![0; LONGEST_INSTRUCTION];
+        let length = self.original_code(&entries, address, space, &mut code);
+        code.truncate(length);
+        let instruction =
+            emulate::decode(&code, address.0).map_err(|_| ArmError::NoInstruction {
+                address,
+                bytes: hex(&code),
+            })?;
         if code.first() == Some(&INT3) {
             return Err(ArmError::GuestBreakpoint { address });
         }
@@ -271,6 +272,12 @@ impl TrapTable {
         self.ram.read_physical(address, buf)?;
         overlay(&entries, address, buf);
         Ok(())
+    }
+
+    /// Reads code as it would be without any site; gives how many bytes could be read, fewer where a page is missing.
+    pub(crate) fn read_code(&self, address: Gva, space: AddressSpace, buf: &mut [u8]) -> usize {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        self.original_code(&entries, address, space, buf)
     }
 
     /// (site, hits, hits whose instruction was stepped) of every site that a probe uses.
@@ -372,8 +379,8 @@ impl TrapTable {
         Some((entry.id, entry.address))
     }
 
-    /// The byte in guest memory under a site, for putting the original back during a step.
-    pub(crate) fn byte(&self, physical: Gpa) -> Option<&AtomicU8> {
+    /// The byte in guest memory under a site.
+    fn byte(&self, physical: Gpa) -> Option<&AtomicU8> {
         let pointer = self.ram.host_address(physical, 1)?;
         // SAFETY: the pointer is into guest RAM, mapped as long as `self.ram` lives, which the returned
         // borrow cannot outlive; a byte is always aligned and all host access to it here is atomic. The
@@ -382,9 +389,10 @@ impl TrapTable {
     }
 
     fn way_past(&self, instruction: &Instruction, purpose: Purpose) -> Option<Displaced> {
-        let step = match purpose {
-            Purpose::Probe { user: true } => self.step_user,
-            _ => self.step_kernel,
+        let step = if purpose.is_user() {
+            self.step_user
+        } else {
+            self.step_kernel
         };
         if emulate::is_supported(instruction) {
             Some(Displaced::Emulate)
@@ -393,36 +401,39 @@ impl TrapTable {
         }
     }
 
-    /// Up to 15 bytes of code at `address` without any site's int3; fewer where the next page is missing.
-    fn code_at(
+    /// [`Self::read_code`] with the lock held.
+    fn original_code(
         &self,
+        entries: &HashMap<SiteId, Entry>,
         address: Gva,
         space: AddressSpace,
-        entries: &HashMap<SiteId, Entry>,
-    ) -> Vec<u8> {
-        let mut code = Vec::with_capacity(LONGEST_INSTRUCTION);
-        while code.len() < LONGEST_INSTRUCTION {
-            let at = Gva(address.0.wrapping_add(code.len() as u64));
+        buf: &mut [u8],
+    ) -> usize {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = Gva(address.0.wrapping_add(done as u64));
             let Ok(translation) = paging::translate(&self.ram, space, at) else {
                 break;
             };
-            let in_page = (PAGE - at.0 % PAGE) as usize;
-            let mut piece = vec![0; in_page.min(LONGEST_INSTRUCTION - code.len())];
-            if self.ram.read_physical(translation.gpa, &mut piece).is_err() {
+            let in_page = (PAGE_SIZE - at.0 % PAGE_SIZE) as usize;
+            let end = buf.len().min(done + in_page);
+            let piece = buf.get_mut(done..end).unwrap_or_default();
+            if self.ram.read_physical(translation.gpa, piece).is_err() {
                 break;
             }
-            overlay(entries, translation.gpa, &mut piece);
-            code.extend_from_slice(&piece);
+            overlay(entries, translation.gpa, piece);
+            done = end;
         }
-        code
+        done
     }
 }
 
 impl Sites {
     fn map(&mut self, purpose: Purpose) -> &mut HashMap<u64, Arc<Site>> {
-        match purpose {
-            Purpose::Probe { user: true } => &mut self.user,
-            _ => &mut self.kernel,
+        if purpose.is_user() {
+            &mut self.user
+        } else {
+            &mut self.kernel
         }
     }
 }
@@ -430,7 +441,7 @@ impl Sites {
 impl Site {
     /// Whether it stands in a program's text.
     pub(crate) fn is_user(&self) -> bool {
-        self.purpose == Purpose::Probe { user: true }
+        self.purpose.is_user()
     }
 
     /// The displaced instruction as it stands at `rip`: the same page may be mapped at several addresses.
@@ -442,10 +453,12 @@ impl Site {
         emulate::decode(&self.code, rip).unwrap_or(self.instruction)
     }
 
+    /// What it is found by in its map of [`Sites`].
     fn key(&self) -> u64 {
-        match self.purpose {
-            Purpose::Probe { user: true } => self.id.0.0,
-            _ => self.address.0,
+        if self.is_user() {
+            self.id.0.0
+        } else {
+            self.address.0
         }
     }
 }

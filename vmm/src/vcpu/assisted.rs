@@ -1,4 +1,5 @@
-//! Exits that only a KVM with an interpreted kernel mode reports, and user traps as they arrive there.
+//! Exits of a KVM that interprets guest kernel mode, and user traps as they arrive there. Of these, a hardware KVM may
+//! report an emulation failure, and is helped in the same way.
 //!
 //! See [`crate::assist`] for what is done about each.
 
@@ -7,26 +8,27 @@ use std::sync::atomic::Ordering;
 
 use introspect::Gva;
 use introspect::x86_64::{paging, read_virtual};
-use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::environment::address_space;
+use super::environment::{address_space, in_user_mode};
 use super::exit::EmulationFailure;
 use super::run::Flow;
 use super::{Vcpu, debug};
-use crate::assist::syscall::{self, FaultFrame};
+use crate::assist::syscall;
 use crate::machine::RunEnd;
-use crate::trap::{INT3, Int3Owner, Site, Trap, TrapKind};
+use crate::trap::{INT3, Int3Owner, Site, TrapKind};
 use crate::vm::{KvmError, NameCall};
-use crate::x86_64::emulate::{self, EmulateError};
-use crate::x86_64::{msr, segments};
+use crate::x86_64::emulate::{self, EmulateError, vector};
+use crate::x86_64::exception_frame::ExceptionFrame;
+use crate::x86_64::{LONGEST_INSTRUCTION, msr, segments};
 
 const VECTOR_PF: u8 = 14;
 /// Error code bits of #PF.
 const PF_WRITE: u32 = 1 << 1;
 const PF_USER: u32 = 1 << 2;
 const PF_PRESENT: u32 = 1;
-/// Bytes of the frame that #BP pushes: RIP, CS, RFLAGS, RSP, SS.
-const BREAKPOINT_FRAME: usize = 40;
+/// Bytes of the error code that #PF pushes below its frame.
+const ERROR_CODE: u64 = 8;
 const IDT_GATE: u64 = 16;
 
 impl Vcpu {
@@ -40,12 +42,13 @@ impl Vcpu {
             return self.on_failed_int3(regs);
         }
         let sregs = self.registers.system(&self.fd)?;
-        let mut code = [0; 15];
+        let mut code = [0; LONGEST_INSTRUCTION];
         let code = match failure.bytes() {
             [] => {
                 let length =
                     self.machine
-                        .read_code(address_space(&sregs), Gva(regs.rip), &mut code);
+                        .traps
+                        .read_code(Gva(regs.rip), address_space(&sregs), &mut code);
                 code.get(..length).unwrap_or_default()
             }
             bytes => bytes,
@@ -63,38 +66,33 @@ impl Vcpu {
         mut regs: kvm_regs,
         sregs: &kvm_sregs,
     ) -> Result<Flow, RunEnd> {
-        let rip = regs.rip;
+        let (vcpu, rip) = (self.index, regs.rip);
         let unknown = |text: String| RunEnd::UnknownInstruction {
-            vcpu: self.index,
+            vcpu,
             address: Gva(rip),
             bytes: code.to_vec(),
             text,
         };
         let instruction = emulate::decode(code, rip).map_err(|e| unknown(e.to_string()))?;
-        match self.emulate(&instruction, &mut regs, Some(*sregs), None) {
+        match self.emulate(&instruction, &mut regs, Some(sregs), None) {
             Ok(()) => {
                 self.machine.completed.count(instruction.mnemonic());
                 self.registers.set_general(&mut self.fd, &regs)?;
             }
             Err(EmulateError::Fault(fault)) => {
-                let user = sregs.cs.selector & 3 == 3;
-                self.page_fault(fault.address, fault.write, user, *sregs)?;
+                self.page_fault(fault.address, fault.write, in_user_mode(sregs), *sregs)?;
             }
-            Err(EmulateError::Exception { vector, .. }) => {
-                // #SS and #GP carry an error code, 0 here.
-                self.queue_exception(vector, matches!(vector, 12 | 13).then_some(0))?;
-            }
+            Err(EmulateError::Exception { vector, .. }) => self.raise(vector)?,
             Err(EmulateError::Contended { .. }) => {}
-            Err(error) => {
-                return Err(RunEnd::UnknownInstruction {
-                    vcpu: self.index,
-                    address: Gva(rip),
-                    bytes: code.to_vec(),
-                    text: error.to_string(),
-                });
-            }
+            Err(error) => return Err(unknown(error.to_string())),
         }
         Ok(Flow::Run)
+    }
+
+    /// Makes the guest take the exception that an emulated instruction ends in.
+    fn raise(&mut self, vector: u8) -> Result<(), RunEnd> {
+        let has_error_code = matches!(vector, vector::STACK_FAULT | vector::GENERAL_PROTECTION);
+        self.queue_exception(vector, has_error_code.then_some(0))
     }
 
     /// Makes the guest take the #PF that the completed instruction would have raised.
@@ -118,14 +116,7 @@ impl Vcpu {
 
     /// A filtered WRMSR: those of SYSCALL are watched.
     pub(super) fn on_write_msr(&mut self, index: u32, value: u64) -> Result<Flow, RunEnd> {
-        let entry = kvm_msr_entry {
-            index,
-            data: value,
-            ..Default::default()
-        };
-        let msrs = Msrs::from_entries(&[entry]).map_err(|e| RunEnd::Host {
-            message: format!("MSR list: {e:?}"),
-        })?;
+        let msrs = msr::list([(index, value)])?;
         if self.fd.set_msrs(&msrs).call("KVM_SET_MSRS")? == 0 {
             // Not a value for this register: the guest takes the #GP that its WRMSR would have raised.
             self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
@@ -157,13 +148,7 @@ impl Vcpu {
 
     fn syscall_msrs(&self) -> Result<syscall::SyscallMsrs, KvmError> {
         let wanted = [msr::STAR, msr::LSTAR, msr::SYSCALL_MASK];
-        let entries = wanted.map(|index| kvm_msr_entry {
-            index,
-            ..Default::default()
-        });
-        let Ok(mut list) = Msrs::from_entries(&entries) else {
-            return Ok(Default::default());
-        };
+        let mut list = msr::list(wanted.map(|index| (index, 0)))?;
         self.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
         let value = |i: usize| list.as_slice().get(i).map_or(0, |e| e.data);
         Ok(syscall::SyscallMsrs {
@@ -190,24 +175,27 @@ impl Vcpu {
     pub(super) fn on_page_fault_entry(&mut self) -> Result<Flow, RunEnd> {
         let mut regs = self.registers.general(&self.fd)?;
         let mut sregs = self.registers.system(&self.fd)?;
-        let mut frame = [0; FaultFrame::SIZE];
         let space = address_space(&sregs);
-        if read_virtual(&self.machine.ram, space, Gva(regs.rsp), &mut frame).is_ok() {
-            let frame = FaultFrame::from_bytes(&frame);
-            if syscall::is_syscall(&frame, &self.syscall, &regs)
-                && self.is_after_syscall(space, regs.rcx)
-            {
-                syscall::repair(&frame, &self.syscall, &mut regs, &mut sregs);
-                self.registers.set_system(&mut self.fd, &sregs)?;
-                self.registers.set_general(&mut self.fd, &regs)?;
-                self.machine
-                    .counters
-                    .syscalls_repaired
-                    .fetch_add(1, Ordering::Relaxed);
-                return Ok(Flow::Run);
-            }
+        if let Some(frame) = self.exception_frame(space, regs.rsp.wrapping_add(ERROR_CODE))
+            && syscall::is_syscall(&frame, &self.syscall, &regs)
+            && self.is_after_syscall(space, regs.rcx)
+        {
+            syscall::repair(&frame, &self.syscall, &mut regs, &mut sregs);
+            self.return_to(&regs, &sregs)?;
+            self.machine
+                .counters
+                .syscalls_repaired
+                .fetch_add(1, Ordering::Relaxed);
+            return Ok(Flow::Run);
         }
         self.past_breakpoint(regs, &sregs)
+    }
+
+    /// What an exception has pushed at `address` of the guest's stack.
+    fn exception_frame(&self, space: paging::AddressSpace, address: u64) -> Option<ExceptionFrame> {
+        let mut bytes = [0; ExceptionFrame::SIZE];
+        read_virtual(&self.machine.ram, space, Gva(address), &mut bytes).ok()?;
+        Some(ExceptionFrame::from_bytes(&bytes))
     }
 
     /// Whether a SYSCALL instruction ends at `next`.
@@ -231,37 +219,30 @@ impl Vcpu {
     ) -> Result<Flow, RunEnd> {
         let sregs = self.registers.system(&self.fd)?;
         let space = address_space(&sregs);
-        let mut bytes = [0; BREAKPOINT_FRAME];
-        if read_virtual(&self.machine.ram, space, Gva(regs.rsp), &mut bytes).is_err() {
-            return self.pass(entry, regs, None, 0);
-        }
-        let word = |i: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[i * 8..i * 8 + 8]);
-            u64::from_le_bytes(word)
+        let frame = self
+            .exception_frame(space, regs.rsp)
+            .filter(|frame| frame.cs & segments::RPL_MASK == 3);
+        let Some(frame) = frame else {
+            return self.pass(entry, regs, Some(&sregs), 0);
         };
-        let (rip, cs, rflags, rsp, ss) =
-            (word(0).wrapping_sub(1), word(1), word(2), word(3), word(4));
-        if cs & segments::RPL_MASK != 3 {
-            return self.pass(entry, regs, None, 0);
-        }
-        let Ok(at) = paging::translate(&self.machine.ram, space, Gva(rip)) else {
-            return self.pass(entry, regs, None, 0);
+        let rip = frame.rip.wrapping_sub(1);
+        let Some(at) = self.physical(&sregs, rip) else {
+            return self.pass(entry, regs, Some(&sregs), 0);
         };
         // The user's state at the int3.
         let mut user = kvm_regs {
             rip,
-            rflags,
-            rsp,
+            rflags: frame.rflags,
+            rsp: frame.rsp,
             ..regs
         };
         let mut user_sregs = sregs;
-        user_sregs.cs = segments::code64(cs as u16);
-        user_sregs.ss = segments::data(ss as u16);
-        let Some(site) = self.machine.traps.user_site(at.gpa) else {
-            return match self.machine.traps.owner_of(at.gpa) {
-                Int3Owner::Guest => self.pass(entry, regs, None, 0),
-                Int3Owner::Ours(site) if !site.is_user() => self.pass(entry, regs, None, 0),
+        user_sregs.cs = segments::code64(frame.cs as u16);
+        user_sregs.ss = segments::data(frame.ss as u16);
+        let Some(site) = self.machine.traps.user_site(at) else {
+            return match self.machine.traps.owner_of(at) {
+                Int3Owner::Guest => self.pass(entry, regs, Some(&sregs), 0),
+                Int3Owner::Ours(site) if !site.is_user() => self.pass(entry, regs, Some(&sregs), 0),
                 // Taken away, or armed, since the program met it: it executes what stands there now.
                 Int3Owner::JustRemoved | Int3Owner::Ours(_) => {
                     self.return_to(&user, &user_sregs)?;
@@ -273,18 +254,11 @@ impl Vcpu {
         match self.emulate(
             &site.instruction_at(rip),
             &mut user,
-            Some(user_sregs),
+            Some(&user_sregs),
             Some(3),
         ) {
             Ok(()) => {
-                site.hits.fetch_add(1, Ordering::Relaxed);
-                let kind = TrapKind::User;
-                let trap = Trap {
-                    vcpu: self.index,
-                    address: Gva(rip),
-                    kind,
-                    site: Some(site.id),
-                };
+                let trap = self.trap(&site, TrapKind::User, rip);
                 self.deliver(&trap, &before, &user_sregs, true);
                 self.return_to(&user, &user_sregs)?;
             }
@@ -295,7 +269,7 @@ impl Vcpu {
             }
             Err(EmulateError::Exception { vector, .. }) => {
                 self.return_to(&before, &user_sregs)?;
-                self.queue_exception(vector, matches!(vector, 12 | 13).then_some(0))?;
+                self.raise(vector)?;
             }
             Err(EmulateError::Contended { .. }) => self.return_to(&before, &user_sregs)?,
             Err(error) => {
@@ -309,6 +283,7 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
+    /// Lets the vCPU go on with these registers.
     fn return_to(&mut self, regs: &kvm_regs, sregs: &kvm_sregs) -> Result<(), RunEnd> {
         self.registers.set_system(&mut self.fd, sregs)?;
         self.registers.set_general(&mut self.fd, regs)?;

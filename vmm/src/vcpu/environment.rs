@@ -3,6 +3,7 @@
 //!
 //! System registers are copied once, when first needed.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use introspect::x86_64::paging::{self, AddressSpace, Translation};
@@ -11,19 +12,24 @@ use kvm_bindings::{KVM_VCPUEVENT_VALID_SHADOW, kvm_sregs, kvm_xsave};
 use kvm_ioctls::VcpuFd;
 
 use super::system::Registers;
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, PAGE_SIZE};
 use crate::x86_64::emulate::{
     ControlRegister, Environment, FxState, MemoryFault, Segment, StateError,
 };
+use crate::x86_64::segments;
 
-const PAGE: u64 = 4096;
 const WRITE_PROTECT: u64 = 1 << 16; // CR0.WP
 const SMAP: u64 = 1 << 21; // CR4.SMAP
 const LA57: u64 = 1 << 12; // CR4.LA57
 const ROOT_MASK: u64 = 0x000f_ffff_ffff_f000;
+/// Most bytes that the emulator asks for at once.
+const LONGEST_ACCESS: usize = 512;
 /// Bytes 512..520 of the XSAVE area: which components are in use.
 const XSTATE_BV: usize = 512 / 4;
 const X87_AND_SSE: u32 = 3;
+
+/// Where bytes stand in guest-physical memory, and which of a range they are. They do not cross a page.
+type Part = (Gpa, Range<usize>);
 
 /// One vCPU's memory and state for the length of one instruction.
 pub(super) struct VcpuEnvironment<'a> {
@@ -44,49 +50,56 @@ pub(crate) fn address_space(sregs: &kvm_sregs) -> AddressSpace {
     }
 }
 
+/// Whether the code segment is a program's.
+pub(crate) fn in_user_mode(sregs: &kvm_sregs) -> bool {
+    u64::from(sregs.cs.selector) & segments::RPL_MASK == 3
+}
+
 impl VcpuEnvironment<'_> {
-    fn sregs(&mut self) -> Result<kvm_sregs, StateError> {
-        if let Some(sregs) = self.sregs {
-            return Ok(sregs);
+    fn sregs(&mut self) -> Result<&kvm_sregs, StateError> {
+        match &mut self.sregs {
+            Some(sregs) => Ok(sregs),
+            missing => {
+                let read = self.registers.system(self.fd);
+                let sregs = read.map_err(|e| state("read the system registers", e.source))?;
+                Ok(missing.insert(sregs))
+            }
         }
-        let sregs = self.registers.system(self.fd).map_err(|e| StateError {
-            action: "read the system registers",
-            source: std::io::Error::from_raw_os_error(e.source.errno()),
-        })?;
-        self.sregs = Some(sregs);
-        Ok(sregs)
     }
 
     fn translate(&mut self, address: u64, write: bool) -> Result<Gpa, MemoryFault> {
         let fault = MemoryFault { address, write };
+        let (ram, privilege) = (self.ram, self.privilege);
         let sregs = self.sregs().map_err(|_| fault)?;
         let translation =
-            paging::translate(self.ram, address_space(&sregs), Gva(address)).map_err(|_| fault)?;
-        let user = match self.privilege {
+            paging::translate(ram, address_space(sregs), Gva(address)).map_err(|_| fault)?;
+        let user = match privilege {
             Some(level) => level == 3,
-            None => sregs.cs.selector & 3 == 3,
+            None => in_user_mode(sregs),
         };
-        if !allowed(&translation, &sregs, user, write) {
+        if !allowed(&translation, sregs, user, write) {
             return Err(fault);
         }
         Ok(translation.gpa)
     }
 
-    /// Calls `each` with the physical address and the part of the range for every page it touches.
+    /// The part of a range in each page that it touches: two at most.
     fn pages(
         &mut self,
         address: u64,
         length: usize,
         write: bool,
-    ) -> Result<Vec<(Gpa, std::ops::Range<usize>)>, MemoryFault> {
-        let mut parts = Vec::with_capacity(2);
-        let mut done = 0;
-        while done < length {
-            let at = address.wrapping_add(done as u64);
-            let in_page = (PAGE - at % PAGE) as usize;
-            let end = (done + in_page).min(length);
-            parts.push((self.translate(at, write)?, done..end));
-            done = end;
+    ) -> Result<[Option<Part>; 2], MemoryFault> {
+        if length > LONGEST_ACCESS {
+            return Err(MemoryFault { address, write });
+        }
+        let split = length.min((PAGE_SIZE - address % PAGE_SIZE) as usize);
+        let mut parts = [None, None];
+        for (part, range) in parts.iter_mut().zip([0..split, split..length]) {
+            if !range.is_empty() {
+                let at = address.wrapping_add(range.start as u64);
+                *part = Some((self.translate(at, write)?, range));
+            }
         }
         Ok(parts)
     }
@@ -109,7 +122,8 @@ impl Environment for VcpuEnvironment<'_> {
             address,
             write: false,
         };
-        for (gpa, part) in self.pages(address, buf.len(), false)? {
+        let parts = self.pages(address, buf.len(), false)?;
+        for (gpa, part) in parts.into_iter().flatten() {
             let piece = buf.get_mut(part).ok_or(fault)?;
             self.ram.read_physical(gpa, piece).map_err(|_| fault)?;
         }
@@ -124,11 +138,12 @@ impl Environment for VcpuEnvironment<'_> {
         let parts = self.pages(address, data.len(), true)?;
         if parts
             .iter()
+            .flatten()
             .any(|(gpa, part)| self.ram.host_address(*gpa, part.len() as u64).is_none())
         {
             return Err(fault);
         }
-        for (gpa, part) in parts {
+        for (gpa, part) in parts.into_iter().flatten() {
             let piece = data.get(part).ok_or(fault)?;
             self.ram.write_physical(gpa, piece).map_err(|_| fault)?;
         }
@@ -171,17 +186,14 @@ impl Environment for VcpuEnvironment<'_> {
     }
 
     fn set_segment_base(&mut self, segment: Segment, base: u64) -> Result<(), StateError> {
-        let mut sregs = self.sregs()?;
+        let mut sregs = *self.sregs()?;
         match segment {
             Segment::Fs => sregs.fs.base = base,
             Segment::Gs => sregs.gs.base = base,
         }
         self.registers
             .set_system(self.fd, &sregs)
-            .map_err(|e| StateError {
-                action: "write a segment base",
-                source: std::io::Error::from_raw_os_error(e.source.errno()),
-            })?;
+            .map_err(|e| state("write a segment base", e.source))?;
         self.sregs = Some(sregs);
         Ok(())
     }

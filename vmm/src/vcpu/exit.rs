@@ -3,9 +3,10 @@
 use kvm_bindings::{KVM_EXIT_IO_OUT, KVM_INTERNAL_ERROR_EMULATION, kvm_run};
 use kvm_ioctls::VcpuFd;
 
+use crate::x86_64::LONGEST_INSTRUCTION;
+
 /// KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES
 const HAS_BYTES: u64 = 1;
-const LONGEST_INSTRUCTION: usize = 15;
 
 /// An instruction that KVM could not carry out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

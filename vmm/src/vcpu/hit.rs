@@ -8,7 +8,7 @@ use introspect::x86_64::{paging, read_virtual};
 use introspect::{Gpa, Gva};
 use kvm_bindings::{kvm_debug_exit_arch, kvm_regs, kvm_sregs};
 
-use super::environment::{VcpuEnvironment, address_space};
+use super::environment::{VcpuEnvironment, address_space, in_user_mode};
 use super::run::Flow;
 use super::{Vcpu, debug};
 use crate::machine::control::AfterPark;
@@ -18,13 +18,13 @@ use crate::trap::{
 };
 use crate::vm::NameCall;
 use crate::x86_64::emulate::{self, EmulateError};
+use crate::x86_64::{LONGEST_INSTRUCTION, rflags};
 
 const VECTOR_DB: u32 = 1;
 const VECTOR_BP: u32 = 3;
 /// DR6.BS: a single step.
 const DR6_STEP: u64 = 1 << 14;
-/// RFLAGS.TF, and the byte of the flags that it lies in.
-const TRAP_FLAG: u64 = 1 << 8;
+/// The byte of RFLAGS that the trap flag lies in.
 const TRAP_FLAG_BYTE: u64 = 1;
 /// Exits that one stepped instruction may take (a string instruction's port accesses) before it is given up.
 const STEP_EXITS: usize = 10_000;
@@ -38,9 +38,8 @@ pub(super) fn is_step(arch: &kvm_debug_exit_arch) -> bool {
 
 /// The registers without RFLAGS.RF, which a CPU sets when it comes back to an instruction that has faulted.
 fn without_resume(regs: kvm_regs) -> kvm_regs {
-    const RESUME: u64 = 1 << 16;
     kvm_regs {
-        rflags: regs.rflags & !RESUME,
+        rflags: regs.rflags & !rflags::RF,
         ..regs
     }
 }
@@ -77,7 +76,7 @@ impl Vcpu {
         if let Some(site) = physical.and_then(|gpa| self.machine.traps.user_site(gpa)) {
             let trap = self.trap(&site, TrapKind::User, pc);
             self.deliver(&trap, &regs, &sregs, true);
-            return self.pass(&site, regs, Some(sregs), 3);
+            return self.pass(&site, regs, Some(&sregs), 3);
         }
         self.unknown_int3(physical, regs, &sregs)
     }
@@ -92,7 +91,8 @@ impl Vcpu {
         self.unknown_int3(physical, regs, &sregs)
     }
 
-    fn physical(&self, sregs: &kvm_sregs, address: u64) -> Option<Gpa> {
+    /// Where `address` stands in guest-physical memory.
+    pub(super) fn physical(&self, sregs: &kvm_sregs, address: u64) -> Option<Gpa> {
         let space = address_space(sregs);
         paging::translate(&self.machine.ram, space, Gva(address))
             .ok()
@@ -114,20 +114,22 @@ impl Vcpu {
                 let sregs = self.registers.system(&self.fd)?;
                 let trap = self.trap(site, TrapKind::Kernel, regs.rip);
                 self.deliver(&trap, &regs, &sregs, false);
+                self.pass(site, regs, Some(&sregs), 0)
             }
-            Purpose::BreakpointEntry => return self.on_breakpoint_entry(site, regs),
+            Purpose::BreakpointEntry => self.on_breakpoint_entry(site, regs),
             Purpose::Panic => {
                 let registers = self.snapshot_registers()?;
                 self.machine.note_panic(PanicReport {
                     vcpu: self.index,
                     registers: Box::new(registers),
                 });
+                self.pass(site, regs, None, 0)
             }
         }
-        self.pass(site, regs, None, 0)
     }
 
-    fn trap(&self, site: &Site, kind: TrapKind, address: u64) -> Trap {
+    /// The trap at `site`, counted there.
+    pub(super) fn trap(&self, site: &Site, kind: TrapKind, address: u64) -> Trap {
         site.hits.fetch_add(1, Ordering::Relaxed);
         Trap {
             vcpu: self.index,
@@ -152,12 +154,13 @@ impl Vcpu {
         }
     }
 
-    /// Executes the displaced instruction of `site` on `regs` and lets the vCPU go on after it.
+    /// Executes the displaced instruction of `site` on `regs` and lets the vCPU go on after it. The system registers
+    /// are read where the instruction needs them, unless `sregs` has them already.
     pub(super) fn pass(
         &mut self,
         site: &Arc<Site>,
         mut regs: kvm_regs,
-        sregs: Option<kvm_sregs>,
+        sregs: Option<&kvm_sregs>,
         privilege: u8,
     ) -> Result<Flow, RunEnd> {
         if site.displaced == Displaced::Emulate {
@@ -183,16 +186,15 @@ impl Vcpu {
         &mut self,
         instruction: &iced_x86::Instruction,
         regs: &mut kvm_regs,
-        sregs: Option<kvm_sregs>,
+        sregs: Option<&kvm_sregs>,
         privilege: Option<u8>,
     ) -> Result<(), EmulateError> {
-        let machine = self.machine.clone();
         let mut environment = VcpuEnvironment {
             fd: &mut self.fd,
             registers: &self.registers,
-            ram: &machine.ram,
+            ram: &self.machine.ram,
             privilege,
-            sregs,
+            sregs: sregs.copied(),
         };
         emulate::execute(instruction, regs, &mut environment)
     }
@@ -259,12 +261,12 @@ impl Vcpu {
             .position(|w| w[0] == start.rip && w[3] == start.rsp && w[1] & !3 != 0);
         let Some(frame) = frame else { return Ok(false) };
         let flags = words.get(frame + 2).copied().unwrap_or_default();
-        if flags & TRAP_FLAG != 0 && start.rflags & TRAP_FLAG == 0 {
+        if flags & rflags::TF != 0 && start.rflags & rflags::TF == 0 {
             let at = end
                 .rsp
                 .wrapping_add((frame as u64 + 2) * 8 + TRAP_FLAG_BYTE);
             if let Some(gpa) = self.physical(&sregs, at) {
-                let byte = ((flags & !TRAP_FLAG) >> (8 * TRAP_FLAG_BYTE)) as u8;
+                let byte = ((flags & !rflags::TF) >> (8 * TRAP_FLAG_BYTE)) as u8;
                 // Just read there.
                 let _ = self.machine.ram.write_physical(gpa, &[byte]);
             }
@@ -328,7 +330,7 @@ impl Vcpu {
     ) -> Result<Flow, RunEnd> {
         match physical.map(|gpa| self.machine.traps.owner_of(gpa)) {
             Some(Int3Owner::JustRemoved) => return Ok(Flow::Run),
-            Some(Int3Owner::Ours(site)) => match (site.is_user(), sregs.cs.selector & 3 == 3) {
+            Some(Int3Owner::Ours(site)) => match (site.is_user(), in_user_mode(sregs)) {
                 // Armed a moment ago: met again, and then known.
                 (true, true) => return Ok(Flow::Run),
                 (false, false) if site.address.0 == regs.rip => return Ok(Flow::Run),
@@ -371,7 +373,6 @@ impl Vcpu {
     fn on_breakpoint(&mut self, number: usize, pc: u64) -> Result<Flow, RunEnd> {
         let regs = self.registers.general(&self.fd)?;
         let sregs = self.registers.system(&self.fd)?;
-        let user_mode = sregs.cs.selector & 3 == 3;
         let kind = TrapKind::Breakpoint(number as u8);
         let trap = Trap {
             vcpu: self.index,
@@ -379,7 +380,7 @@ impl Vcpu {
             kind,
             site: None,
         };
-        self.deliver(&trap, &regs, &sregs, user_mode);
+        self.deliver(&trap, &regs, &sregs, in_user_mode(&sregs));
         self.past_breakpoint(regs, &sregs)
     }
 
@@ -402,7 +403,7 @@ impl Vcpu {
         let instruction = self.instruction_at(sregs, regs.rip);
         if let Some(instruction) = &instruction
             && self
-                .emulate(instruction, &mut regs, Some(*sregs), None)
+                .emulate(instruction, &mut regs, Some(sregs), None)
                 .is_ok()
         {
             self.registers.set_general(&mut self.fd, &regs)?;
@@ -417,10 +418,11 @@ impl Vcpu {
         sregs: &kvm_sregs,
         rip: u64,
     ) -> Option<iced_x86::Instruction> {
-        let mut code = [0; 15];
+        let mut code = [0; LONGEST_INSTRUCTION];
         let length = self
             .machine
-            .read_code(address_space(sregs), Gva(rip), &mut code);
+            .traps
+            .read_code(Gva(rip), address_space(sregs), &mut code);
         emulate::decode(code.get(..length)?, rip).ok()
     }
 }

@@ -3,7 +3,9 @@
 //! The thread owns the [`Vcpu`] and is the only one that touches its KVM descriptor; others reach it through
 //! [`crate::machine::control::Control`], which parks it and hands it jobs. `run` is the loop around KVM_RUN,
 //! `hit` turns exits into traps and gets past the displaced instruction, `assisted` holds what only
-//! interpreting hosts need, `state` saves and restores.
+//! interpreting hosts need, `state` saves and restores. Below them, `exit` and `system` read what KVM left in the shared
+//! page, `environment` is what the emulator sees of the vCPU, `debug` asks for breakpoints and steps, and `kick` gets
+//! the thread out of KVM_RUN.
 
 mod assisted;
 mod debug;
@@ -20,26 +22,23 @@ use std::sync::Arc;
 use introspect::Gva;
 use introspect::x86_64::paging::{self, AddressSpace};
 use kvm_bindings::{
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, Msrs,
-    kvm_msr_entry, kvm_regs, kvm_sregs,
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, kvm_regs,
+    kvm_sregs,
 };
 use kvm_ioctls::VcpuFd;
 
-pub(crate) use environment::address_space;
+pub(crate) use environment::{address_space, in_user_mode};
 pub(crate) use exit::internal_error;
 
 use crate::assist::syscall::SyscallMsrs;
 use crate::machine::MachineError;
 use crate::machine::shared::Shared;
 use crate::memory::PhysicalWriteError;
-use crate::trap::Site;
-use crate::trap::SiteId;
+use crate::trap::{Site, SiteId};
 use crate::vm::{KvmError, NameCall};
+use crate::x86_64::{msr, rflags};
 use debug::GuestDebug;
 use system::Registers;
-
-/// RFLAGS.IF
-const RFLAGS_IF: u64 = 1 << 9;
 
 /// One vCPU.
 pub(crate) struct Vcpu {
@@ -108,11 +107,7 @@ impl Vcpu {
 
     /// Value of an MSR, if KVM knows it.
     pub(crate) fn read_msr(&self, index: u32) -> Option<u64> {
-        let mut list = Msrs::from_entries(&[kvm_msr_entry {
-            index,
-            ..Default::default()
-        }])
-        .ok()?;
+        let mut list = msr::list([(index, 0)]).ok()?;
         (self.fd.get_msrs(&mut list).ok()? == 1).then(|| list.as_slice().first().map(|e| e.data))?
     }
 
@@ -142,14 +137,14 @@ impl Vcpu {
             return false;
         };
         match state.mp_state {
-            KVM_MP_STATE_HALTED => regs.rflags & RFLAGS_IF == 0,
+            KVM_MP_STATE_HALTED => regs.rflags & rflags::IF == 0,
             KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => true,
             _ => false,
         }
     }
 
-    /// Snapshot of the general and system registers of a parked vCPU.
-    pub(crate) fn snapshot_registers(&mut self) -> Result<VcpuRegisters, KvmError> {
+    /// The general and system registers of this vCPU, which stands still.
+    pub(crate) fn snapshot_registers(&self) -> Result<VcpuRegisters, KvmError> {
         Ok(VcpuRegisters {
             regs: self.fd.get_regs().call("KVM_GET_REGS")?,
             sregs: self.fd.get_sregs().call("KVM_GET_SREGS")?,
@@ -161,9 +156,9 @@ impl Vcpu {
 #[derive(Debug, Clone, Copy)]
 pub struct VcpuRegisters {
     /// General registers, RIP, RFLAGS.
-    pub regs: kvm_bindings::kvm_regs,
+    pub regs: kvm_regs,
     /// Segments, control registers, descriptor tables.
-    pub sregs: kvm_bindings::kvm_sregs,
+    pub sregs: kvm_sregs,
 }
 
 impl VcpuRegisters {
@@ -174,7 +169,7 @@ impl VcpuRegisters {
 
     /// Whether the vCPU is in user mode.
     pub fn in_user_mode(&self) -> bool {
-        self.sregs.cs.selector & 3 == 3
+        in_user_mode(&self.sregs)
     }
 }
 

@@ -87,18 +87,12 @@ impl Vcpu {
         };
         loop {
             match self.enter() {
-                Ok(Flow::Run | Flow::Stepped | Flow::Trapped) => {}
-                Ok(Flow::Interrupted) => {
-                    if control.park(&mut self) == AfterPark::Leave {
-                        break;
-                    }
-                }
-                Err(reason) => {
-                    control.end(reason);
-                    if control.park(&mut self) == AfterPark::Leave {
-                        break;
-                    }
-                }
+                Ok(Flow::Run | Flow::Stepped | Flow::Trapped) => continue,
+                Ok(Flow::Interrupted) => {}
+                Err(reason) => control.end(reason),
+            }
+            if control.park(&mut self) == AfterPark::Leave {
+                break;
             }
         }
     }

@@ -4,8 +4,8 @@
 //! general registers last. Source: Documentation/virt/kvm/api.rst.
 
 use kvm_bindings::{
-    Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
 };
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +80,7 @@ impl Vcpu {
         let mut saved = Vec::with_capacity(indices.len());
         let mut rest = indices;
         while !rest.is_empty() {
-            let mut list = msr_list(rest.iter().map(|index| (*index, 0)))?;
+            let mut list = msr::list(rest.iter().map(|index| (*index, 0)))?;
             let got = self.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
             saved.extend(list.as_slice().iter().take(got).map(|e| (e.index, e.data)));
             // KVM stops at the first one it does not give: listed, but not there for this CPUID.
@@ -115,7 +115,7 @@ impl Vcpu {
     fn load_msrs(&self, msrs: &[(u32, u64)]) -> Result<(), KvmError> {
         let mut rest = msrs;
         while !rest.is_empty() {
-            let list = msr_list(rest.iter().copied())?;
+            let list = msr::list(rest.iter().copied())?;
             let set = self.fd.set_msrs(&list).call("KVM_SET_MSRS")?;
             if let Some((index, _)) = rest.get(set) {
                 log::debug!("MSR {index:#x} is not settable on this host");
@@ -124,20 +124,4 @@ impl Vcpu {
         }
         Ok(())
     }
-}
-
-/// KVM's structure for at most as many MSRs as it takes.
-fn msr_list(msrs: impl Iterator<Item = (u32, u64)>) -> Result<Msrs, KvmError> {
-    let entries: Vec<kvm_msr_entry> = msrs
-        .take(kvm_bindings::KVM_MAX_MSR_ENTRIES)
-        .map(|(index, data)| kvm_msr_entry {
-            index,
-            data,
-            ..Default::default()
-        })
-        .collect();
-    Msrs::from_entries(&entries).map_err(|_| KvmError {
-        call: "MSR list",
-        source: kvm_ioctls::Error::new(libc::E2BIG),
-    })
 }

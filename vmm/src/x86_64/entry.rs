@@ -6,7 +6,7 @@
 use introspect::Gpa;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::segments;
+use super::{rflags, segments};
 use crate::boot::{EntryPoint, EntryProtocol, place};
 use crate::memory::{GuestRam, PhysicalWriteError};
 
@@ -20,7 +20,6 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
-const RFLAGS_ALWAYS: u64 = 2;
 
 const PAGE_PRESENT: u64 = 1;
 const PAGE_WRITABLE: u64 = 2;
@@ -40,7 +39,7 @@ pub fn prepare(
 ) -> Result<(kvm_regs, kvm_sregs), PhysicalWriteError> {
     let mut regs = kvm_regs {
         rip: entry.address,
-        rflags: RFLAGS_ALWAYS,
+        rflags: rflags::FIXED,
         ..Default::default()
     };
     let code = match entry.protocol {

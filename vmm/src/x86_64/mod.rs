@@ -3,5 +3,10 @@
 pub mod cpuid;
 pub mod emulate;
 pub mod entry;
+pub mod exception_frame;
 pub mod msr;
+pub(crate) mod rflags;
 pub mod segments;
+
+/// Most bytes of one instruction.
+pub(crate) const LONGEST_INSTRUCTION: usize = 15;

@@ -1,4 +1,9 @@
-//! Model-specific registers that exotrace names. Source: AMD64 APM volume 2, Intel SDM volume 4.
+//! Model-specific registers that exotrace names, and KVM's lists of them. Source: AMD64 APM volume 2, Intel SDM
+//! volume 4.
+
+use kvm_bindings::{KVM_MAX_MSR_ENTRIES, Msrs, kvm_msr_entry};
+
+use crate::vm::KvmError;
 
 /// Segment selectors of SYSCALL (bits 47:32) and SYSRET (63:48).
 pub const STAR: u32 = 0xc000_0081;
@@ -10,3 +15,20 @@ pub const SYSCALL_MASK: u32 = 0xc000_0084;
 pub const TSC_DEADLINE: u32 = 0x6e0;
 /// Time stamp counter.
 pub const TSC: u32 = 0x10;
+
+/// KVM's structure for (index, value) of at most as many MSRs as it takes.
+pub(crate) fn list(msrs: impl IntoIterator<Item = (u32, u64)>) -> Result<Msrs, KvmError> {
+    let entries: Vec<kvm_msr_entry> = msrs
+        .into_iter()
+        .take(KVM_MAX_MSR_ENTRIES)
+        .map(|(index, data)| kvm_msr_entry {
+            index,
+            data,
+            ..Default::default()
+        })
+        .collect();
+    Msrs::from_entries(&entries).map_err(|_| KvmError {
+        call: "MSR list",
+        source: kvm_ioctls::Error::new(libc::E2BIG),
+    })
+}

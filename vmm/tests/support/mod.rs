@@ -19,15 +19,19 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva, PhysicalMemory};
 use kvm_ioctls::Kvm;
 use object::{Object, ObjectSymbol};
+use sink::Recorder;
 use vmm::boot::KernelFile;
 use vmm::host::HostProfile;
 use vmm::machine::Paused;
+use vmm::trap::SiteId;
 use vmm::{Machine, MachineConfig, RunEnd};
 
 /// Longest a guest may take for what takes milliseconds on an idle host.
 pub const LIMIT: Duration = Duration::from_secs(120);
 /// RAM of a micro guest.
 pub const MEMORY: u64 = 4 << 20;
+/// RAM that the micro guest maps and does not use.
+pub const SPARE: u64 = 0x20_0000;
 
 /// The host under test.
 pub struct Host {
@@ -115,6 +119,21 @@ pub fn micro_kernel() -> KernelFile {
     KernelFile::from_bytes(guest::micro::elf(), Path::new("(micro guest)")).unwrap()
 }
 
+/// What a machine is asked for unless a test wants something else: one vCPU, output thrown away.
+pub fn config<'a>(kernel: &'a KernelFile, command_line: &'a str) -> MachineConfig<'a> {
+    MachineConfig {
+        memory: MEMORY,
+        cpus: 1,
+        kernel,
+        initramfs: None,
+        command_line,
+        add_words: false,
+        protocol: None,
+        pit: false,
+        serial: devices::ConsoleOutput::null(),
+    }
+}
+
 /// A held micro guest on one vCPU.
 pub fn micro(host: &Host, command_line: &str) -> Guest {
     micro_on(host, command_line, 1)
@@ -161,21 +180,12 @@ pub fn paused_before_program(host: &Host, command_line: &str, cpus: u8) -> (Gues
 impl Guest {
     pub fn boot(host: &Host, kernel: KernelFile, command_line: &str, cpus: u8) -> Self {
         let serial = Captured::default();
-        let booted = vmm::machine::boot(
-            &host.kvm,
-            &host.profile,
-            MachineConfig {
-                memory: MEMORY,
-                cpus,
-                kernel: &kernel,
-                initramfs: None,
-                command_line,
-                add_words: false,
-                protocol: None,
-                pit: false,
-                serial: serial.output(),
-            },
-        );
+        let asked = MachineConfig {
+            cpus,
+            serial: serial.output(),
+            ..config(&kernel, command_line)
+        };
+        let booted = vmm::machine::boot(&host.kvm, &host.profile, asked);
         let booted = booted.unwrap_or_else(|e| panic!("{command_line}: {e}"));
         Self {
             machine: booted.machine,
@@ -221,6 +231,36 @@ impl Guest {
             "{function} does not decode"
         );
         instructions
+    }
+
+    /// A site at a kernel address.
+    pub fn arm_kernel(&self, at: Gva) -> SiteId {
+        let traps = self.machine.traps();
+        traps.arm_kernel(at, self.space()).unwrap()
+    }
+
+    /// A site at a program's address.
+    pub fn arm_user(&self, at: Gva) -> SiteId {
+        self.machine.arm_user(at, self.space()).unwrap()
+    }
+
+    /// A new sink of the machine's.
+    pub fn record(&self) -> Recorder {
+        let recorder = Recorder::default();
+        self.machine.set_sink(recorder.boxed());
+        recorder
+    }
+
+    /// Puts bytes into the guest's memory.
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        let ram = self.machine.ram();
+        ram.write_physical(Gpa(address), bytes).unwrap();
+    }
+
+    /// Puts `mov eax, target; jmp rax` into the guest's memory.
+    pub fn write_jump(&self, address: u64, target: u64) {
+        let target = u32::try_from(target).unwrap().to_le_bytes();
+        self.write(address, &[&[0xb8][..], &target, &[0xff, 0xe0]].concat());
     }
 
     /// Page tables in use by vCPU 0.

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use probes::function_trace::{FunctionTracer, TraceOptions};
-use probes::kernel_view::KernelView;
 use vmm::machine::{MachineConfig, SerialOutput};
 
 use crate::guest_kernel::GuestKernel;
@@ -102,11 +101,9 @@ fn run(
     let tracer = match traced {
         false => None,
         true => {
-            let registers = machine.registers(&machine.pause(), 0);
-            let space = registers
-                .ok_or_else(|| Failure::new("the micro guest has no vCPU"))?
-                .address_space();
-            let view = KernelView::without_types(kernel.symbols()?.clone(), space);
+            let view = kernel
+                .locate(&machine, &machine.pause())?
+                .ok_or_else(|| Failure::new("the micro guest has no symbols"))?;
             Some(FunctionTracer::arm(
                 &machine,
                 &view,

@@ -197,12 +197,7 @@ pub fn start(
     };
     session.machine.start();
     let session = Arc::new(session);
-    let weak = Arc::downgrade(&session);
-    signals.on_stop(move || {
-        if let Some(session) = weak.upgrade() {
-            session.machine.stop();
-        }
-    });
+    session.stop_on(signals);
     let origin = match is_new {
         false => Origin::Restored(started.elapsed()),
         true => {

@@ -50,9 +50,7 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     let host = Host::open()?;
     let progress = Terminal::new();
     let files = guest::files(&host, &progress)?;
-    let cost = cost::measure(&host)?;
-    let signals = StopSignals::watch()
-        .map_err(|error| Failure::new(format_args!("signals cannot be watched: {error}")))?;
+    let signals = StopSignals::watch()?;
     let entry = super::run::claim(None)?;
     let Ready {
         session,
@@ -68,11 +66,11 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     )?;
     drop(progress);
     say(format_args!("{}: {origin}", entry.name()));
-    let server = Server::start(&entry.control(), session.clone())?;
-    let result = watch(&session, &serial, args.duration);
-    drop(server);
-    let outcome = result?;
-    explain(&outcome, &session, &cost);
+    let _server = Server::start(&entry.control(), session.clone())?;
+    let outcome = watch(&session, &serial, args.duration)?;
+    // The cost is measured on a quiet host.
+    session.machine.stop();
+    explain(&outcome, &session)?;
     if !outcome.end.is_orderly() {
         let symbols = Some(&outcome.view.symbols);
         return end_report::report(&outcome.end, symbols, session.machine.ram());
@@ -134,9 +132,7 @@ fn watch(
     let tracer = FunctionTracer::arm(&session.machine, &view, &names, &TraceOptions::default())?;
     drop(paused);
     let output = Box::new(BufWriter::new(std::io::stdout()));
-    let trace = Trace::start(session.clone(), tracer, output, Format::Text).map_err(|error| {
-        Failure::new(format_args!("the trace thread cannot be started: {error}"))
-    })?;
+    let trace = Trace::start(session.clone(), tracer, output, Format::Text)?;
     let end = session
         .machine
         .wait(Some(duration))
@@ -183,8 +179,12 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
     );
 }
 
-/// Says what was seen, what it cost, and what is left of it.
-fn explain(outcome: &Outcome, session: &Session, cost: &cost::Cost) {
+/// Says what was seen, what it cost, and what is left of it. The cost is measured only here, since that takes longer
+/// than all that comes before a restored guest's first event.
+///
+/// # Errors
+/// If the cost cannot be measured.
+fn explain(outcome: &Outcome, session: &Session) -> Result<(), Failure> {
     let stats = &outcome.summary.stats;
     for (function, counts) in &outcome.summary.functions {
         say(format_args!(
@@ -199,6 +199,7 @@ fn explain(outcome: &Outcome, session: &Session, cost: &cost::Cost) {
         stats.dropped,
         stats.waiting_returns
     ));
+    let cost = cost::measure(&session.host)?;
     say(format_args!(
         "cost, measured now on {}: {cost}",
         session.host.profile.host
@@ -214,4 +215,5 @@ fn explain(outcome: &Outcome, session: &Session, cost: &cost::Cost) {
     if outcome.before == outcome.after {
         say("equal: nothing was left behind");
     }
+    Ok(())
 }

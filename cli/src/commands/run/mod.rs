@@ -35,8 +35,7 @@ use making::{Inputs, make};
 pub fn run(args: args::Run) -> Result<(), Failure> {
     let inputs = Inputs::read(&args)?;
     let host = Host::open()?;
-    let signals = StopSignals::watch()
-        .map_err(|error| Failure::new(format_args!("signals cannot be watched: {error}")))?;
+    let signals = StopSignals::watch()?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
     let serial = serial_output(&args, files.serial.as_ref())?;
@@ -91,12 +90,7 @@ impl Plan<'_> {
         }
         session.machine.start();
         let session = Arc::new(session);
-        let weak = Arc::downgrade(&session);
-        self.signals.on_stop(move || {
-            if let Some(session) = weak.upgrade() {
-                session.machine.stop();
-            }
-        });
+        session.stop_on(self.signals);
         let server = Server::start(&self.entry.control(), session.clone())?;
         let result = self.watch(&session, armed, files);
         drop((console, server));
@@ -166,10 +160,7 @@ impl Plan<'_> {
             return Ok((wait(session, whole_run), Some(armed.view), None));
         };
         let output = trace_output(files)?;
-        let trace =
-            Trace::start(session.clone(), tracer, output, self.args.format).map_err(|error| {
-                Failure::new(format_args!("the trace thread cannot be started: {error}"))
-            })?;
+        let trace = Trace::start(session.clone(), tracer, output, self.args.format)?;
         let end = wait(session, deadline(Instant::now()));
         Ok((end, Some(armed.view), Some(trace.finish()?)))
     }
@@ -231,8 +222,5 @@ fn tell(summary: &Summary) {
 /// # Errors
 /// If the trace could not be written for another reason.
 pub fn written(result: io::Result<()>) -> Result<(), Failure> {
-    result.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::OutputClosed,
-        _ => Failure::new(format_args!("the trace cannot be written: {error}")),
-    })
+    result.map_err(|error| Failure::of_output("the trace cannot be written", &error))
 }

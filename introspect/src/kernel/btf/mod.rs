@@ -20,7 +20,8 @@ pub use record::Kind;
 
 use record::Record;
 
-use crate::bytes::{hash_name, u16_at, u32_at};
+use super::name_index::NameIndex;
+use crate::bytes::{u16_at, u32_at};
 
 const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;
@@ -42,8 +43,8 @@ pub struct Btf {
     strings: Box<[u8]>,
     /// Offset in `types` of each type from 1 on.
     offsets: Vec<u32>,
-    /// `hash_name << 32 | id`, ascending, of the kinds that are looked up by name.
-    by_name: Vec<u64>,
+    /// To the ids of the kinds that are looked up by name.
+    by_name: NameIndex,
 }
 
 /// Why bytes are no BTF.
@@ -142,33 +143,33 @@ impl Btf {
 
     fn index(types: Box<[u8]>, strings: Box<[u8]>) -> Result<Self, BtfError> {
         // Half of a kernel's types are 12 or 16 bytes, and a third is looked up by name.
-        let mut btf = Self {
-            offsets: Vec::with_capacity(types.len() / 24),
-            by_name: Vec::with_capacity(types.len() / 64),
-            types,
-            strings,
-        };
+        let mut offsets = Vec::with_capacity(types.len() / 24);
+        let mut by_name = NameIndex::with_capacity(types.len() / 64);
         let (mut at, mut id) = (0usize, 0u32);
-        while at < btf.types.len() {
+        while at < types.len() {
             id += 1;
-            let (record, next) = Record::at(&btf.types, at).ok_or_else(|| BtfError::BadType {
+            let (record, next) = Record::at(&types, at).ok_or_else(|| BtfError::BadType {
                 id,
                 offset: at,
-                info: u32_at(&btf.types, at + 4).unwrap_or(0),
+                info: u32_at(&types, at + 4).unwrap_or(0),
             })?;
             // A type section is less than 4 GiB, and a type at least 12 bytes: neither number overflows.
-            btf.offsets.push(u32::try_from(at).unwrap_or(u32::MAX));
+            offsets.push(u32::try_from(at).unwrap_or(u32::MAX));
             if record.kind.is_named() {
-                let name = btf.string(record.name);
+                let name = string_at(&strings, record.name);
                 if !name.is_empty() {
-                    btf.by_name
-                        .push(u64::from(hash_name(name)) << 32 | u64::from(id));
+                    by_name.add(name, id);
                 }
             }
             at = next;
         }
-        btf.by_name.sort_unstable();
-        Ok(btf)
+        by_name.sort();
+        Ok(Self {
+            types,
+            strings,
+            offsets,
+            by_name,
+        })
     }
 
     /// Number of types, without `void`.
@@ -192,14 +193,9 @@ impl Btf {
     /// Every type called `name` of one of `kinds`, in the order of the file. Source files may each have a
     /// struct of that name of their own.
     fn find_all(&self, name: &str, kinds: &[Kind]) -> impl Iterator<Item = TypeId> {
-        let hash = u64::from(hash_name(name.as_bytes()));
-        let first = self.by_name.partition_point(|key| key >> 32 < hash);
         self.by_name
-            .get(first..)
-            .unwrap_or_default()
-            .iter()
-            .take_while(move |key| **key >> 32 == hash)
-            .map(|key| TypeId((*key & 0xffff_ffff) as u32))
+            .candidates(name.as_bytes())
+            .map(TypeId)
             .filter(move |id| {
                 self.record(*id).is_some_and(|r| {
                     kinds.contains(&r.kind) && self.string(r.name) == name.as_bytes()
@@ -221,13 +217,9 @@ impl Btf {
         Record::at(&self.types, offset).map(|(record, _)| record)
     }
 
-    /// The string at `offset` of the string section, at most [`MAX_NAME`] bytes of it; empty if outside.
+    /// The name at `offset`, as bytes.
     fn string(&self, offset: u32) -> &[u8] {
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let rest = self.strings.get(start..).unwrap_or_default();
-        let rest = rest.get(..MAX_NAME).unwrap_or(rest);
-        rest.get(..memchr::memchr(0, rest).unwrap_or(rest.len()))
-            .unwrap_or_default()
+        string_at(&self.strings, offset)
     }
 
     /// The name at `offset`, empty if it is no UTF-8.
@@ -267,6 +259,15 @@ impl Btf {
         }
         None
     }
+}
+
+/// The string at `offset` of the string section, at most [`MAX_NAME`] bytes of it; empty if outside.
+fn string_at(strings: &[u8], offset: u32) -> &[u8] {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let rest = strings.get(start..).unwrap_or_default();
+    let rest = rest.get(..MAX_NAME).unwrap_or(rest);
+    rest.get(..memchr::memchr(0, rest).unwrap_or(rest.len()))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -82,11 +82,6 @@ impl Addresses {
         })
     }
 
-    /// The address offsets count from.
-    pub(super) fn base(&self) -> u64 {
-        self.base
-    }
-
     /// Where the base stands in a table written after the token index.
     #[cfg(test)]
     pub(super) fn base_offset(&self) -> usize {

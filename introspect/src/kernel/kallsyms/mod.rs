@@ -149,13 +149,6 @@ impl Kallsyms<'_> {
         self.layout
     }
 
-    /// The address that offsets count from: the lowest symbol outside the per-CPU area, as far as the bytes
-    /// were relocated.
-    #[must_use]
-    pub fn relative_base(&self) -> u64 {
-        self.addresses.base()
-    }
-
     /// Expands all symbols. `end` is the first address past the image, if known.
     ///
     /// # Errors

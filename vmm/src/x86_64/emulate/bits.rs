@@ -1,9 +1,9 @@
 //! Single bits, bit scans and counts, byte order.
 
-use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Instruction, Mnemonic, OpKind};
 
-use super::cpu::{Cpu, has_general_operands};
-use super::flags::{self, CF, STATUS, ZF, mask, sign_extend, when};
+use super::cpu::{Cpu, has_general_operands, has_short_address};
+use super::flags::{CF, STATUS, ZF, mask, sign_extend, when};
 use super::{EmulateError, Handler};
 
 pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
@@ -39,10 +39,9 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
 fn bit(cpu: &mut Cpu<'_>, change: fn(u64, u64) -> u64) -> Result<(), EmulateError> {
     let size = cpu.size(0);
     let bits = size as u64 * 8;
-    let in_memory = cpu.insn.op_kind(0) == OpKind::Memory;
     let offset = cpu.operand(1)?;
     let selected = 1u64 << (offset % bits);
-    if !in_memory {
+    if cpu.insn.op_kind(0) != OpKind::Memory {
         let value = cpu.operand(0)?;
         if cpu.insn.mnemonic() != Mnemonic::Bt {
             cpu.set_operand(0, change(value, selected))?;
@@ -50,15 +49,14 @@ fn bit(cpu: &mut Cpu<'_>, change: fn(u64, u64) -> u64) -> Result<(), EmulateErro
         cpu.set_flags(CF, when(CF, value & selected != 0));
         return Ok(());
     }
-    let mut address = cpu.effective_address()?;
+    let mut address = cpu.address()?;
     if cpu.insn.op_kind(1) == OpKind::Register {
-        if address_is_short(cpu.insn) {
+        if has_short_address(cpu.insn) {
             return Err(cpu.unsupported("bit offset with an address-size prefix"));
         }
         let unit = sign_extend(size, offset).div_euclid(bits as i64);
         address = address.wrapping_add_signed(unit.wrapping_mul(size as i64));
     }
-    let address = address.wrapping_add(cpu.address()?.wrapping_sub(cpu.effective_address()?));
     let value = cpu.load(address, size)?;
     let changed = change(value, selected);
     if cpu.insn.has_lock_prefix() {
@@ -68,11 +66,6 @@ fn bit(cpu: &mut Cpu<'_>, change: fn(u64, u64) -> u64) -> Result<(), EmulateErro
     }
     cpu.set_flags(CF, when(CF, value & selected != 0));
     Ok(())
-}
-
-fn address_is_short(insn: &Instruction) -> bool {
-    let short = |register: Register| register != Register::None && register.size() == 4;
-    short(insn.memory_base()) || short(insn.memory_index())
 }
 
 /// BSF, BSR. Zero has no bit to find: the destination stays (AMD documents it, Intel CPUs do it).
@@ -96,7 +89,7 @@ fn zeros(cpu: &mut Cpu<'_>, count: fn(usize, u64) -> u32) -> Result<(), EmulateE
 fn popcnt(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let value = cpu.operand(1)?;
     cpu.set_operand(0, value.count_ones().into())?;
-    cpu.set_flags(STATUS, when(flags::ZF, value == 0));
+    cpu.set_flags(STATUS, when(ZF, value == 0));
     Ok(())
 }
 

@@ -222,11 +222,7 @@ impl<'a> Cpu<'a> {
             let scale = u64::from(self.insn.memory_index_scale());
             address = address.wrapping_add(self.register(index)?.wrapping_mul(scale));
         }
-        // an address-size prefix leaves no 64-bit register; without any register the displacement tells
-        let short = base.size() == 4 || index.size() == 4;
-        let bare =
-            base == Register::None && index == Register::None && self.insn.memory_displ_size() == 4;
-        Ok(if short || bare {
+        Ok(if has_short_address(self.insn) {
             address & 0xffff_ffff
         } else {
             address
@@ -377,6 +373,15 @@ fn is_high_byte(register: Register) -> bool {
         register,
         Register::AH | Register::BH | Register::CH | Register::DH
     )
+}
+
+/// Whether an address-size prefix cuts the memory operand's address to 32 bits.
+pub(super) fn has_short_address(insn: &Instruction) -> bool {
+    let (base, index) = (insn.memory_base(), insn.memory_index());
+    // the prefix leaves no 64-bit register; without any register the displacement tells
+    base.size() == 4
+        || index.size() == 4
+        || base == Register::None && index == Register::None && insn.memory_displ_size() == 4
 }
 
 /// The 64-bit register that `register` is part of.

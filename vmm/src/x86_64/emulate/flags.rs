@@ -1,25 +1,10 @@
-//! RFLAGS bits, and the status flags of additions, subtractions and bitwise results.
+//! The status flags of additions, subtractions and bitwise results; beside them the RFLAGS bits, for the emulator.
 //!
 //! Values are unsigned 64-bit numbers with all bits above the operand size clear. Sizes are in bytes: 1, 2, 4 or 8.
 
 use iced_x86::ConditionCode;
 
-pub(super) const CF: u64 = 1 << 0;
-pub(super) const PF: u64 = 1 << 2;
-pub(super) const AF: u64 = 1 << 4;
-pub(super) const ZF: u64 = 1 << 6;
-pub(super) const SF: u64 = 1 << 7;
-pub(super) const TF: u64 = 1 << 8;
-pub(super) const IF: u64 = 1 << 9;
-pub(super) const DF: u64 = 1 << 10;
-pub(super) const OF: u64 = 1 << 11;
-pub(super) const IOPL: u64 = 3 << 12;
-pub(super) const NT: u64 = 1 << 14;
-pub(super) const RF: u64 = 1 << 16;
-pub(super) const AC: u64 = 1 << 18;
-pub(super) const ID: u64 = 1 << 21;
-/// The six status flags that arithmetic sets.
-pub(super) const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
+pub(super) use crate::x86_64::rflags::*;
 
 /// All bits of an operand of `size` bytes.
 pub(super) fn mask(size: usize) -> u64 {

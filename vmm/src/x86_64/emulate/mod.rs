@@ -185,7 +185,7 @@ pub fn decode(bytes: &[u8], ip: u64) -> Result<Instruction, DecodeError> {
 /// (single-stepping, shadow stacks, unmasked SSE exceptions).
 #[must_use]
 pub fn is_supported(instruction: &Instruction) -> bool {
-    handler(instruction).is_some()
+    interpreter(instruction).is_some() || native::is_supported(instruction)
 }
 
 /// Executes `instruction` on `regs` and `env`. RIP is then the next instruction's, or the branch target; RFLAGS.RF is
@@ -204,8 +204,7 @@ pub fn execute(
             rip: regs.rip,
         });
     }
-    let handler =
-        handler(instruction).ok_or_else(|| unsupported(instruction, "outside the emulated set"))?;
+    let handler = interpreter(instruction).unwrap_or(native::run);
     if regs.rflags & flags::TF != 0 {
         return Err(unsupported(instruction, "RFLAGS.TF asks for #DB after it"));
     }
@@ -229,12 +228,8 @@ pub fn execute(
     })
 }
 
-/// The code that executes `instruction`: the interpreter's first, the host CPU's for what is left.
-fn handler(instruction: &Instruction) -> Option<Handler> {
-    interpreter(instruction).or_else(|| native::handler(instruction))
-}
-
-/// Tried in the order of how often functions start with such an instruction.
+/// The code that executes `instruction` without the host CPU's help; [`native::run`] takes what is left. Tried in the
+/// order of how often functions start with such an instruction.
 fn interpreter(instruction: &Instruction) -> Option<Handler> {
     stack::handler(instruction)
         .or_else(|| data::handler(instruction))

@@ -23,7 +23,7 @@ use iced_x86::{
 
 use super::cpu::{Cpu, is_immediate, slot};
 use super::environment::FxState;
-use super::{EmulateError, Handler, flags, fpu, vector};
+use super::{EmulateError, flags, fpu, vector};
 use stub::{Context, Stub};
 
 /// Stubs kept per thread; each takes a page.
@@ -40,8 +40,9 @@ thread_local! {
     static PLANS: RefCell<HashMap<Instruction, Option<Rc<Plan>>>> = RefCell::new(HashMap::new());
 }
 
-pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
-    plan(insn).map(|_| run as Handler)
+/// Whether [`run`] executes this instruction.
+pub(super) fn is_supported(insn: &Instruction) -> bool {
+    plan(insn).is_some()
 }
 
 /// How to execute one instruction.
@@ -87,17 +88,14 @@ fn plan(insn: &Instruction) -> Option<Rc<Plan>> {
 
 /// Whether the instruction is on the list.
 fn permitted(insn: &Instruction) -> bool {
-    // these are of the named extensions too, but do more than compute: MXCSR, caches, implicit memory, x87 registers
+    // these are of the named extensions too, but do more than compute: MXCSR, implicit memory, x87 registers
     let more_than_data = matches!(
         insn.mnemonic(),
         Mnemonic::Ldmxcsr
             | Mnemonic::Stmxcsr
-            | Mnemonic::Clflush
             | Mnemonic::Maskmovq
             | Mnemonic::Maskmovdqu
             | Mnemonic::Fisttp
-            | Mnemonic::Monitor
-            | Mnemonic::Mwait
     );
     let features = insn.cpuid_features();
     !more_than_data && !features.is_empty() && features.iter().all(|&feature| available(feature))
@@ -141,7 +139,6 @@ impl Plan {
         {
             return None;
         }
-        let mut factory = InstructionInfoFactory::new();
         // registers of the address do not count: it is replaced
         let mut redirected = *insn;
         if has_memory {
@@ -151,6 +148,7 @@ impl Plan {
             redirected.set_memory_displacement64(0);
             redirected.set_memory_displ_size(8);
         }
+        let mut factory = InstructionInfoFactory::new();
         let info = factory.info(&redirected);
         let mut used = Vec::new();
         let mut sse = false;
@@ -230,7 +228,8 @@ impl Memory {
     }
 }
 
-fn run(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
+/// The [`Handler`](super::Handler) of every instruction on the list; refuses all others.
+pub(super) fn run(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let plan = plan(cpu.insn).ok_or_else(|| cpu.unsupported("outside the emulated set"))?;
     run_plan(cpu, &plan)
 }
@@ -269,7 +268,7 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
     for (value, &register) in context.registers.iter_mut().zip(&stub::REGISTERS) {
         *value = slot(&mut cpu.regs, register).map_or(0, |slot| *slot);
     }
-    context.rflags = 2 | cpu.regs.rflags & flags::STATUS;
+    context.rflags = flags::FIXED | cpu.regs.rflags & flags::STATUS;
 
     plan.stub()
         .map_err(|reason| cpu.unsupported(reason))?

@@ -67,28 +67,27 @@ fn bits(size: usize) -> u32 {
     (size as u32) * 8
 }
 
-/// Whether the top two bits differ: OF of right rotates.
-fn top_bits_differ(size: usize, value: u64) -> bool {
-    (value ^ (value << 1)) & sign_bit(size) != 0
+/// CF and OF of shifts and rotates to the left. OF: the sign has changed in the last step.
+fn left_flags(size: usize, result: u64, carry: bool) -> u64 {
+    when(CF, carry) | when(OF, carry != (result & sign_bit(size) != 0))
+}
+
+/// CF and OF of SHR and of rotates to the right. OF: the top two bits differ.
+fn right_flags(size: usize, result: u64, carry: bool) -> u64 {
+    when(CF, carry) | when(OF, (result ^ (result << 1)) & sign_bit(size) != 0)
 }
 
 fn shl(size: usize, value: u64, count: u32) -> (u64, u64) {
     let wide = u128::from(value) << count;
     let result = wide as u64 & mask(size);
     let carry = wide >> bits(size) & 1 != 0;
-    (
-        result,
-        when(CF, carry) | when(OF, carry != (result & sign_bit(size) != 0)),
-    )
+    (result, left_flags(size, result, carry))
 }
 
 fn shr(size: usize, value: u64, count: u32) -> (u64, u64) {
     let result = value >> count;
     let carry = value >> (count - 1) & 1 != 0;
-    (
-        result,
-        when(CF, carry) | when(OF, top_bits_differ(size, result)),
-    )
+    (result, right_flags(size, result, carry))
 }
 
 fn sar(size: usize, value: u64, count: u32) -> (u64, u64) {
@@ -101,20 +100,14 @@ fn rol(size: usize, value: u64, count: u32, _: bool) -> (u64, u64) {
     let count = count % bits(size);
     let result = (value << count | (u128::from(value) >> (bits(size) - count)) as u64) & mask(size);
     let carry = result & 1 != 0;
-    (
-        result,
-        when(CF, carry) | when(OF, carry != (result & sign_bit(size) != 0)),
-    )
+    (result, left_flags(size, result, carry))
 }
 
 fn ror(size: usize, value: u64, count: u32, _: bool) -> (u64, u64) {
     let count = count % bits(size);
     let result = (value >> count | (u128::from(value) << (bits(size) - count)) as u64) & mask(size);
     let carry = result & sign_bit(size) != 0;
-    (
-        result,
-        when(CF, carry) | when(OF, top_bits_differ(size, result)),
-    )
+    (result, right_flags(size, result, carry))
 }
 
 /// Rotates `value` with `carry` above it, a number of `size * 8 + 1` bits, to the left.
@@ -128,19 +121,13 @@ fn through_carry(size: usize, value: u64, count: u32, carry: bool) -> (u64, bool
 
 fn rcl(size: usize, value: u64, count: u32, carry: bool) -> (u64, u64) {
     let (result, carry) = through_carry(size, value, count, carry);
-    (
-        result,
-        when(CF, carry) | when(OF, carry != (result & sign_bit(size) != 0)),
-    )
+    (result, left_flags(size, result, carry))
 }
 
 fn rcr(size: usize, value: u64, count: u32, carry: bool) -> (u64, u64) {
     let width = bits(size) + 1;
     let (result, carry) = through_carry(size, value, width - count % width, carry);
-    (
-        result,
-        when(CF, carry) | when(OF, top_bits_differ(size, result)),
-    )
+    (result, right_flags(size, result, carry))
 }
 
 /// SHLD and SHRD: the bits that come in are operand 1's.

@@ -3,8 +3,8 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 
 use super::cpu::{Cpu, is_immediate};
-use super::flags::{AC, DF, ID, IF, IOPL, NT, OF, STATUS, TF};
-use super::{EmulateError, Handler, flags};
+use super::flags::{AC, DF, ID, IF, IOPL, NT, STATUS, TF};
+use super::{EmulateError, Handler};
 
 pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
     let general = || match insn.op0_kind() {
@@ -81,7 +81,7 @@ fn popf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let size = width(cpu);
     let value = pop_value(cpu, size)?;
     let cpl = cpu.env.cpl()?;
-    let mut affected = STATUS | TF | DF | OF | NT;
+    let mut affected = STATUS | TF | DF | NT;
     if size == 8 {
         affected |= AC | ID;
     }
@@ -97,5 +97,5 @@ fn popf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
 
 /// IOPL, the lowest privilege level that may change IF.
 pub(super) fn io_privilege(cpu: &Cpu<'_>) -> u8 {
-    ((cpu.regs.rflags & flags::IOPL) >> 12) as u8
+    ((cpu.regs.rflags & IOPL) >> 12) as u8
 }

@@ -5,7 +5,12 @@ use iced_x86::{Code, Encoder, Instruction, OpCodeOperandKind, OpKind, Register};
 use super::super::decode;
 use super::IP;
 
-/// The memory operand's base register, its index, or neither, and choices for everything else: any bytes will do.
+/// All 15 general registers but RSP, which is never a data operand here.
+pub(super) fn general_registers() -> impl Iterator<Item = Register> {
+    Register::values().filter(|r| r.is_gpr64() && *r != Register::RSP)
+}
+
+/// Whether an operand is in memory, and choices for everything else: any bytes will do.
 pub(super) struct Choices<'a>(pub(super) &'a [u8]);
 
 impl Choices<'_> {
@@ -13,31 +18,14 @@ impl Choices<'_> {
         usize::from(self.0[index % self.0.len()])
     }
 
-    /// A general register other than RSP, which is never a data operand here.
+    /// A part of `size` bytes of a general register.
     fn register(&self, index: usize, size: usize) -> Register {
-        const WHOLE: [Register; 15] = [
-            Register::RAX,
-            Register::RCX,
-            Register::RDX,
-            Register::RBX,
-            Register::RBP,
-            Register::RSI,
-            Register::RDI,
-            Register::R8,
-            Register::R9,
-            Register::R10,
-            Register::R11,
-            Register::R12,
-            Register::R13,
-            Register::R14,
-            Register::R15,
-        ];
         const HIGH: [Register; 4] = [Register::AH, Register::CH, Register::DH, Register::BH];
         let choice = self.at(index);
         if size == 1 && choice >= 200 {
             return HIGH[choice % HIGH.len()];
         }
-        let whole = WHOLE[choice % WHOLE.len()];
+        let whole = general_registers().nth(choice % 15).unwrap();
         let of_size =
             |register: &Register| register.size() == size && register.full_register() == whole;
         Register::values()
@@ -56,6 +44,7 @@ pub(super) fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
     let in_memory = choices.at(0).is_multiple_of(2);
     for operand in 0..op_code.op_count() {
         let choice = choices.at(operand as usize + 1);
+        let signed = choice as u8 as i8 as u64;
         let mut register = |register| {
             insn.set_op_kind(operand, OpKind::Register);
             insn.set_op_register(operand, register);
@@ -96,24 +85,9 @@ pub(super) fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
             Kind::rax => register(Register::RAX),
             Kind::imm8 => immediate(&mut insn, operand, OpKind::Immediate8, choice as u64),
             Kind::imm8_const_1 => immediate(&mut insn, operand, OpKind::Immediate8, 1),
-            Kind::imm8sex16 => immediate(
-                &mut insn,
-                operand,
-                OpKind::Immediate8to16,
-                choice as u8 as i8 as u64,
-            ),
-            Kind::imm8sex32 => immediate(
-                &mut insn,
-                operand,
-                OpKind::Immediate8to32,
-                choice as u8 as i8 as u64,
-            ),
-            Kind::imm8sex64 => immediate(
-                &mut insn,
-                operand,
-                OpKind::Immediate8to64,
-                choice as u8 as i8 as u64,
-            ),
+            Kind::imm8sex16 => immediate(&mut insn, operand, OpKind::Immediate8to16, signed),
+            Kind::imm8sex32 => immediate(&mut insn, operand, OpKind::Immediate8to32, signed),
+            Kind::imm8sex64 => immediate(&mut insn, operand, OpKind::Immediate8to64, signed),
             Kind::imm16 => immediate(
                 &mut insn,
                 operand,

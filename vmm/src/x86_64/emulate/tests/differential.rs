@@ -3,9 +3,9 @@
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, RflagsBits};
 use proptest::prelude::*;
 
-use super::super::cpu::{Commit, Cpu};
+use super::super::cpu::{Commit, Cpu, slot};
 use super::super::{Handler, alu, atomic, bits, data, flags, multiply, native, shift, system};
-use super::builder::{Choices, build};
+use super::builder::{Choices, build, general_registers};
 use super::*;
 
 /// Handlers whose instructions the host CPU can run with the registers of a guest.
@@ -98,11 +98,9 @@ proptest! {
                 continue;
             }
             let mut regs = registers();
-            [
-                &mut regs.rax, &mut regs.rbx, &mut regs.rcx, &mut regs.rdx, &mut regs.rdi, &mut regs.rbp,
-                &mut regs.r8, &mut regs.r9, &mut regs.r10, &mut regs.r11, &mut regs.r12, &mut regs.r13,
-                &mut regs.r14, &mut regs.r15, &mut regs.rsi,
-            ].into_iter().zip(values).for_each(|(register, value)| *register = value);
+            for (register, value) in general_registers().zip(values) {
+                *slot(&mut regs, register).unwrap() = value;
+            }
             if in_memory {
                 regs.rsi = MEMORY + 0x100;
             }

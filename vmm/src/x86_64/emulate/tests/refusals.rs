@@ -322,6 +322,12 @@ const STATES: &[Case] = &[
         Unsupported,
     ),
     (
+        "67 48 0f a3 0c 25 00 10 00 00",
+        "bt [1000h],rcx with 32-bit addresses",
+        |_, _| {},
+        Unsupported,
+    ),
+    (
         "66 0f a5 c0",
         "shld of 16 bits by 17",
         |r, _| r.rcx = 17,

@@ -1,0 +1,7 @@
+//! Bytes as messages show them.
+
+/// Two digits a byte, with spaces between them.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    digits.join(" ")
+}
