@@ -14,9 +14,7 @@ int program(int argc, char **argv, char **envp)
 		while (fd >= 0 && (n = syscall3(SYS_read, fd, buffer, sizeof(buffer))) > 0)
 			syscall3(SYS_write, 1, buffer, n);
 		if (n < 0) {
-			print("cat: cannot read ");
-			print(argv[i]);
-			print("\n");
+			print("cat: cannot read ", argv[i], "\n");
 			status = 1;
 		}
 		if (fd >= 0)

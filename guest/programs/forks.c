@@ -15,12 +15,11 @@ int program(int argc, char **argv, char **envp)
 {
 	long count = number(argc > 1 ? argv[1] : 0, 10);
 	long good = 0;
+	char digits[24];
 
 	(void)envp;
 	for (long i = 0; i < count; i++)
 		good += one_child(i);
-	print("forks: ");
-	print_decimal(good);
-	print("\n");
+	print("forks: ", decimal(good, digits), "\n");
 	return good != count;
 }

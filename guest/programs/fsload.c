@@ -70,21 +70,18 @@ int program(int argc, char **argv, char **envp)
 	long count = number(argc > 1 ? argv[1] : 0, 0);
 	long pause = number(argc > 2 ? argv[2] : 0, 10);
 	long round;
+	char digits[24];
 
 	(void)envp;
 	memset(data, 'x', sizeof(data));
 	for (round = 0; !count || round < count; round++) {
 		if (one_round(round)) {
-			print("fsload: failed in round ");
-			print_decimal(round);
-			print("\n");
+			print("fsload: failed in round ", decimal(round, digits), "\n");
 			return 1;
 		}
 		if (pause)
 			sleep_ms(pause);
 	}
-	print("fsload: ");
-	print_decimal(round);
-	print(" rounds\n");
+	print("fsload: ", decimal(round, digits), " rounds\n");
 	return 0;
 }

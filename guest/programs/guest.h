@@ -44,11 +44,6 @@ static inline unsigned long length(const char *text)
 	return n;
 }
 
-static inline void print(const char *text)
-{
-	syscall3(SYS_write, 1, text, length(text));
-}
-
 /* The decimal digits of value at the end of buffer, NUL-terminated. */
 static inline char *decimal(long value, char buffer[24])
 {
@@ -63,13 +58,6 @@ static inline char *decimal(long value, char buffer[24])
 	if (value < 0)
 		*--at = '-';
 	return at;
-}
-
-static inline void print_decimal(long value)
-{
-	char buffer[24];
-
-	print(decimal(value, buffer));
 }
 
 /* The leading decimal digits of text, or missing if there is no text. */
@@ -113,6 +101,25 @@ void *memset(void *to, int byte, unsigned long n)
 	__asm__ volatile("rep stosb" : "+D"(to), "+c"(n) : "a"(byte) : "memory");
 	return start;
 }
+
+/* The texts, up to a NULL, in one write: what two programs print at the same time is not mixed within a line. */
+static inline void print_parts(const char *const *parts)
+{
+	char line[512];
+	unsigned long used = 0;
+
+	for (; *parts; parts++) {
+		unsigned long n = length(*parts);
+
+		if (n > sizeof(line) - used)
+			n = sizeof(line) - used;
+		memcpy(line + used, *parts, n);
+		used += n;
+	}
+	syscall3(SYS_write, 1, line, used);
+}
+
+#define print(...) print_parts((const char *const[]){ __VA_ARGS__, 0 })
 
 int program(int argc, char **argv, char **envp);
 

@@ -17,9 +17,7 @@ static void mount_all(void)
 
 	for (unsigned i = 0; i < sizeof(mounts) / sizeof(mounts[0]); i++) {
 		if (syscall5(SYS_mount, (long)mounts[i][0], (long)mounts[i][1], (long)mounts[i][0], 0, 0)) {
-			print("exotrace: cannot mount ");
-			print(mounts[i][1]);
-			print("\n");
+			print("exotrace: cannot mount ", mounts[i][1], "\n");
 		}
 	}
 }
@@ -91,6 +89,7 @@ int program(int argc, char **argv, char **envp)
 	static char *words[WORDS];
 	char *shell[] = { "sh", 0 };
 	char **target;
+	char digits[24];
 	int status = 0;
 	long child;
 
@@ -108,11 +107,8 @@ int program(int argc, char **argv, char **envp)
 		if (ended == child || ended < 0)
 			break;
 	}
-	print("exotrace: ");
-	print(target[0]);
-	print(" ended with status ");
-	print_decimal(status & 0x7f ? 128 + (status & 0x7f) : status >> 8 & 0xff);
-	print("\n");
+	status = status & 0x7f ? 128 + (status & 0x7f) : status >> 8 & 0xff;
+	print("exotrace: ", target[0], " ended with status ", decimal(status, digits), "\n");
 	syscall0(SYS_sync);
 	syscall3(SYS_reboot, REBOOT_MAGIC1, REBOOT_MAGIC2, REBOOT_RESTART);
 	return 1;

@@ -63,8 +63,7 @@ TRACEABLE static void run(char **words, char **envp, int wait)
 		memcpy(path, directory, sizeof(directory) - 1);
 		memcpy(path + sizeof(directory) - 1, words[0], length(words[0]) + 1);
 		syscall3(SYS_execve, path, words, envp);
-		print(words[0]);
-		print(": not found\n");
+		print(words[0], ": not found\n");
 		quit(127);
 	}
 	if (wait)

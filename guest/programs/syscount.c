@@ -9,12 +9,11 @@ TRACEABLE static long one_call(void)
 int program(int argc, char **argv, char **envp)
 {
 	long count = number(argc > 1 ? argv[1] : 0, 1000);
+	char digits[24];
 
 	(void)envp;
 	for (long i = 0; i < count; i++)
 		one_call();
-	print("syscount: ");
-	print_decimal(count);
-	print("\n");
+	print("syscount: ", decimal(count, digits), "\n");
 	return 0;
 }

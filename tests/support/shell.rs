@@ -28,8 +28,8 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 pub const READY: &str = "exotrace: ready";
 /// The shell's prompt, as root.
 const PROMPT: &str = "# ";
-/// Makes the shell read by whole lines.
-const QUIET: &str = "stty -echo";
+/// Makes the shell read by whole lines, and keeps the kernel's messages out of what commands print.
+const QUIET: &str = "stty -echo; dmesg -n 1";
 /// What the cache's entries and lock are called.
 const TOPIC: &str = "tests-shell";
 

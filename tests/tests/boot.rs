@@ -60,11 +60,14 @@ fn two_vcpus_boot_work_and_are_traced() {
     let traps = linux.machine.stats().traps;
     let tracer = FunctionTracer::arm(&linux.machine, &view, &names, &options);
     let mut tracer = tracer.unwrap_or_else(|e| panic!("{e}"));
-    let copy = |name| format!("dd if=/dev/zero of=/tmp/{name} bs=1k count={COPIES} 2> /dev/null");
+    // One on each vCPU.
+    let copy = |mask, name| {
+        format!("taskset {mask} dd if=/dev/zero of=/tmp/{name} bs=1k count={COPIES} 2> /dev/null")
+    };
     let both = format!(
         "sh -c '{} & {} & wait'; wc -c < /tmp/a; wc -c < /tmp/b",
-        copy("a"),
-        copy("b")
+        copy(1, "a"),
+        copy(2, "b")
     );
     let answer = shell.start(&both).answer(4 * COMMAND_LIMIT);
     tracer.stop(&linux.machine);
