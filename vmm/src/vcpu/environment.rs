@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use introspect::x86_64::paging::{self, AddressSpace, Translation};
 use introspect::{Gpa, Gva, PhysicalMemory};
-use kvm_bindings::{KVM_VCPUEVENT_VALID_SHADOW, kvm_sregs, kvm_xsave};
+use kvm_bindings::{
+    KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_SHADOW, kvm_mp_state, kvm_sregs, kvm_xsave,
+};
 use kvm_ioctls::VcpuFd;
 
 use super::system::Registers;
@@ -81,6 +83,18 @@ impl VcpuEnvironment<'_> {
             return Err(fault);
         }
         Ok(translation.gpa)
+    }
+
+    fn set_interrupt_shadow(&mut self, shadow: u8) -> Result<(), StateError> {
+        let mut events = self
+            .fd
+            .get_vcpu_events()
+            .map_err(|e| state("read the events", e))?;
+        events.interrupt.shadow = shadow;
+        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+        self.fd
+            .set_vcpu_events(&events)
+            .map_err(|e| state("write the events", e))
     }
 
     /// The part of a range in each page that it touches: two at most.
@@ -243,15 +257,17 @@ impl Environment for VcpuEnvironment<'_> {
     }
 
     fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
-        let mut events = self
-            .fd
-            .get_vcpu_events()
-            .map_err(|e| state("read the events", e))?;
-        events.interrupt.shadow = 1;
-        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+        self.set_interrupt_shadow(1)
+    }
+
+    fn halt(&mut self) -> Result<(), StateError> {
+        self.set_interrupt_shadow(0)?;
+        let halted = kvm_mp_state {
+            mp_state: KVM_MP_STATE_HALTED,
+        };
         self.fd
-            .set_vcpu_events(&events)
-            .map_err(|e| state("write the events", e))
+            .set_mp_state(halted)
+            .map_err(|e| state("halt the vCPU", e))
     }
 }
 

@@ -33,6 +33,7 @@ enum Effect {
         base: u64,
     },
     InhibitInterrupts,
+    Halt,
 }
 
 /// Outcome of [`Cpu::commit`].
@@ -96,6 +97,7 @@ impl<'a> Cpu<'a> {
             Effect::Fx(state) => self.env.set_fx_state(&state)?,
             Effect::SegmentBase { segment, base } => self.env.set_segment_base(segment, base)?,
             Effect::InhibitInterrupts => self.env.inhibit_interrupts()?,
+            Effect::Halt => self.env.halt()?,
         }
         Ok(Commit::Done)
     }
@@ -310,6 +312,11 @@ impl<'a> Cpu<'a> {
     /// Will hold off interrupts for one instruction.
     pub(super) fn put_interrupt_shadow(&mut self) -> Result<(), EmulateError> {
         self.set_effect(Effect::InhibitInterrupts)
+    }
+
+    /// Will halt the vCPU after the instruction.
+    pub(super) fn put_halt(&mut self) -> Result<(), EmulateError> {
+        self.set_effect(Effect::Halt)
     }
 
     /// Two effects could not be undone together.

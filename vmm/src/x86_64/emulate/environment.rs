@@ -173,4 +173,11 @@ pub trait Environment {
     /// # Errors
     /// If the vCPU's state cannot be written.
     fn inhibit_interrupts(&mut self) -> Result<(), StateError>;
+
+    /// Halts the vCPU until an interrupt comes, as HLT does once it is done: what STI held off before it may come
+    /// (`KVM_MP_STATE_HALTED` of `KVM_SET_MP_STATE`).
+    ///
+    /// # Errors
+    /// If the vCPU's state cannot be written.
+    fn halt(&mut self) -> Result<(), StateError>;
 }

@@ -1,4 +1,4 @@
-//! Single flags, the FS and GS base, XGETBV.
+//! Single flags, HLT, the FS and GS base, XGETBV.
 
 use iced_x86::{Instruction, Mnemonic, Register};
 
@@ -24,6 +24,7 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
         Mnemonic::Stac => |cpu| access_check(cpu, AC),
         Mnemonic::Cli => cli,
         Mnemonic::Sti => sti,
+        Mnemonic::Hlt => hlt,
         Mnemonic::Rdfsbase => |cpu| read_base(cpu, Segment::Fs),
         Mnemonic::Rdgsbase => |cpu| read_base(cpu, Segment::Gs),
         Mnemonic::Wrfsbase => |cpu| write_base(cpu, Segment::Fs),
@@ -72,6 +73,14 @@ fn sti(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
         cpu.put_interrupt_shadow()?;
     }
     set(cpu, IF, IF)
+}
+
+/// For the kernel alone. Stepped by KVM it may leave the vCPU halted in the handler of the interrupt that ended the halt.
+fn hlt(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
+    if cpu.env.cpl()? != 0 {
+        return Err(cpu.exception(vector::GENERAL_PROTECTION));
+    }
+    cpu.put_halt()
 }
 
 fn check_cr4(cpu: &mut Cpu<'_>, bit: u64) -> Result<(), EmulateError> {

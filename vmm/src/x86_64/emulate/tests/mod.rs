@@ -35,6 +35,7 @@ struct Machine {
     cr0: u64,
     cr4: u64,
     shadow: bool,
+    halted: bool,
     /// How many exchanges fail, as if another CPU had been faster.
     races: usize,
 }
@@ -52,6 +53,7 @@ impl Default for Machine {
             // OSXSAVE, FSGSBASE, OSFXSR, PAE
             cr4: 0x5_0220,
             shadow: false,
+            halted: false,
             races: 0,
         }
     }
@@ -146,6 +148,11 @@ impl Environment for Machine {
         self.shadow = true;
         Ok(())
     }
+
+    fn halt(&mut self) -> Result<(), StateError> {
+        (self.halted, self.shadow) = (true, false);
+        Ok(())
+    }
 }
 
 /// Registers with RIP at [`IP`], RSP in memory and only the fixed flag set.
@@ -178,8 +185,8 @@ fn run(bytes: &[u8], regs: &mut kvm_regs, machine: &mut Machine) -> Result<(), E
             "`{instruction}` failed and changed the FPU state"
         );
         assert_eq!(
-            (machine.fs, machine.gs, machine.shadow),
-            (before.1.fs, before.1.gs, before.1.shadow)
+            (machine.fs, machine.gs, machine.shadow, machine.halted),
+            (before.1.fs, before.1.gs, before.1.shadow, before.1.halted)
         );
     }
     result

@@ -17,7 +17,6 @@ fn instructions_outside_the_set_are_named_before_arming() {
         ("0f 22 d8", "mov cr3,rax"),
         ("0f 30", "wrmsr"),
         ("0f a2", "cpuid"),
-        ("f4", "hlt"),
         ("8e d8", "mov ds,eax"),
         ("8c d8", "mov eax,ds"),
         ("ff 2f", "jmp far"),
@@ -96,6 +95,7 @@ enum Expected {
 use Expected::{Exception, Fault, Unsupported};
 
 const STATES: &[Case] = &[
+    ("f4", "hlt of a program", |_, m| m.cpl = 3, Exception(13)),
     (
         "50",
         "push below memory",

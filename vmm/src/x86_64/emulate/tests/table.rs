@@ -211,6 +211,15 @@ fn sti_holds_interrupts_off_for_one_instruction_only_if_they_were_off() {
 }
 
 #[test]
+fn hlt_halts_the_kernels_cpu_and_lets_interrupts_come() {
+    let (mut regs, mut machine) = (registers(), Machine::default());
+    (regs.rflags, machine.shadow) = (0x202, true);
+    run(&[0xf4], &mut regs, &mut machine).unwrap();
+    assert_eq!((machine.halted, machine.shadow), (true, false));
+    assert_eq!((regs.rip, regs.rflags), (IP + 1, 0x202));
+}
+
+#[test]
 fn popf_in_user_mode_leaves_the_kernels_flags() {
     let (mut regs, mut machine) = (
         registers(),
