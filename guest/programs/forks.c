@@ -15,7 +15,7 @@ int program(int argc, char **argv, char **envp)
 {
 	long count = number(argc > 1 ? argv[1] : 0, 10);
 	long good = 0;
-	char digits[24];
+	char digits[DIGITS];
 
 	(void)envp;
 	for (long i = 0; i < count; i++)

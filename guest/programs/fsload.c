@@ -7,7 +7,7 @@ static char data[512];
 /* `/tmp/fsload.N` with N the round, so that names differ in a trace. */
 static void name_of(long round, char *path, const char *prefix)
 {
-	char buffer[24];
+	char buffer[DIGITS];
 	const char *digits = decimal(round, buffer);
 	unsigned long n = length(prefix);
 
@@ -70,7 +70,7 @@ int program(int argc, char **argv, char **envp)
 	long count = number(argc > 1 ? argv[1] : 0, 0);
 	long pause = number(argc > 2 ? argv[2] : 0, 10);
 	long round;
-	char digits[24];
+	char digits[DIGITS];
 
 	(void)envp;
 	memset(data, 'x', sizeof(data));

@@ -44,11 +44,14 @@ static inline unsigned long length(const char *text)
 	return n;
 }
 
+/* Room for the digits of any number, its sign and a NUL. */
+enum { DIGITS = 24 };
+
 /* The decimal digits of value at the end of buffer, NUL-terminated. */
-static inline char *decimal(long value, char buffer[24])
+static inline char *decimal(long value, char buffer[DIGITS])
 {
 	unsigned long rest = value < 0 ? -(unsigned long)value : (unsigned long)value;
-	char *at = buffer + 23;
+	char *at = buffer + DIGITS - 1;
 
 	*at = 0;
 	do {
@@ -102,7 +105,7 @@ void *memset(void *to, int byte, unsigned long n)
 	return start;
 }
 
-/* The texts, up to a NULL, in one write: what two programs print at the same time is not mixed within a line. */
+/* The texts, up to a NULL, in one write, cut at 512 bytes: what two programs print at the same time is not mixed within a line. */
 static inline void print_parts(const char *const *parts)
 {
 	char line[512];
@@ -119,6 +122,7 @@ static inline void print_parts(const char *const *parts)
 	syscall3(SYS_write, 1, line, used);
 }
 
+/* print("forks: ", decimal(n, digits), "\n"): one line. */
 #define print(...) print_parts((const char *const[]){ __VA_ARGS__, 0 })
 
 int program(int argc, char **argv, char **envp);

@@ -16,9 +16,8 @@ static void mount_all(void)
 	};
 
 	for (unsigned i = 0; i < sizeof(mounts) / sizeof(mounts[0]); i++) {
-		if (syscall5(SYS_mount, (long)mounts[i][0], (long)mounts[i][1], (long)mounts[i][0], 0, 0)) {
+		if (syscall5(SYS_mount, (long)mounts[i][0], (long)mounts[i][1], (long)mounts[i][0], 0, 0))
 			print("exotrace: cannot mount ", mounts[i][1], "\n");
-		}
 	}
 }
 
@@ -89,7 +88,7 @@ int program(int argc, char **argv, char **envp)
 	static char *words[WORDS];
 	char *shell[] = { "sh", 0 };
 	char **target;
-	char digits[24];
+	char digits[DIGITS];
 	int status = 0;
 	long child;
 

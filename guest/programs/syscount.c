@@ -9,7 +9,7 @@ TRACEABLE static long one_call(void)
 int program(int argc, char **argv, char **envp)
 {
 	long count = number(argc > 1 ? argv[1] : 0, 1000);
-	char digits[24];
+	char digits[DIGITS];
 
 	(void)envp;
 	for (long i = 0; i < count; i++)

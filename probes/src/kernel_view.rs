@@ -18,8 +18,6 @@ use vmm::machine::Paused;
 
 use crate::text_hash::{TextHash, TextHashError, hash_text};
 
-/// Model-specific register: where SYSCALL enters (Intel SDM volume 4).
-const LSTAR: u32 = 0xc000_0082;
 const DIVIDE_ERROR: u8 = 0;
 const PAGE_FAULT: u8 = 14;
 /// The kernel's own page tables, which no process owns (arch/x86/kernel/head_64.S).
@@ -172,7 +170,7 @@ pub fn running_symbols(
             .map_or(0, |gva| gva.0)
     };
     let live = LiveEntries {
-        syscall: machine.msr(paused, 0, LSTAR).unwrap_or(0),
+        syscall: machine.syscall_entry(paused, 0).map_or(0, |gva| gva.0),
         page_fault: gate(PAGE_FAULT),
         divide_error: gate(DIVIDE_ERROR),
     };

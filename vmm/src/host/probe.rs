@@ -18,6 +18,7 @@ use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
 use crate::memory::{GuestRam, RamError};
 use crate::trap::INT3;
 use crate::vm::{self, KvmError, NameCall};
+use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::{cpuid, entry, msr, rflags};
 
 /// RAM of a probe's machine.
@@ -31,10 +32,6 @@ const TIMED: u64 = 400;
 const SERIAL: u16 = 0x3f8;
 const KEYBOARD: u16 = 0x64;
 const RESET_COMMAND: u8 = 0xfe;
-const VECTOR_DB: u32 = 1;
-const VECTOR_BP: u32 = 3;
-/// DR6.BS
-const DR6_STEP: u64 = 1 << 14;
 
 /// A host cannot be measured.
 #[derive(Debug, thiserror::Error)]

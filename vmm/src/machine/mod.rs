@@ -29,6 +29,8 @@ use crate::host::{HostProfile, Int3};
 use crate::memory::GuestRam;
 use crate::trap::{ArmError, Purpose, SiteId, TrapSink, TrapTable};
 use crate::vcpu::{Vcpu, VcpuRegisters};
+use crate::x86_64::debug_exception::VECTOR_BP;
+use crate::x86_64::msr;
 use shared::Shared;
 
 /// The machine's devices, as its owner reaches them.
@@ -126,9 +128,10 @@ impl Machine {
             .flatten()
     }
 
-    /// An MSR of a vCPU of the paused machine.
-    pub fn msr(&self, paused: &Paused, vcpu: usize, index: u32) -> Option<u64> {
-        paused.on_vcpu(vcpu, move |v| v.read_msr(index)).flatten()
+    /// Where SYSCALL enters the kernel on a vCPU of the paused machine (IA32_LSTAR).
+    pub fn syscall_entry(&self, paused: &Paused, vcpu: usize) -> Option<Gva> {
+        let entry = paused.on_vcpu(vcpu, |v| v.read_msr(msr::LSTAR));
+        entry.flatten().map(Gva)
     }
 
     /// Handler address in a gate of a vCPU's interrupt descriptor table.
@@ -225,12 +228,11 @@ impl Machine {
 
     /// Watches the guest's #BP entry, unless that is done already.
     fn watch_breakpoint_entry(&self, address: Gva) -> Result<(), ArmError> {
-        const VECTOR_BP: u8 = 3;
         if self.shared.traps.breakpoint_entry().is_some() {
             return Ok(());
         }
         let paused = self.pause();
-        let entry = self.interrupt_handler(&paused, 0, VECTOR_BP);
+        let entry = self.interrupt_handler(&paused, 0, VECTOR_BP as u8);
         let registers = self.registers(&paused, 0);
         let (Some(entry), Some(registers)) = (entry, registers) else {
             return Err(ArmError::NoBreakpointHandler { address });

@@ -85,6 +85,7 @@ impl VcpuEnvironment<'_> {
         Ok(translation.gpa)
     }
 
+    /// 1: interrupts are held off until the next instruction is done. 0: they may come.
     fn set_interrupt_shadow(&mut self, shadow: u8) -> Result<(), StateError> {
         let mut events = self
             .fd

@@ -17,13 +17,10 @@ use crate::trap::{
     Displaced, GiveBack, Int3Owner, Purpose, Site, StoppedCpu, Trap, TrapKind, foreign_int3,
 };
 use crate::vm::NameCall;
+use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::emulate::{self, EmulateError};
 use crate::x86_64::{LONGEST_INSTRUCTION, rflags};
 
-const VECTOR_DB: u32 = 1;
-const VECTOR_BP: u32 = 3;
-/// DR6.BS: a single step.
-const DR6_STEP: u64 = 1 << 14;
 /// The byte of RFLAGS that the trap flag lies in.
 const TRAP_FLAG_BYTE: u64 = 1;
 /// Exits that one stepped instruction may take (a string instruction's port accesses) before it is given up.

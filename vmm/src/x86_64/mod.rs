@@ -1,6 +1,7 @@
 //! Everything that names an x86-64 register, segment, MSR or instruction.
 
 pub mod cpuid;
+pub(crate) mod debug_exception;
 pub mod emulate;
 pub mod entry;
 pub mod exception_frame;

@@ -1,0 +1,8 @@
+//! What debug exceptions are known by (Intel SDM volume 3B, chapter 18; vectors as `kvm_debug_exit_arch.exception` has them).
+
+/// #DB: a single step or a hardware breakpoint.
+pub(crate) const VECTOR_DB: u32 = 1;
+/// #BP: int3.
+pub(crate) const VECTOR_BP: u32 = 3;
+/// DR6.BS: it was a single step.
+pub(crate) const DR6_STEP: u64 = 1 << 14;
