@@ -1,4 +1,5 @@
-//! What the bytes in a Linux guest's memory mean: page walks, the kernel image, kallsyms, BTF, tasks.
+//! What the bytes in a Linux guest's memory mean: page walks; the kernel's symbols, types and modules, from its image or
+//! from memory; tasks, their memory areas and open files; programs and libraries from the page cache; stacks.
 //!
 //! The caller owns the memory and the registers, given through the traits of [`memory`]; a saved memory
 //! image is enough. This crate knows no KVM, arms no breakpoints and trusts nothing it reads: every count
@@ -6,10 +7,13 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+pub mod core_file;
 pub mod kernel;
 pub mod memory;
+pub mod memory_view;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_memory;
 pub mod x86_64;
 
 pub use memory::{CpuRegisters, Gpa, Gva, PhysicalMemory, PhysicalReadError};
+pub use memory_view::{MemoryView, PausedMemory};

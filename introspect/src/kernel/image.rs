@@ -383,7 +383,7 @@ fn btf_section(
 
 /// The banner is a `Linux version ` that a digit follows. Some kernels hold it twice (init/version.c and
 /// init/version-timestamp.c); the one with the build number, `#1`, is what the running kernel prints.
-fn banner(data: &[u8]) -> Option<String> {
+pub(super) fn banner(data: &[u8]) -> Option<String> {
     const START: &[u8] = b"Linux version ";
     let mut lines = memmem::find_iter(data, START).filter_map(|start| {
         let line = data.get(start..)?;

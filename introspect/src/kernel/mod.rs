@@ -1,20 +1,43 @@
-//! The guest's kernel: its image file, its symbols and types, and where its tasks stand.
+//! The guest's kernel: its symbols and types, from its image file or from memory, and what its structures say of modules,
+//! tasks, memory areas, open files and cached pages.
 //!
 //! The caller brings the bytes of the decompressed kernel (an ELF file) and, for what is live, memory and
 //! registers. Nothing here needs debug files: kallsyms and BTF are inside the image.
 
 pub mod btf;
+pub mod cached;
+pub mod files;
 pub mod image;
 pub mod kallsyms;
+pub mod layout;
+pub mod list;
+pub mod live;
+pub mod loaded_modules;
+pub mod maple_tree;
+pub mod module_memory;
+pub mod module_symbols;
+pub mod modules;
+pub mod page_cache;
+pub mod path;
+pub mod process;
+pub mod shared_bytes;
 pub mod slide;
+pub mod structure;
 pub mod symbols;
 pub mod task;
+pub mod task_list;
+pub mod vma;
+pub mod vma_list;
+pub mod xarray;
 
 mod elf_symbols;
 mod name_index;
-mod nearest;
+pub(crate) mod nearest;
+mod symbol_table;
 
 #[cfg(test)]
 mod image_tests;
 #[cfg(test)]
 mod test_elf;
+#[cfg(test)]
+pub(crate) mod test_kernel;

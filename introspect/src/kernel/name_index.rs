@@ -1,16 +1,18 @@
 //! An index from names to numbers, for tables that keep the names themselves.
 //!
 //! The caller compares the names: what is found has the name's hash, and nearly always the name. A collision costs
-//! time and nothing else.
+//! time and nothing else. The finished index is plain bytes, so that it can be kept in a file.
 
-/// Names by their hash.
+/// An index in the making.
 #[derive(Debug)]
-pub(super) struct NameIndex {
-    /// `hash << 32 | number`, ascending once [`sort`](Self::sort)ed.
+pub(super) struct NameIndexBuilder {
     keys: Vec<u64>,
 }
 
-impl NameIndex {
+/// Bytes of a key: `hash << 32 | number`, little-endian.
+pub(super) const KEY: usize = 8;
+
+impl NameIndexBuilder {
     /// An empty index with room for `names`.
     pub(super) fn with_capacity(names: usize) -> Self {
         Self {
@@ -23,21 +25,45 @@ impl NameIndex {
         self.keys.push(hash(name) << 32 | u64::from(number));
     }
 
-    /// To be called once, after the last name and before the first question.
-    pub(super) fn sort(&mut self) {
+    /// Number of names.
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Appends the index to `out`: [`KEY`] bytes for each name.
+    pub(super) fn write(mut self, out: &mut Vec<u8>) {
         self.keys.sort_unstable();
+        out.reserve_exact(self.keys.len() * KEY);
+        out.extend(self.keys.iter().flat_map(|key| key.to_le_bytes()));
+    }
+}
+
+/// Names by their hash: keys in ascending order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NameIndex<'a> {
+    keys: &'a [[u8; KEY]],
+}
+
+impl<'a> NameIndex<'a> {
+    /// The index that [`NameIndexBuilder::write`] wrote. One that it did not write finds the wrong numbers or none.
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            keys: bytes.as_chunks().0,
+        }
     }
 
     /// The numbers whose names may be `name`, ascending.
-    pub(super) fn candidates(&self, name: &[u8]) -> impl Iterator<Item = u32> + use<'_> {
+    pub(super) fn candidates(self, name: &[u8]) -> impl Iterator<Item = u32> + use<'a> {
         let hash = hash(name);
-        let first = self.keys.partition_point(|key| key >> 32 < hash);
+        let key = |bytes: &[u8; KEY]| u64::from_le_bytes(*bytes);
+        let first = self.keys.partition_point(|bytes| key(bytes) >> 32 < hash);
         self.keys
             .get(first..)
             .unwrap_or_default()
             .iter()
-            .take_while(move |key| **key >> 32 == hash)
-            .map(|key| (*key & 0xffff_ffff) as u32)
+            .map(key)
+            .take_while(move |key| *key >> 32 == hash)
+            .map(|key| (key & 0xffff_ffff) as u32)
     }
 }
 

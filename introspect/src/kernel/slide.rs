@@ -121,9 +121,14 @@ pub fn find(symbols: &Symbols, live: LiveEntries) -> Result<u64, SlideError> {
     }
     match first.slide() {
         _ if found < 2 => Err(SlideError::TooFew { found, live }),
-        slide if slide % ALIGNMENT == 0 && slide < WINDOW => Ok(slide),
+        slide if is_plausible(slide) => Ok(slide),
         _ => Err(SlideError::Implausible { first }),
     }
+}
+
+/// Whether a kernel can be moved by so many bytes.
+pub(super) fn is_plausible(slide: u64) -> bool {
+    slide.is_multiple_of(ALIGNMENT) && slide < WINDOW
 }
 
 #[cfg(test)]

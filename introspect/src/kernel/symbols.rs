@@ -2,11 +2,14 @@
 //!
 //! The caller fills a [`SymbolsBuilder`] (kallsyms and the ELF symbol table do) and gets an immutable
 //! table. A relocated kernel is the same table seen through [`Symbols::with_slide`], which shares it.
+//!
+//! The table is flat bytes, the same in memory and in a file ([`cached`](super::cached)).
 
 use std::sync::Arc;
 
-use super::name_index::NameIndex;
 use super::nearest;
+use super::shared_bytes::SharedBytes;
+use super::symbol_table::{ENTRY, Entry, Table, TableShape};
 
 /// Prefix of the padding that some kernels give a symbol of its own, in front of each function
 /// (`CONFIG_CALL_PADDING`, since Linux 6.2). Never executed as a function.
@@ -44,39 +47,6 @@ pub struct Function<'a> {
     pub size: u64,
 }
 
-/// A stored symbol; its name is a range of [`Table::names`].
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    address: u64,
-    name_start: u32,
-    name_length: u16,
-    kind: u8,
-    absolute: bool,
-}
-
-impl Entry {
-    fn name<'a>(&self, names: &'a str) -> &'a str {
-        let start = self.name_start as usize;
-        names
-            .get(start..start + usize::from(self.name_length))
-            .unwrap_or_default()
-    }
-}
-
-#[derive(Debug)]
-struct Table {
-    /// All names, end to end.
-    names: String,
-    /// Absolute symbols first, then the others, each part ascending by address.
-    entries: Vec<Entry>,
-    /// Number of absolute symbols.
-    absolute: usize,
-    /// To indices into `entries`.
-    by_name: NameIndex,
-    /// First address past the image (unslid), if known.
-    end: Option<u64>,
-}
-
 /// A kernel's symbols. Cheap to clone: the table is shared.
 #[derive(Debug, Clone)]
 pub struct Symbols {
@@ -88,13 +58,13 @@ impl Symbols {
     /// How many symbols there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.table.entries.len()
+        self.table.entries().len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.table.entries.is_empty()
+        self.table.entries().is_empty()
     }
 
     /// The same symbols in a kernel that runs `slide` bytes above its link address. Replaces an earlier
@@ -115,7 +85,8 @@ impl Symbols {
 
     /// All symbols, absolute ones first, each part ascending by address.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol<'_>> + Clone {
-        self.table.entries.iter().map(|entry| self.symbol(entry))
+        let (names, entries, _) = self.table.parts();
+        entries.iter().map(|entry| self.symbol(names, entry))
     }
 
     /// Address of the symbol called `name`; of several, the lowest (see [`all_of`](Self::all_of)).
@@ -126,11 +97,11 @@ impl Symbols {
 
     /// Every symbol called `name`, ascending by address. Static functions of different files may share one.
     pub fn all_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
-        self.table
-            .by_name
+        let (names, entries, by_name) = self.table.parts();
+        by_name
             .candidates(name.as_bytes())
-            .filter_map(|index| self.table.entries.get(index as usize))
-            .map(|entry| self.symbol(entry))
+            .filter_map(|index| entries.get(index as usize))
+            .map(move |entry| self.symbol(names, entry))
             .filter(move |symbol| symbol.name == name)
     }
 
@@ -140,28 +111,28 @@ impl Symbols {
     #[must_use]
     pub fn resolve(&self, address: u64) -> Option<(Symbol<'_>, u64)> {
         let address = address.checked_sub(self.slide)?;
-        let entries = self.table.relocatable();
-        let after = entries.partition_point(|entry| entry.address <= address);
-        let found = entries.get(after.checked_sub(1)?)?;
-        let inside = match entries.get(after) {
-            Some(_) => true,
-            None => found.address == address || self.table.end.is_some_and(|end| address < end),
-        };
-        let first = entries.partition_point(|entry| entry.address < found.address);
+        let (names, entries) = (self.table.parts().0, self.table.relocatable());
+        let after = entries.partition_point(|entry| Entry::address_in(entry) <= address);
+        let found = Entry::address_in(entries.get(after.checked_sub(1)?)?);
+        let end = self.table.shape.end;
+        let inside = after < entries.len() || found == address || end.is_some_and(|e| address < e);
+        let first = entries.partition_point(|entry| Entry::address_in(entry) < found);
         let entry = entries.get(first).filter(|_| inside)?;
-        Some((self.symbol(entry), address - entry.address))
+        let offset = address.checked_sub(Entry::address_in(entry))?;
+        Some((self.symbol(names, entry), offset))
     }
 
     /// Every text symbol that a function may start at, ascending, with its size. The padding symbols that
     /// compilers put in front of functions are left out; labels inside assembly code are not.
     pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
-        let entries = self.table.relocatable();
+        let (names, entries) = (self.table.parts().0, self.table.relocatable());
         let mut next_higher = 0;
         entries
             .iter()
             .enumerate()
             .filter_map(move |(index, entry)| {
-                let symbol = self.symbol(entry);
+                let symbol = self.symbol(names, entry);
+                let address = Entry::address_in(entry);
                 if !symbol.is_text() || PADDING_PREFIXES.iter().any(|p| symbol.name.starts_with(p))
                 {
                     return None;
@@ -169,15 +140,15 @@ impl Symbols {
                 next_higher = next_higher.max(index);
                 while entries
                     .get(next_higher)
-                    .is_some_and(|e| e.address <= entry.address)
+                    .is_some_and(|e| Entry::address_in(e) <= address)
                 {
                     next_higher += 1;
                 }
                 let end = entries
                     .get(next_higher)
-                    .map(|e| e.address)
-                    .or(self.table.end);
-                let size = end.map_or(0, |end| end.saturating_sub(entry.address));
+                    .map(Entry::address_in)
+                    .or(self.table.shape.end);
+                let size = end.map_or(0, |end| end.saturating_sub(address));
                 Some(Function { symbol, size })
             })
     }
@@ -190,30 +161,57 @@ impl Symbols {
         nearest::nearest(name, names, count)
     }
 
-    fn symbol<'a>(&'a self, entry: &Entry) -> Symbol<'a> {
+    /// The same symbols, which stand at their running addresses without a slide, told as link addresses and a slide.
+    /// Replaces an earlier slide.
+    pub(super) fn moved_back(&self, slide: u64) -> Self {
+        Self {
+            table: Arc::new(self.table.lowered(slide)),
+            slide,
+        }
+    }
+
+    /// The same symbols with another end of the image, a running address.
+    pub(super) fn ending_at(&self, end: Option<u64>) -> Self {
+        let mut table = Table::clone(&self.table);
+        table.shape.end = end.map(|end| end.wrapping_sub(self.slide));
+        Self {
+            table: Arc::new(table),
+            slide: self.slide,
+        }
+    }
+
+    /// The flat table at link addresses, and its shape.
+    pub(super) fn table(&self) -> (&[u8], TableShape) {
+        (self.table.bytes.as_bytes(), self.table.shape)
+    }
+
+    /// A table as [`table`](Self::table) gave it, with slide 0; `None` if the bytes are too few for the shape. Bytes that
+    /// another wrote make wrong symbols.
+    pub(super) fn from_table(bytes: SharedBytes, shape: TableShape) -> Option<Self> {
+        Some(Self {
+            table: Arc::new(Table::new(bytes, shape)?),
+            slide: 0,
+        })
+    }
+
+    fn symbol<'a>(&self, names: &'a [u8], entry: &[u8; ENTRY]) -> Symbol<'a> {
+        let entry = Entry::from_bytes(entry);
         Symbol {
             address: match entry.absolute {
                 true => entry.address,
                 false => entry.address.wrapping_add(self.slide),
             },
-            name: entry.name(&self.table.names),
+            name: std::str::from_utf8(entry.name(names)).unwrap_or_default(),
             kind: char::from(entry.kind),
             absolute: entry.absolute,
         }
     }
 }
 
-impl Table {
-    /// The symbols that stand for an address in the image.
-    fn relocatable(&self) -> &[Entry] {
-        self.entries.get(self.absolute..).unwrap_or_default()
-    }
-}
-
 /// Collects symbols in any order.
 #[derive(Debug, Default)]
 pub struct SymbolsBuilder {
-    names: String,
+    names: Vec<u8>,
     entries: Vec<Entry>,
 }
 
@@ -235,7 +233,7 @@ impl SymbolsBuilder {
     #[must_use]
     pub fn with_capacity(symbols: usize) -> Self {
         Self {
-            names: String::with_capacity(symbols.saturating_mul(24).min(MAX_NAME_BYTES)),
+            names: Vec::with_capacity(symbols.saturating_mul(24).min(MAX_NAME_BYTES)),
             entries: Vec::with_capacity(symbols),
         }
     }
@@ -261,10 +259,7 @@ impl SymbolsBuilder {
         }
         // A replacement character takes three bytes, and a name's length must fit 16 bits.
         let limited = name.get(..usize::from(u16::MAX) / 3).unwrap_or(name);
-        match std::str::from_utf8(limited) {
-            Ok(name) => self.names.push_str(name),
-            Err(_) => self.names.push_str(&String::from_utf8_lossy(limited)),
-        }
+        self.names.extend_from_slice(limited);
         self.entries.push(Entry {
             address,
             name_start: u32::try_from(name_start).unwrap_or(u32::MAX),
@@ -279,23 +274,28 @@ impl SymbolsBuilder {
     /// last symbol. Symbols at one address stay in the order they were added.
     #[must_use]
     pub fn finish(mut self, end: Option<u64>) -> Symbols {
+        // One look at all of them: names are ASCII but for damage.
+        if !self.names.is_ascii() {
+            self.names = self.readable_names();
+        }
         self.entries
             .sort_by_key(|entry| (!entry.absolute, entry.address));
-        let mut by_name = NameIndex::with_capacity(self.entries.len());
-        for (index, entry) in (0..).zip(&self.entries) {
-            by_name.add(entry.name(&self.names).as_bytes(), index);
-        }
-        by_name.sort();
         Symbols {
-            table: Arc::new(Table {
-                absolute: self.entries.partition_point(|entry| entry.absolute),
-                names: self.names,
-                entries: self.entries,
-                by_name,
-                end,
-            }),
+            table: Arc::new(Table::build(self.names, &self.entries, end)),
             slide: 0,
         }
+    }
+
+    /// The names with replacement characters for what is no UTF-8; the entries are made to point there.
+    fn readable_names(&mut self) -> Vec<u8> {
+        let mut readable = Vec::with_capacity(self.names.len());
+        for entry in &mut self.entries {
+            let name = String::from_utf8_lossy(entry.name(&self.names));
+            entry.name_start = u32::try_from(readable.len()).unwrap_or(u32::MAX);
+            entry.name_length = u16::try_from(name.len()).unwrap_or(u16::MAX);
+            readable.extend_from_slice(name.as_bytes());
+        }
+        readable
     }
 }
 
@@ -405,6 +405,44 @@ mod tests {
                 ("_etext", 0xff_fd00),
             ]
         );
+    }
+
+    #[test]
+    fn names_that_are_no_text_are_made_readable() {
+        let mut builder = SymbolsBuilder::default();
+        // Two halves of one character, which only together would be text.
+        for (name, address) in [
+            (&b"half_\xc3"[..], 0x1000),
+            (b"\xa9_half", 0x1001),
+            (b"whole", 0x1002),
+        ] {
+            builder.push(name, address, b't', false).unwrap();
+        }
+        let symbols = builder.finish(None);
+        let names: Vec<&str> = symbols.iter().map(|s| s.name).collect();
+        assert_eq!(names, ["half_\u{fffd}", "\u{fffd}_half", "whole"]);
+        assert_eq!(symbols.address_of("\u{fffd}_half"), Some(0x1001));
+    }
+
+    #[test]
+    fn running_addresses_become_link_addresses_and_a_slide() {
+        let (linked, slide) = (kernel(), 0x1e00_0000);
+        let mut builder = SymbolsBuilder::default();
+        for symbol in linked.with_slide(slide).iter() {
+            builder
+                .push(
+                    symbol.name.as_bytes(),
+                    symbol.address,
+                    symbol.kind as u8,
+                    symbol.absolute,
+                )
+                .unwrap();
+        }
+        let running = builder.finish(Some(0xffff_ffff_8200_1000 + slide));
+        let told = running.moved_back(slide);
+        assert!(told.iter().eq(linked.with_slide(slide).iter()));
+        assert!(told.with_slide(0).iter().eq(linked.iter()));
+        assert_eq!(told.table().1, linked.table().1);
     }
 
     #[test]

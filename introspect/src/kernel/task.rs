@@ -109,14 +109,16 @@ pub struct Task {
     pub comm: [u8; COMM_LENGTH],
 }
 
+/// A task's name without its padding.
+pub(super) fn name_of(comm: &[u8]) -> &[u8] {
+    comm.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
 impl Task {
     /// The name without its padding. Any bytes may be in it: a task sets its own name.
     #[must_use]
     pub fn name(&self) -> &[u8] {
-        self.comm
-            .split(|byte| *byte == 0)
-            .next()
-            .unwrap_or_default()
+        name_of(&self.comm)
     }
 }
 
@@ -204,7 +206,7 @@ impl TaskLayout {
     /// If they are not mapped.
     pub fn per_cpu(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         space: AddressSpace,
         base: Gva,
     ) -> Result<PerCpu, TaskError> {
@@ -226,7 +228,7 @@ impl TaskLayout {
     /// If per-CPU data or the task cannot be read.
     pub fn current(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         space: AddressSpace,
         base: Gva,
     ) -> Result<Task, TaskError> {
@@ -239,7 +241,7 @@ impl TaskLayout {
     /// If per-CPU data or the task cannot be read.
     pub fn current_at(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         space: AddressSpace,
         per_cpu: &PerCpu,
     ) -> Result<Task, TaskError> {
@@ -252,7 +254,7 @@ impl TaskLayout {
     /// If per-CPU data or the task cannot be read.
     pub fn current_thread_at(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         space: AddressSpace,
         per_cpu: &PerCpu,
     ) -> Result<Thread, TaskError> {
@@ -269,7 +271,7 @@ impl TaskLayout {
     /// If that is no kernel address or cannot be read.
     pub fn task(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         space: AddressSpace,
         address: Gva,
     ) -> Result<Task, TaskError> {
@@ -292,7 +294,7 @@ impl TaskLayout {
     /// If the task cannot be read.
     pub fn memory_map(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         space: AddressSpace,
         task: Gva,
     ) -> Result<Option<Gva>, TaskError> {
@@ -308,7 +310,7 @@ impl TaskLayout {
     /// If it cannot be read.
     pub fn preempt_count(
         &self,
-        memory: &impl PhysicalMemory,
+        memory: &(impl PhysicalMemory + ?Sized),
         per_cpu: &PerCpu,
     ) -> Result<Option<PreemptCount>, TaskError> {
         let Some(place) = per_cpu.preempt_count else {
@@ -321,7 +323,10 @@ impl TaskLayout {
 }
 
 /// Where the current task's pointer on a CPU leads.
-fn current_pointer(memory: &impl PhysicalMemory, per_cpu: &PerCpu) -> Result<Gva, TaskError> {
+fn current_pointer(
+    memory: &(impl PhysicalMemory + ?Sized),
+    per_cpu: &PerCpu,
+) -> Result<Gva, TaskError> {
     let mut pointer = [0; 8];
     memory.read_physical(per_cpu.current, &mut pointer)?;
     Ok(Gva(u64::from_le_bytes(pointer)))
@@ -329,7 +334,7 @@ fn current_pointer(memory: &impl PhysicalMemory, per_cpu: &PerCpu) -> Result<Gva
 
 /// Reads fields of one struct, with one page walk for all that lie in the same page: the kernel maps its tasks with
 /// large pages as a rule.
-struct FieldReader<'a, M> {
+struct FieldReader<'a, M: ?Sized> {
     memory: &'a M,
     space: AddressSpace,
     task: Gva,
@@ -337,7 +342,7 @@ struct FieldReader<'a, M> {
     page: (u64, Gpa, u64),
 }
 
-impl<'a, M: PhysicalMemory> FieldReader<'a, M> {
+impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
     fn new(memory: &'a M, space: AddressSpace, task: Gva) -> Result<Self, TaskError> {
         // The kernel has the upper half of the address space.
         if task.0 >> 63 == 0 {

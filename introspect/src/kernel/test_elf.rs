@@ -3,8 +3,9 @@
 
 use object::elf;
 
-const HEADER: usize = 64;
-const PROGRAM: usize = 56;
+use crate::test_elf::{self, Class, Program, Symbol};
+
+const CLASS: Class = Class::Wide;
 /// Where a [`TestElf`]'s first segment is linked and loaded.
 pub(super) const TEXT: (u64, u64) = (0xffff_ffff_8100_0000, 0x100_0000);
 
@@ -62,13 +63,17 @@ impl TestElf {
     /// Adds a symbol table of (name, type, binding, section number, value); sections count from 1 in the order
     /// they were added.
     pub(super) fn symbols(mut self, symbols: &[(&str, u8, u8, u16, u64)]) -> Self {
-        let (mut table, mut names) = (vec![0; 24], vec![0]);
+        let (mut table, mut names) = (vec![0; CLASS.symbol_size()], vec![0]);
         for (name, kind, binding, section, value) in symbols {
-            table.extend((names.len() as u32).to_le_bytes());
-            table.extend([binding << 4 | kind, 0]);
-            table.extend(section.to_le_bytes());
-            table.extend(value.to_le_bytes());
-            table.extend([0; 8]);
+            let symbol = Symbol {
+                name: names.len() as u32,
+                kind: *kind,
+                binding: *binding,
+                section: *section,
+                value: *value,
+                size: 0,
+            };
+            CLASS.symbol(&mut table, &symbol);
             names.extend(name.bytes().chain([0]));
         }
         let strings = self.sections.len() as u32 + 2;
@@ -89,7 +94,7 @@ impl TestElf {
     /// The file. Its first segment's bytes follow the headers; the section headers come last.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let programs = self.segments.len() + usize::from(!self.note.is_empty());
-        let mut data = HEADER + PROGRAM * programs;
+        let mut data = CLASS.header_size() + CLASS.program_size() * programs;
         let mut out = vec![0; data];
         let mut table = Vec::new();
         let note = (!self.note.is_empty()).then_some((
@@ -104,15 +109,21 @@ impl TestElf {
             .iter()
             .map(|(v, p, size, bytes)| (elf::PT_LOAD, *v, *p, *size, bytes));
         for (kind, virt, phys, memory_size, bytes) in loads.chain(note) {
-            table.extend(kind.to_le_bytes());
-            table.extend((elf::PF_R | elf::PF_X).to_le_bytes());
-            for value in [data as u64, virt, phys, bytes.len() as u64, memory_size, 4] {
-                table.extend(value.to_le_bytes());
-            }
+            let program = Program {
+                kind,
+                flags: elf::PF_R | elf::PF_X,
+                offset: data as u64,
+                virtual_address: virt,
+                physical_address: phys,
+                file_size: bytes.len() as u64,
+                memory_size,
+            };
+            CLASS.program(&mut table, &program);
             data += bytes.len();
             out.extend(bytes);
         }
-        out[HEADER..HEADER + table.len()].copy_from_slice(&table);
+        let start = CLASS.header_size();
+        out[start..start + table.len()].copy_from_slice(&table);
         let (mut headers, mut names) = (vec![0; 64], vec![0]);
         let shstrtab = Section(".shstrtab", elf::SHT_STRTAB, 0, 0, Vec::new(), 0, 0);
         for section in self.sections.iter().chain([&shstrtab]) {
@@ -121,44 +132,24 @@ impl TestElf {
             names.extend(name.bytes().chain([0]));
             // The names of the sections end with the last section's own.
             let bytes = if *name == ".shstrtab" { &names } else { bytes };
-            headers.extend([name_offset, *kind].map(u32::to_le_bytes).concat());
-            let place = [
-                u64::from(*flags),
-                *address,
-                out.len() as u64,
-                bytes.len() as u64,
-            ];
-            headers.extend(place.map(u64::to_le_bytes).concat());
-            headers.extend([*link, 0].map(u32::to_le_bytes).concat());
-            headers.extend([8, *entry_size].map(u64::to_le_bytes).concat());
+            let header = test_elf::Section {
+                name: name_offset,
+                kind: *kind,
+                flags: *flags,
+                address: *address,
+                offset: out.len() as u64,
+                size: bytes.len() as u64,
+                link: *link,
+                entry_size: *entry_size,
+            };
+            CLASS.section(&mut headers, &header);
             out.extend(bytes);
         }
         let section_table = out.len() as u64;
         out.extend(headers);
-        let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-        header.extend(
-            [elf::ET_EXEC, elf::EM_X86_64]
-                .map(u16::to_le_bytes)
-                .concat(),
-        );
-        header.extend(1u32.to_le_bytes());
-        header.extend(
-            [TEXT.1, HEADER as u64, section_table]
-                .map(u64::to_le_bytes)
-                .concat(),
-        );
-        header.extend(0u32.to_le_bytes());
-        let count = self.sections.len() as u16 + 2;
-        let sizes = [
-            HEADER as u16,
-            PROGRAM as u16,
-            programs as u16,
-            64,
-            count,
-            count - 1,
-        ];
-        header.extend(sizes.map(u16::to_le_bytes).concat());
-        out[..HEADER].copy_from_slice(&header);
+        let sections = (section_table, self.sections.len() + 2);
+        let header = CLASS.header(elf::ET_EXEC, TEXT.1, programs, Some(sections));
+        out[..header.len()].copy_from_slice(&header);
         out
     }
 }

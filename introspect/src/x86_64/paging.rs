@@ -129,7 +129,7 @@ impl AddressSpace {
 /// # Errors
 /// If the address is not mapped for access, or a table is out of reach.
 pub fn translate(
-    memory: &impl PhysicalMemory,
+    memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,
 ) -> Result<Translation, TranslateError> {

@@ -3,7 +3,9 @@
 //! The caller keeps the CPUs still or lives with torn reads. Nothing here allocates.
 
 use super::paging::{AddressSpace, TranslateError, translate};
-use crate::{Gva, PhysicalMemory, PhysicalReadError};
+use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
+
+const PAGE: u64 = 4096;
 
 /// Why virtual memory could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -29,44 +31,85 @@ pub enum ReadVirtualError {
     },
 }
 
+/// Memory through page tables: what all reads here are made of.
+pub(crate) trait Pages {
+    /// Where the byte at `gva` stands, and how many bytes follow in the same page, itself included.
+    fn locate(&self, gva: Gva) -> Result<(Gpa, u64), TranslateError>;
+
+    /// Fills `buf` from `gpa`.
+    fn read_physical(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError>;
+
+    /// Fills `buf` from `gva`, page by page. Nothing is promised about `buf` after an error.
+    fn read_pages(&self, gva: Gva, buf: &mut [u8]) -> Result<(), ReadVirtualError> {
+        let length = buf.len();
+        let past_end = ReadVirtualError::PastEnd { gva, length };
+        // The last byte must have an address; one past it need not.
+        let last = u64::try_from(length.saturating_sub(1)).map_err(|_| past_end)?;
+        gva.0.checked_add(last).ok_or(past_end)?;
+        let (mut rest, mut at) = (buf, gva);
+        while !rest.is_empty() {
+            let read = self.read_page(at, rest)?;
+            at = Gva(at.0.wrapping_add(read as u64));
+            rest = rest.get_mut(read..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Fills as much of `buf` as lies in the page of `gva`; returns how much, at least 1 unless `buf` is empty.
+    fn read_page(&self, gva: Gva, buf: &mut [u8]) -> Result<usize, ReadVirtualError> {
+        let (gpa, left) = self.locate(gva)?;
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        let (part, _) = buf.split_at_mut(left.min(buf.len()));
+        self.read_physical(gpa, part)
+            .map_err(|source| ReadVirtualError::Physical { gva, source })?;
+        Ok(part.len())
+    }
+
+    /// A part of the string at `gva`, of which `done` bytes are read: as much of `rest` as lies in one small page (a
+    /// string rarely fills a large one). Returns how much, and where in it the NUL is.
+    fn read_string_part(
+        &self,
+        gva: Gva,
+        done: usize,
+        rest: &mut [u8],
+    ) -> Result<(usize, Option<usize>), ReadVirtualError> {
+        let past_end = ReadVirtualError::PastEnd {
+            gva,
+            length: done.saturating_add(1),
+        };
+        let at = gva.0.checked_add(done as u64).ok_or(past_end)?;
+        let in_page = usize::try_from(PAGE - at % PAGE).unwrap_or(1);
+        let (part, _) = rest.split_at_mut(in_page.min(rest.len()));
+        let read = self.read_page(Gva(at), part)?;
+        Ok((read, memchr::memchr(0, part)))
+    }
+}
+
+/// An address space, walked for each page.
+struct Walked<'m, M: ?Sized>(&'m M, AddressSpace);
+
+impl<M: PhysicalMemory + ?Sized> Pages for Walked<'_, M> {
+    fn locate(&self, gva: Gva) -> Result<(Gpa, u64), TranslateError> {
+        let page = translate(self.0, self.1, gva)?;
+        Ok((page.gpa, page.bytes_left_in_page()))
+    }
+
+    fn read_physical(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        self.0.read_physical(gpa, buf)
+    }
+}
+
 /// Fills `buf` from `gva`, page by page. Nothing is promised about `buf` after an error.
 ///
 /// # Errors
 /// If any byte of the range is not mapped to RAM.
 pub fn read_virtual(
-    memory: &impl PhysicalMemory,
+    memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,
     buf: &mut [u8],
 ) -> Result<(), ReadVirtualError> {
-    let length = buf.len();
-    let past_end = ReadVirtualError::PastEnd { gva, length };
-    // The last byte must have an address; one past it need not.
-    let last = u64::try_from(length.saturating_sub(1)).map_err(|_| past_end)?;
-    gva.0.checked_add(last).ok_or(past_end)?;
-    let (mut rest, mut at) = (buf, gva);
-    while !rest.is_empty() {
-        let read = read_page(memory, space, at, rest)?;
-        at = Gva(at.0.wrapping_add(read as u64));
-        rest = rest.get_mut(read..).unwrap_or_default();
-    }
-    Ok(())
-}
-
-/// Fills as much of `buf` as lies in the page of `gva`; returns how much, at least 1 unless `buf` is empty.
-fn read_page(
-    memory: &impl PhysicalMemory,
-    space: AddressSpace,
-    gva: Gva,
-    buf: &mut [u8],
-) -> Result<usize, ReadVirtualError> {
-    let page = translate(memory, space, gva)?;
-    let left = usize::try_from(page.bytes_left_in_page()).unwrap_or(usize::MAX);
-    let (part, _) = buf.split_at_mut(left.min(buf.len()));
-    memory
-        .read_physical(page.gpa, part)
-        .map_err(|source| ReadVirtualError::Physical { gva, source })?;
-    Ok(part.len())
+    Walked(memory, space).read_pages(gva, buf)
 }
 
 /// The little-endian `u64` at `gva`.
@@ -74,7 +117,7 @@ fn read_page(
 /// # Errors
 /// If any byte of it is not mapped to RAM.
 pub fn read_u64(
-    memory: &impl PhysicalMemory,
+    memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,
 ) -> Result<u64, ReadVirtualError> {
@@ -88,7 +131,7 @@ pub fn read_u64(
 /// # Errors
 /// If any byte of it is not mapped to RAM.
 pub fn read_u32(
-    memory: &impl PhysicalMemory,
+    memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,
 ) -> Result<u32, ReadVirtualError> {
@@ -111,24 +154,16 @@ pub struct CStringRead<'a> {
 /// # Errors
 /// If a byte before the NUL (within the buffer's length) is not mapped to RAM.
 pub fn read_c_string<'a>(
-    memory: &impl PhysicalMemory,
+    memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,
     buf: &'a mut [u8],
 ) -> Result<CStringRead<'a>, ReadVirtualError> {
+    let pages = Walked(memory, space);
     let mut done = 0;
     while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
-        let past_end = ReadVirtualError::PastEnd {
-            gva,
-            length: done + 1,
-        };
-        let at = gva.0.checked_add(done as u64).ok_or(past_end)?;
-        // One small page at a time: a string rarely fills a large one.
-        let in_page = usize::try_from(4096 - at % 4096).unwrap_or(1);
-        let length = in_page.min(rest.len());
-        let (part, _) = rest.split_at_mut(length);
-        let read = read_page(memory, space, Gva(at), part)?;
-        if let Some(nul) = part.iter().take(read).position(|byte| *byte == 0) {
+        let (read, nul) = pages.read_string_part(gva, done, rest)?;
+        if let Some(nul) = nul {
             let bytes = buf.get(..done + nul).unwrap_or_default();
             return Ok(CStringRead {
                 bytes,

@@ -7,6 +7,7 @@
 //!
 //! Format: Documentation/bpf/btf.rst, include/uapi/linux/btf.h.
 
+mod enumerator;
 mod member;
 mod prototype;
 mod record;
@@ -20,7 +21,8 @@ pub use record::Kind;
 
 use record::Record;
 
-use super::name_index::NameIndex;
+use super::name_index::{KEY, NameIndex, NameIndexBuilder};
+use super::shared_bytes::SharedBytes;
 use crate::bytes::{u16_at, u32_at};
 
 const MAGIC: u16 = 0xeb9f;
@@ -36,16 +38,38 @@ const MAX_CHAIN: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TypeId(pub u32);
 
-/// A kernel's types, indexed by name.
-#[derive(Debug)]
+/// A kernel's types, indexed by name. Cheap to clone.
+#[derive(Debug, Clone)]
 pub struct Btf {
-    types: Box<[u8]>,
-    strings: Box<[u8]>,
-    /// Offset in `types` of each type from 1 on.
-    offsets: Vec<u32>,
-    /// To the ids of the kinds that are looked up by name.
-    by_name: NameIndex,
+    bytes: SharedBytes,
+    shape: Shape,
 }
+
+/// How many bytes of a [`Btf`] are what, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Shape {
+    /// Bytes of the type section.
+    pub(super) types: usize,
+    /// Bytes of the string section.
+    pub(super) strings: usize,
+    /// Types. For each, the offset of its record in the type section: 4 bytes.
+    pub(super) count: usize,
+    /// Types that are looked up by name. Their index ends the bytes.
+    pub(super) named: usize,
+}
+
+impl Shape {
+    /// All bytes, if they can be counted.
+    fn total(self) -> Option<usize> {
+        let offsets = self.count.checked_mul(OFFSET)?;
+        let by_name = self.named.checked_mul(KEY)?;
+        let sections = self.types.checked_add(self.strings)?;
+        sections.checked_add(offsets)?.checked_add(by_name)
+    }
+}
+
+/// Bytes of a record's offset.
+const OFFSET: usize = 4;
 
 /// Why bytes are no BTF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -138,50 +162,93 @@ impl Btf {
         };
         let types = section("type", field(8)?, field(12)?)?;
         let strings = section("string", field(16)?, field(20)?)?;
-        Self::index(types.into(), strings.into())
+        Self::index(types, strings)
     }
 
-    fn index(types: Box<[u8]>, strings: Box<[u8]>) -> Result<Self, BtfError> {
+    fn index(types: &[u8], strings: &[u8]) -> Result<Self, BtfError> {
         // Half of a kernel's types are 12 or 16 bytes, and a third is looked up by name.
-        let mut offsets = Vec::with_capacity(types.len() / 24);
-        let mut by_name = NameIndex::with_capacity(types.len() / 64);
+        let mut offsets = Vec::<u32>::with_capacity(types.len() / 24);
+        let mut by_name = NameIndexBuilder::with_capacity(types.len() / 64);
         let (mut at, mut id) = (0usize, 0u32);
         while at < types.len() {
             id += 1;
-            let (record, next) = Record::at(&types, at).ok_or_else(|| BtfError::BadType {
+            let (record, next) = Record::at(types, at).ok_or_else(|| BtfError::BadType {
                 id,
                 offset: at,
-                info: u32_at(&types, at + 4).unwrap_or(0),
+                info: u32_at(types, at + 4).unwrap_or(0),
             })?;
             // A type section is less than 4 GiB, and a type at least 12 bytes: neither number overflows.
             offsets.push(u32::try_from(at).unwrap_or(u32::MAX));
             if record.kind.is_named() {
-                let name = string_at(&strings, record.name);
+                let name = string_at(strings, record.name);
                 if !name.is_empty() {
                     by_name.add(name, id);
                 }
             }
             at = next;
         }
-        by_name.sort();
-        Ok(Self {
-            types,
-            strings,
-            offsets,
-            by_name,
-        })
+        let shape = Shape {
+            types: types.len(),
+            strings: strings.len(),
+            count: offsets.len(),
+            named: by_name.len(),
+        };
+        let mut bytes = Vec::with_capacity(shape.total().unwrap_or_default());
+        bytes.extend_from_slice(types);
+        bytes.extend_from_slice(strings);
+        bytes.extend(offsets.iter().flat_map(|offset| offset.to_le_bytes()));
+        by_name.write(&mut bytes);
+        let bytes = SharedBytes::new(bytes);
+        Ok(Self { bytes, shape })
+    }
+
+    /// The types and their index as flat bytes, and how to tell them apart: what [`cached`](super::cached) keeps.
+    pub(super) fn table(&self) -> (&[u8], Shape) {
+        (self.bytes.as_bytes(), self.shape)
+    }
+
+    /// Types as [`table`](Self::table) gave them; `None` if the bytes are not as many as the shape says. Bytes that
+    /// another wrote make wrong types.
+    pub(super) fn from_table(bytes: SharedBytes, shape: Shape) -> Option<Self> {
+        (shape.total()? == bytes.as_bytes().len()).then_some(Self { bytes, shape })
+    }
+
+    /// `length` of the bytes from `start`; empty if they are not there.
+    fn section(&self, start: usize, length: usize) -> &[u8] {
+        let bytes = self.bytes.as_bytes();
+        bytes.get(start..start + length).unwrap_or_default()
+    }
+
+    fn types(&self) -> &[u8] {
+        self.section(0, self.shape.types)
+    }
+
+    fn strings(&self) -> &[u8] {
+        self.section(self.shape.types, self.shape.strings)
+    }
+
+    /// The offset of each type's record, from type 1 on.
+    fn offsets(&self) -> &[u8] {
+        let start = self.shape.types + self.shape.strings;
+        self.section(start, self.shape.count * OFFSET)
+    }
+
+    fn by_name(&self) -> NameIndex<'_> {
+        let length = self.shape.named * KEY;
+        let start = self.bytes.as_bytes().len().saturating_sub(length);
+        NameIndex::new(self.section(start, length))
     }
 
     /// Number of types, without `void`.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.offsets.len()
+        self.shape.count
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.offsets.is_empty()
+        self.shape.count == 0
     }
 
     /// The first type called `name` of one of `kinds`.
@@ -193,7 +260,7 @@ impl Btf {
     /// Every type called `name` of one of `kinds`, in the order of the file. Source files may each have a
     /// struct of that name of their own.
     fn find_all(&self, name: &str, kinds: &[Kind]) -> impl Iterator<Item = TypeId> {
-        self.by_name
+        self.by_name()
             .candidates(name.as_bytes())
             .map(TypeId)
             .filter(move |id| {
@@ -213,13 +280,13 @@ impl Btf {
     /// The record of a type; `None` for `void` and for numbers that are none.
     fn record(&self, id: TypeId) -> Option<Record<'_>> {
         let index = usize::try_from(id.0.checked_sub(1)?).ok()?;
-        let offset = usize::try_from(*self.offsets.get(index)?).ok()?;
-        Record::at(&self.types, offset).map(|(record, _)| record)
+        let offset = u32_at(self.offsets(), index.checked_mul(OFFSET)?)?;
+        Record::at(self.types(), usize::try_from(offset).ok()?).map(|(record, _)| record)
     }
 
     /// The name at `offset`, as bytes.
     fn string(&self, offset: u32) -> &[u8] {
-        string_at(&self.strings, offset)
+        string_at(self.strings(), offset)
     }
 
     /// The name at `offset`, empty if it is no UTF-8.

@@ -170,6 +170,21 @@ impl<'a> Record<'a> {
             })
     }
 
+    /// Name offset and value of each enumerator of an enum; the kind's flag says whether values are signed.
+    pub(super) fn enumerators(&self) -> impl Iterator<Item = (u32, i64)> {
+        let (wide, signed) = (self.kind == Kind::Enum64, self.flag);
+        let size = if wide { 12 } else { 8 };
+        self.appended.chunks_exact(size).filter_map(move |entry| {
+            let low = u32_at(entry, 4)?;
+            let value = match (wide, signed) {
+                (true, _) => (u64::from(u32_at(entry, 8)?) << 32 | u64::from(low)).cast_signed(),
+                (false, true) => i64::from(low.cast_signed()),
+                (false, false) => i64::from(low),
+            };
+            Some((u32_at(entry, 0)?, value))
+        })
+    }
+
     /// Name offset and type of each parameter of a prototype.
     pub(super) fn parameters(&self) -> impl ExactSizeIterator<Item = (u32, TypeId)> {
         self.appended.as_chunks::<8>().0.iter().map(|parameter| {

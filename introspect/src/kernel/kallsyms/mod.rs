@@ -162,7 +162,7 @@ impl Kallsyms<'_> {
         {
             text.clear();
             for token in packed {
-                text.extend_from_slice(self.tokens.get(*token));
+                self.tokens.expand(*token, &mut text);
                 if text.len() > MAX_NAME {
                     break;
                 }

@@ -18,6 +18,30 @@ pub(super) struct Tokens<'a> {
     start: usize,
     end: usize,
     tokens: Vec<&'a [u8]>,
+    /// The same, for those that are short.
+    short: Vec<ShortToken>,
+}
+
+/// A token of at most [`SHORT`] bytes, in a place of fixed size: copied without a loop.
+#[derive(Debug, Clone, Copy, Default)]
+struct ShortToken {
+    text: [u8; SHORT],
+    length: u8,
+}
+
+const SHORT: usize = 15;
+
+impl ShortToken {
+    /// Nothing for a longer one.
+    fn new(token: &[u8]) -> Self {
+        let mut text = [0; SHORT];
+        match text.get_mut(..token.len()) {
+            Some(part) => part.copy_from_slice(token),
+            None => return Self::default(),
+        }
+        let length = u8::try_from(token.len()).unwrap_or_default();
+        Self { text, length }
+    }
 }
 
 impl<'a> Tokens<'a> {
@@ -31,12 +55,17 @@ impl<'a> Tokens<'a> {
         self.end
     }
 
-    /// What the token stands for.
-    pub(super) fn get(&self, token: u8) -> &'a [u8] {
-        self.tokens
-            .get(usize::from(token))
-            .copied()
-            .unwrap_or_default()
+    /// Appends what the token stands for.
+    pub(super) fn expand(&self, token: u8, text: &mut Vec<u8>) {
+        let token = usize::from(token);
+        match self.short.get(token) {
+            Some(short) if short.length > 0 => {
+                let end = text.len() + usize::from(short.length);
+                text.extend_from_slice(&short.text);
+                text.truncate(end);
+            }
+            _ => text.extend_from_slice(self.tokens.get(token).copied().unwrap_or_default()),
+        }
     }
 
     /// The table whose token for `0` starts at `zero`, if there is one.
@@ -69,7 +98,12 @@ impl<'a> Tokens<'a> {
             expected = first + text.len() + 1;
         }
         let end = index + 2 * TOKENS;
-        (expected == table_end).then_some(Self { start, end, tokens })
+        (expected == table_end).then(|| Self {
+            start,
+            end,
+            short: tokens.iter().map(|token| ShortToken::new(token)).collect(),
+            tokens,
+        })
     }
 }
 

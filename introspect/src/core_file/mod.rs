@@ -1,0 +1,376 @@
+//! A guest's memory and CPUs from an ELF core file, as QEMU's `dump-guest-memory` writes them and crash and drgn read them.
+//!
+//! The caller has the whole file in memory. Each `PT_LOAD` segment is a range of guest-physical memory at `p_paddr`; a note
+//! of the name `QEMU` holds one CPU (`QEMUCPUState`, target/i386/arch_dump.c of QEMU). Ranges may be few: what the file
+//! leaves out is not RAM.
+
+mod writer;
+
+use std::ops::Range;
+
+use object::Endianness;
+use object::elf::{self, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+use crate::bytes::{u32_at, u64_at};
+use crate::x86_64::{CpuState, GeneralRegisters};
+use crate::{Gpa, PhysicalMemory, PhysicalReadError};
+
+pub use writer::write_core;
+
+/// Name of a CPU's note.
+const CPU_NOTE: &[u8] = b"QEMU";
+/// The only version of its layout.
+const CPU_VERSION: u32 = 1;
+/// Most CPUs that are read.
+const MAX_CPUS: usize = 4096;
+/// Offsets in `QEMUCPUState`: after version and size 18 registers of 8 bytes, 10 segments of 24, five control registers
+/// and IA32_KERNEL_GS_BASE.
+const REGISTERS: usize = 8;
+const SEGMENTS: usize = REGISTERS + 18 * 8;
+const CONTROL: usize = SEGMENTS + 10 * SEGMENT;
+const SEGMENT: usize = 24;
+/// Base within a segment.
+const BASE: usize = 16;
+/// Segments by number.
+const CS: usize = SEGMENTS;
+const FS: usize = SEGMENTS + 3 * SEGMENT;
+const GS: usize = SEGMENTS + 4 * SEGMENT;
+const IDT: usize = SEGMENTS + 9 * SEGMENT;
+
+/// The file is no usable core file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CoreFileError {
+    /// It cannot be read as ELF.
+    #[error("not an ELF core file: {reason}")]
+    NotElf {
+        /// What the reader said.
+        reason: String,
+    },
+    /// Another kind of ELF file, or for another architecture.
+    #[error(
+        "an ELF file of type {found} for machine {machine}; a core file (type 4) for x86-64 (machine 62) is wanted"
+    )]
+    NotCore {
+        /// `e_type`.
+        found: u16,
+        /// `e_machine`.
+        machine: u16,
+    },
+    /// A segment is not whole.
+    #[error("segment {index} ({length:#x} bytes at file offset {offset:#x}) lies outside the file")]
+    Truncated {
+        /// Number of the program header.
+        index: usize,
+        /// `p_offset`.
+        offset: u64,
+        /// `p_filesz`.
+        length: u64,
+    },
+    /// Two segments hold the same memory.
+    #[error("two segments hold guest-physical {address}")]
+    Overlap {
+        /// First byte of the second.
+        address: Gpa,
+    },
+    /// A CPU's note is too short or of another version.
+    #[error("the note of CPU {index} has version {version} and {length} bytes, which is unknown")]
+    BadCpu {
+        /// Number of the note.
+        index: usize,
+        /// Its version word.
+        version: u32,
+        /// Its length.
+        length: usize,
+    },
+}
+
+/// A core file.
+pub struct CoreFile {
+    bytes: Vec<u8>,
+    /// Physical range and file offset, ascending by address, none empty.
+    segments: Vec<(Range<u64>, usize)>,
+    cpus: Vec<CpuState>,
+}
+
+impl CoreFile {
+    /// Reads the headers and notes.
+    ///
+    /// # Errors
+    /// If it is no core file of an x86-64 machine, or not whole.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, CoreFileError> {
+        let not_elf = |error: object::Error| CoreFileError::NotElf {
+            reason: error.to_string(),
+        };
+        let data = bytes.as_slice();
+        let header = FileHeader64::<Endianness>::parse(data).map_err(not_elf)?;
+        let endian = header.endian().map_err(not_elf)?;
+        let (found, machine) = (header.e_type(endian), header.e_machine(endian));
+        if (found, machine) != (elf::ET_CORE, elf::EM_X86_64) {
+            return Err(CoreFileError::NotCore { found, machine });
+        }
+        let (mut segments, mut cpus) = (Vec::new(), Vec::new());
+        let headers = header.program_headers(endian, data).map_err(not_elf)?;
+        for (index, segment) in headers.iter().enumerate() {
+            match segment.p_type(endian) {
+                elf::PT_LOAD => segments.extend(load(data, segment, endian, index)?),
+                elf::PT_NOTE => read_cpus(data, segment, endian, &mut cpus)?,
+                _ => {}
+            }
+        }
+        segments.sort_by_key(|(range, _)| range.start);
+        for pair in segments.windows(2) {
+            if let [(first, _), (second, _)] = pair
+                && first.end > second.start
+            {
+                let address = Gpa(second.start);
+                return Err(CoreFileError::Overlap { address });
+            }
+        }
+        Ok(Self {
+            bytes,
+            segments,
+            cpus,
+        })
+    }
+
+    /// The CPUs, in the order of the file.
+    #[must_use]
+    pub fn cpus(&self) -> &[CpuState] {
+        &self.cpus
+    }
+
+    /// The bytes from `address` to the end of its segment.
+    fn from(&self, address: u64) -> Option<&[u8]> {
+        let after = self
+            .segments
+            .partition_point(|(range, _)| range.start <= address);
+        let (range, offset) = self.segments.get(after.checked_sub(1)?)?;
+        let within = usize::try_from(address - range.start).ok()?;
+        let length = usize::try_from(range.end - range.start).ok()?;
+        self.bytes.get(*offset..*offset + length)?.get(within..)
+    }
+}
+
+type Segment = elf::ProgramHeader64<Endianness>;
+
+/// Where a segment of memory stands; nothing for an empty one.
+fn load(
+    data: &[u8],
+    segment: &Segment,
+    endian: Endianness,
+    index: usize,
+) -> Result<Option<(Range<u64>, usize)>, CoreFileError> {
+    let (offset, length) = segment.file_range(endian);
+    let start = segment.p_paddr(endian);
+    let place = || {
+        let from = usize::try_from(offset).ok()?;
+        let to = from.checked_add(usize::try_from(length).ok()?)?;
+        data.get(from..to)?;
+        Some((start..start.checked_add(length)?, from))
+    };
+    let found = place().ok_or(CoreFileError::Truncated {
+        index,
+        offset,
+        length,
+    })?;
+    Ok((length != 0).then_some(found))
+}
+
+fn read_cpus(
+    data: &[u8],
+    segment: &Segment,
+    endian: Endianness,
+    cpus: &mut Vec<CpuState>,
+) -> Result<(), CoreFileError> {
+    let not_elf = |error: object::Error| CoreFileError::NotElf {
+        reason: error.to_string(),
+    };
+    let Some(mut notes) = segment.notes(endian, data).map_err(not_elf)? else {
+        return Ok(());
+    };
+    while let Some(note) = notes.next().map_err(not_elf)? {
+        if note.name() != CPU_NOTE || cpus.len() == MAX_CPUS {
+            continue;
+        }
+        let bytes = note.desc();
+        let version = u32_at(bytes, 0).unwrap_or_default();
+        let cpu = (version == CPU_VERSION)
+            .then(|| cpu_state(bytes))
+            .flatten()
+            .ok_or(CoreFileError::BadCpu {
+                index: cpus.len(),
+                version,
+                length: bytes.len(),
+            })?;
+        cpus.push(cpu);
+    }
+    Ok(())
+}
+
+fn cpu_state(note: &[u8]) -> Option<CpuState> {
+    let register = |index: usize| u64_at(note, REGISTERS + 8 * index);
+    let control = |index: usize| u64_at(note, CONTROL + 8 * index);
+    let base = |segment: usize| u64_at(note, segment + BASE);
+    Some(CpuState {
+        general: GeneralRegisters {
+            rax: register(0)?,
+            rbx: register(1)?,
+            rcx: register(2)?,
+            rdx: register(3)?,
+            rsi: register(4)?,
+            rdi: register(5)?,
+            rsp: register(6)?,
+            rbp: register(7)?,
+            r8: register(8)?,
+            r9: register(9)?,
+            r10: register(10)?,
+            r11: register(11)?,
+            r12: register(12)?,
+            r13: register(13)?,
+            r14: register(14)?,
+            r15: register(15)?,
+            rip: register(16)?,
+            rflags: register(17)?,
+        },
+        cs: u16::try_from(u32_at(note, CS)? & 0xffff).ok()?,
+        gs_base: base(GS)?,
+        swapped_gs_base: control(5)?,
+        fs_base: base(FS)?,
+        idt_base: base(IDT)?,
+        cr3: control(3)?,
+        cr4: control(4)?,
+    })
+}
+
+impl PhysicalMemory for CoreFile {
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        let length = buf.len();
+        let error = PhysicalReadError { address, length };
+        let (mut at, mut rest) = (address.0, buf);
+        while !rest.is_empty() {
+            let bytes = self.from(at).filter(|b| !b.is_empty()).ok_or(error)?;
+            let take = bytes.len().min(rest.len());
+            let (part, behind) = rest.split_at_mut(take);
+            part.copy_from_slice(bytes.get(..take).ok_or(error)?);
+            at = at.checked_add(take as u64).ok_or(error)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn ram(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (range, _) in &self.segments {
+            match ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => ranges.push(range.clone()),
+            }
+        }
+        ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn cpu(seed: u64) -> CpuState {
+        let mut next = seed;
+        let mut number = || {
+            next += 0x0101_0101;
+            next
+        };
+        CpuState {
+            general: GeneralRegisters {
+                rax: number(),
+                rbx: number(),
+                rcx: number(),
+                rdx: number(),
+                rsi: number(),
+                rdi: number(),
+                rsp: number(),
+                rbp: number(),
+                r8: number(),
+                r9: number(),
+                r10: number(),
+                r11: number(),
+                r12: number(),
+                r13: number(),
+                r14: number(),
+                r15: number(),
+                rip: number(),
+                rflags: number(),
+            },
+            cs: 0x33,
+            gs_base: number(),
+            swapped_gs_base: number(),
+            fs_base: number(),
+            idt_base: number(),
+            cr3: number(),
+            cr4: number(),
+        }
+    }
+
+    fn file(ranges: &[(u64, &[u8])]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let ranges = ranges
+            .iter()
+            .map(|(address, bytes)| (Gpa(*address), *bytes));
+        write_core(&mut out, &[cpu(1), cpu(2)], ranges).unwrap();
+        out
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bytes = file(&[
+            (0x3000, b"third"),
+            (0x1000, b"first, "),
+            (0x1007, b"second"),
+            (0x9000, b""),
+        ]);
+        let core = CoreFile::parse(bytes).unwrap();
+        assert_eq!(core.cpus(), [cpu(1), cpu(2)]);
+        assert_eq!(core.ram(), [0x1000..0x100d, 0x3000..0x3005]);
+        let mut across = [0; 13];
+        core.read_physical(Gpa(0x1000), &mut across).unwrap();
+        assert_eq!(&across, b"first, second");
+        for (address, length) in [
+            (0x1000, 14),
+            (0xfff, 1),
+            (0x3005, 1),
+            (u64::MAX, 2),
+            (0x9000, 1),
+        ] {
+            let mut buf = vec![0; length];
+            let error = core.read_physical(Gpa(address), &mut buf).unwrap_err();
+            assert_eq!((error.address, error.length), (Gpa(address), length));
+        }
+    }
+
+    #[test]
+    fn what_is_no_core_file_is_told() {
+        let good = file(&[(0x1000, b"bytes")]);
+        let with = |offset: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[offset] = byte;
+            bytes
+        };
+        let note = 64 + 2 * 56 + 20;
+        for (bytes, part) in [
+            (b"#!/bin/sh".to_vec(), "not an ELF core file"),
+            (with(16, 2), "type 2 for machine 62"),
+            (with(18, 183), "type 4 for machine 183"),
+            (good[..good.len() - 1].to_vec(), "segment 1 (0x5 bytes"),
+            (with(note, 9), "CPU 0 has version 9 and 440 bytes"),
+            (
+                file(&[(0x1000, b"one"), (0x1002, b"two")]),
+                "two segments hold guest-physical 0x1002",
+            ),
+        ] {
+            let error = CoreFile::parse(bytes).err().unwrap().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

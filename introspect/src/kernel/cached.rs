@@ -1,0 +1,396 @@
+//! A kernel's decoded symbols and types as one block of bytes, which is used as it stands: nothing is decoded or copied
+//! when it is taken up again.
+//!
+//! The caller stores the bytes (in a file that it replaces as a whole), reads or maps them, and names the kernel by a key
+//! that changes with its image: a build id, a hash. A block of another kernel, of another version of this format, cut
+//! short or with pages lost is refused. It is not a defence against somebody who writes blocks: what such a one says is
+//! believed, though it can never make a reader panic or run away.
+//!
+//! Format, little-endian: a header of 112 bytes, then key, banner, symbols and types. The header holds a magic
+//! number, the version, a checksum, and lengths and counts in the order of `Header`.
+
+use super::btf::{self, Btf};
+use super::shared_bytes::SharedBytes;
+use super::symbol_table::TableShape;
+use super::symbols::Symbols;
+use crate::bytes::{u32_at, u64_at};
+
+const MAGIC: [u8; 8] = *b"\x89exokern";
+/// To be raised with every change of this format, of the symbols' and of the types' tables.
+const VERSION: u32 = 1;
+/// Bytes of the header: magic, version, padding, checksum, and 11 numbers.
+const HEADER: usize = 24 + 11 * 8;
+const CHECKSUM: std::ops::Range<usize> = 16..24;
+/// Stands for no end of the image.
+const NO_END: u64 = 0;
+
+/// What is known about a kernel from its image alone, decoded.
+#[derive(Debug)]
+pub struct DecodedKernel {
+    /// Symbols; with slide 0 when they come from a cache.
+    pub symbols: Symbols,
+    /// Types, if the kernel has them.
+    pub btf: Option<Btf>,
+    /// The banner, if it was found.
+    pub banner: Option<String>,
+}
+
+/// Why a block of bytes is not this kernel.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CacheError {
+    /// Something else.
+    #[error("not a cache of kernel symbols: it starts with the bytes {start:02x?}")]
+    NotACache {
+        /// The first bytes found, at most 8.
+        start: Vec<u8>,
+    },
+    /// Another version.
+    #[error("the cache has format {found}, this program reads {VERSION}: it must be made again")]
+    Version {
+        /// Version found.
+        found: u32,
+    },
+    /// Damaged.
+    #[error(
+        "the cache of {length} bytes is damaged ({what}): it was cut short or not written whole"
+    )]
+    Damaged {
+        /// Bytes found.
+        length: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Made from another kernel.
+    #[error("the cache is of another kernel: its key is {found:02x?}")]
+    OtherKernel {
+        /// The key found.
+        found: Vec<u8>,
+    },
+}
+
+/// The numbers of the header, in their order.
+struct Header {
+    key: usize,
+    banner: usize,
+    symbols: usize,
+    symbols_shape: TableShape,
+    /// 0 if there are no types: even empty ones have a string.
+    btf: usize,
+    btf_shape: btf::Shape,
+}
+
+impl Header {
+    fn to_words(&self) -> [u64; 11] {
+        let TableShape {
+            count,
+            absolute,
+            end,
+        } = self.symbols_shape;
+        let btf = self.btf_shape;
+        let word = |number: usize| number as u64;
+        [
+            word(self.key),
+            word(self.banner),
+            word(self.symbols),
+            word(count),
+            word(absolute),
+            end.unwrap_or(NO_END),
+            word(self.btf),
+            word(btf.types),
+            word(btf.strings),
+            word(btf.count),
+            word(btf.named),
+        ]
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let word = |index: usize| u64_at(bytes, CHECKSUM.end + 8 * index);
+        let number = |index| usize::try_from(word(index)?).ok();
+        Some(Self {
+            key: number(0)?,
+            banner: number(1)?,
+            symbols: number(2)?,
+            symbols_shape: TableShape {
+                count: number(3)?,
+                absolute: number(4)?,
+                end: word(5).filter(|end| *end != NO_END),
+            },
+            btf: number(6)?,
+            btf_shape: btf::Shape {
+                types: number(7)?,
+                strings: number(8)?,
+                count: number(9)?,
+                named: number(10)?,
+            },
+        })
+    }
+}
+
+impl DecodedKernel {
+    /// The block for the kernel with this `key`. A slide of the symbols is not kept.
+    #[must_use]
+    pub fn to_bytes(&self, key: &[u8]) -> Vec<u8> {
+        let banner = self.banner.as_deref().unwrap_or_default();
+        let (symbols, symbols_shape) = self.symbols.table();
+        let (btf, btf_shape) = self.btf.as_ref().map(Btf::table).unwrap_or_default();
+        let header = Header {
+            key: key.len(),
+            banner: banner.len(),
+            symbols: symbols.len(),
+            symbols_shape,
+            btf: btf.len(),
+            btf_shape,
+        };
+        let parts = [key, banner.as_bytes(), symbols, btf];
+        let mut out = Vec::with_capacity(HEADER + parts.iter().map(|p| p.len()).sum::<usize>());
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        out.extend([0; 12]);
+        out.extend(header.to_words().iter().flat_map(|word| word.to_le_bytes()));
+        for part in parts {
+            out.extend_from_slice(part);
+        }
+        let sum = checksum(&out).to_le_bytes();
+        if let Some(place) = out.get_mut(CHECKSUM) {
+            place.copy_from_slice(&sum);
+        }
+        out
+    }
+
+    /// Takes up the block of the kernel with this `key`. The bytes are kept and shared, and mostly not looked at.
+    ///
+    /// # Errors
+    /// If it is none, or of another kernel.
+    pub fn from_bytes(key: &[u8], shared: SharedBytes) -> Result<Self, CacheError> {
+        let bytes = shared.as_bytes();
+        let length = bytes.len();
+        let damaged = |what| CacheError::Damaged { length, what };
+        if !bytes.starts_with(&MAGIC) {
+            let start = bytes.iter().take(MAGIC.len()).copied().collect();
+            return Err(CacheError::NotACache { start });
+        }
+        match u32_at(bytes, MAGIC.len()) {
+            Some(VERSION) => {}
+            Some(found) => return Err(CacheError::Version { found }),
+            None => return Err(damaged("no header")),
+        }
+        let header = Header::from_bytes(bytes).ok_or(damaged("no header"))?;
+        let (mut at, mut whole) = (HEADER, true);
+        let mut next = |length: usize| {
+            let end = at.checked_add(length);
+            let part = end.and_then(|end| shared.part(at..end));
+            whole &= part.is_some();
+            at = end.unwrap_or(usize::MAX);
+            part.unwrap_or_else(|| SharedBytes::new([]))
+        };
+        let (found, banner) = (next(header.key), next(header.banner));
+        let (symbols, btf) = (next(header.symbols), next(header.btf));
+        if !whole || at != length {
+            return Err(damaged("its parts are not as long as it is"));
+        }
+        if u64_at(bytes, CHECKSUM.start) != Some(checksum(bytes)) {
+            return Err(damaged("its checksum is wrong"));
+        }
+        if found.as_bytes() != key {
+            let found = found.as_bytes().to_vec();
+            return Err(CacheError::OtherKernel { found });
+        }
+        let symbols = Symbols::from_table(symbols, header.symbols_shape);
+        let btf = match header.btf {
+            0 => None,
+            _ => {
+                let btf = Btf::from_table(btf, header.btf_shape);
+                Some(btf.ok_or(damaged("types of another size than said"))?)
+            }
+        };
+        let banner = String::from_utf8_lossy(banner.as_bytes()).into_owned();
+        Ok(Self {
+            symbols: symbols.ok_or(damaged("more symbols than bytes"))?,
+            btf,
+            banner: (!banner.is_empty()).then_some(banner),
+        })
+    }
+}
+
+/// Step from sample to sample, and bytes of one. A file that lost pages has zeroes there.
+const STEP: usize = 4096;
+const SAMPLE: usize = 64;
+
+/// Over the header and the start of every 4 KiB: all of several megabytes would take as long as there is. What is not
+/// looked at is wrong only if what is beside it is.
+fn checksum(bytes: &[u8]) -> u64 {
+    let mix = |sum: u64, word: u64| {
+        (sum ^ word)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    };
+    let sample = |sum: u64, part: &[u8]| {
+        let (words, rest) = part.as_chunks::<8>();
+        let sum = words
+            .iter()
+            .fold(sum, |sum, word| mix(sum, u64::from_le_bytes(*word)));
+        rest.iter().fold(sum, |sum, byte| mix(sum, (*byte).into()))
+    };
+    let (header, body) = bytes.split_at_checked(HEADER).unwrap_or((bytes, &[]));
+    let mut sum = bytes.len() as u64;
+    for part in [header.get(..CHECKSUM.start), header.get(CHECKSUM.end..)] {
+        sum = sample(sum, part.unwrap_or_default());
+    }
+    let ends = body.last_chunk::<SAMPLE>().map_or(body, |end| end);
+    sum = sample(sum, ends);
+    body.chunks(STEP).fold(sum, |sum, page| {
+        sample(sum, page.get(..SAMPLE).unwrap_or(page))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernel::btf::test_types::task_types;
+    use crate::kernel::symbols::SymbolsBuilder;
+
+    const KEY: &[u8] = b"build id";
+    const BASE: u64 = 0xffff_ffff_8100_0000;
+
+    fn decoded() -> DecodedKernel {
+        let mut builder = SymbolsBuilder::default();
+        for index in 0..500u64 {
+            let name = format!("function_{}", index % 400);
+            let absolute = index < 20;
+            let address = if absolute {
+                index * 8
+            } else {
+                BASE + index * 64
+            };
+            builder
+                .push(name.as_bytes(), address, b't', absolute)
+                .unwrap();
+        }
+        DecodedKernel {
+            symbols: builder.finish(Some(BASE + 0x1_0000)),
+            btf: Some(Btf::parse(&task_types().bytes()).unwrap()),
+            banner: Some("Linux version 6.1.0 #1".to_owned()),
+        }
+    }
+
+    fn load(bytes: &[u8]) -> Result<DecodedKernel, CacheError> {
+        DecodedKernel::from_bytes(KEY, SharedBytes::new(bytes.to_vec()))
+    }
+
+    #[test]
+    fn what_is_kept_answers_as_before() {
+        let before = decoded();
+        let after = load(&before.to_bytes(KEY)).unwrap();
+        assert!(after.symbols.iter().eq(before.symbols.iter()));
+        for address in (BASE..BASE + 0x1_0100).step_by(0x21) {
+            assert_eq!(
+                after.symbols.resolve(address),
+                before.symbols.resolve(address)
+            );
+        }
+        let all = |symbols: &Symbols| -> Vec<u64> {
+            let found = symbols.all_of("function_3");
+            found.map(|symbol| symbol.address).collect()
+        };
+        assert_eq!(all(&after.symbols), [24, BASE + 403 * 64]);
+        assert_eq!(all(&after.symbols), all(&before.symbols));
+        let (before_types, after_types) = (before.btf.unwrap(), after.btf.unwrap());
+        assert_eq!(after_types.len(), before_types.len());
+        for path in ["task_struct.pid", "pcpu_hot.preempt_count", "no.such"] {
+            assert_eq!(after_types.member(path), before_types.member(path));
+        }
+        assert_eq!(after.banner, before.banner);
+    }
+
+    #[test]
+    fn a_slide_is_not_kept_and_what_is_missing_stays_missing() {
+        let all = decoded();
+        let kernel = DecodedKernel {
+            symbols: all.symbols.with_slide(0x20_0000),
+            btf: None,
+            banner: None,
+        };
+        let after = load(&kernel.to_bytes(KEY)).unwrap();
+        assert!(after.symbols.iter().eq(all.symbols.iter()));
+        assert!(after.btf.is_none());
+        assert_eq!(after.banner, None);
+        let empty = DecodedKernel {
+            symbols: SymbolsBuilder::default().finish(None),
+            btf: None,
+            banner: None,
+        };
+        assert!(load(&empty.to_bytes(KEY)).unwrap().symbols.is_empty());
+    }
+
+    #[test]
+    fn blocks_of_others_are_refused() {
+        let good = decoded().to_bytes(KEY);
+        let with = |offset: usize, bytes: &[u8]| {
+            let mut block = good.clone();
+            block[offset..offset + bytes.len()].copy_from_slice(bytes);
+            block
+        };
+        for (bytes, expected) in [
+            (b"\x7fELF...".to_vec(), "starts with the bytes [7f, 45"),
+            (Vec::new(), "starts with the bytes []"),
+            (good[..10].to_vec(), "(no header)"),
+            (good[..100].to_vec(), "(no header)"),
+            (with(8, &[9]), "has format 9, this program reads 1"),
+            (good[..good.len() - 1].to_vec(), "not as long as it is"),
+            ([good.as_slice(), b"x"].concat(), "not as long as it is"),
+            (with(24, &[0xff; 8]), "not as long as it is"),
+            (with(48, &[0xff; 8]), "checksum is wrong"),
+            (with(4096 + HEADER, &[0; 64]), "checksum is wrong"),
+            (with(good.len() - 64, &[0; 64]), "checksum is wrong"),
+            (
+                decoded().to_bytes(b"other"),
+                "another kernel: its key is [6f",
+            ),
+        ] {
+            let text = load(&bytes).unwrap_err().to_string();
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+        /// Whatever a block says, its readers end and never panic.
+        #[test]
+        fn damage_that_passes_the_checks_never_panics(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
+            counts in prop::collection::vec((2usize..11, any::<u64>()), 0..3),
+        ) {
+            let mut bytes = decoded().to_bytes(KEY);
+            for (place, value) in damage {
+                let place = HEADER + KEY.len() + place.index(bytes.len() - HEADER - KEY.len());
+                bytes[place] = value;
+            }
+            for (word, value) in counts {
+                let at = CHECKSUM.end + 8 * word;
+                bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            let sum = checksum(&bytes).to_le_bytes();
+            bytes[CHECKSUM].copy_from_slice(&sum);
+            if let Ok(kernel) = load(&bytes) {
+                let symbols = kernel.symbols.with_slide(0x20_0000);
+                prop_assert!(symbols.iter().count() <= bytes.len());
+                for address in (BASE..BASE + 0x1_0000).step_by(0x333) {
+                    let _ = symbols.resolve(address);
+                }
+                prop_assert!(symbols.text_functions().count() <= symbols.len());
+                prop_assert!(symbols.all_of("function_3").count() <= symbols.len());
+                if let Some(btf) = kernel.btf {
+                    for path in ["task_struct.pid", "task_struct.se.vruntime", "pcpu_hot.pad"] {
+                        if let Ok(member) = btf.member(path) {
+                            prop_assert!(member.type_name.len() <= 16384);
+                        }
+                    }
+                    let _ = btf.func_proto_args("vfs_read");
+                }
+            }
+        }
+    }
+}

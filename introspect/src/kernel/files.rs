@@ -1,0 +1,381 @@
+//! The open files of a process.
+//!
+//! The caller holds the machine still. Threads usually share one table; each thread's own is read. The numbers are those of
+//! `/proc/PID/fd`: one that is reserved while a file is being opened is not among them.
+
+use super::btf::Btf;
+use super::layout::{LayoutError, offset};
+use super::list::Walk;
+use super::structure::{Structure, StructureError};
+use crate::{Gva, MemoryView};
+
+/// Most files of a table that are looked at: the default of `fs.nr_open`.
+const MAX_FILES: u32 = 1 << 20;
+/// Most open files that are told.
+const MAX_OPEN: usize = 1 << 16;
+const WORD_BITS: u32 = 64;
+
+/// Why not all open files could be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FilesError {
+    /// The table is broken.
+    #[error(transparent)]
+    Table(#[from] StructureError),
+    /// One file is.
+    #[error("the open file {number} is left out: {source}")]
+    File {
+        /// Its number.
+        number: u32,
+        /// What was broken.
+        source: StructureError,
+    },
+    /// No table is of this size.
+    #[error(
+        "the fdtable at {table} is said to have room for {found} files, which is no multiple of 64 up to {MAX_FILES}"
+    )]
+    Size {
+        /// Address of the `fdtable`.
+        table: Gva,
+        /// `max_fds`.
+        found: u32,
+    },
+    /// More than is told.
+    #[error("the fdtable at {table} has more than {MAX_OPEN} open files: the others are left out")]
+    TooMany {
+        /// Address of the `fdtable`.
+        table: Gva,
+    },
+}
+
+/// An open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Its number in the process.
+    pub number: u32,
+    /// Closed when another program is executed (`O_CLOEXEC`).
+    pub close_on_exec: bool,
+    /// What is open; shared with those who inherited it.
+    pub file: FileInfo,
+}
+
+/// A `struct file`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileInfo {
+    /// Its address: [`PathLayout`](super::path::PathLayout) tells its path.
+    pub address: Gva,
+    /// Flags of open(2): `O_RDWR` and others, without `O_CLOEXEC`.
+    pub flags: u32,
+    /// Where the next read or write starts, in bytes.
+    pub position: i64,
+    /// What is behind it.
+    pub inode: InodeInfo,
+}
+
+/// An inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InodeInfo {
+    /// Its address.
+    pub address: Gva,
+    /// Number in its file system.
+    pub number: u64,
+    /// Kind of file and permissions, as `st_mode` of stat(2).
+    pub mode: u16,
+    /// Size in bytes; of no meaning for many special files.
+    pub size: i64,
+    /// Major and minor number of the device that holds the file system.
+    pub device: (u32, u32),
+}
+
+/// Offsets in tables of open files and in files.
+#[derive(Debug, Clone)]
+pub struct FilesLayout {
+    /// In `task_struct`.
+    files: u64,
+    /// In `files_struct`.
+    table: u64,
+    /// In `fdtable`.
+    size: u64,
+    array: u64,
+    open: u64,
+    close_on_exec: u64,
+    file: FileLayout,
+}
+
+/// Offsets in files and inodes.
+#[derive(Debug, Clone)]
+struct FileLayout {
+    flags: u64,
+    position: u64,
+    inode: u64,
+    number: u64,
+    mode: u64,
+    size: u64,
+    superblock: u64,
+    device: u64,
+}
+
+impl FilesLayout {
+    /// Finds the offsets.
+    ///
+    /// # Errors
+    /// If the types do not tell.
+    pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
+        Ok(Self {
+            files: offset(btf, "task_struct.files", 8)?,
+            table: offset(btf, "files_struct.fdt", 8)?,
+            size: offset(btf, "fdtable.max_fds", 4)?,
+            array: offset(btf, "fdtable.fd", 8)?,
+            open: offset(btf, "fdtable.open_fds", 8)?,
+            close_on_exec: offset(btf, "fdtable.close_on_exec", 8)?,
+            file: FileLayout {
+                flags: offset(btf, "file.f_flags", 4)?,
+                position: offset(btf, "file.f_pos", 8)?,
+                inode: offset(btf, "file.f_inode", 8)?,
+                number: offset(btf, "inode.i_ino", 8)?,
+                mode: offset(btf, "inode.i_mode", 2)?,
+                size: offset(btf, "inode.i_size", 8)?,
+                superblock: offset(btf, "inode.i_sb", 8)?,
+                device: offset(btf, "super_block.s_dev", 4)?,
+            },
+        })
+    }
+
+    /// The open files of the task whose `task_struct` is at `task`, ascending by number. Kernel threads and tasks that have
+    /// ended have none.
+    #[must_use]
+    pub fn open_files(&self, view: MemoryView<'_>, task: Gva) -> Walk<OpenFile, FilesError> {
+        let mut items = Vec::new();
+        let mut error = None;
+        if let Err(broken) = self.collect(view, task, &mut items, &mut error) {
+            error = Some(broken);
+        }
+        Walk { items, error }
+    }
+
+    fn collect(
+        &self,
+        view: MemoryView<'_>,
+        task: Gva,
+        items: &mut Vec<OpenFile>,
+        first: &mut Option<FilesError>,
+    ) -> Result<(), FilesError> {
+        let task = Structure::at(view, "task_struct", task)?;
+        let Some(files) = task.follow(self.files, "files_struct")? else {
+            return Ok(());
+        };
+        let table = files.follow_always(self.table, "fdtable")?;
+        let found = table.u32(self.size)?;
+        if found > MAX_FILES || found % WORD_BITS != 0 {
+            let table = table.address();
+            return Err(FilesError::Size { table, found });
+        }
+        let array = table.follow_always(self.array, "fdtable.fd")?;
+        let open = table.follow_always(self.open, "fdtable.open_fds")?;
+        let close = table.follow_always(self.close_on_exec, "fdtable.close_on_exec")?;
+        for word in 0..found / WORD_BITS {
+            let place = u64::from(word) * 8;
+            let mut bits = open.u64(place)?;
+            if bits == 0 {
+                continue;
+            }
+            let closing = close.u64(place)?;
+            while bits != 0 {
+                let bit = bits.trailing_zeros();
+                bits &= bits - 1;
+                let number = word * WORD_BITS + bit;
+                if items.len() == MAX_OPEN {
+                    let table = table.address();
+                    return Err(FilesError::TooMany { table });
+                }
+                let file = array.follow(u64::from(number) * 8, "file");
+                match file.and_then(|file| file.map(|file| self.file.read(&file)).transpose()) {
+                    Ok(Some(file)) => items.push(OpenFile {
+                        number,
+                        close_on_exec: closing >> bit & 1 != 0,
+                        file,
+                    }),
+                    Ok(None) => {}
+                    Err(source) => *first = first.or(Some(FilesError::File { number, source })),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The `struct file` at `address`.
+    ///
+    /// # Errors
+    /// If it or what it points to cannot be read.
+    pub fn file(&self, view: MemoryView<'_>, address: Gva) -> Result<FileInfo, StructureError> {
+        self.file.read(&Structure::at(view, "file", address)?)
+    }
+}
+
+impl FileLayout {
+    fn read(&self, file: &Structure<'_>) -> Result<FileInfo, StructureError> {
+        let inode = file.follow_always(self.inode, "inode")?;
+        let superblock = inode.follow_always(self.superblock, "super_block")?;
+        let device = superblock.u32(self.device)?;
+        Ok(FileInfo {
+            address: file.address(),
+            flags: file.u32(self.flags)?,
+            position: file.u64(self.position)?.cast_signed(),
+            inode: InodeInfo {
+                address: inode.address(),
+                number: inode.u64(self.number)?,
+                mode: inode.u16(self.mode)?,
+                size: inode.u64(self.size)?.cast_signed(),
+                // MAJOR and MINOR, include/linux/kdev_t.h.
+                device: (device >> 20, device & 0xf_ffff),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::PausedMemory;
+    use crate::kernel::path::test_paths::{STRUCTS, place};
+    use crate::kernel::test_kernel::{BASE, Member, TestKernel, types};
+
+    const TASK: u64 = BASE + 0x100;
+    const FILES: u64 = BASE + 0x200;
+    const TABLE: u64 = BASE + 0x300;
+    const OPEN: u64 = BASE + 0x400;
+    const CLOSE: u64 = BASE + 0x500;
+    const ARRAY: u64 = BASE + 0x1000;
+    const END: u64 = BASE + 0x20_0000;
+
+    fn layout() -> FilesLayout {
+        const WORD: Member = Member::Bytes(8);
+        let mut structs = STRUCTS.to_vec();
+        structs.extend([
+            ("task_struct", &[("files", 0x18, WORD)][..]),
+            ("files_struct", &[("fdt", 0x20, WORD)]),
+            (
+                "fdtable",
+                &[
+                    ("max_fds", 0, Member::Bytes(4)),
+                    ("fd", 8, WORD),
+                    ("close_on_exec", 16, WORD),
+                    ("open_fds", 24, WORD),
+                ],
+            ),
+        ]);
+        FilesLayout::new(&types(&structs)).unwrap()
+    }
+
+    /// A task with the files 0, 3 and 64 open, and 1 reserved.
+    fn guest() -> TestKernel {
+        let mut kernel = TestKernel::default();
+        kernel.put_all(&[
+            (TASK + 0x18, FILES, 8),
+            (FILES + 0x20, TABLE, 8),
+            (TABLE, 128, 4),
+            (TABLE + 8, ARRAY, 8),
+            (TABLE + 16, CLOSE, 8),
+            (TABLE + 24, OPEN, 8),
+            (OPEN, 0b1011, 8),
+            (OPEN + 8, 1, 8),
+            (CLOSE, 0b1000, 8),
+            (ARRAY, place(0), 8),
+            (ARRAY + 3 * 8, place(1), 8),
+            (ARRAY + 64 * 8, place(0), 8),
+        ]);
+        for (file, inode) in [(place(0), place(2)), (place(1), place(3))] {
+            kernel.put_all(&[(file + 0x28, inode, 8), (inode + 0x28, place(4), 8)]);
+        }
+        kernel.put_all(&[
+            (place(1) + 0x30, 0o102002, 4),
+            (place(1) + 0x70, 77, 8),
+            (place(3), 0o100644, 2),
+            (place(3) + 0x40, 1234, 8),
+            (place(3) + 0x50, 4096, 8),
+            (place(4) + 0x10, 8 << 20 | 17, 4),
+        ]);
+        kernel
+    }
+
+    fn read(kernel: &TestKernel, task: u64) -> (Vec<OpenFile>, Option<String>) {
+        let paused = PausedMemory::new(&kernel.memory);
+        let walk = layout().open_files(kernel.view(&paused), Gva(task));
+        (walk.items, walk.error.map(|error| error.to_string()))
+    }
+
+    #[test]
+    fn open_files_are_those_of_proc() {
+        let kernel = guest();
+        let (files, error) = read(&kernel, TASK);
+        let numbers: Vec<u32> = files.iter().map(|file| file.number).collect();
+        assert_eq!((numbers, error), (vec![0, 3, 64], None));
+        let expected = OpenFile {
+            number: 3,
+            close_on_exec: true,
+            file: FileInfo {
+                address: Gva(place(1)),
+                flags: 0o102002,
+                position: 77,
+                inode: InodeInfo {
+                    address: Gva(place(3)),
+                    number: 1234,
+                    mode: 0o100644,
+                    size: 4096,
+                    device: (8, 17),
+                },
+            },
+        };
+        assert_eq!(files.get(1), Some(&expected));
+        assert_eq!(
+            files.first().map(|file| file.file),
+            files.get(2).map(|f| f.file)
+        );
+        assert_eq!(
+            read(&kernel, TASK + 0x40),
+            (vec![], None),
+            "no files_struct"
+        );
+    }
+
+    #[test]
+    fn broken_tables_and_files_are_told() {
+        for (broken, numbers, part) in [
+            (
+                (TABLE, 65, 4),
+                &[][..],
+                "fdtable at 0xffff888001000300 is said to have room for 65 files",
+            ),
+            ((TABLE, 1 << 21, 4), &[], "room for 2097152 files"),
+            (
+                (TABLE + 24, 0, 8),
+                &[],
+                "fdtable.open_fds: its pointer is 0x0",
+            ),
+            ((FILES + 0x20, 0, 8), &[], "fdtable: its pointer is 0x0"),
+            (
+                (TABLE + 24, END - 8, 8),
+                &[3],
+                "fdtable.open_fds at 0xffff8880011ffff8 cannot be read",
+            ),
+            (
+                (ARRAY + 24, 0x1000, 8),
+                &[0, 64],
+                "the open file 3 is left out: file: its pointer is 0x1000",
+            ),
+            (
+                (place(3) + 0x28, 0, 8),
+                &[0, 64],
+                "the open file 3 is left out: super_block",
+            ),
+        ] {
+            let mut kernel = guest();
+            kernel.put_all(&[(END - 8, 0b1000, 8), broken]);
+            let (files, error) = read(&kernel, TASK);
+            let found: Vec<u32> = files.iter().map(|file| file.number).collect();
+            let error = error.unwrap();
+            assert!(error.contains(part), "{error}");
+            assert_eq!(found, numbers, "{part}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Rings of `struct list_head`, the kernel's linked lists.
+//!
+//! The caller knows the ring's head, where the links stand in the structures on it, and how many it is ready to see.
+//! A ring that does not come back to its head is walked as far as it can be, with an error that says where it broke.
+
+use std::collections::HashSet;
+
+use super::structure::is_kernel_address;
+use crate::x86_64::ReadVirtualError;
+use crate::{Gva, MemoryView};
+
+/// What was found up to the end, or up to where a structure was broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Walk<T, E> {
+    /// What was found, in the kernel's order.
+    pub items: Vec<T>,
+    /// The first thing that was broken: `items` is not all there is.
+    pub error: Option<E>,
+}
+
+impl<T, E> Walk<T, E> {
+    /// All of it, or the error.
+    ///
+    /// # Errors
+    /// If the walk did not reach its end.
+    pub fn complete(self) -> Result<Vec<T>, E> {
+        self.error.map_or(Ok(self.items), Err)
+    }
+}
+
+/// Where a ring is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ListError {
+    /// A link is not mapped, or not to RAM.
+    #[error("the list {list} is broken: its link at {link} cannot be read: {source}")]
+    Unreadable {
+        /// Name of the list.
+        list: &'static str,
+        /// Address of the `list_head`.
+        link: Gva,
+        /// What the read said.
+        source: ReadVirtualError,
+    },
+    /// A link leads out of the kernel.
+    #[error(
+        "the list {list} is broken: its link at {link} leads to {found}, which is no kernel address"
+    )]
+    Wild {
+        /// Name of the list.
+        list: &'static str,
+        /// Address of the `list_head`.
+        link: Gva,
+        /// Its pointer.
+        found: Gva,
+    },
+    /// It runs in a circle that its head is not on.
+    #[error("the list {list} is broken: it comes back to {link} and not to its head at {head}")]
+    Cycle {
+        /// Name of the list.
+        list: &'static str,
+        /// The link met twice.
+        link: Gva,
+        /// The head.
+        head: Gva,
+    },
+    /// More than the caller is ready to see.
+    #[error("the list {list} is taken for broken: it has more than {limit} entries")]
+    TooLong {
+        /// Name of the list.
+        list: &'static str,
+        /// Most entries.
+        limit: usize,
+    },
+}
+
+/// A ring to be walked.
+#[derive(Debug, Clone, Copy)]
+pub struct List {
+    /// Its name for errors: `init_task.tasks`.
+    pub name: &'static str,
+    /// Address of the `list_head` that stands for no entry.
+    pub head: Gva,
+    /// Offset of the `list_head` in each structure on the ring, in bytes.
+    pub member: u64,
+    /// Most structures.
+    pub limit: usize,
+}
+
+impl List {
+    /// Addresses of the structures on the ring. They are not looked at, apart from their links.
+    #[must_use]
+    pub fn walk(&self, view: MemoryView<'_>) -> Walk<Gva, ListError> {
+        let mut items = Vec::new();
+        let mut seen = HashSet::new();
+        let error = self.collect(view, &mut items, &mut seen).err();
+        Walk { items, error }
+    }
+
+    fn collect(
+        &self,
+        view: MemoryView<'_>,
+        items: &mut Vec<Gva>,
+        seen: &mut HashSet<u64>,
+    ) -> Result<(), ListError> {
+        let (list, head) = (self.name, self.head);
+        let mut link = head;
+        loop {
+            // `next` is the first member of a list_head.
+            let found = view
+                .u64(link)
+                .map(Gva)
+                .map_err(|source| ListError::Unreadable { list, link, source })?;
+            if found == head {
+                return Ok(());
+            }
+            if !is_kernel_address(found) {
+                return Err(ListError::Wild { list, link, found });
+            }
+            if !seen.insert(found.0) {
+                let link = found;
+                return Err(ListError::Cycle { list, link, head });
+            }
+            if items.len() == self.limit {
+                let limit = self.limit;
+                return Err(ListError::TooLong { list, limit });
+            }
+            items.push(Gva(found.0.wrapping_sub(self.member)));
+            link = found;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::PausedMemory;
+    use crate::kernel::test_kernel::{BASE, TestKernel};
+
+    /// Walks a ring whose head is at `BASE`, made of the pointers given as (link, next) offsets from there.
+    fn walk(links: &[(u64, u64)], limit: usize) -> (Vec<u64>, Option<String>) {
+        let mut kernel = TestKernel::default();
+        for (link, next) in links {
+            kernel.put(BASE + link, BASE.wrapping_add(*next).to_le_bytes());
+        }
+        let paused = PausedMemory::new(&kernel.memory);
+        let list = List {
+            name: "things",
+            head: Gva(BASE),
+            member: 0x10,
+            limit,
+        };
+        let walk = list.walk(kernel.view(&paused));
+        let items = walk.items.iter().map(|item| item.0.wrapping_sub(BASE));
+        let items = items.collect();
+        assert_eq!(walk.error.is_none(), walk.clone().complete().is_ok());
+        (items, walk.error.map(|error| error.to_string()))
+    }
+
+    #[test]
+    fn rings_are_walked_to_their_end() {
+        assert_eq!(walk(&[(0, 0)], 0), (vec![], None));
+        let three = [(0, 0x310), (0x310, 0x110), (0x110, 0x210), (0x210, 0)];
+        assert_eq!(walk(&three, 3), (vec![0x300, 0x100, 0x200], None));
+    }
+
+    #[test]
+    fn broken_rings_end_in_an_error_that_says_where() {
+        let to_user = 0u64.wrapping_sub(BASE);
+        let unmapped = 0x7000_0000;
+        for (links, limit, items, part) in [
+            (
+                &[(0, 0x110), (0x110, to_user)][..],
+                9,
+                vec![0x100],
+                "things is broken: its link at 0xffff888001000110 leads to 0x0, which is no kernel address",
+            ),
+            (
+                &[(0, unmapped)],
+                9,
+                vec![unmapped - 0x10],
+                "its link at 0xffff888071000000 cannot be read",
+            ),
+            (
+                &[(0, 0x110), (0x110, 0x210), (0x210, 0x110)],
+                9,
+                vec![0x100, 0x200],
+                "comes back to 0xffff888001000110 and not to its head at 0xffff888001000000",
+            ),
+            (
+                &[(0, 0x110), (0x110, 0x210), (0x210, 0)],
+                1,
+                vec![0x100],
+                "more than 1 entries",
+            ),
+        ] {
+            let (found, error) = walk(links, limit);
+            assert_eq!(found, items, "{part}");
+            let error = error.unwrap();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

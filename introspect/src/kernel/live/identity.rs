@@ -1,0 +1,59 @@
+//! What a kernel in memory says about itself: version, build id, and how far it was moved.
+
+use object::LittleEndian;
+use object::elf::{FileHeader64, NT_GNU_BUILD_ID};
+use object::read::elf::NoteIterator;
+
+use super::mapping::Chunk;
+use crate::kernel::image;
+use crate::kernel::symbols::Symbols;
+use crate::{Gva, MemoryView};
+
+/// Bytes of vmcoreinfo (`VMCOREINFO_BYTES`, include/linux/crash_core.h).
+const MAX_VMCOREINFO: u64 = 4096;
+/// Bytes of notes read.
+const MAX_NOTES: u64 = 64 << 10;
+const MAX_BANNER: usize = 512;
+/// Length of a build id; linkers write 16 or 20 bytes.
+const BUILD_ID: std::ops::RangeInclusive<usize> = 8..=64;
+
+/// The banner by its symbol, else from the read-only data that kallsyms was found in.
+pub(super) fn banner(view: MemoryView<'_>, symbols: &Symbols, chunk: &Chunk) -> Option<String> {
+    let named = symbols
+        .address_of("linux_banner")
+        .and_then(|address| view.c_string(Gva(address), MAX_BANNER).ok())
+        .and_then(|text| image::banner(&text));
+    named.or_else(|| image::banner(&chunk.bytes))
+}
+
+/// The build id among the kernel's notes (`NOTES`, include/asm-generic/vmlinux.lds.h).
+pub(super) fn build_id(view: MemoryView<'_>, symbols: &Symbols) -> Option<Vec<u8>> {
+    let start = symbols.address_of("__start_notes")?;
+    let length = symbols.address_of("__stop_notes")?.checked_sub(start)?;
+    let length = usize::try_from(length.min(MAX_NOTES)).ok()?;
+    let bytes = view.bytes(Gva(start), length).ok()?;
+    let mut notes =
+        NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, 4, &bytes).ok()?;
+    while let Ok(Some(note)) = notes.next() {
+        let is_build_id = note.name() == b"GNU" && note.n_type(LittleEndian) == NT_GNU_BUILD_ID;
+        if is_build_id && BUILD_ID.contains(&note.desc().len()) {
+            return Some(note.desc().to_vec());
+        }
+    }
+    None
+}
+
+/// `KERNELOFFSET` of vmcoreinfo (`arch_crash_save_vmcoreinfo`): the distance from link to running addresses. `None` if
+/// there is no vmcoreinfo, or it has not been filled in yet, or says what cannot be.
+pub(super) fn kernel_offset(view: MemoryView<'_>, symbols: &Symbols) -> Option<u64> {
+    let variable = |name| symbols.address_of(name).map(Gva);
+    let data = view.pointer(variable("vmcoreinfo_data")?).ok()??;
+    let length = view.u64(variable("vmcoreinfo_size")?).ok()?;
+    let length = usize::try_from(length.min(MAX_VMCOREINFO)).ok()?;
+    let text = view.bytes(data, length).ok()?;
+    let line = text
+        .split(|byte| *byte == b'\n')
+        .find_map(|line| line.strip_prefix(b"KERNELOFFSET="))?;
+    let offset = u64::from_str_radix(std::str::from_utf8(line).ok()?, 16).ok()?;
+    crate::kernel::slide::is_plausible(offset).then_some(offset)
+}

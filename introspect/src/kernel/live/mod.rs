@@ -1,0 +1,254 @@
+//! A running kernel without its image file: symbols, types and banner, found in guest memory from one CPU's registers.
+//!
+//! The caller pauses the CPUs and gives one of them. The kernel image is mapped in a window of 1 GiB at the top of the
+//! address space; its read-only data is searched for kallsyms, and all else follows from the symbols. They are checked
+//! against the CPU's interrupt descriptor table, so that tables of another kernel which lie around in memory are not
+//! taken for the running one's. Read-only pages are read first, others only if nothing is found there.
+//!
+//! Not solved: kernels without kallsyms (their image has the ELF symbols), and finding the kernel without registers.
+
+mod entries;
+mod identity;
+mod mapping;
+
+use super::btf::{Btf, BtfError};
+use super::kallsyms::{self, KallsymsError};
+use super::slide::{self, SlideError};
+use super::symbols::Symbols;
+use crate::x86_64::{AddressSpace, CpuState, ReadVirtualError};
+use crate::{CpuRegisters, Gpa, Gva, MemoryView};
+
+pub use entries::live_entries;
+pub use mapping::MappedRange;
+
+use mapping::Chunk;
+
+/// Largest BTF that is read; a distribution kernel's has about 5 MB.
+const MAX_BTF: u64 = 256 << 20;
+/// Bytes of kernel memory searched in all.
+const MAX_SEARCHED: usize = 512 << 20;
+
+/// Ranges that hold something like kallsyms and are searched in vain before giving up: each may cost a decoder's bound.
+const MAX_BROKEN: usize = 8;
+
+/// A kernel as it stands in memory.
+#[derive(Debug)]
+pub struct LiveKernel {
+    /// Page tables that map the kernel: its own (`init_top_pgt`), which stay for as long as it runs. If it names none,
+    /// those of the CPU's process; with page table isolation, the ones for kernel mode.
+    pub space: AddressSpace,
+    /// Symbols at their running addresses. Where [`slide`](Self::slide) is known the link addresses are known as well;
+    /// else [`Symbols::slide`] is 0.
+    pub symbols: Symbols,
+    /// How far the kernel runs from its link address, as it says itself (`KERNELOFFSET` of vmcoreinfo); `None` if it
+    /// keeps no vmcoreinfo (`CONFIG_CRASH_CORE`). Running addresses need it not.
+    pub slide: Option<u64>,
+    /// The kernel's types.
+    pub btf: Result<Btf, LiveBtfError>,
+    /// The line that starts with `Linux version`, without its newline.
+    pub banner: Option<String>,
+    /// Build id of the kernel image (ELF note of GNU type 3), usually 20 bytes.
+    pub build_id: Option<Vec<u8>>,
+}
+
+/// Why no kernel was found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LiveError {
+    /// Nothing is mapped where kernels are.
+    #[error(
+        "the page tables at {root} map no RAM from 0xffffffff80000000 to 0xffffffffc0000000, where Linux keeps its \
+         image: the CPU runs no Linux, or not yet"
+    )]
+    NotMapped {
+        /// The CPU's top page table.
+        root: Gpa,
+    },
+    /// No kallsyms in what is mapped.
+    #[error(
+        "no kallsyms in the {searched:#x} bytes of kernel memory from {first} to {last}: {source}"
+    )]
+    NoKallsyms {
+        /// Bytes looked at.
+        searched: usize,
+        /// First address mapped.
+        first: Gva,
+        /// End of the last range.
+        last: Gva,
+        /// What the table that came furthest lacks. Offsets count from the start of its range.
+        source: KallsymsError,
+    },
+    /// The symbols found do not describe what the CPU runs.
+    #[error("the symbols found in memory are not those of the running kernel: {0}")]
+    Entries(#[from] SlideError),
+}
+
+/// Why a kernel in memory yields no types.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LiveBtfError {
+    /// No symbols around it.
+    #[error(
+        "the kernel names no __start_BTF and __stop_BTF (built without CONFIG_DEBUG_INFO_BTF or CONFIG_KALLSYMS_ALL): \
+         tasks (pid, comm), struct members, argument names and modules are not available; function probes and registers \
+         are"
+    )]
+    NoSymbols,
+    /// The symbols are no range.
+    #[error("BTF is said to stand from {start} to {stop}, which is no range of a sensible size")]
+    BadRange {
+        /// `__start_BTF`.
+        start: Gva,
+        /// `__stop_BTF`.
+        stop: Gva,
+    },
+    /// Its pages are not there.
+    #[error("the kernel's BTF cannot be read: {0}")]
+    Unreadable(#[from] ReadVirtualError),
+    /// It is no BTF.
+    #[error("the kernel's BTF cannot be used: {0}")]
+    Damaged(#[from] BtfError),
+}
+
+impl LiveKernel {
+    /// Finds the kernel that `cpu` runs. `view` may be of any address space. `syscall_entry` is the CPU's LSTAR, 0 if the
+    /// caller has it not: two more entry points are read from the interrupt descriptor table.
+    ///
+    /// # Errors
+    /// If there is none, or its symbols disagree with the CPU.
+    pub fn find(
+        view: MemoryView<'_>,
+        cpu: &CpuState,
+        syscall_entry: u64,
+    ) -> Result<Self, LiveError> {
+        let as_is = cpu.address_space();
+        let mut failure = LiveError::NotMapped { root: as_is.root };
+        // With page table isolation a CPU in user mode has tables that map the kernel in part. Without it the other
+        // tables are most likely none at all.
+        let isolated = as_is.isolated_kernel_view();
+        let mut spaces = vec![as_is, isolated];
+        spaces.dedup();
+        if cpu.in_user_mode() {
+            spaces.reverse();
+        }
+        for space in spaces {
+            match Self::find_in(view.with_space(space), cpu, syscall_entry) {
+                Ok(kernel) => return Ok(kernel),
+                Err(error) if error.progress() >= failure.progress() => failure = error,
+                Err(_) => {}
+            }
+        }
+        Err(failure)
+    }
+
+    fn find_in(
+        view: MemoryView<'_>,
+        cpu: &CpuState,
+        syscall_entry: u64,
+    ) -> Result<Self, LiveError> {
+        let (symbols, chunk) = running_symbols(view)?;
+        // Symbols in memory are at their running addresses, because relocation moved their base as it did all else. Should
+        // a kernel keep it otherwise, this tells how far.
+        let moved = slide::find(&symbols, live_entries(view, cpu.idt_base, syscall_entry))?;
+        let symbols = symbols.with_slide(moved);
+        let slide = match moved {
+            0 => identity::kernel_offset(view, &symbols),
+            moved => Some(moved),
+        };
+        Ok(Self {
+            space: own_tables(view, &symbols).unwrap_or(view.space()),
+            btf: btf(view, &symbols),
+            banner: identity::banner(view, &symbols, &chunk),
+            build_id: identity::build_id(view, &symbols),
+            symbols: match slide {
+                Some(slide) if moved == 0 && slide != 0 => symbols.moved_back(slide),
+                _ => symbols,
+            },
+            slide,
+        })
+    }
+}
+
+impl LiveError {
+    /// How far the search came: of two failures the one that came further tells more.
+    fn progress(&self) -> u8 {
+        match self {
+            Self::NotMapped { .. } => 0,
+            Self::NoKallsyms { source, .. } => match source {
+                KallsymsError::NoTokens { .. } => 1,
+                _ => 2,
+            },
+            Self::Entries(_) => 3,
+        }
+    }
+}
+
+/// The symbols of the kernel mapped by `view`, at running addresses, and the memory they were found in.
+fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Chunk), LiveError> {
+    let mut ranges = mapping::ranges(view.physical(), view.space());
+    let ends = (ranges.first(), ranges.last());
+    let (Some(first), Some(last)) = ends else {
+        let root = view.space().root;
+        return Err(LiveError::NotMapped { root });
+    };
+    let (first, last) = (Gva(first.start), Gva(last.end()));
+    ranges.sort_by_key(|range| (range.writable, range.executable));
+    let (mut searched, mut broken) = (0, 0);
+    let mut failure = KallsymsError::NoTokens { searched: 0 };
+    'ranges: for range in ranges {
+        for chunk in mapping::chunks(view, range, MAX_SEARCHED - searched) {
+            if broken == MAX_BROKEN {
+                break 'ranges;
+            }
+            searched += chunk.bytes.len();
+            let symbols = kallsyms::find(&chunk.bytes).and_then(|found| found.symbols(None));
+            match symbols {
+                Ok(symbols) => {
+                    let end = symbols.address_of("_end");
+                    return Ok((symbols.ending_at(end), chunk));
+                }
+                Err(KallsymsError::NoTokens { .. }) => {}
+                Err(error) => {
+                    failure = error;
+                    broken += 1;
+                }
+            }
+        }
+    }
+    if let KallsymsError::NoTokens { searched: bytes } = &mut failure {
+        *bytes = searched;
+    }
+    Err(LiveError::NoKallsyms {
+        searched,
+        first,
+        last,
+        source: failure,
+    })
+}
+
+/// The page tables that belong to no process, if they are named and map themselves where the CPU's do.
+fn own_tables(view: MemoryView<'_>, symbols: &Symbols) -> Option<AddressSpace> {
+    let tables = Gva(symbols.address_of("init_top_pgt")?);
+    let (root, _) = view.locate(tables).ok()?;
+    let own = AddressSpace {
+        root,
+        ..view.space()
+    };
+    let (same, _) = view.with_space(own).locate(tables).ok()?;
+    (same == root).then_some(own)
+}
+
+fn btf(view: MemoryView<'_>, symbols: &Symbols) -> Result<Btf, LiveBtfError> {
+    let symbol = |name| symbols.address_of(name).ok_or(LiveBtfError::NoSymbols);
+    let (start, stop) = (symbol("__start_BTF")?, symbol("__stop_BTF")?);
+    let length = stop
+        .checked_sub(start)
+        .filter(|length| (1..=MAX_BTF).contains(length))
+        .and_then(|length| usize::try_from(length).ok());
+    let length = length.ok_or(LiveBtfError::BadRange {
+        start: Gva(start),
+        stop: Gva(stop),
+    })?;
+    Ok(Btf::parse(&view.bytes(Gva(start), length)?)?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,407 @@
+//! The page cache: where the bytes of a file stand in the guest's physical memory, whether or not a process maps them.
+//!
+//! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of a `struct file` or
+//! `struct inode`. Solved: the page of a file's page index, and reads of the file's bytes as far as they are cached. Not
+//! solved: files of hugetlbfs and DAX, whose pages the cache does not hold; what was never read from the disk; changes
+//! of the compressed or encrypted file beneath.
+//!
+//! The cache holds `struct page`s, which stand for pages. Whether one belongs to the file at that index is checked before
+//! it is believed.
+
+mod memory_model;
+
+use std::ops::Range;
+
+use crate::kernel::btf::Btf;
+use crate::kernel::layout::{LayoutError, first_offset, offset};
+use crate::kernel::structure::{Structure, StructureError};
+use crate::kernel::symbols::Symbols;
+use crate::kernel::xarray::{XArrayError, XArrayLayout, XArrayValue};
+use crate::{Gpa, Gva, MemoryView, PhysicalReadError};
+
+use memory_model::MemoryModel;
+pub use memory_model::PAGE;
+
+/// Pages of the largest folio, 1 GiB.
+const MAX_FOLIO_PAGES: u64 = 1 << 18;
+/// Bit of `page.compound_head` in pages of a folio other than the first.
+const TAIL: u64 = 1;
+
+/// Where a kernel keeps its page cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageCacheLayout {
+    xarray: XArrayLayout,
+    file_mapping: u64,
+    inode_mapping: u64,
+    inode_size: u64,
+    host: u64,
+    pages: u64,
+    operations: u64,
+    model: MemoryModel,
+    page_flags: u64,
+    page_mapping: u64,
+    page_index: u64,
+    compound_head: u64,
+    /// Bit of `page.flags`: the bytes are those of the file.
+    up_to_date: u32,
+    /// The operations of files whose index counts large pages.
+    huge_operations: Option<Gva>,
+}
+
+/// A file's place in the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CachedFile {
+    /// Address of its `address_space`.
+    pub mapping: Gva,
+    /// Address of its `inode`.
+    pub inode: Gva,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// What the cache holds at a page index of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CachedPage {
+    /// Nothing: the page was never read, or was dropped.
+    Absent,
+    /// The page.
+    Present {
+        /// Its first byte.
+        gpa: Gpa,
+        /// Address of its `struct page`, of the page itself and not of the folio it is in.
+        page: Gva,
+    },
+    /// A page that is not filled yet.
+    Filling {
+        /// Address of its `struct page`.
+        page: Gva,
+    },
+    /// No page but a number: the trace of one that was dropped, or, of tmpfs, its place in the swap area.
+    Value(u64),
+}
+
+/// Why the cache could not be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PageCacheError {
+    /// A structure is not in memory, or what should point to it does not.
+    #[error(transparent)]
+    Structure(#[from] StructureError),
+    /// The file has no pages at all.
+    #[error("the {what} at {address} has no address_space: it is no file with content")]
+    NoMapping {
+        /// `file`, `inode` or `address_space`.
+        what: &'static str,
+        /// Its address.
+        address: Gva,
+    },
+    /// A length below zero.
+    #[error("the inode at {inode} has a size of {found:#x}: it is damaged")]
+    BadSize {
+        /// Address of the inode.
+        inode: Gva,
+        /// `i_size`.
+        found: u64,
+    },
+    /// A file of hugetlbfs.
+    #[error(
+        "the inode at {inode} is a file of hugetlbfs, which the page cache does not hold page by page"
+    )]
+    HugePages {
+        /// Address of the inode.
+        inode: Gva,
+    },
+    /// The array of pages is broken.
+    #[error("page {index} of the address_space at {mapping} cannot be found: {source}")]
+    Pages {
+        /// Address of the `address_space`.
+        mapping: Gva,
+        /// Page asked for.
+        index: u64,
+        /// What is wrong.
+        source: XArrayError,
+    },
+    /// What stands in the array is another file's page, or none.
+    #[error(
+        "the page at {page}, found for page {index} of the address_space at {mapping}, says that it is page \
+         {found_index:#x} of {found_mapping}"
+    )]
+    Foreign {
+        /// Address of the `struct page` of the folio.
+        page: Gva,
+        /// Address of the `address_space`.
+        mapping: Gva,
+        /// Page asked for.
+        index: u64,
+        /// Index found.
+        found_index: u64,
+        /// Mapping found.
+        found_mapping: Gva,
+    },
+    /// No array of pages has it.
+    #[error("the page at {page} is none of the array of pages at {array:#x}")]
+    NotAPage {
+        /// What was taken for a `struct page`.
+        page: Gva,
+        /// Start of the array.
+        array: u64,
+    },
+    /// A page says that it is of a section of memory that is not there.
+    #[error("section {number} of memory has no array of pages (its section_mem_map is {found:#x})")]
+    NoSection {
+        /// Its number.
+        number: u64,
+        /// `section_mem_map`.
+        found: u64,
+    },
+}
+
+/// Why bytes of a file could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ReadFileError {
+    /// The cache is broken.
+    #[error(transparent)]
+    Cache(#[from] PageCacheError),
+    /// A page is not in memory.
+    #[error("the byte at {offset:#x} of the file is not in memory ({found:?})")]
+    NotCached {
+        /// First byte of the file that is not there.
+        offset: u64,
+        /// What stands in its place.
+        found: CachedPage,
+    },
+    /// Past the file's end.
+    #[error("{length} bytes at {offset:#x} reach past the end of the file ({size:#x} bytes)")]
+    PastEnd {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        length: usize,
+        /// Length of the file.
+        size: u64,
+    },
+    /// The page is not in RAM.
+    #[error("the page of the byte at {offset:#x} of the file cannot be read: {source}")]
+    Physical {
+        /// The byte.
+        offset: u64,
+        /// What physical memory said.
+        source: PhysicalReadError,
+    },
+}
+
+impl PageCacheLayout {
+    /// Finds the offsets. `symbols` must have the slide of the running kernel.
+    ///
+    /// # Errors
+    /// If the kernel's types do not describe a page cache.
+    pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
+        let page_flags = first_offset(btf, &["folio.flags", "page.flags"], 8)?;
+        let up_to_date = btf.enumerator("pageflags.PG_uptodate")?;
+        Ok(Self {
+            xarray: XArrayLayout::new(btf)?,
+            file_mapping: offset(btf, "file.f_mapping", 8)?,
+            inode_mapping: offset(btf, "inode.i_mapping", 8)?,
+            inode_size: offset(btf, "inode.i_size", 8)?,
+            host: offset(btf, "address_space.host", 8)?,
+            pages: btf.member("address_space.i_pages")?.byte_offset,
+            operations: offset(btf, "address_space.a_ops", 8)?,
+            model: MemoryModel::new(btf, symbols, page_flags)?,
+            page_flags,
+            page_mapping: first_offset(btf, &["folio.mapping", "page.mapping"], 8)?,
+            page_index: first_offset(btf, &["folio.index", "page.index"], 8)?,
+            compound_head: offset(btf, "page.compound_head", 8)?,
+            up_to_date: u32::try_from(up_to_date)
+                .ok()
+                .filter(|bit| *bit < u64::BITS)
+                .ok_or_else(|| LayoutError::Size {
+                    path: "pageflags.PG_uptodate".to_owned(),
+                    found: up_to_date.cast_unsigned(),
+                    expected: 2,
+                })?,
+            huge_operations: symbols.address_of("hugetlbfs_aops").map(Gva),
+        })
+    }
+
+    /// The place of the file that the `struct file` at `file` has open.
+    ///
+    /// # Errors
+    /// If it has none, or cannot be read.
+    pub fn open_file(&self, view: MemoryView<'_>, file: Gva) -> Result<CachedFile, PageCacheError> {
+        let file = Structure::at(view, "file", file)?;
+        self.cached_file(linked(file, self.file_mapping, "address_space")?)
+    }
+
+    /// The place of the file with the `struct inode` at `inode`.
+    ///
+    /// # Errors
+    /// If it has none, or cannot be read.
+    pub fn inode(&self, view: MemoryView<'_>, inode: Gva) -> Result<CachedFile, PageCacheError> {
+        let inode = Structure::at(view, "inode", inode)?;
+        self.cached_file(linked(inode, self.inode_mapping, "address_space")?)
+    }
+
+    fn cached_file(&self, mapping: Structure<'_>) -> Result<CachedFile, PageCacheError> {
+        let structure = linked(mapping, self.host, "inode")?;
+        let (inode, size) = (structure.address(), structure.u64(self.inode_size)?);
+        if i64::try_from(size).is_err() {
+            let found = size;
+            return Err(PageCacheError::BadSize { inode, found });
+        }
+        let operations = mapping.pointer(self.operations)?;
+        if operations.is_some() && operations == self.huge_operations {
+            return Err(PageCacheError::HugePages { inode });
+        }
+        Ok(CachedFile {
+            mapping: mapping.address(),
+            inode,
+            size,
+        })
+    }
+
+    /// What the cache holds at the page `index` of the file: its bytes from `index` × 4096 on.
+    ///
+    /// # Errors
+    /// If the cache is broken or not in memory.
+    pub fn page(
+        &self,
+        view: MemoryView<'_>,
+        file: &CachedFile,
+        index: u64,
+    ) -> Result<CachedPage, PageCacheError> {
+        let mapping = file.mapping;
+        let pages = Gva(mapping.0.wrapping_add(self.pages));
+        let entry =
+            self.xarray
+                .find(view, pages, index)
+                .map_err(|source| PageCacheError::Pages {
+                    mapping,
+                    index,
+                    source,
+                })?;
+        match entry.map(|entry| entry.value) {
+            None => Ok(CachedPage::Absent),
+            Some(XArrayValue::Value(value)) => Ok(CachedPage::Value(value)),
+            Some(XArrayValue::Pointer(found)) => self.page_of_folio(view, file, index, found),
+        }
+    }
+
+    /// The page `index` of the file, given any page of the folio that holds it.
+    fn page_of_folio(
+        &self,
+        view: MemoryView<'_>,
+        file: &CachedFile,
+        index: u64,
+        found: Gva,
+    ) -> Result<CachedPage, PageCacheError> {
+        let page_at = |address| Structure::at(view, "page", address);
+        let link = page_at(found)?.u64(self.compound_head)?;
+        let head = match link & TAIL {
+            0 => page_at(found)?,
+            _ => page_at(Gva(link - TAIL))?,
+        };
+        let found_index = head.u64(self.page_index)?;
+        let found_mapping = Gva(head.u64(self.page_mapping)?);
+        let foreign = PageCacheError::Foreign {
+            page: head.address(),
+            mapping: file.mapping,
+            index,
+            found_index,
+            found_mapping,
+        };
+        let within = index
+            .checked_sub(found_index)
+            .filter(|within| found_mapping == file.mapping && *within < MAX_FOLIO_PAGES)
+            .ok_or(foreign)?;
+        let page = head.member(within * self.model.page_size);
+        // Only the folio's own pages lead back to its first.
+        let first = head.address().0 | TAIL;
+        if within != 0 && page_at(page)?.u64(self.compound_head)? != first {
+            return Err(foreign);
+        }
+        let gpa = self.model.gpa(view, page)?;
+        let up_to_date = head.u64(self.page_flags)? >> self.up_to_date & 1 == 1;
+        Ok(match up_to_date {
+            true => CachedPage::Present { gpa, page },
+            false => CachedPage::Filling { page },
+        })
+    }
+
+    /// Which of `pages` of the file are in memory, as ranges of bytes that end at the file's end at the latest. Costs a
+    /// search per page: the caller bounds how many.
+    ///
+    /// # Errors
+    /// If the cache is broken or not in memory.
+    pub fn present(
+        &self,
+        view: MemoryView<'_>,
+        file: &CachedFile,
+        pages: Range<u64>,
+    ) -> Result<Vec<Range<u64>>, PageCacheError> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for index in pages.start..pages.end.min(file.size.div_ceil(PAGE)) {
+            if !matches!(self.page(view, file, index)?, CachedPage::Present { .. }) {
+                continue;
+            }
+            // A file's size is below 2^63: neither product overflows.
+            let start = index * PAGE;
+            let end = (start + PAGE).min(file.size);
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Fills `buf` with the file's bytes from `offset` on. Nothing is promised about `buf` after an error.
+    ///
+    /// # Errors
+    /// If one of the bytes is not in memory, or past the file's end.
+    pub fn read(
+        &self,
+        view: MemoryView<'_>,
+        file: &CachedFile,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), ReadFileError> {
+        let length = buf.len();
+        let end = offset.checked_add(length as u64);
+        if end.is_none_or(|end| end > file.size) {
+            return Err(ReadFileError::PastEnd {
+                offset,
+                length,
+                size: file.size,
+            });
+        }
+        let (mut at, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            let gpa = match self.page(view, file, at / PAGE)? {
+                CachedPage::Present { gpa, .. } => Gpa(gpa.0 + at % PAGE),
+                found => return Err(ReadFileError::NotCached { offset: at, found }),
+            };
+            let in_page = usize::try_from(PAGE - at % PAGE).unwrap_or(1);
+            let (part, behind) = rest.split_at_mut(in_page.min(rest.len()));
+            view.physical()
+                .read_physical(gpa, part)
+                .map_err(|source| ReadFileError::Physical { offset: at, source })?;
+            at += part.len() as u64;
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+/// The structure that the pointer at `offset` leads to, of which a file with content always has one.
+fn linked<'p>(
+    from: Structure<'p>,
+    offset: u64,
+    kind: &'static str,
+) -> Result<Structure<'p>, PageCacheError> {
+    from.follow(offset, kind)?.ok_or(PageCacheError::NoMapping {
+        what: from.kind(),
+        address: from.address(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

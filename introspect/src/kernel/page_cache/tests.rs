@@ -1,0 +1,396 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::kernel::symbols::Symbols;
+use crate::kernel::test_kernel::{BASE, RAM, TestKernel, Types, VMEMMAP as ARRAY, symbols};
+use crate::kernel::xarray::tests::xarray_types;
+
+/// Where the test's structures start.
+const FREE: u64 = BASE + 0x1_0000;
+const FILE: u64 = FREE;
+const INODE: u64 = FREE + 0x400;
+const MAPPING: u64 = FREE + 0x800;
+const NODE: u64 = FREE + 0x1000;
+const SLOTS: u64 = NODE + 40;
+const UP_TO_DATE: u64 = 1 << 3;
+
+/// `folio` came with Linux 5.16.
+fn types(folio: bool) -> Types {
+    let mut t = Types::default();
+    let xarray = xarray_types(&mut t, 64);
+    let word = t.integer(8);
+    t.structure(
+        "address_space",
+        192,
+        &[
+            ("host", 0, word),
+            ("i_pages", 8, xarray),
+            ("a_ops", 144, word),
+        ],
+    );
+    t.numbers("inode", &[("i_mapping", 48, 8), ("i_size", 80, 8)]);
+    t.numbers("file", &[("f_mapping", 24, 8)]);
+    let members = [("flags", 0, 8), ("mapping", 24, 8), ("index", 32, 8)];
+    let members = members.map(|(name, offset, size)| (name, offset, t.integer(size)));
+    if folio {
+        t.structure("folio", 64, &members);
+        t.structure("page", 64, &[("compound_head", 8, word)]);
+    } else {
+        let mut all = members.to_vec();
+        all.push(("compound_head", 8, word));
+        t.structure("page", 64, &all);
+    }
+    t.structure("mem_section", 24, &[("section_mem_map", 8, word)]);
+    t.enumeration("pageflags", &[("PG_locked", 0), ("PG_uptodate", 3)]);
+    t
+}
+
+fn layout_of(folio: bool, symbols: &Symbols) -> PageCacheLayout {
+    PageCacheLayout::new(&types(folio).finish(), symbols).unwrap()
+}
+
+fn layout() -> PageCacheLayout {
+    layout_of(true, &symbols(&[]))
+}
+
+/// The `struct page` of the RAM's page `number`, and where a test writes it: the array of them is mapped over the RAM.
+fn page(number: u64) -> (u64, u64) {
+    let offset = (RAM / PAGE + number) * 64;
+    (ARRAY + offset, BASE + offset)
+}
+
+fn write_page(guest: &mut TestKernel, number: u64, flags: u64, compound: u64, index: u64) -> u64 {
+    let (page, at) = page(number);
+    guest.words(at, &[flags, compound, 0, MAPPING, index]);
+    page
+}
+
+/// A file of 300 pages less 96 bytes. In the cache are page 0, page 2 (being read), pages 4 to 7 as one folio of which
+/// RAM pages 36 to 39 are, page 9 dropped, and page 10.
+fn guest() -> TestKernel {
+    let mut guest = TestKernel::default();
+    guest.words(FILE + 24, &[MAPPING]);
+    guest.words(INODE + 48, &[MAPPING]);
+    guest.words(INODE + 80, &[300 * PAGE - 96]);
+    guest.words(MAPPING, &[INODE, 0, NODE | 2]);
+    let zero = write_page(&mut guest, 32, UP_TO_DATE, 0, 0);
+    let two = write_page(&mut guest, 33, 1, 0, 2);
+    let large = write_page(&mut guest, 36, UP_TO_DATE, 0, 4);
+    for tail in 37..40 {
+        let (_, at) = page(tail);
+        guest.words(at, &[0, large | 1, 0, 0xdead, 0]);
+    }
+    let ten = write_page(&mut guest, 34, UP_TO_DATE, 0, 10);
+    for (slot, entry) in [
+        (0, zero),
+        (2, two),
+        (4, large),
+        (5, 4 << 2 | 2),
+        (6, 4 << 2 | 2),
+        (7, 4 << 2 | 2),
+        (9, 0x77 << 1 | 1),
+        (10, ten),
+    ] {
+        guest.words(SLOTS + slot * 8, &[entry]);
+    }
+    for number in 32..40u8 {
+        let at = BASE + u64::from(number) * PAGE;
+        guest.put(at, [number; 4096]);
+    }
+    guest
+}
+
+fn file(guest: &TestKernel) -> CachedFile {
+    guest.look(|view| layout().open_file(view, Gva(FILE)).unwrap())
+}
+
+fn present(number: u64) -> CachedPage {
+    CachedPage::Present {
+        gpa: Gpa(RAM + number * PAGE),
+        page: Gva(page(number).0),
+    }
+}
+
+#[test]
+fn pages_are_found_by_their_index() {
+    let guest = guest();
+    let file = file(&guest);
+    assert_eq!(
+        (file.mapping, file.inode, file.size),
+        (Gva(MAPPING), Gva(INODE), 300 * PAGE - 96)
+    );
+    assert_eq!(
+        guest.look(|view| layout().inode(view, Gva(INODE))),
+        Ok(file)
+    );
+    for folio in [true, false] {
+        let layout = layout_of(folio, &symbols(&[]));
+        for (index, expected) in [
+            (0, present(32)),
+            (1, CachedPage::Absent),
+            (
+                2,
+                CachedPage::Filling {
+                    page: Gva(page(33).0),
+                },
+            ),
+            (4, present(36)),
+            (5, present(37)),
+            (7, present(39)),
+            (8, CachedPage::Absent),
+            (9, CachedPage::Value(0x77)),
+            (10, present(34)),
+            (64, CachedPage::Absent),
+            (u64::MAX, CachedPage::Absent),
+        ] {
+            let found = guest.look(|view| layout.page(view, &file, index));
+            assert_eq!(found, Ok(expected), "{index}");
+        }
+    }
+}
+
+#[test]
+fn kernels_that_store_each_page_of_a_folio_are_read_too() {
+    let mut guest = guest();
+    for (slot, number) in [(5, 37), (6, 38), (7, 39)] {
+        guest.words(SLOTS + slot * 8, &[page(number).0]);
+    }
+    let file = file(&guest);
+    for (index, number) in [(4, 36), (5, 37), (7, 39)] {
+        let found = guest.look(|view| layout().page(view, &file, index));
+        assert_eq!(found, Ok(present(number)), "{index}");
+    }
+}
+
+#[test]
+fn bytes_are_read_across_pages_and_what_is_missing_is_named() {
+    let guest = guest();
+    let file = file(&guest);
+    let read = |offset: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        let done = guest.look(|view| layout().read(view, &file, offset, &mut bytes));
+        done.map(|()| bytes).map_err(|e| e.to_string())
+    };
+    let expected = [&[36; 2][..], &[37; 4096], &[38; 1]].concat();
+    assert_eq!(read(5 * PAGE - 2, 4099), Ok(expected));
+    assert_eq!(read(10 * PAGE + 5, 3), Ok(vec![34; 3]));
+    assert_eq!(read(file.size, 0), Ok(vec![]));
+    for (offset, length, part) in [
+        (
+            PAGE - 1,
+            2,
+            "the byte at 0x1000 of the file is not in memory (Absent)",
+        ),
+        (2 * PAGE, 1, "not in memory (Filling"),
+        (
+            9 * PAGE,
+            1,
+            "the byte at 0x9000 of the file is not in memory (Value(119))",
+        ),
+        (
+            file.size - 1,
+            2,
+            "2 bytes at 0x12bf9f reach past the end of the file (0x12bfa0 bytes)",
+        ),
+        (u64::MAX, 2, "past the end"),
+    ] {
+        let error = read(offset, length).unwrap_err();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn what_is_present_is_told_in_ranges_of_bytes() {
+    let mut guest = guest();
+    let read = |guest: &TestKernel, pages| {
+        let file = file(guest);
+        let ranges = guest.look(|view| layout().present(view, &file, pages).unwrap());
+        let ends = ranges.iter().map(|range| (range.start, range.end));
+        ends.collect::<Vec<_>>()
+    };
+    let (one, folio, ten) = ((0, PAGE), (4 * PAGE, 8 * PAGE), (10 * PAGE, 11 * PAGE));
+    assert_eq!(read(&guest, 0..u64::MAX), [one, folio, ten]);
+    assert_eq!(read(&guest, 5..7), [(5 * PAGE, 7 * PAGE)]);
+    assert_eq!(read(&guest, 8..10), []);
+    guest.words(INODE + 80, &[10 * PAGE + 100]);
+    assert_eq!(read(&guest, 8..u64::MAX), [(10 * PAGE, 10 * PAGE + 100)]);
+}
+
+#[test]
+fn the_array_of_pages_may_be_anywhere() {
+    let mut guest = guest();
+    let variable = FREE + 0xc00;
+    guest.words(variable, &[ARRAY - 64]);
+    let layout = layout_of(true, &symbols(&[("vmemmap_base", variable)]));
+    let found = guest.look(|view| {
+        let file = layout.open_file(view, Gva(FILE)).unwrap();
+        layout.page(view, &file, 0).unwrap()
+    });
+    let gpa = Gpa(RAM + 33 * PAGE);
+    let page = Gva(page(32).0);
+    assert_eq!(found, CachedPage::Present { gpa, page });
+}
+
+#[test]
+fn what_is_broken_is_named() {
+    let (_, zero) = page(32);
+    let (_, tail) = page(37);
+    let large = page(36).0;
+    for (address, word, index, part) in [
+        (
+            FILE + 24,
+            0,
+            0,
+            "the file at 0xffff888001010000 has no address_space",
+        ),
+        (
+            MAPPING,
+            0,
+            0,
+            "the address_space at 0xffff888001010800 has no address_space",
+        ),
+        (INODE + 80, u64::MAX, 0, "has a size of 0xffffffffffffffff"),
+        (MAPPING + 144, FREE + 64, 0, "is a file of hugetlbfs"),
+        (
+            MAPPING + 16,
+            0x1002,
+            0,
+            "page 0 of the address_space at 0xffff888001010800 cannot be found",
+        ),
+        (SLOTS, FREE + 32, 0, "says that it is page 0x0 of 0x0"),
+        (zero + 24, 0x77, 0, "says that it is page 0x0 of 0x77"),
+        (
+            zero + 32,
+            1,
+            0,
+            "says that it is page 0x1 of 0xffff888001010800",
+        ),
+        (tail + 8, 0, 5, "says that it is page 0x4"),
+        (tail + 8, large, 5, "says that it is page 0x4"),
+        (SLOTS + 3 * 8, large, 3, "says that it is page 0x4"),
+        (SLOTS, large + 1024, 0, "says that it is page 0x0 of 0x0"),
+        (
+            SLOTS,
+            0x1000,
+            0,
+            "page: its pointer is 0x1000, which is no kernel address",
+        ),
+    ] {
+        let mut guest = guest();
+        guest.words(address, &[word]);
+        let layout = layout_of(true, &symbols(&[("hugetlbfs_aops", FREE + 64)]));
+        let found = guest.look(|view| {
+            let file = layout.open_file(view, Gva(FILE))?;
+            layout.page(view, &file, index)
+        });
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn pages_outside_the_array_are_refused() {
+    let (inside, mapped_again) = page(32);
+    // Through the other mapping of the same RAM, and between two elements.
+    for (entry, at) in [(mapped_again, mapped_again), (inside + 8, mapped_again + 8)] {
+        let mut guest = guest();
+        guest.words(at, &[UP_TO_DATE, 0, 0, MAPPING, 0]);
+        guest.words(SLOTS, &[entry]);
+        let file = file(&guest);
+        let error = guest.look(|view| layout().page(view, &file, 0).unwrap_err());
+        let error = error.to_string();
+        assert!(error.contains("is none of the array of pages"), "{error}");
+    }
+}
+
+/// Section 700 of memory, the 19th of its table of 170, has its pages where a test has put some.
+fn in_sections(guest: &mut TestKernel, found: u64, root: u64) -> PageCacheLayout {
+    let (variable, roots, sections) = (FREE + 0xc00, FREE + 0xc40, FREE + 0xd00);
+    guest.words(variable, &[roots]);
+    guest.words(
+        roots + 700 / 170 * 8,
+        &[if root == 0 { 0 } else { sections }],
+    );
+    guest.words(sections + 700 % 170 * 24 + 8, &[found]);
+    layout_of(true, &symbols(&[("mem_section", variable)]))
+}
+
+#[test]
+fn pages_of_sections_are_found_by_the_number_in_their_flags() {
+    let first = 700u64 << 15;
+    let array = BASE + 0x10_0000;
+    let start = array.wrapping_sub(first * 64);
+    for (map, root, frame, page, expected) in [
+        (start | 0x1f, 1, first, array, Ok(first)),
+        (start | 2, 1, first, array + 5 * 64, Ok(first + 5)),
+        (
+            start | 1,
+            1,
+            first,
+            array,
+            Err("section 700 of memory has no array of pages"),
+        ),
+        (
+            start | 2,
+            0,
+            first,
+            array,
+            Err("section 700 of memory has no array of pages"),
+        ),
+        (
+            start | 2,
+            1,
+            first,
+            array + 32,
+            Err("is none of the array of pages"),
+        ),
+        (
+            (array + 64).wrapping_sub(first * 64) & !0xfff | 2,
+            1,
+            first,
+            array - 64,
+            Err("is none of"),
+        ),
+        (
+            start | 2,
+            1,
+            171 << 15,
+            array,
+            Err("section 171 of memory has no array of pages"),
+        ),
+    ] {
+        let mut guest = guest();
+        let layout = in_sections(&mut guest, map, root);
+        let flags = UP_TO_DATE | frame >> 15 << 45;
+        guest.words(page, &[flags, 0, 0, MAPPING, 0]);
+        guest.words(SLOTS, &[page]);
+        let found = guest.look(|view| {
+            let file = layout.open_file(view, Gva(FILE)).unwrap();
+            layout.page(view, &file, 0)
+        });
+        match expected {
+            Ok(frame) => {
+                let (gpa, page) = (Gpa(frame * PAGE), Gva(page));
+                assert_eq!(found, Ok(CachedPage::Present { gpa, page }));
+            }
+            Err(part) => {
+                let error = found.unwrap_err().to_string();
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn kernels_that_fill_one_array_have_sections_too() {
+    let mut guest = guest();
+    let _ = in_sections(&mut guest, 0, 0);
+    let layout = layout_of(
+        true,
+        &symbols(&[("mem_section", FREE + 0xc00), ("vmemmap_populate", 1)]),
+    );
+    let file = file(&guest);
+    assert_eq!(
+        guest.look(|view| layout.page(view, &file, 0)),
+        Ok(present(32))
+    );
+}

@@ -1,0 +1,472 @@
+//! What a process is made of: its address space, its command line and environment, its program and directories.
+//!
+//! The caller holds the machine still, and has a task and its `mm_struct` from [`super::task_list`]. Command line and
+//! environment are the process's own memory: it can write there what it likes, and pages of it may be swapped out.
+
+use super::btf::Btf;
+use super::layout::{LayoutError, offset};
+use super::path::{PathLayout, PathRef};
+use super::structure::{Structure, StructureError};
+use crate::x86_64::{AddressSpace, ReadVirtualError, TranslateError};
+use crate::{Gva, MemoryView};
+
+const PAGE: u64 = 4096;
+
+/// Why a process cannot be looked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProcessError {
+    /// A structure is broken.
+    #[error(transparent)]
+    Structure(#[from] StructureError),
+    /// The page tables are nowhere.
+    #[error("the mm_struct at {mm} has its page tables at {tables}: {source}")]
+    NoPageTables {
+        /// Its address.
+        mm: Gva,
+        /// What `pgd` holds.
+        tables: Gva,
+        /// What the page walk said.
+        source: TranslateError,
+    },
+    /// The page tables do not start at a page.
+    #[error(
+        "the mm_struct at {mm} has its page tables at {tables}, which is not the start of a page"
+    )]
+    OddPageTables {
+        /// Its address.
+        mm: Gva,
+        /// What `pgd` holds.
+        tables: Gva,
+    },
+}
+
+/// Strings in a process's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessText {
+    /// Their bytes, each string with its NUL.
+    pub bytes: Vec<u8>,
+    /// Why the rest could not be read: usually a page that is not present.
+    pub missing: Option<ReadVirtualError>,
+    /// More is there than was asked for.
+    pub cut: bool,
+}
+
+impl ProcessText {
+    const NONE: Self = Self {
+        bytes: Vec::new(),
+        missing: None,
+        cut: false,
+    };
+
+    /// The strings, without their NULs.
+    pub fn strings(&self) -> impl Iterator<Item = &[u8]> {
+        let text = self.bytes.strip_suffix(b"\0").unwrap_or(&self.bytes);
+        let count = if self.bytes.is_empty() { 0 } else { usize::MAX };
+        text.split(|byte| *byte == 0).take(count)
+    }
+}
+
+/// Offsets in `mm_struct` and `fs_struct`.
+#[derive(Debug, Clone)]
+pub struct ProcessLayout {
+    /// In `mm_struct`.
+    page_tables: u64,
+    arguments: Range,
+    environment: Range,
+    executable: u64,
+    /// In `task_struct`.
+    file_system: u64,
+    /// Of `struct path` in `fs_struct`.
+    root: u64,
+    working_directory: u64,
+    paths: PathLayout,
+}
+
+/// Offsets of the first address and of that behind the last.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    start: u64,
+    end: u64,
+}
+
+impl ProcessLayout {
+    /// Finds the offsets.
+    ///
+    /// # Errors
+    /// If the types do not tell.
+    pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
+        let range = |start, end| {
+            Ok::<_, LayoutError>(Range {
+                start: offset(btf, start, 8)?,
+                end: offset(btf, end, 8)?,
+            })
+        };
+        Ok(Self {
+            page_tables: offset(btf, "mm_struct.pgd", 8)?,
+            arguments: range("mm_struct.arg_start", "mm_struct.arg_end")?,
+            environment: range("mm_struct.env_start", "mm_struct.env_end")?,
+            executable: offset(btf, "mm_struct.exe_file", 8)?,
+            file_system: offset(btf, "task_struct.fs", 8)?,
+            root: btf.member("fs_struct.root")?.byte_offset,
+            working_directory: btf.member("fs_struct.pwd")?.byte_offset,
+            paths: PathLayout::new(btf)?,
+        })
+    }
+
+    /// How the paths of its files are told.
+    #[must_use]
+    pub fn paths(&self) -> &PathLayout {
+        &self.paths
+    }
+
+    /// The address space of an `mm_struct`. Where the kernel keeps two of them for each process (page-table isolation), it
+    /// is the kernel's, which maps the process's memory as well.
+    ///
+    /// # Errors
+    /// If it cannot be read, or the page tables cannot be where it says.
+    pub fn address_space(
+        &self,
+        view: MemoryView<'_>,
+        mm: Gva,
+    ) -> Result<AddressSpace, ProcessError> {
+        let tables = Structure::at(view, "mm_struct", mm)?
+            .follow_always(self.page_tables, "mm_struct.pgd")?
+            .address();
+        if tables.0 % PAGE != 0 {
+            return Err(ProcessError::OddPageTables { mm, tables });
+        }
+        let (root, _) = view
+            .locate(tables)
+            .map_err(|source| ProcessError::NoPageTables { mm, tables, source })?;
+        let levels = view.space().levels;
+        Ok(AddressSpace { root, levels })
+    }
+
+    /// The command line, as `/proc/PID/cmdline` has it: the arguments, or what the process wrote over them as its title.
+    /// At most `most` bytes. Empty while the process is being made.
+    ///
+    /// # Errors
+    /// If the `mm_struct` or its page tables cannot be read; strings that cannot be are told in the result.
+    pub fn command_line(
+        &self,
+        view: MemoryView<'_>,
+        mm: Gva,
+        most: usize,
+    ) -> Result<ProcessText, ProcessError> {
+        let structure = Structure::at(view, "mm_struct", mm)?;
+        let (start, end) = range(&structure, self.arguments)?;
+        let (next, last) = range(&structure, self.environment)?;
+        if last == 0 || start >= end {
+            return Ok(ProcessText::NONE);
+        }
+        let user = view.with_space(self.address_space(view, mm)?);
+        // Who writes a longer title overwrites the last argument's NUL, and may go on into the environment.
+        let is_title = user.u8(Gva(end - 1)).is_ok_and(|byte| byte != 0);
+        if !is_title {
+            return Ok(read_text(user, start, end, most));
+        }
+        let whole = if next == end && last >= next {
+            last
+        } else {
+            end
+        };
+        let page = usize::try_from(PAGE).unwrap_or_default();
+        let mut title = read_text(user, start, whole, most.min(page));
+        if let Some(nul) = memchr::memchr(0, &title.bytes) {
+            title.bytes.truncate(nul + 1);
+            title.cut = false;
+            title.missing = None;
+        }
+        Ok(title)
+    }
+
+    /// The environment the program was started with, as `/proc/PID/environ` has it; later changes are elsewhere. At most
+    /// `most` bytes.
+    ///
+    /// # Errors
+    /// If the `mm_struct` or its page tables cannot be read; strings that cannot be are told in the result.
+    pub fn environment(
+        &self,
+        view: MemoryView<'_>,
+        mm: Gva,
+        most: usize,
+    ) -> Result<ProcessText, ProcessError> {
+        let structure = Structure::at(view, "mm_struct", mm)?;
+        let (start, end) = range(&structure, self.environment)?;
+        if end == 0 || start >= end {
+            return Ok(ProcessText::NONE);
+        }
+        let user = view.with_space(self.address_space(view, mm)?);
+        Ok(read_text(user, start, end, most))
+    }
+
+    /// The `struct file` of the program; `None` if it has none.
+    ///
+    /// # Errors
+    /// If the `mm_struct` cannot be read.
+    pub fn executable(&self, view: MemoryView<'_>, mm: Gva) -> Result<Option<Gva>, StructureError> {
+        Structure::at(view, "mm_struct", mm)?.pointer(self.executable)
+    }
+
+    /// The root directory of a task; `None` once it has ended.
+    ///
+    /// # Errors
+    /// If what describes it cannot be read.
+    pub fn root(&self, view: MemoryView<'_>, task: Gva) -> Result<Option<PathRef>, StructureError> {
+        self.directory(view, task, self.root)
+    }
+
+    /// The working directory of a task; `None` once it has ended.
+    ///
+    /// # Errors
+    /// If what describes it cannot be read.
+    pub fn working_directory(
+        &self,
+        view: MemoryView<'_>,
+        task: Gva,
+    ) -> Result<Option<PathRef>, StructureError> {
+        self.directory(view, task, self.working_directory)
+    }
+
+    fn directory(
+        &self,
+        view: MemoryView<'_>,
+        task: Gva,
+        member: u64,
+    ) -> Result<Option<PathRef>, StructureError> {
+        let task = Structure::at(view, "task_struct", task)?;
+        match task.follow(self.file_system, "fs_struct")? {
+            Some(file_system) => self.paths.read(view, file_system.member(member)),
+            None => Ok(None),
+        }
+    }
+}
+
+fn range(mm: &Structure<'_>, range: Range) -> Result<(u64, u64), StructureError> {
+    Ok((mm.u64(range.start)?, mm.u64(range.end)?))
+}
+
+/// Reads user memory from `start` to `end`, `most` bytes of it, up to the first page that is not there.
+fn read_text(user: MemoryView<'_>, start: u64, end: u64, most: usize) -> ProcessText {
+    let wanted = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
+    let mut text = ProcessText {
+        cut: wanted > most,
+        ..ProcessText::NONE
+    };
+    let wanted = wanted.min(most);
+    while text.bytes.len() < wanted {
+        let at = start.wrapping_add(text.bytes.len() as u64);
+        let in_page = usize::try_from(PAGE - at % PAGE).unwrap_or(1);
+        match user.bytes(Gva(at), in_page.min(wanted - text.bytes.len())) {
+            Ok(part) => text.bytes.extend(part),
+            Err(missing) => {
+                text.missing = Some(missing);
+                break;
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::kernel::path::test_paths;
+    use crate::kernel::test_kernel::{self, BASE, Member, TestKernel};
+    use crate::test_memory::Flags;
+    use crate::{Gpa, PausedMemory};
+
+    const MM: u64 = BASE + 0x1000;
+    const TASK: u64 = BASE + 0x2000;
+    const FS: u64 = BASE + 0x3000;
+    /// Where the process keeps its strings: at the end of its second page of memory, and in a third that is not there.
+    const STRINGS: u64 = 0x7ffd_1000;
+
+    pub(crate) fn types() -> Btf {
+        let word = Member::Bytes(8);
+        let mut structs = test_paths::STRUCTS.to_vec();
+        structs.push((
+            "mm_struct",
+            &[
+                ("pgd", 0x10, Member::Bytes(8)),
+                ("arg_start", 0x20, Member::Bytes(8)),
+                ("arg_end", 0x28, Member::Bytes(8)),
+                ("env_start", 0x30, Member::Bytes(8)),
+                ("env_end", 0x38, Member::Bytes(8)),
+                ("exe_file", 0x40, Member::Bytes(8)),
+            ],
+        ));
+        let task = [("fs", 0x18, word)];
+        structs.push(("task_struct", &task));
+        let fs = [
+            ("root", 0x18, Member::Of("path")),
+            ("pwd", 0x28, Member::Of("path")),
+        ];
+        structs.push(("fs_struct", &fs));
+        test_kernel::types(&structs)
+    }
+
+    fn layout() -> ProcessLayout {
+        ProcessLayout::new(&types()).unwrap()
+    }
+
+    /// A process with strings, the borders of its arguments and of its environment.
+    fn guest(strings: &[u8], borders: [u64; 4]) -> TestKernel {
+        let mut kernel = TestKernel::default();
+        // Its page tables stand where the kernel can see them.
+        let process = AddressSpace {
+            root: Gpa(kernel.physical(BASE + 0x10_0000)),
+            levels: 4,
+        };
+        let page = kernel.physical(BASE + 0x11_0000);
+        let flags = Flags::default().writable().user();
+        kernel.memory.map(process, STRINGS, page, 4096, flags);
+        kernel.put(BASE + 0x11_0000, strings);
+        kernel.put_all(&[
+            (MM + 0x10, BASE + 0x10_0000, 8),
+            (MM + 0x20, borders[0], 8),
+            (MM + 0x28, borders[1], 8),
+            (MM + 0x30, borders[2], 8),
+            (MM + 0x38, borders[3], 8),
+            (MM + 0x40, BASE + 0x4000, 8),
+            (TASK + 0x18, FS, 8),
+            (FS + 0x28, BASE + 0x5000, 8),
+            (FS + 0x30, BASE + 0x6000, 8),
+        ]);
+        kernel
+    }
+
+    #[test]
+    fn command_lines_are_read_as_proc_shows_them() {
+        const S: u64 = STRINGS;
+        for (strings, borders, most, expected, cut) in [
+            (
+                &b"ls\0-l\0A=1\0"[..],
+                [S, S + 6, S + 6, S + 10],
+                99,
+                &b"ls\0-l\0"[..],
+                false,
+            ),
+            (
+                b"ls\0-l\0A=1\0",
+                [S, S + 6, S + 6, S + 10],
+                4,
+                b"ls\0-",
+                true,
+            ),
+            // A title that reaches into the environment, one that does not, and one without the environment behind it.
+            (
+                b"worker: busy\0",
+                [S, S + 6, S + 6, S + 20],
+                99,
+                b"worker: busy\0",
+                false,
+            ),
+            (
+                b"abcdef\0\0\0\0",
+                [S, S + 6, S + 6, S + 10],
+                99,
+                b"abcdef\0",
+                false,
+            ),
+            (
+                b"worker: busy\0",
+                [S, S + 6, S + 8, S + 20],
+                99,
+                b"worker",
+                false,
+            ),
+            (b"early\0", [S, S + 6, 0, 0], 99, b"", false),
+            (b"none\0", [S, S, S, S + 5], 99, b"", false),
+            (b"odd\0", [S + 9, S, S, S + 5], 99, b"", false),
+        ] {
+            let kernel = guest(strings, borders);
+            let paused = PausedMemory::new(&kernel.memory);
+            let text = layout()
+                .command_line(kernel.view(&paused), Gva(MM), most)
+                .unwrap();
+            assert_eq!(text.bytes, expected, "{borders:x?}");
+            assert_eq!((text.cut, text.missing), (cut, None), "{borders:x?}");
+        }
+    }
+
+    #[test]
+    fn strings_on_pages_that_are_not_there_are_told() {
+        let page = STRINGS + 0x1000;
+        let kernel = guest(b"", [page - 4, page + 8, page + 8, page + 9]);
+        let paused = PausedMemory::new(&kernel.memory);
+        let view = kernel.view(&paused);
+        let text = layout().command_line(view, Gva(MM), 99).unwrap();
+        assert_eq!(text.bytes, [0; 4]);
+        let missing = text.missing.unwrap().to_string();
+        assert!(missing.contains("0x7ffd2000 is not mapped"), "{missing}");
+        let environment = layout().environment(view, Gva(MM), 99).unwrap();
+        assert!(environment.bytes.is_empty() && environment.missing.is_some());
+    }
+
+    #[test]
+    fn strings_are_told_apart() {
+        for (bytes, expected) in [
+            (&b""[..], &[][..]),
+            (b"\0", &[""]),
+            (b"a\0b c\0", &["a", "b c"]),
+            (b"a\0\0", &["a", ""]),
+            (b"a\0b", &["a", "b"]),
+        ] {
+            let text = ProcessText {
+                bytes: bytes.to_vec(),
+                ..ProcessText::NONE
+            };
+            let found: Vec<&[u8]> = text.strings().collect();
+            let expected: Vec<&[u8]> = expected.iter().map(|text: &&str| text.as_bytes()).collect();
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn environment_program_and_directories_are_found() {
+        let kernel = guest(
+            b"ls\0A=1\0B=2\0",
+            [STRINGS, STRINGS + 3, STRINGS + 3, STRINGS + 11],
+        );
+        let paused = PausedMemory::new(&kernel.memory);
+        let view = kernel.view(&paused);
+        let layout = layout();
+        let environment = layout.environment(view, Gva(MM), 99).unwrap();
+        assert_eq!(environment.bytes, b"A=1\0B=2\0");
+        let program = layout.executable(view, Gva(MM));
+        assert_eq!(program, Ok(Some(Gva(BASE + 0x4000))));
+        let here = PathRef {
+            mount: Gva(BASE + 0x5000),
+            dentry: Gva(BASE + 0x6000),
+        };
+        assert_eq!(layout.working_directory(view, Gva(TASK)), Ok(Some(here)));
+        assert_eq!(layout.root(view, Gva(TASK)), Ok(None), "not set up");
+        let ended = Gva(TASK + 0x100);
+        assert_eq!(layout.root(view, ended), Ok(None), "no fs_struct");
+    }
+
+    #[test]
+    fn page_tables_that_are_none_are_refused() {
+        for (tables, part) in [
+            (0, "mm_struct.pgd: its pointer is 0x0"),
+            (
+                BASE + 8,
+                "at 0xffff888001000008, which is not the start of a page",
+            ),
+            (
+                BASE + 0x7000_0000,
+                "has its page tables at 0xffff888071000000: ",
+            ),
+        ] {
+            let mut kernel = guest(b"ls\0", [STRINGS, STRINGS + 3, STRINGS + 3, STRINGS + 3]);
+            kernel.put_all(&[(MM + 0x10, tables, 8)]);
+            let paused = PausedMemory::new(&kernel.memory);
+            let view = kernel.view(&paused);
+            let error = layout().address_space(view, Gva(MM)).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+            assert!(layout().command_line(view, Gva(MM), 9).is_err());
+        }
+    }
+}

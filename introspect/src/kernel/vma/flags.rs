@@ -1,0 +1,69 @@
+//! Flags of memory areas (include/linux/mm.h).
+
+/// `vm_flags`. The bits named here have kept their places from Linux 4.20 on; others move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VmaFlags(pub u64);
+
+impl VmaFlags {
+    /// May be read (`VM_READ`).
+    pub const READ: u64 = 1;
+    /// May be written (`VM_WRITE`).
+    pub const WRITE: u64 = 1 << 1;
+    /// May be executed (`VM_EXEC`).
+    pub const EXEC: u64 = 1 << 2;
+    /// Writes reach the file (`VM_SHARED`).
+    pub const SHARED: u64 = 1 << 3;
+    /// Mapped with `MAP_SHARED`, even if the file is open for reading only (`VM_MAYSHARE`).
+    pub const MAY_SHARE: u64 = 1 << 7;
+    /// Grows at its lower end: a stack (`VM_GROWSDOWN`).
+    pub const GROWS_DOWN: u64 = 1 << 8;
+    /// Pages without a `struct page` (`VM_PFNMAP`).
+    pub const PFN_MAP: u64 = 1 << 10;
+    /// Kept in memory (`VM_LOCKED`).
+    pub const LOCKED: u64 = 1 << 13;
+    /// Device memory (`VM_IO`).
+    pub const IO: u64 = 1 << 14;
+    /// Large pages of hugetlbfs (`VM_HUGETLB`).
+    pub const HUGETLB: u64 = 1 << 22;
+
+    /// Whether all of `bits` are set.
+    #[must_use]
+    pub fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+
+    /// As in `/proc/PID/maps`: `r-xp`.
+    #[must_use]
+    pub fn permissions(self) -> [u8; 4] {
+        let letter = |bit, letter| if self.has(bit) { letter } else { b'-' };
+        [
+            letter(Self::READ, b'r'),
+            letter(Self::WRITE, b'w'),
+            letter(Self::EXEC, b'x'),
+            if self.has(Self::MAY_SHARE) {
+                b's'
+            } else {
+                b'p'
+            },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_are_those_of_maps() {
+        for (flags, expected) in [
+            (0x0800_0071, b"r--p"),
+            (0x0800_0075, b"r-xp"),
+            (0x0810_0073, b"rw-p"),
+            (0x00fb, b"rw-s"),
+            (0x0000, b"---p"),
+            (0x0080, b"---s"),
+        ] {
+            assert_eq!(&VmaFlags(flags).permissions(), expected, "{flags:#x}");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Memory areas (VMAs) of a process: what stands where in its address space, as `/proc/PID/maps` tells it.
+//!
+//! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of an `mm_struct`
+//! (`task_struct.mm`). Solved: all areas in order, the one that holds an address, and [what each is called](VmaLayout::name). Not
+//! solved: paths of files, which need the process's root; an area names its `struct file`.
+//!
+//! Areas stand in a maple tree since Linux 6.1, before that in a list with a red-black tree beside it.
+
+mod flags;
+mod name;
+
+use super::btf::Btf;
+use super::layout::{LayoutError, offset};
+use super::maple_tree::{MapleError, MapleLayout};
+use super::structure::{Structure, StructureError};
+use super::symbols::Symbols;
+use super::vma_list::{VmaList, VmaListError};
+use crate::bytes::u64_at;
+use crate::{Gva, MemoryView};
+
+pub use flags::VmaFlags;
+use name::NameLayout;
+pub use name::{FileIdentity, MmBounds, VmaName};
+
+/// Most areas that are read of one process. `vm.max_map_count` is 65,530 by default, and a million on some machines.
+pub const MAX_VMAS: usize = 1 << 20;
+/// Bytes of a `vm_area_struct` in which all that is read must stand; it has about 200.
+const MAX_SIZE: usize = 1024;
+const PAGE: u64 = 4096;
+
+/// A memory area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vma {
+    /// Of its `vm_area_struct`.
+    pub address: Gva,
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// Rights and kind.
+    pub flags: VmaFlags,
+    /// Offset of the first byte in the file, in bytes. Without a file, a number of the kernel's own.
+    pub file_offset: u64,
+    /// Address of the `struct file` that is mapped.
+    pub file: Option<Gva>,
+    /// `vm_ops`.
+    operations: Option<Gva>,
+    /// `vm_private_data`.
+    private_data: Option<Gva>,
+    /// The name that the process gave it: address of an `anon_vma_name`.
+    given_name: Option<Gva>,
+}
+
+impl Vma {
+    /// Whether `address` is inside.
+    #[must_use]
+    pub fn contains(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// Where the byte at `address`, which the area contains, stands in the mapped file.
+    #[must_use]
+    pub fn offset_in_file(&self, address: u64) -> Option<u64> {
+        self.file?;
+        let within = address.checked_sub(self.start)?;
+        (address < self.end).then_some(self.file_offset.checked_add(within)?)
+    }
+}
+
+/// What a walk found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmaWalk {
+    /// The areas in order, up to the error if there is one.
+    pub vmas: Vec<Vma>,
+    /// Why the walk ended before the last area.
+    pub error: Option<VmaError>,
+}
+
+/// Why areas could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum VmaError {
+    /// A structure is not in memory, or what should point to it does not.
+    #[error(transparent)]
+    Structure(#[from] StructureError),
+    /// The tree is broken.
+    #[error("the memory areas of the mm_struct at {mm} cannot be listed: {source}")]
+    Tree {
+        /// Address of the `mm_struct`.
+        mm: Gva,
+        /// What is wrong.
+        source: MapleError,
+    },
+    /// The list is broken.
+    #[error("the memory areas of the mm_struct at {mm} cannot be listed: {source}")]
+    List {
+        /// Address of the `mm_struct`.
+        mm: Gva,
+        /// What is wrong.
+        source: VmaListError,
+    },
+    /// Its ends are no ends.
+    #[error("the vm_area_struct at {vma} reaches from {start:#x} to {end:#x}: it is damaged")]
+    BadRange {
+        /// Its address.
+        vma: Gva,
+        /// `vm_start`.
+        start: u64,
+        /// `vm_end`.
+        end: u64,
+    },
+    /// It says that it is another process's.
+    #[error(
+        "the vm_area_struct at {vma} belongs to the mm_struct {found}, not {mm}: it is damaged"
+    )]
+    Foreign {
+        /// Its address.
+        vma: Gva,
+        /// `vm_mm`.
+        found: Gva,
+        /// The `mm_struct` asked for.
+        mm: Gva,
+    },
+    /// More areas than are read.
+    #[error("the mm_struct at {mm} has more than {MAX_VMAS} memory areas: it is damaged")]
+    TooMany {
+        /// Address of the `mm_struct`.
+        mm: Gva,
+    },
+}
+
+/// Where a kernel keeps its memory areas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmaLayout {
+    index: Index,
+    start: usize,
+    end: usize,
+    mm: usize,
+    flags: usize,
+    page_offset: usize,
+    file: usize,
+    operations: usize,
+    private_data: usize,
+    /// Offset of the name that a process gave an area.
+    given_name: Option<GivenName>,
+    /// Bytes to read of a `vm_area_struct`.
+    size: usize,
+    names: NameLayout,
+}
+
+/// How a kernel finds areas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Index {
+    /// Linux 6.1 and later; the tree's offset in `mm_struct`.
+    Maple(MapleLayout, u64),
+    List(VmaList),
+}
+
+/// Where the name stands that a process gave an area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct GivenName {
+    offset: usize,
+    /// Mapped files have something else there (up to Linux 6.1).
+    without_file_only: bool,
+}
+
+impl VmaLayout {
+    /// Finds the offsets. `symbols` must have the slide of the running kernel; they tell what areas without a file are.
+    ///
+    /// # Errors
+    /// If the kernel's types do not describe memory areas.
+    pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
+        let index = match offset(btf, "mm_struct.mm_mt.ma_root", 8) {
+            Ok(_) => {
+                let tree = btf.member("mm_struct.mm_mt")?.byte_offset;
+                Index::Maple(MapleLayout::new(btf)?, tree)
+            }
+            // That there is no list either is the less telling message in a newer kernel.
+            Err(error) => Index::List(VmaList::new(btf).map_err(|_| error)?),
+        };
+        let mut size = 0;
+        let mut at = |path: &str| field(btf, path, 8, &mut size);
+        let (start, end) = (at("vm_area_struct.vm_start")?, at("vm_area_struct.vm_end")?);
+        let (mm, flags) = (at("vm_area_struct.vm_mm")?, at("vm_area_struct.vm_flags")?);
+        let page_offset = at("vm_area_struct.vm_pgoff")?;
+        let file = at("vm_area_struct.vm_file")?;
+        let operations = at("vm_area_struct.vm_ops")?;
+        let private_data = at("vm_area_struct.vm_private_data")?;
+        let shared = btf.member("vm_area_struct.shared").ok();
+        // Not there without CONFIG_ANON_VMA_NAME.
+        let given_name = at("vm_area_struct.anon_name").ok().map(|offset| GivenName {
+            offset,
+            without_file_only: shared
+                .as_ref()
+                .is_some_and(|shared| shared.byte_offset == offset as u64),
+        });
+        Ok(Self {
+            index,
+            start,
+            end,
+            mm,
+            flags,
+            page_offset,
+            file,
+            operations,
+            private_data,
+            given_name,
+            size,
+            names: NameLayout::new(btf, symbols)?,
+        })
+    }
+
+    /// All areas of the `mm_struct` at `mm`, ascending.
+    #[must_use]
+    pub fn vmas(&self, view: MemoryView<'_>, mm: Gva) -> VmaWalk {
+        let mut vmas = Vec::new();
+        let error = match &self.index {
+            Index::Maple(maple, tree) => {
+                let walk = maple.entries(view, Gva(mm.0.wrapping_add(*tree)));
+                let broken = walk.error.map(|source| VmaError::Tree { mm, source });
+                let areas = walk.entries.iter().map(|entry| Gva(entry.value));
+                self.collect(view, mm, areas, &mut vmas).err().or(broken)
+            }
+            Index::List(list) => {
+                let mut broken = None;
+                let areas = list.walk(view, mm, &mut broken);
+                let error = self.collect(view, mm, areas, &mut vmas).err();
+                error.or(broken.map(|source| VmaError::List { mm, source }))
+            }
+        };
+        VmaWalk { vmas, error }
+    }
+
+    /// The area of the `mm_struct` at `mm` that holds `address`.
+    ///
+    /// # Errors
+    /// If the areas cannot be searched.
+    pub fn find(
+        &self,
+        view: MemoryView<'_>,
+        mm: Gva,
+        address: u64,
+    ) -> Result<Option<Vma>, VmaError> {
+        let found = match &self.index {
+            Index::Maple(maple, tree) => maple
+                .find(view, Gva(mm.0.wrapping_add(*tree)), address)
+                .map_err(|source| VmaError::Tree { mm, source })?
+                .map(|entry| Gva(entry.value)),
+            Index::List(list) => list
+                .find(view, mm, address)
+                .map_err(|source| VmaError::List { mm, source })?,
+        };
+        let vma = found.map(|at| self.vma_of(view, mm, at)).transpose()?;
+        Ok(vma.filter(|vma| vma.contains(address)))
+    }
+
+    fn collect(
+        &self,
+        view: MemoryView<'_>,
+        mm: Gva,
+        areas: impl Iterator<Item = Gva>,
+        vmas: &mut Vec<Vma>,
+    ) -> Result<(), VmaError> {
+        for address in areas {
+            if vmas.len() == MAX_VMAS {
+                return Err(VmaError::TooMany { mm });
+            }
+            vmas.push(self.vma_of(view, mm, address)?);
+        }
+        Ok(())
+    }
+
+    /// The area at `address`, which must belong to `mm`.
+    fn vma_of(&self, view: MemoryView<'_>, mm: Gva, address: Gva) -> Result<Vma, VmaError> {
+        let (vma, found) = self.read(view, address)?;
+        match found == Some(mm) {
+            true => Ok(vma),
+            false => Err(VmaError::Foreign {
+                vma: address,
+                found: found.unwrap_or(Gva(0)),
+                mm,
+            }),
+        }
+    }
+
+    /// The area at `address`, and its `mm_struct`.
+    fn read(&self, view: MemoryView<'_>, address: Gva) -> Result<(Vma, Option<Gva>), VmaError> {
+        let mut bytes = [0; MAX_SIZE];
+        let part = bytes.split_at_mut(self.size.min(MAX_SIZE)).0;
+        Structure::at(view, "vm_area_struct", address)?.read(0, part)?;
+        let number = |offset| u64_at(&bytes, offset).unwrap_or(0);
+        let pointer = |offset| Some(number(offset)).filter(|p| *p != 0).map(Gva);
+        let (start, end) = (number(self.start), number(self.end));
+        if start >= end {
+            let vma = address;
+            return Err(VmaError::BadRange { vma, start, end });
+        }
+        let file = pointer(self.file);
+        let vma = Vma {
+            address,
+            start,
+            end,
+            flags: VmaFlags(number(self.flags)),
+            file_offset: number(self.page_offset).wrapping_mul(PAGE),
+            file,
+            operations: pointer(self.operations),
+            private_data: pointer(self.private_data),
+            given_name: self
+                .given_name
+                .filter(|name| !(name.without_file_only && file.is_some()))
+                .and_then(|name| pointer(name.offset)),
+        };
+        Ok((vma, pointer(self.mm)))
+    }
+}
+
+/// Offset of a member of `vm_area_struct`; `size` grows to cover it.
+fn field(btf: &Btf, path: &str, expected: u64, size: &mut usize) -> Result<usize, LayoutError> {
+    let at = offset(btf, path, expected)?;
+    let end = at.saturating_add(expected);
+    match usize::try_from(at) {
+        Ok(offset) if end <= MAX_SIZE as u64 => {
+            *size = (*size).max(offset + 8);
+            Ok(offset)
+        }
+        _ => Err(LayoutError::Size {
+            path: format!("the part of vm_area_struct before {path}"),
+            found: at,
+            expected: MAX_SIZE as u64,
+        }),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,262 @@
+//! Memory that stands still, seen through one address space: what every reader of kernel structures and of processes
+//! works on.
+//!
+//! The caller pauses the CPUs, makes a [`PausedMemory`] and drops it before they go on: page walks are kept in
+//! between. A [`MemoryView`] is a small value to be passed around; [`MemoryView::with_space`] gives the view of another
+//! process over the same memory and cache.
+//!
+//! Pages that Linux keeps but lets nobody access (`PROT_NONE`, NUMA hinting) are read like all others: their bytes are
+//! there, and looking is not an access by the guest.
+
+use crate::x86_64::virtual_memory::Pages;
+use crate::x86_64::{AddressSpace, ReadVirtualError, TranslateError, TranslationCache};
+use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
+
+const PAGE: u64 = 4096;
+/// Bytes of a string that are looked at at once: most strings are short.
+const PART: usize = 256;
+
+/// Physical memory of a guest whose CPUs stand still, with the page walks done so far.
+pub struct PausedMemory<'m> {
+    memory: &'m dyn PhysicalMemory,
+    walks: TranslationCache,
+}
+
+impl<'m> PausedMemory<'m> {
+    /// Memory that nothing writes while this value lives.
+    #[must_use]
+    pub fn new(memory: &'m dyn PhysicalMemory) -> Self {
+        Self {
+            memory,
+            walks: TranslationCache::default(),
+        }
+    }
+
+    /// The memory itself.
+    #[must_use]
+    pub fn physical(&self) -> &'m dyn PhysicalMemory {
+        self.memory
+    }
+
+    /// It, through an address space.
+    #[must_use]
+    pub fn view(&self, space: AddressSpace) -> MemoryView<'_> {
+        MemoryView {
+            paused: self,
+            space,
+        }
+    }
+}
+
+/// Virtual memory of one address space. Numbers are little-endian.
+#[derive(Clone, Copy)]
+pub struct MemoryView<'p> {
+    paused: &'p PausedMemory<'p>,
+    space: AddressSpace,
+}
+
+impl<'p> MemoryView<'p> {
+    /// The address space looked through.
+    #[must_use]
+    pub fn space(&self) -> AddressSpace {
+        self.space
+    }
+
+    /// The physical memory behind.
+    #[must_use]
+    pub fn physical(&self) -> &'p dyn PhysicalMemory {
+        self.paused.memory
+    }
+
+    /// The same memory through another address space.
+    #[must_use]
+    pub fn with_space(self, space: AddressSpace) -> Self {
+        Self { space, ..self }
+    }
+
+    /// Where the byte at `gva` stands in physical memory, and how many bytes follow in the same page, itself included.
+    ///
+    /// # Errors
+    /// If it is not mapped.
+    pub fn locate(&self, gva: Gva) -> Result<(Gpa, u64), TranslateError> {
+        let paused = self.paused;
+        match paused.walks.translate(paused.memory, self.space, gva) {
+            Ok(page) => Ok((page.gpa, page.bytes_left_in_page())),
+            Err(TranslateError::NoAccess { gpa, .. }) => Ok((gpa, PAGE - gva.0 % PAGE)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Fills `buf` from `gva`, across pages. Nothing is promised about `buf` after an error.
+    ///
+    /// # Errors
+    /// If any byte is not mapped to RAM.
+    pub fn read(&self, gva: Gva, buf: &mut [u8]) -> Result<(), ReadVirtualError> {
+        self.read_pages(gva, buf)
+    }
+
+    /// `N` bytes at `gva`.
+    ///
+    /// # Errors
+    /// If any of them is not mapped to RAM.
+    pub fn array<const N: usize>(&self, gva: Gva) -> Result<[u8; N], ReadVirtualError> {
+        let mut bytes = [0; N];
+        self.read(gva, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// `length` bytes at `gva`; the caller bounds `length`.
+    ///
+    /// # Errors
+    /// If any of them is not mapped to RAM.
+    pub fn bytes(&self, gva: Gva, length: usize) -> Result<Vec<u8>, ReadVirtualError> {
+        let mut bytes = vec![0; length];
+        self.read(gva, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The byte at `gva`.
+    ///
+    /// # Errors
+    /// If it is not mapped to RAM.
+    pub fn u8(&self, gva: Gva) -> Result<u8, ReadVirtualError> {
+        self.array::<1>(gva).map(|[byte]| byte)
+    }
+
+    /// The number at `gva`.
+    ///
+    /// # Errors
+    /// If it is not mapped to RAM.
+    pub fn u16(&self, gva: Gva) -> Result<u16, ReadVirtualError> {
+        self.array(gva).map(u16::from_le_bytes)
+    }
+
+    /// The number at `gva`.
+    ///
+    /// # Errors
+    /// If it is not mapped to RAM.
+    pub fn u32(&self, gva: Gva) -> Result<u32, ReadVirtualError> {
+        self.array(gva).map(u32::from_le_bytes)
+    }
+
+    /// The number at `gva`.
+    ///
+    /// # Errors
+    /// If it is not mapped to RAM.
+    pub fn u64(&self, gva: Gva) -> Result<u64, ReadVirtualError> {
+        self.array(gva).map(u64::from_le_bytes)
+    }
+
+    /// The pointer at `gva`; `None` if it is null.
+    ///
+    /// # Errors
+    /// If it is not mapped to RAM.
+    pub fn pointer(&self, gva: Gva) -> Result<Option<Gva>, ReadVirtualError> {
+        let value = self.u64(gva)?;
+        Ok((value != 0).then_some(Gva(value)))
+    }
+
+    /// The string at `gva` without its NUL; cut after `most` bytes. Pages behind the one with the NUL are not touched.
+    ///
+    /// # Errors
+    /// If a byte before the NUL, and before `most`, is not mapped to RAM.
+    pub fn c_string(&self, gva: Gva, most: usize) -> Result<Vec<u8>, ReadVirtualError> {
+        let mut text = Vec::new();
+        while text.len() < most {
+            let done = text.len();
+            text.resize(most.min(done.saturating_add(PART)), 0);
+            let rest = text.get_mut(done..).unwrap_or_default();
+            let (read, nul) = self.read_string_part(gva, done, rest)?;
+            text.truncate(done + nul.unwrap_or(read));
+            if nul.is_some() {
+                break;
+            }
+        }
+        Ok(text)
+    }
+}
+
+impl Pages for MemoryView<'_> {
+    fn locate(&self, gva: Gva) -> Result<(Gpa, u64), TranslateError> {
+        MemoryView::locate(self, gva)
+    }
+
+    fn read_physical(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        self.paused.memory.read_physical(gpa, buf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::test_memory::{Flags, TestMemory};
+
+    const BASE: u64 = 0x40_0000;
+
+    /// Two neighbouring virtual pages whose physical pages are apart, then a device page, then a page without access,
+    /// then nothing.
+    fn guest() -> (TestMemory, AddressSpace) {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        for (page, gpa) in [(0, 0x18_0000), (1, 0x1a_0000), (2, 0xfee0_0000)] {
+            memory.map(space, BASE + page * 4096, gpa, 4096, Flags::default());
+        }
+        // Linux stores such an entry's address inverted.
+        let no_access = !0x1b_0000u64 & 0x000f_ffff_ffff_f000 | 1 << 8;
+        memory.map_entry(space, BASE + 0x3000, 1, no_access);
+        memory.write(0x18_0ffc, b"over");
+        memory.write(0x1a_0000, b" the edge\0");
+        memory.write(0x1a_0ff8, b"01234567");
+        memory.write(0x1b_0000, b"hidden\0");
+        (memory, space)
+    }
+
+    #[test]
+    fn numbers_and_strings_are_read_across_pages() {
+        let (memory, space) = guest();
+        let paused = PausedMemory::new(&memory);
+        let view = paused.view(space);
+        let over = u64::from_le_bytes(*b"over the");
+        assert_eq!(view.u64(Gva(BASE + 0xffc)), Ok(over));
+        assert_eq!(view.pointer(Gva(BASE + 0xffc)), Ok(Some(Gva(over))));
+        assert_eq!(view.pointer(Gva(BASE)), Ok(None));
+        assert_eq!(view.u8(Gva(BASE + 0xfff)), Ok(b'r'));
+        assert_eq!(view.u16(Gva(BASE + 0xfff)), Ok(0x2072));
+        assert_eq!(view.u32(Gva(BASE + 0x1ffc)), Ok(0x3736_3534));
+        assert_eq!(view.bytes(Gva(BASE + 0xffe), 4), Ok(b"er t".to_vec()));
+        for (offset, most, expected) in [
+            (0xffc, 64, Ok("over the edge")),
+            (0xffc, 4, Ok("over")),
+            (0xffc, 0, Ok("")),
+            (0x1009, 64, Ok("")),
+            (0x1ff8, 8, Ok("01234567")),
+            (0x3000, 64, Ok("hidden")),
+            (0x1ff8, 9, Err(())),
+        ] {
+            let read = view.c_string(Gva(BASE + offset), most).map_err(|_| ());
+            assert_eq!(
+                read,
+                expected.map(|text: &str| text.as_bytes().to_vec()),
+                "{offset:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn reads_that_fail_name_the_first_bad_byte() {
+        let (memory, space) = guest();
+        let paused = PausedMemory::new(&memory);
+        let view = paused.view(space);
+        for (gva, part) in [
+            (BASE + 0x1ffc, "0x402000: guest-physical 0xfee00000"),
+            (BASE + 0x3ffc, "0x404000 is not mapped"),
+            (u64::MAX - 6, "past the end of the address space"),
+            (1 << 60, "not a canonical address"),
+        ] {
+            let error = view.u64(Gva(gva)).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(view.read(Gva(1 << 60), &mut []), Ok(()), "nothing asked");
+    }
+}

@@ -1,0 +1,133 @@
+//! The registers of a CPU that stands still, as plain values: what stack walks start from.
+//!
+//! The caller fills it from wherever the CPU is kept: a paused vCPU, a core file. Names are the CPU's (Intel SDM volume 1,
+//! section 3.4, and volume 3A, section 2.5).
+
+use super::AddressSpace;
+use crate::{CpuRegisters, Gpa, Gva};
+
+/// CR4.LA57: paging has five levels.
+const CR4_LA57: u64 = 1 << 12;
+/// Privilege level in a selector.
+const PRIVILEGE: u16 = 3;
+
+/// General registers, instruction pointer and flags.
+#[allow(missing_docs, reason = "the CPU's own names")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GeneralRegisters {
+    pub rax: u64,
+    pub rbx: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub rsp: u64,
+    pub rbp: u64,
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rip: u64,
+    pub rflags: u64,
+}
+
+/// One CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuState {
+    /// General registers, RIP and RFLAGS.
+    pub general: GeneralRegisters,
+    /// Selector of the code segment; its low two bits are the privilege level.
+    pub cs: u16,
+    /// Base of GS as it is now.
+    pub gs_base: u64,
+    /// IA32_KERNEL_GS_BASE: the base of GS that SWAPGS brings.
+    pub swapped_gs_base: u64,
+    /// Base of FS: a user thread's thread-local storage.
+    pub fs_base: u64,
+    /// Base of the interrupt descriptor table.
+    pub idt_base: u64,
+    /// CR3: the page tables.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+}
+
+impl CpuState {
+    /// The address space the CPU runs in.
+    #[must_use]
+    pub fn address_space(&self) -> AddressSpace {
+        AddressSpace::of(self)
+    }
+}
+
+impl CpuRegisters for CpuState {
+    fn page_table_root(&self) -> Gpa {
+        Gpa(self.cr3 & 0x000f_ffff_ffff_f000)
+    }
+
+    fn five_level_paging(&self) -> bool {
+        self.cr4 & CR4_LA57 != 0
+    }
+
+    /// In the few instructions around SWAPGS at the kernel's entries this is the other one: a kernel address is the right
+    /// one there, since Linux keeps its per-CPU data in the upper half and processes cannot.
+    fn kernel_gs_base(&self) -> Gva {
+        let now_is_kernel = self.gs_base >> 63 == 1;
+        let (expected, other) = match self.in_user_mode() {
+            true => (self.swapped_gs_base, self.gs_base),
+            false => (self.gs_base, self.swapped_gs_base),
+        };
+        match self.in_user_mode() || now_is_kernel {
+            true => Gva(expected),
+            false => Gva(other),
+        }
+    }
+
+    fn instruction_pointer(&self) -> Gva {
+        Gva(self.general.rip)
+    }
+
+    fn in_user_mode(&self) -> bool {
+        self.cs & PRIVILEGE == PRIVILEGE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_gs_base_is_found_in_every_mode() {
+        let (kernel, user) = (0xffff_8880_0700_0000, 0x7f00_0000_1000);
+        for (what, cs, now, swapped) in [
+            ("kernel mode", 0x10, kernel, user),
+            ("user mode", 0x33, user, kernel),
+            ("kernel mode before SWAPGS", 0x10, user, kernel),
+        ] {
+            let cpu = CpuState {
+                cs,
+                gs_base: now,
+                swapped_gs_base: swapped,
+                ..CpuState::default()
+            };
+            assert_eq!(cpu.kernel_gs_base(), Gva(kernel), "{what}");
+        }
+    }
+
+    #[test]
+    fn page_tables_are_those_of_the_control_registers() {
+        let cpu = CpuState {
+            cr3: 1 << 63 | 0x1234_5fff,
+            cr4: 0x20,
+            ..CpuState::default()
+        };
+        let root = Gpa(0x1234_5000);
+        assert_eq!(cpu.address_space(), AddressSpace { root, levels: 4 });
+        let wide = CpuState { cr4: 0x1020, ..cpu };
+        assert_eq!(wide.address_space(), AddressSpace { root, levels: 5 });
+    }
+}
