@@ -4,6 +4,7 @@
 //! The caller owns the memory and the registers, given through the traits of [`memory`]; a saved memory
 //! image is enough. This crate knows no KVM, arms no breakpoints and trusts nothing it reads: every count
 //! and pointer that comes from the guest is bounded.
+//!
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -11,8 +12,11 @@ pub mod core_file;
 pub mod kernel;
 pub mod memory;
 pub mod memory_view;
+#[cfg(test)]
+mod test_elf;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod test_memory;
+pub mod user;
 pub mod x86_64;
 
 pub use memory::{CpuRegisters, Gpa, Gva, PhysicalMemory, PhysicalReadError};

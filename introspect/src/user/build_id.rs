@@ -1,0 +1,172 @@
+//! The build id: a hash that the linker puts into a note of the object, the same in a file and in its separate debug
+//! file, different for every build.
+//!
+//! The kernel and the vdso have one too, found with [`BuildId::in_notes`] in the bytes of their notes (of a running
+//! kernel, from `__start_notes` to `__stop_notes`).
+
+use std::fmt;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader64};
+use object::read::elf::NoteIterator;
+
+use super::lost::{Lost, Part};
+use super::object_file::ObjectFile;
+
+/// Most bytes of an id: linkers write 8, 16 or 20, users what they like.
+const MAX_ID: usize = 64;
+/// Most bytes of notes that are looked at.
+const MAX_NOTES: u64 = 1 << 20;
+
+/// A build id of 1 to 64 bytes. Shown in hexadecimal, as by file(1).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BuildId(Vec<u8>);
+
+impl BuildId {
+    /// The id of these bytes, if they are 1 to 64.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let fits = (1..=MAX_ID).contains(&bytes.len());
+        fits.then(|| Self(bytes.to_vec()))
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The id among notes, each aligned to `align` bytes (4, or 8 if the segment of the notes is); damaged notes end
+    /// the search.
+    #[must_use]
+    pub fn in_notes(notes: &[u8], align: u64) -> Option<Self> {
+        // The two classes of ELF have the same notes.
+        let notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, align, notes);
+        notes.ok()?.map_while(Result::ok).find_map(|note| {
+            let is_id = note.name() == elf::ELF_NOTE_GNU
+                && note.n_type(LittleEndian) == elf::NT_GNU_BUILD_ID;
+            Self::new(note.desc()).filter(|_| is_id)
+        })
+    }
+
+    /// The id of an object; `None` if it was linked without.
+    ///
+    /// # Errors
+    /// If none was found and notes could not be read.
+    pub fn of(object: &ObjectFile<'_>) -> Result<Option<Self>, Lost> {
+        let mut lost = None;
+        let segments = object.segments().iter();
+        for segment in segments.filter(|segment| segment.kind == elf::PT_NOTE) {
+            match object.segment_bytes(segment, MAX_NOTES) {
+                Ok(notes) => {
+                    // The alignment of notes with 8-byte properties is the segment's; the id may stand in either kind.
+                    let found = [4, 8].map(|align| Self::in_notes(&notes, align));
+                    if let Some(id) = found.into_iter().flatten().next() {
+                        return Ok(Some(id));
+                    }
+                }
+                Err(reason) => lost = Some(reason),
+            }
+        }
+        // A separate debug file may have notes in sections only.
+        let sections = object.sections().iter();
+        for section in sections.filter(|section| section.kind == elf::SHT_NOTE) {
+            match object.section_bytes(section, MAX_NOTES) {
+                Ok(notes) => {
+                    if let Some(id) = Self::in_notes(&notes, 4) {
+                        return Ok(Some(id));
+                    }
+                }
+                Err(error) => lost = lost.or(Some(error.reason)),
+            }
+        }
+        match lost {
+            Some(reason) => Err(Lost {
+                part: Part::Notes,
+                reason,
+            }),
+            None => Ok(None),
+        }
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BuildId({self})")
+    }
+}
+
+impl ObjectFile<'_> {
+    /// Its [`BuildId`].
+    ///
+    /// # Errors
+    /// If none was found and notes could not be read.
+    pub fn build_id(&self) -> Result<Option<BuildId>, Lost> {
+        BuildId::of(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A note: name with its NUL, type, contents.
+    fn note(name: &[u8], kind: u32, contents: &[u8], align: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for word in [name.len() as u32, contents.len() as u32, kind] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for part in [name, contents] {
+            bytes.extend(part);
+            bytes.resize(bytes.len().next_multiple_of(align), 0);
+        }
+        bytes
+    }
+
+    #[test]
+    fn the_id_is_found_among_other_notes() {
+        let id = note(b"GNU\0", 3, &[0xde, 0xad, 0xbe, 0xef], 4);
+        let abi = note(b"GNU\0", 1, &[0; 16], 4);
+        let other = note(b"Xen\0", 3, &[1, 2, 3, 4], 4);
+        let long_name = note(b"stapsdt\0", 3, &[9; 13], 4);
+        for (name, notes, expected) in [
+            ("alone", vec![&id], Some("deadbeef")),
+            (
+                "after others",
+                vec![&abi, &other, &long_name, &id],
+                Some("deadbeef"),
+            ),
+            ("others only", vec![&abi, &other], None),
+            ("nothing", vec![], None),
+        ] {
+            let notes: Vec<u8> = notes.into_iter().flatten().copied().collect();
+            let found = BuildId::in_notes(&notes, 4).map(|id| id.to_string());
+            assert_eq!(found.as_deref(), expected, "{name}");
+        }
+        let property = note(b"GNU\0", 5, &[0; 20], 8);
+        let aligned = [property, note(b"GNU\0", 3, &[7; 20], 8)].concat();
+        assert_eq!(BuildId::in_notes(&aligned, 8), BuildId::new(&[7; 20]));
+    }
+
+    #[test]
+    fn notes_that_lie_about_their_size_have_no_id() {
+        let id = note(b"GNU\0", 3, &[0xde, 0xad, 0xbe, 0xef], 4);
+        for length in 0..id.len() {
+            assert_eq!(BuildId::in_notes(&id[..length], 4), None, "{length} bytes");
+        }
+        for word in 0..2 {
+            let mut wrong = id.clone();
+            wrong[word * 4..word * 4 + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+            assert_eq!(BuildId::in_notes(&wrong, 4), None, "word {word}");
+        }
+        assert_eq!(BuildId::in_notes(&note(b"GNU\0", 3, &[], 4), 4), None);
+        assert_eq!(BuildId::in_notes(&note(b"GNU\0", 3, &[1; 65], 4), 4), None);
+    }
+}

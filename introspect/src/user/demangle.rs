@@ -1,0 +1,120 @@
+//! Names of functions as their languages write them, for display.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+
+use cpp_demangle::{BorrowedSymbol, DemangleOptions};
+
+/// Longest mangled name that is looked into.
+const MAX_MANGLED: usize = 8 << 10;
+/// Longest name shown. A short mangled name may stand for one of any length.
+const MAX_SHOWN: usize = 16 << 10;
+
+/// Makes a Rust or C++ name readable: without the hash of Rust, with the parameters of C++. Any other name, and one that is too
+/// long either way, is shown as it is.
+#[must_use]
+pub fn demangle(name: &str) -> Cow<'_, str> {
+    if name.len() > MAX_MANGLED {
+        return Cow::Borrowed(name);
+    }
+    rust(name)
+        .or_else(|| cpp(name))
+        .map_or(Cow::Borrowed(name), Cow::Owned)
+}
+
+fn rust(name: &str) -> Option<String> {
+    if !["_R", "_ZN"].iter().any(|prefix| name.starts_with(prefix)) {
+        return None;
+    }
+    let demangled = rustc_demangle::try_demangle(name).ok()?;
+    let mut shown = Bounded::default();
+    // The alternate form is the one without the hash.
+    write!(shown, "{demangled:#}").ok()?;
+    Some(shown.0)
+}
+
+fn cpp(name: &str) -> Option<String> {
+    // The parser also takes the codes of bare types: every function called `i` would be an `int`.
+    if !name.starts_with("_Z") {
+        return None;
+    }
+    let symbol = BorrowedSymbol::new(name.as_bytes()).ok()?;
+    let options = DemangleOptions::new().no_return_type();
+    let mut shown = Bounded::default();
+    symbol.structured_demangle(&mut shown, &options).ok()?;
+    Some(shown.0)
+}
+
+/// Text that refuses to grow past [`MAX_SHOWN`].
+#[derive(Default)]
+struct Bounded(String);
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len().saturating_add(text.len()) > MAX_SHOWN {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shown_as_their_languages_write_them() {
+        for (mangled, shown) in [
+            ("main", "main"),
+            ("i", "i"),
+            ("_start", "_start"),
+            (
+                "_ZN4core3fmt9Formatter9write_str17h0123456789abcdefE",
+                "core::fmt::Formatter::write_str",
+            ),
+            (
+                "_ZN3std2io5Write9write_all17h0123456789abcdefE.llvm.1234",
+                "std::io::Write::write_all",
+            ),
+            (
+                "_ZN60_$LT$alloc..string..String$u20$as$u20$core..fmt..Display$GT$3fmt17h0123456789abcdefE",
+                "<alloc::string::String as core::fmt::Display>::fmt",
+            ),
+            ("_RNvCs1234_7mycrate3foo", "mycrate::foo"),
+            ("_ZN5space3fooEii", "space::foo(int, int)"),
+            ("_Z3maxIiET_S0_S0_", "max<int>(int, int)"),
+            (
+                "_ZNSt6vectorIiSaIiEE9push_backERKi",
+                "std::vector<int, std::allocator<int> >::push_back(int const&)",
+            ),
+            ("_ZN3FooC1Ev", "Foo::Foo()"),
+            ("_Z4workv.part.0", "work() [clone .part.0]"),
+            ("_Znot_mangled", "_Znot_mangled"),
+            ("_ZN", "_ZN"),
+            ("_R", "_R"),
+            ("", ""),
+        ] {
+            assert_eq!(demangle(mangled), shown, "{mangled}");
+        }
+    }
+
+    #[test]
+    fn names_that_would_fill_the_memory_are_shown_as_they_are() {
+        let long = format!("_ZN{}E", "1a".repeat(MAX_MANGLED));
+        assert_eq!(demangle(&long), long);
+        // Each parameter is a pair of the one before: 2^24 times `int` in the end.
+        let mut doubling = "_Z1fSt4pairIiiE".to_owned();
+        doubling.push_str("S_IS0_S0_E");
+        for back in 1..24u32 {
+            let seq = match back - 1 {
+                n if n < 36 => char::from_digit(n + 1, 36)
+                    .unwrap_or('0')
+                    .to_ascii_uppercase(),
+                _ => 'Z',
+            };
+            doubling.push_str(&format!("S_IS{seq}_S{seq}_E"));
+        }
+        assert_eq!(demangle(&doubling), doubling);
+    }
+}

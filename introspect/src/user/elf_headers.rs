@@ -1,0 +1,194 @@
+//! Reads the headers of an ELF file of either class into one form.
+
+use object::LittleEndian;
+use object::elf;
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+
+use super::file_bytes::{FileBytes, read_bytes};
+use super::lost::{Lost, LostReason, Part};
+use super::object_file::{ObjectError, Section, Segment};
+use super::sparse_bytes::SparseBytes;
+
+/// Most bytes of program headers: what the kernel's own loader takes (fs/binfmt_elf.c, `load_elf_phdrs`).
+const MAX_PROGRAM_HEADERS: usize = 65536;
+/// Most sections; a linked object has a few dozen.
+const MAX_SECTIONS: u64 = 4096;
+/// Most bytes of section names.
+const MAX_SECTION_NAMES: u64 = 1 << 20;
+/// Longest section name taken.
+const MAX_SECTION_NAME: usize = 256;
+
+/// What both classes of ELF have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Headers {
+    pub(super) wide: bool,
+    pub(super) position_independent: bool,
+    pub(super) entry: u64,
+    pub(super) segments: Vec<Segment>,
+    pub(super) sections: Vec<Section>,
+    pub(super) lost: Vec<Lost>,
+}
+
+/// The headers of a file for x86 that can be run or loaded.
+///
+/// # Errors
+/// As [`ObjectFile::parse`](super::object_file::ObjectFile::parse).
+pub(super) fn read(bytes: &dyn FileBytes) -> Result<Headers, ObjectError> {
+    let ident = read_bytes(bytes, 0, size_of::<elf::Ident>())?;
+    let (class, encoding) = match ident.as_slice() {
+        [0x7f, b'E', b'L', b'F', class, encoding, ..] => (*class, *encoding),
+        other => {
+            let start = other.first_chunk().copied().unwrap_or_default();
+            return Err(ObjectError::NotElf { start });
+        }
+    };
+    match (class, encoding) {
+        (elf::ELFCLASS64, elf::ELFDATA2LSB) => headers::<elf::FileHeader64<LittleEndian>>(bytes),
+        (elf::ELFCLASS32, elf::ELFDATA2LSB) => headers::<elf::FileHeader32<LittleEndian>>(bytes),
+        _ => Err(ObjectError::WrongFormat { class, encoding }),
+    }
+}
+
+fn headers<Elf: FileHeader<Endian = LittleEndian>>(
+    bytes: &dyn FileBytes,
+) -> Result<Headers, ObjectError> {
+    let start = read_bytes(bytes, 0, size_of::<Elf>())?;
+    // The buffer has the header's size, so that the error cannot happen.
+    let (header, _) = object::pod::from_bytes::<Elf>(&start)
+        .map_err(|()| ObjectError::NotElf { start: [0; 4] })?;
+    let machine = header.e_machine(LittleEndian);
+    if !matches!(machine, elf::EM_X86_64 | elf::EM_386) {
+        return Err(ObjectError::WrongMachine { found: machine });
+    }
+    let file_type = header.e_type(LittleEndian);
+    if !matches!(file_type, elf::ET_EXEC | elf::ET_DYN) {
+        return Err(ObjectError::WrongType { found: file_type });
+    }
+    let segments = segments(header, bytes)?;
+    let mut lost = Vec::new();
+    let sections = sections(header, bytes, &mut lost).unwrap_or_else(|reason| {
+        let part = Part::SectionHeaders;
+        lost.push(Lost { part, reason });
+        Vec::new()
+    });
+    Ok(Headers {
+        wide: header.is_type_64(),
+        position_independent: file_type == elf::ET_DYN,
+        entry: header.e_entry(LittleEndian).into(),
+        segments,
+        sections,
+        lost,
+    })
+}
+
+fn segments<Elf: FileHeader<Endian = LittleEndian>>(
+    header: &Elf,
+    bytes: &dyn FileBytes,
+) -> Result<Vec<Segment>, ObjectError> {
+    let (count, size) = (
+        header.e_phnum(LittleEndian),
+        header.e_phentsize(LittleEndian),
+    );
+    let length = usize::from(count) * size_of::<Elf::ProgramHeader>();
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let damaged = ObjectError::ProgramHeaders { count, size };
+    if usize::from(size) != size_of::<Elf::ProgramHeader>() || length > MAX_PROGRAM_HEADERS {
+        return Err(damaged);
+    }
+    let table = read_bytes(bytes, header.e_phoff(LittleEndian).into(), length)?;
+    let (table, _) =
+        object::pod::slice_from_bytes::<Elf::ProgramHeader>(&table, usize::from(count))
+            .map_err(|()| damaged)?;
+    let segment = |program: &Elf::ProgramHeader| Segment {
+        kind: program.p_type(LittleEndian),
+        flags: program.p_flags(LittleEndian),
+        offset: program.p_offset(LittleEndian).into(),
+        address: program.p_vaddr(LittleEndian).into(),
+        file_size: program.p_filesz(LittleEndian).into(),
+        memory_size: program.p_memsz(LittleEndian).into(),
+    };
+    Ok(table.iter().map(segment).collect())
+}
+
+/// The sections; without their names, which goes to `lost`, if those cannot be read.
+fn sections<Elf: FileHeader<Endian = LittleEndian>>(
+    header: &Elf,
+    bytes: &dyn FileBytes,
+    lost: &mut Vec<Lost>,
+) -> Result<Vec<Section>, LostReason> {
+    let offset: u64 = header.e_shoff(LittleEndian).into();
+    if offset == 0 {
+        return Ok(Vec::new());
+    }
+    let entry_size = header.e_shentsize(LittleEndian);
+    if usize::from(entry_size) != size_of::<Elf::SectionHeader>() {
+        let reason = format!("section headers of {entry_size} bytes each");
+        return Err(LostReason::Damaged(reason));
+    }
+    let table = |count: usize| read_bytes(bytes, offset, count * size_of::<Elf::SectionHeader>());
+    // Numbers that do not fit the ELF header stand in the first section header.
+    let mut count = u64::from(header.e_shnum(LittleEndian));
+    let mut names = u32::from(header.e_shstrndx(LittleEndian));
+    if count == 0 || names == u32::from(elf::SHN_XINDEX) {
+        let first = table(1)?;
+        if let Ok((first, _)) = object::pod::from_bytes::<Elf::SectionHeader>(&first) {
+            if count == 0 {
+                count = first.sh_size(LittleEndian).into();
+            }
+            if names == u32::from(elf::SHN_XINDEX) {
+                names = first.sh_link(LittleEndian);
+            }
+        }
+    }
+    let count = LostReason::bounded(count, MAX_SECTIONS)?;
+    let table = table(count)?;
+    let (table, _) = object::pod::slice_from_bytes::<Elf::SectionHeader>(&table, count)
+        .map_err(|()| LostReason::Damaged(format!("{count} section headers")))?;
+    let names = match table.get(names as usize) {
+        Some(section) if names != 0 => Some(section_names(section, bytes)),
+        _ => None,
+    };
+    let names = match names {
+        Some(Ok(names)) => {
+            lost.extend(LostReason::of_pages(&names).map(|reason| Lost {
+                part: Part::SectionNames,
+                reason,
+            }));
+            Some(names)
+        }
+        Some(Err(reason)) => {
+            let part = Part::SectionNames;
+            lost.push(Lost { part, reason });
+            None
+        }
+        None => None,
+    };
+    let section = |section: &Elf::SectionHeader| {
+        let name = names.as_ref().and_then(|names| {
+            let start = usize::try_from(section.sh_name(LittleEndian)).ok()?;
+            names.c_string(start, MAX_SECTION_NAME).ok()
+        });
+        Section {
+            name: String::from_utf8_lossy(name.unwrap_or_default()).into_owned(),
+            kind: section.sh_type(LittleEndian),
+            flags: section.sh_flags(LittleEndian).into(),
+            address: section.sh_addr(LittleEndian).into(),
+            offset: section.sh_offset(LittleEndian).into(),
+            size: section.sh_size(LittleEndian).into(),
+            link: section.sh_link(LittleEndian),
+            entry_size: section.sh_entsize(LittleEndian).into(),
+        }
+    };
+    Ok(table.iter().map(section).collect())
+}
+
+fn section_names<Section: SectionHeader<Endian = LittleEndian>>(
+    section: &Section,
+    bytes: &dyn FileBytes,
+) -> Result<SparseBytes, LostReason> {
+    let size = LostReason::bounded(section.sh_size(LittleEndian).into(), MAX_SECTION_NAMES)?;
+    let offset = section.sh_offset(LittleEndian).into();
+    Ok(SparseBytes::read(bytes, offset, size)?)
+}

@@ -1,0 +1,104 @@
+//! What of an object could not be read, table by table.
+
+use std::fmt;
+
+use super::file_bytes::Missing;
+use super::object_file::Section;
+use super::sparse_bytes::SparseBytes;
+
+/// A part of an object that could not be read, or not wholly.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{part}: {reason}")]
+pub struct Lost {
+    /// Which part: a section's name or words such as `section headers`.
+    pub part: Part,
+    /// Why.
+    pub reason: LostReason,
+}
+
+/// Which part of an object was lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// The section headers, and with them `.symtab` and `.gnu_debugdata`.
+    SectionHeaders,
+    /// The names of the sections.
+    SectionNames,
+    /// The table of `PT_DYNAMIC`.
+    DynamicTable,
+    /// The notes, and with them the build id.
+    Notes,
+    /// A section's contents, or those of the table that the section would show.
+    Section(String),
+    /// A part of the object that is packed into `.gnu_debugdata`.
+    InDebugData(Box<Part>),
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SectionHeaders => f.write_str("section headers"),
+            Self::SectionNames => f.write_str("section names"),
+            Self::DynamicTable => f.write_str("dynamic table"),
+            Self::Notes => f.write_str("notes"),
+            Self::Section(name) => f.write_str(name),
+            Self::InDebugData(part) => write!(f, "{part} of .gnu_debugdata"),
+        }
+    }
+}
+
+/// Why it was lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LostReason {
+    /// None of it is there.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// Pages of it are not there; the rest was used.
+    #[error("{missing} of its {total} bytes are missing, the rest is used")]
+    Partly {
+        /// Bytes missing.
+        missing: usize,
+        /// Bytes in all.
+        total: usize,
+    },
+    /// More than is looked at.
+    #[error("{found} is too much, at most {most} is read")]
+    TooMuch {
+        /// Bytes or entries that the file declares.
+        found: u64,
+        /// Bytes or entries taken.
+        most: u64,
+    },
+    /// The file contradicts itself.
+    #[error("damaged: {0}")]
+    Damaged(String),
+}
+
+impl Lost {
+    /// A section's contents.
+    pub(super) fn section(section: &Section, reason: LostReason) -> Self {
+        let name = match section.name.as_str() {
+            "" => format!("section at {:#x}", section.offset),
+            name => name.to_owned(),
+        };
+        Self {
+            part: Part::Section(name),
+            reason,
+        }
+    }
+}
+
+impl LostReason {
+    /// What to report of a table that was read as far as it is there.
+    pub(super) fn of_pages(table: &SparseBytes) -> Option<Self> {
+        let (missing, total) = (table.missing(), table.len());
+        (missing > 0).then_some(Self::Partly { missing, total })
+    }
+
+    /// `found` as a size, if it is at most `most`.
+    pub(super) fn bounded(found: u64, most: u64) -> Result<usize, Self> {
+        usize::try_from(found)
+            .ok()
+            .filter(|_| found <= most)
+            .ok_or(Self::TooMuch { found, most })
+    }
+}

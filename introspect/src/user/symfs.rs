@@ -1,0 +1,386 @@
+//! Files of the host in place of a guest's files whose pages are not in memory: a directory that holds a copy of the
+//! guest's file system, or a part of it, or its debug files.
+//!
+//! The user names the directory; paths come from the guest and never lead out of it: symbolic links are followed as if it
+//! were the root. A file is taken only if its build id is the guest's, where both have one.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::build_id::BuildId;
+use super::file_bytes::{FileBytes, Missing, MissingCause, missing};
+use super::object_file::{ObjectError, ObjectFile};
+
+/// Most symbolic links on the way to a file, as in Linux.
+const MAX_LINKS: usize = 40;
+/// Most components of a path.
+const MAX_COMPONENTS: usize = 256;
+
+/// A file of the host.
+#[derive(Debug)]
+pub struct HostFile {
+    file: File,
+    size: u64,
+}
+
+impl HostFile {
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// If it cannot be opened or is a directory or device.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // Asked first: to open a pipe would wait for its writer.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let file = File::open(path)?;
+        let size = file.metadata()?.len();
+        Ok(Self { file, size })
+    }
+}
+
+impl FileBytes for HostFile {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing> {
+        self.file.read_exact_at(buf, offset).map_err(|error| {
+            let cause = match error.kind() {
+                io::ErrorKind::UnexpectedEof => MissingCause::PastEnd { size: self.size },
+                kind => MissingCause::Host(kind),
+            };
+            missing(offset, buf, cause)
+        })
+    }
+}
+
+/// Whether a file of the host is the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BuildCheck {
+    /// Their build ids are the same.
+    Same,
+    /// One of them has no build id, or the guest's is not in memory.
+    Unchecked,
+}
+
+/// A file found.
+#[derive(Debug)]
+pub struct HostObject {
+    /// Its bytes.
+    pub file: HostFile,
+    /// Where it stands on the host.
+    pub path: PathBuf,
+    /// Whether it is known to be the guest's file.
+    pub check: BuildCheck,
+}
+
+/// Why no file of the host is used.
+#[derive(Debug, thiserror::Error)]
+pub enum SymfsError {
+    /// It is not there.
+    #[error("{} has no file {guest_path}: {source}", .directory.display())]
+    NotFound {
+        /// The directory given.
+        directory: PathBuf,
+        /// Path in the guest.
+        guest_path: String,
+        /// What the host said.
+        source: io::Error,
+    },
+    /// It is there, but no ELF object.
+    #[error("{}: {source}", .path.display())]
+    Object {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ObjectError,
+    },
+    /// It is another build.
+    #[error("{} has build id {found}, the guest's file has {wanted}: another version, not used", .path.display())]
+    WrongBuild {
+        /// The file.
+        path: PathBuf,
+        /// Its build id.
+        found: BuildId,
+        /// The build id of the guest's file.
+        wanted: BuildId,
+    },
+}
+
+/// A directory of the host that stands for the guest's root.
+#[derive(Debug, Clone)]
+pub struct Symfs {
+    directory: PathBuf,
+}
+
+impl Symfs {
+    /// The directory; looked at when a file is asked for.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self {
+            directory: directory.into(),
+        }
+    }
+
+    /// The file at a path of the guest.
+    ///
+    /// # Errors
+    /// If there is none, or it is not the one with build id `wanted`.
+    pub fn open(
+        &self,
+        guest_path: &[u8],
+        wanted: Option<&BuildId>,
+    ) -> Result<HostObject, SymfsError> {
+        self.take(Path::new(OsStr::from_bytes(guest_path)), wanted)
+    }
+
+    /// The separate debug file of the file at a path of the guest: by its build id under `.build-id` and
+    /// `usr/lib/debug/.build-id`, then `PATH.debug` and `usr/lib/debug/PATH.debug`.
+    ///
+    /// # Errors
+    /// If there is none, or it is not the one with build id `wanted`.
+    pub fn open_debug(
+        &self,
+        guest_path: &[u8],
+        wanted: Option<&BuildId>,
+    ) -> Result<HostObject, SymfsError> {
+        let mut candidates = Vec::new();
+        if let Some(id) = wanted {
+            let id = id.to_string();
+            let (directory, file) = id.split_at(2.min(id.len()));
+            let path = format!(".build-id/{directory}/{file}.debug");
+            candidates.push(Path::new("usr/lib/debug").join(&path));
+            candidates.push(PathBuf::from(path));
+        }
+        let mut beside = OsStr::from_bytes(guest_path).to_owned();
+        beside.push(".debug");
+        let relative = Path::new(&beside)
+            .strip_prefix("/")
+            .unwrap_or(Path::new(&beside));
+        candidates.push(Path::new("usr/lib/debug").join(relative));
+        candidates.push(relative.to_owned());
+        let mut refused = None;
+        for candidate in &candidates {
+            match self.take(candidate, wanted) {
+                Ok(found) => return Ok(found),
+                // That a file is there and wrong tells the user more than where none is.
+                Err(error @ SymfsError::NotFound { .. }) => refused = refused.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.unwrap_or_else(|| self.not_found(&beside, io::ErrorKind::NotFound.into())))
+    }
+
+    fn not_found(&self, guest_path: &OsStr, source: io::Error) -> SymfsError {
+        SymfsError::NotFound {
+            directory: self.directory.clone(),
+            guest_path: guest_path.to_string_lossy().into_owned(),
+            source,
+        }
+    }
+
+    fn take(&self, guest_path: &Path, wanted: Option<&BuildId>) -> Result<HostObject, SymfsError> {
+        let path = self
+            .resolve(guest_path)
+            .map_err(|error| self.not_found(guest_path.as_os_str(), error))?;
+        let file =
+            HostFile::open(&path).map_err(|error| self.not_found(guest_path.as_os_str(), error))?;
+        let found = match ObjectFile::parse(&file) {
+            Ok(object) => object.build_id().ok().flatten(),
+            Err(source) => return Err(SymfsError::Object { path, source }),
+        };
+        let check = match (wanted, found) {
+            (Some(wanted), Some(found)) if *wanted != found => {
+                let wanted = wanted.clone();
+                return Err(SymfsError::WrongBuild {
+                    path,
+                    found,
+                    wanted,
+                });
+            }
+            (Some(_), Some(_)) => BuildCheck::Same,
+            _ => BuildCheck::Unchecked,
+        };
+        Ok(HostObject { file, path, check })
+    }
+
+    /// The host's path of a path of the guest, with all links followed inside of the directory.
+    fn resolve(&self, guest_path: &Path) -> io::Result<PathBuf> {
+        let mut path = self.directory.clone();
+        // Names below the directory that `path` has gone down.
+        let mut depth = 0usize;
+        let mut links = 0;
+        let mut rest: VecDeque<OsString> = VecDeque::new();
+        prepend(&mut rest, guest_path)?;
+        while let Some(name) = rest.pop_front() {
+            if name == ".." {
+                if depth > 0 {
+                    path.pop();
+                    depth -= 1;
+                }
+                continue;
+            }
+            path.push(&name);
+            depth += 1;
+            if !std::fs::symlink_metadata(&path)?.is_symlink() {
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(io::Error::other("too many symbolic links"));
+            }
+            let target = std::fs::read_link(&path)?;
+            path.pop();
+            depth -= 1;
+            if target.is_absolute() {
+                path.clone_from(&self.directory);
+                depth = 0;
+            }
+            prepend(&mut rest, &target)?;
+        }
+        Ok(path)
+    }
+}
+
+/// Puts the names of `path` in front of `rest`; `..` stays, the root and `.` go.
+fn prepend(rest: &mut VecDeque<OsString>, path: &Path) -> io::Result<()> {
+    let names = path
+        .components()
+        .rev()
+        .filter_map(|component| match component {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some("..".into()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+        });
+    for name in names {
+        rest.push_front(name);
+        if rest.len() > MAX_COMPONENTS {
+            return Err(io::Error::other("a path of too many names"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::user::test_object::TestObject;
+
+    fn library(id: u8) -> Vec<u8> {
+        TestObject::library().build_id(&[id; 20]).bytes()
+    }
+
+    /// A directory with the library of id 1, links to it, and a secret beside it.
+    fn directory() -> (tempfile::TempDir, Symfs) {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("root");
+        std::fs::write(place.path().join("secret.so"), library(9)).unwrap();
+        std::fs::create_dir_all(root.join("usr/lib/debug/.build-id/02")).unwrap();
+        std::fs::write(root.join("usr/lib/libx.so.1"), library(1)).unwrap();
+        std::fs::write(root.join("usr/lib/libx.so.1.debug"), library(1)).unwrap();
+        std::fs::write(root.join("usr/lib/none.so"), TestObject::library().bytes()).unwrap();
+        std::fs::write(root.join("usr/lib/text"), b"#!/bin/sh\nexit 0\n").unwrap();
+        let debug = format!("usr/lib/debug/.build-id/02/{}.debug", "02".repeat(19));
+        std::fs::write(root.join(debug), library(2)).unwrap();
+        for (link, target) in [
+            ("lib", "usr/lib"),
+            ("usr/lib/libx.so", "libx.so.1"),
+            ("usr/lib/absolute.so", "/usr/lib/libx.so"),
+            ("usr/lib/escape.so", "../../../secret.so"),
+            ("usr/lib/loop.so", "loop.so"),
+        ] {
+            symlink(target, root.join(link)).unwrap();
+        }
+        let symfs = Symfs::new(root);
+        (place, symfs)
+    }
+
+    #[test]
+    fn files_are_found_by_the_guests_path_and_checked_by_build_id() {
+        let (_place, symfs) = directory();
+        let one = BuildId::new(&[1; 20]).unwrap();
+        let two = BuildId::new(&[2; 20]).unwrap();
+        for (path, wanted, expected) in [
+            ("/usr/lib/libx.so.1", Some(&one), Ok(BuildCheck::Same)),
+            ("/lib/libx.so", Some(&one), Ok(BuildCheck::Same)),
+            ("/lib/absolute.so", Some(&one), Ok(BuildCheck::Same)),
+            ("/lib/./../lib/libx.so", Some(&one), Ok(BuildCheck::Same)),
+            ("/lib/libx.so", None, Ok(BuildCheck::Unchecked)),
+            ("/lib/none.so", Some(&one), Ok(BuildCheck::Unchecked)),
+            (
+                "/lib/libx.so",
+                Some(&two),
+                Err("has build id 0101010101010101010101010101010101010101, the guest's"),
+            ),
+            (
+                "/lib/text",
+                Some(&one),
+                Err("not an ELF file: it starts with the bytes [23, 21, 2f, 62]"),
+            ),
+            ("/lib/liby.so", Some(&one), Err("has no file /lib/liby.so")),
+            ("/usr/lib", Some(&one), Err("not a regular file")),
+            (
+                "/../../secret.so",
+                None,
+                Err("has no file /../../secret.so"),
+            ),
+            ("/lib/escape.so", None, Err("has no file /lib/escape.so")),
+            ("/lib/loop.so", None, Err("too many symbolic links")),
+            ("", None, Err("not a regular file")),
+        ] {
+            let found = symfs.open(path.as_bytes(), wanted);
+            match (found, expected) {
+                (Ok(found), Ok(check)) => assert_eq!(found.check, check, "{path}"),
+                (Err(error), Err(part)) => {
+                    assert!(error.to_string().contains(part), "{path}: {error}");
+                }
+                (found, _) => panic!("{path}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn debug_files_are_found_by_build_id_or_beside_the_file() {
+        let (_place, symfs) = directory();
+        for (id, expected) in [
+            (1, Ok("libx.so.1.debug")),
+            (2, Ok(".debug")),
+            (3, Err("has build id 01")),
+        ] {
+            let id = BuildId::new(&[id; 20]).unwrap();
+            match (symfs.open_debug(b"/lib/libx.so.1", Some(&id)), expected) {
+                (Ok(found), Ok(end)) => {
+                    assert!(found.path.to_string_lossy().ends_with(end), "{found:?}");
+                    assert_eq!(found.check, BuildCheck::Same);
+                }
+                (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+                (found, _) => panic!("{id}: {found:?}"),
+            }
+        }
+        let error = symfs.open_debug(b"/lib/liby.so", None).unwrap_err();
+        assert!(error.to_string().contains("has no file"), "{error}");
+    }
+
+    #[test]
+    fn a_hosts_file_is_read_like_any_other() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("file");
+        std::fs::write(&path, b"0123456789").unwrap();
+        let file = HostFile::open(&path).unwrap();
+        let mut buf = [0; 3];
+        assert_eq!(file.size(), 10);
+        file.read_at(7, &mut buf).unwrap();
+        assert_eq!(&buf, b"789");
+        let error = file.read_at(8, &mut buf).unwrap_err();
+        assert_eq!(error.cause, MissingCause::PastEnd { size: 10 });
+    }
+}

@@ -1,0 +1,356 @@
+//! Writes small libraries and programs for tests.
+#![allow(clippy::unwrap_used)]
+
+use object::elf;
+
+use crate::test_elf::{self, Class, Program, Symbol};
+
+/// Link-time address and file offset of the code, which has [`TEXT_SIZE`] bytes.
+pub(super) const TEXT: u64 = 0x1000;
+/// Bytes of code.
+pub(super) const TEXT_SIZE: u64 = 0x100;
+/// Number of the code's section.
+const TEXT_SECTION: u16 = 1;
+
+/// A symbol: name, type, binding, link-time address (0: undefined), size.
+pub(super) type TestSymbol = (&'static str, u8, u8, u64, u64);
+
+/// A function of 16 bytes, global or local.
+pub(super) fn function(name: &'static str, index: u64, binding: u8) -> TestSymbol {
+    (name, elf::STT_FUNC, binding, TEXT + index * 0x10, 0x10)
+}
+
+/// An object in the making. File offsets and link-time addresses are the same.
+#[derive(Clone)]
+pub(super) struct TestObject {
+    class: Class,
+    gnu_hash: bool,
+    section_headers: bool,
+    relocated_by: u64,
+    build_id: Vec<u8>,
+    dynamic: Vec<TestSymbol>,
+    full: Vec<TestSymbol>,
+    debug_data: Vec<u8>,
+}
+
+/// Name, type, flags, address, offset, size, link, entry size.
+struct Section(&'static str, u32, u32, u64, usize, usize, u32, usize);
+
+impl TestObject {
+    /// A 64-bit library without symbols.
+    pub(super) fn library() -> Self {
+        Self {
+            class: Class::Wide,
+            gnu_hash: true,
+            section_headers: true,
+            relocated_by: 0,
+            build_id: Vec::new(),
+            dynamic: Vec::new(),
+            full: Vec::new(),
+            debug_data: Vec::new(),
+        }
+    }
+
+    /// Of 32 bits.
+    pub(super) fn narrow(self) -> Self {
+        Self {
+            class: Class::Narrow,
+            ..self
+        }
+    }
+
+    /// Without section headers.
+    pub(super) fn without_sections(self) -> Self {
+        Self {
+            section_headers: false,
+            ..self
+        }
+    }
+
+    /// With `DT_HASH` in place of `DT_GNU_HASH`.
+    pub(super) fn sysv_hash(self) -> Self {
+        Self {
+            gnu_hash: false,
+            ..self
+        }
+    }
+
+    /// With addresses in the dynamic table as a dynamic linker leaves them in memory.
+    pub(super) fn relocated_by(self, relocated_by: u64) -> Self {
+        Self {
+            relocated_by,
+            ..self
+        }
+    }
+
+    /// With a build id.
+    pub(super) fn build_id(mut self, id: &[u8]) -> Self {
+        self.build_id = [4, id.len() as u32, elf::NT_GNU_BUILD_ID]
+            .map(u32::to_le_bytes)
+            .concat();
+        self.build_id.extend(b"GNU\0");
+        self.build_id.extend(id);
+        self
+    }
+
+    /// Exports functions of 16 bytes, one behind the other from the start of the code.
+    pub(super) fn exports(self, names: &[&'static str]) -> Self {
+        let functions = (0..).zip(names);
+        let functions = functions.map(|(index, name)| function(name, index, elf::STB_GLOBAL));
+        let functions: Vec<_> = functions.collect();
+        self.dynamic(&functions)
+    }
+
+    /// With symbols in `.dynsym`.
+    pub(super) fn dynamic(mut self, symbols: &[TestSymbol]) -> Self {
+        self.dynamic.extend(symbols);
+        self
+    }
+
+    /// With symbols in `.symtab`.
+    pub(super) fn full(mut self, symbols: &[TestSymbol]) -> Self {
+        self.full.extend(symbols);
+        self
+    }
+
+    /// With the contents of `.gnu_debugdata`.
+    pub(super) fn debug_data(mut self, packed: &[u8]) -> Self {
+        self.debug_data = packed.to_vec();
+        self
+    }
+
+    /// The file.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut out = vec![0; self.class.header_size() + 3 * self.class.program_size()];
+        let mut sections = vec![
+            Section("", 0, 0, 0, 0, 0, 0, 0),
+            Section(
+                ".text",
+                elf::SHT_PROGBITS,
+                elf::SHF_ALLOC | elf::SHF_EXECINSTR,
+                TEXT,
+                TEXT as usize,
+                TEXT_SIZE as usize,
+                0,
+                0,
+            ),
+        ];
+        let put = |out: &mut Vec<u8>, bytes: &[u8]| {
+            out.resize(out.len().next_multiple_of(8), 0);
+            let at = out.len();
+            out.extend(bytes);
+            at
+        };
+        let note = put(&mut out, &self.build_id);
+        let mut programs = vec![
+            (
+                elf::PT_LOAD,
+                elf::PF_R | elf::PF_X,
+                0,
+                (TEXT + TEXT_SIZE) as usize,
+            ),
+            (elf::PT_NOTE, elf::PF_R, note, self.build_id.len()),
+        ];
+        let size = self.build_id.len();
+        sections.push(Section(
+            ".note",
+            elf::SHT_NOTE,
+            2,
+            note as u64,
+            note,
+            size,
+            0,
+            0,
+        ));
+        if !self.dynamic.is_empty() {
+            let (symbols, names) = self.table(&self.dynamic);
+            let symbols_at = put(&mut out, &symbols);
+            let names_at = put(&mut out, &names);
+            let hash_at = put(&mut out, &self.hash());
+            let link = sections.len() as u32 + 1;
+            sections.push(Section(
+                ".dynsym",
+                elf::SHT_DYNSYM,
+                2,
+                symbols_at as u64,
+                symbols_at,
+                symbols.len(),
+                link,
+                self.class.symbol_size(),
+            ));
+            sections.push(Section(
+                ".dynstr",
+                elf::SHT_STRTAB,
+                2,
+                names_at as u64,
+                names_at,
+                names.len(),
+                0,
+                0,
+            ));
+            let hash_tag = if self.gnu_hash {
+                elf::DT_GNU_HASH
+            } else {
+                elf::DT_HASH
+            };
+            let mut table = Vec::new();
+            for (tag, value) in [
+                (elf::DT_STRTAB, names_at as u64 + self.relocated_by),
+                (elf::DT_SYMTAB, symbols_at as u64 + self.relocated_by),
+                (elf::DT_STRSZ, names.len() as u64),
+                (hash_tag, hash_at as u64 + self.relocated_by),
+                (elf::DT_NULL, 0),
+            ] {
+                self.class.word(&mut table, tag as u64);
+                self.class.word(&mut table, value);
+            }
+            let table_at = put(&mut out, &table);
+            programs.push((elf::PT_DYNAMIC, elf::PF_R, table_at, table.len()));
+        }
+        assert!(
+            out.len() as u64 <= TEXT,
+            "too many symbols for the first page"
+        );
+        out.resize((TEXT + TEXT_SIZE) as usize, 0);
+        if !self.full.is_empty() {
+            let (symbols, names) = self.table(&self.full);
+            let symbols_at = put(&mut out, &symbols);
+            let names_at = put(&mut out, &names);
+            let link = sections.len() as u32 + 1;
+            sections.push(Section(
+                ".symtab",
+                elf::SHT_SYMTAB,
+                0,
+                0,
+                symbols_at,
+                symbols.len(),
+                link,
+                self.class.symbol_size(),
+            ));
+            sections.push(Section(
+                ".strtab",
+                elf::SHT_STRTAB,
+                0,
+                0,
+                names_at,
+                names.len(),
+                0,
+                0,
+            ));
+        }
+        if !self.debug_data.is_empty() {
+            let at = put(&mut out, &self.debug_data);
+            let size = self.debug_data.len();
+            sections.push(Section(
+                ".gnu_debugdata",
+                elf::SHT_PROGBITS,
+                0,
+                0,
+                at,
+                size,
+                0,
+                0,
+            ));
+        }
+        let names: Vec<u8> = sections
+            .iter()
+            .flat_map(|section| section.0.bytes().chain([0]))
+            .collect();
+        let names = [&names, &b".shstrtab\0"[..]].concat();
+        let names_at = put(&mut out, &names);
+        sections.push(Section(
+            ".shstrtab",
+            elf::SHT_STRTAB,
+            0,
+            0,
+            names_at,
+            names.len(),
+            0,
+            0,
+        ));
+        let section_table = self.section_headers.then(|| {
+            let table = self.section_table(&sections);
+            (put(&mut out, &table) as u64, sections.len())
+        });
+        let start = self.header(section_table, &programs);
+        out[..start.len()].copy_from_slice(&start);
+        out
+    }
+
+    /// A symbol table with its empty first symbol, and its names.
+    fn table(&self, symbols: &[TestSymbol]) -> (Vec<u8>, Vec<u8>) {
+        let (mut table, mut names) = (vec![0; self.class.symbol_size()], vec![0]);
+        for (name, kind, binding, address, size) in symbols {
+            let symbol = Symbol {
+                name: names.len() as u32,
+                kind: *kind,
+                binding: *binding,
+                section: if *address == 0 { 0 } else { TEXT_SECTION },
+                value: *address,
+                size: *size,
+            };
+            self.class.symbol(&mut table, &symbol);
+            names.extend(name.bytes().chain([0]));
+        }
+        (table, names)
+    }
+
+    /// A hash table that counts the dynamic symbols and finds none: one bucket, and hashes of 0.
+    fn hash(&self) -> Vec<u8> {
+        let count = self.dynamic.len() as u32 + 1;
+        let mut words = vec![1, count, 1];
+        if self.gnu_hash {
+            words = vec![1, 1, 1, 0, 0];
+            words.extend(match self.class {
+                Class::Wide => &[0, 1][..],
+                Class::Narrow => &[1],
+            });
+            words.extend((1..count).map(|index| u32::from(index == count - 1)));
+        }
+        words.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
+
+    fn section_table(&self, sections: &[Section]) -> Vec<u8> {
+        let mut table = Vec::new();
+        let mut name_at = 0u32;
+        for Section(name, kind, flags, address, offset, size, link, entry) in sections {
+            let header = test_elf::Section {
+                name: name_at,
+                kind: *kind,
+                flags: *flags,
+                address: *address,
+                offset: *offset as u64,
+                size: *size as u64,
+                link: *link,
+                entry_size: *entry as u64,
+            };
+            self.class.section(&mut table, &header);
+            name_at += name.len() as u32 + 1;
+        }
+        table
+    }
+
+    fn header(
+        &self,
+        sections: Option<(u64, usize)>,
+        segments: &[(u32, u32, usize, usize)],
+    ) -> Vec<u8> {
+        let mut out = self
+            .class
+            .header(elf::ET_DYN, TEXT, segments.len(), sections);
+        for (kind, flags, offset, size) in segments {
+            let (offset, size) = (*offset as u64, *size as u64);
+            let program = Program {
+                kind: *kind,
+                flags: *flags,
+                offset,
+                virtual_address: offset,
+                physical_address: offset,
+                file_size: size,
+                memory_size: size,
+            };
+            self.class.program(&mut out, &program);
+        }
+        out
+    }
+}
