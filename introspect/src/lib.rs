@@ -12,6 +12,7 @@ pub mod core_file;
 pub mod kernel;
 pub mod memory;
 pub mod memory_view;
+pub mod stack;
 #[cfg(test)]
 mod test_elf;
 #[cfg(any(test, feature = "test-utils"))]

@@ -1,0 +1,300 @@
+//! Which addresses are kernel code, and whether an instruction stands where its function has no frame yet or no longer.
+//!
+//! The caller brings the symbols and, for what is loaded later, the ranges of modules. Code that the kernel writes itself
+//! (BPF programs, trampolines) is known by the region it lies in only.
+
+use std::ops::Range;
+
+use super::orc::OrcTable;
+use crate::kernel::symbols::Symbols;
+use crate::{Gva, MemoryView};
+
+/// Modules and generated code lie in the upper part of the kernel's two gigabytes (`MODULES_VADDR`, with the smaller of
+/// the two sizes of the image, to `MODULES_END`; arch/x86/include/asm/pgtable_64_types.h).
+const GENERATED: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
+
+/// A module's code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModuleCode {
+    /// Its text; one range, or more if it is still being loaded.
+    pub text: Vec<Range<u64>>,
+    /// Its unwind information, if it brought any.
+    pub orc: Option<OrcTable>,
+}
+
+/// What an address is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Code<'a> {
+    /// Code of the kernel's image.
+    Kernel,
+    /// Code of a module.
+    Module(&'a ModuleCode),
+    /// In the region of modules, but of none that is known.
+    Generated,
+}
+
+/// The kernel's code.
+#[derive(Debug, Clone)]
+pub(super) struct KernelCode {
+    pub(super) symbols: Symbols,
+    text: Vec<Range<u64>>,
+    /// All of the image, data included.
+    image: Range<u64>,
+    scheduler: Range<u64>,
+    return_thunk: Option<u64>,
+    error_entry: Option<u64>,
+    pub(super) modules: Vec<ModuleCode>,
+}
+
+impl KernelCode {
+    /// Of a running kernel: `symbols` have its slide.
+    pub(super) fn new(symbols: &Symbols) -> Self {
+        let range = |start, end| Some(symbols.address_of(start)?..symbols.address_of(end)?);
+        let text = [range("_stext", "_etext"), range("_sinittext", "_einittext")];
+        Self {
+            text: text.into_iter().flatten().collect(),
+            image: range("_stext", "_end").unwrap_or(0..0),
+            scheduler: range("__sched_text_start", "__sched_text_end").unwrap_or(0..0),
+            return_thunk: symbols.address_of("__x86_return_thunk"),
+            error_entry: symbols.address_of("error_entry"),
+            symbols: symbols.clone(),
+            modules: Vec::new(),
+        }
+    }
+
+    /// What `address` is; `None` if no code.
+    pub(super) fn at(&self, address: u64) -> Option<Code<'_>> {
+        if self.text.iter().any(|range| range.contains(&address)) {
+            return Some(Code::Kernel);
+        }
+        if self.image.contains(&address) {
+            return None;
+        }
+        let holds = |module: &&ModuleCode| module.text.iter().any(|range| range.contains(&address));
+        match self.modules.iter().find(holds) {
+            Some(module) => Some(Code::Module(module)),
+            None => GENERATED.contains(&address).then_some(Code::Generated),
+        }
+    }
+
+    /// Whether it is a function of the scheduler, which `/proc/PID/stack` and `wchan` leave out.
+    pub(super) fn is_scheduler(&self, address: u64) -> bool {
+        self.scheduler.contains(&address)
+    }
+
+    /// How far above RSP the return address stands, if the function at `ip` has not set up its frame pointer yet or has
+    /// given it up already.
+    pub(super) fn frameless(&self, view: MemoryView<'_>, ip: u64) -> Option<Frameless> {
+        let (symbol, offset) = self
+            .symbols
+            .resolve(ip)
+            .filter(|(symbol, _)| symbol.is_text())?;
+        let mut code = [0; Prologue::LONGEST];
+        view.read(Gva(symbol.address), &mut code).ok()?;
+        let prologue = Prologue::of(&code);
+        match prologue.push {
+            Some(push) if offset <= push => return Some(Frameless::At(0)),
+            Some(push) if offset == push + 1 => return Some(Frameless::At(8)),
+            None => return Some(Frameless::Perhaps),
+            _ => {}
+        }
+        // `pop %rbp` or `leave` right before `ret`, or a jump to the code that stands in for it.
+        let around: [u8; 6] = view.array(Gva(ip.wrapping_sub(1))).ok()?;
+        let [before, now, target @ ..] = around;
+        let popped = matches!(before, 0x5d | 0xc9);
+        let returns = match now {
+            // A trap of our own hides what it was.
+            0xc3 | 0xcc => true,
+            0xe9 => {
+                let distance = i64::from(i32::from_le_bytes(target));
+                Some(ip.wrapping_add(5).wrapping_add_signed(distance)) == self.return_thunk
+            }
+            _ => false,
+        };
+        (popped && returns).then_some(Frameless::At(0))
+    }
+
+    /// Whether `address` stands behind the call by which an exception's entry has its registers saved (`idtentry_body`,
+    /// arch/x86/entry/entry_64.S).
+    pub(super) fn follows_error_entry(&self, view: MemoryView<'_>, address: u64) -> bool {
+        let (Some(target), Ok([0xe8, distance @ ..])) = (
+            self.error_entry,
+            view.array::<5>(Gva(address.wrapping_sub(5))),
+        ) else {
+            return false;
+        };
+        let distance = i64::from(i32::from_le_bytes(distance));
+        address.wrapping_add_signed(distance) == target
+    }
+
+    /// Whether `address` stands behind a call instruction.
+    pub(super) fn follows_call(&self, view: MemoryView<'_>, address: u64) -> bool {
+        let Ok(bytes) = view.array::<7>(Gva(address.wrapping_sub(7))) else {
+            return false;
+        };
+        // `call rel32`, and `call *…` (ff /2), whose length its second byte tells but for prefixes in front.
+        let indirect = |length: usize| {
+            let at = bytes.len() - length;
+            let modrm = bytes.get(at + 1).copied().unwrap_or_default();
+            let known = match (modrm >> 6, modrm & 7) {
+                (3, _) | (0, 0..=3 | 6..) => 2,
+                (0, 4) | (1, 0..=3 | 5..) => 3,
+                (1, _) => 4,
+                (2, 4) => 7,
+                _ => 6,
+            };
+            bytes.get(at) == Some(&0xff) && modrm >> 3 & 7 == 2 && known == length
+        };
+        bytes.get(2) == Some(&0xe8) || [2, 3, 4, 6, 7].into_iter().any(indirect)
+    }
+}
+
+/// Where a function's return address stands while it has no frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frameless {
+    /// This far above RSP.
+    At(u64),
+    /// At RSP, if the function, which never has a frame, pushed nothing.
+    Perhaps,
+}
+
+/// The first instructions of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Prologue {
+    /// Offset of `push %rbp`, if `mov %rsp,%rbp` follows it.
+    pub(super) push: Option<u64>,
+}
+
+impl Prologue {
+    /// Bytes that are looked at.
+    pub(super) const LONGEST: usize = 16;
+    /// `endbr64`, then the call of the function tracer or the no-operation in its place; each may be missing.
+    const PREFIXES: [(&[u8], usize); 3] = [
+        (&[0xf3, 0x0f, 0x1e, 0xfa], 4),
+        (&[0xe8], 5),
+        (&[0x0f, 0x1f, 0x44, 0x00, 0x00], 5),
+    ];
+    const FRAME: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
+
+    pub(super) fn of(code: &[u8]) -> Self {
+        // The first byte may be hidden by a trap.
+        let starts = |at: usize, pattern: &[u8]| {
+            let there = code.get(at..at + pattern.len()).unwrap_or_default();
+            there.len() == pattern.len()
+                && there
+                    .iter()
+                    .zip(pattern)
+                    .enumerate()
+                    .all(|(index, (found, expected))| {
+                        found == expected || (at + index == 0 && *found == 0xcc)
+                    })
+        };
+        let mut at = 0;
+        for (pattern, length) in Self::PREFIXES {
+            // One byte is too little to know it by.
+            if starts(at, pattern) && (pattern.len() > 1 || code.get(at) == pattern.first()) {
+                at += length;
+            }
+        }
+        let push = starts(at, &Self::FRAME).then_some(at as u64);
+        Self { push }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::PausedMemory;
+    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::test_memory::{Flags, TestMemory};
+
+    const TEXT: u64 = 0xffff_ffff_8100_0000;
+
+    #[test]
+    fn prologues_are_known_with_and_without_a_trap() {
+        for (code, push) in [
+            (&[0x55, 0x48, 0x89, 0xe5, 0x41][..], Some(0)),
+            (&[0xcc, 0x48, 0x89, 0xe5, 0x41], Some(0)),
+            (&[0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5], Some(4)),
+            (&[0xcc, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5], Some(4)),
+            (&[0x0f, 0x1f, 0x44, 0, 0, 0x55, 0x48, 0x89, 0xe5], Some(5)),
+            (&[0xe8, 1, 2, 3, 4, 0x55, 0x48, 0x89, 0xe5], Some(5)),
+            (
+                &[
+                    0xf3, 0x0f, 0x1e, 0xfa, 0xe8, 1, 2, 3, 4, 0x55, 0x48, 0x89, 0xe5,
+                ],
+                Some(9),
+            ),
+            (&[0x41, 0x57, 0x55, 0x48, 0x89, 0xe5], None),
+            (&[0x55, 0x53, 0x48, 0x89, 0xe5], None),
+            (&[0x55, 0x48], None),
+            (&[], None),
+        ] {
+            assert_eq!(Prologue::of(code).push, push, "{code:02x?}");
+        }
+    }
+
+    #[test]
+    fn functions_without_a_frame_are_known_by_their_code() {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        memory.map(space, TEXT, 0x18_0000, 4096, Flags::default());
+        // push, mov; 4 bytes; pop, ret; 8 bytes on: the same with a jump to the thunk; then an assembly function.
+        memory.write(
+            0x18_0100,
+            &[0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90, 0x5d, 0xc3],
+        );
+        memory.write(
+            0x18_0110,
+            &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xe9, 0xe5, 0, 0, 0],
+        );
+        memory.write(0x18_0120, &[0x90, 0xc3, 0xe8, 0, 0, 0, 0, 0xff, 0xd0, 0x90]);
+        let mut builder = SymbolsBuilder::default();
+        for (name, offset) in [
+            ("_stext", 0),
+            ("plain", 0x100),
+            ("thunked", 0x110),
+            ("assembly", 0x120),
+            ("__x86_return_thunk", 0x200),
+            ("_etext", 0x300),
+        ] {
+            builder
+                .push(name.as_bytes(), TEXT + offset, b'T', false)
+                .unwrap();
+        }
+        let code = KernelCode::new(&builder.finish(Some(TEXT + 0x400)));
+        let paused = PausedMemory::new(&memory);
+        let view = paused.view(space);
+        for (offset, expected) in [
+            (0x100, Some(Frameless::At(0))),
+            (0x101, Some(Frameless::At(8))),
+            (0x104, None),
+            (0x108, None),
+            (0x109, Some(Frameless::At(0))),
+            (0x115, None),
+            (0x121, Some(Frameless::Perhaps)),
+        ] {
+            assert_eq!(code.frameless(view, TEXT + offset), expected, "{offset:#x}");
+        }
+        memory.write(0x18_0116, &0xe6u32.to_le_bytes());
+        let paused = PausedMemory::new(&memory);
+        let view = paused.view(space);
+        assert_eq!(code.frameless(view, TEXT + 0x115), Some(Frameless::At(0)));
+        for (offset, after_call) in [(0x127, true), (0x129, true), (0x126, false), (0x12a, false)] {
+            assert_eq!(
+                code.follows_call(view, TEXT + offset),
+                after_call,
+                "{offset:#x}"
+            );
+        }
+        for (address, expected) in [
+            (TEXT + 0x2ff, "Some(Kernel)"),
+            (TEXT + 0x300, "None"),
+            (0xffff_ffff_c000_0000, "Some(Generated)"),
+            (0x1000, "None"),
+        ] {
+            assert_eq!(format!("{:?}", code.at(address)), expected, "{address:#x}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Walks of kernel stacks by frame pointers.
+#![allow(clippy::unwrap_used)]
+
+use super::frames::{End, Found};
+use super::kernel::MAX_KERNEL_FRAMES;
+use super::test_kernel::*;
+use crate::{Gva, PausedMemory};
+
+/// A kernel with frame pointers in the same place. Returns the frame pointer in `__schedule`.
+fn framed(kernel: &mut TestKernel, user: bool) -> u64 {
+    kernel.registers(
+        ENTRY,
+        0x40_1000,
+        if user { 0x33 } else { 0 },
+        0x7ffc_0000,
+        0xb9,
+    );
+    let last = ENTRY - 16;
+    for (at, bp, return_address) in [
+        (last - 80, last - 40, 0x250),
+        (last - 40, last, 0x350),
+        (last, 0xb9, 0x450),
+    ] {
+        kernel.words(at, &[bp, TEXT + return_address]);
+    }
+    last - 80
+}
+
+#[test]
+fn frame_pointers_lead_to_the_same_frames() {
+    for (user, end) in [(true, End::UserMode), (false, End::Bottom)] {
+        let mut kernel = TestKernel::new();
+        let bp = framed(&mut kernel, user);
+        kernel.inactive(bp - 80, bp, TEXT + 0x150);
+        let stack = sleeping(&kernel, &kernel.unwinder(false));
+        assert_eq!((frames(&stack), stack.end), (SYSTEM_CALL.to_vec(), end));
+        assert_eq!(stack.entry.is_some(), user);
+        assert!(stack.is_reliable());
+    }
+    // A kernel thread that has not run yet, as `copy_thread` leaves it.
+    let mut kernel = TestKernel::new();
+    kernel.registers(ENTRY, 0, 0, 0, 0);
+    kernel.inactive(ENTRY - 56, ENTRY | 1, TEXT + 0x700);
+    let stack = sleeping(&kernel, &kernel.unwinder(false));
+    assert_eq!(
+        (frames(&stack), stack.end),
+        (vec![(0x700, Found::Register)], End::Bottom)
+    );
+}
+
+#[test]
+fn frame_pointers_cross_interrupts() {
+    let mut kernel = TestKernel::new();
+    let bp = framed(&mut kernel, true);
+    // `work` was interrupted; the handler's frames are on the interrupt stack.
+    let registers = bp - 40 - 168;
+    kernel.registers(registers, TEXT + 0x220, 0x10, bp - 40, bp);
+    kernel.words(registers - 32, &[registers | 1, TEXT + 0x550]);
+    kernel.words(IRQ_STACK - 64, &[registers - 32, TEXT + 0x560]);
+    let cpu = kernel.cpu(TEXT + 0x620, IRQ_STACK - 0x100, IRQ_STACK - 64);
+    let paused = PausedMemory::new(&kernel.memory);
+    let stack = kernel
+        .unwinder(false)
+        .running(paused.view(kernel.space), &cpu, Gva(TASK));
+    let expected = [
+        (0x620, Found::Register),
+        (0x560, Found::Return),
+        (0x550, Found::Return),
+        (0x220, Found::Interrupted),
+        (0x250, Found::Return),
+        (0x350, Found::Return),
+        (0x450, Found::Return),
+    ];
+    assert_eq!(
+        (frames(&stack), stack.end),
+        (expected.to_vec(), End::UserMode)
+    );
+}
+
+#[test]
+fn a_function_that_is_just_entered_has_its_caller() {
+    let mut kernel = TestKernel::new();
+    let bp = framed(&mut kernel, true);
+    // `irq_handler` starts with a trap, and then sets up its frame.
+    kernel.put(TEXT + 0x600, [0xcc, 0x48, 0x89, 0xe5]);
+    kernel.word(bp - 40, TEXT + 0x220);
+    kernel.words(bp - 48, &[bp]);
+    for (offset, sp) in [(0x600, bp - 40), (0x601, bp - 48)] {
+        let cpu = kernel.cpu(TEXT + offset, sp, bp);
+        let paused = PausedMemory::new(&kernel.memory);
+        let stack = kernel
+            .unwinder(false)
+            .running(paused.view(kernel.space), &cpu, Gva(TASK));
+        let mut expected = vec![(offset, Found::Register), (0x220, Found::Return)];
+        expected.extend(&SYSTEM_CALL[1..]);
+        assert_eq!(frames(&stack), expected);
+        assert!(stack.is_reliable());
+    }
+}
+
+#[test]
+fn frame_pointers_that_lead_in_circles_end() {
+    for (bp, end) in [
+        (
+            ENTRY - 0x400,
+            End::NotOutwards {
+                pointer: Gva(ENTRY - 0x400),
+            },
+        ),
+        (
+            ENTRY - 0x500,
+            End::NotOutwards {
+                pointer: Gva(ENTRY - 0x500),
+            },
+        ),
+        (0, End::OffStack { pointer: Gva(0) }),
+        (
+            u64::MAX,
+            End::OffStack {
+                pointer: Gva(u64::MAX - 1),
+            },
+        ),
+        (
+            0x7ffc_0000,
+            End::OffStack {
+                pointer: Gva(0x7ffc_0000),
+            },
+        ),
+    ] {
+        let mut kernel = TestKernel::new();
+        kernel.words(ENTRY - 0x400, &[bp, TEXT + 0x250]);
+        kernel.inactive(ENTRY - 0x400 - 80, ENTRY - 0x400, TEXT + 0x150);
+        let stack = sleeping(&kernel, &kernel.unwinder(false));
+        assert_eq!((stack.frames.len(), stack.end), (2, end), "{bp:#x}");
+    }
+}
+
+#[test]
+fn the_smallest_frames_fill_a_stack_up_to_the_registers_of_its_entry() {
+    let mut kernel = TestKernel::new();
+    let start = TASK_STACK - 0x4000;
+    for at in (start + 8..TASK_STACK - 8).step_by(16) {
+        kernel.words(at, &[at + 16, TEXT + 0x250]);
+    }
+    kernel.word(TASK + 16, start);
+    let stack = sleeping(&kernel, &kernel.unwinder(false));
+    // The frame pointer is the sixth word of what a task leaves.
+    let frames = usize::try_from((ENTRY - (start + 40)) / 16).unwrap();
+    assert_eq!((stack.frames.len(), stack.end), (frames, End::Bottom));
+    assert!(frames <= MAX_KERNEL_FRAMES);
+}

@@ -1,0 +1,369 @@
+//! The kernel stacks of tasks: of one that sleeps from what it left on its stack, of one that runs from its CPU's
+//! registers, across interrupts and exceptions to the entry from user mode or the task's first function.
+//!
+//! The caller pauses the CPUs, knows which task each runs, and gives a view of the kernel's address space. Frames come from
+//! the kernel's unwind information (ORC), or from frame pointers in a kernel that is built with them; from nothing else. A
+//! stack that cannot be followed further ends with the reason, after the frames found.
+
+use std::ops::Range;
+
+use super::code::{Code, KernelCode, ModuleCode};
+use super::frame_pointer;
+use super::frames::{End, Found, Frame, SavedRegisters, Stack};
+use super::orc::OrcTable;
+use super::orc_walk;
+use super::ranges::{StackKind, StackLayout, Stacks};
+use super::trampoline::ReturnTrampolines;
+use crate::kernel::btf::Btf;
+use crate::kernel::layout::LayoutError;
+use crate::kernel::symbols::Symbols;
+use crate::x86_64::{CpuState, GeneralRegisters};
+use crate::{CpuRegisters, Gva, MemoryView};
+
+/// Most frames of a kernel stack: one of four pages cannot hold many more of 16 bytes.
+pub const MAX_KERNEL_FRAMES: usize = 1024;
+/// Where a task starts that has not run yet.
+const FIRST_CODE: [&str; 2] = ["ret_from_fork_asm", "ret_from_fork"];
+/// Functions that a kernel with frame pointers gives a frame, and any kernel has.
+const FRAMED: [&str; 6] = [
+    "schedule",
+    "vfs_read",
+    "vfs_write",
+    "do_exit",
+    "kthread",
+    "wake_up_process",
+];
+
+/// How a kernel's stacks are unwound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// By the kernel's unwind information.
+    Orc(OrcTable),
+    /// By frame pointers, which all its functions keep.
+    FramePointers,
+    /// Not at all: the kernel has neither. Only the innermost frame is known.
+    None,
+}
+
+impl Method {
+    /// That of a running kernel: its unwind information if it has some, else frame pointers if its functions set them up.
+    #[must_use]
+    pub fn of(view: MemoryView<'_>, symbols: &Symbols, orc: Option<OrcTable>) -> Self {
+        match orc {
+            Some(table) => Self::Orc(table),
+            None if frame_pointer::are_kept(view, symbols, &FRAMED) => Self::FramePointers,
+            None => Self::None,
+        }
+    }
+}
+
+/// Walks the stacks of one running kernel.
+#[derive(Debug, Clone)]
+pub struct KernelUnwinder {
+    layout: StackLayout,
+    code: KernelCode,
+    trampolines: ReturnTrampolines,
+    first_code: Vec<u64>,
+    method: Method,
+}
+
+impl KernelUnwinder {
+    /// Finds what stacks of this kernel look like; `symbols` must have its slide.
+    ///
+    /// # Errors
+    /// If the types do not describe a task's stack.
+    pub fn new(btf: &Btf, symbols: &Symbols, method: Method) -> Result<Self, LayoutError> {
+        let first_code = FIRST_CODE
+            .iter()
+            .filter_map(|name| symbols.address_of(name));
+        Ok(Self {
+            layout: StackLayout::new(btf, symbols)?,
+            code: KernelCode::new(symbols),
+            trampolines: ReturnTrampolines::new(btf, symbols),
+            first_code: first_code.collect(),
+            method,
+        })
+    }
+
+    /// The modules that are loaded now, in place of those given before. Code of others is taken for generated code, which
+    /// makes a stack unreliable.
+    pub fn set_modules(&mut self, modules: Vec<ModuleCode>) {
+        self.code.modules = modules;
+    }
+
+    /// How this kernel's stacks are unwound.
+    #[must_use]
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// The stack of a task that does not run now. Its frames are those of `/proc/PID/stack`, and before them those of the
+    /// scheduler (see [`is_scheduler`](Self::is_scheduler)).
+    #[must_use]
+    pub fn sleeping(&self, view: MemoryView<'_>, task: Gva) -> Stack {
+        let mut walk = match Walk::new(self, view, task, Vec::new()) {
+            Ok(walk) => walk,
+            Err(end) => return Stack::empty(end),
+        };
+        let end = walk.follow_saved_frame();
+        walk.finish(end)
+    }
+
+    /// The stack of the task that a CPU runs, from the CPU's registers. Without frames if the CPU is in user mode.
+    #[must_use]
+    pub fn running(&self, view: MemoryView<'_>, cpu: &CpuState, task: Gva) -> Stack {
+        if cpu.in_user_mode() {
+            let entry = SavedRegisters {
+                general: cpu.general,
+                cs: cpu.cs,
+                orig_rax: u64::MAX,
+            };
+            return Stack {
+                entry: Some(entry),
+                ..Stack::empty(End::UserMode)
+            };
+        }
+        let stacks = self.layout.cpu_stacks(view, cpu.kernel_gs_base());
+        let mut walk = match Walk::new(self, view, task, stacks) {
+            Ok(walk) => walk,
+            Err(end) => return Stack::empty(end),
+        };
+        let end = walk.follow_registers(cpu.general);
+        walk.finish(end)
+    }
+
+    /// The registers with which a task entered the kernel, from the end of its stack: those of the process while it is in
+    /// a system call, or was interrupted or switched away from. `None` for a kernel thread. They are old for a task that
+    /// runs in user mode.
+    ///
+    /// # Errors
+    /// If they are not in memory.
+    pub fn entry_registers(
+        &self,
+        view: MemoryView<'_>,
+        task: Gva,
+    ) -> Result<Option<SavedRegisters>, End> {
+        let stack = self.layout.task_stack(view, task)?;
+        let gva = Gva(self.layout.entry_registers(&stack));
+        let saved = SavedRegisters::read(view, gva).map_err(|_| End::NotPresent { gva })?;
+        Ok(saved.in_user_mode().then_some(saved))
+    }
+
+    /// Whether a stack pointer is on a task's own stack.
+    #[must_use]
+    pub fn is_on_stack(&self, view: MemoryView<'_>, task: Gva, pointer: u64) -> bool {
+        let stack = self.layout.task_stack(view, task);
+        stack.is_ok_and(|stack| points_into(&stack, pointer))
+    }
+
+    /// Whether a CPU in kernel mode, whose current task is `current`, is on the stack of another task: then it switches to
+    /// that one and notes only later that it did. Of kernels whose interrupt stacks are not known it is not told.
+    #[must_use]
+    pub fn has_left_stack(&self, view: MemoryView<'_>, cpu: &CpuState, current: Gva) -> bool {
+        let pointer = cpu.general.rsp;
+        // In the first instructions of a system call it is the program's.
+        if pointer >> 63 == 0 || !self.layout.knows_interrupt_stack() {
+            return false;
+        }
+        let own = self.layout.task_stack(view, current).ok();
+        let stacks = self.layout.cpu_stacks(view, cpu.kernel_gs_base());
+        let mut stacks = stacks.into_iter().map(|(_, stack)| stack).chain(own);
+        !stacks.any(|stack| points_into(&stack, pointer))
+    }
+
+    /// Whether a frame is in a function of the scheduler, which `/proc/PID/stack` leaves out.
+    #[must_use]
+    pub fn is_scheduler(&self, frame: &Frame) -> bool {
+        self.code.is_scheduler(frame.address.0)
+    }
+}
+
+/// Whether a stack pointer is on a stack, which may be empty. It never is at the start of one.
+fn points_into(stack: &Range<u64>, pointer: u64) -> bool {
+    stack.start < pointer && pointer <= stack.end
+}
+
+/// A walk under way.
+pub(super) struct Walk<'u, 'p> {
+    pub(super) unwinder: &'u KernelUnwinder,
+    pub(super) view: MemoryView<'p>,
+    pub(super) stacks: Stacks,
+    /// Where the registers of the entry from user mode stand, if there was one.
+    pub(super) entry_at: u64,
+    pub(super) entry: Option<SavedRegisters>,
+    task: Gva,
+    frames: Vec<Frame>,
+    reliable: bool,
+}
+
+impl<'u, 'p> Walk<'u, 'p> {
+    fn new(
+        unwinder: &'u KernelUnwinder,
+        view: MemoryView<'p>,
+        task: Gva,
+        mut stacks: Vec<(StackKind, Range<u64>)>,
+    ) -> Result<Self, End> {
+        let own = unwinder.layout.task_stack(view, task)?;
+        let entry_at = unwinder.layout.entry_registers(&own);
+        stacks.insert(0, (StackKind::Task, own));
+        Ok(Self {
+            unwinder,
+            view,
+            stacks: Stacks::new(stacks),
+            entry_at,
+            entry: None,
+            task,
+            frames: Vec::new(),
+            reliable: true,
+        })
+    }
+
+    fn finish(self, end: Result<End, End>) -> Stack {
+        Stack {
+            frames: self.frames,
+            end: end.unwrap_or_else(|end| end),
+            entry: self.entry,
+        }
+    }
+
+    /// From the `struct inactive_task_frame` at a task's saved stack pointer.
+    fn follow_saved_frame(&mut self) -> Result<End, End> {
+        let layout = self.unwinder.layout.inactive;
+        let sp = self.unwinder.layout.saved_sp(self.view, self.task)?;
+        self.stacks.enter(sp, layout.size)?;
+        let bp_at = sp.wrapping_add(layout.bp);
+        match self.unwinder.method {
+            Method::FramePointers => frame_pointer::walk(self, bp_at),
+            method => {
+                let ip = self.read(sp.wrapping_add(layout.return_address))?;
+                let rbp = self.read(bp_at)?;
+                let new = self.is_first_code(ip);
+                self.push(ip, if new { Found::Register } else { Found::Return })?;
+                let registers = GeneralRegisters {
+                    rip: ip,
+                    rsp: sp.wrapping_add(layout.size),
+                    rbp,
+                    ..GeneralRegisters::default()
+                };
+                match method {
+                    Method::Orc(table) => orc_walk::walk(self, table, registers, new, None),
+                    _ => Ok(End::NoUnwindInfo { address: Gva(ip) }),
+                }
+            }
+        }
+    }
+
+    /// From a CPU's registers.
+    fn follow_registers(&mut self, registers: GeneralRegisters) -> Result<End, End> {
+        let GeneralRegisters { rip, rsp, rbp, .. } = registers;
+        // A call through a null pointer has left its return address on the stack.
+        let called_null = rip == 0;
+        if !called_null {
+            self.push(rip, Found::Register)?;
+        }
+        match self.unwinder.method {
+            Method::Orc(table) => orc_walk::walk(self, table, registers, true, Some(registers)),
+            Method::FramePointers => {
+                if called_null {
+                    self.push_return(rsp)?;
+                } else {
+                    frame_pointer::leave_frameless(self, rip, rsp)?;
+                }
+                frame_pointer::walk(self, rbp)
+            }
+            Method::None => Ok(End::NoUnwindInfo { address: Gva(rip) }),
+        }
+    }
+
+    /// Whether a task starts at `address`: then nothing has called it.
+    pub(super) fn is_first_code(&self, address: u64) -> bool {
+        self.unwinder.first_code.contains(&address)
+    }
+
+    pub(super) fn code(&self) -> &'u KernelCode {
+        &self.unwinder.code
+    }
+
+    /// The word at `at`, which must be on a stack.
+    pub(super) fn read_stack(&mut self, at: u64) -> Result<u64, End> {
+        self.stacks.enter(at, 8)?;
+        self.read(at)
+    }
+
+    fn read(&self, at: u64) -> Result<u64, End> {
+        self.view
+            .u64(Gva(at))
+            .map_err(|_| End::NotPresent { gva: Gva(at) })
+    }
+
+    /// The registers saved at `at`, which must be on a stack.
+    pub(super) fn read_registers(&mut self, at: u64) -> Result<SavedRegisters, End> {
+        self.stacks.enter(at, SavedRegisters::SIZE)?;
+        SavedRegisters::read(self.view, Gva(at)).map_err(|_| End::NotPresent { gva: Gva(at) })
+    }
+
+    /// What follows was found by an assumption.
+    pub(super) fn assume(&mut self) {
+        self.reliable = false;
+    }
+
+    /// Adds a frame.
+    pub(super) fn push(&mut self, address: u64, found: Found) -> Result<(), End> {
+        self.push_frame(address, found, None)
+    }
+
+    fn push_frame(
+        &mut self,
+        address: u64,
+        found: Found,
+        trampoline: Option<super::frames::ReturnTrampoline>,
+    ) -> Result<(), End> {
+        match self.code().at(address) {
+            None => {
+                return Err(End::NotCode {
+                    address: Gva(address),
+                });
+            }
+            Some(Code::Generated) => self.reliable = false,
+            Some(_) => {}
+        }
+        if self.frames.len() >= MAX_KERNEL_FRAMES {
+            return Err(End::TooLong);
+        }
+        self.frames.push(Frame {
+            address: Gva(address),
+            found,
+            reliable: self.reliable && !matches!(found, Found::Guess(_)),
+            trampoline,
+        });
+        Ok(())
+    }
+
+    /// Adds the frame whose return address stands at `slot`, and returns that address.
+    pub(super) fn push_return(&mut self, slot: u64) -> Result<u64, End> {
+        let value = self.read_stack(slot)?;
+        let trampolines = &self.unwinder.trampolines;
+        let Some(kind) = trampolines.at(value) else {
+            // A new task, switched to for the first time.
+            let found = match self.is_first_code(value) {
+                true => Found::Register,
+                false => Found::Return,
+            };
+            self.push(value, found)?;
+            return Ok(value);
+        };
+        let original = trampolines.original(self.view, self.task, kind, slot);
+        if original.is_none() {
+            self.assume();
+        }
+        let address = original.unwrap_or(value);
+        self.push_frame(address, Found::Return, Some(kind))?;
+        match (original, self.unwinder.method) {
+            // The trampoline's own unwind information is for a stack that looks different.
+            (None, Method::Orc(_)) => Err(End::NoUnwindInfo {
+                address: Gva(value),
+            }),
+            _ => Ok(address),
+        }
+    }
+}

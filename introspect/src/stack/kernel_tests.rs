@@ -1,0 +1,424 @@
+//! Walks of kernel stacks by unwind information.
+#![allow(clippy::unwrap_used)]
+
+use super::code::ModuleCode;
+use super::frames::{End, Found, ReturnTrampoline};
+use super::kernel::MAX_KERNEL_FRAMES;
+use super::test_kernel::*;
+use crate::{Gva, PausedMemory};
+
+/// ORC's numbers: bases and types.
+const UNDEFINED: u8 = 0;
+const PREVIOUS_SP: u8 = 1;
+const BP: u8 = 4;
+const SP: u8 = 5;
+const SP_INDIRECT: u8 = 9;
+const CALL: u8 = 0;
+const REGISTERS: u8 = 1;
+const HARDWARE: u8 = 2;
+const END: u8 = 4;
+
+/// A kernel whose functions keep no frame pointer. Each has 16 bytes of locals; `work` saves RBP in them.
+fn without_frame_pointers() -> TestKernel {
+    let mut kernel = TestKernel::new();
+    let none = (UNDEFINED, 0);
+    for (offset, sp, bp, kind) in [
+        (0x000, none, none, CALL),
+        (0x100, (SP, 24), none, CALL),
+        (0x200, (SP, 24), (PREVIOUS_SP, -16), CALL),
+        (0x300, (SP, 24), none, CALL),
+        (0x400, (SP, 0), none, REGISTERS),
+        (0x500, (SP, 0), none, REGISTERS),
+        // On the interrupt stack's top is where the stack it came from goes on.
+        (0x600, (SP_INDIRECT, 24), none, CALL),
+        (0x700, none, none, END),
+        (0x800, (SP, 0), none, HARDWARE),
+        (0x900, none, none, CALL),
+        (0xa00, (SP, 8), none, CALL),
+    ] {
+        kernel.orc(TEXT + offset, sp, bp, kind);
+    }
+    kernel
+}
+
+/// A system call on the task's stack: `work` called by `do_syscall`, called by `entry`, above which the registers stand.
+/// Returns the stack pointer in `__schedule`, which `work` has called.
+fn system_call(kernel: &mut TestKernel) -> u64 {
+    let sp = ENTRY - 3 * 24;
+    kernel.registers(ENTRY, 0x40_1000, 0x33, 0x7ffc_0000, 0xb9);
+    kernel.words(sp, &[1, 2, TEXT + 0x250]);
+    kernel.words(sp + 24, &[1, 0xabcd, TEXT + 0x350]);
+    kernel.words(sp + 48, &[1, 2, TEXT + 0x450]);
+    sp
+}
+
+#[test]
+fn a_sleeping_task_is_followed_to_its_system_call() {
+    let mut kernel = without_frame_pointers();
+    let sp = system_call(&mut kernel);
+    kernel.inactive(sp - 56, 0x77, TEXT + 0x150);
+    let unwinder = kernel.unwinder(true);
+    let stack = sleeping(&kernel, &unwinder);
+    assert_eq!(frames(&stack), SYSTEM_CALL);
+    assert_eq!(stack.end, End::UserMode);
+    assert!(stack.is_reliable());
+    let entry = stack.entry.unwrap();
+    assert_eq!(
+        (entry.general.rip, entry.general.rsp),
+        (0x40_1000, 0x7ffc_0000)
+    );
+    let scheduler: Vec<bool> = stack
+        .frames
+        .iter()
+        .map(|f| unwinder.is_scheduler(f))
+        .collect();
+    assert_eq!(scheduler, [true, false, false, false]);
+    let paused = PausedMemory::new(&kernel.memory);
+    let alone = unwinder.entry_registers(paused.view(kernel.space), Gva(TASK));
+    assert_eq!(alone, Ok(Some(entry)));
+}
+
+#[test]
+fn kernel_threads_end_at_their_first_function() {
+    for (return_address, found, expected) in [
+        (
+            TEXT + 0x150,
+            Found::Return,
+            vec![(0x150, Found::Return), (0x750, Found::Return)],
+        ),
+        // One that has not run yet.
+        (
+            TEXT + 0x700,
+            Found::Register,
+            vec![(0x700, Found::Register)],
+        ),
+    ] {
+        let mut kernel = without_frame_pointers();
+        kernel.words(ENTRY - 24, &[1, 2, TEXT + 0x750]);
+        kernel.inactive(ENTRY - 24 - 56, 0, return_address);
+        let stack = sleeping(&kernel, &kernel.unwinder(true));
+        assert_eq!(frames(&stack), expected, "{found:?}");
+        assert_eq!((stack.end, stack.entry), (End::Bottom, None));
+        assert!(stack.is_reliable());
+    }
+}
+
+/// `__schedule` on the stack of a new task, before it returns to the task's first function.
+#[test]
+fn a_task_that_is_switched_to_for_the_first_time_ends_where_it_starts() {
+    let mut kernel = without_frame_pointers();
+    let sp = ENTRY - 24;
+    kernel.words(sp, &[1, 2, TEXT + 0x700]);
+    let unwinder = kernel.unwinder(true);
+    let paused = PausedMemory::new(&kernel.memory);
+    let cpu = kernel.cpu(TEXT + 0x150, sp, 0);
+    let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+    let expected = [(0x150, Found::Register), (0x700, Found::Register)];
+    assert_eq!(
+        (frames(&stack).as_slice(), stack.end),
+        (&expected[..], End::Bottom)
+    );
+    assert!(stack.is_reliable());
+}
+
+/// The system call in `work`, interrupted by a device whose handler runs on the CPU's interrupt stack. Returns the
+/// handler's stack pointer.
+fn interrupted(kernel: &mut TestKernel) -> u64 {
+    let sp = system_call(kernel) + 24;
+    kernel.registers(sp - 168, TEXT + 0x220, 0x10, sp, 0x1234);
+    // The function that switches stacks has a frame of 24 bytes, like the others.
+    kernel.words(sp - 168 - 24, &[1, 2, TEXT + 0x550]);
+    kernel.word(IRQ_STACK - 8, sp - 168 - 24);
+    IRQ_STACK - 8
+}
+
+const INTERRUPTED: [(u64, Found); 5] = [
+    (0x620, Found::Register),
+    (0x550, Found::Return),
+    (0x220, Found::Interrupted),
+    (0x350, Found::Return),
+    (0x450, Found::Return),
+];
+
+/// An exception in the program, and in `work`: its entry calls `error_entry`, which returns with all registers on the stack.
+/// The table is right about the call and wrong about the instruction behind it.
+#[test]
+fn registers_that_an_exceptions_entry_had_saved_are_found_right_behind() {
+    const PAGE_FAULT: u64 = TEXT + 0x880;
+    for (rip, cs, sp, expected, end) in [
+        (
+            0x40_1000,
+            0x33,
+            0x7ffc_0000,
+            vec![(0x885, Found::Register)],
+            End::UserMode,
+        ),
+        (
+            TEXT + 0x220,
+            0x10,
+            ENTRY - 2 * 24,
+            vec![
+                (0x885, Found::Register),
+                (0x220, Found::Interrupted),
+                (0x350, Found::Return),
+                (0x450, Found::Return),
+            ],
+            End::UserMode,
+        ),
+    ] {
+        let mut kernel = without_frame_pointers();
+        system_call(&mut kernel);
+        let distance = i32::try_from(TEXT + 0xa00 - (PAGE_FAULT + 5)).unwrap();
+        kernel.put(PAGE_FAULT, [0xe8]);
+        kernel.put(PAGE_FAULT + 1, distance.to_le_bytes());
+        let saved = ENTRY - 2 * 24 - 168;
+        kernel.registers(saved, rip, cs, sp, 0x1234);
+        let unwinder = kernel.unwinder(true);
+        let paused = PausedMemory::new(&kernel.memory);
+        let cpu = kernel.cpu(PAGE_FAULT + 5, saved, 0);
+        let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+        assert_eq!((frames(&stack), stack.end), (expected, end));
+        assert!(stack.is_reliable() && stack.entry.is_some());
+    }
+}
+
+#[test]
+fn a_running_task_is_followed_across_the_stacks_of_its_cpu() {
+    let mut kernel = without_frame_pointers();
+    let sp = interrupted(&mut kernel);
+    let unwinder = kernel.unwinder(true);
+    let walk = |kernel: &TestKernel, rip, sp| {
+        let paused = PausedMemory::new(&kernel.memory);
+        unwinder.running(
+            paused.view(kernel.space),
+            &kernel.cpu(rip, sp, 0),
+            Gva(TASK),
+        )
+    };
+    let stack = walk(&kernel, TEXT + 0x620, sp);
+    assert_eq!(frames(&stack), INTERRUPTED);
+    assert_eq!(stack.end, End::UserMode);
+    assert!(stack.is_reliable() && stack.entry.is_some());
+    // The handler is interrupted by one that has a stack of its own.
+    let frame = [TEXT + 0x620, 0x10, 0x2, sp, 0x18];
+    kernel.words(NMI_STACK - 40, &frame);
+    let stack = walk(&kernel, TEXT + 0x820, NMI_STACK - 40);
+    let mut expected = vec![(0x820, Found::Register), (0x620, Found::Interrupted)];
+    expected.extend(&INTERRUPTED[1..]);
+    assert_eq!(frames(&stack), expected);
+    assert!(stack.is_reliable());
+}
+
+#[test]
+fn a_cpu_in_user_mode_has_no_kernel_stack() {
+    let kernel = without_frame_pointers();
+    let paused = PausedMemory::new(&kernel.memory);
+    let mut cpu = kernel.cpu(0x40_1000, 0x7ffc_0000, 0);
+    cpu.cs = 0x33;
+    let stack = kernel
+        .unwinder(true)
+        .running(paused.view(kernel.space), &cpu, Gva(TASK));
+    assert_eq!((stack.frames.len(), stack.end), (0, End::UserMode));
+    assert_eq!(stack.entry.unwrap().general, cpu.general);
+}
+
+#[test]
+fn modules_bring_their_unwind_information_and_generated_code_makes_unreliable() {
+    let mut kernel = without_frame_pointers();
+    let sp = system_call(&mut kernel);
+    kernel.word(sp + 16, MODULE + 0x50);
+    // As generated code has to be: a frame pointer.
+    kernel.inactive(sp - 56, sp + 32, TEXT + 0x150);
+    let mut unwinder = kernel.unwinder(true);
+    let stack = sleeping(&kernel, &unwinder);
+    let reliable: Vec<bool> = stack.frames.iter().map(|frame| frame.reliable).collect();
+    assert_eq!(stack.frames[1].address, Gva(MODULE + 0x50));
+    assert_eq!(reliable, [true, false, false, false]);
+    assert_eq!(stack.end, End::UserMode);
+    assert!(!stack.is_reliable());
+    let text = MODULE..MODULE + 0x100;
+    unwinder.set_modules(vec![ModuleCode {
+        text: vec![text],
+        orc: None,
+    }]);
+    let stack = sleeping(&kernel, &unwinder);
+    assert_eq!(stack.frames.len(), 2);
+    assert_eq!(
+        stack.end,
+        End::NoUnwindInfo {
+            address: Gva(MODULE + 0x4f)
+        }
+    );
+}
+
+#[test]
+fn replaced_return_addresses_are_looked_up() {
+    let trampoline = TEXT + 0x900;
+    for (place, expected) in [(true, Some(TEXT + 0x250)), (false, None)] {
+        let mut kernel = without_frame_pointers();
+        let sp = system_call(&mut kernel);
+        kernel.word(sp + 16, trampoline);
+        let node = TASK + 0x80;
+        kernel.word(TASK + 24, node);
+        kernel.words(
+            node,
+            &[0, TEXT + 0x250, if place { sp + 16 } else { 0x1000 }],
+        );
+        kernel.inactive(sp - 56, 0, TEXT + 0x150);
+        let stack = sleeping(&kernel, &kernel.unwinder(true));
+        let frame = stack.frames[1];
+        assert_eq!(frame.trampoline, Some(ReturnTrampoline::Rethook));
+        match expected {
+            Some(_) => assert_eq!(
+                (frames(&stack), stack.is_reliable()),
+                (SYSTEM_CALL.to_vec(), true)
+            ),
+            None => {
+                assert_eq!((frame.address, frame.reliable), (Gva(trampoline), false));
+                assert_eq!(
+                    stack.end,
+                    End::NoUnwindInfo {
+                        address: Gva(trampoline)
+                    }
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_stacks_end_with_what_is_wrong() {
+    type Damage = fn(&mut TestKernel, u64);
+    let cases: [(&str, Damage, usize, End); 7] = [
+        (
+            "no code",
+            |kernel, sp| kernel.word(sp + 40, 0x1234),
+            2,
+            End::NotCode {
+                address: Gva(0x1234),
+            },
+        ),
+        (
+            "a function that must not be unwound",
+            |kernel, sp| kernel.word(sp + 40, TEXT + 0x50),
+            3,
+            End::NoUnwindInfo {
+                address: Gva(TEXT + 0x50),
+            },
+        ),
+        (
+            "no stack",
+            |kernel, _| kernel.word(TASK, 0),
+            0,
+            End::NoStack,
+        ),
+        (
+            "a wild stack",
+            |kernel, _| kernel.word(TASK, 0xffff_8880_0000_0001),
+            0,
+            End::OffStack {
+                pointer: Gva(0xffff_8880_0000_0001),
+            },
+        ),
+        (
+            "a stack that is not mapped",
+            |kernel, _| {
+                kernel.word(TASK, 0xffff_c900_0070_0000);
+                kernel.word(TASK + 16, 0xffff_c900_0070_1000);
+            },
+            0,
+            End::NotPresent {
+                gva: Gva(0xffff_c900_0070_1030),
+            },
+        ),
+        (
+            "a stack pointer on no stack",
+            |kernel, _| kernel.word(TASK + 16, 0x1000),
+            0,
+            End::OffStack {
+                pointer: Gva(0x1000),
+            },
+        ),
+        (
+            "the end of the stack",
+            |kernel, sp| {
+                for at in (sp..TASK_STACK).step_by(8) {
+                    kernel.word(at, TEXT + 0x250);
+                }
+            },
+            11,
+            End::OffStack {
+                pointer: Gva(TASK_STACK + 16),
+            },
+        ),
+    ];
+    for (what, damage, count, end) in cases {
+        let mut kernel = without_frame_pointers();
+        let sp = system_call(&mut kernel);
+        kernel.inactive(sp - 56, 0, TEXT + 0x150);
+        damage(&mut kernel, sp);
+        let stack = sleeping(&kernel, &kernel.unwinder(true));
+        assert_eq!((stack.frames.len(), stack.end), (count, end), "{what}");
+        assert!(!stack.is_reliable());
+    }
+}
+
+#[test]
+fn tables_that_lead_in_circles_end() {
+    for (sp, bp, expected) in [
+        ((SP, 0), (UNDEFINED, 0), "not further out"),
+        ((SP, -64), (UNDEFINED, 0), "not further out"),
+        ((BP, 16), (PREVIOUS_SP, -16), "not further out"),
+        ((15, 0), (UNDEFINED, 0), "damaged or of an unknown kind"),
+        ((SP, 24), (SP_INDIRECT, 0), "damaged or of an unknown kind"),
+        ((6, 24), (UNDEFINED, 0), "needs DWARF register 10"),
+    ] {
+        let mut kernel = TestKernel::new();
+        kernel.orc(TEXT, sp, bp, CALL);
+        for at in (TASK_STACK - 0x1000..TASK_STACK).step_by(8) {
+            kernel.word(at, TEXT + 0x250);
+        }
+        let bp_at = TASK_STACK - 0x800;
+        kernel.word(bp_at, bp_at);
+        kernel.inactive(TASK_STACK - 0x600, bp_at, TEXT + 0x150);
+        let stack = sleeping(&kernel, &kernel.unwinder(true));
+        let end = stack.end.to_string();
+        assert!(end.contains(expected), "{sp:?} {bp:?}: {end}");
+        assert!(stack.frames.len() <= 3);
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(300))]
+
+    /// Whatever stands in the table and on the stacks, a walk ends, within its bounds.
+    #[test]
+    fn hostile_tables_and_stacks_end(
+        records in proptest::collection::vec((0u8..10, -64i16..64, 0u8..10, -64i16..64, 0u8..8), 10),
+        words in proptest::collection::vec((0u8..4, 0u64..0x1000), 300),
+        orc in proptest::bool::ANY,
+    ) {
+        let mut kernel = TestKernel::new();
+        for (index, (sp, sp_offset, bp, bp_offset, kind)) in (0u64..).zip(records) {
+            kernel.orc(TEXT + index * 0x100, (sp, sp_offset & !7), (bp, bp_offset & !7), kind);
+        }
+        for (index, (choice, value)) in (0u64..).zip(words) {
+            let word = match choice {
+                0 => TEXT + value,
+                1 => TASK_STACK - 0x1000 + (value & !7),
+                2 => IRQ_STACK - 0x1000 + value,
+                _ => (TASK_STACK - 0x1000 + (value & !7)) | 1,
+            };
+            kernel.word(TASK_STACK - 300 * 8 + index * 8, word);
+            kernel.word(IRQ_STACK - 300 * 8 + index * 8, word);
+        }
+        kernel.word(TASK + 16, TASK_STACK - 300 * 8);
+        let unwinder = kernel.unwinder(orc);
+        proptest::prop_assert!(sleeping(&kernel, &unwinder).frames.len() <= MAX_KERNEL_FRAMES);
+        let paused = PausedMemory::new(&kernel.memory);
+        let cpu = kernel.cpu(TEXT + 0x620, IRQ_STACK - 300 * 8, IRQ_STACK - 290 * 8);
+        let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+        proptest::prop_assert!(stack.frames.len() <= MAX_KERNEL_FRAMES);
+        proptest::prop_assert_eq!(stack.frames[0].address, Gva(TEXT + 0x620));
+    }
+}

@@ -1,0 +1,27 @@
+//! Call stacks, of the kernel and of processes.
+//!
+//! The caller pauses the CPUs. [`kernel`] walks kernel stacks, [`user`] those of processes; both yield a
+//! [`frames::Stack`]: the frames found, how, and why there are no more. Names of functions are the caller's to look up,
+//! by [`frames::Frame::lookup_address`].
+
+pub mod code;
+pub mod frames;
+pub mod kernel;
+pub mod orc;
+pub mod orc_versions;
+pub mod ranges;
+pub mod user;
+
+mod eh_frame;
+mod frame_pointer;
+mod orc_walk;
+mod trampoline;
+
+#[cfg(test)]
+mod frame_pointer_tests;
+#[cfg(test)]
+mod kernel_tests;
+#[cfg(test)]
+mod test_kernel;
+#[cfg(test)]
+mod user_tests;

@@ -1,0 +1,441 @@
+//! The record of ORC, the kernel's own unwind information, in its four shapes since Linux 4.14
+//! (arch/x86/include/asm/orc_types.h).
+//!
+//! All have six bytes: two signed 16-bit offsets, then 16 bits of fields. The base registers have kept their numbers; the
+//! fields have not:
+//!
+//! | Linux | bits 0-3 | 4-7 | from 8 on |
+//! |---|---|---|---|
+//! | 4.14 - 4.17 | base of SP | base of BP | type, 2 bits |
+//! | 4.18 - 6.2 | | | type, 2 bits; end of stack |
+//! | 6.3 | | | type, 2 bits; signal; end of stack |
+//! | 6.4 on | | | type, 3 bits, with values for "undefined" and "end of stack"; signal |
+//!
+//! The kernel's types tell which it is; where there are none, its version does.
+
+use crate::kernel::btf::{Btf, MemberError};
+
+/// Bytes of a record.
+pub const ENTRY_SIZE: usize = 6;
+
+/// Where the stack pointer before a function's call, or RBP, is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// The register has not changed; of SP: nothing is known.
+    Undefined,
+    /// At the stack pointer before the call.
+    PreviousSp,
+    /// RDX.
+    Dx,
+    /// RDI.
+    Di,
+    /// RBP.
+    Bp,
+    /// RSP.
+    Sp,
+    /// R10.
+    R10,
+    /// R13.
+    R13,
+    /// In memory at RBP plus the offset.
+    BpIndirect,
+    /// In memory at RSP; see [`OrcFormat::offset_after_indirection`].
+    SpIndirect,
+}
+
+impl Base {
+    /// The place `offset` bytes from it, in the words of the kernel's objtool: `sp+16`, `(bp-8)` for what is stored there.
+    #[must_use]
+    pub fn place(self, offset: i16) -> String {
+        let name = match self {
+            Self::Undefined => return "(und)".to_owned(),
+            Self::BpIndirect => return format!("(bp{offset:+})"),
+            Self::SpIndirect => return format!("(sp){offset:+}"),
+            Self::PreviousSp => "prevsp",
+            Self::Dx => "dx",
+            Self::Di => "di",
+            Self::Bp => "bp",
+            Self::Sp => "sp",
+            Self::R10 => "r10",
+            Self::R13 => "r13",
+        };
+        format!("{name}{offset:+}")
+    }
+}
+
+/// What stands at the stack pointer that a record leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrcType {
+    /// Nothing is known: code that unwinding must not go through.
+    Undefined,
+    /// Nothing: the outermost frame.
+    EndOfStack,
+    /// A return address right below.
+    Call,
+    /// A whole `pt_regs`.
+    Registers,
+    /// The part of a `pt_regs` that the CPU pushes.
+    HardwareFrame,
+}
+
+/// A decoded record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrcEntry {
+    /// Added to the base of SP, in bytes.
+    pub sp_offset: i16,
+    /// Added to the base of BP, in bytes.
+    pub bp_offset: i16,
+    /// Where SP is found.
+    pub sp: Base,
+    /// Where BP is found.
+    pub bp: Base,
+    /// What stands there.
+    pub kind: OrcType,
+    /// Whether the address found there is an interrupted instruction, and no return address.
+    pub signal: bool,
+}
+
+/// Which of the four shapes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// Linux 4.14.
+    First,
+    /// Linux 4.18.
+    End,
+    /// Linux 6.3.
+    SignalAndEnd,
+    /// Linux 6.4.
+    Types,
+}
+
+/// The versions that had them first no longer.
+const UNTIL: [((u32, u32), Shape); 3] = [
+    ((4, 18), Shape::First),
+    ((6, 3), Shape::End),
+    ((6, 4), Shape::SignalAndEnd),
+];
+
+/// A kernel's shape of record, and what its unwinder makes of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OrcFormat {
+    shape: Shape,
+    /// Of [`Base::SpIndirect`]: whether the offset is added to what is read (Linux 5.12 on), and not to the address it
+    /// is read from.
+    pub offset_after_indirection: bool,
+}
+
+/// No shape is known for a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OrcFormatError {
+    /// The types describe another record.
+    #[error(
+        "struct orc_entry has {what} in this kernel, which no known version of its unwind information has: kernel \
+         stacks cannot be unwound by it"
+    )]
+    Unknown {
+        /// What is different.
+        what: String,
+    },
+    /// Neither types nor a version.
+    #[error(
+        "neither the kernel's types nor its version ({banner:?}) tell which version its unwind information has"
+    )]
+    NoVersion {
+        /// The banner given.
+        banner: String,
+    },
+}
+
+/// Bit offset and width of a field, if it is there.
+type Place = Option<(u64, u32)>;
+/// The record's members: those that all shapes have at the same place, and those that tell the shapes apart.
+const NAMES: [&str; 7] = [
+    "sp_offset",
+    "bp_offset",
+    "sp_reg",
+    "bp_reg",
+    "type",
+    "signal",
+    "end",
+];
+const COMMON: [Place; 4] = [Some((0, 16)), Some((16, 16)), Some((32, 4)), Some((36, 4))];
+const SHAPES: [(Shape, [Place; 3]); 4] = [
+    (Shape::First, [Some((40, 2)), None, None]),
+    (Shape::End, [Some((40, 2)), None, Some((42, 1))]),
+    (
+        Shape::SignalAndEnd,
+        [Some((40, 2)), Some((42, 1)), Some((43, 1))],
+    ),
+    (Shape::Types, [Some((40, 3)), Some((43, 1)), None]),
+];
+
+impl OrcFormat {
+    /// The format of a kernel, by its types if they have the record, else by its banner (`Linux version 6.1.0…`). The
+    /// newest is taken for what only the version tells and there is none.
+    ///
+    /// # Errors
+    /// If the types describe an unknown record, or there is neither.
+    pub fn of(btf: Option<&Btf>, banner: Option<&str>) -> Result<Self, OrcFormatError> {
+        let version = banner.and_then(version);
+        let described = match btf {
+            Some(btf) => described(btf)?,
+            None => None,
+        };
+        let shape = match (described, version) {
+            (Some(shape), _) => shape,
+            (None, Some(version)) => {
+                let until = |(end, _): &&((u32, u32), Shape)| version < *end;
+                UNTIL
+                    .iter()
+                    .find(until)
+                    .map_or(Shape::Types, |(_, shape)| *shape)
+            }
+            (None, None) => {
+                let banner = banner.unwrap_or_default().to_owned();
+                return Err(OrcFormatError::NoVersion { banner });
+            }
+        };
+        Ok(Self {
+            shape,
+            offset_after_indirection: version.is_none_or(|version| version >= (5, 12)),
+        })
+    }
+
+    /// What a record says; `None` if it uses values that no kernel knows.
+    #[must_use]
+    pub fn decode(&self, bytes: [u8; ENTRY_SIZE]) -> Option<OrcEntry> {
+        let [s0, s1, b0, b1, registers, rest] = bytes;
+        let kind = rest & 0b11;
+        let (kind, signal) = match self.shape {
+            Shape::First | Shape::End | Shape::SignalAndEnd => {
+                let end = match self.shape {
+                    Shape::SignalAndEnd => rest & 0b1000 != 0,
+                    Shape::End => rest & 0b100 != 0,
+                    _ => true,
+                };
+                let known = match kind {
+                    0 => OrcType::Call,
+                    1 => OrcType::Registers,
+                    2 => OrcType::HardwareFrame,
+                    _ => return None,
+                };
+                let signal = match self.shape {
+                    Shape::SignalAndEnd => rest & 0b100 != 0,
+                    _ => known != OrcType::Call,
+                };
+                match (registers & 0xf, end) {
+                    (0, true) => (OrcType::EndOfStack, signal),
+                    (0, false) => (OrcType::Undefined, signal),
+                    _ => (known, signal),
+                }
+            }
+            Shape::Types => {
+                let kind = match rest & 0b111 {
+                    0 => OrcType::Undefined,
+                    1 => OrcType::EndOfStack,
+                    2 => OrcType::Call,
+                    3 => OrcType::Registers,
+                    4 => OrcType::HardwareFrame,
+                    _ => return None,
+                };
+                (kind, rest & 0b1000 != 0)
+            }
+        };
+        Some(OrcEntry {
+            sp_offset: i16::from_le_bytes([s0, s1]),
+            bp_offset: i16::from_le_bytes([b0, b1]),
+            sp: base(registers & 0xf)?,
+            bp: base(registers >> 4)?,
+            kind,
+            signal,
+        })
+    }
+}
+
+fn base(number: u8) -> Option<Base> {
+    Some(match number {
+        0 => Base::Undefined,
+        1 => Base::PreviousSp,
+        2 => Base::Dx,
+        3 => Base::Di,
+        4 => Base::Bp,
+        5 => Base::Sp,
+        6 => Base::R10,
+        7 => Base::R13,
+        8 => Base::BpIndirect,
+        9 => Base::SpIndirect,
+        _ => return None,
+    })
+}
+
+/// The shape that the types describe; `None` if they have no such record.
+fn described(btf: &Btf) -> Result<Option<Shape>, OrcFormatError> {
+    let unknown = |what: String| Err(OrcFormatError::Unknown { what });
+    let mut fields = Vec::new();
+    for name in NAMES {
+        let place = match btf.member(&format!("orc_entry.{name}")) {
+            Ok(member) => {
+                let whole = u32::try_from(member.size.saturating_mul(8)).unwrap_or(u32::MAX);
+                Some((member.bit_offset, member.bits.unwrap_or(whole)))
+            }
+            Err(MemberError::NoType { .. }) => return Ok(None),
+            Err(_) => None,
+        };
+        fields.push(place);
+    }
+    match btf.size_of("orc_entry") {
+        Some(size) if size == ENTRY_SIZE as u64 => {}
+        size => return unknown(format!("a size of {size:?} bytes")),
+    }
+    match SHAPES.iter().find(|(_, expected)| {
+        fields.starts_with(&COMMON) && fields.get(COMMON.len()..) == Some(&expected[..])
+    }) {
+        Some((shape, _)) => Ok(Some(*shape)),
+        None => unknown(format!("its fields {NAMES:?} at (bit, width) {fields:?}")),
+    }
+}
+
+/// Major and minor number of a banner.
+fn version(banner: &str) -> Option<(u32, u32)> {
+    let numbers = banner.strip_prefix("Linux version ")?;
+    let mut numbers = numbers.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::kernel::btf::Kind;
+    use crate::kernel::btf::test_types::TestBtf;
+
+    /// Types with the record of these bitfields (name, bit, width).
+    fn types(fields: &[(&str, u32, u32)]) -> Btf {
+        let mut t = TestBtf::default();
+        let short = t.add("short int", Kind::Int, 0, 2, &[0x0100_0010]);
+        let word = t.add("unsigned int", Kind::Int, 0, 4, &[0x20]);
+        let mut members = vec![("sp_offset", short, 0), ("bp_offset", short, 16)];
+        for (name, bit, width) in fields {
+            members.push((name, word, width << 24 | bit));
+        }
+        t.composite("orc_entry", Kind::Struct, true, 6, &members);
+        Btf::parse(&t.bytes()).unwrap()
+    }
+
+    const BASES: [(&str, u32, u32); 2] = [("sp_reg", 32, 4), ("bp_reg", 36, 4)];
+
+    fn formats() -> [(OrcFormat, &'static str); 4] {
+        [
+            ("Linux version 4.14.336 (gcc)", &[("type", 40, 2)][..]),
+            (
+                "Linux version 6.1.0-56-cloud-amd64 (debian)",
+                &[("type", 40, 2), ("end", 42, 1)],
+            ),
+            (
+                "Linux version 6.3.1",
+                &[("type", 40, 2), ("signal", 42, 1), ("end", 43, 1)],
+            ),
+            (
+                "Linux version 6.12.117",
+                &[("type", 40, 3), ("signal", 43, 1)],
+            ),
+        ]
+        .map(|(banner, fields)| {
+            let by_version = OrcFormat::of(None, Some(banner)).unwrap();
+            let btf = types(&[&BASES[..], fields].concat());
+            assert_eq!(
+                OrcFormat::of(Some(&btf), Some(banner)),
+                Ok(by_version),
+                "{banner}"
+            );
+            assert_eq!(
+                OrcFormat::of(Some(&btf), None).unwrap().shape,
+                by_version.shape
+            );
+            (by_version, banner)
+        })
+    }
+
+    #[test]
+    fn every_version_tells_calls_registers_and_ends_apart() {
+        // Fields from bit 8 on: (the record's, then what is expected).
+        let cases: [&[(u8, u8, OrcType, bool)]; 4] = [
+            &[
+                (0, 5, OrcType::Call, false),
+                (1, 5, OrcType::Registers, true),
+                (2, 5, OrcType::HardwareFrame, true),
+                (0, 0, OrcType::EndOfStack, false),
+            ],
+            &[
+                (0, 5, OrcType::Call, false),
+                (1, 5, OrcType::Registers, true),
+                (0, 0, OrcType::Undefined, false),
+                (4, 0, OrcType::EndOfStack, false),
+            ],
+            &[
+                (0, 5, OrcType::Call, false),
+                (1 | 4, 5, OrcType::Registers, true),
+                (0, 0, OrcType::Undefined, false),
+                (8, 0, OrcType::EndOfStack, false),
+            ],
+            &[
+                (0, 0, OrcType::Undefined, false),
+                (1, 0, OrcType::EndOfStack, false),
+                (2, 5, OrcType::Call, false),
+                (2 | 8, 5, OrcType::Call, true),
+                (3 | 8, 5, OrcType::Registers, true),
+                (4 | 8, 5, OrcType::HardwareFrame, true),
+            ],
+        ];
+        for ((format, banner), cases) in formats().iter().zip(cases) {
+            for (rest, sp, kind, signal) in cases {
+                let entry = format
+                    .decode([16, 0, 0xf0, 0xff, 0x10 | sp, *rest])
+                    .unwrap();
+                assert_eq!(
+                    (entry.kind, entry.signal),
+                    (*kind, *signal),
+                    "{banner}: {rest:#b}"
+                );
+                assert_eq!((entry.sp_offset, entry.bp_offset), (16, -16));
+                assert_eq!(entry.bp, Base::PreviousSp);
+            }
+            assert_eq!(
+                format.decode([0, 0, 0, 0, 0x0f, 2]),
+                None,
+                "{banner}: base 15"
+            );
+            assert_eq!(
+                format.decode([0, 0, 0, 0, 0xf5, 2]),
+                None,
+                "{banner}: base 15 of BP"
+            );
+        }
+        let [(first, _), .., (last, _)] = formats();
+        assert_eq!(first.decode([0, 0, 0, 0, 5, 3]), None, "no such type");
+        assert_eq!(last.decode([0, 0, 0, 0, 5, 7]), None, "no such type");
+        assert!(!first.offset_after_indirection && last.offset_after_indirection);
+    }
+
+    #[test]
+    fn unknown_records_are_refused() {
+        let moved = types(&[&BASES[..], &[("type", 40, 4)]].concat());
+        let error = OrcFormat::of(Some(&moved), Some("Linux version 6.12.0")).unwrap_err();
+        assert!(error.to_string().contains("Some((40, 4))"), "{error}");
+        // A member of 2^63 bytes.
+        let mut t = TestBtf::default();
+        let word = t.add("unsigned int", Kind::Int, 0, 4, &[0x20]);
+        let inner = t.add("", Kind::Array, 0, 0, &[word, word, 1 << 31]);
+        let outer = t.add("", Kind::Array, 0, 0, &[inner, word, 1 << 30]);
+        t.composite("orc_entry", Kind::Struct, false, 6, &[("type", outer, 40)]);
+        let huge = Btf::parse(&t.bytes()).unwrap();
+        let error = OrcFormat::of(Some(&huge), None).unwrap_err();
+        assert!(
+            error.to_string().contains("Some((40, 4294967295))"),
+            "{error}"
+        );
+        let none = Btf::parse(&TestBtf::default().bytes()).unwrap();
+        let error = OrcFormat::of(Some(&none), Some("Linux wersion")).unwrap_err();
+        assert!(error.to_string().contains("Linux wersion"), "{error}");
+    }
+}

@@ -1,0 +1,241 @@
+//! One kernel stack by the kernel's unwind information (what arch/x86/kernel/unwind_orc.c does with it).
+
+use super::code::Code;
+use super::frames::{End, Found, SavedRegisters};
+use super::kernel::{MAX_KERNEL_FRAMES, Walk};
+use super::orc::OrcTable;
+use super::orc_versions::{Base, OrcEntry, OrcType};
+use crate::Gva;
+use crate::x86_64::GeneralRegisters;
+
+/// DWARF's numbers of registers, for [`End::LostRegister`].
+const DX: u16 = 1;
+const DI: u16 = 5;
+const R10: u16 = 10;
+const R13: u16 = 13;
+
+/// Where the walk is.
+struct Position {
+    ip: u64,
+    sp: u64,
+    bp: u64,
+    /// Whether `ip` is an instruction that runs next, and no return address.
+    exact: bool,
+    /// All registers at this place; only known where they were saved.
+    all: Option<GeneralRegisters>,
+}
+
+/// Adds the frames outside the one whose RIP, RSP and RBP are in `registers`, which has been added. `exact` tells whether
+/// that is at an instruction or behind a call; `all` gives its other registers where they are known.
+pub(super) fn walk(
+    walk: &mut Walk<'_, '_>,
+    table: OrcTable,
+    registers: GeneralRegisters,
+    exact: bool,
+    all: Option<GeneralRegisters>,
+) -> Result<End, End> {
+    let mut position = Position {
+        ip: registers.rip,
+        sp: registers.rsp,
+        bp: registers.rbp,
+        exact,
+        all,
+    };
+    // Where the stack pointer is on none, as in the first instructions of an entry, the table says so.
+    let _ = walk.stacks.enter(position.sp, 8);
+    for _ in 0..MAX_KERNEL_FRAMES {
+        if let Some(end) = step(walk, table, &mut position)? {
+            return Ok(end);
+        }
+    }
+    Ok(End::TooLong)
+}
+
+/// What is assumed of generated code, which no table knows.
+const WITH_FRAME_POINTER: OrcEntry = OrcEntry {
+    sp_offset: 16,
+    bp_offset: -16,
+    sp: Base::Bp,
+    bp: Base::PreviousSp,
+    kind: OrcType::Call,
+    signal: false,
+};
+/// What a call through a null pointer has done.
+const CALLED_NULL: OrcEntry = OrcEntry {
+    sp_offset: 8,
+    bp_offset: 0,
+    sp: Base::Sp,
+    bp: Base::Undefined,
+    kind: OrcType::Call,
+    signal: false,
+};
+
+/// What is on the stack behind the call of `error_entry`.
+const SAVED_BY_ERROR_ENTRY: OrcEntry = OrcEntry {
+    sp_offset: 0,
+    bp_offset: 0,
+    sp: Base::Sp,
+    bp: Base::Undefined,
+    kind: OrcType::Registers,
+    signal: true,
+};
+
+fn find(walk: &mut Walk<'_, '_>, table: OrcTable, position: &Position) -> Result<OrcEntry, End> {
+    // A call may be the last instruction of its function, or of the range that its record is for.
+    let ip = match position.exact {
+        true => position.ip,
+        false => position.ip.wrapping_sub(1),
+    };
+    let address = Gva(ip);
+    if position.ip == 0 {
+        return Ok(CALLED_NULL);
+    }
+    let table = match walk.code().at(ip) {
+        Some(Code::Kernel) => Some(table),
+        Some(Code::Module(module)) => module.orc,
+        Some(Code::Generated) => {
+            walk.assume();
+            return Ok(WITH_FRAME_POINTER);
+        }
+        None => return Err(End::NotCode { address }),
+    };
+    let table = table.ok_or(End::NoUnwindInfo { address })?;
+    let found = table.find(walk.view, ip);
+    let found = found.map_err(|_| End::NoUnwindInfo { address })?;
+    let found = found.ok_or(End::BadUnwindInfo { address })?;
+    // The table of Linux 6.1 is wrong for the one instruction there: objtool does not see that the function leaves all
+    // registers on the stack where it found what the CPU had pushed.
+    let wrong = found.kind == OrcType::HardwareFrame
+        && position.exact
+        && walk.code().follows_error_entry(walk.view, ip);
+    Ok(if wrong { SAVED_BY_ERROR_ENTRY } else { found })
+}
+
+/// Moves one frame outwards; `Some` at the end.
+fn step(
+    walk: &mut Walk<'_, '_>,
+    table: OrcTable,
+    position: &mut Position,
+) -> Result<Option<End>, End> {
+    let entry = find(walk, table, position)?;
+    let address = Gva(position.ip);
+    match entry.kind {
+        OrcType::EndOfStack => return Ok(Some(End::Bottom)),
+        OrcType::Undefined => return Err(End::NoUnwindInfo { address }),
+        _ => {}
+    }
+    let before = (walk.stacks.current(), position.sp);
+    let previous_sp = previous_sp(walk, &table, &entry, position)?;
+    match entry.kind {
+        OrcType::Registers => {
+            let saved = walk.read_registers(previous_sp)?;
+            if saved.in_user_mode() {
+                walk.entry = Some(saved);
+                return Ok(Some(End::UserMode));
+            }
+            interrupted(walk, position, saved.general, Some(saved.general))?;
+        }
+        OrcType::HardwareFrame => {
+            walk.stacks
+                .enter(previous_sp, SavedRegisters::HARDWARE_SIZE)?;
+            let word = |walk: &mut Walk<'_, '_>, index: u64| {
+                walk.read_stack(previous_sp.wrapping_add(index * 8))
+            };
+            // The CPU has not changed the other registers since.
+            let general = GeneralRegisters {
+                rip: word(walk, 0)?,
+                rflags: word(walk, 2)?,
+                rsp: word(walk, 3)?,
+                rbp: position.bp,
+                ..position.all.unwrap_or_default()
+            };
+            let saved = SavedRegisters {
+                general,
+                cs: word(walk, 1)? as u16,
+                orig_rax: u64::MAX,
+            };
+            if saved.in_user_mode() {
+                walk.entry = position.all.map(|_| saved);
+                return Ok(Some(End::UserMode));
+            }
+            let all = position.all.map(|_| general);
+            interrupted(walk, position, general, all)?;
+        }
+        _ => {
+            position.ip = walk.push_return(previous_sp.wrapping_sub(8))?;
+            position.sp = previous_sp;
+            position.all = None;
+        }
+    }
+    position.exact = entry.signal || walk.is_first_code(position.ip);
+    match entry.bp {
+        Base::Undefined => {
+            if let Some(all) = position.all {
+                position.bp = all.rbp;
+            }
+        }
+        Base::PreviousSp => {
+            let at = previous_sp.wrapping_add_signed(entry.bp_offset.into());
+            position.bp = walk.read_stack(at)?;
+        }
+        Base::Bp => {
+            let at = position.bp.wrapping_add_signed(entry.bp_offset.into());
+            position.bp = walk.read_stack(at)?;
+        }
+        _ => return Err(End::BadUnwindInfo { address }),
+    }
+    let (stack, sp) = before;
+    let inwards =
+        walk.stacks.current() == stack && position.sp <= sp && walk.stacks.holds(position.sp, 8);
+    match inwards {
+        true => Err(End::NotOutwards {
+            pointer: Gva(position.sp),
+        }),
+        false => Ok(None),
+    }
+}
+
+/// Adds the frame that was interrupted with these registers.
+fn interrupted(
+    walk: &mut Walk<'_, '_>,
+    position: &mut Position,
+    at: GeneralRegisters,
+    all: Option<GeneralRegisters>,
+) -> Result<(), End> {
+    if at.rip != 0 {
+        walk.push(at.rip, Found::Interrupted)?;
+    }
+    position.ip = at.rip;
+    position.sp = at.rsp;
+    position.all = all;
+    Ok(())
+}
+
+/// The stack pointer that the record leads to: where its return address ends or its registers start.
+fn previous_sp(
+    walk: &mut Walk<'_, '_>,
+    table: &OrcTable,
+    entry: &OrcEntry,
+    position: &Position,
+) -> Result<u64, End> {
+    let address = Gva(position.ip);
+    let offset = |base: u64| base.wrapping_add_signed(entry.sp_offset.into());
+    let register = |register: u16, choose: fn(&GeneralRegisters) -> u64| {
+        let known = position.all.as_ref().map(choose);
+        known.ok_or(End::LostRegister { address, register })
+    };
+    Ok(match entry.sp {
+        Base::Sp => offset(position.sp),
+        Base::Bp => offset(position.bp),
+        Base::BpIndirect => walk.read_stack(offset(position.bp))?,
+        Base::SpIndirect => match table.format().offset_after_indirection {
+            true => offset(walk.read_stack(position.sp)?),
+            false => walk.read_stack(offset(position.sp))?,
+        },
+        Base::R10 => register(R10, |all| all.r10)?,
+        Base::R13 => register(R13, |all| all.r13)?,
+        Base::Di => register(DI, |all| all.rdi)?,
+        Base::Dx => register(DX, |all| all.rdx)?,
+        Base::Undefined | Base::PreviousSp => return Err(End::BadUnwindInfo { address }),
+    })
+}

@@ -1,0 +1,255 @@
+//! The stacks that a task's kernel code may be on, as address ranges: its own, and for a task that runs, those of its CPU
+//! for interrupts, exceptions and the entry code.
+//!
+//! A walk reads nothing outside them, and enters each at most once: so it ends, whatever stands there.
+
+use std::ops::Range;
+
+use super::frames::{End, SavedRegisters};
+use crate::kernel::btf::Btf;
+use crate::kernel::layout::{LayoutError, first_offset, offset};
+use crate::kernel::symbols::Symbols;
+use crate::{Gva, MemoryView};
+
+const PAGE: u64 = 4096;
+/// Size of a task's stack and of an interrupt stack, which is the same: four pages, eight with KASAN (`THREAD_SIZE` and
+/// `IRQ_STACK_SIZE`, arch/x86/include/asm/page_64_types.h). The types tell the latter.
+const DEFAULT_STACK: u64 = 4 * PAGE;
+const MOST_STACK: u64 = 64 * PAGE;
+/// Bytes left free above the saved registers by kernels that know FRED (`TOP_OF_KERNEL_STACK_PADDING`).
+const FRED_PADDING: u64 = 16;
+const FRED_ENTRY: &str = "asm_fred_entrypoint_user";
+
+/// One stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StackKind {
+    /// The task's.
+    Task,
+    /// The CPU's for device interrupts and softirqs.
+    Interrupt,
+    /// The CPU's for one kind of exception, by its place in `struct cea_exception_stacks`.
+    Exception(u8),
+    /// The CPU's for the first instructions of an entry from user mode.
+    Entry,
+}
+
+/// Members of `struct cea_exception_stacks` (arch/x86/include/asm/cpu_entry_area.h); kernels have some of them.
+const EXCEPTION_STACKS: [&str; 8] = [
+    "DF_stack",
+    "NMI_stack",
+    "DB_stack",
+    "DB1_stack",
+    "DB2_stack",
+    "MCE_stack",
+    "VC_stack",
+    "VC2_stack",
+];
+
+/// Where a kernel keeps its stacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackLayout {
+    /// Offsets in `task_struct`.
+    task_stack: u64,
+    thread_sp: u64,
+    stack_size: u64,
+    padding: u64,
+    /// `struct inactive_task_frame`: what a task that is switched away from leaves at its stack pointer.
+    pub(super) inactive: InactiveFrame,
+    /// Per-CPU addresses of pointers.
+    interrupt: Option<u64>,
+    exceptions: Option<u64>,
+    /// From the start of the exception stacks.
+    exception_stacks: Vec<(StackKind, Range<u64>)>,
+    /// How far before them the entry stack starts.
+    entry_before: Option<u64>,
+}
+
+/// Offsets in `struct inactive_task_frame`, and its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct InactiveFrame {
+    pub(super) bp: u64,
+    pub(super) return_address: u64,
+    pub(super) size: u64,
+}
+
+impl StackLayout {
+    /// Finds the offsets; `symbols` must have the slide of the running kernel. Stacks of CPUs that the kernel does not
+    /// describe are left out: walks end where they would enter one.
+    ///
+    /// # Errors
+    /// If the types do not describe a task's stack.
+    pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
+        let inactive = |member: &str, default| {
+            let found = offset(btf, &format!("inactive_task_frame.{member}"), 8);
+            found.unwrap_or(default)
+        };
+        let hot = |member: &str| {
+            let base = symbols.address_of("pcpu_hot")?;
+            let offset = offset(btf, &format!("pcpu_hot.{member}"), 8).ok()?;
+            Some(base.wrapping_add(offset))
+        };
+        let stacks = EXCEPTION_STACKS
+            .iter()
+            .zip(0u8..)
+            .filter_map(|(member, number)| {
+                let member = btf.member(&format!("cea_exception_stacks.{member}")).ok()?;
+                let end = member.byte_offset.checked_add(member.size)?;
+                Some((StackKind::Exception(number), member.byte_offset..end))
+            });
+        let entry_before = || {
+            let stacks = btf.member("cpu_entry_area.estacks").ok()?.byte_offset;
+            let entry = btf.member("cpu_entry_area.entry_stack_page").ok()?;
+            (entry.size == PAGE).then(|| stacks.checked_sub(entry.byte_offset))?
+        };
+        let size = btf
+            .size_of("irq_stack")
+            .filter(|size| *size <= MOST_STACK && size.is_multiple_of(PAGE));
+        Ok(Self {
+            task_stack: offset(btf, "task_struct.stack", 8)?,
+            thread_sp: first_offset(btf, &["task_struct.thread.sp"], 8)?,
+            stack_size: size.filter(|size| *size > 0).unwrap_or(DEFAULT_STACK),
+            padding: symbols.address_of(FRED_ENTRY).map_or(0, |_| FRED_PADDING),
+            inactive: InactiveFrame {
+                bp: inactive("bp", 40),
+                return_address: inactive("ret_addr", 48),
+                size: btf.size_of("inactive_task_frame").unwrap_or(56),
+            },
+            interrupt: symbols
+                .address_of("hardirq_stack_ptr")
+                .or_else(|| hot("hardirq_stack_ptr"))
+                .or_else(|| symbols.address_of("irq_stack_ptr")),
+            exceptions: symbols.address_of("cea_exception_stacks"),
+            exception_stacks: stacks.collect(),
+            entry_before: entry_before(),
+        })
+    }
+
+    /// The range of a task's stack.
+    pub(super) fn task_stack(&self, view: MemoryView<'_>, task: Gva) -> Result<Range<u64>, End> {
+        let at = Gva(task.0.wrapping_add(self.task_stack));
+        let start = read(view, at)?;
+        if start == 0 {
+            return Err(End::NoStack);
+        }
+        let off = End::OffStack {
+            pointer: Gva(start),
+        };
+        match (start >> 63 == 1 && start.is_multiple_of(PAGE))
+            .then(|| start.checked_add(self.stack_size))
+        {
+            Some(Some(end)) => Ok(start..end),
+            _ => Err(off),
+        }
+    }
+
+    /// The stack pointer of a task that does not run.
+    pub(super) fn saved_sp(&self, view: MemoryView<'_>, task: Gva) -> Result<u64, End> {
+        read(view, Gva(task.0.wrapping_add(self.thread_sp)))
+    }
+
+    /// Where the registers of a task's entry from user mode stand on its stack.
+    pub(super) fn entry_registers(&self, stack: &Range<u64>) -> u64 {
+        stack.end.wrapping_sub(self.padding + SavedRegisters::SIZE)
+    }
+
+    /// Whether [`cpu_stacks`](Self::cpu_stacks) can have that for interrupts.
+    pub(super) fn knows_interrupt_stack(&self) -> bool {
+        self.interrupt.is_some()
+    }
+
+    /// The stacks of the CPU with the per-CPU base `base`. What cannot be read is left out.
+    pub(super) fn cpu_stacks(
+        &self,
+        view: MemoryView<'_>,
+        base: Gva,
+    ) -> Vec<(StackKind, Range<u64>)> {
+        let pointer = |variable: Option<u64>| {
+            let value = view.u64(Gva(base.0.wrapping_add(variable?))).ok()?;
+            (value >> 63 == 1).then_some(value)
+        };
+        let mut stacks = Vec::new();
+        // It points at the stack's end, or 8 bytes below (since Linux 5.12).
+        let end = pointer(self.interrupt).and_then(|top| top.checked_next_multiple_of(PAGE));
+        if let Some(end) = end {
+            stacks.push((StackKind::Interrupt, end.wrapping_sub(self.stack_size)..end));
+        }
+        if let Some(start) = pointer(self.exceptions) {
+            let absolute = |offset: u64| start.wrapping_add(offset);
+            let exceptions = self.exception_stacks.iter();
+            stacks.extend(
+                exceptions.map(|(kind, range)| (*kind, absolute(range.start)..absolute(range.end))),
+            );
+            if let Some(entry) = self
+                .entry_before
+                .and_then(|before| start.checked_sub(before))
+            {
+                stacks.push((StackKind::Entry, entry..entry.wrapping_add(PAGE)));
+            }
+        }
+        stacks
+    }
+}
+
+fn read(view: MemoryView<'_>, gva: Gva) -> Result<u64, End> {
+    view.u64(gva).map_err(|_| End::NotPresent { gva })
+}
+
+/// The stacks of one walk.
+pub(super) struct Stacks {
+    all: Vec<(StackKind, Range<u64>)>,
+    current: Option<usize>,
+    /// By number, those that were entered.
+    entered: u64,
+}
+
+impl Stacks {
+    pub(super) fn new(all: Vec<(StackKind, Range<u64>)>) -> Self {
+        Self {
+            all,
+            current: None,
+            entered: 0,
+        }
+    }
+
+    /// Number of the stack the walk is on.
+    pub(super) fn current(&self) -> Option<usize> {
+        self.current
+    }
+
+    /// Whether the stack the walk is on holds the `length` bytes at `at`.
+    pub(super) fn holds(&self, at: u64, length: u64) -> bool {
+        let current = self.current.and_then(|index| self.all.get(index));
+        current.is_some_and(|(_, range)| holds(range, at, length))
+    }
+
+    /// Moves to the stack that holds the `length` bytes at `at`.
+    ///
+    /// # Errors
+    /// If none does, or that one was left before.
+    pub(super) fn enter(&mut self, at: u64, length: u64) -> Result<(), End> {
+        if self.holds(at, length) {
+            return Ok(());
+        }
+        let off = End::OffStack { pointer: Gva(at) };
+        let found = self
+            .all
+            .iter()
+            .position(|(_, range)| holds(range, at, length))
+            .ok_or(off)?;
+        let bit = u32::try_from(found)
+            .ok()
+            .and_then(|found| 1u64.checked_shl(found))
+            .ok_or(off)?;
+        if self.entered & bit != 0 {
+            return Err(off);
+        }
+        self.entered |= bit;
+        self.current = Some(found);
+        Ok(())
+    }
+}
+
+fn holds(range: &Range<u64>, at: u64, length: u64) -> bool {
+    let end = at.checked_add(length);
+    range.start <= at && end.is_some_and(|end| end <= range.end)
+}

@@ -1,0 +1,472 @@
+//! The stack of a process's thread, by the unwind information of the objects it has mapped; and, where an object has none,
+//! by frame pointers, marked as the guess it is.
+//!
+//! The caller gives a view of the process's address space, its mappings, and where the thread is: the registers that the
+//! kernel saved when it was entered, or those of a CPU in user mode. A page that is not in memory ends the stack with a
+//! mark; so does everything else that would have to be guessed.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::eh_frame::{self, Cfa, Failure, Place, REGISTERS, Rule};
+use super::frames::{End, Found, Frame, Guess, SavedRegisters, Stack};
+use crate::x86_64::GeneralRegisters;
+use crate::{Gva, MemoryView};
+
+pub use super::eh_frame::{MissingBytes, ObjectBytes, ObjectHeaders};
+
+/// Frames of a stack, unless another number is asked for: what `perf` takes (`PERF_MAX_STACK_DEPTH`).
+pub const DEFAULT_FRAMES: usize = 127;
+/// Rules kept between walks.
+const MAX_RULES: usize = 1 << 16;
+/// A frame pointer is believed only this near to the stack pointer: the usual limit of a stack.
+const MAX_DISTANCE: u64 = 8 << 20;
+/// DWARF's numbers of registers (System V ABI for AMD64, figure 3.36).
+const RBP: usize = 6;
+const RSP: usize = 7;
+const RETURN: usize = 16;
+/// What a signal handler returns to, where it is not described: `mov $15,%rax; syscall`, with a short or a long `mov`.
+const SIGNAL_RETURN: [&[u8]; 2] = [
+    &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05],
+    &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05],
+];
+/// Offset of the interrupted registers from the stack pointer there (`uc_mcontext` of `struct ucontext`), and DWARF's
+/// numbers in the order they stand (`struct sigcontext_64`, arch/x86/include/uapi/asm/sigcontext.h).
+const SIGNAL_CONTEXT: u64 = 40;
+const SIGNAL_ORDER: [usize; 17] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16];
+
+/// A mapped object with unwind information.
+pub struct MappedObject<'o> {
+    /// Where its code is mapped.
+    pub text: Range<u64>,
+    /// What is to be added to a link address to get where it is mapped.
+    pub bias: u64,
+    /// Link address of its `.eh_frame_hdr` (program header `PT_GNU_EH_FRAME`); `None` if it has none.
+    pub eh_frame_hdr: Option<u64>,
+    /// Link addresses of its section `.eh_frame`, if known: it is searched where there is no `.eh_frame_hdr`.
+    pub eh_frame: Option<Range<u64>>,
+    /// Its bytes.
+    pub bytes: Box<dyn ObjectBytes + 'o>,
+}
+
+/// An object's bytes, read where the process has mapped them.
+pub struct MappedBytes<'p> {
+    view: MemoryView<'p>,
+    bias: u64,
+}
+
+impl<'p> MappedBytes<'p> {
+    /// Of the object with the given bias, in the address space of `view`.
+    #[must_use]
+    pub fn new(view: MemoryView<'p>, bias: u64) -> Self {
+        Self { view, bias }
+    }
+}
+
+impl ObjectBytes for MappedBytes<'_> {
+    fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes> {
+        let read = self.view.read(Gva(address.wrapping_add(self.bias)), buf);
+        read.map_err(|_| MissingBytes { address })
+    }
+}
+
+impl<'p> MappedObject<'p> {
+    /// The object whose first byte is mapped at `base`, from what of it is in memory; `None` if that is no 64-bit ELF
+    /// object with its headers there. `text` is where its code is mapped.
+    #[must_use]
+    pub fn in_memory(view: MemoryView<'p>, base: Gva, text: Range<u64>) -> Option<Self> {
+        let read = |at: u64, buf: &mut [u8]| view.read(Gva(at), buf).ok();
+        let ObjectHeaders { bias, eh_frame_hdr } = ObjectHeaders::read(base.0, read)?;
+        Some(Self {
+            text,
+            bias,
+            eh_frame_hdr,
+            eh_frame: None,
+            bytes: Box::new(MappedBytes::new(view, bias)),
+        })
+    }
+}
+
+/// Walks the stacks of one process's threads. It keeps the rules it has found: they hold for as long as the mappings do.
+pub struct UserUnwinder<'o> {
+    /// Ascending by address.
+    objects: Vec<MappedObject<'o>>,
+    /// Other places with code.
+    code: Vec<Range<u64>>,
+    rules: HashMap<u64, Result<Option<Rc<Rule>>, Failure>>,
+    /// By bias: functions and their records of objects without a search table.
+    indices: HashMap<u64, Rc<Vec<(u64, u64)>>>,
+}
+
+impl<'o> UserUnwinder<'o> {
+    /// Of a process with these objects, and these other ranges that may be executed: those of files without unwind
+    /// information, and memory that programs write code to.
+    #[must_use]
+    pub fn new(mut objects: Vec<MappedObject<'o>>, code: Vec<Range<u64>>) -> Self {
+        objects.sort_by_key(|object| object.text.start);
+        Self {
+            objects,
+            code,
+            rules: HashMap::new(),
+            indices: HashMap::new(),
+        }
+    }
+
+    /// The stack of a thread with these registers, at most `most` frames ([`DEFAULT_FRAMES`]).
+    #[must_use]
+    pub fn walk(&mut self, view: MemoryView<'_>, at: &SavedRegisters, most: usize) -> Stack {
+        let mut frames = Vec::new();
+        let end = match at.is_32_bit() {
+            true => End::ThirtyTwoBit,
+            false => self.frames(view, at, most, &mut frames),
+        };
+        Stack {
+            frames,
+            end,
+            entry: None,
+        }
+    }
+
+    fn frames(
+        &mut self,
+        view: MemoryView<'_>,
+        at: &SavedRegisters,
+        most: usize,
+        frames: &mut Vec<Frame>,
+    ) -> End {
+        let mut thread = Thread::new(view, &at.general);
+        let (mut found, mut reliable) = (Found::Register, true);
+        loop {
+            let address = Gva(thread.rip);
+            if !self.is_code(thread.rip) {
+                return End::NotCode { address };
+            }
+            if frames.len() >= most {
+                return End::TooLong;
+            }
+            frames.push(Frame {
+                address,
+                found,
+                reliable,
+                trampoline: None,
+            });
+            let step = self.step(&mut thread, found);
+            match step {
+                Ok(Step { next, exact }) => {
+                    if let (true, Some(last)) = (exact, frames.last_mut()) {
+                        // The code that a handler returns to was not called: its address is its first instruction's.
+                        last.found = Found::Interrupted;
+                    }
+                    reliable &= !matches!(next, Found::Guess(_));
+                    found = next;
+                }
+                Err(end) => return end,
+            }
+        }
+    }
+
+    fn is_code(&self, address: u64) -> bool {
+        find_object(&self.objects, address).is_some()
+            || self.code.iter().any(|range| range.contains(&address))
+    }
+
+    /// Moves to the caller.
+    fn step(&mut self, thread: &mut Thread<'_>, found: Found) -> Result<Step, End> {
+        let exact = matches!(found, Found::Register | Found::Interrupted);
+        let lookup = match exact {
+            true => thread.rip,
+            false => thread.rip.wrapping_sub(1),
+        };
+        let address = Gva(lookup);
+        let rule = match self.rule(lookup) {
+            Ok(rule) => rule,
+            Err((Failure::Bad, _)) => return Err(End::BadUnwindInfo { address }),
+            Err((Failure::Missing(missing), bias)) => {
+                let gva = Gva(missing.address.wrapping_add(bias));
+                return Err(End::NotPresent { gva });
+            }
+        };
+        let next = match rule {
+            Some(rule) => {
+                thread.apply(&rule)?;
+                match rule.signal {
+                    true => Found::Interrupted,
+                    false => Found::Return,
+                }
+            }
+            None if thread.leave_signal()? => Found::Interrupted,
+            None => {
+                thread.follow_frame_pointer(matches!(found, Found::Guess(_)))?;
+                if !self.is_code(thread.rip) {
+                    // The assumption did not hold: the function keeps something else in RBP.
+                    return Err(End::NoUnwindInfo { address });
+                }
+                Found::Guess(Guess::FramePointer)
+            }
+        };
+        Ok(Step {
+            next,
+            exact: next == Found::Interrupted,
+        })
+    }
+
+    /// The rule for the instruction at `address`; with a failure, the object's bias.
+    fn rule(&mut self, address: u64) -> Result<Option<Rc<Rule>>, (Failure, u64)> {
+        let Some(object) = find_object(&self.objects, address) else {
+            return Ok(None);
+        };
+        let bias = object.bias;
+        if let Some(known) = self.rules.get(&address) {
+            return known.clone().map_err(|failure| (failure, bias));
+        }
+        let rule = find_rule(object, &mut self.indices, address.wrapping_sub(bias));
+        // What is not in memory now may be at the next walk.
+        if !matches!(rule, Err(Failure::Missing(_))) {
+            if self.rules.len() >= MAX_RULES {
+                self.rules.clear();
+            }
+            self.rules.insert(address, rule.clone());
+        }
+        rule.map_err(|failure| (failure, bias))
+    }
+}
+
+/// The object whose code `address` is in.
+fn find_object<'a, 'o>(
+    objects: &'a [MappedObject<'o>],
+    address: u64,
+) -> Option<&'a MappedObject<'o>> {
+    let after = objects.partition_point(|object| object.text.start <= address);
+    let object = objects.get(after.checked_sub(1)?)?;
+    object.text.contains(&address).then_some(object)
+}
+
+/// The rule for the instruction at a link address of an object.
+fn find_rule(
+    object: &MappedObject<'_>,
+    indices: &mut HashMap<u64, Rc<Vec<(u64, u64)>>>,
+    address: u64,
+) -> Result<Option<Rc<Rule>>, Failure> {
+    let bytes = &*object.bytes;
+    let record = match (object.eh_frame_hdr, &object.eh_frame) {
+        (Some(header), _) => eh_frame::search(bytes, header, address)?,
+        (None, Some(section)) => {
+            let index = match indices.get(&object.bias) {
+                Some(index) => Rc::clone(index),
+                None => {
+                    let index = Rc::new(eh_frame::index(bytes, section)?);
+                    indices.insert(object.bias, Rc::clone(&index));
+                    index
+                }
+            };
+            let after = index.partition_point(|(start, _)| *start <= address);
+            let before = after.checked_sub(1).and_then(|before| index.get(before));
+            before.map(|(_, record)| *record)
+        }
+        (None, None) => None,
+    };
+    match record {
+        Some(record) => Ok(eh_frame::rule(bytes, record, address)?.map(Rc::new)),
+        None => Ok(None),
+    }
+}
+
+/// What a step has done.
+struct Step {
+    /// How the new frame was found.
+    next: Found,
+    /// Whether the frame left was at its first instruction.
+    exact: bool,
+}
+
+/// A thread's registers in one frame.
+struct Thread<'p> {
+    view: MemoryView<'p>,
+    rip: u64,
+    registers: [Option<u64>; REGISTERS],
+}
+
+impl<'p> Thread<'p> {
+    fn new(view: MemoryView<'p>, at: &GeneralRegisters) -> Self {
+        let GeneralRegisters {
+            rax,
+            rdx,
+            rcx,
+            rbx,
+            rsi,
+            rdi,
+            rbp,
+            rsp,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            rip,
+            ..
+        } = *at;
+        let order = [
+            rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15, rip,
+        ];
+        Self {
+            view,
+            rip,
+            registers: order.map(Some),
+        }
+    }
+
+    fn read(&self, at: u64) -> Result<u64, End> {
+        self.view
+            .u64(Gva(at))
+            .map_err(|_| End::NotPresent { gva: Gva(at) })
+    }
+
+    fn get(&self, number: usize) -> Option<u64> {
+        self.registers.get(number).copied().flatten()
+    }
+
+    fn need(&self, number: u16) -> Result<u64, End> {
+        let address = Gva(self.rip);
+        let known = self.get(number.into());
+        known.ok_or(End::LostRegister {
+            address,
+            register: number,
+        })
+    }
+
+    /// Moves to the caller by a rule.
+    fn apply(&mut self, rule: &Rule) -> Result<(), End> {
+        let address = Gva(self.rip);
+        if rule.registers.get(RETURN) == Some(&Place::Lost) {
+            return Err(End::Bottom);
+        }
+        let cfa = match &rule.cfa {
+            Cfa::Register(number, offset) => self.need(*number)?.wrapping_add_signed(*offset),
+            Cfa::Expression(code) => eh_frame::expression(self, code, rule.encoding, None)?,
+        };
+        let mut registers = [None; REGISTERS];
+        for (number, (place, new)) in rule.registers.iter().zip(&mut registers).enumerate() {
+            *new = match place {
+                Place::Same => self.get(number),
+                Place::Lost => None,
+                Place::At(offset) => self.saved(number, cfa.wrapping_add_signed(*offset))?,
+                Place::Is(offset) => Some(cfa.wrapping_add_signed(*offset)),
+                Place::Register(other) => self.get((*other).into()),
+                Place::AtExpression(code) => {
+                    let at = eh_frame::expression(self, code, rule.encoding, Some(cfa))?;
+                    self.saved(number, at)?
+                }
+                Place::IsExpression(code) => {
+                    Some(eh_frame::expression(self, code, rule.encoding, Some(cfa))?)
+                }
+            };
+        }
+        let sp = registers
+            .get(RSP)
+            .copied()
+            .flatten()
+            .ok_or(End::BadUnwindInfo { address })?;
+        let before = self.get(RSP).unwrap_or_default();
+        // A signal handler may run on a stack of its own.
+        if !rule.signal && sp <= before {
+            return Err(End::NotOutwards { pointer: Gva(sp) });
+        }
+        self.arrive(registers)
+    }
+
+    /// A saved register. Only the return address and the pointers are worth ending the walk for.
+    fn saved(&self, number: usize, at: u64) -> Result<Option<u64>, End> {
+        match number {
+            RBP | RSP | RETURN => self.read(at).map(Some),
+            _ => Ok(self.view.u64(Gva(at)).ok()),
+        }
+    }
+
+    fn arrive(&mut self, registers: [Option<u64>; REGISTERS]) -> Result<(), End> {
+        self.registers = registers;
+        match self.get(RETURN) {
+            // Thread libraries put it below a thread's first function.
+            None | Some(0) => Err(End::Bottom),
+            Some(rip) => {
+                self.rip = rip;
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves to what a signal interrupted, if the thread is at the code that its handler returns to.
+    fn leave_signal(&mut self) -> Result<bool, End> {
+        let is_there = SIGNAL_RETURN.iter().any(|code| {
+            let mut found = [0; 9];
+            let found = found.get_mut(..code.len()).unwrap_or_default();
+            self.view.read(Gva(self.rip), found).is_ok() && found == *code
+        });
+        let Some(sp) = self.get(RSP).filter(|_| is_there) else {
+            return Ok(false);
+        };
+        let mut registers = [None; REGISTERS];
+        for (index, number) in (0u64..).zip(SIGNAL_ORDER) {
+            let value = self.read(sp.wrapping_add(SIGNAL_CONTEXT + index * 8))?;
+            if let Some(register) = registers.get_mut(number) {
+                *register = Some(value);
+            }
+        }
+        self.arrive(registers)?;
+        Ok(true)
+    }
+
+    /// Moves to the caller as if the function kept a frame pointer. `again` says that the frame itself was found so.
+    fn follow_frame_pointer(&mut self, again: bool) -> Result<(), End> {
+        let none = End::NoUnwindInfo {
+            address: Gva(self.rip),
+        };
+        let (Some(bp), Some(sp)) = (self.get(RBP), self.get(RSP)) else {
+            return Err(none);
+        };
+        if bp == 0 && again {
+            // The ABI has programs and threads start so.
+            return Err(End::Bottom);
+        }
+        let near = bp >= sp && bp - sp <= MAX_DISTANCE && bp.is_multiple_of(8);
+        if !near {
+            return Err(none);
+        }
+        let mut registers = [None; REGISTERS];
+        for (number, value) in [
+            (RBP, self.read(bp)?),
+            (RSP, bp.wrapping_add(16)),
+            (RETURN, self.read(bp.wrapping_add(8))?),
+        ] {
+            if let Some(register) = registers.get_mut(number) {
+                *register = Some(value);
+            }
+        }
+        self.arrive(registers)
+    }
+}
+
+impl eh_frame::Machine for Thread<'_> {
+    type Error = End;
+
+    fn register(&self, number: u16) -> Result<u64, End> {
+        self.need(number)
+    }
+
+    fn memory(&self, address: u64, size: u8) -> Result<u64, End> {
+        let mut word = [0; 8];
+        let part = word.get_mut(..size.into()).ok_or_else(|| self.bad())?;
+        let read = self.view.read(Gva(address), part);
+        read.map_err(|_| End::NotPresent { gva: Gva(address) })?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn bad(&self) -> End {
+        End::BadUnwindInfo {
+            address: Gva(self.rip),
+        }
+    }
+}
