@@ -5,6 +5,7 @@
 //! image is enough. This crate knows no KVM, arms no breakpoints and trusts nothing it reads: every count
 //! and pointer that comes from the guest is bounded.
 //!
+//! [`system`] puts the readers together for one guest; each can be used alone.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -13,6 +14,7 @@ pub mod kernel;
 pub mod memory;
 pub mod memory_view;
 pub mod stack;
+pub mod system;
 #[cfg(test)]
 mod test_elf;
 #[cfg(any(test, feature = "test-utils"))]

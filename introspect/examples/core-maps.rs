@@ -1,0 +1,102 @@
+//! Prints every process's memory areas from a core file of a guest, as `/proc/PID/maps` does except that a file is named
+//! by its device and inode, and the length and a checksum of each mapped file as far as it is in memory:
+//! `core-maps VMLINUX CORE`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::Instant;
+
+use introspect::core_file::CoreFile;
+use introspect::kernel::image::KernelImage;
+use introspect::kernel::layout::offset;
+use introspect::kernel::page_cache::{CachedPage, PAGE, PageCacheLayout};
+use introspect::kernel::vma::VmaLayout;
+use introspect::x86_64::AddressSpace;
+use introspect::{Gva, PausedMemory};
+
+/// Tasks listed before the list is taken for a ring.
+const MAX_TASKS: usize = 10_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let (Some(kernel), Some(core)) = (args.next(), args.next()) else {
+        return Err("usage: core-maps VMLINUX CORE".into());
+    };
+    let image = KernelImage::parse(std::fs::read(kernel)?)?;
+    let (symbols, btf) = (image.symbols()?, image.btf()?);
+    let core = CoreFile::parse(std::fs::read(core)?)?;
+    let registers = core.cpus().first().ok_or("no CPU")?;
+    let paused = PausedMemory::new(&core);
+    let view = paused.view(AddressSpace::of(registers));
+    let start = Instant::now();
+    let vma_layout = VmaLayout::new(&btf, &symbols)?;
+    let cache_layout = PageCacheLayout::new(&btf, &symbols)?;
+    eprintln!("layouts in {:?}", start.elapsed());
+    let tasks = offset(&btf, "task_struct.tasks", 16)?;
+    let tgid = offset(&btf, "task_struct.tgid", 4)?;
+    let mm = offset(&btf, "task_struct.mm", 8)?;
+    let first = symbols.address_of("init_task").ok_or("no init_task")? + tasks;
+    let mut files = BTreeMap::new();
+    let (mut link, mut areas, mut spent) = (view.u64(Gva(first))?, 0, std::time::Duration::ZERO);
+    for _ in 0..MAX_TASKS {
+        if link == first {
+            break;
+        }
+        let task = link.wrapping_sub(tasks);
+        link = view.u64(Gva(link))?;
+        let Some(mm) = view.pointer(Gva(task + mm))? else {
+            continue;
+        };
+        println!("== {}", view.u32(Gva(task + tgid))?);
+        let start = Instant::now();
+        let bounds = vma_layout.bounds(view, mm)?;
+        let walk = vma_layout.vmas(view, mm);
+        let gate = vma_layout.gate(view, &bounds)?;
+        spent += start.elapsed();
+        for vma in walk.vmas.iter().chain(&gate) {
+            areas += 1;
+            let line = vma_layout.maps_line(view, &bounds, vma, |_| b"FILE".to_vec())?;
+            println!("{}", String::from_utf8_lossy(&line));
+            for address in [vma.start, vma.end - 1] {
+                let found = vma_layout.find(view, mm, address)?;
+                if found != Some(*vma) && gate != Some(*vma) {
+                    return Err(format!("{address:#x} is found in {found:?}, not {vma:?}").into());
+                }
+            }
+            if let Some(file) = vma.file {
+                files.insert(vma_layout.identity(view, file)?.inode, file);
+            }
+        }
+        if let Some(error) = walk.error {
+            println!("{error}");
+        }
+    }
+    eprintln!("{areas} areas in {spent:?}");
+    for (inode, file) in files {
+        let file = cache_layout.open_file(view, file)?;
+        let start = Instant::now();
+        let (mut present, mut sum, mut other) = (0, 0u32, 0);
+        for index in 0..file.size.div_ceil(PAGE) {
+            match cache_layout.page(view, &file, index)? {
+                CachedPage::Present { .. } => present += 1,
+                CachedPage::Absent => continue,
+                CachedPage::Filling { .. } | CachedPage::Value(_) => {
+                    other += 1;
+                    continue;
+                }
+            }
+            let length = (file.size - index * PAGE).min(PAGE);
+            let mut bytes = vec![0; usize::try_from(length)?];
+            cache_layout.read(view, &file, index * PAGE, &mut bytes)?;
+            sum = bytes.iter().fold(sum, |sum, byte| {
+                sum.wrapping_mul(31).wrapping_add(u32::from(*byte))
+            });
+        }
+        println!(
+            "inode {inode}: {} bytes, {present} pages in memory, {other} otherwise, sum {sum:#010x}",
+            file.size
+        );
+        eprintln!("inode {inode} in {:?}", start.elapsed());
+    }
+    Ok(())
+}

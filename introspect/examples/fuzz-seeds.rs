@@ -1,0 +1,262 @@
+//! Writes what the fuzz targets start from: `fuzz-seeds introspect/fuzz/seeds`. Small tables that are whole, made here, and
+//! what the saved memory image of the tests has.
+
+#[allow(dead_code)]
+#[path = "../src/kernel/kallsyms/test_tables.rs"]
+mod test_tables;
+
+use std::error::Error;
+use std::fs;
+use std::io::Read;
+use std::path::PathBuf;
+
+use introspect::core_file::{CoreFile, write_core};
+use introspect::kernel::btf::Btf;
+// Layout: where `test_tables` looks for it.
+use introspect::kernel::kallsyms::{self, Layout};
+use introspect::kernel::live::LiveKernel;
+use introspect::kernel::page_cache::PageCacheLayout;
+use introspect::system::{Look, System};
+use introspect::user::build_id::BuildId;
+use introspect::{Gpa, Gva, PausedMemory};
+use lzma_rust2::XzReader;
+use test_tables::Variant;
+
+/// Where the fuzz targets' memory starts.
+const START: u64 = 0xffff_8880_0000_0000;
+const PAGE: usize = 4096;
+/// Bytes of noise in front of the kallsyms tables that are made for tests.
+const NOISE: usize = 4 * PAGE;
+
+/// Symbols of the seeds.
+const SYMBOLS: usize = 300;
+
+struct Seeds(PathBuf);
+
+impl Seeds {
+    fn put(&self, target: &str, name: &str, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
+        let folder = self.0.join(target);
+        fs::create_dir_all(&folder)?;
+        Ok(fs::write(folder.join(name), bytes)?)
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = std::env::args().nth(1).ok_or("usage: fuzz-seeds FOLDER")?;
+    let seeds = Seeds(folder.into());
+    for (name, layout) in [
+        ("addresses-first", Layout::AddressesFirst),
+        ("addresses-last", Layout::AddressesLast),
+    ] {
+        let variant = Variant {
+            layout,
+            sequences: true,
+            absolute_per_cpu: true,
+        };
+        let tables = test_tables::write(&test_tables::kernel_like(SYMBOLS, true), variant);
+        let tables = tables.get(NOISE..).unwrap_or_default();
+        kallsyms::find(tables)?.symbols(None)?;
+        seeds.put("kallsyms", name, tables)?;
+    }
+    Btf::parse(&types())?.member("task_struct.comm")?;
+    seeds.put("btf", "task", &types())?;
+    BuildId::in_notes(&notes(), 4).ok_or("no build id")?;
+    seeds.put("notes", "build-id", &notes())?;
+    seeds.put("orc", "functions", &orc())?;
+    let damage: Vec<u16> = (0..256).map(|index| index * 331).collect();
+    let damage: Vec<u8> = damage.iter().flat_map(|half| half.to_le_bytes()).collect();
+    seeds.put("saved_image", "64-words", &damage)?;
+    seeds.put("maple_tree", "two-levels", &maple_tree())?;
+    seeds.put("xarray", "two-levels", &xarray())?;
+    let mut core = Vec::new();
+    let image = unpacked(include_bytes!("../tests/images/small-6.1.core.xz"))?;
+    let image = CoreFile::parse(image)?;
+    let memory: [(Gpa, &[u8]); 2] = [(Gpa(0x1000), b"some memory"), (Gpa(0x8000), b"more")];
+    write_core(&mut core, image.cpus(), memory)?;
+    CoreFile::parse(core.clone())?;
+    seeds.put("core_file", "one-cpu", &core)?;
+    of_image(&seeds, &image)
+}
+
+/// Objects of a process, and a task.
+fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
+    let types = unpacked(include_bytes!("../tests/images/small-6.1.btf.xz"))?;
+    let btf = Btf::parse(&types)?;
+    let cpu = image.cpus().first().ok_or("no CPU")?;
+    let memory = PausedMemory::new(image);
+    let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0)?;
+    let system = System::new(memory.view(kernel.space), kernel.symbols.clone(), Ok(&btf));
+    let cache = PageCacheLayout::new(&btf, &kernel.symbols)?;
+    let look: Look<'_> = system.look(&memory, kernel.space, image.cpus());
+    let tasks = look.processes()?.items;
+    let workers = tasks.iter().find(|task| task.name() == b"workers");
+    let task = workers.ok_or("no process of workers")?;
+    let view = look.process_view(task).ok_or("no memory")?;
+    for area in look.maps(task)?.ok_or("no mappings")?.areas {
+        if area.name == b"[vdso]" {
+            let length = usize::try_from(area.area.end - area.area.start)?;
+            seeds.put("elf", "vdso", &view.bytes(Gva(area.area.start), length)?)?;
+        }
+        if let Some(file) = area.area.file
+            && area.name == b"/bin/workers"
+        {
+            let file = cache.open_file(look.kernel(), file)?;
+            let mut bytes = vec![0; usize::try_from(file.size)?];
+            for (number, page) in bytes.chunks_mut(PAGE).enumerate() {
+                // The image has the pages that are needed; zeros will do for the others.
+                let offset = (number * PAGE) as u64;
+                if cache.read(look.kernel(), &file, offset, page).is_err() {
+                    page.fill(0);
+                }
+            }
+            seeds.put("elf", "workers", &bytes)?;
+        }
+    }
+    let mut bytes = vec![0; PAGE];
+    look.kernel().read(task.address, &mut bytes)?;
+    seeds.put("processes", "task", &bytes)?;
+    seeds.put("processes", "circle", &words(&[START]))?;
+    let spread: Vec<u64> = (0..512).map(|index| START + index * 24).collect();
+    seeds.put("processes", "spread", &words(&spread))
+}
+
+fn unpacked(packed: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
+    let mut bytes = Vec::new();
+    XzReader::new(packed, false).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// BTF: an int, `list_head`, a pointer, an array, a union without a name in `task_struct`, a typedef, an enum, a function.
+fn types() -> Vec<u8> {
+    let strings = b"\0int\0list_head\0next\0prev\0task_struct\0pid\0comm\0a\0b\0vfs_read\0";
+    let name = |text: &[u8]| {
+        let found = strings.windows(text.len() + 2).position(|at| {
+            at.first() == Some(&0) && at.last() == Some(&0) && at.get(1..=text.len()) == Some(text)
+        });
+        found.map_or(0, |at| at as u32 + 1)
+    };
+    const POINTER: u32 = 2 << 24;
+    const ARRAY: u32 = 3 << 24;
+    const STRUCT: u32 = 4 << 24;
+    const UNION: u32 = 5 << 24;
+    const ENUM: u32 = 6 << 24;
+    const TYPEDEF: u32 = 8 << 24;
+    const FUNCTION: u32 = 12 << 24;
+    const PROTOTYPE: u32 = 13 << 24;
+    let records: [&[u32]; 9] = [
+        &[name(b"int"), 1 << 24, 4, 32],
+        // 2: the list, 3: a pointer to it.
+        &[
+            name(b"list_head"),
+            STRUCT | 2,
+            16,
+            name(b"next"),
+            3,
+            0,
+            name(b"prev"),
+            3,
+            64,
+        ],
+        &[0, POINTER, 2],
+        // 4: 16 ints, 5: a union of an int and them.
+        &[0, ARRAY, 0, 1, 1, 16],
+        &[0, UNION | 2, 64, name(b"a"), 1, 0, name(b"comm"), 4, 0],
+        &[
+            name(b"task_struct"),
+            STRUCT | 2,
+            68,
+            name(b"pid"),
+            1,
+            0,
+            0,
+            5,
+            32,
+        ],
+        &[name(b"b"), TYPEDEF, 6],
+        &[name(b"a"), ENUM | 1, 4, name(b"b"), 7],
+        // 9: its prototype; 10 follows.
+        &[0, PROTOTYPE | 2, 1, name(b"a"), 3, name(b"b"), 1],
+    ];
+    let mut types: Vec<u32> = records.concat();
+    types.extend([name(b"vfs_read"), FUNCTION | 1, 9]);
+    let length = types.len() as u32 * 4;
+    let head = [0x0001_eb9f, 24, 0, length, length, strings.len() as u32];
+    let all = head.iter().chain(&types);
+    let mut bytes: Vec<u8> = all.flat_map(|word| word.to_le_bytes()).collect();
+    bytes.extend(strings);
+    bytes
+}
+
+fn notes() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (kind, name, text) in [(1u32, b"Linu", [0; 20]), (3, b"GNU\0", [0x5a; 20])] {
+        for word in [4, text.len() as u32, kind] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(name);
+        bytes.extend(text);
+    }
+    bytes
+}
+
+/// Eight functions, 64 bytes each: addresses, then records of Linux 6.1.
+fn orc() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for index in 0..8i32 {
+        bytes.extend((index * 60 - 0x10_0000).to_le_bytes());
+    }
+    for index in 0..8u8 {
+        bytes.extend([8 * index, 0, 0xf0, 0xff, 0x15, index % 4]);
+    }
+    bytes
+}
+
+/// A tree whose root has two leaves (`struct maple_range_64`: parent, 15 pivots, 16 slots).
+fn maple_tree() -> Vec<u8> {
+    const NODE: u64 = 256;
+    const LEAF: u64 = 1 << 3;
+    const RANGE: u64 = 2 << 3;
+    // The tree itself: lock and flags, and the root at 8 or 16.
+    let root = (START + NODE) | RANGE | 2;
+    let mut tree = vec![0; 32];
+    tree[1..3].fill(root);
+    let node = |pivots: [u64; 3], slots: [u64; 4]| {
+        let mut node = vec![0; 32];
+        node[0] = START | 2;
+        node[1..4].copy_from_slice(&pivots);
+        node[16..20].copy_from_slice(&slots);
+        // Number of the last slot, where the last slot would be.
+        node[31] = 3;
+        node
+    };
+    let leaf = |index: u64| (START + NODE * index) | LEAF;
+    tree.extend(node([0xfff, u64::MAX, 0], [leaf(2), leaf(3), 0, 0]));
+    tree.extend(node([0x3ff, 0x7ff, 0xfff], [START + 8, 0, START + 16, 0]));
+    tree.extend(node([0x1fff, 0x2fff, u64::MAX], [0, START + 24, 0, 0]));
+    words(&tree)
+}
+
+/// An array with a node of nodes (`struct xa_node`: shift, offset, counts, parent, array, list, 64 slots).
+fn xarray() -> Vec<u8> {
+    const NODE: u64 = 0x240;
+    let child = |index: u64| (START + NODE * index) | 2;
+    let mut array = vec![child(1); (NODE / 8) as usize];
+    for (index, shift) in [(1, 6), (2, 0)] {
+        let mut node = vec![0; (NODE / 8) as usize];
+        node[0] = shift;
+        for place in 5..node.len() as u64 {
+            node[place as usize] = match (index, place % 4) {
+                (1, 0) => child(2),
+                (2, 0 | 1) => START + place * 64,
+                (2, 2) => place << 1 | 1,
+                _ => 0,
+            };
+        }
+        array.extend(node);
+    }
+    words(&array)
+}

@@ -1,0 +1,81 @@
+//! Prints the kernel stack of what each CPU runs and of every other process in a core file, the latter as
+//! `/proc/PID/stack` does: `kernel-stacks CORE VMLINUX`.
+
+use std::error::Error;
+
+use introspect::core_file::CoreFile;
+use introspect::kernel::image::KernelImage;
+use introspect::kernel::layout::offset;
+use introspect::kernel::symbols::Symbols;
+use introspect::kernel::task::TaskLayout;
+use introspect::stack::frames::Frame;
+use introspect::stack::kernel::{KernelUnwinder, Method};
+use introspect::stack::orc::OrcTable;
+use introspect::stack::orc_versions::OrcFormat;
+use introspect::{CpuRegisters, Gva, PausedMemory};
+
+/// Most processes printed.
+const MAX_PROCESSES: usize = 65536;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let usage = "usage: kernel-stacks CORE VMLINUX";
+    let core = CoreFile::parse(std::fs::read(args.next().ok_or(usage)?)?)?;
+    let image = KernelImage::parse(std::fs::read(args.next().ok_or(usage)?)?)?;
+    let (symbols, btf) = (image.symbols()?, image.btf()?);
+    let first = core.cpus().first().ok_or("the core file has no CPU")?;
+    let paused = PausedMemory::new(&core);
+    let view = paused.view(first.address_space().isolated_kernel_view());
+    let format = OrcFormat::of(Some(&btf), image.banner())?;
+    let orc = OrcTable::of_kernel(&symbols, format).ok();
+    let unwinder = KernelUnwinder::new(&btf, &symbols, Method::of(view, &symbols, orc))?;
+    let layout = TaskLayout::new(&btf, &symbols)?;
+    let mut running = Vec::new();
+    for (number, cpu) in core.cpus().iter().enumerate() {
+        let current = cpu.kernel_gs_base().0.wrapping_add(layout.current);
+        let task = Gva(view.u64(Gva(current))?);
+        println!("CPU {number}, task {task}:");
+        let stack = unwinder.running(view, cpu, task);
+        for frame in &stack.frames {
+            println!("{} {:?}", name(&symbols, frame), frame.found);
+        }
+        println!("-- {}", stack.end);
+        running.push(task);
+    }
+    let links = offset(&btf, "task_struct.tasks.next", 8)?;
+    let init = Gva(symbols
+        .address_of("init_task")
+        .ok_or("the kernel names no init_task")?);
+    let mut task = init;
+    for _ in 0..MAX_PROCESSES {
+        if !running.contains(&task) {
+            println!("{}:", view.u32(Gva(task.0.wrapping_add(layout.pid)))?);
+            let stack = unwinder.sleeping(view, task);
+            for frame in stack
+                .frames
+                .iter()
+                .filter(|frame| !unwinder.is_scheduler(frame))
+            {
+                println!("[<0>] {}", name(&symbols, frame));
+            }
+            if !stack.is_reliable() {
+                println!("-- {}", stack.end);
+            }
+        }
+        task = Gva(view
+            .u64(Gva(task.0.wrapping_add(links)))?
+            .wrapping_sub(links));
+        if task == init {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// As the kernel prints backtraces: by the byte before the address, whatever the frame.
+fn name(symbols: &Symbols, frame: &Frame) -> String {
+    match symbols.resolve(frame.address.0.wrapping_sub(1)) {
+        Some((symbol, offset)) => format!("{}+{:#x}", symbol.name, offset + 1),
+        None => frame.address.to_string(),
+    }
+}

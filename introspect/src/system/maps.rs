@@ -1,0 +1,88 @@
+//! What a process has mapped, each area with its name.
+
+use super::{Look, Lost};
+use crate::Gva;
+use crate::kernel::task_list::TaskInfo;
+use crate::kernel::vma::{FileIdentity, Vma, VmaError, VmaName};
+
+/// A mapped area.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedArea {
+    /// Where, with which rights, of which file.
+    pub area: Vma,
+    /// Which file; zeros without one.
+    pub file: FileIdentity,
+    /// Path, a name in brackets, or nothing.
+    pub name: Vec<u8>,
+}
+
+/// The areas of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Maps {
+    /// Them, ascending by address.
+    pub areas: Vec<NamedArea>,
+    /// Why some may be missing, or their names.
+    pub error: Option<VmaError>,
+}
+
+impl Look<'_> {
+    /// What a process has mapped, in the order and with the names of `/proc/PID/maps`; `None` for one without memory.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Lost> {
+        let layout = self.system.areas.as_ref().map_err(Lost::clone)?;
+        let Some(mm) = task.mm.filter(|_| !task.is_kernel_thread()) else {
+            return Ok(None);
+        };
+        let view = self.view;
+        let walk = layout.vmas(view, mm);
+        let (mut vmas, mut error) = (walk.vmas, walk.error);
+        let mut areas = Vec::with_capacity(vmas.len());
+        let bounds = match layout.bounds(view, mm) {
+            Ok(bounds) => bounds,
+            Err(error) => {
+                return Ok(Some(Maps {
+                    areas,
+                    error: Some(error),
+                }));
+            }
+        };
+        match layout.gate(view, &bounds) {
+            Ok(gate) => vmas.extend(gate),
+            Err(broken) => error = error.or(Some(broken)),
+        }
+        // Neighbouring areas are of one file as a rule.
+        let mut last: Option<(Gva, FileIdentity, Vec<u8>)> = None;
+        for area in vmas {
+            let mut file = FileIdentity::default();
+            if let Some(address) = area.file
+                && last.as_ref().is_none_or(|(known, ..)| *known != address)
+            {
+                match layout.identity(view, address) {
+                    Ok(identity) => last = Some((address, identity, self.path_of(address))),
+                    Err(broken) => error = error.or(Some(broken)),
+                }
+            }
+            if let Some((known, identity, _)) = &last
+                && area.file == Some(*known)
+            {
+                file = *identity;
+            }
+            let name = match layout.name(view, &bounds, &area) {
+                Ok(VmaName::Unnamed) => Vec::new(),
+                Ok(VmaName::Text(text)) => text,
+                Ok(VmaName::File(address)) => match &last {
+                    Some((known, _, path)) if *known == address => path.clone(),
+                    _ => self.path_of(address),
+                },
+                Err(broken) => {
+                    error = error.or(Some(broken));
+                    Vec::new()
+                }
+            };
+            areas.push(NamedArea { area, file, name });
+        }
+        Ok(Some(Maps { areas, error }))
+    }
+}

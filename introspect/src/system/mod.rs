@@ -1,0 +1,175 @@
+//! A running Linux system, put together: what all the readers of this crate say of one guest.
+//!
+//! A [`System`] is made once for a running kernel, from its symbols and types, and kept. A [`Look`] is made from it each time the guest
+//! stands still, with memory and CPUs, and dropped before it goes on.
+//!
+//! What a kernel does not tell is lost alone: a kernel without types still has its symbols, and each question that needs
+//! the types is answered with an error that names what is lost and why.
+
+mod maps;
+mod modules;
+mod processes;
+mod stacks;
+mod symbolize;
+#[cfg(test)]
+mod tests;
+mod user_objects;
+
+pub use maps::{Maps, NamedArea};
+pub use processes::Program;
+pub use stacks::ThreadStack;
+pub use symbolize::Place;
+pub use user_objects::{UserObject, UserObjects};
+
+use crate::kernel::btf::Btf;
+use crate::kernel::files::FilesLayout;
+use crate::kernel::layout::LayoutError;
+use crate::kernel::page_cache::PageCacheLayout;
+use crate::kernel::process::ProcessLayout;
+use crate::kernel::symbols::Symbols;
+use crate::kernel::task::{TaskLayout, TaskLayoutError};
+use crate::kernel::task_list::TaskListLayout;
+use crate::kernel::vma::VmaLayout;
+use crate::stack::kernel::KernelUnwinder;
+use crate::stack::orc::ModuleOrcLayout;
+use crate::user::vdso::VdsoLayout;
+use crate::x86_64::{AddressSpace, CpuState};
+use crate::{MemoryView, PausedMemory};
+use modules::ModuleParts;
+
+/// A question that this kernel leaves open.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} cannot be read: {reason}")]
+pub struct Lost {
+    /// What was asked for: `processes`.
+    pub what: &'static str,
+    /// Why it is not known.
+    pub reason: String,
+}
+
+/// A reader, or why there is none.
+type Part<T> = Result<T, Lost>;
+
+/// A running kernel and the readers of its structures.
+pub struct System {
+    symbols: Symbols,
+    current: Part<TaskLayout>,
+    tasks: Part<TaskListLayout>,
+    processes: Part<ProcessLayout>,
+    files: Part<FilesLayout>,
+    areas: Part<VmaLayout>,
+    page_cache: Part<PageCacheLayout>,
+    vdso: Part<VdsoLayout>,
+    modules: Part<ModuleParts>,
+    unwinder: Part<KernelUnwinder>,
+    module_orc: Option<ModuleOrcLayout>,
+}
+
+impl System {
+    /// The readers for a kernel with these symbols, which have its slide, and these types. `view` is of an address space
+    /// that maps the kernel.
+    #[must_use]
+    pub fn new(view: MemoryView<'_>, symbols: Symbols, types: Result<&Btf, &str>) -> Self {
+        let orc = stacks::orc_format(view, types.ok(), &symbols);
+        let module_orc = types
+            .ok()
+            .zip(orc)
+            .and_then(|(btf, format)| ModuleOrcLayout::new(btf, format).ok());
+        Self {
+            current: current(types, &symbols),
+            tasks: part("processes", types, |btf| TaskListLayout::new(btf, &symbols)),
+            processes: part("what a process is made of", types, ProcessLayout::new),
+            files: part("open files", types, FilesLayout::new),
+            areas: part("mappings", types, |btf| VmaLayout::new(btf, &symbols)),
+            page_cache: part("the page cache", types, |btf| {
+                PageCacheLayout::new(btf, &symbols)
+            }),
+            vdso: part("the vdso", types, VdsoLayout::new),
+            modules: ModuleParts::new(types, &symbols),
+            unwinder: part("kernel stacks", types, |btf| {
+                stacks::kernel_unwinder(view, btf, &symbols, orc)
+            }),
+            module_orc,
+            symbols,
+        }
+    }
+
+    /// The kernel's symbols, at the addresses where it runs.
+    #[must_use]
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    /// What cannot be asked of this kernel, and why.
+    pub fn lost(&self) -> impl Iterator<Item = &Lost> {
+        [
+            self.current.as_ref().err(),
+            self.tasks.as_ref().err(),
+            self.processes.as_ref().err(),
+            self.files.as_ref().err(),
+            self.areas.as_ref().err(),
+            self.page_cache.as_ref().err(),
+            self.vdso.as_ref().err(),
+            self.modules.as_ref().err(),
+            self.unwinder.as_ref().err(),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    /// The system as it stands still now. `space` maps the kernel; `cpus` are all CPUs, by number.
+    #[must_use]
+    pub fn look<'s>(
+        &'s self,
+        memory: &'s PausedMemory<'s>,
+        space: AddressSpace,
+        cpus: &'s [CpuState],
+    ) -> Look<'s> {
+        Look {
+            system: self,
+            view: memory.view(space),
+            cpus,
+        }
+    }
+}
+
+/// A system that stands still.
+#[derive(Clone, Copy)]
+pub struct Look<'s> {
+    system: &'s System,
+    view: MemoryView<'s>,
+    cpus: &'s [CpuState],
+}
+
+impl<'s> Look<'s> {
+    /// The kernel's memory.
+    #[must_use]
+    pub fn kernel(&self) -> MemoryView<'s> {
+        self.view
+    }
+
+    /// The system that is looked at.
+    #[must_use]
+    pub fn system(&self) -> &'s System {
+        self.system
+    }
+}
+
+fn part<T>(
+    what: &'static str,
+    types: Result<&Btf, &str>,
+    make: impl FnOnce(&Btf) -> Result<T, LayoutError>,
+) -> Part<T> {
+    let lost = |reason| Lost { what, reason };
+    let btf = types.map_err(|why| lost(why.to_owned()))?;
+    make(btf).map_err(|error| lost(error.to_string()))
+}
+
+fn current(types: Result<&Btf, &str>, symbols: &Symbols) -> Part<TaskLayout> {
+    let lost = |reason| Lost {
+        what: "which task a CPU runs",
+        reason,
+    };
+    let btf = types.map_err(|why| lost(why.to_owned()))?;
+    TaskLayout::new(btf, symbols).map_err(|error: TaskLayoutError| lost(error.to_string()))
+}

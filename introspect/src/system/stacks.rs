@@ -1,0 +1,171 @@
+//! Where the threads of a process stand, in the kernel and in the program.
+
+use super::{Look, Lost};
+use crate::kernel::btf::Btf;
+use crate::kernel::layout::LayoutError;
+use crate::kernel::module_memory::RangeKind;
+use crate::kernel::symbols::Symbols;
+use crate::kernel::task_list::TaskInfo;
+use crate::stack::code::ModuleCode;
+use crate::stack::frames::{End, SavedRegisters, Stack};
+use crate::stack::kernel::{KernelUnwinder, Method};
+use crate::stack::orc::OrcTable;
+use crate::stack::orc_versions::OrcFormat;
+use crate::stack::user::{DEFAULT_FRAMES, UserUnwinder};
+use crate::x86_64::CpuState;
+use crate::{CpuRegisters, Gva, MemoryView};
+
+/// Longest `linux_banner`.
+const MAX_BANNER: usize = 1024;
+
+/// The stack of one thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThreadStack {
+    /// In the kernel; `None` for a thread that runs in user mode.
+    pub kernel: Option<Stack>,
+    /// In the program; `None` for a thread of the kernel's own.
+    pub user: Option<Stack>,
+}
+
+/// The format of a kernel's unwind information.
+pub(super) fn orc_format(
+    view: MemoryView<'_>,
+    btf: Option<&Btf>,
+    symbols: &Symbols,
+) -> Option<OrcFormat> {
+    let banner = symbols
+        .address_of("linux_banner")
+        .and_then(|at| view.c_string(Gva(at), MAX_BANNER).ok())
+        .map(|text| String::from_utf8_lossy(&text).into_owned());
+    OrcFormat::of(btf, banner.as_deref()).ok()
+}
+
+/// The unwinder of a running kernel.
+pub(super) fn kernel_unwinder(
+    view: MemoryView<'_>,
+    btf: &Btf,
+    symbols: &Symbols,
+    orc: Option<OrcFormat>,
+) -> Result<KernelUnwinder, LayoutError> {
+    let table = orc.and_then(|format| OrcTable::of_kernel(symbols, format).ok());
+    KernelUnwinder::new(btf, symbols, Method::of(view, symbols, table))
+}
+
+impl Look<'_> {
+    /// The CPU that runs a task now; of one that switches tasks just now, the task whose stack it is on.
+    #[must_use]
+    pub fn cpu_of(&self, task: &TaskInfo) -> Option<&CpuState> {
+        let layout = self.system.current.as_ref().ok()?;
+        let unwinder = self.system.unwinder.as_ref().ok();
+        self.cpus.iter().find(|cpu| {
+            let unwinder = unwinder.filter(|_| !cpu.in_user_mode());
+            if unwinder.is_some_and(|u| u.is_on_stack(self.view, task.address, cpu.general.rsp)) {
+                return true;
+            }
+            let current = layout.current(
+                self.view.physical(),
+                self.view.space(),
+                cpu.kernel_gs_base(),
+            );
+            current.is_ok_and(|current| current.address == task.address)
+                && !unwinder.is_some_and(|u| u.has_left_stack(self.view, cpu, task.address))
+        })
+    }
+
+    /// A walker of the kernel's stacks, which knows the modules that are loaded now.
+    ///
+    /// # Errors
+    /// If the kernel does not tell what its stacks look like.
+    pub fn kernel_unwinder(&self) -> Result<KernelUnwinder, Lost> {
+        let mut unwinder = self.system.unwinder.clone()?;
+        let modules = self.modules().map(|found| found.items).unwrap_or_default();
+        let code = modules.iter().map(|module| ModuleCode {
+            text: module
+                .ranges
+                .iter()
+                .filter(|range| matches!(range.kind, RangeKind::Text | RangeKind::InitText))
+                .map(|range| range.addresses.clone())
+                .collect(),
+            orc: self
+                .system
+                .module_orc
+                .and_then(|layout| layout.table(self.view, module.address).ok().flatten()),
+        });
+        unwinder.set_modules(code.collect());
+        Ok(unwinder)
+    }
+
+    /// Where a thread stands. `unwinder` is [`kernel_unwinder`](Self::kernel_unwinder); `user` walks the stacks of the
+    /// thread's process ([`super::UserObjects::unwinder`]).
+    #[must_use]
+    pub fn stack(
+        &self,
+        task: &TaskInfo,
+        unwinder: &KernelUnwinder,
+        user: &mut UserUnwinder<'_>,
+    ) -> ThreadStack {
+        let cpu = self.cpu_of(task);
+        let kernel = match cpu {
+            Some(cpu) if cpu.in_user_mode() => None,
+            Some(cpu) => Some(unwinder.running(self.view, cpu, task.address)),
+            None => Some(unwinder.sleeping(self.view, task.address)),
+        };
+        if task.is_kernel_thread() {
+            return ThreadStack { kernel, user: None };
+        }
+        let registers = match (cpu, &kernel) {
+            (Some(cpu), None) => Ok(Some(of_cpu(cpu))),
+            (_, Some(stack)) => match stack.entry {
+                Some(entry) => Ok(Some(entry)),
+                // What stands where they belong may be of an earlier entry.
+                None if cpu.is_some() && is_at_border(stack) => Err(End::AtBorder),
+                None => unwinder.entry_registers(self.view, task.address),
+            },
+            (None, None) => Ok(None),
+        };
+        let user = match registers {
+            Ok(Some(registers)) => match self.process_view(task) {
+                Some(view) => Some(user.walk(view, &registers, DEFAULT_FRAMES)),
+                None => Some(ended(End::NoStack)),
+            },
+            Ok(None) => None,
+            Err(end) => Some(ended(end)),
+        };
+        ThreadStack { kernel, user }
+    }
+
+    /// A process's memory.
+    #[must_use]
+    pub fn process_view(&self, task: &TaskInfo) -> Option<MemoryView<'_>> {
+        let layout = self.system.processes.as_ref().ok()?;
+        let space = layout.address_space(self.view, task.mm?).ok()?;
+        Some(self.view.with_space(space))
+    }
+}
+
+/// Whether a stack of the kernel without the program's registers is one of the first instructions of an entry or of the
+/// last of an exit: from further inside the registers are found. A new task in its first function has them already.
+fn is_at_border(stack: &Stack) -> bool {
+    match stack.end {
+        End::UserMode => true,
+        End::Bottom => stack.frames.len() == 1,
+        _ => false,
+    }
+}
+
+pub(super) fn of_cpu(cpu: &CpuState) -> SavedRegisters {
+    SavedRegisters {
+        general: cpu.general,
+        cs: cpu.cs,
+        // It is in no system call.
+        orig_rax: u64::MAX,
+    }
+}
+
+fn ended(end: End) -> Stack {
+    Stack {
+        frames: Vec::new(),
+        end,
+        entry: None,
+    }
+}

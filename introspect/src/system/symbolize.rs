@@ -1,0 +1,64 @@
+//! Names of kernel addresses, and addresses of kernel names, modules included.
+
+use super::Look;
+use crate::kernel::loaded_modules::LoadedModules;
+use crate::kernel::symbols::Symbol;
+
+/// A named place in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The address.
+    pub address: u64,
+    /// The symbol.
+    pub name: String,
+    /// How far behind the symbol.
+    pub offset: u64,
+    /// Its type letter, as nm(1) has it.
+    pub kind: char,
+    /// Its module; `None` for the kernel itself.
+    pub module: Option<String>,
+}
+
+impl Look<'_> {
+    /// What stands at a kernel address; `modules` are [`module_symbols`](Self::module_symbols).
+    #[must_use]
+    pub fn place(&self, address: u64, modules: Option<&LoadedModules>) -> Option<Place> {
+        if let Some(modules) = modules
+            && let Some((found, offset)) = modules.resolve(address)
+        {
+            return Some(Place {
+                address,
+                name: found.symbol.name.to_owned(),
+                offset,
+                kind: found.symbol.kind,
+                module: Some(found.module.to_owned()),
+            });
+        }
+        let (symbol, offset) = self.system.symbols.resolve(address)?;
+        Some(Place {
+            address,
+            name: symbol.name.to_owned(),
+            offset,
+            kind: symbol.kind,
+            module: None,
+        })
+    }
+
+    /// Every symbol of this name, in the kernel and in its modules.
+    #[must_use]
+    pub fn places_named(&self, name: &str, modules: Option<&LoadedModules>) -> Vec<Place> {
+        let symbols = self.system.symbols.all_of(name);
+        let place = |symbol: Symbol<'_>, module: Option<&str>| Place {
+            address: symbol.address,
+            name: symbol.name.to_owned(),
+            offset: 0,
+            kind: symbol.kind,
+            module: module.map(str::to_owned),
+        };
+        let of_modules = modules.into_iter().flat_map(|all| all.all_of(name, None));
+        symbols
+            .map(|symbol| place(symbol, None))
+            .chain(of_modules.map(|found| place(found.symbol, Some(found.module))))
+            .collect()
+    }
+}

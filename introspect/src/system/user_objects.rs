@@ -1,0 +1,277 @@
+//! The programs and libraries of a process: where each is mapped, its bytes from the page cache, its functions.
+//!
+//! What is not in memory is read from the host, if there is a folder with copies of the guest's files.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use super::{Look, Lost, NamedArea};
+use crate::kernel::page_cache::{CachedFile, PageCacheLayout};
+use crate::kernel::task_list::TaskInfo;
+use crate::stack::user::{MappedObject, MissingBytes, ObjectBytes, UserUnwinder};
+use crate::user::build_id::BuildId;
+use crate::user::demangle::demangle;
+use crate::user::file_bytes::{FileBytes, FileMapping, Missing, MissingCause};
+use crate::user::load_base::LoadBase;
+use crate::user::object_file::{ObjectFile, Segment};
+use crate::user::symbols::{Function, FunctionSymbols};
+use crate::user::symfs::{BuildCheck, HostObject, Symfs};
+use crate::{Gva, MemoryView};
+
+/// Most objects of a process that are looked at.
+const MAX_OBJECTS: usize = 4096;
+/// What the vdso's area is called.
+const VDSO: &[u8] = b"[vdso]";
+const EH_FRAME: &str = ".eh_frame";
+/// Program header of `.eh_frame_hdr` (`PT_GNU_EH_FRAME`, Linux Standard Base).
+const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+
+/// One mapped object.
+pub struct UserObject<'s> {
+    /// Its path, or `[vdso]`.
+    pub path: Vec<u8>,
+    /// Where its code is mapped.
+    pub text: Range<u64>,
+    /// From its link-time addresses to those of the process.
+    pub base: LoadBase,
+    segments: Vec<Segment>,
+    eh_frame: Option<Range<u64>>,
+    bytes: Box<dyn FileBytes + 's>,
+    symbols: OnceCell<FunctionSymbols>,
+}
+
+/// The objects of a process.
+#[derive(Default)]
+pub struct UserObjects<'s> {
+    /// Ascending by address.
+    pub objects: Vec<UserObject<'s>>,
+    /// Other ranges that may be executed.
+    pub other_code: Vec<Range<u64>>,
+    /// What could not be read, a sentence each.
+    pub incomplete: Vec<String>,
+}
+
+impl<'s> UserObjects<'s> {
+    /// The object whose code holds `address`.
+    #[must_use]
+    pub fn at(&self, address: u64) -> Option<&UserObject<'s>> {
+        self.objects
+            .iter()
+            .find(|object| object.text.contains(&address))
+    }
+
+    /// A walker of the process's stacks.
+    #[must_use]
+    pub fn unwinder(&self) -> UserUnwinder<'_> {
+        let objects = self.objects.iter().map(UserObject::unwind_object).collect();
+        UserUnwinder::new(objects, self.other_code.clone())
+    }
+}
+
+impl UserObject<'_> {
+    /// Its functions; read at the first call.
+    pub fn symbols(&self) -> &FunctionSymbols {
+        self.symbols.get_or_init(|| {
+            let object = ObjectFile::parse(&*self.bytes);
+            object.map_or_else(
+                |_| FunctionSymbols::default(),
+                |object| FunctionSymbols::read(&object),
+            )
+        })
+    }
+
+    /// The function at an address of the process, demangled, and how far behind its start.
+    #[must_use]
+    pub fn resolve(&self, address: u64) -> Option<(String, u64)> {
+        let symbols = self.symbols();
+        let (function, offset) = symbols.resolve(self.base.address_in_file(Gva(address)))?;
+        Some((demangle(function.name).into_owned(), offset))
+    }
+
+    /// The functions of this name, mangled or not, with their addresses in the process.
+    pub fn functions_named<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = (u64, Function<'a>)> {
+        let of_name =
+            move |function: &Function<'_>| function.name == name || demangle(function.name) == name;
+        let functions = self.symbols().iter().filter(of_name);
+        functions.map(|function| (self.base.va_of(function.address).0, function))
+    }
+
+    fn unwind_object(&self) -> MappedObject<'_> {
+        let header = self.segments.iter().find(|s| s.kind == PT_GNU_EH_FRAME);
+        MappedObject {
+            text: self.text.clone(),
+            bias: self.base.bias(),
+            eh_frame_hdr: header.map(|segment| segment.address),
+            eh_frame: self.eh_frame.clone(),
+            bytes: Box::new(ByAddress(self)),
+        }
+    }
+}
+
+/// An object's bytes by link-time address.
+struct ByAddress<'o>(&'o UserObject<'o>);
+
+impl ObjectBytes for ByAddress<'_> {
+    fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes> {
+        let length = buf.len() as u64;
+        let offset = self.0.segments.iter().find_map(|segment| {
+            let distance = address.checked_sub(segment.address)?;
+            let inside = distance.checked_add(length)? <= segment.file_size;
+            (segment.is_loaded() && inside).then_some(segment.offset.checked_add(distance)?)
+        });
+        let read = offset.map(|offset| self.0.bytes.read_at(offset, buf));
+        match read {
+            Some(Ok(())) => Ok(()),
+            _ => Err(MissingBytes { address }),
+        }
+    }
+}
+
+/// A file's bytes: from the page cache, and where they are missing there from a copy on the host.
+struct CachedBytes<'s> {
+    layout: &'s PageCacheLayout,
+    view: MemoryView<'s>,
+    file: CachedFile,
+    copy: Option<HostObject>,
+}
+
+impl FileBytes for CachedBytes<'_> {
+    fn size(&self) -> u64 {
+        self.file.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing> {
+        if self.layout.read(self.view, &self.file, offset, buf).is_ok() {
+            return Ok(());
+        }
+        match &self.copy {
+            Some(copy) => copy.file.read_at(offset, buf),
+            None => Err(Missing {
+                offset,
+                length: buf.len() as u64,
+                cause: MissingCause::NotInMemory,
+            }),
+        }
+    }
+}
+
+impl<'s> Look<'s> {
+    /// The objects that a process has mapped for execution.
+    ///
+    /// # Errors
+    /// If the kernel does not tell of mappings or of the page cache.
+    pub fn objects(&self, task: &TaskInfo, symfs: Option<&Symfs>) -> Result<UserObjects<'s>, Lost> {
+        let mut found = UserObjects::default();
+        let Some(maps) = self.maps(task)? else {
+            return Ok(found);
+        };
+        found
+            .incomplete
+            .extend(maps.error.map(|error| error.to_string()));
+        for area in &maps.areas {
+            if area.area.flags.permissions()[2] != b'x' {
+                continue;
+            }
+            let range = area.area.start..area.area.end;
+            if found.objects.len() == MAX_OBJECTS {
+                found.incomplete.push(format!(
+                    "only the first {MAX_OBJECTS} mapped objects are looked at"
+                ));
+                break;
+            }
+            match self.object(task, area, symfs) {
+                Ok(Some(object)) => found.objects.push(object),
+                Ok(None) => found.other_code.push(range),
+                Err(reason) => {
+                    let name = String::from_utf8_lossy(&area.name);
+                    found.incomplete.push(format!("{name}: {reason}"));
+                    found.other_code.push(range);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The object that is mapped at an executable area; `None` if it is no file and no vdso.
+    fn object(
+        &self,
+        task: &TaskInfo,
+        area: &NamedArea,
+        symfs: Option<&Symfs>,
+    ) -> Result<Option<UserObject<'s>>, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let mapping = FileMapping {
+            start: Gva(area.area.start),
+            end: Gva(area.area.end),
+            file_offset: area.area.file_offset,
+            executable: true,
+        };
+        let (bytes, known_base): (Box<dyn FileBytes + 's>, _) = match area.area.file {
+            Some(file) => (self.file_bytes(file, &area.name, symfs)?, None),
+            None if area.name == VDSO => {
+                let layout = self.system.vdso.as_ref().map_err(|lost| text(lost))?;
+                let Some(mm) = task.mm else { return Ok(None) };
+                let vdso = layout.find(self.view, mm).map_err(|error| text(&error))?;
+                let Some(vdso) = vdso else { return Ok(None) };
+                let base = vdso.load_base();
+                (Box::new(vdso), Some(base))
+            }
+            None => return Ok(None),
+        };
+        let object = ObjectFile::parse(&*bytes).map_err(|error| text(&error))?;
+        let base = match known_base {
+            Some(base) => base,
+            None => LoadBase::find(object.segments(), &mapping, mapping.start)
+                .map_err(|error| text(&error))?,
+        };
+        let eh_frame = object.section(EH_FRAME).and_then(|section| {
+            let end = section.address.checked_add(section.size)?;
+            Some(section.address..end)
+        });
+        Ok(Some(UserObject {
+            path: area.name.clone(),
+            text: area.area.start..area.area.end,
+            base,
+            segments: object.segments().to_vec(),
+            eh_frame,
+            bytes,
+            symbols: OnceCell::new(),
+        }))
+    }
+
+    /// The bytes of a mapped file. A copy on the host must be of the same build; one that cannot be checked, of the same
+    /// size.
+    fn file_bytes(
+        &self,
+        file: Gva,
+        path: &[u8],
+        symfs: Option<&Symfs>,
+    ) -> Result<Box<dyn FileBytes + 's>, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let layout = self.system.page_cache.as_ref().map_err(|lost| text(lost))?;
+        let cached = layout
+            .open_file(self.view, file)
+            .map_err(|error| text(&error))?;
+        let mut bytes = CachedBytes {
+            layout,
+            view: self.view,
+            file: cached,
+            copy: None,
+        };
+        if let Some(symfs) = symfs {
+            let wanted: Option<BuildId> = ObjectFile::parse(&bytes)
+                .ok()
+                .and_then(|object| object.build_id().ok().flatten());
+            match symfs.open(path, wanted.as_ref()) {
+                Ok(copy) if copy.file.size() == cached.size => bytes.copy = Some(copy),
+                // Another file of the same build, such as the one before it was stripped: its bytes stand elsewhere.
+                Ok(copy) if copy.check == BuildCheck::Same => return Ok(Box::new(copy.file)),
+                _ => {}
+            }
+        }
+        Ok(Box::new(bytes))
+    }
+}
