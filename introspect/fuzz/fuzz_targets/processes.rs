@@ -1,0 +1,48 @@
+//! All questions about processes: the input is the first task and, wherever pointers lead, everything else.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use hostile::{Endless, START, ask, space, types};
+use introspect::kernel::symbols::{Symbols, SymbolsBuilder};
+use introspect::system::System;
+use introspect::{Gva, PausedMemory};
+use libfuzzer_sys::fuzz_target;
+
+/// Tasks looked at one by one.
+const MOST: usize = 4;
+
+static SYMBOLS: LazyLock<Symbols> = LazyLock::new(|| {
+    let mut symbols = SymbolsBuilder::with_capacity(8);
+    for (place, name) in [
+        "init_task",
+        "vmemmap_base",
+        "page_offset_base",
+        "init_top_pgt",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let address = START + place as u64 * 8;
+        symbols
+            .push(name.as_bytes(), address, b'D', false)
+            .expect("few symbols");
+    }
+    symbols.finish(None)
+});
+
+static SYSTEM: LazyLock<System> = LazyLock::new(|| {
+    let nothing = Endless::new(&[0; 8]).expect("an input");
+    let memory = PausedMemory::new(&nothing);
+    System::new(memory.view(space()), SYMBOLS.clone(), Ok(types()))
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some(guest) = Endless::new(bytes) else {
+        return;
+    };
+    let memory = PausedMemory::new(&guest);
+    let look = SYSTEM.look(&memory, space(), &[]);
+    ask(look, 0, MOST);
+    let _ = look.path_of(Gva(START));
+});

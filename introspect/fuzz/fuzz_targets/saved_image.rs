@@ -1,0 +1,106 @@
+//! All questions about processes, of the saved memory image of the tests with damaged words: the input says which. Most
+//! pointers are those of a real kernel, to what is of another type or no longer there. The first byte says whom to ask about,
+//! too.
+#![no_main]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use hostile::{ask, types, unpacked};
+use introspect::core_file::CoreFile;
+use introspect::kernel::live::LiveKernel;
+use introspect::system::System;
+use introspect::x86_64::AddressSpace;
+use introspect::{Gpa, PausedMemory, PhysicalMemory, PhysicalReadError};
+use libfuzzer_sys::fuzz_target;
+
+/// Threads looked at one by one.
+const MOST: usize = 2;
+/// Words damaged in one run.
+const MOST_DAMAGE: usize = 64;
+const PAGE: u64 = 4096;
+const WORD: u64 = 8;
+/// In the number of the damaged word: a bit of it is turned; else a word from elsewhere is put there.
+const TURNED: u16 = 1 << 15;
+
+static CORE: LazyLock<CoreFile> = LazyLock::new(|| {
+    let bytes = unpacked(include_bytes!("../../tests/images/small-6.1.core.xz"));
+    CoreFile::parse(bytes).expect("a core file")
+});
+
+static PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let ram = CORE.ram();
+    ram.iter()
+        .flat_map(|range| range.clone().step_by(PAGE as usize))
+        .collect()
+});
+
+static SYSTEM: LazyLock<(System, AddressSpace)> = LazyLock::new(|| {
+    let memory = PausedMemory::new(&*CORE);
+    let cpu = &CORE.cpus()[0];
+    let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0).expect("a kernel");
+    let system = System::new(memory.view(kernel.space), kernel.symbols, Ok(types()));
+    (system, kernel.space)
+});
+
+/// The image with other words at these addresses.
+struct Damaged(BTreeMap<u64, [u8; WORD as usize]>);
+
+impl Damaged {
+    /// By pages and words of the image: where, and from where or which bit.
+    fn new(input: &[u8]) -> Self {
+        let mut words = BTreeMap::new();
+        let place = |page: u16, word: u16| {
+            let page = PAGES[usize::from(page) % PAGES.len()];
+            page + u64::from(word) % (PAGE / WORD) * WORD
+        };
+        for damage in input.chunks_exact(8).take(MOST_DAMAGE) {
+            let [page, word, from, which] =
+                [0, 2, 4, 6].map(|at| u16::from_le_bytes([damage[at], damage[at + 1]]));
+            let at = place(page, word & !TURNED);
+            let source = if word & TURNED == 0 {
+                place(from, which)
+            } else {
+                at
+            };
+            let mut value = [0; WORD as usize];
+            if CORE.read_physical(Gpa(source), &mut value).is_err() {
+                continue;
+            }
+            if word & TURNED != 0 {
+                value[usize::from(which) / 8 % 8] ^= 1 << (which % 8);
+            }
+            words.insert(at, value);
+        }
+        Self(words)
+    }
+}
+
+impl PhysicalMemory for Damaged {
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        CORE.read_physical(address, buf)?;
+        let end = address.0 + buf.len() as u64;
+        let first = address.0.saturating_sub(WORD - 1);
+        for (word, value) in self.0.range(first..end) {
+            for (at, byte) in (*word..).zip(value) {
+                if (address.0..end).contains(&at) {
+                    buf[(at - address.0) as usize] = *byte;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ram(&self) -> Vec<Range<u64>> {
+        CORE.ram()
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let (system, space) = &*SYSTEM;
+    let damaged = Damaged::new(bytes);
+    let memory = PausedMemory::new(&damaged);
+    let first = bytes.first().copied().map_or(0, usize::from);
+    ask(system.look(&memory, *space, CORE.cpus()), first, MOST);
+});

@@ -1,0 +1,129 @@
+//! What the fuzz targets share: a kernel's types, all questions about processes, and a guest whose whole memory is the input.
+//!
+//! Each target hands its input to one decoder and asks all of what it yields. A panic, a walk without end and memory
+//! without bound are what is looked for; what the decoder answers is checked where something must hold for any input.
+//!
+//! The stable toolchain will do: `cargo fuzz run --sanitizer none TARGET corpus/TARGET seeds/TARGET` in this folder. The seeds
+//! are made by introspect's example `fuzz-seeds`.
+#![forbid(unsafe_code)]
+
+use std::io::Read;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use introspect::kernel::btf::Btf;
+use introspect::system::Look;
+use introspect::x86_64::AddressSpace;
+use introspect::{Gpa, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
+use lzma_rust2::XzReader;
+
+/// Where the direct mapping starts: the input's first byte.
+pub const START: u64 = 0xffff_8880_0000_0000;
+/// The two page tables, above all memory that they map.
+const TABLES: u64 = 1 << 40;
+const TABLE: u64 = 4096;
+const GIGABYTE: u64 = 1 << 30;
+/// Present, writable, for user mode.
+const USABLE: u64 = 0b111;
+/// A page in a table above the lowest.
+const LARGE: u64 = 1 << 7;
+
+static TYPES: LazyLock<Btf> = LazyLock::new(|| {
+    let bytes = unpacked(include_bytes!("../../tests/images/small-6.1.btf.xz"));
+    Btf::parse(&bytes).expect("types of a kernel")
+});
+
+/// A packed file of the repository.
+///
+/// # Panics
+/// If it is none.
+#[must_use]
+pub fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    XzReader::new(packed, false)
+        .read_to_end(&mut bytes)
+        .expect("a file of this repository");
+    bytes
+}
+
+/// Asks all about processes: in detail about `most` threads from number `first` on, and as many open files of each. Any
+/// answer will do.
+pub fn ask(look: Look<'_>, first: usize, most: usize) {
+    let tasks = look.threads().map(|tasks| tasks.items).unwrap_or_default();
+    let first = first.checked_rem(tasks.len()).unwrap_or(0);
+    for task in tasks.iter().skip(first).take(most) {
+        let _ = look.name(task);
+        let _ = look.program(task, 256);
+        let files = look.open_files(task).map(|files| files.items);
+        for open in files.iter().flatten().take(most) {
+            let _ = look.path_of(open.file.address);
+        }
+        if let Ok(objects) = look.objects(task, None)
+            && let Ok(unwinder) = look.kernel_unwinder()
+        {
+            let stack = look.stack(task, &unwinder, &mut objects.unwinder());
+            for frame in stack.user.iter().flat_map(|stack| &stack.frames).take(most) {
+                let address = frame.lookup_address();
+                let _ = objects.at(address).map(|object| object.resolve(address));
+            }
+        }
+    }
+}
+
+/// The types of Linux 6.1.
+#[must_use]
+pub fn types() -> &'static Btf {
+    &TYPES
+}
+
+/// A guest that has the input again and again wherever one looks: no pointer is wild, and most lead in circles.
+pub struct Endless<'i> {
+    input: &'i [u8],
+}
+
+impl<'i> Endless<'i> {
+    /// Of an input that is not empty.
+    #[must_use]
+    pub fn new(input: &'i [u8]) -> Option<Self> {
+        (!input.is_empty()).then_some(Self { input })
+    }
+
+    /// Looks at it.
+    pub fn look<T>(&self, with: impl FnOnce(MemoryView<'_>) -> T) -> T {
+        with(PausedMemory::new(self).view(space()))
+    }
+}
+
+/// The address space that maps it.
+#[must_use]
+pub fn space() -> AddressSpace {
+    AddressSpace {
+        root: Gpa(TABLES),
+        levels: 4,
+    }
+}
+
+impl PhysicalMemory for Endless<'_> {
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        for (at, byte) in (address.0..).zip(buf) {
+            let table = at.checked_sub(TABLES).filter(|place| *place < 2 * TABLE);
+            *byte = match table {
+                Some(place) => entry(place / 8).to_le_bytes()[(place % 8) as usize],
+                None => self.input[(at % self.input.len() as u64) as usize],
+            };
+        }
+        Ok(())
+    }
+
+    fn ram(&self) -> Vec<Range<u64>> {
+        std::iter::once(0..TABLES + 2 * TABLE).collect()
+    }
+}
+
+/// All entries of the first table lead to the second, which maps 512 pages of 1 GiB.
+fn entry(index: u64) -> u64 {
+    match index.checked_sub(TABLE / 8) {
+        None => (TABLES + TABLE) | USABLE,
+        Some(page) => (page * GIGABYTE) | LARGE | USABLE,
+    }
+}
