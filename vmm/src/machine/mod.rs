@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use devices::{BusStats, Cmos, ConsoleOutput, ResetPort, Serial};
 use introspect::Gva;
+use introspect::x86_64::CpuState;
 use introspect::x86_64::paging::AddressSpace;
 
 pub use boot::{BootedMachine, MAX_CPUS, MachineConfig, MachineError, boot};
@@ -126,6 +127,13 @@ impl Machine {
         paused
             .on_vcpu(vcpu, |v| v.snapshot_registers().ok())
             .flatten()
+    }
+
+    /// All of a vCPU of the paused machine that introspection asks for; `None` if there is no such vCPU or it is gone.
+    pub fn cpu_state(&self, paused: &Paused, vcpu: usize) -> Option<CpuState> {
+        let registers = self.registers(paused, vcpu)?;
+        let swapped = paused.on_vcpu(vcpu, |v| v.read_msr(msr::KERNEL_GS_BASE));
+        Some(registers.cpu_state(swapped.flatten()?))
     }
 
     /// Where SYSCALL enters the kernel on a vCPU of the paused machine (IA32_LSTAR).

@@ -8,6 +8,7 @@
 mod classify;
 mod table;
 
+use introspect::x86_64::GeneralRegisters;
 use introspect::{CpuRegisters, Gpa, Gva};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
@@ -16,7 +17,7 @@ pub use table::{ArmError, SiteId, TrapTable};
 pub(crate) use table::{Displaced, Purpose, Site};
 
 use crate::memory::GuestRam;
-use crate::vcpu::address_space;
+use crate::vcpu::{address_space, general_registers};
 
 /// The trap instruction of x86.
 pub const INT3: u8 = 0xcc;
@@ -65,6 +66,11 @@ impl StoppedCpu<'_> {
     /// General registers, RIP and RFLAGS at the trapped instruction.
     pub fn regs(&self) -> &kvm_regs {
         self.regs
+    }
+
+    /// The same as plain values.
+    pub fn general(&self) -> GeneralRegisters {
+        general_registers(self.regs)
     }
 
     /// Guest memory.

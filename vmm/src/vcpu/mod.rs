@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use introspect::Gva;
 use introspect::x86_64::paging::{self, AddressSpace};
+use introspect::x86_64::{CpuState, GeneralRegisters};
 use kvm_bindings::{
     KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, kvm_regs,
     kvm_sregs,
@@ -170,6 +171,45 @@ impl VcpuRegisters {
     /// Whether the vCPU is in user mode.
     pub fn in_user_mode(&self) -> bool {
         in_user_mode(&self.sregs)
+    }
+
+    /// The same as plain values, with IA32_KERNEL_GS_BASE, which is not among them.
+    pub fn cpu_state(&self, swapped_gs_base: u64) -> CpuState {
+        let s = &self.sregs;
+        CpuState {
+            general: general_registers(&self.regs),
+            cs: s.cs.selector,
+            gs_base: s.gs.base,
+            swapped_gs_base,
+            fs_base: s.fs.base,
+            idt_base: s.idt.base,
+            cr3: s.cr3,
+            cr4: s.cr4,
+        }
+    }
+}
+
+/// KVM's general registers as plain values.
+pub(crate) fn general_registers(regs: &kvm_regs) -> GeneralRegisters {
+    GeneralRegisters {
+        rax: regs.rax,
+        rbx: regs.rbx,
+        rcx: regs.rcx,
+        rdx: regs.rdx,
+        rsi: regs.rsi,
+        rdi: regs.rdi,
+        rsp: regs.rsp,
+        rbp: regs.rbp,
+        r8: regs.r8,
+        r9: regs.r9,
+        r10: regs.r10,
+        r11: regs.r11,
+        r12: regs.r12,
+        r13: regs.r13,
+        r14: regs.r14,
+        r15: regs.r15,
+        rip: regs.rip,
+        rflags: regs.rflags,
     }
 }
 

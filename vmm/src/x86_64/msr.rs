@@ -11,6 +11,8 @@ pub const STAR: u32 = 0xc000_0081;
 pub const LSTAR: u32 = 0xc000_0082;
 /// RFLAGS bits that SYSCALL clears.
 pub const SYSCALL_MASK: u32 = 0xc000_0084;
+/// The base of GS that SWAPGS brings.
+pub const KERNEL_GS_BASE: u32 = 0xc000_0102;
 /// Deadline of the local APIC's timer in TSC ticks.
 pub const TSC_DEADLINE: u32 = 0x6e0;
 /// Time stamp counter.
