@@ -7,6 +7,7 @@
 //! * [`kernel::small`], [`kernel::rich`]: Linux built from Debian's source.
 //! * [`debian::cloud_kernel`]: Debian's own kernel as it is.
 //! * [`programs::build`]: small static programs with known behaviour.
+//! * [`dynamic::files`]: programs linked with Debian's C library, and that library.
 //! * [`initramfs::tiny`], [`initramfs::full`]: what a guest boots into; [`cpio`] writes the archives.
 //!
 //! What takes long is made once and kept in a [`Cache`]; a [`Progress`] tells how far it is.
@@ -16,6 +17,7 @@ mod cache;
 mod command;
 pub mod cpio;
 pub mod debian;
+pub mod dynamic;
 pub mod initramfs;
 pub mod kernel;
 pub mod micro;

@@ -6,9 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sha2::{Digest, Sha256};
-
-use crate::cache::{Cache, CacheError, failed, short};
+use crate::cache::{Cache, CacheError, failed, made_from};
 use crate::command::{self, CommandError};
 use crate::packages::{self, PackageError};
 use crate::progress::Progress;
@@ -117,15 +115,8 @@ pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<Programs, Program
 
 /// The cache entry's name, which changes with every source and flag.
 fn entry_name() -> String {
-    let mut hash = Sha256::new();
-    for (name, text) in SOURCES.iter().chain([&HEADER]) {
-        hash.update(name);
-        hash.update([0]);
-        hash.update(text);
-        hash.update([0]);
-    }
-    hash.update(FLAGS.join(" "));
-    format!("programs-{}", short(hash))
+    let sources = SOURCES.iter().chain([&HEADER]);
+    format!("programs-{}", made_from(sources, &FLAGS))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CacheError> {
