@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::boot::EntryProtocol;
 
+use crate::control::inspection::ProcessName;
 use crate::memory_size;
 use crate::registry::VmName;
 
@@ -49,6 +50,14 @@ pub enum Command {
     Stat(Stat),
     /// List the machines that run
     Vms(Vms),
+    /// List the processes of a running guest
+    Ps(Ps),
+    /// Show what a process of a running guest has mapped, as /proc/PID/maps does
+    Maps(Maps),
+    /// Show the address of a symbol, or the symbol at an address
+    Sym(Sym),
+    /// Show where the threads of a process stand, in the kernel and in the program
+    Stack(Stack),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -204,6 +213,76 @@ pub struct Stat {
 #[derive(Debug, Args)]
 pub struct Vms {
     /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `ps`.
+#[derive(Debug, Args)]
+pub struct Ps {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// List threads
+    #[arg(short = 'T', long)]
+    pub threads: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `maps`.
+#[derive(Debug, Args)]
+pub struct Maps {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// The process: its pid or its name
+    #[arg(short, long, value_name = "PID|NAME")]
+    pub process: ProcessName,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `sym`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A number is an address, with or without 0x (hexadecimal either way); anything else is a name. Without -p symbols are the \
+kernel's and its modules'; with -p those of the process's program and libraries.")]
+pub struct Sym {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// Look in this process's program and libraries
+    #[arg(short, long, value_name = "PID|NAME")]
+    pub process: Option<ProcessName>,
+    /// Where on this host the guest's files lie, for those whose pages are not in the guest's memory
+    #[arg(long, value_name = "DIR", requires = "process")]
+    pub symfs: Option<PathBuf>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+    /// Addresses and names
+    #[arg(required = true, value_name = "ADDR|NAME")]
+    pub what: Vec<String>,
+}
+
+/// Options of `stack`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A frame marked ? was found by a frame pointer and may be wrong. A stack that does not reach its bottom says why.")]
+pub struct Stack {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// The process: its pid or its name
+    #[arg(short, long, value_name = "PID|NAME")]
+    pub process: ProcessName,
+    /// Where on this host the guest's files lie, for those whose pages are not in the guest's memory
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Option<PathBuf>,
+    /// Print one JSON object a thread
     #[arg(long)]
     pub json: bool,
 }

@@ -6,8 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::image_tables::ImageTables;
 use introspect::Gva;
 use introspect::kernel::image::KernelImage;
+use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u32;
@@ -29,9 +31,7 @@ pub struct GuestKernel {
     pub file: KernelFile,
     /// Which file, for snapshots.
     pub reference: KernelReference,
-    image: KernelImage,
-    /// At their link addresses.
-    symbols: Result<Symbols, String>,
+    known: ImageTables,
 }
 
 /// A kernel file cannot be used.
@@ -102,12 +102,11 @@ impl GuestKernel {
                 path: path.to_path_buf(),
                 source,
             })?;
-        let symbols = image.symbols().map_err(|error| error.to_string());
+        let reference = KernelReference::new(path, file.elf());
         Ok(Self {
-            reference: KernelReference::new(path, file.elf()),
+            known: ImageTables::of(&image, &reference),
+            reference,
             file,
-            image,
-            symbols,
         })
     }
 
@@ -133,9 +132,8 @@ impl GuestKernel {
 
     /// Whether this is a Linux kernel; `true` if nothing is known.
     pub fn is_linux(&self) -> bool {
-        self.symbols
-            .as_ref()
-            .map_or(true, |s| s.address_of(LINUX).is_some())
+        let symbols = self.known.symbols.as_ref();
+        symbols.map_or(true, |s| s.address_of(LINUX).is_some())
     }
 
     /// The symbols at their link addresses.
@@ -143,17 +141,19 @@ impl GuestKernel {
     /// # Errors
     /// If there are none.
     pub fn symbols(&self) -> Result<&Symbols, FunctionsError> {
-        self.symbols
-            .as_ref()
-            .map_err(|why| FunctionsError::NoSymbols(why.clone()))
+        let symbols = self.known.symbols.as_ref();
+        symbols.map_err(|why| FunctionsError::NoSymbols(why.clone()))
     }
 
-    /// Whether each of `names` is a function, before anything is started.
+    /// Whether each of `names` is a function of a kernel that has not loaded modules yet: before it is booted.
     ///
     /// # Errors
     /// For the first that is not, with the nearest names.
     pub fn check_functions(&self, names: &[String]) -> Result<(), FunctionsError> {
-        match unknown_functions(self.symbols()?, names).into_iter().next() {
+        match unknown_functions(self.symbols()?, &LoadedModules::default(), names)
+            .into_iter()
+            .next()
+        {
             None => Ok(()),
             Some(function) => Err(FunctionsError::Unknown {
                 function,
@@ -174,7 +174,7 @@ impl GuestKernel {
         let registers = machine
             .registers(paused, 0)
             .ok_or(KernelViewError::NoVcpu)?;
-        let Ok(symbols) = &self.symbols else {
+        let Ok(symbols) = &self.known.symbols else {
             return Ok(None);
         };
         let space = registers.address_space();
@@ -187,7 +187,7 @@ impl GuestKernel {
         if !has_settled(machine, space, &symbols) {
             return Ok(None);
         }
-        KernelView::new(&self.image, symbols, machine, paused).map(Some)
+        KernelView::new(self.known.types.clone(), symbols, machine, paused).map(Some)
     }
 }
 

@@ -10,6 +10,8 @@ mod control;
 mod end_report;
 mod guest_kernel;
 mod host;
+mod image_tables;
+mod inspection;
 mod memory_size;
 mod output_file;
 mod registry;

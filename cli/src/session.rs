@@ -11,6 +11,7 @@ use vmm::{Machine, RunEnd};
 use crate::control::{Answer, Command, Info, Stat, Unknown, server};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
+use crate::inspection::Inspector;
 use crate::registry::VmName;
 use crate::signals::StopSignals;
 
@@ -34,6 +35,8 @@ pub struct Session {
     pub kernel: Option<GuestKernel>,
     /// When it was made.
     pub started: Instant,
+    /// What is known of its kernel's structures.
+    pub inspector: Inspector,
 }
 
 /// What a look at a booting guest came to.
@@ -181,10 +184,42 @@ impl server::Machine for Arc<Session> {
             Command::Info => Answer::Info(self.info()),
             Command::Snapshot { folder } => self.snapshot(&folder),
             Command::Stat => Answer::Stat(self.stat()),
+            Command::Ps { threads } => {
+                let found = self
+                    .inspector
+                    .ps(&self.machine, self.kernel.as_ref(), threads);
+                answer(found, Answer::Ps)
+            }
+            Command::Maps { process } => {
+                let found = self
+                    .inspector
+                    .maps(&self.machine, self.kernel.as_ref(), &process);
+                answer(found, Answer::Maps)
+            }
+            Command::Sym {
+                what,
+                process,
+                symfs,
+            } => {
+                let (machine, kernel) = (&self.machine, self.kernel.as_ref());
+                let found = self
+                    .inspector
+                    .sym(machine, kernel, &what, process.as_ref(), symfs);
+                answer(found, Answer::Sym)
+            }
+            Command::Stack { process, symfs } => {
+                let (machine, kernel) = (&self.machine, self.kernel.as_ref());
+                let found = self.inspector.stack(machine, kernel, &process, symfs);
+                answer(found, Answer::Stack)
+            }
             Command::Stop => {
                 self.machine.stop();
                 Answer::Stopping
             }
         }
     }
+}
+
+fn answer<T>(found: Result<T, String>, answer: fn(T) -> Answer) -> Answer {
+    found.map_or_else(|message| Answer::Error { message }, answer)
 }

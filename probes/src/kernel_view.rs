@@ -6,8 +6,11 @@
 
 use std::ops::Range;
 
+use introspect::PausedMemory;
 use introspect::kernel::btf::Btf;
-use introspect::kernel::image::KernelImage;
+use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::module_symbols::ModuleSymbolsLayout;
+use introspect::kernel::modules::ModulesLayout;
 use introspect::kernel::slide::{self, LiveEntries, SlideError};
 use introspect::kernel::symbols::Symbols;
 use introspect::kernel::task::TaskLayout;
@@ -29,6 +32,8 @@ pub struct KernelView {
     pub symbols: Symbols,
     /// Its types, if the image carries them.
     pub btf: Option<Btf>,
+    /// Its modules that were loaded when this was made; none where the kernel does not tell of them.
+    pub modules: LoadedModules,
     /// Where its tasks stand, if symbols and types tell.
     pub tasks: Option<TaskLayout>,
     /// Page tables that map the kernel for as long as it runs.
@@ -56,13 +61,13 @@ pub enum KernelViewError {
 }
 
 impl KernelView {
-    /// The kernel of a paused Linux guest, of which `image` is the file; `symbols` are those that
-    /// [`running_symbols`] gives. Reads vCPU 0.
+    /// The kernel of a paused Linux guest: its types, or why there are none, and the symbols that [`running_symbols`] gives.
+    /// Reads vCPU 0.
     ///
     /// # Errors
     /// If the kernel's own page tables are not to be found.
     pub fn new(
-        image: &KernelImage,
+        types: Result<Btf, String>,
         symbols: Symbols,
         machine: &Machine,
         paused: &Paused,
@@ -71,17 +76,21 @@ impl KernelView {
             .registers(paused, 0)
             .ok_or(KernelViewError::NoVcpu)?;
         let space = kernel_tables(machine.ram(), registers.address_space(), &symbols)?;
-        Ok(Self::with_types(image, symbols, space))
+        let mut view = Self::with_types(types, symbols, space);
+        if let Some(btf) = &view.btf {
+            view.modules = loaded_modules(btf, &view.symbols, machine, space);
+        }
+        Ok(view)
     }
 
     /// A kernel whose place and page tables are known; `symbols` have their slide. What is missing of types
     /// and tasks is told in [`missing`](Self::missing).
     #[must_use]
-    pub fn with_types(image: &KernelImage, symbols: Symbols, space: AddressSpace) -> Self {
+    pub fn with_types(types: Result<Btf, String>, symbols: Symbols, space: AddressSpace) -> Self {
         let mut view = Self::without_types(symbols, space);
-        match image.btf() {
+        match types {
             Ok(btf) => view.set_types(btf),
-            Err(error) => view.missing = Some(error.to_string()),
+            Err(why) => view.missing = Some(why),
         }
         view
     }
@@ -100,6 +109,7 @@ impl KernelView {
         Self {
             symbols,
             btf: None,
+            modules: LoadedModules::default(),
             tasks: None,
             space,
             missing: None,
@@ -175,6 +185,25 @@ pub fn running_symbols(
         divide_error: gate(DIVIDE_ERROR),
     };
     Ok(linked.with_slide(slide::find(linked, live)?))
+}
+
+/// The modules of a paused guest. What cannot be read of them is missing: their functions are then unknown by name.
+fn loaded_modules(
+    btf: &Btf,
+    symbols: &Symbols,
+    machine: &Machine,
+    space: AddressSpace,
+) -> LoadedModules {
+    let layouts = (
+        ModulesLayout::new(btf, symbols),
+        ModuleSymbolsLayout::new(btf),
+    );
+    let (Ok(modules), Ok(tables)) = layouts else {
+        return LoadedModules::default();
+    };
+    let memory = PausedMemory::new(machine.ram());
+    let view = memory.view(space);
+    tables.read_all(view, modules.modules(view).items).0
 }
 
 /// Page tables for the kernel which stay when the process that happens to run now ends, if the kernel names them.

@@ -4,6 +4,7 @@ mod demo;
 mod doctor;
 mod generate;
 mod guest_files;
+mod inspect;
 mod remote;
 mod run;
 
@@ -24,6 +25,10 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Stop(which) => remote::stop(which),
         Command::Stat(args) => remote::stat(args),
         Command::Vms(args) => remote::vms(&args),
+        Command::Ps(args) => inspect::ps(args),
+        Command::Maps(args) => inspect::maps(args),
+        Command::Sym(args) => inspect::sym(args),
+        Command::Stack(args) => inspect::stack(args),
         Command::Completions { shell } => generate::completions(shell),
         Command::Man { folder } => generate::man(&folder),
     }

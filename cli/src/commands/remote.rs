@@ -7,20 +7,36 @@ use crate::args;
 use crate::control::client::{ask, unexpected};
 use crate::control::{Answer, Command, Info, Stat, Unknown};
 use crate::memory_size::Human;
-use crate::registry::{Registry, Running};
+use crate::registry::{self, Registry, Running};
 use crate::report::{Failure, ToOutput, say};
 
 /// Most unknown addresses listed by `stat`.
 const LISTED: usize = 16;
 
-fn find(which: args::Which) -> Result<Running, Failure> {
-    Ok(Registry::open()?.find(which.vm)?)
+/// The machines that run. What dead ones left behind is removed and told.
+fn running(registry: &Registry) -> Result<Vec<Running>, Failure> {
+    let (running, removed) = registry.list()?;
+    for name in removed {
+        say(format_args!(
+            "removed what the dead machine {name} left behind"
+        ));
+    }
+    Ok(running)
+}
+
+/// The machine that is meant.
+///
+/// # Errors
+/// If there is none, or more than one.
+pub(super) fn find(which: args::Which) -> Result<Running, Failure> {
+    let running = running(&Registry::open()?)?;
+    Ok(registry::choose(running, which.vm)?)
 }
 
 /// Runs `exotrace snapshot`.
 pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
     let machine = find(args.which)?;
-    let folder = absolute(args.folder)?;
+    let folder = absolute("snapshot", args.folder)?;
     match ask(
         &machine,
         &Command::Snapshot {
@@ -40,10 +56,10 @@ pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
     }
 }
 
-/// The other process has another working directory.
-fn absolute(folder: PathBuf) -> Result<PathBuf, Failure> {
+/// A folder as the machine's process can find it, which has another working directory; `what` it is for.
+pub(super) fn absolute(what: &str, folder: PathBuf) -> Result<PathBuf, Failure> {
     std::path::absolute(&folder)
-        .map_err(|error| Failure::new(format_args!("snapshot {}: {error}", folder.display())))
+        .map_err(|error| Failure::new(format_args!("{what} {}: {error}", folder.display())))
 }
 
 /// Runs `exotrace stop`.
@@ -109,12 +125,7 @@ fn stat_text(stat: &Stat) -> String {
 
 /// Runs `exotrace vms`.
 pub fn vms(args: &args::Vms) -> Result<(), Failure> {
-    let (running, removed) = Registry::open()?.list()?;
-    for name in removed {
-        say(format_args!(
-            "removed what the dead machine {name} left behind"
-        ));
-    }
+    let running = running(&Registry::open()?)?;
     let mut infos = Vec::new();
     for machine in running {
         match ask(&machine, &Command::Info) {

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use super::{Answer, Command, LONGEST_LINE, MessageError};
+use super::{Answer, Command, LONGEST_ANSWER, MessageError};
 use crate::registry::Running;
 
 /// A machine did not answer.
@@ -84,7 +84,7 @@ fn exchange(machine: &Running, line: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(&machine.socket)?;
     stream.write_all(line.as_bytes())?;
     let mut answer = String::new();
-    BufReader::new(stream.take(LONGEST_LINE)).read_line(&mut answer)?;
+    BufReader::new(stream.take(LONGEST_ANSWER)).read_line(&mut answer)?;
     if answer.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

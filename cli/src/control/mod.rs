@@ -5,16 +5,21 @@
 //! the socket stands in keeps other users out, and the server looks at who they are besides.
 
 pub mod client;
+pub mod inspection;
 pub mod server;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use inspection::ProcessName;
+
 /// Raised when a message changes its meaning.
 pub const VERSION: u32 = 1;
-/// Longest line either side takes, in bytes.
-const LONGEST_LINE: u64 = 256 << 10;
+/// Longest question the server takes, in bytes.
+const LONGEST_QUESTION: u64 = 64 << 10;
+/// Longest answer a client takes: stacks of thousands of threads.
+const LONGEST_ANSWER: u64 = 256 << 20;
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +34,32 @@ pub enum Command {
     },
     /// The counts so far.
     Stat,
+    /// The processes, or all threads.
+    Ps {
+        /// Threads, too.
+        threads: bool,
+    },
+    /// The mappings of a process.
+    Maps {
+        /// Which.
+        process: ProcessName,
+    },
+    /// Symbols by address or name.
+    Sym {
+        /// Hexadecimal addresses and names.
+        what: Vec<String>,
+        /// In this process's files instead of the kernel.
+        process: Option<ProcessName>,
+        /// A folder with copies of the guest's files, an absolute path.
+        symfs: Option<PathBuf>,
+    },
+    /// The stacks of a process's threads.
+    Stack {
+        /// Which.
+        process: ProcessName,
+        /// As above.
+        symfs: Option<PathBuf>,
+    },
     /// End the run.
     Stop,
 }
@@ -41,6 +72,14 @@ pub enum Answer {
     Info(Info),
     /// To [`Command::Stat`].
     Stat(Stat),
+    /// To [`Command::Ps`].
+    Ps(inspection::Processes),
+    /// To [`Command::Maps`].
+    Maps(inspection::Maps),
+    /// To [`Command::Sym`].
+    Sym(inspection::Symbols),
+    /// To [`Command::Stack`].
+    Stack(inspection::Stacks),
     /// To [`Command::Snapshot`].
     Saved {
         /// How long the guest stood still, in microseconds.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{Answer, Command, LONGEST_LINE};
+use super::{Answer, Command, LONGEST_QUESTION};
 use crate::registry;
 
 /// How long a client may take to send its line, or to take our answer.
@@ -112,7 +112,7 @@ fn converse(mut stream: UnixStream, machine: &impl Machine) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     let answer = if peer.uid.as_raw() == registry::user() || peer.uid.is_root() {
         let mut line = String::new();
-        BufReader::new((&stream).take(LONGEST_LINE)).read_line(&mut line)?;
+        BufReader::new((&stream).take(LONGEST_QUESTION)).read_line(&mut line)?;
         match super::decode(&line) {
             Ok(command) => machine.answer(command),
             Err(error) => Answer::Error {

@@ -178,32 +178,34 @@ impl Registry {
         running.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((running, removed))
     }
+}
 
-    /// The machine `name`; without a name the only one that runs.
-    ///
-    /// # Errors
-    /// If there is no such machine, or several run and no name was given.
-    pub fn find(&self, name: Option<VmName>) -> Result<Running, RegistryError> {
-        let (mut running, _) = self.list()?;
-        let names = running
-            .iter()
-            .map(|r| r.name.as_str())
-            .collect::<Vec<_>>()
-            .join(", ");
-        match name {
-            Some(name) => running.into_iter().find(|r| r.name == name).ok_or_else(|| {
-                RegistryError::NotRunning {
+/// The machine `name` of those that run; without a name the only one.
+///
+/// # Errors
+/// If there is no such machine, or several run and no name was given.
+pub fn choose(mut running: Vec<Running>, name: Option<VmName>) -> Result<Running, RegistryError> {
+    let names = running
+        .iter()
+        .map(|r| r.name.as_str())
+        .collect::<Vec<_>>()
+        .join(", ");
+    match name {
+        Some(name) => {
+            running
+                .into_iter()
+                .find(|r| r.name == name)
+                .ok_or_else(|| RegistryError::NotRunning {
                     name,
                     running: if names.is_empty() {
                         String::new()
                     } else {
                         format!("; these do: {names}")
                     },
-                }
-            }),
-            None if running.len() > 1 => Err(RegistryError::Several { names }),
-            None => running.pop().ok_or(RegistryError::NoneRuns),
+                })
         }
+        None if running.len() > 1 => Err(RegistryError::Several { names }),
+        None => running.pop().ok_or(RegistryError::NoneRuns),
     }
 }
 

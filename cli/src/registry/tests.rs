@@ -83,26 +83,30 @@ fn what_a_dead_machine_left_behind_is_removed_and_told() {
 fn without_a_name_the_only_machine_is_meant() {
     let (_folder, registry) = registry();
     assert!(
-        registry
-            .find(None)
+        find(&registry, None)
             .unwrap_err()
             .to_string()
             .contains("no machine runs")
     );
     let one = registry.claim(Some(name("one"))).unwrap();
-    assert_eq!(registry.find(None).unwrap().name, name("one"));
-    let error = registry.find(Some(name("other"))).unwrap_err().to_string();
+    assert_eq!(find(&registry, None).unwrap().name, name("one"));
+    let error = find(&registry, Some(name("other")))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("no machine named other runs; these do: one"),
         "{error}"
     );
     let _two = registry.claim(Some(name("two"))).unwrap();
-    let error = registry.find(None).unwrap_err().to_string();
+    let error = find(&registry, None).unwrap_err().to_string();
     assert!(
         error.contains("one, two") && error.contains("--vm"),
         "{error}"
     );
-    assert_eq!(registry.find(Some(name("two"))).unwrap().name, name("two"));
+    assert_eq!(
+        find(&registry, Some(name("two"))).unwrap().name,
+        name("two")
+    );
     drop(one);
 }
 
@@ -133,4 +137,8 @@ fn a_run_directory_that_others_can_change_is_refused() {
     symlink("/tmp", folder.path().join("private/vm")).unwrap();
     let error = registry.claim(Some(name("vm"))).unwrap_err().to_string();
     assert!(error.contains("symbolic link"), "{error}");
+}
+
+fn find(registry: &Registry, name: Option<VmName>) -> Result<Running, RegistryError> {
+    choose(registry.list().unwrap().0, name)
 }

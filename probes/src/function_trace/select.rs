@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use introspect::Gva;
+use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::symbols::Symbols;
 use vmm::host::{HostProfile, Int3};
 use vmm::trap::ArmError;
@@ -89,7 +90,7 @@ pub enum ArmFunctionsError {
     #[error("no functions to trace were given")]
     NoFunctions,
     /// Names without a function.
-    #[error("the guest's kernel has no function {}", list(.functions))]
+    #[error("the guest's kernel and its loaded modules have no function {}", list(.functions))]
     Unknown {
         /// Each of them.
         functions: Vec<UnknownFunction>,
@@ -121,24 +122,35 @@ fn list<T: std::fmt::Display>(items: &[T]) -> String {
     shown.join("; ")
 }
 
-/// Where functions called `name` are.
-fn addresses<'a>(symbols: &'a Symbols, name: &'a str) -> impl Iterator<Item = u64> + 'a {
+/// Where functions called `name` are, in the kernel and in its modules.
+fn addresses<'a>(
+    symbols: &'a Symbols,
+    modules: &'a LoadedModules,
+    name: &'a str,
+) -> impl Iterator<Item = u64> + 'a {
+    let of_modules = modules.all_of(name, None).map(|found| found.symbol);
     symbols
         .all_of(name)
+        .chain(of_modules)
         .filter(|symbol| symbol.is_text() && !symbol.absolute)
         .map(|symbol| symbol.address)
 }
 
-/// Those of `names` that stand for no function, in their order, with the names that look like them.
+/// Those of `names` that stand for no function of the kernel or of its modules, in their order, with the kernel's names that
+/// look like them.
 #[must_use]
-pub fn unknown_functions(symbols: &Symbols, names: &[String]) -> Vec<UnknownFunction> {
+pub fn unknown_functions(
+    symbols: &Symbols,
+    modules: &LoadedModules,
+    names: &[String],
+) -> Vec<UnknownFunction> {
     let nearest = |name: &String| {
         let nearest = symbols.nearest_names(name, SUGGESTIONS).into_iter();
         nearest.map(str::to_owned).collect()
     };
     names
         .iter()
-        .filter(|name| addresses(symbols, name).next().is_none())
+        .filter(|name| addresses(symbols, modules, name).next().is_none())
         .map(|name| UnknownFunction {
             name: name.clone(),
             nearest: nearest(name),
@@ -152,14 +164,14 @@ pub(super) fn select(
     names: &[String],
     options: &TraceOptions,
 ) -> Result<Vec<TracedFunction>, ArmFunctionsError> {
-    let functions = unknown_functions(&view.symbols, names);
+    let functions = unknown_functions(&view.symbols, &view.modules, names);
     if !functions.is_empty() {
         return Err(ArmFunctionsError::Unknown { functions });
     }
     let mut selected = Vec::new();
     let mut taken = HashSet::new();
     for name in names {
-        let found: Vec<u64> = addresses(&view.symbols, name).collect();
+        let found: Vec<u64> = addresses(&view.symbols, &view.modules, name).collect();
         // BTF describes one of several namesakes and does not say which.
         let arguments = match found.len() {
             1 => view.argument_registers(name).map(|count| count.min(4)),

@@ -18,6 +18,7 @@ use vmm::snapshot::FORMAT_VERSION;
 use super::serial::Serial;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
+use crate::inspection::Inspector;
 use crate::registry::VmName;
 use crate::report::{Failure, say};
 use crate::session::Session;
@@ -194,6 +195,7 @@ pub fn start(
         command_line,
         kernel: Some(files.kernel),
         started,
+        inspector: Inspector::default(),
     };
     session.machine.start();
     let session = Arc::new(session);

@@ -9,6 +9,7 @@ use vmm::snapshot::KernelReference;
 use crate::args;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
+use crate::inspection::Inspector;
 use crate::memory_size::Human;
 use crate::registry::Entry;
 use crate::report::{Failure, say};
@@ -68,6 +69,7 @@ pub fn make(
             command_line,
             kernel,
             started,
+            inspector: Inspector::default(),
         });
     }
     let Some(kernel) = inputs.kernel else {
@@ -111,10 +113,11 @@ pub fn make(
         command_line,
         kernel: Some(kernel),
         started,
+        inspector: Inspector::default(),
     })
 }
 
-/// The kernel of a snapshot. Without its file the machine runs all the same, and cannot be traced.
+/// The kernel of a snapshot. Without its file the machine runs all the same, and is known as far as its memory tells.
 fn snapshot_kernel(
     args: &args::Run,
     saved: Option<&KernelReference>,
@@ -129,13 +132,16 @@ fn snapshot_kernel(
     };
     match GuestKernel::of_snapshot(saved, args.kernel.as_deref()) {
         Ok(kernel) => {
+            // Which functions there are, modules' included, is known once the guest's memory is there.
             if !args.trace.is_empty() {
-                kernel.check_functions(&args.trace)?;
+                kernel.symbols()?;
             }
             Ok(Some(kernel))
         }
         Err(error) if args.trace.is_empty() && args.kernel.is_none() => {
-            say(format_args!("no symbols: {error}"));
+            say(format_args!(
+                "{error}; what is asked of it is looked for in the guest's memory"
+            ));
             Ok(None)
         }
         Err(error) => Err(error.into()),

@@ -1,0 +1,351 @@
+//! Commands that look into a running guest: `ps`, `maps`, `sym`, `stack`.
+//!
+//! The machine's own process reads the guest while it stands still; this asks and prints. How long the guest stood still, and
+//! what could not be read, goes to standard error.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::remote::{absolute, find};
+use crate::args;
+use crate::control::client::{ask, unexpected};
+use crate::control::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
+use crate::control::{Answer, Command};
+use crate::registry::Running;
+use crate::report::{Failure, ToOutput, say};
+
+/// Column before which the name of a mapping does not start (fs/proc/task_mmu.c).
+const MAPS_NAME_COLUMN: usize = 73;
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// Runs `exotrace ps`.
+pub fn ps(args: args::Ps) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let command = Command::Ps {
+        threads: args.threads,
+    };
+    let found = match ask(&machine, &command)? {
+        Answer::Ps(found) => found,
+        other => return Err(unexpected(&machine, &other).into()),
+    };
+    tell(&machine, &found.reading);
+    let text = |processes: &[Process]| ps_text(processes, args.threads);
+    print(args.json, &found.processes, text)
+}
+
+/// Runs `exotrace maps`.
+pub fn maps(args: args::Maps) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let command = Command::Maps {
+        process: args.process,
+    };
+    let found = match ask(&machine, &command)? {
+        Answer::Maps(found) => found,
+        other => return Err(unexpected(&machine, &other).into()),
+    };
+    tell(&machine, &found.reading);
+    print(args.json, &found.mappings, maps_text)
+}
+
+/// Runs `exotrace sym`.
+pub fn sym(args: args::Sym) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let command = Command::Sym {
+        what: args.what,
+        process: args.process,
+        symfs: symfs(args.symfs)?,
+    };
+    let found = match ask(&machine, &command)? {
+        Answer::Sym(found) => found,
+        other => return Err(unexpected(&machine, &other).into()),
+    };
+    tell(&machine, &found.reading);
+    print(args.json, &found.symbols, |symbols| {
+        symbols.iter().map(symbol_line).collect()
+    })?;
+    let Some((last, others)) = found.unknown.split_last() else {
+        return Ok(());
+    };
+    for unknown in others {
+        say(unknown);
+    }
+    Err(Failure::new(last))
+}
+
+/// Runs `exotrace stack`.
+pub fn stack(args: args::Stack) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let command = Command::Stack {
+        process: args.process,
+        symfs: symfs(args.symfs)?,
+    };
+    let found = match ask(&machine, &command)? {
+        Answer::Stack(found) => found,
+        other => return Err(unexpected(&machine, &other).into()),
+    };
+    tell(&machine, &found.reading);
+    print(args.json, &found.threads, |threads| {
+        let texts: Vec<String> = threads.iter().map(stack_text).collect();
+        texts.join("\n")
+    })
+}
+
+fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
+    folder.map(|folder| absolute("--symfs", folder)).transpose()
+}
+
+/// How the answer came about, for the user.
+fn tell(machine: &Running, reading: &Reading) {
+    for reason in &reading.incomplete {
+        say(format_args!("{}: {reason}", machine.name));
+    }
+    say(format_args!(
+        "{}: the guest stood still for {} us",
+        machine.name, reading.standstill_us
+    ));
+}
+
+/// Each item as a line of JSON, or all of them as text.
+fn print<T: Serialize>(
+    json: bool,
+    items: &[T],
+    text: impl FnOnce(&[T]) -> String,
+) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    if !json {
+        return out.write_all(text(items).as_bytes()).to_output();
+    }
+    for item in items {
+        let line = serde_json::to_string(item)?;
+        writeln!(out, "{line}").to_output()?;
+    }
+    Ok(())
+}
+
+fn ps_text(processes: &[Process], threads: bool) -> String {
+    let tid = if threads { "    TID " } else { "" };
+    let mut text = format!("    PID {tid}   PPID S CPU     START COMMAND\n");
+    for process in processes {
+        let (pid, tid) = match threads {
+            true => (process.tgid, format!("{:>7} ", process.pid)),
+            false => (process.pid, String::new()),
+        };
+        let (seconds, part) = (
+            process.start_ns / NANOSECONDS,
+            process.start_ns % NANOSECONDS / (NANOSECONDS / 100),
+        );
+        text += &format!(
+            "{pid:>7} {tid}{:>7} {} {:>3} {seconds:>6}.{part:02} {}\n",
+            process.ppid,
+            process.state,
+            process.cpu,
+            command(process)
+        );
+    }
+    text
+}
+
+/// The command line; the name where there is none or where a thread has its own, in brackets as ps(1) writes it.
+fn command(process: &Process) -> String {
+    if process.arguments.is_empty() {
+        return format!("[{}]", printable(&process.comm));
+    }
+    let line = printable(&process.arguments.join(" "));
+    match process.pid == process.tgid {
+        true => line,
+        false => format!("{{{}}} {line}", printable(&process.comm)),
+    }
+}
+
+/// What a guest wrote, without what would move the cursor of a terminal.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+fn maps_text(mappings: &[Mapping]) -> String {
+    let line = |mapping: &Mapping| {
+        let (major, minor) = mapping.device;
+        let head = format!(
+            "{:08x}-{:08x} {} {:08x} {major:02x}:{minor:02x} {}",
+            mapping.start, mapping.end, mapping.permissions, mapping.offset, mapping.inode
+        );
+        match mapping.name.is_empty() {
+            true => format!("{head} \n"),
+            false => format!("{head:<MAPS_NAME_COLUMN$}{}\n", printable(&mapping.name)),
+        }
+    };
+    mappings.iter().map(line).collect()
+}
+
+fn symbol_line(symbol: &Symbol) -> String {
+    let offset = match symbol.offset {
+        0 => String::new(),
+        offset => format!("+{offset:#x}"),
+    };
+    let object = symbol
+        .object
+        .as_deref()
+        .map(|object| format!(" [{}]", printable(object)));
+    format!(
+        "{:016x} {} {}{offset}{}\n",
+        symbol.address,
+        symbol.kind,
+        printable(&symbol.name),
+        object.unwrap_or_default()
+    )
+}
+
+fn stack_text(thread: &ThreadStack) -> String {
+    let mut text = format!(
+        "{} {} ({})\n",
+        thread.tid,
+        printable(&thread.comm),
+        thread.state
+    );
+    for (part, frames, end) in [
+        ("kernel", &thread.kernel, &thread.kernel_end),
+        ("user", &thread.user, &thread.user_end),
+    ] {
+        if frames.is_empty() && end.is_none() {
+            continue;
+        }
+        text += &format!("  {part}:\n");
+        for (number, frame) in frames.iter().enumerate() {
+            text += &frame_line(number, frame);
+        }
+        if let Some(end) = end {
+            text += &format!("    ends here: {end}\n");
+        }
+    }
+    text
+}
+
+fn frame_line(number: usize, frame: &Frame) -> String {
+    let place = match (&frame.name, &frame.object) {
+        (Some(name), None) => format!("{}+{:#x}", printable(name), frame.offset),
+        (Some(name), Some(object)) => format!(
+            "{}+{:#x} ({})",
+            printable(name),
+            frame.offset,
+            printable(object)
+        ),
+        (None, Some(object)) => format!("? ({}+{:#x})", printable(object), frame.offset),
+        (None, None) => "?".to_owned(),
+    };
+    let doubt = frame.doubt.as_deref().map(|doubt| format!(" ? {doubt}"));
+    format!(
+        "    #{number:<2} {:016x} {place}{}\n",
+        frame.address,
+        doubt.unwrap_or_default()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, tgid: i32, arguments: &[&str]) -> Process {
+        Process {
+            pid,
+            tgid,
+            ppid: 1,
+            state: 'S',
+            comm: "work\u{1b}er".into(),
+            kernel_thread: arguments.is_empty(),
+            threads: 2,
+            start_ns: 12_345_678_901,
+            cpu: 1,
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+            program: None,
+        }
+    }
+
+    #[test]
+    fn processes_are_listed_with_their_commands_and_without_control_characters() {
+        let processes = [process(7, 7, &[]), process(8, 8, &["work", "a\nb"])];
+        assert_eq!(
+            ps_text(&processes, false),
+            "    PID    PPID S CPU     START COMMAND\n\
+             \u{20}     7       1 S   1     12.34 [work?er]\n\
+             \u{20}     8       1 S   1     12.34 work a?b\n"
+        );
+        let threads = [process(8, 8, &["work"]), process(9, 8, &["work"])];
+        assert_eq!(
+            ps_text(&threads, true),
+            "    PID     TID    PPID S CPU     START COMMAND\n\
+             \u{20}     8       8       1 S   1     12.34 work\n\
+             \u{20}     8       9       1 S   1     12.34 {work?er} work\n"
+        );
+    }
+
+    #[test]
+    fn mappings_are_written_as_proc_does() {
+        let mapping = |name: &str| Mapping {
+            start: 0x40_0000,
+            end: 0x40_1000,
+            permissions: "r-xp".into(),
+            offset: 0x1000,
+            device: (0, 2),
+            inode: 65,
+            name: name.into(),
+        };
+        assert_eq!(
+            maps_text(&[mapping("/bin/sh"), mapping("")]),
+            "00400000-00401000 r-xp 00001000 00:02 65                                 /bin/sh\n\
+             00400000-00401000 r-xp 00001000 00:02 65 \n"
+        );
+    }
+
+    #[test]
+    fn stacks_say_what_is_doubtful_and_why_they_end() {
+        let frame = |name: Option<&str>, doubt: Option<&str>| Frame {
+            address: 0x1234,
+            name: name.map(str::to_owned),
+            offset: 4,
+            object: Some("/bin/x".into()),
+            doubt: doubt.map(str::to_owned),
+        };
+        let thread = ThreadStack {
+            tid: 5,
+            comm: "x".into(),
+            state: 'R',
+            kernel: Vec::new(),
+            kernel_end: None,
+            user: vec![
+                frame(Some("main"), None),
+                frame(None, Some("by its frame pointer")),
+            ],
+            user_end: Some("0x7000 is not in memory".into()),
+        };
+        assert_eq!(
+            stack_text(&thread),
+            "5 x (R)\n  user:\n    \
+             #0  0000000000001234 main+0x4 (/bin/x)\n    \
+             #1  0000000000001234 ? (/bin/x+0x4) ? by its frame pointer\n    \
+             ends here: 0x7000 is not in memory\n"
+        );
+    }
+
+    #[test]
+    fn symbols_are_lines_of_nm() {
+        let symbol = |offset, object: Option<&str>| Symbol {
+            address: 0xffff_ffff_8100_0000,
+            name: "vfs_read".into(),
+            offset,
+            kind: 'T',
+            object: object.map(str::to_owned),
+        };
+        assert_eq!(
+            symbol_line(&symbol(0, None)),
+            "ffffffff81000000 T vfs_read\n"
+        );
+        assert_eq!(
+            symbol_line(&symbol(16, Some("ext4"))),
+            "ffffffff81000000 T vfs_read+0x10 [ext4]\n"
+        );
+    }
+}

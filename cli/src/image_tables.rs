@@ -1,0 +1,221 @@
+//! A kernel's symbols and types from its image, and the cache that keeps them decoded from one run to the next.
+//!
+//! The cache is a folder of files, one for each kernel, named by the image's size and CRC-32. A file appears whole and is never
+//! changed; without a usable cache everything is decoded anew and nothing is lost but time.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use guest::Cache;
+use introspect::kernel::btf::Btf;
+use introspect::kernel::cached::DecodedKernel;
+use introspect::kernel::image::KernelImage;
+use introspect::kernel::shared_bytes::SharedBytes;
+use introspect::kernel::symbols::Symbols;
+use vmm::snapshot::KernelReference;
+
+/// The folder in the cache.
+const FOLDER: &str = "kernel-tables";
+/// Kernels kept, those used last. Each takes some megabytes.
+const MOST_KERNELS: usize = 8;
+/// Smaller images are decoded faster than a file is found.
+const LEAST_IMAGE: u64 = 1 << 20;
+
+/// What a kernel's image says of itself, decoded.
+pub struct ImageTables {
+    /// At their link addresses; or why there are none.
+    pub symbols: Result<Symbols, String>,
+    /// Or why there are none.
+    pub types: Result<Btf, String>,
+}
+
+impl ImageTables {
+    /// Those of `image`, from the cache if they are there.
+    pub fn of(image: &KernelImage, reference: &KernelReference) -> Self {
+        if reference.size < LEAST_IMAGE {
+            return Self::decode(image);
+        }
+        match Cache::open() {
+            Ok(cache) => Self::through(&cache.root().join(FOLDER), image, reference),
+            Err(error) => {
+                log::info!("kernels are decoded anew each time: {error}");
+                Self::decode(image)
+            }
+        }
+    }
+
+    fn decode(image: &KernelImage) -> Self {
+        Self {
+            symbols: image.symbols().map_err(|error| error.to_string()),
+            types: image.btf().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn through(folder: &Path, image: &KernelImage, reference: &KernelReference) -> Self {
+        let key = format!("{:016x}-{:08x}", reference.size, reference.crc32);
+        let file = folder.join(&key);
+        match read(&file, key.as_bytes()) {
+            Ok(kept) => {
+                return Self {
+                    symbols: Ok(kept.symbols),
+                    // Why a kernel has no types is not kept: the image says so at once.
+                    types: kept.btf.map_or_else(
+                        || image.btf().map_err(|error| error.to_string()),
+                        Ok::<_, String>,
+                    ),
+                };
+            }
+            Err(why) => log::info!("{}: {why}; the kernel is decoded", file.display()),
+        }
+        let decoded = Self::decode(image);
+        if let Ok(symbols) = &decoded.symbols {
+            let kernel = DecodedKernel {
+                symbols: symbols.clone(),
+                btf: decoded.types.clone().ok(),
+                banner: None,
+            };
+            if let Err(error) = write(&file, &kernel.to_bytes(key.as_bytes())) {
+                log::warn!("{}: {error}", file.display());
+            }
+        }
+        decoded
+    }
+}
+
+fn read(file: &Path, key: &[u8]) -> Result<DecodedKernel, String> {
+    let bytes = fs::read(file).map_err(|error| error.to_string())?;
+    // Used now, for `forget_old`. What cannot be touched is only forgotten earlier.
+    let _ = fs::File::open(file).and_then(|open| open.set_modified(SystemTime::now()));
+    DecodedKernel::from_bytes(key, SharedBytes::new(bytes)).map_err(|error| error.to_string())
+}
+
+/// Written beside and renamed, so that a reader never sees half of it.
+fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+        forget_old(folder, MOST_KERNELS - 1)?;
+    }
+    let new = file.with_extension(format!("{}.new", std::process::id()));
+    fs::write(&new, bytes)?;
+    fs::rename(&new, file)
+}
+
+/// Removes all files but the `keep` that were used last. Another process may be doing the same.
+fn forget_old(folder: &Path, keep: usize) -> io::Result<()> {
+    let entries = fs::read_dir(folder)?.flatten();
+    let mut files: Vec<(SystemTime, PathBuf)> = entries
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    files.sort_unstable();
+    let many = files.len().saturating_sub(keep);
+    for (_, old) in files.iter().take(many) {
+        match fs::remove_file(old) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use super::*;
+
+    fn micro() -> (KernelImage, KernelReference) {
+        let elf = guest::micro::elf();
+        let reference = KernelReference::new(Path::new("micro"), &elf);
+        (KernelImage::parse(elf).unwrap(), reference)
+    }
+
+    fn names(tables: &ImageTables) -> Vec<(String, u64)> {
+        let symbols = tables.symbols.as_ref().unwrap();
+        symbols
+            .iter()
+            .map(|s| (s.name.to_string(), s.address))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_kept_is_what_was_decoded_and_damage_is_decoded_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("new");
+        let (image, reference) = micro();
+        let first = ImageTables::through(&folder, &image, &reference);
+        let file = fs::read_dir(&folder).unwrap().next().unwrap();
+        let file = file.unwrap().path();
+        let kept = fs::read(&file).unwrap();
+        let second = ImageTables::through(&folder, &image, &reference);
+        assert!(names(&first).len() > 3);
+        assert_eq!(names(&first), names(&second));
+        assert_eq!(first.types.as_ref().err(), second.types.as_ref().err());
+        for damaged in [&kept[..kept.len() / 2], b"", &[0; 4000]] {
+            fs::write(&file, damaged).unwrap();
+            let again = ImageTables::through(&folder, &image, &reference);
+            assert_eq!(names(&again), names(&first));
+            assert_eq!(
+                fs::read(&file).unwrap(),
+                kept,
+                "written anew after {damaged:?}"
+            );
+        }
+        // The file of another kernel under this one's name.
+        let other = KernelReference {
+            crc32: !reference.crc32,
+            ..reference.clone()
+        };
+        ImageTables::through(&folder, &image, &other);
+        let entries = fs::read_dir(&folder).unwrap().flatten();
+        let theirs = entries.map(|e| e.path()).find(|path| *path != file);
+        fs::copy(theirs.unwrap(), &file).unwrap();
+        let again = ImageTables::through(&folder, &image, &reference);
+        assert_eq!(names(&again), names(&first));
+        assert_eq!(fs::read(&file).unwrap(), kept);
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_costs_only_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "in the way").unwrap();
+        let (image, reference) = micro();
+        let tables = ImageTables::through(&file, &image, &reference);
+        assert!(names(&tables).len() > 3);
+        assert_eq!(fs::read(&file).unwrap(), b"in the way");
+    }
+
+    #[test]
+    fn kernels_used_long_ago_are_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, reference) = micro();
+        let of = |crc32| {
+            let reference = KernelReference {
+                crc32,
+                ..reference.clone()
+            };
+            ImageTables::through(folder.path(), &image, &reference)
+        };
+        let file = |crc32: u32| {
+            let name = format!("{:016x}-{crc32:08x}", reference.size);
+            folder.path().join(name)
+        };
+        let long_ago = SystemTime::now() - Duration::from_secs(86400);
+        for crc32 in 0..8 {
+            of(crc32);
+            let open = fs::File::open(file(crc32)).unwrap();
+            open.set_modified(long_ago + Duration::from_secs(crc32.into()))
+                .unwrap();
+        }
+        of(0);
+        of(8);
+        let kept: Vec<bool> = (0..9).map(|crc32| file(crc32).exists()).collect();
+        assert_eq!(
+            kept,
+            [true, false, true, true, true, true, true, true, true]
+        );
+    }
+}

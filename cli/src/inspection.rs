@@ -1,0 +1,538 @@
+//! Looking into the running guest for `ps`, `maps`, `sym` and `stack`: on the machine's side of the control socket.
+//!
+//! The guest stands still for each question, and the answer says how long. What is known of its kernel is found out at the first
+//! question and kept.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use introspect::PausedMemory;
+use introspect::kernel::live::LiveKernel;
+use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::task_list::TaskInfo;
+use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
+use introspect::system::{Look, NamedArea, Place, System, UserObjects};
+use introspect::user::symbols::FunctionKind;
+use introspect::user::symfs::Symfs;
+use introspect::x86_64::{AddressSpace, CpuState};
+use vmm::Machine;
+use vmm::machine::Paused;
+
+use crate::control::inspection::{
+    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbol, Symbols,
+    ThreadStack,
+};
+use crate::guest_kernel::GuestKernel;
+
+/// Most bytes of a process's arguments that are shown.
+const MOST_ARGUMENTS: usize = 4096;
+/// Most processes that are listed where a name fits several.
+const MOST_CANDIDATES: usize = 10;
+
+/// Why a question has no answer, for the user.
+type Refusal = String;
+
+/// What is known of the guest's kernel.
+#[derive(Default)]
+pub struct Inspector {
+    known: Mutex<Option<Arc<Known>>>,
+}
+
+struct Known {
+    system: System,
+    space: AddressSpace,
+}
+
+/// A guest that stands still, and the kernel it runs.
+struct Standing<'m> {
+    machine: &'m Machine,
+    paused: Paused,
+    since: Instant,
+    cpus: Vec<CpuState>,
+    known: Arc<Known>,
+}
+
+impl Inspector {
+    /// The processes, or all threads.
+    pub fn ps(
+        &self,
+        machine: &Machine,
+        kernel: Option<&GuestKernel>,
+        threads: bool,
+    ) -> Result<Processes, Refusal> {
+        let standing = self.stop(machine, kernel)?;
+        let mut incomplete = Vec::new();
+        let processes = standing.look(|look| {
+            let tasks = if threads {
+                look.threads()
+            } else {
+                look.processes()
+            };
+            let tasks = tasks.map_err(|lost| lost.to_string())?;
+            incomplete.extend(tasks.error.map(|error| error.to_string()));
+            let described = tasks.items.iter().map(|task| process(&look, task));
+            Ok::<_, Refusal>(described.collect())
+        })?;
+        Ok(Processes {
+            processes,
+            reading: standing.end(incomplete),
+        })
+    }
+
+    /// The mappings of a process.
+    pub fn maps(
+        &self,
+        machine: &Machine,
+        kernel: Option<&GuestKernel>,
+        name: &ProcessName,
+    ) -> Result<Maps, Refusal> {
+        let standing = self.stop(machine, kernel)?;
+        let (task, maps) = standing.look(|look| {
+            let task = find(&look, name)?;
+            let maps = look.maps(&task).map_err(|lost| lost.to_string())?;
+            Ok::<_, Refusal>((task, maps))
+        })?;
+        let Some(maps) = maps else {
+            return Err(format!(
+                "process {} ({}) has no memory of its own: it {}",
+                task.pid,
+                lossy(task.name()),
+                if task.is_kernel_thread() {
+                    "is a thread of the kernel"
+                } else {
+                    "has ended"
+                }
+            ));
+        };
+        Ok(Maps {
+            pid: task.pid,
+            comm: lossy(task.name()),
+            mappings: maps.areas.iter().map(mapping).collect(),
+            reading: standing.end(maps.error.map(|error| error.to_string())),
+        })
+    }
+
+    /// Symbols by address or name, of the kernel or of a process.
+    pub fn sym(
+        &self,
+        machine: &Machine,
+        kernel: Option<&GuestKernel>,
+        what: &[String],
+        name: Option<&ProcessName>,
+        symfs: Option<PathBuf>,
+    ) -> Result<Symbols, Refusal> {
+        let standing = self.stop(machine, kernel)?;
+        let mut incomplete = Vec::new();
+        let (symbols, unknown) = standing.look(|look| {
+            let symfs = symfs.map(Symfs::new);
+            let objects = match name {
+                Some(name) => {
+                    let task = find(&look, name)?;
+                    let objects = look.objects(&task, symfs.as_ref());
+                    Some(objects.map_err(|lost| lost.to_string())?)
+                }
+                None => None,
+            };
+            let modules = modules(&look, &mut incomplete);
+            let (mut symbols, mut unknown) = (Vec::new(), Vec::new());
+            for word in what {
+                let found = match &objects {
+                    Some(objects) => user_symbols(objects, word),
+                    None => kernel_symbols(&look, modules.as_ref(), word),
+                };
+                if found.is_empty() {
+                    unknown.push(unknown_symbol(&look, objects.as_ref(), word));
+                }
+                symbols.extend(found);
+            }
+            incomplete.extend(objects.into_iter().flat_map(|objects| objects.incomplete));
+            Ok::<_, Refusal>((symbols, unknown))
+        })?;
+        Ok(Symbols {
+            symbols,
+            unknown,
+            reading: standing.end(incomplete),
+        })
+    }
+
+    /// The stacks of the threads of a process.
+    pub fn stack(
+        &self,
+        machine: &Machine,
+        kernel: Option<&GuestKernel>,
+        name: &ProcessName,
+        symfs: Option<PathBuf>,
+    ) -> Result<Stacks, Refusal> {
+        let standing = self.stop(machine, kernel)?;
+        let mut incomplete = Vec::new();
+        let (task, threads) = standing.look(|look| {
+            let task = find(&look, name)?;
+            let symfs = symfs.map(Symfs::new);
+            let text = |lost: introspect::system::Lost| lost.to_string();
+            let objects = look.objects(&task, symfs.as_ref()).map_err(text)?;
+            let unwinder = look.kernel_unwinder().map_err(text)?;
+            let modules = modules(&look, &mut incomplete);
+            let threads = look.threads_of(&task).map_err(text)?;
+            incomplete.extend(threads.error.map(|error| error.to_string()));
+            let mut user = objects.unwinder();
+            let mut stacks = Vec::new();
+            for thread in &threads.items {
+                let stack = look.stack(thread, &unwinder, &mut user);
+                let end = |stack: &Option<Stack>| {
+                    let stack = stack.as_ref().filter(|stack| !stack.end.is_complete());
+                    stack.map(|stack| stack.end.to_string())
+                };
+                let frames = |stack: &Option<Stack>, name: &dyn Fn(&WalkedFrame) -> Frame| {
+                    let frames = stack.iter().flat_map(|stack| &stack.frames);
+                    frames.map(name).collect()
+                };
+                stacks.push(ThreadStack {
+                    tid: thread.pid,
+                    comm: lossy(thread.name()),
+                    state: thread.state.letter(),
+                    kernel_end: end(&stack.kernel),
+                    user_end: end(&stack.user),
+                    kernel: frames(&stack.kernel, &|frame| {
+                        kernel_frame(&look, modules.as_ref(), frame)
+                    }),
+                    user: frames(&stack.user, &|frame| user_frame(&objects, frame)),
+                });
+            }
+            incomplete.extend(objects.incomplete.iter().cloned());
+            Ok::<_, Refusal>((task, stacks))
+        })?;
+        Ok(Stacks {
+            pid: task.pid,
+            comm: lossy(task.name()),
+            threads,
+            reading: standing.end(incomplete),
+        })
+    }
+
+    /// Stops the guest.
+    fn stop<'m>(
+        &self,
+        machine: &'m Machine,
+        kernel: Option<&GuestKernel>,
+    ) -> Result<Standing<'m>, Refusal> {
+        let since = Instant::now();
+        let paused = machine.pause();
+        let cpus: Vec<CpuState> = (0..machine.vcpus())
+            .filter_map(|vcpu| machine.cpu_state(&paused, vcpu))
+            .collect();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match &*known {
+            Some(known) => known.clone(),
+            None => {
+                let found = Arc::new(know(machine, &paused, &cpus, kernel)?);
+                *known = Some(found.clone());
+                found
+            }
+        };
+        Ok(Standing {
+            machine,
+            paused,
+            since,
+            cpus,
+            known,
+        })
+    }
+}
+
+impl Standing<'_> {
+    fn look<T>(&self, ask: impl FnOnce(Look<'_>) -> T) -> T {
+        let memory = PausedMemory::new(self.machine.ram());
+        ask(self
+            .known
+            .system
+            .look(&memory, self.known.space, &self.cpus))
+    }
+
+    /// Lets the guest go on.
+    fn end(self, incomplete: impl IntoIterator<Item = String>) -> Reading {
+        drop(self.paused);
+        Reading {
+            standstill_us: u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX),
+            incomplete: incomplete.into_iter().collect(),
+        }
+    }
+}
+
+/// Finds out about the kernel: from its file if that is at hand, else from the guest's memory.
+fn know(
+    machine: &Machine,
+    paused: &Paused,
+    cpus: &[CpuState],
+    kernel: Option<&GuestKernel>,
+) -> Result<Known, Refusal> {
+    let memory = PausedMemory::new(machine.ram());
+    if let Some(kernel) = kernel {
+        let view = kernel
+            .locate(machine, paused)
+            .map_err(|error| error.to_string())?
+            .ok_or("the guest's kernel has not booted far enough to be looked into")?;
+        let types = match (&view.btf, &view.missing) {
+            (Some(btf), _) => Ok(btf),
+            (None, Some(why)) => Err(why.as_str()),
+            (None, None) => Err("the kernel's file has no types (BTF)"),
+        };
+        let system = System::new(memory.view(view.space), view.symbols.clone(), types);
+        return Ok(Known {
+            system,
+            space: view.space,
+        });
+    }
+    let cpu = cpus.first().ok_or("the guest has ended")?;
+    let lstar = machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0);
+    let live = LiveKernel::find(memory.view(cpu.address_space()), cpu, lstar)
+        .map_err(|error| format!("no kernel is found in the guest's memory: {error}"))?;
+    let why = live.btf.as_ref().err().map(ToString::to_string);
+    let types = live.btf.as_ref().map_err(|_| why.as_deref().unwrap_or(""));
+    let system = System::new(memory.view(live.space), live.symbols.clone(), types);
+    Ok(Known {
+        system,
+        space: live.space,
+    })
+}
+
+/// The one process that is meant.
+fn find(look: &Look<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
+    let comm = match name {
+        ProcessName::Pid(pid) => {
+            let found = look.process(*pid).map_err(|lost| lost.to_string())?;
+            let found = found.map_err(|error| format!("no process {pid} found: {error}"))?;
+            return found.ok_or_else(|| format!("the guest has no process {pid}; see ps"));
+        }
+        ProcessName::Comm(comm) => comm,
+    };
+    let tasks = look.processes().map_err(|lost| lost.to_string())?;
+    let fitting: Vec<&TaskInfo> = tasks
+        .items
+        .iter()
+        .filter(|task| lossy(task.name()) == *comm)
+        .collect();
+    match (fitting.as_slice(), tasks.error) {
+        ([one], _) => Ok(**one),
+        ([], Some(error)) => Err(format!(
+            "no process is called {comm:?}, as far as they could be read: {error}"
+        )),
+        ([], None) => Err(format!("the guest has no process called {comm:?}; see ps")),
+        (several, _) => {
+            let more = several.len().saturating_sub(MOST_CANDIDATES);
+            let mut candidates: Vec<String> = several
+                .iter()
+                .take(MOST_CANDIDATES)
+                .map(|task| candidate(look, task))
+                .collect();
+            if more > 0 {
+                candidates.push(format!("and {more} more"));
+            }
+            Err(format!(
+                "{} processes are called {comm:?}; name one by its pid: {}",
+                several.len(),
+                candidates.join(", ")
+            ))
+        }
+    }
+}
+
+/// `17 (sleep 100)`.
+fn candidate(look: &Look<'_>, task: &TaskInfo) -> String {
+    let arguments = arguments(look, task);
+    match arguments.is_empty() {
+        true => task.pid.to_string(),
+        false => format!("{} ({})", task.pid, arguments.join(" ")),
+    }
+}
+
+fn arguments(look: &Look<'_>, task: &TaskInfo) -> Vec<String> {
+    match look.program(task, MOST_ARGUMENTS) {
+        Ok(Some(Ok(program))) => program.arguments.strings().map(lossy).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn process(look: &Look<'_>, task: &TaskInfo) -> Process {
+    let program = look.program(task, MOST_ARGUMENTS).ok().flatten();
+    let program = program.and_then(Result::ok);
+    Process {
+        pid: task.pid,
+        tgid: task.tgid,
+        ppid: task.parent,
+        state: task.state.letter(),
+        comm: lossy(&look.name(task)),
+        kernel_thread: task.is_kernel_thread(),
+        threads: u32::try_from(task.threads).unwrap_or(0),
+        start_ns: task.start_time,
+        cpu: task.cpu,
+        arguments: program
+            .iter()
+            .flat_map(|program| program.arguments.strings().map(lossy))
+            .collect(),
+        program: program
+            .and_then(|program| program.path)
+            .map(|path| lossy(&path)),
+    }
+}
+
+fn mapping(area: &NamedArea) -> Mapping {
+    let permissions = area.area.flags.permissions();
+    Mapping {
+        start: area.area.start,
+        end: area.area.end,
+        permissions: lossy(&permissions),
+        offset: if area.area.file.is_some() {
+            area.area.file_offset
+        } else {
+            0
+        },
+        device: (area.file.major, area.file.minor),
+        inode: area.file.inode,
+        name: lossy(&area.name),
+    }
+}
+
+/// The modules' symbols; what could not be read of them is told.
+fn modules(look: &Look<'_>, incomplete: &mut Vec<String>) -> Option<LoadedModules> {
+    // A kernel without modules is no reason to complain.
+    let (modules, errors) = look.module_symbols().ok()?;
+    incomplete.extend(errors.iter().map(ToString::to_string));
+    Some(modules)
+}
+
+/// A number as people write addresses, in hexadecimal.
+fn address(word: &str) -> Option<u64> {
+    let digits = word.strip_prefix("0x").unwrap_or(word);
+    let starts_as_number = word.starts_with("0x")
+        || word.starts_with(|c: char| c.is_ascii_digit())
+        || digits.len() == 16;
+    starts_as_number
+        .then(|| u64::from_str_radix(digits, 16).ok())
+        .flatten()
+}
+
+fn kernel_symbols(look: &Look<'_>, modules: Option<&LoadedModules>, word: &str) -> Vec<Symbol> {
+    let places = match address(word) {
+        Some(address) => look.place(address, modules).into_iter().collect(),
+        None => look.places_named(word, modules),
+    };
+    places.into_iter().map(symbol).collect()
+}
+
+fn symbol(place: Place) -> Symbol {
+    Symbol {
+        address: place.address,
+        name: place.name,
+        offset: place.offset,
+        kind: place.kind,
+        object: place.module,
+    }
+}
+
+fn user_symbols(objects: &UserObjects<'_>, word: &str) -> Vec<Symbol> {
+    if let Some(address) = address(word) {
+        let object = objects.at(address);
+        let found = object.and_then(|object| Some((object, object.resolve(address)?)));
+        return found
+            .into_iter()
+            .map(|(object, (name, offset))| Symbol {
+                address,
+                name,
+                offset,
+                kind: 't',
+                object: Some(lossy(&object.path)),
+            })
+            .collect();
+    }
+    let mut symbols = Vec::new();
+    for object in &objects.objects {
+        for (address, function) in object.functions_named(word) {
+            symbols.push(Symbol {
+                address,
+                name: function.name.to_owned(),
+                offset: 0,
+                kind: match function.kind {
+                    FunctionKind::Indirect => 'i',
+                    _ => 't',
+                },
+                object: Some(lossy(&object.path)),
+            });
+        }
+    }
+    symbols
+}
+
+fn unknown_symbol(look: &Look<'_>, objects: Option<&UserObjects<'_>>, word: &str) -> Refusal {
+    let near: Vec<String> = match objects {
+        Some(objects) => objects
+            .objects
+            .iter()
+            .flat_map(|object| object.symbols().nearest_names(word, 2))
+            .map(str::to_owned)
+            .collect(),
+        None => look
+            .system()
+            .symbols()
+            .nearest_names(word, 3)
+            .into_iter()
+            .map(str::to_owned)
+            .collect(),
+    };
+    let place = match objects {
+        Some(_) => "the process's program and libraries",
+        None => "the kernel",
+    };
+    match (address(word), near.is_empty()) {
+        (Some(_), _) => format!("no function of {place} stands at {word}"),
+        (None, true) => format!("no symbol {word:?} in {place}"),
+        (None, false) => format!(
+            "no symbol {word:?} in {place}; did you mean {}?",
+            near.join(", ")
+        ),
+    }
+}
+
+fn kernel_frame(look: &Look<'_>, modules: Option<&LoadedModules>, frame: &WalkedFrame) -> Frame {
+    let behind = frame.address.0.wrapping_sub(frame.lookup_address());
+    let place = look.place(frame.lookup_address(), modules);
+    Frame {
+        address: frame.address.0,
+        offset: place.as_ref().map_or(0, |place| place.offset + behind),
+        object: place.as_ref().and_then(|place| place.module.clone()),
+        name: place.map(|place| place.name),
+        doubt: doubt(frame),
+    }
+}
+
+fn user_frame(objects: &UserObjects<'_>, frame: &WalkedFrame) -> Frame {
+    let behind = frame.address.0.wrapping_sub(frame.lookup_address());
+    let object = objects.at(frame.lookup_address());
+    let place = object.and_then(|object| object.resolve(frame.lookup_address()));
+    let offset = match (&place, object) {
+        (Some((_, offset)), _) => offset + behind,
+        (None, Some(object)) => object.base.address_in_file(frame.address),
+        (None, None) => 0,
+    };
+    Frame {
+        address: frame.address.0,
+        offset,
+        object: object.map(|object| lossy(&object.path)),
+        name: place.map(|(name, _)| name),
+        doubt: doubt(frame),
+    }
+}
+
+fn doubt(frame: &WalkedFrame) -> Option<String> {
+    let text = match frame.found {
+        Found::Guess(Guess::FramePointer) => "by its frame pointer",
+        Found::Guess(Guess::TopOfStack) => "taken from the top of the stack",
+        _ if frame.trampoline.is_some() && !frame.reliable => "its return address was replaced",
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
