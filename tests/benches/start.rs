@@ -127,6 +127,7 @@ fn cold_boot(host: &Host) -> Result<(Option<Duration>, Duration), Box<dyn Error>
     let linux = Linux::boot(
         host,
         &BootOptions {
+            kernel: support::Kernel::small(),
             initramfs: Some(&initramfs),
             command_line: &guest::kernel::cmdline(),
             cpus: 1,

@@ -1,4 +1,4 @@
-//! The small kernel: its file, its image, and where both are.
+//! The kernels of the tests: their files, their images, and where both are.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -37,6 +37,32 @@ impl Kernel {
                     .vmlinux(),
             )
         })
+    }
+
+    /// The rich kernel, with loadable modules, ORC and tracing; built as [`small`](Self::small) is. Where it is kept, its
+    /// modules lie in `modules`.
+    ///
+    /// # Panics
+    /// If it cannot be built or read.
+    pub fn rich() -> &'static Self {
+        static RICH: OnceLock<Kernel> = OnceLock::new();
+        RICH.get_or_init(|| {
+            let built = guest::kernel::rich(&cache(), &Terminal::new());
+            Self::open(
+                built
+                    .unwrap_or_else(|e| panic!("the rich kernel: {e}"))
+                    .vmlinux(),
+            )
+        })
+    }
+
+    /// A module that was built with the kernel, such as `brd.ko`.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    pub fn module(&self, file: &str) -> Vec<u8> {
+        let path = self.path.with_file_name("modules").join(file);
+        std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
     /// The kernel in a file.

@@ -1,13 +1,19 @@
-//! Shared by the whole-system tests and benchmarks: the host, a Linux guest at its shell, the command.
+//! Shared by the whole-system tests and benchmarks: the host, Linux guests at their shells, the command.
 //!
 //! What cannot be had (KVM, a kernel, a guest that answers) ends the test with a message that says what was waited for
 //! and what the guest had printed. Only KVM may be missing, and only where `EXOTRACE_NO_KVM=1` says so.
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod crowd;
 pub mod host;
+pub mod insight;
 pub mod kernel;
 pub mod linux;
+pub mod proc_comparison;
+pub mod rich;
+pub mod running_stack;
+pub mod second_opinion;
 pub mod serial;
 pub mod shell;
 

@@ -16,8 +16,10 @@ pub const MEMORY: u64 = 64 << 20;
 /// How often a running machine is asked whether it has ended, while its output is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A machine that runs the small kernel.
+/// A machine that runs one of the tests' kernels.
 pub struct Linux {
+    /// The kernel.
+    pub kernel: &'static Kernel,
     /// The machine.
     pub machine: Machine,
     /// What it has printed.
@@ -28,6 +30,8 @@ pub struct Linux {
 
 /// How a machine boots.
 pub struct BootOptions<'a> {
+    /// What it runs.
+    pub kernel: &'static Kernel,
     /// Its initramfs.
     pub initramfs: Option<&'a [u8]>,
     /// Words of the command line; the machine adds its own.
@@ -39,7 +43,7 @@ pub struct BootOptions<'a> {
 }
 
 impl Linux {
-    /// Boots the small kernel. The machine runs when this returns.
+    /// Boots a kernel. The machine runs when this returns.
     ///
     /// # Panics
     /// If the machine cannot be made.
@@ -48,7 +52,7 @@ impl Linux {
         let config = MachineConfig {
             memory: MEMORY,
             cpus: options.cpus,
-            kernel: &Kernel::small().file,
+            kernel: &options.kernel.file,
             initramfs: options.initramfs,
             command_line: options.command_line,
             add_words: true,
@@ -58,6 +62,7 @@ impl Linux {
         };
         let booted = boot(&host.kvm, &host.profile, config).unwrap_or_else(|e| panic!("{e}"));
         let mut linux = Self {
+            kernel: options.kernel,
             machine: booted.machine,
             serial,
             command_line: booted.command_line,
@@ -121,11 +126,12 @@ impl Linux {
     /// If it cannot be found, or tells nothing of its tasks.
     pub fn view(&self) -> KernelView {
         let paused = self.machine.pause();
-        let image = &Kernel::small().image;
+        let image = &self.kernel.image;
         let linked = image.symbols().unwrap_or_else(|e| panic!("{e}"));
         let symbols = running_symbols(&linked, &self.machine, &paused);
         let symbols = symbols.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
-        let view = KernelView::new(image, symbols, &self.machine, &paused);
+        let types = image.btf().map_err(|error| error.to_string());
+        let view = KernelView::new(types, symbols, &self.machine, &paused);
         let view = view.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
         assert!(view.tasks.is_some(), "no tasks: {:?}", view.missing);
         view
@@ -143,7 +149,7 @@ impl Linux {
 
     /// Where each vCPU is, for messages.
     pub fn places(&self) -> Vec<String> {
-        let symbols = Kernel::small().image.symbols();
+        let symbols = self.kernel.image.symbols();
         let paused = self.machine.pause();
         let place = |vcpu| match self.machine.registers(&paused, vcpu) {
             None => "gone".to_string(),

@@ -1,7 +1,7 @@
 //! A Linux guest at its shell's prompt: booted once, kept in the cache, restored in milliseconds by every test.
 //!
-//! The cache's entry is named by everything the guest is made of: kernel, initramfs, command line, the snapshot's format
-//! and the host. Test processes that need it at the same time boot it once.
+//! The cache's entry is named by everything the guest is made of: kernel, initramfs, command line, what was typed, the
+//! snapshot's format and the host. Test processes that need it at the same time boot it once.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -11,7 +11,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use guest::{Cache, Terminal, initramfs};
+use guest::initramfs::ExtraFile;
+use guest::{Terminal, dynamic, initramfs};
 use vmm::snapshot::{self, FORMAT_VERSION, SnapshotInfo};
 
 use crate::host::{Host, cache};
@@ -19,8 +20,8 @@ use crate::kernel::Kernel;
 use crate::linux::{BootOptions, Linux, MEMORY};
 use crate::serial::SerialLog;
 
-/// How long a boot may take on a busy host that interprets kernel code.
-pub const BOOT_LIMIT: Duration = Duration::from_secs(400);
+/// How long a boot may take on a busy host that interprets kernel code. The rich kernel takes 150 s of an idle one.
+pub const BOOT_LIMIT: Duration = Duration::from_secs(1200);
 /// How long the guest may take for a command that does next to nothing. Starting busybox takes 30 ms of an idle
 /// interpreting host.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
@@ -50,12 +51,23 @@ pub struct Answer {
     pub status: i32,
 }
 
-/// busybox and this project's programs.
+/// busybox and this project's programs, those with the C library included.
 ///
 /// # Panics
 /// If it cannot be made.
 pub fn full_initramfs() -> Vec<u8> {
-    let made = initramfs::full(&cache(), &[], &Terminal::new());
+    full_initramfs_with(Vec::new())
+}
+
+/// As [`full_initramfs`], with more files.
+///
+/// # Panics
+/// If it cannot be made.
+pub fn full_initramfs_with(mut extra: Vec<ExtraFile>) -> Vec<u8> {
+    let cache = cache();
+    let dynamic = dynamic::files(&cache, &Terminal::new());
+    extra.extend(dynamic.unwrap_or_else(|e| panic!("programs with the C library: {e}")));
+    let made = initramfs::full(&cache, &extra, &Terminal::new());
     made.unwrap_or_else(|e| panic!("initramfs: {e}"))
 }
 
@@ -66,61 +78,78 @@ pub fn full_initramfs() -> Vec<u8> {
 pub fn snapshot_folder(host: &Host) -> &'static Path {
     // What the guest is made of does not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| find_or_make(host))
+    FOLDER.get_or_init(|| {
+        let parts = Parts {
+            kernel: Kernel::small(),
+            initramfs: full_initramfs(),
+            lines: &[],
+        };
+        kept(TOPIC, &parts.name(host), |folder| {
+            parts.boot(host).save(host, folder);
+        })
+    })
 }
 
-fn find_or_make(host: &Host) -> PathBuf {
+/// The folder `TOPIC-NAME` in the cache, made by `make` if it is not there. Older ones of the topic are removed then.
+pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let cache = cache();
-    let initramfs = full_initramfs();
-    let name = entry_name(host, &initramfs);
+    let name = format!("{topic}-{name}");
     if let Some(folder) = cache.entry(&name) {
         return folder;
     }
     let _lock = cache
-        .lock(TOPIC, &Terminal::new())
+        .lock(topic, &Terminal::new())
         .unwrap_or_else(|e| panic!("{e}"));
     // Another process may have made it meanwhile.
     if let Some(folder) = cache.entry(&name) {
         return folder;
     }
-    while let Some(older) = cache.newest(&format!("{TOPIC}-")) {
+    while let Some(older) = cache.newest(&format!("{topic}-")) {
         fs::remove_dir_all(&older).unwrap_or_else(|e| panic!("{}: {e}", older.display()));
     }
-    make(host, &initramfs, &cache, &name)
-}
-
-fn entry_name(host: &Host, initramfs: &[u8]) -> String {
-    let kernel = &Kernel::small().reference;
-    let mut hash = DefaultHasher::new();
-    (
-        FORMAT_VERSION,
-        MEMORY,
-        guest::kernel::cmdline(),
-        QUIET,
-        initramfs,
-    )
-        .hash(&mut hash);
-    (kernel.size, kernel.crc32, &kernel.path, &host.profile.host).hash(&mut hash);
-    format!("{TOPIC}-{:016x}", hash.finish())
-}
-
-fn make(host: &Host, initramfs: &[u8], cache: &Cache, name: &str) -> PathBuf {
-    let started = Instant::now();
-    eprintln!("booting the guest of the tests once");
-    let linux = Linux::boot(
-        host,
-        &BootOptions {
-            initramfs: Some(initramfs),
-            command_line: &guest::kernel::cmdline(),
-            cpus: 1,
-            protocol: None,
-        },
-    );
-    let shell = Shell::at_prompt(linux);
-    eprintln!("booted in {:?}", started.elapsed());
     let folder = cache.root().join(name);
-    shell.save(host, &folder);
+    make(&folder);
     folder
+}
+
+/// What a guest is made of that is booted once and kept.
+pub(crate) struct Parts {
+    pub(crate) kernel: &'static Kernel,
+    pub(crate) initramfs: Vec<u8>,
+    /// What is typed before the guest is saved; each line must succeed.
+    pub(crate) lines: &'static [&'static str],
+}
+
+impl Parts {
+    /// In 16 digits.
+    pub(crate) fn name(&self, host: &Host) -> String {
+        let mut hash = DefaultHasher::new();
+        (FORMAT_VERSION, MEMORY, guest::kernel::cmdline(), QUIET).hash(&mut hash);
+        (&self.initramfs, self.lines).hash(&mut hash);
+        let kernel = &self.kernel.reference;
+        (kernel.size, kernel.crc32, &kernel.path, &host.profile.host).hash(&mut hash);
+        format!("{:016x}", hash.finish())
+    }
+
+    /// The guest, at its prompt.
+    pub(crate) fn boot(&self, host: &Host) -> Shell {
+        let started = Instant::now();
+        eprintln!("booting a guest of the tests once");
+        let linux = Linux::boot(
+            host,
+            &BootOptions {
+                kernel: self.kernel,
+                initramfs: Some(&self.initramfs),
+                command_line: &guest::kernel::cmdline(),
+                cpus: 1,
+                protocol: None,
+            },
+        );
+        let shell = Shell::at_prompt(linux);
+        eprintln!("booted in {:?}", started.elapsed());
+        shell.type_lines(self.lines);
+        shell
+    }
 }
 
 impl Shell {
@@ -129,18 +158,25 @@ impl Shell {
     /// # Panics
     /// If it cannot be restored.
     pub fn new(host: &Host) -> Self {
-        Self::restore(host, snapshot_folder(host))
+        Self::restore(host, Kernel::small(), snapshot_folder(host))
     }
 
-    /// A guest that was saved by [`Self::save`], running.
+    /// A guest that runs `kernel` and was saved by [`Self::save`], running.
     ///
     /// # Panics
-    /// If it cannot be restored.
-    pub fn restore(host: &Host, folder: &Path) -> Self {
+    /// If it cannot be restored, or runs another kernel.
+    pub fn restore(host: &Host, kernel: &'static Kernel, folder: &Path) -> Self {
         let serial = SerialLog::default();
         let restored = snapshot::restore(&host.kvm, &host.profile, folder, serial.output());
         let restored = restored.unwrap_or_else(|e| panic!("{e}"));
+        let told = restored.kernel.as_ref();
+        assert!(
+            told.is_some_and(|told| told.is_same_kernel(&kernel.reference)),
+            "{} is of {told:?}",
+            folder.display()
+        );
         let mut linux = Linux {
+            kernel,
             machine: restored.machine,
             serial,
             command_line: restored.command_line,
@@ -187,7 +223,7 @@ impl Shell {
         let paused = self.linux.machine.pause();
         let info = SnapshotInfo {
             command_line: self.linux.command_line.clone(),
-            kernel: Some(Kernel::small().reference.clone()),
+            kernel: Some(self.linux.kernel.reference.clone()),
         };
         let saved = snapshot::save(&host.kvm, &self.linux.machine, &paused, &info, folder);
         saved.unwrap_or_else(|e| panic!("{e}"));
@@ -213,6 +249,17 @@ impl Shell {
                 self.linux.situation()
             );
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Runs commands that must succeed and may take longer than [`run`](Self::run) allows.
+    ///
+    /// # Panics
+    /// If one fails or does not end in time.
+    pub fn type_lines(&self, lines: &[&str]) {
+        for line in lines {
+            let answer = self.start(line).answer(4 * COMMAND_LIMIT);
+            assert_eq!(answer.status, 0, "{line}: {answer:?}");
         }
     }
 

@@ -5,7 +5,7 @@ use introspect::kernel::image::KernelImage;
 use probes::function_trace::{FunctionTracer, TraceOptions};
 use support::linux::BootOptions;
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
-use support::{Linux, Shell, host};
+use support::{Kernel, Linux, Shell, host};
 use vmm::boot::{EntryProtocol, KernelFile};
 
 #[test]
@@ -14,6 +14,7 @@ fn the_small_kernel_enters_through_pvh() {
     let linux = Linux::boot(
         host,
         &BootOptions {
+            kernel: Kernel::small(),
             initramfs: None,
             command_line: "console=ttyS0 panic=-1 reboot=k",
             cpus: 1,
@@ -32,6 +33,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     const COPIES: u64 = 100;
     let initramfs = full_initramfs();
     let options = BootOptions {
+        kernel: Kernel::small(),
         initramfs: Some(&initramfs),
         command_line: &format!("nokaslr {}", guest::kernel::cmdline()),
         cpus: 2,
@@ -104,7 +106,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     shell.save(host, &saved);
     drop(tracer);
     drop(shell);
-    let shell = Shell::restore(host, &saved);
+    let shell = Shell::restore(host, Kernel::small(), &saved);
     let answer = shell.run("sh -c 'forks 20 & forks 20 & wait'");
     assert_eq!(answer.output, "forks: 20\nforks: 20\n");
     shell.type_line("reboot -f");

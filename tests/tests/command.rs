@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 
-use support::command::World;
-use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, snapshot_folder};
+use support::command::{Ended, World};
+use support::crowd;
+use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, Shell, snapshot_folder};
 use support::{Kernel, host};
+use vmm::snapshot::{self, KernelReference, SnapshotInfo};
 
 fn words(line: &str) -> Vec<OsString> {
     line.split_whitespace().map(OsString::from).collect()
@@ -89,4 +91,162 @@ fn a_running_linux_is_saved_restored_and_traced() {
         "{ended:?}"
     );
     assert!(lines.iter().any(|line| line.starts_with("X ")), "{ended:?}");
+}
+
+/// The number in the JSON line of the first process that `ps` finds with all of `parts` in its line.
+fn pid_of(ps: &Ended, parts: &[&str]) -> String {
+    let line = ps
+        .stdout
+        .lines()
+        .find(|line| parts.iter().all(|part| line.contains(part)));
+    let pid = line.and_then(|line| line.strip_prefix("{\"pid\":")?.split_once(','));
+    pid.unwrap_or_else(|| panic!("no process with {parts:?}: {ps:?}"))
+        .0
+        .to_owned()
+}
+
+#[test]
+fn a_running_guest_is_looked_into_from_another_terminal() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name crowd --serial null --restore");
+    line.push(crowd::snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        let vms = world.run(words("vms"), COMMAND_LIMIT);
+        vms.stdout.contains("crowd")
+    });
+    let ask = |line: &str| world.run(words(line), COMMAND_LIMIT);
+
+    let ps = ask("ps --json");
+    assert_eq!(ps.status, 0, "{ps:?}");
+    assert!(
+        ps.stderr.contains("crowd: the guest stood still for "),
+        "{ps:?}"
+    );
+    assert!(ps.stdout.lines().count() >= 20, "{ps:?}");
+    let pid = pid_of(&ps, &["\"arguments\":[\"workers\",\"4\",\"20\"]"]);
+    let text = ask("ps -T");
+    for part in [
+        "[kthreadd]\n",
+        " workers 4 20\n",
+        " {worker-1} workers 4 20\n",
+    ] {
+        assert!(text.stdout.contains(part), "{part:?}: {text:?}");
+    }
+
+    let maps = ask(&format!("maps -p {pid}"));
+    for part in [" /bin/workers\n", "libc.so.6\n", " [stack]\n", " [vdso]\n"] {
+        assert!(maps.stdout.contains(part), "{part:?}: {maps:?}");
+    }
+    let stack = ask(&format!("stack -p {pid}"));
+    assert_eq!(stack.status, 0, "{stack:?}");
+    assert_eq!(
+        stack.stdout.matches(" descend+").count(),
+        80,
+        "four threads, 20 calls deep: {stack:?}"
+    );
+    for part in [" do_syscall_64+", " pipe_read+", " main+", "worker-2 (S)"] {
+        assert!(stack.stdout.contains(part), "{part:?}: {stack:?}");
+    }
+    assert!(!stack.stdout.contains("ends here"), "{stack:?}");
+
+    // A name, its address, and back.
+    let named = ask("sym vfs_read");
+    let address = named.stdout.split(' ').next().unwrap_or_default();
+    let back = ask(&format!("sym {address}"));
+    assert_eq!(
+        (named.status, &named.stdout),
+        (0, &back.stdout),
+        "{named:?}"
+    );
+    let user = ask(&format!("sym -p {pid} descend malloc"));
+    for part in [" descend [/bin/workers]\n", " malloc [/lib/"] {
+        assert!(user.stdout.contains(part), "{part:?}: {user:?}");
+    }
+
+    // What cannot be is told, and changes nothing.
+    for (line, part) in [
+        (
+            "stack -p workers",
+            "2 processes are called \"workers\"; name one by its pid: ",
+        ),
+        ("maps -p nobody", "no process called \"nobody\""),
+        ("maps -p 99999", "no process 99999"),
+        ("maps -p kthreadd", "it is a thread of the kernel"),
+        ("sym vfs_raed", "did you mean vfs_read"),
+        ("sym 0x10", "stands at 0x10"),
+    ] {
+        let refused = ask(line);
+        assert_eq!(
+            (refused.status, refused.stdout.as_str()),
+            (1, ""),
+            "{line}: {refused:?}"
+        );
+        assert!(refused.stderr.contains(part), "{line}: {refused:?}");
+    }
+    let partly = ask("sym vfs_raed vfs_read no_such_thing");
+    assert_eq!(
+        (partly.status, &partly.stdout),
+        (1, &named.stdout),
+        "{partly:?}"
+    );
+    for part in ["did you mean vfs_read", "\"no_such_thing\""] {
+        assert!(partly.stderr.contains(part), "{part}: {partly:?}");
+    }
+    assert_eq!(ask("stop").status, 0);
+    assert_eq!(machine.finish(COMMAND_LIMIT).status, 0);
+}
+
+#[test]
+fn without_the_kernels_file_its_symbols_come_from_the_guests_memory() {
+    let host = host!();
+    let world = World::new();
+    let saved = world.path("saved");
+    let symbol = {
+        let shell = Shell::new(host);
+        let machine = &shell.linux.machine;
+        let info = SnapshotInfo {
+            command_line: shell.linux.command_line.clone(),
+            kernel: Some(KernelReference {
+                path: "/nowhere/vmlinux".into(),
+                ..Kernel::small().reference.clone()
+            }),
+        };
+        let paused = machine.pause();
+        let done = snapshot::save(&host.kvm, machine, &paused, &info, &saved);
+        done.unwrap_or_else(|e| panic!("{e}"));
+        drop(paused);
+        let view = shell.linux.view();
+        view.symbols.address_of("vfs_read").unwrap_or_default()
+    };
+    let mut line = words("run --name orphan --serial null --restore");
+    line.push(saved.into());
+    let mut machine = world.start(line);
+    machine.wait_until("word of the missing file", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("/nowhere/vmlinux") && stderr.contains("guest's memory")
+    });
+    let ask = |line: &str| world.run(words(line), COMMAND_LIMIT);
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        ask("vms").stdout.contains("orphan")
+    });
+    let found = ask("sym vfs_read");
+    assert_eq!(
+        (found.status, found.stdout),
+        (0, format!("{symbol:016x} T vfs_read\n"))
+    );
+    // This kernel describes its types only in its file.
+    let refused = ask("ps");
+    assert_eq!(
+        (refused.status, refused.stdout.as_str()),
+        (1, ""),
+        "{refused:?}"
+    );
+    assert!(
+        refused.stderr.contains("processes cannot be read: "),
+        "{refused:?}"
+    );
+    assert!(refused.stderr.contains("BTF"), "{refused:?}");
+    assert_eq!(ask("stop").status, 0);
+    assert_eq!(machine.finish(COMMAND_LIMIT).status, 0);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use support::shell::COMMAND_LIMIT;
-use support::{Shell, host};
+use support::{Kernel, Shell, host};
 use vmm::RunEnd;
 
 /// How long a guest may take to go down.
@@ -81,7 +81,7 @@ fn time_stands_still_between_save_and_restore_and_goes_on_after() {
     let ran_before = running.elapsed();
     std::thread::sleep(AWAY);
     let running = Instant::now();
-    let shell = Shell::restore(host, &saved);
+    let shell = Shell::restore(host, Kernel::small(), &saved);
     let (later, later_date) = times(&shell);
     let ran = (ran_before + running.elapsed()).as_secs_f64();
     // What passes for the guest is what it ran: here as long as the commands take.
@@ -123,7 +123,7 @@ fn a_timer_that_was_armed_when_the_guest_was_saved_fires() {
         assert!(seconds < 30, "{}", shell.linux.situation());
         fs::remove_dir_all(&saved).unwrap_or_else(|e| panic!("{e}"));
     }
-    let shell = Shell::restore(host, &saved);
+    let shell = Shell::restore(host, Kernel::small(), &saved);
     shell.linux.wait_for("awake=2", COMMAND_LIMIT);
 }
 

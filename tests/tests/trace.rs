@@ -6,7 +6,7 @@ use probes::event::{Event, EventKind};
 use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
 use support::shell::COMMAND_LIMIT;
-use support::{Host, Linux, Shell, host};
+use support::{Host, Linux, Shell, host, rich};
 
 /// Rings large enough to drop nothing here.
 const SLOTS: usize = 1 << 16;
@@ -232,4 +232,49 @@ fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
     assert_eq!(shell.output("kill $!; echo $((40+2))"), "42");
     let log = shell.output("dmesg | grep -c -i -e bug -e oops -e stall || true");
     assert_eq!(log, "0", "{}", shell.output("dmesg | tail -n 20"));
+}
+
+#[test]
+fn functions_of_a_loaded_module_are_traced_by_name() {
+    let host = host!();
+    let shell = rich::guest(host);
+    let linux = &shell.linux;
+    let names = ["brd_submit_bio", "vfs_write"];
+    let unknown = FunctionTracer::arm(
+        &linux.machine,
+        &linux.view(),
+        &names.map(str::to_owned),
+        &TraceOptions::default(),
+    );
+    let told = unknown.err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(
+        told.contains("loaded modules have no function \"brd_submit_bio\""),
+        "{told}"
+    );
+
+    shell.type_lines(&[&format!("insmod {}", rich::BRD)]);
+    let view = linux.view();
+    let traps = linux.machine.stats().traps;
+    let options = TraceOptions {
+        ring_slots: SLOTS,
+        ..TraceOptions::default()
+    };
+    let mut tracer = arm(linux, &view, &names, &options);
+    let line = "dd if=/dev/zero of=/dev/ram0 bs=4k count=5 conv=fsync";
+    let answer = shell.start(line).answer(4 * COMMAND_LIMIT);
+    assert_eq!(answer.status, 0, "{answer:?}");
+    let events = finish(linux, &mut tracer, traps);
+    let of_module = events.iter().filter(|e| e.function == 0);
+    let (entries, exits): (Vec<&Event>, Vec<&Event>) =
+        of_module.partition(|e| e.kind == EventKind::Entry);
+    assert!(!entries.is_empty(), "{answer:?}");
+    assert_eq!(entries.len(), exits.len());
+    let module = view.modules.modules().first();
+    let module = module.unwrap_or_else(|| panic!("no module is known"));
+    let address = tracer.functions().first().map(|f| f.address.0);
+    assert!(
+        address.is_some_and(|address| module.module.range_of(address).is_some()),
+        "{address:x?} in {:?}",
+        module.module
+    );
 }

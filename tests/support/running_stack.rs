@@ -1,0 +1,226 @@
+//! The stack of whatever a CPU runs, read while the guest stands still and from inside traps.
+//!
+//! Inside a trap the one vCPU stands before the trapped instruction: what is read there is as it was at exactly that place.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use iced_x86::{Decoder, DecoderOptions};
+use introspect::stack::frames::{End, Found, Stack};
+use introspect::system::Look;
+use introspect::x86_64::CpuState;
+use introspect::{CpuRegisters, Gva};
+use vmm::trap::{StoppedCpu, Trap, TrapSink};
+
+use crate::insight::Insight;
+use crate::proc_comparison::{frame_name, lossy};
+use crate::shell::{COMMAND_LIMIT, Shell};
+
+/// Selector of the kernel's code (`__KERNEL_CS`, arch/x86/include/asm/segment.h).
+const KERNEL_CS: u16 = 0x10;
+
+/// The stack of the task that a CPU runs.
+pub struct Running {
+    /// The task's name.
+    pub name: String,
+    /// `None` if it is in user mode.
+    pub kernel: Option<Stack>,
+    /// Frames in the kernel as it would print them.
+    pub frames: Vec<String>,
+    /// Functions of the program, as far as they have names.
+    pub program: Vec<String>,
+    /// How the program's stack ends.
+    pub program_end: Option<End>,
+    /// Whether the outermost frame in the kernel is one that nothing in the kernel calls.
+    pub outermost: bool,
+}
+
+impl Running {
+    /// What the first CPU runs; `None` if that is idle.
+    ///
+    /// # Panics
+    /// If the kernel does not tell of its tasks and stacks.
+    pub fn of(look: &Look<'_>) -> Option<Self> {
+        let threads = look.threads().unwrap_or_else(|e| panic!("{e}"));
+        let task = threads
+            .items
+            .iter()
+            .find(|task| look.cpu_of(task).is_some())?;
+        let objects = look.objects(task, None).unwrap_or_else(|e| panic!("{e}"));
+        let unwinder = look.kernel_unwinder().unwrap_or_else(|e| panic!("{e}"));
+        let (modules, _) = look.module_symbols().unwrap_or_else(|e| panic!("{e}"));
+        let stack = look.stack(task, &unwinder, &mut objects.unwinder());
+        let symbols = look.system().symbols();
+        let bounds =
+            ["__entry_text_start", "__entry_text_end"].map(|name| symbols.address_of(name));
+        let [Some(start), Some(end)] = bounds else {
+            panic!("no bounds of the entry code: {bounds:?}")
+        };
+        let last = stack.kernel.iter().flat_map(|stack| &stack.frames).last();
+        let outermost = last.is_some_and(|frame| {
+            let address = frame.lookup_address();
+            let first = symbols
+                .resolve(address)
+                .is_some_and(|(symbol, _)| symbol.name == "ret_from_fork");
+            first || (start..end).contains(&address)
+        });
+        let frames = stack.kernel.iter().flat_map(|stack| &stack.frames);
+        let frames = frames.map(|frame| frame_name(look, Some(&modules), frame));
+        let program = stack.user.iter().flat_map(|stack| &stack.frames);
+        let program = program.filter_map(|frame| {
+            let address = frame.lookup_address();
+            Some(objects.at(address)?.resolve(address)?.0)
+        });
+        Some(Self {
+            name: lossy(task.name()),
+            frames: frames.collect(),
+            program: program.collect(),
+            program_end: stack.user.map(|stack| stack.end),
+            kernel: stack.kernel,
+            outermost,
+        })
+    }
+
+    /// How many frames were interrupted.
+    pub fn interrupted(&self) -> usize {
+        let frames = self.kernel.iter().flat_map(|stack| &stack.frames);
+        frames
+            .filter(|frame| frame.found == Found::Interrupted)
+            .count()
+    }
+
+    /// What is wrong with the kernel's part, if anything: it must lead without an assumption to the entry from user mode or to a
+    /// thread's first function.
+    pub fn fault(&self) -> Option<String> {
+        let stack = self.kernel.as_ref()?;
+        (!self.outermost || !stack.is_reliable()).then(|| {
+            format!(
+                "{}: {}\n    {}",
+                self.name,
+                stack.end,
+                self.frames.join("\n    ")
+            )
+        })
+    }
+}
+
+/// The stack at a trap.
+pub struct Trapped {
+    /// The instruction that is next.
+    pub address: u64,
+    /// RDI: at the entry of a function its first argument.
+    pub argument: u64,
+    /// The stack.
+    pub running: Running,
+}
+
+/// Looks at the stack at each trap.
+struct StackSink {
+    insight: Arc<Insight>,
+    seen: Arc<Mutex<Vec<Trapped>>>,
+}
+
+impl TrapSink for StackSink {
+    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+        let state = CpuState {
+            general: cpu.general(),
+            cs: KERNEL_CS,
+            gs_base: cpu.kernel_gs_base().0,
+            cr3: cpu.page_table_root().0,
+            ..CpuState::default()
+        };
+        let running = self
+            .insight
+            .look_at(cpu.ram(), &[state], |look| Running::of(&look));
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.extend(running.map(|running| Trapped {
+            address: trap.address.0,
+            argument: cpu.regs().rdi,
+            running,
+        }));
+    }
+}
+
+/// A guest whose traps are looked at.
+pub struct Watched<'s> {
+    shell: &'s Shell,
+    insight: Arc<Insight>,
+    seen: Arc<Mutex<Vec<Trapped>>>,
+}
+
+impl<'s> Watched<'s> {
+    /// From now on each trap's stack is taken, while this lives and afterwards until the machine gets another sink.
+    ///
+    /// # Panics
+    /// If the guest's kernel cannot be found.
+    pub fn new(shell: &'s Shell) -> Self {
+        let insight = Arc::new(Insight::new(&shell.linux));
+        let seen = Arc::<Mutex<Vec<Trapped>>>::default();
+        shell.linux.machine.set_sink(Some(Box::new(StackSink {
+            insight: insight.clone(),
+            seen: seen.clone(),
+        })));
+        Self {
+            shell,
+            insight,
+            seen,
+        }
+    }
+
+    fn function(&self, name: &str) -> Gva {
+        let address = self.insight.system.symbols().address_of(name);
+        Gva(address.unwrap_or_else(|| panic!("no {name}")))
+    }
+
+    /// What was seen so far, until it is `enough` or the limit passes; and whether it was.
+    pub fn wait(
+        &self,
+        limit: Duration,
+        enough: impl Fn(&[Trapped]) -> bool,
+    ) -> (Vec<Trapped>, bool) {
+        let deadline = Instant::now() + limit;
+        loop {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let done = enough(&seen);
+            if done || Instant::now() >= deadline {
+                return (std::mem::take(&mut seen), done);
+            }
+            drop(seen);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The stacks at the entries of a kernel function, until there are `enough`.
+    ///
+    /// # Panics
+    /// If they do not come in [`COMMAND_LIMIT`], or the function is not known or cannot be trapped.
+    pub fn stacks_at(&self, function: &str, enough: impl Fn(&[Trapped]) -> bool) -> Vec<Trapped> {
+        let linux = &self.shell.linux;
+        let traps = linux.machine.traps();
+        let site = traps.arm_kernel(self.function(function), self.insight.space);
+        let site = site.unwrap_or_else(|e| panic!("{function}: {e}"));
+        let (seen, done) = self.wait(COMMAND_LIMIT, enough);
+        traps.disarm(site);
+        assert!(
+            done,
+            "{function}: only {} stacks in {COMMAND_LIMIT:?}\n{}",
+            seen.len(),
+            linux.situation()
+        );
+        seen
+    }
+
+    /// Addresses of the instructions of a function of `length` bytes.
+    ///
+    /// # Panics
+    /// If it is not known.
+    pub fn instructions(&self, function: &str, length: usize) -> Vec<u64> {
+        let start = self.function(function);
+        let code = self.insight.look(&self.shell.linux.machine, |look| {
+            let code = look.kernel().bytes(start, length);
+            code.unwrap_or_else(|e| panic!("{function}: {e}"))
+        });
+        let decoder = Decoder::with_ip(64, &code, start.0, DecoderOptions::NONE);
+        decoder.into_iter().map(|found| found.ip()).collect()
+    }
+}

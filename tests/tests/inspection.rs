@@ -1,0 +1,189 @@
+//! A crowded guest, looked into from outside: everything that is read agrees with what the guest itself says in /proc.
+
+use introspect::PausedMemory;
+use introspect::kernel::task_list::TaskInfo;
+use introspect::system::Look;
+use support::crowd::{self, Asked};
+use support::host;
+use support::insight::{self, Insight};
+use support::proc_comparison::{Comparison, Told, compare_stacks, compare_stat, lossy};
+
+/// Processes and threads that sleep for good, at least.
+const STILL_PROCESSES: usize = 20;
+const STILL_THREADS: usize = 25;
+
+/// A process's own files in `/proc`.
+fn compare_process(it: &mut Comparison, look: &Look<'_>, guest: &Told, task: &TaskInfo) {
+    let pid = task.pid;
+    let program = look
+        .program(task, 1 << 16)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let program = program.map(|p| p.unwrap_or_else(|e| panic!("{pid}: {e}")));
+    if let Some(told) = guest.texts.get(&format!("{pid}/cmdline")) {
+        let found = program.as_ref().map(|p| lossy(&p.arguments.bytes));
+        it.equal(
+            &format!("{pid} cmdline"),
+            found.unwrap_or_default(),
+            told.to_owned(),
+        );
+    }
+    let told = guest.texts.get(&format!("{pid}/exe")).map(str::to_owned);
+    let found = program.and_then(|p| p.path).map(|path| lossy(&path));
+    it.equal(&format!("{pid} exe"), found, told);
+    let open = look.open_files(task).unwrap_or_else(|e| panic!("{e}"));
+    for file in &open.items {
+        let path = format!("{pid}/fd/{}", file.number);
+        let Some(told) = guest.texts.get(&path) else {
+            continue;
+        };
+        it.equal(
+            &path,
+            lossy(&look.path_of(file.file.address)),
+            told.to_owned(),
+        );
+    }
+    let prefix = format!("{pid}/fd/");
+    let told = guest.texts.iter();
+    let told = told.filter(|(path, _)| path.starts_with(&prefix));
+    it.equal(&format!("{pid} fds"), open.items.len(), told.count());
+}
+
+fn compare_maps(it: &mut Comparison, look: &Look<'_>, guest: &Told, task: &TaskInfo) {
+    let pid = task.pid;
+    let Some(told) = guest.texts.get(&format!("{pid}/maps")) else {
+        return;
+    };
+    let maps = look.maps(task).unwrap_or_else(|e| panic!("{e}"));
+    let areas = maps.map_or(Vec::new(), |maps| {
+        assert_eq!(maps.error, None, "{pid}");
+        maps.areas
+    });
+    let told: Vec<&str> = told.lines().collect();
+    it.equal(&format!("{pid} mappings"), areas.len(), told.len());
+    for (area, told) in areas.iter().zip(told) {
+        let offset = area.area.file.map_or(0, |_| area.area.file_offset);
+        let found = format!(
+            "{:08x}-{:08x} {} {offset:08x} {:02x}:{:02x} {}",
+            area.area.start,
+            area.area.end,
+            lossy(&area.area.flags.permissions()),
+            area.file.major,
+            area.file.minor,
+            area.file.inode,
+        );
+        let (head, name) = told.split_at(told.len().min(73));
+        it.equal(&format!("{pid} area"), found, head.trim_end().to_owned());
+        it.equal(&format!("{pid} name"), lossy(&area.name), name.to_owned());
+    }
+}
+
+#[test]
+fn what_is_read_from_outside_is_what_the_guest_says() {
+    let host = host!();
+    let shell = crowd::guest(host);
+    let insight = Insight::new(&shell.linux);
+    let (guest, moment) = Told::ask(&shell, Asked::Everything);
+    assert_eq!(
+        insight
+            .system
+            .lost()
+            .map(|lost| lost.what)
+            .collect::<Vec<_>>(),
+        ["modules"],
+        "this kernel has no modules, and tells everything else"
+    );
+    let memory = PausedMemory::new(&moment.memory);
+    let look = insight.system.look(&memory, insight.space, &moment.cpus);
+
+    let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(processes.error, None);
+    let (mut stat, mut files, mut maps, mut stacks) = Default::default();
+    let (mut still_processes, mut still_threads) = (0, 0);
+    for process in &processes.items {
+        let pid = process.pid;
+        let path = format!("{pid}/task/{pid}");
+        let threads = look.threads_of(process).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(threads.error, None, "{pid}");
+        for thread in &threads.items {
+            let path = format!("{pid}/task/{}", thread.pid);
+            compare_stat(&mut stat, &look, &guest, thread, &path);
+            still_threads += usize::from(guest.slept(&path));
+        }
+        if guest.slept(&path) {
+            still_processes += 1;
+            compare_process(&mut files, &look, &guest, process);
+            compare_maps(&mut maps, &look, &guest, process);
+        }
+        compare_stacks(&mut stacks, &look, &guest, process, &threads.items);
+    }
+    // And none is missing.
+    for pid in guest.texts.processes() {
+        let Some(process) = processes.items.iter().find(|process| process.pid == pid) else {
+            let lives_on = guest.lives_on(&format!("{pid}/task/{pid}"));
+            assert!(!lives_on, "process {pid} was not found");
+            continue;
+        };
+        let threads = look.threads_of(process).unwrap_or_else(|e| panic!("{e}"));
+        let mut found: Vec<i32> = threads.items.iter().map(|thread| thread.pid).collect();
+        let mut told = guest.texts.threads(pid);
+        found.sort_unstable();
+        told.sort_unstable();
+        assert_eq!(found, told, "threads of {pid}");
+    }
+    println!("{still_processes} processes and {still_threads} threads slept");
+    assert!(still_processes >= STILL_PROCESSES, "{still_processes}");
+    assert!(still_threads >= STILL_THREADS, "{still_threads}");
+    Comparison::finish(stat, "stat", 500);
+    Comparison::finish(files, "cmdline, exe and files", 100);
+    Comparison::finish(maps, "maps", 300);
+    Comparison::finish(stacks, "kernel stacks", STILL_THREADS);
+}
+
+#[test]
+fn user_stacks_reach_the_programs_start_through_every_call() {
+    let host = host!();
+    let shell = crowd::guest(host);
+    let insight = Insight::new(&shell.linux);
+    let machine = &shell.linux.machine;
+    let paused = machine.pause();
+    let cpus = insight::cpus(machine, &paused);
+    let memory = PausedMemory::new(machine.ram());
+    let look = insight.system.look(&memory, insight.space, &cpus);
+    let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
+    let workers: Vec<_> = processes
+        .items
+        .iter()
+        .filter(|process| process.name() == b"workers")
+        .collect();
+    assert_eq!(workers.len(), 2, "{:?}", processes.items);
+    for (process, (threads, depth)) in workers.iter().zip([(4, 20), (1, 3)]) {
+        let objects = look
+            .objects(process, None)
+            .unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(objects.incomplete, Vec::<String>::new());
+        let unwinder = look.kernel_unwinder().unwrap_or_else(|e| panic!("{e}"));
+        let mut user = objects.unwinder();
+        let all = look.threads_of(process).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(all.items.len(), threads + 1);
+        for thread in &all.items {
+            let stack = look.stack(thread, &unwinder, &mut user);
+            let Some(stack) = stack.user else {
+                panic!("{thread:?} has no user stack")
+            };
+            assert!(stack.is_reliable(), "{thread:?}: {stack:?}");
+            let names: Vec<String> = stack
+                .frames
+                .iter()
+                .filter_map(|frame| {
+                    let address = frame.lookup_address();
+                    Some(objects.at(address)?.resolve(address)?.0)
+                })
+                .collect();
+            let calls = names.iter().filter(|name| *name == "descend").count();
+            let is_main = thread.pid == process.pid;
+            assert_eq!(calls, if is_main { 0 } else { depth }, "{names:?}");
+            let outer = if is_main { "_start" } else { "worker" };
+            assert!(names.iter().any(|name| name == outer), "{names:?}");
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! What is read from a kernel's image alone, compared with what other people's programs read from the same image: every symbol, every member
+//! of every struct, every record of unwind information. No KVM is needed; the network only the first time.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+
+use introspect::kernel::btf::Btf;
+use introspect::stack::orc::{OrcCopy, OrcError};
+use introspect::stack::orc_versions::{OrcEntry, OrcFormat, OrcType};
+use support::Kernel;
+use support::second_opinion::{DEBIAN_VERSIONS, Member, OtherKernel, Structures};
+
+/// Most differences that a failure lists.
+const LISTED: usize = 10;
+
+/// Ends the test if there are differences.
+fn none_differ<T: Debug>(what: &str, differences: &[T]) {
+    let first: Vec<String> = differences
+        .iter()
+        .take(LISTED)
+        .map(|difference| format!("{difference:?}"))
+        .collect();
+    assert!(
+        differences.is_empty(),
+        "{what}: {} differ, the first of them:\n{}",
+        differences.len(),
+        first.join("\n")
+    );
+}
+
+/// What only one of two sorted lists has.
+fn differences<T: Ord + Clone>(ours: &[T], theirs: &[T]) -> Vec<(&'static str, T)> {
+    let (mut ours, mut theirs) = (ours.iter().peekable(), theirs.iter().peekable());
+    let mut found = Vec::new();
+    loop {
+        match (ours.peek(), theirs.peek()) {
+            (Some(our), Some(their)) if our == their => {
+                ours.next();
+                theirs.next();
+            }
+            (Some(our), Some(their)) if our > their => {
+                found.push(("only theirs", (*their).clone()));
+                theirs.next();
+            }
+            (Some(our), _) => {
+                found.push(("only ours", (*our).clone()));
+                ours.next();
+            }
+            (None, Some(their)) => {
+                found.push(("only theirs", (*their).clone()));
+                theirs.next();
+            }
+            (None, None) => return found,
+        }
+    }
+}
+
+#[test]
+fn every_symbol_is_what_kallsyms_finder_says() {
+    for (kernel, least) in OtherKernel::all().iter().zip([80_000, 150_000, 15_000]) {
+        let name = &kernel.name;
+        let symbols = kernel.image.symbols();
+        let symbols = symbols.unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut ours: Vec<_> = symbols
+            .iter()
+            .map(|symbol| (symbol.address, symbol.kind, symbol.name.to_owned()))
+            .collect();
+        let mut theirs = kernel.symbols();
+        println!(
+            "{name}: {} symbols here, {} there",
+            ours.len(),
+            theirs.len()
+        );
+        ours.sort_unstable();
+        theirs.sort_unstable();
+        none_differ(name, &differences(&ours, &theirs));
+        assert!(ours.len() >= least, "{name}: only {}", ours.len());
+    }
+}
+
+/// The linker's own list, which has what kallsyms leaves out.
+#[test]
+fn every_symbol_of_the_small_kernel_is_in_its_system_map() {
+    let path = Kernel::small().path.with_file_name("System.map");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let listed: BTreeSet<(u64, &str)> = text
+        .lines()
+        .filter_map(|line| {
+            let (value, rest) = line.split_once(' ')?;
+            let (_, name) = rest.split_once(' ')?;
+            Some((u64::from_str_radix(value, 16).ok()?, name))
+        })
+        .collect();
+    let symbols = Kernel::small().image.symbols();
+    let symbols = symbols.unwrap_or_else(|e| panic!("{e}"));
+    let unlisted: Vec<_> = symbols
+        .iter()
+        .filter(|symbol| !listed.contains(&(symbol.address, symbol.name)))
+        .collect();
+    println!("{} symbols, {} in System.map", symbols.len(), listed.len());
+    none_differ("System.map", &unlisted);
+    assert!(symbols.len() >= 15_000);
+    assert!(
+        symbols.len() * 10 >= listed.len() * 8,
+        "too many are missing"
+    );
+}
+
+/// Where a member stands by both; `None` where it is not there.
+type Place = Option<(u64, u64)>;
+
+/// Bit offset and size; of a bitfield the first alone, since one counts its own bytes and the other those of its type.
+fn compared(btf: &Btf, path: &str, theirs: Option<&Member>) -> (Place, Place) {
+    let bitfield = theirs.is_some_and(|member| member.bitfield);
+    let size = |size| if bitfield { 0 } else { size };
+    let ours = btf.member(path).ok();
+    (
+        ours.map(|member| (member.bit_offset, size(member.size))),
+        theirs.map(|member| (member.bit_offset, size(member.size))),
+    )
+}
+
+#[test]
+fn every_member_of_every_struct_stands_where_pahole_says() {
+    let used = paths_in_sources();
+    // Those that all kernels together have: each has members that others have not.
+    let mut in_any = BTreeSet::new();
+    let least = [(100_000, 125), (110_000, 125), (35_000, 100)];
+    for (kernel, (least, least_used)) in OtherKernel::all().iter().zip(least) {
+        let name = &kernel.name;
+        let btf = kernel.image.btf().unwrap_or_else(|e| panic!("{name}: {e}"));
+        let structures = kernel.structures();
+        let members = same_members(name, &btf, &structures);
+        let there = same_paths(name, &btf, &structures, &used);
+        println!(
+            "{name}: {members} members of {} structs, {} with namesakes left out; of {} asked for by name {} are there",
+            structures.len(),
+            structures.namesakes().len(),
+            used.len(),
+            there.len(),
+        );
+        assert!(members >= least, "{name}: only {members}");
+        assert!(there.len() >= least_used, "{name}: only {there:?}");
+        assert!(structures.namesakes().len() < 20, "{name}");
+        in_any.extend(there);
+    }
+    let nowhere: Vec<_> = used.difference(&in_any).collect();
+    println!("in none of these kernels: {nowhere:?}");
+    assert!(nowhere.len() * 4 <= used.len(), "too many: {nowhere:?}");
+}
+
+/// Compares all members of all structs, and their sizes. How many members there are.
+fn same_members(name: &str, btf: &Btf, structures: &Structures) -> usize {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for (path, theirs) in structures.paths() {
+        count += 1;
+        let (ours, theirs) = compared(btf, &path, Some(theirs));
+        if ours != theirs {
+            wrong.push((path, ours, theirs));
+        }
+    }
+    none_differ(&format!("{name}: (member, ours, theirs)"), &wrong);
+    let sizes: Vec<_> = structures
+        .sizes()
+        .map(|(owner, size)| (owner, btf.size_of(owner), Some(size)))
+        .collect();
+    let wrong: Vec<_> = sizes
+        .iter()
+        .filter(|(_, ours, theirs)| ours != theirs)
+        .collect();
+    none_differ(&format!("{name}: (struct, our size, theirs)"), &wrong);
+    assert!(sizes.len() * 10 > structures.len() * 9, "{}", sizes.len());
+    count
+}
+
+/// Compares the members that this program asks for by name: what one does not find the other must not find. Those that are there.
+fn same_paths(
+    name: &str,
+    btf: &Btf,
+    structures: &Structures,
+    used: &BTreeSet<String>,
+) -> Vec<String> {
+    let (mut wrong, mut there) = (Vec::new(), Vec::new());
+    for path in used {
+        let owner = path.split('.').next().unwrap_or_default();
+        assert!(
+            !structures.namesakes().contains(owner),
+            "{name}: {path} may be of several structs"
+        );
+        // Texts in the sources that only look like paths are of no struct.
+        if !structures.has(owner) {
+            continue;
+        }
+        let (ours, theirs) = compared(btf, path, structures.find(path));
+        if ours != theirs {
+            wrong.push((path, ours, theirs));
+        }
+        if ours.is_some() {
+            there.push(path.clone());
+        }
+    }
+    none_differ(&format!("{name}: (path, ours, theirs)"), &wrong);
+    there
+}
+
+/// Every text in the sources of the readers that is written like the path of a member. Paths that are put together when the program runs
+/// are not found so, but are members of some struct and compared with all others.
+fn paths_in_sources() -> BTreeSet<String> {
+    let mut paths = BTreeSet::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../introspect/src")];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_dir() {
+                folders.push(path);
+            } else if name.ends_with(".rs") && !name.contains("test") {
+                let text = fs::read_to_string(&path);
+                let text = text.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                let code = text.split("#[cfg(test)]\nmod tests").next();
+                let words = code.unwrap_or_default().split('"').map(str::to_owned);
+                paths.extend(words.filter(|word| is_member_path(word)));
+            }
+        }
+    }
+    paths
+}
+
+/// Whether a text is names of C with dots between them.
+fn is_member_path(text: &str) -> bool {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+            && name
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    };
+    text.contains('.') && text.split('.').all(is_name)
+}
+
+#[test]
+fn every_orc_record_says_what_objtool_prints() {
+    for (version, least) in DEBIAN_VERSIONS.into_iter().zip([300_000, 350_000]) {
+        let kernel = OtherKernel::debian(version);
+        let name = &kernel.name;
+        let table = orc_of(&kernel).unwrap_or_else(|e| panic!("{name}: {e}"));
+        // Until 6.3 a record says apart from its type whether the stack ends there; since 6.4 that is a type.
+        let text = match version {
+            "6.1" => text_with_end,
+            _ => text_with_signal,
+        };
+        let mut ours: Vec<(u64, String)> = table
+            .iter()
+            .map(|(address, entry)| (address, entry.map_or("unknown".to_owned(), |e| text(&e))))
+            .collect();
+        let mut theirs = kernel.orc();
+        println!(
+            "{name}: {} records here, {} there",
+            ours.len(),
+            theirs.len()
+        );
+        // The image's own order is that of its object files.
+        ours.sort_unstable();
+        theirs.sort_unstable();
+        none_differ(name, &differences(&ours, &theirs));
+        assert!(ours.len() >= least, "{name}: only {}", ours.len());
+    }
+}
+
+#[test]
+fn a_kernel_without_orc_is_said_to_have_none() {
+    let table = orc_of(&OtherKernel::small());
+    let message = table.err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(message.contains("orc"), "{message:?}");
+}
+
+fn orc_of(kernel: &OtherKernel) -> Result<OrcCopy, OrcError> {
+    let (name, image) = (&kernel.name, &kernel.image);
+    let btf = image.btf().unwrap_or_else(|e| panic!("{name}: {e}"));
+    let symbols = image.symbols();
+    let symbols = symbols.unwrap_or_else(|e| panic!("{name}: {e}"));
+    let format = OrcFormat::of(Some(&btf), image.banner());
+    let format = format.unwrap_or_else(|e| panic!("{name}: {e}"));
+    OrcCopy::of_image(image, &symbols, format)
+}
+
+fn places(entry: &OrcEntry) -> String {
+    format!(
+        "sp:{} bp:{}",
+        entry.sp.place(entry.sp_offset),
+        entry.bp.place(entry.bp_offset)
+    )
+}
+
+fn text_with_end(entry: &OrcEntry) -> String {
+    let kind = match entry.kind {
+        OrcType::Registers => "regs",
+        OrcType::HardwareFrame => "regs (partial)",
+        OrcType::Call | OrcType::EndOfStack | OrcType::Undefined => "call",
+    };
+    let end = u8::from(entry.kind == OrcType::EndOfStack);
+    format!("{} type:{kind} end:{end}", places(entry))
+}
+
+fn text_with_signal(entry: &OrcEntry) -> String {
+    let kind = match entry.kind {
+        OrcType::Undefined => "(und)",
+        OrcType::EndOfStack => "end",
+        OrcType::Call => "call",
+        OrcType::Registers => "regs",
+        OrcType::HardwareFrame => "regs (partial)",
+    };
+    format!(
+        "type:{kind} {} signal:{}",
+        places(entry),
+        u8::from(entry.signal)
+    )
+}
