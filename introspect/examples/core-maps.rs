@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
+use introspect::PausedMemory;
 use introspect::core_file::CoreFile;
 use introspect::kernel::image::KernelImage;
-use introspect::kernel::layout::offset;
 use introspect::kernel::page_cache::{CachedPage, PAGE, PageCacheLayout};
+use introspect::kernel::task_list::TaskListLayout;
 use introspect::kernel::vma::VmaLayout;
 use introspect::x86_64::AddressSpace;
-use introspect::{Gva, PausedMemory};
 
-/// Tasks listed before the list is taken for a ring.
-const MAX_TASKS: usize = 10_000;
+/// Most pages of a file that are looked at: 4 GiB.
+const MAX_PAGES: u64 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -32,22 +32,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let vma_layout = VmaLayout::new(&btf, &symbols)?;
     let cache_layout = PageCacheLayout::new(&btf, &symbols)?;
     eprintln!("layouts in {:?}", start.elapsed());
-    let tasks = offset(&btf, "task_struct.tasks", 16)?;
-    let tgid = offset(&btf, "task_struct.tgid", 4)?;
-    let mm = offset(&btf, "task_struct.mm", 8)?;
-    let first = symbols.address_of("init_task").ok_or("no init_task")? + tasks;
+    let tasks = TaskListLayout::new(&btf, &symbols)?.processes(view);
     let mut files = BTreeMap::new();
-    let (mut link, mut areas, mut spent) = (view.u64(Gva(first))?, 0, std::time::Duration::ZERO);
-    for _ in 0..MAX_TASKS {
-        if link == first {
-            break;
-        }
-        let task = link.wrapping_sub(tasks);
-        link = view.u64(Gva(link))?;
-        let Some(mm) = view.pointer(Gva(task + mm))? else {
+    let (mut areas, mut spent) = (0, std::time::Duration::ZERO);
+    for task in tasks.items {
+        let Some(mm) = task.mm else {
             continue;
         };
-        println!("== {}", view.u32(Gva(task + tgid))?);
+        println!("== {}", task.tgid);
         let start = Instant::now();
         let bounds = vma_layout.bounds(view, mm)?;
         let walk = vma_layout.vmas(view, mm);
@@ -71,12 +63,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{error}");
         }
     }
+    if let Some(error) = tasks.error {
+        println!("{error}");
+    }
     eprintln!("{areas} areas in {spent:?}");
     for (inode, file) in files {
         let file = cache_layout.open_file(view, file)?;
         let start = Instant::now();
         let (mut present, mut sum, mut other) = (0, 0u32, 0);
-        for index in 0..file.size.div_ceil(PAGE) {
+        for index in 0..file.size.div_ceil(PAGE).min(MAX_PAGES) {
             match cache_layout.page(view, &file, index)? {
                 CachedPage::Present { .. } => present += 1,
                 CachedPage::Absent => continue,

@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     BuildId::in_notes(&notes(), 4).ok_or("no build id")?;
     seeds.put("notes", "build-id", &notes())?;
     seeds.put("orc", "functions", &orc())?;
-    let damage: Vec<u16> = (0..256).map(|index| index * 331).collect();
+    let damage: Vec<u16> = (0..256u16).map(|index| index.wrapping_mul(331)).collect();
     let damage: Vec<u8> = damage.iter().flat_map(|half| half.to_le_bytes()).collect();
     seeds.put("saved_image", "64-words", &damage)?;
     seeds.put("maple_tree", "two-levels", &maple_tree())?;

@@ -5,17 +5,14 @@ use std::error::Error;
 
 use introspect::core_file::CoreFile;
 use introspect::kernel::image::KernelImage;
-use introspect::kernel::layout::offset;
 use introspect::kernel::symbols::Symbols;
 use introspect::kernel::task::TaskLayout;
+use introspect::kernel::task_list::TaskListLayout;
 use introspect::stack::frames::Frame;
 use introspect::stack::kernel::{KernelUnwinder, Method};
 use introspect::stack::orc::OrcTable;
 use introspect::stack::orc_versions::OrcFormat;
 use introspect::{CpuRegisters, Gva, PausedMemory};
-
-/// Most processes printed.
-const MAX_PROCESSES: usize = 65536;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -42,34 +39,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("-- {}", stack.end);
         running.push(task);
     }
-    let links = offset(&btf, "task_struct.tasks.next", 8)?;
-    let init = Gva(symbols
-        .address_of("init_task")
-        .ok_or("the kernel names no init_task")?);
-    let mut task = init;
-    for _ in 0..MAX_PROCESSES {
-        if !running.contains(&task) {
-            println!("{}:", view.u32(Gva(task.0.wrapping_add(layout.pid)))?);
-            let stack = unwinder.sleeping(view, task);
-            for frame in stack
-                .frames
-                .iter()
-                .filter(|frame| !unwinder.is_scheduler(frame))
-            {
-                println!("[<0>] {}", name(&symbols, frame));
-            }
-            if !stack.is_reliable() {
-                println!("-- {}", stack.end);
-            }
+    let tasks = TaskListLayout::new(&btf, &symbols)?.processes(view);
+    for task in tasks.items {
+        if running.contains(&task.address) {
+            continue;
         }
-        task = Gva(view
-            .u64(Gva(task.0.wrapping_add(links)))?
-            .wrapping_sub(links));
-        if task == init {
-            break;
+        println!("{}:", task.pid);
+        let stack = unwinder.sleeping(view, task.address);
+        for frame in stack
+            .frames
+            .iter()
+            .filter(|frame| !unwinder.is_scheduler(frame))
+        {
+            println!("[<0>] {}", name(&symbols, frame));
+        }
+        if !stack.is_reliable() {
+            println!("-- {}", stack.end);
         }
     }
-    Ok(())
+    tasks.error.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// As the kernel prints backtraces: by the byte before the address, whatever the frame.

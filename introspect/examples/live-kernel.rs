@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("  {start:#x}..{end:#x} {:?}", range.kind);
         }
         if let Some(function) = module.text_functions().last() {
-            let found = loaded.resolve(function.symbol.address + 1);
+            let found = loaded.resolve(function.symbol.address.wrapping_add(1));
             let found = found.map(|(symbol, offset)| format!("{symbol}+{offset:#x}"));
             println!("  last: {found:?} of {:#x}", function.size);
         }

@@ -11,8 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use answers::{Guest, UNREAD};
+use introspect::PausedMemory;
 use introspect::core_file::CoreFile;
 use introspect::kernel::btf::Btf;
+use introspect::system::System;
+use introspect::user::symfs::Symfs;
 use lzma_rust2::XzReader;
 
 type Texts = BTreeMap<String, String>;
@@ -228,5 +231,31 @@ fn the_kernel_is_found_in_the_image() {
     assert_eq!(
         kernel.symbols.address_of("_text"),
         Some(0xffff_ffff_8020_0000)
+    );
+}
+
+#[test]
+fn copies_on_the_host_that_are_other_versions_are_told() {
+    let (core, types) = image();
+    let guest = Guest::find(&core, core.cpus(), &types).unwrap();
+    let paused = PausedMemory::new(&core);
+    let space = guest.kernel.space;
+    let system = System::new(paused.view(space), guest.kernel.symbols, Ok(&types));
+    let look = system.look(&paused, space, core.cpus());
+    let workers = look.process(35).unwrap().unwrap().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let symfs = Symfs::new(folder.path());
+    let told = || look.objects(&workers, Some(&symfs)).unwrap().incomplete;
+    assert_eq!(told(), [""; 0], "a folder need not have every file");
+    let copy = folder.path().join("bin/workers");
+    std::fs::create_dir(folder.path().join("bin")).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let told = told();
+    let [told] = told.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert!(
+        told.starts_with(copy.to_str().unwrap()) && told.ends_with(": another version, not used"),
+        "{told}"
     );
 }

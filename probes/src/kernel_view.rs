@@ -203,7 +203,15 @@ fn loaded_modules(
     };
     let memory = PausedMemory::new(machine.ram());
     let view = memory.view(space);
-    tables.read_all(view, modules.modules(view).items).0
+    let listed = modules.modules(view);
+    if let Some(error) = &listed.error {
+        log::warn!("not all modules of the guest's kernel are known: {error}");
+    }
+    let (loaded, unread) = tables.read_all(view, listed.items);
+    for error in unread {
+        log::warn!("not all functions of the guest's modules are known: {error}");
+    }
+    loaded
 }
 
 /// Page tables for the kernel which stay when the process that happens to run now ends, if the kernel names them.

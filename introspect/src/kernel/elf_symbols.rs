@@ -32,6 +32,11 @@ pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, El
     if table.is_empty() {
         return Ok(None);
     }
+    // Looked up once: names of sections are of any length as well.
+    let per_cpu = sections
+        .section_by_name(LittleEndian, PER_CPU_SECTION)
+        .filter(|(_, header)| header.sh_addr(LittleEndian) == 0)
+        .map(|(index, _)| index);
     let mut builder = SymbolsBuilder::with_capacity(table.len());
     let mut name_bytes = 0usize;
     for symbol in table.iter() {
@@ -52,18 +57,12 @@ pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, El
         if name.is_empty() {
             continue;
         }
+        let index = SectionIndex(usize::from(section));
         let header = match section {
             elf::SHN_ABS => None,
-            _ => sections.section(SectionIndex(usize::from(section))).ok(),
+            _ => sections.section(index).ok(),
         };
-        let address = symbol.st_value(LittleEndian);
-        let per_cpu = match header {
-            Some(header) => {
-                header.sh_addr(LittleEndian) == 0
-                    && sections.section_name(LittleEndian, header)? == PER_CPU_SECTION
-            }
-            None => false,
-        };
+        let absolute = header.is_none() || per_cpu == Some(index);
         let letter = match header {
             None => b'a',
             Some(_) if symbol.st_bind() == elf::STB_WEAK && kind == elf::STT_OBJECT => b'v',
@@ -74,7 +73,7 @@ pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, El
             elf::STB_LOCAL => letter,
             _ => letter.to_ascii_uppercase(),
         };
-        builder.push(name, address, letter, header.is_none() || per_cpu)?;
+        builder.push(name, symbol.st_value(LittleEndian), letter, absolute)?;
     }
     Ok(Some(builder.finish(end)))
 }

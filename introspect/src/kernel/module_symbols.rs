@@ -18,8 +18,8 @@ use crate::{Gva, MemoryView};
 const SYMBOL: usize = 24;
 /// Symbols of one module; the largest have about 50,000.
 const MAX_SYMBOLS: u32 = 1 << 18;
-/// Symbols of all modules.
-const MAX_ALL: u32 = 2 << 20;
+/// Symbols of all modules; a busy system has about 100,000. With names of any length they take some 256 MiB at most.
+const MAX_ALL: u32 = 1 << 19;
 /// Longest name read (`KSYM_NAME_LEN` is 512 since Linux 6.1).
 const MAX_NAME: usize = 512;
 /// Section number of a symbol that the module does not define.

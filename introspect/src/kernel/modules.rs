@@ -154,13 +154,12 @@ impl ModulesLayout {
             }
             .into());
         }
-        let state = btf.member("module.state").map_err(LayoutError::from)?;
         Ok(Self {
             head: Gva(head.address),
             list: offset(btf, "module.list.next", 8)?,
             name: name.byte_offset,
             name_length: name.size,
-            state: state.byte_offset,
+            state: offset(btf, "module.state", 4)?,
             memory: MemoryLayout::new(btf)?,
         })
     }
@@ -421,5 +420,20 @@ mod tests {
         let error = ModulesLayout::new(&array(), &symbols(&[])).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("the kernel names no modules"), "{text}");
+        let wide = types(&[
+            LIST,
+            (
+                "module",
+                &[
+                    ("state", 0, Member::Bytes(8)),
+                    ("list", 8, Member::Of("list_head")),
+                    ("name", 24, Member::Bytes(56)),
+                    ("mem", 320, Member::Bytes(7 * 72)),
+                ],
+            ),
+        ]);
+        let error = ModulesLayout::new(&wide, &symbols(&[("modules", HEAD)])).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("module.state is 8 bytes"), "{text}");
     }
 }

@@ -8,7 +8,9 @@
 //! in the struct `pcpu_hot` in between. A per-CPU symbol plus the per-CPU base is the variable's address both where
 //! such symbols are small offsets (absolute, Linux up to 6.14) and where they are addresses in the image.
 
-use super::btf::{Btf, MemberError};
+use super::btf::Btf;
+use super::layout::{LayoutError, offset};
+use super::structure::is_kernel_address;
 use super::symbols::Symbols;
 use crate::x86_64::{AddressSpace, ReadVirtualError, TranslateError, read_virtual, translate};
 use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
@@ -38,17 +40,7 @@ pub struct TaskLayout {
 pub enum TaskLayoutError {
     /// A struct is not as expected.
     #[error("the kernel's types do not describe a task: {0}")]
-    Member(#[from] MemberError),
-    /// A member has an unexpected size.
-    #[error("{path} is {found} bytes in this kernel, {expected} were expected")]
-    Size {
-        /// The member.
-        path: &'static str,
-        /// Its size.
-        found: u64,
-        /// What this crate reads.
-        expected: u64,
-    },
+    Layout(#[from] LayoutError),
     /// No per-CPU variable.
     #[error(
         "the kernel names neither current_task nor pcpu_hot, so the current task is not known; \
@@ -167,24 +159,13 @@ impl TaskLayout {
     /// # Errors
     /// If types or symbols do not tell.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, TaskLayoutError> {
-        let offset = |path: &'static str, expected: u64| {
-            let member = btf.member(path)?;
-            match member.size == expected {
-                true => Ok(member.byte_offset),
-                false => Err(TaskLayoutError::Size {
-                    path,
-                    found: member.size,
-                    expected,
-                }),
-            }
-        };
         let (current, preempt_count) = match (
             symbols.address_of("pcpu_hot"),
             symbols.address_of("current_task"),
         ) {
             (Some(hot), _) => {
-                let current = offset("pcpu_hot.current_task", 8)?;
-                let preempt = offset("pcpu_hot.preempt_count", 4)?;
+                let current = offset(btf, "pcpu_hot.current_task", 8)?;
+                let preempt = offset(btf, "pcpu_hot.preempt_count", 4)?;
                 (hot.wrapping_add(current), Some(hot.wrapping_add(preempt)))
             }
             (None, Some(current)) => (current, symbols.address_of("__preempt_count")),
@@ -193,10 +174,10 @@ impl TaskLayout {
         Ok(Self {
             current,
             preempt_count,
-            pid: offset("task_struct.pid", 4)?,
-            tgid: offset("task_struct.tgid", 4)?,
-            comm: offset("task_struct.comm", COMM_LENGTH as u64)?,
-            mm: offset("task_struct.mm", 8)?,
+            pid: offset(btf, "task_struct.pid", 4)?,
+            tgid: offset(btf, "task_struct.tgid", 4)?,
+            comm: offset(btf, "task_struct.comm", COMM_LENGTH as u64)?,
+            mm: offset(btf, "task_struct.mm", 8)?,
         })
     }
 
@@ -344,8 +325,7 @@ struct FieldReader<'a, M: ?Sized> {
 
 impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
     fn new(memory: &'a M, space: AddressSpace, task: Gva) -> Result<Self, TaskError> {
-        // The kernel has the upper half of the address space.
-        if task.0 >> 63 == 0 {
+        if !is_kernel_address(task) {
             return Err(TaskError::NotATask { found: task });
         }
         Ok(Self {

@@ -135,15 +135,18 @@ impl KernelCode {
         // `call rel32`, and `call *…` (ff /2), whose length its second byte tells but for prefixes in front.
         let indirect = |length: usize| {
             let at = bytes.len() - length;
-            let modrm = bytes.get(at + 1).copied().unwrap_or_default();
+            let byte = |index: usize| bytes.get(at + index).copied().unwrap_or_default();
+            let (modrm, sib) = (byte(1), byte(2));
             let known = match (modrm >> 6, modrm & 7) {
                 (3, _) | (0, 0..=3 | 6..) => 2,
+                // Without a base register, as through a table of functions.
+                (0, 4) if sib & 7 == 5 => 7,
                 (0, 4) | (1, 0..=3 | 5..) => 3,
                 (1, _) => 4,
                 (2, 4) => 7,
                 _ => 6,
             };
-            bytes.get(at) == Some(&0xff) && modrm >> 3 & 7 == 2 && known == length
+            byte(0) == 0xff && modrm >> 3 & 7 == 2 && known == length
         };
         bytes.get(2) == Some(&0xe8) || [2, 3, 4, 6, 7].into_iter().any(indirect)
     }
@@ -250,6 +253,9 @@ mod tests {
             &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xe9, 0xe5, 0, 0, 0],
         );
         memory.write(0x18_0120, &[0x90, 0xc3, 0xe8, 0, 0, 0, 0, 0xff, 0xd0, 0x90]);
+        // `call *table(,%rax,8)`, `call *(%rsp)`.
+        memory.write(0x18_0130, &[0xff, 0x14, 0xc5, 0, 0, 0, 0x82]);
+        memory.write(0x18_0140, &[0xff, 0x14, 0x24]);
         let mut builder = SymbolsBuilder::default();
         for (name, offset) in [
             ("_stext", 0),
@@ -281,7 +287,15 @@ mod tests {
         let paused = PausedMemory::new(&memory);
         let view = paused.view(space);
         assert_eq!(code.frameless(view, TEXT + 0x115), Some(Frameless::At(0)));
-        for (offset, after_call) in [(0x127, true), (0x129, true), (0x126, false), (0x12a, false)] {
+        for (offset, after_call) in [
+            (0x127, true),
+            (0x129, true),
+            (0x126, false),
+            (0x12a, false),
+            (0x137, true),
+            (0x133, false),
+            (0x143, true),
+        ] {
             assert_eq!(
                 code.follows_call(view, TEXT + offset),
                 after_call,

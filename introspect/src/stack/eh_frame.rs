@@ -6,12 +6,13 @@
 //! objects cost no more than small ones.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, CommonInformationEntry, EhFrame, Encoding, EndianSlice,
     LittleEndian, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection,
 };
+
+use object::elf::{PT_GNU_EH_FRAME, PT_LOAD};
 
 use crate::bytes::{u32_at, u64_at};
 
@@ -20,16 +21,18 @@ pub(super) const REGISTERS: usize = 17;
 /// Longest records read: one of a function with very many pushes has some hundred bytes.
 const MAX_FUNCTION_RECORD: u32 = 1 << 16;
 const MAX_COMMON_RECORD: u32 = 4096;
-/// Longest section that is read whole.
-const MAX_SECTION: u64 = 64 << 20;
+/// Most bytes of sections that are read whole for one process.
+pub(super) const MAX_SECTIONS: u64 = 64 << 20;
+/// Most records shared by functions in a section that is read whole; linkers merge equal ones, which leaves a few hundred.
+const MAX_SHARED: usize = 1 << 14;
+/// Longest expression; those that compilers and C libraries write have some tens of bytes.
+const MAX_EXPRESSION: usize = 256;
 /// Program headers looked at.
 const MAX_SEGMENTS: u16 = 256;
 /// The only search table that linkers write: version 1, any 32-bit pointer to the records, an unsigned 32-bit count,
 /// and pairs of signed 32-bit distances from the table's start (`DW_EH_PE_datarel | DW_EH_PE_sdata4`).
 const TABLE: (u8, u8, u8) = (1, 0x03, 0x3b);
 const TABLE_START: u64 = 12;
-const PT_LOAD: u32 = 1;
-const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 
 /// The bytes of an object by link address, as its program headers load them.
 pub trait ObjectBytes {
@@ -179,23 +182,18 @@ pub(super) fn search(
 }
 
 /// First address and record of each function in the section `.eh_frame`, ascending: for objects without `.eh_frame_hdr`,
-/// which statically linked programs may be.
+/// which statically linked programs may be. The caller bounds the `length` of the section at `start`.
 pub(super) fn index(
     bytes: &dyn ObjectBytes,
-    section: &Range<u64>,
+    start: u64,
+    length: u64,
 ) -> Result<Vec<(u64, u64)>, Failure> {
-    let length = section
-        .end
-        .checked_sub(section.start)
-        .filter(|length| *length <= MAX_SECTION);
-    let length = length
-        .and_then(|length| usize::try_from(length).ok())
-        .ok_or(Failure::Bad)?;
+    let length = usize::try_from(length).map_err(|_| Failure::Bad)?;
     let mut content = vec![0; length];
-    bytes.read(section.start, &mut content)?;
+    bytes.read(start, &mut content)?;
     let mut eh_frame = EhFrame::new(&content, LittleEndian);
     eh_frame.set_address_size(8);
-    let bases = BaseAddresses::default().set_eh_frame(section.start);
+    let bases = BaseAddresses::default().set_eh_frame(start);
     let mut functions = Vec::new();
     // Functions share them: each is parsed once, however long it is.
     let mut shared = HashMap::new();
@@ -210,7 +208,10 @@ pub(super) fn index(
                 shared.insert(offset.0, found.clone());
                 Ok(found)
             })?;
-            let record = section.start.wrapping_add(function.offset() as u64);
+            if shared.len() > MAX_SHARED {
+                return Err(Failure::Bad);
+            }
+            let record = start.wrapping_add(function.offset() as u64);
             functions.push((function.initial_address(), record));
         }
     }
@@ -243,10 +244,11 @@ fn evaluate(
     let mut context = UnwindContext::new();
     let row = function.unwind_info_for_address(&eh_frame, bases, &mut context, address)?;
     let bytes = |expression: &UnwindExpression<usize>| {
-        let found = expression
-            .get(&eh_frame)
-            .map(|expression| expression.0.slice().to_vec());
-        found.map_err(|_| Failure::Bad)
+        let found = expression.get(&eh_frame)?.0.slice();
+        match found.len() <= MAX_EXPRESSION {
+            true => Ok::<_, Failure>(found.to_vec()),
+            false => Err(Failure::Bad),
+        }
     };
     let cfa = match row.cfa() {
         CfaRule::RegisterAndOffset { register, offset } => Cfa::Register(register.0, *offset),
@@ -294,7 +296,7 @@ pub(super) trait Machine {
 }
 
 /// Most operations of one expression: enough for every one that a compiler writes.
-const MAX_OPERATIONS: u32 = 1000;
+const MAX_OPERATIONS: u32 = 100;
 
 /// What an expression yields, with `initial` on its stack.
 pub(super) fn expression<M: Machine>(

@@ -32,7 +32,7 @@ pub(super) fn are_kept(view: MemoryView<'_>, symbols: &Symbols, functions: &[&st
 pub(super) fn leave_frameless(walk: &mut Walk<'_, '_>, ip: u64, sp: u64) -> Result<(), End> {
     match walk.code().frameless(walk.view, ip) {
         Some(Frameless::At(offset)) => {
-            walk.push_return(sp.wrapping_add(offset))?;
+            walk.push_return(sp.wrapping_add(offset), Found::Return)?;
         }
         Some(Frameless::Perhaps) => {
             let Ok(value) = walk.read_stack(sp) else {
@@ -64,24 +64,24 @@ pub(super) fn walk(walk: &mut Walk<'_, '_>, bp: u64) -> Result<End, End> {
         inside = (walk.stacks.current(), at.saturating_add(length));
         if at != bp {
             let saved = walk.read_registers(at)?;
+            let general = saved.general;
+            if general.rip == 0 && at == walk.entry_at && !saved.are_of_entry() {
+                // A thread without a program that has not run yet: its registers were never filled in.
+                return Ok(End::Bottom);
+            }
             if saved.in_user_mode() {
                 walk.entry = Some(saved);
                 return Ok(End::UserMode);
-            }
-            let general = saved.general;
-            if general.rip == 0 && at == walk.entry_at {
-                // A kernel thread that has not run yet: its registers were never filled in.
-                return Ok(End::Bottom);
             }
             walk.push(general.rip, Found::Interrupted)?;
             leave_frameless(walk, general.rip, general.rsp)?;
             bp = general.rbp;
             continue;
         }
-        walk.push_return(bp.wrapping_add(8))?;
+        walk.push_return(bp.wrapping_add(8), Found::Return)?;
         if is_last(walk, bp) {
             let saved = walk.read_registers(walk.entry_at)?;
-            walk.entry = saved.in_user_mode().then_some(saved);
+            walk.entry = saved.are_of_entry().then_some(saved);
             return Ok(match walk.entry {
                 Some(_) => End::UserMode,
                 None => End::Bottom,

@@ -1,7 +1,7 @@
 //! Walks of kernel stacks by frame pointers.
 #![allow(clippy::unwrap_used)]
 
-use super::frames::{End, Found};
+use super::frames::{End, Found, Guess};
 use super::kernel::MAX_KERNEL_FRAMES;
 use super::test_kernel::*;
 use crate::{Gva, PausedMemory};
@@ -37,15 +37,17 @@ fn frame_pointers_lead_to_the_same_frames() {
         assert_eq!(stack.entry.is_some(), user);
         assert!(stack.is_reliable());
     }
-    // A kernel thread that has not run yet, as `copy_thread` leaves it.
-    let mut kernel = TestKernel::new();
-    kernel.registers(ENTRY, 0, 0, 0, 0);
-    kernel.inactive(ENTRY - 56, ENTRY | 1, TEXT + 0x700);
-    let stack = sleeping(&kernel, &kernel.unwinder(false));
-    assert_eq!(
-        (frames(&stack), stack.end),
-        (vec![(0x700, Found::Register)], End::Bottom)
-    );
+    // A kernel thread and a worker of io_uring that have not run yet, as `copy_thread` leaves them.
+    for cs in [0, 0x33] {
+        let mut kernel = TestKernel::new();
+        kernel.registers(ENTRY, 0, cs, 0, 0);
+        kernel.inactive(ENTRY - 56, ENTRY | 1, TEXT + 0x700);
+        let stack = sleeping(&kernel, &kernel.unwinder(false));
+        assert_eq!(
+            (frames(&stack), stack.end, stack.entry),
+            (vec![(0x700, Found::Register)], End::Bottom, None)
+        );
+    }
 }
 
 #[test]
@@ -96,6 +98,28 @@ fn a_function_that_is_just_entered_has_its_caller() {
         assert_eq!(frames(&stack), expected);
         assert!(stack.is_reliable());
     }
+}
+
+/// A function whose code sets up no frame: what is behind a call and at the top of the stack may be its caller.
+#[test]
+fn a_caller_taken_from_the_top_of_the_stack_makes_what_follows_unreliable() {
+    let mut kernel = TestKernel::new();
+    let bp = framed(&mut kernel, true);
+    kernel.put(TEXT + 0x21b, [0xe8]);
+    kernel.word(bp - 40, TEXT + 0x220);
+    let cpu = kernel.cpu(TEXT + 0x620, bp - 40, bp);
+    let paused = PausedMemory::new(&kernel.memory);
+    let stack = kernel
+        .unwinder(false)
+        .running(paused.view(kernel.space), &cpu, Gva(TASK));
+    let mut expected = vec![
+        (0x620, Found::Register),
+        (0x220, Found::Guess(Guess::TopOfStack)),
+    ];
+    expected.extend(&SYSTEM_CALL[1..]);
+    assert_eq!(frames(&stack), expected);
+    let reliable: Vec<bool> = stack.frames.iter().map(|frame| frame.reliable).collect();
+    assert_eq!(reliable, [true, false, false, false, false]);
 }
 
 #[test]

@@ -256,6 +256,13 @@ impl SavedRegisters {
         self.cs & 3 == 3
     }
 
+    /// Whether a process goes on with them. A thread of a process that never leaves the kernel, such as a worker of
+    /// io_uring, keeps some of user mode with neither an instruction nor a stack (`copy_thread`,
+    /// arch/x86/kernel/process.c).
+    pub(super) fn are_of_entry(&self) -> bool {
+        self.in_user_mode() && (self.general.rip, self.general.rsp) != (0, 0)
+    }
+
     /// Whether they are those of 32-bit user code.
     #[must_use]
     pub fn is_32_bit(&self) -> bool {

@@ -13,7 +13,7 @@ use super::frames::{End, Found, Frame, SavedRegisters, Stack};
 use super::orc::OrcTable;
 use super::orc_walk;
 use super::ranges::{StackKind, StackLayout, Stacks};
-use super::trampoline::ReturnTrampolines;
+use super::trampoline::{MAX_HOOKS, ReturnTrampolines};
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::LayoutError;
 use crate::kernel::symbols::Symbols;
@@ -133,8 +133,8 @@ impl KernelUnwinder {
     }
 
     /// The registers with which a task entered the kernel, from the end of its stack: those of the process while it is in
-    /// a system call, or was interrupted or switched away from. `None` for a kernel thread. They are old for a task that
-    /// runs in user mode.
+    /// a system call, or was interrupted or switched away from. `None` for a kernel thread, and for a thread of a process
+    /// that never leaves the kernel. They are old for a task that runs in user mode.
     ///
     /// # Errors
     /// If they are not in memory.
@@ -146,7 +146,7 @@ impl KernelUnwinder {
         let stack = self.layout.task_stack(view, task)?;
         let gva = Gva(self.layout.entry_registers(&stack));
         let saved = SavedRegisters::read(view, gva).map_err(|_| End::NotPresent { gva })?;
-        Ok(saved.in_user_mode().then_some(saved))
+        Ok(saved.are_of_entry().then_some(saved))
     }
 
     /// Whether a stack pointer is on a task's own stack.
@@ -154,6 +154,18 @@ impl KernelUnwinder {
     pub fn is_on_stack(&self, view: MemoryView<'_>, task: Gva, pointer: u64) -> bool {
         let stack = self.layout.task_stack(view, task);
         stack.is_ok_and(|stack| points_into(&stack, pointer))
+    }
+
+    /// Whether a CPU is on one of its stacks for exceptions, or on that for the first instructions of an entry: what
+    /// interrupted the program then saved its registers there, and not where
+    /// [`entry_registers`](Self::entry_registers) looks.
+    #[must_use]
+    pub fn is_on_entry_stack(&self, view: MemoryView<'_>, cpu: &CpuState) -> bool {
+        let stacks = self.layout.cpu_stacks(view, cpu.kernel_gs_base());
+        stacks.iter().any(|(kind, stack)| {
+            !matches!(kind, StackKind::Task | StackKind::Interrupt)
+                && points_into(stack, cpu.general.rsp)
+        })
     }
 
     /// Whether a CPU in kernel mode, whose current task is `current`, is on the stack of another task: then it switches to
@@ -194,6 +206,7 @@ pub(super) struct Walk<'u, 'p> {
     task: Gva,
     frames: Vec<Frame>,
     reliable: bool,
+    hooks_left: usize,
 }
 
 impl<'u, 'p> Walk<'u, 'p> {
@@ -215,6 +228,7 @@ impl<'u, 'p> Walk<'u, 'p> {
             task,
             frames: Vec::new(),
             reliable: true,
+            hooks_left: MAX_HOOKS,
         })
     }
 
@@ -265,7 +279,7 @@ impl<'u, 'p> Walk<'u, 'p> {
             Method::Orc(table) => orc_walk::walk(self, table, registers, true, Some(registers)),
             Method::FramePointers => {
                 if called_null {
-                    self.push_return(rsp)?;
+                    self.push_return(rsp, Found::Return)?;
                 } else {
                     frame_pointer::leave_frameless(self, rip, rsp)?;
                 }
@@ -302,11 +316,6 @@ impl<'u, 'p> Walk<'u, 'p> {
         SavedRegisters::read(self.view, Gva(at)).map_err(|_| End::NotPresent { gva: Gva(at) })
     }
 
-    /// What follows was found by an assumption.
-    pub(super) fn assume(&mut self) {
-        self.reliable = false;
-    }
-
     /// Adds a frame.
     pub(super) fn push(&mut self, address: u64, found: Found) -> Result<(), End> {
         self.push_frame(address, found, None)
@@ -325,7 +334,7 @@ impl<'u, 'p> Walk<'u, 'p> {
                 });
             }
             Some(Code::Generated) => self.reliable = false,
-            Some(_) => {}
+            Some(_) => self.reliable &= !matches!(found, Found::Guess(_)),
         }
         if self.frames.len() >= MAX_KERNEL_FRAMES {
             return Err(End::TooLong);
@@ -333,31 +342,30 @@ impl<'u, 'p> Walk<'u, 'p> {
         self.frames.push(Frame {
             address: Gva(address),
             found,
-            reliable: self.reliable && !matches!(found, Found::Guess(_)),
+            reliable: self.reliable,
             trampoline,
         });
         Ok(())
     }
 
-    /// Adds the frame whose return address stands at `slot`, and returns that address.
-    pub(super) fn push_return(&mut self, slot: u64) -> Result<u64, End> {
+    /// Adds the frame whose return address stands at `slot`, and returns that address. `found` tells how the slot was.
+    pub(super) fn push_return(&mut self, slot: u64, found: Found) -> Result<u64, End> {
         let value = self.read_stack(slot)?;
         let trampolines = &self.unwinder.trampolines;
         let Some(kind) = trampolines.at(value) else {
             // A new task, switched to for the first time.
             let found = match self.is_first_code(value) {
                 true => Found::Register,
-                false => Found::Return,
+                false => found,
             };
             self.push(value, found)?;
             return Ok(value);
         };
-        let original = trampolines.original(self.view, self.task, kind, slot);
-        if original.is_none() {
-            self.assume();
-        }
+        let left = &mut self.hooks_left;
+        let original = trampolines.original(self.view, self.task, kind, slot, left);
+        self.reliable &= original.is_some();
         let address = original.unwrap_or(value);
-        self.push_frame(address, Found::Return, Some(kind))?;
+        self.push_frame(address, found, Some(kind))?;
         match (original, self.unwinder.method) {
             // The trampoline's own unwind information is for a stack that looks different.
             (None, Method::Orc(_)) => Err(End::NoUnwindInfo {

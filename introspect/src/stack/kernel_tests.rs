@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::code::ModuleCode;
-use super::frames::{End, Found, ReturnTrampoline};
+use super::frames::{End, Found, Guess, ReturnTrampoline};
 use super::kernel::MAX_KERNEL_FRAMES;
 use super::test_kernel::*;
 use crate::{Gva, PausedMemory};
@@ -76,6 +76,11 @@ fn a_sleeping_task_is_followed_to_its_system_call() {
     let paused = PausedMemory::new(&kernel.memory);
     let alone = unwinder.entry_registers(paused.view(kernel.space), Gva(TASK));
     assert_eq!(alone, Ok(Some(entry)));
+    // A worker of io_uring: the selectors are the process's, the rest was reset.
+    kernel.registers(ENTRY, 0, 0x33, 0, 0);
+    let paused = PausedMemory::new(&kernel.memory);
+    let alone = unwinder.entry_registers(paused.view(kernel.space), Gva(TASK));
+    assert_eq!(alone, Ok(None));
 }
 
 #[test]
@@ -234,6 +239,9 @@ fn modules_bring_their_unwind_information_and_generated_code_makes_unreliable() 
     let reliable: Vec<bool> = stack.frames.iter().map(|frame| frame.reliable).collect();
     assert_eq!(stack.frames[1].address, Gva(MODULE + 0x50));
     assert_eq!(reliable, [true, false, false, false]);
+    let found: Vec<Found> = stack.frames.iter().map(|frame| frame.found).collect();
+    let guess = Found::Guess(Guess::FramePointer);
+    assert_eq!(found, [Found::Return, Found::Return, guess, Found::Return]);
     assert_eq!(stack.end, End::UserMode);
     assert!(!stack.is_reliable());
     let text = MODULE..MODULE + 0x100;

@@ -1,7 +1,7 @@
 //! One kernel stack by the kernel's unwind information (what arch/x86/kernel/unwind_orc.c does with it).
 
 use super::code::Code;
-use super::frames::{End, Found, SavedRegisters};
+use super::frames::{End, Found, Guess, SavedRegisters};
 use super::kernel::{MAX_KERNEL_FRAMES, Walk};
 use super::orc::OrcTable;
 use super::orc_versions::{Base, OrcEntry, OrcType};
@@ -80,7 +80,12 @@ const SAVED_BY_ERROR_ENTRY: OrcEntry = OrcEntry {
     signal: true,
 };
 
-fn find(walk: &mut Walk<'_, '_>, table: OrcTable, position: &Position) -> Result<OrcEntry, End> {
+/// The record for a place, and how a return address that it leads to is found.
+fn find(
+    walk: &Walk<'_, '_>,
+    table: OrcTable,
+    position: &Position,
+) -> Result<(OrcEntry, Found), End> {
     // A call may be the last instruction of its function, or of the range that its record is for.
     let ip = match position.exact {
         true => position.ip,
@@ -88,14 +93,13 @@ fn find(walk: &mut Walk<'_, '_>, table: OrcTable, position: &Position) -> Result
     };
     let address = Gva(ip);
     if position.ip == 0 {
-        return Ok(CALLED_NULL);
+        return Ok((CALLED_NULL, Found::Return));
     }
     let table = match walk.code().at(ip) {
         Some(Code::Kernel) => Some(table),
         Some(Code::Module(module)) => module.orc,
         Some(Code::Generated) => {
-            walk.assume();
-            return Ok(WITH_FRAME_POINTER);
+            return Ok((WITH_FRAME_POINTER, Found::Guess(Guess::FramePointer)));
         }
         None => return Err(End::NotCode { address }),
     };
@@ -108,7 +112,8 @@ fn find(walk: &mut Walk<'_, '_>, table: OrcTable, position: &Position) -> Result
     let wrong = found.kind == OrcType::HardwareFrame
         && position.exact
         && walk.code().follows_error_entry(walk.view, ip);
-    Ok(if wrong { SAVED_BY_ERROR_ENTRY } else { found })
+    let entry = if wrong { SAVED_BY_ERROR_ENTRY } else { found };
+    Ok((entry, Found::Return))
 }
 
 /// Moves one frame outwards; `Some` at the end.
@@ -117,7 +122,7 @@ fn step(
     table: OrcTable,
     position: &mut Position,
 ) -> Result<Option<End>, End> {
-    let entry = find(walk, table, position)?;
+    let (entry, found) = find(walk, table, position)?;
     let address = Gva(position.ip);
     match entry.kind {
         OrcType::EndOfStack => return Ok(Some(End::Bottom)),
@@ -162,7 +167,7 @@ fn step(
             interrupted(walk, position, general, all)?;
         }
         _ => {
-            position.ip = walk.push_return(previous_sp.wrapping_sub(8))?;
+            position.ip = walk.push_return(previous_sp.wrapping_sub(8), found)?;
             position.sp = previous_sp;
             position.all = None;
         }

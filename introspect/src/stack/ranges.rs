@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::frames::{End, SavedRegisters};
 use crate::kernel::btf::Btf;
-use crate::kernel::layout::{LayoutError, first_offset, offset};
+use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
@@ -106,7 +106,7 @@ impl StackLayout {
             .filter(|size| *size <= MOST_STACK && size.is_multiple_of(PAGE));
         Ok(Self {
             task_stack: offset(btf, "task_struct.stack", 8)?,
-            thread_sp: first_offset(btf, &["task_struct.thread.sp"], 8)?,
+            thread_sp: offset(btf, "task_struct.thread.sp", 8)?,
             stack_size: size.filter(|size| *size > 0).unwrap_or(DEFAULT_STACK),
             padding: symbols.address_of(FRED_ENTRY).map_or(0, |_| FRED_PADDING),
             inactive: InactiveFrame {

@@ -9,11 +9,12 @@ use crate::kernel::layout::{first_offset, offset};
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Most rethooks of one task that are looked through.
-const MAX_HOOKS: usize = 4096;
-/// Bytes of a task's stack of traced functions (`SHADOW_STACK_SIZE`, kernel/trace/fgraph.c; before Linux 6.11 it had 50
-/// elements of at most 40 bytes).
-const GRAPH_STACK: u64 = 2000;
+/// Most rethooks that one walk looks at. They are looked through from the newest on for each return address that was
+/// replaced: this is enough for some hundred of those.
+pub(super) const MAX_HOOKS: usize = 1 << 16;
+/// Bytes of a task's stack of traced functions (`SHADOW_STACK_SIZE`, kernel/trace/fgraph.c: a page. Before Linux 6.11 it
+/// had 50 elements of at most 40 bytes, of which those in use come first).
+const GRAPH_STACK: u64 = 4096;
 /// The code that functions are made to return to.
 const NAMES: [(&str, ReturnTrampoline); 4] = [
     ("arch_rethook_trampoline", ReturnTrampoline::Rethook),
@@ -82,26 +83,35 @@ impl ReturnTrampolines {
         found.map(|(_, kind)| *kind)
     }
 
-    /// What stood at `slot` of the task's stack before a trampoline's address was written there.
+    /// What stood at `slot` of the task's stack before a trampoline's address was written there. `hooks_left` is how many
+    /// rethooks may still be looked at ([`MAX_HOOKS`] in a walk).
     pub(super) fn original(
         &self,
         view: MemoryView<'_>,
         task: Gva,
         kind: ReturnTrampoline,
         slot: u64,
+        hooks_left: &mut usize,
     ) -> Option<u64> {
         let original = match kind {
-            ReturnTrampoline::Rethook => self.hooked(view, task, slot),
+            ReturnTrampoline::Rethook => self.hooked(view, task, slot, hooks_left),
             ReturnTrampoline::FunctionGraph => self.graphed(view, task, slot),
         };
         original.filter(|address| self.at(*address).is_none())
     }
 
-    fn hooked(&self, view: MemoryView<'_>, task: Gva, slot: u64) -> Option<u64> {
+    fn hooked(
+        &self,
+        view: MemoryView<'_>,
+        task: Gva,
+        slot: u64,
+        hooks_left: &mut usize,
+    ) -> Option<u64> {
         let layout = self.hooks?;
         let at = |base: u64, offset: u64| Gva(base.wrapping_add(offset));
         let mut next = view.pointer(at(task.0, layout.first)).ok()?;
-        for _ in 0..MAX_HOOKS {
+        loop {
+            *hooks_left = hooks_left.checked_sub(1)?;
             let node = next?.0.wrapping_sub(layout.link);
             let original = view.u64(at(node, layout.original)).ok()?;
             // A function may be hooked more than once: only the first hook saw the original.
@@ -110,7 +120,6 @@ impl ReturnTrampolines {
             }
             next = view.pointer(at(node, layout.link)).ok()?;
         }
-        None
     }
 
     /// The stack of traced functions has had two forms; in both an element is a `struct ftrace_ret_stack`, which is known
@@ -175,7 +184,10 @@ mod tests {
     fn originals_are_found_by_their_place() {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);
-        memory.map(space, DATA, 0x18_0000, 4096, Flags::default().writable());
+        for page in [0, 4096] {
+            let flags = Flags::default().writable();
+            memory.map(space, DATA + page, 0x18_0000 + page, 4096, flags);
+        }
         let mut word =
             |offset: u64, value: u64| memory.write(0x18_0000 + offset, &value.to_le_bytes());
         // A task with two rethooks on one place (the newer first), one on another, and two traced functions.
@@ -190,7 +202,12 @@ mod tests {
             word(node + 32, original);
             word(node + 40, place);
         }
-        for (element, original, place) in [(0x808, 0x3333, 0x7100), (0x838, GRAPH, 0x7200)] {
+        for (element, original, place) in [
+            (0x808, 0x3333, 0x7100),
+            (0x838, GRAPH, 0x7200),
+            // Near the end of the page that it has since Linux 6.11.
+            (0x17d8, 0x4444, 0x7400),
+        ] {
             word(element, original);
             word(element + 24, place);
         }
@@ -205,8 +222,10 @@ mod tests {
             (graph, 0x7100, Some(0x3333)),
             (graph, 0x7200, None),
             (graph, 0x7300, None),
+            (graph, 0x7400, Some(0x4444)),
         ] {
-            let found = trampolines.original(view, Gva(DATA), kind, slot);
+            let mut left = MAX_HOOKS;
+            let found = trampolines.original(view, Gva(DATA), kind, slot, &mut left);
             assert_eq!(found, expected, "{kind:?} {slot:#x}");
         }
         assert_eq!(trampolines.at(HOOK), Some(hook));
@@ -221,8 +240,10 @@ mod tests {
         memory.write(0x18_0000, &(DATA + 0x110).to_le_bytes());
         memory.write(0x18_0110, &(DATA + 0x110).to_le_bytes());
         let paused = PausedMemory::new(&memory);
-        let found =
-            trampolines().original(paused.view(space), Gva(DATA), ReturnTrampoline::Rethook, 1);
-        assert_eq!(found, None);
+        let (mut left, kind) = (MAX_HOOKS, ReturnTrampoline::Rethook);
+        for _ in 0..2 {
+            let found = trampolines().original(paused.view(space), Gva(DATA), kind, 1, &mut left);
+            assert_eq!((found, left), (None, 0));
+        }
     }
 }

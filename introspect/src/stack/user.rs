@@ -92,24 +92,24 @@ impl<'p> MappedObject<'p> {
 pub struct UserUnwinder<'o> {
     /// Ascending by address.
     objects: Vec<MappedObject<'o>>,
-    /// Other places with code.
+    /// Other places with code, ascending.
     code: Vec<Range<u64>>,
     rules: HashMap<u64, Result<Option<Rc<Rule>>, Failure>>,
-    /// By bias: functions and their records of objects without a search table.
-    indices: HashMap<u64, Rc<Vec<(u64, u64)>>>,
+    indices: Indices,
 }
 
 impl<'o> UserUnwinder<'o> {
     /// Of a process with these objects, and these other ranges that may be executed: those of files without unwind
-    /// information, and memory that programs write code to.
+    /// information, and memory that programs write code to. None overlaps another, as mappings do not.
     #[must_use]
-    pub fn new(mut objects: Vec<MappedObject<'o>>, code: Vec<Range<u64>>) -> Self {
+    pub fn new(mut objects: Vec<MappedObject<'o>>, mut code: Vec<Range<u64>>) -> Self {
         objects.sort_by_key(|object| object.text.start);
+        code.sort_by_key(|range| range.start);
         Self {
             objects,
             code,
             rules: HashMap::new(),
-            indices: HashMap::new(),
+            indices: Indices::default(),
         }
     }
 
@@ -168,7 +168,7 @@ impl<'o> UserUnwinder<'o> {
 
     fn is_code(&self, address: u64) -> bool {
         find_object(&self.objects, address).is_some()
-            || self.code.iter().any(|range| range.contains(&address))
+            || find(&self.code, |range| range, address).is_some()
     }
 
     /// Moves to the caller.
@@ -237,29 +237,59 @@ fn find_object<'a, 'o>(
     objects: &'a [MappedObject<'o>],
     address: u64,
 ) -> Option<&'a MappedObject<'o>> {
-    let after = objects.partition_point(|object| object.text.start <= address);
-    let object = objects.get(after.checked_sub(1)?)?;
-    object.text.contains(&address).then_some(object)
+    find(objects, |object| &object.text, address)
+}
+
+/// The one of these, ascending by their ranges, whose range `address` is in.
+fn find<T>(all: &[T], range: impl Fn(&T) -> &Range<u64>, address: u64) -> Option<&T> {
+    let after = all.partition_point(|one| range(one).start <= address);
+    let one = all.get(after.checked_sub(1)?)?;
+    range(one).contains(&address).then_some(one)
+}
+
+/// First address and record of each function, ascending.
+type Index = Rc<Vec<(u64, u64)>>;
+
+/// Those of the objects without a search table.
+#[derive(Default)]
+struct Indices {
+    /// By where the section `.eh_frame` is mapped. A section that could not be read is not read again: it may be large.
+    known: HashMap<u64, Result<Index, Failure>>,
+    /// Bytes of all sections that were read.
+    read: u64,
+}
+
+impl Indices {
+    fn of(&mut self, object: &MappedObject<'_>, section: &Range<u64>) -> Result<Index, Failure> {
+        let mapped = object.bias.wrapping_add(section.start);
+        if let Some(known) = self.known.get(&mapped) {
+            return known.clone();
+        }
+        let left = eh_frame::MAX_SECTIONS.saturating_sub(self.read);
+        let length = section.end.checked_sub(section.start);
+        let found = match length.filter(|length| *length <= left) {
+            Some(length) => {
+                self.read += length;
+                eh_frame::index(&*object.bytes, section.start, length).map(Rc::new)
+            }
+            None => Err(Failure::Bad),
+        };
+        self.known.insert(mapped, found.clone());
+        found
+    }
 }
 
 /// The rule for the instruction at a link address of an object.
 fn find_rule(
     object: &MappedObject<'_>,
-    indices: &mut HashMap<u64, Rc<Vec<(u64, u64)>>>,
+    indices: &mut Indices,
     address: u64,
 ) -> Result<Option<Rc<Rule>>, Failure> {
     let bytes = &*object.bytes;
     let record = match (object.eh_frame_hdr, &object.eh_frame) {
         (Some(header), _) => eh_frame::search(bytes, header, address)?,
         (None, Some(section)) => {
-            let index = match indices.get(&object.bias) {
-                Some(index) => Rc::clone(index),
-                None => {
-                    let index = Rc::new(eh_frame::index(bytes, section)?);
-                    indices.insert(object.bias, Rc::clone(&index));
-                    index
-                }
-            };
+            let index = indices.of(object, section)?;
             let after = index.partition_point(|(start, _)| *start <= address);
             let before = after.checked_sub(1).and_then(|before| index.get(before));
             before.map(|(_, record)| *record)
@@ -388,10 +418,10 @@ impl<'p> Thread<'p> {
 
     fn arrive(&mut self, registers: [Option<u64>; REGISTERS]) -> Result<(), End> {
         self.registers = registers;
-        match self.get(RETURN) {
+        match self.need(RETURN as u16)? {
             // Thread libraries put it below a thread's first function.
-            None | Some(0) => Err(End::Bottom),
-            Some(rip) => {
+            0 => Err(End::Bottom),
+            rip => {
                 self.rip = rip;
                 Ok(())
             }
@@ -435,12 +465,13 @@ impl<'p> Thread<'p> {
         if !near {
             return Err(none);
         }
+        let (caller_bp, rip) = (self.read(bp)?, self.read(bp.wrapping_add(8))?);
+        if rip == 0 && !again {
+            // As likely as the outermost frame is that RBP is no frame pointer.
+            return Err(none);
+        }
         let mut registers = [None; REGISTERS];
-        for (number, value) in [
-            (RBP, self.read(bp)?),
-            (RSP, bp.wrapping_add(16)),
-            (RETURN, self.read(bp.wrapping_add(8))?),
-        ] {
+        for (number, value) in [(RBP, caller_bp), (RSP, bp.wrapping_add(16)), (RETURN, rip)] {
             if let Some(register) = registers.get_mut(number) {
                 *register = Some(value);
             }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::frames::{End, Found, Guess, SavedRegisters, Stack};
-use super::user::{DEFAULT_FRAMES, MappedObject, UserUnwinder};
+use super::user::{DEFAULT_FRAMES, MappedObject, MissingBytes, ObjectBytes, UserUnwinder};
 use crate::test_memory::{Flags, TestMemory};
 use crate::x86_64::{AddressSpace, GeneralRegisters};
 use crate::{Gva, PausedMemory};
@@ -16,13 +16,16 @@ const STACK: u64 = 0x7ffc_0000_0000;
 const PLAIN_CODE: u64 = 0x40_0000;
 
 /// Functions by offset in the code, 0x100 bytes each, with what their records say: 24 bytes to the caller's stack; the
-/// same through RBP; through an expression that reads memory; the outermost; a signal handler's return; by R10.
+/// same through RBP; through an expression that reads memory; the outermost; a signal handler's return; by R10; with the
+/// return address in R11; through an expression of very many operations that change nothing.
 const PLAIN: u64 = 0;
 const BY_RBP: u64 = 0x100;
 const BY_EXPRESSION: u64 = 0x200;
 const OUTERMOST: u64 = 0x300;
 const SIGNAL: u64 = 0x400;
 const BY_R10: u64 = 0x500;
+const RETURNS_BY_R11: u64 = 0x600;
+const LONG_EXPRESSION: u64 = 0x700;
 const UNKNOWN: u64 = 0x800;
 
 fn record(content: &[u8]) -> Vec<u8> {
@@ -46,6 +49,9 @@ fn unwind_information() -> Vec<u8> {
     let signal_at = section.len();
     section.extend(common(b"zRS"));
     let mut table = Vec::new();
+    // def_cfa_expression: 298 bytes, RSP + 24, then no operation.
+    let mut long = vec![0x0f, 0xaa, 0x02, 0x77, 24];
+    long.resize(3 + 298, 0x96);
     for (start, common_at, instructions) in [
         (PLAIN, 0, &[0x0e, 24][..]),
         // def_cfa RBP + 16; RBP at -16.
@@ -63,6 +69,8 @@ fn unwind_information() -> Vec<u8> {
             ],
         ),
         (BY_R10, 0, &[0x0c, 10, 8]),
+        (RETURNS_BY_R11, 0, &[0x0e, 24, 0x09, 16, 11]),
+        (LONG_EXPRESSION, 0, &long),
     ] {
         let at = section.len();
         let code = (LINKED + 0x1000 + start) as u32;
@@ -301,6 +309,7 @@ fn code_without_unwind_information_is_left_by_a_marked_guess() {
         ),
         ("RBP is far away", STACK + (9 << 20), [0, 0]),
         ("no code is returned to", STACK + 0x200, [0, 0x1234]),
+        ("nothing is returned to", STACK + 0x200, [0, 0]),
         ("RBP is null at once", 0, [0, 0]),
     ] {
         let mut process = Process::new();
@@ -319,6 +328,7 @@ fn code_without_unwind_information_is_left_by_a_marked_guess() {
 fn what_cannot_be_followed_is_named() {
     let mut process = Process::new();
     process.stack(0x100, &[1, 2, 0x1234, 1, 2, 0, CODE + BY_R10 + 0x10]);
+    process.stack(0x138, &[1, 2, CODE + RETURNS_BY_R11 + 0x10]);
     for (rip, sp, frames, end) in [
         (0x1234, 0x100, 0, "return address 0x1234 is no code"),
         (CODE + PLAIN, 0x100, 1, "return address 0x1234 is no code"),
@@ -330,6 +340,13 @@ fn what_cannot_be_followed_is_named() {
         ),
         (CODE + PLAIN, 0x118, 1, "outermost frame"),
         (CODE + PLAIN, 0x120, 2, "needs DWARF register 10"),
+        (CODE + PLAIN, 0x138, 2, "needs DWARF register 16"),
+        (
+            CODE + LONG_EXPRESSION,
+            0x100,
+            1,
+            "the unwind information for 0x7f0000001700 is damaged",
+        ),
         // The first frame has all registers: R10 is 0.
         (CODE + BY_R10, 0x100, 1, "0x0 is not in memory"),
     ] {
@@ -349,6 +366,73 @@ fn what_cannot_be_followed_is_named() {
         (stack.frames.len(), stack.end),
         (DEFAULT_FRAMES, End::TooLong)
     );
+}
+
+/// An object's bytes: these at address 0, then zeros.
+struct Padded(Vec<u8>);
+
+impl ObjectBytes for Padded {
+    fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes> {
+        buf.fill(0);
+        let from = self.0.get(usize::try_from(address).unwrap()..);
+        for (to, from) in buf.iter_mut().zip(from.unwrap_or_default()) {
+            *to = *from;
+        }
+        Ok(())
+    }
+}
+
+/// Programs decide how large their sections are, and how many objects with one are mapped.
+#[test]
+fn sections_without_a_search_table_are_read_within_bounds() {
+    // A shared record of version 1, no augmentation, units 1 and -8; and a function with an absolute address.
+    let common = record(&[0, 0, 0, 0, 1, 0, 1, 0x78, 16]);
+    let back = (common.len() as u32 + 4).to_le_bytes();
+    let pair = [common, record(&[&back[..], &[0; 16]].concat())].concat();
+    let cases = [
+        ("a large one", 0, 40 << 20, false),
+        ("too much together", 0, 40 << 20, true),
+        ("what is left", 0, 1 << 20, false),
+        ("few shared records", 10, 10 * pair.len() as u64, false),
+        (
+            "as many as functions",
+            20_000,
+            20_000 * pair.len() as u64,
+            true,
+        ),
+    ];
+    let text = |index: u64| CODE + index * 0x1000..CODE + (index + 1) * 0x1000;
+    let objects = (0..).zip(&cases).map(|(index, (_, pairs, length, _))| {
+        let bytes = Box::new(Padded(pair.repeat(*pairs)));
+        MappedObject {
+            text: text(index),
+            bias: text(index).start,
+            eh_frame_hdr: None,
+            eh_frame: Some(0..*length),
+            bytes,
+        }
+    });
+    let mut unwinder = UserUnwinder::new(objects.collect(), Vec::new());
+    let process = Process::new();
+    let paused = PausedMemory::new(&process.memory);
+    for (index, (what, _, _, refused)) in (0..).zip(cases) {
+        let registers = SavedRegisters {
+            general: GeneralRegisters {
+                rip: text(index).start + 0x800,
+                rsp: STACK,
+                ..GeneralRegisters::default()
+            },
+            cs: 0x33,
+            orig_rax: 0,
+        };
+        let stack = unwinder.walk(paused.view(process.space), &registers, 8);
+        let address = Gva(text(index).start + 0x800);
+        let expected = match refused {
+            true => End::BadUnwindInfo { address },
+            false => End::NoUnwindInfo { address },
+        };
+        assert_eq!(stack.end, expected, "{what}");
+    }
 }
 
 #[test]

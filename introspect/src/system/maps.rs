@@ -1,9 +1,14 @@
 //! What a process has mapped, each area with its name.
 
+use std::collections::HashMap;
+
 use super::{Look, Lost};
 use crate::Gva;
 use crate::kernel::task_list::TaskInfo;
 use crate::kernel::vma::{FileIdentity, Vma, VmaError, VmaName};
+
+/// Most bytes of all names: a guest may have a million areas, and paths of 4096 bytes.
+const MAX_NAME_BYTES: usize = 32 << 20;
 
 /// A mapped area.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,35 +57,41 @@ impl Look<'_> {
             Ok(gate) => vmas.extend(gate),
             Err(broken) => error = error.or(Some(broken)),
         }
-        // Neighbouring areas are of one file as a rule.
-        let mut last: Option<(Gva, FileIdentity, Vec<u8>)> = None;
+        // Several areas are of one file as a rule.
+        let mut files: HashMap<Gva, (FileIdentity, Vec<u8>)> = HashMap::new();
+        let mut bytes = 0;
         for area in vmas {
-            let mut file = FileIdentity::default();
-            if let Some(address) = area.file
-                && last.as_ref().is_none_or(|(known, ..)| *known != address)
-            {
-                match layout.identity(view, address) {
-                    Ok(identity) => last = Some((address, identity, self.path_of(address))),
-                    Err(broken) => error = error.or(Some(broken)),
-                }
+            if bytes > MAX_NAME_BYTES {
+                let named = areas.len();
+                error = error.or(Some(VmaError::LongNames { mm, named, bytes }));
+                break;
             }
-            if let Some((known, identity, _)) = &last
-                && area.file == Some(*known)
-            {
-                file = *identity;
+            let mut file = FileIdentity::default();
+            if let Some(address) = area.file {
+                match files.get(&address) {
+                    Some((identity, _)) => file = *identity,
+                    None => match layout.identity(view, address) {
+                        Ok(identity) => {
+                            file = identity;
+                            files.insert(address, (identity, self.path_of(address)));
+                        }
+                        Err(broken) => error = error.or(Some(broken)),
+                    },
+                }
             }
             let name = match layout.name(view, &bounds, &area) {
                 Ok(VmaName::Unnamed) => Vec::new(),
                 Ok(VmaName::Text(text)) => text,
-                Ok(VmaName::File(address)) => match &last {
-                    Some((known, _, path)) if *known == address => path.clone(),
-                    _ => self.path_of(address),
+                Ok(VmaName::File(address)) => match files.get(&address) {
+                    Some((_, path)) => path.clone(),
+                    None => self.path_of(address),
                 },
                 Err(broken) => {
                     error = error.or(Some(broken));
                     Vec::new()
                 }
             };
+            bytes += name.len();
             areas.push(NamedArea { area, file, name });
         }
         Ok(Some(Maps { areas, error }))

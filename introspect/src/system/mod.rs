@@ -8,6 +8,7 @@
 
 mod maps;
 mod modules;
+mod object_symbols;
 mod processes;
 mod stacks;
 mod symbolize;
@@ -16,18 +17,20 @@ mod tests;
 mod user_objects;
 
 pub use maps::{Maps, NamedArea};
+pub use modules::ModuleError;
 pub use processes::Program;
 pub use stacks::ThreadStack;
 pub use symbolize::Place;
 pub use user_objects::{UserObject, UserObjects};
 
+use std::error::Error;
+
 use crate::kernel::btf::Btf;
 use crate::kernel::files::FilesLayout;
-use crate::kernel::layout::LayoutError;
 use crate::kernel::page_cache::PageCacheLayout;
 use crate::kernel::process::ProcessLayout;
 use crate::kernel::symbols::Symbols;
-use crate::kernel::task::{TaskLayout, TaskLayoutError};
+use crate::kernel::task::TaskLayout;
 use crate::kernel::task_list::TaskListLayout;
 use crate::kernel::vma::VmaLayout;
 use crate::stack::kernel::KernelUnwinder;
@@ -60,7 +63,8 @@ pub struct System {
     areas: Part<VmaLayout>,
     page_cache: Part<PageCacheLayout>,
     vdso: Part<VdsoLayout>,
-    modules: Part<ModuleParts>,
+    /// `None` in a kernel that cannot load any.
+    modules: Part<Option<ModuleParts>>,
     unwinder: Part<KernelUnwinder>,
     module_orc: Option<ModuleOrcLayout>,
 }
@@ -76,7 +80,9 @@ impl System {
             .zip(orc)
             .and_then(|(btf, format)| ModuleOrcLayout::new(btf, format).ok());
         Self {
-            current: current(types, &symbols),
+            current: part("which task a CPU runs", types, |btf| {
+                TaskLayout::new(btf, &symbols)
+            }),
             tasks: part("processes", types, |btf| TaskListLayout::new(btf, &symbols)),
             processes: part("what a process is made of", types, ProcessLayout::new),
             files: part("open files", types, FilesLayout::new),
@@ -85,7 +91,7 @@ impl System {
                 PageCacheLayout::new(btf, &symbols)
             }),
             vdso: part("the vdso", types, VdsoLayout::new),
-            modules: ModuleParts::new(types, &symbols),
+            modules: part("modules", types, |btf| ModuleParts::new(btf, &symbols)),
             unwinder: part("kernel stacks", types, |btf| {
                 stacks::kernel_unwinder(view, btf, &symbols, orc)
             }),
@@ -155,21 +161,12 @@ impl<'s> Look<'s> {
     }
 }
 
-fn part<T>(
+fn part<T, E: Error>(
     what: &'static str,
     types: Result<&Btf, &str>,
-    make: impl FnOnce(&Btf) -> Result<T, LayoutError>,
+    make: impl FnOnce(&Btf) -> Result<T, E>,
 ) -> Part<T> {
     let lost = |reason| Lost { what, reason };
     let btf = types.map_err(|why| lost(why.to_owned()))?;
     make(btf).map_err(|error| lost(error.to_string()))
-}
-
-fn current(types: Result<&Btf, &str>, symbols: &Symbols) -> Part<TaskLayout> {
-    let lost = |reason| Lost {
-        what: "which task a CPU runs",
-        reason,
-    };
-    let btf = types.map_err(|why| lost(why.to_owned()))?;
-    TaskLayout::new(btf, symbols).map_err(|error: TaskLayoutError| lost(error.to_string()))
 }

@@ -58,6 +58,16 @@ impl Look<'_> {
         Ok(tasks.process(self.view, pid))
     }
 
+    /// The thread with this number, of whichever process.
+    ///
+    /// # Errors
+    /// The inner one if it was not found and not all threads could be looked at; the outer one if the kernel does not
+    /// tell of any.
+    pub fn thread(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Lost> {
+        let tasks = self.system.tasks.as_ref().map_err(Lost::clone)?;
+        Ok(tasks.thread(self.view, pid))
+    }
+
     /// The name of a task as `/proc/PID/stat` and ps(1) show it; its comm where that cannot be read.
     #[must_use]
     pub fn name(&self, task: &TaskInfo) -> Vec<u8> {
@@ -122,15 +132,14 @@ impl Look<'_> {
         }
     }
 
-    /// The root directory of the first process.
+    /// The root directory of the first process; `None`, the top of its mounts, if that cannot be told.
     fn root(&self) -> Option<PathRef> {
         let tasks = self.system.tasks.as_ref().ok()?;
         let layout = self.system.processes.as_ref().ok()?;
-        // It is the first one as a rule: asked for each path, all others are not to be looked at.
-        let init = match tasks.first_process(self.view) {
-            Ok(first) if first.pid == INIT => first,
-            _ => tasks.process(self.view, INIT).ok()??,
-        };
+        // It is the first of the list. Where a damaged list starts otherwise it is not searched for: this is asked for
+        // each path, and a list may be as long as the guest likes.
+        let first = tasks.first_process(self.view).ok()?;
+        let init = Some(first).filter(|first| first.pid == INIT)?;
         layout.root(self.view, init.address).ok()?
     }
 }

@@ -118,7 +118,12 @@ impl Look<'_> {
             (_, Some(stack)) => match stack.entry {
                 Some(entry) => Ok(Some(entry)),
                 // What stands where they belong may be of an earlier entry.
-                None if cpu.is_some() && is_at_border(stack) => Err(End::AtBorder),
+                None if cpu.is_some_and(|cpu| {
+                    is_at_border(stack) || unwinder.is_on_entry_stack(self.view, cpu)
+                }) =>
+                {
+                    Err(End::AtBorder)
+                }
                 None => unwinder.entry_registers(self.view, task.address),
             },
             (None, None) => Ok(None),
@@ -133,10 +138,12 @@ impl Look<'_> {
         };
         ThreadStack { kernel, user }
     }
+}
 
+impl<'s> Look<'s> {
     /// A process's memory.
     #[must_use]
-    pub fn process_view(&self, task: &TaskInfo) -> Option<MemoryView<'_>> {
+    pub fn process_view(&self, task: &TaskInfo) -> Option<MemoryView<'s>> {
         let layout = self.system.processes.as_ref().ok()?;
         let space = layout.address_space(self.view, task.mm?).ok()?;
         Some(self.view.with_space(space))

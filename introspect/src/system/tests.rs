@@ -301,3 +301,84 @@ fn a_cpu_that_switches_tasks_runs_the_one_whose_stack_it_is_on() {
         assert_eq!(found, [runs == 0, runs == 1], "{what}");
     }
 }
+
+#[test]
+fn a_broken_list_of_modules_is_told_with_their_symbols() {
+    const WORD: Member = Member::Bytes(8);
+    const HALF: Member = Member::Bytes(4);
+    const HEAD: u64 = BASE;
+    let types = test_kernel::types(&[
+        ("list_head", &[("next", 0, WORD), ("prev", 8, WORD)]),
+        ("module_memory", &[("base", 0, WORD), ("size", 8, HALF)]),
+        (
+            "module",
+            &[
+                ("state", 0, HALF),
+                ("list", 8, Member::Of("list_head")),
+                ("name", 24, Member::Bytes(56)),
+                ("mem", 320, Member::Bytes(7 * 12)),
+                ("kallsyms", 512, WORD),
+            ],
+        ),
+        (
+            "mod_kallsyms",
+            &[
+                ("symtab", 0, WORD),
+                ("num_symtab", 8, HALF),
+                ("strtab", 16, WORD),
+            ],
+        ),
+    ]);
+    let symbols = test_kernel::symbols(&[("modules", HEAD), ("_end", TEXT)]);
+    for (next, expected) in [
+        (HEAD, None),
+        (
+            0x1000,
+            Some("the list modules is broken: its link at 0xffff888001000000 leads to 0x1000"),
+        ),
+    ] {
+        let mut kernel = TestKernel::default();
+        kernel.words(HEAD, &[next]);
+        let paused = PausedMemory::new(&kernel.memory);
+        let system = System::new(kernel.view(&paused), symbols.clone(), Ok(&types));
+        let look = system.look(&paused, kernel.space, &[]);
+        let (loaded, errors) = look.module_symbols().unwrap();
+        assert!(loaded.modules().is_empty());
+        let told = errors.first().map(ToString::to_string);
+        assert_eq!(errors.len(), usize::from(expected.is_some()));
+        assert!(
+            told.as_deref()
+                .zip(expected)
+                .is_none_or(|(told, part)| told.starts_with(part)),
+            "{told:?}"
+        );
+    }
+}
+
+#[test]
+fn objects_that_cannot_be_read_are_bounded_too() {
+    let types = areas::types(areas::Era::List).finish();
+    let programs: Vec<areas::Area> = (0..5000)
+        .map(|number| {
+            let [_, _, rest @ ..] = areas::PROCESS[0];
+            let start = 0x40_0000 + number * 0x2000;
+            let mut area = [start, start + 0x1000, 0, 0, 0, 0, 0, 0];
+            area[2..].copy_from_slice(&rest);
+            area
+        })
+        .collect();
+    let kernel = areas::guest(areas::Era::List, &programs);
+    look(&kernel, Ok(&types), |look| {
+        let user = task(Some(areas::MM), false);
+        let found = look.objects(&user, None).unwrap();
+        // Each for itself, as this kernel does not tell of its page cache, and a sentence for the rest.
+        assert_eq!((found.objects.len(), found.incomplete.len()), (0, 4097));
+        let last = found.incomplete.last().unwrap();
+        assert_eq!(
+            last,
+            "only the first 4096 mapped objects are looked at, 904 are not"
+        );
+        // What is left out may be run all the same.
+        assert_eq!(found.other_code.len(), programs.len());
+    });
+}

@@ -2,20 +2,25 @@
 //!
 //! What is not in memory is read from the host, if there is a folder with copies of the guest's files.
 
-use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::ops::Range;
 
+use object::elf::PT_GNU_EH_FRAME;
+
+use super::object_symbols::{Budget, ObjectSymbols};
 use super::{Look, Lost, NamedArea};
-use crate::kernel::page_cache::{CachedFile, PageCacheLayout};
+use crate::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
 use crate::kernel::task_list::TaskInfo;
+use crate::kernel::vma::VmaFlags;
 use crate::stack::user::{MappedObject, MissingBytes, ObjectBytes, UserUnwinder};
 use crate::user::build_id::BuildId;
 use crate::user::demangle::demangle;
-use crate::user::file_bytes::{FileBytes, FileMapping, Missing, MissingCause};
+use crate::user::file_bytes::{FileBytes, FileMapping, LayeredBytes, Missing, PagedBytes};
 use crate::user::load_base::LoadBase;
 use crate::user::object_file::{ObjectFile, Segment};
 use crate::user::symbols::{Function, FunctionSymbols};
-use crate::user::symfs::{BuildCheck, HostObject, Symfs};
+use crate::user::symfs::{BuildCheck, HostFile, Symfs, SymfsError};
+use crate::user::vdso::Vdso;
 use crate::{Gva, MemoryView};
 
 /// Most objects of a process that are looked at.
@@ -23,8 +28,6 @@ const MAX_OBJECTS: usize = 4096;
 /// What the vdso's area is called.
 const VDSO: &[u8] = b"[vdso]";
 const EH_FRAME: &str = ".eh_frame";
-/// Program header of `.eh_frame_hdr` (`PT_GNU_EH_FRAME`, Linux Standard Base).
-const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 
 /// One mapped object.
 pub struct UserObject<'s> {
@@ -37,7 +40,7 @@ pub struct UserObject<'s> {
     segments: Vec<Segment>,
     eh_frame: Option<Range<u64>>,
     bytes: Box<dyn FileBytes + 's>,
-    symbols: OnceCell<FunctionSymbols>,
+    symbols: ObjectSymbols,
 }
 
 /// The objects of a process.
@@ -71,13 +74,15 @@ impl<'s> UserObjects<'s> {
 impl UserObject<'_> {
     /// Its functions; read at the first call.
     pub fn symbols(&self) -> &FunctionSymbols {
-        self.symbols.get_or_init(|| {
-            let object = ObjectFile::parse(&*self.bytes);
-            object.map_or_else(
-                |_| FunctionSymbols::default(),
-                |object| FunctionSymbols::read(&object),
-            )
-        })
+        self.symbols.get(&*self.bytes)
+    }
+
+    /// What of its functions could not be read, a sentence each; nothing before they were asked for.
+    pub fn lost_symbols(&self) -> impl Iterator<Item = String> {
+        let path = String::from_utf8_lossy(&self.path);
+        self.symbols
+            .lost()
+            .map(move |reason| format!("{path}: {reason}"))
     }
 
     /// The function at an address of the process, demangled, and how far behind its start.
@@ -135,7 +140,7 @@ struct CachedBytes<'s> {
     layout: &'s PageCacheLayout,
     view: MemoryView<'s>,
     file: CachedFile,
-    copy: Option<HostObject>,
+    copy: Option<HostFile>,
 }
 
 impl FileBytes for CachedBytes<'_> {
@@ -144,16 +149,14 @@ impl FileBytes for CachedBytes<'_> {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing> {
-        if self.layout.read(self.view, &self.file, offset, buf).is_ok() {
-            return Ok(());
-        }
+        let page = |index| match self.layout.page(self.view, &self.file, index) {
+            Ok(CachedPage::Present { gpa, .. }) => Some(gpa),
+            _ => None,
+        };
+        let cached = PagedBytes::new(self.view.physical(), self.file.size, page);
         match &self.copy {
-            Some(copy) => copy.file.read_at(offset, buf),
-            None => Err(Missing {
-                offset,
-                length: buf.len() as u64,
-                cause: MissingCause::NotInMemory,
-            }),
+            Some(copy) => LayeredBytes::new(vec![&cached, copy]).read_at(offset, buf),
+            None => cached.read_at(offset, buf),
         }
     }
 }
@@ -171,36 +174,57 @@ impl<'s> Look<'s> {
         found
             .incomplete
             .extend(maps.error.map(|error| error.to_string()));
+        let (mut looked_at, mut left_out) = (0, 0);
+        let budget = Budget::default();
+        let mut of_files: HashMap<Gva, ObjectSymbols> = HashMap::new();
         for area in &maps.areas {
-            if area.area.flags.permissions()[2] != b'x' {
+            if !area.area.flags.has(VmaFlags::EXEC) {
                 continue;
             }
             let range = area.area.start..area.area.end;
-            if found.objects.len() == MAX_OBJECTS {
-                found.incomplete.push(format!(
-                    "only the first {MAX_OBJECTS} mapped objects are looked at"
-                ));
-                break;
+            if looked_at == MAX_OBJECTS {
+                left_out += 1;
+                found.other_code.push(range);
+                continue;
             }
-            match self.object(task, area, symfs) {
-                Ok(Some(object)) => found.objects.push(object),
+            let symbols = match area.area.file {
+                Some(file) => of_files
+                    .entry(file)
+                    .or_insert_with(|| ObjectSymbols::new(&budget))
+                    .clone(),
+                None => ObjectSymbols::new(&budget),
+            };
+            match self.object(task, area, symfs, symbols, &mut found.incomplete) {
+                Ok(Some(object)) => {
+                    found.objects.push(object);
+                    looked_at += 1;
+                }
                 Ok(None) => found.other_code.push(range),
                 Err(reason) => {
                     let name = String::from_utf8_lossy(&area.name);
                     found.incomplete.push(format!("{name}: {reason}"));
                     found.other_code.push(range);
+                    looked_at += 1;
                 }
             }
+        }
+        if left_out > 0 {
+            found.incomplete.push(format!(
+                "only the first {MAX_OBJECTS} mapped objects are looked at, {left_out} are not"
+            ));
         }
         Ok(found)
     }
 
-    /// The object that is mapped at an executable area; `None` if it is no file and no vdso.
+    /// The object that is mapped at an executable area; `None` if it is no file and no vdso. Why a copy on the host is
+    /// not used is added to `refused`.
     fn object(
         &self,
         task: &TaskInfo,
         area: &NamedArea,
         symfs: Option<&Symfs>,
+        symbols: ObjectSymbols,
+        refused: &mut Vec<String>,
     ) -> Result<Option<UserObject<'s>>, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let mapping = FileMapping {
@@ -210,11 +234,15 @@ impl<'s> Look<'s> {
             executable: true,
         };
         let (bytes, known_base): (Box<dyn FileBytes + 's>, _) = match area.area.file {
-            Some(file) => (self.file_bytes(file, &area.name, symfs)?, None),
+            Some(file) => (self.file_bytes(file, &area.name, symfs, refused)?, None),
             None if area.name == VDSO => {
-                let layout = self.system.vdso.as_ref().map_err(|lost| text(lost))?;
-                let Some(mm) = task.mm else { return Ok(None) };
-                let vdso = layout.find(self.view, mm).map_err(|error| text(&error))?;
+                let vdso = match (&self.system.vdso, task.mm, self.process_view(task)) {
+                    (Ok(layout), Some(mm), _) => layout.find(self.view, mm),
+                    // As the process has it, where the kernel does not tell.
+                    (_, _, Some(view)) => Vdso::mapped(view, mapping.start, mapping.end).map(Some),
+                    _ => Ok(None),
+                };
+                let vdso = vdso.map_err(|error| text(&error))?;
                 let Some(vdso) = vdso else { return Ok(None) };
                 let base = vdso.load_base();
                 (Box::new(vdso), Some(base))
@@ -238,7 +266,7 @@ impl<'s> Look<'s> {
             segments: object.segments().to_vec(),
             eh_frame,
             bytes,
-            symbols: OnceCell::new(),
+            symbols,
         }))
     }
 
@@ -249,6 +277,7 @@ impl<'s> Look<'s> {
         file: Gva,
         path: &[u8],
         symfs: Option<&Symfs>,
+        refused: &mut Vec<String>,
     ) -> Result<Box<dyn FileBytes + 's>, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let layout = self.system.page_cache.as_ref().map_err(|lost| text(lost))?;
@@ -266,10 +295,18 @@ impl<'s> Look<'s> {
                 .ok()
                 .and_then(|object| object.build_id().ok().flatten());
             match symfs.open(path, wanted.as_ref()) {
-                Ok(copy) if copy.file.size() == cached.size => bytes.copy = Some(copy),
+                Ok(copy) if copy.file.size() == cached.size => bytes.copy = Some(copy.file),
                 // Another file of the same build, such as the one before it was stripped: its bytes stand elsewhere.
                 Ok(copy) if copy.check == BuildCheck::Same => return Ok(Box::new(copy.file)),
-                _ => {}
+                Ok(copy) => refused.push(format!(
+                    "{} has {} bytes, the guest's file has {}: another version, not used",
+                    copy.path.display(),
+                    copy.file.size(),
+                    cached.size
+                )),
+                // The folder need not have every file.
+                Err(SymfsError::NotFound { .. }) => {}
+                Err(error) => refused.push(error.to_string()),
             }
         }
         Ok(Box::new(bytes))

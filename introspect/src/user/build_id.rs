@@ -150,6 +150,9 @@ mod tests {
             let found = BuildId::in_notes(&notes, 4).map(|id| id.to_string());
             assert_eq!(found.as_deref(), expected, "{name}");
         }
+        let shifted = [&[0][..], &id].concat();
+        let found = BuildId::in_notes(&shifted[1..], 4).map(|id| id.to_string());
+        assert_eq!(found.as_deref(), Some("deadbeef"), "at an odd address");
         let property = note(b"GNU\0", 5, &[0; 20], 8);
         let aligned = [property, note(b"GNU\0", 3, &[7; 20], 8)].concat();
         assert_eq!(BuildId::in_notes(&aligned, 8), BuildId::new(&[7; 20]));

@@ -3,12 +3,17 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-use cpp_demangle::{BorrowedSymbol, DemangleOptions};
+use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
 
 /// Longest mangled name that is looked into.
 const MAX_MANGLED: usize = 8 << 10;
 /// Longest name shown. A short mangled name may stand for one of any length.
 const MAX_SHOWN: usize = 16 << 10;
+/// Deepest nesting of a C++ name, counted in rules of its grammar. The names of LLVM and of the C++ library need at most 56.
+const MAX_NESTING: u32 = 56;
+/// Deepest nesting where an expression may be in the name. The parser reads some expressions twice, so that its time doubles
+/// with every other step down.
+const MAX_NESTING_OF_EXPRESSIONS: u32 = 24;
 
 /// Makes a Rust or C++ name readable: without the hash of Rust, with the parameters of C++. Any other name, and one that is too
 /// long either way, is shown as it is.
@@ -38,11 +43,27 @@ fn cpp(name: &str) -> Option<String> {
     if !name.starts_with("_Z") {
         return None;
     }
-    let symbol = BorrowedSymbol::new(name.as_bytes()).ok()?;
+    let nesting = match may_have_expression(name) {
+        true => MAX_NESTING_OF_EXPRESSIONS,
+        false => MAX_NESTING,
+    };
+    let parsing = ParseOptions::default().recursion_limit(nesting);
+    let symbol = BorrowedSymbol::new_with_options(name.as_bytes(), &parsing).ok()?;
     let options = DemangleOptions::new().no_return_type();
     let mut shown = Bounded::default();
     symbol.structured_demangle(&mut shown, &options).ok()?;
     Some(shown.0)
+}
+
+/// Whether the letters are there that the Itanium C++ ABI puts before an expression or a conversion to a template's
+/// parameter, be it inside of an identifier: where one ends only the parser can tell.
+fn may_have_expression(name: &str) -> bool {
+    name.as_bytes().windows(2).any(|pair| match pair {
+        [b'X', _] | [b'c', b'v'] => true,
+        [b'D', kind] => b"BOTUtv".contains(kind),
+        [b'A', size] => !size.is_ascii_digit(),
+        _ => false,
+    })
 }
 
 /// Text that refuses to grow past [`MAX_SHOWN`].
@@ -96,6 +117,21 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(demangle(mangled), shown, "{mangled}");
+        }
+    }
+
+    /// To its own depth the parser would need days for the first.
+    #[test]
+    fn names_whose_parsing_doubles_with_each_step_are_shown_as_they_are() {
+        for (start, step, steps, end) in [
+            ("_ZclA_DO", "nw", 40, "TcTsh0_iSaqu"),
+            ("_ZcvN", "T0_I", 22, "_Y"),
+            ("_ZptDT", "nwqu", 22, "aSSaXUl"),
+        ] {
+            for steps in 1..=steps {
+                let name = format!("{start}{}{end}", step.repeat(steps));
+                assert_eq!(demangle(&name), name);
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use super::lost::{Lost, LostReason, Part};
 use super::object_file::{ObjectError, Section, Segment};
 use super::sparse_bytes::SparseBytes;
 
-/// Most bytes of program headers: what the kernel's own loader takes (fs/binfmt_elf.c, `load_elf_phdrs`).
+/// Most bytes of program headers; the kernel's own loader takes no more (fs/binfmt_elf.c, `load_elf_phdrs`).
 const MAX_PROGRAM_HEADERS: usize = 65536;
 /// Most sections; a linked object has a few dozen.
 const MAX_SECTIONS: u64 = 4096;
@@ -146,25 +146,25 @@ fn sections<Elf: FileHeader<Endian = LittleEndian>>(
     let table = table(count)?;
     let (table, _) = object::pod::slice_from_bytes::<Elf::SectionHeader>(&table, count)
         .map_err(|()| LostReason::Damaged(format!("{count} section headers")))?;
-    let names = match table.get(names as usize) {
-        Some(section) if names != 0 => Some(section_names(section, bytes)),
-        _ => None,
-    };
-    let names = match names {
-        Some(Ok(names)) => {
-            lost.extend(LostReason::of_pages(&names).map(|reason| Lost {
-                part: Part::SectionNames,
-                reason,
-            }));
-            Some(names)
+    let names = match (names, table.get(names as usize)) {
+        (0, _) => Ok(None),
+        (_, Some(section)) => section_names(section, bytes).map(Some),
+        (number, None) => {
+            let reason = format!("they are in section {number} of {count}");
+            Err(LostReason::Damaged(reason))
         }
-        Some(Err(reason)) => {
-            let part = Part::SectionNames;
-            lost.push(Lost { part, reason });
-            None
-        }
-        None => None,
     };
+    let (names, reason) = match names {
+        Ok(names) => {
+            let reason = names.as_ref().and_then(LostReason::of_pages);
+            (names, reason)
+        }
+        Err(reason) => (None, Some(reason)),
+    };
+    lost.extend(reason.map(|reason| Lost {
+        part: Part::SectionNames,
+        reason,
+    }));
     let section = |section: &Elf::SectionHeader| {
         let name = names.as_ref().and_then(|names| {
             let start = usize::try_from(section.sh_name(LittleEndian)).ok()?;

@@ -30,4 +30,4 @@ mod own_executable_tests;
 #[cfg(test)]
 mod symbol_tests;
 #[cfg(test)]
-mod test_object;
+pub(crate) mod test_object;

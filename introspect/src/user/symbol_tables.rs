@@ -179,7 +179,11 @@ fn add(
         false => add_each::<elf::Sym32<LittleEndian>>(object, symbols, names, builder),
     };
     if let Err(reason) = full {
-        let part = Part::Section(".strtab".to_owned());
+        let name = match from {
+            SymbolTable::Full | SymbolTable::DebugData => ".strtab",
+            SymbolTable::Dynamic => ".dynstr",
+        };
+        let part = Part::Section(name.to_owned());
         builder.lost.push(Lost { part, reason });
     }
     if builder.len() > before {

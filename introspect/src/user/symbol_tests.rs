@@ -158,6 +158,17 @@ fn addresses_resolve_to_the_function_they_lie_in() {
 }
 
 #[test]
+fn an_address_of_absurdly_many_names_is_not_looked_through() {
+    let names = (0..1000).map(|n| &*format!("f{n:03}").leak());
+    let mut full: Vec<TestSymbol> = names
+        .map(|name| (name, STT_FUNC, STB_GLOBAL, TEXT, 1))
+        .collect();
+    full.push(("the_last_one", STT_FUNC, STB_GLOBAL, TEXT, 0x10));
+    let found = resolved(&TestObject::library().full(&full), &[0, 1]);
+    assert_eq!(found, [Some(("f000".to_owned(), 0)), None]);
+}
+
+#[test]
 fn versions_are_dropped_and_names_found() {
     let symbols = read(&TestObject::library().full(&[
         function("memcpy@@GLIBC_2.14", 0, STB_GLOBAL),
@@ -422,6 +433,17 @@ fn absurd_tables_are_reported_not_read() {
         assert!(lost.iter().any(|lost| lost.contains(part)), "{lost:?}");
         assert_eq!(names(&symbols), ["exported"]);
     }
+    let mut file = bytes.clone();
+    file[62..64].copy_from_slice(&99u16.to_le_bytes());
+    let object = ObjectFile::parse(&file).unwrap();
+    let lost: Vec<_> = object.lost().iter().map(ToString::to_string).collect();
+    let count = object.sections().len();
+    assert_eq!(
+        lost,
+        [format!(
+            "section names: damaged: they are in section 99 of {count}"
+        )]
+    );
     let mut file = bytes;
     file[60..62].copy_from_slice(&0xfff0u16.to_le_bytes());
     let object = ObjectFile::parse(&file).unwrap();

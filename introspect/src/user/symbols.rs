@@ -20,7 +20,8 @@ pub(super) const MAX_SYMBOLS: usize = 4 << 20;
 pub(super) const MAX_NAME_BYTES: usize = 256 << 20;
 /// Longest name taken; longer ones are left out.
 pub(super) const MAX_NAME: usize = 64 << 10;
-/// Addresses with symbols, below the one in question, that are looked at to see if a function reaches there.
+/// Addresses with symbols, below the one in question, that are looked at to see if a function reaches there; and names of
+/// each.
 const MAX_OVERLAPPING: usize = 256;
 
 /// A function of an object.
@@ -126,6 +127,12 @@ impl FunctionSymbols {
         self.entries.len()
     }
 
+    /// Bytes that they take.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.names.len() + self.entries.len() * size_of::<Entry>()
+    }
+
     /// Whether there are none; [`lost`](Self::lost) may tell why.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -169,7 +176,8 @@ impl FunctionSymbols {
                 .entries
                 .partition_point(|entry| entry.address < last.address);
             let names = self.entries.get(start..end).unwrap_or_default();
-            let found = names.iter().find(|entry| entry.contains(address));
+            let mut names = names.iter().take(MAX_OVERLAPPING);
+            let found = names.find(|entry| entry.contains(address));
             match found {
                 Some(entry) if entry.kind != FunctionKind::Label => {
                     return Some((self.function(entry), address - entry.address));

@@ -140,11 +140,11 @@ impl Symfs {
         self.take(Path::new(OsStr::from_bytes(guest_path)), wanted)
     }
 
-    /// The separate debug file of the file at a path of the guest: by its build id under `.build-id` and
-    /// `usr/lib/debug/.build-id`, then `PATH.debug` and `usr/lib/debug/PATH.debug`.
+    /// The separate debug file of the file at a path of the guest: by its build id under `usr/lib/debug/.build-id` and
+    /// `.build-id`, then `usr/lib/debug/PATH.debug` and `PATH.debug`.
     ///
     /// # Errors
-    /// If there is none, or it is not the one with build id `wanted`.
+    /// If there is none, or none has build id `wanted`.
     pub fn open_debug(
         &self,
         guest_path: &[u8],
@@ -165,16 +165,17 @@ impl Symfs {
             .unwrap_or(Path::new(&beside));
         candidates.push(Path::new("usr/lib/debug").join(relative));
         candidates.push(relative.to_owned());
-        let mut refused = None;
+        let (mut wrong, mut absent) = (None, None);
         for candidate in &candidates {
             match self.take(candidate, wanted) {
                 Ok(found) => return Ok(found),
-                // That a file is there and wrong tells the user more than where none is.
-                Err(error @ SymfsError::NotFound { .. }) => refused = refused.or(Some(error)),
-                Err(error) => return Err(error),
+                Err(error @ SymfsError::NotFound { .. }) => absent = absent.or(Some(error)),
+                Err(error) => wrong = wrong.or(Some(error)),
             }
         }
-        Err(refused.unwrap_or_else(|| self.not_found(&beside, io::ErrorKind::NotFound.into())))
+        // That a file is there and wrong tells the user more than where none is.
+        let told = wrong.or(absent);
+        Err(told.unwrap_or_else(|| self.not_found(&beside, io::ErrorKind::NotFound.into())))
     }
 
     fn not_found(&self, guest_path: &OsStr, source: io::Error) -> SymfsError {
@@ -287,6 +288,10 @@ mod tests {
         std::fs::create_dir_all(root.join("usr/lib/debug/.build-id/02")).unwrap();
         std::fs::write(root.join("usr/lib/libx.so.1"), library(1)).unwrap();
         std::fs::write(root.join("usr/lib/libx.so.1.debug"), library(1)).unwrap();
+        // An old one, and the right one beside the file.
+        std::fs::create_dir_all(root.join("usr/lib/debug/usr/lib")).unwrap();
+        std::fs::write(root.join("usr/lib/debug/usr/lib/two.so.debug"), library(1)).unwrap();
+        std::fs::write(root.join("usr/lib/two.so.debug"), library(4)).unwrap();
         std::fs::write(root.join("usr/lib/none.so"), TestObject::library().bytes()).unwrap();
         std::fs::write(root.join("usr/lib/text"), b"#!/bin/sh\nexit 0\n").unwrap();
         let debug = format!("usr/lib/debug/.build-id/02/{}.debug", "02".repeat(19));
@@ -351,13 +356,15 @@ mod tests {
     #[test]
     fn debug_files_are_found_by_build_id_or_beside_the_file() {
         let (_place, symfs) = directory();
-        for (id, expected) in [
-            (1, Ok("libx.so.1.debug")),
-            (2, Ok(".debug")),
-            (3, Err("has build id 01")),
+        for (path, id, expected) in [
+            ("/lib/libx.so.1", 1, Ok("libx.so.1.debug")),
+            ("/lib/libx.so.1", 2, Ok(".debug")),
+            ("/lib/libx.so.1", 3, Err("has build id 01")),
+            ("/usr/lib/two.so", 4, Ok("root/usr/lib/two.so.debug")),
+            ("/usr/lib/two.so", 3, Err("has build id 01")),
         ] {
             let id = BuildId::new(&[id; 20]).unwrap();
-            match (symfs.open_debug(b"/lib/libx.so.1", Some(&id)), expected) {
+            match (symfs.open_debug(path.as_bytes(), Some(&id)), expected) {
                 (Ok(found), Ok(end)) => {
                     assert!(found.path.to_string_lossy().ends_with(end), "{found:?}");
                     assert_eq!(found.check, BuildCheck::Same);

@@ -22,7 +22,7 @@ pub(super) fn function(name: &'static str, index: u64, binding: u8) -> TestSymbo
 
 /// An object in the making. File offsets and link-time addresses are the same.
 #[derive(Clone)]
-pub(super) struct TestObject {
+pub(crate) struct TestObject {
     class: Class,
     gnu_hash: bool,
     section_headers: bool,
@@ -38,7 +38,7 @@ struct Section(&'static str, u32, u32, u64, usize, usize, u32, usize);
 
 impl TestObject {
     /// A 64-bit library without symbols.
-    pub(super) fn library() -> Self {
+    pub(crate) fn library() -> Self {
         Self {
             class: Class::Wide,
             gnu_hash: true,
@@ -94,7 +94,7 @@ impl TestObject {
     }
 
     /// Exports functions of 16 bytes, one behind the other from the start of the code.
-    pub(super) fn exports(self, names: &[&'static str]) -> Self {
+    pub(crate) fn exports(self, names: &[&'static str]) -> Self {
         let functions = (0..).zip(names);
         let functions = functions.map(|(index, name)| function(name, index, elf::STB_GLOBAL));
         let functions: Vec<_> = functions.collect();
@@ -120,7 +120,7 @@ impl TestObject {
     }
 
     /// The file.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = vec![0; self.class.header_size() + 3 * self.class.program_size()];
         let mut sections = vec![
             Section("", 0, 0, 0, 0, 0, 0, 0),

@@ -74,7 +74,8 @@ impl CpuRegisters for CpuState {
     }
 
     /// In the few instructions around SWAPGS at the kernel's entries this is the other one: a kernel address is the right
-    /// one there, since Linux keeps its per-CPU data in the upper half and processes cannot.
+    /// one there, since Linux keeps its per-CPU data in the upper half and gives processes no such base. A process that
+    /// takes one with WRGSBASE is believed for those instructions.
     fn kernel_gs_base(&self) -> Gva {
         let now_is_kernel = self.gs_base >> 63 == 1;
         let (expected, other) = match self.in_user_mode() {

@@ -24,7 +24,7 @@ pub const UNREAD: &str = "?";
 const STAT_FIELDS: usize = 52;
 /// Most bytes of a command line or an environment.
 const MOST_TEXT: usize = 1 << 16;
-/// `vm_area_struct`s that belong to no process end here: the vsyscall page is above.
+/// A process's own areas lie below; above is the vsyscall page, which its size leaves out.
 const KERNEL_HALF: u64 = 1 << 63;
 
 type Failure = Box<dyn Error>;

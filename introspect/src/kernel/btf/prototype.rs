@@ -2,6 +2,9 @@
 
 use super::{Btf, Kind, TypeId};
 
+/// Most parameters of a function, far above the kernel's own: damaged types could give 65,535 to each.
+const MAX_PARAMETERS: usize = 128;
+
 /// One parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
@@ -40,7 +43,8 @@ pub enum PrototypeError {
     },
     /// The record is damaged.
     #[error(
-        "the BTF of function {name:?} refers to type {found}, which is no prototype: the file is damaged"
+        "the BTF of function {name:?} refers to type {found}, which is no prototype that a function can have: \
+         the types are damaged"
     )]
     Damaged {
         /// What was asked for.
@@ -67,6 +71,7 @@ impl Btf {
         let prototype = self
             .record(TypeId(found))
             .filter(|record| record.kind == Kind::Prototype)
+            .filter(|record| record.parameters().len() <= MAX_PARAMETERS)
             .ok_or_else(|| PrototypeError::Damaged {
                 name: name.to_owned(),
                 found,
@@ -94,8 +99,27 @@ impl Btf {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::test_types::task_types;
+    use super::super::test_types::{TestBtf, task_types};
     use super::*;
+
+    #[test]
+    fn functions_of_absurdly_many_parameters_are_refused() {
+        let mut types = TestBtf::default();
+        let int = types.add("int", Kind::Int, 0, 4, &[32]);
+        for (name, count, refused) in [("wide", 128, false), ("absurd", 0xffff, true)] {
+            let parameters: Vec<u32> = std::iter::repeat_n([1, int], count).flatten().collect();
+            let own = types.add("", Kind::Prototype, count as u32, int, &parameters);
+            types.add(name, Kind::Function, 0, own, &[]);
+            let btf = Btf::parse(&types.bytes()).unwrap();
+            let found = btf.func_proto_args(name).map(|p| p.parameters.len());
+            let damaged = PrototypeError::Damaged {
+                name: name.to_owned(),
+                found: own,
+            };
+            let expected = if refused { Err(damaged) } else { Ok(count) };
+            assert_eq!(found, expected, "{name}");
+        }
+    }
 
     #[test]
     fn prototypes_tell_names_types_and_count() {

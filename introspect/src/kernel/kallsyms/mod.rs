@@ -73,6 +73,18 @@ pub enum KallsymsError {
     TooMany(#[from] TooManySymbols),
 }
 
+impl KallsymsError {
+    /// How far the search came: of two failures the one that came further tells more.
+    pub(super) fn progress(&self) -> u8 {
+        match self {
+            Self::NoTokens { .. } => 0,
+            Self::NoNames { .. } => 1,
+            Self::NoAddresses { .. } => 2,
+            Self::BadName { .. } | Self::TooMany(_) => 3,
+        }
+    }
+}
+
 /// Which order the tables stand in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {

@@ -1,12 +1,9 @@
 //! What a kernel in memory says about itself: version, build id, and how far it was moved.
 
-use object::LittleEndian;
-use object::elf::{FileHeader64, NT_GNU_BUILD_ID};
-use object::read::elf::NoteIterator;
-
 use super::mapping::Chunk;
 use crate::kernel::image;
 use crate::kernel::symbols::Symbols;
+use crate::user::build_id::BuildId;
 use crate::{Gva, MemoryView};
 
 /// Bytes of vmcoreinfo (`VMCOREINFO_BYTES`, include/linux/crash_core.h).
@@ -14,8 +11,6 @@ const MAX_VMCOREINFO: u64 = 4096;
 /// Bytes of notes read.
 const MAX_NOTES: u64 = 64 << 10;
 const MAX_BANNER: usize = 512;
-/// Length of a build id; linkers write 16 or 20 bytes.
-const BUILD_ID: std::ops::RangeInclusive<usize> = 8..=64;
 
 /// The banner by its symbol, else from the read-only data that kallsyms was found in.
 pub(super) fn banner(view: MemoryView<'_>, symbols: &Symbols, chunk: &Chunk) -> Option<String> {
@@ -32,15 +27,7 @@ pub(super) fn build_id(view: MemoryView<'_>, symbols: &Symbols) -> Option<Vec<u8
     let length = symbols.address_of("__stop_notes")?.checked_sub(start)?;
     let length = usize::try_from(length.min(MAX_NOTES)).ok()?;
     let bytes = view.bytes(Gva(start), length).ok()?;
-    let mut notes =
-        NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, 4, &bytes).ok()?;
-    while let Ok(Some(note)) = notes.next() {
-        let is_build_id = note.name() == b"GNU" && note.n_type(LittleEndian) == NT_GNU_BUILD_ID;
-        if is_build_id && BUILD_ID.contains(&note.desc().len()) {
-            return Some(note.desc().to_vec());
-        }
-    }
-    None
+    BuildId::in_notes(&bytes, 4).map(|id| id.as_bytes().to_vec())
 }
 
 /// `KERNELOFFSET` of vmcoreinfo (`arch_crash_save_vmcoreinfo`): the distance from link to running addresses. `None` if

@@ -24,10 +24,9 @@ pub use mapping::MappedRange;
 use mapping::Chunk;
 
 /// Largest BTF that is read; a distribution kernel's has about 5 MB.
-const MAX_BTF: u64 = 256 << 20;
+const MAX_BTF: u64 = 64 << 20;
 /// Bytes of kernel memory searched in all.
 const MAX_SEARCHED: usize = 512 << 20;
-
 /// Ranges that hold something like kallsyms and are searched in vain before giving up: each may cost a decoder's bound.
 const MAX_BROKEN: usize = 8;
 
@@ -132,7 +131,7 @@ impl LiveKernel {
         for space in spaces {
             match Self::find_in(view.with_space(space), cpu, syscall_entry) {
                 Ok(kernel) => return Ok(kernel),
-                Err(error) if error.progress() >= failure.progress() => failure = error,
+                Err(error) if error.progress() > failure.progress() => failure = error,
                 Err(_) => {}
             }
         }
@@ -172,11 +171,8 @@ impl LiveError {
     fn progress(&self) -> u8 {
         match self {
             Self::NotMapped { .. } => 0,
-            Self::NoKallsyms { source, .. } => match source {
-                KallsymsError::NoTokens { .. } => 1,
-                _ => 2,
-            },
-            Self::Entries(_) => 3,
+            Self::NoKallsyms { source, .. } => 1 + source.progress(),
+            Self::Entries(_) => u8::MAX,
         }
     }
 }
@@ -207,7 +203,9 @@ fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Chunk), LiveError> 
                 }
                 Err(KallsymsError::NoTokens { .. }) => {}
                 Err(error) => {
-                    failure = error;
+                    if error.progress() > failure.progress() {
+                        failure = error;
+                    }
                     broken += 1;
                 }
             }

@@ -283,6 +283,12 @@ fn what_is_missing_is_named() {
     };
     let text = find(&memory, &elsewhere).unwrap_err().to_string();
     assert!(text.contains("at 0x450000 map no RAM"), "{text}");
+    let odd = CpuState {
+        cr3: 0x45_1000,
+        ..cpu
+    };
+    let text = find(&memory, &odd).unwrap_err().to_string();
+    assert!(text.contains("at 0x451000 map no RAM"), "{text}");
     let (mut memory, cpu) = Case::default().machine(false);
     memory.write(0x70_0000, &vec![0; (PAGES * PAGE) as usize]);
     let text = find(&memory, &cpu).unwrap_err().to_string();
@@ -290,6 +296,26 @@ fn what_is_missing_is_named() {
         text.starts_with(
             "no kallsyms in the 0x80000 bytes of kernel memory from 0xffffffff9f200000"
         ),
+        "{text}"
+    );
+}
+
+#[test]
+fn of_several_broken_tables_the_one_that_came_furthest_is_told() {
+    let case = Case::default();
+    let (mut memory, cpu) = case.machine(false);
+    let image = case.image();
+    let running_base = (BASE + case.slide).to_le_bytes();
+    let tables = &image[TABLES as usize..BTF as usize];
+    let base = TABLES + memchr::memmem::find(tables, &running_base).unwrap() as u64;
+    let digits = memchr::memmem::find(tables, b"0\x001\x002\x003\0").unwrap();
+    let tokens = &tables[(digits - 64) & !7..][..2048];
+    // The kernel's own tables lack their addresses; a copy of the tokens, searched after them, has no names either.
+    memory.write(physical(base) + base % PAGE, &[0; 8]);
+    memory.write(physical(OWN_TABLES), tokens);
+    let text = find(&memory, &cpu).unwrap_err().to_string();
+    assert!(
+        text.contains("found 611 symbol names") && text.contains("no table of their addresses"),
         "{text}"
     );
 }

@@ -33,6 +33,9 @@ pub enum TaskListError {
     /// One of the lists is broken.
     #[error(transparent)]
     List(#[from] ListError),
+    /// More threads than are looked at.
+    #[error("the system has more than {MAX_TASKS} threads: the rest is left out")]
+    TooMany,
     /// A task, or something that describes it, is.
     #[error("the task at {task} is left out: {source}")]
     Task {
@@ -100,6 +103,10 @@ impl TaskListLayout {
         let mut tasks = Vec::with_capacity(items.len());
         let mut left = MAX_TASKS;
         for leader in items {
+            if left == 0 {
+                error = error.or(Some(TaskListError::TooMany));
+                break;
+            }
             let threads = self.thread_addresses(view, leader, left);
             // Those that cannot be read count as well: damaged lists may lead to the same ones again and again.
             left = left.saturating_sub(threads.items.len());
@@ -154,6 +161,10 @@ impl TaskListLayout {
         };
         let mut left = MAX_TASKS;
         for leader in leaders.items {
+            if left == 0 {
+                broken = broken.or(Some(TaskListError::TooMany));
+                break;
+            }
             let threads = self.thread_addresses(view, leader, left);
             left = left.saturating_sub(threads.items.len());
             match self.find(view, threads, pid) {

@@ -120,6 +120,18 @@ pub enum VmaError {
         /// The `mm_struct` asked for.
         mm: Gva,
     },
+    /// Longer names than are read.
+    #[error(
+        "the names of the first {named} memory areas of the mm_struct at {mm} have {bytes} bytes: the rest is left out"
+    )]
+    LongNames {
+        /// Address of the `mm_struct`.
+        mm: Gva,
+        /// Areas that were read.
+        named: usize,
+        /// Bytes of their names.
+        bytes: usize,
+    },
     /// More areas than are read.
     #[error("the mm_struct at {mm} has more than {MAX_VMAS} memory areas: it is damaged")]
     TooMany {

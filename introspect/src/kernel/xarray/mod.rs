@@ -158,8 +158,8 @@ impl XArrayLayout {
             let mut slots = [0; 8 << MAX_CHUNK_SHIFT];
             let used = slots.split_at_mut(8 << self.chunk_shift).0;
             structure.read(self.slots, used)?;
-            let mut slot = index >> shift & self.last_slot();
-            let mut found = slot_at(&slots, slot);
+            let asked = index >> shift & self.last_slot();
+            let (mut slot, mut found) = (asked, slot_at(&slots, asked));
             if let Slot::Sibling(of) = decode(found) {
                 slot = of;
                 found = slot_at(&slots, slot);
@@ -177,6 +177,14 @@ impl XArrayLayout {
                             matches!(decode(slot_at(&slots, *at)), Slot::Sibling(of) if of == slot)
                         })
                         .count() as u64;
+                    // The entry of another slot stands for this one only if the siblings reach it without a gap.
+                    if !(slot..=slot + siblings).contains(&asked) {
+                        return Err(XArrayError::BadEntry {
+                            node,
+                            slot: asked,
+                            found: slot_at(&slots, asked),
+                        });
+                    }
                     return Ok(Some(XArrayEntry {
                         first: base | span(slot),
                         last: base | span(slot + siblings) | (span(1) - 1),

@@ -217,6 +217,14 @@ fn what_is_broken_is_named() {
             "slot 0 of the xarray node",
         ),
         (node(0) + SLOTS, node(0) | 2, 5, "has shift 6,"),
+        // Behind a gap, and before the entry.
+        (
+            node(0) + SLOTS + 6 * 8,
+            sibling(2),
+            6 * 64,
+            "slot 6 of the xarray node at 0xffff888001011000 holds 0xa",
+        ),
+        (node(0) + SLOTS + 8, sibling(2), 64, "holds 0xa, which"),
     ] {
         let mut guest = array();
         guest.words(address, &[word]);

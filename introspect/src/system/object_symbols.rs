@@ -1,0 +1,124 @@
+//! The functions of a process's objects, read when the first of an object is asked for.
+//!
+//! A file that is mapped several times is read once. All objects of a process share a budget: a guest says how large its symbol
+//! tables are, and several of them may stand in the same page.
+
+use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
+
+use crate::user::file_bytes::FileBytes;
+use crate::user::object_file::ObjectFile;
+use crate::user::symbols::FunctionSymbols;
+
+/// Most bytes that the functions of all objects of a process take; the largest programs need about 200 MB.
+const MAX_BYTES: usize = 512 << 20;
+
+/// What is left of a process's budget, in bytes.
+#[derive(Clone)]
+pub(super) struct Budget(Rc<Cell<usize>>);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Rc::new(Cell::new(MAX_BYTES)))
+    }
+}
+
+/// The functions of a file, which all objects share that are of it.
+#[derive(Clone)]
+pub(super) struct ObjectSymbols {
+    budget: Budget,
+    read: Rc<OnceCell<Read>>,
+}
+
+#[derive(Default)]
+struct Read {
+    functions: FunctionSymbols,
+    /// Why there are none.
+    refused: Option<String>,
+}
+
+impl ObjectSymbols {
+    pub(super) fn new(budget: &Budget) -> Self {
+        Self {
+            budget: budget.clone(),
+            read: Rc::default(),
+        }
+    }
+
+    /// The functions; read at the first call.
+    pub(super) fn get(&self, bytes: &dyn FileBytes) -> &FunctionSymbols {
+        &self.read.get_or_init(|| self.read(bytes)).functions
+    }
+
+    /// What of the functions could not be read, a sentence each; nothing before they were asked for.
+    pub(super) fn lost(&self) -> impl Iterator<Item = String> {
+        let read = self.read.get().into_iter();
+        read.flat_map(|read| {
+            let lost = read.functions.lost().iter().map(ToString::to_string);
+            read.refused.clone().into_iter().chain(lost)
+        })
+    }
+
+    fn read(&self, bytes: &dyn FileBytes) -> Read {
+        let left = &self.budget.0;
+        if left.get() == 0 {
+            return Read::refused(format!(
+                "its functions are left out: those of the process's other objects take {MAX_BYTES} bytes"
+            ));
+        }
+        match ObjectFile::parse(bytes) {
+            Ok(object) => {
+                let functions = FunctionSymbols::read(&object);
+                left.set(left.get().saturating_sub(functions.size()));
+                Read {
+                    functions,
+                    refused: None,
+                }
+            }
+            Err(error) => Read::refused(error.to_string()),
+        }
+    }
+}
+
+impl Read {
+    fn refused(reason: String) -> Self {
+        Self {
+            refused: Some(reason),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::user::test_object::TestObject;
+
+    #[test]
+    fn a_file_is_read_once_and_all_share_the_budget() {
+        let library = TestObject::library().exports(&["one", "two"]).bytes();
+        let budget = Budget::default();
+        let first = ObjectSymbols::new(&budget);
+        assert_eq!(first.lost().count(), 0);
+        let count = first.get(&library.as_slice()).len();
+        assert!(count > 0);
+        let left = budget.0.get();
+        assert!(left < MAX_BYTES);
+        // Of the same file: what it is made of does not matter any more.
+        assert_eq!(first.clone().get(&b"".as_slice()).len(), count);
+        assert_eq!(budget.0.get(), left);
+
+        let broken = ObjectSymbols::new(&budget);
+        assert!(broken.get(&b"#!/bin/sh".as_slice()).is_empty());
+        assert_eq!(broken.lost().count(), 1);
+
+        budget.0.set(1);
+        let last = ObjectSymbols::new(&budget);
+        assert_eq!(last.get(&library.as_slice()).len(), count);
+        let late = ObjectSymbols::new(&budget);
+        assert!(late.get(&library.as_slice()).is_empty());
+        let lost: Vec<_> = late.lost().collect();
+        assert!(lost[0].contains("other objects"), "{lost:?}");
+    }
+}
