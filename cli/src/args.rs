@@ -248,7 +248,8 @@ pub struct Maps {
 /// Options of `sym`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A number is an address, with or without 0x (hexadecimal either way); anything else is a name. Without -p symbols are the \
+What begins with a digit is an address in hexadecimal, with or without 0x, and so are 16 hexadecimal digits; anything else \
+is a name. Without -p symbols are the \
 kernel's and its modules'; with -p those of the process's program and libraries.")]
 pub struct Sym {
     /// Which machine
@@ -271,7 +272,7 @@ pub struct Sym {
 /// Options of `stack`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A frame marked ? was found by a frame pointer and may be wrong. A stack that does not reach its bottom says why.")]
+A frame marked ? may be wrong; the mark says how it was found. A stack that does not reach its bottom says why.")]
 pub struct Stack {
     /// Which machine
     #[command(flatten)]

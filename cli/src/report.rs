@@ -87,11 +87,20 @@ impl<W: Write> Write for BesideMessages<W> {
     }
 }
 
-/// Tells the user, on standard error. A closed standard error is no reason to stop.
+/// Tells the user, on standard error. A closed standard error is no reason to stop. Messages quote the guest: its names
+/// cannot move the cursor.
 pub fn say(message: impl fmt::Display) {
+    let message = printable(&message.to_string());
     let mut open = guest_line_open();
     let start = if std::mem::take(&mut *open) { "\n" } else { "" };
     let _ = writeln!(io::stderr(), "{start}exotrace: {message}");
+}
+
+/// What a guest wrote, without what would move the cursor of a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 /// Reports the end of a command.
@@ -145,6 +154,11 @@ mod tests {
     #[test]
     fn a_message_is_one_line() {
         assert_eq!(one_line("a\n   b\n\n c"), "a b c");
+    }
+
+    #[test]
+    fn what_moves_the_cursor_is_not_printed() {
+        assert_eq!(printable("a\u{1b}[2J\n\u{9b}\u{7f}é"), "a?[2J???é");
     }
 
     #[test]

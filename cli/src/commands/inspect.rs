@@ -14,7 +14,7 @@ use crate::control::client::{ask, unexpected};
 use crate::control::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
 use crate::control::{Answer, Command};
 use crate::registry::Running;
-use crate::report::{Failure, ToOutput, say};
+use crate::report::{Failure, ToOutput, printable, say};
 
 /// Column before which the name of a mapping does not start (fs/proc/task_mmu.c).
 const MAPS_NAME_COLUMN: usize = 73;
@@ -93,7 +93,16 @@ pub fn stack(args: args::Stack) -> Result<(), Failure> {
 }
 
 fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
-    folder.map(|folder| absolute("--symfs", folder)).transpose()
+    let folder = folder.map(|folder| {
+        if !folder.is_dir() {
+            return Err(Failure::new(format_args!(
+                "--symfs {}: no such folder",
+                folder.display()
+            )));
+        }
+        absolute("--symfs", folder)
+    });
+    folder.transpose()
 }
 
 /// How the answer came about, for the user.
@@ -159,13 +168,6 @@ fn command(process: &Process) -> String {
     }
 }
 
-/// What a guest wrote, without what would move the cursor of a terminal.
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}
-
 fn maps_text(mappings: &[Mapping]) -> String {
     let line = |mapping: &Mapping| {
         let (major, minor) = mapping.device;
@@ -186,17 +188,16 @@ fn symbol_line(symbol: &Symbol) -> String {
         0 => String::new(),
         offset => format!("+{offset:#x}"),
     };
-    let object = symbol
-        .object
-        .as_deref()
-        .map(|object| format!(" [{}]", printable(object)));
-    format!(
-        "{:016x} {} {}{offset}{}\n",
-        symbol.address,
-        symbol.kind,
-        printable(&symbol.name),
-        object.unwrap_or_default()
-    )
+    let object = symbol.object.as_deref();
+    let object = object.map_or(String::new(), |object| format!(" [{object}]"));
+    let Symbol {
+        address,
+        kind,
+        name,
+        ..
+    } = symbol;
+    // The letter is the guest's as well.
+    printable(&format!("{address:016x} {kind} {name}{offset}{object}")) + "\n"
 }
 
 fn stack_text(thread: &ThreadStack) -> String {
@@ -347,5 +348,10 @@ mod tests {
             symbol_line(&symbol(16, Some("ext4"))),
             "ffffffff81000000 T vfs_read+0x10 [ext4]\n"
         );
+        let hostile = Symbol {
+            kind: '\u{1b}',
+            ..symbol(0, None)
+        };
+        assert_eq!(symbol_line(&hostile), "ffffffff81000000 ? vfs_read\n");
     }
 }

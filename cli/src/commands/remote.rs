@@ -2,9 +2,10 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::args;
-use crate::control::client::{ask, unexpected};
+use crate::control::client::{ask, ask_within, unexpected};
 use crate::control::{Answer, Command, Info, Stat, Unknown};
 use crate::memory_size::Human;
 use crate::registry::{self, Registry, Running};
@@ -12,6 +13,8 @@ use crate::report::{Failure, ToOutput, say};
 
 /// Most unknown addresses listed by `stat`.
 const LISTED: usize = 16;
+/// How long `vms` waits for a machine that does not answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The machines that run. What dead ones left behind is removed and told.
 fn running(registry: &Registry) -> Result<Vec<Running>, Failure> {
@@ -128,10 +131,10 @@ pub fn vms(args: &args::Vms) -> Result<(), Failure> {
     let running = running(&Registry::open()?)?;
     let mut infos = Vec::new();
     for machine in running {
-        match ask(&machine, &Command::Info) {
+        match ask_within(&machine, &Command::Info, PATIENCE) {
             Ok(Answer::Info(info)) => infos.push(info),
             Ok(other) => say(unexpected(&machine, &other)),
-            // One machine that does not answer must not hide the others.
+            // It must not hide the others.
             Err(error) => say(error),
         }
     }

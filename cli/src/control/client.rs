@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::{Answer, Command, LONGEST_ANSWER, MessageError};
 use crate::registry::Running;
@@ -19,6 +20,17 @@ pub enum AskError {
         path: PathBuf,
         /// What went wrong.
         source: io::Error,
+    },
+    /// It took too long.
+    #[error(
+        "machine {name} has not answered for {} s: its process is stopped, or busy with another question",
+        patience.as_secs()
+    )]
+    Silent {
+        /// The machine.
+        name: String,
+        /// How long it was waited for.
+        patience: Duration,
     },
     /// Its answer.
     #[error("machine {name}: {source}")]
@@ -51,14 +63,40 @@ pub enum AskError {
 /// # Errors
 /// If the machine cannot be reached, or says that it could not do it.
 pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
+    ask_for(machine, command, None)
+}
+
+/// As [`ask`], but no longer than `patience`: where one machine must not keep a user from the others.
+///
+/// # Errors
+/// As [`ask`], and if no answer came.
+pub fn ask_within(
+    machine: &Running,
+    command: &Command,
+    patience: Duration,
+) -> Result<Answer, AskError> {
+    ask_for(machine, command, Some(patience))
+}
+
+fn ask_for(
+    machine: &Running,
+    command: &Command,
+    patience: Option<Duration>,
+) -> Result<Answer, AskError> {
     let name = || machine.name.to_string();
     let line = super::encode(command).map_err(io::Error::other);
     let answer = line
-        .and_then(|line| exchange(machine, &line))
-        .map_err(|source| AskError::Socket {
-            name: name(),
-            path: machine.socket.clone(),
-            source,
+        .and_then(|line| exchange(machine, &line, patience))
+        .map_err(|source| match (source.kind(), patience) {
+            (io::ErrorKind::WouldBlock, Some(patience)) => AskError::Silent {
+                name: name(),
+                patience,
+            },
+            _ => AskError::Socket {
+                name: name(),
+                path: machine.socket.clone(),
+                source,
+            },
         })?;
     match super::decode(&answer).map_err(|source| AskError::Message {
         name: name(),
@@ -80,8 +118,9 @@ pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
     }
 }
 
-fn exchange(machine: &Running, line: &str) -> io::Result<String> {
+fn exchange(machine: &Running, line: &str, patience: Option<Duration>) -> io::Result<String> {
     let mut stream = UnixStream::connect(&machine.socket)?;
+    stream.set_read_timeout(patience)?;
     stream.write_all(line.as_bytes())?;
     let mut answer = String::new();
     BufReader::new(stream.take(LONGEST_ANSWER)).read_line(&mut answer)?;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub enum ProcessName {
     /// By number.
     Pid(i32),
-    /// By the name that `ps` shows (comm).
+    /// By the name that the kernel has of it (comm), or of a kernel thread the long one that `ps` shows.
     Comm(String),
 }
 

@@ -5,17 +5,20 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Answer, Command, LONGEST_QUESTION};
 use crate::registry;
 
-/// How long a client may take to send its line, or to take our answer.
+/// How long a client may take to send its line, and how long it may do nothing while we answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long it may take our answer.
+const LONGEST_TALK: Duration = Duration::from_secs(30);
 
 /// The socket cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -106,15 +109,64 @@ fn serve(listener: &UnixListener, leave: &AtomicBool, machine: &impl Machine) {
     }
 }
 
-fn converse(mut stream: UnixStream, machine: &impl Machine) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+/// A client, who has time until then: one that comes byte by byte must not keep the others waiting, nor the machine's end.
+struct Client<'s> {
+    stream: &'s UnixStream,
+    until: Instant,
+}
+
+impl<'s> Client<'s> {
+    fn new(stream: &'s UnixStream, time: Duration) -> Self {
+        Self {
+            stream,
+            until: Instant::now() + time,
+        }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match left.is_zero() {
+            true => Err(io::ErrorKind::TimedOut.into()),
+            false => Ok(Some(left.min(PATIENCE))),
+        }
+    }
+}
+
+impl Read for Client<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buf)
+    }
+}
+
+impl Write for Client<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// What the machine says; that it failed, if it panics: that must not end the thread which all later clients rely on.
+fn answer(machine: &impl Machine, command: Command) -> Answer {
+    let answer = catch_unwind(AssertUnwindSafe(|| machine.answer(command)));
+    answer.unwrap_or_else(|_| Answer::Error {
+        message: "a fault in exotrace itself; its own standard error has more. Please report it"
+            .to_owned(),
+    })
+}
+
+fn converse(stream: UnixStream, machine: &impl Machine) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     let answer = if peer.uid.as_raw() == registry::user() || peer.uid.is_root() {
         let mut line = String::new();
-        BufReader::new((&stream).take(LONGEST_QUESTION)).read_line(&mut line)?;
+        let question = Client::new(&stream, PATIENCE).take(LONGEST_QUESTION);
+        BufReader::new(question).read_line(&mut line)?;
         match super::decode(&line) {
-            Ok(command) => machine.answer(command),
+            Ok(command) => answer(machine, command),
             Err(error) => Answer::Error {
                 message: error.to_string(),
             },
@@ -125,7 +177,7 @@ fn converse(mut stream: UnixStream, machine: &impl Machine) -> io::Result<()> {
         }
     };
     let line = super::encode(&answer).map_err(io::Error::other)?;
-    stream.write_all(line.as_bytes())
+    Client::new(&stream, LONGEST_TALK).write_all(line.as_bytes())
 }
 
 #[cfg(test)]
@@ -140,6 +192,7 @@ mod tests {
         fn answer(&self, command: Command) -> Answer {
             match command {
                 Command::Stop => Answer::Stopping,
+                Command::Info => panic!("a fault for the test"),
                 other => Answer::Error {
                     message: format!("{other:?}"),
                 },
@@ -176,6 +229,48 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(gone.contains("has it just ended?"), "{gone}");
+    }
+
+    #[test]
+    fn a_fault_in_an_answer_is_told_and_does_not_end_the_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control");
+        let _server = Server::start(&socket, Echo).unwrap();
+        let machine = running(socket);
+        let told = client::ask(&machine, &Command::Info).unwrap_err();
+        assert!(told.to_string().contains("exotrace itself"), "{told}");
+        assert_eq!(
+            client::ask(&machine, &Command::Stop).unwrap(),
+            Answer::Stopping
+        );
+    }
+
+    /// As one whose process is stopped: the kernel takes the connection, nobody the question.
+    #[test]
+    fn a_machine_that_does_not_answer_is_waited_for_only_as_long_as_one_likes() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let patience = Duration::from_millis(50);
+        let told = client::ask_within(&running(socket), &Command::Info, patience).unwrap_err();
+        assert!(told.to_string().contains("has not answered"), "{told}");
+    }
+
+    #[test]
+    fn a_client_that_comes_byte_by_byte_is_hung_up_on() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let client = std::thread::spawn(move || {
+            while theirs.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let began = Instant::now();
+        let mut line = String::new();
+        let read = BufReader::new(Client::new(&ours, PATIENCE / 10)).read_line(&mut line);
+        assert!(read.is_err(), "{line:?}");
+        assert!(began.elapsed() >= PATIENCE / 10);
+        drop(ours);
+        client.join().unwrap();
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! The guest stands still for each question, and the answer says how long. What is known of its kernel is found out at the first
 //! question and kept.
 
+mod symbols;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -12,21 +14,26 @@ use introspect::kernel::live::LiveKernel;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
-use introspect::system::{Look, NamedArea, Place, System, UserObjects};
-use introspect::user::symbols::FunctionKind;
+use introspect::system::{Look, NamedArea, System, UserObjects};
 use introspect::user::symfs::Symfs;
 use introspect::x86_64::{AddressSpace, CpuState};
 use vmm::Machine;
 use vmm::machine::Paused;
 
 use crate::control::inspection::{
-    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbol, Symbols,
-    ThreadStack,
+    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
 };
 use crate::guest_kernel::GuestKernel;
+use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
 /// Most bytes of a process's arguments that are shown.
 const MOST_ARGUMENTS: usize = 4096;
+/// The same where it is one of several candidates.
+const MOST_CANDIDATE_ARGUMENTS: usize = 100;
+/// Most bytes of an answer's parts, about: what a guest makes up must not fill the host's memory.
+const MOST_BYTES: usize = 32 << 20;
+/// Most sentences about objects of a process whose functions could not be read.
+const MOST_LOST: usize = 20;
 /// Most processes that are listed where a name fits several.
 const MOST_CANDIDATES: usize = 10;
 
@@ -71,8 +78,21 @@ impl Inspector {
             };
             let tasks = tasks.map_err(|lost| lost.to_string())?;
             incomplete.extend(tasks.error.map(|error| error.to_string()));
-            let described = tasks.items.iter().map(|task| process(&look, task));
-            Ok::<_, Refusal>(described.collect())
+            let (mut bytes, mut bare) = (0, 0);
+            let described = tasks.items.iter().map(|task| {
+                let told = bytes < MOST_BYTES;
+                bare += usize::from(!told);
+                let process = process(&look, task, told);
+                bytes += bytes_of(&process.arguments, process.program.as_deref());
+                process
+            });
+            let described = described.collect();
+            if bare > 0 {
+                incomplete.push(format!(
+                    "of the last {bare} only the names are shown: the arguments before them have {bytes} bytes"
+                ));
+            }
+            Ok::<_, Refusal>(described)
         })?;
         Ok(Processes {
             processes,
@@ -94,22 +114,14 @@ impl Inspector {
             Ok::<_, Refusal>((task, maps))
         })?;
         let Some(maps) = maps else {
-            return Err(format!(
-                "process {} ({}) has no memory of its own: it {}",
-                task.pid,
-                lossy(task.name()),
-                if task.is_kernel_thread() {
-                    "is a thread of the kernel"
-                } else {
-                    "has ended"
-                }
-            ));
+            return Err(without_memory(&task));
         };
+        let reading = standing.end(maps.error.map(|error| error.to_string()));
         Ok(Maps {
             pid: task.pid,
             comm: lossy(task.name()),
             mappings: maps.areas.iter().map(mapping).collect(),
-            reading: standing.end(maps.error.map(|error| error.to_string())),
+            reading,
         })
     }
 
@@ -122,37 +134,47 @@ impl Inspector {
         name: Option<&ProcessName>,
         symfs: Option<PathBuf>,
     ) -> Result<Symbols, Refusal> {
-        let standing = self.stop(machine, kernel)?;
+        let Standing {
+            paused,
+            since,
+            cpus,
+            known,
+            ..
+        } = self.stop(machine, kernel)?;
+        let memory = PausedMemory::new(machine.ram());
+        let look = known.system.look(&memory, known.space, &cpus);
         let mut incomplete = Vec::new();
-        let (symbols, unknown) = standing.look(|look| {
-            let symfs = symfs.map(Symfs::new);
-            let objects = match name {
-                Some(name) => {
-                    let task = find(&look, name)?;
-                    let objects = look.objects(&task, symfs.as_ref());
-                    Some(objects.map_err(|lost| lost.to_string())?)
-                }
-                None => None,
-            };
-            let modules = modules(&look, &mut incomplete);
-            let (mut symbols, mut unknown) = (Vec::new(), Vec::new());
-            for word in what {
-                let found = match &objects {
-                    Some(objects) => user_symbols(objects, word),
-                    None => kernel_symbols(&look, modules.as_ref(), word),
-                };
-                if found.is_empty() {
-                    unknown.push(unknown_symbol(&look, objects.as_ref(), word));
-                }
-                symbols.extend(found);
+        let (mut objects, mut loaded) = (None, None);
+        match name {
+            Some(name) => {
+                let found = objects.insert(named_objects(&look, name, symfs, what)?);
+                incomplete.append(&mut found.incomplete);
             }
-            incomplete.extend(objects.into_iter().flat_map(|objects| objects.incomplete));
-            Ok::<_, Refusal>((symbols, unknown))
-        })?;
+            None => loaded = modules(&look, &mut incomplete),
+        }
+        // All tables are read: to search them, and for names like a mistyped one, the guest need not wait.
+        let mut reading = go_on(paused, since, incomplete);
+        let (mut symbols, mut unknown) = (Vec::new(), Vec::new());
+        for word in what {
+            let found = match &objects {
+                Some(objects) => user_symbols(objects, word),
+                None => kernel_symbols(&look, loaded.as_ref(), word),
+            };
+            if found.is_empty() {
+                unknown.push(unknown_symbol(&look, objects.as_ref(), word));
+            }
+            symbols.extend(found);
+        }
+        // Who found everything does not care.
+        if !unknown.is_empty() {
+            reading
+                .incomplete
+                .extend(objects.iter().flat_map(lost_symbols));
+        }
         Ok(Symbols {
             symbols,
             unknown,
-            reading: standing.end(incomplete),
+            reading,
         })
     }
 
@@ -170,14 +192,26 @@ impl Inspector {
             let task = find(&look, name)?;
             let symfs = symfs.map(Symfs::new);
             let text = |lost: introspect::system::Lost| lost.to_string();
-            let objects = look.objects(&task, symfs.as_ref()).map_err(text)?;
+            // Without the program's part the kernel's is still there.
+            let objects = look.objects(&task, symfs.as_ref()).unwrap_or_else(|lost| {
+                incomplete.push(text(lost));
+                UserObjects::default()
+            });
             let unwinder = look.kernel_unwinder().map_err(text)?;
             let modules = modules(&look, &mut incomplete);
             let threads = look.threads_of(&task).map_err(text)?;
             incomplete.extend(threads.error.map(|error| error.to_string()));
             let mut user = objects.unwinder();
-            let mut stacks = Vec::new();
+            let (mut stacks, mut bytes) = (Vec::new(), 0);
             for thread in &threads.items {
+                if bytes >= MOST_BYTES {
+                    incomplete.push(format!(
+                        "only the first {} of {} threads are shown: their stacks have {bytes} bytes",
+                        stacks.len(),
+                        threads.items.len()
+                    ));
+                    break;
+                }
                 let stack = look.stack(thread, &unwinder, &mut user);
                 let end = |stack: &Option<Stack>| {
                     let stack = stack.as_ref().filter(|stack| !stack.end.is_complete());
@@ -187,7 +221,7 @@ impl Inspector {
                     let frames = stack.iter().flat_map(|stack| &stack.frames);
                     frames.map(name).collect()
                 };
-                stacks.push(ThreadStack {
+                let stack = ThreadStack {
                     tid: thread.pid,
                     comm: lossy(thread.name()),
                     state: thread.state.letter(),
@@ -197,9 +231,12 @@ impl Inspector {
                         kernel_frame(&look, modules.as_ref(), frame)
                     }),
                     user: frames(&stack.user, &|frame| user_frame(&objects, frame)),
-                });
+                };
+                bytes += stack_bytes(&stack);
+                stacks.push(stack);
             }
             incomplete.extend(objects.incomplete.iter().cloned());
+            incomplete.extend(lost_symbols(&objects));
             Ok::<_, Refusal>((task, stacks))
         })?;
         Ok(Stacks {
@@ -251,11 +288,16 @@ impl Standing<'_> {
 
     /// Lets the guest go on.
     fn end(self, incomplete: impl IntoIterator<Item = String>) -> Reading {
-        drop(self.paused);
-        Reading {
-            standstill_us: u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX),
-            incomplete: incomplete.into_iter().collect(),
-        }
+        go_on(self.paused, self.since, incomplete)
+    }
+}
+
+/// Lets the guest go on, which has stood still `since` then.
+fn go_on(paused: Paused, since: Instant, incomplete: impl IntoIterator<Item = String>) -> Reading {
+    drop(paused);
+    Reading {
+        standstill_us: u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX),
+        incomplete: incomplete.into_iter().collect(),
     }
 }
 
@@ -268,6 +310,7 @@ fn know(
 ) -> Result<Known, Refusal> {
     let memory = PausedMemory::new(machine.ram());
     if let Some(kernel) = kernel {
+        kernel.symbols().map_err(|error| error.to_string())?;
         let view = kernel
             .locate(machine, paused)
             .map_err(|error| error.to_string())?
@@ -302,7 +345,7 @@ fn find(look: &Look<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
         ProcessName::Pid(pid) => {
             let found = look.process(*pid).map_err(|lost| lost.to_string())?;
             let found = found.map_err(|error| format!("no process {pid} found: {error}"))?;
-            return found.ok_or_else(|| format!("the guest has no process {pid}; see ps"));
+            return found.ok_or_else(|| no_process(look, *pid));
         }
         ProcessName::Comm(comm) => comm,
     };
@@ -310,7 +353,7 @@ fn find(look: &Look<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
     let fitting: Vec<&TaskInfo> = tasks
         .items
         .iter()
-        .filter(|task| lossy(task.name()) == *comm)
+        .filter(|task| lossy(task.name()) == *comm || lossy(&look.name(task)) == *comm)
         .collect();
     match (fitting.as_slice(), tasks.error) {
         ([one], _) => Ok(**one),
@@ -337,6 +380,18 @@ fn find(look: &Look<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
     }
 }
 
+/// That no process has this number, and of whose threads one has it.
+fn no_process(look: &Look<'_>, pid: i32) -> Refusal {
+    match look.thread(pid) {
+        Ok(Ok(Some(thread))) => format!(
+            "{pid} ({}) is a thread of process {}: name that one",
+            lossy(thread.name()),
+            thread.tgid
+        ),
+        _ => format!("the guest has no process {pid}; see ps"),
+    }
+}
+
 /// `17 (sleep 100)`.
 fn candidate(look: &Look<'_>, task: &TaskInfo) -> String {
     let arguments = arguments(look, task);
@@ -347,15 +402,29 @@ fn candidate(look: &Look<'_>, task: &TaskInfo) -> String {
 }
 
 fn arguments(look: &Look<'_>, task: &TaskInfo) -> Vec<String> {
-    match look.program(task, MOST_ARGUMENTS) {
+    match look.program(task, MOST_CANDIDATE_ARGUMENTS) {
         Ok(Some(Ok(program))) => program.arguments.strings().map(lossy).collect(),
         _ => Vec::new(),
     }
 }
 
-fn process(look: &Look<'_>, task: &TaskInfo) -> Process {
-    let program = look.program(task, MOST_ARGUMENTS).ok().flatten();
-    let program = program.and_then(Result::ok);
+/// Why a process has no mappings.
+fn without_memory(task: &TaskInfo) -> Refusal {
+    format!(
+        "process {} ({}) has no memory of its own: it {}",
+        task.pid,
+        lossy(task.name()),
+        match task.is_kernel_thread() {
+            true => "is a thread of the kernel",
+            false => "has ended",
+        }
+    )
+}
+
+/// A process; its program only if that is to be `told`.
+fn process(look: &Look<'_>, task: &TaskInfo, told: bool) -> Process {
+    let program = told.then(|| look.program(task, MOST_ARGUMENTS).ok().flatten());
+    let program = program.flatten().and_then(Result::ok);
     Process {
         pid: task.pid,
         tgid: task.tgid,
@@ -376,6 +445,21 @@ fn process(look: &Look<'_>, task: &TaskInfo) -> Process {
     }
 }
 
+/// What texts take.
+fn bytes_of<'a>(texts: &[String], more: impl IntoIterator<Item = &'a str>) -> usize {
+    let texts = texts.iter().map(|text| text.len() + size_of::<String>());
+    texts.sum::<usize>() + more.into_iter().map(str::len).sum::<usize>()
+}
+
+fn stack_bytes(stack: &ThreadStack) -> usize {
+    let frames = stack.kernel.iter().chain(&stack.user);
+    let bytes = |frame: &Frame| {
+        let texts = [frame.name.as_deref(), frame.object.as_deref()];
+        size_of::<Frame>() + bytes_of(&[], texts.into_iter().flatten())
+    };
+    frames.map(bytes).sum()
+}
+
 fn mapping(area: &NamedArea) -> Mapping {
     let permissions = area.area.flags.permissions();
     Mapping {
@@ -393,103 +477,24 @@ fn mapping(area: &NamedArea) -> Mapping {
     }
 }
 
+/// Why some functions of a process's objects have no names.
+fn lost_symbols(objects: &UserObjects<'_>) -> Vec<String> {
+    let objects = objects.objects.iter();
+    let lost = objects.flat_map(|object| object.lost_symbols());
+    lost.take(MOST_LOST).collect()
+}
+
 /// The modules' symbols; what could not be read of them is told.
 fn modules(look: &Look<'_>, incomplete: &mut Vec<String>) -> Option<LoadedModules> {
-    // A kernel without modules is no reason to complain.
-    let (modules, errors) = look.module_symbols().ok()?;
-    incomplete.extend(errors.iter().map(ToString::to_string));
-    Some(modules)
-}
-
-/// A number as people write addresses, in hexadecimal.
-fn address(word: &str) -> Option<u64> {
-    let digits = word.strip_prefix("0x").unwrap_or(word);
-    let starts_as_number = word.starts_with("0x")
-        || word.starts_with(|c: char| c.is_ascii_digit())
-        || digits.len() == 16;
-    starts_as_number
-        .then(|| u64::from_str_radix(digits, 16).ok())
-        .flatten()
-}
-
-fn kernel_symbols(look: &Look<'_>, modules: Option<&LoadedModules>, word: &str) -> Vec<Symbol> {
-    let places = match address(word) {
-        Some(address) => look.place(address, modules).into_iter().collect(),
-        None => look.places_named(word, modules),
-    };
-    places.into_iter().map(symbol).collect()
-}
-
-fn symbol(place: Place) -> Symbol {
-    Symbol {
-        address: place.address,
-        name: place.name,
-        offset: place.offset,
-        kind: place.kind,
-        object: place.module,
-    }
-}
-
-fn user_symbols(objects: &UserObjects<'_>, word: &str) -> Vec<Symbol> {
-    if let Some(address) = address(word) {
-        let object = objects.at(address);
-        let found = object.and_then(|object| Some((object, object.resolve(address)?)));
-        return found
-            .into_iter()
-            .map(|(object, (name, offset))| Symbol {
-                address,
-                name,
-                offset,
-                kind: 't',
-                object: Some(lossy(&object.path)),
-            })
-            .collect();
-    }
-    let mut symbols = Vec::new();
-    for object in &objects.objects {
-        for (address, function) in object.functions_named(word) {
-            symbols.push(Symbol {
-                address,
-                name: function.name.to_owned(),
-                offset: 0,
-                kind: match function.kind {
-                    FunctionKind::Indirect => 'i',
-                    _ => 't',
-                },
-                object: Some(lossy(&object.path)),
-            });
+    match look.module_symbols() {
+        Ok((modules, errors)) => {
+            incomplete.extend(errors.iter().map(ToString::to_string));
+            Some(modules)
         }
-    }
-    symbols
-}
-
-fn unknown_symbol(look: &Look<'_>, objects: Option<&UserObjects<'_>>, word: &str) -> Refusal {
-    let near: Vec<String> = match objects {
-        Some(objects) => objects
-            .objects
-            .iter()
-            .flat_map(|object| object.symbols().nearest_names(word, 2))
-            .map(str::to_owned)
-            .collect(),
-        None => look
-            .system()
-            .symbols()
-            .nearest_names(word, 3)
-            .into_iter()
-            .map(str::to_owned)
-            .collect(),
-    };
-    let place = match objects {
-        Some(_) => "the process's program and libraries",
-        None => "the kernel",
-    };
-    match (address(word), near.is_empty()) {
-        (Some(_), _) => format!("no function of {place} stands at {word}"),
-        (None, true) => format!("no symbol {word:?} in {place}"),
-        (None, false) => format!(
-            "no symbol {word:?} in {place}; did you mean {}?",
-            near.join(", ")
-        ),
+        Err(lost) => {
+            incomplete.push(lost.to_string());
+            None
+        }
     }
 }
 
@@ -498,7 +503,9 @@ fn kernel_frame(look: &Look<'_>, modules: Option<&LoadedModules>, frame: &Walked
     let place = look.place(frame.lookup_address(), modules);
     Frame {
         address: frame.address.0,
-        offset: place.as_ref().map_or(0, |place| place.offset + behind),
+        offset: place
+            .as_ref()
+            .map_or(0, |place| place.offset.wrapping_add(behind)),
         object: place.as_ref().and_then(|place| place.module.clone()),
         name: place.map(|place| place.name),
         doubt: doubt(frame),
@@ -510,7 +517,7 @@ fn user_frame(objects: &UserObjects<'_>, frame: &WalkedFrame) -> Frame {
     let object = objects.at(frame.lookup_address());
     let place = object.and_then(|object| object.resolve(frame.lookup_address()));
     let offset = match (&place, object) {
-        (Some((_, offset)), _) => offset + behind,
+        (Some((_, offset)), _) => offset.wrapping_add(behind),
         (None, Some(object)) => object.base.address_in_file(frame.address),
         (None, None) => 0,
     };
