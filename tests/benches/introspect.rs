@@ -19,7 +19,8 @@ use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::SavedRegisters;
 use introspect::stack::user::DEFAULT_FRAMES;
 use introspect::system::{Look, System};
-use introspect::x86_64::{AddressSpace, CpuState};
+use introspect::x86_64::AddressSpace;
+use support::insight;
 use support::second_opinion::DEBIAN_VERSIONS;
 use support::shell::COMMAND_LIMIT;
 use support::{Host, Shell};
@@ -162,9 +163,7 @@ impl Guest<'_> {
         std::thread::sleep(PAUSE);
         let since = Instant::now();
         let paused = self.machine.pause();
-        let cpus: Vec<CpuState> = (0..self.machine.vcpus())
-            .filter_map(|vcpu| self.machine.cpu_state(&paused, vcpu))
-            .collect();
+        let cpus = insight::cpus(self.machine, &paused);
         let memory = PausedMemory::new(self.machine.ram());
         let seen = ask(self.system.look(&memory, self.space, &cpus))?;
         drop(paused);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use introspect::core_file::write_core;
 use introspect::{Gpa, PhysicalMemory};
-use support::crowd;
+use support::{crowd, insight};
 
 const PAGE: usize = 4096;
 
@@ -30,9 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let machine = &shell.linux.machine;
     let paused = machine.pause();
-    let cpus: Vec<_> = (0..machine.vcpus())
-        .filter_map(|vcpu| machine.cpu_state(&paused, vcpu))
-        .collect();
+    let cpus = insight::cpus(machine, &paused);
     let mut pages = Vec::new();
     for range in machine.ram().ram() {
         for gpa in range.step_by(PAGE) {

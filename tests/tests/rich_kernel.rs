@@ -27,6 +27,7 @@ const STOPS: u32 = 1000;
 const KERNEL_STOPS: usize = 250;
 /// How often no task may be found to run at most.
 const IDLE_STOPS: usize = 10;
+
 /// A guest with the module of the RAM disk.
 fn with_module(host: &support::Host) -> Shell {
     let shell = rich::guest(host);
