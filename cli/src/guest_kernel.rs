@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use crate::image_tables::ImageTables;
 use introspect::Gva;
+use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u32;
 use probes::function_trace::{UnknownFunction, unknown_functions};
-use probes::kernel_view::{KernelView, KernelViewError, running_symbols};
+use probes::kernel_view::{KernelView, KernelViewError, kernel_space, running_symbols};
 use vmm::Machine;
 use vmm::boot::{KernelFile, KernelFileError};
 use vmm::machine::Paused;
@@ -150,10 +151,8 @@ impl GuestKernel {
     /// # Errors
     /// For the first that is not, with the nearest names.
     pub fn check_functions(&self, names: &[String]) -> Result<(), FunctionsError> {
-        match unknown_functions(self.symbols()?, &LoadedModules::default(), names)
-            .into_iter()
-            .next()
-        {
+        let unknown = unknown_functions(self.symbols()?, &LoadedModules::default(), names);
+        match unknown.into_iter().next() {
             None => Ok(()),
             Some(function) => Err(FunctionsError::Unknown {
                 function,
@@ -171,6 +170,25 @@ impl GuestKernel {
         machine: &Machine,
         paused: &Paused,
     ) -> Result<Option<KernelView>, KernelViewError> {
+        let Some((symbols, space)) = self.place(machine, paused)? else {
+            return Ok(None);
+        };
+        Ok(Some(match self.is_linux() {
+            true => KernelView::new(self.known.types.clone(), symbols, space, machine, paused),
+            false => KernelView::without_types(symbols, space),
+        }))
+    }
+
+    /// The symbols of the running kernel where they stand in the paused guest, and page tables that map it; `None` as long as
+    /// it has not booted far enough.
+    ///
+    /// # Errors
+    /// If it will never be found.
+    pub fn place(
+        &self,
+        machine: &Machine,
+        paused: &Paused,
+    ) -> Result<Option<(Symbols, AddressSpace)>, KernelViewError> {
         let registers = machine
             .registers(paused, 0)
             .ok_or(KernelViewError::NoVcpu)?;
@@ -179,7 +197,7 @@ impl GuestKernel {
         };
         let space = registers.address_space();
         if !self.is_linux() {
-            return Ok(Some(KernelView::without_types(symbols.clone(), space)));
+            return Ok(Some((symbols.clone(), space)));
         }
         let Ok(symbols) = running_symbols(symbols, machine, paused) else {
             return Ok(None);
@@ -187,7 +205,13 @@ impl GuestKernel {
         if !has_settled(machine, space, &symbols) {
             return Ok(None);
         }
-        KernelView::new(self.known.types.clone(), symbols, machine, paused).map(Some)
+        let space = kernel_space(&symbols, machine, paused)?;
+        Ok(Some((symbols, space)))
+    }
+
+    /// The kernel's types, or why there are none.
+    pub fn types(&self) -> Result<&Btf, &str> {
+        self.known.types.as_ref().map_err(String::as_str)
     }
 }
 

@@ -5,13 +5,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use crate::cache::{Cache, failed, made_from};
-use crate::command;
+use crate::cache::{Cache, failed};
+use crate::compile::{Batch, ProgramsError};
 use crate::initramfs::ExtraFile;
-use crate::packages;
-use crate::programs::ProgramsError;
 use crate::progress::Progress;
 
 /// Name and source of each.
@@ -25,6 +22,14 @@ const FLAGS: [&str; 6] = [
     "-fPIE",
     "-pie",
 ];
+const BATCH: Batch = Batch {
+    name: "dynamic-programs",
+    sources: &SOURCES,
+    headers: &[],
+    flags: &FLAGS,
+    packages: &["gcc", "libc6-dev"],
+    phase: "compiling the guest programs that use the C library",
+};
 /// The program interpreter that gcc names in the programs, and the library they need.
 const LIBRARIES: [&str; 2] = [
     "lib64/ld-linux-x86-64.so.2",
@@ -36,11 +41,7 @@ const LIBRARIES: [&str; 2] = [
 /// # Errors
 /// If gcc or the C library's headers are missing and cannot be installed, or gcc fails.
 pub fn files(cache: &Cache, progress: &dyn Progress) -> Result<Vec<ExtraFile>, ProgramsError> {
-    let name = entry_name();
-    let directory = match cache.entry(&name) {
-        Some(directory) => directory,
-        None => build(cache, &name, progress)?,
-    };
+    let directory = BATCH.build(cache, progress)?;
     let read = |path: &Path| fs::read(path).map_err(failed("read", path));
     let mut files = Vec::new();
     for (program, _) in SOURCES {
@@ -60,48 +61,13 @@ pub fn files(cache: &Cache, progress: &dyn Progress) -> Result<Vec<ExtraFile>, P
     Ok(files)
 }
 
-fn build(
-    cache: &Cache,
-    name: &str,
-    progress: &dyn Progress,
-) -> Result<std::path::PathBuf, ProgramsError> {
-    let lock = cache.lock("dynamic-programs", progress)?;
-    if let Some(directory) = cache.entry(name) {
-        return Ok(directory);
-    }
-    let log = cache.root().join("dynamic-programs.log");
-    // a log is of one build
-    let _ = fs::remove_file(&log);
-    packages::require(&["gcc", "libc6-dev"], &log, progress)?;
-    progress.phase("compiling the guest programs that use the C library");
-    let scratch = cache.scratch("dynamic-programs", &lock)?;
-    let out = scratch.path().join("out");
-    fs::create_dir(&out).map_err(failed("make the directory", &out))?;
-    for (program, text) in SOURCES {
-        let source = scratch.path().join(program).with_extension("c");
-        fs::write(&source, text).map_err(failed("write", &source))?;
-        let mut gcc = Command::new("gcc");
-        gcc.args(FLAGS)
-            .arg("-o")
-            .arg(out.join(program))
-            .arg(&source);
-        command::run(&format!("gcc {program}.c"), &mut gcc, &log, |_| {})?;
-    }
-    Ok(cache.publish(&out, name)?)
-}
-
-/// The cache entry's name, which changes with every source and flag.
-fn entry_name() -> String {
-    format!("dynamic-programs-{}", made_from(&SOURCES, &FLAGS))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::progress::Silent;
     use std::io::{BufRead, BufReader};
-    use std::process::Stdio;
+    use std::process::{Command, Stdio};
 
     /// They run on the host as well.
     #[test]
@@ -109,7 +75,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path()).unwrap();
         let files = files(&cache, &Silent).unwrap();
-        let path = directory.path().join(entry_name()).join("workers");
+        let path = directory.path().join(BATCH.entry_name()).join("workers");
         assert_eq!(files[0].content, fs::read(&path).unwrap());
         for file in &files[1..] {
             assert_eq!(&file.content[..4], b"\x7fELF", "{}", file.path);

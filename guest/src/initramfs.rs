@@ -10,10 +10,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::{Cache, CacheError, failed};
+use crate::compile::ProgramsError;
 use crate::cpio::{Archive, ArchiveError, Node};
 use crate::debian::{self, DebianError};
 use crate::packages::{self, PackageError};
-use crate::programs::{self, Programs, ProgramsError};
+use crate::programs::{self, Programs};
 use crate::progress::Progress;
 
 /// An initramfs could not be made.

@@ -15,6 +15,7 @@
 
 mod cache;
 mod command;
+mod compile;
 pub mod cpio;
 pub mod debian;
 pub mod dynamic;
@@ -27,5 +28,6 @@ mod progress;
 
 pub use cache::{Cache, CacheError, Lock, Scratch};
 pub use command::CommandError;
+pub use compile::ProgramsError;
 pub use packages::PackageError;
 pub use progress::{Progress, Silent, Terminal};

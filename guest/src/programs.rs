@@ -2,13 +2,10 @@
 //!
 //! Each source's first comment says what the program does. They keep their symbols and frame pointers, so that they can be traced.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
-use crate::cache::{Cache, CacheError, failed, made_from};
-use crate::command::{self, CommandError};
-use crate::packages::{self, PackageError};
+use crate::cache::Cache;
+use crate::compile::{Batch, ProgramsError};
 use crate::progress::Progress;
 
 /// Included by all.
@@ -45,19 +42,14 @@ const FLAGS: [&str; 15] = [
     "-Wl,--build-id=none,-z,noseparate-code,-z,max-page-size=4096",
 ];
 
-/// The programs could not be compiled.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramsError {
-    /// The cache.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// gcc is missing.
-    #[error(transparent)]
-    Package(#[from] PackageError),
-    /// gcc failed.
-    #[error(transparent)]
-    Command(#[from] CommandError),
-}
+const BATCH: Batch = Batch {
+    name: "programs",
+    sources: &SOURCES,
+    headers: &[HEADER],
+    flags: &FLAGS,
+    packages: &["gcc", "binutils"],
+    phase: "compiling the guest programs",
+};
 
 /// The compiled programs in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,45 +74,8 @@ impl Programs {
 /// # Errors
 /// If gcc is missing and cannot be installed, or fails.
 pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<Programs, ProgramsError> {
-    let name = entry_name();
-    if let Some(directory) = cache.entry(&name) {
-        return Ok(Programs { directory });
-    }
-    let lock = cache.lock("programs", progress)?;
-    if let Some(directory) = cache.entry(&name) {
-        return Ok(Programs { directory });
-    }
-    let log = cache.root().join("programs.log");
-    // a log is of one build
-    let _ = fs::remove_file(&log);
-    packages::require(&["gcc", "binutils"], &log, progress)?;
-    progress.phase("compiling the guest programs");
-    let scratch = cache.scratch("programs", &lock)?;
-    let out = scratch.path().join("out");
-    fs::create_dir(&out).map_err(failed("make the directory", &out))?;
-    write(&scratch.path().join(HEADER.0), HEADER.1)?;
-    for (program, text) in SOURCES {
-        let source = scratch.path().join(program).with_extension("c");
-        write(&source, text)?;
-        let mut gcc = Command::new("gcc");
-        gcc.args(FLAGS)
-            .arg("-o")
-            .arg(out.join(program))
-            .arg(&source);
-        command::run(&format!("gcc {program}.c"), &mut gcc, &log, |_| {})?;
-    }
-    let directory = cache.publish(&out, &name)?;
+    let directory = BATCH.build(cache, progress)?;
     Ok(Programs { directory })
-}
-
-/// The cache entry's name, which changes with every source and flag.
-fn entry_name() -> String {
-    let sources = SOURCES.iter().chain([&HEADER]);
-    format!("programs-{}", made_from(sources, &FLAGS))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), CacheError> {
-    fs::write(path, text).map_err(failed("write", path))
 }
 
 #[cfg(test)]
@@ -129,8 +84,9 @@ mod tests {
     use super::*;
     use crate::progress::Silent;
     use object::{Object, ObjectSymbol};
+    use std::fs;
     use std::io::Write;
-    use std::process::Stdio;
+    use std::process::{Command, Stdio};
 
     /// The programs run on the host as well: they are plain Linux executables.
     #[test]

@@ -1,38 +1,33 @@
 //! Prints every process's memory areas from a core file of a guest, as `/proc/PID/maps` does except that a file is named
 //! by its device and inode, and the length and a checksum of each mapped file as far as it is in memory:
-//! `core-maps VMLINUX CORE`.
+//! `core-maps CORE VMLINUX`.
+
+mod saved_guest;
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
 use introspect::PausedMemory;
-use introspect::core_file::CoreFile;
-use introspect::kernel::image::KernelImage;
-use introspect::kernel::page_cache::{CachedPage, PAGE, PageCacheLayout};
+use introspect::kernel::page_cache::{CachedPage, PageCacheLayout};
 use introspect::kernel::task_list::TaskListLayout;
 use introspect::kernel::vma::VmaLayout;
-use introspect::x86_64::AddressSpace;
+use introspect::x86_64::PAGE;
+use saved_guest::SavedGuest;
 
 /// Most pages of a file that are looked at: 4 GiB.
 const MAX_PAGES: u64 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let (Some(kernel), Some(core)) = (args.next(), args.next()) else {
-        return Err("usage: core-maps VMLINUX CORE".into());
-    };
-    let image = KernelImage::parse(std::fs::read(kernel)?)?;
-    let (symbols, btf) = (image.symbols()?, image.btf()?);
-    let core = CoreFile::parse(std::fs::read(core)?)?;
-    let registers = core.cpus().first().ok_or("no CPU")?;
-    let paused = PausedMemory::new(&core);
-    let view = paused.view(AddressSpace::of(registers));
+    let guest = SavedGuest::of_arguments()?;
+    let (btf, symbols) = (&guest.types, &guest.kernel.symbols);
+    let paused = PausedMemory::new(&guest.core);
+    let view = paused.view(guest.kernel.space);
     let start = Instant::now();
-    let vma_layout = VmaLayout::new(&btf, &symbols)?;
-    let cache_layout = PageCacheLayout::new(&btf, &symbols)?;
+    let vma_layout = VmaLayout::new(btf, symbols)?;
+    let cache_layout = PageCacheLayout::new(btf, symbols)?;
     eprintln!("layouts in {:?}", start.elapsed());
-    let tasks = TaskListLayout::new(&btf, &symbols)?.processes(view);
+    let tasks = TaskListLayout::new(btf, symbols)?.processes(view);
     let mut files = BTreeMap::new();
     let (mut areas, mut spent) = (0, std::time::Duration::ZERO);
     for task in tasks.items {
@@ -45,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let walk = vma_layout.vmas(view, mm);
         let gate = vma_layout.gate(view, &bounds)?;
         spent += start.elapsed();
-        for vma in walk.vmas.iter().chain(&gate) {
+        for vma in walk.items.iter().chain(&gate) {
             areas += 1;
             let line = vma_layout.maps_line(view, &bounds, vma, |_| b"FILE".to_vec())?;
             println!("{}", String::from_utf8_lossy(&line));

@@ -1,13 +1,14 @@
 //! Writes what the fuzz targets start from: `fuzz-seeds introspect/fuzz/seeds`. Small tables that are whole, made here, and
 //! what the saved memory image of the tests has.
 
+#[path = "../tests/images/mod.rs"]
+mod images;
 #[allow(dead_code)]
 #[path = "../src/kernel/kallsyms/test_tables.rs"]
 mod test_tables;
 
 use std::error::Error;
 use std::fs;
-use std::io::Read;
 use std::path::PathBuf;
 
 use introspect::core_file::{CoreFile, write_core};
@@ -19,7 +20,6 @@ use introspect::kernel::page_cache::PageCacheLayout;
 use introspect::system::{Look, System};
 use introspect::user::build_id::BuildId;
 use introspect::{Gpa, Gva, PausedMemory};
-use lzma_rust2::XzReader;
 use test_tables::Variant;
 
 /// Where the fuzz targets' memory starts.
@@ -69,8 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     seeds.put("maple_tree", "two-levels", &maple_tree())?;
     seeds.put("xarray", "two-levels", &xarray())?;
     let mut core = Vec::new();
-    let image = unpacked(include_bytes!("../tests/images/small-6.1.core.xz"))?;
-    let image = CoreFile::parse(image)?;
+    let image = images::core();
     let memory: [(Gpa, &[u8]); 2] = [(Gpa(0x1000), b"some memory"), (Gpa(0x8000), b"more")];
     write_core(&mut core, image.cpus(), memory)?;
     CoreFile::parse(core.clone())?;
@@ -80,8 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Objects of a process, and a task.
 fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
-    let types = unpacked(include_bytes!("../tests/images/small-6.1.btf.xz"))?;
-    let btf = Btf::parse(&types)?;
+    let btf = images::types();
     let cpu = image.cpus().first().ok_or("no CPU")?;
     let memory = PausedMemory::new(image);
     let kernel = LiveKernel::find(memory.view(cpu.address_space()), cpu, 0)?;
@@ -120,12 +118,6 @@ fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
     seeds.put("processes", "spread", &words(&spread))
 }
 
-fn unpacked(packed: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
-    let mut bytes = Vec::new();
-    XzReader::new(packed, false).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -139,20 +131,24 @@ fn types() -> Vec<u8> {
         });
         found.map_or(0, |at| at as u32 + 1)
     };
-    const POINTER: u32 = 2 << 24;
-    const ARRAY: u32 = 3 << 24;
-    const STRUCT: u32 = 4 << 24;
-    const UNION: u32 = 5 << 24;
-    const ENUM: u32 = 6 << 24;
-    const TYPEDEF: u32 = 8 << 24;
-    const FUNCTION: u32 = 12 << 24;
-    const PROTOTYPE: u32 = 13 << 24;
+    // Numbers of kinds (`BTF_KIND_*`, include/uapi/linux/btf.h) where a record has them.
+    let [
+        int,
+        pointer,
+        array,
+        structure,
+        union,
+        enumeration,
+        typedef,
+        function,
+        prototype,
+    ] = [1, 2, 3, 4, 5, 6, 8, 12, 13].map(|kind: u32| kind << 24);
     let records: [&[u32]; 9] = [
-        &[name(b"int"), 1 << 24, 4, 32],
+        &[name(b"int"), int, 4, 32],
         // 2: the list, 3: a pointer to it.
         &[
             name(b"list_head"),
-            STRUCT | 2,
+            structure | 2,
             16,
             name(b"next"),
             3,
@@ -161,13 +157,13 @@ fn types() -> Vec<u8> {
             3,
             64,
         ],
-        &[0, POINTER, 2],
+        &[0, pointer, 2],
         // 4: 16 ints, 5: a union of an int and them.
-        &[0, ARRAY, 0, 1, 1, 16],
-        &[0, UNION | 2, 64, name(b"a"), 1, 0, name(b"comm"), 4, 0],
+        &[0, array, 0, 1, 1, 16],
+        &[0, union | 2, 64, name(b"a"), 1, 0, name(b"comm"), 4, 0],
         &[
             name(b"task_struct"),
-            STRUCT | 2,
+            structure | 2,
             68,
             name(b"pid"),
             1,
@@ -176,13 +172,13 @@ fn types() -> Vec<u8> {
             5,
             32,
         ],
-        &[name(b"b"), TYPEDEF, 6],
-        &[name(b"a"), ENUM | 1, 4, name(b"b"), 7],
+        &[name(b"b"), typedef, 6],
+        &[name(b"a"), enumeration | 1, 4, name(b"b"), 7],
         // 9: its prototype; 10 follows.
-        &[0, PROTOTYPE | 2, 1, name(b"a"), 3, name(b"b"), 1],
+        &[0, prototype | 2, 1, name(b"a"), 3, name(b"b"), 1],
     ];
     let mut types: Vec<u32> = records.concat();
-    types.extend([name(b"vfs_read"), FUNCTION | 1, 9]);
+    types.extend([name(b"vfs_read"), function | 1, 9]);
     let length = types.len() as u32 * 4;
     let head = [0x0001_eb9f, 24, 0, length, length, strings.len() as u32];
     let all = head.iter().chain(&types);

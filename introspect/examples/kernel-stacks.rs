@@ -1,10 +1,10 @@
 //! Prints the kernel stack of what each CPU runs and of every other process in a core file, the latter as
 //! `/proc/PID/stack` does: `kernel-stacks CORE VMLINUX`.
 
+mod saved_guest;
+
 use std::error::Error;
 
-use introspect::core_file::CoreFile;
-use introspect::kernel::image::KernelImage;
 use introspect::kernel::symbols::Symbols;
 use introspect::kernel::task::TaskLayout;
 use introspect::kernel::task_list::TaskListLayout;
@@ -13,33 +13,30 @@ use introspect::stack::kernel::{KernelUnwinder, Method};
 use introspect::stack::orc::OrcTable;
 use introspect::stack::orc_versions::OrcFormat;
 use introspect::{CpuRegisters, Gva, PausedMemory};
+use saved_guest::SavedGuest;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let usage = "usage: kernel-stacks CORE VMLINUX";
-    let core = CoreFile::parse(std::fs::read(args.next().ok_or(usage)?)?)?;
-    let image = KernelImage::parse(std::fs::read(args.next().ok_or(usage)?)?)?;
-    let (symbols, btf) = (image.symbols()?, image.btf()?);
-    let first = core.cpus().first().ok_or("the core file has no CPU")?;
-    let paused = PausedMemory::new(&core);
-    let view = paused.view(first.address_space().isolated_kernel_view());
-    let format = OrcFormat::of(Some(&btf), image.banner())?;
-    let orc = OrcTable::of_kernel(&symbols, format).ok();
-    let unwinder = KernelUnwinder::new(&btf, &symbols, Method::of(view, &symbols, orc))?;
-    let layout = TaskLayout::new(&btf, &symbols)?;
+    let guest = SavedGuest::of_arguments()?;
+    let (btf, symbols) = (&guest.types, &guest.kernel.symbols);
+    let paused = PausedMemory::new(&guest.core);
+    let view = paused.view(guest.kernel.space);
+    let format = OrcFormat::of(Some(btf), guest.kernel.banner.as_deref())?;
+    let orc = OrcTable::of_kernel(symbols, format).ok();
+    let unwinder = KernelUnwinder::new(btf, symbols, Method::of(view, symbols, orc))?;
+    let layout = TaskLayout::new(btf, symbols)?;
     let mut running = Vec::new();
-    for (number, cpu) in core.cpus().iter().enumerate() {
+    for (number, cpu) in guest.core.cpus().iter().enumerate() {
         let current = cpu.kernel_gs_base().0.wrapping_add(layout.current);
         let task = Gva(view.u64(Gva(current))?);
         println!("CPU {number}, task {task}:");
         let stack = unwinder.running(view, cpu, task);
         for frame in &stack.frames {
-            println!("{} {:?}", name(&symbols, frame), frame.found);
+            println!("{} {:?}", name(symbols, frame), frame.found);
         }
         println!("-- {}", stack.end);
         running.push(task);
     }
-    let tasks = TaskListLayout::new(&btf, &symbols)?.processes(view);
+    let tasks = TaskListLayout::new(btf, symbols)?.processes(view);
     for task in tasks.items {
         if running.contains(&task.address) {
             continue;
@@ -51,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .iter()
             .filter(|frame| !unwinder.is_scheduler(frame))
         {
-            println!("[<0>] {}", name(&symbols, frame));
+            println!("[<0>] {}", name(symbols, frame));
         }
         if !stack.is_reliable() {
             println!("-- {}", stack.end);

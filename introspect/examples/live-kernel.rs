@@ -31,7 +31,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let live = last.ok_or("the core file has no CPU")?;
     println!("{}", live.banner.as_deref().unwrap_or("no banner"));
-    println!("slide {:x?}, build id {:02x?}", live.slide, live.build_id);
+    let id = live
+        .build_id
+        .as_ref()
+        .map_or("none".to_owned(), |id| id.to_string());
+    println!("slide {:x?}, build id {id}", live.slide);
     match &live.btf {
         Ok(btf) => println!("{} types", btf.len()),
         Err(error) => println!("{error}"),

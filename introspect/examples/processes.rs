@@ -1,17 +1,18 @@
 //! Prints the processes in a saved memory image of a machine, in the fields of `/proc/PID/stat`, with their programs,
-//! directories and open files: `processes VMLINUX CORE_FILE`. The kernel must run where it is linked (no KASLR).
+//! directories and open files: `processes CORE VMLINUX`.
+
+mod saved_guest;
 
 use std::error::Error;
 use std::fmt::Display;
 use std::time::Instant;
 
-use introspect::core_file::CoreFile;
 use introspect::kernel::files::FilesLayout;
-use introspect::kernel::image::KernelImage;
 use introspect::kernel::path::PathRef;
 use introspect::kernel::process::ProcessLayout;
 use introspect::kernel::task_list::{TaskInfo, TaskListLayout};
 use introspect::{MemoryView, PausedMemory};
+use saved_guest::SavedGuest;
 
 struct Layouts {
     tasks: TaskListLayout,
@@ -20,20 +21,16 @@ struct Layouts {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let usage = "usage: processes VMLINUX CORE_FILE";
-    let image = KernelImage::parse(std::fs::read(args.next().ok_or(usage)?)?)?;
-    let core = CoreFile::parse(std::fs::read(args.next().ok_or(usage)?)?)?;
-    let (btf, symbols) = (image.btf()?, image.symbols()?);
+    let guest = SavedGuest::of_arguments()?;
+    let (btf, symbols) = (&guest.types, &guest.kernel.symbols);
     let layouts = Layouts {
-        tasks: TaskListLayout::new(&btf, &symbols)?,
-        processes: ProcessLayout::new(&btf)?,
-        files: FilesLayout::new(&btf)?,
+        tasks: TaskListLayout::new(btf, symbols)?,
+        processes: ProcessLayout::new(btf)?,
+        files: FilesLayout::new(btf)?,
     };
-    let cpu = core.cpus().first().ok_or("no CPU in the core file")?;
     let start = Instant::now();
-    let paused = PausedMemory::new(&core);
-    let view = paused.view(cpu.address_space());
+    let paused = PausedMemory::new(&guest.core);
+    let view = paused.view(guest.kernel.space);
     let tasks = layouts.tasks.all_threads(view);
     eprintln!("{} threads in {:?}", tasks.items.len(), start.elapsed());
     let init = layouts.tasks.process(view, 1)?;
@@ -116,9 +113,9 @@ fn print_task(layouts: &Layouts, view: MemoryView<'_>, task: &TaskInfo, root: Op
             open.number,
             file.flags,
             file.position,
-            inode.number,
+            inode.identity.inode,
             inode.mode,
-            inode.device,
+            (inode.identity.major, inode.identity.minor),
             inode.size,
             if open.close_on_exec { " cloexec" } else { "" },
         );

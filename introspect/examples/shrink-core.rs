@@ -21,10 +21,10 @@ use introspect::core_file::{CoreFile, write_core};
 use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
 use introspect::kernel::live::LiveKernel;
+use introspect::x86_64::PAGE;
 use introspect::{Gpa, Gva, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
 use lzma_rust2::{XzOptions, XzWriter};
 
-const PAGE: u64 = 4096;
 /// Compression of xz(1), `-9`.
 const PRESET: u32 = 9;
 

@@ -9,10 +9,9 @@
 //! there, and looking is not an access by the guest.
 
 use crate::x86_64::virtual_memory::Pages;
-use crate::x86_64::{AddressSpace, ReadVirtualError, TranslateError, TranslationCache};
+use crate::x86_64::{AddressSpace, PAGE, ReadVirtualError, TranslateError, TranslationCache};
 use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
 
-const PAGE: u64 = 4096;
 /// Bytes of a string that are looked at at once: most strings are short.
 const PART: usize = 256;
 
@@ -190,24 +189,15 @@ impl Pages for MemoryView<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::test_memory::{Flags, TestMemory};
+    use crate::test_memory::TestMemory;
+    use crate::x86_64::paging::ADDRESS;
+    use crate::x86_64::virtual_memory::tests::{self, BASE};
 
-    const BASE: u64 = 0x40_0000;
-
-    /// Two neighbouring virtual pages whose physical pages are apart, then a device page, then a page without access,
-    /// then nothing.
+    /// As in the tests of plain reads, then a page without access, then nothing.
     fn guest() -> (TestMemory, AddressSpace) {
-        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
-        let space = memory.address_space(4);
-        for (page, gpa) in [(0, 0x18_0000), (1, 0x1a_0000), (2, 0xfee0_0000)] {
-            memory.map(space, BASE + page * 4096, gpa, 4096, Flags::default());
-        }
+        let (mut memory, space) = tests::guest();
         // Linux stores such an entry's address inverted.
-        let no_access = !0x1b_0000u64 & 0x000f_ffff_ffff_f000 | 1 << 8;
-        memory.map_entry(space, BASE + 0x3000, 1, no_access);
-        memory.write(0x18_0ffc, b"over");
-        memory.write(0x1a_0000, b" the edge\0");
-        memory.write(0x1a_0ff8, b"01234567");
+        memory.map_entry(space, BASE + 0x3000, 1, !0x1b_0000u64 & ADDRESS | 1 << 8);
         memory.write(0x1b_0000, b"hidden\0");
         (memory, space)
     }

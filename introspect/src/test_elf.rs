@@ -21,6 +21,7 @@ pub(crate) struct Program {
 }
 
 /// A section header.
+#[derive(Default)]
 pub(crate) struct Section {
     /// Offset of its name.
     pub(crate) name: u32,

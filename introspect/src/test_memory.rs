@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use crate::x86_64::AddressSpace;
+use crate::x86_64::paging::ADDRESS;
+use crate::x86_64::{AddressSpace, PAGE};
 use crate::{Gpa, PhysicalMemory, PhysicalReadError};
 
-const TABLE: u64 = 4096;
 const PRESENT_ALL_RIGHTS: u64 = 0b111;
 
 /// RAM.
@@ -59,7 +59,7 @@ impl TestMemory {
 
     fn new_table(&mut self) -> u64 {
         let table = self.next_table;
-        self.next_table += TABLE;
+        self.next_table += PAGE;
         table
     }
 
@@ -99,7 +99,7 @@ impl TestMemory {
                 let new = self.new_table();
                 self.write(slot, &(new | PRESENT_ALL_RIGHTS).to_le_bytes());
             }
-            table = self.read_u64(slot) & 0x000f_ffff_ffff_f000;
+            table = self.read_u64(slot) & ADDRESS;
             at -= 1;
         }
     }

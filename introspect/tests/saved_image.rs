@@ -6,17 +6,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod answers;
+mod images;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 
 use answers::{Guest, UNREAD};
 use introspect::PausedMemory;
-use introspect::core_file::CoreFile;
-use introspect::kernel::btf::Btf;
 use introspect::system::System;
 use introspect::user::symfs::Symfs;
-use lzma_rust2::XzReader;
 
 type Texts = BTreeMap<String, String>;
 
@@ -38,21 +35,8 @@ const CHANGED: [(&str, usize); 6] = [
     ("5/task/5/stat", 2),
 ];
 
-fn unpacked(packed: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut reader = XzReader::new(packed, false);
-    reader.read_to_end(&mut bytes).unwrap();
-    bytes
-}
-
-fn image() -> (CoreFile, Btf) {
-    let core = unpacked(include_bytes!("images/small-6.1.core.xz"));
-    let types = unpacked(include_bytes!("images/small-6.1.btf.xz"));
-    (CoreFile::parse(core).unwrap(), Btf::parse(&types).unwrap())
-}
-
 fn answered() -> Texts {
-    let (core, types) = image();
+    let (core, types) = (images::core(), images::types());
     let guest = Guest::find(&core, core.cpus(), &types).unwrap();
     guest.answers(&core).unwrap()
 }
@@ -218,12 +202,12 @@ fn stacks_without_unwind_information_say_what_is_guessed() {
 
 #[test]
 fn the_kernel_is_found_in_the_image() {
-    let (core, types) = image();
+    let (core, types) = (images::core(), images::types());
     let guest = Guest::find(&core, core.cpus(), &types).unwrap();
     let kernel = guest.kernel;
     let banner = kernel.banner.unwrap();
     assert!(banner.starts_with("Linux version 6.1."), "{banner}");
-    assert_eq!(kernel.build_id.map(|id| id.len()), Some(20));
+    assert_eq!(kernel.build_id.map(|id| id.as_bytes().len()), Some(20));
     assert!(
         kernel.btf.is_err(),
         "the types are in the kernel's file only"
@@ -236,7 +220,7 @@ fn the_kernel_is_found_in_the_image() {
 
 #[test]
 fn copies_on_the_host_that_are_other_versions_are_told() {
-    let (core, types) = image();
+    let (core, types) = (images::core(), images::types());
     let guest = Guest::find(&core, core.cpus(), &types).unwrap();
     let paused = PausedMemory::new(&core);
     let space = guest.kernel.space;

@@ -9,8 +9,7 @@ use std::ops::Range;
 use introspect::PausedMemory;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::loaded_modules::LoadedModules;
-use introspect::kernel::module_symbols::ModuleSymbolsLayout;
-use introspect::kernel::modules::ModulesLayout;
+use introspect::kernel::module_readers::ModuleReaders;
 use introspect::kernel::slide::{self, LiveEntries, SlideError};
 use introspect::kernel::symbols::Symbols;
 use introspect::kernel::task::TaskLayout;
@@ -61,26 +60,21 @@ pub enum KernelViewError {
 }
 
 impl KernelView {
-    /// The kernel of a paused Linux guest: its types, or why there are none, and the symbols that [`running_symbols`] gives.
-    /// Reads vCPU 0.
-    ///
-    /// # Errors
-    /// If the kernel's own page tables are not to be found.
+    /// The kernel of a paused Linux guest: its types, or why there are none, and the symbols and page tables that
+    /// [`running_symbols`] and [`kernel_space`] give.
+    #[must_use]
     pub fn new(
         types: Result<Btf, String>,
         symbols: Symbols,
+        space: AddressSpace,
         machine: &Machine,
-        paused: &Paused,
-    ) -> Result<Self, KernelViewError> {
-        let registers = machine
-            .registers(paused, 0)
-            .ok_or(KernelViewError::NoVcpu)?;
-        let space = kernel_tables(machine.ram(), registers.address_space(), &symbols)?;
+        _paused: &Paused,
+    ) -> Self {
         let mut view = Self::with_types(types, symbols, space);
         if let Some(btf) = &view.btf {
             view.modules = loaded_modules(btf, &view.symbols, machine, space);
         }
-        Ok(view)
+        view
     }
 
     /// A kernel whose place and page tables are known; `symbols` have their slide. What is missing of types
@@ -187,6 +181,21 @@ pub fn running_symbols(
     Ok(linked.with_slide(slide::find(linked, live)?))
 }
 
+/// Page tables that map the kernel for as long as it runs; `symbols` are those that [`running_symbols`] gives. Reads vCPU 0.
+///
+/// # Errors
+/// If the kernel's own page tables are not to be found.
+pub fn kernel_space(
+    symbols: &Symbols,
+    machine: &Machine,
+    paused: &Paused,
+) -> Result<AddressSpace, KernelViewError> {
+    let registers = machine
+        .registers(paused, 0)
+        .ok_or(KernelViewError::NoVcpu)?;
+    kernel_tables(machine.ram(), registers.address_space(), symbols)
+}
+
 /// The modules of a paused guest. What cannot be read of them is missing: their functions are then unknown by name.
 fn loaded_modules(
     btf: &Btf,
@@ -194,20 +203,12 @@ fn loaded_modules(
     machine: &Machine,
     space: AddressSpace,
 ) -> LoadedModules {
-    let layouts = (
-        ModulesLayout::new(btf, symbols),
-        ModuleSymbolsLayout::new(btf),
-    );
-    let (Ok(modules), Ok(tables)) = layouts else {
+    let Ok(Some(readers)) = ModuleReaders::new(btf, symbols) else {
         return LoadedModules::default();
     };
     let memory = PausedMemory::new(machine.ram());
     let view = memory.view(space);
-    let listed = modules.modules(view);
-    if let Some(error) = &listed.error {
-        log::warn!("not all modules of the guest's kernel are known: {error}");
-    }
-    let (loaded, unread) = tables.read_all(view, listed.items);
+    let (loaded, unread) = readers.symbols(view, readers.list(view));
     for error in unread {
         log::warn!("not all functions of the guest's modules are known: {error}");
     }

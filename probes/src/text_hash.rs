@@ -8,6 +8,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::{ReadVirtualError, read_virtual};
 use introspect::{Gva, PhysicalMemory};
@@ -68,7 +69,6 @@ pub fn hash_text(
     space: AddressSpace,
     text: Range<u64>,
 ) -> Result<TextHash, TextHashError> {
-    const PAGE: u64 = 4096;
     if text.is_empty() || text.end - text.start > MAX_TEXT {
         return Err(TextHashError::Range {
             start: Gva(text.start),

@@ -194,7 +194,7 @@ fn processes(look: &Look<'_>) -> Result<usize, Failure> {
 /// A thread with a deep stack in user mode, and its registers there.
 fn deep_thread(look: &Look<'_>) -> Result<(TaskInfo, SavedRegisters), Failure> {
     let (name, most) = DEEP;
-    let kernel = look.kernel_unwinder()?;
+    let kernel = look.kernel_unwinder(&look.modules()?.complete()?)?;
     for process in look.processes()?.complete()? {
         if process.name() != name {
             continue;

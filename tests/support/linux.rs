@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use probes::kernel_view::{KernelView, running_symbols};
+use probes::kernel_view::{KernelView, kernel_space, running_symbols};
 use probes::text_hash::TextHash;
 use vmm::boot::EntryProtocol;
 use vmm::machine::{Machine, MachineConfig, RunEnd, boot};
@@ -131,8 +131,9 @@ impl Linux {
         let symbols = running_symbols(&linked, &self.machine, &paused);
         let symbols = symbols.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
         let types = image.btf().map_err(|error| error.to_string());
-        let view = KernelView::new(types, symbols, &self.machine, &paused);
-        let view = view.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
+        let space = kernel_space(&symbols, &self.machine, &paused);
+        let space = space.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()));
+        let view = KernelView::new(types, symbols, space, &self.machine, &paused);
         assert!(view.tasks.is_some(), "no tasks: {:?}", view.missing);
         view
     }

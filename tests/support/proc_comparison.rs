@@ -162,8 +162,11 @@ pub fn compare_stacks(
     let objects = look
         .objects(process, None)
         .unwrap_or_else(|e| panic!("{e}"));
-    let unwinder = look.kernel_unwinder().unwrap_or_else(|e| panic!("{e}"));
-    let modules = look.module_symbols().ok().map(|(modules, _)| modules);
+    let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
+    let unwinder = look.kernel_unwinder(&modules.items);
+    let unwinder = unwinder.unwrap_or_else(|e| panic!("{e}"));
+    let modules = look.module_symbols(modules).ok();
+    let modules = modules.map(|(modules, _)| modules);
     let mut user = objects.unwinder();
     for thread in threads {
         let path = format!("{}/task/{}", process.pid, thread.pid);

@@ -47,8 +47,11 @@ impl Running {
             .iter()
             .find(|task| look.cpu_of(task).is_some())?;
         let objects = look.objects(task, None).unwrap_or_else(|e| panic!("{e}"));
-        let unwinder = look.kernel_unwinder().unwrap_or_else(|e| panic!("{e}"));
-        let (modules, _) = look.module_symbols().unwrap_or_else(|e| panic!("{e}"));
+        let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
+        let unwinder = look.kernel_unwinder(&modules.items);
+        let unwinder = unwinder.unwrap_or_else(|e| panic!("{e}"));
+        let modules = look.module_symbols(modules);
+        let (modules, _) = modules.unwrap_or_else(|e| panic!("{e}"));
         let stack = look.stack(task, &unwinder, &mut objects.unwinder());
         let symbols = look.system().symbols();
         let bounds =

@@ -152,12 +152,14 @@ fn user_stacks_reach_the_programs_start_through_every_call() {
         .filter(|process| process.name() == b"workers")
         .collect();
     assert_eq!(workers.len(), 2, "{:?}", processes.items);
+    let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
+    let unwinder = look.kernel_unwinder(&modules.items);
+    let unwinder = unwinder.unwrap_or_else(|e| panic!("{e}"));
     for (process, (threads, depth)) in workers.iter().zip([(4, 20), (1, 3)]) {
         let objects = look
             .objects(process, None)
             .unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(objects.incomplete, Vec::<String>::new());
-        let unwinder = look.kernel_unwinder().unwrap_or_else(|e| panic!("{e}"));
         let mut user = objects.unwinder();
         let all = look.threads_of(process).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(all.items.len(), threads + 1);

@@ -112,7 +112,8 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
         });
         it.equal("modules", read.collect::<Vec<_>>(), told_modules.collect());
 
-        let (loaded, errors) = look.module_symbols().unwrap_or_else(|e| panic!("{e}"));
+        let symbols = look.module_symbols(modules);
+        let (loaded, errors) = symbols.unwrap_or_else(|e| panic!("{e}"));
         assert!(errors.is_empty(), "{errors:?}");
         let [module] = loaded.modules() else {
             panic!("{:?}", loaded.modules())
@@ -163,8 +164,9 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
     shell.output("rmmod brd");
     insight.look(machine, |look| {
         let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!((modules.items, modules.error), (Vec::new(), None));
-        let (loaded, errors) = look.module_symbols().unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((&modules.items, modules.error), (&Vec::new(), None));
+        let symbols = look.module_symbols(modules);
+        let (loaded, errors) = symbols.unwrap_or_else(|e| panic!("{e}"));
         assert!(loaded.modules().is_empty() && errors.is_empty());
         assert_eq!(look.place(inside, Some(&loaded)), None);
     });

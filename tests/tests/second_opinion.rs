@@ -57,26 +57,26 @@ fn differences<T: Ord + Clone>(ours: &[T], theirs: &[T]) -> Vec<(&'static str, T
     }
 }
 
+/// Ends the test unless both tell the same, in whatever order, and at `least` that much.
+fn same<T: Ord + Clone + Debug>(kernel: &str, mut ours: Vec<T>, mut theirs: Vec<T>, least: usize) {
+    let (here, there) = (ours.len(), theirs.len());
+    println!("{kernel}: {here} here, {there} there");
+    ours.sort_unstable();
+    theirs.sort_unstable();
+    none_differ(kernel, &differences(&ours, &theirs));
+    assert!(here >= least, "{kernel}: only {here}");
+}
+
 #[test]
 fn every_symbol_is_what_kallsyms_finder_says() {
     for (kernel, least) in OtherKernel::all().iter().zip([80_000, 150_000, 15_000]) {
         let name = &kernel.name;
         let symbols = kernel.image.symbols();
         let symbols = symbols.unwrap_or_else(|e| panic!("{name}: {e}"));
-        let mut ours: Vec<_> = symbols
+        let ours = symbols
             .iter()
-            .map(|symbol| (symbol.address, symbol.kind, symbol.name.to_owned()))
-            .collect();
-        let mut theirs = kernel.symbols();
-        println!(
-            "{name}: {} symbols here, {} there",
-            ours.len(),
-            theirs.len()
-        );
-        ours.sort_unstable();
-        theirs.sort_unstable();
-        none_differ(name, &differences(&ours, &theirs));
-        assert!(ours.len() >= least, "{name}: only {}", ours.len());
+            .map(|symbol| (symbol.address, symbol.kind, symbol.name.to_owned()));
+        same(name, ours.collect(), kernel.symbols(), least);
     }
 }
 
@@ -251,21 +251,10 @@ fn every_orc_record_says_what_objtool_prints() {
             "6.1" => text_with_end,
             _ => text_with_signal,
         };
-        let mut ours: Vec<(u64, String)> = table
+        let ours = table
             .iter()
-            .map(|(address, entry)| (address, entry.map_or("unknown".to_owned(), |e| text(&e))))
-            .collect();
-        let mut theirs = kernel.orc();
-        println!(
-            "{name}: {} records here, {} there",
-            ours.len(),
-            theirs.len()
-        );
-        // The image's own order is that of its object files.
-        ours.sort_unstable();
-        theirs.sort_unstable();
-        none_differ(name, &differences(&ours, &theirs));
-        assert!(ours.len() >= least, "{name}: only {}", ours.len());
+            .map(|(address, entry)| (address, entry.map_or("unknown".to_owned(), |e| text(&e))));
+        same(name, ours.collect(), kernel.orc(), least);
     }
 }
 

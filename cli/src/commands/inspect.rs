@@ -93,16 +93,13 @@ pub fn stack(args: args::Stack) -> Result<(), Failure> {
 }
 
 fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
-    let folder = folder.map(|folder| {
-        if !folder.is_dir() {
-            return Err(Failure::new(format_args!(
-                "--symfs {}: no such folder",
-                folder.display()
-            )));
-        }
-        absolute("--symfs", folder)
-    });
-    folder.transpose()
+    match folder {
+        Some(folder) if !folder.is_dir() => Err(Failure::new(format_args!(
+            "--symfs {}: no such folder",
+            folder.display()
+        ))),
+        folder => folder.map(|folder| absolute("--symfs", folder)).transpose(),
+    }
 }
 
 /// How the answer came about, for the user.

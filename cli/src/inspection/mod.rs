@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use introspect::PausedMemory;
+use introspect::kernel::list::Walk;
 use introspect::kernel::live::LiveKernel;
 use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::modules::{Module, ModulesError};
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
-use introspect::system::{Look, NamedArea, System, UserObjects};
+use introspect::system::{Look, Lost, NamedArea, System, UserObjects};
 use introspect::user::symfs::Symfs;
 use introspect::x86_64::{AddressSpace, CpuState};
 use vmm::Machine;
@@ -150,7 +152,7 @@ impl Inspector {
                 let found = objects.insert(named_objects(&look, name, symfs, what)?);
                 incomplete.append(&mut found.incomplete);
             }
-            None => loaded = modules(&look, &mut incomplete),
+            None => loaded = module_symbols(&look, look.modules(), &mut incomplete),
         }
         // All tables are read: to search them, and for names like a mistyped one, the guest need not wait.
         let mut reading = go_on(paused, since, incomplete);
@@ -191,14 +193,16 @@ impl Inspector {
         let (task, threads) = standing.look(|look| {
             let task = find(&look, name)?;
             let symfs = symfs.map(Symfs::new);
-            let text = |lost: introspect::system::Lost| lost.to_string();
+            let text = |lost: Lost| lost.to_string();
             // Without the program's part the kernel's is still there.
             let objects = look.objects(&task, symfs.as_ref()).unwrap_or_else(|lost| {
                 incomplete.push(text(lost));
                 UserObjects::default()
             });
-            let unwinder = look.kernel_unwinder().map_err(text)?;
-            let modules = modules(&look, &mut incomplete);
+            let modules = look.modules();
+            let loaded = modules.as_ref().map_or(&[][..], |found| &found.items);
+            let unwinder = look.kernel_unwinder(loaded).map_err(text)?;
+            let modules = module_symbols(&look, modules, &mut incomplete);
             let threads = look.threads_of(&task).map_err(text)?;
             incomplete.extend(threads.error.map(|error| error.to_string()));
             let mut user = objects.unwinder();
@@ -311,32 +315,22 @@ fn know(
     let memory = PausedMemory::new(machine.ram());
     if let Some(kernel) = kernel {
         kernel.symbols().map_err(|error| error.to_string())?;
-        let view = kernel
-            .locate(machine, paused)
+        let (symbols, space) = kernel
+            .place(machine, paused)
             .map_err(|error| error.to_string())?
             .ok_or("the guest's kernel has not booted far enough to be looked into")?;
-        let types = match (&view.btf, &view.missing) {
-            (Some(btf), _) => Ok(btf),
-            (None, Some(why)) => Err(why.as_str()),
-            (None, None) => Err("the kernel's file has no types (BTF)"),
-        };
-        let system = System::new(memory.view(view.space), view.symbols.clone(), types);
-        return Ok(Known {
-            system,
-            space: view.space,
-        });
+        let system = System::new(memory.view(space), symbols, kernel.types());
+        return Ok(Known { system, space });
     }
     let cpu = cpus.first().ok_or("the guest has ended")?;
     let lstar = machine.syscall_entry(paused, 0).map_or(0, |entry| entry.0);
     let live = LiveKernel::find(memory.view(cpu.address_space()), cpu, lstar)
         .map_err(|error| format!("no kernel is found in the guest's memory: {error}"))?;
-    let why = live.btf.as_ref().err().map(ToString::to_string);
-    let types = live.btf.as_ref().map_err(|_| why.as_deref().unwrap_or(""));
-    let system = System::new(memory.view(live.space), live.symbols.clone(), types);
-    Ok(Known {
-        system,
-        space: live.space,
-    })
+    let space = live.space;
+    let types = live.btf.map_err(|error| error.to_string());
+    let types = types.as_ref().map_err(String::as_str);
+    let system = System::new(memory.view(space), live.symbols, types);
+    Ok(Known { system, space })
 }
 
 /// The one process that is meant.
@@ -485,8 +479,12 @@ fn lost_symbols(objects: &UserObjects<'_>) -> Vec<String> {
 }
 
 /// The modules' symbols; what could not be read of them is told.
-fn modules(look: &Look<'_>, incomplete: &mut Vec<String>) -> Option<LoadedModules> {
-    match look.module_symbols() {
+fn module_symbols(
+    look: &Look<'_>,
+    modules: Result<Walk<Module, ModulesError>, Lost>,
+    incomplete: &mut Vec<String>,
+) -> Option<LoadedModules> {
+    match modules.and_then(|modules| look.module_symbols(modules)) {
         Ok((modules, errors)) => {
             incomplete.extend(errors.iter().map(ToString::to_string));
             Some(modules)

@@ -22,7 +22,7 @@ pub(super) fn named_objects<'s>(
     what: &[String],
 ) -> Result<UserObjects<'s>, Refusal> {
     let task = find(look, name)?;
-    if task.mm.is_none() || task.is_kernel_thread() {
+    if task.user_mm().is_none() {
         return Err(without_memory(&task));
     }
     let objects = look.objects(&task, symfs.map(Symfs::new).as_ref());

@@ -17,9 +17,9 @@ fuzz_target!(|bytes: &[u8]| {
     };
     guest.look(|view| {
         let walk = LAYOUT.entries(view, Gva(START));
-        assert!(walk.entries.is_sorted_by(|a, b| a.last < b.first));
+        assert!(walk.items.is_sorted_by(|a, b| a.last < b.first));
         let sound = walk.error.is_none();
-        for entry in walk.entries.iter().take(16) {
+        for entry in walk.items.iter().take(16) {
             assert!(entry.first <= entry.last && entry.value != 0);
             let found = LAYOUT.find(view, Gva(START), entry.last);
             assert!(!sound || found == Ok(Some(*entry)), "{found:?} {entry:?}");

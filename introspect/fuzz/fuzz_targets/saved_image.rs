@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use hostile::{ask, types, unpacked};
+use hostile::{ask, images, types};
 use introspect::core_file::CoreFile;
 use introspect::kernel::live::LiveKernel;
 use introspect::system::System;
-use introspect::x86_64::AddressSpace;
+use introspect::x86_64::{AddressSpace, PAGE};
 use introspect::{Gpa, PausedMemory, PhysicalMemory, PhysicalReadError};
 use libfuzzer_sys::fuzz_target;
 
@@ -19,15 +19,11 @@ use libfuzzer_sys::fuzz_target;
 const MOST: usize = 2;
 /// Words damaged in one run.
 const MOST_DAMAGE: usize = 64;
-const PAGE: u64 = 4096;
 const WORD: u64 = 8;
 /// In the number of the damaged word: a bit of it is turned; else a word from elsewhere is put there.
 const TURNED: u16 = 1 << 15;
 
-static CORE: LazyLock<CoreFile> = LazyLock::new(|| {
-    let bytes = unpacked(include_bytes!("../../tests/images/small-6.1.core.xz"));
-    CoreFile::parse(bytes).expect("a core file")
-});
+static CORE: LazyLock<CoreFile> = LazyLock::new(images::core);
 
 static PAGES: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let ram = CORE.ram();

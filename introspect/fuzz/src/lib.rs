@@ -7,7 +7,9 @@
 //! are made by introspect's example `fuzz-seeds`.
 #![forbid(unsafe_code)]
 
-use std::io::Read;
+#[path = "../../tests/images/mod.rs"]
+pub mod images;
+
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -15,7 +17,6 @@ use introspect::kernel::btf::Btf;
 use introspect::system::Look;
 use introspect::x86_64::AddressSpace;
 use introspect::{Gpa, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
-use lzma_rust2::XzReader;
 
 /// Where the direct mapping starts: the input's first byte.
 pub const START: u64 = 0xffff_8880_0000_0000;
@@ -28,29 +29,15 @@ const USABLE: u64 = 0b111;
 /// A page in a table above the lowest.
 const LARGE: u64 = 1 << 7;
 
-static TYPES: LazyLock<Btf> = LazyLock::new(|| {
-    let bytes = unpacked(include_bytes!("../../tests/images/small-6.1.btf.xz"));
-    Btf::parse(&bytes).expect("types of a kernel")
-});
-
-/// A packed file of the repository.
-///
-/// # Panics
-/// If it is none.
-#[must_use]
-pub fn unpacked(packed: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    XzReader::new(packed, false)
-        .read_to_end(&mut bytes)
-        .expect("a file of this repository");
-    bytes
-}
+static TYPES: LazyLock<Btf> = LazyLock::new(images::types);
 
 /// Asks all about processes: in detail about `most` threads from number `first` on, and as many open files of each. Any
 /// answer will do.
 pub fn ask(look: Look<'_>, first: usize, most: usize) {
     let tasks = look.threads().map(|tasks| tasks.items).unwrap_or_default();
     let first = first.checked_rem(tasks.len()).unwrap_or(0);
+    let modules = look.modules().map(|found| found.items);
+    let unwinder = look.kernel_unwinder(&modules.unwrap_or_default());
     for task in tasks.iter().skip(first).take(most) {
         let _ = look.name(task);
         let _ = look.program(task, 256);
@@ -59,9 +46,9 @@ pub fn ask(look: Look<'_>, first: usize, most: usize) {
             let _ = look.path_of(open.file.address);
         }
         if let Ok(objects) = look.objects(task, None)
-            && let Ok(unwinder) = look.kernel_unwinder()
+            && let Ok(unwinder) = &unwinder
         {
-            let stack = look.stack(task, &unwinder, &mut objects.unwinder());
+            let stack = look.stack(task, unwinder, &mut objects.unwinder());
             for frame in stack.user.iter().flat_map(|stack| &stack.frames).take(most) {
                 let address = frame.lookup_address();
                 let _ = objects.at(address).map(|object| object.resolve(address));

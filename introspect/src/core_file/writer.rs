@@ -2,21 +2,24 @@
 
 use std::io::{self, Write};
 
+use object::elf::{self, FileHeader64, NoteHeader64, ProgramHeader64};
+use object::pod::bytes_of;
+use object::{LittleEndian, U16, U32, U64};
+
 use crate::Gpa;
 use crate::x86_64::CpuState;
 
 use super::{BASE, CONTROL, CPU_NOTE, CPU_VERSION, CS, FS, GS, IDT, REGISTERS};
 
-/// Bytes of the file header, of a program header, and of a note's header with the name.
-const HEADER: usize = 64;
-const PROGRAM_HEADER: usize = 56;
-const NOTE_HEADER: usize = 12 + 8;
+const HEADER: usize = size_of::<FileHeader64<LittleEndian>>();
+const PROGRAM_HEADER: usize = size_of::<ProgramHeader64<LittleEndian>>();
+/// Bytes of the name of a CPU's note, padded.
+const NAME: usize = 8;
+const NOTE_HEADER: usize = size_of::<NoteHeader64<LittleEndian>>() + NAME;
 /// Bytes of one CPU (`QEMUCPUState`).
 const CPU: usize = CONTROL + 6 * 8;
-/// Most program headers: a larger number does not fit the file header (`PN_XNUM`, elf(5)).
-const MAX_HEADERS: usize = 0xfffe;
-const PT_LOAD: u32 = 1;
-const PT_NOTE: u32 = 4;
+/// Most program headers: a larger number does not fit the file header (elf(5)).
+const MAX_HEADERS: usize = elf::PN_XNUM as usize - 1;
 
 /// Writes CPUs and ranges of guest-physical memory. The ranges must be disjoint; their order is kept.
 ///
@@ -42,32 +45,24 @@ pub fn write_core<'a>(
     let notes = HEADER + PROGRAM_HEADER * headers;
     let notes_length = cpus.len() * (NOTE_HEADER + CPU);
     let mut head = Vec::with_capacity(notes + notes_length);
-    head.extend(b"\x7fELF\x02\x01\x01");
-    head.resize(16, 0);
-    for half in [4u16, 62] {
-        head.extend(half.to_le_bytes());
-    }
-    head.extend(1u32.to_le_bytes());
-    // Entry, program headers, section headers.
-    for word in [0, HEADER as u64, 0] {
-        head.extend(word.to_le_bytes());
-    }
-    head.extend(0u32.to_le_bytes());
-    for half in [HEADER as u16, PROGRAM_HEADER as u16, count, 64, 0, 0] {
-        head.extend(half.to_le_bytes());
-    }
-    program_header(&mut head, PT_NOTE, notes, 0, notes_length);
+    head.extend(bytes_of(&file_header(count)));
+    let mut segment = |kind, offset, address, length| {
+        head.extend(bytes_of(&program_header(kind, offset, address, length)));
+    };
+    segment(elf::PT_NOTE, notes, 0, notes_length);
     let mut offset = notes + notes_length;
     for (address, bytes) in &ranges {
-        program_header(&mut head, PT_LOAD, offset, address.0, bytes.len());
+        segment(elf::PT_LOAD, offset, address.0, bytes.len());
         offset += bytes.len();
     }
     for cpu in cpus {
-        for word in [CPU_NOTE.len() as u32 + 1, CPU as u32, 0] {
-            head.extend(word.to_le_bytes());
-        }
+        head.extend(bytes_of(&NoteHeader64 {
+            n_namesz: word(CPU_NOTE.len() as u32 + 1),
+            n_descsz: word(CPU as u32),
+            n_type: word(0),
+        }));
         head.extend(CPU_NOTE);
-        head.resize(head.len() + 8 - CPU_NOTE.len(), 0);
+        head.resize(head.len() + NAME - CPU_NOTE.len(), 0);
         head.extend(cpu_note(cpu));
     }
     out.write_all(&head)?;
@@ -77,15 +72,60 @@ pub fn write_core<'a>(
     out.flush()
 }
 
-fn program_header(out: &mut Vec<u8>, kind: u32, offset: usize, address: u64, length: usize) {
-    const READABLE: u32 = 4;
-    for word in [kind, READABLE] {
-        out.extend(word.to_le_bytes());
+fn half(value: u16) -> U16<LittleEndian> {
+    U16::new(LittleEndian, value)
+}
+
+fn word(value: u32) -> U32<LittleEndian> {
+    U32::new(LittleEndian, value)
+}
+
+fn long(value: u64) -> U64<LittleEndian> {
+    U64::new(LittleEndian, value)
+}
+
+fn file_header(program_headers: u16) -> FileHeader64<LittleEndian> {
+    FileHeader64 {
+        e_ident: elf::Ident {
+            magic: elf::ELFMAG,
+            class: elf::ELFCLASS64,
+            data: elf::ELFDATA2LSB,
+            version: elf::EV_CURRENT,
+            os_abi: elf::ELFOSABI_NONE,
+            abi_version: 0,
+            padding: [0; 7],
+        },
+        e_type: half(elf::ET_CORE),
+        e_machine: half(elf::EM_X86_64),
+        e_version: word(elf::EV_CURRENT.into()),
+        e_entry: long(0),
+        e_phoff: long(HEADER as u64),
+        e_shoff: long(0),
+        e_flags: word(0),
+        e_ehsize: half(HEADER as u16),
+        e_phentsize: half(PROGRAM_HEADER as u16),
+        e_phnum: half(program_headers),
+        e_shentsize: half(size_of::<elf::SectionHeader64<LittleEndian>>() as u16),
+        e_shnum: half(0),
+        e_shstrndx: half(0),
     }
-    let (offset, length) = (offset as u64, length as u64);
-    // File offset, virtual and physical address, bytes in file and memory, alignment.
-    for word in [offset, 0, address, length, length, 0] {
-        out.extend(word.to_le_bytes());
+}
+
+fn program_header(
+    kind: u32,
+    offset: usize,
+    address: u64,
+    length: usize,
+) -> ProgramHeader64<LittleEndian> {
+    ProgramHeader64 {
+        p_type: word(kind),
+        p_flags: word(elf::PF_R),
+        p_offset: long(offset as u64),
+        p_vaddr: long(0),
+        p_paddr: long(address),
+        p_filesz: long(length as u64),
+        p_memsz: long(length as u64),
+        p_align: long(0),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The open files of a process.
+//! The open files of a process, and what tells files apart.
 //!
 //! The caller holds the machine still. Threads usually share one table; each thread's own is read. The numbers are those of
 //! `/proc/PID/fd`: one that is reserved while a file is being opened is not among them.
@@ -76,14 +76,23 @@ pub struct FileInfo {
 pub struct InodeInfo {
     /// Its address.
     pub address: Gva,
-    /// Number in its file system.
-    pub number: u64,
+    /// Which file it is.
+    pub identity: FileIdentity,
     /// Kind of file and permissions, as `st_mode` of stat(2).
     pub mode: u16,
     /// Size in bytes; of no meaning for many special files.
     pub size: i64,
-    /// Major and minor number of the device that holds the file system.
-    pub device: (u32, u32),
+}
+
+/// Which file this is, in the whole guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct FileIdentity {
+    /// Major number of the device that holds the file system.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+    /// Number of the inode in its file system.
+    pub inode: u64,
 }
 
 /// Offsets in tables of open files and in files.
@@ -106,10 +115,16 @@ pub struct FilesLayout {
 struct FileLayout {
     flags: u64,
     position: u64,
-    inode: u64,
-    number: u64,
     mode: u64,
     size: u64,
+    identity: IdentityLayout,
+}
+
+/// Offsets of what tells files apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct IdentityLayout {
+    inode: u64,
+    number: u64,
     superblock: u64,
     device: u64,
 }
@@ -130,12 +145,9 @@ impl FilesLayout {
             file: FileLayout {
                 flags: offset(btf, "file.f_flags", 4)?,
                 position: offset(btf, "file.f_pos", 8)?,
-                inode: offset(btf, "file.f_inode", 8)?,
-                number: offset(btf, "inode.i_ino", 8)?,
                 mode: offset(btf, "inode.i_mode", 2)?,
                 size: offset(btf, "inode.i_size", 8)?,
-                superblock: offset(btf, "inode.i_sb", 8)?,
-                device: offset(btf, "super_block.s_dev", 4)?,
+                identity: IdentityLayout::new(btf)?,
             },
         })
     }
@@ -213,22 +225,46 @@ impl FilesLayout {
 
 impl FileLayout {
     fn read(&self, file: &Structure<'_>) -> Result<FileInfo, StructureError> {
-        let inode = file.follow_always(self.inode, "inode")?;
-        let superblock = inode.follow_always(self.superblock, "super_block")?;
-        let device = superblock.u32(self.device)?;
+        let (inode, identity) = self.identity.read(file)?;
         Ok(FileInfo {
             address: file.address(),
             flags: file.u32(self.flags)?,
             position: file.u64(self.position)?.cast_signed(),
             inode: InodeInfo {
                 address: inode.address(),
-                number: inode.u64(self.number)?,
+                identity,
                 mode: inode.u16(self.mode)?,
                 size: inode.u64(self.size)?.cast_signed(),
-                // MAJOR and MINOR, include/linux/kdev_t.h.
-                device: (device >> 20, device & 0xf_ffff),
             },
         })
+    }
+}
+
+impl IdentityLayout {
+    pub(super) fn new(btf: &Btf) -> Result<Self, LayoutError> {
+        Ok(Self {
+            inode: offset(btf, "file.f_inode", 8)?,
+            number: offset(btf, "inode.i_ino", 8)?,
+            superblock: offset(btf, "inode.i_sb", 8)?,
+            device: offset(btf, "super_block.s_dev", 4)?,
+        })
+    }
+
+    /// The inode of a `struct file`, and which file it is.
+    pub(super) fn read<'p>(
+        &self,
+        file: &Structure<'p>,
+    ) -> Result<(Structure<'p>, FileIdentity), StructureError> {
+        let inode = file.follow_always(self.inode, "inode")?;
+        let superblock = inode.follow_always(self.superblock, "super_block")?;
+        let device = superblock.u32(self.device)?;
+        let identity = FileIdentity {
+            // MAJOR and MINOR, include/linux/kdev_t.h.
+            major: device >> 20,
+            minor: device & 0xf_ffff,
+            inode: inode.u64(self.number)?,
+        };
+        Ok((inode, identity))
     }
 }
 
@@ -238,7 +274,7 @@ mod tests {
     use super::*;
     use crate::PausedMemory;
     use crate::kernel::path::test_paths::{STRUCTS, place};
-    use crate::kernel::test_kernel::{BASE, Member, TestKernel, types};
+    use crate::kernel::test_kernel::{BASE, HALF, TestKernel, WORD, types};
 
     const TASK: u64 = BASE + 0x100;
     const FILES: u64 = BASE + 0x200;
@@ -249,7 +285,6 @@ mod tests {
     const END: u64 = BASE + 0x20_0000;
 
     fn layout() -> FilesLayout {
-        const WORD: Member = Member::Bytes(8);
         let mut structs = STRUCTS.to_vec();
         structs.extend([
             ("task_struct", &[("files", 0x18, WORD)][..]),
@@ -257,7 +292,7 @@ mod tests {
             (
                 "fdtable",
                 &[
-                    ("max_fds", 0, Member::Bytes(4)),
+                    ("max_fds", 0, HALF),
                     ("fd", 8, WORD),
                     ("close_on_exec", 16, WORD),
                     ("open_fds", 24, WORD),
@@ -319,10 +354,13 @@ mod tests {
                 position: 77,
                 inode: InodeInfo {
                     address: Gva(place(3)),
-                    number: 1234,
+                    identity: FileIdentity {
+                        major: 8,
+                        minor: 17,
+                        inode: 1234,
+                    },
                     mode: 0o100644,
                     size: 4096,
-                    device: (8, 17),
                 },
             },
         };

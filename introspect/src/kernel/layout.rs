@@ -52,14 +52,11 @@ pub fn offset(btf: &Btf, path: &str, expected: u64) -> Result<u64, LayoutError> 
 /// # Errors
 /// That of the first path, if none is there.
 pub fn first_offset(btf: &Btf, paths: &[&str], expected: u64) -> Result<u64, LayoutError> {
-    let mut failure = None;
-    for path in paths {
-        match offset(btf, path, expected) {
-            Ok(found) => return Ok(found),
-            Err(error) => failure = failure.or(Some(error)),
-        }
-    }
-    failure.map_or_else(|| offset(btf, "", expected), Err)
+    let found = paths
+        .iter()
+        .find_map(|path| offset(btf, path, expected).ok());
+    let first = paths.first().copied().unwrap_or_default();
+    found.map_or_else(|| offset(btf, first, expected), Ok)
 }
 
 #[cfg(test)]

@@ -26,6 +26,22 @@ impl<T, E> Walk<T, E> {
     pub fn complete(self) -> Result<Vec<T>, E> {
         self.error.map_or(Ok(self.items), Err)
     }
+
+    /// What `read` makes of each item. What it cannot read is left out, and told if nothing else was broken before.
+    pub(super) fn read_each<U, F: From<E>>(
+        self,
+        mut read: impl FnMut(T) -> Result<U, F>,
+    ) -> Walk<U, F> {
+        let mut items = Vec::with_capacity(self.items.len());
+        let mut error = self.error.map(F::from);
+        for item in self.items {
+            match read(item) {
+                Ok(found) => items.push(found),
+                Err(broken) => error = error.or(Some(broken)),
+            }
+        }
+        Walk { items, error }
+    }
 }
 
 /// Where a ring is broken.

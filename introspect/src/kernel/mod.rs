@@ -15,6 +15,7 @@ pub mod live;
 pub mod loaded_modules;
 pub mod maple_tree;
 pub mod module_memory;
+pub mod module_readers;
 pub mod module_symbols;
 pub mod modules;
 pub mod page_cache;

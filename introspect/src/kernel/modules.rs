@@ -173,18 +173,8 @@ impl ModulesLayout {
             member: self.list,
             limit: MAX_MODULES,
         };
-        let found = list.walk(view);
-        let mut walk = Walk {
-            items: Vec::with_capacity(found.items.len()),
-            error: found.error.map(ModulesError::from),
-        };
-        for address in found.items {
-            match self.module(view, address) {
-                Ok(module) => walk.items.push(module),
-                Err(error) => walk.error = walk.error.or(Some(error)),
-            }
-        }
-        walk
+        list.walk(view)
+            .read_each(|address| self.module(view, address))
     }
 
     fn module(&self, view: MemoryView<'_>, address: Gva) -> Result<Module, ModulesError> {
@@ -210,14 +200,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::PausedMemory;
-    use crate::kernel::test_kernel::{BASE, Member, TestKernel, symbols, types};
+    use crate::kernel::test_kernel::{BASE, Member, Struct, TestKernel, symbols, types};
 
     const HEAD: u64 = BASE;
     const MODULE: u64 = BASE + 0x1000;
     const TEXT: u64 = 0xffff_ffff_c010_0000;
 
-    type Members<'a> = &'a [(&'a str, u32, Member)];
-    const LIST: (&str, Members) = (
+    const LIST: Struct<'static> = (
         "list_head",
         &[("next", 0, Member::Bytes(8)), ("prev", 8, Member::Bytes(8))],
     );

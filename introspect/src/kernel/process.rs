@@ -7,10 +7,8 @@ use super::btf::Btf;
 use super::layout::{LayoutError, offset};
 use super::path::{PathLayout, PathRef};
 use super::structure::{Structure, StructureError};
-use crate::x86_64::{AddressSpace, ReadVirtualError, TranslateError};
+use crate::x86_64::{AddressSpace, PAGE, ReadVirtualError, TranslateError};
 use crate::{Gva, MemoryView};
-
-const PAGE: u64 = 4096;
 
 /// Why a process cannot be looked into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -193,7 +191,7 @@ impl ProcessLayout {
     ) -> Result<ProcessText, ProcessError> {
         let structure = Structure::at(view, "mm_struct", mm)?;
         let (start, end) = range(&structure, self.environment)?;
-        if end == 0 || start >= end {
+        if start >= end {
             return Ok(ProcessText::NONE);
         }
         let user = view.with_space(self.address_space(view, mm)?);
@@ -273,7 +271,7 @@ pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::kernel::path::test_paths;
-    use crate::kernel::test_kernel::{self, BASE, Member, TestKernel};
+    use crate::kernel::test_kernel::{self, BASE, Member, TestKernel, WORD};
     use crate::test_memory::Flags;
     use crate::{Gpa, PausedMemory};
 
@@ -284,20 +282,19 @@ pub(crate) mod tests {
     const STRINGS: u64 = 0x7ffd_1000;
 
     pub(crate) fn types() -> Btf {
-        let word = Member::Bytes(8);
         let mut structs = test_paths::STRUCTS.to_vec();
         structs.push((
             "mm_struct",
             &[
-                ("pgd", 0x10, Member::Bytes(8)),
-                ("arg_start", 0x20, Member::Bytes(8)),
-                ("arg_end", 0x28, Member::Bytes(8)),
-                ("env_start", 0x30, Member::Bytes(8)),
-                ("env_end", 0x38, Member::Bytes(8)),
-                ("exe_file", 0x40, Member::Bytes(8)),
+                ("pgd", 0x10, WORD),
+                ("arg_start", 0x20, WORD),
+                ("arg_end", 0x28, WORD),
+                ("env_start", 0x30, WORD),
+                ("env_end", 0x38, WORD),
+                ("exe_file", 0x40, WORD),
             ],
         ));
-        let task = [("fs", 0x18, word)];
+        let task = [("fs", 0x18, WORD)];
         structs.push(("task_struct", &task));
         let fs = [
             ("root", 0x18, Member::Of("path")),

@@ -135,21 +135,11 @@ pub(super) fn is_plausible(slide: u64) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::kernel::symbols::SymbolsBuilder;
+    use crate::kernel::test_kernel::symbols;
 
     const SYSCALL: u64 = 0xffff_ffff_81c0_0080;
     const PAGE_FAULT: u64 = 0xffff_ffff_81c0_0be0;
     const DIVIDE: u64 = 0xffff_ffff_81c0_0a90;
-
-    fn symbols(names: &[(&str, u64)]) -> Symbols {
-        let mut builder = SymbolsBuilder::default();
-        for (name, address) in names {
-            builder
-                .push(name.as_bytes(), *address, b'T', false)
-                .unwrap();
-        }
-        builder.finish(None)
-    }
 
     fn kernel() -> Symbols {
         symbols(&[

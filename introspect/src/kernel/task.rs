@@ -31,8 +31,6 @@ pub struct TaskLayout {
     pub tgid: u64,
     /// See `pid`.
     pub comm: u64,
-    /// See `pid`. The pointer there is 0 in a kernel thread.
-    pub mm: u64,
 }
 
 /// Why tasks cannot be read in this kernel.
@@ -63,12 +61,12 @@ pub enum TaskError {
     /// The per-CPU variable is no RAM.
     #[error("the per-CPU data cannot be read: {0}")]
     PerCpu(#[from] PhysicalReadError),
-    /// What stands there is no kernel pointer.
+    /// What should point to it does not.
     #[error(
-        "the current task's pointer is {found}, which is no kernel address: the CPU is not set up yet"
+        "the task's pointer is {found}, which is no kernel address; a CPU that is not set up yet has no task"
     )]
     NotATask {
-        /// The value found.
+        /// The pointer.
         found: Gva,
     },
     /// The task cannot be read.
@@ -177,7 +175,6 @@ impl TaskLayout {
             pid: offset(btf, "task_struct.pid", 4)?,
             tgid: offset(btf, "task_struct.tgid", 4)?,
             comm: offset(btf, "task_struct.comm", COMM_LENGTH as u64)?,
-            mm: offset(btf, "task_struct.mm", 8)?,
         })
     }
 
@@ -267,22 +264,6 @@ impl TaskLayout {
             tgid: i32::from_le_bytes(tgid),
             comm,
         })
-    }
-
-    /// The address of the task's `mm_struct`; `None` for a kernel thread.
-    ///
-    /// # Errors
-    /// If the task cannot be read.
-    pub fn memory_map(
-        &self,
-        memory: &(impl PhysicalMemory + ?Sized),
-        space: AddressSpace,
-        task: Gva,
-    ) -> Result<Option<Gva>, TaskError> {
-        let mut pointer = [0; 8];
-        FieldReader::new(memory, space, task)?.read(self.mm, &mut pointer)?;
-        let pointer = u64::from_le_bytes(pointer);
-        Ok((pointer != 0).then_some(Gva(pointer)))
     }
 
     /// How a CPU's work nests now; `None` if the kernel does not name the counter.
@@ -399,11 +380,10 @@ mod tests {
         memory.map(space, (TASK & !0xfff) + 4096, 0x1a_0000, 4096, flags);
         memory.write(0x18_0000 + current, &TASK.to_le_bytes());
         memory.write(0x18_0000 + preempt, &0x8001_0000u32.to_le_bytes());
-        // pid at 32 and tgid at 36 before the page's end, comm at 48 and mm at 64 behind it.
+        // pid at 32 and tgid at 36 before the page's end, comm at 48 behind it.
         memory.write(0x19_0ff0, &1234i32.to_le_bytes());
         memory.write(0x19_0ff4, &1200i32.to_le_bytes());
         memory.write(0x1a_0000, b"nginx: worker\0\0\0");
-        memory.write(0x1a_0010, &0xffff_8880_0555_0000u64.to_le_bytes());
         (memory, space)
     }
 
@@ -437,8 +417,6 @@ mod tests {
                 "{names:?}"
             );
             assert_eq!(task.address, Gva(TASK));
-            let map = layout.memory_map(&memory, space, task.address);
-            assert_eq!(map, Ok(Some(Gva(0xffff_8880_0555_0000))));
             let per_cpu = layout.per_cpu(&memory, space, Gva(base)).unwrap();
             assert_eq!(layout.current_at(&memory, space, &per_cpu), Ok(task));
             assert_eq!(

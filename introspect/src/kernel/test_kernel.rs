@@ -13,6 +13,8 @@ use crate::{Gva, MemoryView, PausedMemory};
 pub(crate) const BASE: u64 = 0xffff_8880_0100_0000;
 /// Where the same memory is mapped again, for an array of `struct page`.
 pub(crate) const VMEMMAP: u64 = 0xffff_ea00_0000_0000;
+/// Where structures start in tests that leave room before them.
+pub(crate) const FREE: u64 = BASE + 0x1_0000;
 /// Physical address of its first byte.
 pub(crate) const RAM: u64 = 0x100_0000;
 /// Bytes of it. As many before it have the page tables.
@@ -155,6 +157,11 @@ pub(crate) enum Member {
     /// A struct given before.
     Of(&'static str),
 }
+
+/// A pointer or `long`.
+pub(crate) const WORD: Member = Member::Bytes(8);
+/// An `int`.
+pub(crate) const HALF: Member = Member::Bytes(4);
 
 /// A struct's name and the members of it: name, byte offset and type.
 pub(crate) type Struct<'a> = (&'static str, &'a [(&'static str, u32, Member)]);

@@ -12,9 +12,7 @@ use gimli::{
     LittleEndian, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection,
 };
 
-use object::elf::{PT_GNU_EH_FRAME, PT_LOAD};
-
-use crate::bytes::{u32_at, u64_at};
+use crate::bytes::u32_at;
 
 /// Registers by DWARF's numbers, the last of which is the return address.
 pub(super) const REGISTERS: usize = 17;
@@ -27,8 +25,6 @@ pub(super) const MAX_SECTIONS: u64 = 64 << 20;
 const MAX_SHARED: usize = 1 << 14;
 /// Longest expression; those that compilers and C libraries write have some tens of bytes.
 const MAX_EXPRESSION: usize = 256;
-/// Program headers looked at.
-const MAX_SEGMENTS: u16 = 256;
 /// The only search table that linkers write: version 1, any 32-bit pointer to the records, an unsigned 32-bit count,
 /// and pairs of signed 32-bit distances from the table's start (`DW_EH_PE_datarel | DW_EH_PE_sdata4`).
 const TABLE: (u8, u8, u8) = (1, 0x03, 0x3b);
@@ -338,46 +334,5 @@ pub(super) fn expression<M: Machine>(
     match evaluation.as_result().last().map(|piece| &piece.location) {
         Some(Location::Address { address }) => Ok(*address),
         _ => Err(machine.bad()),
-    }
-}
-
-/// What an object's program headers tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ObjectHeaders {
-    /// What is to be added to a link address to get where it is loaded.
-    pub bias: u64,
-    /// Link address of `.eh_frame_hdr`, if there is one.
-    pub eh_frame_hdr: Option<u64>,
-}
-
-impl ObjectHeaders {
-    /// Reads the headers of an ELF object whose first byte is loaded at `base`; `read` reads what is loaded. `None` if
-    /// that is no 64-bit ELF object, or the headers are not in memory.
-    pub fn read(base: u64, read: impl Fn(u64, &mut [u8]) -> Option<()>) -> Option<Self> {
-        let mut header = [0; 64];
-        read(base, &mut header)?;
-        let (programs, size) = (u64_at(&header, 32)?, crate::bytes::u16_at(&header, 54)?);
-        let count = crate::bytes::u16_at(&header, 56)?;
-        if !header.starts_with(b"\x7fELF\x02\x01") || size != 56 || count > MAX_SEGMENTS {
-            return None;
-        }
-        let (mut bias, mut eh_frame_hdr) = (None, None);
-        for index in 0..u64::from(count) {
-            let mut program = [0; 56];
-            read(
-                base.checked_add(programs)?.checked_add(index * 56)?,
-                &mut program,
-            )?;
-            let (offset, address) = (u64_at(&program, 8)?, u64_at(&program, 16)?);
-            match u32_at(&program, 0)? {
-                PT_LOAD if offset == 0 => bias = bias.or(Some(base.wrapping_sub(address))),
-                PT_GNU_EH_FRAME => eh_frame_hdr = Some(address),
-                _ => {}
-            }
-        }
-        Some(Self {
-            bias: bias?,
-            eh_frame_hdr,
-        })
     }
 }

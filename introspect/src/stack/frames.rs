@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::bytes::u64_at;
-use crate::x86_64::{GeneralRegisters, ReadVirtualError};
+use crate::x86_64::{CpuState, GeneralRegisters, ReadVirtualError};
 use crate::{Gva, MemoryView};
 
 /// How a frame's address came to be known.
@@ -180,7 +180,7 @@ pub struct Stack {
 
 impl Stack {
     /// A stack of which nothing is known but why.
-    pub(super) fn empty(end: End) -> Self {
+    pub(crate) fn empty(end: End) -> Self {
         Self {
             frames: Vec::new(),
             end,
@@ -248,6 +248,15 @@ impl SavedRegisters {
             cs: word(17) as u16,
             orig_rax: word(15),
         })
+    }
+
+    /// Those of a CPU in user mode, which is in no system call.
+    pub(crate) fn of_cpu(cpu: &CpuState) -> Self {
+        Self {
+            general: cpu.general,
+            cs: cpu.cs,
+            orig_rax: u64::MAX,
+        }
     }
 
     /// Whether they are a process's.

@@ -91,12 +91,6 @@ impl KernelUnwinder {
         self.code.modules = modules;
     }
 
-    /// How this kernel's stacks are unwound.
-    #[must_use]
-    pub fn method(&self) -> Method {
-        self.method
-    }
-
     /// The stack of a task that does not run now. Its frames are those of `/proc/PID/stack`, and before them those of the
     /// scheduler (see [`is_scheduler`](Self::is_scheduler)).
     #[must_use]
@@ -113,13 +107,8 @@ impl KernelUnwinder {
     #[must_use]
     pub fn running(&self, view: MemoryView<'_>, cpu: &CpuState, task: Gva) -> Stack {
         if cpu.in_user_mode() {
-            let entry = SavedRegisters {
-                general: cpu.general,
-                cs: cpu.cs,
-                orig_rax: u64::MAX,
-            };
             return Stack {
-                entry: Some(entry),
+                entry: Some(SavedRegisters::of_cpu(cpu)),
                 ..Stack::empty(End::UserMode)
             };
         }

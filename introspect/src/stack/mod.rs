@@ -9,12 +9,12 @@ pub mod frames;
 pub mod kernel;
 pub mod orc;
 pub mod orc_versions;
-pub mod ranges;
 pub mod user;
 
 mod eh_frame;
 mod frame_pointer;
 mod orc_walk;
+mod ranges;
 mod trampoline;
 
 #[cfg(test)]

@@ -116,18 +116,6 @@ impl OrcTable {
         Ok(Self { place, format })
     }
 
-    /// How many records there are.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.place.count
-    }
-
-    /// Never: an empty table is refused.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.place.count == 0
-    }
-
     /// The format of its records.
     #[must_use]
     pub fn format(&self) -> OrcFormat {
@@ -458,7 +446,7 @@ mod tests {
             let paused = PausedMemory::new(&memory);
             let table = layout.table(paused.view(space), Gva(module));
             let records = table
-                .map(|table| table.map(|table| table.len()))
+                .map(|table| table.map(|table| table.place.count))
                 .map_err(|_| ());
             assert_eq!(records, expected, "{count} records");
         }

@@ -9,9 +9,9 @@ use super::frames::{End, SavedRegisters};
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::symbols::Symbols;
+use crate::x86_64::PAGE;
 use crate::{Gva, MemoryView};
 
-const PAGE: u64 = 4096;
 /// Size of a task's stack and of an interrupt stack, which is the same: four pages, eight with KASAN (`THREAD_SIZE` and
 /// `IRQ_STACK_SIZE`, arch/x86/include/asm/page_64_types.h). The types tell the latter.
 const DEFAULT_STACK: u64 = 4 * PAGE;
@@ -22,7 +22,7 @@ const FRED_ENTRY: &str = "asm_fred_entrypoint_user";
 
 /// One stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StackKind {
+pub(super) enum StackKind {
     /// The task's.
     Task,
     /// The CPU's for device interrupts and softirqs.
@@ -47,7 +47,7 @@ const EXCEPTION_STACKS: [&str; 8] = [
 
 /// Where a kernel keeps its stacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StackLayout {
+pub(super) struct StackLayout {
     /// Offsets in `task_struct`.
     task_stack: u64,
     thread_sp: u64,
@@ -78,7 +78,7 @@ impl StackLayout {
     ///
     /// # Errors
     /// If the types do not describe a task's stack.
-    pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
+    pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
         let inactive = |member: &str, default| {
             let found = offset(btf, &format!("inactive_task_frame.{member}"), 8);
             found.unwrap_or(default)

@@ -14,7 +14,7 @@ use super::frames::{End, Found, Frame, Guess, SavedRegisters, Stack};
 use crate::x86_64::GeneralRegisters;
 use crate::{Gva, MemoryView};
 
-pub use super::eh_frame::{MissingBytes, ObjectBytes, ObjectHeaders};
+pub use super::eh_frame::{MissingBytes, ObjectBytes};
 
 /// Frames of a stack, unless another number is asked for: what `perf` takes (`PERF_MAX_STACK_DEPTH`).
 pub const DEFAULT_FRAMES: usize = 127;
@@ -48,44 +48,6 @@ pub struct MappedObject<'o> {
     pub eh_frame: Option<Range<u64>>,
     /// Its bytes.
     pub bytes: Box<dyn ObjectBytes + 'o>,
-}
-
-/// An object's bytes, read where the process has mapped them.
-pub struct MappedBytes<'p> {
-    view: MemoryView<'p>,
-    bias: u64,
-}
-
-impl<'p> MappedBytes<'p> {
-    /// Of the object with the given bias, in the address space of `view`.
-    #[must_use]
-    pub fn new(view: MemoryView<'p>, bias: u64) -> Self {
-        Self { view, bias }
-    }
-}
-
-impl ObjectBytes for MappedBytes<'_> {
-    fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes> {
-        let read = self.view.read(Gva(address.wrapping_add(self.bias)), buf);
-        read.map_err(|_| MissingBytes { address })
-    }
-}
-
-impl<'p> MappedObject<'p> {
-    /// The object whose first byte is mapped at `base`, from what of it is in memory; `None` if that is no 64-bit ELF
-    /// object with its headers there. `text` is where its code is mapped.
-    #[must_use]
-    pub fn in_memory(view: MemoryView<'p>, base: Gva, text: Range<u64>) -> Option<Self> {
-        let read = |at: u64, buf: &mut [u8]| view.read(Gva(at), buf).ok();
-        let ObjectHeaders { bias, eh_frame_hdr } = ObjectHeaders::read(base.0, read)?;
-        Some(Self {
-            text,
-            bias,
-            eh_frame_hdr,
-            eh_frame: None,
-            bytes: Box::new(MappedBytes::new(view, bias)),
-        })
-    }
 }
 
 /// Walks the stacks of one process's threads. It keeps the rules it has found: they hold for as long as the mappings do.
@@ -145,19 +107,20 @@ impl<'o> UserUnwinder<'o> {
             if frames.len() >= most {
                 return End::TooLong;
             }
-            frames.push(Frame {
+            let mut frame = Frame {
                 address,
                 found,
                 reliable,
                 trampoline: None,
-            });
-            let step = self.step(&mut thread, found);
+            };
+            let step = self.step(&mut thread, &frame);
+            if step == Ok(Found::Interrupted) {
+                // The code that a handler returns to was not called: its address is its first instruction's.
+                frame.found = Found::Interrupted;
+            }
+            frames.push(frame);
             match step {
-                Ok(Step { next, exact }) => {
-                    if let (true, Some(last)) = (exact, frames.last_mut()) {
-                        // The code that a handler returns to was not called: its address is its first instruction's.
-                        last.found = Found::Interrupted;
-                    }
+                Ok(next) => {
                     reliable &= !matches!(next, Found::Guess(_));
                     found = next;
                 }
@@ -171,13 +134,9 @@ impl<'o> UserUnwinder<'o> {
             || find(&self.code, |range| range, address).is_some()
     }
 
-    /// Moves to the caller.
-    fn step(&mut self, thread: &mut Thread<'_>, found: Found) -> Result<Step, End> {
-        let exact = matches!(found, Found::Register | Found::Interrupted);
-        let lookup = match exact {
-            true => thread.rip,
-            false => thread.rip.wrapping_sub(1),
-        };
+    /// Moves from the thread's frame to the caller, and tells how that was found.
+    fn step(&mut self, thread: &mut Thread<'_>, frame: &Frame) -> Result<Found, End> {
+        let lookup = frame.lookup_address();
         let address = Gva(lookup);
         let rule = match self.rule(lookup) {
             Ok(rule) => rule,
@@ -187,28 +146,24 @@ impl<'o> UserUnwinder<'o> {
                 return Err(End::NotPresent { gva });
             }
         };
-        let next = match rule {
+        match rule {
             Some(rule) => {
                 thread.apply(&rule)?;
-                match rule.signal {
+                Ok(match rule.signal {
                     true => Found::Interrupted,
                     false => Found::Return,
-                }
+                })
             }
-            None if thread.leave_signal()? => Found::Interrupted,
+            None if thread.leave_signal()? => Ok(Found::Interrupted),
             None => {
-                thread.follow_frame_pointer(matches!(found, Found::Guess(_)))?;
+                thread.follow_frame_pointer(matches!(frame.found, Found::Guess(_)))?;
                 if !self.is_code(thread.rip) {
                     // The assumption did not hold: the function keeps something else in RBP.
                     return Err(End::NoUnwindInfo { address });
                 }
-                Found::Guess(Guess::FramePointer)
+                Ok(Found::Guess(Guess::FramePointer))
             }
-        };
-        Ok(Step {
-            next,
-            exact: next == Found::Interrupted,
-        })
+        }
     }
 
     /// The rule for the instruction at `address`; with a failure, the object's bias.
@@ -300,14 +255,6 @@ fn find_rule(
         Some(record) => Ok(eh_frame::rule(bytes, record, address)?.map(Rc::new)),
         None => Ok(None),
     }
-}
-
-/// What a step has done.
-struct Step {
-    /// How the new frame was found.
-    next: Found,
-    /// Whether the frame left was at its first instruction.
-    exact: bool,
 }
 
 /// A thread's registers in one frame.

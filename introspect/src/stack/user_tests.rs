@@ -1,15 +1,21 @@
 //! Walks of a process's stacks, over hand-made unwind information.
 #![allow(clippy::unwrap_used)]
 
+use object::elf::PT_GNU_EH_FRAME;
+
 use super::frames::{End, Found, Guess, SavedRegisters, Stack};
 use super::user::{DEFAULT_FRAMES, MappedObject, MissingBytes, ObjectBytes, UserUnwinder};
 use crate::test_memory::{Flags, TestMemory};
+use crate::user::file_bytes::{FileMapping, MappedBytes};
+use crate::user::load_base::LoadBase;
+use crate::user::object_file::ObjectFile;
 use crate::x86_64::{AddressSpace, GeneralRegisters};
-use crate::{Gva, PausedMemory};
+use crate::{Gva, MemoryView, PausedMemory};
 
 /// Linked at 0x1000 and mapped here: headers, code, unwind information, a page each.
 const BASE: u64 = 0x7f00_0000_0000;
 const LINKED: u64 = 0x1000;
+const SIZE: u64 = 0x3000;
 const CODE: u64 = BASE + 0x1000;
 const FRAMES: u64 = 0x3000;
 const STACK: u64 = 0x7ffc_0000_0000;
@@ -97,6 +103,16 @@ fn unwind_information() -> Vec<u8> {
     section
 }
 
+/// The object's bytes, as the process has them mapped.
+struct Mapped<'p>(MemoryView<'p>);
+
+impl ObjectBytes for Mapped<'_> {
+    fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes> {
+        let read = self.0.read(Gva(address.wrapping_add(BASE - LINKED)), buf);
+        read.map_err(|_| MissingBytes { address })
+    }
+}
+
 struct Process {
     memory: TestMemory,
     space: AddressSpace,
@@ -118,10 +134,12 @@ impl Process {
         }
         // The ELF headers: two program headers, the first of what is loaded, the second of the unwind information.
         memory.write(0x18_0000, b"\x7fELF\x02\x01\x01");
+        memory.write(0x18_0010, &[3, 0, 62, 0]);
         memory.write(0x18_0020, &64u64.to_le_bytes());
         memory.write(0x18_0036, &[56, 0, 2, 0]);
         memory.write(0x18_0040, &1u32.to_le_bytes());
         memory.write(0x18_0050, &LINKED.to_le_bytes());
+        memory.write(0x18_0060, &SIZE.to_le_bytes());
         memory.write(0x18_0078, &0x6474_e550u32.to_le_bytes());
         memory.write(0x18_0088, &(FRAMES + 0x800).to_le_bytes());
         memory.write(0x18_2000, &unwind_information());
@@ -146,8 +164,24 @@ impl Process {
     ) -> Stack {
         let paused = PausedMemory::new(&self.memory);
         let view = paused.view(self.space);
-        let text = CODE..CODE + 0x1000;
-        let mut object = MappedObject::in_memory(view, Gva(BASE), text).unwrap();
+        let mapping = FileMapping {
+            start: Gva(BASE),
+            end: Gva(BASE + SIZE),
+            file_offset: 0,
+            executable: true,
+        };
+        let bytes = MappedBytes::new(view, SIZE, vec![mapping]);
+        let file = ObjectFile::parse(&bytes).unwrap();
+        let segments = file.segments();
+        let header = segments.iter().find(|s| s.kind == PT_GNU_EH_FRAME);
+        let base = LoadBase::find(segments, &mapping, mapping.start).unwrap();
+        let mut object = MappedObject {
+            text: CODE..CODE + 0x1000,
+            bias: base.bias(),
+            eh_frame_hdr: header.map(|segment| segment.address),
+            eh_frame: None,
+            bytes: Box::new(Mapped(view)),
+        };
         assert_eq!(
             (object.bias, object.eh_frame_hdr),
             (BASE - LINKED, Some(FRAMES + 0x800))

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use super::{Look, Lost};
 use crate::Gva;
+use crate::kernel::files::FileIdentity;
 use crate::kernel::task_list::TaskInfo;
-use crate::kernel::vma::{FileIdentity, Vma, VmaError, VmaName};
+use crate::kernel::vma::{Vma, VmaError, VmaName};
 
 /// Most bytes of all names: a guest may have a million areas, and paths of 4096 bytes.
 const MAX_NAME_BYTES: usize = 32 << 20;
@@ -37,12 +38,12 @@ impl Look<'_> {
     /// If the kernel does not tell.
     pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Lost> {
         let layout = self.system.areas.as_ref().map_err(Lost::clone)?;
-        let Some(mm) = task.mm.filter(|_| !task.is_kernel_thread()) else {
+        let Some(mm) = task.user_mm() else {
             return Ok(None);
         };
         let view = self.view;
         let walk = layout.vmas(view, mm);
-        let (mut vmas, mut error) = (walk.vmas, walk.error);
+        let (mut vmas, mut error) = (walk.items, walk.error);
         let mut areas = Vec::with_capacity(vmas.len());
         let bounds = match layout.bounds(view, mm) {
             Ok(bounds) => bounds,

@@ -17,7 +17,6 @@ mod tests;
 mod user_objects;
 
 pub use maps::{Maps, NamedArea};
-pub use modules::ModuleError;
 pub use processes::Program;
 pub use stacks::ThreadStack;
 pub use symbolize::Place;
@@ -27,6 +26,7 @@ use std::error::Error;
 
 use crate::kernel::btf::Btf;
 use crate::kernel::files::FilesLayout;
+use crate::kernel::module_readers::ModuleReaders;
 use crate::kernel::page_cache::PageCacheLayout;
 use crate::kernel::process::ProcessLayout;
 use crate::kernel::symbols::Symbols;
@@ -38,7 +38,6 @@ use crate::stack::orc::ModuleOrcLayout;
 use crate::user::vdso::VdsoLayout;
 use crate::x86_64::{AddressSpace, CpuState};
 use crate::{MemoryView, PausedMemory};
-use modules::ModuleParts;
 
 /// A question that this kernel leaves open.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +63,7 @@ pub struct System {
     page_cache: Part<PageCacheLayout>,
     vdso: Part<VdsoLayout>,
     /// `None` in a kernel that cannot load any.
-    modules: Part<Option<ModuleParts>>,
+    modules: Part<Option<ModuleReaders>>,
     unwinder: Part<KernelUnwinder>,
     module_orc: Option<ModuleOrcLayout>,
 }
@@ -91,7 +90,7 @@ impl System {
                 PageCacheLayout::new(btf, &symbols)
             }),
             vdso: part("the vdso", types, VdsoLayout::new),
-            modules: part("modules", types, |btf| ModuleParts::new(btf, &symbols)),
+            modules: part("modules", types, |btf| ModuleReaders::new(btf, &symbols)),
             unwinder: part("kernel stacks", types, |btf| {
                 stacks::kernel_unwinder(view, btf, &symbols, orc)
             }),

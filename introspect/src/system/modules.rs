@@ -1,41 +1,10 @@
 //! The kernel's modules and their symbols.
 
 use super::{Look, Lost};
-use crate::kernel::btf::Btf;
 use crate::kernel::list::Walk;
 use crate::kernel::loaded_modules::LoadedModules;
-use crate::kernel::module_symbols::{ModuleSymbolsError, ModuleSymbolsLayout};
-use crate::kernel::modules::{Module, ModulesError, ModulesLayout, ModulesLayoutError};
-use crate::kernel::symbols::Symbols;
-
-/// What of the modules could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ModuleError {
-    /// Their list, or one on it: there are more modules than those that were read.
-    #[error(transparent)]
-    Modules(#[from] ModulesError),
-    /// The symbols of one.
-    #[error(transparent)]
-    Symbols(#[from] ModuleSymbolsError),
-}
-
-/// The readers of modules.
-pub(super) struct ModuleParts {
-    modules: ModulesLayout,
-    symbols: ModuleSymbolsLayout,
-}
-
-impl ModuleParts {
-    /// `None` for a kernel that cannot load modules.
-    pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Result<Option<Self>, ModulesLayoutError> {
-        let modules = match ModulesLayout::new(btf, symbols) {
-            Err(ModulesLayoutError::NoModules) => return Ok(None),
-            modules => modules?,
-        };
-        let symbols = ModuleSymbolsLayout::new(btf)?;
-        Ok(Some(Self { modules, symbols }))
-    }
-}
+use crate::kernel::module_readers::{ModuleError, ModuleReaders};
+use crate::kernel::modules::{Module, ModulesError};
 
 impl Look<'_> {
     /// The modules that are loaded now; none in a kernel that cannot load any.
@@ -43,27 +12,25 @@ impl Look<'_> {
     /// # Errors
     /// If the kernel does not tell of them.
     pub fn modules(&self) -> Result<Walk<Module, ModulesError>, Lost> {
-        let parts = self.system.modules.as_ref().map_err(Lost::clone)?;
+        let readers = self.system.modules.as_ref().map_err(Lost::clone)?;
         let none = Walk {
             items: Vec::new(),
             error: None,
         };
-        let read = |parts: &ModuleParts| parts.modules.modules(self.view);
-        Ok(parts.as_ref().map_or(none, read))
+        let list = |readers: &ModuleReaders| readers.list(self.view);
+        Ok(readers.as_ref().map_or(none, list))
     }
 
-    /// The symbols of all loaded modules, and what could not be read of them.
+    /// The symbols of these [`modules`](Self::modules), and what could not be read of the modules.
     ///
     /// # Errors
     /// If the kernel does not tell of modules.
-    pub fn module_symbols(&self) -> Result<(LoadedModules, Vec<ModuleError>), Lost> {
-        let Some(parts) = self.system.modules.as_ref().map_err(Lost::clone)? else {
-            return Ok((LoadedModules::default(), Vec::new()));
-        };
-        let modules = parts.modules.modules(self.view);
-        let (loaded, broken) = parts.symbols.read_all(self.view, modules.items);
-        let errors = modules.error.map(ModuleError::from).into_iter();
-        let errors = errors.chain(broken.into_iter().map(ModuleError::from));
-        Ok((loaded, errors.collect()))
+    pub fn module_symbols(
+        &self,
+        modules: Walk<Module, ModulesError>,
+    ) -> Result<(LoadedModules, Vec<ModuleError>), Lost> {
+        let readers = self.system.modules.as_ref().map_err(Lost::clone)?;
+        let read = |readers: &ModuleReaders| readers.symbols(self.view, modules);
+        Ok(readers.as_ref().map(read).unwrap_or_default())
     }
 }

@@ -87,7 +87,7 @@ impl Look<'_> {
         most: usize,
     ) -> Result<Option<Result<Program, ProcessError>>, Lost> {
         let layout = self.system.processes.as_ref().map_err(Lost::clone)?;
-        let Some(mm) = task.mm.filter(|_| !task.is_kernel_thread()) else {
+        let Some(mm) = task.user_mm() else {
             return Ok(None);
         };
         let read = || {

@@ -4,6 +4,7 @@ use super::{Look, Lost};
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::LayoutError;
 use crate::kernel::module_memory::RangeKind;
+use crate::kernel::modules::Module;
 use crate::kernel::symbols::Symbols;
 use crate::kernel::task_list::TaskInfo;
 use crate::stack::code::ModuleCode;
@@ -72,13 +73,12 @@ impl Look<'_> {
         })
     }
 
-    /// A walker of the kernel's stacks, which knows the modules that are loaded now.
+    /// A walker of the kernel's stacks, which knows these [`modules`](Self::modules): those that are loaded now.
     ///
     /// # Errors
     /// If the kernel does not tell what its stacks look like.
-    pub fn kernel_unwinder(&self) -> Result<KernelUnwinder, Lost> {
+    pub fn kernel_unwinder(&self, modules: &[Module]) -> Result<KernelUnwinder, Lost> {
         let mut unwinder = self.system.unwinder.clone()?;
-        let modules = self.modules().map(|found| found.items).unwrap_or_default();
         let code = modules.iter().map(|module| ModuleCode {
             text: module
                 .ranges
@@ -113,9 +113,9 @@ impl Look<'_> {
         if task.is_kernel_thread() {
             return ThreadStack { kernel, user: None };
         }
-        let registers = match (cpu, &kernel) {
-            (Some(cpu), None) => Ok(Some(of_cpu(cpu))),
-            (_, Some(stack)) => match stack.entry {
+        let registers = match &kernel {
+            None => Ok(cpu.map(SavedRegisters::of_cpu)),
+            Some(stack) => match stack.entry {
                 Some(entry) => Ok(Some(entry)),
                 // What stands where they belong may be of an earlier entry.
                 None if cpu.is_some_and(|cpu| {
@@ -126,15 +126,14 @@ impl Look<'_> {
                 }
                 None => unwinder.entry_registers(self.view, task.address),
             },
-            (None, None) => Ok(None),
         };
         let user = match registers {
             Ok(Some(registers)) => match self.process_view(task) {
                 Some(view) => Some(user.walk(view, &registers, DEFAULT_FRAMES)),
-                None => Some(ended(End::NoStack)),
+                None => Some(Stack::empty(End::NoStack)),
             },
             Ok(None) => None,
-            Err(end) => Some(ended(end)),
+            Err(end) => Some(Stack::empty(end)),
         };
         ThreadStack { kernel, user }
     }
@@ -157,22 +156,5 @@ fn is_at_border(stack: &Stack) -> bool {
         End::UserMode => true,
         End::Bottom => stack.frames.len() == 1,
         _ => false,
-    }
-}
-
-pub(super) fn of_cpu(cpu: &CpuState) -> SavedRegisters {
-    SavedRegisters {
-        general: cpu.general,
-        cs: cpu.cs,
-        // It is in no system call.
-        orig_rax: u64::MAX,
-    }
-}
-
-fn ended(end: End) -> Stack {
-    Stack {
-        frames: Vec::new(),
-        end,
-        entry: None,
     }
 }

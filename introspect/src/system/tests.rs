@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::Gva;
+use crate::kernel::list::Walk;
 use crate::kernel::loaded_modules::{LoadedModules, ModuleSymbols};
 use crate::kernel::module_memory::{ModuleRange, RangeKind};
 use crate::kernel::modules::{Module, ModuleState};
@@ -8,6 +9,7 @@ use crate::kernel::symbols::SymbolsBuilder;
 use crate::kernel::task_list::{TaskInfo, TaskState};
 use crate::kernel::test_kernel::{self, BASE, Member, TestKernel};
 use crate::kernel::vma::tests as areas;
+use crate::stack::frames::SavedRegisters;
 use crate::x86_64::GeneralRegisters;
 
 const NO_TYPES: &str = "the kernel image has no .BTF section";
@@ -42,7 +44,6 @@ fn task(mm: Option<u64>, is_kernel_thread: bool) -> TaskInfo {
         start_time: 0,
         flags: if is_kernel_thread { 0x0020_0000 } else { 0 },
         mm: mm.map(Gva),
-        active_mm: mm.map(Gva),
         threads: 1,
         priority: 20,
         nice: 0,
@@ -90,6 +91,10 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
         ];
         assert_eq!(lost, expected);
         assert!(look.system().lost().all(|lost| lost.reason == NO_TYPES));
+        let no_modules = Walk {
+            items: Vec::new(),
+            error: None,
+        };
         let asked = [
             ("processes", look.processes().err()),
             ("processes", look.threads().err()),
@@ -100,8 +105,8 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
             ("mappings", look.maps(&user).err()),
             ("mappings", look.objects(&user, None).err()),
             ("modules", look.modules().err()),
-            ("modules", look.module_symbols().err()),
-            ("kernel stacks", look.kernel_unwinder().err()),
+            ("modules", look.module_symbols(no_modules).err()),
+            ("kernel stacks", look.kernel_unwinder(&[]).err()),
         ];
         for (what, lost) in asked {
             let text = lost.map(|lost| lost.to_string());
@@ -219,7 +224,7 @@ fn a_program_in_user_mode_is_in_no_system_call() {
         cs: 0x33,
         ..CpuState::default()
     };
-    let registers = stacks::of_cpu(&cpu);
+    let registers = SavedRegisters::of_cpu(&cpu);
     assert_eq!(registers.general.rip, 0x40_1000);
     assert!(registers.in_user_mode());
     assert_eq!(registers.orig_rax, u64::MAX);
@@ -342,7 +347,8 @@ fn a_broken_list_of_modules_is_told_with_their_symbols() {
         let paused = PausedMemory::new(&kernel.memory);
         let system = System::new(kernel.view(&paused), symbols.clone(), Ok(&types));
         let look = system.look(&paused, kernel.space, &[]);
-        let (loaded, errors) = look.module_symbols().unwrap();
+        let modules = look.modules().unwrap();
+        let (loaded, errors) = look.module_symbols(modules).unwrap();
         assert!(loaded.modules().is_empty());
         let told = errors.first().map(ToString::to_string);
         assert_eq!(errors.len(), usize::from(expected.is_some()));

@@ -58,9 +58,11 @@ impl<'s> UserObjects<'s> {
     /// The object whose code holds `address`.
     #[must_use]
     pub fn at(&self, address: u64) -> Option<&UserObject<'s>> {
-        self.objects
-            .iter()
-            .find(|object| object.text.contains(&address))
+        let after = self
+            .objects
+            .partition_point(|object| object.text.start <= address);
+        let object = self.objects.get(after.checked_sub(1)?)?;
+        object.text.contains(&address).then_some(object)
     }
 
     /// A walker of the process's stacks.
@@ -122,12 +124,10 @@ struct ByAddress<'o>(&'o UserObject<'o>);
 impl ObjectBytes for ByAddress<'_> {
     fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes> {
         let length = buf.len() as u64;
-        let offset = self.0.segments.iter().find_map(|segment| {
-            let distance = address.checked_sub(segment.address)?;
-            let inside = distance.checked_add(length)? <= segment.file_size;
-            (segment.is_loaded() && inside).then_some(segment.offset.checked_add(distance)?)
-        });
-        let read = offset.map(|offset| self.0.bytes.read_at(offset, buf));
+        let segments = self.0.segments.iter();
+        let mut places = segments.filter_map(|segment| segment.file_offset_of(address));
+        let place = places.find(|(_, left)| length <= *left);
+        let read = place.map(|(offset, _)| self.0.bytes.read_at(offset, buf));
         match read {
             Some(Ok(())) => Ok(()),
             _ => Err(MissingBytes { address }),

@@ -48,46 +48,6 @@ impl BuildId {
             Self::new(note.desc()).filter(|_| is_id)
         })
     }
-
-    /// The id of an object; `None` if it was linked without.
-    ///
-    /// # Errors
-    /// If none was found and notes could not be read.
-    pub fn of(object: &ObjectFile<'_>) -> Result<Option<Self>, Lost> {
-        let mut lost = None;
-        let segments = object.segments().iter();
-        for segment in segments.filter(|segment| segment.kind == elf::PT_NOTE) {
-            match object.segment_bytes(segment, MAX_NOTES) {
-                Ok(notes) => {
-                    // The alignment of notes with 8-byte properties is the segment's; the id may stand in either kind.
-                    let found = [4, 8].map(|align| Self::in_notes(&notes, align));
-                    if let Some(id) = found.into_iter().flatten().next() {
-                        return Ok(Some(id));
-                    }
-                }
-                Err(reason) => lost = Some(reason),
-            }
-        }
-        // A separate debug file may have notes in sections only.
-        let sections = object.sections().iter();
-        for section in sections.filter(|section| section.kind == elf::SHT_NOTE) {
-            match object.section_bytes(section, MAX_NOTES) {
-                Ok(notes) => {
-                    if let Some(id) = Self::in_notes(&notes, 4) {
-                        return Ok(Some(id));
-                    }
-                }
-                Err(error) => lost = lost.or(Some(error.reason)),
-            }
-        }
-        match lost {
-            Some(reason) => Err(Lost {
-                part: Part::Notes,
-                reason,
-            }),
-            None => Ok(None),
-        }
-    }
 }
 
 impl fmt::Display for BuildId {
@@ -103,12 +63,39 @@ impl fmt::Debug for BuildId {
 }
 
 impl ObjectFile<'_> {
-    /// Its [`BuildId`].
+    /// Its build id; `None` if it was linked without.
     ///
     /// # Errors
     /// If none was found and notes could not be read.
     pub fn build_id(&self) -> Result<Option<BuildId>, Lost> {
-        BuildId::of(self)
+        let mut lost = None;
+        let segments = self.segments().iter();
+        for segment in segments.filter(|segment| segment.kind == elf::PT_NOTE) {
+            match self.segment_bytes(segment, MAX_NOTES) {
+                Ok(notes) => {
+                    // The alignment of notes with 8-byte properties is the segment's; the id may stand in either kind.
+                    let found = [4, 8].map(|align| BuildId::in_notes(&notes, align));
+                    if let Some(id) = found.into_iter().flatten().next() {
+                        return Ok(Some(id));
+                    }
+                }
+                Err(reason) => lost = Some(reason),
+            }
+        }
+        // A separate debug file may have notes in sections only.
+        let sections = self.sections().iter();
+        for section in sections.filter(|section| section.kind == elf::SHT_NOTE) {
+            match self.section_bytes(section, MAX_NOTES) {
+                Ok(notes) => {
+                    if let Some(id) = BuildId::in_notes(&notes, 4) {
+                        return Ok(Some(id));
+                    }
+                }
+                Err(error) => lost = lost.or(Some(error.reason)),
+            }
+        }
+        let part = Part::Notes;
+        lost.map_or(Ok(None), |reason| Err(Lost { part, reason }))
     }
 }
 

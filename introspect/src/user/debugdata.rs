@@ -4,7 +4,7 @@
 use std::io::{self, Read};
 
 /// Most bytes taken before unpacking.
-pub const MAX_PACKED: u64 = 32 << 20;
+pub(super) const MAX_PACKED: u64 = 32 << 20;
 /// Most bytes taken after.
 const MAX_UNPACKED: u64 = 64 << 20;
 /// Most memory for unpacking, in KiB; xz's strongest preset needs 65 MiB.
@@ -12,7 +12,7 @@ const MEMORY_KIB: u32 = 128 << 10;
 
 /// Why it could not be unpacked.
 #[derive(Debug, thiserror::Error)]
-pub enum DebugDataError {
+pub(super) enum DebugDataError {
     /// No xz, cut short, wrong checksum, or made to need much memory.
     #[error("cannot be unpacked as xz: {0}")]
     Xz(#[from] io::Error),
@@ -25,7 +25,7 @@ pub enum DebugDataError {
 ///
 /// # Errors
 /// If they are no xz stream, or unpack to more than 64 MiB.
-pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, DebugDataError> {
+pub(super) fn unpack(packed: &[u8]) -> Result<Vec<u8>, DebugDataError> {
     let reader = lzma_rust2::XzReader::new_mem_limit(packed, false, MEMORY_KIB);
     let mut unpacked = Vec::new();
     let length = reader.take(MAX_UNPACKED + 1).read_to_end(&mut unpacked)?;

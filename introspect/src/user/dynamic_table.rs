@@ -128,17 +128,9 @@ fn gnu_count(object: &ObjectFile<'_>, hash: u64) -> Result<u64, LostReason> {
     // Three 32-bit numbers: none of the sums below is near 2^64 from an address that is in a segment.
     let buckets_at = hash.saturating_add(16 + u64::from(filter) * filter_word);
     let chains_at = buckets_at.saturating_add(buckets * 4);
-    if buckets * 4 > MAX_BUCKETS {
-        return Err(LostReason::TooMuch {
-            found: buckets * 4,
-            most: MAX_BUCKETS,
-        });
-    }
+    let size = LostReason::bounded(buckets * 4, MAX_BUCKETS)?;
     let heads = object.sparse_at(buckets_at, buckets * 4)?;
-    let heads = heads
-        .get(0..heads.len())
-        .filter(|heads| heads.len() as u64 == buckets * 4);
-    let heads = heads.ok_or_else(cut)?.chunks_exact(4);
+    let heads = heads.get(0..size).ok_or_else(cut)?.chunks_exact(4);
     let last = heads
         .filter_map(|head| u32_at(head, 0))
         .max()

@@ -22,8 +22,6 @@ const MAX_SECTION_NAME: usize = 256;
 #[derive(Debug, Clone)]
 pub(super) struct Headers {
     pub(super) wide: bool,
-    pub(super) position_independent: bool,
-    pub(super) entry: u64,
     pub(super) segments: Vec<Segment>,
     pub(super) sections: Vec<Section>,
     pub(super) lost: Vec<Lost>,
@@ -73,8 +71,6 @@ fn headers<Elf: FileHeader<Endian = LittleEndian>>(
     });
     Ok(Headers {
         wide: header.is_type_64(),
-        position_independent: file_type == elf::ET_DYN,
-        entry: header.e_entry(LittleEndian).into(),
         segments,
         sections,
         lost,

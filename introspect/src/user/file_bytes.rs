@@ -5,9 +5,8 @@
 use std::io;
 use std::ops::Range;
 
+use crate::x86_64::PAGE;
 use crate::{Gpa, Gva, MemoryView, PhysicalMemory};
-
-const PAGE: u64 = 4096;
 
 /// Bytes of a file that a source does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -7,8 +7,7 @@
 use super::file_bytes::FileMapping;
 use super::object_file::Segment;
 use crate::Gva;
-
-const PAGE: u64 = 4096;
+use crate::x86_64::PAGE;
 
 /// The load bias of an object in one process: what is added to a link-time address. 0 for a program that is not
 /// position-independent.

@@ -73,17 +73,21 @@ pub enum LostReason {
     Damaged(String),
 }
 
+impl Part {
+    /// A section's contents.
+    pub(super) fn of(section: &Section) -> Self {
+        Self::Section(match section.name.as_str() {
+            "" => format!("section at {:#x}", section.offset),
+            name => name.to_owned(),
+        })
+    }
+}
+
 impl Lost {
     /// A section's contents.
     pub(super) fn section(section: &Section, reason: LostReason) -> Self {
-        let name = match section.name.as_str() {
-            "" => format!("section at {:#x}", section.offset),
-            name => name.to_owned(),
-        };
-        Self {
-            part: Part::Section(name),
-            reason,
-        }
+        let part = Part::of(section);
+        Self { part, reason }
     }
 }
 

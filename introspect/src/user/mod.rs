@@ -9,7 +9,6 @@
 //! Addresses of an object are link-time addresses; [`LoadBase`](load_base::LoadBase) converts them.
 
 pub mod build_id;
-pub mod debugdata;
 pub mod demangle;
 pub mod file_bytes;
 pub mod load_base;
@@ -20,6 +19,7 @@ pub mod symfs;
 pub mod vdso;
 
 mod code_ranges;
+mod debugdata;
 mod dynamic_table;
 mod elf_headers;
 mod sparse_bytes;

@@ -42,6 +42,15 @@ impl Segment {
     pub fn is_code(&self) -> bool {
         self.is_loaded() && self.flags & elf::PF_X != 0
     }
+
+    /// Where the byte at a link-time address stands in the file, and how many bytes follow there, itself included. `None` if
+    /// the segment is not loaded, or does not have it in the file.
+    pub(crate) fn file_offset_of(&self, address: u64) -> Option<(u64, u64)> {
+        let distance = address.checked_sub(self.address)?;
+        let left = self.file_size.checked_sub(distance)?;
+        let offset = self.offset.checked_add(distance)?;
+        (self.is_loaded() && left > 0).then_some((offset, left))
+    }
 }
 
 /// A section (`Elf64_Shdr`).
@@ -166,18 +175,6 @@ impl<'f> ObjectFile<'f> {
         self.headers.wide
     }
 
-    /// Whether it may be loaded at any address (`ET_DYN`); else it is loaded where it was linked.
-    #[must_use]
-    pub fn is_position_independent(&self) -> bool {
-        self.headers.position_independent
-    }
-
-    /// Link-time address of the entry point; 0 if there is none.
-    #[must_use]
-    pub fn entry(&self) -> u64 {
-        self.headers.entry
-    }
-
     /// The segments, in file order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
@@ -255,12 +252,8 @@ impl<'f> ObjectFile<'f> {
     /// included. `None` where no load segment has bytes in the file.
     #[must_use]
     pub fn file_offset_of(&self, address: u64) -> Option<(u64, u64)> {
-        self.segments().iter().find_map(|segment| {
-            let distance = address.checked_sub(segment.address)?;
-            let left = segment.file_size.checked_sub(distance)?;
-            let offset = segment.offset.checked_add(distance)?;
-            (segment.is_loaded() && left > 0).then_some((offset, left))
-        })
+        let mut segments = self.segments().iter();
+        segments.find_map(|segment| segment.file_offset_of(address))
     }
 
     /// The link-time address of an address found in the dynamic table.

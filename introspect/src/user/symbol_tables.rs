@@ -65,98 +65,81 @@ fn add_debug_data(unpacked: &[u8], builder: &mut Builder) {
 /// Adds the functions of `.symtab`. Answers whether there is one, all of it.
 fn full_table(object: &ObjectFile<'_>, builder: &mut Builder, from: SymbolTable) -> bool {
     let mut sections = object.sections().iter();
-    let Some(section) = sections.find(|section| section.kind == elf::SHT_SYMTAB) else {
-        return false;
-    };
-    section_table(object, section, builder, from)
+    let section = sections.find(|section| section.kind == elf::SHT_SYMTAB);
+    section.is_some_and(|section| add(object, by_section(object, section), builder, from))
 }
 
 /// Adds the exported functions: by the sections if these are there, else as the dynamic linker finds them.
 fn dynamic_table(object: &ObjectFile<'_>, builder: &mut Builder) {
     let mut sections = object.sections().iter();
-    if let Some(section) = sections.find(|section| section.kind == elf::SHT_DYNSYM) {
-        section_table(object, section, builder, SymbolTable::Dynamic);
-        return;
-    }
-    let found = match dynamic_table::find(object) {
-        Ok(Some(found)) => found,
-        Ok(None) => return,
-        Err(reason) => {
-            let part = Part::DynamicTable;
-            builder.lost.push(Lost { part, reason });
-            return;
-        }
+    let section = sections.find(|section| section.kind == elf::SHT_DYNSYM);
+    let found = match section {
+        Some(section) => by_section(object, section).map(Some),
+        None => by_dynamic_table(object),
     };
-    let lost = |name: &str| {
-        let part = Part::Section(name.to_owned());
-        move |reason| Lost { part, reason }
-    };
-    let size = found.count.saturating_mul(symbol_size(object) as u64);
-    let read = LostReason::bounded(size, MAX_TABLE_BYTES)
-        .and_then(|_| object.sparse_at(found.symbols, size))
-        .map_err(lost(".dynsym"))
-        .and_then(|symbols| {
-            let most = found.strings_size.min(MAX_NAME_BYTES as u64);
-            let names = object
-                .sparse_at(found.strings, most)
-                .map_err(lost(".dynstr"))?;
-            Ok((symbols, names))
-        });
-    match read {
-        Ok((symbols, names)) => {
-            for (name, table) in [(".dynsym", &symbols), (".dynstr", &names)] {
-                builder
-                    .lost
-                    .extend(LostReason::of_pages(table).map(lost(name)));
-            }
-            add(object, &symbols, &names, builder, SymbolTable::Dynamic);
-        }
-        Err(lost) => builder.lost.push(lost),
+    if let Some(found) = found.transpose() {
+        add(object, found, builder, SymbolTable::Dynamic);
     }
 }
 
-/// Adds the functions of a symbol table that has a section. Answers whether all of it is there.
-fn section_table(
-    object: &ObjectFile<'_>,
-    section: &Section,
-    builder: &mut Builder,
-    from: SymbolTable,
-) -> bool {
-    let before = builder.lost.len();
-    let read = || {
-        let lost = |reason| Lost::section(section, reason);
-        let strings = object
-            .sections()
-            .get(section.link as usize)
-            .ok_or_else(|| {
-                let reason = format!(
-                    "its names are in section {}, which does not exist",
-                    section.link
-                );
-                lost(LostReason::Damaged(reason))
-            })?;
-        if section.entry_size != symbol_size(object) as u64 {
-            let reason = format!("symbols of {} bytes each", section.entry_size);
-            return Err(lost(LostReason::Damaged(reason)));
+/// A table as far as it is there, and what it is called where it is not.
+struct Table {
+    bytes: SparseBytes,
+    part: Part,
+}
+
+impl Table {
+    fn new(part: Part, read: Result<SparseBytes, LostReason>) -> Result<Self, Lost> {
+        match read {
+            Ok(bytes) => Ok(Self { bytes, part }),
+            Err(reason) => Err(Lost { part, reason }),
         }
-        let symbols = object
-            .sparse_section(section, MAX_TABLE_BYTES)
-            .map_err(lost)?;
-        let names = object
-            .sparse_section(strings, MAX_NAME_BYTES as u64)
-            .map_err(|reason| Lost::section(strings, reason))?;
-        let symbols_lost = LostReason::of_pages(&symbols).map(lost);
-        let names_lost = LostReason::of_pages(&names).map(|reason| Lost::section(strings, reason));
-        Ok((symbols, names, symbols_lost.into_iter().chain(names_lost)))
-    };
-    match read() {
-        Ok((symbols, names, lost)) => {
-            builder.lost.extend(lost);
-            add(object, &symbols, &names, builder, from);
-        }
-        Err(lost) => builder.lost.push(lost),
     }
-    builder.lost.len() == before
+
+    fn lost(&self) -> Option<Lost> {
+        let part = self.part.clone();
+        LostReason::of_pages(&self.bytes).map(|reason| Lost { part, reason })
+    }
+}
+
+/// A symbol table that has a section, and its names.
+fn by_section(object: &ObjectFile<'_>, section: &Section) -> Result<(Table, Table), Lost> {
+    let damaged = |reason| Lost::section(section, LostReason::Damaged(reason));
+    let strings = object
+        .sections()
+        .get(section.link as usize)
+        .ok_or_else(|| {
+            damaged(format!(
+                "its names are in section {}, which does not exist",
+                section.link
+            ))
+        })?;
+    if section.entry_size != symbol_size(object) as u64 {
+        let reason = format!("symbols of {} bytes each", section.entry_size);
+        return Err(damaged(reason));
+    }
+    let symbols = object.sparse_section(section, MAX_TABLE_BYTES);
+    let symbols = Table::new(Part::of(section), symbols)?;
+    let names = object.sparse_section(strings, MAX_NAME_BYTES as u64);
+    let names = Table::new(Part::of(strings), names)?;
+    Ok((symbols, names))
+}
+
+/// The symbol table that the dynamic linker uses, and its names; `None` if the object is linked statically.
+fn by_dynamic_table(object: &ObjectFile<'_>) -> Result<Option<(Table, Table)>, Lost> {
+    let found = dynamic_table::find(object).map_err(|reason| Lost {
+        part: Part::DynamicTable,
+        reason,
+    })?;
+    let Some(found) = found else { return Ok(None) };
+    let size = found.count.saturating_mul(symbol_size(object) as u64);
+    let symbols = LostReason::bounded(size, MAX_TABLE_BYTES)
+        .and_then(|_| object.sparse_at(found.symbols, size));
+    let symbols = Table::new(Part::Section(".dynsym".to_owned()), symbols)?;
+    let most = found.strings_size.min(MAX_NAME_BYTES as u64);
+    let names = object.sparse_at(found.strings, most);
+    let names = Table::new(Part::Section(".dynstr".to_owned()), names)?;
+    Ok(Some((symbols, names)))
 }
 
 fn symbol_size(object: &ObjectFile<'_>) -> usize {
@@ -166,29 +149,37 @@ fn symbol_size(object: &ObjectFile<'_>) -> usize {
     }
 }
 
+/// Adds the functions of a symbol table. Answers whether all of it, and of its names, is there.
 fn add(
     object: &ObjectFile<'_>,
-    symbols: &SparseBytes,
-    names: &SparseBytes,
+    found: Result<(Table, Table), Lost>,
     builder: &mut Builder,
     from: SymbolTable,
-) {
-    let before = builder.len();
+) -> bool {
+    let (symbols, names) = match found {
+        Ok(tables) => tables,
+        Err(lost) => {
+            builder.lost.push(lost);
+            return false;
+        }
+    };
+    let (functions_before, lost_before) = (builder.len(), builder.lost.len());
+    let lost = [&symbols, &names].into_iter().filter_map(Table::lost);
+    builder.lost.extend(lost);
     let full = match object.is_64_bit() {
-        true => add_each::<elf::Sym64<LittleEndian>>(object, symbols, names, builder),
-        false => add_each::<elf::Sym32<LittleEndian>>(object, symbols, names, builder),
+        true => add_each::<elf::Sym64<LittleEndian>>(object, &symbols.bytes, &names.bytes, builder),
+        false => {
+            add_each::<elf::Sym32<LittleEndian>>(object, &symbols.bytes, &names.bytes, builder)
+        }
     };
     if let Err(reason) = full {
-        let name = match from {
-            SymbolTable::Full | SymbolTable::DebugData => ".strtab",
-            SymbolTable::Dynamic => ".dynstr",
-        };
-        let part = Part::Section(name.to_owned());
+        let part = names.part;
         builder.lost.push(Lost { part, reason });
     }
-    if builder.len() > before {
+    if builder.len() > functions_before {
         builder.tables.push(from);
     }
+    builder.lost.len() == lost_before
 }
 
 fn add_each<S: Sym<Endian = LittleEndian>>(

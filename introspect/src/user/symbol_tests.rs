@@ -22,10 +22,10 @@ fn read(object: &TestObject) -> FunctionSymbols {
     FunctionSymbols::read(&ObjectFile::parse(&bytes).unwrap())
 }
 
-fn packed(object: &TestObject) -> Vec<u8> {
+fn packed(bytes: &[u8]) -> Vec<u8> {
     let options = lzma_rust2::XzOptions::with_preset(1);
     let mut writer = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
-    writer.write_all(&object.bytes()).unwrap();
+    writer.write_all(bytes).unwrap();
     writer.finish().unwrap()
 }
 
@@ -201,8 +201,8 @@ fn a_stripped_object_is_named_by_its_exports_and_debug_data() {
     let hidden = function("hidden", 1, STB_LOCAL);
     let both = [function("exported", 0, STB_GLOBAL), hidden];
     let library = || TestObject::library().exports(&["exported"]);
-    let mini = packed(&TestObject::library().full(&[hidden]));
-    let narrow_mini = packed(&TestObject::library().narrow().full(&[hidden]));
+    let mini = packed(&TestObject::library().full(&[hidden]).bytes());
+    let narrow_mini = packed(&TestObject::library().narrow().full(&[hidden]).bytes());
     let (dynamic, debug) = (SymbolTable::Dynamic, SymbolTable::DebugData);
     for (name, object, expected, tables) in [
         (
@@ -272,13 +272,9 @@ fn a_stripped_object_is_named_by_its_exports_and_debug_data() {
 #[test]
 fn damaged_debug_data_is_reported_and_the_exports_used() {
     let library = TestObject::library().exports(&["exported"]);
-    let mini = packed(&TestObject::library().full(&[function("hidden", 1, STB_LOCAL)]));
-    let no_object = {
-        let options = lzma_rust2::XzOptions::with_preset(1);
-        let mut writer = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
-        writer.write_all(&[0; 100]).unwrap();
-        writer.finish().unwrap()
-    };
+    let hidden = function("hidden", 1, STB_LOCAL);
+    let mini = packed(&TestObject::library().full(&[hidden]).bytes());
+    let no_object = packed(&[0; 100]);
     for (packed, part) in [
         (
             &b"no xz at all"[..],

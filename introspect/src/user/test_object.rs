@@ -3,7 +3,7 @@
 
 use object::elf;
 
-use crate::test_elf::{self, Class, Program, Symbol};
+use crate::test_elf::{Class, Program, Section, Symbol};
 
 /// Link-time address and file offset of the code, which has [`TEXT_SIZE`] bytes.
 pub(super) const TEXT: u64 = 0x1000;
@@ -33,8 +33,64 @@ pub(crate) struct TestObject {
     debug_data: Vec<u8>,
 }
 
-/// Name, type, flags, address, offset, size, link, entry size.
-struct Section(&'static str, u32, u32, u64, usize, usize, u32, usize);
+/// The file so far, its sections and their names.
+#[derive(Default)]
+struct Layout {
+    out: Vec<u8>,
+    sections: Vec<Section>,
+    names: Vec<u8>,
+}
+
+impl Layout {
+    /// Appends bytes; answers where.
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        self.out.resize(self.out.len().next_multiple_of(8), 0);
+        let at = self.out.len();
+        self.out.extend(bytes);
+        at
+    }
+
+    /// Appends a section's contents and notes its header; answers where it stands. `link` and `entry_size` are those of a
+    /// table, else 0.
+    fn section(
+        &mut self,
+        name: &str,
+        kind: u32,
+        flags: u32,
+        bytes: &[u8],
+        link: u32,
+        entry_size: usize,
+    ) -> usize {
+        let at = self.put(bytes);
+        let loaded = flags & elf::SHF_ALLOC != 0;
+        let header = Section {
+            kind,
+            flags,
+            address: if loaded { at as u64 } else { 0 },
+            offset: at as u64,
+            size: bytes.len() as u64,
+            link,
+            entry_size: entry_size as u64,
+            name: 0,
+        };
+        self.header(name, header);
+        at
+    }
+
+    fn header(&mut self, name: &str, section: Section) {
+        let start = self.names.len() as u32;
+        self.names.extend(name.bytes().chain([0]));
+        self.sections.push(Section {
+            name: start,
+            ..section
+        });
+    }
+
+    /// Number of the section behind the next one.
+    fn after_next(&self) -> u32 {
+        self.sections.len() as u32 + 1
+    }
+}
 
 impl TestObject {
     /// A 64-bit library without symbols.
@@ -121,73 +177,41 @@ impl TestObject {
 
     /// The file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut out = vec![0; self.class.header_size() + 3 * self.class.program_size()];
-        let mut sections = vec![
-            Section("", 0, 0, 0, 0, 0, 0, 0),
-            Section(
-                ".text",
-                elf::SHT_PROGBITS,
-                elf::SHF_ALLOC | elf::SHF_EXECINSTR,
-                TEXT,
-                TEXT as usize,
-                TEXT_SIZE as usize,
-                0,
-                0,
-            ),
-        ];
-        let put = |out: &mut Vec<u8>, bytes: &[u8]| {
-            out.resize(out.len().next_multiple_of(8), 0);
-            let at = out.len();
-            out.extend(bytes);
-            at
+        let mut file = Layout {
+            out: vec![0; self.class.header_size() + 3 * self.class.program_size()],
+            ..Layout::default()
         };
-        let note = put(&mut out, &self.build_id);
+        file.header("", Section::default());
+        let text = Section {
+            kind: elf::SHT_PROGBITS,
+            flags: elf::SHF_ALLOC | elf::SHF_EXECINSTR,
+            address: TEXT,
+            offset: TEXT,
+            size: TEXT_SIZE,
+            ..Section::default()
+        };
+        file.header(".text", text);
+        let note = file.section(".note", elf::SHT_NOTE, elf::SHF_ALLOC, &self.build_id, 0, 0);
+        let code_end = (TEXT + TEXT_SIZE) as usize;
         let mut programs = vec![
-            (
-                elf::PT_LOAD,
-                elf::PF_R | elf::PF_X,
-                0,
-                (TEXT + TEXT_SIZE) as usize,
-            ),
+            (elf::PT_LOAD, elf::PF_R | elf::PF_X, 0, code_end),
             (elf::PT_NOTE, elf::PF_R, note, self.build_id.len()),
         ];
-        let size = self.build_id.len();
-        sections.push(Section(
-            ".note",
-            elf::SHT_NOTE,
-            2,
-            note as u64,
-            note,
-            size,
-            0,
-            0,
-        ));
+        let entry_size = self.class.symbol_size();
         if !self.dynamic.is_empty() {
             let (symbols, names) = self.table(&self.dynamic);
-            let symbols_at = put(&mut out, &symbols);
-            let names_at = put(&mut out, &names);
-            let hash_at = put(&mut out, &self.hash());
-            let link = sections.len() as u32 + 1;
-            sections.push(Section(
+            let link = file.after_next();
+            let loaded = elf::SHF_ALLOC;
+            let symbols_at = file.section(
                 ".dynsym",
                 elf::SHT_DYNSYM,
-                2,
-                symbols_at as u64,
-                symbols_at,
-                symbols.len(),
+                loaded,
+                &symbols,
                 link,
-                self.class.symbol_size(),
-            ));
-            sections.push(Section(
-                ".dynstr",
-                elf::SHT_STRTAB,
-                2,
-                names_at as u64,
-                names_at,
-                names.len(),
-                0,
-                0,
-            ));
+                entry_size,
+            );
+            let names_at = file.section(".dynstr", elf::SHT_STRTAB, loaded, &names, 0, 0);
+            let hash_at = file.put(&self.hash());
             let hash_tag = if self.gnu_hash {
                 elf::DT_GNU_HASH
             } else {
@@ -204,77 +228,36 @@ impl TestObject {
                 self.class.word(&mut table, tag as u64);
                 self.class.word(&mut table, value);
             }
-            let table_at = put(&mut out, &table);
+            let table_at = file.put(&table);
             programs.push((elf::PT_DYNAMIC, elf::PF_R, table_at, table.len()));
         }
         assert!(
-            out.len() as u64 <= TEXT,
+            file.out.len() as u64 <= TEXT,
             "too many symbols for the first page"
         );
-        out.resize((TEXT + TEXT_SIZE) as usize, 0);
+        file.out.resize(code_end, 0);
         if !self.full.is_empty() {
             let (symbols, names) = self.table(&self.full);
-            let symbols_at = put(&mut out, &symbols);
-            let names_at = put(&mut out, &names);
-            let link = sections.len() as u32 + 1;
-            sections.push(Section(
-                ".symtab",
-                elf::SHT_SYMTAB,
-                0,
-                0,
-                symbols_at,
-                symbols.len(),
-                link,
-                self.class.symbol_size(),
-            ));
-            sections.push(Section(
-                ".strtab",
-                elf::SHT_STRTAB,
-                0,
-                0,
-                names_at,
-                names.len(),
-                0,
-                0,
-            ));
+            let link = file.after_next();
+            file.section(".symtab", elf::SHT_SYMTAB, 0, &symbols, link, entry_size);
+            file.section(".strtab", elf::SHT_STRTAB, 0, &names, 0, 0);
         }
         if !self.debug_data.is_empty() {
-            let at = put(&mut out, &self.debug_data);
-            let size = self.debug_data.len();
-            sections.push(Section(
-                ".gnu_debugdata",
-                elf::SHT_PROGBITS,
-                0,
-                0,
-                at,
-                size,
-                0,
-                0,
-            ));
+            let packed = &self.debug_data;
+            file.section(".gnu_debugdata", elf::SHT_PROGBITS, 0, packed, 0, 0);
         }
-        let names: Vec<u8> = sections
-            .iter()
-            .flat_map(|section| section.0.bytes().chain([0]))
-            .collect();
-        let names = [&names, &b".shstrtab\0"[..]].concat();
-        let names_at = put(&mut out, &names);
-        sections.push(Section(
-            ".shstrtab",
-            elf::SHT_STRTAB,
-            0,
-            0,
-            names_at,
-            names.len(),
-            0,
-            0,
-        ));
+        let names = [&file.names, &b".shstrtab\0"[..]].concat();
+        file.section(".shstrtab", elf::SHT_STRTAB, 0, &names, 0, 0);
         let section_table = self.section_headers.then(|| {
-            let table = self.section_table(&sections);
-            (put(&mut out, &table) as u64, sections.len())
+            let mut table = Vec::new();
+            for section in &file.sections {
+                self.class.section(&mut table, section);
+            }
+            (file.put(&table) as u64, file.sections.len())
         });
         let start = self.header(section_table, &programs);
-        out[..start.len()].copy_from_slice(&start);
-        out
+        file.out[..start.len()].copy_from_slice(&start);
+        file.out
     }
 
     /// A symbol table with its empty first symbol, and its names.
@@ -308,26 +291,6 @@ impl TestObject {
             words.extend((1..count).map(|index| u32::from(index == count - 1)));
         }
         words.into_iter().flat_map(u32::to_le_bytes).collect()
-    }
-
-    fn section_table(&self, sections: &[Section]) -> Vec<u8> {
-        let mut table = Vec::new();
-        let mut name_at = 0u32;
-        for Section(name, kind, flags, address, offset, size, link, entry) in sections {
-            let header = test_elf::Section {
-                name: name_at,
-                kind: *kind,
-                flags: *flags,
-                address: *address,
-                offset: *offset as u64,
-                size: *size as u64,
-                link: *link,
-                entry_size: *entry as u64,
-            };
-            self.class.section(&mut table, &header);
-            name_at += name.len() as u32 + 1;
-        }
-        table
     }
 
     fn header(

@@ -4,6 +4,7 @@
 //! section 3.4, and volume 3A, section 2.5).
 
 use super::AddressSpace;
+use super::paging::ADDRESS;
 use crate::{CpuRegisters, Gpa, Gva};
 
 /// CR4.LA57: paging has five levels.
@@ -66,7 +67,7 @@ impl CpuState {
 
 impl CpuRegisters for CpuState {
     fn page_table_root(&self) -> Gpa {
-        Gpa(self.cr3 & 0x000f_ffff_ffff_f000)
+        Gpa(self.cr3 & ADDRESS)
     }
 
     fn five_level_paging(&self) -> bool {

@@ -7,6 +7,9 @@
 
 use crate::{CpuRegisters, Gpa, Gva, PhysicalMemory};
 
+/// Bytes of the smallest page.
+pub const PAGE: u64 = 4096;
+
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
@@ -15,8 +18,8 @@ const LARGE: u64 = 1 << 7;
 /// Linux's `_PAGE_PROTNONE` (arch/x86/include/asm/pgtable_types.h), which it sets only where `PRESENT` is not.
 const PROT_NONE: u64 = 1 << 8;
 const NO_EXECUTE: u64 = 1 << 63;
-/// Bits 12 to 51 of an entry: the address of a table or page.
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// Bits 12 to 51 of an entry, or of CR3: the address of a table or page.
+pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Bit of the page table root that tells Linux's two tables of a process apart when it runs with page table
 /// isolation: set in the table for user mode (`PTI_USER_PGTABLE_BIT`).
 const ISOLATED_USER_TABLE: u64 = 1 << 12;

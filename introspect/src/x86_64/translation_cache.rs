@@ -5,11 +5,10 @@
 
 use std::cell::Cell;
 
-use super::paging::{AddressSpace, TranslateError, Translation, translate};
+use super::paging::{AddressSpace, PAGE, TranslateError, Translation, translate};
 use crate::{Gpa, Gva, PhysicalMemory};
 
 const SLOTS: usize = 1024;
-const PAGE: u64 = 4096;
 
 /// One walk. The key is of the 4 KiB around the address, also where the page is larger.
 #[derive(Clone, Copy)]

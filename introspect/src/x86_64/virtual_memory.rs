@@ -2,10 +2,8 @@
 //!
 //! The caller keeps the CPUs still or lives with torn reads. Nothing here allocates.
 
-use super::paging::{AddressSpace, TranslateError, translate};
+use super::paging::{AddressSpace, PAGE, TranslateError, translate};
 use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
-
-const PAGE: u64 = 4096;
 
 /// Why virtual memory could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -179,16 +177,16 @@ pub fn read_c_string<'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::test_memory::{Flags, TestMemory};
     use crate::{Gpa, Gva};
 
-    const BASE: u64 = 0x40_0000;
+    pub(crate) const BASE: u64 = 0x40_0000;
 
     /// Two neighbouring virtual pages whose physical pages are apart, then a device page, then nothing.
-    fn guest() -> (TestMemory, AddressSpace) {
+    pub(crate) fn guest() -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);
         for (page, gpa) in [(0, 0x18_0000), (1, 0x1a_0000), (2, 0xfee0_0000)] {

@@ -81,7 +81,7 @@ impl Guest {
         let look = self.system.look(&paused, self.space, &self.cpus);
         let mut asked = Asked {
             guest: self,
-            unwinder: look.kernel_unwinder()?,
+            unwinder: look.kernel_unwinder(&look.modules()?.items)?,
             look,
             root: None,
             answers: BTreeMap::new(),
@@ -123,7 +123,7 @@ impl Asked<'_> {
             "cmdline",
             whole(program.as_ref().map(|program| &program.arguments))?,
         );
-        let mm = process.mm.filter(|_| !process.is_kernel_thread());
+        let mm = process.user_mm();
         let environment = mm
             .map(|mm| layout.environment(view, mm, MOST_TEXT))
             .transpose()?;
@@ -211,7 +211,7 @@ fn stat(guest: &Guest, look: &Look<'_>, task: &TaskInfo) -> Result<String, Failu
     let own = sizes.filter(|area| area.area.start < KERNEL_HALF);
     let size: u64 = own.map(|area| area.area.end - area.area.start).sum();
     put(23, size.to_string());
-    let mm = task.mm.filter(|_| !task.is_kernel_thread());
+    let mm = task.user_mm();
     let bounds = mm
         .map(|mm| guest.areas.bounds(look.kernel(), mm))
         .transpose()?;

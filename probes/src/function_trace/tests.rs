@@ -32,7 +32,6 @@ const LAYOUT: TaskLayout = TaskLayout {
     pid: 0x10,
     tgid: 0x14,
     comm: 0x20,
-    mm: 0x30,
 };
 
 /// Two CPUs that run task 0, two functions, a stack.

@@ -2,7 +2,7 @@
 //! distribution kernels.
 //!
 //! The caller gives the bytes of a `.BTF` section or of a detached file (`pahole --btf_encode_detached`).
-//! Solved: offsets of struct members by path, and the prototypes of functions. Not solved: the split BTF of
+//! Solved: offsets of struct members and values of enumerators by path, and the prototypes of functions. Not solved: the split BTF of
 //! modules, and line information (`.BTF.ext`).
 //!
 //! Format: Documentation/bpf/btf.rst, include/uapi/linux/btf.h.

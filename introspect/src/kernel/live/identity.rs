@@ -1,6 +1,5 @@
 //! What a kernel in memory says about itself: version, build id, and how far it was moved.
 
-use super::mapping::Chunk;
 use crate::kernel::image;
 use crate::kernel::symbols::Symbols;
 use crate::user::build_id::BuildId;
@@ -12,22 +11,22 @@ const MAX_VMCOREINFO: u64 = 4096;
 const MAX_NOTES: u64 = 64 << 10;
 const MAX_BANNER: usize = 512;
 
-/// The banner by its symbol, else from the read-only data that kallsyms was found in.
-pub(super) fn banner(view: MemoryView<'_>, symbols: &Symbols, chunk: &Chunk) -> Option<String> {
+/// The banner by its symbol, else from the memory `around` kallsyms.
+pub(super) fn banner(view: MemoryView<'_>, symbols: &Symbols, around: &[u8]) -> Option<String> {
     let named = symbols
         .address_of("linux_banner")
         .and_then(|address| view.c_string(Gva(address), MAX_BANNER).ok())
         .and_then(|text| image::banner(&text));
-    named.or_else(|| image::banner(&chunk.bytes))
+    named.or_else(|| image::banner(around))
 }
 
 /// The build id among the kernel's notes (`NOTES`, include/asm-generic/vmlinux.lds.h).
-pub(super) fn build_id(view: MemoryView<'_>, symbols: &Symbols) -> Option<Vec<u8>> {
+pub(super) fn build_id(view: MemoryView<'_>, symbols: &Symbols) -> Option<BuildId> {
     let start = symbols.address_of("__start_notes")?;
     let length = symbols.address_of("__stop_notes")?.checked_sub(start)?;
     let length = usize::try_from(length.min(MAX_NOTES)).ok()?;
     let bytes = view.bytes(Gva(start), length).ok()?;
-    BuildId::in_notes(&bytes, 4).map(|id| id.as_bytes().to_vec())
+    BuildId::in_notes(&bytes, 4)
 }
 
 /// `KERNELOFFSET` of vmcoreinfo (`arch_crash_save_vmcoreinfo`): the distance from link to running addresses. `None` if

@@ -1,33 +1,31 @@
 //! What the page tables map in the window of the kernel image, and its bytes.
 
-use crate::x86_64::{AddressSpace, TranslateError, translate};
+use crate::x86_64::{AddressSpace, PAGE, TranslateError, translate};
 use crate::{Gva, MemoryView, PhysicalMemory};
 
 /// `__START_KERNEL_map` (arch/x86/include/asm/page_64_types.h): the image is linked, and moved by KASLR, from here on
 /// within `KERNEL_IMAGE_SIZE`, which is 1 GiB at most.
 const START: u64 = 0xffff_ffff_8000_0000;
 const END: u64 = START + (1 << 30);
-const PAGE: u64 = 4096;
 /// Ranges of different rights kept; an image has about ten, and modules may follow inside the window.
 const MAX_RANGES: usize = 16_384;
 
 /// Pages next to each other that have the same rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MappedRange {
+pub(super) struct MappedRange {
     /// First byte.
-    pub start: u64,
+    pub(super) start: u64,
     /// Bytes, a multiple of 4096.
-    pub length: u64,
+    pub(super) length: u64,
     /// May be written.
-    pub writable: bool,
+    pub(super) writable: bool,
     /// May be executed.
-    pub executable: bool,
+    pub(super) executable: bool,
 }
 
 impl MappedRange {
     /// First byte past it.
-    #[must_use]
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.start.saturating_add(self.length)
     }
 }
@@ -81,19 +79,13 @@ fn unmapped(error: &TranslateError) -> u64 {
     }
 }
 
-/// Bytes of kernel memory that follow each other in its virtual addresses. Starts at a page.
-#[derive(Debug)]
-pub(super) struct Chunk {
-    /// The bytes.
-    pub(super) bytes: Vec<u8>,
-}
-
-/// The bytes of a range, in as many chunks as pages that cannot be read make of it; `most` bytes of them.
+/// The bytes of a range, in as many chunks as pages that cannot be read make of it; `most` bytes of them. Each starts
+/// at a page.
 pub(super) fn chunks(
     view: MemoryView<'_>,
     range: MappedRange,
     most: usize,
-) -> impl Iterator<Item = Chunk> {
+) -> impl Iterator<Item = Vec<u8>> {
     let (mut at, mut left) = (range.start, most);
     std::iter::from_fn(move || {
         let mut bytes = Vec::new();
@@ -114,7 +106,7 @@ pub(super) fn chunks(
                 }
             }
         }
-        (!bytes.is_empty()).then_some(Chunk { bytes })
+        (!bytes.is_empty()).then_some(bytes)
     })
 }
 
@@ -172,7 +164,7 @@ mod tests {
             let range = ranges.get(index).copied().into_iter();
             range
                 .flat_map(|range| chunks(view, range, most))
-                .map(|chunk| chunk.bytes.len())
+                .map(|chunk| chunk.len())
                 .collect()
         };
         assert_eq!(lengths(0, usize::MAX), [LARGE as usize]);
@@ -182,7 +174,7 @@ mod tests {
         let joined = ranges
             .get(1)
             .and_then(|range| chunks(view, *range, usize::MAX).next());
-        let joined = joined.map(|chunk| chunk.bytes).unwrap_or_default();
+        let joined = joined.unwrap_or_default();
         assert_eq!(joined.get(0xfff..0x1001), Some(&b"ab"[..]));
     }
 

@@ -15,13 +15,11 @@ use super::btf::{Btf, BtfError};
 use super::kallsyms::{self, KallsymsError};
 use super::slide::{self, SlideError};
 use super::symbols::Symbols;
+use crate::user::build_id::BuildId;
 use crate::x86_64::{AddressSpace, CpuState, ReadVirtualError};
 use crate::{CpuRegisters, Gpa, Gva, MemoryView};
 
 pub use entries::live_entries;
-pub use mapping::MappedRange;
-
-use mapping::Chunk;
 
 /// Largest BTF that is read; a distribution kernel's has about 5 MB.
 const MAX_BTF: u64 = 64 << 20;
@@ -47,7 +45,7 @@ pub struct LiveKernel {
     /// The line that starts with `Linux version`, without its newline.
     pub banner: Option<String>,
     /// Build id of the kernel image (ELF note of GNU type 3), usually 20 bytes.
-    pub build_id: Option<Vec<u8>>,
+    pub build_id: Option<BuildId>,
 }
 
 /// Why no kernel was found.
@@ -178,7 +176,7 @@ impl LiveError {
 }
 
 /// The symbols of the kernel mapped by `view`, at running addresses, and the memory they were found in.
-fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Chunk), LiveError> {
+fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Vec<u8>), LiveError> {
     let mut ranges = mapping::ranges(view.physical(), view.space());
     let ends = (ranges.first(), ranges.last());
     let (Some(first), Some(last)) = ends else {
@@ -194,8 +192,8 @@ fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Chunk), LiveError> 
             if broken == MAX_BROKEN {
                 break 'ranges;
             }
-            searched += chunk.bytes.len();
-            let symbols = kallsyms::find(&chunk.bytes).and_then(|found| found.symbols(None));
+            searched += chunk.len();
+            let symbols = kallsyms::find(&chunk).and_then(|found| found.symbols(None));
             match symbols {
                 Ok(symbols) => {
                     let end = symbols.address_of("_end");

@@ -4,9 +4,9 @@ use crate::kernel::btf::test_types::task_types;
 use crate::kernel::kallsyms::Layout;
 use crate::kernel::kallsyms::test_tables::{BASE, TestSymbol, Variant, kernel_like, write};
 use crate::test_memory::{Flags, TestMemory};
+use crate::x86_64::PAGE;
 use crate::{PausedMemory, PhysicalMemory};
 
-const PAGE: u64 = 4096;
 const PAGES: u64 = 128;
 const IDT: u64 = 0xffff_fe00_0000_0000;
 /// Where things stand in the image.
@@ -219,7 +219,8 @@ fn a_kernel_is_found_wherever_it_runs() {
                 found.banner.as_deref(),
                 Some("Linux version 6.1.0 (me@here) #1 SMP")
             );
-            assert_eq!(found.build_id, Some(vec![7; 20]));
+            let id = found.build_id.map(|id| id.as_bytes().to_vec());
+            assert_eq!(id, Some(vec![7; 20]));
             assert_eq!(found.btf.unwrap().size_of("task_struct"), Some(128));
         }
     }

@@ -11,6 +11,7 @@
 use crate::bytes::u64_at;
 use crate::kernel::btf::{Btf, MemberError};
 use crate::kernel::layout::{LayoutError, offset};
+use crate::kernel::list::Walk;
 use crate::kernel::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
@@ -55,15 +56,6 @@ pub struct MapleEntry {
     pub last: u64,
     /// What is stored: never 0.
     pub value: u64,
-}
-
-/// What a walk found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MapleWalk {
-    /// The entries in order, up to the error if there is one.
-    pub entries: Vec<MapleEntry>,
-    /// Why the walk ended before the tree did.
-    pub error: Option<MapleError>,
 }
 
 /// Why a tree could not be read.
@@ -243,10 +235,10 @@ impl MapleLayout {
 
     /// All entries of the tree at `tree`, ascending.
     #[must_use]
-    pub fn entries(&self, view: MemoryView<'_>, tree: Gva) -> MapleWalk {
-        let mut entries = Vec::new();
-        let error = self.walk(view, tree, &mut entries).err();
-        MapleWalk { entries, error }
+    pub fn entries(&self, view: MemoryView<'_>, tree: Gva) -> Walk<MapleEntry, MapleError> {
+        let mut items = Vec::new();
+        let error = self.walk(view, tree, &mut items).err();
+        Walk { items, error }
     }
 
     fn walk(

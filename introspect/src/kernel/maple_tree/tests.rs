@@ -2,10 +2,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::test_kernel::{BASE, TestKernel, Types, WILD};
+use crate::kernel::test_kernel::{BASE, FREE, TestKernel, Types, WILD};
 
-/// Where the test's structures start.
-const FREE: u64 = BASE + 0x1_0000;
 const DENSE: u64 = 0;
 const LEAF: u64 = 1;
 const RANGE: u64 = 2;
@@ -153,7 +151,7 @@ fn small_trees_need_no_node() {
         guest.words(ROOT, &[root]);
         guest.look(|view| {
             let walk = layout().entries(view, Gva(TREE));
-            assert_eq!((walk.entries, walk.error), (expected.clone(), None));
+            assert_eq!((walk.items, walk.error), (expected.clone(), None));
             let found = layout().find(view, Gva(TREE), 0);
             assert_eq!(found, Ok(expected.first().copied()));
             assert_eq!(layout().find(view, Gva(TREE), 1), Ok(None));
@@ -181,7 +179,7 @@ fn trees_of_all_shapes_are_walked_and_searched() {
         guest.look(|view| {
             let walk = layout().entries(view, Gva(TREE));
             assert_eq!(walk.error, None, "{size} {inner}");
-            assert_eq!(walk.entries, entries, "{size} {inner}");
+            assert_eq!(walk.items, entries, "{size} {inner}");
             for index in (0..2100).chain([u64::MAX]) {
                 let expected = entries.iter().find(|e| e.first <= index && index <= e.last);
                 let found = layout().find(view, Gva(TREE), index);
@@ -217,7 +215,7 @@ fn dense_nodes_have_one_index_per_slot() {
             entry(12, 12, BASE + 8),
             entry(51, u64::MAX, BASE + 72),
         ];
-        assert_eq!((walk.entries, walk.error), (expected, None));
+        assert_eq!((walk.items, walk.error), (expected, None));
     });
 }
 
@@ -297,7 +295,7 @@ fn what_is_broken_is_named_and_what_stands_before_it_is_kept() {
             let walk = layout().entries(view, Gva(TREE));
             let error = walk.error.map(|e| e.to_string()).unwrap_or_default();
             assert!(error.contains(part), "{part}: {error}");
-            assert_eq!(walk.entries.len(), kept, "{part}");
+            assert_eq!(walk.items.len(), kept, "{part}");
         });
     }
     let error = TestKernel::default().look(|view| layout().find(view, Gva(WILD), 0).unwrap_err());
@@ -338,7 +336,7 @@ proptest! {
         let root = write_tree(&mut guest, node(0), size, ARANGE, &pairs);
         guest.words(ROOT, &[root]);
         let walk = guest.look(|view| layout().entries(view, Gva(TREE)));
-        prop_assert_eq!(walk, MapleWalk { entries, error: None });
+        prop_assert_eq!(walk, Walk { items: entries, error: None });
     }
 
     #[test]
@@ -350,10 +348,10 @@ proptest! {
             guest.put(node(0) + offset, [byte]);
         }
         let walk = guest.look(|view| layout().entries(view, Gva(TREE)));
-        for pair in walk.entries.windows(2) {
+        for pair in walk.items.windows(2) {
             prop_assert!(pair[0].last < pair[1].first);
         }
-        for entry in &walk.entries {
+        for entry in &walk.items {
             let found = guest.look(|view| layout().find(view, Gva(TREE), entry.first));
             prop_assert_eq!(found, Ok(Some(*entry)));
         }

@@ -9,10 +9,9 @@ use crate::kernel::btf::Btf;
 use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::structure::Structure;
 use crate::kernel::symbols::Symbols;
+use crate::x86_64::PAGE;
 use crate::{Gpa, Gva, MemoryView};
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
 /// Where the array of `struct page` starts in a kernel without a variable for it, with 4 and 5 levels of page tables.
 const VMEMMAP: u64 = 0xffff_ea00_0000_0000;
 const VMEMMAP_5_LEVELS: u64 = 0xffd4_0000_0000_0000;

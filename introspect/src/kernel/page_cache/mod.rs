@@ -1,26 +1,24 @@
 //! The page cache: where the bytes of a file stand in the guest's physical memory, whether or not a process maps them.
 //!
-//! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of a `struct file` or
-//! `struct inode`. Solved: the page of a file's page index, and reads of the file's bytes as far as they are cached. Not
-//! solved: files of hugetlbfs and DAX, whose pages the cache does not hold; what was never read from the disk; changes
-//! of the compressed or encrypted file beneath.
+//! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of a `struct file`. Solved:
+//! the page of a file's page index, and reads of the file's bytes as far as they are cached. Not solved: files of
+//! hugetlbfs and DAX, whose pages the cache does not hold; what was never read from the disk; changes of the compressed
+//! or encrypted file beneath.
 //!
 //! The cache holds `struct page`s, which stand for pages. Whether one belongs to the file at that index is checked before
 //! it is believed.
 
 mod memory_model;
 
-use std::ops::Range;
-
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::{LayoutError, first_offset, offset};
 use crate::kernel::structure::{Structure, StructureError};
 use crate::kernel::symbols::Symbols;
 use crate::kernel::xarray::{XArrayError, XArrayLayout, XArrayValue};
+use crate::x86_64::PAGE;
 use crate::{Gpa, Gva, MemoryView, PhysicalReadError};
 
 use memory_model::MemoryModel;
-pub use memory_model::PAGE;
 
 /// Pages of the largest folio, 1 GiB.
 const MAX_FOLIO_PAGES: u64 = 1 << 18;
@@ -32,7 +30,6 @@ const TAIL: u64 = 1;
 pub struct PageCacheLayout {
     xarray: XArrayLayout,
     file_mapping: u64,
-    inode_mapping: u64,
     inode_size: u64,
     host: u64,
     pages: u64,
@@ -89,7 +86,7 @@ pub enum PageCacheError {
     /// The file has no pages at all.
     #[error("the {what} at {address} has no address_space: it is no file with content")]
     NoMapping {
-        /// `file`, `inode` or `address_space`.
+        /// `file` or `address_space`.
         what: &'static str,
         /// Its address.
         address: Gva,
@@ -200,7 +197,6 @@ impl PageCacheLayout {
         Ok(Self {
             xarray: XArrayLayout::new(btf)?,
             file_mapping: offset(btf, "file.f_mapping", 8)?,
-            inode_mapping: offset(btf, "inode.i_mapping", 8)?,
             inode_size: offset(btf, "inode.i_size", 8)?,
             host: offset(btf, "address_space.host", 8)?,
             pages: btf.member("address_space.i_pages")?.byte_offset,
@@ -229,15 +225,6 @@ impl PageCacheLayout {
     pub fn open_file(&self, view: MemoryView<'_>, file: Gva) -> Result<CachedFile, PageCacheError> {
         let file = Structure::at(view, "file", file)?;
         self.cached_file(linked(file, self.file_mapping, "address_space")?)
-    }
-
-    /// The place of the file with the `struct inode` at `inode`.
-    ///
-    /// # Errors
-    /// If it has none, or cannot be read.
-    pub fn inode(&self, view: MemoryView<'_>, inode: Gva) -> Result<CachedFile, PageCacheError> {
-        let inode = Structure::at(view, "inode", inode)?;
-        self.cached_file(linked(inode, self.inode_mapping, "address_space")?)
     }
 
     fn cached_file(&self, mapping: Structure<'_>) -> Result<CachedFile, PageCacheError> {
@@ -324,33 +311,6 @@ impl PageCacheLayout {
             true => CachedPage::Present { gpa, page },
             false => CachedPage::Filling { page },
         })
-    }
-
-    /// Which of `pages` of the file are in memory, as ranges of bytes that end at the file's end at the latest. Costs a
-    /// search per page: the caller bounds how many.
-    ///
-    /// # Errors
-    /// If the cache is broken or not in memory.
-    pub fn present(
-        &self,
-        view: MemoryView<'_>,
-        file: &CachedFile,
-        pages: Range<u64>,
-    ) -> Result<Vec<Range<u64>>, PageCacheError> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for index in pages.start..pages.end.min(file.size.div_ceil(PAGE)) {
-            if !matches!(self.page(view, file, index)?, CachedPage::Present { .. }) {
-                continue;
-            }
-            // A file's size is below 2^63: neither product overflows.
-            let start = index * PAGE;
-            let end = (start + PAGE).min(file.size);
-            match ranges.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => ranges.push(start..end),
-            }
-        }
-        Ok(ranges)
     }
 
     /// Fills `buf` with the file's bytes from `offset` on. Nothing is promised about `buf` after an error.

@@ -1,11 +1,9 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::kernel::symbols::Symbols;
-use crate::kernel::test_kernel::{BASE, RAM, TestKernel, Types, VMEMMAP as ARRAY, symbols};
+use crate::kernel::test_kernel::{BASE, FREE, RAM, TestKernel, Types, VMEMMAP as ARRAY, symbols};
 use crate::kernel::xarray::tests::xarray_types;
 
-/// Where the test's structures start.
-const FREE: u64 = BASE + 0x1_0000;
 const FILE: u64 = FREE;
 const INODE: u64 = FREE + 0x400;
 const MAPPING: u64 = FREE + 0x800;
@@ -27,7 +25,7 @@ fn types(folio: bool) -> Types {
             ("a_ops", 144, word),
         ],
     );
-    t.numbers("inode", &[("i_mapping", 48, 8), ("i_size", 80, 8)]);
+    t.numbers("inode", &[("i_size", 80, 8)]);
     t.numbers("file", &[("f_mapping", 24, 8)]);
     let members = [("flags", 0, 8), ("mapping", 24, 8), ("index", 32, 8)];
     let members = members.map(|(name, offset, size)| (name, offset, t.integer(size)));
@@ -69,7 +67,6 @@ fn write_page(guest: &mut TestKernel, number: u64, flags: u64, compound: u64, in
 fn guest() -> TestKernel {
     let mut guest = TestKernel::default();
     guest.words(FILE + 24, &[MAPPING]);
-    guest.words(INODE + 48, &[MAPPING]);
     guest.words(INODE + 80, &[300 * PAGE - 96]);
     guest.words(MAPPING, &[INODE, 0, NODE | 2]);
     let zero = write_page(&mut guest, 32, UP_TO_DATE, 0, 0);
@@ -117,10 +114,6 @@ fn pages_are_found_by_their_index() {
     assert_eq!(
         (file.mapping, file.inode, file.size),
         (Gva(MAPPING), Gva(INODE), 300 * PAGE - 96)
-    );
-    assert_eq!(
-        guest.look(|view| layout().inode(view, Gva(INODE))),
-        Ok(file)
     );
     for folio in [true, false] {
         let layout = layout_of(folio, &symbols(&[]));
@@ -196,23 +189,6 @@ fn bytes_are_read_across_pages_and_what_is_missing_is_named() {
         let error = read(offset, length).unwrap_err();
         assert!(error.contains(part), "{part}: {error}");
     }
-}
-
-#[test]
-fn what_is_present_is_told_in_ranges_of_bytes() {
-    let mut guest = guest();
-    let read = |guest: &TestKernel, pages| {
-        let file = file(guest);
-        let ranges = guest.look(|view| layout().present(view, &file, pages).unwrap());
-        let ends = ranges.iter().map(|range| (range.start, range.end));
-        ends.collect::<Vec<_>>()
-    };
-    let (one, folio, ten) = ((0, PAGE), (4 * PAGE, 8 * PAGE), (10 * PAGE, 11 * PAGE));
-    assert_eq!(read(&guest, 0..u64::MAX), [one, folio, ten]);
-    assert_eq!(read(&guest, 5..7), [(5 * PAGE, 7 * PAGE)]);
-    assert_eq!(read(&guest, 8..10), []);
-    guest.words(INODE + 80, &[10 * PAGE + 100]);
-    assert_eq!(read(&guest, 8..u64::MAX), [(10 * PAGE, 10 * PAGE + 100)]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Dentries, mounts and files made by hand.
 
-use crate::kernel::test_kernel::{BASE, Member, Struct, TestKernel};
+use crate::kernel::test_kernel::{BASE, FREE, HALF, Member, Struct, TestKernel, WORD};
 
 /// The structs of paths and files.
 pub(crate) const STRUCTS: &[Struct<'static>] = &[
@@ -58,12 +58,10 @@ pub(crate) const STRUCTS: &[Struct<'static>] = &[
         ],
     ),
 ];
-const WORD: Member = Member::Bytes(8);
-const HALF: Member = Member::Bytes(4);
 
 /// Address of structure `number`: they have 256 bytes each, behind the first 64 KiB.
 pub(crate) fn place(number: u64) -> u64 {
-    BASE + 0x1_0000 + number * 0x100
+    FREE + number * 0x100
 }
 
 /// Address of the `vfsmount` in a `mount`.

@@ -45,8 +45,6 @@ pub struct TaskInfo {
     pub flags: u32,
     /// Its `mm_struct`; none in a kernel thread and in a task that has ended.
     pub mm: Option<Gva>,
-    /// The `mm_struct` whose page tables it runs on; one that is borrowed in a kernel thread that runs.
-    pub active_mm: Option<Gva>,
     /// Threads of its process; 0 once the task is being removed.
     pub threads: i32,
     /// The scheduler's priority, 100 lower, as `/proc/PID/stat` shows it: 0 to 39, below 0 for real time.
@@ -70,6 +68,12 @@ impl TaskInfo {
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
+    }
+
+    /// Its program's `mm_struct`; `None` for a thread of the kernel, which may borrow one, and for a task that has ended.
+    #[must_use]
+    pub fn user_mm(&self) -> Option<Gva> {
+        self.mm.filter(|_| !self.is_kernel_thread())
     }
 
     /// Whether it runs a workqueue's work.
@@ -96,7 +100,6 @@ pub(super) struct InfoLayout {
     real_parent: u64,
     start_time: u64,
     mm: u64,
-    active_mm: u64,
     priority: u64,
     static_priority: u64,
     cpu: Option<u64>,
@@ -138,7 +141,6 @@ impl InfoLayout {
             real_parent: offset(btf, "task_struct.real_parent", 8)?,
             start_time: first_offset(btf, &start_times, 8)?,
             mm: offset(btf, "task_struct.mm", 8)?,
-            active_mm: offset(btf, "task_struct.active_mm", 8)?,
             priority: offset(btf, "task_struct.prio", 4)?,
             static_priority: offset(btf, "task_struct.static_prio", 4)?,
             cpu: first_offset(btf, &cpus, 4).ok(),
@@ -189,7 +191,6 @@ impl InfoLayout {
             start_time: task.u64(self.start_time)?,
             flags: task.u32(self.flags)?,
             mm: task.pointer(self.mm)?,
-            active_mm: task.pointer(self.active_mm)?,
             threads: 0,
             priority: task
                 .i32(self.priority)?

@@ -252,15 +252,7 @@ impl TaskListLayout {
 
     /// Reads the tasks of a walk.
     fn describe(&self, view: MemoryView<'_>, found: Walk<Gva, TaskListError>) -> Tasks {
-        let mut error = found.error;
-        let mut items = Vec::with_capacity(found.items.len());
-        for address in found.items {
-            match self.task(view, address) {
-                Ok(task) => items.push(task),
-                Err(broken) => error = error.or(Some(broken)),
-            }
-        }
-        Walk { items, error }
+        found.read_each(|address| self.task(view, address))
     }
 
     /// The task of a walk with this number.

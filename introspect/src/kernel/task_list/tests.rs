@@ -3,10 +3,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::PausedMemory;
-use crate::kernel::test_kernel::{BASE, Member, TestKernel, symbols, types};
+use crate::kernel::test_kernel::{BASE, HALF, Member, TestKernel, WORD, symbols, types};
 
-const WORD: Member = Member::Bytes(8);
-const HALF: Member = Member::Bytes(4);
 /// Offsets used by the tests.
 const FLAGS: u64 = 0x2c;
 const PID: u64 = 0x50;
@@ -51,7 +49,6 @@ fn layout(kernel: (&'static str, Member, &'static str, &'static str)) -> TaskLis
         ("tgid", 0x54, HALF),
         ("real_parent", 0x58, WORD),
         ("mm", 0x60, WORD),
-        ("active_mm", 0x68, WORD),
         ("signal", SIGNAL as u32, WORD),
         ("sighand", SIGHAND as u32, WORD),
         ("comm", COMM as u32, Member::Bytes(16)),
@@ -166,7 +163,6 @@ fn a_task_is_read_in_every_layout() {
             start_time: 1_239_999_999,
             flags: 0,
             mm: Some(Gva(BASE + 0x5000)),
-            active_mm: Some(Gva(BASE + 0x5000)),
             threads: 1,
             priority: 15,
             nice: -5,

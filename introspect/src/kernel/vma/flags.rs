@@ -11,20 +11,8 @@ impl VmaFlags {
     pub const WRITE: u64 = 1 << 1;
     /// May be executed (`VM_EXEC`).
     pub const EXEC: u64 = 1 << 2;
-    /// Writes reach the file (`VM_SHARED`).
-    pub const SHARED: u64 = 1 << 3;
     /// Mapped with `MAP_SHARED`, even if the file is open for reading only (`VM_MAYSHARE`).
     pub const MAY_SHARE: u64 = 1 << 7;
-    /// Grows at its lower end: a stack (`VM_GROWSDOWN`).
-    pub const GROWS_DOWN: u64 = 1 << 8;
-    /// Pages without a `struct page` (`VM_PFNMAP`).
-    pub const PFN_MAP: u64 = 1 << 10;
-    /// Kept in memory (`VM_LOCKED`).
-    pub const LOCKED: u64 = 1 << 13;
-    /// Device memory (`VM_IO`).
-    pub const IO: u64 = 1 << 14;
-    /// Large pages of hugetlbfs (`VM_HUGETLB`).
-    pub const HUGETLB: u64 = 1 << 22;
 
     /// Whether all of `bits` are set.
     #[must_use]

@@ -11,22 +11,23 @@ mod name;
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
+use super::list::Walk;
 use super::maple_tree::{MapleError, MapleLayout};
 use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
 use super::vma_list::{VmaList, VmaListError};
 use crate::bytes::u64_at;
+use crate::x86_64::PAGE;
 use crate::{Gva, MemoryView};
 
 pub use flags::VmaFlags;
 use name::NameLayout;
-pub use name::{FileIdentity, MmBounds, VmaName};
+pub use name::{MmBounds, VmaName};
 
 /// Most areas that are read of one process. `vm.max_map_count` is 65,530 by default, and a million on some machines.
 pub const MAX_VMAS: usize = 1 << 20;
 /// Bytes of a `vm_area_struct` in which all that is read must stand; it has about 200.
 const MAX_SIZE: usize = 1024;
-const PAGE: u64 = 4096;
 
 /// A memory area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,23 +58,6 @@ impl Vma {
     pub fn contains(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
     }
-
-    /// Where the byte at `address`, which the area contains, stands in the mapped file.
-    #[must_use]
-    pub fn offset_in_file(&self, address: u64) -> Option<u64> {
-        self.file?;
-        let within = address.checked_sub(self.start)?;
-        (address < self.end).then_some(self.file_offset.checked_add(within)?)
-    }
-}
-
-/// What a walk found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VmaWalk {
-    /// The areas in order, up to the error if there is one.
-    pub vmas: Vec<Vma>,
-    /// Why the walk ended before the last area.
-    pub error: Option<VmaError>,
 }
 
 /// Why areas could not be read.
@@ -223,23 +207,23 @@ impl VmaLayout {
 
     /// All areas of the `mm_struct` at `mm`, ascending.
     #[must_use]
-    pub fn vmas(&self, view: MemoryView<'_>, mm: Gva) -> VmaWalk {
-        let mut vmas = Vec::new();
+    pub fn vmas(&self, view: MemoryView<'_>, mm: Gva) -> Walk<Vma, VmaError> {
+        let mut items = Vec::new();
         let error = match &self.index {
             Index::Maple(maple, tree) => {
                 let walk = maple.entries(view, Gva(mm.0.wrapping_add(*tree)));
                 let broken = walk.error.map(|source| VmaError::Tree { mm, source });
-                let areas = walk.entries.iter().map(|entry| Gva(entry.value));
-                self.collect(view, mm, areas, &mut vmas).err().or(broken)
+                let areas = walk.items.iter().map(|entry| Gva(entry.value));
+                self.collect(view, mm, areas, &mut items).err().or(broken)
             }
             Index::List(list) => {
                 let mut broken = None;
                 let areas = list.walk(view, mm, &mut broken);
-                let error = self.collect(view, mm, areas, &mut vmas).err();
+                let error = self.collect(view, mm, areas, &mut items).err();
                 error.or(broken.map(|source| VmaError::List { mm, source }))
             }
         };
-        VmaWalk { vmas, error }
+        Walk { items, error }
     }
 
     /// The area of the `mm_struct` at `mm` that holds `address`.

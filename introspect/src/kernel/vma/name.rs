@@ -2,6 +2,7 @@
 
 use super::{Vma, VmaError, VmaLayout};
 use crate::kernel::btf::Btf;
+use crate::kernel::files::{FileIdentity, IdentityLayout};
 use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::structure::Structure;
 use crate::kernel::symbols::Symbols;
@@ -19,8 +20,6 @@ const HAS_VSYSCALL: u16 = 1 << 1;
 const NO_VSYSCALL: u32 = 2;
 /// Column before which the name does not start.
 const NAME_COLUMN: usize = 72;
-/// Lower bits of a `dev_t` that are the minor number.
-const MINOR_BITS: u32 = 20;
 /// First release in which an area that only touches the heap is not called heap.
 const HEAP_MUST_OVERLAP: (u32, u32, u32) = (6, 6, 11);
 
@@ -43,10 +42,7 @@ pub(super) struct NameLayout {
     vsyscall_mode: Option<Gva>,
     /// The kernel's release: `6.1.0-13-amd64`.
     release: Option<Gva>,
-    file_inode: u64,
-    inode_number: u64,
-    inode_super: u64,
-    super_device: u64,
+    identity: IdentityLayout,
 }
 
 /// What of an `mm_struct` names areas.
@@ -77,17 +73,6 @@ pub enum VmaName {
     Text(Vec<u8>),
 }
 
-/// Which file this is, in the whole guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct FileIdentity {
-    /// Major number of the device.
-    pub major: u32,
-    /// Minor number.
-    pub minor: u32,
-    /// Number of the inode.
-    pub inode: u64,
-}
-
 impl NameLayout {
     pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
         let variable = |name: &str| symbols.address_of(name).map(Gva);
@@ -113,10 +98,7 @@ impl NameLayout {
             release: variable("init_uts_ns")
                 .zip(release)
                 .map(|(namespace, release)| Gva(namespace.0.wrapping_add(release))),
-            file_inode: offset(btf, "file.f_inode", 8)?,
-            inode_number: offset(btf, "inode.i_ino", 8)?,
-            inode_super: offset(btf, "inode.i_sb", 8)?,
-            super_device: offset(btf, "super_block.s_dev", 4)?,
+            identity: IdentityLayout::new(btf)?,
         })
     }
 
@@ -242,16 +224,8 @@ impl VmaLayout {
     /// # Errors
     /// If it cannot be read.
     pub fn identity(&self, view: MemoryView<'_>, file: Gva) -> Result<FileIdentity, VmaError> {
-        let inode =
-            Structure::at(view, "file", file)?.follow_always(self.names.file_inode, "inode")?;
-        let device = inode
-            .follow_always(self.names.inode_super, "super_block")?
-            .u32(self.names.super_device)?;
-        Ok(FileIdentity {
-            major: device >> MINOR_BITS,
-            minor: device & ((1 << MINOR_BITS) - 1),
-            inode: inode.u64(self.names.inode_number)?,
-        })
+        let file = Structure::at(view, "file", file)?;
+        Ok(self.names.identity.read(&file)?.1)
     }
 
     /// The area's line in `/proc/PID/maps`, without its end. `path` gives the path of a `struct file`.

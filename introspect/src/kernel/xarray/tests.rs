@@ -2,10 +2,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::test_kernel::{BASE, TestKernel, Types, WILD};
+use crate::kernel::test_kernel::{BASE, FREE, TestKernel, Types, WILD};
 
-/// Where the test's structures start.
-const FREE: u64 = BASE + 0x1_0000;
 const ARRAY: u64 = FREE;
 const HEAD: u64 = ARRAY + 8;
 const SLOTS: u64 = 40;

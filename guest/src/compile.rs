@@ -1,0 +1,95 @@
+//! Guest programs from C sources in this crate, compiled once and kept in the cache.
+//!
+//! The caller says what they are and how gcc makes them ([`Batch`]); the cache entry's name changes with every source and flag.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cache::{Cache, CacheError, failed, made_from};
+use crate::command::{self, CommandError};
+use crate::packages::{self, PackageError};
+use crate::progress::Progress;
+
+/// The programs could not be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramsError {
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// gcc is missing.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// gcc failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+}
+
+/// Programs that are compiled together.
+pub(crate) struct Batch {
+    /// Starts the names of the cache entry, its lock and its log.
+    pub(crate) name: &'static str,
+    /// Name and source of each program.
+    pub(crate) sources: &'static [(&'static str, &'static str)],
+    /// Name and content of files that the sources include.
+    pub(crate) headers: &'static [(&'static str, &'static str)],
+    /// What gcc is told.
+    pub(crate) flags: &'static [&'static str],
+    /// Debian's packages that it needs.
+    pub(crate) packages: &'static [&'static str],
+    /// What the user reads meanwhile.
+    pub(crate) phase: &'static str,
+}
+
+impl Batch {
+    /// The folder with the programs, compiled if they are not in the cache yet.
+    ///
+    /// # Errors
+    /// If a package is missing and cannot be installed, or gcc fails.
+    pub(crate) fn build(
+        &self,
+        cache: &Cache,
+        progress: &dyn Progress,
+    ) -> Result<PathBuf, ProgramsError> {
+        let name = self.entry_name();
+        if let Some(directory) = cache.entry(&name) {
+            return Ok(directory);
+        }
+        let lock = cache.lock(self.name, progress)?;
+        if let Some(directory) = cache.entry(&name) {
+            return Ok(directory);
+        }
+        let log = cache.root().join(self.name).with_extension("log");
+        // a log is of one build
+        let _ = fs::remove_file(&log);
+        packages::require(self.packages, &log, progress)?;
+        progress.phase(self.phase);
+        let scratch = cache.scratch(self.name, &lock)?;
+        let out = scratch.path().join("out");
+        fs::create_dir(&out).map_err(failed("make the directory", &out))?;
+        for (header, text) in self.headers {
+            write(&scratch.path().join(header), text)?;
+        }
+        for (program, text) in self.sources {
+            let source = scratch.path().join(program).with_extension("c");
+            write(&source, text)?;
+            let mut gcc = Command::new("gcc");
+            gcc.args(self.flags)
+                .arg("-o")
+                .arg(out.join(program))
+                .arg(&source);
+            command::run(&format!("gcc {program}.c"), &mut gcc, &log, |_| {})?;
+        }
+        Ok(cache.publish(&out, &name)?)
+    }
+
+    /// The cache entry's name.
+    pub(crate) fn entry_name(&self) -> String {
+        let files = self.sources.iter().chain(self.headers);
+        format!("{}-{}", self.name, made_from(files, self.flags))
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CacheError> {
+    fs::write(path, text).map_err(failed("write", path))
+}

@@ -1,0 +1,35 @@
+//! The saved guest of the tests: its memory and CPU, and its kernel's types. `README.md` tells where it comes from.
+
+use std::io::Read;
+
+use introspect::core_file::CoreFile;
+use introspect::kernel::btf::Btf;
+use lzma_rust2::XzReader;
+
+/// The memory, as far as the readers touch it, and the CPU.
+///
+/// # Panics
+/// If the file of this repository is damaged.
+#[must_use]
+pub fn core() -> CoreFile {
+    let bytes = unpacked(include_bytes!("small-6.1.core.xz"));
+    CoreFile::parse(bytes).expect("a core file")
+}
+
+/// The types of its kernel, a Linux 6.1.
+///
+/// # Panics
+/// If the file of this repository is damaged.
+#[must_use]
+pub fn types() -> Btf {
+    let bytes = unpacked(include_bytes!("small-6.1.btf.xz"));
+    Btf::parse(&bytes).expect("types of a kernel")
+}
+
+fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    XzReader::new(packed, false)
+        .read_to_end(&mut bytes)
+        .expect("a file packed by xz");
+    bytes
+}
