@@ -13,7 +13,9 @@ mod hex;
 pub mod host;
 pub mod machine;
 pub mod memory;
+pub mod sharded_map;
 pub mod snapshot;
+pub mod speculation;
 pub mod trap;
 mod vcpu;
 mod vm;
@@ -23,3 +25,5 @@ pub use clock::host_tsc;
 pub use machine::{Machine, MachineConfig, RunEnd};
 pub use vcpu::VcpuRegisters;
 pub use vm::KvmError;
+#[cfg(feature = "test-utils")]
+pub use x86_64::emulate;

@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::FromRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -83,8 +84,33 @@ pub struct PhysicalWriteError {
 #[derive(Clone, Debug)]
 pub struct GuestRam {
     map: GuestMemoryMmap<()>,
+    /// The regions of `map`, for accesses on the hit path.
+    mapped: [Mapped; REGIONS],
     file: Arc<File>,
     size: u64,
+}
+
+/// RAM below the hole and above it.
+const REGIONS: usize = 2;
+/// Accesses up to this length go word by word; longer ones are left to vm-memory, whose way to the bytes is longer.
+const SHORT_ACCESS: usize = 64;
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+/// A short range of RAM: its words, then its bytes.
+struct Short<'a> {
+    words: &'a [AtomicU64],
+    bytes: &'a [AtomicU8],
+}
+
+/// Where a region stands in the host; empty where there is none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mapped {
+    start: u64,
+    length: u64,
+    /// Address in the host, with its provenance exposed.
+    host: usize,
 }
 
 /// Ranges of RAM for `size` bytes: below the hole, and the rest from 4 GiB on.
@@ -174,7 +200,20 @@ impl GuestRam {
             offset += length;
         }
         let map = GuestMemoryMmap::from_regions(regions).map_err(|e| host(io::Error::other(e)))?;
-        Ok(Self { map, file, size })
+        let mut mapped = [Mapped::default(); REGIONS];
+        for (slot, region) in mapped.iter_mut().zip(map.iter()) {
+            *slot = Mapped {
+                start: region.start_addr().0,
+                length: region.len(),
+                host: region.as_ptr().expose_provenance(),
+            };
+        }
+        Ok(Self {
+            map,
+            mapped,
+            file,
+            size,
+        })
     }
 
     /// Total RAM in bytes.
@@ -224,6 +263,16 @@ impl GuestRam {
     /// # Errors
     /// If any byte of the range is not RAM; what lies in RAM before it may have been written.
     pub fn write_physical(&self, address: Gpa, data: &[u8]) -> Result<(), PhysicalWriteError> {
+        if let Some(short) = self.short(address, data.len()) {
+            let (words, bytes) = data.split_at(short.words.len() * WORD);
+            for (place, word) in short.words.iter().zip(words.as_chunks().0) {
+                place.store(u64::from_le_bytes(*word), Ordering::Relaxed);
+            }
+            for (place, byte) in short.bytes.iter().zip(bytes) {
+                place.store(*byte, Ordering::Relaxed);
+            }
+            return Ok(());
+        }
         self.map
             .write_slice(data, GuestAddress(address.0))
             .map_err(|_| PhysicalWriteError {
@@ -244,15 +293,51 @@ impl GuestRam {
 
     /// Host address of `length` bytes of RAM that do not cross a region, for atomic access.
     pub(crate) fn host_address(&self, address: Gpa, length: u64) -> Option<*mut u8> {
-        let region = self.map.find_region(GuestAddress(address.0))?;
-        let offset = address.0 - region.start_addr().0;
-        (offset.checked_add(length)? <= region.len())
-            .then(|| region.as_ptr().wrapping_add(offset as usize))
+        self.mapped.iter().find_map(|region| {
+            let offset = address.0.checked_sub(region.start)?;
+            let inside = offset < region.length && length <= region.length - offset;
+            inside.then(|| {
+                std::ptr::with_exposed_provenance_mut::<u8>(region.host)
+                    .wrapping_add(offset as usize)
+            })
+        })
+    }
+
+    /// The bytes of a short range of RAM, which the guest may change at any time: as words where they are aligned, and
+    /// what is left as bytes.
+    fn short(&self, address: Gpa, length: usize) -> Option<Short<'_>> {
+        if length > SHORT_ACCESS {
+            return None;
+        }
+        let pointer = self.host_address(address, length as u64)?;
+        let words: &[AtomicU64] = if pointer.addr().is_multiple_of(WORD) {
+            // SAFETY: `pointer` is aligned, and valid for `length` bytes, at least these, as long as `self.map` lives,
+            // which the result borrows. All access is atomic.
+            unsafe { std::slice::from_raw_parts(pointer.cast(), length / WORD) }
+        } else {
+            &[]
+        };
+        let done = words.len() * WORD;
+        // SAFETY: the bytes behind the words are valid as they are; bytes need no alignment.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(pointer.wrapping_add(done).cast::<AtomicU8>(), length - done)
+        };
+        Some(Short { words, bytes })
     }
 }
 
 impl PhysicalMemory for GuestRam {
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        if let Some(short) = self.short(address, buf.len()) {
+            let (words, bytes) = buf.split_at_mut(short.words.len() * WORD);
+            for (word, place) in words.as_chunks_mut().0.iter_mut().zip(short.words) {
+                *word = place.load(Ordering::Relaxed).to_le_bytes();
+            }
+            for (byte, place) in bytes.iter_mut().zip(short.bytes) {
+                *byte = place.load(Ordering::Relaxed);
+            }
+            return Ok(());
+        }
         self.map
             .read_slice(buf, GuestAddress(address.0))
             .map_err(|_| PhysicalReadError {
@@ -313,6 +398,25 @@ mod tests {
         }
         assert!(ram.write_physical(Gpa(HOLE_START), &[1]).is_err());
         assert!(ram.read_byte(Gpa(HOLE_END + (64 << 20))).is_err());
+    }
+
+    /// Short and long, aligned and not, also across pages and up to the last byte.
+    #[test]
+    fn every_length_and_alignment_reads_back_what_was_written() {
+        let ram = GuestRam::new(MIN_RAM).unwrap();
+        let data: Vec<u8> = (0..200).collect();
+        for length in [0, 1, 7, 8, 9, 16, 63, 64, 65, 200] {
+            for address in (PAGE_SIZE - 12..PAGE_SIZE + 12).chain([MIN_RAM - length as u64]) {
+                ram.write_physical(Gpa(address - 1), &[0xee]).unwrap();
+                ram.write_physical(Gpa(address), &data[..length]).unwrap();
+                let mut back = vec![0; length];
+                ram.read_physical(Gpa(address), &mut back).unwrap();
+                assert_eq!(back, data[..length], "{length} bytes at {address:#x}");
+                assert_eq!(ram.read_byte(Gpa(address - 1)).unwrap(), 0xee);
+            }
+            let beyond = Gpa(MIN_RAM - length as u64 + 1);
+            assert!(length == 0 || ram.write_physical(beyond, &data[..length]).is_err());
+        }
     }
 
     #[test]

@@ -26,6 +26,16 @@ fn every_program_that_ends_counts_right() {
         ("step 200", 1, 200),
         ("tick 5", 1, 5),
         ("smp 1000 2", 2, 2000),
+        ("tempty 50", 1, 50),
+        ("tout 50", 1, 50),
+        ("tcall 50", 1, 50),
+        ("tstep 50", 1, 50),
+        ("tnested 50", 1, 50),
+        ("tuempty 70000", 1, 70_000),
+        ("tucall 50", 1, 50),
+        ("tmmio 50", 1, 50),
+        ("uloop 50", 1, 50),
+        ("sysloop 50", 1, 50),
     ];
     for (command_line, cpus, count) in cases {
         let mut guest = micro_on(host, command_line, cpus);

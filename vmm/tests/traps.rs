@@ -350,15 +350,30 @@ fn what_cannot_be_armed_says_why() {
     let none = traps.arm_kernel(Gva(SPARE), space).unwrap_err();
     assert!(matches!(none, ArmError::NoInstruction { .. }), "{none}");
     assert!(none.to_string().contains("06 06"), "{none}");
-    let own = first_of(&guest, "micro_int3", Mnemonic::Int3);
-    let own = traps.arm_kernel(own, space).unwrap_err();
-    assert!(matches!(own, ArmError::GuestBreakpoint { .. }), "{own}");
     assert!(traps.hits().is_empty());
     assert_eq!(
         byte(&guest, Gva(SPARE)),
         0x06,
         "a refused site leaves its byte alone"
     );
+}
+
+/// A kernel may have a probe of its own where one of ours is to stand: both see every hit.
+#[test]
+fn a_site_on_an_int3_of_the_guest_is_hit_and_the_guest_gets_its_own() {
+    let host = host!();
+    let mut guest = micro(host, "int3k 40");
+    let own = first_of(&guest, "micro_int3", Mnemonic::Int3);
+    let site = guest
+        .machine
+        .traps()
+        .arm_kernel(own, guest.space())
+        .unwrap();
+    guest.machine.start();
+    assert_eq!(guest.count(), 40, "the guest has handled each of its own");
+    assert_eq!(hits(&guest, site).0, 40);
+    assert!(guest.machine.traps().disarm(site));
+    assert_eq!(byte(&guest, own), INT3);
 }
 
 /// Numbers of which only repeatability is wanted (SplitMix64).

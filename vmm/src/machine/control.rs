@@ -176,6 +176,17 @@ impl Control {
         }
     }
 
+    /// A pause from a vCPU's own thread: all of them park as soon as they can, this one once it is done with what it does.
+    pub(crate) fn hold_all(self: &Arc<Self>) -> Paused {
+        let mut state = self.lock();
+        state.pauses += 1;
+        state.kick_running(None);
+        drop(state);
+        Paused {
+            control: self.clone(),
+        }
+    }
+
     /// Pauses all vCPUs; returns when each stands still.
     pub(crate) fn pause(self: &Arc<Self>) -> Paused {
         let mut state = self.lock();
@@ -186,6 +197,16 @@ impl Control {
         }
         Paused {
             control: self.clone(),
+        }
+    }
+
+    /// Makes a running vCPU leave KVM_RUN once, without parking it.
+    pub(crate) fn interrupt(&self, vcpu: usize) {
+        let mut state = self.lock();
+        if let Some(slot) = state.slots.get_mut(vcpu)
+            && slot.standing == Standing::Running
+        {
+            slot.kick_now();
         }
     }
 

@@ -29,6 +29,10 @@ pub(crate) struct Shared {
     pub(crate) traps: TrapTable,
     pub(crate) control: Arc<Control>,
     pub(crate) sink: ArcSwapOption<Box<dyn TrapSink>>,
+    /// For each vCPU the samples that are asked for.
+    pub(crate) samples: Vec<AtomicU64>,
+    /// Taken while user sites, and with them the watch on the guest's #BP entry, come or go. How many hold user traps.
+    pub(crate) user_sites: Mutex<usize>,
     pub(crate) counters: Counters,
     pub(crate) completed: Completed,
     pub(crate) signals: Arc<Signals>,
@@ -63,6 +67,8 @@ impl Shared {
             traps,
             control: Arc::new(Control::new(parts.cpus)),
             sink: ArcSwapOption::empty(),
+            samples: (0..parts.cpus).map(|_| AtomicU64::new(0)).collect(),
+            user_sites: Mutex::default(),
             counters: Counters::default(),
             completed: Completed::default(),
             signals: parts.signals,

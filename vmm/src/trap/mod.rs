@@ -5,19 +5,28 @@
 //! [`Trap`] by `vcpu`, given to the machine's [`TrapSink`] on the vCPU's own thread, and the displaced
 //! instruction is then executed for the guest. An int3 that is not ours goes back to the guest.
 
+mod arm_error;
 mod classify;
+mod site;
 mod table;
 
-use introspect::x86_64::GeneralRegisters;
+use std::sync::Arc;
+
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::{CpuState, GeneralRegisters};
 use introspect::{CpuRegisters, Gpa, Gva};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
+pub use arm_error::ArmError;
 pub(crate) use classify::{GiveBack, Int3Owner, foreign_int3};
-pub use table::{ArmError, SiteId, TrapTable};
-pub(crate) use table::{Displaced, Purpose, Site};
+pub use site::SiteId;
+pub(crate) use site::{Displaced, Purpose, Site};
+pub use table::{Lifted, LiftedUser, SiteStats, TrapTable};
 
+use crate::machine::Paused;
+use crate::machine::control::Control;
 use crate::memory::GuestRam;
-use crate::vcpu::{address_space, general_registers};
+use crate::vcpu::{VcpuRegisters, address_space, general_registers};
 
 /// The trap instruction of x86.
 pub const INT3: u8 = 0xcc;
@@ -51,6 +60,11 @@ pub struct Trap {
 pub trait TrapSink: Send + Sync {
     /// The vCPU of `trap` stands before the trapped instruction, with its registers in `cpu`.
     fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>);
+
+    /// The vCPU was made to come out of the guest, wherever it was, by [`crate::Machine::sample`]; a halted one too.
+    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
+        let _ = (vcpu, mask, cpu);
+    }
 }
 
 /// One vCPU that stands still at a trap.
@@ -60,6 +74,7 @@ pub struct StoppedCpu<'a> {
     pub(crate) sregs: &'a kvm_sregs,
     pub(crate) ram: &'a GuestRam,
     pub(crate) traps: &'a TrapTable,
+    pub(crate) control: &'a Arc<Control>,
 }
 
 impl StoppedCpu<'_> {
@@ -76,6 +91,37 @@ impl StoppedCpu<'_> {
     /// Guest memory.
     pub fn ram(&self) -> &GuestRam {
         self.ram
+    }
+
+    /// The page tables in use.
+    pub fn address_space(&self) -> AddressSpace {
+        address_space(self.sregs)
+    }
+
+    /// Base of the GS segment as it is: the program's in user mode, and in the first instructions of an entry from it.
+    pub fn gs_base(&self) -> Gva {
+        Gva(self.sregs.gs.base)
+    }
+
+    /// General registers, segments and control registers as introspection takes them. The GS base that is swapped out is given as
+    /// the one in use, which is right in kernel mode.
+    pub fn cpu_state(&self) -> CpuState {
+        let registers = VcpuRegisters {
+            regs: *self.regs,
+            sregs: *self.sregs,
+        };
+        registers.cpu_state(self.sregs.gs.base)
+    }
+
+    /// What stands at an address without any site, as many bytes as the longest instruction has; fewer where a page is missing.
+    pub fn code(&self, address: Gva) -> Vec<u8> {
+        self.traps.read_code(address, self.address_space())
+    }
+
+    /// Makes all vCPUs stand still after this, until the result is dropped: for somebody on another thread who has to do what
+    /// must be done before the guest goes on. That one pauses the machine itself before looking at it.
+    pub fn hold(&self) -> Paused {
+        self.control.hold_all()
     }
 
     /// The machine's sites, to arm another one (a return address) from here.

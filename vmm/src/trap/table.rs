@@ -1,152 +1,88 @@
 //! The table of int3 sites, keyed by the guest-physical byte that the int3 stands over.
 //!
-//! Readers (the hit path) take no lock: the whole table is swapped when a site comes or goes. Writers take
-//! turns. The order of a change keeps the two apart: a new site is in the table before its byte is in
+//! Readers (the hit path) take no lock: the part of the table that a site is in is swapped when it comes or goes. Writers
+//! take turns. The order of a change keeps the two apart: a new site is in the table before its byte is in
 //! memory, and a removed one leaves memory before it leaves the table, so a vCPU that meets an int3 of ours
 //! finds the site, or finds that the byte has gone and just runs on.
+//!
+//! `patching` does the rest where the guest writes to text that sites stand in.
 
-use std::collections::HashMap;
+mod patching;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::ArcSwap;
-use iced_x86::Instruction;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
 
+pub use patching::{Lifted, LiftedUser};
+
+use super::arm_error::ArmError;
+use super::site::{Displaced, Original, Purpose, Site, SiteCounters, SiteId};
 use super::{INT3, Int3Owner};
 use crate::hex::hex;
 use crate::memory::{GuestRam, PAGE_SIZE};
+use crate::sharded_map::ShardedMap;
 use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
 
-/// A site's identity: the guest-physical byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SiteId(pub Gpa);
-
-/// What a site is for.
+/// What a site has counted, and where it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// A probe's: hits go to the sink. In user mode if `user`.
-    Probe { user: bool },
-    /// The guest's own #BP entry, where user traps arrive on hosts that do not report them.
-    BreakpointEntry,
-    /// The guest kernel's `panic`: its registers are kept.
-    Panic,
-}
-
-impl Purpose {
-    fn is_user(self) -> bool {
-        self == Self::Probe { user: true }
-    }
-}
-
-/// How the displaced instruction is executed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Displaced {
-    /// By the emulator; the int3 stays in place.
-    Emulate,
-    /// Put back and single-stepped with the other vCPUs standing still.
-    Step,
-}
-
-/// One site.
-#[derive(Debug)]
-pub(crate) struct Site {
-    pub(crate) id: SiteId,
-    pub(crate) address: Gva,
-    pub(crate) purpose: Purpose,
-    pub(crate) original: u8,
-    /// The instruction at [`Self::address`]; see [`Self::instruction_at`].
-    instruction: Instruction,
-    /// Its bytes.
-    code: Vec<u8>,
-    pub(crate) displaced: Displaced,
-    pub(crate) hits: AtomicU64,
-    pub(crate) stepped: AtomicU64,
-}
-
-/// A site cannot be armed.
-#[derive(Debug, thiserror::Error)]
-pub enum ArmError {
-    /// The address is not mapped.
-    #[error("trap at {address}: not mapped in the guest ({source})")]
-    NotMapped {
-        /// The address asked for.
-        address: Gva,
-        /// How the page walk ended.
-        source: paging::TranslateError,
-    },
-    /// What it maps to is not RAM.
-    #[error("trap at {address}: guest-physical {physical} is not RAM")]
-    NotRam {
-        /// The address asked for.
-        address: Gva,
-        /// What it maps to.
-        physical: Gpa,
-    },
-    /// There is no instruction there.
-    #[error("trap at {address}: bytes {bytes} are no instruction; give the address of one")]
-    NoInstruction {
-        /// The address asked for.
-        address: Gva,
-        /// What stands there, in hex.
-        bytes: String,
-    },
-    /// The instruction can be neither emulated nor stepped on this host.
-    #[error(
-        "trap at {address}: `{instruction}` can be neither emulated nor single-stepped on this host"
-    )]
-    CannotPass {
-        /// The address asked for.
-        address: Gva,
-        /// The instruction there.
-        instruction: String,
-    },
-    /// The guest is not far enough.
-    #[error(
-        "trap at {address}: the guest has no breakpoint handler yet, which user traps on this host need; wait until it runs programs"
-    )]
-    NoBreakpointHandler {
-        /// The address asked for.
-        address: Gva,
-    },
-    /// The guest's own.
-    #[error(
-        "trap at {address}: the guest has an int3 of its own there; give the address of another instruction"
-    )]
-    GuestBreakpoint {
-        /// The address asked for.
-        address: Gva,
-    },
-    /// The byte is taken for another purpose.
-    #[error(
-        "trap at {address}: a trap of the machine's own stands there (the guest's breakpoint entry or its panic function)"
-    )]
-    Reserved {
-        /// The address asked for.
-        address: Gva,
-    },
-}
-
-#[derive(Clone, Default)]
-struct Sites {
-    /// Kernel sites by virtual address: kernel text is mapped alike in every address space.
-    kernel: HashMap<u64, Arc<Site>>,
-    /// User sites by guest-physical address.
-    user: HashMap<u64, Arc<Site>>,
+pub struct SiteStats {
+    /// The site.
+    pub site: SiteId,
+    /// Where it was armed.
+    pub address: Gva,
+    /// Whether in a program's text.
+    pub user: bool,
+    /// Times it was hit.
+    pub hits: u64,
+    /// Hits whose instruction was single-stepped with the other vCPUs standing still; the others were emulated.
+    pub stepped: u64,
+    /// The guest has written something over its instruction that it cannot stand in, or has freed its memory.
+    pub suspended: bool,
 }
 
 struct Entry {
     site: Arc<Site>,
     users: usize,
+    /// How many want its int3 out of memory for a while.
+    lifted: usize,
+    /// The guest has written over its instruction: no int3 is in memory until the instruction is back.
+    suspended: bool,
+    /// The guest has freed the memory that it stood in: it is nowhere any more, and only waits for being disarmed.
+    gone: bool,
+    /// While it was out, the guest has written from before it to behind its first byte.
+    written_inside: bool,
+}
+
+impl Entry {
+    /// Whether its int3 stands in memory.
+    fn is_in(&self) -> bool {
+        self.lifted == 0 && !self.suspended && !self.gone
+    }
+}
+
+/// All sites, for those who change them.
+#[derive(Default)]
+struct Entries {
+    by_id: BTreeMap<SiteId, Entry>,
+    /// Sites in kernel text by their address.
+    kernel: BTreeMap<u64, SiteId>,
+    /// User sites that were removed and may have been met before, by a program that is on its way to the guest's #BP entry.
+    gone: BTreeSet<SiteId>,
+    windows: patching::Windows,
 }
 
 /// All sites of a machine.
 pub struct TrapTable {
     ram: GuestRam,
-    sites: ArcSwap<Sites>,
+    /// Kernel sites by virtual address: kernel text is mapped alike in every address space.
+    kernel: ShardedMap<Site>,
+    /// User sites by guest-physical address.
+    user: ShardedMap<Site>,
     /// Who changes the table holds this; it also owns the reference counts.
-    entries: Mutex<HashMap<SiteId, Entry>>,
+    entries: Mutex<Entries>,
     step_kernel: bool,
     step_user: bool,
 }
@@ -155,14 +91,20 @@ impl TrapTable {
     pub(crate) fn new(ram: GuestRam, step_kernel: bool, step_user: bool) -> Self {
         Self {
             ram,
-            sites: ArcSwap::default(),
+            kernel: ShardedMap::default(),
+            user: ShardedMap::default(),
             entries: Mutex::default(),
             step_kernel,
             step_user,
         }
     }
 
-    /// Arms a site in guest kernel text. Several users share one; each [`Self::disarm`]s once.
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Arms a site in guest kernel text. Several users share one; each [`Self::disarm`]s once. Where the guest has an int3 of
+    /// its own, it gets that after each hit.
     ///
     /// # Errors
     /// If the address is not mapped in `space`, holds no instruction, or one that this host cannot get past.
@@ -188,74 +130,136 @@ impl TrapTable {
         let physical = paging::translate(&self.ram, space, address)
             .map_err(|source| ArmError::NotMapped { address, source })?
             .gpa;
+        let code = |entries: &Entries| self.original_code(entries, address, space);
+        self.arm_at(physical, address, purpose, code)
+    }
+
+    /// Arms a site in a user program's text at a guest-physical byte, which need not be mapped yet. `code` is what stands
+    /// there without any site: a whole instruction at least, of which the rest may lie in another page. On a host that
+    /// does not report user int3s the machine must [hold user traps](crate::Machine::hold_user_traps) meanwhile.
+    ///
+    /// # Errors
+    /// If that is no instruction, or one that this host cannot get past.
+    pub fn arm_user_at(&self, physical: Gpa, code: &[u8]) -> Result<SiteId, ArmError> {
+        let code = code.iter().copied().take(LONGEST_INSTRUCTION).collect();
+        // Its address is not known: what is relative to that is decoded anew at each hit.
+        let address = Gva(physical.0);
+        self.arm_at(physical, address, Purpose::Probe { user: true }, |_| code)
+    }
+
+    fn arm_at(
+        &self,
+        physical: Gpa,
+        address: Gva,
+        purpose: Purpose,
+        code: impl FnOnce(&Entries) -> Vec<u8>,
+    ) -> Result<SiteId, ArmError> {
         let id = SiteId(physical);
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = entries.get_mut(&id) {
-            if entry.site.purpose != purpose {
+        let mut entries = self.lock();
+        // Who armed what stood there before the guest freed the memory still disarms it.
+        let mut users = 1;
+        if let Some(entry) = entries.by_id.get_mut(&id) {
+            if entry.gone {
+                users += entry.users;
+            } else if entry.site.purpose != purpose {
                 return Err(ArmError::Reserved { address });
+            } else {
+                entry.users += 1;
+                return Ok(id);
             }
-            entry.users += 1;
-            return Ok(id);
         }
         let byte = self
             .byte(physical)
             .ok_or(ArmError::NotRam { address, physical })?;
-        let mut code = vec![0; LONGEST_INSTRUCTION];
-        let length = self.original_code(&entries, address, space, &mut code);
-        code.truncate(length);
+        let original = self.original(code(&entries), address, purpose)?;
+        let site = Arc::new(Site::new(
+            id,
+            address,
+            purpose,
+            original,
+            Arc::new(SiteCounters::default()),
+        ));
+        self.map(purpose).insert(site.key(), site.clone());
+        let mut lifted = 0;
+        if !purpose.is_user() {
+            entries.kernel.insert(address.0, id);
+            lifted = entries.windows.enter(&site);
+        }
+        let entry = Entry {
+            site,
+            users,
+            lifted,
+            suspended: false,
+            gone: false,
+            written_inside: false,
+        };
+        if entry.is_in() {
+            byte.store(INT3, Ordering::SeqCst);
+        }
+        entries.by_id.insert(id, entry);
+        Ok(id)
+    }
+
+    /// What stands under a site, from its bytes.
+    fn original(
+        &self,
+        code: Vec<u8>,
+        address: Gva,
+        purpose: Purpose,
+    ) -> Result<Original, ArmError> {
         let instruction =
             emulate::decode(&code, address.0).map_err(|_| ArmError::NoInstruction {
                 address,
                 bytes: hex(&code),
             })?;
-        if code.first() == Some(&INT3) {
-            return Err(ArmError::GuestBreakpoint { address });
-        }
-        let displaced =
-            self.way_past(&instruction, purpose)
-                .ok_or_else(|| ArmError::CannotPass {
-                    address,
-                    instruction: instruction.to_string(),
-                })?;
-        let site = Arc::new(Site {
-            id,
-            address,
-            purpose,
-            original: code[0],
+        let step = if purpose.is_user() {
+            self.step_user
+        } else {
+            self.step_kernel
+        };
+        let displaced = if code.first() == Some(&INT3) {
+            Displaced::Breakpoint
+        } else if emulate::is_supported(&instruction) {
+            Displaced::Emulate
+        } else if step {
+            Displaced::Step
+        } else {
+            return Err(ArmError::CannotPass {
+                address,
+                instruction: instruction.to_string(),
+            });
+        };
+        Ok(Original {
             instruction,
             code,
             displaced,
-            hits: AtomicU64::new(0),
-            stepped: AtomicU64::new(0),
-        });
-        let mut next = Sites::clone(&self.sites.load());
-        next.map(purpose).insert(site.key(), site.clone());
-        self.sites.store(Arc::new(next));
-        entries.insert(id, Entry { site, users: 1 });
-        byte.store(INT3, Ordering::SeqCst);
-        Ok(id)
+        })
     }
 
     /// Gives up one use of a site; the last one puts the original byte back. `false` if there is no such
     /// site.
     pub fn disarm(&self, id: SiteId) -> bool {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = entries.get_mut(&id) else {
+        let mut entries = self.lock();
+        let Some(entry) = entries.by_id.get_mut(&id) else {
             return false;
         };
         entry.users -= 1;
         if entry.users > 0 {
             return true;
         }
-        let site = entry.site.clone();
-        if let Some(byte) = self.byte(id.0) {
+        let (site, is_in, gone) = (entry.site.clone(), entry.is_in(), entry.gone);
+        if is_in && let Some(byte) = self.byte(id.0) {
             // A byte that the guest has overwritten meanwhile is the guest's.
             let _ = byte.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst);
         }
-        entries.remove(&id);
-        let mut next = Sites::clone(&self.sites.load());
-        next.map(site.purpose).remove(&site.key());
-        self.sites.store(Arc::new(next));
+        entries.by_id.remove(&id);
+        if site.is_user() {
+            entries.gone.insert(id);
+        }
+        // Of one that is gone nothing else is left; another may stand at its address.
+        if !gone {
+            self.forget(&mut entries, &site);
+        }
         true
     }
 
@@ -268,37 +272,46 @@ impl TrapTable {
         address: Gpa,
         buf: &mut [u8],
     ) -> Result<(), introspect::PhysicalReadError> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.lock();
         self.ram.read_physical(address, buf)?;
         overlay(&entries, address, buf);
         Ok(())
     }
 
-    /// Reads code as it would be without any site; gives how many bytes could be read, fewer where a page is missing.
-    pub(crate) fn read_code(&self, address: Gva, space: AddressSpace, buf: &mut [u8]) -> usize {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        self.original_code(&entries, address, space, buf)
+    /// Reads code as it would be without any site; empty where nothing is mapped, shorter than an instruction may be where a
+    /// page is missing behind it.
+    pub fn read_code(&self, address: Gva, space: AddressSpace) -> Vec<u8> {
+        self.original_code(&self.lock(), address, space)
     }
 
     /// (site, hits, hits whose instruction was stepped) of every site that a probe uses.
     pub fn hits(&self) -> Vec<(SiteId, u64, u64)> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let probes = entries
-            .values()
-            .filter(|e| matches!(e.site.purpose, Purpose::Probe { .. }));
+        let stats = self.stats().into_iter();
+        stats.map(|s| (s.site, s.hits, s.stepped)).collect()
+    }
+
+    /// What every site has counted that a probe uses.
+    pub fn stats(&self) -> Vec<SiteStats> {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let entries = self.lock();
+        let probes = entries.by_id.values().filter(|e| e.site.is_probe());
         probes
-            .map(|e| {
-                let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-                (e.site.id, load(&e.site.hits), load(&e.site.stepped))
+            .map(|entry| SiteStats {
+                site: entry.site.id,
+                address: entry.site.address,
+                user: entry.site.is_user(),
+                hits: load(&entry.site.counters.hits),
+                stepped: load(&entry.site.counters.stepped),
+                suspended: entry.suspended || entry.gone,
             })
             .collect()
     }
 
     /// Does `work` while guest memory holds the original bytes of all sites. The machine must be paused.
     pub(crate) fn with_bytes_restored<R>(&self, work: impl FnOnce() -> R) -> R {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.lock();
         let mut put_back = Vec::new();
-        for entry in entries.values() {
+        for entry in entries.by_id.values().filter(|entry| entry.is_in()) {
             if let Some(byte) = self.byte(entry.site.id.0)
                 && byte
                     .compare_exchange(
@@ -321,30 +334,30 @@ impl TrapTable {
 
     /// The kernel site whose int3 stands at `address`.
     pub(crate) fn kernel_site(&self, address: u64) -> Option<Arc<Site>> {
-        self.sites.load().kernel.get(&address).cloned()
+        self.kernel.get(address)
     }
 
     /// The user site at a guest-physical byte.
     pub(crate) fn user_site(&self, physical: Gpa) -> Option<Arc<Site>> {
-        self.sites.load().user.get(&physical.0).cloned()
+        self.user.get(physical.0)
     }
 
     /// Whose the int3 is that a vCPU has met at a byte for which [`Self::kernel_site`] or [`Self::user_site`]
     /// knew nothing. Exact, since sites neither come nor go meanwhile; takes the lock.
     pub(crate) fn owner_of(&self, physical: Gpa) -> Int3Owner {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        match entries.get(&SiteId(physical)) {
-            Some(entry) => Int3Owner::Ours(entry.site.clone()),
-            None if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => {
+        let entries = self.lock();
+        match entries.by_id.get(&SiteId(physical)) {
+            Some(entry) if !entry.suspended && !entry.gone => Int3Owner::Ours(entry.site.clone()),
+            _ if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => {
                 Int3Owner::JustRemoved
             }
-            None => Int3Owner::Guest,
+            _ => Int3Owner::Guest,
         }
     }
 
     /// Takes the int3 of `site` out for a step; whether it was in.
-    pub(crate) fn lift(&self, site: &Site) -> bool {
-        let _entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn lift_for_step(&self, site: &Site) -> bool {
+        let _entries = self.lock();
         let lifted = |b: &AtomicU8| {
             b.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst)
                 .is_ok()
@@ -352,12 +365,13 @@ impl TrapTable {
         self.byte(site.id.0).is_some_and(lifted)
     }
 
-    /// Puts back what [`Self::lift`] took, if the site was not removed meanwhile.
+    /// Puts back what [`Self::lift_for_step`] took, if the site was not removed meanwhile.
     pub(crate) fn put_back(&self, site: &Arc<Site>) {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.lock();
         let stands = entries
+            .by_id
             .get(&site.id)
-            .is_some_and(|entry| Arc::ptr_eq(&entry.site, site));
+            .is_some_and(|entry| entry.is_in() && Arc::ptr_eq(&entry.site, site));
         if stands && let Some(byte) = self.byte(site.id.0) {
             // What the guest wrote over the byte meanwhile stays.
             let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
@@ -366,17 +380,28 @@ impl TrapTable {
 
     /// Whether any site stands in a program's text.
     pub(crate) fn has_user_sites(&self) -> bool {
-        !self.sites.load().user.is_empty()
+        !self.user.is_empty()
+    }
+
+    /// User sites that were removed since [`Self::forget_gone_user_sites`].
+    pub(crate) fn gone_user_sites(&self) -> BTreeSet<SiteId> {
+        self.lock().gone.clone()
+    }
+
+    /// No program is on its way from any of [`Self::gone_user_sites`].
+    pub(crate) fn forget_gone_user_sites(&self) {
+        self.lock().gone.clear();
     }
 
     /// The site on the guest's own #BP entry, if there is one, and its address.
     pub(crate) fn breakpoint_entry(&self) -> Option<(SiteId, Gva)> {
-        let sites = self.sites.load();
-        let entry = sites
+        let entries = self.lock();
+        let mut sites = entries
             .kernel
             .values()
-            .find(|s| s.purpose == Purpose::BreakpointEntry)?;
-        Some((entry.id, entry.address))
+            .filter_map(|id| entries.by_id.get(id));
+        let entry = sites.find(|e| e.site.purpose == Purpose::BreakpointEntry)?;
+        Some((entry.site.id, entry.site.address))
     }
 
     /// The byte in guest memory under a site.
@@ -388,98 +413,56 @@ impl TrapTable {
         Some(unsafe { AtomicU8::from_ptr(pointer) })
     }
 
-    fn way_past(&self, instruction: &Instruction, purpose: Purpose) -> Option<Displaced> {
-        let step = if purpose.is_user() {
-            self.step_user
+    /// A site is not found any more, by those who hit it or by those who write over it.
+    fn forget(&self, entries: &mut Entries, site: &Site) {
+        if entries.kernel.get(&site.address.0) == Some(&site.id) {
+            entries.kernel.remove(&site.address.0);
+        }
+        entries.windows.leave(site.id);
+        self.map(site.purpose).remove(site.key());
+    }
+
+    fn map(&self, purpose: Purpose) -> &ShardedMap<Site> {
+        if purpose.is_user() {
+            &self.user
         } else {
-            self.step_kernel
-        };
-        if emulate::is_supported(instruction) {
-            Some(Displaced::Emulate)
-        } else {
-            step.then_some(Displaced::Step)
+            &self.kernel
         }
     }
 
     /// [`Self::read_code`] with the lock held.
-    fn original_code(
-        &self,
-        entries: &HashMap<SiteId, Entry>,
-        address: Gva,
-        space: AddressSpace,
-        buf: &mut [u8],
-    ) -> usize {
+    fn original_code(&self, entries: &Entries, address: Gva, space: AddressSpace) -> Vec<u8> {
+        let mut code = vec![0; LONGEST_INSTRUCTION];
         let mut done = 0;
-        while done < buf.len() {
+        while done < code.len() {
             let at = Gva(address.0.wrapping_add(done as u64));
             let Ok(translation) = paging::translate(&self.ram, space, at) else {
                 break;
             };
             let in_page = (PAGE_SIZE - at.0 % PAGE_SIZE) as usize;
-            let end = buf.len().min(done + in_page);
-            let piece = buf.get_mut(done..end).unwrap_or_default();
+            let end = code.len().min(done + in_page);
+            let piece = code.get_mut(done..end).unwrap_or_default();
             if self.ram.read_physical(translation.gpa, piece).is_err() {
                 break;
             }
             overlay(entries, translation.gpa, piece);
             done = end;
         }
-        done
-    }
-}
-
-impl Sites {
-    fn map(&mut self, purpose: Purpose) -> &mut HashMap<u64, Arc<Site>> {
-        if purpose.is_user() {
-            &mut self.user
-        } else {
-            &mut self.kernel
-        }
-    }
-}
-
-impl Site {
-    /// Whether it stands in a program's text.
-    pub(crate) fn is_user(&self) -> bool {
-        self.purpose.is_user()
-    }
-
-    /// The displaced instruction as it stands at `rip`: the same page may be mapped at several addresses.
-    pub(crate) fn instruction_at(&self, rip: u64) -> Instruction {
-        if self.instruction.ip() == rip {
-            return self.instruction;
-        }
-        // The same bytes decode alike wherever they stand.
-        emulate::decode(&self.code, rip).unwrap_or(self.instruction)
-    }
-
-    /// What it is found by in its map of [`Sites`].
-    fn key(&self) -> u64 {
-        if self.is_user() {
-            self.id.0.0
-        } else {
-            self.address.0
-        }
+        code.truncate(done);
+        code
     }
 }
 
 /// Puts the original bytes of sites into what was read from memory.
-fn overlay(entries: &HashMap<SiteId, Entry>, address: Gpa, buf: &mut [u8]) {
-    let put = |entry: &Entry, buf: &mut [u8]| {
-        let offset = entry.site.id.0.0.checked_sub(address.0);
-        if let Some(byte) = offset.and_then(|o| buf.get_mut(usize::try_from(o).ok()?))
+fn overlay(entries: &Entries, address: Gpa, buf: &mut [u8]) {
+    let end = Gpa(address.0.saturating_add(buf.len() as u64));
+    for (id, entry) in entries.by_id.range(SiteId(address)..SiteId(end)) {
+        let offset = usize::try_from(id.0.0 - address.0).unwrap_or(usize::MAX);
+        if entry.is_in()
+            && let Some(byte) = buf.get_mut(offset)
             && *byte == INT3
         {
             *byte = entry.site.original;
         }
-    };
-    if buf.len() < entries.len() {
-        for at in (address.0..).take(buf.len()) {
-            if let Some(entry) = entries.get(&SiteId(Gpa(at))) {
-                put(entry, buf);
-            }
-        }
-    } else {
-        entries.values().for_each(|entry| put(entry, buf));
     }
 }

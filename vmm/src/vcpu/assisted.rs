@@ -16,11 +16,11 @@ use super::run::Flow;
 use super::{Vcpu, debug};
 use crate::assist::syscall;
 use crate::machine::RunEnd;
-use crate::trap::{INT3, Int3Owner, Site, TrapKind};
+use crate::trap::{Displaced, INT3, Int3Owner, Site, TrapKind};
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::emulate::{self, EmulateError, vector};
 use crate::x86_64::exception_frame::ExceptionFrame;
-use crate::x86_64::{LONGEST_INSTRUCTION, msr, segments};
+use crate::x86_64::{msr, segments};
 
 const VECTOR_PF: u8 = 14;
 /// Error code bits of #PF.
@@ -42,14 +42,12 @@ impl Vcpu {
             return self.on_failed_int3(regs);
         }
         let sregs = self.registers.system(&self.fd)?;
-        let mut code = [0; LONGEST_INSTRUCTION];
+        let read;
         let code = match failure.bytes() {
             [] => {
-                let length =
-                    self.machine
-                        .traps
-                        .read_code(Gva(regs.rip), address_space(&sregs), &mut code);
-                code.get(..length).unwrap_or_default()
+                let traps = &self.machine.traps;
+                read = traps.read_code(Gva(regs.rip), address_space(&sregs));
+                &*read
             }
             bytes => bytes,
         };
@@ -251,6 +249,12 @@ impl Vcpu {
             };
         };
         let before = user;
+        if site.displaced == Displaced::Breakpoint {
+            // The guest has its own int3 there, and is at its own handler already.
+            let trap = self.trap(&site, TrapKind::User, rip);
+            self.deliver(&trap, &before, &user_sregs, true);
+            return self.pass(entry, regs, Some(&sregs), 0);
+        }
         match self.emulate(
             &site.instruction_at(rip),
             &mut user,

@@ -19,7 +19,7 @@ use crate::trap::{
 use crate::vm::NameCall;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::emulate::{self, EmulateError};
-use crate::x86_64::{LONGEST_INSTRUCTION, rflags};
+use crate::x86_64::rflags;
 
 /// The byte of RFLAGS that the trap flag lies in.
 const TRAP_FLAG_BYTE: u64 = 1;
@@ -127,7 +127,7 @@ impl Vcpu {
 
     /// The trap at `site`, counted there.
     pub(super) fn trap(&self, site: &Site, kind: TrapKind, address: u64) -> Trap {
-        site.hits.fetch_add(1, Ordering::Relaxed);
+        site.counters.hits.fetch_add(1, Ordering::Relaxed);
         Trap {
             vcpu: self.index,
             address: Gva(address),
@@ -140,14 +140,24 @@ impl Vcpu {
     pub(super) fn deliver(&self, trap: &Trap, regs: &kvm_regs, sregs: &kvm_sregs, user_mode: bool) {
         self.machine.counters.traps.fetch_add(1, Ordering::Relaxed);
         if let Some(sink) = self.machine.sink.load().as_deref() {
-            let cpu = StoppedCpu {
-                regs,
-                user_mode,
-                sregs,
-                ram: &self.machine.ram,
-                traps: &self.machine.traps,
-            };
-            sink.trap(trap, &cpu);
+            sink.trap(trap, &self.stopped(regs, sregs, user_mode));
+        }
+    }
+
+    /// This vCPU as a sink sees it.
+    pub(super) fn stopped<'a>(
+        &'a self,
+        regs: &'a kvm_regs,
+        sregs: &'a kvm_sregs,
+        user_mode: bool,
+    ) -> StoppedCpu<'a> {
+        StoppedCpu {
+            regs,
+            user_mode,
+            sregs,
+            ram: &self.machine.ram,
+            traps: &self.machine.traps,
+            control: &self.machine.control,
         }
     }
 
@@ -160,6 +170,9 @@ impl Vcpu {
         sregs: Option<&kvm_sregs>,
         privilege: u8,
     ) -> Result<Flow, RunEnd> {
+        if site.displaced == Displaced::Breakpoint {
+            return self.give_back(regs);
+        }
         if site.displaced == Displaced::Emulate {
             match self.emulate(
                 &site.instruction_at(regs.rip),
@@ -202,8 +215,8 @@ impl Vcpu {
         if machine.control.stop_others(self) == AfterPark::Leave {
             return Ok(Flow::Interrupted);
         }
-        site.stepped.fetch_add(1, Ordering::Relaxed);
-        let lifted = machine.traps.lift(site);
+        site.counters.stepped.fetch_add(1, Ordering::Relaxed);
+        let lifted = machine.traps.lift_for_step(site);
         let result = self.step_displaced(site);
         if lifted {
             machine.traps.put_back(site);
@@ -322,7 +335,7 @@ impl Vcpu {
     fn unknown_int3(
         &mut self,
         physical: Option<Gpa>,
-        mut regs: kvm_regs,
+        regs: kvm_regs,
         sregs: &kvm_sregs,
     ) -> Result<Flow, RunEnd> {
         match physical.map(|gpa| self.machine.traps.owner_of(gpa)) {
@@ -338,6 +351,11 @@ impl Vcpu {
             },
             Some(Int3Owner::Guest) | None => {}
         }
+        self.give_back(regs)
+    }
+
+    /// Lets the guest have its own #BP, whose int3 it has met with these registers.
+    fn give_back(&mut self, mut regs: kvm_regs) -> Result<Flow, RunEnd> {
         self.machine
             .counters
             .guest_int3
@@ -415,11 +433,7 @@ impl Vcpu {
         sregs: &kvm_sregs,
         rip: u64,
     ) -> Option<iced_x86::Instruction> {
-        let mut code = [0; LONGEST_INSTRUCTION];
-        let length = self
-            .machine
-            .traps
-            .read_code(Gva(rip), address_space(sregs), &mut code);
-        emulate::decode(code.get(..length)?, rip).ok()
+        let code = self.machine.traps.read_code(Gva(rip), address_space(sregs));
+        emulate::decode(&code, rip).ok()
     }
 }

@@ -17,6 +17,7 @@ mod run;
 pub(crate) mod state;
 pub(crate) mod system;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use introspect::Gva;
@@ -112,21 +113,26 @@ impl Vcpu {
         (self.fd.get_msrs(&mut list).ok()? == 1).then(|| list.as_slice().first().map(|e| e.data))?
     }
 
+    /// Rate of the guest's time stamp counter, in kHz, if KVM tells.
+    pub(crate) fn tsc_khz(&self) -> Option<u32> {
+        self.fd.get_tsc_khz().ok().filter(|khz| *khz > 0)
+    }
+
     /// Handler address of a gate in the vCPU's interrupt descriptor table.
     pub(crate) fn interrupt_handler(&self, vector: u8) -> Option<u64> {
         self.gate(&self.fd.get_sregs().ok()?, vector)
     }
 
     /// Whether a #BP may be on its way into the guest's handler at `entry`, or has just arrived there. KVM does not tell
-    /// of a queued #BP (KVM_GET_VCPU_EVENTS leaves software exceptions out), so a program that stands at the site that
-    /// was `removed`, or a byte behind it, counts as having met it.
-    pub(crate) fn has_breakpoint_under_way(&self, entry: u64, removed: Option<SiteId>) -> bool {
+    /// of a queued #BP (KVM_GET_VCPU_EVENTS leaves software exceptions out), so a program that stands at one of the
+    /// sites that were `removed`, or a byte behind it, counts as having met it.
+    pub(crate) fn has_breakpoint_under_way(&self, entry: u64, removed: &BTreeSet<SiteId>) -> bool {
         let (Ok(regs), Ok(sregs)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
             return true;
         };
         let at_site = |address| {
             let found = paging::translate(&self.machine.ram, address_space(&sregs), Gva(address));
-            found.is_ok_and(|t| removed == Some(SiteId(t.gpa)))
+            found.is_ok_and(|t| removed.contains(&SiteId(t.gpa)))
         };
         regs.rip == entry || at_site(regs.rip) || at_site(regs.rip.wrapping_sub(1))
     }

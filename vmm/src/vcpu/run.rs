@@ -9,7 +9,7 @@ use kvm_ioctls::VcpuExit;
 
 use super::hit::is_step;
 use super::kick::Kick;
-use super::{Vcpu, exit};
+use super::{Vcpu, VcpuRegisters, exit, in_user_mode};
 use crate::machine::RunEnd;
 use crate::machine::control::{AfterPark, Control};
 use crate::vm::KvmError;
@@ -94,7 +94,29 @@ impl Vcpu {
             if control.park(&mut self) == AfterPark::Leave {
                 break;
             }
+            // After the kick was taken back: what is asked for from now on kicks again.
+            if let Err(error) = self.take_samples() {
+                control.end(error.into());
+            }
         }
+    }
+
+    /// Gives the sink the samples that were asked for, if any.
+    fn take_samples(&mut self) -> Result<(), KvmError> {
+        let wanted = self.machine.samples.get(self.index);
+        let mask = wanted.map_or(0, |wanted| wanted.swap(0, Ordering::SeqCst));
+        if mask == 0 {
+            return Ok(());
+        }
+        let VcpuRegisters { regs, sregs } = self.snapshot_registers()?;
+        if let Some(sink) = self.machine.sink.load().as_deref() {
+            sink.sample(
+                self.index,
+                mask,
+                &self.stopped(&regs, &sregs, in_user_mode(&sregs)),
+            );
+        }
+        Ok(())
     }
 
     /// One KVM_RUN and what it asks for.

@@ -1,0 +1,188 @@
+//! A map from addresses to shared values, read without a lock and changed rarely.
+//!
+//! It is split into shards by key; a change copies its shard and swaps it whole, so that a reader sees a shard before or after
+//! the change and never between. Writers take turns. What a reader holds stays alive after it was removed.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::{ArcSwap, Guard};
+
+/// Copies of one shard stay short up to some hundred thousand keys; a power of two.
+const SHARDS: usize = 256;
+/// 2^64 divided by the golden ratio: its products are well mixed in the upper bits.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Mixes one 64-bit key. Keys are addresses in a guest that armed sites stand at: a guest cannot make many of them collide,
+/// since it does not choose what is armed.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        let mixed = (self.0 ^ key).wrapping_mul(GOLDEN);
+        // Tables take the lower bits for the place and the uppermost seven for a tag.
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+type Shard<V> = HashMap<u64, Arc<V>, BuildHasherDefault<AddressHasher>>;
+
+/// The map.
+pub struct ShardedMap<V> {
+    shards: Box<[ArcSwap<Shard<V>>]>,
+    /// Held by who changes the map.
+    turn: Mutex<()>,
+    /// Keys in the map. Changed under `turn`.
+    count: AtomicUsize,
+}
+
+impl<V> Default for ShardedMap<V> {
+    fn default() -> Self {
+        Self {
+            shards: (0..SHARDS)
+                .map(|_| ArcSwap::from_pointee(Shard::default()))
+                .collect(),
+            turn: Mutex::new(()),
+            count: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl<V> ShardedMap<V> {
+    /// The value of `key`. Takes no lock.
+    #[must_use]
+    pub fn get(&self, key: u64) -> Option<Arc<V>> {
+        self.with(key, Arc::clone)
+    }
+
+    /// What `look` makes of the value of `key`. Takes no lock and counts no reference.
+    pub fn with<R>(&self, key: u64, look: impl FnOnce(&Arc<V>) -> R) -> Option<R> {
+        let shard: Guard<Arc<Shard<V>>> = self.shard(key)?.load();
+        shard.get(&key).map(look)
+    }
+
+    /// Whether `key` has a value.
+    #[must_use]
+    pub fn contains(&self, key: u64) -> bool {
+        self.with(key, |_| ()).is_some()
+    }
+
+    /// Gives `key` a value; the one it had before.
+    pub fn insert(&self, key: u64, value: Arc<V>) -> Option<Arc<V>> {
+        let before = self.change(key, |shard| shard.insert(key, value));
+        if before.is_none() {
+            self.count.fetch_add(1, Ordering::Release);
+        }
+        before
+    }
+
+    /// Takes the value of `key` away.
+    pub fn remove(&self, key: u64) -> Option<Arc<V>> {
+        let before = self.change(key, |shard| shard.remove(&key));
+        if before.is_some() {
+            self.count.fetch_sub(1, Ordering::Release);
+        }
+        before
+    }
+
+    /// Number of keys.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Whether there is no key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All values, in no order; those that come or go meanwhile may be missed.
+    #[must_use]
+    pub fn values(&self) -> Vec<Arc<V>> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.load().values().cloned().collect::<Vec<_>>())
+            .collect()
+    }
+
+    fn change<R>(&self, key: u64, change: impl FnOnce(&mut Shard<V>) -> Option<R>) -> Option<R> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let shard = self.shard(key)?;
+        let mut next = Shard::clone(&shard.load());
+        let result = change(&mut next);
+        shard.store(Arc::new(next));
+        result
+    }
+
+    fn shard(&self, key: u64) -> Option<&ArcSwap<Shard<V>>> {
+        let number = (key.wrapping_mul(GOLDEN) >> 48) as usize % SHARDS;
+        self.shards.get(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_found_by_their_keys_until_they_are_removed() {
+        let map = ShardedMap::default();
+        let keys = || (0..5000u64).map(|n| 0xffff_ffff_8100_0000 + n * 16);
+        assert!(map.is_empty());
+        for key in keys() {
+            assert!(map.insert(key, Arc::new(key)).is_none());
+        }
+        assert_eq!(map.len(), 5000);
+        assert!(keys().all(|key| map.get(key).as_deref() == Some(&key)));
+        assert!(!map.contains(0xffff_ffff_8100_0001));
+        assert_eq!(
+            map.insert(keys().next().unwrap_or(0), Arc::new(7))
+                .as_deref(),
+            keys().next().as_ref()
+        );
+        assert_eq!(map.len(), 5000, "replaced, not added");
+        for key in keys() {
+            assert!(map.remove(key).is_some());
+        }
+        assert!(map.is_empty() && map.values().is_empty());
+        assert!(map.remove(0).is_none());
+    }
+
+    #[test]
+    fn readers_see_every_value_that_stays_while_others_come_and_go() {
+        let map = ShardedMap::default();
+        for key in 0..1000u64 {
+            map.insert(key, Arc::new(key));
+        }
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut rounds = 0;
+                while !done.load(Ordering::Acquire) || rounds == 0 {
+                    assert!((0..1000).all(|key| map.get(key).as_deref() == Some(&key)));
+                    rounds += 1;
+                }
+            });
+            for key in 1000..20_000u64 {
+                map.insert(key, Arc::new(key));
+                map.remove(key);
+            }
+            done.store(true, Ordering::Release);
+            assert!(reader.join().is_ok());
+        });
+    }
+}

@@ -1,0 +1,290 @@
+//! What the guest's kernel would do from some instruction on: its code is followed on a copy of a vCPU's registers, and what it writes
+//! goes to a scratch pad. Nothing of the guest changes, and no other vCPU notices.
+//!
+//! This is how arguments are found that the kernel computes only when it is told to: behind a branch that is off. The caller says where the
+//! way begins and where it has arrived, and bounds it.
+
+use std::ops::ControlFlow;
+
+use introspect::x86_64::GeneralRegisters;
+use introspect::x86_64::paging::{self, AddressSpace};
+use introspect::{Gpa, Gva, PhysicalMemory};
+use kvm_bindings::kvm_regs;
+
+use crate::memory::{GuestRam, PAGE_SIZE};
+use crate::trap::{StoppedCpu, TrapTable};
+use crate::vcpu::general_registers;
+use crate::x86_64::emulate::{
+    self, ControlRegister, EmulateError, Environment, FxState, MemoryFault, Segment, StateError,
+};
+
+/// Most bytes that are written on the way.
+const PAD: usize = 1024;
+
+/// The way could not be followed to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum SpeculationError {
+    /// It is longer than was allowed.
+    #[error("not arrived after {steps} instructions, at {address}")]
+    TooLong {
+        /// How many were allowed.
+        steps: usize,
+        /// Where it stopped.
+        address: Gva,
+    },
+    /// There is no instruction.
+    #[error("no instruction at {address}")]
+    NoInstruction {
+        /// Where.
+        address: Gva,
+    },
+    /// An instruction has effects that cannot be kept to the scratch pad, or faults.
+    #[error("{0}")]
+    Instruction(String),
+}
+
+impl From<EmulateError> for SpeculationError {
+    fn from(error: EmulateError) -> Self {
+        Self::Instruction(error.to_string())
+    }
+}
+
+/// Where a way has arrived.
+pub struct Arrival<'c> {
+    pad: Pad<'c>,
+    registers: kvm_regs,
+}
+
+impl Arrival<'_> {
+    /// The registers there.
+    pub fn registers(&self) -> GeneralRegisters {
+        general_registers(&self.registers)
+    }
+
+    /// A word of memory as it would be there; `None` if it is not mapped.
+    pub fn word(&mut self, address: Gva) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.pad.read(address.0, &mut bytes).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+}
+
+impl StoppedCpu<'_> {
+    /// Follows the kernel's code from `start` on, with this vCPU's registers, for at most `steps` instructions. `look` is asked before each
+    /// instruction with its address: it lets the way go on (at the same address or another one), or says that it has arrived.
+    /// `forced` are words of memory that read as something else.
+    ///
+    /// # Errors
+    /// If the way does not arrive.
+    pub fn speculate<B>(
+        &self,
+        start: Gva,
+        steps: usize,
+        forced: &[(Gva, u64)],
+        mut look: impl FnMut(Gva) -> ControlFlow<B, Gva>,
+    ) -> Result<(B, Arrival<'_>), SpeculationError> {
+        let mut pad = Pad {
+            cpu: self,
+            space: self.address_space(),
+            forced: forced.to_vec(),
+            written: Vec::with_capacity(64),
+        };
+        let mut registers = *self.regs();
+        registers.rip = start.0;
+        for _ in 0..steps {
+            match look(Gva(registers.rip)) {
+                ControlFlow::Break(found) => return Ok((found, Arrival { pad, registers })),
+                ControlFlow::Continue(address) => registers.rip = address.0,
+            }
+            let address = Gva(registers.rip);
+            let code = self.traps().read_code(address, pad.space);
+            let instruction = emulate::decode(&code, address.0)
+                .map_err(|_| SpeculationError::NoInstruction { address })?;
+            emulate::execute(&instruction, &mut registers, &mut pad)?;
+        }
+        Err(SpeculationError::TooLong {
+            steps,
+            address: Gva(registers.rip),
+        })
+    }
+}
+
+/// Whether the code at `start` leads to a call of, or jump to, one of `wanted`, looking at no more than `most` instructions. An address that
+/// `divert` gives another for is gone on from there.
+pub fn leads_to(
+    traps: &TrapTable,
+    space: AddressSpace,
+    start: Gva,
+    wanted: &[Gva],
+    divert: &dyn Fn(Gva) -> Option<Gva>,
+    most: usize,
+) -> bool {
+    use iced_x86::FlowControl;
+    let mut open = vec![start];
+    let mut seen = std::collections::HashSet::new();
+    while let Some(at) = open.pop() {
+        if seen.len() >= most || !seen.insert(at) {
+            continue;
+        }
+        if let Some(to) = divert(at) {
+            open.push(to);
+            continue;
+        }
+        let code = traps.read_code(at, space);
+        let Ok(found) = emulate::decode(&code, at.0) else {
+            continue;
+        };
+        let to = Gva(found.near_branch_target());
+        let next = Gva(found.next_ip());
+        match found.flow_control() {
+            FlowControl::Call | FlowControl::UnconditionalBranch if wanted.contains(&to) => {
+                return true;
+            }
+            FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => open.push(next),
+            FlowControl::ConditionalBranch => open.extend([to, next]),
+            FlowControl::UnconditionalBranch => open.push(to),
+            _ => {}
+        }
+    }
+    false
+}
+
+/// Memory with what was written on the way.
+struct Pad<'c> {
+    cpu: &'c StoppedCpu<'c>,
+    space: AddressSpace,
+    forced: Vec<(Gva, u64)>,
+    /// Address and byte, the latest last.
+    written: Vec<(u64, u8)>,
+}
+
+impl Pad<'_> {
+    fn ram(&self) -> &GuestRam {
+        self.cpu.ram()
+    }
+
+    fn translate(&self, address: u64, write: bool) -> Result<Gpa, MemoryFault> {
+        let fault = MemoryFault { address, write };
+        let found = paging::translate(self.ram(), self.space, Gva(address)).map_err(|_| fault)?;
+        match write && !found.writable {
+            true => Err(fault),
+            false => Ok(found.gpa),
+        }
+    }
+}
+
+impl Environment for Pad<'_> {
+    fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
+        let fault = MemoryFault {
+            address,
+            write: false,
+        };
+        if let Some((_, value)) = self.forced.iter().find(|(at, _)| at.0 == address) {
+            for (place, byte) in buf.iter_mut().zip(value.to_le_bytes()) {
+                *place = byte;
+            }
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let at = address.wrapping_add(done as u64);
+            let in_page = (PAGE_SIZE - at % PAGE_SIZE) as usize;
+            let end = buf.len().min(done + in_page);
+            let gpa = self.translate(at, false)?;
+            let part = buf.get_mut(done..end).ok_or(fault)?;
+            self.ram().read_physical(gpa, part).map_err(|_| fault)?;
+            done = end;
+        }
+        for (at, byte) in &self.written {
+            let offset = usize::try_from(at.wrapping_sub(address)).unwrap_or(usize::MAX);
+            if let Some(place) = buf.get_mut(offset) {
+                *place = *byte;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        let fault = MemoryFault {
+            address,
+            write: true,
+        };
+        if self.written.len() + data.len() > PAD {
+            return Err(fault);
+        }
+        self.translate(address, true)?;
+        self.translate(
+            address.wrapping_add(data.len().saturating_sub(1) as u64),
+            true,
+        )?;
+        let places = (0..).map(|offset| address.wrapping_add(offset));
+        self.written.extend(places.zip(data.iter().copied()));
+        Ok(())
+    }
+
+    fn compare_exchange(
+        &mut self,
+        address: u64,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<bool, MemoryFault> {
+        let mut now = [0; 16];
+        let now = now.get_mut(..old.len()).ok_or(MemoryFault {
+            address,
+            write: true,
+        })?;
+        self.read(address, now)?;
+        if now != old {
+            return Ok(false);
+        }
+        self.write(address, new)?;
+        Ok(true)
+    }
+
+    fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError> {
+        Ok(match segment {
+            Segment::Fs => self.cpu.sregs.fs.base,
+            Segment::Gs => self.cpu.sregs.gs.base,
+        })
+    }
+
+    fn set_segment_base(&mut self, _: Segment, _: u64) -> Result<(), StateError> {
+        Err(outside("write a segment base"))
+    }
+
+    fn fx_state(&mut self) -> Result<FxState, StateError> {
+        Err(outside("read the FPU state"))
+    }
+
+    fn set_fx_state(&mut self, _: &FxState) -> Result<(), StateError> {
+        Err(outside("write the FPU state"))
+    }
+
+    fn cpl(&mut self) -> Result<u8, StateError> {
+        Ok(0)
+    }
+
+    fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError> {
+        match register {
+            ControlRegister::Cr0 => Ok(self.cpu.sregs.cr0),
+            ControlRegister::Cr4 => Ok(self.cpu.sregs.cr4),
+            ControlRegister::Xcr0 => Err(outside("read XCR0")),
+        }
+    }
+
+    fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
+        // There are none on this way.
+        Ok(())
+    }
+
+    fn halt(&mut self) -> Result<(), StateError> {
+        Err(outside("halt"))
+    }
+}
+
+fn outside(action: &'static str) -> StateError {
+    StateError {
+        action,
+        source: std::io::ErrorKind::Unsupported.into(),
+    }
+}

@@ -1,0 +1,131 @@
+//! One place where an int3 of ours stands.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use iced_x86::Instruction;
+use introspect::{Gpa, Gva};
+
+use super::INT3;
+use crate::x86_64::emulate;
+
+/// A site's identity: the guest-physical byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SiteId(pub Gpa);
+
+/// What a site is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A probe's: hits go to the sink. In user mode if `user`.
+    Probe { user: bool },
+    /// The guest's own #BP entry, where user traps arrive on hosts that do not report them.
+    BreakpointEntry,
+    /// The guest kernel's `panic`: its registers are kept.
+    Panic,
+}
+
+impl Purpose {
+    pub(super) fn is_user(self) -> bool {
+        self == Self::Probe { user: true }
+    }
+}
+
+/// How the displaced instruction is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Displaced {
+    /// By the emulator; the int3 stays in place.
+    Emulate,
+    /// Put back and single-stepped with the other vCPUs standing still.
+    Step,
+    /// It is an int3 of the guest's own, which the guest gets.
+    Breakpoint,
+}
+
+/// What a site has counted, for as long as it is armed.
+#[derive(Debug, Default)]
+pub(crate) struct SiteCounters {
+    pub(crate) hits: AtomicU64,
+    /// Hits whose instruction was single-stepped.
+    pub(crate) stepped: AtomicU64,
+}
+
+/// One site. Replaced by another with the same counters where the guest has changed its instruction.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) id: SiteId,
+    pub(crate) address: Gva,
+    pub(crate) purpose: Purpose,
+    pub(crate) original: u8,
+    /// The instruction at [`Self::address`]; see [`Self::instruction_at`].
+    instruction: Instruction,
+    /// Its bytes, and what follows them up to the length of the longest instruction.
+    code: Vec<u8>,
+    pub(crate) displaced: Displaced,
+    pub(crate) counters: Arc<SiteCounters>,
+}
+
+/// What stands under a site, and how the guest gets past it.
+pub(super) struct Original {
+    pub(super) instruction: Instruction,
+    pub(super) code: Vec<u8>,
+    pub(super) displaced: Displaced,
+}
+
+impl Site {
+    pub(super) fn new(
+        id: SiteId,
+        address: Gva,
+        purpose: Purpose,
+        original: Original,
+        counters: Arc<SiteCounters>,
+    ) -> Self {
+        Self {
+            id,
+            address,
+            purpose,
+            original: original.code.first().copied().unwrap_or(INT3),
+            instruction: original.instruction,
+            code: original.code,
+            displaced: original.displaced,
+            counters,
+        }
+    }
+
+    /// Whether it stands in a program's text.
+    pub(crate) fn is_user(&self) -> bool {
+        self.purpose.is_user()
+    }
+
+    /// Whether it was armed for a probe, not for the machine itself.
+    pub(super) fn is_probe(&self) -> bool {
+        matches!(self.purpose, Purpose::Probe { .. })
+    }
+
+    /// Bytes of its instruction.
+    pub(super) fn length(&self) -> u64 {
+        self.instruction.len() as u64
+    }
+
+    /// The bytes of its instruction.
+    pub(super) fn instruction_bytes(&self) -> &[u8] {
+        self.code.get(..self.instruction.len()).unwrap_or_default()
+    }
+
+    /// The displaced instruction as it stands at `rip`: the same page may be mapped at several addresses.
+    pub(crate) fn instruction_at(&self, rip: u64) -> Instruction {
+        if self.instruction.ip() == rip {
+            return self.instruction;
+        }
+        // The same bytes decode alike wherever they stand.
+        emulate::decode(&self.code, rip).unwrap_or(self.instruction)
+    }
+
+    /// What it is found by at a hit: kernel text is mapped alike in every address space, a program's is not.
+    pub(super) fn key(&self) -> u64 {
+        if self.is_user() {
+            self.id.0.0
+        } else {
+            self.address.0
+        }
+    }
+}

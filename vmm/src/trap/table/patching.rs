@@ -1,0 +1,333 @@
+//! Sites in text that the guest itself reads as data or writes: taken out before, put back after.
+//!
+//! A kernel that changes its own text first checks what stands there, and checks afterwards what it has written. The
+//! caller watches the functions by which it does so, [`TrapTable::lift`]s what stands in their way, and gives it to
+//! [`TrapTable::put_down`] when they are done. There every site looks anew at what it stands on: another instruction, an int3 of the
+//! guest's own (which the guest gets after each hit), or something it cannot stand in, until the instruction is back.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use introspect::x86_64::paging::{self, AddressSpace};
+use introspect::{Gpa, Gva};
+
+use super::{Entries, Entry, INT3, Site, SiteId, TrapTable};
+use crate::memory::PAGE_SIZE;
+use crate::x86_64::LONGEST_INSTRUCTION;
+
+/// A part of the kernel's text that no site stands in for a while. To be given to [`TrapTable::put_down`].
+#[derive(Debug, Default)]
+#[must_use = "the sites stay out of memory until they are put down"]
+pub struct Lifted {
+    windows: Vec<u64>,
+    sites: usize,
+}
+
+impl Lifted {
+    /// Whether nothing stood in the way.
+    pub fn is_empty(&self) -> bool {
+        self.sites == 0
+    }
+
+    /// How many sites were taken out.
+    pub fn len(&self) -> usize {
+        self.sites
+    }
+
+    /// Adds another part.
+    pub fn append(&mut self, mut other: Self) {
+        self.windows.append(&mut other.windows);
+        self.sites += other.sites;
+    }
+}
+
+/// User sites that are out of memory for a while. To be given to [`TrapTable::put_down_user`].
+#[derive(Debug, Default)]
+#[must_use = "the sites stay out of memory until they are put down"]
+pub struct LiftedUser {
+    sites: Vec<SiteId>,
+}
+
+impl LiftedUser {
+    /// Whether nothing stood in the way.
+    pub fn is_empty(&self) -> bool {
+        self.sites.is_empty()
+    }
+
+    /// How many sites were taken out.
+    pub fn len(&self) -> usize {
+        self.sites.len()
+    }
+
+    /// Adds others.
+    pub fn append(&mut self, mut other: Self) {
+        self.sites.append(&mut other.sites);
+    }
+}
+
+/// The parts of the kernel's text that are open: whoever arms a site there meanwhile has it put in with the others.
+#[derive(Default)]
+pub(super) struct Windows {
+    next: u64,
+    open: BTreeMap<u64, Window>,
+}
+
+struct Window {
+    addresses: Range<u64>,
+    sites: Vec<SiteId>,
+}
+
+impl Windows {
+    fn open(&mut self, addresses: Range<u64>, sites: Vec<SiteId>) -> Lifted {
+        let (number, count) = (self.next, sites.len());
+        self.next = self.next.wrapping_add(1);
+        self.open.insert(number, Window { addresses, sites });
+        Lifted {
+            windows: vec![number],
+            sites: count,
+        }
+    }
+
+    /// Puts a new site into the windows that it stands in; in how many.
+    pub(super) fn enter(&mut self, site: &Site) -> usize {
+        let windows = self.open.values_mut();
+        let around = windows.filter(|window| stands_in(site, &window.addresses));
+        around.map(|window| window.sites.push(site.id)).count()
+    }
+
+    /// Takes a site out that is no more.
+    pub(super) fn leave(&mut self, id: SiteId) {
+        for window in self.open.values_mut() {
+            window.sites.retain(|site| *site != id);
+        }
+    }
+}
+
+/// Whether the instruction of `site` has a byte in `addresses`.
+fn stands_in(site: &Site, addresses: &Range<u64>) -> bool {
+    let start = site.address.0;
+    start < addresses.end && start.saturating_add(site.length()) > addresses.start
+}
+
+impl TrapTable {
+    /// Takes the int3s of kernel sites out whose instruction has a byte in `addresses`, and keeps new ones from there. A hit that a
+    /// vCPU is at already is still found; none is seen from then on.
+    pub fn lift(&self, addresses: Range<u64>) -> Lifted {
+        let mut entries = self.lock();
+        let entries = &mut *entries;
+        let first = addresses
+            .start
+            .saturating_sub(LONGEST_INSTRUCTION as u64 - 1);
+        let near = entries
+            .kernel
+            .range(first..addresses.end.max(first))
+            .map(|(_, id)| *id);
+        let mut taken = Vec::new();
+        for id in near {
+            if let Some(entry) = entries.by_id.get_mut(&id)
+                && stands_in(&entry.site, &addresses)
+            {
+                self.take_out(entry);
+                taken.push(id);
+            }
+        }
+        entries.windows.open(addresses, taken)
+    }
+
+    /// Puts sites back that were taken out by [`Self::lift`], and those that were armed there since. `written` is where the guest has
+    /// written meanwhile as far as is known: a site inside it, not at the start of an instruction, waits until its own instruction
+    /// is back.
+    pub fn put_down(&self, lifted: Lifted, written: Option<Range<u64>>, space: AddressSpace) {
+        let mut entries = self.lock();
+        let tail = written
+            .as_ref()
+            .is_some_and(|written| self.is_tail(&entries, written, space));
+        for number in lifted.windows {
+            let window = entries.windows.open.remove(&number);
+            for id in window.into_iter().flat_map(|window| window.sites) {
+                self.put_down_one(&mut entries, id, written.as_ref(), tail, space);
+            }
+        }
+    }
+
+    /// Whether what was `written` goes on an instruction of which the first byte is an int3 for now: so Linux writes instructions of
+    /// several bytes while other CPUs run them (`text_poke_bp_batch`, arch/x86/kernel/alternative.c).
+    fn is_tail(&self, entries: &Entries, written: &Range<u64>, space: AddressSpace) -> bool {
+        let before = Gva(written.start.wrapping_sub(1));
+        written.end.saturating_sub(written.start) > 1
+            && self.original_code(entries, before, space).first() == Some(&INT3)
+    }
+
+    fn put_down_one(
+        &self,
+        entries: &mut Entries,
+        id: SiteId,
+        written: Option<&Range<u64>>,
+        tail: bool,
+        space: AddressSpace,
+    ) {
+        let Some(entry) = entries.by_id.get_mut(&id) else {
+            return;
+        };
+        let at = entry.site.address.0;
+        // Remembered until the last who took it out puts it back.
+        entry.written_inside |= written.is_some_and(|w| w.contains(&at) && (tail || w.start != at));
+        if entry.lifted > 1 {
+            entry.lifted -= 1;
+            return;
+        }
+        let inside = std::mem::take(&mut entry.written_inside);
+        let (site, suspended) = (entry.site.clone(), entry.suspended);
+        // While it still counts as taken out: what stands there now is the guest's, an int3 too.
+        let code = self.original_code(entries, site.address, space);
+        let stays = paging::translate(&self.ram, space, site.address).is_ok_and(|t| t.gpa == id.0);
+        let unchanged = code.starts_with(site.instruction_bytes());
+        let original = match unchanged {
+            // Another page has come to its address: its byte is not the instruction's.
+            _ if !stays => None,
+            // Whatever was there in between, its own instruction is back.
+            true => Some(None),
+            false if inside || suspended => None,
+            false => self
+                .original(code, site.address, site.purpose)
+                .ok()
+                .map(Some),
+        };
+        let Some(entry) = entries.by_id.get_mut(&id) else {
+            return;
+        };
+        entry.lifted = 0;
+        entry.suspended = original.is_none();
+        let map = self.map(site.purpose);
+        match original {
+            // An int3 that stands there is the guest's.
+            None => {
+                map.remove(site.key());
+            }
+            Some(None) if suspended => {
+                map.insert(site.key(), site);
+            }
+            Some(None) => {}
+            Some(Some(original)) => {
+                let counters = site.counters.clone();
+                let next = Site::new(id, site.address, site.purpose, original, counters);
+                entry.site = Arc::new(next);
+                map.insert(site.key(), entry.site.clone());
+            }
+        }
+        if entry.is_in()
+            && let Some(byte) = self.byte(id.0)
+        {
+            byte.store(INT3, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes the kernel sites in `addresses` out for good: their memory is about to be something else. Who armed them still disarms
+    /// them; what is armed there from now on is another site. How many there were.
+    pub fn suspend(&self, addresses: Range<u64>) -> usize {
+        let mut entries = self.lock();
+        let entries = &mut *entries;
+        let sites = entries.kernel.range(addresses).map(|(_, id)| *id);
+        let sites: Vec<SiteId> = sites.collect();
+        for id in &sites {
+            if let Some(entry) = entries.by_id.get_mut(id) {
+                self.take_out(entry);
+                entry.lifted = 0;
+                entry.gone = true;
+                let site = entry.site.clone();
+                self.forget(entries, &site);
+            }
+        }
+        sites.len()
+    }
+
+    /// Whether a site's memory was freed by the guest: whatever stands there now is not what it was armed for.
+    pub fn is_gone(&self, id: SiteId) -> bool {
+        self.lock().by_id.get(&id).is_some_and(|entry| entry.gone)
+    }
+
+    /// Takes the int3s of user sites out that stand in the pages that `is_wanted`; for [`Self::put_down_user`]. A program that passes is not
+    /// seen meanwhile.
+    pub fn lift_user(&self, mut is_wanted: impl FnMut(Gpa) -> bool) -> LiftedUser {
+        let mut entries = self.lock();
+        let mut lifted = LiftedUser::default();
+        let mut last = None;
+        for (id, entry) in &mut entries.by_id {
+            if !entry.site.is_user() {
+                continue;
+            }
+            let page = Gpa(id.0.0 / PAGE_SIZE * PAGE_SIZE);
+            let (_, wanted) = *last.insert(match last {
+                Some((known, wanted)) if known == page => (page, wanted),
+                _ => (page, is_wanted(page)),
+            });
+            if wanted {
+                self.take_out(entry);
+                lifted.sites.push(*id);
+            }
+        }
+        lifted
+    }
+
+    /// Takes the int3 of one user site out; for [`Self::put_down_user`].
+    pub fn lift_user_site(&self, site: SiteId) -> LiftedUser {
+        let mut entries = self.lock();
+        let mut lifted = LiftedUser::default();
+        if let Some(entry) = entries.by_id.get_mut(&site)
+            && entry.site.is_user()
+        {
+            self.take_out(entry);
+            lifted.sites.push(site);
+        }
+        lifted
+    }
+
+    /// Puts user sites back that were taken out. Where the guest has written something else meanwhile, that stays.
+    pub fn put_down_user(&self, lifted: LiftedUser) {
+        let mut entries = self.lock();
+        for id in lifted.sites {
+            // Disarmed meanwhile; or that, and armed again.
+            let Some(entry) = entries.by_id.get_mut(&id).filter(|entry| entry.lifted > 0) else {
+                continue;
+            };
+            entry.lifted -= 1;
+            if entry.is_in()
+                && let Some(byte) = self.byte(id.0)
+            {
+                let original = entry.site.original;
+                let _ = byte.compare_exchange(original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Where user sites stand within guest-physical `range`, with the bytes that the guest's programs have there.
+    pub fn user_originals(&self, range: Range<u64>) -> Vec<(Gpa, u8)> {
+        let entries = self.lock();
+        entries
+            .by_id
+            .range(SiteId(Gpa(range.start))..SiteId(Gpa(range.end.max(range.start))))
+            .filter(|(_, entry)| entry.site.is_user() && entry.is_in())
+            .map(|(id, entry)| (id.0, entry.site.original))
+            .collect()
+    }
+
+    /// Whether a user site stands in the page of `gpa`.
+    pub fn is_patched(&self, gpa: Gpa) -> bool {
+        let page = gpa.0 / PAGE_SIZE * PAGE_SIZE;
+        !self
+            .user_originals(page..page.saturating_add(PAGE_SIZE))
+            .is_empty()
+    }
+
+    fn take_out(&self, entry: &mut Entry) {
+        if entry.is_in()
+            && let Some(byte) = self.byte(entry.site.id.0)
+        {
+            let original = entry.site.original;
+            let _ = byte.compare_exchange(INT3, original, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        entry.lifted += 1;
+    }
+}

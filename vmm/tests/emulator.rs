@@ -1,0 +1,410 @@
+//! The emulator against the CPU: the same instruction in the guest and by [`vmm::emulate`] leaves the same registers,
+//! flags, memory and RIP.
+//!
+//! Cases are made from a seed, new at every run; `EXOTRACE_EMULATOR_SEED=N` runs those of a seed again. In user mode the
+//! guest's instructions are the CPU's on every host. In kernel mode they are KVM's where it interprets the guest, and
+//! the few that it lacks there are the emulator's in both.
+#![allow(clippy::unwrap_used)]
+
+#[path = "emulator/instructions.rs"]
+mod instructions;
+#[path = "emulator/operands.rs"]
+mod operands;
+mod support;
+
+use std::fmt::Write as _;
+use std::hash::{BuildHasher, RandomState};
+
+use guest::micro::exec::{DATA_SIZE, SLOT_SIZE, Slot, State};
+use iced_x86::{Code, Mnemonic, OpKind, RflagsBits};
+use instructions::Case;
+use introspect::{Gpa, PhysicalMemory};
+use kvm_bindings::kvm_regs;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use support::{Host, micro};
+use vmm::emulate::{
+    self, ControlRegister, EmulateError, Environment, FxState, MemoryFault, Segment, StateError,
+    vector::DIVIDE_ERROR,
+};
+
+/// The flags that arithmetic sets.
+const STATUS: u64 = 0x8d5;
+const IF: u64 = 1 << 9;
+const DF: u64 = 1 << 10;
+const ID: u64 = 1 << 21;
+/// The one bit that is always set.
+const FIXED: u64 = 2;
+/// Environment variable with the seed.
+const SEED: &str = "EXOTRACE_EMULATOR_SEED";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    Kernel,
+    User,
+}
+
+/// The memory of one case, and the rest of a vCPU as the micro guest sets it up.
+struct Machine<'a> {
+    base: u64,
+    data: &'a mut [u8; DATA_SIZE],
+    mode: Mode,
+}
+
+impl Machine<'_> {
+    fn bytes(
+        &mut self,
+        address: u64,
+        length: usize,
+        write: bool,
+    ) -> Result<&mut [u8], MemoryFault> {
+        let start = usize::try_from(address.wrapping_sub(self.base)).unwrap();
+        let end = start.saturating_add(length);
+        let bytes = self.data.get_mut(start..end);
+        bytes.ok_or(MemoryFault { address, write })
+    }
+}
+
+impl Environment for Machine<'_> {
+    fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
+        buf.copy_from_slice(self.bytes(address, buf.len(), false)?);
+        Ok(())
+    }
+
+    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        self.bytes(address, data.len(), true)?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn compare_exchange(
+        &mut self,
+        address: u64,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<bool, MemoryFault> {
+        let bytes = self.bytes(address, old.len(), true)?;
+        assert_eq!(bytes, old, "exchange with a value that was never there");
+        bytes.copy_from_slice(new);
+        Ok(true)
+    }
+
+    fn segment_base(&mut self, _: Segment) -> Result<u64, StateError> {
+        Ok(0)
+    }
+
+    fn set_segment_base(&mut self, _: Segment, _: u64) -> Result<(), StateError> {
+        unreachable!("no case sets a segment's base")
+    }
+
+    fn fx_state(&mut self) -> Result<FxState, StateError> {
+        unreachable!("no case uses x87 or SSE")
+    }
+
+    fn set_fx_state(&mut self, _: &FxState) -> Result<(), StateError> {
+        unreachable!("no case uses x87 or SSE")
+    }
+
+    fn cpl(&mut self) -> Result<u8, StateError> {
+        Ok(match self.mode {
+            Mode::Kernel => 0,
+            Mode::User => 3,
+        })
+    }
+
+    /// PG and PE; PAE. No shadow stacks, 48-bit addresses.
+    fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError> {
+        Ok(match register {
+            ControlRegister::Cr0 => 0x8000_0001,
+            ControlRegister::Cr4 => 0x20,
+            ControlRegister::Xcr0 => 1,
+        })
+    }
+
+    fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
+        unreachable!("no case uses STI")
+    }
+
+    fn halt(&mut self) -> Result<(), StateError> {
+        unreachable!("no case halts")
+    }
+}
+
+/// What an instruction leaves.
+#[derive(Debug, Clone, PartialEq)]
+struct Outcome {
+    state: State,
+    data: [u8; DATA_SIZE],
+}
+
+fn to_kvm(state: &State, mode: Mode) -> kvm_regs {
+    let [
+        rax,
+        rcx,
+        rdx,
+        rbx,
+        rsp,
+        rbp,
+        rsi,
+        rdi,
+        r8,
+        r9,
+        r10,
+        r11,
+        r12,
+        r13,
+        r14,
+        r15,
+    ] = state.registers;
+    let fixed = match mode {
+        Mode::Kernel => FIXED,
+        Mode::User => FIXED | IF,
+    };
+    kvm_regs {
+        rax,
+        rbx,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        rsp,
+        rbp,
+        r8,
+        r9,
+        r10,
+        r11,
+        r12,
+        r13,
+        r14,
+        r15,
+        rip: state.rip,
+        rflags: state.rflags | fixed,
+    }
+}
+
+fn from_kvm(r: &kvm_regs) -> State {
+    State {
+        registers: [
+            r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11,
+            r.r12, r.r13, r.r14, r.r15,
+        ],
+        rflags: r.rflags,
+        rip: r.rip,
+    }
+}
+
+/// What the emulator makes of a case; `None` where a CPU would raise #DE or leaves the result undefined.
+fn emulated(case: &Case, mode: Mode) -> Result<Option<Outcome>, EmulateError> {
+    let mut data = case.data;
+    let mut machine = Machine {
+        base: case.slot.data(),
+        data: &mut data,
+        mode,
+    };
+    let mut regs = to_kvm(&case.state, mode);
+    match emulate::execute(&case.insn, &mut regs, &mut machine) {
+        Ok(()) => Ok(Some(Outcome {
+            state: from_kvm(&regs),
+            data,
+        })),
+        Err(EmulateError::Exception { vector, .. }) if vector == DIVIDE_ERROR => Ok(None),
+        // by more than the operand's bits
+        Err(EmulateError::Unsupported { .. })
+            if matches!(case.insn.mnemonic(), Mnemonic::Shld | Mnemonic::Shrd) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The flags that are the same on every CPU after the instruction.
+fn defined_flags(case: &Case) -> u64 {
+    let undefined = [
+        (RflagsBits::CF, 1),
+        (RflagsBits::PF, 4),
+        (RflagsBits::AF, 0x10),
+        (RflagsBits::ZF, 0x40),
+        (RflagsBits::SF, 0x80),
+        (RflagsBits::OF, 0x800),
+    ]
+    .into_iter()
+    .filter(|(bit, _)| case.insn.rflags_undefined() & bit != 0)
+    .fold(0, |all, (_, flag)| all | flag);
+    (STATUS | DF | ID) & !undefined
+}
+
+/// Where two outcomes of a case differ; `None` if nowhere.
+fn difference(case: &Case, mode: Mode, guest: &Outcome, ours: &Outcome) -> Option<String> {
+    let mut text = String::new();
+    let names = [
+        "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12",
+        "r13", "r14", "r15",
+    ];
+    let flags = defined_flags(case);
+    let words = |o: &Outcome| {
+        let mut words = o.state.registers.to_vec();
+        words.extend([o.state.rflags & flags, o.state.rip]);
+        words
+    };
+    let names = names.into_iter().chain(["rflags", "rip"]);
+    for ((name, guest), ours) in names.zip(words(guest)).zip(words(ours)) {
+        if guest != ours {
+            let _ = writeln!(
+                text,
+                "  {name}: {guest:#x} in the guest, {ours:#x} emulated"
+            );
+        }
+    }
+    for (at, (guest, ours)) in guest.data.iter().zip(&ours.data).enumerate() {
+        if guest != ours {
+            let address = case.slot.data() + at as u64;
+            let _ = writeln!(
+                text,
+                "  [{address:#x}]: {guest:#04x} in the guest, {ours:#04x} emulated"
+            );
+        }
+    }
+    if text.is_empty() {
+        return None;
+    }
+    let insn = &case.insn;
+    let _ = writeln!(text, "  before: {:x?}", case.state);
+    if insn.is_stack_instruction() || insn.op_kinds().any(|kind| kind == OpKind::Memory) {
+        let words = case.data.as_chunks::<8>().0.iter();
+        let words: Vec<u64> = words.map(|word| u64::from_le_bytes(*word)).collect();
+        let _ = writeln!(text, "  data at {:#x}: {words:x?}", case.slot.data());
+    }
+    Some(format!(
+        "{mode:?} mode: `{insn}` ({:?}), bytes {:02x?}\n{text}",
+        insn.code(),
+        case.bytes,
+    ))
+}
+
+/// Runs a table of cases in a new guest.
+fn in_guest(host: &Host, mode: Mode, cases: &[Case]) -> Vec<Outcome> {
+    let program = match mode {
+        Mode::Kernel => "execk",
+        Mode::User => "execu",
+    };
+    let mut guest = micro(host, &format!("{program} {}", cases.len()));
+    for case in cases {
+        let bytes = case.slot.fill(&case.bytes, &case.state, &case.data);
+        guest.write(case.slot.address(), &bytes.unwrap());
+    }
+    guest.machine.start();
+    assert_eq!(guest.count(), cases.len() as u64, "{}", guest.situation());
+    let outcome = |case: &Case| {
+        let mut bytes = [0; SLOT_SIZE];
+        let address = Gpa(case.slot.address());
+        guest
+            .machine
+            .ram()
+            .read_physical(address, &mut bytes)
+            .unwrap();
+        let (state, data) = Slot::outcome(&bytes);
+        Outcome {
+            state,
+            data: data.try_into().unwrap(),
+        }
+    };
+    cases.iter().map(outcome).collect()
+}
+
+/// The seed that was asked for, or a new one.
+fn seed() -> u64 {
+    match std::env::var(SEED) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|e| panic!("{SEED}={text}: {e}; give a decimal number")),
+        Err(_) => RandomState::new().hash_one(0),
+    }
+}
+
+/// Makes cases of all opcodes in turn.
+struct Maker {
+    runner: TestRunner,
+    codes: Vec<Code>,
+    turn: usize,
+    mode: Mode,
+}
+
+impl Maker {
+    fn new(mode: Mode, seed: u64) -> Self {
+        let bytes = [seed; 4].map(u64::to_le_bytes).concat();
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        Self {
+            runner: TestRunner::new_with_rng(Config::default(), rng),
+            codes: instructions::codes(),
+            turn: 0,
+            mode,
+        }
+    }
+
+    /// The next opcode's case, with what the emulator makes of it.
+    fn next(&mut self, slot: Slot) -> (Case, Outcome) {
+        let turn = self.turn % (self.codes.len() + instructions::NOP_COUNT);
+        self.turn += 1;
+        let draws = instructions::draw();
+        for _ in 0..100 {
+            let draw = draws.new_tree(&mut self.runner).unwrap().current();
+            let case = match self.codes.get(turn) {
+                Some(&code) => instructions::case(code, slot, &draw),
+                None => Some(instructions::nop(turn - self.codes.len(), slot, &draw)),
+            };
+            let Some(case) = case else { continue };
+            if self.mode == Mode::Kernel && is_left_to_user_mode(&case) {
+                continue;
+            }
+            match emulated(&case, self.mode) {
+                Ok(Some(outcome)) => return (case, outcome),
+                Ok(None) => {}
+                Err(error) => panic!(
+                    "{:?} mode: `{}`, bytes {:02x?}: {error}\n  before: {:x?}",
+                    self.mode, case.insn, case.bytes, case.state
+                ),
+            }
+        }
+        panic!("{:?}: no draw gives a case of it", self.codes.get(turn));
+    }
+}
+
+/// A KVM that interprets kernel mode clears the upper half of the destination register also where nothing is stored.
+/// CPUs keep it, as the same instruction shows in user mode.
+fn is_left_to_user_mode(case: &Case) -> bool {
+    case.insn.code() == Code::Cmpxchg_rm32_r32 && case.insn.op0_kind() == OpKind::Register
+}
+
+/// Compares `tables` tables of cases.
+fn compare(mode: Mode, tables: usize) {
+    let host = host!();
+    let seed = seed();
+    eprintln!("{SEED}={seed} makes these cases again");
+    let mut maker = Maker::new(mode, seed);
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for _ in 0..tables {
+        let made: Vec<_> = Slot::all().map(|slot| maker.next(slot)).collect();
+        let (cases, expected): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+        let outcomes = in_guest(host, mode, &cases);
+        for ((case, guest), ours) in cases.iter().zip(&outcomes).zip(&expected) {
+            wrong.extend(difference(case, mode, guest, ours));
+        }
+        compared += cases.len();
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {compared} cases differ:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(8)].join("\n")
+    );
+}
+
+#[test]
+fn in_user_mode_the_guest_and_the_emulator_agree() {
+    compare(Mode::User, 10);
+}
+
+#[test]
+fn in_kernel_mode_the_guest_and_the_emulator_agree() {
+    compare(Mode::Kernel, 2);
+}
