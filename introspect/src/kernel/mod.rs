@@ -8,6 +8,7 @@ pub mod btf;
 pub mod cached;
 pub mod files;
 pub mod image;
+pub mod jump_label;
 pub mod kallsyms;
 pub mod layout;
 pub mod list;
@@ -18,22 +19,24 @@ pub mod module_memory;
 pub mod module_readers;
 pub mod module_symbols;
 pub mod modules;
+pub mod nearest;
 pub mod page_cache;
 pub mod path;
 pub mod process;
+pub mod section_table;
 pub mod shared_bytes;
 pub mod slide;
 pub mod structure;
 pub mod symbols;
 pub mod task;
 pub mod task_list;
+pub mod tracepoint;
 pub mod vma;
 pub mod vma_list;
 pub mod xarray;
 
 mod elf_symbols;
 mod name_index;
-pub(crate) mod nearest;
 mod symbol_table;
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ const MAX_COMPARED: usize = 64;
 
 /// Up to `count` different `names` close to `wanted`, best first: by edit distance, then those that contain
 /// it (or that it contains), then by length. A name more than a third of `wanted` away is not close.
-pub(crate) fn nearest<'a>(
+#[must_use]
+pub fn nearest<'a>(
     wanted: &str,
     names: impl Iterator<Item = &'a str>,
     count: usize,

@@ -14,12 +14,14 @@ mod stacks;
 mod symbolize;
 #[cfg(test)]
 mod tests;
+mod text_files;
 mod user_objects;
 
 pub use maps::{Maps, NamedArea};
 pub use processes::Program;
 pub use stacks::ThreadStack;
 pub use symbolize::Place;
+pub use text_files::{TextFile, TextFiles};
 pub use user_objects::{UserObject, UserObjects};
 
 use std::error::Error;
@@ -103,6 +105,14 @@ impl System {
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
+    }
+
+    /// How its page cache is read.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn page_cache(&self) -> Result<&PageCacheLayout, Lost> {
+        self.page_cache.as_ref().map_err(Lost::clone)
     }
 
     /// What cannot be asked of this kernel, and why.

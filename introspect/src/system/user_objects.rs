@@ -136,11 +136,23 @@ impl ObjectBytes for ByAddress<'_> {
 }
 
 /// A file's bytes: from the page cache, and where they are missing there from a copy on the host.
-struct CachedBytes<'s> {
+pub(super) struct CachedBytes<'s> {
     layout: &'s PageCacheLayout,
     view: MemoryView<'s>,
     file: CachedFile,
     copy: Option<HostFile>,
+}
+
+impl<'s> CachedBytes<'s> {
+    /// What is in the page cache alone.
+    pub(super) fn new(layout: &'s PageCacheLayout, view: MemoryView<'s>, file: CachedFile) -> Self {
+        Self {
+            layout,
+            view,
+            file,
+            copy: None,
+        }
+    }
 }
 
 impl FileBytes for CachedBytes<'_> {
@@ -284,12 +296,7 @@ impl<'s> Look<'s> {
         let cached = layout
             .open_file(self.view, file)
             .map_err(|error| text(&error))?;
-        let mut bytes = CachedBytes {
-            layout,
-            view: self.view,
-            file: cached,
-            copy: None,
-        };
+        let mut bytes = CachedBytes::new(layout, self.view, cached);
         if let Some(symfs) = symfs {
             let wanted: Option<BuildId> = ObjectFile::parse(&bytes)
                 .ok()

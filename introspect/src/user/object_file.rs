@@ -45,7 +45,8 @@ impl Segment {
 
     /// Where the byte at a link-time address stands in the file, and how many bytes follow there, itself included. `None` if
     /// the segment is not loaded, or does not have it in the file.
-    pub(crate) fn file_offset_of(&self, address: u64) -> Option<(u64, u64)> {
+    #[must_use]
+    pub fn file_offset_of(&self, address: u64) -> Option<(u64, u64)> {
         let distance = address.checked_sub(self.address)?;
         let left = self.file_size.checked_sub(distance)?;
         let offset = self.offset.checked_add(distance)?;

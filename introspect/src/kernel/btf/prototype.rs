@@ -1,4 +1,4 @@
-//! What arguments a function takes.
+//! What arguments a function takes: one of a name, or those that a typedef points to.
 
 use super::{Btf, Kind, TypeId};
 
@@ -41,10 +41,16 @@ pub enum PrototypeError {
         /// What was asked for.
         name: String,
     },
-    /// The record is damaged.
+    /// The type is not described.
+    #[error("BTF describes no typedef {name:?}")]
+    NoTypedef {
+        /// What was asked for.
+        name: String,
+    },
+    /// The record is damaged, or of a typedef that is no pointer to a function.
     #[error(
-        "the BTF of function {name:?} refers to type {found}, which is no prototype that a function can have: \
-         the types are damaged"
+        "the BTF of {name:?} refers to type {found}, which is no prototype that a function can have: the types are \
+         damaged, or {name:?} is something else"
     )]
     Damaged {
         /// What was asked for.
@@ -67,14 +73,36 @@ impl Btf {
         let function = function.ok_or_else(|| PrototypeError::NoFunction {
             name: name.to_owned(),
         })?;
-        let found = function.size_or_type;
+        self.prototype(name, TypeId(function.size_or_type))
+    }
+
+    /// What arguments the functions take that variables of the typedef `name` point to: `typedef void (*name)(int);`.
+    /// Compilers leave out the names of such parameters.
+    ///
+    /// # Errors
+    /// If BTF does not describe it, or as something else.
+    pub fn typedef_proto_args(&self, name: &str) -> Result<Prototype, PrototypeError> {
+        let id = self
+            .find(name, &[Kind::Typedef])
+            .ok_or_else(|| PrototypeError::NoTypedef {
+                name: name.to_owned(),
+            })?;
+        let pointer = self.bare(id).and_then(|id| self.record(id));
+        let target = pointer
+            .filter(|record| record.kind == Kind::Pointer)
+            .and_then(|record| self.bare(TypeId(record.size_or_type)));
+        self.prototype(name, target.unwrap_or(id))
+    }
+
+    /// The prototype at `id`, that of `name`.
+    fn prototype(&self, name: &str, id: TypeId) -> Result<Prototype, PrototypeError> {
         let prototype = self
-            .record(TypeId(found))
+            .record(id)
             .filter(|record| record.kind == Kind::Prototype)
             .filter(|record| record.parameters().len() <= MAX_PARAMETERS)
             .ok_or_else(|| PrototypeError::Damaged {
                 name: name.to_owned(),
-                found,
+                found: id.0,
             })?;
         // A last parameter without name and type stands for `...`.
         let variadic = prototype.parameters().last() == Some((0, TypeId(0)));
@@ -151,5 +179,40 @@ mod tests {
         }
         let error = btf.func_proto_args("vfs_reed").unwrap_err().to_string();
         assert!(error.contains("no function \"vfs_reed\""), "{error}");
+    }
+
+    #[test]
+    fn typedefs_of_pointers_to_functions_tell_types_and_count() {
+        let mut t = TestBtf::default();
+        let int = t.add("int", Kind::Int, 0, 4, &[32]);
+        let void_pointer = t.add("", Kind::Pointer, 0, 0, &[]);
+        let prototype = t.add("", Kind::Prototype, 2, 0, &[0, void_pointer, 0, int]);
+        let pointer = t.add("", Kind::Pointer, 0, prototype, &[]);
+        let direct = t.add("btf_trace_it", Kind::Typedef, 0, pointer, &[]);
+        t.add("again", Kind::Typedef, 0, direct, &[]);
+        let number = t.add("number", Kind::Typedef, 0, int, &[]);
+        t.add("void_pointer", Kind::Typedef, 0, void_pointer, &[]);
+        let endless = t.next();
+        t.add("endless", Kind::Typedef, 0, endless, &[]);
+        let btf = Btf::parse(&t.bytes()).unwrap();
+        for name in ["btf_trace_it", "again"] {
+            let found = btf.typedef_proto_args(name).unwrap();
+            let types: Vec<_> = found.parameters.iter().map(|p| &p.type_name[..]).collect();
+            assert_eq!(types, ["void *", "int"], "{name}");
+            assert_eq!((found.variadic, &found.returns[..]), (false, "void"));
+        }
+        for (name, found) in [
+            ("number", number),
+            ("void_pointer", 0),
+            ("endless", endless),
+        ] {
+            let damaged = PrototypeError::Damaged {
+                name: name.to_owned(),
+                found,
+            };
+            assert_eq!(btf.typedef_proto_args(name), Err(damaged));
+        }
+        let error = btf.typedef_proto_args("int").unwrap_err().to_string();
+        assert_eq!(error, "BTF describes no typedef \"int\"");
     }
 }

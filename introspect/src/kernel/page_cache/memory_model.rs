@@ -1,4 +1,4 @@
-//! From a `struct page` to the memory that it stands for (Documentation/mm/memory-model.rst of Linux).
+//! From a `struct page` to the memory that it stands for, and back (Documentation/mm/memory-model.rst of Linux).
 //!
 //! Most kernels map one array of them for all of physical memory (`CONFIG_SPARSEMEM_VMEMMAP`). Others keep an array per
 //! section of 128 MiB, and each page carries its section's number in the upper bits of its flags. Which of the two a
@@ -22,6 +22,8 @@ const SECTION_PAGES: u64 = 1 << 15;
 /// Where a section's number starts in `page.flags`: `MAX_PHYSMEM_BITS` - `SECTION_SIZE_BITS`, 46 - 27 with 4 levels,
 /// are at the top. With 5 levels there is always one array.
 const SECTION_NUMBER: u32 = 64 - (46 - 27);
+/// How many there can be.
+const SECTIONS: u64 = 1 << (64 - SECTION_NUMBER);
 /// Lower bits of `mem_section.section_mem_map` that are flags; arrays of pages are aligned.
 const SECTION_FLAGS: u64 = PAGE - 1;
 /// `SECTION_HAS_MEM_MAP`.
@@ -86,14 +88,7 @@ impl MemoryModel {
     /// First byte of the memory of the `struct page` at `page`.
     pub(super) fn gpa(&self, view: MemoryView<'_>, page: Gva) -> Result<Gpa, PageCacheError> {
         let (array, frames) = match self.arrays {
-            Arrays::Whole(Some(variable)) => {
-                let base = Structure::at(view, "variable vmemmap_base", variable)?.u64(0)?;
-                (base, 0..PHYSICAL_END / PAGE)
-            }
-            Arrays::Whole(None) if view.space().levels == 5 => {
-                (VMEMMAP_5_LEVELS, 0..PHYSICAL_END / PAGE)
-            }
-            Arrays::Whole(None) => (VMEMMAP, 0..PHYSICAL_END / PAGE),
+            Arrays::Whole(variable) => (whole_array(view, variable)?, 0..PHYSICAL_END / PAGE),
             Arrays::Sections { roots, size, pages } => {
                 let flags = Structure::at(view, "page", page)?.u64(self.flags)?;
                 let section = flags >> SECTION_NUMBER;
@@ -110,6 +105,33 @@ impl MemoryModel {
             false => Err(PageCacheError::NotAPage { page, array }),
         }
     }
+
+    /// The `struct page` of the page that `gpa` is in. Whether it is in memory is not looked at: there is none of what is
+    /// no RAM.
+    pub(super) fn page_at(&self, view: MemoryView<'_>, gpa: Gpa) -> Result<Gva, PageCacheError> {
+        if gpa.0 >= PHYSICAL_END {
+            return Err(PageCacheError::NotPhysical { gpa });
+        }
+        let frame = gpa.0 / PAGE;
+        let array = match self.arrays {
+            Arrays::Whole(variable) => whole_array(view, variable)?,
+            Arrays::Sections { roots, size, pages } => match frame / SECTION_PAGES {
+                number @ SECTIONS.. => return Err(PageCacheError::NoSection { number, found: 0 }),
+                number => section_pages(view, roots, size, pages, number)?,
+            },
+        };
+        // A kernel's numbers are small. Those of another one make an address that nothing stands at.
+        Ok(Gva(array.wrapping_add(frame.wrapping_mul(self.page_size))))
+    }
+}
+
+/// Start of the one array of pages, which stands in `variable` if there is such a variable.
+fn whole_array(view: MemoryView<'_>, variable: Option<Gva>) -> Result<u64, PageCacheError> {
+    Ok(match variable {
+        Some(variable) => Structure::at(view, "variable vmemmap_base", variable)?.u64(0)?,
+        None if view.space().levels == 5 => VMEMMAP_5_LEVELS,
+        None => VMEMMAP,
+    })
 }
 
 /// Where the `struct page` of frame 0 would stand, if the array of a section went on that far.

@@ -1,7 +1,8 @@
 //! The page cache: where the bytes of a file stand in the guest's physical memory, whether or not a process maps them.
 //!
 //! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of a `struct file`. Solved:
-//! the page of a file's page index, and reads of the file's bytes as far as they are cached. Not solved: files of
+//! the page of a file's page index, reads of the file's bytes as far as they are cached, and which file a page of memory
+//! belongs to. Not solved: files of
 //! hugetlbfs and DAX, whose pages the cache does not hold; what was never read from the disk; changes of the compressed
 //! or encrypted file beneath.
 //!
@@ -9,6 +10,9 @@
 //! it is believed.
 
 mod memory_model;
+mod owner;
+
+pub use owner::PageOwner;
 
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::{LayoutError, first_offset, offset};
@@ -43,6 +47,10 @@ pub struct PageCacheLayout {
     up_to_date: u32,
     /// The operations of files whose index counts large pages.
     huge_operations: Option<Gva>,
+    /// Offset of what a page is used for, where that is told.
+    page_type: Option<u64>,
+    /// Bit of `page.flags`: memory of the slab allocator. Since Linux 6.11 the type says that.
+    slab: Option<u32>,
 }
 
 /// A file's place in the page cache.
@@ -142,6 +150,12 @@ pub enum PageCacheError {
         /// Start of the array.
         array: u64,
     },
+    /// No address of memory.
+    #[error("guest-physical {gpa} is past the last address that x86-64 has (2^52 - 1)")]
+    NotPhysical {
+        /// The address.
+        gpa: Gpa,
+    },
     /// A page says that it is of a section of memory that is not there.
     #[error("section {number} of memory has no array of pages (its section_mem_map is {found:#x})")]
     NoSection {
@@ -193,7 +207,9 @@ impl PageCacheLayout {
     /// If the kernel's types do not describe a page cache.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
         let page_flags = first_offset(btf, &["folio.flags", "page.flags"], 8)?;
+        let flag = |value: i64| u32::try_from(value).ok().filter(|bit| *bit < u64::BITS);
         let up_to_date = btf.enumerator("pageflags.PG_uptodate")?;
+        let slab = btf.enumerator("pageflags.PG_slab").ok();
         Ok(Self {
             xarray: XArrayLayout::new(btf)?,
             file_mapping: offset(btf, "file.f_mapping", 8)?,
@@ -206,15 +222,14 @@ impl PageCacheLayout {
             page_mapping: first_offset(btf, &["folio.mapping", "page.mapping"], 8)?,
             page_index: first_offset(btf, &["folio.index", "page.index"], 8)?,
             compound_head: offset(btf, "page.compound_head", 8)?,
-            up_to_date: u32::try_from(up_to_date)
-                .ok()
-                .filter(|bit| *bit < u64::BITS)
-                .ok_or_else(|| LayoutError::Size {
-                    path: "pageflags.PG_uptodate".to_owned(),
-                    found: up_to_date.cast_unsigned(),
-                    expected: 2,
-                })?,
+            up_to_date: flag(up_to_date).ok_or_else(|| LayoutError::Size {
+                path: "pageflags.PG_uptodate".to_owned(),
+                found: up_to_date.cast_unsigned(),
+                expected: 2,
+            })?,
             huge_operations: symbols.address_of("hugetlbfs_aops").map(Gva),
+            page_type: offset(btf, "page.page_type", 4).ok(),
+            slab: slab.and_then(flag),
         })
     }
 
@@ -255,7 +270,16 @@ impl PageCacheLayout {
         file: &CachedFile,
         index: u64,
     ) -> Result<CachedPage, PageCacheError> {
-        let mapping = file.mapping;
+        self.page_in(view, file.mapping, index)
+    }
+
+    /// What the cache of the `address_space` at `mapping` holds at `index`.
+    fn page_in(
+        &self,
+        view: MemoryView<'_>,
+        mapping: Gva,
+        index: u64,
+    ) -> Result<CachedPage, PageCacheError> {
         let pages = Gva(mapping.0.wrapping_add(self.pages));
         let entry =
             self.xarray
@@ -268,15 +292,15 @@ impl PageCacheLayout {
         match entry.map(|entry| entry.value) {
             None => Ok(CachedPage::Absent),
             Some(XArrayValue::Value(value)) => Ok(CachedPage::Value(value)),
-            Some(XArrayValue::Pointer(found)) => self.page_of_folio(view, file, index, found),
+            Some(XArrayValue::Pointer(found)) => self.page_of_folio(view, mapping, index, found),
         }
     }
 
-    /// The page `index` of the file, given any page of the folio that holds it.
+    /// The page `index` of the file with `mapping`, given any page of the folio that holds it.
     fn page_of_folio(
         &self,
         view: MemoryView<'_>,
-        file: &CachedFile,
+        mapping: Gva,
         index: u64,
         found: Gva,
     ) -> Result<CachedPage, PageCacheError> {
@@ -290,14 +314,14 @@ impl PageCacheLayout {
         let found_mapping = Gva(head.u64(self.page_mapping)?);
         let foreign = PageCacheError::Foreign {
             page: head.address(),
-            mapping: file.mapping,
+            mapping,
             index,
             found_index,
             found_mapping,
         };
         let within = index
             .checked_sub(found_index)
-            .filter(|within| found_mapping == file.mapping && *within < MAX_FOLIO_PAGES)
+            .filter(|within| found_mapping == mapping && *within < MAX_FOLIO_PAGES)
             .ok_or(foreign)?;
         let page = head.member(within * self.model.page_size);
         // Only the folio's own pages lead back to its first.
@@ -311,6 +335,22 @@ impl PageCacheLayout {
             true => CachedPage::Present { gpa, page },
             false => CachedPage::Filling { page },
         })
+    }
+
+    /// First byte of the memory that the `struct page` at `page` stands for.
+    ///
+    /// # Errors
+    /// If that is none.
+    pub fn memory_of(&self, view: MemoryView<'_>, page: Gva) -> Result<Gpa, PageCacheError> {
+        self.model.gpa(view, page)
+    }
+
+    /// The page index of the `struct page` at `page`, the first of its folio.
+    ///
+    /// # Errors
+    /// If it is not in memory.
+    pub fn index_of(&self, view: MemoryView<'_>, page: Gva) -> Result<u64, PageCacheError> {
+        Ok(Structure::at(view, "page", page)?.u64(self.page_index)?)
     }
 
     /// Fills `buf` with the file's bytes from `offset` on. Nothing is promised about `buf` after an error.

@@ -29,16 +29,20 @@ fn types(folio: bool) -> Types {
     t.numbers("file", &[("f_mapping", 24, 8)]);
     let members = [("flags", 0, 8), ("mapping", 24, 8), ("index", 32, 8)];
     let members = members.map(|(name, offset, size)| (name, offset, t.integer(size)));
+    let page_type = ("page_type", 48, t.integer(4));
     if folio {
         t.structure("folio", 64, &members);
-        t.structure("page", 64, &[("compound_head", 8, word)]);
+        t.structure("page", 64, &[("compound_head", 8, word), page_type]);
     } else {
         let mut all = members.to_vec();
-        all.push(("compound_head", 8, word));
+        all.extend([("compound_head", 8, word), page_type]);
         t.structure("page", 64, &all);
     }
     t.structure("mem_section", 24, &[("section_mem_map", 8, word)]);
-    t.enumeration("pageflags", &[("PG_locked", 0), ("PG_uptodate", 3)]);
+    t.enumeration(
+        "pageflags",
+        &[("PG_locked", 0), ("PG_uptodate", 3), ("PG_slab", 7)],
+    );
     t
 }
 
@@ -369,4 +373,142 @@ fn kernels_that_fill_one_array_have_sections_too() {
         guest.look(|view| layout.page(view, &file, 0)),
         Ok(present(32))
     );
+}
+
+/// `None` for anonymous pages and whatever else is no file's.
+fn owner(guest: &TestKernel, layout: &PageCacheLayout, number: u64) -> Option<(u64, u64)> {
+    let gpa = Gpa(RAM + number * PAGE + 0x123);
+    let found = guest.look(|view| layout.owner(view, gpa));
+    let owner = found.unwrap_or_else(|error| panic!("{number}: {error}"));
+    owner.map(|owner| (owner.mapping.0, owner.index))
+}
+
+#[test]
+fn pages_lead_back_to_file_and_index() {
+    let guest = guest();
+    for folio in [true, false] {
+        let layout = layout_of(folio, &symbols(&[]));
+        for (number, index) in [(32, 0), (33, 2), (36, 4), (37, 5), (39, 7), (34, 10)] {
+            assert_eq!(
+                owner(&guest, &layout, number),
+                Some((MAPPING, index)),
+                "{number}"
+            );
+        }
+        for number in [0, 31, 35, 40, 300] {
+            assert_eq!(owner(&guest, &layout, number), None, "{number}");
+        }
+    }
+}
+
+#[test]
+fn pages_are_a_files_only_if_its_cache_has_them() {
+    const SLAB: u64 = 1 << 7;
+    let (zero, tail, other) = (page(32).1, page(37).1, page(50).1);
+    let head = page(36).1;
+    for (address, words, number, what) in [
+        (zero + 24, [MAPPING | 1, 0], 32, "anonymous"),
+        (zero + 24, [MAPPING | 2, 0], 32, "movable"),
+        (zero + 24, [0, 0], 32, "without a mapping"),
+        (zero, [UP_TO_DATE | SLAB, 0], 32, "the slab allocator's"),
+        (zero + 48, [0xffff_ff7f, 0], 32, "free"),
+        (
+            zero + 48,
+            [0xf500_0000, 0],
+            32,
+            "of a type of later kernels",
+        ),
+        (MAPPING + 144, [FREE + 64, 0], 32, "of hugetlbfs"),
+        (zero + 32, [8, 0], 32, "with an index where nothing is"),
+        (zero + 32, [9, 0], 32, "with an index where a number is"),
+        (zero + 32, [10, 0], 32, "with the index of another page"),
+        (head + 32, [u64::MAX, 0], 37, "with an index past the last"),
+        (other + 24, [MAPPING, 0], 50, "that claims to be another"),
+        (
+            tail + 8,
+            [page(38).0 | 1, 0],
+            37,
+            "that is before its folio's first",
+        ),
+        (SLOTS, [0, 0], 32, "dropped from the cache"),
+    ] {
+        let mut guest = guest();
+        guest.words(address, &words[..1]);
+        let layout = layout_of(true, &symbols(&[("hugetlbfs_aops", FREE + 64)]));
+        assert_eq!(owner(&guest, &layout, number), None, "a page {what}");
+    }
+    // A count of mappings is no type.
+    let mut guest = guest();
+    guest.words(zero + 48, &[0xffff_ffff]);
+    assert_eq!(owner(&guest, &layout(), 32), Some((MAPPING, 0)));
+}
+
+#[test]
+fn pages_whose_owner_cannot_be_told_say_why() {
+    for (gpa, address, word, part) in [
+        (
+            1 << 52,
+            FREE,
+            0,
+            "guest-physical 0x10000000000000 is past the last address",
+        ),
+        (
+            1 << 40,
+            FREE,
+            0,
+            "page at 0xffffea0400000000 cannot be read",
+        ),
+        (
+            RAM + 32 * PAGE,
+            page(32).1 + 24,
+            0x1000,
+            "address_space: its pointer is 0x1000",
+        ),
+        (
+            RAM + 37 * PAGE,
+            page(37).1 + 8,
+            0x1001,
+            "page: its pointer is 0x1000",
+        ),
+        (
+            RAM + 32 * PAGE,
+            MAPPING + 16,
+            0x1002,
+            "page 0 of the address_space at 0xffff888001010800 cannot be found",
+        ),
+        (
+            RAM + 32 * PAGE,
+            SLOTS,
+            page(50).0,
+            "says that it is page 0x0 of 0x0",
+        ),
+    ] {
+        let mut guest = guest();
+        guest.words(address, &[word]);
+        let error = guest.look(|view| layout().owner(view, Gpa(gpa)).unwrap_err());
+        let error = error.to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn pages_of_sections_lead_back_too() {
+    let first = 700u64 << 15;
+    let array = BASE + 0x10_0000;
+    let mut guest = guest();
+    let layout = in_sections(&mut guest, array.wrapping_sub(first * 64) | 2, 1);
+    let page = array + 5 * 64;
+    guest.words(page, &[UP_TO_DATE | 700 << 45, 0, 0, MAPPING, 0]);
+    guest.words(SLOTS, &[page]);
+    let found = |frame: u64| guest.look(|view| layout.owner(view, Gpa(frame * PAGE)));
+    let (mapping, index) = (Gva(MAPPING), 0);
+    assert_eq!(found(first + 5), Ok(Some(PageOwner { mapping, index })));
+    assert_eq!(found(first + 6), Ok(None));
+    for (frame, part) in [
+        (701 << 15, "section 701 of memory has no array"),
+        (1 << 35, "section 1048576 of memory has no array"),
+    ] {
+        let error = found(frame).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
 }

@@ -1,0 +1,421 @@
+//! Arrays that the linker collects from all source files: the kernel's own between two symbols, a module's by a pointer
+//! and a count in its `struct module`.
+//!
+//! The caller knows how long an entry is and what it means. This bounds what is read: nobody trusts a count of a guest.
+
+use std::ops::Range;
+
+use super::btf::Btf;
+use super::layout::{LayoutError, offset};
+use super::modules::{Module, ModuleState};
+use super::structure::{Structure, StructureError};
+use super::symbols::Symbols;
+use crate::{Gva, MemoryView};
+
+/// What is known of an array beforehand.
+pub(super) struct SectionNames {
+    /// What it is called in errors: `jump table`.
+    pub kind: &'static str,
+    /// Symbols of its first byte and of the first byte behind it.
+    pub bounds: [&'static str; 2],
+    /// What cannot be told without it: `lists its jump labels`.
+    pub used_for: &'static str,
+    /// Members of `module` with the address of the module's own array, and the number of its entries.
+    pub module: [&'static str; 2],
+    /// Bytes of an entry.
+    pub entry: u64,
+    /// Most entries, those of all modules included.
+    pub most: u64,
+}
+
+/// Where a kernel and its modules keep such an array.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SectionTable {
+    kind: &'static str,
+    kernel: Range<u64>,
+    /// Offsets of pointer and count in `module`; `None` in a kernel without modules.
+    module: Option<[u64; 2]>,
+    entry: u64,
+    most: u64,
+}
+
+/// An array, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Table {
+    address: Gva,
+    entry: usize,
+    bytes: Vec<u8>,
+}
+
+impl Table {
+    /// Each entry and where it stands.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (Gva, &[u8])> {
+        let entries = self.bytes.chunks_exact(self.entry.max(1)).enumerate();
+        entries.map(|(index, entry)| {
+            let distance = index.wrapping_mul(self.entry) as u64;
+            (Gva(self.address.0.wrapping_add(distance)), entry)
+        })
+    }
+}
+
+/// Whose array it is: the kernel's own or a module's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TableOwner {
+    /// The kernel's own.
+    Kernel,
+    /// That of the module of this name.
+    Module(String),
+}
+
+impl TableOwner {
+    /// That of a module.
+    pub(super) fn of(module: &Module) -> Self {
+        Self::Module(module.name.clone())
+    }
+
+    /// The module's name.
+    #[must_use]
+    pub fn module(&self) -> Option<&str> {
+        match self {
+            Self::Kernel => None,
+            Self::Module(name) => Some(name),
+        }
+    }
+}
+
+impl std::fmt::Display for TableOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Kernel => f.write_str("the kernel"),
+            Self::Module(name) => write!(f, "module {name}"),
+        }
+    }
+}
+
+/// Why such an array cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SectionTableError {
+    /// It or the module's structure is not in memory.
+    #[error("{owner}: {source}")]
+    Structure {
+        /// Whose it is.
+        owner: TableOwner,
+        /// What the read said.
+        source: StructureError,
+    },
+    /// Its bounds make no array.
+    #[error(
+        "{owner}: the {kind} is said to be from {start} to {end}, which is no array of entries of {entry} bytes"
+    )]
+    Bounds {
+        /// What it is.
+        kind: &'static str,
+        /// Whose it is.
+        owner: TableOwner,
+        /// Its first byte.
+        start: Gva,
+        /// The first byte behind it.
+        end: Gva,
+        /// Bytes of an entry.
+        entry: u64,
+    },
+    /// An absurd number of entries.
+    #[error(
+        "{owner}: the {kind} is said to have {found} entries, and all of them together at most {most}: refused"
+    )]
+    TooMany {
+        /// What it is.
+        kind: &'static str,
+        /// Whose it is.
+        owner: TableOwner,
+        /// Their number.
+        found: u64,
+        /// How many are read.
+        most: u64,
+    },
+}
+
+impl SectionTable {
+    /// Finds symbols and offsets.
+    ///
+    /// # Errors
+    /// If the symbols are not there, or modules keep it otherwise.
+    pub(super) fn new(
+        btf: &Btf,
+        symbols: &Symbols,
+        names: &SectionNames,
+    ) -> Result<Self, LayoutError> {
+        let bound = |name| {
+            let used_for = names.used_for;
+            symbols
+                .address_of(name)
+                .ok_or(LayoutError::Symbol { name, used_for })
+        };
+        let [first, behind] = names.bounds;
+        let [pointer, count] = names.module;
+        let module = match btf.member("module.state").is_ok() {
+            true => Some([offset(btf, pointer, 8)?, offset(btf, count, 4)?]),
+            false => None,
+        };
+        Ok(Self {
+            kind: names.kind,
+            kernel: bound(first)?..bound(behind)?,
+            module,
+            entry: names.entry,
+            most: names.most,
+        })
+    }
+
+    /// Most entries of all such arrays together: the first value of what the readers call `left`.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// The kernel's own; its entries are taken from `left`.
+    ///
+    /// # Errors
+    /// If it is not all in memory, or too long.
+    pub(super) fn kernel(
+        &self,
+        view: MemoryView<'_>,
+        left: &mut u64,
+    ) -> Result<Table, SectionTableError> {
+        let (start, end) = (self.kernel.start, self.kernel.end);
+        let bytes = end.checked_sub(start);
+        let bytes = bytes.filter(|bytes| bytes.is_multiple_of(self.entry));
+        let count = bytes.map(|bytes| bytes / self.entry);
+        let bounds = SectionTableError::Bounds {
+            kind: self.kind,
+            owner: TableOwner::Kernel,
+            start: Gva(start),
+            end: Gva(end),
+            entry: self.entry,
+        };
+        self.read(
+            view,
+            TableOwner::Kernel,
+            Gva(start),
+            count.ok_or(bounds)?,
+            left,
+        )
+    }
+
+    /// That of a module; empty while it is unformed. Its entries are taken from `left`.
+    ///
+    /// # Errors
+    /// If it is not all in memory, or too long.
+    pub(super) fn module(
+        &self,
+        view: MemoryView<'_>,
+        module: &Module,
+        left: &mut u64,
+    ) -> Result<Table, SectionTableError> {
+        let owner = TableOwner::of(module);
+        let broken = |source| SectionTableError::Structure {
+            owner: owner.clone(),
+            source,
+        };
+        let Some([pointer, count]) = self.module else {
+            return Ok(self.table(module.address, Vec::new()));
+        };
+        if module.state == ModuleState::Unformed {
+            return Ok(self.table(module.address, Vec::new()));
+        }
+        let structure = Structure::at(view, "module", module.address).map_err(broken)?;
+        let count = structure.u32(count).map_err(broken)?;
+        let start = structure.u64(pointer).map_err(broken)?;
+        self.read(view, owner, Gva(start), count.into(), left)
+    }
+
+    fn read(
+        &self,
+        view: MemoryView<'_>,
+        owner: TableOwner,
+        address: Gva,
+        count: u64,
+        left: &mut u64,
+    ) -> Result<Table, SectionTableError> {
+        // A module without any may have any pointer.
+        if count == 0 {
+            return Ok(self.table(address, Vec::new()));
+        }
+        let Some(rest) = left.checked_sub(count) else {
+            return Err(SectionTableError::TooMany {
+                kind: self.kind,
+                owner,
+                found: count,
+                most: self.most,
+            });
+        };
+        *left = rest;
+        // At most `most` entries: neither the product nor the room for it is large.
+        let length = usize::try_from(count.saturating_mul(self.entry)).unwrap_or_default();
+        let table = Structure::at(view, self.kind, address).and_then(|structure| {
+            let mut bytes = vec![0; length];
+            structure.read(0, &mut bytes).map(|()| bytes)
+        });
+        let bytes = table.map_err(|source| SectionTableError::Structure { owner, source })?;
+        Ok(self.table(address, bytes))
+    }
+
+    fn table(&self, address: Gva, bytes: Vec<u8>) -> Table {
+        Table {
+            address,
+            entry: usize::try_from(self.entry).unwrap_or(usize::MAX),
+            bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::kernel::test_kernel::{BASE, HALF, TestKernel, WILD, WORD, symbols, types};
+
+    const NAMES: SectionNames = SectionNames {
+        kind: "table",
+        bounds: ["__start_it", "__stop_it"],
+        used_for: "lists them",
+        module: ["module.them", "module.num_them"],
+        entry: 4,
+        most: 8,
+    };
+    const MODULE: u64 = BASE + 0x1000;
+
+    fn module(state: ModuleState) -> Module {
+        Module {
+            address: Gva(MODULE),
+            name: "it".to_owned(),
+            state,
+            ranges: Vec::new(),
+        }
+    }
+
+    fn table(start: u64, end: u64) -> SectionTable {
+        let btf = types(&[(
+            "module",
+            &[("state", 0, HALF), ("num_them", 4, HALF), ("them", 8, WORD)],
+        )]);
+        let bounds = symbols(&[("__start_it", start), ("__stop_it", end)]);
+        SectionTable::new(&btf, &bounds, &NAMES).unwrap()
+    }
+
+    fn read(start: u64, end: u64, left: u64) -> Result<Vec<u8>, String> {
+        let mut kernel = TestKernel::default();
+        kernel.put(BASE, "some more bytes");
+        let found = kernel.look(|view| table(start, end).kernel(view, &mut { left }));
+        found
+            .map(|table| table.bytes)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_kernels_table_is_between_its_symbols() {
+        assert_eq!(read(BASE, BASE + 8, 8), Ok(b"some mor".to_vec()));
+        assert_eq!(read(BASE, BASE + 8, 2), Ok(b"some mor".to_vec()));
+        assert_eq!(read(BASE, BASE, 0), Ok(Vec::new()));
+        for (start, end, left, part) in [
+            (
+                BASE,
+                BASE + 7,
+                8,
+                "the kernel: the table is said to be from 0xffff888001000000 to 0xffff888001000007",
+            ),
+            (BASE + 8, BASE, 8, "no array of entries of 4 bytes"),
+            (
+                BASE,
+                BASE + 36,
+                8,
+                "9 entries, and all of them together at most 8",
+            ),
+            (BASE, BASE + 8, 1, "2 entries, and all"),
+            (
+                WILD - 8,
+                WILD + 8,
+                8,
+                "table at 0xffff8880011ffff8 cannot be read",
+            ),
+            (0x1000, 0x1008, 8, "its pointer is 0x1000"),
+        ] {
+            let error = read(start, end, left).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_modules_table_is_where_it_says() {
+        for (state, count, pointer, expected) in [
+            (ModuleState::Live, 2, BASE, Ok(&b"some mor"[..])),
+            (ModuleState::Live, 0, 0, Ok(b"")),
+            (ModuleState::Unformed, 77, 77, Ok(b"")),
+            (
+                ModuleState::Coming,
+                u64::from(u32::MAX),
+                BASE,
+                Err("module it: the table is said to have 4294967295 entries"),
+            ),
+            (
+                ModuleState::Live,
+                1,
+                0x5555,
+                Err("module it: table: its pointer is 0x5555"),
+            ),
+            (
+                ModuleState::Live,
+                8,
+                u64::MAX - 8,
+                Err("module it: table at 0xfffffffffffffff7 cannot be read"),
+            ),
+        ] {
+            let mut kernel = TestKernel::default();
+            kernel.put(BASE, "some more bytes");
+            kernel.put_all(&[(MODULE + 4, count, 4), (MODULE + 8, pointer, 8)]);
+            let found =
+                kernel.look(|view| table(BASE, BASE).module(view, &module(state), &mut { 8 }));
+            match expected {
+                Ok(bytes) => assert_eq!(found.unwrap().bytes, bytes),
+                Err(part) => {
+                    let error = found.unwrap_err().to_string();
+                    assert!(error.contains(part), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_may_end_with_the_address_space() {
+        const LAST: u64 = 0u64.wrapping_sub(4096);
+        let mut kernel = TestKernel::default();
+        kernel.map(LAST, 1, 0);
+        kernel.put(BASE + 4088, "12345678");
+        kernel.put_all(&[(MODULE + 4, 2, 4), (MODULE + 8, LAST + 4088, 8)]);
+        let live = module(ModuleState::Live);
+        let found = kernel.look(|view| table(BASE, BASE).module(view, &live, &mut { 8 }));
+        let found = found.unwrap();
+        let entries: Vec<_> = found.entries().collect();
+        let expected = [
+            (Gva(LAST + 4088), &b"1234"[..]),
+            (Gva(LAST + 4092), b"5678"),
+        ];
+        assert_eq!(entries, expected);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_name_is_named() {
+        let without = types(&[("thing", &[("state", 0, HALF)])]);
+        let error = SectionTable::new(&without, &symbols(&[("__start_it", 1)]), &NAMES);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("names no __stop_it, which lists them"),
+            "{error}"
+        );
+        let other = types(&[("module", &[("state", 0, HALF), ("them", 8, HALF)])]);
+        let bounds = symbols(&[("__start_it", 1), ("__stop_it", 1)]);
+        let error = SectionTable::new(&other, &bounds, &NAMES).unwrap_err();
+        assert!(
+            error.to_string().contains("module.them is 4 bytes"),
+            "{error}"
+        );
+    }
+}

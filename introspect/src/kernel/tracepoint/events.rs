@@ -1,0 +1,127 @@
+//! Which event system a tracepoint's event is in.
+//!
+//! The kernel's array of its own events (`__start_ftrace_events`) is freed after initialisation, but all events are on the
+//! list `ftrace_events`, those of modules included.
+//!
+//! Structures: `trace_event_call` and `trace_event_class` in include/linux/trace_events.h, kernel/trace/trace_events.c.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use crate::kernel::btf::Btf;
+use crate::kernel::layout::{LayoutError, offset};
+use crate::kernel::list::{List, ListError};
+use crate::kernel::structure::{Structure, StructureError};
+use crate::kernel::symbols::Symbols;
+use crate::{Gva, MemoryView};
+
+/// Events read; a distribution kernel has about 3,000, those of system calls included.
+const MAX_EVENTS: usize = 1 << 16;
+/// Longest name of a system read, in bytes.
+const MAX_NAME: usize = 256;
+
+/// Where a kernel keeps its events.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EventsLayout {
+    head: Gva,
+    /// In `trace_event_call`. Events of something else have a name where others have their tracepoint.
+    list: u64,
+    tracepoint: u64,
+    class: u64,
+    /// In `trace_event_class`.
+    system: u64,
+}
+
+/// What is broken about the events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EventError {
+    /// Their list.
+    #[error(transparent)]
+    List(#[from] ListError),
+    /// One of them, or its class.
+    #[error(transparent)]
+    Structure(#[from] StructureError),
+    /// One of them has no class with a system.
+    #[error("the event at {event} is of no system")]
+    NoSystem {
+        /// Its `trace_event_call`.
+        event: Gva,
+    },
+}
+
+/// The system of each tracepoint that has an event.
+pub(super) type Systems = HashMap<Gva, Rc<str>>;
+
+impl EventsLayout {
+    /// Finds list and offsets; `None` in a kernel without events (`CONFIG_EVENT_TRACING`).
+    ///
+    /// # Errors
+    /// If the types do not tell.
+    pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Result<Option<Self>, LayoutError> {
+        let Some(head) = symbols.address_of("ftrace_events") else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            head: Gva(head),
+            list: offset(btf, "trace_event_call.list.next", 8)?,
+            tracepoint: offset(btf, "trace_event_call.tp", 8)?,
+            class: offset(btf, "trace_event_call.class", 8)?,
+            system: offset(btf, "trace_event_class.system", 8)?,
+        }))
+    }
+
+    /// The systems of those of the `known` tracepoints that have an event, and the first thing that was broken.
+    pub(super) fn systems(
+        &self,
+        view: MemoryView<'_>,
+        known: &HashSet<Gva>,
+    ) -> (Systems, Option<EventError>) {
+        let list = List {
+            name: "ftrace_events",
+            head: self.head,
+            member: self.list,
+            limit: MAX_EVENTS,
+        };
+        let walk = list.walk(view);
+        let mut error = walk.error.map(EventError::from);
+        let (mut systems, mut of_class) = (Systems::new(), Systems::new());
+        for event in walk.items {
+            match self.event(view, event, known, &mut of_class) {
+                // The list starts with the newest. A module may add an event to a tracepoint that has one already.
+                Ok(Some((tracepoint, system))) => _ = systems.insert(tracepoint, system),
+                Ok(None) => {}
+                Err(broken) => error = error.or(Some(broken)),
+            }
+        }
+        (systems, error)
+    }
+
+    /// The tracepoint of an event and its system; `None` if it is of none of those known.
+    fn event(
+        &self,
+        view: MemoryView<'_>,
+        event: Gva,
+        known: &HashSet<Gva>,
+        of_class: &mut Systems,
+    ) -> Result<Option<(Gva, Rc<str>)>, EventError> {
+        let structure = Structure::at(view, "trace_event_call", event)?;
+        let tracepoint = Gva(structure.u64(self.tracepoint)?);
+        if !known.contains(&tracepoint) {
+            return Ok(None);
+        }
+        let none = EventError::NoSystem { event };
+        let class = structure
+            .follow(self.class, "trace_event_class")?
+            .ok_or(none)?;
+        if let Some(system) = of_class.get(&class.address()) {
+            return Ok(Some((tracepoint, Rc::clone(system))));
+        }
+        let system = class
+            .string(self.system, "name of an event system", MAX_NAME)?
+            .filter(|system| !system.is_empty())
+            .ok_or(none)?;
+        let system: Rc<str> = String::from_utf8_lossy(&system).into();
+        of_class.insert(class.address(), Rc::clone(&system));
+        Ok(Some((tracepoint, system)))
+    }
+}
