@@ -12,7 +12,10 @@ use crate::initramfs::ExtraFile;
 use crate::progress::Progress;
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 1] = [("workers", include_str!("../programs/dynamic/workers.c"))];
+const SOURCES: [(&str, &str); 2] = [
+    ("workers", include_str!("../programs/dynamic/workers.c")),
+    ("allocs", include_str!("../programs/dynamic/allocs.c")),
+];
 /// What gcc is told: as Debian's packages are built, symbols kept.
 const FLAGS: [&str; 6] = [
     "-Wall",
@@ -77,7 +80,7 @@ mod tests {
         let files = files(&cache, &Silent).unwrap();
         let path = directory.path().join(BATCH.entry_name()).join("workers");
         assert_eq!(files[0].content, fs::read(&path).unwrap());
-        for file in &files[1..] {
+        for file in &files[2..] {
             assert_eq!(&file.content[..4], b"\x7fELF", "{}", file.path);
         }
         let mut child = Command::new(&path)

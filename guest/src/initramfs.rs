@@ -13,6 +13,7 @@ use crate::cache::{Cache, CacheError, failed};
 use crate::compile::ProgramsError;
 use crate::cpio::{Archive, ArchiveError, Node};
 use crate::debian::{self, DebianError};
+use crate::dynamic;
 use crate::packages::{self, PackageError};
 use crate::programs::{self, Programs};
 use crate::progress::Progress;
@@ -77,7 +78,7 @@ pub fn tiny(
     Ok(add_extra(archive, extra).finish()?)
 }
 
-/// busybox with a real shell, and the crate's workloads.
+/// busybox with a real shell, the crate's workloads, and its programs that use the C library.
 ///
 /// # Errors
 /// As for [`tiny`]; and if busybox is neither installed nor can be fetched.
@@ -96,7 +97,10 @@ pub fn full(
     for name in Programs::names().filter(|name| *name != "init" && !APPLETS.contains(name)) {
         archive = add_program(archive, &programs, name)?;
     }
-    Ok(add_extra(archive, extra).finish()?)
+    let dynamic = dynamic::files(cache, progress)?;
+    let given = |file: &&ExtraFile| !extra.iter().any(|other| other.path == file.path);
+    let dynamic: Vec<ExtraFile> = dynamic.iter().filter(given).cloned().collect();
+    Ok(add_extra(add_extra(archive, &dynamic), extra).finish()?)
 }
 
 /// Directories, the console that the kernel opens for `init` before anything is mounted, and `init`.

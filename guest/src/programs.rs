@@ -12,12 +12,14 @@ use crate::progress::Progress;
 const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 10] = [
     ("cat", include_str!("../programs/cat.c")),
     ("forks", include_str!("../programs/forks.c")),
     ("fsload", include_str!("../programs/fsload.c")),
     ("init", include_str!("../programs/init.c")),
     ("insmod", include_str!("../programs/insmod.c")),
+    ("scatter", include_str!("../programs/scatter.c")),
+    ("selfmod", include_str!("../programs/selfmod.c")),
     ("sh", include_str!("../programs/sh.c")),
     ("spin", include_str!("../programs/spin.c")),
     ("syscount", include_str!("../programs/syscount.c")),
@@ -102,6 +104,12 @@ mod tests {
             (&["fsload", "3", "0"], "fsload: 3 rounds\n", 0),
             (&["cat", "/dev/null"], "", 0),
             (&["cat", "/no/such"], "cat: cannot read /no/such\n", 1),
+            (&["scatter", "/dev/null"], "scatter: 0 0\n", 0),
+            (
+                &["scatter", "/no/such"],
+                "scatter: cannot read /no/such\n",
+                1,
+            ),
             (&["insmod"], "insmod: error 2\n", 1),
         ] {
             let output = Command::new(programs.path(command[0]))

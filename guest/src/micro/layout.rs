@@ -38,8 +38,14 @@ pub const AP_STACKS: u64 = 0x11_2000;
 pub const AP_STACK_SIZE: u64 = 0x800;
 /// Most CPUs the program `smp` starts besides the first.
 pub const AP_MAX: u64 = 15;
+/// Ticks of the rounds of the programs that measure, 4 bytes each, in user pages.
+pub const SAMPLES: u64 = 0x12_0000;
+/// How many of them; a power of two.
+pub const SAMPLES_CAPACITY: u64 = 0x1_0000;
+/// Bytes of one.
+pub const SAMPLE_SIZE: u64 = 4;
 /// End of all memory of the image.
-pub const MEMORY_END: u64 = 0x11_a000;
+pub const MEMORY_END: u64 = SAMPLES + SAMPLES_CAPACITY * SAMPLE_SIZE;
 
 /// Bytes in a page.
 pub const PAGE: u64 = 0x1000;
@@ -134,6 +140,8 @@ pub mod data {
     pub const KEY_SIZE: u64 = 16;
     /// Where instructions of the program `step` store.
     pub const SCRATCH: u64 = DATA + 0x170;
+    /// Ticks of the whole loop of a program that is measured as one.
+    pub const ELAPSED: u64 = DATA + 0x178;
     /// Programs: name in [`KEY_SIZE`] bytes, then the function's address.
     pub const PROGRAMS: u64 = DATA + 0x200;
     /// Bytes of one program's entry.
@@ -146,4 +154,28 @@ pub mod data {
     pub const LINE_SIZE: u64 = 0x100;
     /// Real-mode code, copied to [`super::TRAMPOLINE`].
     pub const TRAMPOLINE_SOURCE: u64 = DATA + 0x800;
+}
+
+/// Addresses of the programs `execk` and `execu`: RAM behind the image, one large page.
+pub mod exec {
+    /// The page's first byte. Variables stand first, then the table.
+    pub const AREA: u64 = 0x20_0000;
+    /// Where landing pads jump to.
+    pub const CONTINUE: u64 = AREA;
+    /// The case at work.
+    pub const CURRENT: u64 = AREA + 0x8;
+    /// Cases left, with the one at work.
+    pub const REMAINING: u64 = AREA + 0x10;
+    /// How many cases there are.
+    pub const TOTAL: u64 = AREA + 0x18;
+    /// RSP of the loop around the cases.
+    pub const SAVED_RSP: u64 = AREA + 0x20;
+    /// The state that the case at work starts from.
+    pub const BEFORE: u64 = AREA + 0x100;
+    /// The state that it left.
+    pub const AFTER: u64 = AREA + 0x200;
+    /// The table, up to [`END`].
+    pub const CASES: u64 = AREA + 0x1000;
+    /// End of the large page.
+    pub const END: u64 = AREA + 0x20_0000;
 }

@@ -1,7 +1,7 @@
 //! The micro guest: a 64-bit kernel of a few kilobytes, assembled when asked for, whose every instruction is known.
 //!
 //! [`elf()`] gives an ELF file for the 64-bit Linux boot protocol: long mode on, memory below 1 GiB mapped to itself, RSI = `boot_params`
-//! with the command line. Addresses are physical = virtual, from 0x100000; 2 MiB of RAM are enough. The guest brings its own descriptors,
+//! with the command line. Addresses are physical = virtual, from 0x100000; 2 MiB of RAM are enough (4 for `execk` and `execu`). The guest brings its own descriptors,
 //! gates and page tables, uses no SSE, and prints on the serial port 0x3f8.
 //!
 //! The caller owns the machine: a serial port, a reset by port 0x64, and for some programs a local APIC.
@@ -27,7 +27,20 @@
 //! | `step` | calls `micro_step(n)`, a straight line of 24 instructions | right answers |
 //! | `tick` | waits for a 100 Hz timer interrupt, halted | ticks seen |
 //! | `smp` | `calls` on each of CPUS CPUs at once (at most 16); CPUs that do not come up are reported | COUNT × CPUS |
+//! | `execk`, `execu` | executes the next case of the table in [`exec`], in kernel or user mode | COUNT |
+//! | `tempty`, `tuempty` | nothing, in kernel or user mode, and stores how long that took (below) | COUNT |
+//! | `tout` | times a byte written to the unused port 0x2f0 | COUNT |
+//! | `tcall` | times a call of `micro_leaf` | COUNT |
+//! | `tstep` | times a call of `micro_timed_step_leaf`, whose first instruction reads CR3 | COUNT |
+//! | `tnested` | times a call of `micro_timed_deep_leaf` below 18 frames: 20 entries on its stack | COUNT |
+//! | `tucall` | user mode: times a call of `micro_user_timed_leaf` | COUNT |
+//! | `tmmio` | user mode: times 4 bytes written to 0xd0000000, where no RAM is | COUNT |
+//! | `uloop` | user mode: 1000 instructions on registers; timed as a whole | COUNT |
+//! | `sysloop` | as `syscalls`; timed as a whole | COUNT |
 //! | `echo` | reads lines from the serial port and prints them back, until `quit` | lines, without `quit` |
+//!
+//! What is timed costs the guest time-stamp ticks: of one round each, 32 bits, in `micro_samples` (round n in slot n modulo
+//! the 65,536 there are), or of the whole, 64 bits, in `micro_elapsed`.
 //!
 //! These do not end: `spin` and `uspin` (a `jmp` to itself, in kernel and user mode), `hlt` (halted, with a 100 Hz timer
 //! counting in `micro_ticks`), `dead` (halted with interrupts off). `triple` ends in a triple fault.
@@ -36,12 +49,14 @@ mod asm;
 mod calls;
 mod console;
 mod elf;
+pub mod exec;
 mod layout;
 mod programs;
 mod smp;
 mod start;
 mod strings;
 mod tables;
+mod timed;
 mod traps;
 mod user;
 
@@ -67,13 +82,19 @@ pub fn elf() -> Vec<u8> {
 }
 
 /// Variables that have a symbol: name, address, bytes.
-const OBJECTS: [(&str, u64, u64); 6] = [
+const OBJECTS: [(&str, u64, u64); 8] = [
     ("micro_gdt", data::GDT, tables::GDT_SIZE),
     ("micro_count", data::COUNT, 8),
     ("micro_ticks", data::TICKS, 8),
     ("micro_debug_count", data::DEBUG_COUNT, 8),
     ("micro_scratch", data::SCRATCH, 8),
+    ("micro_elapsed", data::ELAPSED, 8),
     ("micro_idt", IDT, tables::IDT_SIZE),
+    (
+        "micro_samples",
+        layout::SAMPLES,
+        layout::SAMPLES_CAPACITY * layout::SAMPLE_SIZE,
+    ),
 ];
 
 fn build() -> Result<Vec<u8>, AssembleError> {
@@ -129,7 +150,9 @@ fn kernel(user: &Code) -> Result<Code, AssembleError> {
     console::assemble(&mut asm)?;
     traps::assemble(&mut asm, user)?;
     programs::assemble(&mut asm, user)?;
+    exec::assemble_kernel(&mut asm, user)?;
     smp::assemble(&mut asm)?;
+    timed::assemble(&mut asm, user)?;
     asm.finish(KERNEL_TEXT)
 }
 

@@ -11,7 +11,7 @@ use super::console::SERIAL;
 use super::layout::{LAPIC, data, lapic, vector};
 
 /// Names on the command line, and the functions that start them.
-pub const PROGRAMS: [(&str, &str); 19] = [
+pub const PROGRAMS: [(&str, &str); 31] = [
     ("calls", "micro_calls"),
     ("nested", "micro_nested"),
     ("out", "micro_out"),
@@ -31,10 +31,22 @@ pub const PROGRAMS: [(&str, &str); 19] = [
     ("tick", "micro_tick"),
     ("echo", "micro_echo"),
     ("smp", "micro_smp"),
+    ("execk", "micro_exec"),
+    ("execu", "micro_start_user_exec"),
+    ("tempty", "micro_timed_empty"),
+    ("tout", "micro_timed_out"),
+    ("tcall", "micro_timed_calls"),
+    ("tstep", "micro_timed_step"),
+    ("tnested", "micro_timed_nested"),
+    ("tuempty", "micro_start_user_timed_empty"),
+    ("tucall", "micro_start_user_timed_calls"),
+    ("tmmio", "micro_start_user_timed_mmio"),
+    ("uloop", "micro_timed_user_loop"),
+    ("sysloop", "micro_timed_syscalls"),
 ];
 
 /// Functions above that only enter the user function beside them.
-const USER_STARTS: [(&str, &str); 7] = [
+const USER_STARTS: [(&str, &str); 10] = [
     ("micro_start_user_mmio", "micro_user_mmio"),
     ("micro_start_user_syscalls", "micro_user_syscalls"),
     ("micro_start_user_calls", "micro_user_calls"),
@@ -42,10 +54,13 @@ const USER_STARTS: [(&str, &str); 7] = [
     ("micro_start_user_ud", "micro_user_ud"),
     ("micro_start_user_fault", "micro_user_fault"),
     ("micro_start_user_spin", "micro_user_spin"),
+    ("micro_start_user_timed_empty", "micro_user_timed_empty"),
+    ("micro_start_user_timed_calls", "micro_user_timed_calls"),
+    ("micro_start_user_timed_mmio", "micro_user_timed_mmio"),
 ];
 
 /// A port that no device of a PC answers.
-const UNUSED_PORT: i32 = 0x2f0;
+pub const UNUSED_PORT: i32 = 0x2f0;
 /// Depth of the recursion in `nested`.
 const DEPTH: i32 = 5;
 /// Line status register of the serial port, and its bit "data ready".

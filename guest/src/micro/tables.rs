@@ -4,7 +4,7 @@
 
 use super::layout::{
     FILE_END, HOLES, IDT, LAPIC, MEMORY_END, PAGE, PD_DEVICES, PD_LOW, PDPT, PML4, PT_LOW,
-    PT_USER_MMIO, TRAP_STACK_TOP, USER_MMIO, USER_STACK, USER_TEXT, data, selector,
+    PT_USER_MMIO, SAMPLES, TRAP_STACK_TOP, USER_MMIO, USER_STACK, USER_TEXT, data, selector,
 };
 
 /// Segment descriptors of the selectors in [`selector`]; the task-state segment takes two slots.
@@ -77,10 +77,12 @@ const _: () = assert!(IDT + IDT_SIZE <= PML4);
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 2;
-const USER: u64 = 4;
+/// Entry bit: open to ring 3.
+pub const USER: u64 = 4;
 const CACHE_DISABLE: u64 = 0x10;
 const LARGE: u64 = 0x80;
-const LARGE_PAGE: u64 = 0x20_0000;
+/// Bytes that a level 2 entry maps.
+pub const LARGE_PAGE: u64 = 0x20_0000;
 const GIB: u64 = 0x4000_0000;
 
 /// What the page-fault handler sets in, or clears from, the entry of one of [`HOLES`]. Accessed and dirty included.
@@ -118,7 +120,7 @@ pub fn page_tables() -> Vec<u64> {
         let page = index * PAGE;
         let flags = match page {
             USER_TEXT => PRESENT | USER,
-            USER_STACK => any,
+            USER_STACK | SAMPLES..MEMORY_END => any,
             _ if HOLES.contains(&page) => 0,
             _ => PRESENT | WRITABLE,
         };

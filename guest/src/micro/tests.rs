@@ -121,14 +121,19 @@ fn step_is_a_straight_line_of_24_instructions() {
 }
 
 #[test]
-fn user_pages_are_the_text_page_the_stack_and_the_device() {
+fn user_pages_are_the_text_page_the_stack_the_samples_and_the_device() {
     let tables = tables::page_tables();
     let low = &tables[(layout::PT_LOW - PML4) as usize / 8..][..512];
     let user: Vec<u64> = (0..512)
         .filter(|&index| low[index as usize] & 5 == 5)
         .map(|index| index * PAGE)
         .collect();
-    assert_eq!(user, [USER_TEXT, layout::USER_STACK]);
+    let samples = (layout::SAMPLES..layout::MEMORY_END).step_by(PAGE as usize);
+    let expected: Vec<u64> = [USER_TEXT, layout::USER_STACK]
+        .into_iter()
+        .chain(samples)
+        .collect();
+    assert_eq!(user, expected);
     let absent: Vec<u64> = (0..512)
         .filter(|&index| low[index as usize] & 1 == 0)
         .map(|index| index * PAGE)

@@ -8,7 +8,9 @@ use iced_x86::code_asm::*;
 
 use super::asm::{AssembleError, Assembler, Code};
 use super::calls::{call_loop, leaf};
+use super::exec;
 use super::layout::{HOLES, USER_MMIO, USER_TEXT};
+use super::timed;
 
 /// Assembles the user page.
 ///
@@ -23,6 +25,8 @@ pub fn assemble() -> Result<Code, AssembleError> {
     fault(&mut asm)?;
     mmio(&mut asm)?;
     spin(&mut asm)?;
+    exec::assemble_user(&mut asm)?;
+    timed::assemble_user(&mut asm)?;
     exit(&mut asm)?;
     asm.finish(USER_TEXT)
 }

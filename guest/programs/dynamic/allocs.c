@@ -1,0 +1,40 @@
+/* allocs [ROUNDS [MILLISECONDS]]: ROUNDS (0: without end) times takes a block of memory of 1, 2, 3 ... 100 bytes from malloc(), gives it back, and
+ * waits MILLISECONDS (10). Prints `allocs: PID` at first and `allocs: N rounds` at the end.
+ *
+ * Linked with the C library, as what users run is: its calls of malloc go through its procedure linkage table to another file's text. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Volatile, so that the compiler does not leave the pair out. */
+static void *volatile block;
+
+__attribute__((noinline)) static int one_round(long size)
+{
+	block = malloc(size);
+	if (!block)
+		return -1;
+	free(block);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	long rounds = argc > 1 ? atol(argv[1]) : 0;
+	long wait = argc > 2 ? atol(argv[2]) : 10;
+	struct timespec pause = { wait / 1000, wait % 1000 * 1000000 };
+	long done = 0;
+
+	setvbuf(stdout, NULL, _IONBF, 0);
+	printf("allocs: %d\n", getpid());
+	while (!rounds || done < rounds) {
+		if (one_round(done % 100 + 1))
+			return 1;
+		done++;
+		if (wait)
+			nanosleep(&pause, NULL);
+	}
+	printf("allocs: %ld rounds\n", done);
+	return 0;
+}

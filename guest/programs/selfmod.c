@@ -1,0 +1,45 @@
+/* selfmod [CALLS]: writes to its own text. Calls `steady` CALLS times (10), makes its text writable and changes a byte of `changing`, and
+ * calls `steady` as often again. Prints `selfmod: WAS IS SUM`: what `changing` gave before and after, and the sum of all bytes of the page
+ * that it stands in, as the program reads them at the end. */
+#include "guest.h"
+
+enum { PAGE = 4096, READ_WRITE_EXECUTE = 7 };
+
+int changing(void);
+__asm__(".globl changing\n"
+	".type changing, @function\n"
+	"changing:\n"
+	"	mov $41, %eax\n"
+	"	ret\n"
+	".size changing, . - changing\n");
+
+TRACEABLE static long steady(long value)
+{
+	__asm__ volatile("" : "+r"(value));
+	return value + 1;
+}
+
+int program(int argc, char **argv, char **envp)
+{
+	long calls = number(argc > 1 ? argv[1] : 0, 10);
+	unsigned char *page = (unsigned char *)((unsigned long)changing & -(unsigned long)PAGE);
+	/* behind the opcode of mov */
+	volatile unsigned char *byte = (unsigned char *)changing + 1;
+	long was = changing(), value = 0, sum = 0;
+	char digits[3][DIGITS];
+
+	(void)envp;
+	for (long i = 0; i < calls; i++)
+		value = steady(value);
+	if (syscall3(SYS_mprotect, page, PAGE, READ_WRITE_EXECUTE)) {
+		print("selfmod: its text stays as it is\n");
+		return 1;
+	}
+	++*byte;
+	for (long i = 0; i < calls; i++)
+		value = steady(value);
+	for (long i = 0; i < PAGE; i++)
+		sum += page[i] * (i + 1);
+	print("selfmod: ", decimal(was, digits[0]), " ", decimal(changing(), digits[1]), " ", decimal(sum, digits[2]), "\n");
+	return value != 2 * calls;
+}
