@@ -1,101 +1,392 @@
-//! One event of a function tracer: plain data of eight words, the size of a cache line.
+//! What one hit of one probe leaves behind: the words of a record in a ring, and the event made of them.
 //!
-//! The caller knows what a function id stands for (the tracer that made the event tells). An event holds no
-//! pointers and no text, so it is copied and never freed.
+//! The hit path writes a record with [`Recorder`], word by word and without allocation; a consumer makes an [`Event`] of it. The caller
+//! knows what a probe's number stands for (the session that enabled it tells).
+//!
+//! Words: probe, vCPU, kind and flags; process and thread; program counter; how long each of the following parts is: arguments, name
+//! of the thread, kernel stack, user stack, strings (each its argument, length and state, then its bytes). The time stands beside
+//! the record in the ring.
 
-/// The process id of an event that belongs to no process: interrupt context, or a guest without tasks. trace(3)
-/// prints it as 16 digits `f`.
-pub const NO_PROCESS: u64 = u64::MAX;
+use crate::ring::SlotWriter;
 
-/// Words of an event in a ring.
-pub const EVENT_WORDS: usize = 8;
+/// Argument registers of a function (System V ABI), and of a system call.
+pub const MAX_ARGUMENTS: usize = 6;
+/// Bytes of a thread's name (`TASK_COMM_LEN` of Linux).
+pub const COMM_LENGTH: usize = 16;
+/// Most frames of a stack in an event.
+pub const MAX_FRAMES: usize = 127;
+/// Most bytes of a string in an event.
+pub const MAX_STRING: usize = 1024;
+
+/// The process id of a hit that belongs to no process: interrupt context, or a guest without tasks.
+const NO_PROCESS: u32 = u32::MAX;
+/// Words before the parts.
+pub const HEADER_WORDS: usize = 4;
+
+const VCPU_SHIFT: u32 = 32;
+const KIND_SHIFT: u32 = 48;
+const KERNEL_STACK_SHIFT: u32 = 8;
+const USER_STACK_SHIFT: u32 = 16;
+const STRINGS_SHIFT: u32 = 24;
+const COMM_SHIFT: u32 = 32;
 
 /// What an event stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A function was entered.
+    /// A function, or a system call, was entered.
     Entry,
-    /// A function has returned.
-    Exit,
+    /// It has returned.
+    Return,
+    /// An instruction inside a function, or a static probe, was reached.
+    Point,
+    /// A timer's turn.
+    Tick,
+}
+
+impl EventKind {
+    fn code(self) -> u64 {
+        match self {
+            Self::Entry => 0,
+            Self::Return => 1,
+            Self::Point => 2,
+            Self::Tick => 3,
+        }
+    }
+
+    fn of(code: u64) -> Self {
+        match code & 3 {
+            0 => Self::Entry,
+            1 => Self::Return,
+            2 => Self::Point,
+            _ => Self::Tick,
+        }
+    }
+}
+
+/// How much of a string argument was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StringState {
+    /// All of it.
+    Whole,
+    /// The first bytes; more follow.
+    Cut,
+    /// Its memory was not there, from the first byte on or after those given. At a function's entry it is read again at the
+    /// return, if that is traced.
+    Absent,
+}
+
+/// The text an argument points to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArgumentText {
+    /// Number of the argument, from 0.
+    pub argument: usize,
+    /// What was read of it, without the NUL.
+    pub bytes: Vec<u8>,
+    /// Whether that is all.
+    pub state: StringState,
 }
 
 /// One event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Entry or exit.
+    /// The session's number of the probe.
+    pub probe: u32,
+    /// What happened.
     pub kind: EventKind,
     /// Index of the vCPU it happened on.
     pub vcpu: u16,
-    /// The tracer's number of the function.
-    pub function: u32,
-    /// Entry: address of the function. Exit: the return address, where the caller goes on.
-    pub pc: u64,
     /// Time stamp counter at the hit, in ticks.
     pub tsc: u64,
-    /// Number of the thread (the kernel's pid, in the initial namespace; 0 is the idle task), or [`NO_PROCESS`].
-    pub pid: u64,
-    /// Entry: the first four arguments, zero past those that the function is known to have. Exit: the return
-    /// value, then zeros.
-    pub arguments: [u64; 4],
+    /// Number of the process (the kernel's tgid, in the initial namespace; 0 is the idle task); `None` in interrupt context and in a
+    /// guest without tasks.
+    pub pid: Option<u32>,
+    /// Number of the thread (the kernel's pid).
+    pub tid: Option<u32>,
+    /// Where the probe is: the function entered, the caller's next instruction at a return, the instruction interrupted by a timer.
+    pub pc: u64,
+    /// Arguments that were asked for; at a return the value returned alone.
+    pub arguments: Vec<u64>,
+    /// Name of the thread, NUL-padded, if asked for and known.
+    pub comm: Option<[u8; COMM_LENGTH]>,
+    /// Return addresses in the kernel, innermost first, if asked for.
+    pub kernel_stack: Vec<u64>,
+    /// The same in the program.
+    pub user_stack: Vec<u64>,
+    /// Strings that arguments point to.
+    pub strings: Vec<ArgumentText>,
 }
 
-const KIND_BIT: u64 = 1 << 63;
-const VCPU_SHIFT: u32 = 32;
+/// What every record starts with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Header {
+    pub(crate) probe: u32,
+    pub(crate) kind: EventKind,
+    pub(crate) vcpu: usize,
+    pub(crate) pid: Option<u32>,
+    pub(crate) tid: Option<u32>,
+    pub(crate) pc: u64,
+}
 
-impl Event {
-    /// The event as a ring holds it.
-    #[must_use]
-    pub fn to_words(&self) -> [u64; EVENT_WORDS] {
-        let kind = match self.kind {
-            EventKind::Entry => 0,
-            EventKind::Exit => KIND_BIT,
-        };
-        let head = kind | u64::from(self.vcpu) << VCPU_SHIFT | u64::from(self.function);
-        let [a, b, c, d] = self.arguments;
-        [head, self.pc, self.tsc, self.pid, a, b, c, d]
+/// Writes one record into its slot. Parts come in the order of the methods; what does not fit is left out.
+pub(crate) struct Recorder<'w, 's> {
+    slot: &'w mut SlotWriter<'s>,
+    /// The word with the lengths of the parts.
+    parts: u64,
+}
+
+impl<'w, 's> Recorder<'w, 's> {
+    pub(crate) fn new(slot: &'w mut SlotWriter<'s>, header: &Header) -> Self {
+        let vcpu = u64::try_from(header.vcpu).unwrap_or(u64::MAX) & 0xffff;
+        let _ = slot.push_word(
+            u64::from(header.probe) | vcpu << VCPU_SHIFT | header.kind.code() << KIND_SHIFT,
+        );
+        let number = |id: Option<u32>| u64::from(id.unwrap_or(NO_PROCESS));
+        let _ = slot.push_word(number(header.pid) | number(header.tid) << 32);
+        let _ = slot.push_word(header.pc);
+        let _ = slot.push_word(0);
+        Self { slot, parts: 0 }
     }
 
-    /// The event that [`to_words`](Self::to_words) gave.
-    #[must_use]
-    pub fn from_words(words: [u64; EVENT_WORDS]) -> Self {
-        let [head, pc, tsc, pid, a, b, c, d] = words;
-        Self {
-            kind: match head & KIND_BIT {
-                0 => EventKind::Entry,
-                _ => EventKind::Exit,
-            },
-            vcpu: (head >> VCPU_SHIFT) as u16,
-            function: head as u32,
-            pc,
-            tsc,
-            pid,
-            arguments: [a, b, c, d],
+    pub(crate) fn arguments(&mut self, arguments: &[u64]) {
+        let written = arguments
+            .iter()
+            .take_while(|argument| self.slot.push_word(**argument))
+            .count();
+        self.parts |= written as u64 & 0xff;
+    }
+
+    pub(crate) fn comm(&mut self, comm: [u8; COMM_LENGTH]) {
+        let number = u128::from_le_bytes(comm);
+        if self.slot.room() >= 2 {
+            let _ = self.slot.push_word(number as u64);
+            let _ = self.slot.push_word((number >> 64) as u64);
+            self.parts |= 1 << COMM_SHIFT;
         }
     }
+
+    pub(crate) fn kernel_stack(&mut self, frames: impl Iterator<Item = u64>) {
+        self.parts |= self.stack(frames) << KERNEL_STACK_SHIFT;
+    }
+
+    pub(crate) fn user_stack(&mut self, frames: impl Iterator<Item = u64>) {
+        self.parts |= self.stack(frames) << USER_STACK_SHIFT;
+    }
+
+    fn stack(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
+        frames
+            .take(MAX_FRAMES)
+            .take_while(|frame| self.slot.push_word(*frame))
+            .count() as u64
+    }
+
+    pub(crate) fn string(&mut self, argument: usize, bytes: &[u8], state: StringState) {
+        let room = self.slot.room().saturating_sub(1) * 8;
+        if self.slot.room() == 0 || self.parts >> STRINGS_SHIFT & 0xff == 0xff {
+            return;
+        }
+        let (bytes, state) = match bytes.get(..room) {
+            Some(part) if part.len() < bytes.len() => (part, StringState::Cut),
+            _ => (bytes, state),
+        };
+        let state = match state {
+            StringState::Whole => 0,
+            StringState::Cut => 1,
+            StringState::Absent => 2u64,
+        };
+        let _ = self
+            .slot
+            .push_word(argument as u64 & 0xff | (bytes.len() as u64) << 8 | state << 56);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            for (place, byte) in word.iter_mut().zip(chunk) {
+                *place = *byte;
+            }
+            let _ = self.slot.push_word(u64::from_le_bytes(word));
+        }
+        self.parts += 1 << STRINGS_SHIFT;
+    }
+
+    /// Ends the record.
+    pub(crate) fn finish(self) {
+        self.slot.set(HEADER_WORDS - 1, self.parts);
+    }
+}
+
+impl Event {
+    /// The event of a record and its time; `None` if the words are none.
+    #[must_use]
+    pub fn decode(tsc: u64, words: &[u64]) -> Option<Self> {
+        let (header, rest) = words.split_at_checked(HEADER_WORDS)?;
+        let &[head, process, pc, parts] = header else {
+            return None;
+        };
+        let number = |id: u64| Some(id as u32).filter(|id| *id != NO_PROCESS);
+        let length = |shift: u32| (parts >> shift & 0xff) as usize;
+        let (arguments, rest) = rest.split_at_checked(length(0))?;
+        let (comm, rest) = match length(COMM_SHIFT) {
+            0 => (None, rest),
+            _ => {
+                let (comm, rest) = rest.split_at_checked(2)?;
+                (Some(comm), rest)
+            }
+        };
+        let (kernel_stack, rest) = rest.split_at_checked(length(KERNEL_STACK_SHIFT))?;
+        let (user_stack, mut rest) = rest.split_at_checked(length(USER_STACK_SHIFT))?;
+        let mut strings = Vec::new();
+        for _ in 0..length(STRINGS_SHIFT) {
+            let (text, behind) = string(rest)?;
+            strings.push(text);
+            rest = behind;
+        }
+        Some(Self {
+            probe: head as u32,
+            kind: EventKind::of(head >> KIND_SHIFT),
+            vcpu: (head >> VCPU_SHIFT) as u16,
+            tsc,
+            pid: number(process & u64::from(u32::MAX)),
+            tid: number(process >> 32),
+            pc,
+            arguments: arguments.to_vec(),
+            comm: comm.map(|words| {
+                let mut bytes = [0; COMM_LENGTH];
+                for (place, byte) in bytes
+                    .iter_mut()
+                    .zip(words.iter().flat_map(|w| w.to_le_bytes()))
+                {
+                    *place = byte;
+                }
+                bytes
+            }),
+            kernel_stack: kernel_stack.to_vec(),
+            user_stack: user_stack.to_vec(),
+            strings,
+        })
+    }
+
+    /// The thread's name without its padding; empty if it was not asked for.
+    #[must_use]
+    pub fn comm(&self) -> &[u8] {
+        let bytes = self.comm.as_ref().map_or(&[][..], |comm| comm);
+        let end = bytes.iter().position(|byte| *byte == 0);
+        bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default()
+    }
+}
+
+fn string(words: &[u64]) -> Option<(ArgumentText, &[u64])> {
+    let (head, rest) = words.split_first()?;
+    let length = (head >> 8 & 0xffff_ffff) as usize;
+    let (words, rest) = rest.split_at_checked(length.div_ceil(8))?;
+    let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+    let text = ArgumentText {
+        argument: (head & 0xff) as usize,
+        bytes: bytes.take(length).collect(),
+        state: match head >> 56 {
+            0 => StringState::Whole,
+            1 => StringState::Cut,
+            _ => StringState::Absent,
+        },
+    };
+    Some((text, rest))
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::ring::Ring;
+
+    const HEADER: Header = Header {
+        probe: 7,
+        kind: EventKind::Return,
+        vcpu: 3,
+        pid: Some(41),
+        tid: Some(42),
+        pc: 0xffff_ffff_8100_0000,
+    };
+
+    fn recorded(words: usize, header: &Header, parts: impl FnOnce(&mut Recorder<'_, '_>)) -> Event {
+        let ring = Ring::new(2, words).unwrap();
+        assert!(ring.visit(|| 99).push_with(|slot| {
+            let mut recorder = Recorder::new(slot, header);
+            parts(&mut recorder);
+            recorder.finish();
+        }));
+        let mut record = Vec::new();
+        let tsc = ring.pop(&mut record).unwrap();
+        Event::decode(tsc, &record).unwrap()
+    }
 
     #[test]
-    fn events_survive_their_words() {
-        for (kind, vcpu, function, pid) in [
-            (EventKind::Entry, 0, 0, 0),
-            (EventKind::Exit, 3, 7, 1234),
-            (EventKind::Entry, u16::MAX, u32::MAX, NO_PROCESS),
-            (EventKind::Exit, u16::MAX, u32::MAX, NO_PROCESS),
-        ] {
-            let event = Event {
+    fn an_event_survives_its_words() {
+        let event = recorded(64, &HEADER, |r| {
+            r.arguments(&[1, u64::MAX, 3]);
+            r.comm(*b"busybox\0\0\0\0\0\0\0\0\0");
+            r.kernel_stack([10, 11].into_iter());
+            r.user_stack([20].into_iter());
+            r.string(1, b"/etc/passwd", StringState::Whole);
+            r.string(2, b"", StringState::Absent);
+        });
+        let text = |argument, bytes: &[u8], state| ArgumentText {
+            argument,
+            bytes: bytes.to_vec(),
+            state,
+        };
+        let expected = Event {
+            probe: 7,
+            kind: EventKind::Return,
+            vcpu: 3,
+            tsc: 99,
+            pid: Some(41),
+            tid: Some(42),
+            pc: 0xffff_ffff_8100_0000,
+            arguments: vec![1, u64::MAX, 3],
+            comm: Some(*b"busybox\0\0\0\0\0\0\0\0\0"),
+            kernel_stack: vec![10, 11],
+            user_stack: vec![20],
+            strings: vec![
+                text(1, b"/etc/passwd", StringState::Whole),
+                text(2, b"", StringState::Absent),
+            ],
+        };
+        assert_eq!(event, expected);
+        assert_eq!(event.comm(), b"busybox");
+    }
+
+    #[test]
+    fn an_event_without_a_process_has_no_number() {
+        for kind in [EventKind::Entry, EventKind::Point, EventKind::Tick] {
+            let header = Header {
                 kind,
-                vcpu,
-                function,
-                pc: 0xffff_ffff_8100_0000,
-                tsc: u64::MAX - 1,
-                pid,
-                arguments: [1, u64::MAX, 3, 1 << 63],
+                pid: None,
+                tid: None,
+                ..HEADER
             };
-            assert_eq!(Event::from_words(event.to_words()), event);
+            let event = recorded(8, &header, |_| {});
+            assert_eq!((event.kind, event.pid, event.tid), (kind, None, None));
+            assert!(event.arguments.is_empty() && event.comm().is_empty());
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_slot_is_left_out() {
+        let event = recorded(HEADER_WORDS + 5, &HEADER, |r| {
+            r.arguments(&[1, 2]);
+            r.string(0, b"0123456789abcdefghij", StringState::Whole);
+            r.string(1, b"no room", StringState::Whole);
+        });
+        assert_eq!(event.arguments, [1, 2]);
+        assert_eq!(event.strings.len(), 1);
+        assert_eq!(event.strings[0].bytes, b"0123456789abcdef");
+        assert_eq!(event.strings[0].state, StringState::Cut);
+    }
+
+    #[test]
+    fn words_that_are_no_record_are_none() {
+        assert_eq!(Event::decode(0, &[0; HEADER_WORDS - 1]), None);
+        assert_eq!(
+            Event::decode(0, &[0, 0, 0, 6, 1]),
+            None,
+            "six arguments, one word"
+        );
     }
 }

@@ -140,8 +140,9 @@ impl KernelView {
         hash_text(machine.ram(), self.space, self.text()?)
     }
 
-    /// How many of the first four argument registers the function `name` takes, if BTF tells.
-    pub(crate) fn argument_registers(&self, name: &str) -> Option<usize> {
+    /// How many argument registers the function `name` takes, if BTF tells.
+    #[must_use]
+    pub fn argument_registers(&self, name: &str) -> Option<usize> {
         let prototype = self.btf.as_ref()?.func_proto_args(name).ok()?;
         if prototype.variadic {
             return None;

@@ -1,20 +1,26 @@
 //! Probes, the hit path, event rings and trace formats.
 //!
-//! The caller owns the machine ([`vmm::Machine`]) and the threads that read events; it hands a
-//! [`kernel_view::KernelView`] to a tracer, drains the tracer, and stops it before the machine goes. This crate
+//! The caller owns the machine ([`vmm::Machine`]) and the threads that read events; it hands the machine's handle and a
+//! [`kernel_view::KernelView`] to an engine, makes sessions, drains them, and drops them before the machine goes. This crate
 //! decides where traps stand and what is kept of a hit. It opens no files and knows no terminals.
 //!
+//! * [`name`], [`probe`], [`provider`]: what can be probed, and what it is called.
+//! * [`engine`]: probes put into the guest, the hit path, sessions.
 //! * [`event`], [`ring`], [`merge`]: what one hit leaves behind, and how it gets off the vCPU's thread in time order.
-//! * [`kernel_view`]: what a tracer must know of the running kernel.
-//! * [`function_trace`]: the first tracer: entries and returns of kernel functions.
+//! * [`kernel_view`]: what the engine must know of the running kernel.
 //! * [`trace_line`]: the text of trace(3).
 //! * [`text_hash`]: proof that nothing of us is left in the guest.
 #![forbid(unsafe_code)]
 
+pub mod engine;
 pub mod event;
-pub mod function_trace;
 pub mod kernel_view;
 pub mod merge;
+pub mod name;
+pub mod probe;
+pub mod provider;
 pub mod ring;
+mod sync;
+pub mod syscall_table;
 pub mod text_hash;
 pub mod trace_line;

@@ -17,11 +17,20 @@ const COLUMN: usize = 17;
 
 const _: () = assert!(1 + NUMBERS * COLUMN + 1 == LINE_BYTES);
 
+/// What a line is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineKind {
+    /// `E`: a function was entered.
+    Entry,
+    /// `X`: it has returned.
+    Exit,
+}
+
 /// What a line says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceLine {
     /// `E` or `X`.
-    pub kind: EventKind,
+    pub kind: LineKind,
     /// Program counter.
     pub pc: u64,
     /// Cycle counter, in ticks.
@@ -59,19 +68,28 @@ pub enum ParseLineError {
     },
 }
 
-impl From<&Event> for TraceLine {
-    fn from(event: &Event) -> Self {
-        Self {
-            kind: event.kind,
+impl TraceLine {
+    /// The line of an entry or a return; other events have none.
+    #[must_use]
+    pub fn of(event: &Event) -> Option<Self> {
+        let kind = match event.kind {
+            EventKind::Entry => LineKind::Entry,
+            EventKind::Return => LineKind::Exit,
+            EventKind::Point | EventKind::Tick => return None,
+        };
+        let mut arguments = [0; 4];
+        for (place, argument) in arguments.iter_mut().zip(&event.arguments) {
+            *place = *argument;
+        }
+        Some(Self {
+            kind,
             pc: event.pc,
             ticks: event.tsc,
-            pid: event.pid,
-            arguments: event.arguments,
-        }
+            pid: event.tid.map_or(u64::MAX, u64::from),
+            arguments,
+        })
     }
-}
 
-impl TraceLine {
     /// The line, with its newline.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; LINE_BYTES] {
@@ -80,8 +98,8 @@ impl TraceLine {
         let numbers = [self.pc, self.ticks, self.pid, a, b, c, d];
         let [kind, columns @ .., newline] = &mut line;
         *kind = match self.kind {
-            EventKind::Entry => b'E',
-            EventKind::Exit => b'X',
+            LineKind::Entry => b'E',
+            LineKind::Exit => b'X',
         };
         for (column, number) in columns.chunks_exact_mut(COLUMN).zip(numbers) {
             for (place, digit) in column.iter_mut().skip(1).enumerate() {
@@ -101,8 +119,8 @@ impl TraceLine {
         let line: &[u8; LINE_BYTES] = line.try_into().map_err(|_| length)?;
         let [kind, columns @ .., newline] = line;
         let kind = match kind {
-            b'E' => EventKind::Entry,
-            b'X' => EventKind::Exit,
+            b'E' => LineKind::Entry,
+            b'X' => LineKind::Exit,
             found => return Err(ParseLineError::Kind { found: *found }),
         };
         let mut numbers = [0; NUMBERS];
@@ -156,11 +174,10 @@ fn hex_value(digit: u8) -> Option<u8> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::event::NO_PROCESS;
-    use EventKind::{Entry, Exit};
+    use LineKind::{Entry, Exit};
 
     /// The first two are the example of trace(3), there broken into two lines for the page's width.
-    const LINES: [(EventKind, [u64; 7], &str); 4] = [
+    const LINES: [(LineKind, [u64; 7], &str); 4] = [
         (
             Entry,
             [
@@ -194,7 +211,7 @@ mod tests {
             [
                 0,
                 u64::MAX,
-                NO_PROCESS,
+                u64::MAX,
                 1,
                 0x10,
                 0x0123_4567_89ab_cdef,
@@ -211,7 +228,7 @@ mod tests {
         ),
     ];
 
-    fn line(kind: EventKind, numbers: [u64; 7]) -> TraceLine {
+    fn line(kind: LineKind, numbers: [u64; 7]) -> TraceLine {
         let [pc, ticks, pid, arguments @ ..] = numbers;
         TraceLine {
             kind,
@@ -233,17 +250,35 @@ mod tests {
     }
 
     #[test]
-    fn events_become_lines() {
-        let event = Event {
-            kind: Exit,
+    fn entries_and_returns_become_lines_and_other_events_none() {
+        let event = |kind, tid, arguments: &[u64]| Event {
+            probe: 9,
+            kind,
             vcpu: 3,
-            function: 9,
-            pc: 1,
             tsc: 2,
-            pid: 3,
-            arguments: [4, 0, 0, 0],
+            pid: tid,
+            tid,
+            pc: 1,
+            arguments: arguments.to_vec(),
+            comm: None,
+            kernel_stack: vec![7],
+            user_stack: vec![8],
+            strings: Vec::new(),
         };
-        assert_eq!(TraceLine::from(&event), line(Exit, [1, 2, 3, 4, 0, 0, 0]));
+        for (event, expected) in [
+            (
+                event(EventKind::Entry, Some(3), &[4, 5, 6, 7, 8, 9]),
+                Some(line(Entry, [1, 2, 3, 4, 5, 6, 7])),
+            ),
+            (
+                event(EventKind::Return, None, &[4]),
+                Some(line(Exit, [1, 2, u64::MAX, 4, 0, 0, 0])),
+            ),
+            (event(EventKind::Point, Some(3), &[4]), None),
+            (event(EventKind::Tick, Some(3), &[]), None),
+        ] {
+            assert_eq!(TraceLine::of(&event), expected, "{event:?}");
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::event::MAX_ARGUMENTS;
+
 /// Functions that may share one frame.
 const CHAIN: usize = 4;
 /// Locks; a power of two.
@@ -24,7 +26,7 @@ const SHARDS: usize = 64;
 /// Least room in a shard: calls spread over the shards by chance.
 const SHARD_ROOM: usize = 16;
 /// Most room in all; the maps then take 1 GiB.
-const MAX_ROOM: usize = 1 << 22;
+const MAX_ROOM: usize = 1 << 20;
 
 /// Who waits, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,14 +37,29 @@ pub(super) struct Key {
     pub(super) stack: u64,
 }
 
+/// What waits for a return: the entry address of a kernel function, the physical address of a user function's, or the number of
+/// a system call among numbers that are neither.
+pub(super) type FunctionKey = u64;
+
 /// A call as it is seen at its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Call {
     /// Number of the thread.
     pub(super) thread: u64,
     pub(super) return_address: u64,
-    pub(super) function: u32,
+    pub(super) function: FunctionKey,
+    pub(super) arguments: [u64; MAX_ARGUMENTS],
     pub(super) tsc: u64,
+}
+
+/// One function that returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Returning {
+    pub(super) function: FunctionKey,
+    /// What it was called with.
+    pub(super) arguments: [u64; MAX_ARGUMENTS],
+    /// When.
+    pub(super) entered: u64,
 }
 
 /// A frame that functions will return from.
@@ -52,7 +69,7 @@ pub(super) struct Frame {
     return_address: u64,
     /// When the first was entered: its age in its shard.
     entered: u64,
-    functions: [u32; CHAIN],
+    functions: [Returning; CHAIN],
     count: usize,
 }
 
@@ -61,8 +78,24 @@ impl Frame {
         self.thread == thread && self.return_address == return_address
     }
 
+    fn remove(&mut self, function: FunctionKey) {
+        let mut kept = 0;
+        for at in 0..self.count {
+            let Some(call) = self.functions.get(at).copied() else {
+                break;
+            };
+            if call.function != function
+                && let Some(place) = self.functions.get_mut(kept)
+            {
+                *place = call;
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
+
     /// The functions that return, the last entered first.
-    pub(super) fn functions(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn functions(&self) -> impl Iterator<Item = Returning> {
         self.functions.into_iter().take(self.count).rev()
     }
 }
@@ -93,17 +126,24 @@ impl PendingReturns {
     pub(super) fn enter(&self, key: Key, call: Call) {
         let Some(shard) = self.shard(key) else { return };
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let entered = Returning {
+            function: call.function,
+            arguments: call.arguments,
+            entered: call.tsc,
+        };
+        let mut functions = [Returning::default(); CHAIN];
+        functions[0] = entered;
         let fresh = Frame {
             thread: call.thread,
             return_address: call.return_address,
             entered: call.tsc,
-            functions: [call.function, 0, 0, 0],
+            functions,
             count: 1,
         };
         let full = shard.len() >= self.per_shard;
         match shard.entry(key) {
             Entry::Occupied(mut place) if place.get().is_of(call.thread, call.return_address) => {
-                self.chain(place.get_mut(), call.function);
+                self.chain(place.get_mut(), entered);
             }
             // A frame with another return address: its place on the stack was written over, so it is gone.
             Entry::Occupied(mut place) => self.lose(place.insert(fresh)),
@@ -140,6 +180,17 @@ impl PendingReturns {
         }
     }
 
+    /// Forgets the calls of `function`, whose return is not probed any more: a later call at the same place is another one.
+    pub(super) fn forget(&self, function: FunctionKey) {
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.retain(|_, frame| {
+                frame.remove(function);
+                frame.count > 0
+            });
+        }
+    }
+
     /// Calls given up so far: their return was not seen.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
@@ -159,16 +210,17 @@ impl PendingReturns {
 
     /// Adds a function to a frame that waits: entered by a jump from the one before. The same function again at
     /// the same place means that the earlier call never returned.
-    fn chain(&self, frame: &mut Frame, function: u32) {
-        let waiting = frame.functions.get_mut(..frame.count).unwrap_or_default();
-        if let Some(position) = waiting.iter().position(|waits| *waits == function) {
+    fn chain(&self, frame: &mut Frame, entered: Returning) {
+        let waiting = frame.functions.get(..frame.count).unwrap_or_default();
+        let again = |waits: &Returning| waits.function == entered.function;
+        if let Some(position) = waiting.iter().position(again) {
             self.lost
                 .fetch_add((frame.count - position) as u64, Ordering::Relaxed);
             frame.count = position;
         }
         match frame.functions.get_mut(frame.count) {
             Some(slot) => {
-                *slot = function;
+                *slot = entered;
                 frame.count += 1;
             }
             None => {
@@ -198,17 +250,23 @@ mod tests {
         stack: 0x8000,
     };
 
-    fn call(return_address: u64, function: u32, tsc: u64) -> Call {
+    fn call(return_address: u64, function: u64, tsc: u64) -> Call {
         Call {
             thread: THREAD,
             return_address,
             function,
+            arguments: [function * 10; MAX_ARGUMENTS],
             tsc,
         }
     }
 
-    fn functions(frame: Option<Frame>) -> Option<Vec<u32>> {
-        frame.map(|frame| frame.functions().collect())
+    /// Which functions return; each with the arguments it was entered with.
+    fn functions(frame: Option<Frame>) -> Option<Vec<u64>> {
+        let function = |r: Returning| {
+            assert_eq!(r.arguments, [r.function * 10; MAX_ARGUMENTS]);
+            r.function
+        };
+        frame.map(|frame| frame.functions().map(function).collect())
     }
 
     #[test]
@@ -310,6 +368,26 @@ mod tests {
         returns.enter(KEY, call(0x500, 7, 1));
         assert_eq!(returns.take(KEY, THREAD + 1, 0x500), None);
         assert_eq!((returns.waiting(), returns.lost()), (0, 1));
+    }
+
+    #[test]
+    fn a_function_whose_return_is_not_probed_any_more_is_forgotten() {
+        let returns = PendingReturns::new(64);
+        for function in [1, 2, 3] {
+            returns.enter(KEY, call(0x500, function, 1));
+        }
+        let alone = Key {
+            stack: 0x9000,
+            ..KEY
+        };
+        returns.enter(alone, call(0x600, 2, 1));
+        returns.forget(2);
+        assert_eq!((returns.waiting(), returns.lost()), (2, 0));
+        assert_eq!(returns.take(alone, THREAD, 0x600), None);
+        assert_eq!(
+            functions(returns.take(KEY, THREAD, 0x500)),
+            Some(vec![3, 1])
+        );
     }
 
     #[test]

@@ -1,0 +1,143 @@
+//! System calls, all at the one function that they pass, and tracepoints, at all branches to their calls.
+
+use std::sync::Arc;
+
+use vmm::trap::ArmError;
+
+use super::super::Engine;
+use super::super::hit::system_call_key;
+use super::super::plan::{
+    Enabled, SystemCallPlan, SystemCallRegisters, SystemCalls, TracepointPlan,
+};
+use super::{Armed, EnableError, MAX_SYSTEM_CALLS, Place, Spot};
+use crate::probe::{Moment, TracepointText};
+use crate::provider::system_calls::entry_function;
+use crate::provider::tracepoint::keep_what_leads_to_the_call;
+
+impl Engine {
+    pub(super) fn arm_system_call(
+        &self,
+        armed: &mut Armed,
+        number: usize,
+        moment: Moment,
+        enabled: &Arc<Enabled>,
+        named: impl Fn() -> String,
+    ) -> Result<Place, EnableError> {
+        let symbols = &self.0.view.symbols;
+        let Some((address, layout)) = entry_function(symbols, self.0.view.btf.as_ref()) else {
+            return Err(EnableError::NoSystemCalls { probe: named() });
+        };
+        let spot = self.kernel_spot(address, Moment::Entry);
+        let (_, mut plans) = armed
+            .system_calls
+            .take()
+            .unwrap_or_else(|| (spot, vec![SystemCallPlan::default(); MAX_SYSTEM_CALLS]));
+        let key = system_call_key(number as u64);
+        if let Some(plan) = plans.get_mut(number) {
+            match moment {
+                Moment::Return => {
+                    self.add_return(key, |plan| {
+                        plan.result_in_memory = !layout.returns_result;
+                        plan.probes.push(enabled.clone());
+                    });
+                    plan.returns = true;
+                }
+                Moment::Entry | Moment::Point => plan.entries.push(enabled.clone()),
+            }
+        }
+        let result = self.publish_system_calls(armed, spot, layout, &plans);
+        armed.system_calls = Some((spot, plans));
+        if let Err(source) = result {
+            self.disarm_system_call(armed, number, moment, enabled);
+            return Err(EnableError::Arm {
+                probe: named(),
+                source,
+            });
+        }
+        Ok(Place::SystemCall { number, moment })
+    }
+
+    pub(super) fn disarm_system_call(
+        &self,
+        armed: &mut Armed,
+        number: usize,
+        moment: Moment,
+        enabled: &Arc<Enabled>,
+    ) {
+        let Some((spot, mut plans)) = armed.system_calls.take() else {
+            return;
+        };
+        let key = system_call_key(number as u64);
+        let last = moment == Moment::Return && self.forget_return(key, enabled);
+        if let Some(plan) = plans.get_mut(number) {
+            plan.entries.retain(|probe| !Arc::ptr_eq(probe, enabled));
+            plan.returns &= !last;
+        }
+        let layout = entry_function(&self.0.view.symbols, self.0.view.btf.as_ref());
+        if let Some((_, layout)) = layout {
+            let _ = self.publish_system_calls(armed, spot, layout, &plans);
+        }
+        if last {
+            self.close_return(key);
+        }
+        if plans
+            .iter()
+            .any(|plan| plan.returns || !plan.entries.is_empty())
+        {
+            armed.system_calls = Some((spot, plans));
+        }
+    }
+
+    pub(super) fn publish_system_calls(
+        &self,
+        armed: &mut Armed,
+        spot: Spot,
+        layout: SystemCallRegisters,
+        plans: &[SystemCallPlan],
+    ) -> Result<(), ArmError> {
+        let any = plans
+            .iter()
+            .any(|plan| plan.returns || !plan.entries.is_empty());
+        let plans = plans.to_vec();
+        let calls = any.then(|| Arc::new(SystemCalls { layout, plans }));
+        self.change(armed, spot, |plan| plan.system_calls = calls)
+    }
+
+    pub(super) fn arm_tracepoint(
+        &self,
+        armed: &mut Armed,
+        text: &TracepointText,
+        enabled: &Arc<Enabled>,
+        named: impl Fn() -> String,
+    ) -> Result<Vec<Place>, EnableError> {
+        let mut text = text.clone();
+        keep_what_leads_to_the_call(&mut text, &self.0.machine, &self.0.view);
+        if text.sites.is_empty() {
+            return Err(EnableError::NoBranch { probe: named() });
+        }
+        let plan = Arc::new(TracepointPlan {
+            text,
+            probe: enabled.clone(),
+        });
+        let mut places = Vec::new();
+        for (address, target) in &plan.text.sites {
+            let spot = self.kernel_spot_at(*address, *address);
+            let here = (plan.clone(), *target);
+            let armed_here = self.change(armed, spot, |plan| plan.tracepoints.push(here));
+            if let Err(source) = armed_here {
+                for place in places {
+                    if let Place::Tracepoint(spot) = place {
+                        let _ = self.change(armed, spot, |plan| {
+                            plan.tracepoints
+                                .retain(|(plan, _)| !Arc::ptr_eq(&plan.probe, enabled));
+                        });
+                    }
+                }
+                let probe = named();
+                return Err(EnableError::Arm { probe, source });
+            }
+            places.push(Place::Tracepoint(spot));
+        }
+        Ok(places)
+    }
+}

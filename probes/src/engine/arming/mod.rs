@@ -1,0 +1,473 @@
+//! Putting probes into the guest and taking them out: sites, what happens at them, returns, timers.
+//!
+//! One mutex orders all changes. The order within a change keeps the hit path right: what happens at a site is known before its trap
+//! stands, and its trap is gone before that is forgotten.
+
+mod calls;
+mod user;
+mod watches;
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use introspect::{Gpa, Gva};
+use vmm::host::{HostProfile, Int3};
+use vmm::trap::{ArmError, SiteId};
+
+use super::Engine;
+use super::hit::kernel_byte;
+use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};
+use super::returns::FunctionKey;
+use crate::probe::{Moment, Probe, Target, UserText};
+
+/// System calls that have a number of their own.
+const MAX_SYSTEM_CALLS: usize = 1024;
+
+/// A probe cannot be enabled. Nothing is armed then.
+#[derive(Debug, thiserror::Error)]
+pub enum EnableError {
+    /// The trap itself.
+    #[error("{probe}: {source}")]
+    Arm {
+        /// The probe.
+        probe: String,
+        /// Why.
+        source: ArmError,
+    },
+    /// This host's assists need the place.
+    #[error("{probe}: on this host exotrace itself stands there: {why}")]
+    OwnUse {
+        /// The probe.
+        probe: String,
+        /// For what.
+        why: &'static str,
+    },
+    /// System calls cannot be seen.
+    #[error(
+        "{probe}: the guest's kernel has neither x64_sys_call nor do_syscall_64, where system calls are seen"
+    )]
+    NoSystemCalls {
+        /// The probe.
+        probe: String,
+    },
+    /// A system call's number.
+    #[error("{probe}: there is no system call {number}")]
+    SystemCallNumber {
+        /// The probe.
+        probe: String,
+        /// The number.
+        number: u32,
+    },
+    /// A tracepoint without a place.
+    #[error(
+        "{probe}: no branch in the kernel's code leads to it: the kernel was built without its users, without jump labels, or reaches it \
+         only after more was turned on in the guest"
+    )]
+    NoBranch {
+        /// The probe.
+        probe: String,
+    },
+    /// All timers are taken.
+    #[error("{probe}: 64 timers tick already; disable one first")]
+    Timers {
+        /// The probe.
+        probe: String,
+    },
+}
+
+/// What one enabled probe holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It fires at a site.
+    Site(Spot),
+    /// It fires when the function returns that is entered at the site.
+    Return(Spot, FunctionKey),
+    /// It is in a program's text.
+    User(Box<UserText>, Moment, FunctionKey),
+    /// It fires at a system call.
+    SystemCall { number: usize, moment: Moment },
+    /// It fires where a branch to a tracepoint's call stands.
+    Tracepoint(Spot),
+    /// It fires when the host's clock says so.
+    Timer { bit: usize },
+}
+
+/// Where a trap stands in kernel text, and what events say it is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spot {
+    address: Gva,
+    /// Where it stood when it was armed; `None` if it is not mapped.
+    physical: Option<Gpa>,
+    reported: Gva,
+}
+
+/// What is armed. Guarded by the engine's mutex.
+#[derive(Default)]
+pub(crate) struct Armed {
+    /// By physical byte, as the machine's table has them.
+    sites: HashMap<u64, SiteId>,
+    system_calls: Option<(Spot, Vec<SystemCallPlan>)>,
+    /// Probes that are enabled.
+    active: usize,
+    /// Watches on the guest's own changes of its text, while there is any probe.
+    text_watches: Vec<Spot>,
+    /// Watches on files that are mapped, where somebody waits for one.
+    file_watches: Vec<Spot>,
+    /// Watches on processes that are made and end, where a filter follows them.
+    process_watches: Vec<Spot>,
+    /// Probes of user text: while there are any the machine holds user traps.
+    user_probes: usize,
+    /// Watches on what the guest does to pages of programs' text, meanwhile.
+    page_watches: Vec<Spot>,
+}
+
+impl Engine {
+    fn armed(&self) -> MutexGuard<'_, Armed> {
+        self.0.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Arms what `enabled` needs; what it then holds.
+    pub(super) fn arm(
+        &self,
+        probe: &Probe,
+        enabled: &Arc<Enabled>,
+    ) -> Result<Vec<Place>, EnableError> {
+        let mut armed = self.armed();
+        if armed.active == 0 {
+            self.watch_text(&mut armed);
+        }
+        armed.active += 1;
+        let places = self.place(&mut armed, probe, enabled);
+        if places.is_err() {
+            self.one_less(&mut armed);
+        }
+        places
+    }
+
+    /// One probe less is enabled; with the last one the watches go.
+    fn one_less(&self, armed: &mut Armed) {
+        armed.active = armed.active.saturating_sub(1);
+        if armed.active == 0 {
+            let watches = std::mem::take(&mut armed.text_watches);
+            let processes = std::mem::take(&mut armed.process_watches);
+            let files = std::mem::take(&mut armed.file_watches);
+            for spot in watches.into_iter().chain(processes).chain(files) {
+                self.unwatch(armed, spot);
+            }
+        }
+    }
+
+    fn place(
+        &self,
+        armed: &mut Armed,
+        probe: &Probe,
+        enabled: &Arc<Enabled>,
+    ) -> Result<Vec<Place>, EnableError> {
+        let named = || probe.name.to_string();
+        let place = match &probe.target {
+            Target::Kernel { address, moment } => {
+                self.refuse_own_use(&probe.name.function, named)?;
+                let spot = self.kernel_spot(*address, *moment);
+                self.arm_at(armed, spot, *moment, address.0, enabled)
+                    .map_err(|source| EnableError::Arm {
+                        probe: named(),
+                        source,
+                    })?
+            }
+            Target::User { text, moment } => {
+                self.arm_user(armed, text, *moment, enabled)
+                    .map_err(|source| EnableError::Arm {
+                        probe: named(),
+                        source,
+                    })?
+            }
+            Target::SystemCall { number, moment } => {
+                let plan = usize::try_from(*number)
+                    .ok()
+                    .filter(|n| *n < MAX_SYSTEM_CALLS);
+                let Some(number) = plan else {
+                    let (probe, number) = (named(), *number);
+                    return Err(EnableError::SystemCallNumber { probe, number });
+                };
+                self.arm_system_call(armed, number, *moment, enabled, named)?
+            }
+            Target::Tracepoint(text) => {
+                return self.arm_tracepoint(armed, text, enabled, named);
+            }
+            Target::Timer { period, every_vcpu } => {
+                let bit = self
+                    .timer_bit(enabled)
+                    .ok_or_else(|| EnableError::Timers { probe: named() })?;
+                self.0.ticker.start(bit, *period, *every_vcpu);
+                Place::Timer { bit }
+            }
+        };
+        Ok(vec![place])
+    }
+
+    /// Takes away what an enabled probe holds.
+    pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[Place]) {
+        let mut armed = self.armed();
+        for place in places {
+            match place {
+                Place::Site(spot) => {
+                    self.change(&mut armed, *spot, |plan| {
+                        plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
+                    })
+                    .ok();
+                }
+                Place::Return(spot, function) => {
+                    self.remove_return(&mut armed, *spot, *function, enabled);
+                }
+                Place::User(text, moment, function) => {
+                    self.disarm_user(&mut armed, text, *moment, *function, enabled);
+                }
+                Place::Tracepoint(spot) => {
+                    let _ = self.change(&mut armed, *spot, |plan| {
+                        plan.tracepoints
+                            .retain(|(plan, _)| !Arc::ptr_eq(&plan.probe, enabled));
+                    });
+                }
+                Place::SystemCall { number, moment } => {
+                    self.disarm_system_call(&mut armed, *number, *moment, enabled);
+                }
+                Place::Timer { bit } => {
+                    self.0.ticker.stop(*bit);
+                    self.set_timer(*bit, None);
+                }
+            }
+        }
+        self.one_less(&mut armed);
+    }
+
+    fn refuse_own_use(
+        &self,
+        function: &str,
+        probe: impl Fn() -> String,
+    ) -> Result<(), EnableError> {
+        match own_use(self.0.machine.profile(), function) {
+            Some(why) => {
+                let probe = probe();
+                Err(EnableError::OwnUse { probe, why })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Where the trap of a kernel probe stands.
+    fn kernel_spot(&self, address: Gva, moment: Moment) -> Spot {
+        let place = match moment {
+            Moment::Point => address,
+            Moment::Entry | Moment::Return => self.behind_patched_entry(address),
+        };
+        self.kernel_spot_at(place, address)
+    }
+
+    fn kernel_spot_at(&self, address: Gva, reported: Gva) -> Spot {
+        Spot {
+            address,
+            physical: kernel_byte(self.0.machine.ram(), self.0.view.space, address),
+            reported,
+        }
+    }
+
+    fn arm_at(
+        &self,
+        armed: &mut Armed,
+        spot: Spot,
+        moment: Moment,
+        function: FunctionKey,
+        enabled: &Arc<Enabled>,
+    ) -> Result<Place, ArmError> {
+        if moment != Moment::Return {
+            self.change(armed, spot, |plan| plan.probes.push(enabled.clone()))?;
+            return Ok(Place::Site(spot));
+        }
+        self.add_return(function, |plan| plan.probes.push(enabled.clone()));
+        let entered = self.change(armed, spot, |plan| plan.returns = Some(function));
+        if let Err(error) = entered {
+            self.remove_return(armed, spot, function, enabled);
+            return Err(error);
+        }
+        Ok(Place::Return(spot, function))
+    }
+
+    fn add_return(&self, function: FunctionKey, add: impl FnOnce(&mut ReturnPlan)) {
+        let path = &self.0.path;
+        let mut plan = path
+            .return_plans
+            .get(function)
+            .map_or_else(ReturnPlan::default, |p| ReturnPlan::clone(&p));
+        add(&mut plan);
+        path.return_plans.insert(function, Arc::new(plan));
+        path.kernel_returns.open(function);
+        path.user_returns.open(function);
+    }
+
+    /// Takes a probe off a function's return; with the last one the traps at its return addresses go.
+    fn remove_return(
+        &self,
+        armed: &mut Armed,
+        spot: Spot,
+        function: FunctionKey,
+        enabled: &Arc<Enabled>,
+    ) {
+        if self.forget_return(function, enabled) {
+            let _ = self.change(armed, spot, |plan| plan.returns = None);
+            self.close_return(function);
+        }
+    }
+
+    /// Takes a probe off a function's return; whether it was the last.
+    fn forget_return(&self, function: FunctionKey, enabled: &Arc<Enabled>) -> bool {
+        let path = &self.0.path;
+        let Some(plan) = path.return_plans.get(function) else {
+            return false;
+        };
+        let mut plan = ReturnPlan::clone(&plan);
+        plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
+        if plan.is_empty() {
+            path.return_plans.remove(function);
+            return true;
+        }
+        path.return_plans.insert(function, Arc::new(plan));
+        false
+    }
+
+    fn close_return(&self, function: FunctionKey) {
+        let path = &self.0.path;
+        for site in path.kernel_returns.close(function) {
+            self.0.machine.traps().disarm(site);
+        }
+        for site in path.user_returns.close(function) {
+            self.0.machine.traps().disarm(site);
+        }
+        path.returns.forget(function);
+    }
+
+    /// Changes what happens at a site, and arms or disarms it accordingly.
+    fn change(
+        &self,
+        armed: &mut Armed,
+        spot: Spot,
+        change: impl FnOnce(&mut SitePlan),
+    ) -> Result<(), ArmError> {
+        let (path, machine, space) = (&self.0.path, &self.0.machine, self.0.view.space);
+        let Spot {
+            address, reported, ..
+        } = spot;
+        let physical = match spot.physical {
+            Some(physical) => physical,
+            // The table says why not.
+            None => machine.traps().arm_kernel(address, space).map(|site| {
+                machine.traps().disarm(site);
+                site.0
+            })?,
+        };
+        let reported = Some(reported.0).filter(|at| *at != address.0);
+        // Another function has come to where a module was.
+        if let Some(site) = armed.sites.get(&physical.0).copied()
+            && machine.traps().is_gone(site)
+        {
+            machine.traps().disarm(site);
+            armed.sites.remove(&physical.0);
+            path.plans.remove(physical.0);
+        }
+        let before = path.plans.get(physical.0);
+        let mut plan = before
+            .as_ref()
+            .map_or_else(SitePlan::default, |plan| SitePlan::clone(plan));
+        plan.reported = reported.or(plan.reported);
+        change(&mut plan);
+        if plan.is_empty() {
+            if let Some(site) = armed.sites.remove(&physical.0) {
+                machine.traps().disarm(site);
+            }
+            path.plans.remove(physical.0);
+            return Ok(());
+        }
+        path.plans.insert(physical.0, Arc::new(plan));
+        if armed.sites.contains_key(&physical.0) {
+            return Ok(());
+        }
+        match machine.traps().arm_kernel(address, space) {
+            Ok(site) => {
+                armed.sites.insert(physical.0, site);
+                Ok(())
+            }
+            Err(error) => {
+                match before {
+                    Some(before) => path.plans.insert(physical.0, before),
+                    None => path.plans.remove(physical.0),
+                };
+                Err(error)
+            }
+        }
+    }
+
+    fn timer_bit(&self, enabled: &Arc<Enabled>) -> Option<usize> {
+        let timers = self.0.path.timers.load();
+        let free =
+            (0..u64::BITS as usize).find(|bit| !matches!(timers.get(*bit), Some(Some(_))))?;
+        drop(timers);
+        self.set_timer(free, Some(enabled.clone()));
+        Some(free)
+    }
+
+    fn set_timer(&self, bit: usize, timer: Option<Arc<Enabled>>) {
+        let mut timers = Vec::clone(&self.0.path.timers.load());
+        if timers.len() <= bit {
+            timers.resize(bit + 1, None);
+        }
+        if let Some(place) = timers.get_mut(bit) {
+            *place = timer;
+        }
+        self.0.path.timers.store(Arc::new(timers));
+    }
+
+    /// The first instruction of a function that the kernel does not write over when it traces itself: its own tracer's call, or the
+    /// nop in its place, stands before it.
+    fn behind_patched_entry(&self, address: Gva) -> Gva {
+        crate::provider::kprobe::behind_patched_entry(&self.0.machine, &self.0.view, address)
+    }
+}
+
+/// Why a trap must not stand on the function `name` of a Linux guest on this host, if so.
+fn own_use(profile: &HostProfile, name: &str) -> Option<&'static str> {
+    match name {
+        "asm_exc_int3" if profile.int3_user == Int3::GuestHandler => {
+            Some("traps in user programs arrive at the guest's int3 entry; probe exc_int3 instead")
+        }
+        "asm_exc_page_fault" if !profile.user_syscall => {
+            Some("system calls are repaired at the page fault entry; probe exc_page_fault instead")
+        }
+        "entry_SYSCALL_64" if !profile.user_syscall => {
+            Some("system calls are sent there by hand; probe do_syscall_64 instead")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hosts_that_stand_on_entries_refuse_them() {
+        let (hardware, interpreted) = (
+            HostProfile::hardware_example(),
+            HostProfile::interpreted_example(),
+        );
+        for (name, refused) in [
+            ("asm_exc_int3", true),
+            ("asm_exc_page_fault", true),
+            ("entry_SYSCALL_64", true),
+            ("exc_int3", false),
+            ("exc_page_fault", false),
+            ("do_syscall_64", false),
+        ] {
+            assert_eq!(own_use(&interpreted, name).is_some(), refused, "{name}");
+            assert_eq!(own_use(&hardware, name), None, "{name}");
+        }
+    }
+}

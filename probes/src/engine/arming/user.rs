@@ -1,0 +1,82 @@
+//! Probes in programs' text: by file and offset, kept by [`super::super::user_text`].
+
+use std::sync::Arc;
+
+use vmm::trap::ArmError;
+
+use super::super::Engine;
+use super::super::plan::Enabled;
+use super::super::returns::FunctionKey;
+use super::super::user_text::Traps;
+use super::{Armed, Place};
+use crate::probe::{Moment, UserText};
+
+impl Engine {
+    pub(super) fn arm_user(
+        &self,
+        armed: &mut Armed,
+        text: &UserText,
+        moment: Moment,
+        enabled: &Arc<Enabled>,
+    ) -> Result<Place, ArmError> {
+        if armed.user_probes == 0 {
+            self.0.machine.hold_user_traps()?;
+            self.watch_pages(armed);
+        }
+        armed.user_probes += 1;
+        let path = &self.0.path;
+        let mut function = 0;
+        let result = path.user_sites.change(self.traps(), text, |plan, key| {
+            function = key;
+            match moment {
+                Moment::Return => {
+                    self.add_return(key, |plan| plan.probes.push(enabled.clone()));
+                    plan.returns = Some(key);
+                }
+                Moment::Entry | Moment::Point => plan.probes.push(enabled.clone()),
+            }
+        });
+        if let Err(error) = result {
+            self.disarm_user(armed, text, moment, function, enabled);
+            return Err(error);
+        }
+        Ok(Place::User(Box::new(text.clone()), moment, function))
+    }
+
+    pub(super) fn disarm_user(
+        &self,
+        armed: &mut Armed,
+        text: &UserText,
+        moment: Moment,
+        function: FunctionKey,
+        enabled: &Arc<Enabled>,
+    ) {
+        let path = &self.0.path;
+        let last = moment == Moment::Return && self.forget_return(function, enabled);
+        // Nothing is there any more if the guest has removed the file, or it is another file's by now.
+        let _ = path.user_sites.change(self.traps(), text, |plan, _| {
+            plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
+            if last && plan.returns == Some(function) {
+                plan.returns = None;
+            }
+        });
+        if last {
+            self.close_return(function);
+        }
+        armed.user_probes -= 1;
+        if armed.user_probes == 0 {
+            for spot in std::mem::take(&mut armed.page_watches) {
+                self.unwatch(armed, spot);
+            }
+            path.user_sites.splices.clear();
+            self.0.machine.release_user_traps();
+        }
+    }
+
+    pub(super) fn traps(&self) -> Traps<'_> {
+        Traps {
+            table: self.0.machine.traps(),
+            plans: &self.0.path.plans,
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Watches: the engine's own probes, put on and taken off as sessions need them.
+
+use std::sync::Arc;
+
+use introspect::Gva;
+use vmm::trap::ArmError;
+
+use super::super::plan::ReturnPlan;
+use super::super::watch::Watch;
+use super::super::{Engine, guest_files, guest_processes, guest_text};
+use super::{Armed, Spot};
+use crate::probe::Moment;
+
+impl Engine {
+    /// Puts watches on the functions by which the guest changes its text.
+    pub(super) fn watch_text(&self, armed: &mut Armed) {
+        for (address, watch) in guest_text::watches(&self.0.view) {
+            match self.watch(armed, address, watch) {
+                Ok(spot) => armed.text_watches.push(spot),
+                Err(error) => log::warn!("changes of the guest's text are not all seen: {error}"),
+            }
+        }
+    }
+
+    /// Puts watches on files that are mapped, for as long as there is any probe or anybody who waits for one; whether there is
+    /// such a function.
+    pub(in crate::engine) fn watch_files(&self) -> bool {
+        let mut armed = self.armed();
+        if armed.file_watches.is_empty() {
+            for (address, watch) in guest_files::watches(&self.0.view, &self.0.listeners) {
+                match self.watch(&mut armed, address, watch) {
+                    Ok(spot) => armed.file_watches.push(spot),
+                    Err(error) => log::warn!("new programs are not seen: {error}"),
+                }
+            }
+        }
+        let found = !armed.file_watches.is_empty();
+        if found {
+            armed.active += 1;
+        }
+        found
+    }
+
+    /// One who waits for files less.
+    pub(in crate::engine) fn unwatch_files(&self) {
+        let mut armed = self.armed();
+        self.one_less(&mut armed);
+    }
+
+    /// Puts watches on processes that are made and end, for as long as there is any probe.
+    pub(in crate::engine) fn watch_processes(&self) {
+        let mut armed = self.armed();
+        if !armed.process_watches.is_empty() {
+            return;
+        }
+        for (address, watch) in guest_processes::watches(&self.0.view, &self.0.followers) {
+            match self.watch(&mut armed, address, watch) {
+                Ok(spot) => armed.process_watches.push(spot),
+                Err(error) => log::warn!("new processes are not all followed: {error}"),
+            }
+        }
+    }
+
+    /// Puts watches on what the guest's kernel does to pages of programs' text.
+    pub(super) fn watch_pages(&self, armed: &mut Armed) {
+        let Some(pages) = &self.0.pages else { return };
+        for (address, watch) in pages.watches(&self.0.view) {
+            match self.watch(armed, address, watch) {
+                Ok(spot) => armed.page_watches.push(spot),
+                Err(error) => {
+                    log::warn!("what the guest does to text pages is not all seen: {error}")
+                }
+            }
+        }
+    }
+
+    /// Puts a watch on the kernel function at `address`.
+    pub(super) fn watch(
+        &self,
+        armed: &mut Armed,
+        address: Gva,
+        watch: Arc<dyn Watch>,
+    ) -> Result<Spot, ArmError> {
+        let spot = self.kernel_spot(address, Moment::Entry);
+        self.add_return(address.0, |plan| plan.watches.push(watch.clone()));
+        let entered = self.change(armed, spot, |plan| {
+            plan.watches.push(watch);
+            plan.returns = Some(address.0);
+        });
+        if entered.is_err() {
+            self.unwatch(armed, spot);
+        }
+        entered.map(|()| spot)
+    }
+
+    /// Takes the watches off a kernel function.
+    pub(super) fn unwatch(&self, armed: &mut Armed, spot: Spot) {
+        let function = spot.reported.0;
+        let path = &self.0.path;
+        let mut last = true;
+        if let Some(plan) = path.return_plans.get(function) {
+            let mut plan = ReturnPlan::clone(&plan);
+            plan.watches.clear();
+            last = plan.is_empty();
+            match last {
+                true => path.return_plans.remove(function),
+                false => path.return_plans.insert(function, Arc::new(plan)),
+            };
+        }
+        let _ = self.change(armed, spot, |plan| {
+            plan.watches.clear();
+            if last {
+                plan.returns = None;
+            }
+        });
+        if last {
+            self.close_return(function);
+        }
+    }
+}

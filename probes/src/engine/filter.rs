@@ -1,0 +1,343 @@
+//! Which hits of a probe are recorded: by process, thread, name, address space, CPU and rate.
+//!
+//! What costs nothing is looked at first: the CPU, the page tables; then the current task's numbers, its name last. Rates count what
+//! passed everything else.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use introspect::Gpa;
+
+use super::processes::Followed;
+use crate::event::COMM_LENGTH;
+
+/// A set of numbers or names that a hit is compared with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Only<T> {
+    /// Every one.
+    #[default]
+    Any,
+    /// These.
+    In(Vec<T>),
+    /// All but these.
+    NotIn(Vec<T>),
+}
+
+impl<T: PartialEq> Only<T> {
+    /// Whether nothing is left out.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        matches!(self, Self::Any)
+    }
+
+    fn admits(&self, value: &T) -> bool {
+        match self {
+            Self::Any => true,
+            Self::In(values) => values.contains(value),
+            Self::NotIn(values) => !values.contains(value),
+        }
+    }
+}
+
+/// Which hits are wanted; all by default.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Filter {
+    /// Processes (the kernel's tgid).
+    pub pids: Only<u32>,
+    /// Processes that those of [`pids`](Self::pids) make are wanted, too, and so on.
+    pub follow: bool,
+    /// Threads (the kernel's pid).
+    pub tids: Only<u32>,
+    /// Names of threads, cut to 15 bytes as the kernel does.
+    pub comms: Only<Vec<u8>>,
+    /// Roots of page tables, as the guest's CR3 has them without its lower 12 bits.
+    pub spaces: Only<Gpa>,
+    /// vCPUs.
+    pub vcpus: Only<usize>,
+    /// Hits in interrupt context, and where the task is not known, are left out. They always are where processes, threads or
+    /// names are given.
+    pub processes_only: bool,
+    /// One in this many is recorded; 0 and 1 are all.
+    pub one_in: u32,
+    /// At most this many a second, each second's first; 0 is no limit.
+    pub per_second: u32,
+}
+
+/// Page tables with the user half only differ in bit 12 (page table isolation).
+const ISOLATION: u64 = 1 << 12;
+
+/// Who a hit belongs to, as far as it has been found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Identity {
+    pub(crate) pid: Option<u32>,
+    pub(crate) tid: Option<u32>,
+}
+
+/// A filter with the state of its rates.
+#[derive(Debug, Default)]
+pub(crate) struct HitFilter {
+    filter: Filter,
+    /// Processes that come and go with those of the filter.
+    followed: Option<Followed>,
+    needs_task: bool,
+    passed: AtomicU64,
+    /// TSC at the start of the current second, and how many were recorded in it.
+    second: AtomicU64,
+    in_second: AtomicU32,
+}
+
+impl HitFilter {
+    pub(crate) fn new(filter: Filter, followed: Option<Followed>) -> Self {
+        Self {
+            needs_task: !(filter.pids.is_any()
+                && filter.tids.is_any()
+                && filter.comms.is_any()
+                && !filter.processes_only),
+            followed,
+            passed: AtomicU64::new(0),
+            second: AtomicU64::new(0),
+            in_second: AtomicU32::new(0),
+            filter,
+        }
+    }
+
+    /// Whether the hit's vCPU and page tables are wanted.
+    pub(crate) fn admits_place(&self, vcpu: usize, root: Gpa) -> bool {
+        let space = Gpa(root.0 & !ISOLATION);
+        self.filter.vcpus.admits(&vcpu) && self.filter.spaces.admits(&space)
+    }
+
+    /// Whether who the hit belongs to is wanted. `comm` is asked only where names count.
+    pub(crate) fn admits_task(
+        &self,
+        who: Identity,
+        comm: impl FnOnce() -> Option<[u8; COMM_LENGTH]>,
+    ) -> bool {
+        if !self.needs_task {
+            return true;
+        }
+        let (Some(pid), Some(tid)) = (who.pid, who.tid) else {
+            return false;
+        };
+        // A process that has ended is followed no more, whoever gets its number.
+        let is_process = match &self.followed {
+            Some(followed) => followed.contains(pid),
+            None => self.filter.pids.admits(&pid),
+        };
+        if !is_process || !self.filter.tids.admits(&tid) {
+            return false;
+        }
+        match &self.filter.comms {
+            Only::Any => true,
+            comms => comm().is_some_and(|comm| {
+                let end = comm.iter().position(|byte| *byte == 0);
+                let name = comm.get(..end.unwrap_or(comm.len())).unwrap_or_default();
+                comms.admits(&name.to_vec())
+            }),
+        }
+    }
+
+    /// Whether one more is wanted now; `clock` is asked only where the time counts, `hz` are its ticks a second.
+    pub(crate) fn admits_rate(&self, clock: impl FnOnce() -> u64, hz: u64) -> bool {
+        if self.filter.one_in > 1 {
+            let number = self.passed.fetch_add(1, Ordering::Relaxed);
+            if !number.is_multiple_of(u64::from(self.filter.one_in)) {
+                return false;
+            }
+        }
+        if self.filter.per_second == 0 {
+            return true;
+        }
+        let tsc = clock();
+        let began = self.second.load(Ordering::Relaxed);
+        if tsc.wrapping_sub(began) >= hz
+            && self
+                .second
+                .compare_exchange(began, tsc, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            self.in_second.store(0, Ordering::Relaxed);
+        }
+        self.in_second.fetch_add(1, Ordering::Relaxed) < self.filter.per_second
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOMEBODY: Identity = Identity {
+        pid: Some(40),
+        tid: Some(41),
+    };
+
+    fn admits(filter: Filter) -> bool {
+        let filter = HitFilter::new(filter, None);
+        filter.admits_place(1, Gpa(0x5000))
+            && filter.admits_task(SOMEBODY, || Some(*b"busybox\0garbage\0"))
+    }
+
+    #[test]
+    fn each_part_of_a_filter_counts() {
+        let any = Filter::default;
+        for (filter, admitted) in [
+            (any(), true),
+            (
+                Filter {
+                    pids: Only::In(vec![7, 40]),
+                    ..any()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    pids: Only::In(vec![41]),
+                    ..any()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    pids: Only::NotIn(vec![40]),
+                    ..any()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    tids: Only::In(vec![41]),
+                    ..any()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    tids: Only::NotIn(vec![40]),
+                    ..any()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    comms: Only::In(vec![b"busybox".to_vec()]),
+                    ..any()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    comms: Only::In(vec![b"busy".to_vec()]),
+                    ..any()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    comms: Only::NotIn(vec![b"busybox".to_vec()]),
+                    ..any()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    spaces: Only::In(vec![Gpa(0x4000)]),
+                    ..any()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    spaces: Only::In(vec![Gpa(0x5000)]),
+                    ..any()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    vcpus: Only::In(vec![0]),
+                    ..any()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    vcpus: Only::NotIn(vec![0]),
+                    ..any()
+                },
+                true,
+            ),
+            (
+                Filter {
+                    processes_only: true,
+                    ..any()
+                },
+                true,
+            ),
+        ] {
+            assert_eq!(admits(filter.clone()), admitted, "{filter:?}");
+        }
+    }
+
+    #[test]
+    fn a_hit_of_nobody_passes_only_where_nobody_is_asked_for() {
+        let nobody = Identity::default();
+        for (filter, admitted) in [
+            (Filter::default(), true),
+            (
+                Filter {
+                    processes_only: true,
+                    ..Filter::default()
+                },
+                false,
+            ),
+            (
+                Filter {
+                    pids: Only::NotIn(vec![1]),
+                    ..Filter::default()
+                },
+                false,
+            ),
+        ] {
+            let filter = HitFilter::new(filter, None);
+            assert_eq!(filter.admits_task(nobody, || None), admitted);
+        }
+    }
+
+    #[test]
+    fn whoever_gets_the_number_of_a_followed_process_is_not_followed() {
+        let followed = Followed::new([40]);
+        let filter = Filter {
+            pids: Only::In(vec![40]),
+            follow: true,
+            ..Filter::default()
+        };
+        let filter = HitFilter::new(filter, Some(followed.clone()));
+        assert!(filter.admits_task(SOMEBODY, || None));
+        followed.ended(40);
+        assert!(!filter.admits_task(SOMEBODY, || None));
+    }
+
+    #[test]
+    fn one_in_n_and_so_many_a_second() {
+        let of = |one_in, per_second| {
+            HitFilter::new(
+                Filter {
+                    one_in,
+                    per_second,
+                    ..Filter::default()
+                },
+                None,
+            )
+        };
+        let count = |filter: &HitFilter, times: std::ops::Range<u64>| {
+            times
+                .filter(|time| filter.admits_rate(|| *time, 1000))
+                .count()
+        };
+        assert_eq!(count(&of(0, 0), 0..100), 100);
+        assert_eq!(count(&of(1, 0), 0..100), 100);
+        assert_eq!(count(&of(10, 0), 0..100), 10);
+        assert_eq!(count(&of(0, 7), 5000..6000), 7);
+        assert_eq!(count(&of(0, 7), 5000..8000), 21);
+        assert_eq!(count(&of(10, 7), 5000..5050), 5);
+    }
+}

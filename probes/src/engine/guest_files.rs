@@ -1,0 +1,186 @@
+//! Files that are mapped for execution: for probes of a program that does not run yet, or a library that is not loaded.
+//!
+//! The kernel function `mmap_region` is watched while anybody waits. At its return the guest is held, before the process can execute
+//! anything of the file, until everybody who was told has looked: probes that are enabled meanwhile miss nothing.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use introspect::Gva;
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::virtual_memory::read_u64;
+use vmm::machine::Paused;
+
+use super::Engine;
+use super::hit::{Hit, HitPath};
+use super::returns::Returning;
+use super::watch::Watch;
+use crate::kernel_view::KernelView;
+
+/// `vm_area_struct.vm_flags` (include/linux/mm.h).
+const VM_EXEC: u64 = 4;
+/// What a failed call returns at least: minus 4095.
+const LOWEST_ERROR: u64 = 4095u64.wrapping_neg();
+/// Files that are remembered; a guest that maps more is held for some of them again.
+const MOST_FILES: usize = 1 << 14;
+/// Calls that are under way at once.
+const MOST_CALLS: usize = 4096;
+
+/// A file was mapped. The guest stands still until this is dropped.
+pub struct NewFile {
+    /// Its `address_space`.
+    pub mapping: Gva,
+    _held: Arc<Paused>,
+}
+
+/// Those who wait.
+#[derive(Default)]
+pub(super) struct Waiting {
+    listeners: Mutex<Vec<Sender<NewFile>>>,
+    /// Files that were told.
+    known: Mutex<HashSet<Gva>>,
+}
+
+pub(super) type Listeners = Arc<Waiting>;
+
+/// Waits for files. The guest is held for each until it is taken up: who stops looking drops this.
+pub struct NewFiles {
+    engine: Engine,
+    files: Receiver<NewFile>,
+}
+
+impl NewFiles {
+    pub(super) fn listen(engine: &Engine) -> Option<Self> {
+        let (sender, files) = channel();
+        let waiting = &engine.0.listeners;
+        // Who is new knows none.
+        waiting
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+        waiting
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(sender);
+        engine.watch_files().then(|| Self {
+            engine: engine.clone(),
+            files,
+        })
+    }
+
+    /// The next file, if one was mapped. Never waits.
+    #[must_use]
+    pub fn next(&self) -> Option<NewFile> {
+        self.files.try_recv().ok()
+    }
+}
+
+impl Drop for NewFiles {
+    fn drop(&mut self) {
+        self.engine.unwatch_files();
+    }
+}
+
+/// The watches, and the functions that they belong on.
+pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc<dyn Watch>)> {
+    const FUNCTION: &str = "mmap_region";
+    let watch = || {
+        let btf = view.btf.as_ref()?;
+        let prototype = btf.func_proto_args(FUNCTION).ok()?;
+        let flags = prototype
+            .parameters
+            .iter()
+            .position(|p| p.name == "vm_flags")?;
+        let watch: Arc<dyn Watch> = Arc::new(FileWatch {
+            flags,
+            file_mapping: btf.member("file.f_mapping").ok()?.byte_offset,
+            space: view.space,
+            waiting: listeners.clone(),
+            calls: Mutex::default(),
+        });
+        Some((Gva(view.symbols.address_of(FUNCTION)?), watch))
+    };
+    watch().into_iter().collect()
+}
+
+struct FileWatch {
+    /// Which argument has the flags; the first is the file.
+    flags: usize,
+    file_mapping: u64,
+    space: AddressSpace,
+    waiting: Listeners,
+    /// By task and stack: the file of a call that is under way.
+    calls: Mutex<HashMap<(u64, u64), Gva>>,
+}
+
+impl Watch for FileWatch {
+    fn enter(&self, _: &HitPath, hit: &Hit<'_>) -> bool {
+        let arguments = hit.arguments();
+        let [file, ..] = arguments;
+        let executable = arguments
+            .get(self.flags)
+            .is_some_and(|flags| flags & VM_EXEC != 0);
+        if file == 0 || !executable {
+            return false;
+        }
+        let place = Gva(file.wrapping_add(self.file_mapping));
+        let Ok(mapping) = read_u64(hit.memory, self.space, place).map(Gva) else {
+            return false;
+        };
+        let known = self
+            .waiting
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if known.contains(&mapping) {
+            return false;
+        }
+        drop(known);
+        let key = (
+            hit.current.task().address,
+            hit.registers.rsp.wrapping_add(8),
+        );
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        if calls.len() >= MOST_CALLS {
+            calls.clear();
+        }
+        calls.insert(key, mapping);
+        true
+    }
+
+    fn leave(&self, _: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+        let Some(cpu) = hit.cpu else { return };
+        let key = (hit.current.task().address, from_stack.0);
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mapping) = calls.remove(&key) else {
+            return;
+        };
+        drop(calls);
+        if hit.registers.rax >= LOWEST_ERROR {
+            return;
+        }
+        let mut known = self
+            .waiting
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST_FILES {
+            known.clear();
+        }
+        known.insert(mapping);
+        drop(known);
+        let listeners = &self.waiting.listeners;
+        let mut listeners = listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        if listeners.is_empty() {
+            return;
+        }
+        let held = Arc::new(cpu.hold());
+        listeners.retain(|listener| {
+            let _held = held.clone();
+            listener.send(NewFile { mapping, _held }).is_ok()
+        });
+    }
+}

@@ -1,0 +1,75 @@
+//! Processes that are made and that end, for filters that follow them: told by the kernel functions `wake_up_new_task` (a new thread is
+//! about to run for the first time) and `release_task` (the last of an ended one goes).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use introspect::Gva;
+use introspect::kernel::task::TaskLayout;
+use introspect::x86_64::paging::AddressSpace;
+
+use super::hit::{Hit, HitPath};
+use super::processes::Followed;
+use super::watch::Watch;
+use crate::kernel_view::KernelView;
+
+/// The filters that follow.
+pub(super) type Followers = Arc<Mutex<Vec<Followed>>>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Made,
+    Ended,
+}
+
+/// The watches, and the functions that they belong on.
+pub(super) fn watches(view: &KernelView, followers: &Followers) -> Vec<(Gva, Arc<dyn Watch>)> {
+    let Some(tasks) = view.tasks else {
+        return Vec::new();
+    };
+    let events = [
+        ("wake_up_new_task", Event::Made),
+        ("release_task", Event::Ended),
+    ];
+    let watches = events.into_iter().filter_map(|(name, event)| {
+        let address = view.symbols.address_of(name)?;
+        let watch: Arc<dyn Watch> = Arc::new(ProcessWatch {
+            event,
+            tasks,
+            space: view.space,
+            followers: followers.clone(),
+        });
+        Some((Gva(address), watch))
+    });
+    watches.collect()
+}
+
+struct ProcessWatch {
+    event: Event,
+    tasks: TaskLayout,
+    space: AddressSpace,
+    followers: Followers,
+}
+
+impl Watch for ProcessWatch {
+    fn enter(&self, _: &HitPath, hit: &Hit<'_>) -> bool {
+        let [address, ..] = hit.arguments();
+        let Ok(task) = self.tasks.task(hit.memory, self.space, Gva(address)) else {
+            return false;
+        };
+        // A thread of a process that is there already changes nothing.
+        if task.pid != task.tgid {
+            return false;
+        }
+        let process = task.tgid.cast_unsigned();
+        let followers = self
+            .followers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match (self.event, hit.current.identity().pid) {
+            (Event::Made, Some(parent)) => followers.iter().for_each(|f| f.made(parent, process)),
+            (Event::Made, None) => {}
+            (Event::Ended, _) => followers.iter().for_each(|f| f.ended(process)),
+        }
+        false
+    }
+}

@@ -1,0 +1,413 @@
+//! The guest changes its own text: jump labels, static calls, its tracers, its own probes, alternatives, modules that come and go. Traps of
+//! ours are out of the way while it looks at what stands there and while it writes, and look anew at what they stand on
+//! afterwards.
+//!
+//! The functions by which it does so are watched while any probe is enabled:
+//!
+//! | Function | Who calls it | What is done |
+//! |---|---|---|
+//! | `__text_poke`, `text_poke_early` | all that writes text, bytes of one instruction at a time | out from entry to return |
+//! | `arch_jump_label_transform_queue`, `arch_jump_label_transform` | jump labels, tracepoints with them: compare the old instruction | the same |
+//! | `arch_static_call_transform` | static calls: compare the old instruction, of the call and of its trampoline | the same |
+//! | `bpf_arch_text_poke` | BPF: compares the old instruction | the same |
+//! | `ftrace_replace_code`, `ftrace_make_call`, `ftrace_make_nop` | its function tracer: compares the first instruction of functions | what stands on those |
+//! | `arch_prepare_kprobe`, `arch_prepare_optimized_kprobe` | the guest's own kprobes: decode the function from its start, copy instructions | the function's out |
+//! | `arch_optimize_kprobes` | the same, later: copies what it will write over | what stands there |
+//! | `module_memfree`, `execmem_free` (since 6.10), `free_init_pages` | memory of modules, and of code used at boot only | out for good |
+//!
+//! Probes of entries stand behind the instruction that the function tracer writes over (see [`crate::provider::kprobe`]); on it are only
+//! those that were asked for by offset, and return addresses of calls that never return, with the next function behind them.
+//!
+//! While a trap is out, another vCPU may pass it unseen; how often that could be is counted. Where the guest's own probe has become a
+//! jump over several instructions, those behind the first are not executed at their place, and traps there are not hit until the jump
+//! is gone.
+
+use std::collections::HashMap;
+use std::iter;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use introspect::kernel::btf::Btf;
+use introspect::x86_64::PAGE;
+use introspect::x86_64::paging::{AddressSpace, translate};
+use introspect::x86_64::virtual_memory::{read_u32, read_u64};
+use introspect::{Gva, PhysicalMemory};
+use vmm::trap::{Lifted, StoppedCpu, TrapTable};
+
+use super::hit::{Hit, HitPath};
+use super::returns::Returning;
+use super::watch::Watch;
+use crate::kernel_view::KernelView;
+
+/// Longest instruction that the kernel writes over or compares.
+const PATCH: u64 = 8;
+/// Most text that the guest's own kprobes decode of a function.
+const FUNCTION: u64 = 0x4000;
+/// First bytes of a function that a watch and its instruction may have: a landing pad, the tracer's call, and the longest instruction.
+const ENTRY: u64 = 4 + 5 + LONGEST_INSTRUCTION;
+/// Bytes of the longest instruction (Intel SDM volume 2, 2.3.11).
+const LONGEST_INSTRUCTION: u64 = 15;
+/// Most memory of one module.
+const LARGEST_MODULE: u64 = 256 << 20;
+/// The NOP in the place of the function tracer's call, and the first byte of that.
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+const CALL: u8 = 0xe8;
+/// Bytes of ENDBR64, which may stand before it.
+const LANDING: u64 = 4;
+/// Most probes that the guest turns into jumps at once (`MAX_OPTIMIZE_PROBES`, kernel/kprobes.c).
+const MOST_JUMPS: usize = 256;
+/// Most watched calls that are under way at once; more are let go by.
+const MOST_CALLS: usize = 4096;
+
+/// Which part of its text a function of the guest is about to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// From an argument on, as many bytes as another says; written.
+    Written { start: usize, length: usize },
+    /// The instruction that a `struct jump_entry` is about, which an argument points to.
+    JumpEntry { entry: usize },
+    /// The instructions at one or two arguments.
+    At { first: usize, second: Option<usize> },
+    /// The function of a `struct kprobe`, which an argument points to.
+    Kprobe { kprobe: usize, address: u64 },
+    /// The first instructions of functions, where the tracer's call stands.
+    Entries,
+    /// What the `struct optimized_kprobe`s in a list will jump over; an argument points to the list.
+    Jumps {
+        list: usize,
+        /// Offset of the list's links in the structure.
+        links: u64,
+        /// Offset of the place.
+        address: u64,
+    },
+}
+
+/// Which memory a function of the guest is about to free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Freed {
+    /// All that is mapped from an argument on.
+    Region { start: usize },
+    /// Between two arguments.
+    Range { start: usize, end: usize },
+}
+
+/// The watches for a kernel, and the functions that they belong on.
+pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
+    let Some(btf) = &view.btf else {
+        return Vec::new();
+    };
+    let kprobe = |function: &str, argument| {
+        Some(Part::Kprobe {
+            kprobe: parameter(btf, function, argument)?,
+            address: btf.member("kprobe.addr").ok()?.byte_offset,
+        })
+    };
+    let written = |function: &str| {
+        Some(Part::Written {
+            start: parameter(btf, function, "addr")?,
+            length: parameter(btf, function, "len")?,
+        })
+    };
+    let jump = |function: &str| {
+        let entry = parameter(btf, function, "entry")?;
+        Some(Part::JumpEntry { entry })
+    };
+    let offset = |path: &str| Some(btf.member(path).ok()?.byte_offset);
+    let jumps = || {
+        Some(Part::Jumps {
+            list: 0,
+            links: offset("optimized_kprobe.list")?,
+            address: offset("optimized_kprobe.kp")?.checked_add(offset("kprobe.addr")?)?,
+        })
+    };
+    let jumps = jumps();
+    let parts = [
+        ("__text_poke", written("__text_poke")),
+        ("text_poke_early", written("text_poke_early")),
+        (
+            "arch_jump_label_transform_queue",
+            jump("arch_jump_label_transform_queue"),
+        ),
+        (
+            "arch_jump_label_transform",
+            jump("arch_jump_label_transform"),
+        ),
+        (
+            "arch_static_call_transform",
+            Some(Part::At {
+                first: 0,
+                second: Some(1),
+            }),
+        ),
+        (
+            "bpf_arch_text_poke",
+            Some(Part::At {
+                first: 0,
+                second: None,
+            }),
+        ),
+        ("arch_prepare_kprobe", kprobe("arch_prepare_kprobe", "p")),
+        (
+            "arch_prepare_optimized_kprobe",
+            kprobe("arch_prepare_optimized_kprobe", "__unused"),
+        ),
+        ("arch_optimize_kprobes", jumps),
+        ("ftrace_replace_code", Some(Part::Entries)),
+        ("ftrace_make_call", Some(Part::Entries)),
+        ("ftrace_make_nop", Some(Part::Entries)),
+    ];
+    let found = parts.into_iter().filter_map(|(name, part)| {
+        let address = view.symbols.address_of(name)?;
+        Some((address, part?))
+    });
+    let found: Vec<(u64, Part)> = found.collect();
+    let mut watched: Vec<u64> = found.iter().map(|(address, _)| *address).collect();
+    watched.sort_unstable();
+    let mut watches: Vec<(Gva, Arc<dyn Watch>)> = Vec::new();
+    for (address, part) in found {
+        let watch = PartWatch::new(view, part, watched.clone());
+        watches.push((Gva(address), Arc::new(watch)));
+    }
+    for (name, freed) in [
+        ("module_memfree", Freed::Region { start: 0 }),
+        ("execmem_free", Freed::Region { start: 0 }),
+        ("free_init_pages", Freed::Range { start: 1, end: 2 }),
+    ] {
+        if let Some(address) = view.symbols.address_of(name) {
+            let space = view.space;
+            watches.push((Gva(address), Arc::new(FreedWatch { space, freed })));
+        }
+    }
+    watches
+}
+
+/// Position of a function's parameter.
+fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
+    let prototype = btf.func_proto_args(function).ok()?;
+    prototype
+        .parameters
+        .iter()
+        .position(|parameter| parameter.name == name)
+}
+
+/// Takes sites out while the guest looks at their text.
+struct PartWatch {
+    part: Part,
+    space: AddressSpace,
+    /// First bytes of the kernel's functions, ascending.
+    functions: Vec<u64>,
+    /// First bytes of the functions that are watched, ascending: these stay, so that what is written meanwhile is seen.
+    watched: Vec<u64>,
+    /// By task and stack: what was taken out for a call that is under way.
+    out: Mutex<HashMap<(u64, u64), Lifted>>,
+}
+
+impl PartWatch {
+    fn new(view: &KernelView, part: Part, watched: Vec<u64>) -> Self {
+        let functions = match part {
+            Part::Kprobe { .. } | Part::Entries => view
+                .symbols
+                .text_functions()
+                .map(|f| f.symbol.address)
+                .collect(),
+            _ => Vec::new(),
+        };
+        Self {
+            part,
+            space: view.space,
+            functions,
+            watched,
+            out: Mutex::default(),
+        }
+    }
+
+    /// What the call with these arguments is about.
+    fn ranges(&self, cpu: &StoppedCpu<'_>, arguments: &[u64]) -> Vec<Range<u64>> {
+        let memory = cpu.ram();
+        let argument = |number: usize| arguments.get(number).copied();
+        let at = |start: u64| start..start.saturating_add(PATCH);
+        let ranges = match self.part {
+            Part::Written { start, length } => {
+                let (start, length) = (argument(start), argument(length));
+                start.zip(length).map(|(start, length)| {
+                    iter::once(start..start.saturating_add(length)).collect()
+                })
+            }
+            Part::JumpEntry { entry } => argument(entry).and_then(|entry| {
+                let distance = read_u32(memory, self.space, Gva(entry)).ok()?.cast_signed();
+                Some(vec![at(entry.wrapping_add_signed(i64::from(distance)))])
+            }),
+            Part::At { first, second } => {
+                let places = [Some(first), second].into_iter().flatten();
+                let places = places.filter_map(argument).filter(|place| *place != 0);
+                Some(places.map(at).collect())
+            }
+            Part::Kprobe { kprobe, address } => argument(kprobe).and_then(|kprobe| {
+                let place = Gva(kprobe.wrapping_add(address));
+                let place = read_u64(memory, self.space, place).ok()?;
+                let after = self.functions.partition_point(|start| *start <= place);
+                let start = self.functions.get(after.checked_sub(1)?).copied()?;
+                let next = self.functions.get(after).copied().unwrap_or(u64::MAX);
+                Some(iter::once(start..next.min(start.saturating_add(FUNCTION))).collect())
+            }),
+            Part::Entries => {
+                let sites = cpu.traps().stats().into_iter().filter(|site| !site.user);
+                let entries = sites.filter(|site| self.is_traced_entry(cpu, site.address));
+                Some(entries.map(|site| at(site.address.0)).collect())
+            }
+            Part::Jumps {
+                list,
+                links,
+                address,
+            } => argument(list).map(|list| {
+                let read = |at: u64| read_u64(memory, self.space, Gva(at)).ok();
+                let next = |link: &u64| read(*link).filter(|next| *next != list);
+                let all = iter::successors(next(&list), next).take(MOST_JUMPS);
+                let place = |link: u64| read(link.wrapping_sub(links).wrapping_add(address));
+                all.filter_map(place).map(at).collect()
+            }),
+        };
+        let ranges = ranges.unwrap_or_default().into_iter();
+        ranges
+            .flat_map(|range| self.without_watched(range))
+            .collect()
+    }
+
+    /// Whether the function tracer's call, or the NOP in its place, stands at `address`.
+    fn is_traced_entry(&self, cpu: &StoppedCpu<'_>, address: Gva) -> bool {
+        let starts = |at: u64| self.functions.binary_search(&at).is_ok();
+        let is_known =
+            self.functions.first() <= Some(&address.0) && Some(&address.0) <= self.functions.last();
+        // Of modules' functions it is not known where they start.
+        let is_first = !is_known || starts(address.0) || starts(address.0.wrapping_sub(LANDING));
+        let code = cpu.code(address);
+        is_first && (code.starts_with(&NOP) || code.first() == Some(&CALL))
+    }
+
+    /// The parts of a range that no watch stands in.
+    fn without_watched(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut parts = vec![range];
+        for watched in &self.watched {
+            parts = parts
+                .into_iter()
+                .flat_map(|part| without(part, *watched, ENTRY))
+                .collect();
+        }
+        parts
+    }
+}
+
+/// What is left of a range without `length` bytes at `start`.
+fn without(range: Range<u64>, start: u64, length: u64) -> impl Iterator<Item = Range<u64>> {
+    let before = range.start..range.end.min(start);
+    let behind = range.start.max(start.saturating_add(length))..range.end;
+    [before, behind].into_iter().filter(|part| !part.is_empty())
+}
+
+impl Watch for PartWatch {
+    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+        let Some(cpu) = hit.cpu else { return false };
+        let mut ranges = self.ranges(cpu, &hit.arguments());
+        if let Ok(back) = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)) {
+            // Where this call returns to a trap must stand, or the sites stay out.
+            ranges = ranges
+                .into_iter()
+                .flat_map(|range| without(range, back, LONGEST_INSTRUCTION))
+                .collect();
+        }
+        if ranges.is_empty() {
+            return false;
+        }
+        // Where none stands the place is kept free: somebody may be arming.
+        let mut lifted = Lifted::default();
+        for range in ranges {
+            lifted.append(cpu.traps().lift(range));
+        }
+        path.counters
+            .lifted
+            .fetch_add(lifted.len() as u64, Ordering::Relaxed);
+        // As at the return, which takes the return address off the stack.
+        let key = (
+            hit.current.task().address,
+            hit.registers.rsp.wrapping_add(8),
+        );
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        if out.len() >= MOST_CALLS {
+            drop(out);
+            self.put_down(cpu.traps(), lifted, None);
+            return false;
+        }
+        let left = out.insert(key, lifted);
+        drop(out);
+        // A call at the same place that never returned.
+        if let Some(left) = left {
+            self.put_down(cpu.traps(), left, None);
+        }
+        true
+    }
+
+    fn leave(&self, _: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
+        let Some(cpu) = hit.cpu else { return };
+        let key = (hit.current.task().address, from_stack.0);
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(lifted) = out.remove(&key) else {
+            return;
+        };
+        drop(out);
+        let written = match self.part {
+            Part::Written { .. } => self.ranges(cpu, &call.arguments).into_iter().next(),
+            _ => None,
+        };
+        self.put_down(cpu.traps(), lifted, written);
+    }
+}
+
+impl PartWatch {
+    fn put_down(&self, traps: &TrapTable, lifted: Lifted, written: Option<Range<u64>>) {
+        traps.put_down(lifted, written, self.space);
+    }
+}
+
+/// Takes sites out of memory that the guest frees.
+struct FreedWatch {
+    space: AddressSpace,
+    freed: Freed,
+}
+
+impl Watch for FreedWatch {
+    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+        let Some(cpu) = hit.cpu else { return false };
+        let arguments = hit.arguments();
+        let argument = |number: usize| arguments.get(number).copied().unwrap_or_default();
+        let range = match self.freed {
+            Freed::Range { start, end } => argument(start)..argument(end),
+            Freed::Region { start } => {
+                let start = argument(start);
+                start..mapped_end(hit.memory, self.space, start)
+            }
+        };
+        if range.is_empty() {
+            return false;
+        }
+        let returns = path.kernel_returns.forget(range.clone());
+        let mut freed = returns.len();
+        for site in returns {
+            cpu.traps().disarm(site);
+        }
+        freed += cpu.traps().suspend(range);
+        path.counters
+            .freed
+            .fetch_add(freed as u64, Ordering::Relaxed);
+        false
+    }
+}
+
+/// Where what is mapped from `start` on ends: regions of the kernel's have a page between them that is not.
+fn mapped_end(memory: &dyn PhysicalMemory, space: AddressSpace, start: u64) -> u64 {
+    let mut end = start;
+    while end.wrapping_sub(start) < LARGEST_MODULE && translate(memory, space, Gva(end)).is_ok() {
+        end = end.saturating_add(PAGE);
+    }
+    end
+}

@@ -1,0 +1,585 @@
+//! What happens at one hit, on the vCPU's own thread.
+//!
+//! No system call, no allocation and no waiting on the usual path; the lock of one shard of pending returns is held for an instant. A
+//! trap at a return address that was not met before is the exception: it is rare, and allocates.
+//!
+//! Everything here but [`Sink`] is written over a [`Hit`], plain values and memory, so that it can be tested without KVM.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use introspect::x86_64::paging::{self, AddressSpace};
+use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
+use introspect::x86_64::{CpuState, GeneralRegisters};
+use introspect::{Gpa, Gva, PhysicalMemory};
+use vmm::sharded_map::ShardedMap;
+use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
+
+use super::current::{Current, Tasks};
+use super::guest_pages::GuestPages;
+use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCalls, TracepointPlan, count};
+use super::return_sites::{ReturnSite, ReturnSites};
+use super::returns::{Call, FunctionKey, Key, PendingReturns};
+use super::stacks::Stacks;
+use super::user_text::UserSites;
+use super::{strings, tracepoint};
+use crate::event::{EventKind, Header, MAX_ARGUMENTS, Recorder};
+
+/// Selectors of Linux's 64-bit code (arch/x86/include/asm/segment.h).
+const KERNEL_CS: u16 = 0x10;
+const USER_CS: u16 = 0x33;
+/// CR4.LA57: paging has five levels.
+const CR4_LA57: u64 = 1 << 12;
+/// Bytes of a return address.
+const RETURN_ADDRESS: u64 = 8;
+/// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9 (arch/x86/include/asm/ptrace.h, part of the ABI of
+/// ptrace(2) since x86-64 began).
+const SYSTEM_CALL_ARGUMENTS: [usize; MAX_ARGUMENTS] = [112, 104, 96, 56, 72, 64];
+/// Offset of the result in `pt_regs`: ax.
+const SYSTEM_CALL_RESULT: u64 = 80;
+/// Bytes of `pt_regs`.
+const PT_REGS: usize = 168;
+/// Keys of system calls among those of functions: no address has these bits.
+const SYSTEM_CALL_KEY: u64 = 0x5ca1_1000_0000_0000;
+/// System calls that do not come back to their caller: rt_sigreturn, exit, exit_group.
+const NO_RETURN: [u64; 3] = [15, 60, 231];
+
+/// The key of a system call's return.
+pub(crate) fn system_call_key(number: u64) -> FunctionKey {
+    SYSTEM_CALL_KEY | number
+}
+
+/// What puts traps at return addresses.
+pub(crate) trait Arm {
+    /// A site in kernel text.
+    fn kernel(&self, address: Gva) -> Result<SiteId, ArmError>;
+    /// A site in a program's text, mapped at `address` of `space`.
+    fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError>;
+}
+
+/// One hit: the vCPU stands before the instruction at `address`.
+pub(crate) struct Hit<'a> {
+    pub(crate) vcpu: usize,
+    /// The site's physical byte.
+    pub(crate) site: u64,
+    pub(crate) address: Gva,
+    pub(crate) user: bool,
+    pub(crate) registers: GeneralRegisters,
+    /// The page tables in use.
+    pub(crate) space: AddressSpace,
+    pub(crate) memory: &'a dyn PhysicalMemory,
+    pub(crate) current: Current<'a>,
+    /// The vCPU itself. None in tests.
+    pub(crate) cpu: Option<&'a StoppedCpu<'a>>,
+}
+
+impl Hit<'_> {
+    /// The registers as stack walks take them. GS is not known in programs' code, and not needed for their stacks.
+    pub(crate) fn cpu_state(&self) -> CpuState {
+        let gs_base = self.current.base().map_or(0, |base| base.0);
+        CpuState {
+            general: self.registers,
+            cs: if self.user { USER_CS } else { KERNEL_CS },
+            gs_base,
+            swapped_gs_base: gs_base,
+            cr3: self.space.root.0,
+            cr4: if self.space.levels == 5 { CR4_LA57 } else { 0 },
+            ..CpuState::default()
+        }
+    }
+
+    /// RDI, RSI, RDX, RCX, R8, R9.
+    pub(crate) fn arguments(&self) -> [u64; MAX_ARGUMENTS] {
+        let r = &self.registers;
+        [r.rdi, r.rsi, r.rdx, r.rcx, r.r8, r.r9]
+    }
+}
+
+/// Counts of all probes together.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Hits of return addresses by code that returned from no probed call.
+    pub(crate) unpaired: AtomicU64,
+    /// Calls whose return address could not get a trap.
+    pub(crate) without_return: AtomicU64,
+    /// Times that sites were taken out of the guest's way while it read or wrote its text.
+    pub(crate) lifted: AtomicU64,
+    /// Bytes of ours that were put right in what the guest has read or copied.
+    pub(crate) hidden: AtomicU64,
+    /// Sites in text that the guest has freed.
+    pub(crate) freed: AtomicU64,
+    /// Tracepoints whose arguments could not be found.
+    pub(crate) without_arguments: AtomicU64,
+}
+
+/// Everything that hits touch. Immutable but for atomics and what says otherwise.
+pub(crate) struct HitPath {
+    /// By a site's physical byte.
+    pub(crate) plans: ShardedMap<SitePlan>,
+    pub(crate) return_plans: ShardedMap<ReturnPlan>,
+    /// Timers, by the bit of a sample's mask.
+    pub(crate) timers: ArcSwap<Vec<Option<Arc<Enabled>>>>,
+    pub(crate) tasks: Tasks,
+    pub(crate) stacks: Stacks,
+    /// Page tables that map the kernel for as long as it runs.
+    pub(crate) space: AddressSpace,
+    pub(crate) returns: PendingReturns,
+    pub(crate) kernel_returns: ReturnSites,
+    pub(crate) user_returns: ReturnSites,
+    pub(crate) user_sites: UserSites,
+    pub(crate) pages: Option<Arc<GuestPages>>,
+    pub(crate) counters: Counters,
+    /// Ticks of the time stamp counter in a second.
+    pub(crate) tsc_hz: u64,
+    /// Cleared when the engine is gone.
+    pub(crate) active: AtomicBool,
+}
+
+impl HitPath {
+    /// Records one hit.
+    pub(crate) fn take(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64, arm: &dyn Arm) {
+        let is_return = match hit.user {
+            true => self.user_returns.is_armed(hit.site),
+            false => self.kernel_returns.is_armed(hit.address.0),
+        };
+        // Where code follows a call that never returns, one address can be both.
+        let returned = is_return && self.leave(hit, clock);
+        let plan = self.plans.get(hit.site);
+        match plan {
+            Some(plan) => self.reach(hit, &plan, returned, clock, arm),
+            None if is_return && !returned => count(&self.counters.unpaired),
+            None => {}
+        }
+    }
+
+    /// A timer's turn on one vCPU, wherever that is.
+    pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>, clock: &dyn Fn() -> u64) {
+        let timers = self.timers.load();
+        for (bit, timer) in timers.iter().enumerate().take(u64::BITS as usize) {
+            if mask >> bit & 1 == 1
+                && let Some(probe) = timer
+            {
+                self.fire(hit, probe, clock, &Fired::at(hit.address.0));
+            }
+        }
+    }
+
+    /// What stands at the site. Where a call has just `returned` to it no function is entered.
+    fn reach(
+        &self,
+        hit: &Hit<'_>,
+        plan: &SitePlan,
+        returned: bool,
+        clock: &dyn Fn() -> u64,
+        arm: &dyn Arm,
+    ) {
+        let pc = plan.reported.unwrap_or(hit.address.0);
+        let fired = |kind| Fired {
+            arguments: hit.arguments(),
+            // A point is where it is, also where a function's trap stands behind its first byte.
+            ..Fired::at(if kind == EventKind::Point {
+                hit.address.0
+            } else {
+                pc
+            })
+        };
+        let mut wants_return = false;
+        if !returned {
+            for watch in &plan.watches {
+                wants_return |= watch.enter(self, hit);
+            }
+        }
+        for probe in &plan.probes {
+            if !returned || probe.kind != EventKind::Entry {
+                self.fire(hit, probe, clock, &fired(probe.kind));
+            }
+        }
+        // A branch of a tracepoint is often what calls return to.
+        for (tracepoint, target) in &plan.tracepoints {
+            self.reach_tracepoint(hit, tracepoint, *target, pc, clock);
+        }
+        if returned {
+            return;
+        }
+        if let Some(calls) = &plan.system_calls {
+            self.enter_system_call(hit, calls, pc, clock, arm);
+        }
+        let Some(function) = plan.returns else { return };
+        if wants_return || self.return_is_wanted(hit, function) {
+            self.expect_return(hit, function, hit.arguments(), clock, arm);
+        }
+    }
+
+    fn enter_system_call(
+        &self,
+        hit: &Hit<'_>,
+        calls: &SystemCalls,
+        pc: u64,
+        clock: &dyn Fn() -> u64,
+        arm: &dyn Arm,
+    ) {
+        let registers = hit.arguments();
+        let register = |number: usize| registers.get(number).copied().unwrap_or_default();
+        // An int as the kernel passes it.
+        let number = register(calls.layout.number) & 0xffff_ffff;
+        let plan = usize::try_from(number)
+            .ok()
+            .and_then(|n| calls.plans.get(n));
+        let Some(plan) = plan else { return };
+        if plan.entries.is_empty() && !plan.returns {
+            return;
+        }
+        let fired = Fired {
+            arguments: self.system_call_arguments(hit, register(calls.layout.registers)),
+            ..Fired::at(pc)
+        };
+        for probe in &plan.entries {
+            self.fire(hit, probe, clock, &fired);
+        }
+        let key = system_call_key(number);
+        if plan.returns && !NO_RETURN.contains(&number) && self.return_is_wanted(hit, key) {
+            self.expect_return(hit, key, fired.arguments, clock, arm);
+        }
+    }
+
+    /// The branch to a tracepoint's call stands here. Whether the kernel would come to the call, and with what, is seen by following its
+    /// code; where that cannot be followed the tracepoint is told without arguments.
+    fn reach_tracepoint(
+        &self,
+        hit: &Hit<'_>,
+        plan: &TracepointPlan,
+        target: Gva,
+        pc: u64,
+        clock: &dyn Fn() -> u64,
+    ) {
+        let Some(cpu) = hit.cpu else { return };
+        let probe = &plan.probe;
+        // Most of the work is behind the filter.
+        let admitted = probe.filter.admits_place(hit.vcpu, hit.space.root)
+            && probe
+                .filter
+                .admits_task(hit.current.identity(), || hit.current.comm());
+        if !admitted {
+            count(&probe.counters.hits);
+            count(&probe.counters.filtered);
+            return;
+        }
+        let found = tracepoint::arguments(cpu, &plan.text, hit.address, target);
+        let arguments = match found {
+            Ok(Some(arguments)) => arguments,
+            // The kernel would not have called anyone.
+            Ok(None) => return,
+            Err(error) => {
+                log::debug!("tracepoint at {}: {error}", hit.address);
+                count(&self.counters.without_arguments);
+                [0; MAX_ARGUMENTS]
+            }
+        };
+        let fired = Fired {
+            arguments,
+            ..Fired::at(pc)
+        };
+        self.fire(hit, probe, clock, &fired);
+    }
+
+    fn system_call_arguments(&self, hit: &Hit<'_>, registers: u64) -> [u64; MAX_ARGUMENTS] {
+        let mut bytes = [0; PT_REGS];
+        // A guest that lies about its own stack has no arguments.
+        if read_virtual(hit.memory, self.space, Gva(registers), &mut bytes).is_err() {
+            return [0; MAX_ARGUMENTS];
+        }
+        SYSTEM_CALL_ARGUMENTS.map(|at| {
+            let word = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+            u64::from_le_bytes(word.unwrap_or_default())
+        })
+    }
+
+    /// Whether any probe of a function's return may want the one of the call that begins here.
+    fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
+        let wanted = |plan: &Arc<ReturnPlan>| {
+            plan.probes.iter().any(|probe| {
+                probe.filter.admits_place(hit.vcpu, hit.space.root)
+                    && probe
+                        .filter
+                        .admits_task(hit.current.identity(), || hit.current.comm())
+            })
+        };
+        self.return_plans.with(function, wanted) == Some(true)
+    }
+
+    fn expect_return(
+        &self,
+        hit: &Hit<'_>,
+        function: FunctionKey,
+        arguments: [u64; MAX_ARGUMENTS],
+        clock: &dyn Fn() -> u64,
+        arm: &dyn Arm,
+    ) {
+        let Some(return_address) = self.return_address(hit) else {
+            count(&self.counters.without_return);
+            return;
+        };
+        let (site, waits_at) = match hit.user {
+            false => {
+                let arm = || arm.kernel(return_address);
+                let site = self.kernel_returns.ensure(return_address.0, function, arm);
+                (site, return_address.0)
+            }
+            true => {
+                let Ok(place) = paging::translate(hit.memory, hit.space, return_address) else {
+                    count(&self.counters.without_return);
+                    return;
+                };
+                let arm = || arm.user(return_address, hit.space);
+                let site = self.user_returns.ensure(place.gpa.0, function, arm);
+                (site, place.gpa.0)
+            }
+        };
+        if site == ReturnSite::Refused {
+            count(&self.counters.without_return);
+            return;
+        }
+        let task = hit.current.task();
+        let key = Key {
+            task: task.address,
+            stack: hit.registers.rsp.wrapping_add(RETURN_ADDRESS),
+        };
+        let call = Call {
+            thread: task.thread,
+            return_address: waits_at,
+            function,
+            arguments,
+            tsc: clock(),
+        };
+        self.returns.enter(key, call);
+    }
+
+    /// Whether this hit was the return of calls that wait for it.
+    fn leave(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64) -> bool {
+        let task = hit.current.task();
+        let stack = hit.registers.rsp;
+        let key = Key {
+            task: task.address,
+            stack,
+        };
+        let waits_at = if hit.user { hit.site } else { hit.address.0 };
+        let Some(frame) = self.returns.take(key, task.thread, waits_at) else {
+            return false;
+        };
+        for call in frame.functions() {
+            let Some(plan) = self.return_plans.get(call.function) else {
+                continue;
+            };
+            for watch in &plan.watches {
+                watch.leave(self, hit, &call, Gva(stack));
+            }
+            let result = match plan.result_in_memory {
+                false => hit.registers.rax,
+                true => {
+                    let at = Gva(stack.wrapping_add(SYSTEM_CALL_RESULT));
+                    read_u64(hit.memory, self.space, at).unwrap_or_default()
+                }
+            };
+            let fired = Fired {
+                arguments: call.arguments,
+                returned: Some(result),
+                pc: hit.address.0,
+            };
+            for probe in &plan.probes {
+                // Another probe's call: this one was not there yet.
+                if probe.since <= call.entered {
+                    self.fire(hit, probe, clock, &fired);
+                }
+            }
+        }
+        true
+    }
+
+    /// The return address on the stack, if it can be one: a guest that is not Linux, or is hostile, may have anything
+    /// there, and a trap goes to nobody's memory but that of the half of the address space that was called.
+    fn return_address(&self, hit: &Hit<'_>) -> Option<Gva> {
+        let space = if hit.user { hit.space } else { self.space };
+        let found = read_u64(hit.memory, space, Gva(hit.registers.rsp)).ok()?;
+        let same_half = found >> 63 == hit.address.0 >> 63;
+        (same_half && found != 0).then_some(Gva(found))
+    }
+
+    /// Records what `probe` wants of a hit, if its filter lets it through.
+    fn fire(&self, hit: &Hit<'_>, probe: &Enabled, clock: &dyn Fn() -> u64, fired: &Fired) {
+        count(&probe.counters.hits);
+        let filter = &probe.filter;
+        let admitted = filter.admits_place(hit.vcpu, hit.space.root)
+            && filter.admits_task(hit.current.identity(), || hit.current.comm())
+            && filter.admits_rate(clock, self.tsc_hz);
+        let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
+        let Some(ring) = ring else {
+            count(&probe.counters.filtered);
+            return;
+        };
+        // The time first: reading the rest may take a while.
+        let visit = ring.visit(clock);
+        let identity = hit.current.identity();
+        let pushed = visit.push_with(|slot| {
+            let header = Header {
+                probe: probe.number,
+                kind: probe.kind,
+                vcpu: hit.vcpu,
+                pid: identity.pid,
+                tid: identity.tid,
+                pc: fired.pc,
+            };
+            let mut record = Recorder::new(slot, &header);
+            self.capture(hit, probe, fired, &mut record);
+            record.finish();
+        });
+        match pushed {
+            true => count(&probe.counters.recorded),
+            false => count(&probe.counters.dropped),
+        }
+    }
+
+    fn capture(
+        &self,
+        hit: &Hit<'_>,
+        probe: &Enabled,
+        fired: &Fired,
+        record: &mut Recorder<'_, '_>,
+    ) {
+        let capture = &probe.capture;
+        match fired.returned {
+            Some(value) if capture.arguments > 0 => record.arguments(&[value]),
+            Some(_) => {}
+            None if probe.kind == EventKind::Tick => {}
+            None => {
+                let arguments = fired.arguments.get(..capture.arguments);
+                record.arguments(arguments.unwrap_or(&fired.arguments));
+            }
+        }
+        if capture.comm
+            && let Some(comm) = hit.current.comm()
+        {
+            record.comm(comm);
+        }
+        if capture.kernel_stack > 0 && !hit.user {
+            self.stacks.kernel(hit, capture.kernel_stack, record);
+        }
+        if capture.user_stack > 0 {
+            let entered = probe.kind == EventKind::Entry;
+            self.stacks.user(hit, entered, capture.user_stack, record);
+        }
+        for wanted in &capture.strings {
+            if let Some(address) = fired.arguments.get(wanted.argument) {
+                let space = hit.space;
+                strings::read(hit.memory, space, Gva(*address), wanted, record);
+            }
+        }
+    }
+}
+
+/// What a probe fires with.
+struct Fired {
+    pc: u64,
+    arguments: [u64; MAX_ARGUMENTS],
+    /// At a return: RAX.
+    returned: Option<u64>,
+}
+
+impl Fired {
+    fn at(pc: u64) -> Self {
+        Self {
+            pc,
+            arguments: [0; MAX_ARGUMENTS],
+            returned: None,
+        }
+    }
+}
+
+/// The hit path as the machine calls it.
+pub(crate) struct Sink(pub(crate) Arc<HitPath>);
+
+struct ArmBy<'c> {
+    cpu: &'c StoppedCpu<'c>,
+    path: &'c HitPath,
+}
+
+impl Arm for ArmBy<'_> {
+    fn kernel(&self, address: Gva) -> Result<SiteId, ArmError> {
+        self.cpu.traps().arm_kernel(address, self.path.space)
+    }
+
+    /// Only in pages of files, whose coming and going is seen.
+    fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
+        let Some(pages) = &self.path.pages else {
+            return self.cpu.traps().arm_user(address, space);
+        };
+        let kernel = self.path.space;
+        let file = pages.file_of(self.cpu.ram(), kernel, space, address);
+        let mapping = file.ok_or(ArmError::NotOfFile { address })?;
+        let site = self.cpu.traps().arm_user(address, space)?;
+        let splices = &self.path.user_sites.splices;
+        splices.take_out(self.cpu.traps(), mapping, Some(site));
+        Ok(site)
+    }
+}
+
+impl Sink {
+    fn hit<'a>(
+        &'a self,
+        vcpu: usize,
+        site: Option<SiteId>,
+        user: bool,
+        cpu: &'a StoppedCpu<'a>,
+    ) -> Hit<'a> {
+        let registers = cpu.general();
+        // In user mode, and in the first instructions of an entry from it, it is the program's own; the kernel's is in the
+        // upper half.
+        let base = Some(cpu.gs_base()).filter(|base| !user && base.0 >> 63 == 1);
+        Hit {
+            vcpu,
+            site: site.map_or(0, |site| site.0.0),
+            address: Gva(registers.rip),
+            user,
+            registers,
+            space: cpu.address_space(),
+            memory: cpu.ram(),
+            current: Current::new(&self.0.tasks, cpu.ram(), vcpu, base),
+            cpu: Some(cpu),
+        }
+    }
+}
+
+impl TrapSink for Sink {
+    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+        let user = match trap.kind {
+            TrapKind::Kernel => false,
+            TrapKind::User => true,
+            TrapKind::Breakpoint(_) => return,
+        };
+        if !self.0.active.load(Ordering::Relaxed) {
+            return;
+        }
+        let hit = self.hit(trap.vcpu, trap.site, user, cpu);
+        let arm = ArmBy { cpu, path: &self.0 };
+        self.0.take(&hit, &|| cpu.tsc(), &arm);
+    }
+
+    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
+        use introspect::CpuRegisters;
+        if self.0.active.load(Ordering::Relaxed) {
+            let hit = self.hit(vcpu, None, cpu.in_user_mode(), cpu);
+            self.0.sample(mask, &hit, &|| cpu.tsc());
+        }
+    }
+}
+
+/// The physical byte that kernel text at `address` stands at.
+pub(crate) fn kernel_byte(
+    memory: &dyn PhysicalMemory,
+    space: AddressSpace,
+    address: Gva,
+) -> Option<Gpa> {
+    paging::translate(memory, space, address)
+        .ok()
+        .map(|t| t.gpa)
+}

@@ -1,0 +1,261 @@
+//! The probe engine of one machine: traps, the hit path, sessions.
+//!
+//! The caller owns the machine and keeps one engine for it (which takes the machine's one [`vmm::trap::TrapSink`]), makes a
+//! [`Session`] for everyone who probes, and drains it often enough. Sessions share traps and see nothing of each other.
+//!
+//! Returns: at an entry the return address gets a trap of its own, which stays until no probe of the function's return is left. A hit
+//! there counts as a return only if the same task, with the same stack pointer, waits for it; other code that passes by is
+//! counted and forgotten. So there is no return from calls entered before the probe was enabled, from `__switch_to` (the
+//! current task changes inside), and from an `execve` by which a thread takes over its leader's number.
+
+mod arming;
+mod current;
+mod filter;
+mod guest_files;
+mod guest_pages;
+mod guest_processes;
+mod guest_text;
+mod hit;
+mod plan;
+mod processes;
+mod return_sites;
+mod returns;
+mod session;
+mod splices;
+mod stacks;
+mod strings;
+#[cfg(test)]
+mod tests;
+mod timers;
+mod tracepoint;
+mod user_text;
+mod watch;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use introspect::stack::kernel::KernelUnwinder;
+use introspect::{CpuRegisters, Gva};
+use vmm::machine::Handle;
+use vmm::sharded_map::ShardedMap;
+
+pub use arming::EnableError;
+pub(crate) use arming::Place;
+pub use filter::{Filter, Only};
+pub use guest_files::{NewFile, NewFiles};
+pub(crate) use plan::SystemCallRegisters;
+pub use plan::{Capture, StringArgument};
+pub use session::{ProbeStats, RingSize, Session, SessionStats};
+
+use crate::kernel_view::KernelView;
+use crate::ring::RingSizeError;
+use current::Tasks;
+use filter::HitFilter;
+use guest_files::Listeners;
+use guest_pages::GuestPages;
+use guest_processes::Followers;
+use hit::{Counters, HitPath, Sink};
+use processes::Followed;
+use return_sites::ReturnSites;
+use returns::PendingReturns;
+use stacks::Stacks;
+use user_text::UserSites;
+
+/// Limits of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// Most return addresses that get a trap, in the kernel and in programs each.
+    pub return_sites: usize,
+    /// About as many calls may wait for their return at a time; 1024 at least.
+    pub pending_returns: usize,
+}
+
+impl Default for EngineLimits {
+    fn default() -> Self {
+        Self {
+            return_sites: 1 << 16,
+            pending_returns: 1 << 15,
+        }
+    }
+}
+
+/// What an engine has counted, for all its sessions. Exact while the machine is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineStats {
+    /// Hits of return addresses by code that returned from no probed call.
+    pub unpaired_returns: u64,
+    /// Calls whose return will not be seen: they never returned, or too many waited.
+    pub lost_returns: u64,
+    /// Calls whose return address could not get a trap.
+    pub without_return: u64,
+    /// Times that traps were taken out of the guest's way while it read or wrote its own text; hits may have been missed then.
+    pub lifted: u64,
+    /// Traps in text that the guest has freed.
+    pub freed: u64,
+    /// Places in programs' text whose page is not in memory: their traps wait for it.
+    pub waiting_pages: u64,
+    /// Bytes of ours that were put right in what the guest has read or copied of programs' text.
+    pub hidden: u64,
+    /// Ticks of timers that came before a vCPU had taken the one before; they count as one.
+    pub joined_ticks: u64,
+    /// Hits of tracepoints whose arguments could not be found; their events have zeros.
+    pub without_arguments: u64,
+    /// Calls that have not returned yet.
+    pub waiting_returns: u64,
+    /// Hits at which the kernel's current task could not be read; they belong to no process.
+    pub unknown_task: u64,
+}
+
+/// Shared by an engine and its sessions.
+struct Inner {
+    machine: Handle,
+    view: Arc<KernelView>,
+    path: Arc<HitPath>,
+    /// `None` in a kernel that does not tell of its page cache.
+    pages: Option<Arc<GuestPages>>,
+    armed: Mutex<arming::Armed>,
+    followers: Followers,
+    listeners: Listeners,
+    ticker: timers::Ticker,
+}
+
+/// The engine; clones are the same one. When the last of them and of its sessions is gone, nothing of it is left in the guest.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+impl Engine {
+    /// An engine for a machine whose kernel is known. It takes the machine's traps for itself.
+    #[must_use]
+    pub fn new(machine: Handle, view: Arc<KernelView>, limits: &EngineLimits) -> Self {
+        let paused = machine.pause();
+        let cpu = |vcpu| machine.cpu_state(&paused, vcpu);
+        let bases: Vec<Option<Gva>> = (0..machine.vcpus())
+            .map(|vcpu| Some(cpu(vcpu)?.kernel_gs_base()).filter(|base| base.0 >> 63 == 1))
+            .collect();
+        let tsc_hz = machine.tsc_hz(&paused);
+        drop(paused);
+        let types = view.btf.as_ref();
+        let pages = types.and_then(|btf| match GuestPages::new(btf, &view) {
+            Ok(pages) => Some(Arc::new(pages)),
+            Err(error) => {
+                log::info!("pages of programs' text are not watched: {error}");
+                None
+            }
+        });
+        let path = Arc::new(HitPath {
+            pages: pages.clone(),
+            user_sites: UserSites::default(),
+            plans: ShardedMap::default(),
+            return_plans: ShardedMap::default(),
+            timers: ArcSwap::default(),
+            tasks: Tasks::new(view.tasks, view.space, machine.ram(), &bases),
+            stacks: Stacks::new(view.space),
+            space: view.space,
+            returns: PendingReturns::new(limits.pending_returns),
+            kernel_returns: ReturnSites::new(limits.return_sites),
+            user_returns: ReturnSites::new(limits.return_sites),
+            counters: Counters::default(),
+            tsc_hz,
+            active: true.into(),
+        });
+        machine.set_sink(Some(Box::new(Sink(path.clone()))));
+        Self(Arc::new(Inner {
+            ticker: timers::Ticker::new(machine.clone()),
+            machine,
+            view,
+            path,
+            pages,
+            armed: Mutex::default(),
+            followers: Followers::default(),
+            listeners: Listeners::default(),
+        }))
+    }
+
+    /// A session without probes.
+    ///
+    /// # Errors
+    /// If rings of this size cannot be made.
+    pub fn session(&self, size: RingSize) -> Result<Session, RingSizeError> {
+        Session::new(self.clone(), size)
+    }
+
+    /// Tells of files that are mapped for execution from now on, each once, while the guest stands still. `None` in a kernel that does not tell
+    /// of its files.
+    #[must_use]
+    pub fn new_files(&self) -> Option<NewFiles> {
+        NewFiles::listen(self)
+    }
+
+    /// Walks kernel stacks with `unwinder` from now on.
+    pub fn set_unwinder(&self, unwinder: KernelUnwinder) {
+        self.0.path.stacks.set_unwinder(unwinder);
+    }
+
+    /// The kernel that is probed.
+    #[must_use]
+    pub fn view(&self) -> &KernelView {
+        &self.0.view
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> &Handle {
+        &self.0.machine
+    }
+
+    /// Ticks of the guest's time stamp counter in a second.
+    #[must_use]
+    pub fn tsc_hz(&self) -> u64 {
+        self.0.path.tsc_hz
+    }
+
+    /// The counts of all sessions together.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let path = &self.0.path;
+        EngineStats {
+            unpaired_returns: load(&path.counters.unpaired),
+            without_return: load(&path.counters.without_return),
+            lifted: load(&path.counters.lifted),
+            freed: load(&path.counters.freed),
+            waiting_pages: path.user_sites.waiting() as u64,
+            hidden: load(&path.counters.hidden),
+            joined_ticks: self.0.ticker.joined(),
+            without_arguments: load(&path.counters.without_arguments),
+            lost_returns: path.returns.lost(),
+            waiting_returns: path.returns.waiting(),
+            unknown_task: load(&path.tasks.unknown),
+        }
+    }
+
+    fn vcpus(&self) -> usize {
+        self.0.machine.vcpus()
+    }
+
+    fn hit_filter(&self, filter: Filter) -> HitFilter {
+        let followed = match &filter.pids {
+            Only::In(pids) if filter.follow => {
+                let followed = Followed::new(pids.iter().copied());
+                let followers = &self.0.followers;
+                let mut followers = followers.lock().unwrap_or_else(PoisonError::into_inner);
+                followers.retain(Followed::is_used);
+                followers.push(followed.clone());
+                drop(followers);
+                self.watch_processes();
+                Some(followed)
+            }
+            _ => None,
+        };
+        HitFilter::new(filter, followed)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Sessions hold the engine: they have taken their traps away.
+        self.path.active.store(false, Ordering::Relaxed);
+        self.machine.set_sink(None);
+    }
+}

@@ -1,0 +1,166 @@
+//! What the hit path does at each site: immutable, looked up by the site's physical byte, replaced whole when probes change.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use introspect::Gva;
+
+use super::filter::HitFilter;
+use super::returns::FunctionKey;
+use super::session::SessionShared;
+use super::watch::Watch;
+use crate::event::{EventKind, MAX_ARGUMENTS, MAX_FRAMES, MAX_STRING};
+use crate::probe::TracepointText;
+
+/// A string argument to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StringArgument {
+    /// Number of the argument that points to it, from 0.
+    pub argument: usize,
+    /// Most bytes of it, at most [`MAX_STRING`].
+    pub length: usize,
+}
+
+/// What is kept of a hit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capture {
+    /// How many arguments, at most [`MAX_ARGUMENTS`]. At a return the value returned is kept if this is not 0.
+    pub arguments: usize,
+    /// The thread's name.
+    pub comm: bool,
+    /// Frames of the kernel stack, at most [`MAX_FRAMES`].
+    pub kernel_stack: usize,
+    /// Frames of the program's stack, at most [`MAX_FRAMES`].
+    pub user_stack: usize,
+    /// Strings that arguments point to. At a return they are those of the call's own arguments.
+    pub strings: Vec<StringArgument>,
+}
+
+impl Default for Capture {
+    /// All arguments and nothing else.
+    fn default() -> Self {
+        Self {
+            arguments: MAX_ARGUMENTS,
+            comm: false,
+            kernel_stack: 0,
+            user_stack: 0,
+            strings: Vec::new(),
+        }
+    }
+}
+
+impl Capture {
+    /// Words that a record of it takes at most.
+    pub(crate) fn words(&self) -> usize {
+        let strings = self.strings.iter();
+        let text: usize = strings
+            .map(|s| 1 + s.length.min(MAX_STRING).div_ceil(8))
+            .sum();
+        crate::event::HEADER_WORDS
+            + self.arguments.min(MAX_ARGUMENTS)
+            + if self.comm { 2 } else { 0 }
+            + self.kernel_stack.min(MAX_FRAMES)
+            + self.user_stack.min(MAX_FRAMES)
+            + text
+    }
+}
+
+/// What one enabled probe has counted. Exact while the guest stands still; hits are all of the others together.
+#[derive(Debug, Default)]
+pub(crate) struct ProbeCounters {
+    pub(crate) hits: AtomicU64,
+    pub(crate) filtered: AtomicU64,
+    pub(crate) recorded: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+}
+
+/// One probe that a session has enabled, at all its places.
+pub(crate) struct Enabled {
+    pub(crate) number: u32,
+    pub(crate) kind: EventKind,
+    pub(crate) filter: HitFilter,
+    pub(crate) capture: Capture,
+    pub(crate) session: Arc<SessionShared>,
+    pub(crate) counters: ProbeCounters,
+    /// Time stamp counter when it was enabled: calls entered before have no return here.
+    pub(crate) since: u64,
+}
+
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The probes of one system call.
+#[derive(Default, Clone)]
+pub(crate) struct SystemCallPlan {
+    pub(crate) entries: Vec<Arc<Enabled>>,
+    /// Whether its return is probed.
+    pub(crate) returns: bool,
+}
+
+/// Which argument registers tell of a system call at the function that all of them go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SystemCallRegisters {
+    /// The one with the address of `pt_regs`.
+    pub(crate) registers: usize,
+    /// The one with the number.
+    pub(crate) number: usize,
+    /// Whether the function returns the result; else it is in `pt_regs` then, which the stack pointer leads to.
+    pub(crate) returns_result: bool,
+}
+
+/// All system calls, by number.
+#[derive(Clone)]
+pub(crate) struct SystemCalls {
+    pub(crate) layout: SystemCallRegisters,
+    pub(crate) plans: Vec<SystemCallPlan>,
+}
+
+/// A tracepoint with a branch at a site.
+pub(crate) struct TracepointPlan {
+    pub(crate) text: TracepointText,
+    pub(crate) probe: Arc<Enabled>,
+}
+
+/// What happens at one site.
+#[derive(Default, Clone)]
+pub(crate) struct SitePlan {
+    /// What events say that the site is at, where this is not its own address: the first byte of a function whose trap stands behind
+    /// what the guest patches.
+    pub(crate) reported: Option<u64>,
+    /// Probes that fire here.
+    pub(crate) probes: Vec<Arc<Enabled>>,
+    /// The function that is entered here, if its return is probed or watched.
+    pub(crate) returns: Option<FunctionKey>,
+    pub(crate) system_calls: Option<Arc<SystemCalls>>,
+    /// Tracepoints, and where the branch leads that stands here.
+    pub(crate) tracepoints: Vec<(Arc<TracepointPlan>, Gva)>,
+    /// The engine's own.
+    pub(crate) watches: Vec<Arc<dyn Watch>>,
+}
+
+impl SitePlan {
+    /// Whether nothing happens here any more.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.probes.is_empty()
+            && self.returns.is_none()
+            && self.system_calls.is_none()
+            && self.tracepoints.is_empty()
+            && self.watches.is_empty()
+    }
+}
+
+/// What happens when a function returns.
+#[derive(Default, Clone)]
+pub(crate) struct ReturnPlan {
+    /// The result is in `pt_regs`, which the stack pointer leads to; else it is in RAX.
+    pub(crate) result_in_memory: bool,
+    pub(crate) probes: Vec<Arc<Enabled>>,
+    pub(crate) watches: Vec<Arc<dyn Watch>>,
+}
+
+impl ReturnPlan {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.probes.is_empty() && self.watches.is_empty()
+    }
+}

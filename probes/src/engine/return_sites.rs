@@ -1,0 +1,264 @@
+//! The return addresses that have a trap: asked at each entry of a function whose return is probed, changed rarely.
+//!
+//! A site stays for as long as the return of a function is probed that was seen to return to it. The guest chooses return
+//! addresses, so their number is limited.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vmm::sharded_map::ShardedMap;
+use vmm::trap::{ArmError, SiteId};
+
+use super::returns::FunctionKey;
+
+/// What is known of a return address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReturnSite {
+    /// A trap stands there.
+    Armed,
+    /// None can.
+    Refused,
+}
+
+/// One address, immutable: a further function makes another of it.
+#[derive(Debug, Clone)]
+struct Known {
+    site: Option<SiteId>,
+    /// The functions that return there.
+    functions: Vec<FunctionKey>,
+}
+
+/// Functions that one return address is remembered with; more share what the first have.
+const MAX_FUNCTIONS: usize = 64;
+
+#[derive(Default)]
+struct Registry {
+    by_function: HashMap<FunctionKey, HashSet<u64>>,
+    /// Functions whose return is not probed any more: a late hit must not arm for them.
+    closed: HashSet<FunctionKey>,
+}
+
+/// All return addresses of one kind of text: by virtual address in the kernel, by physical address in programs.
+pub(super) struct ReturnSites {
+    known: ShardedMap<Known>,
+    registry: Mutex<Registry>,
+    limit: usize,
+}
+
+impl ReturnSites {
+    /// Room for `limit` addresses.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            known: ShardedMap::default(),
+            registry: Mutex::default(),
+            limit,
+        }
+    }
+
+    /// Whether a trap stands at `address`.
+    pub(super) fn is_armed(&self, address: u64) -> bool {
+        !self.known.is_empty()
+            && self.known.with(address, |known| known.site.is_some()) == Some(true)
+    }
+
+    /// Whether a trap stands at `address` for `function`, which `arm` puts there if it has not been tried before.
+    pub(super) fn ensure(
+        &self,
+        address: u64,
+        function: FunctionKey,
+        arm: impl FnOnce() -> Result<SiteId, ArmError>,
+    ) -> ReturnSite {
+        if let Some(known) = self.get(address, function) {
+            return known;
+        }
+        let mut registry = self.lock();
+        // Another vCPU may have been faster.
+        if let Some(known) = self.get(address, function) {
+            return known;
+        }
+        if registry.closed.contains(&function) || address == 0 {
+            return ReturnSite::Refused;
+        }
+        let before = self.known.get(address);
+        let next = match before {
+            Some(known) => {
+                let mut functions = known.functions.clone();
+                functions.push(function);
+                Known {
+                    site: known.site,
+                    functions,
+                }
+            }
+            None if self.known.len() >= self.limit => return ReturnSite::Refused,
+            None => Known {
+                // In the table before it stands in memory: see below.
+                site: None,
+                functions: vec![function],
+            },
+        };
+        registry
+            .by_function
+            .entry(function)
+            .or_default()
+            .insert(address);
+        if next.site.is_some() || self.known.contains(address) {
+            let site = next.site;
+            self.known.insert(address, Arc::new(next));
+            return state(site);
+        }
+        match arm() {
+            Ok(site) => {
+                // A vCPU that meets the trap before this waits for nothing: it knows no call that returns there yet.
+                self.known.insert(
+                    address,
+                    Arc::new(Known {
+                        site: Some(site),
+                        ..next
+                    }),
+                );
+                ReturnSite::Armed
+            }
+            Err(error) => {
+                log::warn!("no return event from {address:#x}: {error}");
+                self.known.insert(address, Arc::new(next));
+                ReturnSite::Refused
+            }
+        }
+    }
+
+    fn get(&self, address: u64, function: FunctionKey) -> Option<ReturnSite> {
+        self.known.with(address, |known| {
+            let is_known =
+                known.functions.contains(&function) || known.functions.len() >= MAX_FUNCTIONS;
+            is_known.then(|| state(known.site))
+        })?
+    }
+
+    /// The return of `function` is probed from now on.
+    pub(super) fn open(&self, function: FunctionKey) {
+        self.lock().closed.remove(&function);
+    }
+
+    /// The return of `function` is not probed any more: the sites that no other function needs, to be taken away.
+    pub(super) fn close(&self, function: FunctionKey) -> Vec<SiteId> {
+        let mut registry = self.lock();
+        registry.closed.insert(function);
+        let mut sites = Vec::new();
+        for address in registry.by_function.remove(&function).unwrap_or_default() {
+            let Some(known) = self.known.get(address) else {
+                continue;
+            };
+            let mut functions = known.functions.clone();
+            functions.retain(|other| *other != function);
+            if functions.is_empty() {
+                self.known.remove(address);
+                sites.extend(known.site);
+            } else {
+                let site = known.site;
+                self.known
+                    .insert(address, Arc::new(Known { site, functions }));
+            }
+        }
+        sites
+    }
+
+    /// Forgets the addresses in `range`, whose text goes away; the sites there, to be taken away.
+    pub(super) fn forget(&self, range: std::ops::Range<u64>) -> Vec<SiteId> {
+        let mut registry = self.lock();
+        let mut sites = Vec::new();
+        for addresses in registry.by_function.values_mut() {
+            addresses.retain(|address| {
+                let gone = range.contains(address);
+                if gone {
+                    sites.extend(self.known.remove(*address).and_then(|known| known.site));
+                }
+                !gone
+            });
+        }
+        sites
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn state(site: Option<SiteId>) -> ReturnSite {
+    match site {
+        Some(_) => ReturnSite::Armed,
+        None => ReturnSite::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use introspect::{Gpa, Gva};
+
+    use super::*;
+
+    const F: FunctionKey = 0xf000;
+    const G: FunctionKey = 0x1_0000;
+
+    fn good(address: u64) -> impl FnOnce() -> Result<SiteId, ArmError> {
+        move || Ok(SiteId(Gpa(address)))
+    }
+
+    fn bad(address: u64) -> impl FnOnce() -> Result<SiteId, ArmError> {
+        move || {
+            Err(ArmError::Reserved {
+                address: Gva(address),
+            })
+        }
+    }
+
+    #[test]
+    fn an_address_is_tried_once_whatever_comes_of_it() {
+        let sites = ReturnSites::new(8);
+        assert!(!sites.is_armed(0x10));
+        assert_eq!(sites.ensure(0x10, F, good(0x10)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x10, F, bad(0x10)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x10, G, bad(0x10)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x20, F, bad(0x20)), ReturnSite::Refused);
+        assert_eq!(sites.ensure(0x20, F, good(0x20)), ReturnSite::Refused);
+        assert_eq!(sites.ensure(0x20, G, good(0x20)), ReturnSite::Refused);
+        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
+    }
+
+    #[test]
+    fn a_site_stays_until_no_function_needs_it() {
+        let sites = ReturnSites::new(8);
+        sites.ensure(0x10, F, good(0x10));
+        sites.ensure(0x10, G, good(0x10));
+        sites.ensure(0x20, F, good(0x20));
+        assert_eq!(sites.close(F), [SiteId(Gpa(0x20))]);
+        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
+        assert_eq!(
+            sites.ensure(0x30, F, good(0x30)),
+            ReturnSite::Refused,
+            "closed"
+        );
+        assert_eq!(sites.close(G), [SiteId(Gpa(0x10))]);
+        sites.open(F);
+        assert_eq!(sites.ensure(0x30, F, good(0x30)), ReturnSite::Armed);
+    }
+
+    #[test]
+    fn the_guest_cannot_have_more_sites_than_the_limit() {
+        let sites = ReturnSites::new(100);
+        let armed =
+            (1..=1000u64).filter(|n| sites.ensure(n * 16, F, good(n * 16)) == ReturnSite::Armed);
+        assert_eq!(armed.count(), 100);
+        assert_eq!(sites.close(F).len(), 100);
+    }
+
+    #[test]
+    fn text_that_goes_away_takes_its_sites_along() {
+        let sites = ReturnSites::new(8);
+        for address in [0x10, 0x20, 0x30] {
+            sites.ensure(address, F, good(address));
+        }
+        assert_eq!(sites.forget(0x20..0x30), [SiteId(Gpa(0x20))]);
+        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20) && sites.is_armed(0x30));
+        assert_eq!(sites.close(F).len(), 2);
+    }
+}

@@ -1,0 +1,206 @@
+//! Kernel and user stacks at a hit.
+//!
+//! The kernel's are walked as the kernel itself does, by its unwind information or frame pointers (see
+//! [`introspect::stack::kernel`]); a program's by frame pointers, with the caller of a function that was just entered. What
+//! cannot be followed further ends there.
+
+use arc_swap::ArcSwapOption;
+use introspect::stack::kernel::KernelUnwinder;
+use introspect::x86_64::GeneralRegisters;
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
+use introspect::{Gva, PausedMemory, PhysicalMemory};
+
+use super::hit::Hit;
+use crate::event::{MAX_FRAMES, Recorder};
+
+/// Most bytes between two frames of a program that are believed.
+const LARGEST_FRAME: u64 = 1 << 24;
+
+/// How stacks are walked; without an unwinder those of the kernel are, too, by frame pointers.
+#[derive(Default)]
+pub(crate) struct Stacks {
+    unwinder: ArcSwapOption<KernelUnwinder>,
+    space: Option<AddressSpace>,
+}
+
+impl Stacks {
+    pub(crate) fn new(space: AddressSpace) -> Self {
+        Self {
+            unwinder: ArcSwapOption::empty(),
+            space: Some(space),
+        }
+    }
+
+    /// Walks with `unwinder` from now on.
+    pub(crate) fn set_unwinder(&self, unwinder: KernelUnwinder) {
+        self.unwinder.store(Some(unwinder.into()));
+    }
+
+    /// Puts the kernel stack of a hit in kernel mode into `record`: the hit's address, then its callers.
+    pub(super) fn kernel(&self, hit: &Hit<'_>, most: usize, record: &mut Recorder<'_, '_>) {
+        let unwinder = self.unwinder.load();
+        let (Some(unwinder), Some(space)) = (&*unwinder, self.space) else {
+            let mut frames = [0; MAX_FRAMES];
+            let walk = FrameWalk::new(hit.memory, hit.space, hit.address);
+            let count = walk.of_entered(
+                hit,
+                frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default(),
+            );
+            return record.kernel_stack(frames.into_iter().take(count));
+        };
+        let memory = PausedMemory::new(hit.memory);
+        let task = Gva(hit.current.task().address);
+        let cpu = hit.cpu_state();
+        let stack = unwinder.running(memory.view(space), &cpu, task);
+        record.kernel_stack(stack.frames.iter().map(|frame| frame.address.0).take(most));
+    }
+
+    /// Puts the program's stack into `record`: of a hit in the kernel, where the program entered it; `entered` if the hit is at a
+    /// function's first instruction.
+    pub(super) fn user(
+        &self,
+        hit: &Hit<'_>,
+        entered: bool,
+        most: usize,
+        record: &mut Recorder<'_, '_>,
+    ) {
+        let start = match hit.user {
+            true => Some((
+                hit.registers.rip,
+                hit.registers.rsp,
+                hit.registers.rbp,
+                entered,
+            )),
+            false => self.entry(hit),
+        };
+        let Some((rip, rsp, rbp, entered)) = start else {
+            return;
+        };
+        let mut frames = [0; MAX_FRAMES];
+        let walk = FrameWalk::new(hit.memory, hit.space, Gva(rip));
+        let frames_wanted = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();
+        let count = walk.fill(rip, rsp, rbp, entered, frames_wanted);
+        record.user_stack(frames.into_iter().take(count));
+    }
+
+    /// The program's RIP, RSP and RBP with which the current task has entered the kernel.
+    fn entry(&self, hit: &Hit<'_>) -> Option<(u64, u64, u64, bool)> {
+        let unwinder = self.unwinder.load();
+        let (unwinder, space) = (unwinder.as_ref()?, self.space?);
+        let memory = PausedMemory::new(hit.memory);
+        let task = Gva(hit.current.task().address);
+        let saved = unwinder.entry_registers(memory.view(space), task).ok()??;
+        let general: &GeneralRegisters = &saved.general;
+        Some((general.rip, general.rsp, general.rbp, false))
+    }
+}
+
+/// Follows frame pointers within one half of the address space.
+struct FrameWalk<'m> {
+    memory: &'m dyn PhysicalMemory,
+    space: AddressSpace,
+    half: u64,
+}
+
+impl<'m> FrameWalk<'m> {
+    fn new(memory: &'m dyn PhysicalMemory, space: AddressSpace, within: Gva) -> Self {
+        Self {
+            memory,
+            space,
+            half: within.0 >> 63,
+        }
+    }
+}
+
+impl FrameWalk<'_> {
+    /// The stack of a function at its first instruction.
+    fn of_entered(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
+        let r = &hit.registers;
+        self.fill(r.rip, r.rsp, r.rbp, true, frames)
+    }
+
+    /// Fills `frames` from the innermost on; gives how many there are.
+    fn fill(&self, rip: u64, rsp: u64, rbp: u64, entered: bool, frames: &mut [u64]) -> usize {
+        let mut count = 0;
+        let mut push = |pc: u64| match frames.get_mut(count) {
+            Some(place) if pc != 0 && pc >> 63 == self.half => {
+                *place = pc;
+                count += 1;
+                true
+            }
+            _ => false,
+        };
+        if !push(rip) {
+            return count;
+        }
+        // At a function's first instruction its caller has not been saved in a frame yet.
+        if entered
+            && let Ok(caller) = read_u64(self.memory, self.space, Gva(rsp))
+            && !push(caller)
+        {
+            return count;
+        }
+        let (mut frame, mut below) = (rbp, rsp);
+        while frame >= below && frame - below < LARGEST_FRAME && frame.is_multiple_of(8) {
+            let mut words = [0; 16];
+            if read_virtual(self.memory, self.space, Gva(frame), &mut words).is_err() {
+                break;
+            }
+            let word = |at: usize| {
+                let bytes = words.get(at..at + 8).and_then(|b| b.try_into().ok());
+                u64::from_le_bytes(bytes.unwrap_or_default())
+            };
+            if !push(word(8)) {
+                break;
+            }
+            below = frame + 16;
+            frame = word(0);
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use introspect::test_memory::{Flags, TestMemory};
+
+    use super::*;
+
+    #[test]
+    fn frame_pointers_are_followed_to_where_they_end() {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        let stack = 0x7ffe_0000u64;
+        memory.map(space, stack, 0x18_0000, 4096, Flags::default());
+        // Return address of the function entered; then two frames.
+        for (at, value) in [
+            (0x100u64, 0x40_1111u64),
+            (0x140, stack + 0x180),
+            (0x148, 0x40_2222),
+            (0x180, 0),
+            (0x188, 0x40_3333),
+        ] {
+            memory.write(0x18_0000 + at, &value.to_le_bytes());
+        }
+        let fill = |memory: &TestMemory, rsp, rbp, entered, most: usize| {
+            let mut frames = [0; 8];
+            let walk = FrameWalk::new(memory, space, Gva(0));
+            let count = walk.fill(0x40_1000, rsp, rbp, entered, &mut frames[..most]);
+            frames[..count].to_vec()
+        };
+        let (rsp, rbp) = (stack + 0x100, stack + 0x140);
+        for (entered, expected) in [
+            (true, &[0x40_1000, 0x40_1111, 0x40_2222, 0x40_3333][..]),
+            (false, &[0x40_1000, 0x40_2222, 0x40_3333]),
+        ] {
+            assert_eq!(fill(&memory, rsp, rbp, entered, 8), expected);
+        }
+        // A program that keeps something else there, or a loop.
+        memory.write(0x18_0140, &rbp.to_le_bytes());
+        assert_eq!(fill(&memory, rsp, rbp, false, 8), [0x40_1000, 0x40_2222]);
+        assert_eq!(fill(&memory, stack, 17, false, 8), [0x40_1000]);
+        assert_eq!(fill(&memory, stack, rbp, true, 1), [0x40_1000]);
+        assert!(fill(&memory, stack, rbp, true, 0).is_empty());
+    }
+}

@@ -1,0 +1,329 @@
+//! The hit path without KVM: hits as plain values over a small memory.
+#![allow(clippy::unwrap_used)]
+
+mod probes;
+mod returns;
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use introspect::kernel::task::TaskLayout;
+use introspect::test_memory::{Flags, TestMemory};
+use introspect::x86_64::GeneralRegisters;
+use introspect::x86_64::paging::{AddressSpace, translate};
+use introspect::{Gpa, Gva};
+use vmm::sharded_map::ShardedMap;
+use vmm::trap::{ArmError, SiteId};
+
+use super::current::{Current, Tasks};
+use super::filter::{Filter, HitFilter, Only};
+use super::hit::{Arm, Counters, Hit, HitPath, system_call_key};
+use super::plan::{
+    Capture, Enabled, ProbeCounters, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters,
+    SystemCalls,
+};
+use super::return_sites::ReturnSites;
+use super::returns::{FunctionKey, PendingReturns};
+use super::session::SessionShared;
+use super::stacks::Stacks;
+use super::user_text::UserSites;
+use crate::event::{Event, EventKind};
+use crate::merge::drain_in_order;
+use crate::ring::Ring;
+
+const READ: u64 = 0xffff_ffff_8100_1000;
+const WRITE: u64 = 0xffff_ffff_8100_2000;
+const CALLER: u64 = 0xffff_ffff_8100_3005;
+const STACK: u64 = 0xffff_c900_0000_0000;
+const PER_CPU: [u64; 2] = [0xffff_8880_0700_0000, 0xffff_8880_0710_0000];
+const TASKS: [u64; 2] = [0xffff_8880_0300_0000, 0xffff_8880_0300_0800];
+const PIDS: [u32; 2] = [57, 58];
+/// Physical pages behind the above.
+const STACK_PAGE: u64 = 0x18_0000;
+const PER_CPU_PAGES: [u64; 2] = [0x19_0000, 0x1a_0000];
+const TASK_PAGE: u64 = 0x1b_0000;
+/// A program's text and stack: pages, and where two processes have them.
+const USER_TEXT_PAGE: u64 = 0x1c_0000;
+const USER_STACK_PAGE: u64 = 0x1d_0000;
+const USER_TEXT: [u64; 2] = [0x40_0000, 0x7f12_3456_7000];
+const USER_STACK: u64 = 0x7ffe_0000_0000;
+
+const LAYOUT: TaskLayout = TaskLayout {
+    current: 0x100,
+    preempt_count: Some(0x200),
+    pid: 0x10,
+    tgid: 0x14,
+    comm: 0x20,
+};
+
+/// Two CPUs that run task 0, a stack, two processes with one program, and a hit path over them.
+struct Guest {
+    memory: TestMemory,
+    space: AddressSpace,
+    processes: [AddressSpace; 2],
+    path: HitPath,
+    clock: Cell<u64>,
+    /// Whether traps at return addresses succeed.
+    can_arm: bool,
+    /// Traps at return addresses so far.
+    armed: Cell<u64>,
+}
+
+/// One session: its rings.
+#[derive(Clone)]
+struct Rings(Arc<SessionShared>);
+
+impl Rings {
+    fn new(slots: usize) -> Self {
+        let rings = (0..2).map(|_| Ring::new(slots, 14).unwrap()).collect();
+        Self(Arc::new(SessionShared { rings }))
+    }
+
+    fn probe(&self, number: u32, kind: EventKind, filter: Filter) -> Arc<Enabled> {
+        self.probe_since(number, kind, filter, 0)
+    }
+
+    fn probe_since(
+        &self,
+        number: u32,
+        kind: EventKind,
+        filter: Filter,
+        since: u64,
+    ) -> Arc<Enabled> {
+        Arc::new(Enabled {
+            number,
+            kind,
+            filter: HitFilter::new(filter, None),
+            capture: Capture::default(),
+            session: self.0.clone(),
+            counters: ProbeCounters::default(),
+            since,
+        })
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        drain_in_order(
+            &self.0.rings,
+            || u64::MAX,
+            |_, tsc, words| events.push(Event::decode(tsc, words).unwrap()),
+        );
+        events
+    }
+
+    /// (kind, probe, pc, thread, first argument)
+    fn short(&self) -> Vec<(EventKind, u32, u64, Option<u32>, u64)> {
+        let short = |e: &Event| (e.kind, e.probe, e.pc, e.tid, e.arguments[0]);
+        self.events().iter().map(short).collect()
+    }
+}
+
+/// Hits, filtered, recorded, dropped.
+fn counts(probe: &Enabled) -> [u64; 4] {
+    use std::sync::atomic::Ordering::Relaxed;
+    let c = &probe.counters;
+    [&c.hits, &c.filtered, &c.recorded, &c.dropped].map(|counter| counter.load(Relaxed))
+}
+
+struct ArmOf<'g>(&'g Guest);
+
+impl ArmOf<'_> {
+    fn arm(&self, address: Gva, at: Gpa) -> Result<SiteId, ArmError> {
+        self.0.armed.set(self.0.armed.get() + 1);
+        match self.0.can_arm {
+            true => Ok(SiteId(at)),
+            false => Err(ArmError::Reserved { address }),
+        }
+    }
+}
+
+impl Arm for ArmOf<'_> {
+    fn kernel(&self, address: Gva) -> Result<SiteId, ArmError> {
+        self.arm(address, Gpa(address.0))
+    }
+
+    fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
+        let place = translate(&self.0.memory, space, address).unwrap();
+        self.arm(address, place.gpa)
+    }
+}
+
+/// Entries are told apart by RDI.
+const ARGUMENTS: [u64; 6] = [11, 12, 13, 14, 15, 16];
+
+impl Guest {
+    fn new() -> Self {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        let flags = Flags::default().writable();
+        memory.map(space, STACK, STACK_PAGE, 4096, flags);
+        memory.map(space, TASKS[0], TASK_PAGE, 4096, flags);
+        for cpu in 0..2 {
+            memory.map(space, PER_CPU[cpu], PER_CPU_PAGES[cpu], 4096, flags);
+            let task = TASK_PAGE + 0x800 * cpu as u64;
+            memory.write(task + LAYOUT.pid, &PIDS[cpu].to_le_bytes());
+            memory.write(task + LAYOUT.tgid, &PIDS[cpu].to_le_bytes());
+        }
+        let processes = USER_TEXT.map(|text| {
+            let process = memory.address_space(4);
+            memory.map(process, text, USER_TEXT_PAGE, 4096, flags.user());
+            memory.map(process, USER_STACK, USER_STACK_PAGE, 4096, flags.user());
+            process
+        });
+        let bases = PER_CPU.map(|base| Some(Gva(base)));
+        let path = HitPath {
+            plans: ShardedMap::default(),
+            return_plans: ShardedMap::default(),
+            timers: ArcSwap::default(),
+            tasks: Tasks::new(Some(LAYOUT), space, &memory, &bases),
+            stacks: Stacks::new(space),
+            space,
+            returns: PendingReturns::new(1024),
+            kernel_returns: ReturnSites::new(64),
+            user_returns: ReturnSites::new(64),
+            user_sites: UserSites::default(),
+            pages: None,
+            counters: Counters::default(),
+            tsc_hz: 1_000_000,
+            active: true.into(),
+        };
+        let guest = Self {
+            memory,
+            space,
+            processes,
+            path,
+            clock: Cell::new(0),
+            can_arm: true,
+            armed: Cell::new(0),
+        };
+        guest.running(0, TASKS[0]).running(1, TASKS[0])
+    }
+
+    /// With probes 0 and 1 on READ, 2 and 3 on WRITE: entry and return.
+    fn traced(slots: usize) -> (Self, Rings) {
+        let (guest, rings) = (Self::new(), Rings::new(slots));
+        guest.trace(&rings, &Filter::default());
+        (guest, rings)
+    }
+
+    fn trace(&self, rings: &Rings, filter: &Filter) -> [Arc<Enabled>; 4] {
+        let probes = [Entry, Return, Entry, Return];
+        let functions = [READ, READ, WRITE, WRITE];
+        [0, 1, 2, 3].map(|number| {
+            let probe = rings.probe(number as u32, probes[number], filter.clone());
+            self.enable(functions[number], &probe);
+            probe
+        })
+    }
+
+    fn plan(&self, site: u64, change: impl FnOnce(&mut SitePlan)) {
+        let before = self.path.plans.get(site);
+        let mut plan = before.map_or_else(SitePlan::default, |plan| SitePlan::clone(&plan));
+        change(&mut plan);
+        self.path.plans.insert(site, Arc::new(plan));
+    }
+
+    fn return_plan(&self, function: FunctionKey, probe: &Arc<Enabled>) {
+        let before = self.path.return_plans.get(function);
+        let mut plan = before.map_or_else(ReturnPlan::default, |plan| ReturnPlan::clone(&plan));
+        plan.probes.push(probe.clone());
+        self.path.return_plans.insert(function, Arc::new(plan));
+    }
+
+    /// Puts a probe at a site, or at the return of the function there.
+    fn enable(&self, site: u64, probe: &Arc<Enabled>) {
+        if probe.kind == Return {
+            self.return_plan(site, probe);
+            self.plan(site, |plan| plan.returns = Some(site));
+        } else {
+            self.plan(site, |plan| plan.probes.push(probe.clone()));
+        }
+    }
+
+    fn running(mut self, cpu: usize, task: u64) -> Self {
+        self.memory
+            .write(PER_CPU_PAGES[cpu] + LAYOUT.current, &task.to_le_bytes());
+        self
+    }
+
+    fn preempt_count(&mut self, count: u32) {
+        let counter = PER_CPU_PAGES[0] + LAYOUT.preempt_count.unwrap();
+        self.memory.write(counter, &count.to_le_bytes());
+    }
+
+    fn registers(address: u64, stack: u64, result: u64) -> GeneralRegisters {
+        let [rdi, rsi, rdx, rcx, r8, r9] = ARGUMENTS;
+        GeneralRegisters {
+            rax: result,
+            rdi,
+            rsi,
+            rdx,
+            rcx,
+            r8,
+            r9,
+            rsp: stack,
+            rip: address,
+            ..GeneralRegisters::default()
+        }
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.set(self.clock.get() + 1);
+        self.clock.get()
+    }
+
+    /// A hit; of user mode in the process given.
+    fn take(&self, vcpu: usize, registers: GeneralRegisters, process: Option<usize>) {
+        let hit = self.stopped(vcpu, registers, process);
+        self.path.take(&hit, &|| self.tick(), &ArmOf(self));
+    }
+
+    fn stopped(&self, vcpu: usize, registers: GeneralRegisters, process: Option<usize>) -> Hit<'_> {
+        let address = Gva(registers.rip);
+        let space = process.map_or(self.space, |number| self.processes[number]);
+        let site = match process {
+            Some(_) => translate(&self.memory, space, address).unwrap().gpa.0,
+            None => address.0,
+        };
+        let base = Some(Gva(PER_CPU[vcpu])).filter(|_| process.is_none());
+        Hit {
+            vcpu,
+            site,
+            address,
+            user: process.is_some(),
+            registers,
+            space,
+            memory: &self.memory,
+            current: Current::new(&self.path.tasks, &self.memory, vcpu, base),
+            cpu: None,
+        }
+    }
+
+    fn hit(&self, vcpu: usize, address: u64, stack: u64, result: u64) {
+        self.take(vcpu, Self::registers(address, stack, result), None);
+    }
+
+    /// A call of `function` whose return address stands at `stack`.
+    fn call(&mut self, vcpu: usize, function: u64, stack: u64, caller: u64) {
+        self.memory
+            .write(STACK_PAGE + (stack - STACK), &caller.to_le_bytes());
+        self.hit(vcpu, function, stack, 0);
+    }
+
+    /// Unpaired returns, calls without return, unknown tasks, lost returns, waiting returns.
+    fn counts(&self) -> [u64; 5] {
+        use std::sync::atomic::Ordering::Relaxed;
+        let counters = &self.path.counters;
+        let returns = &self.path.returns;
+        [
+            counters.unpaired.load(Relaxed),
+            counters.without_return.load(Relaxed),
+            self.path.tasks.unknown.load(Relaxed),
+            returns.lost(),
+            returns.waiting(),
+        ]
+    }
+}
+
+use EventKind::{Entry, Point, Return, Tick};

@@ -1,0 +1,175 @@
+//! The host's clock for `profile` and `interval`: a thread that makes vCPUs come out of the guest when it is time.
+//!
+//! A tick that comes before the one before was taken (a vCPU was held up) is joined with it: it is counted and does not pile up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vmm::machine::Handle;
+
+/// Shortest period: below it the host does nothing else.
+pub(crate) const SHORTEST: Duration = Duration::from_micros(100);
+
+#[derive(Clone, Copy)]
+struct Timer {
+    period: Duration,
+    next: Instant,
+    every_vcpu: bool,
+}
+
+#[derive(Default)]
+struct State {
+    timers: Vec<Option<Timer>>,
+    leave: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Ticks that were joined with the one before.
+    joined: AtomicU64,
+    machine: Handle,
+}
+
+/// The thread, which is there from the first timer on.
+pub(crate) struct Ticker {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Ticker {
+    pub(crate) fn new(machine: Handle) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                changed: Condvar::new(),
+                joined: AtomicU64::new(0),
+                machine,
+            }),
+            thread: Mutex::default(),
+        }
+    }
+
+    /// Ticks with bit `bit` of a sample's mask every `period` from now on.
+    pub(crate) fn start(&self, bit: usize, period: Duration, every_vcpu: bool) {
+        let period = period.max(SHORTEST);
+        let timer = Timer {
+            period,
+            next: Instant::now() + period,
+            every_vcpu,
+        };
+        self.set(bit, Some(timer));
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            let started = std::thread::Builder::new()
+                .name("ticker".into())
+                .spawn(move || shared.run());
+            match started {
+                Ok(started) => *thread = Some(started),
+                Err(error) => log::error!("no thread for timers: {error}"),
+            }
+        }
+    }
+
+    /// Ends a timer.
+    pub(crate) fn stop(&self, bit: usize) {
+        self.set(bit, None);
+    }
+
+    /// Ticks that came before the one before was taken.
+    pub(crate) fn joined(&self) -> u64 {
+        self.shared.joined.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, bit: usize, timer: Option<Timer>) {
+        let mut state = self
+            .shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.timers.len() <= bit {
+            state.timers.resize(bit + 1, None);
+        }
+        if let Some(place) = state.timers.get_mut(bit) {
+            *place = timer;
+        }
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .leave = true;
+        self.shared.changed.notify_all();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread for timers panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !state.leave {
+            let now = Instant::now();
+            let (mut first, mut each) = (0, 0);
+            let mut next: Option<Instant> = None;
+            for (bit, timer) in state.timers.iter_mut().enumerate() {
+                let Some(timer) = timer else { continue };
+                if timer.next <= now {
+                    let mask = 1 << bit;
+                    if timer.every_vcpu {
+                        each |= mask;
+                    } else {
+                        first |= mask;
+                    }
+                    // In step with its start; what was missed is missed.
+                    let late = (now - timer.next).as_nanos() / timer.period.as_nanos().max(1);
+                    let turns = u32::try_from(late).unwrap_or(u32::MAX).saturating_add(1);
+                    timer.next += timer.period.saturating_mul(turns);
+                }
+                next = Some(next.map_or(timer.next, |at| at.min(timer.next)));
+            }
+            if first | each != 0 {
+                drop(state);
+                self.tick(first, each);
+                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state = match next {
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(at) => {
+                    let wait = self
+                        .changed
+                        .wait_timeout(state, at.saturating_duration_since(now));
+                    wait.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    fn tick(&self, first: u64, each: u64) {
+        for vcpu in 0..self.machine.vcpus() {
+            let mask = if vcpu == 0 { first | each } else { each };
+            if mask != 0 {
+                let joined = self.machine.sample(vcpu, mask).count_ones();
+                self.joined.fetch_add(u64::from(joined), Ordering::Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The arguments of a tracepoint, found at the branch to its call.
+
+use std::ops::ControlFlow;
+
+use introspect::Gva;
+use vmm::speculation::SpeculationError;
+use vmm::trap::StoppedCpu;
+
+use crate::event::MAX_ARGUMENTS;
+use crate::probe::TracepointText;
+
+/// Instructions from the branch to the call; between them arguments are computed.
+const STEPS: usize = 512;
+/// First opcode bytes of JMP, with 8 and 32 bits of distance.
+const JUMPS: [u8; 2] = [0xeb, 0xe9];
+
+/// What the kernel would call the tracepoint's listeners with, from the branch at `site` on, which leads to `target`; `None` if it would call
+/// nobody: it is for some conditions only, or the call is another branch's, which has a trap of its own where the guest itself listens.
+///
+/// # Errors
+/// If the code cannot be followed.
+pub(super) fn arguments(
+    cpu: &StoppedCpu<'_>,
+    text: &TracepointText,
+    site: Gva,
+    target: Gva,
+) -> Result<Option<[u64; MAX_ARGUMENTS]>, SpeculationError> {
+    enum Met {
+        /// One of the functions that are called for those who listen.
+        Call,
+        /// The function has gone on behind the branch, or returned.
+        Behind,
+    }
+    let mut other = None;
+    // Whoever listens is called through their own function where there is one only.
+    let direct = text.calls.iter().filter_map(|call| jump_target(cpu, *call));
+    let calls: Vec<Gva> = text.calls.iter().copied().chain(direct).collect();
+    // Somebody listens: the structure is read as the list of them, which starts with a function and its data.
+    let forced = [(text.listeners, text.structure.0)];
+    let behind = [Gva(site.0.wrapping_add(2)), Gva(site.0.wrapping_add(5))];
+    let met = cpu.speculate(target, STEPS, &forced, |at| {
+        if calls.contains(&at) {
+            return ControlFlow::Break(Met::Call);
+        }
+        if behind.contains(&at) {
+            return ControlFlow::Break(Met::Behind);
+        }
+        let branch = text
+            .branches
+            .iter()
+            .find(|(from, _)| *from == at && at != site);
+        match branch {
+            Some((from, to)) => {
+                other = Some(*from);
+                ControlFlow::Continue(*to)
+            }
+            None => ControlFlow::Continue(at),
+        }
+    });
+    let (met, mut arrival) = met?;
+    let is_trapped = |branch: Gva| text.sites.iter().any(|(site, _)| *site == branch);
+    let is_told_there = other.is_some_and(|other| is_trapped(other) && is_taken(cpu, other));
+    if matches!(met, Met::Behind) || is_told_there {
+        return Ok(None);
+    }
+    // The first argument of the call is the listener's own.
+    let r = arrival.registers();
+    let last = arrival.word(Gva(r.rsp.wrapping_add(8))).unwrap_or_default();
+    Ok(Some([r.rsi, r.rdx, r.rcx, r.r8, r.r9, last]))
+}
+
+/// Where the jump leads that a trampoline is.
+fn jump_target(cpu: &StoppedCpu<'_>, trampoline: Gva) -> Option<Gva> {
+    let code = cpu.code(trampoline);
+    let distance = match code.as_slice() {
+        [0xe9, distance @ ..] => i32::from_le_bytes(distance.get(..4)?.try_into().ok()?),
+        _ => return None,
+    };
+    let next = trampoline.0.wrapping_add(5);
+    Some(Gva(next.wrapping_add_signed(i64::from(distance))))
+}
+
+/// Whether a branch is on in the guest.
+fn is_taken(cpu: &StoppedCpu<'_>, branch: Gva) -> bool {
+    let code = cpu.code(branch);
+    code.first().is_some_and(|opcode| JUMPS.contains(opcode))
+}

@@ -1,0 +1,280 @@
+//! `kprobe:MODULE:FUNCTION:entry`, `:return`, and `:OFFSET` for the instruction that many bytes (hexadecimal with 0x, else decimal) behind
+//! the function's first: any function of the kernel and of its loaded modules.
+//!
+//! The module of the kernel itself is `vmlinux`. Of a name that several functions have, each is a probe. Offsets are not listed, and are taken
+//! where a pattern names them.
+
+use std::collections::HashSet;
+
+use introspect::Gva;
+use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::symbols::{Symbol, Symbols};
+use vmm::machine::Handle;
+
+use super::{SUGGESTIONS, UnknownFunction};
+use crate::kernel_view::KernelView;
+use crate::name::{ProbeName, ProbePattern, matches_part};
+use crate::probe::{Argument, Moment, Probe, Signature, Target};
+
+/// Name of the provider.
+pub const PROVIDER: &str = "kprobe";
+/// The module of the kernel's own functions.
+pub const KERNEL: &str = "vmlinux";
+
+/// Gives the probes that match `pattern` to `each`.
+pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
+    if !pattern.matches_provider(PROVIDER) {
+        return;
+    }
+    let offset = offset(&pattern.name);
+    let mut taken = HashSet::new();
+    let mut of_symbol = |module: &str, symbol: Symbol<'_>| {
+        let is_function = symbol.is_text() && !symbol.absolute;
+        if !is_function
+            || !matches_part(&pattern.module, module)
+            || !matches_part(&pattern.function, symbol.name)
+            // One function under several names is listed under each, and once under one.
+            || !taken.insert((symbol.address, symbol.name.to_owned()))
+        {
+            return;
+        }
+        let probe = |name: &str, moment, address| Probe {
+            name: ProbeName::new(PROVIDER, module, symbol.name, name),
+            signature: (moment != Moment::Point)
+                .then(|| signature(view, symbol.name, moment))
+                .flatten(),
+            target: Target::Kernel {
+                address: Gva(address),
+                moment,
+            },
+        };
+        if let Some(offset) = offset {
+            each(probe(
+                &pattern.name,
+                Moment::Point,
+                symbol.address.wrapping_add(offset),
+            ));
+            return;
+        }
+        for moment in [Moment::Entry, Moment::Return] {
+            if matches_part(&pattern.name, moment.name()) {
+                each(probe(moment.name(), moment, symbol.address));
+            }
+        }
+    };
+    match ProbePattern::is_exact(&pattern.function) {
+        true => {
+            for symbol in view.symbols.all_of(&pattern.function) {
+                of_symbol(KERNEL, symbol);
+            }
+            for found in view.modules.all_of(&pattern.function, None) {
+                of_symbol(found.module, found.symbol);
+            }
+        }
+        false => {
+            for function in view.symbols.text_functions() {
+                of_symbol(KERNEL, function.symbol);
+            }
+            for module in view.modules.modules() {
+                for function in module.text_functions() {
+                    of_symbol(&module.module.name, function.symbol);
+                }
+            }
+        }
+    }
+}
+
+/// Those of `names` that stand for no function of the kernel or of its modules, in their order, with the kernel's names that
+/// look like them.
+#[must_use]
+pub fn unknown_functions(
+    symbols: &Symbols,
+    modules: &LoadedModules,
+    names: &[String],
+) -> Vec<UnknownFunction> {
+    let is_known = |name: &str| {
+        let of_modules = modules.all_of(name, None).map(|found| found.symbol);
+        symbols
+            .all_of(name)
+            .chain(of_modules)
+            .any(|symbol| symbol.is_text() && !symbol.absolute)
+    };
+    let nearest = |name: &String| {
+        let nearest = symbols.nearest_names(name, SUGGESTIONS).into_iter();
+        nearest.map(str::to_owned).collect()
+    };
+    names
+        .iter()
+        .filter(|name| !is_known(name))
+        .map(|name| UnknownFunction {
+            name: name.clone(),
+            nearest: nearest(name),
+        })
+        .collect()
+}
+
+/// A name that is an offset.
+pub(super) fn offset(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix('+').unwrap_or(name);
+    match digits.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => digits.parse().ok(),
+    }
+}
+
+/// What BTF says of a function.
+fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signature> {
+    let prototype = view.btf.as_ref()?.func_proto_args(function).ok()?;
+    let arguments = prototype.parameters.into_iter().map(|parameter| Argument {
+        name: parameter.name,
+        // A buffer is of type `char *`, also before it is filled.
+        is_string: parameter.type_name == "const char *",
+        type_name: parameter.type_name,
+    });
+    Some(Signature {
+        arguments: arguments.collect(),
+        returns: (moment == Moment::Return).then_some(prototype.returns),
+    })
+}
+
+/// ENDBR64, where kernels are built with indirect branch tracking.
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+/// The nop of 5 bytes that stands for a call which the kernel turns on and off.
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+const CALL: u8 = 0xe8;
+/// What functions call at their start that the kernel's tracer knows: the compiler's name for it is in every kernel that has one.
+const TRACER: &str = "__fentry__";
+
+/// The first instruction of the function at `address` which the kernel does not write over when it traces itself: the call of its
+/// tracer, or the nop in its place, stands before it, and registers and stack are as at the function's start.
+pub(crate) fn behind_patched_entry(machine: &Handle, view: &KernelView, address: Gva) -> Gva {
+    if view.symbols.address_of(TRACER).is_none() {
+        return address;
+    }
+    let code = machine.traps().read_code(address, view.space);
+    let landing = if code.starts_with(&ENDBR64) { 4 } else { 0 };
+    let patched = code.get(landing..landing + 5).unwrap_or_default();
+    let is_call = patched.first() == Some(&CALL) && {
+        let distance = patched.get(1..5).and_then(|d| d.try_into().ok());
+        let distance = i64::from(i32::from_le_bytes(distance.unwrap_or_default()));
+        let target = address
+            .0
+            .wrapping_add(landing as u64 + 5)
+            .wrapping_add_signed(distance);
+        is_tracer(view, target)
+    };
+    match patched == NOP || is_call {
+        true => Gva(address.0 + landing as u64 + 5),
+        false => address,
+    }
+}
+
+/// Whether a function's first call to `target` is of the kernel's tracer: by name, or code that the kernel has generated for it.
+fn is_tracer(view: &KernelView, target: u64) -> bool {
+    match view.symbols.resolve(target) {
+        Some((symbol, _)) if symbol.is_text() => {
+            symbol.name == TRACER || symbol.name.starts_with("ftrace_")
+        }
+        _ => view.modules.module_at(target).is_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use introspect::Gpa;
+    use introspect::kernel::symbols::SymbolsBuilder;
+    use introspect::x86_64::paging::AddressSpace;
+
+    use super::*;
+
+    fn view() -> KernelView {
+        let mut builder = SymbolsBuilder::default();
+        for (name, address, kind) in [
+            ("vfs_read", 0x1000, b'T'),
+            ("vfs_write", 0x1100, b'T'),
+            ("cleanup", 0x1200, b't'),
+            ("cleanup", 0x1300, b't'),
+            ("ksys_alias", 0x1100, b'T'),
+            ("jiffies", 0x9000, b'D'),
+        ] {
+            builder
+                .push(
+                    name.as_bytes(),
+                    0xffff_ffff_8100_0000 + address,
+                    kind,
+                    false,
+                )
+                .unwrap();
+        }
+        let space = AddressSpace {
+            root: Gpa(0),
+            levels: 4,
+        };
+        KernelView::without_types(builder.finish(None).with_slide(0x20_0000), space)
+    }
+
+    fn found(pattern: &str) -> Vec<(String, u64)> {
+        let mut found = Vec::new();
+        list(
+            &view(),
+            &ProbePattern::parse(pattern).unwrap(),
+            &mut |probe| {
+                let Target::Kernel { address, .. } = probe.target else {
+                    panic!("{probe:?}")
+                };
+                found.push((probe.name.to_string(), address.0 - 0xffff_ffff_8120_0000));
+            },
+        );
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn patterns_become_entries_and_returns() {
+        for (pattern, expected) in [
+            (
+                "kprobe:vfs_read",
+                &[("kprobe:vmlinux:vfs_read:entry", 0x1000)][..],
+            ),
+            (
+                "vfs_read",
+                &[
+                    ("kprobe:vmlinux:vfs_read:entry", 0x1000),
+                    ("kprobe:vmlinux:vfs_read:return", 0x1000),
+                ],
+            ),
+            (
+                "kprobe:vmlinux:vfs_*:return",
+                &[
+                    ("kprobe:vmlinux:vfs_read:return", 0x1000),
+                    ("kprobe:vmlinux:vfs_write:return", 0x1100),
+                ],
+            ),
+            (
+                "kprobe:cleanup",
+                &[
+                    ("kprobe:vmlinux:cleanup:entry", 0x1200),
+                    ("kprobe:vmlinux:cleanup:entry", 0x1300),
+                ],
+            ),
+            (
+                "kprobe::vfs_read:0x1c",
+                &[("kprobe:vmlinux:vfs_read:0x1c", 0x101c)],
+            ),
+            (
+                "kprobe::vfs_read:+8",
+                &[("kprobe:vmlinux:vfs_read:+8", 0x1008)],
+            ),
+            ("kprobe:jiffies", &[]),
+            ("kprobe:brd:vfs_read:entry", &[]),
+            ("uprobe::vfs_read:entry", &[]),
+        ] {
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|(n, a)| ((*n).to_owned(), *a))
+                .collect();
+            assert_eq!(found(pattern), expected, "{pattern}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `tracepoint:MODULE:SYSTEM:EVENT`: the places that the kernel's authors marked for tracers, armed without telling the guest to trace.
+//!
+//! While nobody in the guest listens, a tracepoint is a NOP. A trap stands there; the code that the kernel would go to if
+//! somebody listened is then followed on a copy of the registers, as far as the call of those who listen, whose arguments are the
+//! tracepoint's. Where somebody does listen, the NOP is a jump to the same code. The module of the kernel's own is `vmlinux`.
+//!
+//! Tracepoints that the kernel only reaches after more has been turned on have no place to trap; `page_fault_user` and `page_fault_kernel` are
+//! found behind the branch that leads to them, and of system calls the provider `syscall` knows more.
+
+use introspect::Gva;
+use introspect::kernel::jump_label::JumpLabelLayout;
+use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout};
+use introspect::system::Look;
+use vmm::machine::Handle;
+use vmm::speculation::leads_to;
+
+use super::kprobe::KERNEL;
+use crate::kernel_view::KernelView;
+use crate::name::{ProbeName, ProbePattern, matches_part};
+use crate::probe::{Argument, Probe, Signature, Target, TracepointText};
+
+/// Name of the provider.
+pub const PROVIDER: &str = "tracepoint";
+/// The system of tracepoints without one.
+const NO_SYSTEM: &str = "none";
+/// Instructions behind a branch among which the call is looked for.
+const WAY: usize = 256;
+/// Tracepoints that are reached behind a branch of another key.
+const GUARDS: [(&str, &str); 2] = [
+    ("page_fault_user", "trace_pagefault_key"),
+    ("page_fault_kernel", "trace_pagefault_key"),
+];
+
+/// What was found.
+#[derive(Debug, Clone, Default)]
+pub struct TracepointMatches {
+    /// The probes.
+    pub probes: Vec<Probe>,
+    /// What could not be read, a sentence each.
+    pub incomplete: Vec<String>,
+}
+
+/// The tracepoints that match `pattern` in a guest that stands still.
+///
+/// # Errors
+/// If the kernel's types do not tell of tracepoints.
+pub fn find(
+    look: &Look<'_>,
+    machine: &Handle,
+    view: &KernelView,
+    pattern: &ProbePattern,
+) -> Result<TracepointMatches, String> {
+    let mut found = TracepointMatches::default();
+    if !pattern.matches_provider(PROVIDER) {
+        return Ok(found);
+    }
+    let Some(btf) = &view.btf else {
+        return Err("the kernel has no types, without which tracepoints are not found".into());
+    };
+    let layout = TracepointLayout::new(btf, &view.symbols).map_err(|error| error.to_string())?;
+    let modules = look
+        .modules()
+        .map(|modules| modules.items)
+        .unwrap_or_default();
+    let all = layout.read_all(look.kernel(), &modules);
+    found.incomplete = all.unread.iter().map(ToString::to_string).collect();
+    let labels = JumpLabelLayout::new(btf, &view.symbols)
+        .map(|layout| layout.read_all(look.kernel(), &modules))
+        .unwrap_or_default();
+    for tracepoint in &all.items {
+        let module = tracepoint.module.as_deref().unwrap_or(KERNEL);
+        let system = tracepoint.system.as_deref().unwrap_or(NO_SYSTEM);
+        let matches = matches_part(&pattern.module, module)
+            && matches_part(&pattern.function, system)
+            && matches_part(&pattern.name, &tracepoint.name);
+        if !matches {
+            continue;
+        }
+        let guard = GUARDS.iter().find(|(name, _)| *name == tracepoint.name);
+        let guard = guard.and_then(|(_, key)| view.symbols.address_of(key));
+        let guards: Vec<(Gva, Gva)> = guard
+            .map(|key| labels.of_key(Gva(key)))
+            .unwrap_or_default()
+            .iter()
+            .filter(|entry| !entry.init)
+            .map(|entry| (entry.code, entry.target))
+            .collect();
+        let text = text(tracepoint, &guards);
+        found.probes.push(Probe {
+            name: ProbeName::new(PROVIDER, module, system, &tracepoint.name),
+            signature: signature(tracepoint),
+            target: Target::Tracepoint(text),
+        });
+    }
+    // Which branches lead to the call is only looked at where they are to be armed.
+    if ProbePattern::is_exact(&pattern.name) || found.probes.len() <= 64 {
+        for probe in &mut found.probes {
+            if let Target::Tracepoint(text) = &mut probe.target {
+                keep_what_leads_to_the_call(text, machine, view);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Leaves out branches that do not lead to the tracepoint's call.
+pub(crate) fn keep_what_leads_to_the_call(
+    text: &mut TracepointText,
+    machine: &Handle,
+    view: &KernelView,
+) {
+    let branches = text.branches.clone();
+    let divert = |at: Gva| {
+        branches
+            .iter()
+            .find(|(from, _)| *from == at)
+            .map(|(_, to)| *to)
+    };
+    text.sites.retain(|(_, target)| {
+        leads_to(
+            machine.traps(),
+            view.space,
+            *target,
+            &text.calls,
+            &divert,
+            WAY,
+        )
+    });
+}
+
+fn text(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> TracepointText {
+    let sites = tracepoint.sites.iter().filter(|site| !site.init);
+    let own: Vec<(Gva, Gva)> = sites.map(|site| (site.address, site.target)).collect();
+    TracepointText {
+        sites: if guards.is_empty() {
+            own.clone()
+        } else {
+            guards.to_vec()
+        },
+        branches: own,
+        calls: [tracepoint.call_trampoline, tracepoint.iterator]
+            .into_iter()
+            .flatten()
+            .collect(),
+        listeners: tracepoint.funcs,
+        structure: tracepoint.address,
+    }
+}
+
+fn signature(tracepoint: &Tracepoint) -> Option<Signature> {
+    let parameters = tracepoint.parameters.as_ref()?.iter();
+    let arguments = parameters.map(|parameter| Argument {
+        name: parameter.name.clone(),
+        is_string: parameter.type_name == "const char *",
+        type_name: parameter.type_name.clone(),
+    });
+    Some(Signature {
+        arguments: arguments.collect(),
+        returns: None,
+    })
+}

@@ -1,0 +1,212 @@
+//! Functions of programs and libraries: `uprobe:FILE:FUNCTION:entry`, `:return`, `:OFFSET` in every process that maps the file, and
+//! `pidN:FILE:FUNCTION:…` in process N alone.
+//!
+//! A file is named by its path or by the last part of it; `a.out` is the process's own program. Offsets are in bytes from the function's
+//! first, decimal or hexadecimal with 0x; a function `-` stands for the whole file, with offsets from its start.
+//! Only files that are mapped for execution by a process are found.
+
+use introspect::Gpa;
+use introspect::system::{Look, Lost, TextFile};
+use introspect::user::demangle::demangle;
+use introspect::x86_64::PAGE;
+
+use super::kprobe::offset;
+use crate::name::{ProbeName, ProbePattern, matches_part};
+use crate::probe::{Moment, Probe, Target, UserText};
+
+/// Name of the provider of files in every process.
+pub const PROVIDER: &str = "uprobe";
+/// What the name of a provider of one process begins with.
+pub const PROCESS: &str = "pid";
+/// The program of a process, whatever it is called.
+const PROGRAM: &str = "a.out";
+/// In place of a function: the whole file.
+pub const WHOLE_FILE: &str = "-";
+/// Bytes of the longest instruction.
+const LONGEST_INSTRUCTION: usize = 15;
+
+/// What was found.
+#[derive(Debug, Clone, Default)]
+pub struct UserMatches {
+    /// The probes.
+    pub probes: Vec<Probe>,
+    /// Functions that look like the one meant, where a file was found and no function of it; best first.
+    pub nearest: Vec<String>,
+    /// Files that match.
+    pub files: Vec<String>,
+    /// What could not be read, a sentence each.
+    pub incomplete: Vec<String>,
+}
+
+/// The process that a provider's name stands for.
+#[must_use]
+pub fn process_of(provider: &str) -> Option<i32> {
+    provider
+        .strip_prefix(PROCESS)?
+        .parse()
+        .ok()
+        .filter(|pid| *pid > 0)
+}
+
+/// Whether a pattern is of this provider.
+#[must_use]
+pub fn is_meant(pattern: &ProbePattern) -> bool {
+    pattern.provider == PROVIDER || process_of(&pattern.provider).is_some()
+}
+
+/// The probes that match `pattern` in a guest that stands still. `unpatched` reads physical memory as it is without any trap.
+///
+/// # Errors
+/// If the kernel does not tell of its processes.
+pub fn find(
+    look: &Look<'_>,
+    pattern: &ProbePattern,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> Result<UserMatches, Lost> {
+    let mut found = UserMatches::default();
+    let process = process_of(&pattern.provider);
+    if process.is_none() && pattern.provider != PROVIDER {
+        return Ok(found);
+    }
+    let program = match process {
+        Some(pid) if pattern.module == PROGRAM => program(look, pid)?,
+        _ => None,
+    };
+    let wanted = |path: &[u8]| {
+        let path = String::from_utf8_lossy(path);
+        let last = path.rsplit('/').next().unwrap_or_default();
+        match &program {
+            Some(program) => *program == path,
+            None => matches_part(&pattern.module, &path) || matches_part(&pattern.module, last),
+        }
+    };
+    let files = look.text_files(process, &wanted)?;
+    found.incomplete = files.incomplete;
+    for file in &files.files {
+        let path = String::from_utf8_lossy(&file.path).into_owned();
+        let probes_before = found.probes.len();
+        of_file(file, &path, pattern, unpatched, &mut found.probes);
+        if found.probes.len() == probes_before && ProbePattern::is_exact(&pattern.function) {
+            let nearest = file
+                .functions()
+                .nearest_names(&pattern.function, super::SUGGESTIONS);
+            found.nearest.extend(nearest.into_iter().map(str::to_owned));
+            found.incomplete.extend(file.lost_functions());
+        }
+        found.files.push(path);
+    }
+    Ok(found)
+}
+
+/// Path of a process's own program.
+fn program(look: &Look<'_>, pid: i32) -> Result<Option<String>, Lost> {
+    let Ok(Some(task)) = look.process(pid)? else {
+        return Ok(None);
+    };
+    let program = look.program(&task, 0)?.and_then(Result::ok);
+    let path = program.and_then(|program| program.path);
+    Ok(path.map(|path| String::from_utf8_lossy(&path).into_owned()))
+}
+
+fn of_file(
+    file: &TextFile<'_>,
+    path: &str,
+    pattern: &ProbePattern,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+    probes: &mut Vec<Probe>,
+) {
+    let module = match process_of(&pattern.provider) {
+        Some(_) => path.rsplit('/').next().unwrap_or(path),
+        None => path,
+    };
+    let mut add = |function: &str, name: &str, moment, offset: Option<u64>| {
+        let Some(offset) = offset.filter(|offset| *offset < file.file.size) else {
+            return;
+        };
+        probes.push(Probe {
+            name: ProbeName::new(&pattern.provider, module, function, name),
+            signature: None,
+            target: Target::User {
+                text: text(file, path, offset, unpatched),
+                moment,
+            },
+        });
+    };
+    let distance = offset(&pattern.name);
+    if pattern.function == WHOLE_FILE {
+        if let Some(distance) = distance {
+            add(WHOLE_FILE, &pattern.name, Moment::Point, Some(distance));
+        }
+        return;
+    }
+    let segments = file.segments();
+    for function in file.functions().iter() {
+        let name = demangle(function.name);
+        if !matches_part(&pattern.function, function.name)
+            && !matches_part(&pattern.function, &name)
+        {
+            continue;
+        }
+        let mut segments = segments.iter();
+        let place = segments.find_map(|segment| segment.file_offset_of(function.address));
+        let place = place.map(|(offset, _)| offset);
+        if let Some(distance) = distance {
+            let place = place.and_then(|place| place.checked_add(distance));
+            add(&name, &pattern.name, Moment::Point, place);
+            continue;
+        }
+        for moment in [Moment::Entry, Moment::Return] {
+            if matches_part(&pattern.name, moment.name()) {
+                add(&name, moment.name(), moment, place);
+            }
+        }
+    }
+}
+
+fn text(
+    file: &TextFile<'_>,
+    path: &str,
+    offset: u64,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> UserText {
+    let mut code = file.bytes_at(offset, LONGEST_INSTRUCTION);
+    // Traps of other sessions may stand there: the bytes that are without them, page by page.
+    let mut done = 0;
+    while let Some(rest) = code.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let at = offset + done as u64;
+        let in_page = usize::try_from(PAGE - at % PAGE)
+            .unwrap_or(1)
+            .min(rest.len());
+        if let Some(physical) = file.physical(at) {
+            unpatched(physical, rest.split_at_mut(in_page).0);
+        }
+        done += in_page;
+    }
+    let physical = file.physical(offset);
+    UserText {
+        path: path.to_owned(),
+        file: file.file,
+        offset,
+        physical,
+        code,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_named_by_number() {
+        for (provider, pid) in [
+            ("pid42", Some(42)),
+            ("pid", None),
+            ("pid0", None),
+            ("pid-1", None),
+            ("uprobe", None),
+            ("pidx", None),
+        ] {
+            assert_eq!(process_of(provider), pid, "{provider}");
+        }
+    }
+}

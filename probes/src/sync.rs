@@ -1,0 +1,8 @@
+//! The atomics of this crate's lock-free parts: the standard library's, or those of the model checker.
+//!
+//! With `--cfg loom` they record every order in which threads may see them, and work inside `loom::model` only.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
