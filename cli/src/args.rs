@@ -9,6 +9,7 @@ use vmm::boot::EntryProtocol;
 use crate::control::inspection::ProcessName;
 use crate::memory_size;
 use crate::registry::VmName;
+use crate::tracing::request::DEFAULT_SLOTS;
 
 /// Watch a running Linux guest from outside.
 ///
@@ -58,6 +59,10 @@ pub enum Command {
     Sym(Sym),
     /// Show where the threads of a process stand, in the kernel and in the program
     Stack(Stack),
+    /// List the probes of a running guest, with their arguments
+    List(List),
+    /// Trace a running guest: functions of its kernel and its programs, system calls, timers
+    Trace(Box<Trace>),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -135,8 +140,8 @@ pub struct Run {
     /// Restore a machine from this folder instead of booting one
     #[arg(long, value_name = "DIR")]
     pub restore: Option<PathBuf>,
-    /// Trace entries and exits of these kernel functions
-    #[arg(long, value_name = "FUNC,...", value_delimiter = ',')]
+    /// Trace these probes: entries and returns of kernel functions by name alone, anything else as for `trace`
+    #[arg(long, value_name = "PROBE,...", value_delimiter = ',')]
     pub trace: Vec<String>,
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE", requires = "trace")]
@@ -144,9 +149,9 @@ pub struct Run {
     /// End the run after this time: from the start, or with --trace from when the functions are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
-    /// How trace events are written
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    /// How trace events are written: text where functions are named alone, else events
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
 }
 
 /// Options of `demo`.
@@ -207,6 +212,9 @@ pub struct Stat {
     /// Print the counts as JSON
     #[arg(long)]
     pub json: bool,
+    /// Hash the kernel's text as it stands in the guest's memory, traps and all
+    #[arg(long)]
+    pub hash: bool,
 }
 
 /// Options of `vms`.
@@ -288,6 +296,77 @@ pub struct Stack {
     pub json: bool,
 }
 
+/// Options of `list`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A probe is PROVIDER:MODULE:FUNCTION:NAME; empty parts and *, ? and [...] match as in a shell. Without a pattern all probes of the kernel are \
+listed. Programs' functions are listed where a pattern names them: 'uprobe:/bin/busybox::' or 'pid22:libc.so.6:malloc*:'.")]
+pub struct List {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// Print how many there are of each provider
+    #[arg(short, long, conflicts_with = "json")]
+    pub count: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+    /// Which probes
+    #[arg(value_name = "PATTERN")]
+    pub pattern: Option<String>,
+}
+
+/// Options of `trace`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Probes: vfs_read (entry and return of a kernel function), kprobe:vfs_*:entry, syscall:openat, uprobe:/bin/busybox:main:entry, \
+pid22:libc.so.6:malloc:return, profile:hz:99, interval:s:1; see list. The trace goes to standard output (or -o), counts to standard error. \
+Ctrl-C ends it; nothing of it is left in the guest then, nor when it is killed.")]
+pub struct Trace {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// Only hits of this process; may be repeated
+    #[arg(short, long = "pid", value_name = "PID")]
+    pub pids: Vec<u32>,
+    /// And of the processes that it makes
+    #[arg(short, long, requires = "pids")]
+    pub follow: bool,
+    /// Only hits of this thread; may be repeated
+    #[arg(long = "tid", value_name = "TID")]
+    pub tids: Vec<u32>,
+    /// Only hits of threads with this name; may be repeated
+    #[arg(long = "comm", value_name = "NAME")]
+    pub comms: Vec<String>,
+    /// Show this many frames of the kernel stack
+    #[arg(long, value_name = "FRAMES", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=127))]
+    pub stack: u8,
+    /// Show this many frames of the program's stack
+    #[arg(long, value_name = "FRAMES", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=127))]
+    pub ustack: u8,
+    /// Record one hit in this many
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub one_in: u32,
+    /// Record at most this many hits of each probe a second
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub per_second: u32,
+    /// Events that the buffer of each vCPU holds: a power of two
+    #[arg(long, value_name = "EVENTS", default_value_t = DEFAULT_SLOTS)]
+    pub buffer: usize,
+    /// Write the trace to this file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// End the trace after this time
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub duration: Option<Duration>,
+    /// How events are written
+    #[arg(long, value_enum, default_value_t = Format::Events)]
+    pub format: Format,
+    /// What is traced
+    #[arg(required = true, value_name = "PROBE")]
+    pub probes: Vec<String>,
+}
+
 /// Which machine is meant.
 #[derive(Debug, Args)]
 pub struct Which {
@@ -299,7 +378,9 @@ pub struct Which {
 /// How trace events are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Lines of 121 bytes, as trace(3) prints them
+    /// A line for people
+    Events,
+    /// Lines of 121 bytes as trace(3) prints them: entries and returns
     Text,
     /// One JSON object a line
     Json,
@@ -353,7 +434,10 @@ mod tests {
         };
         assert_eq!((run.memory, run.cpus, run.trace.len()), (64 << 20, 2, 2));
         assert_eq!(run.duration, Some(Duration::from_millis(500)));
-        assert_eq!((run.format, run.entry), (Format::Json, Some(Entry::Pvh)));
+        assert_eq!(
+            (run.format, run.entry),
+            (Some(Format::Json), Some(Entry::Pvh))
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod registry;
 mod report;
 mod session;
 mod signals;
-mod trace;
+mod tracing;
 
 use std::process::ExitCode;
 

@@ -1,19 +1,23 @@
 //! A running machine, shared by the threads that watch it: the command's own, the control socket's, the trace's.
 
-use std::sync::Arc;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use introspect::Gva;
+use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
+use probes::name::ProbePattern;
 use vmm::snapshot::SnapshotInfo;
 use vmm::{Machine, RunEnd};
 
-use crate::control::{Answer, Command, Info, Stat, Unknown, server};
+use crate::control::{Answer, Command, Info, ListedProbe, SiteCount, Stat, Unknown, server};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::Inspector;
 use crate::registry::VmName;
 use crate::signals::StopSignals;
+use crate::tracing::request::Request;
 
 /// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -37,6 +41,8 @@ pub struct Session {
     pub started: Instant,
     /// What is known of its kernel's structures.
     pub inspector: Inspector,
+    /// Its probe engine, from the first trace on.
+    pub engine: OnceLock<Engine>,
 }
 
 /// What a look at a booting guest came to.
@@ -79,6 +85,85 @@ impl Session {
                 return Ok(Located::Ended(end));
             }
         }
+    }
+
+    /// The machine's probe engine. `view` is of its running kernel.
+    pub fn engine(&self, view: &Arc<KernelView>) -> Engine {
+        let new = || {
+            let engine = Engine::new(
+                self.machine.handle(),
+                view.clone(),
+                &EngineLimits::default(),
+            );
+            let unwinder = self
+                .inspector
+                .look(&self.machine, self.kernel.as_ref(), |look| {
+                    let modules = look
+                        .modules()
+                        .map(|modules| modules.items)
+                        .unwrap_or_default();
+                    look.kernel_unwinder(&modules)
+                });
+            match unwinder {
+                Ok(Ok(unwinder)) => engine.set_unwinder(unwinder),
+                Ok(Err(lost)) => log::info!("stacks have one frame: {lost}"),
+                Err(why) => log::info!("stacks have one frame: {why}"),
+            }
+            engine
+        };
+        self.engine.get_or_init(new).clone()
+    }
+
+    /// Ticks of the guest's time stamp counter in a second.
+    pub fn tsc_hz(&self) -> u64 {
+        self.engine.get().map_or(1_000_000_000, Engine::tsc_hz)
+    }
+
+    /// Whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        self.machine.wait(Some(Duration::ZERO)).is_some()
+    }
+
+    /// SHA-256 of the kernel's text as it stands in memory, or why there is none.
+    fn text_hash(&self) -> String {
+        let view = match self.locate() {
+            Ok(Some(view)) => view,
+            Ok(None) => return "the guest's kernel has not booted far enough".into(),
+            Err(error) => return error.to_string(),
+        };
+        let paused = self.machine.pause();
+        match view.text_hash(&self.machine, &paused) {
+            Ok(hash) => hash.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn list(&self, pattern: &str) -> Result<Vec<ListedProbe>, String> {
+        let pattern = match pattern {
+            "" => "*:::",
+            pattern => pattern,
+        };
+        let pattern = ProbePattern::parse(pattern).map_err(|error| error.to_string())?;
+        let view = self
+            .locate()
+            .map_err(|error| error.to_string())?
+            .ok_or("the guest's kernel has not booted far enough, or its file is not at hand")?;
+        let probes = crate::tracing::find(self, &view, &pattern)?;
+        let listed = probes.into_iter().map(|probe| {
+            let argument = |a: &probes::probe::Argument| {
+                let space = if a.type_name.ends_with('*') { "" } else { " " };
+                format!("{}{space}{}", a.type_name, a.name)
+                    .trim_end()
+                    .to_owned()
+            };
+            let arguments = probe.signature.as_ref();
+            ListedProbe {
+                name: probe.name.to_string(),
+                arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
+                returns: probe.signature.and_then(|s| s.returns),
+            }
+        });
+        Ok(listed.collect())
     }
 
     /// Keeps the registers of the kernel's panic, so that the end of the run can tell of it. Without that, a panic
@@ -154,7 +239,7 @@ impl Session {
         }
     }
 
-    fn stat(&self) -> Stat {
+    fn stat(&self, hash: bool) -> Stat {
         let stats = self.machine.stats();
         let [unknown_ports, unknown_memory] = [stats.ports, stats.memory].map(|bus| {
             let unknown = bus.unknown.into_iter().map(|u| Unknown {
@@ -164,7 +249,27 @@ impl Session {
             });
             unknown.collect()
         });
+        let symbols = self.engine.get().map(|engine| &engine.view().symbols);
+        let sites = self.machine.traps().stats().into_iter().map(|site| {
+            let symbol = symbols
+                .filter(|_| !site.user)
+                .and_then(|s| s.resolve(site.address.0));
+            SiteCount {
+                address: site.address.0,
+                symbol: match symbol {
+                    Some((symbol, 0)) => symbol.name.to_owned(),
+                    Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
+                    None => String::new(),
+                },
+                hits: site.hits,
+                stepped: site.stepped,
+                suspended: site.suspended,
+            }
+        });
         Stat {
+            text: hash.then(|| self.text_hash()),
+            sites: sites.collect(),
+            engine: self.engine.get().map(engine_counts).unwrap_or_default(),
             name: self.name.to_string(),
             port_exits: stats.port_exits,
             mmio_exits: stats.mmio_exits,
@@ -178,12 +283,38 @@ impl Session {
     }
 }
 
+fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
+    let stats = engine.stats();
+    let counts = [
+        ("returns unpaired", stats.unpaired_returns),
+        ("returns lost", stats.lost_returns),
+        ("calls without return", stats.without_return),
+        ("calls waiting", stats.waiting_returns),
+        ("hits without process", stats.unknown_task),
+        ("traps out of the way", stats.lifted),
+        ("traps in freed text", stats.freed),
+        ("pages waited for", stats.waiting_pages),
+        ("hidden bytes", stats.hidden),
+        ("ticks joined", stats.joined_ticks),
+        ("without arguments", stats.without_arguments),
+    ];
+    counts
+        .map(|(name, count)| (name.to_owned(), count))
+        .to_vec()
+}
+
 impl server::Machine for Arc<Session> {
+    fn stream(&self, request: Request, stream: UnixStream) {
+        if let Err(error) = crate::tracing::stream::serve(self, &request, stream) {
+            log::debug!("trace: the client went away: {error}");
+        }
+    }
+
     fn answer(&self, command: Command) -> Answer {
         match command {
             Command::Info => Answer::Info(self.info()),
             Command::Snapshot { folder } => self.snapshot(&folder),
-            Command::Stat => Answer::Stat(self.stat()),
+            Command::Stat { hash } => Answer::Stat(self.stat(hash)),
             Command::Ps { threads } => {
                 let found = self
                     .inspector
@@ -212,6 +343,13 @@ impl server::Machine for Arc<Session> {
                 let found = self.inspector.stack(machine, kernel, &process, symfs);
                 answer(found, Answer::Stack)
             }
+            Command::List { pattern } => {
+                answer(self.list(&pattern), |probes| Answer::Probes { probes })
+            }
+            // Answered as a stream.
+            Command::Trace(_) => Answer::Error {
+                message: "a trace is a stream, not an answer".into(),
+            },
             Command::Stop => {
                 self.machine.stop();
                 Answer::Stopping

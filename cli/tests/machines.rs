@@ -106,13 +106,16 @@ fn a_trace_file_leaves_standard_output_to_the_guest() {
     };
     assert_eq!(events[0]["event"], "clock");
     assert_eq!(
-        (count("entry", "micro_outer"), count("exit", "micro_outer")),
+        (
+            count("entry", "micro_outer"),
+            count("return", "micro_outer")
+        ),
         (2, 2)
     );
     assert_eq!(
         (
             count("entry", "micro_recurse"),
-            count("exit", "micro_recurse")
+            count("return", "micro_recurse")
         ),
         (10, 10)
     );

@@ -7,6 +7,7 @@ mod guest_files;
 mod inspect;
 mod remote;
 mod run;
+mod trace;
 
 use crate::args::Command;
 use crate::report::Failure;
@@ -29,6 +30,8 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Maps(args) => inspect::maps(args),
         Command::Sym(args) => inspect::sym(args),
         Command::Stack(args) => inspect::stack(args),
+        Command::List(args) => trace::list(args),
+        Command::Trace(args) => trace::trace(*args),
         Command::Completions { shell } => generate::completions(shell),
         Command::Man { folder } => generate::man(&folder),
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::args;
 use crate::control::client::{ask, ask_within, unexpected};
-use crate::control::{Answer, Command, Info, Stat, Unknown};
+use crate::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
 use crate::memory_size::Human;
 use crate::registry::{self, Registry, Running};
-use crate::report::{Failure, ToOutput, say};
+use crate::report::{Failure, ToOutput, printable, say};
 
 /// Most unknown addresses listed by `stat`.
 const LISTED: usize = 16;
@@ -77,7 +77,7 @@ pub fn stop(which: args::Which) -> Result<(), Failure> {
 /// Runs `exotrace stat`.
 pub fn stat(args: args::Stat) -> Result<(), Failure> {
     let machine = find(args.which)?;
-    let stat = match ask(&machine, &Command::Stat)? {
+    let stat = match ask(&machine, &Command::Stat { hash: args.hash })? {
         Answer::Stat(stat) => stat,
         other => return Err(unexpected(&machine, &other).into()),
     };
@@ -101,8 +101,37 @@ fn stat_text(stat: &Stat) -> String {
     for (what, count) in counts {
         text += &format!("{what:22} {count:>12}\n");
     }
+    if let Some(hash) = &stat.text {
+        text += &format!("{:22} {hash}\n", "kernel text");
+    }
     for (instruction, count) in &stat.completed {
         text += &format!("completed {instruction:12} {count:>12}\n");
+    }
+    let sum = |count: fn(&SiteCount) -> u64| stat.sites.iter().map(count).sum::<u64>();
+    if !stat.sites.is_empty() {
+        let (hits, stepped) = (sum(|s| s.hits), sum(|s| s.stepped));
+        for (what, count) in [
+            ("traps in the guest", stat.sites.len() as u64),
+            ("hits emulated", hits - stepped.min(hits)),
+            ("hits stepped", stepped),
+            ("traps suspended", sum(|s| u64::from(s.suspended))),
+        ] {
+            text += &format!("{what:22} {count:>12}\n");
+        }
+    }
+    for (what, count) in stat.engine.iter().filter(|(_, count)| *count > 0) {
+        text += &format!("{what:22} {count:>12}\n");
+    }
+    let mut hottest: Vec<&SiteCount> = stat.sites.iter().filter(|s| s.hits > 0).collect();
+    hottest.sort_by_key(|site| std::cmp::Reverse(site.hits));
+    for site in hottest.iter().take(LISTED) {
+        text += &format!(
+            "trap at {:#x} {}: {} hits, {} stepped\n",
+            site.address,
+            printable(&site.symbol),
+            site.hits,
+            site.stepped
+        );
     }
     for (what, list) in [
         ("port", &stat.unknown_ports),
@@ -192,6 +221,15 @@ mod tests {
             guest_int3: 13,
             syscalls_repaired: 14,
             completed: vec![("popcnt".into(), 15)],
+            text: None,
+            sites: vec![SiteCount {
+                address: 0x1000,
+                symbol: "vfs_read".into(),
+                hits: 21,
+                stepped: 1,
+                suspended: false,
+            }],
+            engine: vec![("lifted".into(), 0), ("hidden bytes".into(), 9)],
             unknown_ports: (0..20).map(unknown).collect(),
             unknown_memory: vec![unknown(0xd000_0000)],
         };
@@ -199,6 +237,9 @@ mod tests {
         for expected in [
             "traps of probes                  12\n",
             "completed popcnt                 15\n",
+            "hits emulated                    20\n",
+            "hidden bytes                      9\n",
+            "trap at 0x1000 vfs_read: 21 hits, 1 stepped\n",
             "no device at port 0xf: 2 reads, 3 writes\n",
             "and 4 more port addresses",
             "no device at memory 0xd0000000: 2 reads",

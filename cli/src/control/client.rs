@@ -118,6 +118,25 @@ pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
     }
 }
 
+/// Sends `command` to `machine`; what it says comes on the connection.
+///
+/// # Errors
+/// If the machine cannot be reached.
+pub fn connect(machine: &Running, command: &Command) -> Result<UnixStream, AskError> {
+    let connected = super::encode(command)
+        .map_err(io::Error::other)
+        .and_then(|line| {
+            let mut stream = UnixStream::connect(&machine.socket)?;
+            stream.write_all(line.as_bytes())?;
+            Ok(stream)
+        });
+    connected.map_err(|source| AskError::Socket {
+        name: machine.name.to_string(),
+        path: machine.socket.clone(),
+        source,
+    })
+}
+
 fn exchange(machine: &Running, line: &str, patience: Option<Duration>) -> io::Result<String> {
     let mut stream = UnixStream::connect(&machine.socket)?;
     stream.set_read_timeout(patience)?;

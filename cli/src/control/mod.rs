@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tracing::request::Request;
 use inspection::ProcessName;
 
 /// Raised when a message changes its meaning.
@@ -33,7 +34,11 @@ pub enum Command {
         folder: PathBuf,
     },
     /// The counts so far.
-    Stat,
+    Stat {
+        /// And a hash of the kernel's text in memory.
+        #[serde(default)]
+        hash: bool,
+    },
     /// The processes, or all threads.
     Ps {
         /// Threads, too.
@@ -60,6 +65,13 @@ pub enum Command {
         /// As above.
         symfs: Option<PathBuf>,
     },
+    /// The probes that match a pattern; all but those of programs if it is empty.
+    List {
+        /// The pattern.
+        pattern: String,
+    },
+    /// Trace until the client closes its side. Answered as a [stream](crate::tracing::stream).
+    Trace(Request),
     /// End the run.
     Stop,
 }
@@ -85,6 +97,11 @@ pub enum Answer {
         /// How long the guest stood still, in microseconds.
         paused_us: u64,
     },
+    /// To [`Command::List`].
+    Probes {
+        /// Them.
+        probes: Vec<ListedProbe>,
+    },
     /// To [`Command::Stop`]: the run is about to end.
     Stopping,
     /// It could not be done.
@@ -92,6 +109,19 @@ pub enum Answer {
         /// Why, for the user.
         message: String,
     },
+}
+
+/// A probe as `list` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedProbe {
+    /// Its four parts.
+    pub name: String,
+    /// Its arguments as C declares them, if they are known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub arguments: Option<Vec<String>>,
+    /// The type of what it returns.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub returns: Option<String>,
 }
 
 /// What a machine says of itself.
@@ -128,10 +158,32 @@ pub struct Stat {
     pub syscalls_repaired: u64,
     /// (instruction, times) completed for the guest.
     pub completed: Vec<(String, u64)>,
+    /// SHA-256 of the kernel's text in memory, or why there is none, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub text: Option<String>,
+    /// Places where traps stand.
+    pub sites: Vec<SiteCount>,
+    /// What the probe engine has counted, all traces together; by name.
+    pub engine: Vec<(String, u64)>,
     /// Ports that no device answers.
     pub unknown_ports: Vec<Unknown>,
     /// Memory that no device answers.
     pub unknown_memory: Vec<Unknown>,
+}
+
+/// A place where a trap stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteCount {
+    /// Its address; in a program's text the physical one.
+    pub address: u64,
+    /// Symbol there, in the kernel.
+    pub symbol: String,
+    /// Times it was hit.
+    pub hits: u64,
+    /// Hits whose instruction was single-stepped with the other vCPUs standing still; that of the others was emulated.
+    pub stepped: u64,
+    /// The guest has something else there now.
+    pub suspended: bool,
 }
 
 /// Accesses to an address that no device answers.
@@ -212,7 +264,12 @@ mod tests {
         let snapshot = Command::Snapshot {
             folder: "/tmp/a b".into(),
         };
-        for command in [Command::Info, snapshot, Command::Stat, Command::Stop] {
+        for command in [
+            Command::Info,
+            snapshot,
+            Command::Stat { hash: true },
+            Command::Stop,
+        ] {
             let line = encode(&command).unwrap();
             assert_eq!(line.matches('\n').count(), 1);
             assert_eq!(decode::<Command>(&line).unwrap(), command);
@@ -225,6 +282,15 @@ mod tests {
             guest_int3: 3,
             syscalls_repaired: 4,
             completed: vec![("popcnt".into(), 5)],
+            text: None,
+            sites: vec![SiteCount {
+                address: 7,
+                symbol: "vfs_read".into(),
+                hits: 6,
+                stepped: 5,
+                suspended: false,
+            }],
+            engine: vec![("lifted".into(), 4)],
             unknown_ports: vec![Unknown {
                 address: 0x64,
                 reads: 1,

@@ -7,13 +7,14 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{Answer, Command, LONGEST_QUESTION};
 use crate::registry;
+use crate::tracing::request::Request;
 
 /// How long a client may take to send its line, and how long it may do nothing while we answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -30,9 +31,12 @@ pub struct ServeError {
 }
 
 /// What the server asks of its machine.
-pub trait Machine: Send + 'static {
+pub trait Machine: Clone + Send + 'static {
     /// Does what `command` says. For [`Command::Stop`] this only starts the end.
     fn answer(&self, command: Command) -> Answer;
+
+    /// Traces to `stream` until its other end is closed, or the machine ends.
+    fn stream(&self, request: Request, stream: UnixStream);
 }
 
 /// The server. Ends when dropped.
@@ -40,7 +44,11 @@ pub struct Server {
     listener: UnixListener,
     leave: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    streams: Streams,
 }
+
+/// Threads that trace for clients.
+type Streams = Arc<Mutex<Vec<JoinHandle<()>>>>;
 
 impl Server {
     /// Listens on `path` for `machine`.
@@ -63,14 +71,17 @@ impl Server {
         let accepting = listener.try_clone().map_err(failed)?;
         let leave = Arc::new(AtomicBool::new(false));
         let leaving = leave.clone();
+        let streams = Streams::default();
+        let started = streams.clone();
         let thread = std::thread::Builder::new()
             .name("control".into())
-            .spawn(move || serve(&accepting, &leaving, &machine))
+            .spawn(move || serve(&accepting, &leaving, &machine, &started))
             .map_err(failed)?;
         Ok(Self {
             listener,
             leave,
             thread: Some(thread),
+            streams,
         })
     }
 }
@@ -88,14 +99,21 @@ impl Drop for Server {
         {
             log::error!("the control thread panicked");
         }
+        // Each ends with its machine, once its client has what was recorded.
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.drain(..) {
+            if stream.join().is_err() {
+                log::error!("a trace's thread panicked");
+            }
+        }
     }
 }
 
-fn serve(listener: &UnixListener, leave: &AtomicBool, machine: &impl Machine) {
+fn serve(listener: &UnixListener, leave: &AtomicBool, machine: &impl Machine, streams: &Streams) {
     while !leave.load(Ordering::SeqCst) {
         match listener.accept() {
             Ok((stream, _)) => {
-                if let Err(error) = converse(stream, machine) {
+                if let Err(error) = converse(stream, machine, streams) {
                     log::debug!("control: a client went away: {error}");
                 }
             }
@@ -159,13 +177,30 @@ fn answer(machine: &impl Machine, command: Command) -> Answer {
     })
 }
 
-fn converse(stream: UnixStream, machine: &impl Machine) -> io::Result<()> {
+/// Traces on a thread of its own: others are answered meanwhile.
+fn trace(
+    machine: &impl Machine,
+    request: Request,
+    stream: UnixStream,
+    streams: &Streams,
+) -> io::Result<()> {
+    let machine = machine.clone();
+    let thread = std::thread::Builder::new().name("stream".into());
+    let started = thread.spawn(move || machine.stream(request, stream))?;
+    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+    streams.retain(|stream| !stream.is_finished());
+    streams.push(started);
+    Ok(())
+}
+
+fn converse(stream: UnixStream, machine: &impl Machine, streams: &Streams) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?;
     let answer = if peer.uid.as_raw() == registry::user() || peer.uid.is_root() {
         let mut line = String::new();
         let question = Client::new(&stream, PATIENCE).take(LONGEST_QUESTION);
         BufReader::new(question).read_line(&mut line)?;
         match super::decode(&line) {
+            Ok(Command::Trace(request)) => return trace(machine, request, stream, streams),
             Ok(command) => answer(machine, command),
             Err(error) => Answer::Error {
                 message: error.to_string(),
@@ -187,8 +222,13 @@ mod tests {
     use crate::control::client;
     use crate::registry::Running;
 
+    #[derive(Clone)]
     struct Echo;
     impl Machine for Echo {
+        fn stream(&self, request: Request, mut stream: UnixStream) {
+            writeln!(stream, "{:?}", request.probes).unwrap();
+        }
+
         fn answer(&self, command: Command) -> Answer {
             match command {
                 Command::Stop => Answer::Stopping,
@@ -220,10 +260,10 @@ mod tests {
                 Answer::Stopping
             );
         }
-        let refused = client::ask(&machine, &Command::Stat)
+        let refused = client::ask(&machine, &Command::Stat { hash: false })
             .unwrap_err()
             .to_string();
-        assert_eq!(refused, "machine vm1: Stat");
+        assert_eq!(refused, "machine vm1: Stat { hash: false }");
         drop(server);
         let gone = client::ask(&machine, &Command::Stop)
             .unwrap_err()

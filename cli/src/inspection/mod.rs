@@ -251,6 +251,19 @@ impl Inspector {
         })
     }
 
+    /// What `ask` finds in the guest, which stands still for it.
+    ///
+    /// # Errors
+    /// If its kernel cannot be made out.
+    pub fn look<T>(
+        &self,
+        machine: &Machine,
+        kernel: Option<&GuestKernel>,
+        ask: impl FnOnce(Look<'_>) -> T,
+    ) -> Result<T, Refusal> {
+        Ok(self.stop(machine, kernel)?.look(ask))
+    }
+
     /// Stops the guest.
     fn stop<'m>(
         &self,

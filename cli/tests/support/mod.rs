@@ -123,6 +123,13 @@ pub struct Running {
 }
 
 impl Running {
+    /// A command that is started now.
+    pub fn of(mut command: Command) -> Self {
+        Self {
+            child: Some(command.spawn().unwrap()),
+        }
+    }
+
     pub fn signal(&self, signal: rustix::process::Signal) {
         let child = self.child.as_ref().unwrap();
         let pid = rustix::process::Pid::from_child(child);

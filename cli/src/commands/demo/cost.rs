@@ -6,9 +6,12 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::function_trace::{FunctionTracer, TraceOptions};
+use probes::engine::{Capture, Engine, EngineLimits, Filter, RingSize};
+use probes::name::ProbePattern;
+use probes::provider;
 use vmm::machine::{MachineConfig, SerialOutput};
 
 use crate::guest_kernel::GuestKernel;
@@ -98,27 +101,27 @@ fn run(
         serial: SerialOutput::null(),
     };
     let mut machine = vmm::machine::boot(&host.kvm, &host.profile, config)?.machine;
-    let tracer = match traced {
+    let tracing = match traced {
         false => None,
         true => {
             let view = kernel
                 .locate(&machine, &machine.pause())?
                 .ok_or_else(|| Failure::new("the micro guest has no symbols"))?;
-            Some(FunctionTracer::arm(
-                &machine,
-                &view,
-                &[LEAF.to_string()],
-                &TraceOptions::default(),
-            )?)
+            let view = Arc::new(view);
+            let engine = Engine::new(machine.handle(), view.clone(), &EngineLimits::default());
+            let mut session = engine.session(RingSize::default())?;
+            // Entry and return.
+            for probe in provider::find(&view, &ProbePattern::parse(LEAF)?).probes {
+                session.enable(&probe, Filter::default(), Capture::default())?;
+            }
+            Some(session)
         }
     };
     let start = Instant::now();
     machine.start();
     let end = machine.wait(Some(PATIENCE));
     let time = start.elapsed();
-    if let Some(mut tracer) = tracer {
-        tracer.stop(&machine);
-    }
+    drop(tracing);
     match end {
         Some(end) if end.is_orderly() => Ok(time),
         Some(end) => Err(Failure::new(format_args!(

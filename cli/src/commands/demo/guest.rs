@@ -196,6 +196,7 @@ pub fn start(
         kernel: Some(files.kernel),
         started,
         inspector: Inspector::default(),
+        engine: std::sync::OnceLock::new(),
     };
     session.machine.start();
     let session = Arc::new(session);

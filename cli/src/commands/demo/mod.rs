@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::guest::Terminal;
-use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
 use probes::text_hash::TextHash;
 use vmm::RunEnd;
@@ -24,7 +23,9 @@ use crate::host::Host;
 use crate::report::{Failure, say};
 use crate::session::Session;
 use crate::signals::StopSignals;
-use crate::trace::{Summary, Trace};
+use crate::tracing::Tracing;
+use crate::tracing::output::{Summary, Trace};
+use crate::tracing::request::Request;
 use guest::Ready;
 
 /// What is traced, as far as the guest's kernel has it: how files are opened, read, written, renamed and removed.
@@ -81,7 +82,7 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
 /// What the demo came to.
 struct Outcome {
     end: RunEnd,
-    view: KernelView,
+    view: Arc<KernelView>,
     summary: Summary,
     before: TextHash,
     after: TextHash,
@@ -96,7 +97,7 @@ impl Outcome {
                 self.before, self.after
             )));
         }
-        match self.summary.stats.entries {
+        match self.summary.counts.entries {
             0 => Err(Failure::new(
                 "none of the functions was called: does the workload run in the guest?",
             )),
@@ -129,10 +130,14 @@ fn watch(
     legend(&view, &names, duration);
     let paused = session.machine.pause();
     let before = view.text_hash(&session.machine, &paused)?;
-    let tracer = FunctionTracer::arm(&session.machine, &view, &names, &TraceOptions::default())?;
     drop(paused);
+    let view = Arc::new(view);
+    let engine = session.engine(&view);
+    let tracing = Tracing::start(session, &engine, &view, &Request::of(&names));
+    let tracing = tracing.map_err(Failure::new)?;
     let output = Box::new(BufWriter::new(std::io::stdout()));
-    let trace = Trace::start(session.clone(), tracer, output, Format::Text)?;
+    let symbols = view.symbols.clone();
+    let trace = Trace::start(session.clone(), tracing, symbols, output, Format::Text)?;
     let end = session
         .machine
         .wait(Some(duration))
@@ -185,19 +190,22 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
 /// # Errors
 /// If the cost cannot be measured.
 fn explain(outcome: &Outcome, session: &Session) -> Result<(), Failure> {
-    let stats = &outcome.summary.stats;
-    for (function, counts) in &outcome.summary.functions {
-        say(format_args!(
-            "  {:16} entered {:>6}, returned {:>6}",
-            function.name, counts.entries, counts.exits
-        ));
+    let counts = &outcome.summary.counts;
+    // Entry and return of a function come one after the other.
+    for pair in outcome.summary.probes.chunks(2) {
+        if let [(function, entry), (_, exit)] = pair {
+            say(format_args!(
+                "  {:16} entered {:>6}, returned {:>6}",
+                function.function, entry.hits, exit.hits
+            ));
+        }
     }
     say(format_args!(
         "{} hits, {} events read, {} dropped, {} calls had not returned yet",
-        stats.entries + stats.returns + stats.unpaired_returns,
-        stats.read,
-        stats.dropped,
-        stats.waiting_returns
+        counts.entries + counts.exits + counts.unpaired_returns,
+        counts.read,
+        counts.dropped,
+        counts.waiting_returns
     ));
     let cost = cost::measure(&session.host)?;
     say(format_args!(

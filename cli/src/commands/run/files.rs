@@ -8,7 +8,7 @@ use vmm::machine::SerialOutput;
 use crate::args;
 use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
-use crate::trace::Output;
+use crate::tracing::output::Output;
 
 /// Files that the run writes.
 pub struct Files {

@@ -1,8 +1,10 @@
 //! Making the machine of a run: what goes into it is read first, then it is booted or restored, and held.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Instant;
 
+use probes::name::ProbePattern;
 use vmm::machine::{MachineConfig, SerialOutput};
 use vmm::snapshot::KernelReference;
 
@@ -32,7 +34,13 @@ impl Inputs {
         if let Some(kernel) = &kernel
             && !args.trace.is_empty()
         {
-            kernel.check_functions(&args.trace)?;
+            // Functions named alone: what else there is to trace is known once the guest runs.
+            let functions = args
+                .trace
+                .iter()
+                .filter(|name| ProbePattern::is_exact(name));
+            let functions = functions.filter(|name| !name.contains(':')).cloned();
+            kernel.check_functions(&functions.collect::<Vec<_>>())?;
         }
         let initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
         Ok(Self { kernel, initramfs })
@@ -70,6 +78,7 @@ pub fn make(
             kernel,
             started,
             inspector: Inspector::default(),
+            engine: OnceLock::new(),
         });
     }
     let Some(kernel) = inputs.kernel else {
@@ -114,6 +123,7 @@ pub fn make(
         kernel: Some(kernel),
         started,
         inspector: Inspector::default(),
+        engine: OnceLock::new(),
     })
 }
 

@@ -11,12 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
 use vmm::RunEnd;
 use vmm::machine::console::Console;
 
-use crate::args;
+use crate::args::{self, Format};
 use crate::control::server::Server;
 use crate::end_report;
 use crate::host::Host;
@@ -24,7 +23,9 @@ use crate::registry::{Entry, Registry, VmName};
 use crate::report::{Failure, say};
 use crate::session::{Located, Session};
 use crate::signals::StopSignals;
-use crate::trace::{ClockPair, Summary, Trace};
+use crate::tracing::output::{ClockPair, Summary, Trace};
+use crate::tracing::request::Request;
+use crate::tracing::{Counts, Tracing};
 use files::{Files, Serial, serial_output, trace_output};
 use making::{Inputs, make};
 
@@ -72,9 +73,12 @@ struct Plan<'a> {
 
 /// What stands in the guest once its kernel is known.
 struct Armed {
-    view: KernelView,
-    tracer: Option<FunctionTracer>,
+    view: Arc<KernelView>,
+    tracing: Option<Tracing>,
 }
+
+/// How the run ended, what is known of its kernel, and what was traced.
+type Watched = (RunEnd, Option<Arc<KernelView>>, Option<Summary>);
 
 impl Plan<'_> {
     fn drive(&self, mut session: Session, files: &mut Files) -> Result<(), Failure> {
@@ -97,7 +101,7 @@ impl Plan<'_> {
         session.machine.flush_serial();
         let (end, view, summary) = result?;
         if let Some(summary) = &summary {
-            tell(summary);
+            tell(&summary.counts);
         }
         end_report::report(
             &end,
@@ -110,14 +114,21 @@ impl Plan<'_> {
     /// Arms what was asked for, and the kernel's panic. Says so while a guest that is not started yet prints nothing.
     fn arm(&self, session: &Session, view: KernelView) -> Result<Armed, Failure> {
         session.watch_panic(&view);
+        let view = Arc::new(view);
         let names = &self.args.trace;
         if names.is_empty() {
-            return Ok(Armed { view, tracer: None });
+            return Ok(Armed {
+                view,
+                tracing: None,
+            });
         }
         if let Some(missing) = &view.missing {
             say(format_args!("process ids are not shown: {missing}"));
         }
-        let tracer = FunctionTracer::arm(&session.machine, &view, names, &TraceOptions::default())?;
+        let engine = session.engine(&view);
+        let tracing = Tracing::start(session, &engine, &view, &Request::of(names));
+        let tracing = tracing.map_err(Failure::new)?;
+        super::trace::tell_skipped(tracing.skipped());
         let clock = ClockPair::now();
         say(format_args!(
             "tracing {}; TSC {} is {} ns since 1970",
@@ -127,7 +138,16 @@ impl Plan<'_> {
         ));
         Ok(Armed {
             view,
-            tracer: Some(tracer),
+            tracing: Some(tracing),
+        })
+    }
+
+    /// How the trace is written.
+    fn format(&self) -> Format {
+        let functions = self.args.trace.iter().all(|name| !name.contains(':'));
+        self.args.format.unwrap_or(match functions {
+            true => Format::Text,
+            false => Format::Events,
         })
     }
 
@@ -137,7 +157,7 @@ impl Plan<'_> {
         session: &Arc<Session>,
         armed: Option<Armed>,
         files: &Files,
-    ) -> Result<(RunEnd, Option<KernelView>, Option<Summary>), Failure> {
+    ) -> Result<Watched, Failure> {
         let deadline = |from: Instant| self.args.duration.and_then(|d| from.checked_add(d));
         let whole_run = deadline(Instant::now()).filter(|_| self.args.trace.is_empty());
         let armed = match armed {
@@ -156,11 +176,12 @@ impl Plan<'_> {
                 }
             }
         };
-        let Some(tracer) = armed.tracer else {
+        let Some(tracing) = armed.tracing else {
             return Ok((wait(session, whole_run), Some(armed.view), None));
         };
         let output = trace_output(files)?;
-        let trace = Trace::start(session.clone(), tracer, output, self.args.format)?;
+        let symbols = armed.view.symbols.clone();
+        let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
         let end = wait(session, deadline(Instant::now()));
         Ok((end, Some(armed.view), Some(trace.finish()?)))
     }
@@ -185,31 +206,33 @@ fn wait(session: &Session, deadline: Option<Instant>) -> RunEnd {
     })
 }
 
-/// The trace's counts, for the user.
-fn tell(summary: &Summary) {
-    let stats = &summary.stats;
+/// A trace's counts, for the user.
+pub fn tell(counts: &Counts) {
+    let mut kinds = format!("{} entries, {} exits", counts.entries, counts.exits);
+    if counts.others > 0 {
+        kinds += &format!(", {} others", counts.others);
+    }
     say(format_args!(
-        "{} events: {} entries, {} exits, {} dropped",
-        stats.pushed + stats.dropped,
-        stats.entries,
-        stats.returns,
-        stats.dropped
+        "{} events: {kinds}, {} dropped",
+        counts.entries + counts.exits + counts.others,
+        counts.dropped
     ));
     for (count, what) in [
-        (stats.waiting_returns, "calls had not returned yet"),
+        (counts.filtered, "hits were left out by filters"),
+        (counts.waiting_returns, "calls had not returned yet"),
         (
-            stats.unpaired_returns,
+            counts.unpaired_returns,
             "passes of a return address by other calls were left out",
         ),
         (
-            stats.lost_returns,
+            counts.lost_returns,
             "calls never returned, or too many waited",
         ),
         (
-            stats.without_return,
+            counts.without_return,
             "calls whose return could not be trapped",
         ),
-        (stats.unknown_task, "hits whose process could not be read"),
+        (counts.unknown_task, "hits whose process could not be read"),
     ] {
         if count > 0 {
             say(format_args!("{count} {what}"));

@@ -1,0 +1,172 @@
+//! A trace for another command: the control socket carries its events until one of the two ends.
+//!
+//! The first line says what is traced, or why nothing is; then comes a line an event (`event`), and a last one (`end`) with the counts. The
+//! client ends the trace by closing its side; one that was killed does so, too. A client that reads too slowly loses events, which are counted:
+//! the guest does not wait for it.
+
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::event::EventLine;
+use super::outbox::Outbox;
+use super::output::{ClockPair, DRAIN_INTERVAL, stop};
+use super::request::Request;
+use super::{Counts, Refusal, Traced, Tracing};
+use crate::guest_kernel::symbolize;
+use crate::session::Session;
+
+/// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A line of the stream.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "line", rename_all = "kebab-case")]
+pub enum Line {
+    /// The first.
+    Begin {
+        /// What is traced; events tell by position.
+        probes: Vec<Traced>,
+        /// The events' clock.
+        clock: ClockPair,
+        /// Its ticks in a second.
+        hz: u64,
+        /// Probes of patterns that cannot be traced, and why.
+        skipped: Vec<String>,
+        /// Patterns that wait for a file to be mapped.
+        open: Vec<String>,
+    },
+    /// One more probe: of a file that was mapped since.
+    More {
+        /// It.
+        probe: Traced,
+    },
+    /// One event.
+    Event {
+        /// Number of the probe.
+        probe: usize,
+        /// What happened.
+        event: EventLine,
+    },
+    /// The last.
+    End {
+        /// What it came to.
+        counts: Counts,
+        /// Hits of each probe.
+        hits: Vec<u64>,
+    },
+    /// Nothing is traced.
+    Refused {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Traces until the client closes its side, or the machine ends.
+///
+/// # Errors
+/// If the client has gone.
+pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut output = BufWriter::new(stream.try_clone()?);
+    let started = start(session, request);
+    let (mut tracing, symbols) = match started {
+        Ok(started) => started,
+        Err(message) => return send(&mut output, &Line::Refused { message }),
+    };
+    let begin = Line::Begin {
+        probes: tracing.traced().to_vec(),
+        clock: ClockPair::now(),
+        hz: session.tsc_hz(),
+        skipped: tracing.skipped().to_vec(),
+        open: tracing.open().map(str::to_owned).collect(),
+    };
+    send(&mut output, &begin)?;
+    // Waiting for the client to end it is waiting for the next time to drain.
+    stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
+    let told = output
+        .into_inner()
+        .map_err(io::IntoInnerError::into_error)?;
+    let mut outbox = Outbox::new(Box::new(told))?;
+    let mut known = tracing.traced().len();
+    let (mut ended, mut failed) = (false, false);
+    while !ended && !failed {
+        ended = has_ended(&mut stream)? || session.has_ended();
+        tracing.take_up_files(session);
+        let each = if ended {
+            stop(&mut tracing)
+        } else {
+            Vec::new()
+        };
+        // A client that reads too slowly loses events, and holds up nobody.
+        let room = outbox.has_room();
+        let mut lines = Vec::new();
+        if ended || room == Ok(true) {
+            for probe in tracing.traced().get(known..).unwrap_or_default() {
+                let probe = probe.clone();
+                write(&mut lines, &Line::More { probe })?;
+            }
+            known = tracing.traced().len();
+            let mut events = Vec::new();
+            tracing.drain(|event| events.push(event));
+            for event in events {
+                let probe = usize::try_from(event.probe).unwrap_or(usize::MAX);
+                let line = EventLine::new(&event, tracing.traced().get(probe), &|pc| {
+                    symbolize(Some(&symbols), pc)
+                });
+                write(&mut lines, &Line::Event { probe, event: line })?;
+            }
+        }
+        if ended {
+            let hits = each.iter().map(|stats| stats.hits).collect();
+            let counts = tracing.counts(&each);
+            write(&mut lines, &Line::End { counts, hits })?;
+        }
+        failed = room.is_err() || outbox.put(lines).is_err();
+    }
+    drop(tracing);
+    outbox.finish()
+}
+
+fn start(
+    session: &Session,
+    request: &Request,
+) -> Result<(Tracing, introspect::kernel::symbols::Symbols), Refusal> {
+    let view = session.locate().map_err(|error| error.to_string())?.ok_or(
+        "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
+    )?;
+    let symbols = view.symbols.clone();
+    let view = Arc::new(view);
+    let engine = session.engine(&view);
+    let tracing = Tracing::start(session, &engine, &view, request)?;
+    Ok((tracing, symbols))
+}
+
+/// Whether the client has closed its side.
+fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
+    let mut byte = [0];
+    match stream.read(&mut byte) {
+        Ok(0) => Ok(true),
+        // What it sends is not asked for.
+        Ok(_) => Ok(false),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
+                Ok(false)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+fn send(output: &mut impl Write, line: &Line) -> io::Result<()> {
+    write(output, line)?;
+    output.flush()
+}
+
+fn write(output: &mut impl Write, line: &Line) -> io::Result<()> {
+    serde_json::to_writer(&mut *output, line).map_err(io::Error::from)?;
+    output.write_all(b"\n")
+}

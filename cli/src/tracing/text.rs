@@ -1,0 +1,159 @@
+//! An event as a line for people: time, vCPU, thread, name, what happened.
+
+use std::fmt::Write;
+
+use super::Traced;
+use super::event::EventLine;
+use crate::report::printable;
+
+/// The line of `event`, `seconds` after the trace began, without a newline.
+pub fn line(event: &EventLine, probe: Option<&Traced>, seconds: f64) -> String {
+    let tid = event
+        .tid
+        .map_or_else(|| "-".to_owned(), |tid| tid.to_string());
+    let comm = printable(event.comm.as_deref().unwrap_or("-"));
+    let mut line = format!("{seconds:12.6} {:>3} {tid:>7} {comm:<15} ", event.cpu);
+    let name = printable(&event.function);
+    // What cannot be written to memory cannot be.
+    let _ = match event.event.as_str() {
+        "entry" => write!(line, "-> {name}({})", arguments(event, probe)),
+        "return" => write!(
+            line,
+            "<- {name} = {}{}",
+            value(event.returned.as_deref()),
+            late(event, probe)
+        ),
+        "tick" => write!(line, "{} at {}", event.probe, event.pc),
+        _ => write!(
+            line,
+            "{} at {} ({})",
+            event.probe,
+            event.pc,
+            arguments(event, probe)
+        ),
+    };
+    for frame in &event.kstack {
+        let _ = write!(line, "\n{:16}{frame}", "");
+    }
+    for frame in &event.ustack {
+        let _ = write!(line, "\n{:16}{frame} (user)", "");
+    }
+    line
+}
+
+fn arguments(event: &EventLine, probe: Option<&Traced>) -> String {
+    let values = event.args.as_deref().unwrap_or_default();
+    let shown = values.iter().enumerate().map(|(at, hex)| {
+        let name = probe
+            .and_then(|p| p.arguments.get(at))
+            .filter(|n| !n.is_empty());
+        let value = match event.strings.get(&at.to_string()) {
+            Some(Some(text)) => format!("\"{}\"", printable(text)),
+            _ if probe.and_then(|p| p.signed.get(at)) == Some(&true) => int(hex),
+            _ => hex.clone(),
+        };
+        match name {
+            Some(name) => format!("{}={value}", printable(name)),
+            None => value,
+        }
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// Strings that were read at the return.
+fn late(event: &EventLine, probe: Option<&Traced>) -> String {
+    let shown = event.strings.iter().filter_map(|(at, text)| {
+        let name = probe.and_then(|p| p.arguments.get(at.parse::<usize>().ok()?));
+        let text = printable(text.as_deref()?);
+        Some(format!(" {}=\"{text}\"", name.map_or("", String::as_str)))
+    });
+    shown.collect()
+}
+
+/// A value as C's int has it where that is negative: what the upper half of the register holds is not told.
+fn int(hex: &str) -> String {
+    let Ok(value) = u64::from_str_radix(hex.trim_start_matches("0x"), 16) else {
+        return hex.to_owned();
+    };
+    match value {
+        0x8000_0000..=0xffff_ffff => (value as u32).cast_signed().to_string(),
+        _ => value.cast_signed().to_string(),
+    }
+}
+
+fn value(hex: Option<&str>) -> String {
+    let Some(hex) = hex else {
+        return "?".to_owned();
+    };
+    let number = u64::from_str_radix(hex.trim_start_matches("0x"), 16).unwrap_or_default();
+    match number {
+        // Numbers and errors; addresses are told as such.
+        0..=0xffff_ffff => number.to_string(),
+        n if n >= 4096u64.wrapping_neg() => n.cast_signed().to_string(),
+        _ => hex.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> EventLine {
+        EventLine {
+            event: "entry".into(),
+            probe: "syscall::openat:entry".into(),
+            function: "openat".into(),
+            pc: "0xffffffff81000000".into(),
+            tsc: 5,
+            cpu: 1,
+            pid: Some(21),
+            tid: Some(22),
+            comm: Some("sh\u{1b}".into()),
+            args: Some(vec!["0xffffff9c".into(), "0x7ffe0000".into(), "0x0".into()]),
+            returned: None,
+            strings: [("1".to_owned(), Some("/etc/passwd".into()))].into(),
+            kstack: Vec::new(),
+            ustack: Vec::new(),
+        }
+    }
+
+    fn probe() -> Traced {
+        Traced {
+            name: "syscall::openat:entry".into(),
+            function: "openat".into(),
+            arguments: vec!["dfd".into(), "filename".into(), "flags".into()],
+            signed: vec![true, false, false],
+        }
+    }
+
+    #[test]
+    fn an_entry_shows_its_arguments_by_name() {
+        assert_eq!(
+            line(&event(), Some(&probe()), 1.5),
+            "    1.500000   1      22 sh?             -> openat(dfd=-100, filename=\"/etc/passwd\", flags=0x0)"
+        );
+    }
+
+    #[test]
+    fn a_return_shows_its_value_and_what_is_known_only_now() {
+        for (returned, shown) in [
+            ("0x3", "3"),
+            ("0xfffffffffffffffe", "-2"),
+            ("0xffff888003000000", "0xffff888003000000"),
+        ] {
+            let event = EventLine {
+                event: "return".into(),
+                args: None,
+                returned: Some(returned.into()),
+                kstack: vec!["0xffffffff81000000 do_syscall_64+0x2f".into()],
+                ..event()
+            };
+            let line = line(&event, Some(&probe()), 0.0);
+            assert!(
+                line.contains(&format!("<- openat = {shown} filename=\"/etc/passwd\"\n")),
+                "{line}"
+            );
+            assert!(line.ends_with("do_syscall_64+0x2f"), "{line}");
+        }
+    }
+}

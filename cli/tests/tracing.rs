@@ -1,0 +1,166 @@
+//! `trace` and `list` on running machines of the micro guest, as a user types them.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Ended, Running, World, has_kvm};
+
+/// A machine whose guest calls `micro_leaf` for as long as it is let.
+fn calling(world: &World) -> Running {
+    world.start("calls 1000000000", "--serial null")
+}
+
+fn stat(world: &World) -> serde_json::Value {
+    let stat = world.run("stat --json");
+    serde_json::from_str(&stat.stdout).unwrap_or_else(|e| panic!("{e}: {stat:?}"))
+}
+
+/// Traps that stand in the guest now.
+fn traps(world: &World) -> usize {
+    stat(world)["sites"].as_array().unwrap().len()
+}
+
+/// Waits until as many traps stand in the guest.
+fn wait_for_traps(world: &World, wanted: impl Fn(usize) -> bool) {
+    let start = Instant::now();
+    while !wanted(traps(world)) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", stat(world));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_trace_shows_calls_and_takes_its_traps_along() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let machine = calling(&world);
+    for (format, expected) in [
+        ("events", "-> micro_leaf("),
+        ("text", "E "),
+        ("json", "\"function\":\"micro_leaf\""),
+    ] {
+        let ended = world.run(&format!("trace micro_leaf --for 0.3 --format {format}"));
+        assert_eq!(ended.status, 0, "{ended:?}");
+        assert!(ended.stdout.contains(expected), "{format}: {ended:?}");
+        assert!(ended.stderr.contains(" dropped"), "{ended:?}");
+    }
+    assert_eq!(traps(&world), 0);
+    // The machine's own process is the one that is traced by: it ends a trace that still runs.
+    let trace = Running::of(world.command("trace micro_leaf -o file"));
+    wait_for_traps(&world, |traps| traps > 0);
+    assert_eq!(world.run("stop").status, 0);
+    let ended = trace.finish();
+    assert_eq!(ended.status, 0, "{ended:?}");
+    assert_eq!(machine.finish().status, 0);
+    assert!(std::fs::metadata(world.path("file")).unwrap().len() > 0);
+}
+
+#[test]
+fn whatever_ends_the_tracing_command_the_guest_is_clean() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let _machine = calling(&world);
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let trace = Running::of(world.command("trace micro_leaf profile:hz:50 -o file"));
+        wait_for_traps(&world, |traps| traps > 0);
+        trace.signal(signal);
+        let ended = trace.finish();
+        if signal != Signal::KILL {
+            assert_eq!(ended.status, 0, "{ended:?}");
+            assert!(
+                ended.stderr.contains("events"),
+                "counts are told: {ended:?}"
+            );
+        }
+        wait_for_traps(&world, |traps| traps == 0);
+    }
+}
+
+#[test]
+fn two_traces_at_once_see_the_same_calls() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let _machine = calling(&world);
+    let line = "trace kprobe:micro_leaf --for 0.5 --per-second 100";
+    let both = [1, 2].map(|_| Running::of(world.command(line)));
+    for ended in both.map(Running::finish) {
+        assert_eq!(ended.status, 0, "{ended:?}");
+        assert!(
+            ended.stderr.contains("hits were left out by filters"),
+            "{ended:?}"
+        );
+        let lines = ended.stdout.lines().count();
+        assert!(
+            (1..=200).contains(&lines),
+            "{lines} lines: {}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_traced_is_told_with_names_like_it() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let _machine = calling(&world);
+    let refused: Vec<(&str, i32, &str)> = vec![
+        ("trace micro_laef", 1, "micro_leaf"),
+        ("trace kprobe::micro_leaf:0x4000000", 1, "not RAM"),
+        ("trace a:b:c:d:e", 1, "5 parts"),
+        ("trace syscall:read", 1, "x64_sys_call"),
+        (
+            "trace uprobe:/bin/sh:main:entry",
+            1,
+            "page cache cannot be read",
+        ),
+        ("trace tracepoint:sched:sched_switch", 1, ""),
+        ("trace profile:hz:20000", 1, "no probe"),
+        ("trace", 2, "required"),
+        ("trace micro_leaf -f", 2, "--pid"),
+        ("trace micro_leaf --buffer 1000", 1, "power of two"),
+        ("trace micro_leaf --stack 500", 2, "500"),
+        ("list nothing_like_it", 1, "nothing_like_it"),
+    ];
+    for (line, status, told) in refused {
+        let ended: Ended = world.run(line);
+        assert_eq!(ended.status, status, "{line}: {ended:?}");
+        assert!(ended.stderr.contains(told), "{line}: {ended:?}");
+        assert_eq!(traps(&world), 0, "{line}");
+    }
+}
+
+#[test]
+fn probes_are_listed_and_counted() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let _machine = calling(&world);
+    let listed = world.run("list kprobe:micro_l*:");
+    assert_eq!(listed.status, 0, "{listed:?}");
+    assert!(
+        listed.stdout.contains("kprobe:vmlinux:micro_leaf:entry\n")
+            && listed.stdout.contains("kprobe:vmlinux:micro_leaf:return\n"),
+        "{listed:?}"
+    );
+    let counts = world.run("list --count");
+    assert!(
+        counts.stdout.contains("syscall") && counts.stdout.contains("profile"),
+        "{counts:?}"
+    );
+    let json = world.run("list --json syscall:openat:entry");
+    let probe: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(probe["name"], "syscall::openat:entry");
+    assert_eq!(probe["arguments"][1], "const char *filename");
+}
