@@ -1,4 +1,4 @@
-//! Shared by the whole-system tests and benchmarks: the host, Linux guests at their shells, the command.
+//! Shared by the whole-system tests and benchmarks: the host, Linux guests at their shells, the micro guest, the command.
 //!
 //! What cannot be had (KVM, a kernel, a guest that answers) ends the test with a message that says what was waited for
 //! and what the guest had printed. Only KVM may be missing, and only where `EXOTRACE_NO_KVM=1` says so.
@@ -10,18 +10,24 @@ pub mod host;
 pub mod insight;
 pub mod kernel;
 pub mod linux;
+pub mod micro;
 pub mod proc_comparison;
 pub mod rich;
 pub mod running_stack;
 pub mod second_opinion;
 pub mod serial;
 pub mod shell;
+pub mod timing;
+pub mod traced;
+pub mod tracing;
 
 pub use host::{Host, host};
 pub use kernel::Kernel;
 pub use linux::Linux;
+pub use micro::MicroGuest;
 pub use serial::SerialLog;
 pub use shell::Shell;
+pub use tracing::Tracing;
 
 /// The host, or the end of the test where none is to be expected.
 #[macro_export]

@@ -1,11 +1,14 @@
 //! Kernels that boot in other ways than the fixture: through PVH, on two vCPUs; and Debian's image, read.
 
+use std::sync::Arc;
+
 use guest::{Terminal, debian};
 use introspect::kernel::image::KernelImage;
-use probes::function_trace::{FunctionTracer, TraceOptions};
+use probes::engine::Filter;
 use support::linux::BootOptions;
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
-use support::{Kernel, Linux, Shell, host};
+use support::tracing::{self, SLOTS};
+use support::{Kernel, Linux, Shell, Tracing, host};
 use vmm::boot::{EntryProtocol, KernelFile};
 
 #[test]
@@ -51,17 +54,13 @@ fn two_vcpus_boot_work_and_are_traced() {
         );
     }
 
-    let view = linux.view();
+    let view = Arc::new(linux.view());
     assert_eq!(view.slide(), 0);
     let before = linux.text_hash(&view);
-    let names = ["vfs_read".to_string(), "vfs_write".to_string()];
-    let options = TraceOptions {
-        ring_slots: 1 << 16,
-        ..TraceOptions::default()
-    };
-    let traps = linux.machine.stats().traps;
-    let tracer = FunctionTracer::arm(&linux.machine, &view, &names, &options);
-    let mut tracer = tracer.unwrap_or_else(|e| panic!("{e}"));
+    let engine = tracing::engine(linux, &view);
+    let none = engine.stats();
+    let names = ["vfs_read", "vfs_write"];
+    let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
     // One on each vCPU.
     let copy = |mask, name| {
         format!("taskset {mask} dd if=/dev/zero of=/tmp/{name} bs=1k count={COPIES} 2> /dev/null")
@@ -72,24 +71,13 @@ fn two_vcpus_boot_work_and_are_traced() {
         copy(2, "b")
     );
     let answer = shell.start(&both).answer(4 * COMMAND_LIMIT);
-    tracer.stop(&linux.machine);
+    let (events, _) = tracing.finish(&none);
     let bytes = 1024 * COPIES;
     assert_eq!(answer.output, format!("{bytes}\n{bytes}\n"));
 
-    let mut events = Vec::new();
-    tracer.drain(&mut events);
-    let stats = tracer.stats();
-    assert_eq!(
-        stats.read + stats.dropped,
-        stats.entries + stats.returns,
-        "{stats:?}"
-    );
-    let hits = stats.entries + stats.returns + stats.unpaired_returns;
-    assert_eq!(linux.machine.stats().traps - traps, hits, "{stats:?}");
-    assert!(events.is_sorted_by_key(|e| e.tsc));
     let blocks = events
         .iter()
-        .filter(|e| e.function == 1 && e.arguments[2] == 1024)
+        .filter(|e| e.probe == 2 && e.arguments[2] == 1024)
         .count();
     assert_eq!(blocks as u64, 2 * COPIES, "vfs_write of a block");
     for vcpu in 0..2 {
@@ -104,7 +92,7 @@ fn two_vcpus_boot_work_and_are_traced() {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let saved = folder.path().join("saved");
     shell.save(host, &saved);
-    drop(tracer);
+    drop(engine);
     drop(shell);
     let shell = Shell::restore(host, Kernel::small(), &saved);
     let answer = shell.run("sh -c 'forks 20 & forks 20 & wait'");

@@ -1,110 +1,81 @@
-//! Functions of a running Linux kernel, traced from outside: exact events, exact counts, an unchanged guest.
+//! Functions of a running Linux kernel, probed from outside: exact events, exact counts, an unchanged guest.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use probes::engine::{Capture, Engine, Filter, Only, RingSize, StringArgument};
 use probes::event::{Event, EventKind};
-use probes::function_trace::{FunctionTracer, TraceOptions};
 use probes::kernel_view::KernelView;
+use probes::name::{ProbeName, ProbePattern};
+use probes::probe::{Moment, Probe, Target};
+use probes::provider;
 use support::shell::COMMAND_LIMIT;
-use support::{Host, Linux, Shell, host, rich};
+use support::tracing::{self, SLOTS, is_entry};
+use support::{Host, Shell, Tracing, host, rich};
 
-/// Rings large enough to drop nothing here.
-const SLOTS: usize = 1 << 16;
 const WRITES: usize = 200;
 const BLOCK: u64 = 0x400;
 
-fn arm(linux: &Linux, view: &KernelView, names: &[&str], options: &TraceOptions) -> FunctionTracer {
-    let names: Vec<String> = names.iter().map(|name| (*name).to_string()).collect();
-    let tracer = FunctionTracer::arm(&linux.machine, view, &names, options);
-    tracer.unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// Stops the tracer, takes what it has, and checks its counts against each other and against the machine's.
-fn finish(linux: &Linux, tracer: &mut FunctionTracer, traps_before: u64) -> Vec<Event> {
-    tracer.stop(&linux.machine);
-    let mut events = Vec::new();
-    tracer.drain(&mut events);
-    let stats = tracer.stats();
-    assert_eq!(stats.read, stats.pushed, "{stats:?}");
-    assert_eq!(
-        stats.read + stats.dropped,
-        stats.entries - stats.filtered + stats.returns,
-        "{stats:?}"
-    );
-    let hits = stats.entries + stats.returns + stats.unpaired_returns;
-    assert_eq!(
-        linux.machine.stats().traps - traps_before,
-        hits,
-        "{stats:?}"
-    );
-    assert_eq!(
-        stats.lost_returns + stats.without_return + stats.unknown_task,
-        0,
-        "{stats:?}"
-    );
-    events
-}
-
-/// Waits for an entry that the filter lets through.
-fn wait_for_hit(tracer: &FunctionTracer, linux: &Linux) {
-    let deadline = Instant::now() + COMMAND_LIMIT;
-    while tracer.stats().entries == tracer.stats().filtered {
-        assert!(
-            Instant::now() < deadline,
-            "no hit in {COMMAND_LIMIT:?}\n{}",
-            linux.situation()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn traced_shell(host: &Host) -> (Shell, KernelView) {
+fn traced_shell(host: &Host) -> (Shell, Arc<KernelView>, Engine) {
     let shell = Shell::new(host);
-    let view = shell.linux.view();
-    (shell, view)
+    let view = Arc::new(shell.linux.view());
+    let engine = tracing::engine(&shell.linux, &view);
+    (shell, view, engine)
 }
 
 #[test]
 fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     let host = host!();
-    let (shell, view) = traced_shell(host);
+    let (shell, view, engine) = traced_shell(host);
     let linux = &shell.linux;
     let before = linux.text_hash(&view);
     let names = ["vfs_read", "vfs_write", "vfs_open", "do_filp_open"];
-    let options = TraceOptions {
-        ring_slots: SLOTS,
-        ..TraceOptions::default()
-    };
-    let traps = linux.machine.stats().traps;
-    let mut tracer = arm(linux, &view, &names, &options);
+    let none = engine.stats();
+    let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
     assert_ne!(
         linux.text_hash(&view),
         before,
         "the hash does not see traps"
     );
-    let functions = tracer.functions().to_vec();
-    let known: Vec<_> = functions.iter().map(|f| f.arguments).collect();
+    let probes = tracing.probes().to_vec();
+    let addresses = [0, 2, 4, 6].map(|probe| tracing.address(probe));
+    let known: Vec<_> = probes
+        .iter()
+        .map(|probe| {
+            let signature = probe.signature.as_ref()?;
+            Some((signature.arguments.len(), signature.returns.as_deref()))
+        })
+        .collect();
     assert_eq!(
         known,
-        [Some(4), Some(4), Some(2), Some(3)],
+        [
+            Some((4, None)),
+            Some((4, Some("ssize_t"))),
+            Some((4, None)),
+            Some((4, Some("ssize_t"))),
+            Some((2, None)),
+            Some((2, Some("int"))),
+            Some((3, None)),
+            Some((3, Some("struct file *"))),
+        ],
         "arguments by BTF"
     );
 
     let line = format!("sh -c 'echo pid=$$; exec dd if=/dev/zero of=/tmp/x bs=1k count={WRITES}'");
     let answer = shell.start(&line).answer(4 * COMMAND_LIMIT);
-    let events = finish(linux, &mut tracer, traps);
+    let (events, _) = tracing.finish(&none);
     assert!(answer.output.contains("200+0 records out"), "{answer:?}");
     let pid = answer
         .output
         .lines()
-        .find_map(|l| l.strip_prefix("pid=")?.parse::<u64>().ok());
-    let pid = pid.unwrap_or_else(|| panic!("no pid: {answer:?}"));
+        .find_map(|l| l.strip_prefix("pid=")?.parse::<u32>().ok());
+    assert!(pid.is_some(), "no pid: {answer:?}");
 
     // One task, and none of these functions calls another of them but do_filp_open: calls and returns alternate.
     let of = |function: usize| {
         let own = events
             .iter()
-            .filter(move |e| e.pid == pid && e.function as usize == function);
+            .filter(move |e| e.pid == pid && e.tid == pid && e.probe as usize / 2 == function);
         own.collect::<Vec<_>>()
     };
     let calls = |function: usize, size: u64| {
@@ -116,14 +87,14 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
             };
             assert_eq!(
                 (entry.kind, exit.kind),
-                (EventKind::Entry, EventKind::Exit),
+                (EventKind::Entry, EventKind::Return),
                 "{pair:?}"
             );
-            assert_eq!(entry.pc, functions[function].address.0);
+            assert_eq!(entry.pc, addresses[function]);
             assert!(entry.tsc < exit.tsc, "{pair:?}");
-            assert_eq!(exit.arguments[1..], [0; 3], "{pair:?}");
+            assert_eq!(exit.arguments.len(), 1, "{pair:?}");
             if entry.arguments[2] == size {
-                assert_eq!(exit.arguments[0], size, "{pair:?}");
+                assert_eq!(exit.arguments, [size], "{pair:?}");
                 found += 1;
             }
         }
@@ -133,16 +104,9 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     assert_eq!(calls(0, BLOCK), WRITES, "vfs_read");
 
     for (function, arguments) in [(2, 2), (3, 3)] {
-        let entries: Vec<_> = of(function)
-            .into_iter()
-            .filter(|e| e.kind == EventKind::Entry)
-            .collect();
+        let entries: Vec<_> = of(function).into_iter().filter(|e| is_entry(e)).collect();
         assert!(entries.len() >= 2, "{}: {entries:?}", names[function]);
         for entry in entries {
-            assert!(
-                entry.arguments[arguments..].iter().all(|a| *a == 0),
-                "{entry:?}"
-            );
             assert!(entry.arguments[arguments - 1] != 0, "{entry:?}");
         }
     }
@@ -154,57 +118,139 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     assert_eq!(shell.output("echo well"), "well");
 }
 
+/// By the number alone, as the kernel's own table has it; the calls of one program, with the file's name it opens.
+#[test]
+fn system_calls_of_a_program_are_seen_with_arguments_strings_and_results() {
+    const WRITE: u32 = 1;
+    const EXIT_GROUP: u32 = 231;
+    const OPENAT: u32 = 257;
+    let host = host!();
+    let (shell, view, engine) = traced_shell(host);
+    let before = shell.linux.text_hash(&view);
+    let capture = Capture {
+        comm: true,
+        strings: vec![StringArgument {
+            argument: 1,
+            length: 64,
+        }],
+        ..Capture::default()
+    };
+    let filter = Filter {
+        comms: Only::In(vec![b"dd".to_vec()]),
+        ..Filter::default()
+    };
+    let size = RingSize::for_capture(SLOTS, &capture);
+    let mut session = engine.session(size).unwrap_or_else(|e| panic!("{e}"));
+    for number in [WRITE, OPENAT, EXIT_GROUP] {
+        for moment in [Moment::Entry, Moment::Return] {
+            let probe = Probe {
+                name: ProbeName::new("syscall", "", &number.to_string(), moment.name()),
+                signature: None,
+                target: Target::SystemCall { number, moment },
+            };
+            let enabled = session.enable(&probe, filter.clone(), capture.clone());
+            enabled.unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+    let line = format!("dd if=/dev/zero of=/tmp/x bs=1k count={WRITES} 2> /dev/null");
+    let answer = shell.start(&line).answer(4 * COMMAND_LIMIT);
+    assert_eq!(answer.status, 0, "{answer:?}");
+    let paused = shell.linux.machine.pause();
+    let stats: Vec<_> = (0..6)
+        .map(|n| session.probe_stats(n).unwrap_or_default())
+        .collect();
+    session.disable_all();
+    drop(paused);
+    let mut events = Vec::new();
+    session.drain(|event| events.push(event));
+    assert!(events.iter().all(|e| e.comm() == b"dd"), "{events:?}");
+    let of = |probe: u32| events.iter().filter(move |e| e.probe == probe);
+    let blocks = of(0).filter(|e| e.arguments[2] == BLOCK).count();
+    let written = of(1).filter(|e| e.arguments == [BLOCK]).count();
+    assert_eq!((blocks, written), (WRITES, WRITES));
+    let opened = |probe| -> Vec<_> {
+        let texts = of(probe).flat_map(|e| &e.strings);
+        texts
+            .map(|text| String::from_utf8_lossy(&text.bytes))
+            .collect()
+    };
+    for probe in [2, 3] {
+        let opened = opened(probe);
+        assert!(
+            opened.iter().any(|path| path == "/tmp/x"),
+            "{probe}: {opened:?}"
+        );
+        assert!(
+            opened.iter().any(|path| path == "/dev/zero"),
+            "{probe}: {opened:?}"
+        );
+    }
+    assert_eq!(of(2).count(), of(3).count());
+    assert!(
+        of(3).all(|e| e.arguments[0] < 16),
+        "descriptors: {events:?}"
+    );
+    assert_eq!(
+        (of(4).count(), of(5).count()),
+        (1, 0),
+        "exit_group does not come back"
+    );
+    assert!(
+        stats
+            .iter()
+            .all(|s| s.hits == s.filtered + s.recorded && s.dropped == 0),
+        "{stats:?}"
+    );
+    drop(session);
+    assert_eq!(shell.linux.text_hash(&view), before);
+}
+
 #[test]
 fn only_the_chosen_process_is_recorded_and_the_others_are_counted() {
     let host = host!();
-    let (shell, view) = traced_shell(host);
+    let (shell, _, engine) = traced_shell(host);
     let linux = &shell.linux;
     shell.type_line("fsload 0 5 > /dev/null & echo load=$!");
     let pid = linux.wait("pid of fsload", 0, COMMAND_LIMIT, |printed| {
         let digits = printed.rsplit_once("load=")?.1.split_once("\r\n")?.0;
-        digits.parse::<u64>().ok()
+        digits.parse::<u32>().ok()
     });
-    let options = TraceOptions {
-        pids: vec![pid],
-        ring_slots: SLOTS,
-        ..TraceOptions::default()
+    let filter = Filter {
+        pids: Only::In(vec![pid]),
+        ..Filter::default()
     };
-    let traps = linux.machine.stats().traps;
-    let mut tracer = arm(linux, &view, &["vfs_write"], &options);
+    let none = engine.stats();
+    let tracing = Tracing::new(linux, &engine, &["vfs_write"], &filter, SLOTS);
     // The shell and this cat write, too.
     let version = shell.output("cat /proc/version");
     assert!(version.starts_with("Linux version 6.1"), "{version}");
-    wait_for_hit(&tracer, linux);
-    let events = finish(linux, &mut tracer, traps);
-    assert!(
-        tracer.stats().filtered > 0 && !events.is_empty(),
-        "{:?}",
-        tracer.stats()
-    );
-    assert!(events.iter().all(|e| e.pid == pid), "{events:?}");
+    tracing.wait_for_hit();
+    let (events, [entries, _]) = tracing.finish(&none);
+    assert!(entries.filtered > 0 && !events.is_empty(), "{entries:?}");
+    assert!(events.iter().all(|e| e.pid == Some(pid)), "{events:?}");
 }
 
 #[test]
 fn a_full_ring_drops_events_and_counts_each() {
     let host = host!();
-    let (shell, view) = traced_shell(host);
-    let options = TraceOptions {
-        ring_slots: 64,
-        ..TraceOptions::default()
-    };
-    let traps = shell.linux.machine.stats().traps;
-    let mut tracer = arm(&shell.linux, &view, &["vfs_read", "vfs_write"], &options);
+    let (shell, _, engine) = traced_shell(host);
+    let none = engine.stats();
+    let names = ["vfs_read", "vfs_write"];
+    let tracing = Tracing::new(&shell.linux, &engine, &names, &Filter::default(), 64);
     shell.output("dd if=/dev/zero of=/tmp/x bs=1k count=100 2> /dev/null");
-    let events = finish(&shell.linux, &mut tracer, traps);
+    let (events, [entries, returns]) = tracing.finish(&none);
     assert_eq!(events.len(), 64);
-    assert!(tracer.stats().dropped >= 400 - 64, "{:?}", tracer.stats());
+    assert!(
+        entries.dropped + returns.dropped >= 400 - 64,
+        "{entries:?} {returns:?}"
+    );
 }
 
 #[test]
 fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
     let host = host!();
     const ROUNDS: usize = 20;
-    let (shell, view) = traced_shell(host);
+    let (shell, view, engine) = traced_shell(host);
     let linux = &shell.linux;
     shell.type_line("fsload 0 1 &");
     let before = linux.text_hash(&view);
@@ -216,18 +262,18 @@ fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
         "vfs_unlink",
         "schedule",
     ];
-    let options = TraceOptions::default();
     for round in 0..ROUNDS {
-        let traps = linux.machine.stats().traps;
-        let mut tracer = arm(linux, &view, &names, &options);
+        let none = engine.stats();
+        let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
         // At once, after some time, or once the workload has met a trap.
         match round % 3 {
             0 => {}
             1 => std::thread::sleep(Duration::from_millis(4 * round as u64)),
-            _ => wait_for_hit(&tracer, linux),
+            _ => tracing.wait_for_hit(),
         }
-        finish(linux, &mut tracer, traps);
+        tracing.finish(&none);
         assert_eq!(linux.text_hash(&view), before, "round {round}");
+        assert!(linux.machine.traps().hits().is_empty(), "round {round}");
     }
     assert_eq!(shell.output("kill $!; echo $((40+2))"), "42");
     let log = shell.output("dmesg | grep -c -i -e bug -e oops -e stall || true");
@@ -240,41 +286,35 @@ fn functions_of_a_loaded_module_are_traced_by_name() {
     let shell = rich::guest(host);
     let linux = &shell.linux;
     let names = ["brd_submit_bio", "vfs_write"];
-    let unknown = FunctionTracer::arm(
-        &linux.machine,
-        &linux.view(),
-        &names.map(str::to_owned),
-        &TraceOptions::default(),
-    );
-    let told = unknown.err().map(|e| e.to_string()).unwrap_or_default();
-    assert!(
-        told.contains("loaded modules have no function \"brd_submit_bio\""),
-        "{told}"
-    );
+    let pattern = ProbePattern::parse("kprobe::brd_submit_bio:entry");
+    let pattern = pattern.unwrap_or_else(|e| panic!("{e}"));
+    let unloaded = provider::find(&linux.view(), &pattern);
+    assert!(unloaded.probes.is_empty(), "{unloaded:?}");
+    assert!(!unloaded.nearest.is_empty(), "names that look like it");
 
     shell.type_lines(&[&format!("insmod {}", rich::BRD)]);
-    let view = linux.view();
-    let traps = linux.machine.stats().traps;
-    let options = TraceOptions {
-        ring_slots: SLOTS,
-        ..TraceOptions::default()
-    };
-    let mut tracer = arm(linux, &view, &names, &options);
+    let view = Arc::new(linux.view());
+    let found = provider::find(&view, &pattern).probes;
+    let module: Vec<_> = found.iter().map(|p| p.name.module.as_str()).collect();
+    assert_eq!(module, ["brd"]);
+    let engine = tracing::engine(linux, &view);
+    let none = engine.stats();
+    let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
+    let address = tracing.address(0);
     let line = "dd if=/dev/zero of=/dev/ram0 bs=4k count=5 conv=fsync";
     let answer = shell.start(line).answer(4 * COMMAND_LIMIT);
     assert_eq!(answer.status, 0, "{answer:?}");
-    let events = finish(linux, &mut tracer, traps);
-    let of_module = events.iter().filter(|e| e.function == 0);
-    let (entries, exits): (Vec<&Event>, Vec<&Event>) =
-        of_module.partition(|e| e.kind == EventKind::Entry);
+    let (events, _) = tracing.finish(&none);
+    let of_module = events.iter().filter(|e| e.probe < 2);
+    let (entries, exits): (Vec<&Event>, Vec<&Event>) = of_module.partition(|e| is_entry(e));
     assert!(!entries.is_empty(), "{answer:?}");
     assert_eq!(entries.len(), exits.len());
     let module = view.modules.modules().first();
     let module = module.unwrap_or_else(|| panic!("no module is known"));
-    let address = tracer.functions().first().map(|f| f.address.0);
     assert!(
-        address.is_some_and(|address| module.module.range_of(address).is_some()),
+        module.module.range_of(address).is_some(),
         "{address:x?} in {:?}",
         module.module
     );
+    assert!(entries.iter().all(|e| e.pc == address), "{entries:?}");
 }

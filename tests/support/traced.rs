@@ -1,0 +1,168 @@
+//! A guest with the rich kernel, watched by the probe engine: its probes by pattern, its tracefs, what its kernel has complained of.
+
+use std::sync::Arc;
+
+use introspect::system::Look;
+use probes::engine::{Capture, Engine, EngineLimits, Filter, RingSize, Session};
+use probes::event::Event;
+use probes::kernel_view::KernelView;
+use probes::name::ProbePattern;
+use probes::probe::Probe;
+use probes::provider::{self, tracepoint};
+use probes::text_hash::TextHash;
+
+use crate::host::Host;
+use crate::insight::Insight;
+use crate::rich;
+use crate::shell::{COMMAND_LIMIT, Shell};
+
+/// Where the guest's tracers are told what to do.
+const TRACEFS: &str = "/sys/kernel/tracing";
+/// What a kernel prints that has found something wrong with itself.
+const COMPLAINTS: &str = "-e BUG -e Oops -e WARNING -e 'cut here' -e 'ftrace bug' -e 'invalid opcode' -e 'int3:' -e 'Failed to'";
+
+/// The guest and the engine of its machine.
+pub struct Traced {
+    /// The guest, in the folder of its tracers.
+    pub shell: Shell,
+    /// Its kernel when this was made.
+    pub view: Arc<KernelView>,
+    /// What is read of it.
+    pub insight: Insight,
+    /// The engine.
+    pub engine: Engine,
+}
+
+impl Traced {
+    /// A copy of the rich guest, after `lines` were typed.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn new(host: &Host, lines: &[&str]) -> Self {
+        let shell = rich::guest(host);
+        shell.type_lines(&[&format!("mount -t tracefs t {TRACEFS} && cd {TRACEFS}")]);
+        shell.type_lines(lines);
+        let view = Arc::new(shell.linux.view());
+        let insight = Insight::new(&shell.linux);
+        let handle = shell.linux.machine.handle();
+        let engine = Engine::new(handle, view.clone(), &EngineLimits::default());
+        Self {
+            shell,
+            view,
+            insight,
+            engine,
+        }
+    }
+
+    /// What a pattern stands for now.
+    ///
+    /// # Panics
+    /// If it stands for nothing.
+    pub fn find(&self, pattern: &str) -> Vec<Probe> {
+        let parsed = ProbePattern::parse(pattern).unwrap_or_else(|e| panic!("{pattern}: {e}"));
+        let mut found = provider::find(&self.view, &parsed).probes;
+        if parsed.matches_provider(tracepoint::PROVIDER) {
+            let machine = self.engine.machine();
+            let matches = self.look(|look| tracepoint::find(&look, machine, &self.view, &parsed));
+            let matches = matches.unwrap_or_else(|e| panic!("{pattern}: {e}"));
+            assert!(matches.incomplete.is_empty(), "{:?}", matches.incomplete);
+            found.extend(matches.probes);
+        }
+        assert!(!found.is_empty(), "{pattern} stands for nothing");
+        found
+    }
+
+    /// A session with the probes of `patterns`, in their order.
+    ///
+    /// # Panics
+    /// If one cannot be enabled.
+    pub fn session(&self, patterns: &[&str]) -> Session {
+        let mut session = self.empty_session();
+        for pattern in patterns {
+            for probe in self.find(pattern) {
+                let enabled = session.enable(&probe, Filter::default(), Capture::default());
+                enabled.unwrap_or_else(|e| panic!("{e}"));
+            }
+        }
+        session
+    }
+
+    /// A session without probes.
+    ///
+    /// # Panics
+    /// If there is no memory for it.
+    pub fn empty_session(&self) -> Session {
+        let session = self.engine.session(RingSize::default());
+        session.unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Looks at the guest while it stands still.
+    pub fn look<T>(&self, ask: impl FnOnce(Look<'_>) -> T) -> T {
+        self.insight.look(&self.shell.linux.machine, ask)
+    }
+
+    /// Runs a command that must succeed, in the folder of the guest's tracers; what it printed.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn tell(&self, command: &str) -> String {
+        let started = std::time::Instant::now();
+        let answer = self.shell.start(command).answer(4 * COMMAND_LIMIT);
+        println!("  {:?} {command}", started.elapsed());
+        assert_eq!(
+            answer.status,
+            0,
+            "{command}: {answer:?}\n{}",
+            self.complaints()
+        );
+        answer.output.trim_end().to_owned()
+    }
+
+    /// A number that a command prints.
+    ///
+    /// # Panics
+    /// If it prints none.
+    pub fn number(&self, command: &str) -> u64 {
+        let text = self.tell(&format!("{command} || true"));
+        text.trim()
+            .parse()
+            .unwrap_or_else(|e| panic!("{command}: {text:?}: {e}"))
+    }
+
+    /// Hash of the kernel's text.
+    pub fn hash(&self) -> TextHash {
+        self.shell.linux.text_hash(&self.view)
+    }
+
+    /// What the kernel has complained of since it booted.
+    pub fn complaints(&self) -> String {
+        let command = format!("dmesg | grep -A 30 {COMPLAINTS} | head -n 60; true");
+        self.shell.start(&command).answer(4 * COMMAND_LIMIT).output
+    }
+
+    /// The guest is well and has nothing to complain of.
+    ///
+    /// # Panics
+    /// If it has.
+    pub fn assert_well(&self) {
+        let complaints = self.complaints();
+        assert_eq!(
+            complaints,
+            "",
+            "{}",
+            self.shell.output("dmesg | tail -n 40")
+        );
+        assert_eq!(self.shell.output("echo $((40+2))"), "42");
+    }
+}
+
+/// What a session has recorded since the last time.
+///
+/// # Panics
+/// If it has lost an event.
+pub fn events(session: &mut Session) -> Vec<Event> {
+    let mut events = Vec::new();
+    session.drain(|event| events.push(event));
+    assert_eq!(session.stats().probes.dropped, 0, "{:?}", session.stats());
+    events
+}

@@ -1,0 +1,175 @@
+//! Kernel functions of a Linux guest probed by name: their entries and returns, and counts that must agree.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use probes::engine::{Capture, Engine, EngineLimits, Filter, ProbeStats, RingSize, Session};
+use probes::event::{Event, EventKind};
+use probes::kernel_view::KernelView;
+use probes::name::ProbePattern;
+use probes::probe::{Probe, Target};
+use probes::provider;
+
+use crate::linux::Linux;
+use crate::shell::COMMAND_LIMIT;
+
+/// Rings large enough to drop nothing in a test.
+pub const SLOTS: usize = 1 << 16;
+
+/// A session with entry and return of some functions: of the first probes 0 and 1, and so on.
+pub struct Tracing<'l> {
+    linux: &'l Linux,
+    session: Session,
+    probes: Vec<Probe>,
+    traps: u64,
+}
+
+/// The one probe that a pattern stands for.
+///
+/// # Panics
+/// If there is none, or several.
+pub fn probe(view: &KernelView, pattern: &str) -> Probe {
+    let parsed = ProbePattern::parse(pattern).unwrap_or_else(|e| panic!("{e}"));
+    let found = provider::find(view, &parsed);
+    let [probe] = found.probes.as_slice() else {
+        panic!("{pattern}: {found:?}")
+    };
+    probe.clone()
+}
+
+/// An engine of a guest.
+pub fn engine(linux: &Linux, view: &Arc<KernelView>) -> Engine {
+    let limits = EngineLimits::default();
+    Engine::new(linux.machine.handle(), view.clone(), &limits)
+}
+
+impl<'l> Tracing<'l> {
+    /// Probes `functions` in a session of its own.
+    ///
+    /// # Panics
+    /// If one is not known, or cannot be trapped.
+    pub fn new(
+        linux: &'l Linux,
+        engine: &Engine,
+        functions: &[&str],
+        filter: &Filter,
+        slots: usize,
+    ) -> Self {
+        let size = RingSize {
+            slots,
+            ..RingSize::default()
+        };
+        // No call comes between the first and the last.
+        let _paused = linux.machine.pause();
+        let traps = linux.machine.stats().traps;
+        let mut session = engine.session(size).unwrap_or_else(|e| panic!("{e}"));
+        let mut probes = Vec::new();
+        for function in functions {
+            for moment in ["entry", "return"] {
+                let probe = probe(engine.view(), &format!("kprobe::{function}:{moment}"));
+                let enabled = session.enable(&probe, filter.clone(), Capture::default());
+                enabled.unwrap_or_else(|e| panic!("{e}"));
+                probes.push(probe);
+            }
+        }
+        Self {
+            linux,
+            session,
+            probes,
+            traps,
+        }
+    }
+
+    /// Its probes, by their numbers.
+    pub fn probes(&self) -> &[Probe] {
+        &self.probes
+    }
+
+    /// Where the function of a probe begins.
+    ///
+    /// # Panics
+    /// If there is no such probe.
+    pub fn address(&self, probe: usize) -> u64 {
+        match self.probes.get(probe).map(|probe| &probe.target) {
+            Some(Target::Kernel { address, .. }) => address.0,
+            other => panic!("probe {probe}: {other:?}"),
+        }
+    }
+
+    /// Entries and returns.
+    pub fn stats(&self) -> [ProbeStats; 2] {
+        let mut of = [ProbeStats::default(); 2];
+        for (number, probe) in (0..).zip(&self.probes) {
+            let stats = self.session.probe_stats(number).unwrap_or_default();
+            let is_return = probe.name.name == "return";
+            let [entries, returns] = &mut of;
+            *(if is_return { returns } else { entries }) += stats;
+        }
+        of
+    }
+
+    /// Waits for an entry that the filter lets through.
+    ///
+    /// # Panics
+    /// If none comes in [`COMMAND_LIMIT`].
+    pub fn wait_for_hit(&self) {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while self.stats()[0].recorded == 0 {
+            assert!(
+                Instant::now() < deadline,
+                "no hit in {COMMAND_LIMIT:?}\n{}",
+                self.linux.situation()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends it: all its events, in time order, and the counts of entries and returns, which are checked against each other, the
+    /// engine's and the machine's. No other session of the engine may have had a probe meanwhile.
+    ///
+    /// # Panics
+    /// If they do not agree, or anything that is to be seen was not.
+    pub fn finish(mut self, before: &probes::engine::EngineStats) -> (Vec<Event>, [ProbeStats; 2]) {
+        let paused = self.linux.machine.pause();
+        let stats = self.stats();
+        let engine = self.session.engine().stats();
+        let traps = self.linux.machine.stats().traps - self.traps;
+        self.session.disable_all();
+        drop(paused);
+        let mut events = Vec::new();
+        self.session.drain(|event| events.push(event));
+        let [entries, returns] = stats;
+        let told = format!("entries {entries:?}, returns {returns:?}, {engine:?}");
+        let mut all = entries;
+        all += returns;
+        assert_eq!(
+            all.hits,
+            all.filtered + all.recorded + all.dropped,
+            "{told}"
+        );
+        assert_eq!(self.session.stats().probes, all, "{told}");
+        assert_eq!(self.session.stats().read, all.recorded, "{told}");
+        assert_eq!(events.len() as u64, all.recorded, "{told}");
+        let unpaired = engine.unpaired_returns - before.unpaired_returns;
+        assert_eq!(traps, all.hits + unpaired, "{told}");
+        assert_eq!(
+            entries.hits - entries.filtered,
+            returns.hits + engine.waiting_returns,
+            "{told}"
+        );
+        let unseen = engine.lost_returns + engine.without_return + engine.unknown_task;
+        assert_eq!(unseen, 0, "{told}");
+        assert_eq!(
+            self.session.engine().stats().waiting_returns,
+            0,
+            "nobody waits any more"
+        );
+        assert!(events.is_sorted_by_key(|event| event.tsc), "{told}");
+        (events, stats)
+    }
+}
+
+/// Whether an event is an entry.
+pub fn is_entry(event: &Event) -> bool {
+    event.kind == EventKind::Entry
+}
