@@ -453,7 +453,12 @@ fn a_traced_file_that_is_written_is_what_was_written() {
     shell.output("/tmp/y 2 0");
     guest.kill(holder);
     let sites = guest.user_sites();
-    assert!(!sites.is_empty());
+    let stats = guest.engine.stats();
+    assert!(
+        !sites.is_empty(),
+        "{stats:?} {:?}",
+        traced.recorded("one_round")
+    );
     let overwrite = |file: &str| {
         shell.output(&format!(
             "dd if={BUSYBOX} of=/tmp/{file} bs=100 seek=3 skip=50 count=5 conv=notrunc 2> /dev/null; busybox sha256sum < /tmp/{file}"
