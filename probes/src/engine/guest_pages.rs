@@ -17,7 +17,17 @@
 //! | `copy_page_from_iter_atomic` | write(2) to the file | traps out of the page; they wait until it is mapped again |
 //! | `__folio_start_writeback` | the page is written to a disk | the same |
 //!
-//! Not seen: a program that maps the file and reads its text as data sees our byte, as it would see a debugger's.
+//! Not watched, so that our byte is seen or kept:
+//!
+//! - a program that maps the file and reads its text as data, as it would see a debugger's;
+//! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself travels;
+//! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring);
+//! - the guest's own uprobes, which save the byte that they replace;
+//! - pages of shared memory that go to swap;
+//! - the first page of a mapping in a core dump;
+//! - a page that is mapped again while it is being written to a disk.
+//!
+//! A private copy of a page (`wp_page_copy`) gets its original bytes back and is not traced.
 #![allow(
     clippy::single_range_in_vec_init,
     reason = "lists of ranges, often of one"
