@@ -49,6 +49,7 @@ pub use plan::{Capture, StringArgument};
 pub use session::{ProbeStats, RingSize, Session, SessionStats};
 
 use crate::kernel_view::KernelView;
+use crate::provider::system_calls::entry_function;
 use crate::ring::RingSizeError;
 use current::Tasks;
 use filter::HitFilter;
@@ -114,6 +115,8 @@ struct Inner {
     path: Arc<HitPath>,
     /// `None` in a kernel that does not tell of its page cache.
     pages: Option<Arc<GuestPages>>,
+    /// Where system calls pass; `None` in a kernel without such a function.
+    system_calls: Option<(Gva, SystemCallRegisters)>,
     armed: Mutex<arming::Armed>,
     followers: Followers,
     listeners: Listeners,
@@ -143,6 +146,7 @@ impl Engine {
                 None
             }
         });
+        let system_calls = entry_function(&view.symbols, types);
         let path = Arc::new(HitPath {
             pages: pages.clone(),
             user_sites: UserSites::default(),
@@ -164,6 +168,7 @@ impl Engine {
             ticker: timers::Ticker::new(machine.clone()),
             machine,
             view,
+            system_calls,
             path,
             pages,
             armed: Mutex::default(),

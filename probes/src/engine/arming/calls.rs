@@ -11,7 +11,6 @@ use super::super::plan::{
 };
 use super::{Armed, EnableError, MAX_SYSTEM_CALLS, Place, Spot};
 use crate::probe::{Moment, TracepointText};
-use crate::provider::system_calls::entry_function;
 use crate::provider::tracepoint::keep_what_leads_to_the_call;
 
 impl Engine {
@@ -23,8 +22,7 @@ impl Engine {
         enabled: &Arc<Enabled>,
         named: impl Fn() -> String,
     ) -> Result<Place, EnableError> {
-        let symbols = &self.0.view.symbols;
-        let Some((address, layout)) = entry_function(symbols, self.0.view.btf.as_ref()) else {
+        let Some((address, layout)) = self.0.system_calls else {
             return Err(EnableError::NoSystemCalls { probe: named() });
         };
         let spot = self.kernel_spot(address, Moment::Entry);
@@ -73,8 +71,7 @@ impl Engine {
             plan.entries.retain(|probe| !Arc::ptr_eq(probe, enabled));
             plan.returns &= !last;
         }
-        let layout = entry_function(&self.0.view.symbols, self.0.view.btf.as_ref());
-        if let Some((_, layout)) = layout {
+        if let Some((_, layout)) = self.0.system_calls {
             let _ = self.publish_system_calls(armed, spot, layout, &plans);
         }
         if last {
