@@ -1,6 +1,6 @@
 //! What one hit of one probe leaves behind: the words of a record in a ring, and the event made of them.
 //!
-//! The hit path writes a record with [`Recorder`], word by word and without allocation; a consumer makes an [`Event`] of it. The caller
+//! The hit path writes a record with `Recorder`, word by word and without allocation; a consumer makes an [`Event`] of it. The caller
 //! knows what a probe's number stands for (the session that enabled it tells).
 //!
 //! Words: probe, vCPU, kind and flags; process and thread; program counter; how long each of the following parts is: arguments, name
