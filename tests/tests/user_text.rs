@@ -410,6 +410,12 @@ fn pages_that_are_freed_while_traced_hold_nothing_of_ours() {
         sites.len()
     );
     assert!(sites.iter().all(|site| guest.byte(*site) == INT3));
+    // Other files' pages are its pages' neighbours in memory.
+    shell.type_lines(&[
+        "for n in 1 2 3; do cp /tmp/y /tmp/y$n; done; rm /tmp/y1 /tmp/y3",
+        "dd if=/dev/zero of=/tmp/near bs=4k count=64 2> /dev/null; rm /tmp/near /tmp/y2",
+    ]);
+    assert_eq!(guest.user_sites(), sites, "what is written next to it");
 
     guest.kill(holder);
     assert_eq!(guest.user_sites(), sites, "the file is still there");

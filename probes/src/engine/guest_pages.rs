@@ -401,11 +401,7 @@ impl Watch for PageWatch {
                 if let Some(page) = pages.memory_of(memory, first) {
                     let start = page.0.saturating_add(second);
                     let end = start.saturating_add(third);
-                    // An instruction may begin in the page before.
-                    let start = start.saturating_sub(LONGEST_INSTRUCTION - 1);
-                    let pages =
-                        start & !(PAGE - 1)..end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
-                    lift(path, traps, pages);
+                    self.written(path, hit, traps, start..end);
                 }
                 None
             }
@@ -498,6 +494,26 @@ impl PageWatch {
             for site in path.user_returns.forget(page..page + PAGE) {
                 traps.table.disarm(site);
             }
+        }
+    }
+
+    /// Bytes of a page are written to: what stands in it is taken out, and the instruction that reaches into it from the file's page
+    /// before, which is anywhere in memory.
+    fn written(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, bytes: Range<u64>) {
+        let end = bytes.end.checked_next_multiple_of(PAGE);
+        lift(
+            path,
+            traps,
+            bytes.start & !(PAGE - 1)..end.unwrap_or(u64::MAX),
+        );
+        if bytes.start % PAGE >= LONGEST_INSTRUCTION - 1 {
+            return;
+        }
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(self.pages.space);
+        if let Ok(Some(before)) = self.pages.layout.page_before(view, Gpa(bytes.start)) {
+            let end = before.0.saturating_add(PAGE);
+            lift(path, traps, end - (LONGEST_INSTRUCTION - 1)..end);
         }
     }
 

@@ -66,6 +66,27 @@ impl PageCacheLayout {
         Ok(is_there.then_some(PageOwner { mapping, index }))
     }
 
+    /// The page that holds the bytes of the same file before those of the page with the byte at `gpa`, if it is in memory.
+    ///
+    /// # Errors
+    /// As [`owner`](Self::owner).
+    pub fn page_before(
+        &self,
+        view: MemoryView<'_>,
+        gpa: Gpa,
+    ) -> Result<Option<Gpa>, PageCacheError> {
+        let Some(PageOwner { mapping, index }) = self.owner(view, gpa)? else {
+            return Ok(None);
+        };
+        let Some(index) = index.checked_sub(1) else {
+            return Ok(None);
+        };
+        Ok(match self.page_in(view, mapping, index)? {
+            CachedPage::Present { gpa, .. } => Some(gpa),
+            CachedPage::Filling { .. } | CachedPage::Absent | CachedPage::Value(_) => None,
+        })
+    }
+
     /// Whether a page with a mapping may be a file's at all: the slab allocator keeps another pointer there.
     fn may_be_cached(&self, head: &Structure<'_>) -> Result<bool, PageCacheError> {
         if let Some(slab) = self.slab

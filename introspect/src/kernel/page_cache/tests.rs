@@ -402,6 +402,24 @@ fn pages_lead_back_to_file_and_index() {
 }
 
 #[test]
+fn the_page_before_is_the_files_and_not_the_memorys() {
+    let guest = guest();
+    let layout = layout();
+    for (number, before) in [
+        (37, Some(36)),
+        (39, Some(38)),
+        (36, None),
+        (34, None),
+        (32, None),
+        (300, None),
+    ] {
+        let found = guest.look(|view| layout.page_before(view, Gpa(RAM + number * PAGE + 5)));
+        let before = before.map(|number| Gpa(RAM + number * PAGE));
+        assert_eq!(found, Ok(before), "{number}");
+    }
+}
+
+#[test]
 fn pages_are_a_files_only_if_its_cache_has_them() {
     const SLAB: u64 = 1 << 7;
     let (zero, tail, other) = (page(32).1, page(37).1, page(50).1);
