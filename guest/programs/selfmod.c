@@ -1,9 +1,9 @@
 /* selfmod [CALLS]: writes to its own text. Calls `steady` CALLS times (10), makes its text writable and changes a byte of `changing`, and
- * calls `steady` as often again. Prints `selfmod: WAS IS SUM`: what `changing` gave before and after, and the sum of all bytes of the page
- * that it stands in, as the program reads them at the end. */
+ * calls `steady` as often again, twice: before and after it makes its text as it was, not to be written to. Prints `selfmod: WAS IS SUM`: what
+ * `changing` gave before and after, and the sum of all bytes of the page that it stands in, as the program reads them while it can write. */
 #include "guest.h"
 
-enum { PAGE = 4096, READ_WRITE_EXECUTE = 7 };
+enum { PAGE = 4096, READ_EXECUTE = 5, READ_WRITE_EXECUTE = 7 };
 
 int changing(void);
 __asm__(".globl changing\n"
@@ -40,6 +40,10 @@ int program(int argc, char **argv, char **envp)
 		value = steady(value);
 	for (long i = 0; i < PAGE; i++)
 		sum += page[i] * (i + 1);
+	if (syscall3(SYS_mprotect, page, PAGE, READ_EXECUTE))
+		return 1;
+	for (long i = 0; i < calls; i++)
+		value = steady(value);
 	print("selfmod: ", decimal(was, digits[0]), " ", decimal(changing(), digits[1]), " ", decimal(sum, digits[2]), "\n");
-	return value != 2 * calls;
+	return value != 3 * calls;
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use iced_x86::{Decoder, DecoderOptions};
 use introspect::system::TextFile;
+use introspect::x86_64::PAGE;
 use introspect::{Gpa, PhysicalMemory};
 use probes::engine::{
     Capture, EnableError, Engine, EngineStats, Filter, Only, ProbeStats, RingSize, Session,
@@ -134,6 +135,15 @@ impl Guest {
         let stats = self.shell.linux.machine.traps().stats();
         let user = stats.into_iter().filter(|site| site.user);
         user.map(|site| site.site).collect()
+    }
+
+    /// User sites that are armed, but not in the pages of `sites`.
+    fn sites_elsewhere(&self, sites: &BTreeSet<SiteId>) -> BTreeSet<SiteId> {
+        let page = |site: &SiteId| site.0.0 / PAGE;
+        let pages: BTreeSet<u64> = sites.iter().map(page).collect();
+        let mut found = self.user_sites();
+        found.retain(|site| !pages.contains(&page(site)));
+        found
     }
 
     /// What stands in memory at a site, traps and all.
@@ -557,8 +567,8 @@ fn a_program_that_writes_its_own_text_sees_its_own_bytes() {
     for _ in 0..2 {
         assert_eq!(shell.output("selfmod 7"), untraced);
     }
-    // Its own copy of the page has no traps: what it calls there is not seen.
-    assert_eq!(traced.recorded("steady"), (14, 14));
+    // What it calls while it can write to its text is not seen; what it calls before and after is.
+    assert_eq!(traced.recorded("steady"), (28, 28));
     let stats = guest.engine.stats();
     // The first instruction, and one return address of two: the other one was not met yet.
     assert!(stats.hidden - hidden >= 4, "{stats:?}");
@@ -587,14 +597,84 @@ fn a_program_whose_text_another_writes_has_its_own_bytes() {
     let sums: Vec<&str> = seen.lines().collect();
     assert_eq!(sums.len(), 2, "{seen}");
     assert_eq!(sums[0], sums[1]);
-    // It goes on, unseen: its page is its own.
-    let rounds = "cat /proc/PID/status | grep ^voluntary";
-    let rounds = rounds.replace("PID", &pid.to_string());
-    let before = shell.output(&rounds);
-    shell.type_lines(&["sleep 3"]);
-    assert_ne!(shell.output(&rounds), before);
+    // It goes on, and is seen: its page is its own, with traps of its own.
+    let own = guest.sites_elsewhere(&sites);
+    let functions = traced.probes.iter();
+    let functions = functions.filter(|probe| probe.kind() == EventKind::Entry);
+    // And return addresses, if it was not asleep.
+    assert!(own.len() >= functions.count(), "{own:?}");
+    assert!(own.iter().all(|site| guest.byte(*site) == INT3));
+    let before = traced.recorded("one_round");
+    let wait = Instant::now() + 2 * COMMAND_LIMIT;
+    while traced.recorded("one_round").1 < before.1 + 2 {
+        assert!(
+            Instant::now() < wait,
+            "{before:?} {:?}",
+            guest.engine.stats()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Other processes have the file's page, and this one's is nobody's when it has ended.
+    assert_eq!(shell.output("/tmp/y 3 0"), "fsload: 3 rounds");
+    guest.kill(pid);
+    assert_eq!(guest.user_sites().intersection(&own).count(), 0);
+    assert!(own.iter().all(|site| guest.byte(*site) != INT3));
     traced.finish();
     guest.assert_clean(&sites);
+}
+
+#[test]
+fn where_another_debugger_has_its_breakpoint_ours_comes_back_after_it() {
+    const TEXT: u64 = 0x40_0000;
+    let host = host!();
+    let guest = Guest::new(host);
+    let shell = &guest.shell;
+    shell.type_lines(&[&format!("cp {FSLOAD} /tmp/y")]);
+    let pid = guest.spawn_sleeper(&format!("/tmp/y 0 {FOR_EVER}"));
+    let mut traced = guest.session();
+    enable_fsload(&mut traced, "/tmp/y");
+    let of_file = guest.user_sites();
+    let own = || guest.sites_elsewhere(&of_file);
+    let probe = &guest.probes("uprobe:/tmp/y:one_round:entry")[0];
+    let Target::User { text, .. } = &probe.target else {
+        panic!("{probe:?}")
+    };
+    let (at, original) = (TEXT + text.offset, text.code[0]);
+    let write = |byte: u8| {
+        shell.output(&format!(
+            "printf '\\{byte:03o}' | dd of=/proc/{pid}/mem bs=1 seek={at} conv=notrunc 2> /dev/null"
+        ))
+    };
+    let read = || {
+        shell.output(&format!(
+            "dd if=/proc/{pid}/mem bs=1 skip={at} count=1 2> /dev/null | busybox od -A n -t u1"
+        ))
+    };
+    write(original);
+    let all = own();
+    assert_eq!(all.len(), of_file.len(), "{all:?} {of_file:?}");
+    for _ in 0..2 {
+        write(INT3);
+        let rest = own();
+        let gone: Vec<_> = all.difference(&rest).collect();
+        assert_eq!((rest.len(), gone.len()), (all.len() - 1, 1), "{gone:?}");
+        assert_eq!(gone[0].0.0 % PAGE, text.offset % PAGE);
+        assert_eq!(guest.byte(*gone[0]), INT3, "it is the debugger's");
+        assert_eq!(read().trim(), INT3.to_string());
+        write(original);
+        assert_eq!(own(), all);
+        assert_eq!(read().trim(), original.to_string());
+    }
+    // Probes come and go there as in the file.
+    let mut other = guest.session();
+    other.enable("uprobe:/tmp/y:program:entry", &Filter::default());
+    traced.finish();
+    assert_eq!(own().len(), 1);
+    enable_fsload(&mut other, "/tmp/y");
+    assert_eq!(own(), all);
+    other.finish();
+    guest.assert_clean(&all);
+    guest.kill(pid);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCalls, TracepointPlan, co
 use super::return_sites::{ReturnSite, ReturnSites};
 use super::returns::{Call, FunctionKey, Key, PendingReturns};
 use super::stacks::Stacks;
-use super::user_text::UserSites;
+use super::user_text::{Traps, UserSites};
 use super::{strings, tracepoint};
 use crate::event::{EventKind, Header, MAX_ARGUMENTS, Recorder};
 
@@ -137,6 +137,14 @@ pub(crate) struct HitPath {
 }
 
 impl HitPath {
+    /// Where sites are put, on the vCPU's own thread.
+    pub(crate) fn traps<'t>(&'t self, cpu: &'t StoppedCpu<'_>) -> Traps<'t> {
+        Traps {
+            table: cpu.traps(),
+            plans: &self.plans,
+        }
+    }
+
     /// Records one hit.
     pub(crate) fn take(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64, arm: &dyn Arm) {
         let is_return = match hit.user {
@@ -508,11 +516,18 @@ impl Arm for ArmBy<'_> {
         self.cpu.traps().arm_kernel(address, self.path.space)
     }
 
-    /// Only in pages of files, whose coming and going is seen.
+    /// Only in pages of files, and private copies of such, whose coming and going is seen.
     fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
         let Some(pages) = &self.path.pages else {
             return self.cpu.traps().arm_user(address, space);
         };
+        let place = paging::translate(self.cpu.ram(), space, address)
+            .map_err(|source| ArmError::NotMapped { address, source })?;
+        let traps = self.cpu.traps();
+        let in_copy = || traps.arm_user(address, space);
+        if let Some(armed) = self.path.user_sites.arm_in_copy(place.gpa, in_copy) {
+            return armed;
+        }
         let kernel = self.path.space;
         let file = pages.file_of(self.cpu.ram(), kernel, space, address);
         let mapping = file.ok_or(ArmError::NotOfFile { address })?;

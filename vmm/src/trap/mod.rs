@@ -19,8 +19,8 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 
 pub use arm_error::ArmError;
 pub(crate) use classify::{GiveBack, Int3Owner, foreign_int3};
-pub use site::SiteId;
 pub(crate) use site::{Displaced, Purpose, Site};
+pub use site::{SiteId, same_instruction};
 pub use table::{Lifted, LiftedUser, SiteStats, TrapTable};
 
 use crate::machine::Paused;

@@ -129,3 +129,11 @@ impl Site {
         }
     }
 }
+
+/// Whether `code` begins with the same instruction as `expected`, byte for byte. Not if either holds no whole one.
+#[must_use]
+pub fn same_instruction(expected: &[u8], code: &[u8]) -> bool {
+    let instruction = emulate::decode(expected, 0);
+    let length = instruction.map_or(0, |found| found.len());
+    length > 0 && expected.get(..length) == code.get(..length)
+}

@@ -68,7 +68,7 @@ impl Engine {
             for spot in std::mem::take(&mut armed.page_watches) {
                 self.unwatch(armed, spot);
             }
-            path.user_sites.splices.clear();
+            path.user_sites.clear();
             self.0.machine.release_user_traps();
         }
     }

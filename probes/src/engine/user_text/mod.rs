@@ -1,11 +1,16 @@
 //! Sites in programs' text, by file and offset: a trap stands in the file's page in the page cache while that is in memory, and waits for it
 //! otherwise.
 //!
+//! A program that has a page of its own instead has the same sites there: see [`copies`].
+//!
 //! What the guest does to these pages is told by [`super::guest_pages`], on vCPU threads. One mutex guards all; nobody waits for the guest
 //! while holding it.
 
+mod copies;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
@@ -18,6 +23,8 @@ use super::plan::SitePlan;
 use super::returns::FunctionKey;
 use super::splices::Splices;
 use crate::probe::UserText;
+use copies::Copied;
+pub(crate) use copies::PrivateCopy;
 
 /// Bytes of the longest instruction.
 const LONGEST_INSTRUCTION: u64 = 15;
@@ -40,12 +47,16 @@ struct File {
 struct State {
     next: u64,
     files: HashMap<Gva, File>,
+    /// By the page of memory.
+    copies: BTreeMap<u64, Copied>,
 }
 
 /// All of them.
 #[derive(Default)]
 pub(crate) struct UserSites {
     state: Mutex<State>,
+    /// How many copies there are.
+    copies: AtomicUsize,
     /// Files that the guest hands on right now.
     pub(crate) splices: Splices,
 }
@@ -120,6 +131,7 @@ impl UserSites {
         if is_new {
             state.next += 1;
         }
+        state.change_copies(traps, text.file.mapping, text.offset);
         result
     }
 
@@ -213,9 +225,19 @@ impl UserSites {
             .collect();
         for mapping in gone {
             if let Some(mut file) = state.files.remove(&mapping) {
-                file.sites.values_mut().for_each(|site| site.disarm(traps));
+                for (offset, mut site) in std::mem::take(&mut file.sites) {
+                    site.disarm(traps);
+                    state.change_copies(traps, mapping, offset);
+                }
             }
         }
+    }
+
+    /// Nobody tells of copies any more, and no trap stands in any.
+    pub(crate) fn clear(&self) {
+        self.splices.clear();
+        self.lock().copies.clear();
+        self.copies.store(0, Ordering::Relaxed);
     }
 
     /// Takes the sites out that stand in a range of physical memory; they wait from then on. Gives how many those are.

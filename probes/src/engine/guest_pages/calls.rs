@@ -1,0 +1,48 @@
+//! What is to be done when watched calls return.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use introspect::Gva;
+
+use crate::engine::hit::Hit;
+
+/// Watched calls that are under way at once; more are let go by.
+const MOST_CALLS: usize = 4096;
+/// Bytes of a return address.
+const RETURN_ADDRESS: u64 = 8;
+
+/// By task, and stack pointer after the return.
+pub(super) struct Calls<T>(Mutex<HashMap<(u64, u64), T>>);
+
+impl<T> Default for Calls<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Calls<T> {
+    /// Remembers something for the return of the function that is entered at `hit`.
+    ///
+    /// # Errors
+    /// If too many wait: gives it back.
+    pub(super) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<(), T> {
+        let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
+        let mut calls = self.lock();
+        if calls.len() >= MOST_CALLS {
+            return Err(pending);
+        }
+        calls.insert((hit.current.task().address, stack), pending);
+        Ok(())
+    }
+
+    /// What was remembered for the return at `hit`.
+    pub(super) fn leave(&self, hit: &Hit<'_>, from_stack: Gva) -> Option<T> {
+        self.lock()
+            .remove(&(hit.current.task().address, from_stack.0))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,196 @@
+//! What the guest's kernel does to pages that traps stand in: pages of programs' text in the page cache. No trap byte of ours is to be read by
+//! the guest, copied, kept in a page that has become something else, or written to a disk.
+//!
+//! The functions by which the kernel does that are watched while any program's text is probed:
+//!
+//! | Function | What happens there | What is done |
+//! |---|---|---|
+//! | `filemap_unaccount_folio` | a page leaves the page cache: reclaim, truncation, removal of the file | traps out before; they wait |
+//! | `folio_migrate_mapping` | a page moves | the same, before its bytes are copied |
+//! | `clear_inode` | a file is gone | its traps out for good |
+//! | `filemap_map_pages`, `finish_fault` | a page is about to be mapped | traps that wait for a page of the file, in |
+//! | `copy_page_to_iter` | read(2) and its kin copy from the page | original bytes put into the copy |
+//! | `splice_direct_to_actor` | sendfile(2): the page itself goes on its way | the file's traps out until it is done |
+//! | `__access_remote_vm` | ptrace(2) and `/proc/PID/mem` read a program's memory | original bytes put into the copy |
+//! | the same | they write to it | traps out of the program's own page, and in again where its text is as it was |
+//! | `wp_page_copy` | a program writes to its text: it gets a page of its own | original bytes put into that |
+//! | `finish_fault` | the same, in a page that it has not touched before | the same |
+//! | `copy_page_from_iter_atomic` | write(2) to the file | traps out of the page; they wait until it is mapped again |
+//! | `__folio_start_writeback` | the page is written to a disk | the same |
+//!
+//! Not watched, so that our byte is seen or kept:
+//!
+//! - a program that maps the file and reads its text as data, as it would see a debugger's;
+//! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself travels;
+//! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring);
+//! - the guest's own uprobes, which save the byte that they replace;
+//! - pages of shared memory that go to swap;
+//! - the first page of a mapping in a core dump;
+//! - a page that is mapped again while it is being written to a disk.
+//!
+//! A private copy of a page (`wp_page_copy`) gets traps of its own; [`private`] says what is done with those.
+
+mod calls;
+mod iter;
+mod private;
+mod watch;
+
+use std::sync::Arc;
+
+use introspect::kernel::btf::Btf;
+use introspect::kernel::page_cache::PageCacheLayout;
+use introspect::x86_64::PAGE;
+use introspect::x86_64::paging::{AddressSpace, translate};
+use introspect::x86_64::virtual_memory::read_u64;
+use introspect::{Gpa, Gva, PausedMemory, PhysicalMemory};
+
+use super::user_text::Traps;
+use super::watch::Watch;
+use crate::kernel_view::KernelView;
+use iter::CopyLayout;
+use private::CopyEvent;
+use watch::{Event, PageWatch};
+
+/// The kernel does not tell.
+type Unknown = String;
+
+/// Where the kernel keeps what its functions are given.
+pub(crate) struct GuestPages {
+    layout: PageCacheLayout,
+    space: AddressSpace,
+    fault_area: u64,
+    fault_page: u64,
+    fault_copy: u64,
+    fault_address: u64,
+    area_file: u64,
+    area_mm: u64,
+    area_flags: u64,
+    file_mapping: u64,
+    mm_tables: u64,
+    copy: CopyLayout,
+    /// What is to be seen of private copies; nothing if that is not all there.
+    copy_events: Vec<(Gva, CopyEvent)>,
+}
+
+impl GuestPages {
+    pub(crate) fn new(btf: &Btf, view: &KernelView) -> Result<Self, Unknown> {
+        let offset = |path: &str| {
+            let member = btf.member(path).map_err(|error| error.to_string())?;
+            Ok::<_, Unknown>(member.byte_offset)
+        };
+        Ok(Self {
+            layout: PageCacheLayout::new(btf, &view.symbols).map_err(|error| error.to_string())?,
+            space: view.space,
+            fault_area: offset("vm_fault.vma")?,
+            fault_page: offset("vm_fault.page")?,
+            fault_copy: offset("vm_fault.cow_page")?,
+            fault_address: offset("vm_fault.address")?,
+            area_file: offset("vm_area_struct.vm_file")?,
+            area_mm: offset("vm_area_struct.vm_mm")?,
+            area_flags: offset("vm_area_struct.vm_flags")?,
+            file_mapping: offset("file.f_mapping")?,
+            mm_tables: offset("mm_struct.pgd")?,
+            copy: CopyLayout::new(btf)?,
+            copy_events: private::events(btf, &view.symbols),
+        })
+    }
+
+    /// The watches, and the functions that they belong on, as far as this kernel has them.
+    pub(super) fn watches(self: &Arc<Self>, view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
+        let parameter = |function: &str, name: &str| {
+            let prototype = view.btf.as_ref()?.func_proto_args(function).ok()?;
+            prototype.parameters.iter().position(|p| p.name == name)
+        };
+        let leaves = |function: &str| {
+            Some(Event::Leaves {
+                mapping: parameter(function, "mapping")?,
+                folio: parameter(function, "folio")?,
+            })
+        };
+        let events = [
+            ("filemap_unaccount_folio", leaves("filemap_unaccount_folio")),
+            ("folio_migrate_mapping", leaves("folio_migrate_mapping")),
+            ("clear_inode", Some(Event::FileGoes)),
+            ("filemap_map_pages", Some(Event::Maps)),
+            ("finish_fault", Some(Event::Maps)),
+            ("copy_page_to_iter", Some(Event::Read)),
+            ("splice_direct_to_actor", Some(Event::Splice)),
+            ("__access_remote_vm", Some(Event::Peek)),
+            ("wp_page_copy", Some(Event::OwnCopy)),
+            ("copy_page_from_iter_atomic", Some(Event::Write)),
+            ("__folio_start_writeback", Some(Event::WriteBack)),
+        ];
+        let watches = events.into_iter().filter_map(|(name, event)| {
+            let address = view.symbols.address_of(name)?;
+            let watch: Arc<dyn Watch> = Arc::new(PageWatch::new(self.clone(), event?));
+            Some((Gva(address), watch))
+        });
+        watches.chain(self.copy_watches()).collect()
+    }
+
+    /// Whether private copies get traps.
+    fn traces_copies(&self) -> bool {
+        !self.copy_events.is_empty()
+    }
+
+    /// The file whose page is mapped at `address` of `space`, if it is one's; `kernel` maps the kernel.
+    pub(crate) fn file_of(
+        &self,
+        memory: &dyn PhysicalMemory,
+        kernel: AddressSpace,
+        space: AddressSpace,
+        address: Gva,
+    ) -> Option<Gva> {
+        let place = translate(memory, space, address).ok()?;
+        let paused = PausedMemory::new(memory);
+        let owner = self.layout.owner(paused.view(kernel), place.gpa);
+        owner.ok()?.map(|owner| owner.mapping)
+    }
+
+    fn word(&self, memory: &dyn PhysicalMemory, structure: u64, offset: u64) -> Option<u64> {
+        read_u64(memory, self.space, Gva(structure.wrapping_add(offset))).ok()
+    }
+
+    /// Memory of a `struct page` or `struct folio`.
+    fn memory_of(&self, memory: &dyn PhysicalMemory, page: u64) -> Option<Gpa> {
+        let paused = PausedMemory::new(memory);
+        self.layout
+            .memory_of(paused.view(self.space), Gva(page))
+            .ok()
+    }
+
+    /// The page tables of a `struct mm_struct`.
+    fn tables_of(&self, memory: &dyn PhysicalMemory, mm: u64) -> Option<AddressSpace> {
+        let tables = self.word(memory, mm, self.mm_tables)?;
+        let root = translate(memory, self.space, Gva(tables)).ok()?.gpa;
+        Some(AddressSpace { root, ..self.space })
+    }
+
+    /// The page tables that a `struct vm_fault` is about: a debugger's faults are those of the program it writes to.
+    fn fault_tables(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<AddressSpace> {
+        let area = self.word(memory, fault, self.fault_area)?;
+        self.tables_of(memory, self.word(memory, area, self.area_mm)?)
+    }
+
+    /// The first address of the page that a `struct vm_fault` is about.
+    fn fault_page_address(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<u64> {
+        let address = self.word(memory, fault, self.fault_address)?;
+        Some(address & !(PAGE - 1))
+    }
+
+    /// Whether the program can write to where a `struct vm_fault` is about.
+    fn fault_is_writable(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<bool> {
+        let area = self.word(memory, fault, self.fault_area)?;
+        let flags = self.word(memory, area, self.area_flags)?;
+        Some(flags & private::VM_WRITE != 0)
+    }
+
+    /// The file that a `struct vm_fault` is about.
+    fn fault_mapping(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<Gva> {
+        let area = self.word(memory, fault, self.fault_area)?;
+        let file = self
+            .word(memory, area, self.area_file)
+            .filter(|file| *file != 0)?;
+        self.word(memory, file, self.file_mapping).map(Gva)
+    }
+}

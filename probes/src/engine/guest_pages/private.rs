@@ -1,0 +1,234 @@
+//! What the guest does to private copies of text pages that hold traps: see [`super::super::user_text`].
+//!
+//! | Function | What happens there | What is done |
+//! |---|---|---|
+//! | `unmap_page_range` | a program ends, maps something else there, or gives the pages back | traps out for good |
+//! | `move_page_tables` | the pages move to another address | the same |
+//! | `try_to_unmap`, `try_to_migrate` | a page goes to swap, or moves in memory | the same |
+//! | `do_coredump` | a program's pages are written to a file | the same, of the whole program |
+//! | `mprotect_fixup` | a program can write to its text from now on, or not any more | traps out; and in again |
+//!
+//! In a kernel that lacks one of the first two or the last, private copies are not traced.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use introspect::Gva;
+use introspect::kernel::btf::Btf;
+use introspect::kernel::symbols::Symbols;
+use introspect::x86_64::PAGE;
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::virtual_memory::read_u64;
+
+use super::calls::Calls;
+use super::{GuestPages, Traps};
+use crate::engine::hit::{Hit, HitPath};
+use crate::engine::returns::Returning;
+use crate::engine::watch::Watch;
+use crate::event::MAX_ARGUMENTS;
+
+/// `VM_WRITE` (include/linux/mm.h).
+pub(super) const VM_WRITE: u64 = 2;
+
+/// Positions among a function's arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopyEvent {
+    /// Pages of a program go, or go elsewhere: its area, the first address, the end or the length.
+    Leaves {
+        area: usize,
+        start: usize,
+        end: Option<usize>,
+        length: Option<usize>,
+    },
+    /// A page of memory goes: its folio.
+    FolioGoes(usize),
+    /// The running program's memory is written to a file.
+    Dumps,
+    /// What a program may do with its pages changes.
+    Protects {
+        area: usize,
+        start: usize,
+        end: usize,
+        flags: usize,
+    },
+}
+
+/// What changes when a call returns.
+struct Protecting {
+    space: AddressSpace,
+    addresses: Range<u64>,
+}
+
+struct CopyWatch {
+    pages: Arc<GuestPages>,
+    event: CopyEvent,
+    calls: Calls<Protecting>,
+}
+
+/// The functions to be watched, with their addresses; none where the kernel lacks one that is needed.
+pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
+    let position = |function: &str, names: &[&str]| {
+        let prototype = btf.func_proto_args(function).ok()?;
+        let mut parameters = prototype.parameters.iter();
+        parameters.position(|parameter| names.contains(&parameter.name.as_str()))
+    };
+    let at = |function: &str, name: &str| position(function, &[name]);
+    let unmaps = || {
+        Some(CopyEvent::Leaves {
+            area: at("unmap_page_range", "vma")?,
+            start: position("unmap_page_range", &["addr", "start"])?,
+            end: Some(at("unmap_page_range", "end")?),
+            length: None,
+        })
+    };
+    let moves = || {
+        Some(CopyEvent::Leaves {
+            area: at("move_page_tables", "vma")?,
+            start: at("move_page_tables", "old_addr")?,
+            end: None,
+            length: Some(at("move_page_tables", "len")?),
+        })
+    };
+    let protects = || {
+        Some(CopyEvent::Protects {
+            area: at("mprotect_fixup", "vma")?,
+            start: at("mprotect_fixup", "start")?,
+            end: at("mprotect_fixup", "end")?,
+            flags: at("mprotect_fixup", "newflags")?,
+        })
+    };
+    let folio = |function: &str| at(function, "folio").map(CopyEvent::FolioGoes);
+    let place =
+        |(name, event): (&str, Option<CopyEvent>)| Some((Gva(symbols.address_of(name)?), event?));
+    let needed = [
+        ("unmap_page_range", unmaps()),
+        ("move_page_tables", moves()),
+        ("mprotect_fixup", protects()),
+    ];
+    let others = [
+        ("try_to_unmap", folio("try_to_unmap")),
+        ("try_to_migrate", folio("try_to_migrate")),
+        ("do_coredump", Some(CopyEvent::Dumps)),
+    ];
+    let needed: Option<Vec<_>> = needed.into_iter().map(place).collect();
+    let Some(mut events) = needed else {
+        log::info!("private copies of programs' text are not traced in this kernel");
+        return Vec::new();
+    };
+    events.extend(others.into_iter().filter_map(place));
+    events
+}
+
+impl GuestPages {
+    /// The watches on private copies, and the functions that they belong on.
+    pub(super) fn copy_watches(self: &Arc<Self>) -> impl Iterator<Item = (Gva, Arc<dyn Watch>)> {
+        self.copy_events.iter().map(|(address, event)| {
+            let watch: Arc<dyn Watch> = Arc::new(CopyWatch {
+                pages: self.clone(),
+                event: *event,
+                calls: Calls::default(),
+            });
+            (*address, watch)
+        })
+    }
+}
+
+impl CopyWatch {
+    fn argument(&self, hit: &Hit<'_>, number: usize) -> Option<u64> {
+        match hit.arguments().get(number) {
+            Some(argument) => Some(*argument),
+            // Behind the return address.
+            None => {
+                let slot = (number - MAX_ARGUMENTS + 1) as u64 * 8;
+                let at = hit.registers.rsp.wrapping_add(slot);
+                read_u64(hit.memory, self.pages.space, Gva(at)).ok()
+            }
+        }
+    }
+
+    /// The program that an area is of.
+    fn space_of(&self, hit: &Hit<'_>, area: u64) -> Option<AddressSpace> {
+        let pages = &self.pages;
+        pages.tables_of(hit.memory, pages.word(hit.memory, area, pages.area_mm)?)
+    }
+
+    fn change(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> Option<bool> {
+        let returns = &path.user_returns;
+        let argument = |number| self.argument(hit, number);
+        match self.event {
+            CopyEvent::Leaves {
+                area,
+                start,
+                end,
+                length,
+            } => {
+                let space = self.space_of(hit, argument(area)?)?;
+                let start = argument(start)?;
+                let end = match (end, length) {
+                    (Some(end), _) => argument(end)?,
+                    (None, Some(length)) => start.saturating_add(argument(length)?),
+                    (None, None) => return None,
+                };
+                path.user_sites.forget_copies(traps, returns, |_, copy| {
+                    copy.space == space
+                        && copy.address < end
+                        && start < copy.address.saturating_add(PAGE)
+                });
+                Some(false)
+            }
+            CopyEvent::FolioGoes(folio) => {
+                let first = self.pages.memory_of(hit.memory, argument(folio)?)?;
+                path.user_sites
+                    .forget_copies(traps, returns, |page, _| page == first.0);
+                Some(false)
+            }
+            CopyEvent::Dumps => {
+                let space = hit.space;
+                path.user_sites
+                    .forget_copies(traps, returns, |_, copy| copy.space.root == space.root);
+                Some(false)
+            }
+            CopyEvent::Protects {
+                area,
+                start,
+                end,
+                flags,
+            } => {
+                let space = self.space_of(hit, argument(area)?)?;
+                let addresses = argument(start)?..argument(end)?;
+                if argument(flags)? & VM_WRITE != 0 {
+                    path.user_sites
+                        .make_writable(traps, returns, space, &addresses);
+                    return Some(false);
+                }
+                let entered = self.calls.enter(hit, Protecting { space, addresses });
+                Some(entered.is_ok())
+            }
+        }
+    }
+}
+
+impl Watch for CopyWatch {
+    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+        let Some(cpu) = hit.cpu.filter(|_| path.user_sites.has_copies()) else {
+            return false;
+        };
+        let traps = path.traps(cpu);
+        self.change(path, hit, traps) == Some(true)
+    }
+
+    fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+        let Some(Protecting { space, addresses }) = self.calls.leave(hit, from_stack) else {
+            return;
+        };
+        // It comes back with an error where everything stays as it was.
+        if let Some(cpu) = hit.cpu.filter(|_| hit.registers.rax & 0xffff_ffff == 0) {
+            path.user_sites.make_read_only(
+                path.traps(cpu),
+                cpu.ram(),
+                &path.user_returns,
+                (space, &addresses),
+            );
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! What is done when the guest's kernel enters and leaves the functions by which it uses pages of programs' text.
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "lists of ranges, often of one"
+)]
+
+use std::iter::once;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use introspect::kernel::page_cache::PageOwner;
+use introspect::x86_64::PAGE;
+use introspect::x86_64::paging::{AddressSpace, translate};
+use introspect::x86_64::virtual_memory::read_virtual;
+use introspect::{Gpa, Gva, PausedMemory};
+use vmm::memory::GuestRam;
+use vmm::trap::{INT3, StoppedCpu};
+
+use super::GuestPages;
+use super::calls::Calls;
+use super::iter::nth;
+use crate::engine::hit::{Hit, HitPath};
+use crate::engine::returns::Returning;
+use crate::engine::user_text::{PrivateCopy, Traps};
+use crate::engine::watch::Watch;
+
+/// Pages of the largest folio that a file has.
+const LARGEST_FOLIO: u64 = 1 << 9;
+/// Bytes of the longest instruction.
+const LONGEST_INSTRUCTION: u64 = 15;
+/// Of a length that the kernel keeps in an int.
+const MOST_BYTES: u64 = 0x7fff_ffff;
+/// `FOLL_WRITE` (include/linux/mm_types.h).
+const FOLL_WRITE: u64 = 1;
+
+/// What a function is watched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A page leaves the page cache, or moves: positions of the file and the page among the arguments.
+    Leaves { mapping: usize, folio: usize },
+    /// A file's inode goes.
+    FileGoes,
+    /// Pages of a file are about to be mapped.
+    Maps,
+    /// Bytes of a page are copied to somebody.
+    Read,
+    /// A file's pages are handed on.
+    Splice,
+    /// A program's memory is copied by another.
+    Peek,
+    /// A program gets a page of its own.
+    OwnCopy,
+    /// A page is written to.
+    Write,
+    /// Pages are written to a disk.
+    WriteBack,
+}
+
+/// What is to be done when a watched call returns.
+enum Pending {
+    /// Bytes that belong into copies: which one of those copied, and the byte.
+    Bytes {
+        parts: Vec<Range<u64>>,
+        space: AddressSpace,
+        originals: Vec<(u64, u8)>,
+    },
+    /// The same, into the page that a program has afterwards instead of the one at `before`.
+    Page {
+        before: Gpa,
+        space: AddressSpace,
+        address: u64,
+        originals: Vec<(u64, u8)>,
+        /// What that is then, if sites are kept of it.
+        copy: Option<PrivateCopy>,
+    },
+    /// A program's memory was written to; pages of its own among that.
+    Written {
+        space: AddressSpace,
+        addresses: Range<u64>,
+        opened: Vec<u64>,
+    },
+    /// A file's traps that were taken out.
+    File(Gva),
+}
+
+pub(super) struct PageWatch {
+    pages: Arc<GuestPages>,
+    event: Event,
+    calls: Calls<Pending>,
+}
+
+impl PageWatch {
+    pub(super) fn new(pages: Arc<GuestPages>, event: Event) -> Self {
+        Self {
+            pages,
+            event,
+            calls: Calls::default(),
+        }
+    }
+}
+
+impl Watch for PageWatch {
+    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+        let Some(cpu) = hit.cpu else { return false };
+        let traps = path.traps(cpu);
+        let [first, second, third, fourth, fifth, ..] = hit.arguments();
+        let (pages, memory) = (&self.pages, hit.memory);
+        let pending = match self.event {
+            Event::Leaves { mapping, folio } => {
+                let argument = |number: usize| hit.arguments().get(number).copied();
+                if let (Some(mapping), Some(folio)) = (argument(mapping), argument(folio)) {
+                    self.leaves(path, hit, traps, Gva(mapping), folio);
+                }
+                None
+            }
+            Event::FileGoes => {
+                path.user_sites.file_goes(traps, Gva(first));
+                None
+            }
+            Event::Maps => {
+                self.own_copy_at_first(path, hit, cpu, first);
+                if let Some(mapping) = pages.fault_mapping(memory, first)
+                    && path.user_sites.waits(mapping)
+                {
+                    let paused = PausedMemory::new(memory);
+                    let view = paused.view(pages.space);
+                    path.user_sites
+                        .pages_arrive(traps, mapping, &pages.layout, view);
+                }
+                None
+            }
+            Event::Read => pages.memory_of(memory, first).and_then(|page| {
+                let start = page.0.saturating_add(second);
+                let originals = traps
+                    .table
+                    .user_originals(start..start.saturating_add(third));
+                let originals = relative(&originals, start)?;
+                let parts = pages.copy.destination(memory, pages.space, fourth, third);
+                let space = hit.space;
+                (!parts.is_empty()).then_some(Pending::Bytes {
+                    parts,
+                    space,
+                    originals,
+                })
+            }),
+            Event::Splice => {
+                let mapping = pages.word(memory, first, pages.file_mapping).map(Gva);
+                mapping.map(|mapping| {
+                    let paused = PausedMemory::new(memory);
+                    let view = paused.view(pages.space);
+                    let is_of_file = |page| {
+                        let owner = pages.layout.owner(view, page);
+                        matches!(owner, Ok(Some(owner)) if owner.mapping == mapping)
+                    };
+                    let splices = &path.user_sites.splices;
+                    let out = splices.begin(traps.table, mapping, is_of_file);
+                    path.counters
+                        .lifted
+                        .fetch_add(out as u64, Ordering::Relaxed);
+                    Pending::File(mapping)
+                })
+            }
+            Event::Peek if fifth & FOLL_WRITE != 0 => {
+                self.poke(path, hit, traps, first, second, fourth)
+            }
+            Event::Peek => self.peek(hit, traps, first, second, third, fourth),
+            Event::OwnCopy => self.own_copy(path, hit, traps, first),
+            Event::Write => {
+                if let Some(page) = pages.memory_of(memory, first) {
+                    let start = page.0.saturating_add(second);
+                    let end = start.saturating_add(third);
+                    self.written(path, hit, traps, start..end);
+                }
+                None
+            }
+            Event::WriteBack => {
+                if let Some(page) = pages.memory_of(memory, first) {
+                    for page in self.patched_pages(hit, traps, page, None) {
+                        lift(path, traps, page..page.saturating_add(PAGE));
+                    }
+                }
+                None
+            }
+        };
+        let Some(pending) = pending else { return false };
+        match self.calls.enter(hit, pending) {
+            Ok(()) => true,
+            Err(pending) => {
+                log::warn!("too many reads of programs' text at once: one may show traps");
+                if let Pending::File(mapping) = pending {
+                    path.user_sites.splices.end(traps.table, mapping);
+                }
+                false
+            }
+        }
+    }
+
+    fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+        let Some(cpu) = hit.cpu else { return };
+        let Some(pending) = self.calls.leave(hit, from_stack) else {
+            return;
+        };
+        let hidden = match pending {
+            Pending::Bytes {
+                parts,
+                space,
+                originals,
+            } => {
+                // What was not copied is not touched.
+                let copied = hit.registers.rax;
+                let originals = originals.into_iter().filter(|(at, _)| *at < copied);
+                let places = originals.filter_map(|(at, byte)| Some((nth(&parts, at)?, byte)));
+                put_right(cpu.ram(), space, places)
+            }
+            Pending::Page {
+                before,
+                space,
+                address,
+                originals,
+                copy,
+            } => {
+                let places = originals.into_iter().map(|(at, byte)| (address + at, byte));
+                // Still the old page if the fault came to nothing: that one stays as it is.
+                match translate(cpu.ram(), space, Gva(address)) {
+                    Ok(found) if found.gpa != before && !cpu.traps().is_patched(found.gpa) => {
+                        let hidden = put_right(cpu.ram(), space, places);
+                        if let Some(copy) = copy {
+                            let returns = &path.user_returns;
+                            path.user_sites.copied(
+                                path.traps(cpu),
+                                returns,
+                                before,
+                                found.gpa,
+                                copy,
+                            );
+                        }
+                        hidden
+                    }
+                    _ => 0,
+                }
+            }
+            Pending::Written {
+                space,
+                addresses,
+                opened,
+            } => {
+                path.user_sites.written(
+                    path.traps(cpu),
+                    cpu.ram(),
+                    &path.user_returns,
+                    &opened,
+                    (space, &addresses),
+                );
+                0
+            }
+            Pending::File(mapping) => {
+                path.user_sites.splices.end(cpu.traps(), mapping);
+                0
+            }
+        };
+        path.counters.hidden.fetch_add(hidden, Ordering::Relaxed);
+    }
+}
+
+impl PageWatch {
+    fn leaves(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, mapping: Gva, folio: u64) {
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(self.pages.space);
+        let layout = &self.pages.layout;
+        let (Ok(first), Ok(index)) = (
+            layout.memory_of(view, Gva(folio)),
+            layout.index_of(view, Gva(folio)),
+        ) else {
+            return;
+        };
+        path.user_sites.pages_leave(traps, mapping, index, first);
+        // Return addresses are known by their pages alone.
+        let owner = PageOwner { mapping, index };
+        for page in self.patched_pages(hit, traps, first, Some(owner)) {
+            for site in path.user_returns.forget(page..page + PAGE) {
+                traps.table.disarm(site);
+            }
+        }
+    }
+
+    /// Bytes of a page are written to: what stands in it is taken out, and the instruction that reaches into it from the file's page
+    /// before, which is anywhere in memory.
+    fn written(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, bytes: Range<u64>) {
+        let end = bytes.end.checked_next_multiple_of(PAGE);
+        lift(
+            path,
+            traps,
+            bytes.start & !(PAGE - 1)..end.unwrap_or(u64::MAX),
+        );
+        if bytes.start % PAGE >= LONGEST_INSTRUCTION - 1 {
+            return;
+        }
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(self.pages.space);
+        if let Ok(Some(before)) = self.pages.layout.page_before(view, Gpa(bytes.start)) {
+            let end = before.0.saturating_add(PAGE);
+            lift(path, traps, end - (LONGEST_INSTRUCTION - 1)..end);
+        }
+    }
+
+    /// The pages of the folio that begins at `first` in which sites stand. `owner` is its first page's, if that may not be asked any
+    /// more.
+    fn patched_pages(
+        &self,
+        hit: &Hit<'_>,
+        traps: Traps<'_>,
+        first: Gpa,
+        owner: Option<PageOwner>,
+    ) -> Vec<u64> {
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(self.pages.space);
+        let layout = &self.pages.layout;
+        let folio = first.0..first.0.saturating_add(LARGEST_FOLIO * PAGE);
+        let sites = traps.table.user_originals(folio);
+        let mut pages: Vec<u64> = sites.iter().map(|(site, _)| site.0 & !(PAGE - 1)).collect();
+        pages.dedup();
+        if pages.is_empty() {
+            return pages;
+        }
+        let owner = owner.or_else(|| layout.owner(view, first).ok()?);
+        pages.retain(|page| {
+            let expected = owner.map(|owner| PageOwner {
+                index: owner.index.saturating_add((page - first.0) / PAGE),
+                ..owner
+            });
+            *page == first.0 || expected.is_some() && layout.owner(view, Gpa(*page)) == Ok(expected)
+        });
+        pages
+    }
+
+    /// The copy that a fault makes of the page at `page`, if sites are kept of that.
+    fn copy_by(&self, path: &HitPath, hit: &Hit<'_>, fault: u64, page: Gpa) -> Option<PrivateCopy> {
+        let (pages, memory) = (&self.pages, hit.memory);
+        if !pages.traces_copies() {
+            return None;
+        }
+        let paused = PausedMemory::new(memory);
+        let owner = pages.layout.owner(paused.view(pages.space), page).ok()?;
+        Some(PrivateCopy {
+            text: path.user_sites.text_of(page, owner)?,
+            space: pages.fault_tables(memory, fault)?,
+            address: pages.fault_page_address(memory, fault)?,
+            writable: pages.fault_is_writable(memory, fault)?,
+        })
+    }
+
+    /// A program writes to a page of its text: it is about to get a copy.
+    fn own_copy(
+        &self,
+        path: &HitPath,
+        hit: &Hit<'_>,
+        traps: Traps<'_>,
+        fault: u64,
+    ) -> Option<Pending> {
+        let pages = &self.pages;
+        let page = pages.word(hit.memory, fault, pages.fault_page)?;
+        let before = pages.memory_of(hit.memory, page)?;
+        let range = before.0..before.0.saturating_add(PAGE);
+        let originals = relative(&traps.table.user_originals(range), before.0);
+        let copy = self.copy_by(path, hit, fault, before);
+        if copy.is_none() && originals.is_none() {
+            return None;
+        }
+        Some(Pending::Page {
+            before,
+            space: pages.fault_tables(hit.memory, fault)?,
+            address: pages.fault_page_address(hit.memory, fault)?,
+            originals: originals.unwrap_or_default(),
+            copy,
+        })
+    }
+
+    /// A program writes to a page that it has not touched before: its own copy has been made already, but the program has it only
+    /// after this.
+    fn own_copy_at_first(&self, path: &HitPath, hit: &Hit<'_>, cpu: &StoppedCpu<'_>, fault: u64) {
+        let pages = &self.pages;
+        let page = |offset| {
+            let page = pages.word(hit.memory, fault, offset)?;
+            pages.memory_of(hit.memory, Some(page).filter(|page| *page != 0)?)
+        };
+        let (Some(copy), Some(from)) = (page(pages.fault_copy), page(pages.fault_page)) else {
+            return;
+        };
+        let range = from.0..from.0.saturating_add(PAGE);
+        let mut hidden = 0;
+        for (place, original) in cpu.traps().user_originals(range) {
+            let place = Gpa(copy.0 + (place.0 - from.0));
+            if cpu.ram().read_byte(place) == Ok(INT3)
+                && cpu.ram().write_physical(place, &[original]).is_ok()
+            {
+                hidden += 1;
+            }
+        }
+        path.counters.hidden.fetch_add(hidden, Ordering::Relaxed);
+        if let Some(made) = self.copy_by(path, hit, fault, from) {
+            path.user_sites
+                .copied(path.traps(cpu), &path.user_returns, from, copy, made);
+        }
+    }
+
+    /// `length` bytes are written at `address` of the process with `mm`.
+    fn poke(
+        &self,
+        path: &HitPath,
+        hit: &Hit<'_>,
+        traps: Traps<'_>,
+        mm: u64,
+        address: u64,
+        length: u64,
+    ) -> Option<Pending> {
+        let space = self.pages.tables_of(hit.memory, mm)?;
+        let addresses = address..address.checked_add(length & MOST_BYTES)?;
+        let opened = path
+            .user_sites
+            .write_to_copies(traps, &path.user_returns, space, &addresses);
+        // The copy may be made while this writes to it.
+        let pending = Pending::Written {
+            space,
+            addresses,
+            opened,
+        };
+        self.pages.traces_copies().then_some(pending)
+    }
+
+    /// `length` bytes at `address` of the process with `mm` are copied to `buffer`, in the kernel.
+    fn peek(
+        &self,
+        hit: &Hit<'_>,
+        traps: Traps<'_>,
+        mm: u64,
+        address: u64,
+        buffer: u64,
+        length: u64,
+    ) -> Option<Pending> {
+        let length = length & MOST_BYTES;
+        let space = self.pages.tables_of(hit.memory, mm)?;
+        let end = address.checked_add(length)?;
+        let mut originals = Vec::new();
+        let mut at = address;
+        while at < end {
+            let next = (at & !(PAGE - 1)).saturating_add(PAGE).min(end);
+            if let Ok(place) = translate(hit.memory, space, Gva(at)) {
+                let start = place.gpa.0;
+                for (site, byte) in traps.table.user_originals(start..start + (next - at)) {
+                    originals.push((at - address + (site.0 - start), byte));
+                }
+            }
+            at = next;
+        }
+        (!originals.is_empty()).then(|| Pending::Bytes {
+            parts: once(buffer..buffer.saturating_add(length)).collect(),
+            space: self.pages.space,
+            originals,
+        })
+    }
+}
+
+/// Takes the sites out of memory that is about to be written, or to be what is on a disk: they wait until it is mapped again.
+fn lift(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
+    let out = path.user_sites.take_out(traps, &range);
+    path.counters
+        .lifted
+        .fetch_add(out as u64, Ordering::Relaxed);
+    for site in path.user_returns.forget(range) {
+        traps.table.disarm(site);
+    }
+}
+
+/// Places as distances from `start`; `None` if there are none.
+fn relative(originals: &[(Gpa, u8)], start: u64) -> Option<Vec<(u64, u8)>> {
+    let places = originals
+        .iter()
+        .map(|(place, byte)| (place.0 - start, *byte));
+    Some(places.collect::<Vec<_>>()).filter(|places| !places.is_empty())
+}
+
+/// Writes bytes over int3s; gives how many.
+fn put_right(ram: &GuestRam, space: AddressSpace, places: impl Iterator<Item = (u64, u8)>) -> u64 {
+    let mut done = 0;
+    for (address, original) in places {
+        let mut byte = [0];
+        if read_virtual(ram, space, Gva(address), &mut byte).is_ok()
+            && byte == [INT3]
+            && let Ok(place) = translate(ram, space, Gva(address))
+            && ram.write_physical(place.gpa, &[original]).is_ok()
+        {
+            done += 1;
+        }
+    }
+    done
+}
