@@ -7,23 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cache::{Cache, CacheError, failed, made_from};
-use crate::command::{self, CommandError};
-use crate::packages::{self, PackageError};
+use crate::command;
+use crate::make_error::MakeError;
+use crate::packages;
 use crate::progress::Progress;
-
-/// The programs could not be compiled.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramsError {
-    /// The cache.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// gcc is missing.
-    #[error(transparent)]
-    Package(#[from] PackageError),
-    /// gcc failed.
-    #[error(transparent)]
-    Command(#[from] CommandError),
-}
 
 /// Programs that are compiled together.
 pub(crate) struct Batch {
@@ -50,7 +37,7 @@ impl Batch {
         &self,
         cache: &Cache,
         progress: &dyn Progress,
-    ) -> Result<PathBuf, ProgramsError> {
+    ) -> Result<PathBuf, MakeError> {
         let name = self.entry_name();
         if let Some(directory) = cache.entry(&name) {
             return Ok(directory);

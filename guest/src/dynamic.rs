@@ -7,8 +7,9 @@ use std::fs;
 use std::path::Path;
 
 use crate::cache::{Cache, failed};
-use crate::compile::{Batch, ProgramsError};
+use crate::compile::Batch;
 use crate::initramfs::ExtraFile;
+use crate::make_error::MakeError;
 use crate::progress::Progress;
 
 /// Name and source of each.
@@ -43,7 +44,7 @@ const LIBRARIES: [&str; 2] = [
 ///
 /// # Errors
 /// If gcc or the C library's headers are missing and cannot be installed, or gcc fails.
-pub fn files(cache: &Cache, progress: &dyn Progress) -> Result<Vec<ExtraFile>, ProgramsError> {
+pub fn files(cache: &Cache, progress: &dyn Progress) -> Result<Vec<ExtraFile>, MakeError> {
     let directory = BATCH.build(cache, progress)?;
     let read = |path: &Path| fs::read(path).map_err(failed("read", path));
     let mut files = Vec::new();

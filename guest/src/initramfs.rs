@@ -10,10 +10,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::{Cache, CacheError, failed};
-use crate::compile::ProgramsError;
 use crate::cpio::{Archive, ArchiveError, Node};
 use crate::debian::{self, DebianError};
 use crate::dynamic;
+use crate::make_error::MakeError;
 use crate::packages::{self, PackageError};
 use crate::programs::{self, Programs};
 use crate::progress::Progress;
@@ -23,7 +23,7 @@ use crate::progress::Progress;
 pub enum InitramfsError {
     /// The programs in it.
     #[error(transparent)]
-    Programs(#[from] ProgramsError),
+    Programs(#[from] MakeError),
     /// A file that was given cannot be in it.
     #[error(transparent)]
     Archive(#[from] ArchiveError),

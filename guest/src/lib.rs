@@ -21,6 +21,7 @@ pub mod debian;
 pub mod dynamic;
 pub mod initramfs;
 pub mod kernel;
+mod make_error;
 pub mod micro;
 mod packages;
 pub mod programs;
@@ -28,6 +29,6 @@ mod progress;
 
 pub use cache::{Cache, CacheError, Lock, Scratch};
 pub use command::CommandError;
-pub use compile::ProgramsError;
+pub use make_error::MakeError;
 pub use packages::PackageError;
 pub use progress::{Progress, Silent, Terminal};

@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 
 use crate::cache::Cache;
-use crate::compile::{Batch, ProgramsError};
+use crate::compile::Batch;
+use crate::make_error::MakeError;
 use crate::progress::Progress;
 
 /// Included by all.
@@ -75,7 +76,7 @@ impl Programs {
 ///
 /// # Errors
 /// If gcc is missing and cannot be installed, or fails.
-pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<Programs, ProgramsError> {
+pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<Programs, MakeError> {
     let directory = BATCH.build(cache, progress)?;
     Ok(Programs { directory })
 }

@@ -20,6 +20,7 @@ pub mod shell;
 pub mod timing;
 pub mod traced;
 pub mod tracing;
+pub mod user_guest;
 
 pub use host::{Host, host};
 pub use kernel::Kernel;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use introspect::{Gpa, PhysicalMemory};
 use probes::kernel_view::{KernelView, kernel_space, running_symbols};
 use probes::text_hash::TextHash;
 use vmm::boot::EntryProtocol;
@@ -146,6 +147,18 @@ impl Linux {
         let paused = self.machine.pause();
         let hash = view.text_hash(&self.machine, &paused);
         hash.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()))
+    }
+
+    /// The byte at an address, traps and all, while the machine stands still.
+    ///
+    /// # Panics
+    /// If there is no memory.
+    pub fn byte(&self, address: Gpa) -> u8 {
+        let mut byte = [0];
+        let _paused = self.machine.pause();
+        let read = self.machine.ram().read_physical(address, &mut byte);
+        read.unwrap_or_else(|e| panic!("{e}"));
+        byte[0]
     }
 
     /// Where each vCPU is, for messages.

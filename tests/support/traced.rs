@@ -1,12 +1,15 @@
 //! A guest with the rich kernel, watched by the probe engine: its probes by pattern, its tracefs, what its kernel has complained of.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use iced_x86::{Decoder, DecoderOptions, Instruction};
+use introspect::Gva;
 use introspect::system::Look;
-use probes::engine::{Capture, Engine, EngineLimits, Filter, RingSize, Session};
+use introspect::x86_64::paging;
+use probes::engine::{Engine, Filter, RingSize, Session};
 use probes::event::Event;
 use probes::kernel_view::KernelView;
-use probes::name::ProbePattern;
 use probes::probe::Probe;
 use probes::provider::{self, tracepoint};
 use probes::text_hash::TextHash;
@@ -15,9 +18,14 @@ use crate::host::Host;
 use crate::insight::Insight;
 use crate::rich;
 use crate::shell::{COMMAND_LIMIT, Shell};
+use crate::tracing;
 
 /// Where the guest's tracers are told what to do.
 const TRACEFS: &str = "/sys/kernel/tracing";
+/// A size of reads and writes that nothing else in the guest has.
+pub const COPY_SIZE: u64 = 999;
+/// How often a session is asked for events that are waited for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// What a kernel prints that has found something wrong with itself.
 const COMPLAINTS: &str = "-e BUG -e Oops -e WARNING -e 'cut here' -e 'ftrace bug' -e 'invalid opcode' -e 'int3:' -e 'Failed to'";
 
@@ -44,8 +52,7 @@ impl Traced {
         shell.type_lines(lines);
         let view = Arc::new(shell.linux.view());
         let insight = Insight::new(&shell.linux);
-        let handle = shell.linux.machine.handle();
-        let engine = Engine::new(handle, view.clone(), &EngineLimits::default());
+        let engine = tracing::engine(&shell.linux, &view);
         Self {
             shell,
             view,
@@ -59,7 +66,7 @@ impl Traced {
     /// # Panics
     /// If it stands for nothing.
     pub fn find(&self, pattern: &str) -> Vec<Probe> {
-        let parsed = ProbePattern::parse(pattern).unwrap_or_else(|e| panic!("{pattern}: {e}"));
+        let parsed = tracing::pattern(pattern);
         let mut found = provider::find(&self.view, &parsed).probes;
         if parsed.matches_provider(tracepoint::PROVIDER) {
             let machine = self.engine.machine();
@@ -80,8 +87,7 @@ impl Traced {
         let mut session = self.empty_session();
         for pattern in patterns {
             for probe in self.find(pattern) {
-                let enabled = session.enable(&probe, Filter::default(), Capture::default());
-                enabled.unwrap_or_else(|e| panic!("{e}"));
+                tracing::enable(&mut session, &probe, &Filter::default());
             }
         }
         session
@@ -106,7 +112,7 @@ impl Traced {
     /// # Panics
     /// If it fails.
     pub fn tell(&self, command: &str) -> String {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let answer = self.shell.start(command).answer(4 * COMMAND_LIMIT);
         println!("  {:?} {command}", started.elapsed());
         assert_eq!(
@@ -127,6 +133,83 @@ impl Traced {
         text.trim()
             .parse()
             .unwrap_or_else(|e| panic!("{command}: {text:?}: {e}"))
+    }
+
+    /// Reads and writes `count` times [`COPY_SIZE`] bytes.
+    ///
+    /// # Panics
+    /// If the guest does not.
+    pub fn copy(&self, count: usize) {
+        self.tell(&format!(
+            "dd if=/dev/zero of=/dev/null bs={COPY_SIZE} count={count} 2> /dev/null"
+        ));
+    }
+
+    /// Waits until the session has recorded as many events; all it has.
+    ///
+    /// # Panics
+    /// If it has not in [`COMMAND_LIMIT`].
+    pub fn wait_for(&self, session: &mut Session, least: usize) -> Vec<Event> {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        let mut found = Vec::new();
+        while found.len() < least {
+            assert!(
+                Instant::now() < deadline,
+                "{}",
+                self.shell.linux.situation()
+            );
+            std::thread::sleep(LOOK_INTERVAL);
+            found.extend(events(session));
+        }
+        found
+    }
+
+    /// Events in the guest's own trace buffer.
+    ///
+    /// # Panics
+    /// If it has lost one.
+    pub fn in_buffer(&self) -> usize {
+        let stats = self.tell("cat per_cpu/cpu0/stats");
+        let field = |name: &str| -> usize {
+            let line = stats.lines().find_map(|line| line.strip_prefix(name));
+            let value = line.and_then(|value| value.trim().parse().ok());
+            value.unwrap_or_else(|| panic!("{name} in {stats:?}"))
+        };
+        assert_eq!(field("overrun:"), 0, "{stats}");
+        field("entries:")
+    }
+
+    /// Where a symbol of the kernel is.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn address(&self, name: &str) -> Gva {
+        let address = self.view.symbols.address_of(name);
+        Gva(address.unwrap_or_else(|| panic!("no {name}")))
+    }
+
+    /// Kernel text as it is without probes of ours.
+    ///
+    /// # Panics
+    /// If it is not mapped.
+    pub fn code(&self, start: Gva, bytes: usize) -> Vec<u8> {
+        let mut code = vec![0; bytes];
+        let machine = &self.shell.linux.machine;
+        let physical = paging::translate(machine.ram(), self.view.space, start);
+        let physical = physical.unwrap_or_else(|e| panic!("{e}")).gpa;
+        let read = machine.traps().read_unpatched(physical, &mut code);
+        read.unwrap_or_else(|e| panic!("{e}"));
+        code
+    }
+
+    /// Its instructions.
+    ///
+    /// # Panics
+    /// As [`Self::code`].
+    pub fn instructions(&self, start: Gva, bytes: usize) -> Vec<Instruction> {
+        let code = self.code(start, bytes);
+        let decoder = Decoder::with_ip(64, &code, start.0, DecoderOptions::NONE);
+        decoder.into_iter().collect()
     }
 
     /// Hash of the kernel's text.

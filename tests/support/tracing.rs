@@ -1,9 +1,12 @@
-//! Kernel functions of a Linux guest probed by name: their entries and returns, and counts that must agree.
+//! Probes of a Linux guest: engine, sessions, probes by their names, and counts that must agree. [`Tracing`] is of kernel functions'
+//! entries and returns.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::engine::{Capture, Engine, EngineLimits, Filter, ProbeStats, RingSize, Session};
+use probes::engine::{
+    Capture, Engine, EngineLimits, EngineStats, Filter, ProbeStats, RingSize, Session,
+};
 use probes::event::{Event, EventKind};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
@@ -24,15 +27,22 @@ pub struct Tracing<'l> {
     traps: u64,
 }
 
+/// A pattern from its text.
+///
+/// # Panics
+/// If it is none.
+pub fn pattern(text: &str) -> ProbePattern {
+    ProbePattern::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
 /// The one probe that a pattern stands for.
 ///
 /// # Panics
 /// If there is none, or several.
-pub fn probe(view: &KernelView, pattern: &str) -> Probe {
-    let parsed = ProbePattern::parse(pattern).unwrap_or_else(|e| panic!("{e}"));
-    let found = provider::find(view, &parsed);
+pub fn probe(view: &KernelView, text: &str) -> Probe {
+    let found = provider::find(view, &pattern(text));
     let [probe] = found.probes.as_slice() else {
-        panic!("{pattern}: {found:?}")
+        panic!("{text}: {found:?}")
     };
     probe.clone()
 }
@@ -41,6 +51,48 @@ pub fn probe(view: &KernelView, pattern: &str) -> Probe {
 pub fn engine(linux: &Linux, view: &Arc<KernelView>) -> Engine {
     let limits = EngineLimits::default();
     Engine::new(linux.machine.handle(), view.clone(), &limits)
+}
+
+/// A session with rings of as many slots.
+///
+/// # Panics
+/// If there is no memory for it.
+pub fn session(engine: &Engine, slots: usize) -> Session {
+    let size = RingSize {
+        slots,
+        ..RingSize::default()
+    };
+    engine.session(size).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Enables a probe that captures nothing; its number.
+///
+/// # Panics
+/// If it cannot be enabled.
+pub fn enable(session: &mut Session, probe: &Probe, filter: &Filter) -> u32 {
+    let enabled = session.enable(probe, filter.clone(), Capture::default());
+    enabled.unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// All that a session has recorded, in time order: its probes are disabled, and nobody has read it before. Its counts agree.
+///
+/// # Panics
+/// If they do not.
+pub fn all_events(session: &mut Session) -> Vec<Event> {
+    let mut events = Vec::new();
+    session.drain(|event| events.push(event));
+    let stats = session.stats();
+    let all = stats.probes;
+    let told = format!("{stats:?}, {:?}", session.engine().stats());
+    assert_eq!(
+        all.hits,
+        all.filtered + all.recorded + all.dropped,
+        "{told}"
+    );
+    assert_eq!(stats.read, all.recorded, "{told}");
+    assert_eq!(events.len() as u64, all.recorded, "{told}");
+    assert!(events.is_sorted_by_key(|event| event.tsc), "{told}");
+    events
 }
 
 impl<'l> Tracing<'l> {
@@ -55,20 +107,15 @@ impl<'l> Tracing<'l> {
         filter: &Filter,
         slots: usize,
     ) -> Self {
-        let size = RingSize {
-            slots,
-            ..RingSize::default()
-        };
         // No call comes between the first and the last.
         let _paused = linux.machine.pause();
         let traps = linux.machine.stats().traps;
-        let mut session = engine.session(size).unwrap_or_else(|e| panic!("{e}"));
+        let mut session = session(engine, slots);
         let mut probes = Vec::new();
         for function in functions {
             for moment in ["entry", "return"] {
                 let probe = probe(engine.view(), &format!("kprobe::{function}:{moment}"));
-                let enabled = session.enable(&probe, filter.clone(), Capture::default());
-                enabled.unwrap_or_else(|e| panic!("{e}"));
+                enable(&mut session, &probe, filter);
                 probes.push(probe);
             }
         }
@@ -129,27 +176,19 @@ impl<'l> Tracing<'l> {
     ///
     /// # Panics
     /// If they do not agree, or anything that is to be seen was not.
-    pub fn finish(mut self, before: &probes::engine::EngineStats) -> (Vec<Event>, [ProbeStats; 2]) {
+    pub fn finish(mut self, before: &EngineStats) -> (Vec<Event>, [ProbeStats; 2]) {
         let paused = self.linux.machine.pause();
         let stats = self.stats();
         let engine = self.session.engine().stats();
         let traps = self.linux.machine.stats().traps - self.traps;
         self.session.disable_all();
         drop(paused);
-        let mut events = Vec::new();
-        self.session.drain(|event| events.push(event));
+        let events = all_events(&mut self.session);
         let [entries, returns] = stats;
         let told = format!("entries {entries:?}, returns {returns:?}, {engine:?}");
         let mut all = entries;
         all += returns;
-        assert_eq!(
-            all.hits,
-            all.filtered + all.recorded + all.dropped,
-            "{told}"
-        );
         assert_eq!(self.session.stats().probes, all, "{told}");
-        assert_eq!(self.session.stats().read, all.recorded, "{told}");
-        assert_eq!(events.len() as u64, all.recorded, "{told}");
         let unpaired = engine.unpaired_returns - before.unpaired_returns;
         assert_eq!(traps, all.hits + unpaired, "{told}");
         assert_eq!(
@@ -164,7 +203,6 @@ impl<'l> Tracing<'l> {
             0,
             "nobody waits any more"
         );
-        assert!(events.is_sorted_by_key(|event| event.tsc), "{told}");
         (events, stats)
     }
 }

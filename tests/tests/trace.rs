@@ -6,7 +6,7 @@ use std::time::Duration;
 use probes::engine::{Capture, Engine, Filter, Only, RingSize, StringArgument};
 use probes::event::{Event, EventKind};
 use probes::kernel_view::KernelView;
-use probes::name::{ProbeName, ProbePattern};
+use probes::name::ProbeName;
 use probes::probe::{Moment, Probe, Target};
 use probes::provider;
 use support::shell::COMMAND_LIMIT;
@@ -286,8 +286,7 @@ fn functions_of_a_loaded_module_are_traced_by_name() {
     let shell = rich::guest(host);
     let linux = &shell.linux;
     let names = ["brd_submit_bio", "vfs_write"];
-    let pattern = ProbePattern::parse("kprobe::brd_submit_bio:entry");
-    let pattern = pattern.unwrap_or_else(|e| panic!("{e}"));
+    let pattern = tracing::pattern("kprobe::brd_submit_bio:entry");
     let unloaded = provider::find(&linux.view(), &pattern);
     assert!(unloaded.probes.is_empty(), "{unloaded:?}");
     assert!(!unloaded.nearest.is_empty(), "names that look like it");

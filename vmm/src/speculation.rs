@@ -228,17 +228,7 @@ impl Environment for Pad<'_> {
         old: &[u8],
         new: &[u8],
     ) -> Result<bool, MemoryFault> {
-        let mut now = [0; 16];
-        let now = now.get_mut(..old.len()).ok_or(MemoryFault {
-            address,
-            write: true,
-        })?;
-        self.read(address, now)?;
-        if now != old {
-            return Ok(false);
-        }
-        self.write(address, new)?;
-        Ok(true)
+        self.exchange_in_two_steps(address, old, new)
     }
 
     fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError> {

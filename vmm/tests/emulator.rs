@@ -23,10 +23,7 @@ use kvm_bindings::kvm_regs;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use support::{Host, micro};
-use vmm::emulate::{
-    self, ControlRegister, EmulateError, Environment, FxState, MemoryFault, Segment, StateError,
-    vector::DIVIDE_ERROR,
-};
+use vmm::emulate::{self, EmulateError, test_utils::Machine, vector::DIVIDE_ERROR};
 
 /// The flags that arithmetic sets.
 const STATUS: u64 = 0x8d5;
@@ -44,91 +41,6 @@ enum Mode {
     User,
 }
 
-/// The memory of one case, and the rest of a vCPU as the micro guest sets it up.
-struct Machine<'a> {
-    base: u64,
-    data: &'a mut [u8; DATA_SIZE],
-    mode: Mode,
-}
-
-impl Machine<'_> {
-    fn bytes(
-        &mut self,
-        address: u64,
-        length: usize,
-        write: bool,
-    ) -> Result<&mut [u8], MemoryFault> {
-        let start = usize::try_from(address.wrapping_sub(self.base)).unwrap();
-        let end = start.saturating_add(length);
-        let bytes = self.data.get_mut(start..end);
-        bytes.ok_or(MemoryFault { address, write })
-    }
-}
-
-impl Environment for Machine<'_> {
-    fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
-        buf.copy_from_slice(self.bytes(address, buf.len(), false)?);
-        Ok(())
-    }
-
-    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault> {
-        self.bytes(address, data.len(), true)?.copy_from_slice(data);
-        Ok(())
-    }
-
-    fn compare_exchange(
-        &mut self,
-        address: u64,
-        old: &[u8],
-        new: &[u8],
-    ) -> Result<bool, MemoryFault> {
-        let bytes = self.bytes(address, old.len(), true)?;
-        assert_eq!(bytes, old, "exchange with a value that was never there");
-        bytes.copy_from_slice(new);
-        Ok(true)
-    }
-
-    fn segment_base(&mut self, _: Segment) -> Result<u64, StateError> {
-        Ok(0)
-    }
-
-    fn set_segment_base(&mut self, _: Segment, _: u64) -> Result<(), StateError> {
-        unreachable!("no case sets a segment's base")
-    }
-
-    fn fx_state(&mut self) -> Result<FxState, StateError> {
-        unreachable!("no case uses x87 or SSE")
-    }
-
-    fn set_fx_state(&mut self, _: &FxState) -> Result<(), StateError> {
-        unreachable!("no case uses x87 or SSE")
-    }
-
-    fn cpl(&mut self) -> Result<u8, StateError> {
-        Ok(match self.mode {
-            Mode::Kernel => 0,
-            Mode::User => 3,
-        })
-    }
-
-    /// PG and PE; PAE. No shadow stacks, 48-bit addresses.
-    fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError> {
-        Ok(match register {
-            ControlRegister::Cr0 => 0x8000_0001,
-            ControlRegister::Cr4 => 0x20,
-            ControlRegister::Xcr0 => 1,
-        })
-    }
-
-    fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
-        unreachable!("no case uses STI")
-    }
-
-    fn halt(&mut self) -> Result<(), StateError> {
-        unreachable!("no case halts")
-    }
-}
-
 /// What an instruction leaves.
 #[derive(Debug, Clone, PartialEq)]
 struct Outcome {
@@ -136,75 +48,86 @@ struct Outcome {
     data: [u8; DATA_SIZE],
 }
 
+/// The registers by their numbers.
+fn by_number(regs: &mut kvm_regs) -> [&mut u64; 16] {
+    [
+        &mut regs.rax,
+        &mut regs.rcx,
+        &mut regs.rdx,
+        &mut regs.rbx,
+        &mut regs.rsp,
+        &mut regs.rbp,
+        &mut regs.rsi,
+        &mut regs.rdi,
+        &mut regs.r8,
+        &mut regs.r9,
+        &mut regs.r10,
+        &mut regs.r11,
+        &mut regs.r12,
+        &mut regs.r13,
+        &mut regs.r14,
+        &mut regs.r15,
+    ]
+}
+
 fn to_kvm(state: &State, mode: Mode) -> kvm_regs {
-    let [
-        rax,
-        rcx,
-        rdx,
-        rbx,
-        rsp,
-        rbp,
-        rsi,
-        rdi,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-    ] = state.registers;
     let fixed = match mode {
         Mode::Kernel => FIXED,
         Mode::User => FIXED | IF,
     };
-    kvm_regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
+    let mut regs = kvm_regs {
         rip: state.rip,
         rflags: state.rflags | fixed,
+        ..kvm_regs::default()
+    };
+    for (register, value) in by_number(&mut regs).into_iter().zip(state.registers) {
+        *register = value;
+    }
+    regs
+}
+
+fn from_kvm(mut regs: kvm_regs) -> State {
+    State {
+        registers: by_number(&mut regs).map(|register| *register),
+        rflags: regs.rflags,
+        rip: regs.rip,
     }
 }
 
-fn from_kvm(r: &kvm_regs) -> State {
-    State {
-        registers: [
-            r.rax, r.rcx, r.rdx, r.rbx, r.rsp, r.rbp, r.rsi, r.rdi, r.r8, r.r9, r.r10, r.r11,
-            r.r12, r.r13, r.r14, r.r15,
-        ],
-        rflags: r.rflags,
-        rip: r.rip,
+/// The memory of a case, and the rest of a vCPU as the micro guest sets it up.
+fn machine(case: &Case, mode: Mode) -> Machine {
+    Machine {
+        base: case.slot.data(),
+        memory: case.data.to_vec(),
+        writable: DATA_SIZE,
+        cpl: match mode {
+            Mode::Kernel => 0,
+            Mode::User => 3,
+        },
+        // PG and PE; PAE. No shadow stacks, 48-bit addresses.
+        cr0: 0x8000_0001,
+        cr4: 0x20,
+        xcr0: Some(1),
+        ..Machine::default()
     }
 }
 
 /// What the emulator makes of a case; `None` where a CPU would raise #DE or leaves the result undefined.
 fn emulated(case: &Case, mode: Mode) -> Result<Option<Outcome>, EmulateError> {
-    let mut data = case.data;
-    let mut machine = Machine {
-        base: case.slot.data(),
-        data: &mut data,
-        mode,
-    };
+    let before = machine(case, mode);
+    let mut machine = before.clone();
     let mut regs = to_kvm(&case.state, mode);
-    match emulate::execute(&case.insn, &mut regs, &mut machine) {
+    let executed = emulate::execute(&case.insn, &mut regs, &mut machine);
+    let data = std::mem::replace(&mut machine.memory, before.memory.clone());
+    assert_eq!(
+        machine, before,
+        "`{}` changes what is not compared",
+        case.insn
+    );
+    match executed {
         Ok(()) => Ok(Some(Outcome {
-            state: from_kvm(&regs),
-            data,
+            state: from_kvm(regs),
+            data: data.try_into().unwrap(),
         })),
         Err(EmulateError::Exception { vector, .. }) if vector == DIVIDE_ERROR => Ok(None),
         // by more than the operand's bits

@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::cache::{Cache, CacheError, short};
-use crate::command::CommandError;
-use crate::packages::{self, PackageError};
+use crate::cache::{Cache, short};
+use crate::make_error::MakeError;
+use crate::packages;
 use crate::progress::Progress;
 
 /// Counts changes of the build that the configuration does not show; part of the cache key.
@@ -49,15 +49,9 @@ const RICH_CONFIG: &str = include_str!("../../config/rich.config");
 /// A kernel could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The cache.
+    /// The cache, the packages, or a step of the build.
     #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// The packages.
-    #[error(transparent)]
-    Package(#[from] PackageError),
-    /// A step of the build.
-    #[error(transparent)]
-    Command(#[from] CommandError),
+    Make(MakeError),
     /// The source package is there and its archive is not.
     #[error("{SOURCE_PACKAGE} is installed and has no {}", .0.display())]
     NoSource(PathBuf),
@@ -69,6 +63,15 @@ pub enum BuildError {
         /// `CONFIG_X: wanted y, is n`.
         unmet: Vec<String>,
     },
+}
+
+impl<E> From<E> for BuildError
+where
+    MakeError: From<E>,
+{
+    fn from(error: E) -> Self {
+        Self::Make(error.into())
+    }
 }
 
 /// A word of the kernel command line, and why it is there.

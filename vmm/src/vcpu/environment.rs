@@ -171,22 +171,15 @@ impl Environment for VcpuEnvironment<'_> {
         old: &[u8],
         new: &[u8],
     ) -> Result<bool, MemoryFault> {
+        let length = old.len();
+        if length != new.len() || !address.is_multiple_of(length.max(1) as u64) {
+            // A split lock: no host instruction for it, and an interpreter does no more.
+            return self.exchange_in_two_steps(address, old, new);
+        }
         let fault = MemoryFault {
             address,
             write: true,
         };
-        let length = old.len();
-        if length != new.len() || !address.is_multiple_of(length.max(1) as u64) {
-            // A split lock: no host instruction for it; the plain way is what an interpreter does too.
-            let mut now = [0; 16];
-            let now = now.get_mut(..length).ok_or(fault)?;
-            self.read(address, now)?;
-            if now != old {
-                return Ok(false);
-            }
-            self.write(address, new)?;
-            return Ok(true);
-        }
         let gpa = self.translate(address, true)?;
         let pointer = self.ram.host_address(gpa, length as u64).ok_or(fault)?;
         exchange(pointer, old, new).ok_or(fault)

@@ -4,7 +4,7 @@
 use guest::micro::exec::{DATA_SIZE, Slot, State};
 use iced_x86::{Code, Encoder, EncodingKind, Instruction, Mnemonic, OpKind, Register};
 use proptest::prelude::*;
-use vmm::emulate;
+use vmm::emulate::{self, test_utils::EDGES};
 
 use super::operands::{self, Memory};
 use super::{DF, ID, STATUS};
@@ -24,23 +24,7 @@ pub struct Draw {
 
 /// Numbers at which arithmetic changes its mind, and others.
 fn value() -> impl Strategy<Value = u64> {
-    let edges = vec![
-        0,
-        1,
-        0x7f,
-        0x80,
-        0xff,
-        0x7fff,
-        0x8000,
-        0x7fff_ffff,
-        0x8000_0000,
-        0xffff_ffff,
-        1 << 32,
-        1 << 63,
-        u64::MAX >> 1,
-        u64::MAX,
-    ];
-    prop_oneof![any::<u64>(), prop::sample::select(edges), 0..70u64]
+    prop_oneof![any::<u64>(), prop::sample::select(&EDGES), 0..70u64]
 }
 
 /// Cases' ingredients.

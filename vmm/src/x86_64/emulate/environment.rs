@@ -130,6 +130,30 @@ pub trait Environment {
         new: &[u8],
     ) -> Result<bool, MemoryFault>;
 
+    /// [`Self::compare_exchange`] as a read and a write, between which another vCPU may write: for split locks, and for
+    /// memory that nobody else has.
+    ///
+    /// # Errors
+    /// As for that; and for more than 16 bytes.
+    fn exchange_in_two_steps(
+        &mut self,
+        address: u64,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<bool, MemoryFault> {
+        let mut now = [0; 16];
+        let now = now.get_mut(..old.len()).ok_or(MemoryFault {
+            address,
+            write: true,
+        })?;
+        self.read(address, now)?;
+        if now != old {
+            return Ok(false);
+        }
+        self.write(address, new)?;
+        Ok(true)
+    }
+
     /// Base address of a segment. Asked at every access through it: answer from a copy.
     ///
     /// # Errors

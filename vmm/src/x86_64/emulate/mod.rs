@@ -32,6 +32,8 @@ mod native;
 mod shift;
 mod stack;
 mod system;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod test_utils;
 #[cfg(test)]
 mod tests;
 

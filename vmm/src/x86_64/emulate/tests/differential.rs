@@ -57,21 +57,7 @@ fn on_the_host(
 
 /// Numbers at which arithmetic changes its mind, and others.
 fn value() -> impl Strategy<Value = u64> {
-    let edges = vec![
-        0,
-        1,
-        0x7f,
-        0x80,
-        0xff,
-        0x7fff,
-        0x8000,
-        0x7fff_ffff,
-        0x8000_0000,
-        1 << 63,
-        u64::MAX >> 1,
-        u64::MAX,
-    ];
-    prop_oneof![any::<u64>(), prop::sample::select(edges), 0..70u64]
+    prop_oneof![any::<u64>(), prop::sample::select(&EDGES), 0..70u64]
 }
 
 proptest! {

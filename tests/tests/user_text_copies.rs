@@ -1,0 +1,145 @@
+//! Programs in a running Linux guest that have pages of their own instead of their file's, since somebody has written to their text: they are
+//! traced there, and nobody else's bytes are taken for ours.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use introspect::x86_64::PAGE;
+use probes::engine::Filter;
+use probes::event::EventKind;
+use probes::probe::{Probe, Target};
+use support::host;
+use support::shell::COMMAND_LIMIT;
+use support::user_guest::{FOR_EVER, FSLOAD, UserGuest};
+use vmm::trap::INT3;
+
+#[test]
+fn a_program_that_writes_its_own_text_sees_its_own_bytes() {
+    let host = host!();
+    let guest = UserGuest::new(host);
+    let shell = &guest.shell;
+    let untraced = shell.output("selfmod 7");
+    assert!(untraced.starts_with("selfmod: 41 42 "), "{untraced}");
+    // Its file is found while a process has it mapped.
+    let holder = guest.spawn("selfmod 1000000000000");
+    let mut traced = guest.session();
+    let probes: Vec<Probe> = ["entry", "return"]
+        .iter()
+        .flat_map(|moment| guest.probes(&format!("uprobe:/bin/selfmod:steady:{moment}")))
+        .collect();
+    guest.kill(holder);
+    traced.enable_all(&probes, &Filter::default());
+    let hidden = guest.engine.stats().hidden;
+    for _ in 0..2 {
+        assert_eq!(shell.output("selfmod 7"), untraced);
+    }
+    // What it calls while it can write to its text is not seen; what it calls before and after is.
+    assert_eq!(traced.recorded("steady"), (28, 28));
+    let stats = guest.engine.stats();
+    // The first instruction, and one return address of two: the other one was not met yet.
+    assert!(stats.hidden - hidden >= 4, "{stats:?}");
+    let sites = guest.user_sites();
+    traced.finish();
+    guest.assert_clean(&sites);
+}
+
+#[test]
+fn a_program_whose_text_another_writes_has_its_own_bytes() {
+    let host = host!();
+    let guest = UserGuest::new(host);
+    let shell = &guest.shell;
+    shell.type_lines(&[&format!("cp {FSLOAD} /tmp/y")]);
+    let pid = guest.spawn_sleeper("/tmp/y 0 1000");
+    let mut traced = guest.session();
+    traced.enable_fsload("/tmp/y");
+    let sites = guest.user_sites();
+    // A byte of the ELF header that means nothing, as a debugger would write a breakpoint.
+    let seen = shell.output(&format!(
+        "printf X | dd of=/proc/{pid}/mem bs=1 seek=$((0x400009)) conv=notrunc 2> /dev/null; \
+         dd if=/proc/{pid}/mem bs=64 skip=$((0x400000 / 64)) count=16 2> /dev/null | busybox sha256sum; \
+         head -c 1024 {FSLOAD} > /tmp/z; printf X | dd of=/tmp/z bs=1 seek=9 conv=notrunc 2> /dev/null; \
+         busybox sha256sum < /tmp/z"
+    ));
+    let sums: Vec<&str> = seen.lines().collect();
+    assert_eq!(sums.len(), 2, "{seen}");
+    assert_eq!(sums[0], sums[1]);
+    // It goes on, and is seen: its page is its own, with traps of its own.
+    let own = guest.sites_elsewhere(&sites);
+    let functions = traced.probes.iter();
+    let functions = functions.filter(|probe| probe.kind() == EventKind::Entry);
+    // And return addresses, if it was not asleep.
+    assert!(own.len() >= functions.count(), "{own:?}");
+    assert_eq!(guest.standing(&own), own);
+    let before = traced.recorded("one_round");
+    let wait = Instant::now() + 2 * COMMAND_LIMIT;
+    while traced.recorded("one_round").1 < before.1 + 2 {
+        assert!(
+            Instant::now() < wait,
+            "{before:?} {:?}",
+            guest.engine.stats()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Other processes have the file's page, and this one's is nobody's when it has ended.
+    assert_eq!(shell.output("/tmp/y 3 0"), "fsload: 3 rounds");
+    guest.kill(pid);
+    assert_eq!(guest.user_sites().intersection(&own).count(), 0);
+    assert_eq!(guest.standing(&own), BTreeSet::new());
+    traced.finish();
+    guest.assert_clean(&sites);
+}
+
+#[test]
+fn where_another_debugger_has_its_breakpoint_ours_comes_back_after_it() {
+    const TEXT: u64 = 0x40_0000;
+    let host = host!();
+    let guest = UserGuest::new(host);
+    let shell = &guest.shell;
+    shell.type_lines(&[&format!("cp {FSLOAD} /tmp/y")]);
+    let pid = guest.spawn_sleeper(&format!("/tmp/y 0 {FOR_EVER}"));
+    let mut traced = guest.session();
+    traced.enable_fsload("/tmp/y");
+    let of_file = guest.user_sites();
+    let own = || guest.sites_elsewhere(&of_file);
+    let probe = &guest.probes("uprobe:/tmp/y:one_round:entry")[0];
+    let Target::User { text, .. } = &probe.target else {
+        panic!("{probe:?}")
+    };
+    let (at, original) = (TEXT + text.offset, text.code[0]);
+    let write = |byte: u8| {
+        shell.output(&format!(
+            "printf '\\{byte:03o}' | dd of=/proc/{pid}/mem bs=1 seek={at} conv=notrunc 2> /dev/null"
+        ))
+    };
+    let read = || {
+        shell.output(&format!(
+            "dd if=/proc/{pid}/mem bs=1 skip={at} count=1 2> /dev/null | busybox od -A n -t u1"
+        ))
+    };
+    write(original);
+    let all = own();
+    assert_eq!(all.len(), of_file.len(), "{all:?} {of_file:?}");
+    for _ in 0..2 {
+        write(INT3);
+        let rest = own();
+        let gone: Vec<_> = all.difference(&rest).collect();
+        assert_eq!((rest.len(), gone.len()), (all.len() - 1, 1), "{gone:?}");
+        assert_eq!(gone[0].0.0 % PAGE, text.offset % PAGE);
+        let there = guest.shell.linux.byte(gone[0].0);
+        assert_eq!(there, INT3, "it is the debugger's");
+        assert_eq!(read().trim(), INT3.to_string());
+        write(original);
+        assert_eq!(own(), all);
+        assert_eq!(read().trim(), original.to_string());
+    }
+    // Probes come and go there as in the file.
+    let mut other = guest.session();
+    other.enable("uprobe:/tmp/y:program:entry", &Filter::default());
+    traced.finish();
+    assert_eq!(own().len(), 1);
+    other.enable_fsload("/tmp/y");
+    assert_eq!(own(), all);
+    other.finish();
+    guest.assert_clean(&all);
+    guest.kill(pid);
+}

@@ -1,0 +1,183 @@
+//! What tests of the emulator need, this crate's own and those against a CPU (feature `test-utils`): a vCPU made of plain
+//! memory, and numbers to try.
+
+use std::io;
+
+use super::{ControlRegister, Environment, FxState, MemoryFault, Segment, StateError};
+
+/// Numbers at which arithmetic changes its mind.
+pub const EDGES: [u64; 14] = [
+    0,
+    1,
+    0x7f,
+    0x80,
+    0xff,
+    0x7fff,
+    0x8000,
+    0x7fff_ffff,
+    0x8000_0000,
+    0xffff_ffff,
+    1 << 32,
+    1 << 63,
+    u64::MAX >> 1,
+    u64::MAX,
+];
+
+/// Memory and state of a vCPU; by default one in kernel mode. Addresses are physical, and nothing is there but its memory.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Machine {
+    /// Address of the memory.
+    pub base: u64,
+    /// All that can be read.
+    pub memory: Vec<u8>,
+    /// Bytes at its start that can also be written.
+    pub writable: usize,
+    /// Base of FS.
+    pub fs: u64,
+    /// Base of GS.
+    pub gs: u64,
+    /// x87 and SSE state.
+    pub fx: FxState,
+    /// Privilege level.
+    pub cpl: u8,
+    /// CR0.
+    pub cr0: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// XCR0; `None` if it cannot be read.
+    pub xcr0: Option<u64>,
+    /// Interrupts are held off until the next instruction is done.
+    pub shadow: bool,
+    /// It waits for an interrupt.
+    pub halted: bool,
+    /// How many exchanges fail, as if another CPU had been faster.
+    pub races: usize,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            base: Self::MEMORY,
+            memory: vec![0; Self::READABLE],
+            writable: Self::WRITABLE,
+            fs: 0,
+            gs: 0,
+            fx: FxState::default(),
+            cpl: 0,
+            // PG, WP, NE, MP, PE
+            cr0: 0x8001_0023,
+            // OSXSAVE, FSGSBASE, OSFXSR, PAE
+            cr4: 0x5_0220,
+            xcr0: None,
+            shadow: false,
+            halted: false,
+            races: 0,
+        }
+    }
+}
+
+impl Machine {
+    /// Address of the memory by default.
+    pub const MEMORY: u64 = 0x1000;
+    /// Bytes of memory by default, three pages.
+    pub const READABLE: usize = 0x3000;
+    /// Bytes of memory by default that can be written, two pages.
+    pub const WRITABLE: usize = 0x2000;
+
+    fn bytes(
+        &mut self,
+        address: u64,
+        length: usize,
+        write: bool,
+    ) -> Result<&mut [u8], MemoryFault> {
+        let end = if write {
+            self.writable
+        } else {
+            self.memory.len()
+        };
+        let reachable = self.memory.get_mut(..end).unwrap_or_default();
+        let start = usize::try_from(address.wrapping_sub(self.base)).unwrap_or(usize::MAX);
+        let bytes = reachable.get_mut(start..start.saturating_add(length));
+        bytes.ok_or(MemoryFault { address, write })
+    }
+}
+
+impl Environment for Machine {
+    fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
+        buf.copy_from_slice(self.bytes(address, buf.len(), false)?);
+        Ok(())
+    }
+
+    fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        self.bytes(address, data.len(), true)?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn compare_exchange(
+        &mut self,
+        address: u64,
+        old: &[u8],
+        new: &[u8],
+    ) -> Result<bool, MemoryFault> {
+        let race = self.races > 0;
+        self.races = self.races.saturating_sub(1);
+        let bytes = self.bytes(address, old.len(), true)?;
+        if race {
+            // another CPU counts up
+            bytes[0] = bytes[0].wrapping_add(1);
+            return Ok(false);
+        }
+        assert_eq!(bytes, old, "exchange with a value that was never there");
+        bytes.copy_from_slice(new);
+        Ok(true)
+    }
+
+    fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError> {
+        Ok(match segment {
+            Segment::Fs => self.fs,
+            Segment::Gs => self.gs,
+        })
+    }
+
+    fn set_segment_base(&mut self, segment: Segment, base: u64) -> Result<(), StateError> {
+        match segment {
+            Segment::Fs => self.fs = base,
+            Segment::Gs => self.gs = base,
+        }
+        Ok(())
+    }
+
+    fn fx_state(&mut self) -> Result<FxState, StateError> {
+        Ok(self.fx.clone())
+    }
+
+    fn set_fx_state(&mut self, state: &FxState) -> Result<(), StateError> {
+        self.fx = state.clone();
+        Ok(())
+    }
+
+    fn cpl(&mut self) -> Result<u8, StateError> {
+        Ok(self.cpl)
+    }
+
+    fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError> {
+        match register {
+            ControlRegister::Cr0 => Ok(self.cr0),
+            ControlRegister::Cr4 => Ok(self.cr4),
+            ControlRegister::Xcr0 => self.xcr0.ok_or_else(|| StateError {
+                action: "read XCR0",
+                source: io::ErrorKind::Unsupported.into(),
+            }),
+        }
+    }
+
+    fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
+        self.shadow = true;
+        Ok(())
+    }
+
+    fn halt(&mut self) -> Result<(), StateError> {
+        (self.halted, self.shadow) = (true, false);
+        Ok(())
+    }
+}
