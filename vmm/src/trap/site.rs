@@ -116,8 +116,10 @@ impl Site {
         if self.instruction.ip() == rip {
             return self.instruction;
         }
-        // The same bytes decode alike wherever they stand.
-        emulate::decode(&self.code, rip).unwrap_or(self.instruction)
+        emulate::moved(&self.instruction, rip).unwrap_or_else(|| {
+            // The same bytes decode alike wherever they stand.
+            emulate::decode(&self.code, rip).unwrap_or(self.instruction)
+        })
     }
 
     /// What it is found by at a hit: kernel text is mapped alike in every address space, a program's is not.

@@ -37,7 +37,7 @@ pub mod test_utils;
 #[cfg(test)]
 mod tests;
 
-use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 use kvm_bindings::kvm_regs;
 
 use cpu::{Commit, Cpu};
@@ -146,6 +146,30 @@ pub enum EmulateError {
 
 /// Executes one kind of instruction on a working copy of the registers.
 type Handler = fn(&mut Cpu<'_>) -> Result<(), EmulateError>;
+
+/// `instruction` as it would be decoded at linear address `ip`, without decoding it at each hit of a program's text, which is
+/// mapped anywhere. `None` where more of it depends on its address.
+pub(crate) fn moved(instruction: &Instruction, ip: u64) -> Option<Instruction> {
+    let distance = ip.wrapping_sub(instruction.ip());
+    let mut moved = *instruction;
+    moved.set_ip(ip);
+    if instruction.is_ip_rel_memory_operand() {
+        if instruction.memory_base() != Register::RIP {
+            return None;
+        }
+        let operand = instruction.ip_rel_memory_address();
+        moved.set_memory_displacement64(operand.wrapping_add(distance));
+    }
+    match instruction.try_op_kind(0) {
+        Ok(OpKind::NearBranch64) => {
+            let target = instruction.near_branch64();
+            moved.set_near_branch64(target.wrapping_add(distance));
+        }
+        Ok(OpKind::NearBranch16 | OpKind::NearBranch32) => return None,
+        _ => {}
+    }
+    Some(moved)
+}
 
 /// Decodes the instruction at the start of `bytes`, which stand at linear address `ip` in 64-bit mode.
 ///

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::{DecodeError, is_supported};
+use super::super::{DecodeError, is_supported, moved};
 use super::*;
 
 #[test]
@@ -35,6 +35,27 @@ fn instructions_outside_the_set_are_named_before_arming() {
             matches!(error, EmulateError::Unsupported { ip: IP, .. }),
             "{text}: {error}"
         );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    /// Any bytes, and prefixes and opcodes of what depends on its address more often than chance has it.
+    #[test]
+    fn an_instruction_that_is_moved_is_the_one_that_is_decoded_there(
+        head in prop::sample::select(vec!["", "48", "67", "66", "e8", "e9", "eb", "0f 84", "e3", "48 8d 05", "67 48 8b 05", "ff 25", "c7 f8"]),
+        rest in prop::array::uniform15(any::<u8>()),
+        from in any::<u64>(),
+        to in any::<u64>(),
+    ) {
+        let bytes: Vec<u8> = hex(head).into_iter().chain(rest).take(15).collect();
+        if let Ok(here) = decode(&bytes, from)
+            && let Some(moved) = moved(&here, to)
+        {
+            let there = decode(&bytes, to).unwrap();
+            prop_assert!(moved.eq_all_bits(&there), "{here} {from:x}: {moved} {there} {to:x}");
+        }
     }
 }
 
