@@ -13,12 +13,13 @@ use crate::progress::Progress;
 const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 11] = [
     ("cat", include_str!("../programs/cat.c")),
     ("forks", include_str!("../programs/forks.c")),
     ("fsload", include_str!("../programs/fsload.c")),
     ("init", include_str!("../programs/init.c")),
     ("insmod", include_str!("../programs/insmod.c")),
+    ("moves", include_str!("../programs/moves.c")),
     ("scatter", include_str!("../programs/scatter.c")),
     ("selfmod", include_str!("../programs/selfmod.c")),
     ("sh", include_str!("../programs/sh.c")),

@@ -13,6 +13,9 @@ use support::shell::COMMAND_LIMIT;
 use support::user_guest::{FOR_EVER, FSLOAD, UserGuest};
 use vmm::trap::INT3;
 
+/// Where the guest's small programs begin, mapped as they lie in their files.
+const TEXT: u64 = 0x40_0000;
+
 #[test]
 fn a_program_that_writes_its_own_text_sees_its_own_bytes() {
     let host = host!();
@@ -91,7 +94,6 @@ fn a_program_whose_text_another_writes_has_its_own_bytes() {
 
 #[test]
 fn where_another_debugger_has_its_breakpoint_ours_comes_back_after_it() {
-    const TEXT: u64 = 0x40_0000;
     let host = host!();
     let guest = UserGuest::new(host);
     let shell = &guest.shell;
@@ -142,4 +144,70 @@ fn where_another_debugger_has_its_breakpoint_ours_comes_back_after_it() {
     other.finish();
     guest.assert_clean(&all);
     guest.kill(pid);
+}
+
+/// A program's own page, and what becomes of it. In each way `moves` calls the function there once before somebody writes to the page and
+/// once after that; then it moves, unmaps, leaves behind or dumps it.
+#[test]
+fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
+    let host = host!();
+    let guest = UserGuest::new(host);
+    let shell = &guest.shell;
+    let stopped = |pid: u32| {
+        shell.output(&format!(
+            "until grep -q ') T ' /proc/{pid}/stat; do busybox usleep 20000; done"
+        ));
+    };
+    stopped(guest.spawn("moves away"));
+    let mut traced = guest.session();
+    traced.enable("uprobe:/bin/moves:far:entry", &Filter::default());
+    traced.enable("uprobe:/bin/moves:far:return", &Filter::default());
+    let entry = match &traced.probes[0].target {
+        Target::User { text, .. } => text.offset,
+        other => panic!("{other:?}"),
+    };
+    let of_file = guest.user_sites();
+    // The function is alone in its page, and what returns from it goes to another.
+    let own = || {
+        let mut sites = guest.sites_elsewhere(&of_file);
+        sites.retain(|site| site.0.0 % PAGE == entry % PAGE);
+        sites
+    };
+    // The child of `fork` is traced for as long as the process that the page was made for is there.
+    for (way, calls) in [
+        ("away", 2..=2),
+        ("gone", 2..=2),
+        ("fork", 2..=3),
+        ("core", 2..=2),
+    ] {
+        let before = traced.recorded("far").0;
+        let pid = guest.spawn(&format!(
+            "sh -c 'ulimit -c unlimited; cd /tmp; exec moves {way}'"
+        ));
+        stopped(pid);
+        // Behind the function is nothing.
+        let nothing = TEXT + entry + 0x200;
+        shell.output(&format!(
+            "printf X | dd of=/proc/{pid}/mem bs=1 seek={nothing} conv=notrunc 2> /dev/null"
+        ));
+        let sites = own();
+        assert_eq!(
+            (sites.len(), guest.standing(&sites)),
+            (1, sites.clone()),
+            "{way}"
+        );
+        shell.output(&format!("kill -CONT {pid}"));
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while !own().is_empty() {
+            assert!(Instant::now() < deadline, "{way}: {:?}", own());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(guest.standing(&sites), BTreeSet::new(), "{way}");
+        let seen = traced.recorded("far").0 - before;
+        assert!(calls.contains(&seen), "{way}: {seen}");
+    }
+    let dumped = "until [ -s /tmp/core ]; do busybox usleep 20000; done; grep -c far:PX /tmp/core";
+    assert_eq!(shell.output(dumped), "1");
+    traced.finish();
+    guest.assert_clean(&of_file);
 }
