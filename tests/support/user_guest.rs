@@ -90,6 +90,16 @@ impl UserGuest {
         pid
     }
 
+    /// Waits until a process is stopped by a signal.
+    ///
+    /// # Panics
+    /// If it is gone, or runs on.
+    pub fn wait_until_stopped(&self, pid: u32) {
+        self.shell.output(&format!(
+            "until grep -q ') T ' /proc/{pid}/stat; do busybox usleep 20000; done"
+        ));
+    }
+
     /// Ends a process and waits until it is gone.
     ///
     /// # Panics

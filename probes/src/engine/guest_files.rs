@@ -3,7 +3,7 @@
 //! The kernel function `mmap_region` is watched while anybody waits. At its return the guest is held, before the process can execute
 //! anything of the file, until everybody who was told has looked: probes that are enabled meanwhile miss nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +13,7 @@ use introspect::x86_64::virtual_memory::read_u64;
 use vmm::machine::Paused;
 
 use super::Engine;
+use super::calls::Calls;
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
 use super::watch::Watch;
@@ -24,8 +25,6 @@ const VM_EXEC: u64 = 4;
 const LOWEST_ERROR: u64 = 4095u64.wrapping_neg();
 /// Files that are remembered; a guest that maps more is held for some of them again.
 const MOST_FILES: usize = 1 << 14;
-/// Calls that are under way at once.
-const MOST_CALLS: usize = 4096;
 
 /// A file was mapped. The guest stands still until this is dropped.
 pub struct NewFile {
@@ -99,7 +98,7 @@ pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc
             file_mapping: btf.member("file.f_mapping").ok()?.byte_offset,
             space: view.space,
             waiting: listeners.clone(),
-            calls: Mutex::default(),
+            calls: Calls::default(),
         });
         Some((Gva(view.symbols.address_of(FUNCTION)?), watch))
     };
@@ -112,8 +111,8 @@ struct FileWatch {
     file_mapping: u64,
     space: AddressSpace,
     waiting: Listeners,
-    /// By task and stack: the file of a call that is under way.
-    calls: Mutex<HashMap<(u64, u64), Gva>>,
+    /// The file of a call that is under way.
+    calls: Calls<Gva>,
 }
 
 impl Watch for FileWatch {
@@ -139,26 +138,14 @@ impl Watch for FileWatch {
             return false;
         }
         drop(known);
-        let key = (
-            hit.current.task().address,
-            hit.registers.rsp.wrapping_add(8),
-        );
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        if calls.len() >= MOST_CALLS {
-            calls.clear();
-        }
-        calls.insert(key, mapping);
-        true
+        self.calls.enter(hit, mapping).is_ok()
     }
 
     fn leave(&self, _: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
-        let key = (hit.current.task().address, from_stack.0);
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mapping) = calls.remove(&key) else {
+        let Some(mapping) = self.calls.leave(hit, from_stack) else {
             return;
         };
-        drop(calls);
         if hit.registers.rax >= LOWEST_ERROR {
             return;
         }

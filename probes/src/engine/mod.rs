@@ -9,6 +9,7 @@
 //! current task changes inside), and from an `execve` by which a thread takes over its leader's number.
 
 mod arming;
+mod calls;
 mod current;
 mod filter;
 mod guest_files;

@@ -16,29 +16,29 @@
 //! | `wp_page_copy` | a program writes to its text: it gets a page of its own | original bytes put into that |
 //! | `finish_fault` | the same, in a page that it has not touched before | the same |
 //! | `copy_page_from_iter_atomic` | write(2) to the file | traps out of the page; they wait until it is mapped again |
-//! | `__folio_start_writeback` | the page is written to a disk | the same |
+//! | `__folio_start_writeback`, `shmem_writepage` | the page is written to a disk, or to swap | the same |
 //!
 //! Not watched, so that our byte is seen or kept:
 //!
 //! - a program that maps the file and reads its text as data, as it would see a debugger's;
 //! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself travels;
 //! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring);
-//! - the guest's own uprobes, which save the byte that they replace;
-//! - pages of shared memory that go to swap;
 //! - the first page of a mapping in a core dump;
 //! - a page that is mapped again while it is being written to a disk.
 //!
-//! A private copy of a page (`wp_page_copy`) gets traps of its own; [`private`] says what is done with those.
+//! A private copy of a page (`wp_page_copy`) gets traps of its own; [`private`] says what is done with those, [`uprobes`] what about the
+//! guest's own uprobes.
 
-mod calls;
 mod iter;
 mod private;
+mod uprobes;
 mod watch;
 
 use std::sync::Arc;
 
 use introspect::kernel::btf::Btf;
 use introspect::kernel::page_cache::PageCacheLayout;
+use introspect::kernel::vma::VmaLayout;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::read_u64;
@@ -49,6 +49,7 @@ use super::watch::Watch;
 use crate::kernel_view::KernelView;
 use iter::CopyLayout;
 use private::CopyEvent;
+use uprobes::UprobeEvent;
 use watch::{Event, PageWatch};
 
 /// The kernel does not tell.
@@ -70,6 +71,10 @@ pub(crate) struct GuestPages {
     copy: CopyLayout,
     /// What is to be seen of private copies; nothing if that is not all there.
     copy_events: Vec<(Gva, CopyEvent)>,
+    uprobe_events: Vec<(Gva, UprobeEvent)>,
+    /// The tree of the guest's own uprobes: `struct rb_root`, of one pointer.
+    uprobes: Option<Gva>,
+    areas: Option<VmaLayout>,
 }
 
 impl GuestPages {
@@ -92,6 +97,9 @@ impl GuestPages {
             mm_tables: offset("mm_struct.pgd")?,
             copy: CopyLayout::new(btf)?,
             copy_events: private::events(btf, &view.symbols),
+            uprobe_events: uprobes::events(btf, &view.symbols),
+            uprobes: view.symbols.address_of("uprobes_tree").map(Gva),
+            areas: VmaLayout::new(btf, &view.symbols).ok(),
         })
     }
 
@@ -119,13 +127,17 @@ impl GuestPages {
             ("wp_page_copy", Some(Event::OwnCopy)),
             ("copy_page_from_iter_atomic", Some(Event::Write)),
             ("__folio_start_writeback", Some(Event::WriteBack)),
+            // Shared memory that goes to swap.
+            ("shmem_writepage", Some(Event::WriteBack)),
+            ("shmem_writeout", Some(Event::WriteBack)),
         ];
         let watches = events.into_iter().filter_map(|(name, event)| {
             let address = view.symbols.address_of(name)?;
             let watch: Arc<dyn Watch> = Arc::new(PageWatch::new(self.clone(), event?));
             Some((Gva(address), watch))
         });
-        watches.chain(self.copy_watches()).collect()
+        let others = self.copy_watches().chain(self.uprobe_watches());
+        watches.chain(others).collect()
     }
 
     /// Whether private copies get traps.

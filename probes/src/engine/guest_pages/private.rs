@@ -20,8 +20,8 @@ use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u64;
 
-use super::calls::Calls;
 use super::{GuestPages, Traps};
+use crate::engine::calls::Calls;
 use crate::engine::hit::{Hit, HitPath};
 use crate::engine::returns::Returning;
 use crate::engine::watch::Watch;

@@ -18,8 +18,8 @@ use vmm::memory::GuestRam;
 use vmm::trap::{INT3, StoppedCpu};
 
 use super::GuestPages;
-use super::calls::Calls;
 use super::iter::nth;
+use crate::engine::calls::Calls;
 use crate::engine::hit::{Hit, HitPath};
 use crate::engine::returns::Returning;
 use crate::engine::user_text::{PrivateCopy, Traps};

@@ -14,7 +14,7 @@ use introspect::kernel::page_cache::PageOwner;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PhysicalMemory};
-use vmm::trap::{ArmError, SiteId, same_instruction};
+use vmm::trap::{ArmError, INT3, SiteId, same_instruction};
 
 use super::{State, Traps, UserSite, UserSites};
 use crate::engine::return_sites::ReturnSites;
@@ -65,8 +65,12 @@ impl Copied {
         let code = traps
             .table
             .read_code(Gva(self.copy.address + within), self.copy.space);
-        // What was written may be just that.
-        if !same_instruction(&site.code, &code) {
+        // What was written may be just that, but for another's breakpoint, which stays that one's.
+        let mut expected = code.clone();
+        if let (Some(first), Some(&INT3)) = (expected.first_mut(), code.first()) {
+            *first = site.code.first().copied().unwrap_or_default();
+        }
+        if !same_instruction(&site.code, &expected) {
             return;
         }
         let id = SiteId(Gpa(page + within));

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use introspect::Gva;
 
-use crate::engine::hit::Hit;
+use super::hit::Hit;
 
 /// Watched calls that are under way at once; more are let go by.
 const MOST_CALLS: usize = 4096;
@@ -13,7 +13,7 @@ const MOST_CALLS: usize = 4096;
 const RETURN_ADDRESS: u64 = 8;
 
 /// By task, and stack pointer after the return.
-pub(super) struct Calls<T>(Mutex<HashMap<(u64, u64), T>>);
+pub(crate) struct Calls<T>(Mutex<HashMap<(u64, u64), T>>);
 
 impl<T> Default for Calls<T> {
     fn default() -> Self {
@@ -26,7 +26,7 @@ impl<T> Calls<T> {
     ///
     /// # Errors
     /// If too many wait: gives it back.
-    pub(super) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<(), T> {
+    pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<(), T> {
         let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
         let mut calls = self.lock();
         if calls.len() >= MOST_CALLS {
@@ -37,7 +37,7 @@ impl<T> Calls<T> {
     }
 
     /// What was remembered for the return at `hit`.
-    pub(super) fn leave(&self, hit: &Hit<'_>, from_stack: Gva) -> Option<T> {
+    pub(crate) fn leave(&self, hit: &Hit<'_>, from_stack: Gva) -> Option<T> {
         self.lock()
             .remove(&(hit.current.task().address, from_stack.0))
     }

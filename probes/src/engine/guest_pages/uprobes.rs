@@ -1,0 +1,229 @@
+//! The guest's own uprobes (kernel/events/uprobes.c), which read the instruction that they replace from the page cache, and give each program
+//! a private copy of the page with an int3 of theirs in it, past the usual ways to a copy.
+//!
+//! | Function | What happens there | What is done |
+//! |---|---|---|
+//! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps out of all text until it is done |
+//! | `uprobe_mmap` | the same, in a program that maps a file, if there is any uprobe | traps out of that file's text until it is done |
+//! | `uprobe_write_opcode` | a program gets a copy with an int3, or without, or the file's page again | traps out for good, and into what it has then |
+//!
+//! Where the guest's int3 stands at a place of ours both are hit.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use introspect::kernel::btf::Btf;
+use introspect::kernel::page_cache::PageOwner;
+use introspect::kernel::symbols::Symbols;
+use introspect::x86_64::PAGE;
+use introspect::x86_64::paging::{AddressSpace, translate};
+use introspect::{Gpa, Gva, PausedMemory};
+use vmm::trap::{LiftedUser, StoppedCpu};
+
+use super::GuestPages;
+use super::private::VM_WRITE;
+use crate::engine::calls::Calls;
+use crate::engine::hit::{Hit, HitPath};
+use crate::engine::returns::Returning;
+use crate::engine::user_text::PrivateCopy;
+use crate::engine::watch::Watch;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum UprobeEvent {
+    /// Uprobes come, go or change.
+    Changes,
+    /// A program maps a file.
+    Maps,
+    /// A program's page is replaced: its `mm_struct` and the address among the arguments.
+    Writes { mm: usize, address: usize },
+}
+
+/// The functions to be watched, with their addresses.
+pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
+    const WRITES: &str = "uprobe_write_opcode";
+    let writes = || {
+        let prototype = btf.func_proto_args(WRITES).ok()?;
+        let position = |name: &str| prototype.parameters.iter().position(|p| p.name == name);
+        Some(UprobeEvent::Writes {
+            mm: position("mm")?,
+            address: position("vaddr")?,
+        })
+    };
+    let changes = [
+        "uprobe_register",
+        "uprobe_register_refctr",
+        "uprobe_apply",
+        "uprobe_unregister",
+        "uprobe_unregister_nosync",
+    ];
+    let changes = changes.map(|name| (name, Some(UprobeEvent::Changes)));
+    let others = [("uprobe_mmap", Some(UprobeEvent::Maps)), (WRITES, writes())];
+    let all = changes.into_iter().chain(others);
+    all.filter_map(|(name, event)| Some((Gva(symbols.address_of(name)?), event?)))
+        .collect()
+}
+
+/// A page of a program.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    mm: Gva,
+    space: AddressSpace,
+    address: u64,
+    /// What it was before.
+    page: Option<Gpa>,
+}
+
+/// What is to be done when a call returns.
+struct Open {
+    lifted: LiftedUser,
+    written: Option<Place>,
+}
+
+struct UprobeWatch {
+    pages: Arc<GuestPages>,
+    event: UprobeEvent,
+    calls: Calls<Open>,
+}
+
+impl GuestPages {
+    /// The watches on uprobes, and the functions that they belong on.
+    pub(super) fn uprobe_watches(self: &Arc<Self>) -> impl Iterator<Item = (Gva, Arc<dyn Watch>)> {
+        self.uprobe_events.iter().map(|(address, event)| {
+            let watch: Arc<dyn Watch> = Arc::new(UprobeWatch {
+                pages: self.clone(),
+                event: *event,
+                calls: Calls::default(),
+            });
+            (*address, watch)
+        })
+    }
+}
+
+impl UprobeWatch {
+    /// Whether the guest has any uprobe; taken for granted where its kernel does not tell.
+    fn there_are_some(&self, hit: &Hit<'_>) -> bool {
+        let Some(tree) = self.pages.uprobes else {
+            return true;
+        };
+        self.pages.word(hit.memory, tree.0, 0) != Some(0)
+    }
+
+    /// Takes traps out: of the file that is mapped, or all.
+    fn lift(&self, hit: &Hit<'_>, cpu: &StoppedCpu<'_>) -> LiftedUser {
+        if self.event != UprobeEvent::Maps {
+            return cpu.traps().lift_user(|_| true);
+        }
+        let pages = &self.pages;
+        let [area, ..] = hit.arguments();
+        let file = pages.word(hit.memory, area, pages.area_file);
+        let mapping = file
+            .filter(|file| *file != 0)
+            .and_then(|file| pages.word(hit.memory, file, pages.file_mapping));
+        let Some(mapping) = mapping.map(Gva) else {
+            return LiftedUser::default();
+        };
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(pages.space);
+        cpu.traps().lift_user(|page| {
+            let owner = pages.layout.owner(view, page);
+            matches!(owner, Ok(Some(owner)) if owner.mapping == mapping)
+        })
+    }
+
+    fn place(&self, hit: &Hit<'_>, mm: usize, address: usize) -> Option<Place> {
+        let arguments = hit.arguments();
+        let mm = *arguments.get(mm)?;
+        let address = *arguments.get(address)? & !(PAGE - 1);
+        let space = self.pages.tables_of(hit.memory, mm)?;
+        let page = translate(hit.memory, space, Gva(address));
+        Some(Place {
+            mm: Gva(mm),
+            space,
+            address,
+            page: page.ok().map(|page| page.gpa),
+        })
+    }
+
+    /// What a program has at a place now is noted if it is a page of its own.
+    fn note(&self, path: &HitPath, cpu: &StoppedCpu<'_>, place: &Place) {
+        let pages = &self.pages;
+        let Some(areas) = pages.areas.as_ref().filter(|_| pages.traces_copies()) else {
+            return;
+        };
+        let Ok(found) = translate(cpu.ram(), place.space, Gva(place.address)) else {
+            return;
+        };
+        let paused = PausedMemory::new(cpu.ram());
+        let view = paused.view(pages.space);
+        if !matches!(pages.layout.owner(view, found.gpa), Ok(None)) {
+            return;
+        }
+        let Ok(Some(area)) = areas.find(view, place.mm, place.address) else {
+            return;
+        };
+        let file = area.file.map(|file| file.0);
+        let mapping = file.and_then(|file| pages.word(cpu.ram(), file, pages.file_mapping));
+        let owner = mapping.map(|mapping| PageOwner {
+            mapping: Gva(mapping),
+            index: (area.file_offset + (place.address - area.start)) / PAGE,
+        });
+        let sites = &path.user_sites;
+        let Some(text) = owner.and_then(|owner| sites.text_of(found.gpa, Some(owner))) else {
+            return;
+        };
+        let copy = PrivateCopy {
+            space: place.space,
+            address: place.address,
+            text,
+            writable: area.flags.0 & VM_WRITE != 0,
+        };
+        let (traps, returns) = (path.traps(cpu), &path.user_returns);
+        let before = place.page.unwrap_or(found.gpa);
+        sites.copied(traps, returns, before, found.gpa, copy);
+        let addresses = place.address..place.address.saturating_add(PAGE);
+        sites.written(traps, cpu.ram(), returns, &[], (place.space, &addresses));
+    }
+}
+
+impl Watch for UprobeWatch {
+    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+        let Some(cpu) = hit.cpu else { return false };
+        if self.event == UprobeEvent::Maps && !self.there_are_some(hit) {
+            return false;
+        }
+        let mut written = None;
+        if let UprobeEvent::Writes { mm, address } = self.event {
+            written = self.place(hit, mm, address);
+        }
+        if let Some(place) = written {
+            let returns = &path.user_returns;
+            path.user_sites
+                .forget_copies(path.traps(cpu), returns, |_, copy| {
+                    copy.space == place.space && copy.address == place.address
+                });
+        }
+        let lifted = self.lift(hit, cpu);
+        path.counters
+            .lifted
+            .fetch_add(lifted.len() as u64, Ordering::Relaxed);
+        match self.calls.enter(hit, Open { lifted, written }) {
+            Ok(()) => true,
+            Err(open) => {
+                log::warn!("too many changes of the guest's uprobes at once: one may meet traps");
+                cpu.traps().put_down_user(open.lifted);
+                false
+            }
+        }
+    }
+
+    fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+        let Some(cpu) = hit.cpu else { return };
+        let Some(Open { lifted, written }) = self.calls.leave(hit, from_stack) else {
+            return;
+        };
+        if let Some(place) = written {
+            self.note(path, cpu, &place);
+        }
+        cpu.traps().put_down_user(lifted);
+    }
+}
