@@ -5,20 +5,23 @@
 //! | `unmap_page_range` | a program ends, maps something else there, or gives the pages back | traps out for good |
 //! | `move_page_tables` | the pages move to another address | the same |
 //! | `try_to_unmap`, `try_to_migrate` | a page goes to swap, or moves in memory | the same |
-//! | `do_coredump` | a program's pages are written to a file | the same, of the whole program |
+//! | `do_coredump` | a program's pages are written to a file | the same, of the whole program; and out of the first pages of files until it is done |
 //! | `mprotect_fixup` | a program can write to its text from now on, or not any more | traps out; and in again |
 //!
 //! In a kernel that lacks one of the first two or the last, private copies are not traced.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use introspect::Gva;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u64;
+use introspect::{Gva, PausedMemory};
+
+use vmm::trap::LiftedUser;
 
 use super::{GuestPages, Traps};
 use crate::engine::calls::Calls;
@@ -53,16 +56,21 @@ pub(super) enum CopyEvent {
     },
 }
 
-/// What changes when a call returns.
-struct Protecting {
-    space: AddressSpace,
-    addresses: Range<u64>,
+/// What is to be done when a call returns.
+enum Open {
+    /// The program cannot write there any more.
+    Protecting {
+        space: AddressSpace,
+        addresses: Range<u64>,
+    },
+    /// Its pages are in the file.
+    Dumping(LiftedUser),
 }
 
 struct CopyWatch {
     pages: Arc<GuestPages>,
     event: CopyEvent,
-    calls: Calls<Protecting>,
+    calls: Calls<Open>,
 }
 
 /// The functions to be watched, with their addresses; none where the kernel lacks one that is needed.
@@ -152,6 +160,33 @@ impl CopyWatch {
         pages.tables_of(hit.memory, pages.word(hit.memory, area, pages.area_mm)?)
     }
 
+    /// The running program's memory goes to a file: its own pages, and the first of each file.
+    fn dumps(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> bool {
+        let root = hit.space.root;
+        path.user_sites
+            .forget_copies(traps, &path.user_returns, |_, copy| copy.space.root == root);
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(self.pages.space);
+        let layout = &self.pages.layout;
+        let lifted = traps.table.lift_user(
+            |page| matches!(layout.owner(view, page), Ok(Some(owner)) if owner.index == 0),
+        );
+        if lifted.is_empty() {
+            return false;
+        }
+        path.counters
+            .lifted
+            .fetch_add(lifted.len() as u64, Ordering::Relaxed);
+        match self.calls.enter(hit, Open::Dumping(lifted)) {
+            Ok(()) => true,
+            Err(Open::Dumping(lifted)) => {
+                traps.table.put_down_user(lifted);
+                false
+            }
+            Err(Open::Protecting { .. }) => false,
+        }
+    }
+
     fn change(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> Option<bool> {
         let returns = &path.user_returns;
         let argument = |number| self.argument(hit, number);
@@ -182,12 +217,7 @@ impl CopyWatch {
                     .forget_copies(traps, returns, |page, _| page == first.0);
                 Some(false)
             }
-            CopyEvent::Dumps => {
-                let space = hit.space;
-                path.user_sites
-                    .forget_copies(traps, returns, |_, copy| copy.space.root == space.root);
-                Some(false)
-            }
+            CopyEvent::Dumps => Some(self.dumps(path, hit, traps)),
             CopyEvent::Protects {
                 area,
                 start,
@@ -201,7 +231,7 @@ impl CopyWatch {
                         .make_writable(traps, returns, space, &addresses);
                     return Some(false);
                 }
-                let entered = self.calls.enter(hit, Protecting { space, addresses });
+                let entered = self.calls.enter(hit, Open::Protecting { space, addresses });
                 Some(entered.is_ok())
             }
         }
@@ -210,7 +240,9 @@ impl CopyWatch {
 
 impl Watch for CopyWatch {
     fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
-        let Some(cpu) = hit.cpu.filter(|_| path.user_sites.has_copies()) else {
+        let concerns_files = self.event == CopyEvent::Dumps;
+        let concerned = concerns_files || path.user_sites.has_copies();
+        let Some(cpu) = hit.cpu.filter(|_| concerned) else {
             return false;
         };
         let traps = path.traps(cpu);
@@ -218,17 +250,19 @@ impl Watch for CopyWatch {
     }
 
     fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
-        let Some(Protecting { space, addresses }) = self.calls.leave(hit, from_stack) else {
-            return;
-        };
-        // It comes back with an error where everything stays as it was.
-        if let Some(cpu) = hit.cpu.filter(|_| hit.registers.rax & 0xffff_ffff == 0) {
-            path.user_sites.make_read_only(
-                path.traps(cpu),
-                cpu.ram(),
-                &path.user_returns,
-                (space, &addresses),
-            );
+        let Some(cpu) = hit.cpu else { return };
+        match self.calls.leave(hit, from_stack) {
+            // It comes back with an error where everything stays as it was.
+            Some(Open::Protecting { space, addresses }) if hit.registers.rax & 0xffff_ffff == 0 => {
+                path.user_sites.make_read_only(
+                    path.traps(cpu),
+                    cpu.ram(),
+                    &path.user_returns,
+                    (space, &addresses),
+                );
+            }
+            Some(Open::Dumping(lifted)) => cpu.traps().put_down_user(lifted),
+            Some(Open::Protecting { .. }) | None => {}
         }
     }
 }
