@@ -304,6 +304,11 @@ fn lines(guest: &MicroGuest) -> Vec<Line> {
         Line::kernel("  with its return", "tcall", both.kernel(all(), plain())),
         Line::kernel("  with 20 frames", "tnested", deep.kernel(all(), stack)),
         Line::kernel("  stepped", "tstep", step.kernel(all(), plain())),
+        Line::user(
+            "user trap, nothing done",
+            "tucall",
+            user_trap(guest.address("micro_user_timed_leaf")),
+        ),
         Line::user("user entry", "tucall", user.user(all(), plain())),
         Line::user(
             "  of another process",
@@ -318,6 +323,16 @@ fn trap(address: introspect::Gva) -> Probe {
     Box::new(move |machine, space| {
         machine.set_sink(Some(Box::new(Nothing)));
         machine.traps().arm_kernel(address, space)?;
+        Ok(Box::new(()))
+    })
+}
+
+/// A trap on a program's code that nothing is done with.
+fn user_trap(address: introspect::Gva) -> Probe {
+    Box::new(move |machine, space| {
+        machine.set_sink(Some(Box::new(Nothing)));
+        machine.hold_user_traps()?;
+        machine.traps().arm_user(address, space)?;
         Ok(Box::new(()))
     })
 }
