@@ -51,6 +51,18 @@ use private::CopyEvent;
 use uprobes::UprobeEvent;
 use watch::{Event, PageWatch};
 
+/// Functions that every kernel with page cache and programs has, unless its compiler has made them part of others. What the rest are for is
+/// not in every kernel.
+const NEEDED: [&str; 7] = [
+    "filemap_unaccount_folio",
+    "clear_inode",
+    "filemap_map_pages",
+    "finish_fault",
+    "copy_page_to_iter",
+    "wp_page_copy",
+    "copy_page_from_iter_atomic",
+];
+
 /// The kernel does not tell.
 type Unknown = String;
 
@@ -131,7 +143,13 @@ impl GuestPages {
             ("shmem_writeout", Some(Event::WriteBack)),
         ];
         let watches = events.into_iter().filter_map(|(name, event)| {
-            let address = view.symbols.address_of(name)?;
+            let address = view.symbols.address_of(name);
+            if NEEDED.contains(&name) && (address.is_none() || event.is_none()) {
+                log::warn!(
+                    "this kernel has no {name} to be watched: it may see traps in the text of its programs"
+                );
+            }
+            let address = address?;
             let watch: Arc<dyn Watch> = Arc::new(PageWatch::new(self.clone(), event?));
             Some((Gva(address), watch))
         });

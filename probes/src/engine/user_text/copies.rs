@@ -14,9 +14,9 @@ use introspect::kernel::page_cache::PageOwner;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PhysicalMemory};
-use vmm::trap::{ArmError, INT3, SiteId, same_instruction};
+use vmm::trap::{INT3, SiteId, same_instruction};
 
-use super::{State, Traps, UserSite, UserSites};
+use super::{State, Traps, UserSite, UserSites, arm, disarm};
 use crate::engine::return_sites::ReturnSites;
 
 /// Copies that are noted; programs whose text is written to are few.
@@ -73,8 +73,7 @@ impl Copied {
         if !same_instruction(&site.code, &expected) {
             return;
         }
-        let id = SiteId(Gpa(page + within));
-        if let Ok(armed) = arm(traps, id, &code, site) {
+        if let Ok(armed) = arm(traps, Gpa(page + within), &code, &site.plan) {
             self.armed.insert(offset, armed);
         }
     }
@@ -84,20 +83,6 @@ impl Copied {
             disarm(traps, site);
         }
     }
-}
-
-fn arm(traps: Traps<'_>, id: SiteId, code: &[u8], site: &UserSite) -> Result<SiteId, ArmError> {
-    traps.plans.insert(id.0.0, Arc::new(site.plan.clone()));
-    let armed = traps.table.arm_user_at(id.0, code);
-    if armed.is_err() {
-        traps.plans.remove(id.0.0);
-    }
-    armed
-}
-
-fn disarm(traps: Traps<'_>, site: SiteId) {
-    traps.table.disarm(site);
-    traps.plans.remove(site.0.0);
 }
 
 impl State {

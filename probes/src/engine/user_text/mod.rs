@@ -260,26 +260,30 @@ impl UserSites {
 
 impl UserSite {
     fn arm(&mut self, traps: Traps<'_>, physical: Gpa) -> Result<(), ArmError> {
-        // What happens there is known before the trap stands.
-        traps.plans.insert(physical.0, Arc::new(self.plan.clone()));
-        match traps.table.arm_user_at(physical, &self.code) {
-            Ok(site) => {
-                self.armed = Some(site);
-                Ok(())
-            }
-            Err(error) => {
-                traps.plans.remove(physical.0);
-                Err(error)
-            }
-        }
+        self.armed = Some(arm(traps, physical, &self.code, &self.plan)?);
+        Ok(())
     }
 
     fn disarm(&mut self, traps: Traps<'_>) {
         if let Some(site) = self.armed.take() {
-            traps.table.disarm(site);
-            traps.plans.remove(site.0.0);
+            disarm(traps, site);
         }
     }
+}
+
+fn arm(traps: Traps<'_>, physical: Gpa, code: &[u8], plan: &SitePlan) -> Result<SiteId, ArmError> {
+    // What happens there is known before the trap stands.
+    traps.plans.insert(physical.0, Arc::new(plan.clone()));
+    let armed = traps.table.arm_user_at(physical, code);
+    if armed.is_err() {
+        traps.plans.remove(physical.0);
+    }
+    armed
+}
+
+fn disarm(traps: Traps<'_>, site: SiteId) {
+    traps.table.disarm(site);
+    traps.plans.remove(site.0.0);
 }
 
 /// Where the byte at `offset` of a file stands, and what stands there without any trap: an instruction's length of it, or as much as is
