@@ -35,7 +35,6 @@ __asm__(".pushsection .text\n"
 	"	lea 1(%rdi), %rax\n"
 	"	ret\n"
 	".size far, . - far\n"
-	".balign 4096\n"
 	".popsection\n");
 
 static void send(long signal)

@@ -1,4 +1,4 @@
-//! The small guest programs: C sources in this crate, compiled once to static executables of 1 to 3 kB without any library.
+//! The small guest programs: C sources in this crate, compiled once to static executables of 1 to 3 kB, one of two pages, without any library.
 //!
 //! Each source's first comment says what the program does. They keep their symbols and frame pointers, so that they can be traced.
 
@@ -168,7 +168,9 @@ mod tests {
         assert_eq!(build(&cache, &Forbidden).unwrap(), first);
         for name in Programs::names() {
             let bytes = fs::read(first.path(name)).unwrap();
-            assert!(bytes.len() <= 4096, "{name}: {} bytes", bytes.len());
+            // One has a function in a page of its own.
+            let most = if name == "moves" { 2 * 4096 } else { 4096 };
+            assert!(bytes.len() <= most, "{name}: {} bytes", bytes.len());
         }
         let bytes = fs::read(first.path("fsload")).unwrap();
         let file = object::File::parse(&*bytes).unwrap();
