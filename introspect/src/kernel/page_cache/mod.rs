@@ -45,6 +45,8 @@ pub struct PageCacheLayout {
     compound_head: u64,
     /// Bit of `page.flags`: the bytes are those of the file.
     up_to_date: u32,
+    /// Bit of `page.flags`: the bytes are on their way to the disk.
+    writeback: Option<u32>,
     /// The operations of files whose index counts large pages.
     huge_operations: Option<Gva>,
     /// Offset of what a page is used for, where that is told.
@@ -227,6 +229,7 @@ impl PageCacheLayout {
                 found: up_to_date.cast_unsigned(),
                 expected: 2,
             })?,
+            writeback: btf.enumerator("pageflags.PG_writeback").ok().and_then(flag),
             huge_operations: symbols.address_of("hugetlbfs_aops").map(Gva),
             page_type: offset(btf, "page.page_type", 4).ok(),
             slab: slab.and_then(flag),
@@ -335,6 +338,21 @@ impl PageCacheLayout {
             true => CachedPage::Present { gpa, page },
             false => CachedPage::Filling { page },
         })
+    }
+
+    /// Whether the bytes of the `struct page` at `page`, or the folio that it is of, are being written to a disk.
+    ///
+    /// # Errors
+    /// If it is not in memory.
+    pub fn is_in_writeback(&self, view: MemoryView<'_>, page: Gva) -> Result<bool, PageCacheError> {
+        let page_at = |address| Structure::at(view, "page", address);
+        let link = page_at(page)?.u64(self.compound_head)?;
+        let head = match link & TAIL {
+            0 => page_at(page)?,
+            _ => page_at(Gva(link - TAIL))?,
+        };
+        let flags = head.u64(self.page_flags)?;
+        Ok(self.writeback.is_some_and(|bit| flags >> bit & 1 == 1))
     }
 
     /// First byte of the memory that the `struct page` at `page` stands for.

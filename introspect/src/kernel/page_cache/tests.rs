@@ -41,7 +41,12 @@ fn types(folio: bool) -> Types {
     t.structure("mem_section", 24, &[("section_mem_map", 8, word)]);
     t.enumeration(
         "pageflags",
-        &[("PG_locked", 0), ("PG_uptodate", 3), ("PG_slab", 7)],
+        &[
+            ("PG_locked", 0),
+            ("PG_uptodate", 3),
+            ("PG_slab", 7),
+            ("PG_writeback", 15),
+        ],
     );
     t
 }
@@ -399,6 +404,23 @@ fn pages_lead_back_to_file_and_index() {
             assert_eq!(owner(&guest, &layout, number), None, "{number}");
         }
     }
+}
+
+#[test]
+fn a_page_on_its_way_to_the_disk_is_told_from_others() {
+    const WRITEBACK: u64 = 1 << 15;
+    let mut guest = guest();
+    let layout = layout();
+    let large = page(36).1;
+    guest.words(page(32).1, &[UP_TO_DATE | WRITEBACK]);
+    for number in [32, 37] {
+        let is_written = guest.look(|view| layout.is_in_writeback(view, Gva(page(number).0)));
+        assert_eq!(is_written, Ok(number == 32), "{number}");
+    }
+    // A folio's flags are its first page's.
+    guest.words(large, &[UP_TO_DATE | WRITEBACK]);
+    let is_written = guest.look(|view| layout.is_in_writeback(view, Gva(page(37).0)));
+    assert_eq!(is_written, Ok(true));
 }
 
 #[test]

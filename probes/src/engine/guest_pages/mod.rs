@@ -17,13 +17,13 @@
 //! | `finish_fault` | the same, in a page that it has not touched before | the same |
 //! | `copy_page_from_iter_atomic` | write(2) to the file | traps out of the page; they wait until it is mapped again |
 //! | `__folio_start_writeback`, `shmem_writepage` | the page is written to a disk, or to swap | the same |
+//! | `folio_end_writeback` | that is done | traps that wait for a page of the file, in |
 //!
 //! Not watched, so that our byte is seen or kept:
 //!
 //! - a program that maps the file and reads its text as data, as it would see a debugger's;
 //! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself travels;
-//! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring);
-//! - a page that is mapped again while it is being written to a disk.
+//! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring).
 //!
 //! A private copy of a page (`wp_page_copy`) gets traps of its own; [`private`] says what is done with those, [`uprobes`] what about the
 //! guest's own uprobes.
@@ -138,6 +138,7 @@ impl GuestPages {
             ("wp_page_copy", Some(Event::OwnCopy)),
             ("copy_page_from_iter_atomic", Some(Event::Write)),
             ("__folio_start_writeback", Some(Event::WriteBack)),
+            ("folio_end_writeback", Some(Event::WrittenBack)),
             // Shared memory that goes to swap.
             ("shmem_writepage", Some(Event::WriteBack)),
             ("shmem_writeout", Some(Event::WriteBack)),

@@ -55,6 +55,8 @@ pub(super) enum Event {
     Write,
     /// Pages are written to a disk.
     WriteBack,
+    /// They are there.
+    WrittenBack,
 }
 
 /// What is to be done when a watched call returns.
@@ -82,6 +84,8 @@ enum Pending {
     },
     /// A file's traps that were taken out.
     File(Gva),
+    /// A file's traps that wait.
+    Waiting(Gva),
 }
 
 pub(super) struct PageWatch {
@@ -123,13 +127,17 @@ impl Watch for PageWatch {
                 if let Some(mapping) = pages.fault_mapping(memory, first)
                     && path.user_sites.waits(mapping)
                 {
-                    let paused = PausedMemory::new(memory);
-                    let view = paused.view(pages.space);
-                    path.user_sites
-                        .pages_arrive(traps, mapping, &pages.layout, view);
+                    self.arrive(path, cpu, mapping);
                 }
                 None
             }
+            // Only when the page says so itself.
+            Event::WrittenBack => pages.memory_of(memory, first).and_then(|page| {
+                let paused = PausedMemory::new(memory);
+                let owner = pages.layout.owner(paused.view(pages.space), page).ok()??;
+                let waits = path.user_sites.waits(owner.mapping);
+                waits.then_some(Pending::Waiting(owner.mapping))
+            }),
             Event::Read => pages.memory_of(memory, first).and_then(|page| {
                 let start = page.0.saturating_add(second);
                 let originals = traps
@@ -258,12 +266,24 @@ impl Watch for PageWatch {
                 path.user_sites.splices.end(cpu.traps(), mapping);
                 0
             }
+            Pending::Waiting(mapping) => {
+                self.arrive(path, cpu, mapping);
+                0
+            }
         };
         path.counters.hidden.fetch_add(hidden, Ordering::Relaxed);
     }
 }
 
 impl PageWatch {
+    /// Traps of a file that wait go where its pages are.
+    fn arrive(&self, path: &HitPath, cpu: &StoppedCpu<'_>, mapping: Gva) {
+        let paused = PausedMemory::new(cpu.ram());
+        let view = paused.view(self.pages.space);
+        path.user_sites
+            .pages_arrive(path.traps(cpu), mapping, &self.pages.layout, view);
+    }
+
     fn leaves(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, mapping: Gva, folio: u64) {
         let paused = PausedMemory::new(hit.memory);
         let view = paused.view(self.pages.space);

@@ -287,7 +287,7 @@ fn disarm(traps: Traps<'_>, site: SiteId) {
 }
 
 /// Where the byte at `offset` of a file stands, and what stands there without any trap: an instruction's length of it, or as much as is
-/// in memory.
+/// in memory and is not being written to a disk.
 fn bytes_at(
     traps: Traps<'_>,
     layout: &PageCacheLayout,
@@ -299,9 +299,13 @@ fn bytes_at(
     let (mut physical, mut code, mut at) = (None, Vec::new(), offset);
     while at < end {
         let next = (at & !(PAGE - 1)).saturating_add(PAGE).min(end);
-        let Ok(CachedPage::Present { gpa, .. }) = layout.page(view, file, at / PAGE) else {
+        let Ok(CachedPage::Present { gpa, page }) = layout.page(view, file, at / PAGE) else {
             break;
         };
+        // What the disk takes is without traps.
+        if layout.is_in_writeback(view, page) != Ok(false) {
+            break;
+        }
         let gpa = Gpa(gpa.0 + at % PAGE);
         let mut part = vec![0; usize::try_from(next - at).unwrap_or_default()];
         if traps.table.read_unpatched(gpa, &mut part).is_err() {

@@ -1,0 +1,67 @@
+//! Programs on a disk: their pages are written to it while they are traced, leave memory, and come back; the disk has nothing of ours, and
+//! no call is missed but while a page is on its way.
+
+use std::time::{Duration, Instant};
+
+use support::rich::BRD;
+use support::shell::COMMAND_LIMIT;
+use support::user_guest::{FSLOAD, UserGuest, UserSession};
+use support::{host, rich};
+
+/// Waits until a function was called and has returned more often.
+fn wait_for_calls(traced: &UserSession<'_>, function: &str) {
+    let before = traced.recorded(function);
+    let deadline = Instant::now() + 4 * COMMAND_LIMIT;
+    while traced.recorded(function).1 < before.1 + 2 {
+        assert!(Instant::now() < deadline, "{:?}", traced.recorded(function));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_program_on_a_disk_is_traced_from_page_to_page() {
+    let host = host!();
+    let guest = UserGuest::of(rich::guest(host));
+    let tell = |command: &str| {
+        let answer = guest.shell.start(command).answer(4 * COMMAND_LIMIT);
+        assert_eq!(answer.status, 0, "{command}: {answer:?}");
+        answer.output.trim_end().to_owned()
+    };
+    // Nothing is written until it is asked for.
+    tell("echo 0 > /proc/sys/vm/dirty_writeback_centisecs");
+    tell(&format!(
+        "insmod {BRD} && busybox mke2fs -F /dev/ram0 > /dev/null && mkdir /tmp/disk && mount -t ext2 /dev/ram0 /tmp/disk && cp {FSLOAD} /tmp/disk/y"
+    ));
+    let running = guest.spawn_sleeper("/tmp/disk/y 0 50");
+    let mut traced = guest.session();
+    traced.enable_fsload("/tmp/disk/y");
+    wait_for_calls(&traced, "one_round");
+
+    // Its pages are written while it runs: they are as they should be, and it is traced afterwards without having to start anew.
+    let (before, lifted) = (guest.user_sites(), guest.engine.stats().lifted);
+    assert_eq!(guest.standing(&before), before);
+    tell("sync");
+    let stats = guest.engine.stats();
+    assert!(stats.lifted > lifted, "nothing was written: {stats:?}");
+    wait_for_calls(&traced, "one_round");
+    assert_eq!(guest.engine.stats().waiting_pages, 0);
+
+    // They leave, and are read from the disk again.
+    guest.kill(running);
+    tell("echo 3 > /proc/sys/vm/drop_caches");
+    assert_eq!(guest.user_sites().len(), 0);
+    assert!(guest.engine.stats().waiting_pages > 0);
+    assert_eq!(
+        tell(&format!("busybox cmp {FSLOAD} /tmp/disk/y && echo same")),
+        "same"
+    );
+    tell("echo 3 > /proc/sys/vm/drop_caches");
+    let calls = traced.recorded("one_round");
+    assert_eq!(tell("/tmp/disk/y 5 0"), "fsload: 5 rounds");
+    assert_eq!(traced.recorded("one_round"), (calls.0 + 5, calls.1 + 5));
+    let sites = guest.user_sites();
+    traced.finish();
+    guest.assert_clean(&sites);
+    tell("umount /tmp/disk && echo 3 > /proc/sys/vm/drop_caches");
+    guest.assert_clean(&before);
+}
