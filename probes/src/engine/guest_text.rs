@@ -324,9 +324,7 @@ impl Watch for PartWatch {
         for range in ranges {
             lifted.append(cpu.traps().lift(range));
         }
-        path.counters
-            .lifted
-            .fetch_add(lifted.len() as u64, Ordering::Relaxed);
+        path.count_lifted(lifted.len());
         // As at the return, which takes the return address off the stack.
         let key = (
             hit.current.task().address,

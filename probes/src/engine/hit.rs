@@ -145,6 +145,12 @@ impl HitPath {
         }
     }
 
+    /// So many sites were taken out of the guest's way.
+    pub(crate) fn count_lifted(&self, sites: usize) {
+        let lifted = &self.counters.lifted;
+        lifted.fetch_add(sites as u64, Ordering::Relaxed);
+    }
+
     /// Records one hit.
     pub(crate) fn take(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64, arm: &dyn Arm) {
         let is_return = match hit.user {

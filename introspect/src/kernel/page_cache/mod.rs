@@ -308,11 +308,7 @@ impl PageCacheLayout {
         found: Gva,
     ) -> Result<CachedPage, PageCacheError> {
         let page_at = |address| Structure::at(view, "page", address);
-        let link = page_at(found)?.u64(self.compound_head)?;
-        let head = match link & TAIL {
-            0 => page_at(found)?,
-            _ => page_at(Gva(link - TAIL))?,
-        };
+        let head = self.head_of(view, found)?;
         let found_index = head.u64(self.page_index)?;
         let found_mapping = Gva(head.u64(self.page_mapping)?);
         let foreign = PageCacheError::Foreign {
@@ -340,18 +336,26 @@ impl PageCacheLayout {
         })
     }
 
+    /// The first page of the folio that a page is of: itself, if it is alone.
+    fn head_of<'m>(
+        &self,
+        view: MemoryView<'m>,
+        page: Gva,
+    ) -> Result<Structure<'m>, PageCacheError> {
+        let page = Structure::at(view, "page", page)?;
+        let link = page.u64(self.compound_head)?;
+        Ok(match link & TAIL {
+            0 => page,
+            _ => Structure::at(view, "page", Gva(link - TAIL))?,
+        })
+    }
+
     /// Whether the bytes of the `struct page` at `page`, or the folio that it is of, are being written to a disk.
     ///
     /// # Errors
     /// If it is not in memory.
     pub fn is_in_writeback(&self, view: MemoryView<'_>, page: Gva) -> Result<bool, PageCacheError> {
-        let page_at = |address| Structure::at(view, "page", address);
-        let link = page_at(page)?.u64(self.compound_head)?;
-        let head = match link & TAIL {
-            0 => page_at(page)?,
-            _ => page_at(Gva(link - TAIL))?,
-        };
-        let flags = head.u64(self.page_flags)?;
+        let flags = self.head_of(view, page)?.u64(self.page_flags)?;
         Ok(self.writeback.is_some_and(|bit| flags >> bit & 1 == 1))
     }
 

@@ -116,14 +116,11 @@ impl GuestPages {
 
     /// The watches, and the functions that they belong on, as far as this kernel has them.
     pub(super) fn watches(self: &Arc<Self>, view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
-        let parameter = |function: &str, name: &str| {
-            let prototype = view.btf.as_ref()?.func_proto_args(function).ok()?;
-            prototype.parameters.iter().position(|p| p.name == name)
-        };
         let leaves = |function: &str| {
+            let btf = view.btf.as_ref()?;
             Some(Event::Leaves {
-                mapping: parameter(function, "mapping")?,
-                folio: parameter(function, "folio")?,
+                mapping: parameter(btf, function, "mapping")?,
+                folio: parameter(btf, function, "folio")?,
             })
         };
         let events = [
@@ -217,10 +214,20 @@ impl GuestPages {
 
     /// The file that a `struct vm_fault` is about.
     fn fault_mapping(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<Gva> {
-        let area = self.word(memory, fault, self.fault_area)?;
+        self.area_mapping(memory, self.word(memory, fault, self.fault_area)?)
+    }
+
+    /// The file that a `struct vm_area_struct` maps.
+    fn area_mapping(&self, memory: &dyn PhysicalMemory, area: u64) -> Option<Gva> {
         let file = self
             .word(memory, area, self.area_file)
             .filter(|file| *file != 0)?;
         self.word(memory, file, self.file_mapping).map(Gva)
     }
+}
+
+/// The position of the parameter called `name` of a kernel function.
+fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
+    let prototype = btf.func_proto_args(function).ok()?;
+    prototype.parameters.iter().position(|p| p.name == name)
 }

@@ -12,7 +12,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use introspect::kernel::btf::Btf;
 use introspect::kernel::symbols::Symbols;
@@ -23,7 +22,7 @@ use introspect::{Gva, PausedMemory};
 
 use vmm::trap::LiftedUser;
 
-use super::{GuestPages, Traps};
+use super::{GuestPages, Traps, parameter};
 use crate::engine::calls::Calls;
 use crate::engine::hit::{Hit, HitPath};
 use crate::engine::returns::Returning;
@@ -75,16 +74,11 @@ struct CopyWatch {
 
 /// The functions to be watched, with their addresses; none where the kernel lacks one that is needed.
 pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
-    let position = |function: &str, names: &[&str]| {
-        let prototype = btf.func_proto_args(function).ok()?;
-        let mut parameters = prototype.parameters.iter();
-        parameters.position(|parameter| names.contains(&parameter.name.as_str()))
-    };
-    let at = |function: &str, name: &str| position(function, &[name]);
+    let at = |function: &str, name: &str| parameter(btf, function, name);
     let unmaps = || {
         Some(CopyEvent::Leaves {
             area: at("unmap_page_range", "vma")?,
-            start: position("unmap_page_range", &["addr", "start"])?,
+            start: at("unmap_page_range", "addr")?,
             end: Some(at("unmap_page_range", "end")?),
             length: None,
         })
@@ -174,9 +168,7 @@ impl CopyWatch {
         if lifted.is_empty() {
             return false;
         }
-        path.counters
-            .lifted
-            .fetch_add(lifted.len() as u64, Ordering::Relaxed);
+        path.count_lifted(lifted.len());
         match self.calls.enter(hit, Open::Dumping(lifted)) {
             Ok(()) => true,
             Err(Open::Dumping(lifted)) => {

@@ -10,7 +10,6 @@
 //! Where the guest's int3 stands at a place of ours both are hit.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use introspect::kernel::btf::Btf;
 use introspect::kernel::page_cache::PageOwner;
@@ -20,8 +19,8 @@ use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
 use vmm::trap::{LiftedUser, StoppedCpu};
 
-use super::GuestPages;
 use super::private::VM_WRITE;
+use super::{GuestPages, parameter};
 use crate::engine::calls::Calls;
 use crate::engine::hit::{Hit, HitPath};
 use crate::engine::returns::Returning;
@@ -42,11 +41,9 @@ pub(super) enum UprobeEvent {
 pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
     const WRITES: &str = "uprobe_write_opcode";
     let writes = || {
-        let prototype = btf.func_proto_args(WRITES).ok()?;
-        let position = |name: &str| prototype.parameters.iter().position(|p| p.name == name);
         Some(UprobeEvent::Writes {
-            mm: position("mm")?,
-            address: position("vaddr")?,
+            mm: parameter(btf, WRITES, "mm")?,
+            address: parameter(btf, WRITES, "vaddr")?,
         })
     };
     let changes = [
@@ -115,11 +112,7 @@ impl UprobeWatch {
         }
         let pages = &self.pages;
         let [area, ..] = hit.arguments();
-        let file = pages.word(hit.memory, area, pages.area_file);
-        let mapping = file
-            .filter(|file| *file != 0)
-            .and_then(|file| pages.word(hit.memory, file, pages.file_mapping));
-        let Some(mapping) = mapping.map(Gva) else {
+        let Some(mapping) = pages.area_mapping(hit.memory, area) else {
             return LiftedUser::default();
         };
         let paused = PausedMemory::new(hit.memory);
@@ -161,10 +154,9 @@ impl UprobeWatch {
         let Ok(Some(area)) = areas.find(view, place.mm, place.address) else {
             return;
         };
-        let file = area.file.map(|file| file.0);
-        let mapping = file.and_then(|file| pages.word(cpu.ram(), file, pages.file_mapping));
+        let mapping = pages.area_mapping(cpu.ram(), area.address.0);
         let owner = mapping.map(|mapping| PageOwner {
-            mapping: Gva(mapping),
+            mapping,
             index: (area.file_offset + (place.address - area.start)) / PAGE,
         });
         let sites = &path.user_sites;
@@ -203,9 +195,7 @@ impl Watch for UprobeWatch {
                 });
         }
         let lifted = self.lift(hit, cpu);
-        path.counters
-            .lifted
-            .fetch_add(lifted.len() as u64, Ordering::Relaxed);
+        path.count_lifted(lifted.len());
         match self.calls.enter(hit, Open { lifted, written }) {
             Ok(()) => true,
             Err(open) => {

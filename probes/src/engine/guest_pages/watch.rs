@@ -163,9 +163,7 @@ impl Watch for PageWatch {
                     };
                     let splices = &path.user_sites.splices;
                     let out = splices.begin(traps.table, mapping, is_of_file);
-                    path.counters
-                        .lifted
-                        .fetch_add(out as u64, Ordering::Relaxed);
+                    path.count_lifted(out);
                     Pending::File(mapping)
                 })
             }
@@ -484,9 +482,7 @@ impl PageWatch {
 /// Takes the sites out of memory that is about to be written, or to be what is on a disk: they wait until it is mapped again.
 fn lift(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     let out = path.user_sites.take_out(traps, &range);
-    path.counters
-        .lifted
-        .fetch_add(out as u64, Ordering::Relaxed);
+    path.count_lifted(out);
     for site in path.user_returns.forget(range) {
         traps.table.disarm(site);
     }
