@@ -1,10 +1,12 @@
-//! Programs, libraries and kernels: headers, symbols and their names, build id.
+//! Programs, libraries and kernels: headers, symbols and their names, build id, static probes.
 #![no_main]
 
 use introspect::kernel::image::KernelImage;
 use introspect::user::demangle::demangle;
 use introspect::user::object_file::ObjectFile;
+use introspect::user::static_probes::StaticSites;
 use introspect::user::symbols::FunctionSymbols;
+use introspect::x86_64::GeneralRegisters;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -12,6 +14,16 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = object.build_id();
         for section in object.sections() {
             let _ = object.section_bytes(section, 1 << 16);
+        }
+        for site in StaticSites::read(&object).sites {
+            for argument in &site.arguments {
+                let memory = |_: u64, buffer: &mut [u8]| {
+                    buffer.fill(0xff);
+                    true
+                };
+                let value = argument.value(&GeneralRegisters::default(), u64::MAX, &memory);
+                assert!(value.is_none() || argument.error().is_none());
+            }
         }
         let symbols = FunctionSymbols::read(&object);
         for function in symbols.iter() {

@@ -10,6 +10,7 @@ use crate::kernel::page_cache::{CachedFile, CachedPage};
 use crate::kernel::vma::VmaFlags;
 use crate::user::file_bytes::FileBytes;
 use crate::user::object_file::{ObjectFile, Segment};
+use crate::user::static_probes::StaticSites;
 use crate::user::symbols::FunctionSymbols;
 use crate::x86_64::PAGE;
 use crate::{Gpa, Gva};
@@ -57,6 +58,16 @@ impl TextFile<'_> {
     pub fn segments(&self) -> Vec<Segment> {
         let object = ObjectFile::parse(&self.bytes);
         object.map_or_else(|_| Vec::new(), |object| object.segments().to_vec())
+    }
+
+    /// The sites of its static probes; none if it is no program.
+    #[must_use]
+    pub fn static_sites(&self) -> StaticSites {
+        let object = ObjectFile::parse(&self.bytes);
+        object.map_or_else(
+            |_| StaticSites::default(),
+            |object| StaticSites::read(&object),
+        )
     }
 
     /// The file's bytes from `offset` on, as many of `most` as are in memory one after the other.

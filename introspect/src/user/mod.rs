@@ -2,7 +2,7 @@
 //!
 //! The caller brings a file's bytes as a [`FileBytes`](file_bytes::FileBytes) and knows where the file is mapped. This
 //! solves: [the object's headers](object_file), [its functions](symbols) by address and by name, [its build
-//! id](build_id), [where it was loaded](load_base), and the sources of bytes that are no file of the guest: [the
+//! id](build_id), [where it was loaded](load_base), [its static probes](static_probes), and the sources of bytes that are no file of the guest: [the
 //! vdso](vdso) and [a directory of the host](symfs). What the guest's memory does not hold is reported table by table,
 //! and the rest is used.
 //!
@@ -14,6 +14,7 @@ pub mod file_bytes;
 pub mod load_base;
 pub mod lost;
 pub mod object_file;
+pub mod static_probes;
 pub mod symbols;
 pub mod symfs;
 pub mod vdso;

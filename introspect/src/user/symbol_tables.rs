@@ -1,5 +1,7 @@
 //! Reads the tables that name an object's functions: `.symtab`, `.dynsym`, and what `.gnu_debugdata` packs.
 
+use std::collections::{BTreeSet, HashMap};
+
 use object::LittleEndian;
 use object::elf;
 use object::read::elf::Sym;
@@ -79,6 +81,73 @@ fn dynamic_table(object: &ObjectFile<'_>, builder: &mut Builder) {
     };
     if let Some(found) = found.transpose() {
         add(object, found, builder, SymbolTable::Dynamic);
+    }
+}
+
+/// The link-time addresses of the functions and variables called `names`, as far as the tables tell. Of several of one name the exported
+/// one counts; of several that are none, none.
+pub(super) fn addresses(object: &ObjectFile<'_>, names: &BTreeSet<&str>) -> HashMap<String, u64> {
+    let mut found = HashMap::new();
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        let mut sections = object.sections().iter();
+        let section = sections.find(|section| section.kind == kind);
+        let Some(Ok((symbols, strings))) = section.map(|section| by_section(object, section))
+        else {
+            continue;
+        };
+        match object.is_64_bit() {
+            true => note::<elf::Sym64<LittleEndian>>(&symbols, &strings, names, &mut found),
+            false => note::<elf::Sym32<LittleEndian>>(&symbols, &strings, names, &mut found),
+        }
+    }
+    let known = found.into_iter();
+    known
+        .filter_map(|(name, (_, address))| Some((name, address?)))
+        .collect()
+}
+
+/// Notes the addresses of those of a table's symbols that have one of the `names`, with whether they are exported.
+fn note<S: Sym<Endian = LittleEndian>>(
+    symbols: &Table,
+    strings: &Table,
+    names: &BTreeSet<&str>,
+    found: &mut HashMap<String, (bool, Option<u64>)>,
+) {
+    let size = size_of::<S>();
+    let mut wasted = 0usize;
+    for index in 0..symbols.bytes.len() / size {
+        let bytes = symbols.bytes.get(index * size..(index + 1) * size);
+        let Some(Ok((symbol, _))) = bytes.map(object::pod::from_bytes::<S>) else {
+            continue;
+        };
+        let is_wanted = matches!(
+            symbol.st_type(),
+            elf::STT_NOTYPE | elf::STT_OBJECT | elf::STT_FUNC | elf::STT_COMMON
+        );
+        if !is_wanted || symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF {
+            continue;
+        }
+        let name = strings
+            .bytes
+            .c_string(symbol.st_name(LittleEndian) as usize, MAX_NAME);
+        let Ok(name) = name.map_err(|looked_at| wasted = wasted.saturating_add(looked_at)) else {
+            if wasted > MAX_NAME_BYTES {
+                return;
+            }
+            continue;
+        };
+        let name = std::str::from_utf8(name)
+            .ok()
+            .filter(|name| names.contains(name));
+        let Some(name) = name else { continue };
+        let address = Some(symbol.st_value(LittleEndian).into());
+        let exported = symbol.st_bind() != elf::STB_LOCAL;
+        let known = found.entry(name.to_owned()).or_insert((exported, address));
+        match (known.0, exported) {
+            (false, true) => *known = (true, address),
+            (was, is) if was == is && known.1 != address => known.1 = None,
+            _ => {}
+        }
     }
 }
 

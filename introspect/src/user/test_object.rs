@@ -31,6 +31,7 @@ pub(crate) struct TestObject {
     dynamic: Vec<TestSymbol>,
     full: Vec<TestSymbol>,
     debug_data: Vec<u8>,
+    others: Vec<(&'static str, u64, Vec<u8>)>,
 }
 
 /// The file so far, its sections and their names.
@@ -104,6 +105,7 @@ impl TestObject {
             dynamic: Vec::new(),
             full: Vec::new(),
             debug_data: Vec::new(),
+            others: Vec::new(),
         }
     }
 
@@ -172,6 +174,12 @@ impl TestObject {
     /// With the contents of `.gnu_debugdata`.
     pub(super) fn debug_data(mut self, packed: &[u8]) -> Self {
         self.debug_data = packed.to_vec();
+        self
+    }
+
+    /// With a section that is not loaded but says that it is linked at `address`.
+    pub(super) fn section(mut self, name: &'static str, address: u64, bytes: &[u8]) -> Self {
+        self.others.push((name, address, bytes.to_vec()));
         self
     }
 
@@ -245,6 +253,12 @@ impl TestObject {
         if !self.debug_data.is_empty() {
             let packed = &self.debug_data;
             file.section(".gnu_debugdata", elf::SHT_PROGBITS, 0, packed, 0, 0);
+        }
+        for (name, address, bytes) in &self.others {
+            file.section(name, elf::SHT_PROGBITS, 0, bytes, 0, 0);
+            if let Some(section) = file.sections.last_mut() {
+                section.address = *address;
+            }
         }
         let names = [&file.names, &b".shstrtab\0"[..]].concat();
         file.section(".shstrtab", elf::SHT_STRTAB, 0, &names, 0, 0);

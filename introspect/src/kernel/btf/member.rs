@@ -126,7 +126,12 @@ impl Btf {
     }
 
     /// Follows the parts of `rest` from `owner`.
-    fn walk(&self, path: &str, mut owner: TypeId, rest: &str) -> Result<Member, MemberError> {
+    pub(super) fn walk(
+        &self,
+        path: &str,
+        mut owner: TypeId,
+        rest: &str,
+    ) -> Result<Member, MemberError> {
         let (mut bit_offset, mut bits) = (0u64, 0);
         for name in rest.split('.') {
             let found = self.step(path, owner, name)?;

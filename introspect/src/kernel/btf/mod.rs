@@ -8,6 +8,7 @@
 //! Format: Documentation/bpf/btf.rst, include/uapi/linux/btf.h.
 
 mod enumerator;
+mod form;
 mod member;
 mod prototype;
 mod record;
@@ -15,6 +16,7 @@ mod record;
 pub(crate) mod test_types;
 mod type_name;
 
+pub use form::Form;
 pub use member::{Member, MemberError};
 pub use prototype::{Parameter, Prototype, PrototypeError};
 pub use record::Kind;

@@ -147,6 +147,11 @@ impl<'a> Record<'a> {
         Some((record, end))
     }
 
+    /// How an int is encoded: bits of the value, their offset, and flags from bit 24 on.
+    pub(super) fn encoding(&self) -> Option<u32> {
+        u32_at(self.appended, 0)
+    }
+
     /// Element type and number of elements of an array.
     pub(super) fn array(&self) -> Option<(TypeId, u32)> {
         Some((TypeId(u32_at(self.appended, 0)?), u32_at(self.appended, 8)?))

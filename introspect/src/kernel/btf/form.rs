@@ -1,0 +1,200 @@
+//! What a type is to somebody who reads values of it: a number of so many bytes, a pointer, something with members.
+//!
+//! For readers whose types are not known before a user names them. Those who know what they look for ask for
+//! [members by path](Btf::member).
+
+use super::{Btf, Kind, Member, MemberError, TypeId};
+
+/// BTF_INT_SIGNED and BTF_INT_CHAR of an int's encoding (include/uapi/linux/btf.h).
+const INT_SIGNED: u32 = 1;
+const INT_CHAR: u32 = 2;
+
+/// A type without its typedefs and qualifiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A number.
+    Int {
+        /// Its bytes.
+        bytes: u64,
+        /// Whether it may be negative.
+        signed: bool,
+    },
+    /// A byte of text.
+    Char,
+    /// A pointer, to `void` too.
+    Pointer(TypeId),
+    /// An array.
+    Array {
+        /// Of what.
+        element: TypeId,
+        /// How many; 0 where the source gives no number.
+        elements: u32,
+    },
+    /// A struct or union.
+    Composite {
+        /// Itself, without typedefs.
+        id: TypeId,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// No value can be read of it: `void`, a function, a struct that is only declared.
+    Opaque,
+}
+
+impl Btf {
+    /// What a type is.
+    #[must_use]
+    pub fn form(&self, id: TypeId) -> Form {
+        let Some(id) = self.bare(id) else {
+            return Form::Opaque;
+        };
+        let Some(record) = self.record(id) else {
+            return Form::Opaque;
+        };
+        let bytes = u64::from(record.size_or_type);
+        match record.kind {
+            Kind::Int => {
+                let encoding = record.encoding().unwrap_or_default() >> 24;
+                // GCC does not mark its chars as such: one byte called so is one.
+                let name = self.name(record.name);
+                if bytes == 1 && (encoding & INT_CHAR != 0 || name == "char") {
+                    Form::Char
+                } else {
+                    Form::Int {
+                        bytes,
+                        signed: encoding & INT_SIGNED != 0,
+                    }
+                }
+            }
+            Kind::Enum | Kind::Enum64 => Form::Int {
+                bytes,
+                signed: record.flag,
+            },
+            Kind::Pointer => Form::Pointer(TypeId(record.size_or_type)),
+            Kind::Array => match record.array() {
+                Some((element, elements)) => Form::Array { element, elements },
+                None => Form::Opaque,
+            },
+            Kind::Struct | Kind::Union => Form::Composite { id, bytes },
+            _ => Form::Opaque,
+        }
+    }
+
+    /// Bytes of a value; `None` for what has no values.
+    #[must_use]
+    pub fn bytes_of(&self, id: TypeId) -> Option<u64> {
+        self.size(id)
+    }
+
+    /// The member `name` of the struct or union `owner`, whose typedefs are followed; those of anonymous structs in it are its own.
+    ///
+    /// # Errors
+    /// If it has none of this name.
+    pub fn member_of(&self, owner: TypeId, name: &str) -> Result<Member, MemberError> {
+        let path = format!("{}.{name}", self.type_name(owner));
+        self.walk(&path, owner, name)
+    }
+
+    /// The type that C code calls `name`: `struct file`, `union x`, `enum y`, or a typedef's name. Numbers without a typedef have
+    /// names that are C's own; those are not looked up here.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<TypeId> {
+        match name.split_once(' ') {
+            // A struct that is only declared in one place is defined in another.
+            Some(("struct", name)) => self.find(name, &[Kind::Struct]),
+            Some(("union", name)) => self.find(name, &[Kind::Union]),
+            Some(("enum", name)) => self.find(name, &[Kind::Enum, Kind::Enum64]),
+            Some(_) => None,
+            None => self
+                .find(name, &[Kind::Typedef])
+                .or_else(|| self.find(name, &[Kind::Struct, Kind::Union])),
+        }
+    }
+
+    /// The value of the enumerator `name` of any enum. Looks at all types.
+    #[must_use]
+    pub fn constant(&self, name: &str) -> Option<i64> {
+        let all = (1..=u32::try_from(self.len()).ok()?).map(TypeId);
+        let enums = all.filter_map(|id| {
+            self.record(id)
+                .filter(|record| matches!(record.kind, Kind::Enum | Kind::Enum64))
+        });
+        enums
+            .flat_map(|record| record.enumerators().collect::<Vec<_>>())
+            .find(|(at, _)| self.string(*at) == name.as_bytes())
+            .map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::test_types::{TestBtf, task_types};
+    use super::*;
+
+    #[test]
+    fn types_are_what_their_values_are_read_as() {
+        const SIGNED: u32 = 1 << 24;
+        let mut types = TestBtf::default();
+        let int = types.add("int", Kind::Int, 0, 4, &[SIGNED | 32]);
+        let byte = types.add("char", Kind::Int, 0, 1, &[SIGNED | 8]);
+        let own = types.add("u8", Kind::Int, 0, 1, &[8]);
+        let alias = types.add("pid_t", Kind::Typedef, 0, int, &[]);
+        let pointer = types.add("", Kind::Pointer, 0, alias, &[]);
+        let array = types.add("", Kind::Array, 0, 0, &[byte, int, 16]);
+        let one = types.string("ONE");
+        let numbers = types.add("numbers", Kind::Enum, 1, 4, &[one, 7]);
+        types.composite(
+            "pair",
+            Kind::Struct,
+            false,
+            8,
+            &[("a", int, 0), ("b", alias, 32)],
+        );
+        let btf = Btf::parse(&types.bytes()).unwrap();
+        let signed = Form::Int {
+            bytes: 4,
+            signed: true,
+        };
+        let unsigned = |bytes| Form::Int {
+            bytes,
+            signed: false,
+        };
+        for (id, expected) in [
+            (int, signed),
+            (alias, signed),
+            (byte, Form::Char),
+            (own, unsigned(1)),
+            (numbers, unsigned(4)),
+            (pointer, Form::Pointer(TypeId(alias))),
+            (
+                array,
+                Form::Array {
+                    element: TypeId(byte),
+                    elements: 16,
+                },
+            ),
+            (0, Form::Opaque),
+            (9999, Form::Opaque),
+        ] {
+            assert_eq!(btf.form(TypeId(id)), expected, "{id}");
+        }
+        let pair = btf.named("struct pair").unwrap();
+        assert_eq!(btf.form(pair), Form::Composite { id: pair, bytes: 8 });
+        assert_eq!(btf.member_of(pair, "b").unwrap().byte_offset, 4);
+        assert!(btf.member_of(pair, "c").is_err());
+        assert_eq!(btf.named("pid_t"), Some(TypeId(alias)));
+        assert_eq!(btf.named("enum numbers"), Some(TypeId(numbers)));
+        assert_eq!(btf.named("struct pid_t"), None);
+        assert_eq!((btf.constant("ONE"), btf.constant("TWO")), (Some(7), None));
+    }
+
+    #[test]
+    fn members_of_members_are_found_one_by_one() {
+        let btf = Btf::parse(&task_types().bytes()).unwrap();
+        let task = btf.named("struct task_struct").unwrap();
+        let entity = btf.member_of(task, "se").unwrap();
+        let own = btf.member_of(entity.type_id, "vruntime").unwrap();
+        assert_eq!((entity.byte_offset, own.byte_offset), (72, 8));
+    }
+}

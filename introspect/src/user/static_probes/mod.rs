@@ -1,0 +1,169 @@
+//! Static probes of a program or library: the sites that its author has marked with the macros of SystemTap's sys/sdt.h, DTrace's `dtrace -G`
+//! or this project's own.
+//!
+//! The caller brings the object's headers. This solves: which sites there are, under which names, where each stands in the file, where its
+//! arguments are ([`SiteArgument`]), and which counter the program looks at to know whether anybody listens. Not solved: sites whose notes
+//! stand nowhere in the guest's memory, since notes are not loaded with a program; [`StaticSites::lost`] tells of that.
+//!
+//! Addresses are link-time addresses. Notes are of the object as it was linked; what has moved it since (prelink) has moved the section
+//! `.stapsdt.base` as well, and the sites are corrected by that.
+
+mod notes;
+mod operand;
+mod register;
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::lost::{Lost, LostReason};
+use super::object_file::ObjectFile;
+use super::symbol_tables;
+
+use notes::ProbeNote;
+pub use notes::{ArgumentTypes, DeclaredName};
+pub use operand::{ArgumentError, MAX_ARGUMENTS, SiteArgument, ValueKind};
+pub use register::Register;
+
+const NOTES: &str = ".note.stapsdt";
+const BASE: &str = ".stapsdt.base";
+const OWN_NOTES: &str = ".note.exotrace";
+/// Most bytes of either section; the largest known has some hundred kilobytes.
+const MAX_BYTES: u64 = 8 << 20;
+/// Most symbols that arguments name, which are looked up.
+const MAX_SYMBOLS: usize = 4096;
+
+/// The counter of a probe's listeners in the program's own memory: two bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Semaphore {
+    /// Link-time address.
+    pub address: u64,
+    /// Where it stands in the file; `None` if the file does not have it (`.bss`).
+    pub offset: Option<u64>,
+}
+
+/// One site of a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticSite {
+    /// Provider, as the note has it.
+    pub provider: String,
+    /// Name, as the note has it: with `__` where scripts write `-`.
+    pub name: String,
+    /// Link-time address of the instruction, a NOP as a rule.
+    pub address: u64,
+    /// Where that stands in the file; `None` if no segment loads it.
+    pub offset: Option<u64>,
+    /// The program passes the site by while this is 0.
+    pub semaphore: Option<Semaphore>,
+    /// Where its arguments stand, at most [`MAX_ARGUMENTS`].
+    pub arguments: Vec<SiteArgument>,
+    /// The probe's name, where its author has declared it in full.
+    pub declared: Option<DeclaredName>,
+    /// The types of its arguments, if they are declared.
+    pub types: Option<Vec<ArgumentTypes>>,
+}
+
+/// The sites of one object.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StaticSites {
+    /// In the order of their notes.
+    pub sites: Vec<StaticSite>,
+    /// What could not be read.
+    pub lost: Vec<Lost>,
+}
+
+impl StaticSites {
+    /// Reads the sites of an object, as far as its notes are at hand.
+    #[must_use]
+    pub fn read(object: &ObjectFile<'_>) -> Self {
+        let mut found = Self::default();
+        // Without section headers nobody knows whether there are notes.
+        found.lost.extend_from_slice(object.lost());
+        let Some(bytes) = section(object, NOTES, &mut found.lost) else {
+            return found;
+        };
+        let own = section(object, OWN_NOTES, &mut found.lost).unwrap_or_default();
+        let (declarations, damaged) = notes::declarations(&own);
+        found.count_damaged(object, OWN_NOTES, damaged);
+
+        let mut sites = Vec::new();
+        let damaged = notes::sites(&bytes, object.is_64_bit(), |site| sites.push(site));
+        found.count_damaged(object, NOTES, damaged);
+        let named = sites
+            .iter()
+            .flat_map(|site| operand::symbols_in(site.arguments));
+        let named: BTreeSet<&str> = named.take(MAX_SYMBOLS).collect();
+        let addresses = match named.is_empty() {
+            true => HashMap::new(),
+            false => symbol_tables::addresses(object, &named),
+        };
+        let address_of = |name: &str| addresses.get(name).copied();
+        let base = object.section(BASE).map(|section| section.address);
+        let moved = |linked: u64| base.map_or(0, |base| base.wrapping_sub(linked));
+        let offset_of = |address| object.file_offset_of(address).map(|(offset, _)| offset);
+        let probes = declarations.probes.iter();
+        let by_name: HashMap<&DeclaredName, &ProbeNote> =
+            probes.clone().map(|probe| (&probe.name, probe)).collect();
+        // The manual page of 2013 has the name for scripts in the definition alone: a site knows it without dashes.
+        let by_identifier: HashMap<DeclaredName, &ProbeNote> = probes
+            .map(|probe| {
+                let name = probe.name.name.replace('-', "_");
+                let of = probe.name.clone();
+                (DeclaredName { name, ..of }, probe)
+            })
+            .collect();
+        let probe_of = |name: &DeclaredName| by_name.get(name).or_else(|| by_identifier.get(name));
+        let mut owners: HashMap<u64, Vec<&DeclaredName>> = HashMap::new();
+        for owner in &declarations.sites {
+            let address = owner.address.wrapping_add(moved(owner.base));
+            owners.entry(address).or_default().push(&owner.name);
+        }
+        for site in sites {
+            let moved = moved(site.base);
+            let address = site.address.wrapping_add(moved);
+            let owners = owners.get(&address).map_or(&[][..], Vec::as_slice);
+            let is_own = |owner: &&&DeclaredName| owner.name == scripts_name(site.name);
+            let own = owners.iter().find(is_own).copied();
+            let probe = own.and_then(probe_of);
+            let declared = probe.map(|probe| &probe.name).or(own);
+            let semaphore = (site.semaphore != 0).then(|| {
+                let address = site.semaphore.wrapping_add(moved);
+                let offset = offset_of(address);
+                Semaphore { address, offset }
+            });
+            found.sites.push(StaticSite {
+                provider: site.provider.to_owned(),
+                name: site.name.to_owned(),
+                address,
+                offset: offset_of(address),
+                semaphore,
+                arguments: SiteArgument::parse_all(site.arguments, &address_of),
+                declared: declared.cloned(),
+                types: probe.map(|probe| probe.arguments.clone()),
+            });
+        }
+        found
+    }
+
+    fn count_damaged(&mut self, object: &ObjectFile<'_>, name: &str, damaged: usize) {
+        if let Some(section) = object.section(name).filter(|_| damaged > 0) {
+            let reason = format!("{damaged} of its notes cannot be read");
+            let lost = Lost::section(section, LostReason::Damaged(reason));
+            self.lost.push(lost);
+        }
+    }
+}
+
+/// A note's name as scripts write it: `__` stands for a dash (SDT(9), dtrace(1)).
+#[must_use]
+pub fn scripts_name(name: &str) -> String {
+    name.replace("__", "-")
+}
+
+/// The contents of a section, if there is one.
+fn section(object: &ObjectFile<'_>, name: &str, lost: &mut Vec<Lost>) -> Option<Vec<u8>> {
+    let section = object.section(name)?;
+    let bytes = object.section_bytes(section, MAX_BYTES);
+    bytes.map_err(|reason| lost.push(reason)).ok()
+}
+
+#[cfg(test)]
+mod tests;
