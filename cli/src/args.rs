@@ -63,6 +63,8 @@ pub enum Command {
     List(List),
     /// Trace a running guest: functions of its kernel and its programs, system calls, timers
     Trace(Box<Trace>),
+    /// List the scripts that come with exotrace, or print one; `trace NAME.bt` runs it
+    Scripts(Scripts),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -141,17 +143,56 @@ pub struct Run {
     #[arg(long, value_name = "DIR")]
     pub restore: Option<PathBuf>,
     /// Trace these probes: entries and returns of kernel functions by name alone, anything else as for `trace`
-    #[arg(long, value_name = "PROBE,...", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "PROBE,...",
+        value_delimiter = ',',
+        group = "traced"
+    )]
     pub trace: Vec<String>,
+    /// Run this script from when the kernel can be traced; when the script exits the run ends. See `trace`
+    #[arg(
+        short = 'e',
+        long = "execute",
+        value_name = "PROGRAM",
+        group = "traced",
+        conflicts_with = "trace"
+    )]
+    pub program: Option<String>,
+    /// The same of a script in a file
+    #[arg(short = 'f', long = "script", value_name = "FILE", group = "traced", conflicts_with_all = ["trace", "program"])]
+    pub script: Option<PathBuf>,
     /// Write the trace to this file instead of standard output
-    #[arg(short, long, value_name = "FILE", requires = "trace")]
+    #[arg(short, long, value_name = "FILE", requires = "traced")]
     pub output: Option<PathBuf>,
-    /// End the run after this time: from the start, or with --trace from when the functions are armed
+    /// End the run after this time: from the start, or with a trace from when its probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
     /// How trace events are written: text where functions are named alone, else events
     #[arg(long, value_enum)]
     pub format: Option<Format>,
+    /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run directory
+    #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
+    pub dt: Switch,
+    /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where the guest's memory lacks them
+    #[arg(long, value_name = "DIR")]
+    pub symfs: Option<PathBuf>,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is there.
+    On,
+    /// It is not.
+    Off,
+}
+
+impl Run {
+    /// Whether the run is traced, by probes or a script.
+    pub fn is_traced(&self) -> bool {
+        !self.trace.is_empty() || self.program.is_some() || self.script.is_some()
+    }
 }
 
 /// Options of `demo`.
@@ -319,6 +360,9 @@ pub struct List {
 /// Options of `trace`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+A script is in the language of bt(5) and bpftrace: -e 'syscall::openat:entry { printf(\"%s %s\\n\", comm, str(args.filename)); }'. It is given \
+with -e, or as a file: a name that ends in .bt, an existing file with a / in its name, or - for standard input; see scripts \
+for those that come along. What follows are its arguments, $1 and so on. Anything else names probes, whose hits are shown as they come.
 Probes: vfs_read (entry and return of a kernel function), kprobe:vfs_*:entry, syscall:openat, uprobe:/bin/busybox:main:entry, \
 pid22:libc.so.6:malloc:return, profile:hz:99, interval:s:1; see list. The trace goes to standard output (or -o), counts to standard error. \
 Ctrl-C ends it; nothing of it is left in the guest then, nor when it is killed.")]
@@ -359,12 +403,40 @@ pub struct Trace {
     /// End the trace after this time
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
-    /// How events are written
-    #[arg(long, value_enum, default_value_t = Format::Events)]
-    pub format: Format,
-    /// What is traced
-    #[arg(required = true, value_name = "PROBE")]
-    pub probes: Vec<String>,
+    /// How events are written: as lines for people, or a script's own text, by default
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Run this script
+    #[arg(short = 'e', long = "execute", value_name = "PROGRAM")]
+    pub program: Option<String>,
+    /// List the probes that match a pattern instead of tracing
+    #[arg(short, long, conflicts_with_all = ["program", "parse_only"])]
+    pub list: bool,
+    /// Say what is wrong with the script's text, and end
+    #[arg(short = 'n', long)]
+    pub parse_only: bool,
+    /// Say at the end what was counted
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Take the script as OpenBSD's bt(5) does, oddities included
+    #[arg(long)]
+    pub strict: bool,
+    /// Translators and structures of the files *.d in this folder may be used by the script; may be repeated
+    #[arg(short = 'L', long, value_name = "DIR")]
+    pub library: Vec<PathBuf>,
+    /// Most bytes of a string that a script reads from the guest
+    #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u16).range(8..=1024))]
+    pub strlen: u16,
+    /// Probes, or a script's file and its arguments
+    #[arg(required_unless_present_any = ["program", "list"], value_name = "PROBE|FILE [ARG]")]
+    pub what: Vec<String>,
+}
+
+/// Options of `scripts`.
+#[derive(Debug, Args)]
+pub struct Scripts {
+    /// Print the text of this one
+    pub name: Option<String>,
 }
 
 /// Which machine is meant.
@@ -380,10 +452,12 @@ pub struct Which {
 pub enum Format {
     /// A line for people
     Events,
-    /// Lines of 121 bytes as trace(3) prints them: entries and returns
+    /// Of probes, lines of 121 bytes as trace(3) prints them: entries and returns; of a script, its own text
     Text,
     /// One JSON object a line
     Json,
+    /// Of a script, its maps as folded stacks for flame graphs
+    Collapsed,
 }
 
 /// How a kernel is entered.

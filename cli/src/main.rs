@@ -7,6 +7,7 @@
 mod args;
 mod commands;
 mod control;
+mod dt;
 mod end_report;
 mod guest_kernel;
 mod host;
@@ -16,6 +17,7 @@ mod memory_size;
 mod output_file;
 mod registry;
 mod report;
+mod scripting;
 mod session;
 mod signals;
 mod tracing;

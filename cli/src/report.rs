@@ -18,6 +18,8 @@ const USAGE: u8 = 2;
 pub enum Failure {
     /// To be told as one line; exit status 1.
     Failed(String),
+    /// What is wrong with a script, in lines of its own that show the place. One line alone is told as any failure.
+    Shown(String),
     /// A command line that parses and makes no sense; exit status 2.
     Usage(String),
     /// The reader of our output has gone (`| head`): nothing to tell, exit status 0.
@@ -109,6 +111,14 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
         Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
         Err(Failure::Failed(message)) => {
             say(one_line(&message));
+            ExitCode::from(FAILED)
+        }
+        Err(Failure::Shown(message)) => {
+            match message.ends_with('\n') {
+                // A closed standard error is nobody's to be told.
+                true => drop(write!(io::stderr(), "{message}")),
+                false => say(one_line(&message)),
+            }
             ExitCode::from(FAILED)
         }
         Err(Failure::Usage(message)) => {

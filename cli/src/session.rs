@@ -17,7 +17,6 @@ use crate::host::Host;
 use crate::inspection::Inspector;
 use crate::registry::VmName;
 use crate::signals::StopSignals;
-use crate::tracing::request::Request;
 
 /// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -304,8 +303,13 @@ fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
 }
 
 impl server::Machine for Arc<Session> {
-    fn stream(&self, request: Request, stream: UnixStream) {
-        if let Err(error) = crate::tracing::stream::serve(self, &request, stream) {
+    fn stream(&self, command: Command, stream: UnixStream) {
+        let served = match command {
+            Command::Trace(request) => crate::tracing::stream::serve(self, &request, stream),
+            Command::Script(request) => crate::scripting::stream::serve(self, &request, stream),
+            _ => Ok(()),
+        };
+        if let Err(error) = served {
             log::debug!("trace: the client went away: {error}");
         }
     }
@@ -347,7 +351,7 @@ impl server::Machine for Arc<Session> {
                 answer(self.list(&pattern), |probes| Answer::Probes { probes })
             }
             // Answered as a stream.
-            Command::Trace(_) => Answer::Error {
+            Command::Trace(_) | Command::Script(_) => Answer::Error {
                 message: "a trace is a stream, not an answer".into(),
             },
             Command::Stop => {

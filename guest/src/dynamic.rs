@@ -13,9 +13,11 @@ use crate::make_error::MakeError;
 use crate::progress::Progress;
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 2] = [
+const SOURCES: [(&str, &str); 4] = [
     ("workers", include_str!("../programs/dynamic/workers.c")),
     ("allocs", include_str!("../programs/dynamic/allocs.c")),
+    ("statics", include_str!("../programs/dynamic/statics.c")),
+    ("throws", include_str!("../programs/dynamic/throws.c")),
 ];
 /// What gcc is told: as Debian's packages are built, symbols kept.
 const FLAGS: [&str; 6] = [
@@ -73,6 +75,30 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
+    #[test]
+    fn static_probes_are_passed_by_where_nobody_listens() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        files(&cache, &Silent).unwrap();
+        let path = directory.path().join(BATCH.entry_name()).join("statics");
+        let output = Command::new(&path).args(["3", "0"]).output().unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let last = printed.lines().last();
+        let expected = "statics: 3 rounds, 0 guarded by 0, 0 quiet by 0";
+        assert_eq!(last, Some(expected));
+    }
+
+    #[test]
+    fn exceptions_without_a_handler_are_thrown() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::at(directory.path()).unwrap();
+        files(&cache, &Silent).unwrap();
+        let path = directory.path().join(BATCH.entry_name()).join("throws");
+        let output = Command::new(&path).arg("5").output().unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(printed, "throws: 5 exceptions\n");
+    }
+
     /// They run on the host as well.
     #[test]
     fn workers_stand_where_they_are_told() {
@@ -81,7 +107,7 @@ mod tests {
         let files = files(&cache, &Silent).unwrap();
         let path = directory.path().join(BATCH.entry_name()).join("workers");
         assert_eq!(files[0].content, fs::read(&path).unwrap());
-        for file in &files[2..] {
+        for file in &files[SOURCES.len()..] {
             assert_eq!(&file.content[..4], b"\x7fELF", "{}", file.path);
         }
         let mut child = Command::new(&path)

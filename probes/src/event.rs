@@ -11,6 +11,8 @@ use crate::ring::SlotWriter;
 
 /// Argument registers of a function (System V ABI), and of a system call.
 pub const MAX_ARGUMENTS: usize = 6;
+/// Arguments of a static probe of a program, which are wherever its notes say.
+pub const MAX_STATIC_ARGUMENTS: usize = introspect::user::static_probes::MAX_ARGUMENTS;
 /// Bytes of a thread's name (`TASK_COMM_LEN` of Linux).
 pub const COMM_LENGTH: usize = 16;
 /// Most frames of a stack in an event.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use introspect::PausedMemory;
-use introspect::kernel::btf::Btf;
+pub use introspect::kernel::btf::Btf;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::module_readers::ModuleReaders;
 use introspect::kernel::slide::{self, LiveEntries, SlideError};

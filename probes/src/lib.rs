@@ -8,10 +8,13 @@
 //! * [`engine`]: probes put into the guest, the hit path, sessions.
 //! * [`event`], [`ring`], [`merge`]: what one hit leaves behind, and how it gets off the vCPU's thread in time order.
 //! * [`kernel_view`]: what the engine must know of the running kernel.
+//! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for clients that know OpenBSD's.
 //! * [`trace_line`]: the text of trace(3).
 //! * [`text_hash`]: proof that nothing of us is left in the guest.
 #![forbid(unsafe_code)]
 
+pub mod bt;
+pub mod dt;
 pub mod engine;
 pub mod event;
 pub mod kernel_view;

@@ -1,8 +1,10 @@
 //! A probe: its name, what it gives, and where it is. Providers make them, sessions enable them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use introspect::kernel::page_cache::CachedFile;
+use introspect::user::static_probes::SiteArgument;
 use introspect::{Gpa, Gva};
 
 use crate::event::EventKind;
@@ -17,6 +19,8 @@ pub struct Argument {
     pub type_name: String,
     /// Whether it points to text that is there when the function is entered.
     pub is_string: bool,
+    /// The type that a translator makes of it for scripts, if the probe declares one.
+    pub translated: Option<String>,
 }
 
 /// What a probe gives.
@@ -94,6 +98,8 @@ pub enum Target {
         /// When.
         moment: Moment,
     },
+    /// A static probe of a program or library, at all its sites in one file.
+    Static(StaticText),
     /// A tracepoint of the kernel.
     Tracepoint(TracepointText),
     /// A timer of the host's.
@@ -135,6 +141,39 @@ pub struct UserText {
     pub code: Vec<u8>,
 }
 
+/// Where a static probe is in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticText {
+    /// The process that it is meant in; `None` for all.
+    pub process: Option<i32>,
+    /// Its sites: at least one.
+    pub sites: Vec<StaticPlace>,
+    /// Counters that the program looks at to know whether anybody listens.
+    pub semaphores: Vec<SemaphoreText>,
+}
+
+/// One site of a static probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticPlace {
+    /// The text.
+    pub text: UserText,
+    /// Its link-time address.
+    pub address: u64,
+    /// Where its arguments stand.
+    pub arguments: Arc<[SiteArgument]>,
+}
+
+/// A counter of listeners, of two bytes, in the data of a program or library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SemaphoreText {
+    /// The file's path, as its mappings show it.
+    pub path: String,
+    /// Its place in the guest's page cache.
+    pub file: CachedFile,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+}
+
 impl Target {
     pub(crate) fn kind(&self) -> EventKind {
         match self {
@@ -145,7 +184,7 @@ impl Target {
                 Moment::Return => EventKind::Return,
                 Moment::Point => EventKind::Point,
             },
-            Self::Tracepoint(_) => EventKind::Point,
+            Self::Tracepoint(_) | Self::Static(_) => EventKind::Point,
             Self::Timer { .. } => EventKind::Tick,
         }
     }

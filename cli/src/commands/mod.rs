@@ -7,6 +7,7 @@ mod guest_files;
 mod inspect;
 mod remote;
 mod run;
+mod script;
 mod trace;
 
 use crate::args::Command;
@@ -31,6 +32,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Sym(args) => inspect::sym(args),
         Command::Stack(args) => inspect::stack(args),
         Command::List(args) => trace::list(args),
+        Command::Scripts(args) => script::scripts(&args),
         Command::Trace(args) => trace::trace(*args),
         Command::Completions { shell } => generate::completions(shell),
         Command::Man { folder } => generate::man(&folder),

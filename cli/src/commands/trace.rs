@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::remote::find;
 use super::run::tell;
+use super::script::{self, Source};
 use crate::args::{self, Format};
 use crate::control::client::{ask, connect, unexpected};
 use crate::control::{Answer, Command};
@@ -31,9 +32,21 @@ const LONGEST_LINE: usize = 64 << 20;
 /// # Errors
 /// If the machine refuses, or the trace cannot be written.
 pub fn trace(args: args::Trace) -> Result<(), Failure> {
+    if args.list {
+        return list(args::List {
+            which: args.which,
+            count: false,
+            json: args.format == Some(Format::Json),
+            pattern: args.what.into_iter().next(),
+        });
+    }
+    if let Some(source) = Source::of(args.program.as_deref(), &args.what)? {
+        return script::run(args, source);
+    }
     let machine = find(args.which)?;
+    let format = args.format.unwrap_or(Format::Events);
     let request = Request {
-        probes: args.probes,
+        probes: args.what,
         pids: args.pids,
         follow: args.follow,
         tids: args.tids,
@@ -63,11 +76,11 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         }
         None => Box::new(BufWriter::new(io::stdout())),
     };
-    follow(stream, output, args.format)
+    follow(stream, output, format)
 }
 
 /// Closes our side when the time is up.
-fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
+pub(super) fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("deadline".into())
         .spawn(move || {

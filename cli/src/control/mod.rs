@@ -12,13 +12,14 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::scripting::request::ScriptRequest;
 use crate::tracing::request::Request;
 use inspection::ProcessName;
 
 /// Raised when a message changes its meaning.
 pub const VERSION: u32 = 1;
-/// Longest question the server takes, in bytes.
-const LONGEST_QUESTION: u64 = 64 << 10;
+/// Longest question the server takes, in bytes: a script and its library.
+const LONGEST_QUESTION: u64 = 4 << 20;
 /// Longest answer a client takes: stacks of thousands of threads.
 const LONGEST_ANSWER: u64 = 256 << 20;
 
@@ -72,6 +73,8 @@ pub enum Command {
     },
     /// Trace until the client closes its side. Answered as a [stream](crate::tracing::stream).
     Trace(Request),
+    /// Run a script until the client closes its side. Answered as a [stream](crate::scripting::stream).
+    Script(ScriptRequest),
     /// End the run.
     Stop,
 }

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use super::{Answer, Command, LONGEST_QUESTION};
 use crate::registry;
-use crate::tracing::request::Request;
 
 /// How long a client may take to send its line, and how long it may do nothing while we answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -35,8 +34,8 @@ pub trait Machine: Clone + Send + 'static {
     /// Does what `command` says. For [`Command::Stop`] this only starts the end.
     fn answer(&self, command: Command) -> Answer;
 
-    /// Traces to `stream` until its other end is closed, or the machine ends.
-    fn stream(&self, request: Request, stream: UnixStream);
+    /// Traces to `stream` until its other end is closed, or the machine ends: for [`Command::Trace`] and [`Command::Script`].
+    fn stream(&self, command: Command, stream: UnixStream);
 }
 
 /// The server. Ends when dropped.
@@ -180,13 +179,13 @@ fn answer(machine: &impl Machine, command: Command) -> Answer {
 /// Traces on a thread of its own: others are answered meanwhile.
 fn trace(
     machine: &impl Machine,
-    request: Request,
+    command: Command,
     stream: UnixStream,
     streams: &Streams,
 ) -> io::Result<()> {
     let machine = machine.clone();
     let thread = std::thread::Builder::new().name("stream".into());
-    let started = thread.spawn(move || machine.stream(request, stream))?;
+    let started = thread.spawn(move || machine.stream(command, stream))?;
     let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
     streams.retain(|stream| !stream.is_finished());
     streams.push(started);
@@ -200,7 +199,9 @@ fn converse(stream: UnixStream, machine: &impl Machine, streams: &Streams) -> io
         let question = Client::new(&stream, PATIENCE).take(LONGEST_QUESTION);
         BufReader::new(question).read_line(&mut line)?;
         match super::decode(&line) {
-            Ok(Command::Trace(request)) => return trace(machine, request, stream, streams),
+            Ok(command @ (Command::Trace(_) | Command::Script(_))) => {
+                return trace(machine, command, stream, streams);
+            }
             Ok(command) => answer(machine, command),
             Err(error) => Answer::Error {
                 message: error.to_string(),
@@ -225,8 +226,8 @@ mod tests {
     #[derive(Clone)]
     struct Echo;
     impl Machine for Echo {
-        fn stream(&self, request: Request, mut stream: UnixStream) {
-            writeln!(stream, "{:?}", request.probes).unwrap();
+        fn stream(&self, command: Command, mut stream: UnixStream) {
+            writeln!(stream, "{command:?}").unwrap();
         }
 
         fn answer(&self, command: Command) -> Answer {

@@ -15,6 +15,8 @@ use super::{RegistryError, VmName, check_private, failed};
 const LOCK: &str = "lock";
 /// The control socket.
 pub(super) const CONTROL: &str = "control";
+/// The socket of the device dt(4).
+const DT: &str = "dt";
 /// Somebody who only looks holds the lock for an instant: times to try again, and how long to wait.
 const TRIES: usize = 5;
 const WAIT: Duration = Duration::from_millis(10);
@@ -57,8 +59,10 @@ impl Entry {
                 continue;
             }
             let left_behind = (!last_pid.is_empty()).then(|| last_pid.clone());
-            let control = folder.join(CONTROL);
-            remove_file(&control).map_err(failed("remove", &control))?;
+            for socket in [CONTROL, DT] {
+                let socket = folder.join(socket);
+                remove_file(&socket).map_err(failed("remove", &socket))?;
+            }
             write_pid(&mut lock).map_err(failed("write", &folder.join(LOCK)))?;
             return Ok((
                 Self {
@@ -85,6 +89,11 @@ impl Entry {
     /// Where the control socket goes.
     pub fn control(&self) -> PathBuf {
         self.folder.join(CONTROL)
+    }
+
+    /// Where the socket of the device dt(4) goes.
+    pub fn dt(&self) -> PathBuf {
+        self.folder.join(DT)
     }
 }
 
@@ -184,9 +193,9 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Our two files and the folder. Nothing else is ever put there, and nothing else is removed.
+/// Our three files and the folder. Nothing else is ever put there, and nothing else is removed.
 fn remove_all(folder: &Path) -> io::Result<()> {
-    for file in [CONTROL, LOCK] {
+    for file in [CONTROL, DT, LOCK] {
         remove_file(&folder.join(file))?;
     }
     fs::remove_dir(folder)

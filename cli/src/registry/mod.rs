@@ -2,7 +2,7 @@
 //!
 //! `$XDG_RUNTIME_DIR/exotrace/NAME/` (without the variable `/tmp/exotrace-UID/NAME/`) belongs to the process that
 //! holds the lock on its file `lock`, which names that process; the kernel lets go of the lock when the process dies,
-//! however it dies. `control` beside it is the socket. Everything is for its owner only (0700), and a directory
+//! however it dies. `control` beside it is the socket, `dt` that of the device dt(4). Everything is for its owner only (0700), and a directory
 //! that belongs to somebody else or is a symbolic link is refused.
 
 mod entry;

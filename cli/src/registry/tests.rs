@@ -66,7 +66,9 @@ fn what_a_dead_machine_left_behind_is_removed_and_told() {
     for by_list in [true, false] {
         DirBuilder::new().mode(0o700).create(&dead).unwrap();
         fs::write(dead.join("lock"), "4242\n").unwrap();
-        drop(std::os::unix::net::UnixListener::bind(dead.join("control")).unwrap());
+        for socket in ["control", "dt"] {
+            drop(std::os::unix::net::UnixListener::bind(dead.join(socket)).unwrap());
+        }
         if by_list {
             let (running, removed) = registry.list().unwrap();
             assert_eq!((running, removed), (vec![], vec![name("dead")]));
@@ -75,6 +77,7 @@ fn what_a_dead_machine_left_behind_is_removed_and_told() {
             let (entry, left_behind) = registry.claim(Some(name("dead"))).unwrap();
             assert_eq!(left_behind.as_deref(), Some("4242"));
             assert!(!entry.control().exists(), "the old socket is gone");
+            assert!(!entry.dt().exists(), "the old socket is gone");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A [`Tracing`] is one session of the machine's probe engine. Whoever makes it drains it; when it goes, its traps are gone.
 
 pub mod event;
-mod outbox;
+pub mod outbox;
 pub mod output;
 pub mod request;
 pub mod stream;
@@ -12,19 +12,20 @@ mod text;
 use std::collections::{HashMap, HashSet};
 
 use introspect::Gpa;
-use probes::engine::{Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats};
-use probes::event::{Event, EventKind};
+use probes::bt::session::NotFound;
+use probes::engine::{Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats};
+use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
 use probes::probe::{Probe, Target};
-use probes::provider::{self, kprobe, tracepoint, uprobe};
+use probes::provider::{self, kprobe, tracepoint, uprobe, usdt};
 use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
 use request::Request;
 
 /// Most probes of one trace.
-const MOST_PROBES: usize = 1 << 16;
+pub const MOST_PROBES: usize = 1 << 16;
 /// Files that are named where a function was not found in any.
 const NAMED_FILES: usize = 5;
 
@@ -132,25 +133,25 @@ impl Tracing {
         }
         let captures: Vec<_> = found
             .iter()
-            .map(|probe| request.capture(probe, registers(view, probe)))
+            .map(|probe| capture(request, probe, registers(view, probe)))
             .collect();
         let words = captures
             .iter()
             .map(|capture| RingSize::for_capture(1, capture).words);
         let size = RingSize {
             slots: request.slots,
-            // What comes later is as large as what a program's function gives.
+            // What comes later is as large as what a program's function gives, or its static probe.
             words: words
                 .max()
                 .unwrap_or_default()
-                .max(RingSize::default().words + 2 + request.frames()),
+                .max(RingSize::default().words + 2 + request.frames())
+                .max(words_to_come(request, &open)),
         };
         let before = engine.stats();
         let mut session = engine.session(size).map_err(|error| error.to_string())?;
         let (mut probes, mut skipped) = (Vec::new(), Vec::new());
         for (probe, capture) in found.into_iter().zip(captures) {
-            let process = uprobe::process_of(&probe.name.provider).map(i32::cast_unsigned);
-            match session.enable(&probe, request.filter(process), capture) {
+            match session.enable(&probe, request.filter(process(&probe)), capture) {
                 Ok(_) => probes.push(probe),
                 Err(error) if must.contains(&probe.name) => return Err(error.to_string()),
                 Err(error) => skipped.push(error.to_string()),
@@ -199,12 +200,9 @@ impl Tracing {
                 continue;
             };
             for probe in found {
-                let capture = self.request.capture(&probe, None);
-                let process = uprobe::process_of(&probe.name.provider).map(i32::cast_unsigned);
-                match self
-                    .session
-                    .enable(&probe, self.request.filter(process), capture)
-                {
+                let capture = capture(&self.request, &probe, None);
+                let filter = self.request.filter(process(&probe));
+                match self.session.enable(&probe, filter, capture) {
                     Ok(_) => {
                         self.traced.push(traced(&probe));
                         self.probes.push(probe);
@@ -280,6 +278,14 @@ impl Tracing {
 
 /// Whether a pattern is of a file that no process has mapped yet.
 fn may_come(machine: &Session, pattern: &ProbePattern) -> bool {
+    if usdt::has_file(pattern) {
+        let kernel = machine.kernel.as_ref();
+        let looked = machine.inspector.look(&machine.machine, kernel, |look| {
+            let found = usdt::find(&look, pattern, &|_, _| false);
+            found.is_ok_and(|found| found.files.is_empty())
+        });
+        return looked.unwrap_or(false);
+    }
     if !uprobe::is_meant(pattern) {
         return false;
     }
@@ -306,6 +312,10 @@ fn place(probe: &Probe) -> (u64, u64) {
     match &probe.target {
         Target::Kernel { address, .. } => (address.0, 0),
         Target::User { text, .. } => (text.file.mapping.0, text.offset),
+        Target::Static(text) => text
+            .sites
+            .first()
+            .map_or((0, 0), |site| (site.text.file.mapping.0, site.text.offset)),
         Target::Tracepoint(text) => (text.structure.0, 0),
         Target::SystemCall { number, .. } => (u64::from(*number), 0),
         Target::Timer { .. } => (0, 0),
@@ -321,24 +331,53 @@ pub fn find(
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<Vec<Probe>, Refusal> {
-    if uprobe::is_meant(pattern) {
+    find_probes(machine, view, pattern)
+        .map_err(|NotFound { message, nearest }| suggest(message, &nearest))
+}
+
+/// As [`find`], with the names apart.
+///
+/// # Errors
+/// If there are none, with names like it.
+pub fn find_probes(
+    machine: &Session,
+    view: &KernelView,
+    pattern: &ProbePattern,
+) -> Result<Vec<Probe>, NotFound> {
+    if uprobe::is_meant(pattern) || usdt::is_meant(pattern) {
         return find_user(machine, pattern);
     }
     let mut matches = provider::find(view, pattern);
     if pattern.matches_provider(tracepoint::PROVIDER) && pattern.text.contains(':') {
         matches
             .probes
-            .extend(find_tracepoints(machine, view, pattern)?);
+            .extend(find_tracepoints(machine, view, pattern).map_err(not_found)?);
     }
     if !matches.probes.is_empty() {
         return Ok(matches.probes);
+    }
+    // A provider that is none of the kernel's may be a program's own.
+    if usdt::may_be_meant(pattern)
+        && let Ok(found) = find_user(machine, pattern)
+    {
+        return Ok(found);
     }
     let function = &pattern.function;
     let what = match pattern.text.contains(':') {
         false => format!("the guest's kernel and its loaded modules have no function {function:?}"),
         true => format!("no probe {pattern}"),
     };
-    Err(suggest(what, &matches.nearest))
+    Err(NotFound {
+        message: what,
+        nearest: matches.nearest,
+    })
+}
+
+fn not_found(message: Refusal) -> NotFound {
+    NotFound {
+        message,
+        nearest: Vec::new(),
+    }
 }
 
 fn find_tracepoints(
@@ -365,19 +404,37 @@ fn find_tracepoints(
     }
 }
 
-fn find_user(machine: &Session, pattern: &ProbePattern) -> Result<Vec<Probe>, Refusal> {
+fn find_user(machine: &Session, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
     let traps = machine.machine.handle();
     let unpatched = |gpa: Gpa, buf: &mut [u8]| traps.traps().read_unpatched(gpa, buf).is_ok();
     let found = machine
         .inspector
-        .look(&machine.machine, machine.kernel.as_ref(), |look| {
-            uprobe::find(&look, pattern, &unpatched)
-        })?;
-    let found = found.map_err(|lost| lost.to_string())?;
+        .look(
+            &machine.machine,
+            machine.kernel.as_ref(),
+            |look| match uprobe::is_meant(pattern) {
+                true => uprobe::find(&look, pattern, &unpatched),
+                false => usdt::find(&look, pattern, &unpatched),
+            },
+        )
+        .map_err(not_found)?;
+    let found = found.map_err(|lost| not_found(lost.to_string()))?;
     if !found.probes.is_empty() {
         return Ok(found.probes);
     }
     let mut why = match found.files.as_slice() {
+        _ if usdt::is_meant(pattern) && !usdt::has_file(pattern) => {
+            format!(
+                "{pattern}: no program or library that a process has mapped has such a static probe"
+            )
+        }
+        [] if usdt::is_meant(pattern) => {
+            format!("{pattern}: no process has such a program or library mapped; see maps")
+        }
+        files if usdt::is_meant(pattern) => {
+            let named: Vec<&str> = files.iter().take(NAMED_FILES).map(String::as_str).collect();
+            format!("{pattern}: no such static probe in {}", named.join(", "))
+        }
         [] => format!(
             "{pattern}: no process has a program or library {:?} mapped; see maps",
             pattern.module
@@ -394,7 +451,10 @@ fn find_user(machine: &Session, pattern: &ProbePattern) -> Result<Vec<Probe>, Re
     for sentence in found.incomplete.iter().take(NAMED_FILES) {
         why += &format!("; {sentence}");
     }
-    Err(suggest(why, &found.nearest))
+    Err(NotFound {
+        message: why,
+        nearest: found.nearest,
+    })
 }
 
 fn suggest(what: String, nearest: &[String]) -> Refusal {
@@ -412,6 +472,38 @@ fn registers(view: &KernelView, probe: &Probe) -> Option<usize> {
         }
         _ => None,
     }
+}
+
+/// What is kept of a probe's hits.
+fn capture(request: &Request, probe: &Probe, registers: Option<usize>) -> Capture {
+    let mut capture = request.capture(probe, registers);
+    if let Target::Static(text) = &probe.target {
+        let sites = text.sites.iter().map(|site| site.arguments.len());
+        capture.arguments = sites.max().unwrap_or_default();
+    }
+    capture
+}
+
+/// Words of what files that are not mapped yet may give.
+fn words_to_come(request: &Request, open: &[ProbePattern]) -> usize {
+    if !open.iter().any(usdt::is_meant) {
+        return 0;
+    }
+    let capture = Capture {
+        arguments: MAX_STATIC_ARGUMENTS,
+        comm: true,
+        ..Capture::default()
+    };
+    RingSize::for_capture(1, &capture).words + request.frames()
+}
+
+/// The process that a probe is meant in.
+fn process(probe: &Probe) -> Option<u32> {
+    let process = match &probe.target {
+        Target::Static(text) => text.process,
+        _ => uprobe::process_of(&probe.name.provider),
+    };
+    process.map(i32::cast_unsigned)
 }
 
 fn traced(probe: &Probe) -> Traced {
@@ -438,6 +530,10 @@ fn is_signed(type_name: &str) -> bool {
             | "pid_t"
             | "off_t"
             | "long long int"
+            | "int8_t"
+            | "int16_t"
+            | "int32_t"
+            | "int64_t"
     )
 }
 

@@ -240,7 +240,8 @@ impl Writer {
                     self.bytes.extend(line.to_bytes());
                 }
             }
-            Format::Events => {
+            // Of scripts alone; here as the usual form.
+            Format::Events | Format::Collapsed => {
                 let ticks = line.tsc.saturating_sub(self.begin.tsc);
                 let seconds = ticks as f64 / self.hz as f64;
                 self.bytes.extend(text::line(line, probe, seconds).bytes());

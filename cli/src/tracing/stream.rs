@@ -20,7 +20,7 @@ use crate::guest_kernel::symbolize;
 use crate::session::Session;
 
 /// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A line of the stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -145,8 +145,11 @@ fn start(
     Ok((tracing, symbols))
 }
 
-/// Whether the client has closed its side.
-fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
+/// Whether the client has closed its side: waits as long as the stream's reads may take.
+///
+/// # Errors
+/// If the stream fails.
+pub fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
     let mut byte = [0];
     match stream.read(&mut byte) {
         Ok(0) => Ok(true),

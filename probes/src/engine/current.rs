@@ -73,10 +73,24 @@ pub(crate) struct Task {
     pub(crate) address: u64,
     /// Its thread's number, also while it is interrupted; all ones if not known.
     pub(crate) thread: u64,
+    /// The same of its process.
+    pub(crate) process: u64,
     /// As events show it.
     pub(crate) identity: Identity,
     comm: Option<[u8; COMM_LENGTH]>,
 }
+
+/// Where no task can be read.
+const UNKNOWN: Task = Task {
+    address: 0,
+    thread: u64::MAX,
+    process: u64::MAX,
+    identity: Identity {
+        pid: None,
+        tid: None,
+    },
+    comm: None,
+};
 
 /// Looks at the current task of one hit.
 pub(crate) struct Current<'h> {
@@ -112,17 +126,11 @@ impl<'h> Current<'h> {
     pub(crate) fn task(&self) -> &Task {
         self.found.get_or_init(|| {
             if self.tasks.layout.is_none() {
-                return Task {
-                    thread: u64::MAX,
-                    ..Task::default()
-                };
+                return UNKNOWN;
             }
             self.read().unwrap_or_else(|| {
                 self.tasks.unknown.fetch_add(1, Ordering::Relaxed);
-                Task {
-                    thread: u64::MAX,
-                    ..Task::default()
-                }
+                UNKNOWN
             })
         })
     }
@@ -149,6 +157,7 @@ impl<'h> Current<'h> {
         Some(Task {
             address: task.address.0,
             thread: u64::from(task.pid.cast_unsigned()),
+            process: u64::from(task.tgid.cast_unsigned()),
             identity: Identity {
                 pid: number(task.tgid),
                 tid: number(task.pid),

@@ -16,15 +16,18 @@ use introspect::{Gpa, Gva, PhysicalMemory};
 use vmm::sharded_map::ShardedMap;
 use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
 
+use super::arguments::Arguments;
 use super::current::{Current, Tasks};
 use super::guest_pages::GuestPages;
-use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCalls, TracepointPlan, count};
+use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, SystemCalls, TracepointPlan, count};
+use super::program::{Frames, ProbeHit, Ran};
 use super::return_sites::{ReturnSite, ReturnSites};
 use super::returns::{Call, FunctionKey, Key, PendingReturns};
+use super::semaphores::Semaphores;
 use super::stacks::Stacks;
 use super::user_text::{Traps, UserSites};
 use super::{strings, tracepoint};
-use crate::event::{EventKind, Header, MAX_ARGUMENTS, Recorder};
+use crate::event::{EventKind, Header, MAX_ARGUMENTS, MAX_FRAMES, Recorder};
 
 /// Selectors of Linux's 64-bit code (arch/x86/include/asm/segment.h).
 const KERNEL_CS: u16 = 0x10;
@@ -128,6 +131,7 @@ pub(crate) struct HitPath {
     pub(crate) kernel_returns: ReturnSites,
     pub(crate) user_returns: ReturnSites,
     pub(crate) user_sites: UserSites,
+    pub(crate) semaphores: Semaphores,
     pub(crate) pages: Option<Arc<GuestPages>>,
     pub(crate) counters: Counters,
     /// Ticks of the time stamp counter in a second.
@@ -190,7 +194,7 @@ impl HitPath {
     ) {
         let pc = plan.reported.unwrap_or(hit.address.0);
         let fired = |kind| Fired {
-            arguments: hit.arguments(),
+            arguments: hit.arguments().into(),
             // A point is where it is, also where a function's trap stands behind its first byte.
             ..Fired::at(if kind == EventKind::Point {
                 hit.address.0
@@ -208,6 +212,9 @@ impl HitPath {
             if !returned || probe.kind != EventKind::Entry {
                 self.fire(hit, probe, clock, &fired(probe.kind));
             }
+        }
+        for place in &plan.statics {
+            self.reach_static(hit, place, clock);
         }
         // A branch of a tracepoint is often what calls return to.
         for (tracepoint, target) in &plan.tracepoints {
@@ -244,8 +251,9 @@ impl HitPath {
         if plan.entries.is_empty() && !plan.returns {
             return;
         }
+        let arguments = self.system_call_arguments(hit, register(calls.layout.registers));
         let fired = Fired {
-            arguments: self.system_call_arguments(hit, register(calls.layout.registers)),
+            arguments: arguments.into(),
             ..Fired::at(pc)
         };
         for probe in &plan.entries {
@@ -253,7 +261,7 @@ impl HitPath {
         }
         let key = system_call_key(number);
         if plan.returns && !NO_RETURN.contains(&number) && self.return_is_wanted(hit, key) {
-            self.expect_return(hit, key, fired.arguments, clock, arm);
+            self.expect_return(hit, key, arguments, clock, arm);
         }
     }
 
@@ -291,8 +299,32 @@ impl HitPath {
             }
         };
         let fired = Fired {
-            arguments,
+            arguments: arguments.into(),
             ..Fired::at(pc)
+        };
+        self.fire(hit, probe, clock, &fired);
+    }
+
+    /// A site of a static probe: its arguments are in registers and in the program's memory. One that cannot be read is 0, and counted.
+    fn reach_static(&self, hit: &Hit<'_>, plan: &StaticPlan, clock: &dyn Fn() -> u64) {
+        let probe = &plan.probe;
+        let wanted = probe.capture.arguments;
+        // Page walks are for those who want them.
+        let admitted = probe.filter.admits_place(hit.vcpu, hit.space.root)
+            && probe
+                .filter
+                .admits_task(hit.current.identity(), || hit.current.comm());
+        let mut complete = true;
+        let arguments = match admitted {
+            true => Arguments::of_site(hit, &plan.place, &mut complete),
+            false => Arguments::default(),
+        };
+        if !complete && wanted > 0 {
+            count(&self.counters.without_arguments);
+        }
+        let fired = Fired {
+            arguments,
+            ..Fired::at(hit.address.0)
         };
         self.fire(hit, probe, clock, &fired);
     }
@@ -396,7 +428,7 @@ impl HitPath {
                 }
             };
             let fired = Fired {
-                arguments: call.arguments,
+                arguments: call.arguments.into(),
                 returned: Some(result),
                 pc: hit.address.0,
             };
@@ -433,6 +465,19 @@ impl HitPath {
         };
         // The time first: reading the rest may take a while.
         let visit = ring.visit(clock);
+        if let Some(program) = &probe.program {
+            let ran = program.run(&ProbeHit {
+                path: self,
+                hit,
+                probe,
+                fired,
+                visit: &visit,
+            });
+            return count(match ran {
+                Ran::Taken => &probe.counters.recorded,
+                Ran::Filtered => &probe.counters.filtered,
+            });
+        }
         let identity = hit.current.identity();
         let pushed = visit.push_with(|slot| {
             let header = Header {
@@ -476,11 +521,17 @@ impl HitPath {
             record.comm(comm);
         }
         if capture.kernel_stack > 0 && !hit.user {
-            self.stacks.kernel(hit, capture.kernel_stack, record);
+            let mut room: Frames = [0; MAX_FRAMES];
+            let frames = first(&mut room, capture.kernel_stack);
+            let found = self.stacks.kernel(hit, frames);
+            record.kernel_stack(frames.iter().copied().take(found));
         }
         if capture.user_stack > 0 {
             let entered = probe.kind == EventKind::Entry;
-            self.stacks.user(hit, entered, capture.user_stack, record);
+            let mut room: Frames = [0; MAX_FRAMES];
+            let frames = first(&mut room, capture.user_stack);
+            let found = self.stacks.user(hit, entered, frames);
+            record.user_stack(frames.iter().copied().take(found));
         }
         for wanted in &capture.strings {
             if let Some(address) = fired.arguments.get(wanted.argument) {
@@ -491,19 +542,24 @@ impl HitPath {
     }
 }
 
+/// The first so many places for frames.
+fn first(room: &mut Frames, most: usize) -> &mut [u64] {
+    room.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default()
+}
+
 /// What a probe fires with.
-struct Fired {
-    pc: u64,
-    arguments: [u64; MAX_ARGUMENTS],
+pub(crate) struct Fired {
+    pub(super) pc: u64,
+    pub(super) arguments: Arguments,
     /// At a return: RAX.
-    returned: Option<u64>,
+    pub(super) returned: Option<u64>,
 }
 
 impl Fired {
     fn at(pc: u64) -> Self {
         Self {
             pc,
-            arguments: [0; MAX_ARGUMENTS],
+            arguments: [0; MAX_ARGUMENTS].into(),
             returned: None,
         }
     }

@@ -8,6 +8,7 @@
 //! counted and forgotten. So there is no return from calls entered before the probe was enabled, from `__switch_to` (the
 //! current task changes inside), and from an `execve` by which a thread takes over its leader's number.
 
+mod arguments;
 mod arming;
 mod calls;
 mod current;
@@ -19,8 +20,10 @@ mod guest_text;
 mod hit;
 mod plan;
 mod processes;
+mod program;
 mod return_sites;
 mod returns;
+mod semaphores;
 mod session;
 mod splices;
 mod stacks;
@@ -47,6 +50,7 @@ pub use filter::{Filter, Only};
 pub use guest_files::{NewFile, NewFiles};
 pub(crate) use plan::SystemCallRegisters;
 pub use plan::{Capture, StringArgument};
+pub use program::{ProbeHit, Program, Ran};
 pub use session::{ProbeStats, RingSize, Session, SessionStats};
 
 use crate::kernel_view::KernelView;
@@ -61,6 +65,7 @@ use hit::{Counters, HitPath, Sink};
 use processes::Followed;
 use return_sites::ReturnSites;
 use returns::PendingReturns;
+use semaphores::Semaphores;
 use stacks::Stacks;
 use user_text::UserSites;
 
@@ -101,7 +106,7 @@ pub struct EngineStats {
     pub hidden: u64,
     /// Ticks of timers that came before a vCPU had taken the one before; they count as one.
     pub joined_ticks: u64,
-    /// Hits of tracepoints whose arguments could not be found; their events have zeros.
+    /// Hits of tracepoints and of programs' static probes whose arguments could not all be found; their events have zeros there.
     pub without_arguments: u64,
     /// Calls that have not returned yet.
     pub waiting_returns: u64,
@@ -151,6 +156,7 @@ impl Engine {
         let path = Arc::new(HitPath {
             pages: pages.clone(),
             user_sites: UserSites::default(),
+            semaphores: Semaphores::default(),
             plans: ShardedMap::default(),
             return_plans: ShardedMap::default(),
             timers: ArcSwap::default(),

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use introspect::Gva;
 
 use super::filter::HitFilter;
+use super::program::Program;
 use super::returns::FunctionKey;
 use super::session::SessionShared;
 use super::watch::Watch;
-use crate::event::{EventKind, MAX_ARGUMENTS, MAX_FRAMES, MAX_STRING};
-use crate::probe::TracepointText;
+use crate::event::{EventKind, MAX_ARGUMENTS, MAX_FRAMES, MAX_STATIC_ARGUMENTS, MAX_STRING};
+use crate::probe::{StaticPlace, TracepointText};
 
 /// A string argument to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct StringArgument {
 /// What is kept of a hit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capture {
-    /// How many arguments, at most [`MAX_ARGUMENTS`]. At a return the value returned is kept if this is not 0.
+    /// How many arguments, at most [`MAX_ARGUMENTS`], of static probes [`MAX_STATIC_ARGUMENTS`]. At a return the value returned is kept if this is not 0.
     pub arguments: usize,
     /// The thread's name.
     pub comm: bool,
@@ -57,7 +58,7 @@ impl Capture {
             .map(|s| 1 + s.length.min(MAX_STRING).div_ceil(8))
             .sum();
         crate::event::HEADER_WORDS
-            + self.arguments.min(MAX_ARGUMENTS)
+            + self.arguments.min(MAX_STATIC_ARGUMENTS)
             + if self.comm { 2 } else { 0 }
             + self.kernel_stack.min(MAX_FRAMES)
             + self.user_stack.min(MAX_FRAMES)
@@ -80,6 +81,8 @@ pub(crate) struct Enabled {
     pub(crate) kind: EventKind,
     pub(crate) filter: HitFilter,
     pub(crate) capture: Capture,
+    /// Runs in place of the hit being recorded.
+    pub(crate) program: Option<Arc<dyn Program>>,
     pub(crate) session: Arc<SessionShared>,
     pub(crate) counters: ProbeCounters,
     /// Time stamp counter when it was enabled: calls entered before have no return here.
@@ -122,6 +125,12 @@ pub(crate) struct TracepointPlan {
     pub(crate) probe: Arc<Enabled>,
 }
 
+/// A site of a static probe.
+pub(crate) struct StaticPlan {
+    pub(crate) place: StaticPlace,
+    pub(crate) probe: Arc<Enabled>,
+}
+
 /// What happens at one site.
 #[derive(Default, Clone)]
 pub(crate) struct SitePlan {
@@ -135,6 +144,8 @@ pub(crate) struct SitePlan {
     pub(crate) system_calls: Option<Arc<SystemCalls>>,
     /// Tracepoints, and where the branch leads that stands here.
     pub(crate) tracepoints: Vec<(Arc<TracepointPlan>, Gva)>,
+    /// Static probes, which have their arguments where their notes say.
+    pub(crate) statics: Vec<Arc<StaticPlan>>,
     /// The engine's own.
     pub(crate) watches: Vec<Arc<dyn Watch>>,
 }
@@ -146,6 +157,7 @@ impl SitePlan {
             && self.returns.is_none()
             && self.system_calls.is_none()
             && self.tracepoints.is_empty()
+            && self.statics.is_empty()
             && self.watches.is_empty()
     }
 }

@@ -4,9 +4,10 @@
 //! with them the traps that nobody else needs are gone.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::{Capture, Enabled, ProbeCounters};
+use super::program::Program;
 use super::{EnableError, Engine, Filter, Place};
 use crate::event::{Event, HEADER_WORDS, MAX_STRING};
 use crate::merge::drain_in_order;
@@ -47,6 +48,8 @@ impl RingSize {
 pub(crate) struct SessionShared {
     /// One per vCPU; each is pushed to by its vCPU's thread alone.
     pub(crate) rings: Vec<Ring>,
+    /// Ticks of its timers that were no events of their own: one for each vCPU and turn that came too late.
+    pub(crate) skipped_ticks: Arc<AtomicU64>,
 }
 
 /// Counts of one probe of a session. Exact while the guest stands still; then `hits = filtered + recorded + dropped`.
@@ -104,7 +107,10 @@ impl Session {
             .collect::<Result<_, _>>()?;
         Ok(Self {
             engine,
-            shared: Arc::new(SessionShared { rings }),
+            shared: Arc::new(SessionShared {
+                rings,
+                skipped_ticks: Arc::default(),
+            }),
             active: Vec::new(),
             past: ProbeStats::default(),
             retired: Vec::new(),
@@ -121,16 +127,40 @@ impl Session {
         filter: Filter,
         capture: Capture,
     ) -> Result<u32, EnableError> {
-        let number = u32::try_from(self.active.len()).unwrap_or(u32::MAX);
         let mut capture = capture;
         for string in &mut capture.strings {
             string.length = string.length.min(MAX_STRING);
         }
+        self.add(probe, filter, capture, None)
+    }
+
+    /// Enables a probe at whose hits `program` runs, in place of their being recorded.
+    ///
+    /// # Errors
+    /// As [`enable`](Self::enable).
+    pub fn enable_program(
+        &mut self,
+        probe: &Probe,
+        filter: Filter,
+        program: Arc<dyn Program>,
+    ) -> Result<u32, EnableError> {
+        self.add(probe, filter, Capture::default(), Some(program))
+    }
+
+    fn add(
+        &mut self,
+        probe: &Probe,
+        filter: Filter,
+        capture: Capture,
+        program: Option<Arc<dyn Program>>,
+    ) -> Result<u32, EnableError> {
+        let number = self.next_number();
         let enabled = Arc::new(Enabled {
             number,
             kind: probe.target.kind(),
             filter: self.engine.hit_filter(filter),
             capture,
+            program,
             session: self.shared.clone(),
             counters: ProbeCounters::default(),
             since: vmm::host_tsc(),
@@ -138,6 +168,12 @@ impl Session {
         let places = self.engine.arm(probe, &enabled)?;
         self.active.push(Some(Active { enabled, places }));
         Ok(number)
+    }
+
+    /// The number that the next probe gets which is enabled.
+    #[must_use]
+    pub fn next_number(&self) -> u32 {
+        u32::try_from(self.active.len()).unwrap_or(u32::MAX)
     }
 
     /// Disables a probe, whose events that were recorded can still be drained; `false` if it is none of the enabled ones.
@@ -175,6 +211,17 @@ impl Session {
         })
     }
 
+    /// As [`drain`](Self::drain), of what programs have put into the rings: vCPU, time stamp counter and words of each record.
+    pub fn drain_records(&mut self, each: impl FnMut(usize, u64, &[u64])) -> usize {
+        drain_in_order(&self.shared.rings, vmm::host_tsc, each)
+    }
+
+    /// Records that programs could not put into a full ring.
+    #[must_use]
+    pub fn dropped_records(&self) -> u64 {
+        self.shared.rings.iter().map(|r| r.stats().dropped).sum()
+    }
+
     /// Counts of one enabled probe.
     #[must_use]
     pub fn probe_stats(&self, number: u32) -> Option<ProbeStats> {
@@ -194,6 +241,12 @@ impl Session {
             probes,
             read: self.shared.rings.iter().map(|ring| ring.stats().read).sum(),
         }
+    }
+
+    /// Ticks of its timers, those of disabled ones included, that came too late and were joined with others.
+    #[must_use]
+    pub fn skipped_ticks(&self) -> u64 {
+        self.shared.skipped_ticks.load(Ordering::Relaxed)
     }
 
     /// The engine that this is a session of.

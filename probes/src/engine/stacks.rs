@@ -12,7 +12,6 @@ use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
 use introspect::{Gva, PausedMemory, PhysicalMemory};
 
 use super::hit::Hit;
-use crate::event::{MAX_FRAMES, Recorder};
 
 /// Most bytes between two frames of a program that are believed.
 const LARGEST_FRAME: u64 = 1 << 24;
@@ -37,34 +36,28 @@ impl Stacks {
         self.unwinder.store(Some(unwinder.into()));
     }
 
-    /// Puts the kernel stack of a hit in kernel mode into `record`: the hit's address, then its callers.
-    pub(super) fn kernel(&self, hit: &Hit<'_>, most: usize, record: &mut Recorder<'_, '_>) {
+    /// Fills `frames` with the kernel stack of a hit in kernel mode: the hit's address, then its callers. Gives how many there are.
+    pub(super) fn kernel(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
         let unwinder = self.unwinder.load();
         let (Some(unwinder), Some(space)) = (&*unwinder, self.space) else {
-            let mut frames = [0; MAX_FRAMES];
             let walk = FrameWalk::new(hit.memory, hit.space, hit.address);
-            let count = walk.of_entered(
-                hit,
-                frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default(),
-            );
-            return record.kernel_stack(frames.into_iter().take(count));
+            return walk.of_entered(hit, frames);
         };
         let memory = PausedMemory::new(hit.memory);
         let task = Gva(hit.current.task().address);
         let cpu = hit.cpu_state();
         let stack = unwinder.running(memory.view(space), &cpu, task);
-        record.kernel_stack(stack.frames.iter().map(|frame| frame.address.0).take(most));
+        let found = stack.frames.iter().map(|frame| frame.address.0);
+        frames
+            .iter_mut()
+            .zip(found)
+            .map(|(place, frame)| *place = frame)
+            .count()
     }
 
-    /// Puts the program's stack into `record`: of a hit in the kernel, where the program entered it; `entered` if the hit is at a
-    /// function's first instruction.
-    pub(super) fn user(
-        &self,
-        hit: &Hit<'_>,
-        entered: bool,
-        most: usize,
-        record: &mut Recorder<'_, '_>,
-    ) {
+    /// The same of the program's stack: of a hit in the kernel, where the program entered it; `entered` if the hit is at a function's
+    /// first instruction.
+    pub(super) fn user(&self, hit: &Hit<'_>, entered: bool, frames: &mut [u64]) -> usize {
         let start = match hit.user {
             true => Some((
                 hit.registers.rip,
@@ -75,13 +68,10 @@ impl Stacks {
             false => self.entry(hit),
         };
         let Some((rip, rsp, rbp, entered)) = start else {
-            return;
+            return 0;
         };
-        let mut frames = [0; MAX_FRAMES];
         let walk = FrameWalk::new(hit.memory, hit.space, Gva(rip));
-        let frames_wanted = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();
-        let count = walk.fill(rip, rsp, rbp, entered, frames_wanted);
-        record.user_stack(frames.into_iter().take(count));
+        walk.fill(rip, rsp, rbp, entered, frames)
     }
 
     /// The program's RIP, RSP and RBP with which the current task has entered the kernel.

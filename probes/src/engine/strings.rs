@@ -27,8 +27,8 @@ pub(super) fn read(
     record.string(wanted.argument, bytes, state);
 }
 
-/// How much of `buffer` is the string, and whether that is all of it.
-fn fill(
+/// Reads the string at `address` into `buffer`: how much of that it is, and whether that is all of it.
+pub(super) fn fill(
     memory: &dyn PhysicalMemory,
     space: AddressSpace,
     address: Gva,

@@ -12,11 +12,13 @@ use vmm::machine::Handle;
 /// Shortest period: below it the host does nothing else.
 pub(crate) const SHORTEST: Duration = Duration::from_micros(100);
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Timer {
     period: Duration,
     next: Instant,
     every_vcpu: bool,
+    /// Ticks that were no events of their own, on all vCPUs together.
+    skipped: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -52,13 +54,21 @@ impl Ticker {
         }
     }
 
-    /// Ticks with bit `bit` of a sample's mask every `period` from now on.
-    pub(crate) fn start(&self, bit: usize, period: Duration, every_vcpu: bool) {
+    /// Ticks with bit `bit` of a sample's mask every `period` from now on. Ticks that come too late, and those that a vCPU has not taken
+    /// before the next, are counted in `skipped`.
+    pub(crate) fn start(
+        &self,
+        bit: usize,
+        period: Duration,
+        every_vcpu: bool,
+        skipped: Arc<AtomicU64>,
+    ) {
         let period = period.max(SHORTEST);
         let timer = Timer {
             period,
             next: Instant::now() + period,
             every_vcpu,
+            skipped,
         };
         self.set(bit, Some(timer));
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +101,7 @@ impl Ticker {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if state.timers.len() <= bit {
-            state.timers.resize(bit + 1, None);
+            state.timers.resize_with(bit + 1, || None);
         }
         if let Some(place) = state.timers.get_mut(bit) {
             *place = timer;
@@ -125,6 +135,7 @@ impl Shared {
         while !state.leave {
             let now = Instant::now();
             let (mut first, mut each) = (0, 0);
+            let mut due: Vec<(u64, Arc<AtomicU64>)> = Vec::new();
             let mut next: Option<Instant> = None;
             for (bit, timer) in state.timers.iter_mut().enumerate() {
                 let Some(timer) = timer else { continue };
@@ -137,6 +148,16 @@ impl Shared {
                     }
                     // In step with its start; what was missed is missed.
                     let late = (now - timer.next).as_nanos() / timer.period.as_nanos().max(1);
+                    let vcpus = if timer.every_vcpu {
+                        self.machine.vcpus() as u64
+                    } else {
+                        1
+                    };
+                    let missed = u64::try_from(late).unwrap_or(u64::MAX);
+                    timer
+                        .skipped
+                        .fetch_add(missed.saturating_mul(vcpus), Ordering::Relaxed);
+                    due.push((mask, timer.skipped.clone()));
                     let turns = u32::try_from(late).unwrap_or(u32::MAX).saturating_add(1);
                     timer.next += timer.period.saturating_mul(turns);
                 }
@@ -144,7 +165,7 @@ impl Shared {
             }
             if first | each != 0 {
                 drop(state);
-                self.tick(first, each);
+                self.tick(first, each, &due);
                 state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -163,12 +184,16 @@ impl Shared {
         }
     }
 
-    fn tick(&self, first: u64, each: u64) {
+    fn tick(&self, first: u64, each: u64, due: &[(u64, Arc<AtomicU64>)]) {
         for vcpu in 0..self.machine.vcpus() {
             let mask = if vcpu == 0 { first | each } else { each };
             if mask != 0 {
-                let joined = self.machine.sample(vcpu, mask).count_ones();
-                self.joined.fetch_add(u64::from(joined), Ordering::Relaxed);
+                let joined = self.machine.sample(vcpu, mask);
+                self.joined
+                    .fetch_add(u64::from(joined.count_ones()), Ordering::Relaxed);
+                for (_, skipped) in due.iter().filter(|(bit, _)| bit & joined != 0) {
+                    skipped.fetch_add(1, Ordering::Relaxed);
+                }
             }
         }
     }

@@ -129,6 +129,7 @@ fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signat
         name: parameter.name,
         // A buffer is of type `char *`, also before it is filled.
         is_string: parameter.type_name == "const char *",
+        translated: None,
         type_name: parameter.type_name,
     });
     Some(Signature {

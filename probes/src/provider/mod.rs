@@ -6,6 +6,7 @@ pub mod system_calls;
 pub mod timer;
 pub mod tracepoint;
 pub mod uprobe;
+pub mod usdt;
 
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;

@@ -46,6 +46,7 @@ fn probe(call: &Syscall, moment: Moment) -> Probe {
         name: argument.name.to_owned(),
         type_name: argument.type_name.to_owned(),
         is_string: argument.is_string(),
+        translated: None,
     });
     Probe {
         name: ProbeName::new(PROVIDER, "", call.name, moment.name()),

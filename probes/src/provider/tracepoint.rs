@@ -152,6 +152,7 @@ fn signature(tracepoint: &Tracepoint) -> Option<Signature> {
     let arguments = parameters.map(|parameter| Argument {
         name: parameter.name.clone(),
         is_string: parameter.type_name == "const char *",
+        translated: None,
         type_name: parameter.type_name.clone(),
     });
     Some(Signature {

@@ -163,7 +163,8 @@ fn of_file(
     }
 }
 
-fn text(
+/// A place in a file's text.
+pub(super) fn text(
     file: &TextFile<'_>,
     path: &str,
     offset: u64,

@@ -73,7 +73,7 @@ pub fn serial_output(args: &args::Run, file: Option<&OutputFile>) -> Result<Seri
     Ok(match (Serial::of(args), file) {
         (Serial::File(_), Some(file)) => SerialOutput::by_lines(file.writer()?),
         // Standard output is the trace's.
-        (Serial::Stdio, _) if !args.trace.is_empty() && args.output.is_none() => {
+        (Serial::Stdio, _) if args.is_traced() && args.output.is_none() => {
             SerialOutput::write_through(BesideMessages(io::stderr()))
         }
         // One screen.

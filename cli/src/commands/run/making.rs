@@ -42,6 +42,12 @@ impl Inputs {
             let functions = functions.filter(|name| !name.contains(':')).cloned();
             kernel.check_functions(&functions.collect::<Vec<_>>())?;
         }
+        if let Some(folder) = args.symfs.as_deref().filter(|folder| !folder.is_dir()) {
+            return Err(Failure::new(format_args!(
+                "--symfs {}: no such folder",
+                folder.display()
+            )));
+        }
         let initramfs = args.initramfs.as_deref().map(read_initramfs).transpose()?;
         Ok(Self { kernel, initramfs })
     }

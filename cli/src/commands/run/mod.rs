@@ -15,12 +15,17 @@ use probes::kernel_view::KernelView;
 use vmm::RunEnd;
 use vmm::machine::console::Console;
 
-use crate::args::{self, Format};
+use super::script::Source;
+use crate::args::{self, Format, Switch};
 use crate::control::server::Server;
+use crate::dt;
 use crate::end_report;
 use crate::host::Host;
 use crate::registry::{Entry, Registry, VmName};
 use crate::report::{Failure, say};
+use crate::scripting::output::Running;
+use crate::scripting::request::ScriptRequest;
+use crate::scripting::{Counts as ScriptCounts, Job};
 use crate::session::{Located, Session};
 use crate::signals::StopSignals;
 use crate::tracing::output::{ClockPair, Summary, Trace};
@@ -34,6 +39,7 @@ use making::{Inputs, make};
 /// # Errors
 /// If something given is not usable, or the guest crashed.
 pub fn run(args: args::Run) -> Result<(), Failure> {
+    let script = script(&args)?;
     let inputs = Inputs::read(&args)?;
     let host = Host::open()?;
     let signals = StopSignals::watch()?;
@@ -45,8 +51,31 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         args: &args,
         entry: &entry,
         signals: &signals,
+        script,
     };
     plan.drive(session, &mut files)
+}
+
+/// The script that the run is traced by. What is wrong with its text is said before anything is made.
+fn script(args: &args::Run) -> Result<Option<ScriptRequest>, Failure> {
+    let file = args.script.as_ref().map(|path| path.display().to_string());
+    let file: Vec<String> = file.into_iter().collect();
+    let source = match (&args.program, file.first()) {
+        (Some(_), _) => Source::of(args.program.as_deref(), &[])?,
+        (None, Some(file)) => Some(Source::read(file)?),
+        (None, None) => None,
+    };
+    let Some(source) = source else {
+        return Ok(None);
+    };
+    let request = ScriptRequest {
+        text: source.text,
+        file: source.file,
+        form: super::script::form(args.format),
+        ..ScriptRequest::default()
+    };
+    request.parse().map_err(Failure::Shown)?;
+    Ok(Some(request))
 }
 
 /// Registers under a name and says what was in the way.
@@ -69,6 +98,8 @@ struct Plan<'a> {
     args: &'a args::Run,
     entry: &'a Entry,
     signals: &'a StopSignals,
+    /// The script that it is traced by.
+    script: Option<ScriptRequest>,
 }
 
 /// What stands in the guest once its kernel is known.
@@ -77,8 +108,16 @@ struct Armed {
     tracing: Option<Tracing>,
 }
 
+/// How a trace of the run has ended.
+enum Traced {
+    /// Of probes.
+    Probes(Summary),
+    /// Of a script.
+    Script(ScriptCounts, io::Result<()>),
+}
+
 /// How the run ended, what is known of its kernel, and what was traced.
-type Watched = (RunEnd, Option<Arc<KernelView>>, Option<Summary>);
+type Watched = (RunEnd, Option<Arc<KernelView>>, Option<Traced>);
 
 impl Plan<'_> {
     fn drive(&self, mut session: Session, files: &mut Files) -> Result<(), Failure> {
@@ -96,19 +135,33 @@ impl Plan<'_> {
         let session = Arc::new(session);
         session.stop_on(self.signals);
         let server = Server::start(&self.entry.control(), session.clone())?;
+        let device = dt::Server::start(
+            &self.entry.dt(),
+            dt::Options {
+                allowed: self.args.dt == Switch::On,
+                symfs: self.args.symfs.clone(),
+            },
+            &session,
+        )?;
         let result = self.watch(&session, armed, files);
-        drop((console, server));
+        drop((console, device, server));
         session.machine.flush_serial();
-        let (end, view, summary) = result?;
-        if let Some(summary) = &summary {
-            tell(&summary.counts);
+        let (end, view, traced) = result?;
+        match &traced {
+            Some(Traced::Probes(summary)) => tell(&summary.counts),
+            Some(Traced::Script(counts, _)) => super::script::tell(counts, false),
+            None => {}
         }
         end_report::report(
             &end,
             view.as_ref().map(|v| &v.symbols),
             session.machine.ram(),
         )?;
-        summary.map_or(Ok(()), |summary| written(summary.written))
+        match traced {
+            Some(Traced::Probes(summary)) => written(summary.written),
+            Some(Traced::Script(_, result)) => written(result),
+            None => Ok(()),
+        }
     }
 
     /// Arms what was asked for, and the kernel's panic. Says so while a guest that is not started yet prints nothing.
@@ -159,7 +212,7 @@ impl Plan<'_> {
         files: &Files,
     ) -> Result<Watched, Failure> {
         let deadline = |from: Instant| self.args.duration.and_then(|d| from.checked_add(d));
-        let whole_run = deadline(Instant::now()).filter(|_| self.args.trace.is_empty());
+        let whole_run = deadline(Instant::now()).filter(|_| !self.args.is_traced());
         let armed = match armed {
             Some(armed) => armed,
             None if session.kernel.as_ref().is_none_or(|k| k.symbols().is_err()) => {
@@ -176,6 +229,17 @@ impl Plan<'_> {
                 }
             }
         };
+        if let Some(request) = &self.script {
+            let engine = session.engine(&armed.view);
+            let started = Job::start(session, &engine, &armed.view, request);
+            let (job, first) = started.map_err(Failure::Shown)?;
+            super::trace::tell_skipped(job.skipped());
+            super::script::tell_attached(job.probes().len());
+            let script = Running::start(session.clone(), job, first, trace_output(files)?)?;
+            let end = wait(session, deadline(Instant::now()));
+            let (counts, result) = script.finish()?;
+            return Ok((end, Some(armed.view), Some(Traced::Script(counts, result))));
+        }
         let Some(tracing) = armed.tracing else {
             return Ok((wait(session, whole_run), Some(armed.view), None));
         };
@@ -183,7 +247,8 @@ impl Plan<'_> {
         let symbols = armed.view.symbols.clone();
         let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
         let end = wait(session, deadline(Instant::now()));
-        Ok((end, Some(armed.view), Some(trace.finish()?)))
+        let summary = trace.finish()?;
+        Ok((end, Some(armed.view), Some(Traced::Probes(summary))))
     }
 
     /// A spinner where nothing else is drawn.

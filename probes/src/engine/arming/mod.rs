@@ -4,6 +4,7 @@
 //! stands, and its trap is gone before that is forgotten.
 
 mod calls;
+mod statics;
 mod user;
 mod watches;
 
@@ -18,7 +19,7 @@ use super::Engine;
 use super::hit::kernel_byte;
 use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};
 use super::returns::FunctionKey;
-use crate::probe::{Moment, Probe, Target, UserText};
+use crate::probe::{Moment, Probe, SemaphoreText, Target, UserText};
 
 /// System calls that have a number of their own.
 const MAX_SYSTEM_CALLS: usize = 1024;
@@ -84,6 +85,10 @@ pub(crate) enum Place {
     Return(Spot, FunctionKey),
     /// It is in a program's text.
     User(Box<UserText>, Moment, FunctionKey),
+    /// It fires at a static probe's site.
+    Static(Box<UserText>),
+    /// Programs are told that somebody listens.
+    Semaphore(Box<SemaphoreText>),
     /// It fires at a system call.
     SystemCall { number: usize, moment: Moment },
     /// It fires where a branch to a tracepoint's call stands.
@@ -191,6 +196,9 @@ impl Engine {
                 };
                 self.arm_system_call(armed, number, *moment, enabled, named)?
             }
+            Target::Static(text) => {
+                return self.arm_static(armed, text, enabled, named);
+            }
             Target::Tracepoint(text) => {
                 return self.arm_tracepoint(armed, text, enabled, named);
             }
@@ -198,7 +206,8 @@ impl Engine {
                 let bit = self
                     .timer_bit(enabled)
                     .ok_or_else(|| EnableError::Timers { probe: named() })?;
-                self.0.ticker.start(bit, *period, *every_vcpu);
+                let skipped = enabled.session.skipped_ticks.clone();
+                self.0.ticker.start(bit, *period, *every_vcpu, skipped);
                 Place::Timer { bit }
             }
         };
@@ -222,6 +231,8 @@ impl Engine {
                 Place::User(text, moment, function) => {
                     self.disarm_user(&mut armed, text, *moment, *function, enabled);
                 }
+                Place::Static(text) => self.disarm_static(&mut armed, text, enabled),
+                Place::Semaphore(text) => self.lower(text),
                 Place::Tracepoint(spot) => {
                     let _ = self.change(&mut armed, *spot, |plan| {
                         plan.tracepoints

@@ -19,11 +19,7 @@ impl Engine {
         moment: Moment,
         enabled: &Arc<Enabled>,
     ) -> Result<Place, ArmError> {
-        if armed.user_probes == 0 {
-            self.0.machine.hold_user_traps()?;
-            self.watch_pages(armed);
-        }
-        armed.user_probes += 1;
+        self.hold_user(armed)?;
         let path = &self.0.path;
         let mut function = 0;
         let result = path.user_sites.change(self.traps(), text, |plan, key| {
@@ -63,12 +59,27 @@ impl Engine {
         if last {
             self.close_return(function);
         }
+        self.release_user(armed);
+    }
+
+    /// One more has a trap in a program's text.
+    pub(super) fn hold_user(&self, armed: &mut Armed) -> Result<(), ArmError> {
+        if armed.user_probes == 0 {
+            self.0.machine.hold_user_traps()?;
+            self.watch_pages(armed);
+        }
+        armed.user_probes += 1;
+        Ok(())
+    }
+
+    /// One less; with the last one the watches go.
+    pub(super) fn release_user(&self, armed: &mut Armed) {
         armed.user_probes -= 1;
         if armed.user_probes == 0 {
             for spot in std::mem::take(&mut armed.page_watches) {
                 self.unwatch(armed, spot);
             }
-            path.user_sites.clear();
+            self.0.path.user_sites.clear();
             self.0.machine.release_user_traps();
         }
     }

@@ -29,6 +29,7 @@
 //! guest's own uprobes.
 
 mod iter;
+mod mappings;
 mod private;
 mod uprobes;
 mod watch;
@@ -47,6 +48,7 @@ use super::user_text::Traps;
 use super::watch::Watch;
 use crate::kernel_view::KernelView;
 use iter::CopyLayout;
+use mappings::MappingsLayout;
 use private::CopyEvent;
 use uprobes::UprobeEvent;
 use watch::{Event, PageWatch};
@@ -86,6 +88,7 @@ pub(crate) struct GuestPages {
     /// The tree of the guest's own uprobes: `struct rb_root`, of one pointer.
     uprobes: Option<Gva>,
     areas: Option<VmaLayout>,
+    mappings: Result<MappingsLayout, Unknown>,
 }
 
 impl GuestPages {
@@ -111,6 +114,7 @@ impl GuestPages {
             uprobe_events: uprobes::events(btf, &view.symbols),
             uprobes: view.symbols.address_of("uprobes_tree").map(Gva),
             areas: VmaLayout::new(btf, &view.symbols).ok(),
+            mappings: MappingsLayout::new(btf),
         })
     }
 
@@ -153,6 +157,11 @@ impl GuestPages {
         });
         let others = self.copy_watches().chain(self.uprobe_watches());
         watches.chain(others).collect()
+    }
+
+    /// The page cache.
+    pub(super) fn layout(&self) -> &PageCacheLayout {
+        &self.layout
     }
 
     /// Whether private copies get traps.

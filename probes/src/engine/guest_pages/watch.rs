@@ -59,20 +59,31 @@ pub(super) enum Event {
     WrittenBack,
 }
 
+/// A byte that the guest's file has otherwise than memory has it.
+#[derive(Debug, Clone, Copy)]
+struct Original {
+    /// As a distance from the first that is copied.
+    at: u64,
+    /// What stands in memory.
+    ours: u8,
+    /// What belongs there.
+    original: u8,
+}
+
 /// What is to be done when a watched call returns.
 enum Pending {
     /// Bytes that belong into copies: which one of those copied, and the byte.
     Bytes {
         parts: Vec<Range<u64>>,
         space: AddressSpace,
-        originals: Vec<(u64, u8)>,
+        originals: Vec<Original>,
     },
     /// The same, into the page that a program has afterwards instead of the one at `before`.
     Page {
         before: Gpa,
         space: AddressSpace,
         address: u64,
-        originals: Vec<(u64, u8)>,
+        originals: Vec<Original>,
         /// What that is then, if sites are kept of it.
         copy: Option<PrivateCopy>,
     },
@@ -120,14 +131,21 @@ impl Watch for PageWatch {
             }
             Event::FileGoes => {
                 path.user_sites.file_goes(traps, Gva(first));
+                path.semaphores.file_goes(Gva(first));
                 None
             }
             Event::Maps => {
                 self.own_copy_at_first(path, hit, cpu, first);
-                if let Some(mapping) = pages.fault_mapping(memory, first)
-                    && path.user_sites.waits(mapping)
-                {
-                    self.arrive(path, cpu, mapping);
+                if let Some(mapping) = pages.fault_mapping(memory, first) {
+                    if path.user_sites.waits(mapping) {
+                        self.arrive(path, cpu, mapping);
+                    }
+                    if path.semaphores.are_some() {
+                        let paused = PausedMemory::new(cpu.ram());
+                        let view = paused.view(pages.space);
+                        path.semaphores
+                            .pages_arrive(cpu.ram(), mapping, &pages.layout, view);
+                    }
                 }
                 None
             }
@@ -140,10 +158,22 @@ impl Watch for PageWatch {
             }),
             Event::Read => pages.memory_of(memory, first).and_then(|page| {
                 let start = page.0.saturating_add(second);
-                let originals = traps
-                    .table
-                    .user_originals(start..start.saturating_add(third));
-                let originals = relative(&originals, start)?;
+                let range = start..start.saturating_add(third);
+                let mut originals = relative(&traps.table.user_originals(range.clone()), start);
+                if path.semaphores.are_some() {
+                    let paused = PausedMemory::new(memory);
+                    let view = paused.view(pages.space);
+                    let layout = &pages.layout;
+                    let raised = path.semaphores.raised(cpu.ram(), layout, view, &range);
+                    originals.extend(raised.into_iter().map(|byte| Original {
+                        at: byte.place.0 - start,
+                        ours: byte.ours,
+                        original: byte.original,
+                    }));
+                }
+                if originals.is_empty() {
+                    return None;
+                }
                 let parts = pages.copy.destination(memory, pages.space, fourth, third);
                 let space = hit.space;
                 (!parts.is_empty()).then_some(Pending::Bytes {
@@ -164,6 +194,10 @@ impl Watch for PageWatch {
                     let splices = &path.user_sites.splices;
                     let out = splices.begin(traps.table, mapping, is_of_file);
                     path.count_lifted(out);
+                    if path.semaphores.are_some() {
+                        let layout = &pages.layout;
+                        path.semaphores.hide(cpu.ram(), mapping, layout, view);
+                    }
                     Pending::File(mapping)
                 })
             }
@@ -185,6 +219,17 @@ impl Watch for PageWatch {
                     for page in self.patched_pages(hit, traps, page, None) {
                         lift(path, traps, page..page.saturating_add(PAGE));
                     }
+                    if path.semaphores.are_some() {
+                        let paused = PausedMemory::new(memory);
+                        let view = paused.view(pages.space);
+                        let folio = page.0..page.0.saturating_add(LARGEST_FOLIO * PAGE);
+                        let layout = &pages.layout;
+                        if let Ok(Some(owner)) = layout.owner(view, page) {
+                            let mapping = owner.mapping;
+                            path.semaphores
+                                .take_out(cpu.ram(), mapping, layout, view, &folio);
+                        }
+                    }
                 }
                 None
             }
@@ -195,7 +240,7 @@ impl Watch for PageWatch {
             Err(pending) => {
                 log::warn!("too many reads of programs' text at once: one may show traps");
                 if let Pending::File(mapping) = pending {
-                    path.user_sites.splices.end(traps.table, mapping);
+                    self.handed_on(path, cpu, mapping);
                 }
                 false
             }
@@ -215,8 +260,8 @@ impl Watch for PageWatch {
             } => {
                 // What was not copied is not touched.
                 let copied = hit.registers.rax;
-                let originals = originals.into_iter().filter(|(at, _)| *at < copied);
-                let places = originals.filter_map(|(at, byte)| Some((nth(&parts, at)?, byte)));
+                let originals = originals.into_iter().filter(|byte| byte.at < copied);
+                let places = originals.filter_map(|byte| Some((nth(&parts, byte.at)?, byte)));
                 put_right(cpu.ram(), space, places)
             }
             Pending::Page {
@@ -226,7 +271,8 @@ impl Watch for PageWatch {
                 originals,
                 copy,
             } => {
-                let places = originals.into_iter().map(|(at, byte)| (address + at, byte));
+                let places = originals.into_iter();
+                let places = places.map(|byte| (address + byte.at, byte));
                 // Still the old page if the fault came to nothing: that one stays as it is.
                 match translate(cpu.ram(), space, Gva(address)) {
                     Ok(found) if found.gpa != before && !cpu.traps().is_patched(found.gpa) => {
@@ -261,7 +307,7 @@ impl Watch for PageWatch {
                 0
             }
             Pending::File(mapping) => {
-                path.user_sites.splices.end(cpu.traps(), mapping);
+                self.handed_on(path, cpu, mapping);
                 0
             }
             Pending::Waiting(mapping) => {
@@ -280,6 +326,17 @@ impl PageWatch {
         let view = paused.view(self.pages.space);
         path.user_sites
             .pages_arrive(path.traps(cpu), mapping, &self.pages.layout, view);
+    }
+
+    /// A file's pages have been handed on: what was taken out of them goes in again.
+    fn handed_on(&self, path: &HitPath, cpu: &StoppedCpu<'_>, mapping: Gva) {
+        path.user_sites.splices.end(cpu.traps(), mapping);
+        if path.semaphores.are_some() {
+            let paused = PausedMemory::new(cpu.ram());
+            let view = paused.view(self.pages.space);
+            let layout = &self.pages.layout;
+            path.semaphores.show(cpu.ram(), mapping, layout, view);
+        }
     }
 
     fn leaves(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, mapping: Gva, folio: u64) {
@@ -382,14 +439,14 @@ impl PageWatch {
         let range = before.0..before.0.saturating_add(PAGE);
         let originals = relative(&traps.table.user_originals(range), before.0);
         let copy = self.copy_by(path, hit, fault, before);
-        if copy.is_none() && originals.is_none() {
+        if copy.is_none() && originals.is_empty() {
             return None;
         }
         Some(Pending::Page {
             before,
             space: pages.fault_tables(hit.memory, fault)?,
             address: pages.fault_page_address(hit.memory, fault)?,
-            originals: originals.unwrap_or_default(),
+            originals,
             copy,
         })
     }
@@ -466,7 +523,11 @@ impl PageWatch {
             if let Ok(place) = translate(hit.memory, space, Gva(at)) {
                 let start = place.gpa.0;
                 for (site, byte) in traps.table.user_originals(start..start + (next - at)) {
-                    originals.push((at - address + (site.0 - start), byte));
+                    originals.push(Original {
+                        at: at - address + (site.0 - start),
+                        ours: INT3,
+                        original: byte,
+                    });
                 }
             }
             at = next;
@@ -488,21 +549,27 @@ fn lift(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     }
 }
 
-/// Places as distances from `start`; `None` if there are none.
-fn relative(originals: &[(Gpa, u8)], start: u64) -> Option<Vec<(u64, u8)>> {
-    let places = originals
-        .iter()
-        .map(|(place, byte)| (place.0 - start, *byte));
-    Some(places.collect::<Vec<_>>()).filter(|places| !places.is_empty())
+/// Places of int3s as distances from `start`.
+fn relative(originals: &[(Gpa, u8)], start: u64) -> Vec<Original> {
+    let places = originals.iter().map(|(place, byte)| Original {
+        at: place.0 - start,
+        ours: INT3,
+        original: *byte,
+    });
+    places.collect()
 }
 
-/// Writes bytes over int3s; gives how many.
-fn put_right(ram: &GuestRam, space: AddressSpace, places: impl Iterator<Item = (u64, u8)>) -> u64 {
+/// Writes bytes over those of ours; gives how many.
+fn put_right(
+    ram: &GuestRam,
+    space: AddressSpace,
+    places: impl Iterator<Item = (u64, Original)>,
+) -> u64 {
     let mut done = 0;
-    for (address, original) in places {
+    for (address, Original { ours, original, .. }) in places {
         let mut byte = [0];
         if read_virtual(ram, space, Gva(address), &mut byte).is_ok()
-            && byte == [INT3]
+            && byte == [ours]
             && let Ok(place) = translate(ram, space, Gva(address))
             && ram.write_physical(place.gpa, &[original]).is_ok()
         {

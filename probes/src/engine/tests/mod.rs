@@ -25,6 +25,7 @@ use super::plan::{
 };
 use super::return_sites::ReturnSites;
 use super::returns::{FunctionKey, PendingReturns};
+use super::semaphores::Semaphores;
 use super::session::SessionShared;
 use super::stacks::Stacks;
 use super::user_text::UserSites;
@@ -77,7 +78,10 @@ struct Rings(Arc<SessionShared>);
 impl Rings {
     fn new(slots: usize) -> Self {
         let rings = (0..2).map(|_| Ring::new(slots, 14).unwrap()).collect();
-        Self(Arc::new(SessionShared { rings }))
+        Self(Arc::new(SessionShared {
+            rings,
+            skipped_ticks: Arc::default(),
+        }))
     }
 
     fn probe(&self, number: u32, kind: EventKind, filter: Filter) -> Arc<Enabled> {
@@ -96,6 +100,7 @@ impl Rings {
             kind,
             filter: HitFilter::new(filter, None),
             capture: Capture::default(),
+            program: None,
             session: self.0.clone(),
             counters: ProbeCounters::default(),
             since,
@@ -183,6 +188,7 @@ impl Guest {
             kernel_returns: ReturnSites::new(64),
             user_returns: ReturnSites::new(64),
             user_sites: UserSites::default(),
+            semaphores: Semaphores::default(),
             pages: None,
             counters: Counters::default(),
             tsc_hz: 1_000_000,

@@ -1,0 +1,351 @@
+//! `exotrace trace` with a script: its text goes to the machine, its output comes back.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use probes::bt::ast::ProbeKind;
+use probes::bt::library::{SCRIPTS, about};
+
+use super::remote::find;
+use super::trace::{end_after, tell_skipped};
+use crate::args::{self, Format};
+use crate::control::Command;
+use crate::control::client::connect;
+use crate::output_file::OutputFile;
+use crate::report::{Failure, ToOutput, say};
+use crate::scripting::request::{Form, ScriptRequest};
+use crate::scripting::stream::Line;
+use crate::scripting::{Counts, library, run_alone};
+use crate::signals::StopSignals;
+use crate::tracing::output::Output;
+use crate::tracing::request::Request;
+
+/// Longest script, in bytes.
+const LONGEST: u64 = 1 << 20;
+/// Longest line that is taken from a machine.
+const LONGEST_LINE: u64 = 64 << 20;
+/// What a script given with -e is called in messages.
+const NAME: &str = "exotrace";
+
+/// A script and its arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Its text.
+    pub text: String,
+    /// What it is called in messages.
+    pub file: String,
+    /// `$1` and so on.
+    pub arguments: Vec<String>,
+}
+
+impl Source {
+    /// The script that a command line means; `None` if it names probes.
+    ///
+    /// # Errors
+    /// If its file cannot be read.
+    pub fn of(program: Option<&str>, what: &[String]) -> Result<Option<Self>, Failure> {
+        if let Some(text) = program {
+            return Ok(Some(Self {
+                text: text.to_owned(),
+                file: NAME.to_owned(),
+                arguments: what.to_vec(),
+            }));
+        }
+        let Some((first, arguments)) = what.split_first().filter(|(first, _)| is_script(first))
+        else {
+            return Ok(None);
+        };
+        let mut source = Self::read(first)?;
+        source.arguments = arguments.to_vec();
+        Ok(Some(source))
+    }
+
+    /// The script of a file, or of standard input for `-`.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is too long.
+    pub fn read(name: &str) -> Result<Self, Failure> {
+        let failed = |error: io::Error| Failure::new(format_args!("script {name}: {error}"));
+        // A ready script is found by its name alone where no file is called so.
+        if let (Some(text), false) = (ready(name), Path::new(name).exists()) {
+            return Ok(Self {
+                text: text.to_owned(),
+                file: name.to_owned(),
+                arguments: Vec::new(),
+            });
+        }
+        let mut bytes = Vec::new();
+        match name {
+            "-" => io::stdin().take(LONGEST + 1).read_to_end(&mut bytes),
+            path => fs::File::open(path)
+                .map_err(failed)?
+                .take(LONGEST + 1)
+                .read_to_end(&mut bytes),
+        }
+        .map_err(failed)?;
+        if bytes.len() as u64 > LONGEST {
+            return Err(Failure::new(format_args!(
+                "script {name}: more than {LONGEST} bytes; is it a script?"
+            )));
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            Failure::new(format_args!(
+                "script {name}: byte {at} is no UTF-8 text; is it a script?"
+            ))
+        })?;
+        Ok(Self {
+            text,
+            file: name.to_owned(),
+            arguments: Vec::new(),
+        })
+    }
+}
+
+/// The text of a script that comes with exotrace.
+fn ready(name: &str) -> Option<&'static str> {
+    let found = SCRIPTS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, text)| *text)
+}
+
+/// Runs `exotrace scripts`: the ready scripts, a line each, or the text of one.
+///
+/// # Errors
+/// If there is none of this name.
+pub fn scripts(args: &args::Scripts) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let Some(name) = &args.name else {
+        for (name, text) in SCRIPTS {
+            let about = about(text);
+            let about = about.split_once(" - ").map_or(about, |(_, about)| about);
+            writeln!(out, "{name:16} {about}").to_output()?;
+        }
+        return Ok(());
+    };
+    let text = ready(name).or_else(|| ready(&format!("{name}.bt")));
+    match text {
+        Some(text) => out.write_all(text.as_bytes()).to_output(),
+        None => {
+            let known: Vec<&str> = SCRIPTS.iter().map(|(known, _)| *known).collect();
+            let known = known.join(", ");
+            Err(Failure::new(format_args!(
+                "no script {name:?}; there are {known}"
+            )))
+        }
+    }
+}
+
+/// Whether a word of the command line is a script's file, not a probe.
+fn is_script(word: &str) -> bool {
+    let path = Path::new(word);
+    word == "-"
+        || path.extension().is_some_and(|ending| ending == "bt")
+        || (word.contains('/') && path.is_file())
+}
+
+/// The form that a format means for a script.
+pub fn form(format: Option<Format>) -> Form {
+    match format {
+        Some(Format::Json) => Form::Json,
+        Some(Format::Collapsed) => Form::Collapsed,
+        Some(Format::Text | Format::Events) | None => Form::Text,
+    }
+}
+
+/// Runs a script.
+///
+/// # Errors
+/// If there is something wrong with it, the machine refuses, or the output cannot be written.
+pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
+    let mut texts = Vec::new();
+    for folder in &args.library {
+        texts.extend(library::read(folder)?);
+    }
+    let request = ScriptRequest {
+        text: source.text,
+        file: source.file,
+        arguments: source.arguments,
+        strict: args.strict,
+        library: texts,
+        longest_text: args.strlen.into(),
+        whose: Request {
+            pids: args.pids.clone(),
+            follow: args.follow,
+            tids: args.tids.clone(),
+            comms: args.comms.clone(),
+            one_in: args.one_in,
+            per_second: args.per_second,
+            ..Request::default()
+        },
+        form: form(args.format),
+    };
+    // What is wrong with the text is said without a machine.
+    let script = request.parse().map_err(Failure::Shown)?;
+    if args.parse_only {
+        return Ok(());
+    }
+    let needs_guest = script
+        .rules
+        .iter()
+        .flat_map(|rule| &rule.probes)
+        .any(|spec| matches!(spec.kind, ProbeKind::Pattern(_)));
+    let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
+    if !needs_guest {
+        let rendered = run_alone(&script, &request).map_err(Failure::Shown)?;
+        let mut output = Sink::new(&mut file)?;
+        output.put(&rendered.out, &rendered.err)?;
+        return Ok(());
+    }
+    let machine = find(args.which)?;
+    let signals = StopSignals::watch()?;
+    let stream = connect(&machine, &Command::Script(request))?;
+    let closing = stream.try_clone()?;
+    if let Some(duration) = args.duration {
+        end_after(duration, stream.try_clone()?)?;
+    }
+    signals.on_stop(move || {
+        // Gone already is as good.
+        let _ = closing.shutdown(Shutdown::Write);
+    });
+    let output = Sink::new(&mut file)?;
+    follow(stream, output, args.verbose > 0)
+}
+
+/// Shows what comes until the machine ends the script.
+fn follow(stream: UnixStream, mut output: Sink, verbose: bool) -> Result<(), Failure> {
+    let mut lines = BufReader::new(stream);
+    let mut text = Vec::new();
+    loop {
+        text.clear();
+        let read = Read::take(&mut lines, LONGEST_LINE).read_until(b'\n', &mut text)?;
+        if read == 0 {
+            return Err(Failure::new("the machine has ended before its last line"));
+        }
+        match serde_json::from_slice(&text)? {
+            Line::Begin { probes, skipped } => {
+                tell_skipped(&skipped);
+                tell_attached(probes.len());
+            }
+            Line::Output { out, err } => output.put(out.as_bytes(), err.as_bytes())?,
+            Line::End { counts } => {
+                tell(&counts, verbose);
+                return Ok(());
+            }
+            Line::Refused { message } => return Err(Failure::Shown(message)),
+        }
+    }
+}
+
+/// How many probes a script has attached.
+pub fn tell_attached(count: usize) {
+    let plural = if count == 1 { "" } else { "s" };
+    say(format_args!("attached {count} probe{plural}"));
+}
+
+/// What a script has counted. What was lost is always told.
+pub fn tell(counts: &Counts, verbose: bool) {
+    if verbose {
+        say(format_args!(
+            "{} events read, {} filtered, {} ticks joined",
+            counts.ran, counts.filtered, counts.joined_ticks
+        ));
+        for (name, hits) in counts.each.iter().filter(|(_, hits)| *hits > 0) {
+            say(format_args!("{hits:>10} {name}"));
+        }
+    }
+    for (count, what) in [
+        (
+            counts.lost_output,
+            "pieces of output were lost: nobody read them in time",
+        ),
+        (counts.lost_values, "values found no room in a map"),
+        (counts.divisions_by_zero, "divisions by zero gave 0"),
+        (
+            counts.endless,
+            "runs of a rule took too long and were ended",
+        ),
+    ] {
+        if count > 0 {
+            say(format_args!("{count} {what}"));
+        }
+    }
+    if verbose && counts.failed_reads > 0 {
+        let count = counts.failed_reads;
+        say(format_args!(
+            "{count} reads of memory that was not there gave 0"
+        ));
+    }
+}
+
+/// Where a script's output goes.
+struct Sink {
+    out: Output,
+    is_terminal: bool,
+}
+
+impl Sink {
+    fn new(file: &mut Option<OutputFile>) -> Result<Self, Failure> {
+        Ok(match file {
+            Some(file) => {
+                file.keep()?;
+                Self {
+                    out: Box::new(BufWriter::new(file.writer()?)),
+                    is_terminal: false,
+                }
+            }
+            None => Self {
+                out: Box::new(BufWriter::new(io::stdout())),
+                is_terminal: io::stdout().is_terminal(),
+            },
+        })
+    }
+
+    fn put(&mut self, out: &[u8], err: &[u8]) -> Result<(), Failure> {
+        let written = match self.is_terminal {
+            true => self.out.write_all(&harmless(out)),
+            false => self.out.write_all(out),
+        };
+        written.and_then(|()| self.out.flush()).to_output()?;
+        // A closed standard error is no reason to stop.
+        let _ = io::stderr().write_all(&harmless(err));
+        Ok(())
+    }
+}
+
+/// What a terminal does not obey: a guest's text is not its user's.
+fn harmless(text: &[u8]) -> Vec<u8> {
+    let shown = text.iter().map(|byte| match byte {
+        b'\n' | b'\t' => *byte,
+        0..=0x1f | 0x7f => b'?',
+        other => *other,
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_told_from_probes() {
+        let own = concat!(env!("CARGO_MANIFEST_DIR"), "/src/main.rs");
+        for (word, expected) in [
+            ("-", true),
+            ("opensnoop.bt", true),
+            (own, true),
+            ("vfs_read", false),
+            ("uprobe:/bin/busybox:main", false),
+            ("syscall:::", false),
+        ] {
+            assert_eq!(is_script(word), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_guest_does_not_move_the_cursor_of_a_terminal() {
+        assert_eq!(harmless(b"a\x1b[2J\tb\r\n"), b"a?[2J\tb?\n");
+    }
+}

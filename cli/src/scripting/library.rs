@@ -1,0 +1,93 @@
+//! The library of translators: structures that look the same whatever the kernel's own are called (the role of /usr/lib/dtrace).
+//!
+//! Some come with exotrace; a folder given with `-L` has more, in files ending in `.d`. They are texts of the same language, of which
+//! structures and translators are taken. A translator of a script or a folder stands before one of the same name that came earlier.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use probes::bt::ast::{Dialect, Script};
+use probes::bt::parse;
+
+use super::render_all;
+use crate::tracing::Refusal;
+
+/// Largest file that is taken, in bytes.
+const LARGEST: u64 = 256 << 10;
+
+/// A folder or file of the library cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// By the system.
+    #[error("library {path}: {source}", path = path.display())]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Too large a file.
+    #[error("library {path}: {found} bytes; at most {LARGEST} are taken", path = path.display())]
+    Large {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        found: u64,
+    },
+}
+
+/// The texts of a folder's files, by name.
+///
+/// # Errors
+/// If the folder or a file cannot be read.
+pub fn read(folder: &Path) -> Result<Vec<(String, String)>, LibraryError> {
+    let failed = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| LibraryError::Read { path, source }
+    };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed(folder))? {
+        let path = entry.map_err(failed(folder))?.path();
+        if path.extension().is_some_and(|ending| ending == "d") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut texts = Vec::new();
+    for path in files {
+        let size = fs::metadata(&path).map_err(failed(&path))?.len();
+        if size > LARGEST {
+            return Err(LibraryError::Large { path, found: size });
+        }
+        let text = fs::read_to_string(&path).map_err(failed(&path))?;
+        texts.push((path.display().to_string(), text));
+    }
+    Ok(texts)
+}
+
+/// Puts the structures and translators of the library at the script's disposal.
+///
+/// # Errors
+/// What is wrong with a text of it, to be shown.
+pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(), Refusal> {
+    let own = probes::bt::library::TEXTS.iter().map(|(n, t)| (*n, *t));
+    let given = texts
+        .iter()
+        .map(|(name, text)| (name.as_str(), text.as_str()));
+    // Who comes first is found first: the script's, then a folder's, then ours.
+    for (name, text) in given.chain(own) {
+        let parsed = parse::parse(text.as_bytes(), Dialect::Normal);
+        let parsed = parsed.map_err(|wrong| render_all(name, text.as_bytes(), &wrong))?;
+        script.translators.extend(parsed.translators);
+        for structure in parsed.structures {
+            if !script
+                .structures
+                .iter()
+                .any(|known| known.name == structure.name)
+            {
+                script.structures.push(structure);
+            }
+        }
+    }
+    Ok(())
+}

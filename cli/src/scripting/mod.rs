@@ -1,0 +1,327 @@
+//! Scripts in the bt language over a machine: what `trace -e`, `trace FILE` and `run -e` ask for.
+//!
+//! A [`Job`] belongs to one thread of the machine's process, which calls [`Job::step`] often and [`Job::finish`] once. What it gives is
+//! rendered already: bytes for standard output and standard error.
+
+pub mod library;
+mod names;
+pub mod output;
+pub mod request;
+pub mod stream;
+
+use std::sync::Arc;
+
+use introspect::kernel::btf::Btf;
+use probes::bt::Clock;
+use probes::bt::ast::Script;
+use probes::bt::compile::Guest;
+use probes::bt::diagnostic::Diagnostic;
+use probes::bt::render::{Output, collapsed, json, text};
+use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession, ScriptStats};
+use probes::bt::value::Names;
+use probes::engine::Engine;
+use probes::kernel_view::KernelView;
+use probes::name::ProbePattern;
+use probes::probe::Probe;
+use serde::{Deserialize, Serialize};
+
+use crate::session::Session;
+use crate::tracing::output::ClockPair;
+use crate::tracing::{MOST_PROBES, Refusal, find_probes};
+use names::GuestNames;
+use request::{Form, ScriptRequest};
+
+/// What was put out, rendered.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rendered {
+    /// For standard output.
+    pub out: Vec<u8>,
+    /// For standard error.
+    pub err: Vec<u8>,
+}
+
+impl Rendered {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.out.is_empty() && self.err.is_empty()
+    }
+}
+
+/// Counts of a script, for `-v`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Counts {
+    /// Hits of its probes.
+    pub hits: u64,
+    /// Those that predicates and `-p` left out.
+    pub filtered: u64,
+    /// Those that a rule ran at.
+    pub ran: u64,
+    /// What was put out and had no room.
+    pub lost_output: u64,
+    /// Values that found no room in a map.
+    pub lost_values: u64,
+    /// Divisions by zero.
+    pub divisions_by_zero: u64,
+    /// Memory that was not there.
+    pub failed_reads: u64,
+    /// Runs that were ended as they took too many steps.
+    pub endless: u64,
+    /// Ticks of timers that came too late and count as one with those before, of all traces of the machine together.
+    pub joined_ticks: u64,
+    /// Hits of each probe.
+    pub each: Vec<(String, u64)>,
+}
+
+impl Counts {
+    /// What a script has counted.
+    pub fn of(stats: &ScriptStats) -> Self {
+        Self {
+            hits: stats.probes.hits,
+            filtered: stats.probes.filtered,
+            ran: stats.probes.recorded,
+            lost_output: stats.lost_output,
+            lost_values: stats.lost_values,
+            divisions_by_zero: stats.divisions_by_zero,
+            failed_reads: stats.failed_reads,
+            endless: stats.endless,
+            ..Self::default()
+        }
+    }
+}
+
+/// A script at work on a machine.
+pub struct Job {
+    script: ScriptSession,
+    machine: Arc<Session>,
+    names: GuestNames,
+    form: Form,
+    ticks_before: u64,
+}
+
+impl Job {
+    /// Compiles what is asked for and enables its probes. `view` is of the running kernel. The second value is what BEGIN has put out.
+    ///
+    /// # Errors
+    /// The text to show: what is wrong with the script, with its place; or which probe cannot be enabled.
+    pub fn start(
+        machine: &Arc<Session>,
+        engine: &Engine,
+        view: &Arc<KernelView>,
+        request: &ScriptRequest,
+    ) -> Result<(Self, Rendered), Refusal> {
+        let script = request.parse()?;
+        let looking = Looking { machine, view };
+        let pair = ClockPair::now();
+        let clock = Clock {
+            tsc: pair.tsc,
+            unix_ns: pair.unix_ns,
+            hz: machine.tsc_hz(),
+        };
+        let vcpus = machine.machine.vcpus();
+        let prepared = Prepared::new(
+            &script,
+            &request.options(),
+            &looking,
+            &looking,
+            vcpus,
+            clock,
+        );
+        let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
+        if prepared.probes().len() > MOST_PROBES {
+            return Err(format!(
+                "{} probes are to be traced, at most {MOST_PROBES} at once; name fewer",
+                prepared.probes().len()
+            ));
+        }
+        let names = GuestNames::new(view.clone());
+        let ticks_before = engine.stats().joined_ticks;
+        let mut first = Vec::new();
+        let script = prepared
+            .start(engine, &|probe| request.filter(probe), &mut |output| {
+                first.push(output)
+            })
+            .map_err(|error| error.to_string())?;
+        let mut job = Self {
+            script,
+            machine: machine.clone(),
+            names,
+            form: request.form,
+            ticks_before,
+        };
+        let rendered = job.render(first);
+        Ok((job, rendered))
+    }
+
+    /// The probes that are enabled.
+    pub fn probes(&self) -> Vec<String> {
+        let probes = self.script.probes().iter();
+        probes.map(|probe| probe.name.to_string()).collect()
+    }
+
+    /// Those that are not, and why.
+    pub fn skipped(&self) -> &[String] {
+        self.script.skipped()
+    }
+
+    /// Whether the script has ended itself.
+    pub fn has_exited(&self) -> bool {
+        self.script.has_exited()
+    }
+
+    /// What was put out since the last time.
+    pub fn step(&mut self) -> Rendered {
+        let mut outputs = Vec::new();
+        self.script.drain(&mut |output| outputs.push(output));
+        self.render(outputs)
+    }
+
+    /// Takes the probes away; gives what is left to be put out, and the counts.
+    pub fn finish(mut self) -> (Rendered, Counts) {
+        let each = self.script.each();
+        let names = self.script.probes().iter().map(|p| p.name.to_string());
+        let hits = each.iter().map(|stats| stats.map_or(0, |stats| stats.hits));
+        let each: Vec<(String, u64)> = names.zip(hits).collect();
+        let engine = self.machine.engine.get().map(Engine::stats);
+        let joined_ticks = engine.map_or(0, |stats| stats.joined_ticks) - self.ticks_before;
+        let dialect = self.script.dialect();
+        let mut outputs = Vec::new();
+        let stats = self.script.finish(&mut |output| outputs.push(output));
+        let mut rendered = Rendered::default();
+        self.names.prepare(&self.machine, &outputs);
+        for output in outputs {
+            render(&output, self.form, dialect, &self.names, &mut rendered);
+        }
+        let counts = Counts {
+            each,
+            joined_ticks,
+            ..Counts::of(&stats)
+        };
+        (rendered, counts)
+    }
+
+    fn render(&mut self, outputs: Vec<Output>) -> Rendered {
+        let mut rendered = Rendered::default();
+        self.names.prepare(&self.machine, &outputs);
+        let dialect = self.script.dialect();
+        for output in outputs {
+            render(&output, self.form, dialect, &self.names, &mut rendered);
+        }
+        rendered
+    }
+}
+
+/// Runs a script that needs no guest: BEGIN and END alone.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, Refusal> {
+    let pair = ClockPair::now();
+    let clock = Clock {
+        tsc: pair.tsc,
+        unix_ns: pair.unix_ns,
+        hz: 1_000_000_000,
+    };
+    let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);
+    let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
+    let mut rendered = Rendered::default();
+    prepared.run_alone(&mut |output| {
+        render(
+            &output,
+            request.form,
+            request.dialect(),
+            &names::Addresses,
+            &mut rendered,
+        );
+    });
+    Ok(rendered)
+}
+
+fn render(
+    output: &Output,
+    form: Form,
+    dialect: probes::bt::ast::Dialect,
+    names: &dyn Names,
+    rendered: &mut Rendered,
+) {
+    let part = match output.is_for_stderr() {
+        true => &mut rendered.err,
+        false => &mut rendered.out,
+    };
+    match (form, output) {
+        (Form::Json, output) => part.extend(json::render(output, dialect, names).bytes()),
+        (Form::Collapsed, Output::Map { snapshot, .. }) => {
+            part.extend(collapsed::render(snapshot, names).bytes());
+        }
+        (Form::Text | Form::Collapsed, output) => part.extend(text::render(output, dialect, names)),
+    }
+}
+
+/// What a script can ask of a machine's kernel.
+struct Looking<'l> {
+    machine: &'l Session,
+    view: &'l KernelView,
+}
+
+impl Guest for Looking<'_> {
+    fn types(&self) -> Option<&Btf> {
+        self.view.btf.as_ref()
+    }
+
+    fn symbol(&self, name: &str) -> Option<u64> {
+        let of_modules = || {
+            self.view
+                .modules
+                .all_of(name, None)
+                .map(|of| of.symbol.address)
+        };
+        let own = self.view.symbols.address_of(name);
+        own.or_else(|| of_modules().next())
+    }
+
+    fn nearest_symbols(&self, name: &str) -> Vec<String> {
+        const SUGGESTIONS: usize = 3;
+        let found = self.view.symbols.nearest_names(name, SUGGESTIONS);
+        found.into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl Finder for Looking<'_> {
+    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
+        let pattern = ProbePattern::parse(pattern).map_err(|error| NotFound {
+            message: error.to_string(),
+            nearest: Vec::new(),
+        })?;
+        find_probes(self.machine, self.view, &pattern)
+    }
+}
+
+/// No guest at all.
+struct Nobody;
+
+impl Guest for Nobody {
+    fn types(&self) -> Option<&Btf> {
+        None
+    }
+
+    fn symbol(&self, _: &str) -> Option<u64> {
+        None
+    }
+
+    fn nearest_symbols(&self, _: &str) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+impl Finder for Nobody {
+    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
+        Err(NotFound {
+            message: format!("{pattern}: there is no guest"),
+            nearest: Vec::new(),
+        })
+    }
+}
+
+/// All that is wrong with a script, one after the other.
+pub fn render_all(file: &str, script: &[u8], wrong: &[Diagnostic]) -> String {
+    wrong.iter().map(|d| d.render(file, script)).collect()
+}

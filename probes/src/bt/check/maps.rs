@@ -1,0 +1,208 @@
+//! Global variables: each is a number, a map with so many keys, or what one function gathers, throughout the script.
+
+use super::super::ast::{
+    Aggregation, Call, Expression, ExpressionKind, Function, Place, PlaceKind, Script, Span,
+    Statement, StatementKind,
+};
+use super::super::diagnostic::Diagnostic;
+use super::super::names;
+use super::super::walk;
+use super::expressions;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is known of a global variable so far.
+#[derive(Default)]
+struct Known {
+    /// How many keys it was first written with.
+    keys: Option<usize>,
+    /// What it was first set to.
+    set: Option<Set>,
+}
+
+/// What a variable is set to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Set {
+    Value,
+    Gathered(Aggregation),
+}
+
+/// A place of the script where a global variable is.
+struct Use<'a> {
+    name: &'a str,
+    span: Span,
+    /// How many keys; none where the whole map is meant, or where one key may be a tuple.
+    keys: Option<usize>,
+    /// What it is set to; none where it is read.
+    set: Option<Set>,
+}
+
+/// Adds uses that do not fit those before them, and variables that are set nowhere.
+pub fn check(script: &Script, errors: &mut Vec<Diagnostic>) {
+    let mut uses = Vec::new();
+    expressions(script, &mut |expression| {
+        in_expression(expression, &mut uses)
+    });
+    for rule in &script.rules {
+        walk::statements(&rule.body, &mut |statement| {
+            in_statement(statement, &mut uses);
+        });
+    }
+    uses.sort_by_key(|one: &Use| one.span.start);
+    let mut known: BTreeMap<&str, Known> = BTreeMap::new();
+    for one in &uses {
+        fit(one, known.entry(one.name).or_default(), errors);
+    }
+    let is_set = |name: &str| known.get(name).is_some_and(|known| known.set.is_some());
+    let mut told = BTreeSet::new();
+    for one in &uses {
+        if is_set(one.name) || !told.insert(one.name) {
+            continue;
+        }
+        let others = known.keys().copied().filter(|name| is_set(name));
+        let mut unset = Diagnostic::new(
+            one.span,
+            format!("@{} is read here but set nowhere", one.name),
+        )
+        .suggest(one.name, others);
+        for suggestion in &mut unset.suggestions {
+            suggestion.insert(0, '@');
+        }
+        errors.push(unset);
+    }
+}
+
+/// Compares a use with what is known, and learns from it.
+fn fit(one: &Use, known: &mut Known, errors: &mut Vec<Diagnostic>) {
+    let name = one.name;
+    match (one.keys, known.keys) {
+        (Some(keys), Some(before)) if keys != before => {
+            errors.push(Diagnostic::new(
+                one.span,
+                format!(
+                    "@{name} with {}, but with {} before",
+                    count(keys),
+                    count(before)
+                ),
+            ));
+        }
+        (Some(keys), None) => known.keys = Some(keys),
+        _ => {}
+    }
+    match (one.set, known.set) {
+        (Some(set), Some(before)) if set != before => {
+            let with = |set| match set {
+                Set::Value => "a value".to_owned(),
+                Set::Gathered(aggregation) => {
+                    format!("what {} gathers", names::aggregation_name(aggregation))
+                }
+            };
+            let message = match (set, before) {
+                (
+                    Set::Gathered(Aggregation::LinearHistogram { .. }),
+                    Set::Gathered(Aggregation::LinearHistogram { .. }),
+                ) => format!("@{name} is a histogram with other bounds before"),
+                _ => format!(
+                    "@{name} is set to {}, but to {} before",
+                    with(set),
+                    with(before)
+                ),
+            };
+            errors.push(Diagnostic::new(one.span, message));
+        }
+        (Some(set), None) => known.set = Some(set),
+        _ => {}
+    }
+}
+
+fn count(keys: usize) -> String {
+    match keys {
+        0 => "no key".to_owned(),
+        1 => "1 key".to_owned(),
+        _ => format!("{keys} keys"),
+    }
+}
+
+/// The use that a place is.
+fn of_place(place: &Place, set: Option<Set>) -> Option<Use<'_>> {
+    let PlaceKind::Global { name, keys } = &place.kind else {
+        return None;
+    };
+    let keys = match keys.as_slice() {
+        // A variable may hold a tuple, which stands for all keys.
+        [only] if may_be_tuple(only) => None,
+        _ => Some(keys.len()),
+    };
+    Some(Use {
+        name,
+        span: place.span,
+        keys,
+        set,
+    })
+}
+
+fn may_be_tuple(key: &Expression) -> bool {
+    matches!(
+        key.kind,
+        ExpressionKind::Place(_) | ExpressionKind::Item { .. } | ExpressionKind::Conditional { .. }
+    )
+}
+
+fn in_statement<'a>(statement: &'a Statement, uses: &mut Vec<Use<'a>>) {
+    match &statement.kind {
+        StatementKind::Assign { place, .. } => uses.extend(of_place(place, Some(Set::Value))),
+        StatementKind::Aggregate {
+            place, aggregation, ..
+        } => uses.extend(of_place(place, Some(Set::Gathered(*aggregation)))),
+        StatementKind::ForMap { map, .. } => uses.push(Use {
+            name: map,
+            span: statement.span,
+            keys: None,
+            set: None,
+        }),
+        _ => {}
+    }
+}
+
+fn in_expression<'a>(expression: &'a Expression, uses: &mut Vec<Use<'a>>) {
+    match &expression.kind {
+        ExpressionKind::Place(place) => uses.extend(of_place(place, None)),
+        ExpressionKind::Step { place, .. } => uses.extend(of_place(place, Some(Set::Value))),
+        ExpressionKind::Call(call) if of_whole_map(call.function) => {
+            return in_call(call, uses);
+        }
+        _ => {}
+    }
+    walk::children(expression, &mut |child| in_expression(child, uses));
+}
+
+/// Functions whose first argument is a whole map, if it has no keys.
+fn of_whole_map(function: Function) -> bool {
+    matches!(
+        function,
+        Function::Print
+            | Function::Clear
+            | Function::Zero
+            | Function::Delete
+            | Function::HasKey
+            | Function::Len
+    )
+}
+
+fn in_call<'a>(call: &'a Call, uses: &mut Vec<Use<'a>>) {
+    for (number, argument) in call.arguments.iter().enumerate() {
+        if number == 0
+            && let ExpressionKind::Place(place) = &argument.kind
+            && let PlaceKind::Global { name, keys } = &place.kind
+            && keys.is_empty()
+        {
+            uses.push(Use {
+                name,
+                span: place.span,
+                keys: None,
+                set: None,
+            });
+        } else {
+            in_expression(argument, uses);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Local variables: a name that is read but never set is a mistyped one.
+
+use super::super::ast::{ExpressionKind, PlaceKind, Rule, Span, StatementKind};
+use super::super::diagnostic::Diagnostic;
+use super::super::walk;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Adds variables of a rule that are read, but set nowhere in it.
+pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
+    let mut set: BTreeSet<&str> = BTreeSet::new();
+    let mut read: BTreeMap<&str, Span> = BTreeMap::new();
+    let mut look = |expression| {
+        walk::below(expression, &mut |part| match &part.kind {
+            ExpressionKind::Place(place) => {
+                if let PlaceKind::Local(name) = &place.kind {
+                    read.entry(name).or_insert(place.span);
+                }
+            }
+            ExpressionKind::Step { place, .. } => {
+                if let PlaceKind::Local(name) = &place.kind {
+                    set.insert(name);
+                }
+            }
+            _ => {}
+        });
+    };
+    rule.filter.iter().for_each(&mut look);
+    walk::statements(&rule.body, &mut |statement| {
+        walk::expressions(statement, &mut look);
+    });
+    walk::statements(&rule.body, &mut |statement| match &statement.kind {
+        StatementKind::Assign { place, .. } => {
+            if let PlaceKind::Local(name) = &place.kind {
+                set.insert(name);
+            }
+        }
+        StatementKind::ForMap { variable, .. } | StatementKind::ForRange { variable, .. } => {
+            set.insert(variable);
+        }
+        _ => {}
+    });
+    for (name, span) in read {
+        if set.contains(name) {
+            continue;
+        }
+        let mut unset = Diagnostic::new(span, format!("${name} is read here but set nowhere"));
+        unset = unset.suggest(name, set.iter().copied());
+        for suggestion in &mut unset.suggestions {
+            suggestion.insert(0, '$');
+        }
+        errors.push(unset);
+    }
+}

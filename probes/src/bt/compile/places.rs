@@ -1,0 +1,52 @@
+//! Which maps a script has: every `@name` that it writes, reads, or hands to a function.
+
+use crate::bt::ast::{
+    Aggregation, Expression, ExpressionKind, Place, PlaceKind, Script, Statement, StatementKind,
+};
+use crate::bt::walk::{below, expressions, statements};
+
+type Found<'f> = &'f mut dyn FnMut(&str, Option<Aggregation>, bool);
+
+/// Gives each map's name, what gathers values there, and whether it has keys; a map that is met twice is given twice.
+pub(super) fn declare(script: &Script, found: Found<'_>) {
+    for rule in &script.rules {
+        if let Some(filter) = &rule.filter {
+            read(filter, found);
+        }
+        statements(&rule.body, &mut |statement| {
+            written(statement, found);
+            expressions(statement, &mut |of| read(of, found));
+        });
+    }
+    for translator in &script.translators {
+        for (_, value) in &translator.members {
+            read(value, found);
+        }
+    }
+}
+
+fn written(statement: &Statement, found: Found<'_>) {
+    match &statement.kind {
+        StatementKind::Assign { place, .. } => met(place, None, found),
+        StatementKind::Aggregate {
+            place, aggregation, ..
+        } => met(place, Some(*aggregation), found),
+        StatementKind::ForMap { map, .. } => found(map, None, true),
+        _ => {}
+    }
+}
+
+fn read(of: &Expression, found: Found<'_>) {
+    below(of, &mut |of| match &of.kind {
+        ExpressionKind::Place(place) | ExpressionKind::Step { place, .. } => {
+            met(place, None, found);
+        }
+        _ => {}
+    });
+}
+
+fn met(place: &Place, aggregation: Option<Aggregation>, found: Found<'_>) {
+    if let PlaceKind::Global { name, keys } = &place.kind {
+        found(name, aggregation, !keys.is_empty());
+    }
+}

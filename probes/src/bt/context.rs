@@ -1,0 +1,149 @@
+//! What a rule can ask while it runs: the hit it runs at, or the script's begin and end.
+
+use crate::engine::ProbeHit;
+use crate::event::COMM_LENGTH;
+
+use super::program::Register;
+use super::value::Value;
+
+/// Where a rule runs.
+pub(super) trait Context {
+    /// Which of the maps' shards is this thread's.
+    fn shard(&self) -> usize;
+    fn cpu(&self) -> usize;
+    fn process(&self) -> u32;
+    fn thread(&self) -> u32;
+    fn comm(&self) -> [u8; COMM_LENGTH];
+    /// Nanoseconds since 1970.
+    fn unix_ns(&self) -> u64;
+    fn task(&self) -> u64;
+    fn pc(&self) -> u64;
+    fn argument(&self, number: usize) -> u64;
+    fn returned(&self) -> Option<u64>;
+    fn register(&self, register: Register) -> u64;
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
+    /// Bytes of a string, up to its NUL or as many as fit.
+    fn read_string(&self, address: u64, buffer: &mut [u8]) -> usize;
+    fn kernel_stack(&self, frames: &mut [u64]) -> usize;
+    fn user_stack(&self, frames: &mut [u64]) -> usize;
+    /// Puts out values; `false` if there is no room.
+    fn emit(&self, emission: usize, values: &[Value]) -> bool;
+}
+
+/// The wall clock of hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clock {
+    /// Time stamp counter at one moment.
+    pub tsc: u64,
+    /// Nanoseconds since 1970 at that moment.
+    pub unix_ns: u64,
+    /// Ticks of the counter in a second.
+    pub hz: u64,
+}
+
+impl Clock {
+    /// When the counter stood at `tsc`, in nanoseconds since 1970.
+    #[must_use]
+    pub fn unix_ns(&self, tsc: u64) -> u64 {
+        let since = i128::from(tsc) - i128::from(self.tsc);
+        let ns = since * 1_000_000_000 / i128::from(self.hz.max(1));
+        u64::try_from(i128::from(self.unix_ns) + ns).unwrap_or_default()
+    }
+}
+
+/// A hit.
+pub(super) struct AtHit<'h> {
+    pub(super) hit: &'h ProbeHit<'h>,
+    pub(super) clock: &'h Clock,
+}
+
+impl Context for AtHit<'_> {
+    fn shard(&self) -> usize {
+        self.hit.vcpu()
+    }
+
+    fn cpu(&self) -> usize {
+        self.hit.vcpu()
+    }
+
+    fn process(&self) -> u32 {
+        self.hit.process().unwrap_or_default()
+    }
+
+    fn thread(&self) -> u32 {
+        self.hit.thread().unwrap_or_default()
+    }
+
+    fn comm(&self) -> [u8; COMM_LENGTH] {
+        self.hit.comm().unwrap_or_default()
+    }
+
+    fn unix_ns(&self) -> u64 {
+        self.clock.unix_ns(self.hit.tsc())
+    }
+
+    fn task(&self) -> u64 {
+        self.hit.task()
+    }
+
+    fn pc(&self) -> u64 {
+        self.hit.pc()
+    }
+
+    fn argument(&self, number: usize) -> u64 {
+        self.hit
+            .arguments()
+            .get(number)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn returned(&self) -> Option<u64> {
+        self.hit.returned()
+    }
+
+    fn register(&self, register: Register) -> u64 {
+        let r = self.hit.registers();
+        match register {
+            Register::Rax => r.rax,
+            Register::Rbx => r.rbx,
+            Register::Rcx => r.rcx,
+            Register::Rdx => r.rdx,
+            Register::Rsi => r.rsi,
+            Register::Rdi => r.rdi,
+            Register::Rbp => r.rbp,
+            Register::Rsp => r.rsp,
+            Register::R8 => r.r8,
+            Register::R9 => r.r9,
+            Register::R10 => r.r10,
+            Register::R11 => r.r11,
+            Register::R12 => r.r12,
+            Register::R13 => r.r13,
+            Register::R14 => r.r14,
+            Register::R15 => r.r15,
+            Register::Rip => r.rip,
+            Register::Rflags => r.rflags,
+        }
+    }
+
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.hit.read(address, buffer)
+    }
+
+    fn read_string(&self, address: u64, buffer: &mut [u8]) -> usize {
+        self.hit.read_string(address, buffer).0
+    }
+
+    fn kernel_stack(&self, frames: &mut [u64]) -> usize {
+        self.hit.kernel_stack(frames)
+    }
+
+    fn user_stack(&self, frames: &mut [u64]) -> usize {
+        self.hit.user_stack(frames)
+    }
+
+    fn emit(&self, emission: usize, values: &[Value]) -> bool {
+        self.hit
+            .emit(|slot| super::record::write(slot, emission, values))
+    }
+}

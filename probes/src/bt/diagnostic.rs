@@ -1,0 +1,257 @@
+//! What is wrong with a script, and how that is shown.
+//!
+//! A [`Diagnostic`] knows where in the text it belongs; the text itself and the name of its file stay the caller's, who brings them
+//! back to [`Diagnostic::render`]. The form is that of btrace(8): `FILE:LINE:COLUMN: message:`, the line, and a mark under it.
+
+use super::ast::{Dialect, Span};
+use introspect::kernel::nearest::nearest;
+
+/// Most bytes of a line that are shown: what btrace(8) shows.
+const LONGEST_LINE: usize = 1023;
+
+/// Most characters of a message; a script may have long words.
+const LONGEST_MESSAGE: usize = 2048;
+
+/// Names offered for one that is not known.
+const MOST_SUGGESTIONS: usize = 3;
+
+/// Columns that a tab is shown as.
+const TAB: usize = 8;
+
+/// Something wrong with a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// Where.
+    pub span: Span,
+    /// What, without the place and without a full stop.
+    pub message: String,
+    /// Names that may have been meant, the most likely first.
+    pub suggestions: Vec<String>,
+    /// Which dialect's form it is shown in.
+    pub dialect: Dialect,
+}
+
+impl Diagnostic {
+    /// One of the normal dialect.
+    #[must_use]
+    pub fn new(span: Span, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        if message.len() > LONGEST_MESSAGE {
+            message = message.chars().take(LONGEST_MESSAGE).collect();
+            message += "...";
+        }
+        Self {
+            span,
+            message,
+            suggestions: Vec::new(),
+            dialect: Dialect::Normal,
+        }
+    }
+
+    /// One of the strict dialect. The last byte of `span` is what the mark stands under.
+    #[must_use]
+    pub fn strict(span: Span, message: impl Into<String>) -> Self {
+        Self {
+            dialect: Dialect::Strict,
+            ..Self::new(span, message)
+        }
+    }
+
+    /// With those `names` that look like `wanted`.
+    #[must_use]
+    pub fn suggest<'a>(mut self, wanted: &str, names: impl Iterator<Item = &'a str>) -> Self {
+        self.suggestions = similar(wanted, names)
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
+        self
+    }
+
+    /// Line and column, both from 1; the column is that of the first byte, in the strict dialect that of the last one, as btrace(8)
+    /// counts. Only a strict message about the end of a text that ends with a line has column 0.
+    #[must_use]
+    pub fn position(&self, text: &[u8]) -> (usize, usize) {
+        let at = self.anchor(text);
+        let line = 1 + text.iter().take(at).filter(|byte| **byte == b'\n').count();
+        let column = match self.dialect {
+            Dialect::Normal => at - line_start(text, at) + 1,
+            Dialect::Strict => self.span.end.min(text.len()) - line_start(text, at),
+        };
+        (line, column)
+    }
+
+    /// The byte whose line is shown.
+    fn anchor(&self, text: &[u8]) -> usize {
+        let at = match self.dialect {
+            Dialect::Normal => self.span.start,
+            // Behind the last byte, unless that is the end of its line and no line is there to be shown.
+            Dialect::Strict => match self.span.end {
+                end if end > self.span.start => end - 1,
+                end => end,
+            },
+        };
+        at.min(text.len())
+    }
+
+    /// The message with its place, the line of `text` and a mark under it, every line ended. `text` is what was parsed, `file` its name.
+    ///
+    /// Bytes that a terminal might obey are shown as `?`.
+    #[must_use]
+    pub fn render(&self, file: &str, text: &[u8]) -> String {
+        let (line, column) = self.position(text);
+        let start = line_start(text, self.anchor(text));
+        let source: Vec<u8> = text
+            .iter()
+            .skip(start)
+            .take_while(|byte| **byte != b'\n')
+            .take(LONGEST_LINE)
+            .copied()
+            .collect();
+        let shown: String = String::from_utf8_lossy(&source)
+            .chars()
+            .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
+            .collect();
+        let mark = match self.dialect {
+            Dialect::Strict => {
+                // Every tab of the line counts, those behind the mark too.
+                let tabs = source.iter().filter(|byte| **byte == b'\t').count();
+                let before = column.saturating_sub(1).min(LONGEST_LINE) + tabs * (TAB - 1);
+                " ".repeat(before) + "^"
+            }
+            Dialect::Normal => underline(
+                &source,
+                self.span.start - start.min(self.span.start),
+                self.span,
+            ),
+        };
+        let mut out = format!(
+            "{file}:{line}:{column}: {}:\n{shown}\n{mark}\n",
+            self.message
+        );
+        if !self.suggestions.is_empty() {
+            out += &format!("did you mean: {}?\n", self.suggestions.join(", "));
+        }
+        out
+    }
+}
+
+/// Those of `names` that look like `wanted`, the most likely first: with the same letters in another order, then by edit distance.
+pub(super) fn similar<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let letters = |name: &str| {
+        let mut letters = name.as_bytes().to_vec();
+        letters.sort_unstable();
+        letters
+    };
+    let of_wanted = letters(wanted);
+    let names: Vec<&str> = names.collect();
+    let mut found: Vec<&str> = names
+        .iter()
+        .copied()
+        .filter(|name| letters(name) == of_wanted)
+        .collect();
+    let near = nearest(wanted, names.iter().copied(), MOST_SUGGESTIONS);
+    found.extend(near.into_iter().filter(|name| letters(name) != of_wanted));
+    found.truncate(MOST_SUGGESTIONS);
+    found
+}
+
+/// Where the line that byte `at` is in begins.
+fn line_start(text: &[u8], at: usize) -> usize {
+    text.get(..at)
+        .and_then(|before| before.iter().rposition(|byte| *byte == b'\n'))
+        .map_or(0, |newline| newline + 1)
+}
+
+/// `^~~~` under those bytes of `span` that are on its first line, `from` bytes into it.
+fn underline(source: &[u8], from: usize, span: Span) -> String {
+    let from = from.min(source.len());
+    let to = from
+        .saturating_add(span.end.saturating_sub(span.start))
+        .min(source.len());
+    let before = source.get(..from).unwrap_or_default();
+    let under = source.get(from..to).unwrap_or_default();
+    let start = width(before, 0);
+    let end = width(under, start);
+    let tildes = end.saturating_sub(start + 1);
+    " ".repeat(start) + "^" + &"~".repeat(tildes)
+}
+
+/// The column that `bytes` end at if they are shown from `column` on, which counts from 0.
+fn width(bytes: &[u8], column: usize) -> usize {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .fold(column, |column, c| match c {
+            '\t' => (column / TAB + 1) * TAB,
+            _ => column + 1,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: usize, end: usize) -> Span {
+        Span { start, end }
+    }
+
+    #[test]
+    fn messages_are_shown_with_their_line_and_a_mark() {
+        let strict = |start, end| Diagnostic::strict(span(start, end), "bad");
+        let normal = |start, end| Diagnostic::new(span(start, end), "bad");
+        let text = b"one {\n\tfoo;\tbar\n";
+        for (what, expected) in [
+            (
+                strict(7, 10),
+                "f:2:4: bad:\n\tfoo;\tbar\n                 ^\n",
+            ),
+            (normal(7, 10), "f:2:2: bad:\n\tfoo;\tbar\n        ^~~\n"),
+            (
+                normal(12, 15),
+                "f:2:7: bad:\n\tfoo;\tbar\n                ^~~\n",
+            ),
+            (normal(0, 3), "f:1:1: bad:\none {\n^~~\n"),
+            // A span over several lines is underlined on its first one.
+            (normal(4, 11), "f:1:5: bad:\none {\n    ^\n"),
+            (strict(16, 16), "f:3:0: bad:\n\n^\n"),
+            (normal(16, 16), "f:3:1: bad:\n\n^\n"),
+            (normal(90, 99), "f:3:1: bad:\n\n^\n"),
+        ] {
+            assert_eq!(what.render("f", text), expected);
+        }
+    }
+
+    #[test]
+    fn long_lines_and_long_messages_are_cut() {
+        let text = "x".repeat(200_000);
+        for dialect in [Dialect::Normal, Dialect::Strict] {
+            let long = Diagnostic {
+                dialect,
+                ..Diagnostic::new(span(150_000, 199_000), text.as_str())
+            };
+            let shown = long.render("f", text.as_bytes());
+            let lines: Vec<usize> = shown.lines().map(str::len).collect();
+            assert!(
+                matches!(lines.as_slice(), [..2100, 1023, 1024]),
+                "{lines:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_terminal_is_told_nothing_by_a_script() {
+        let shown = Diagnostic::new(span(0, 1), "bad").render("f", b"\x1b[2J\xff\n");
+        assert_eq!(shown, "f:1:1: bad:\n?[2J\u{fffd}\n^\n");
+    }
+
+    #[test]
+    fn names_that_may_be_meant_come_last() {
+        let names = ["print", "printf", "time"];
+        let shown = Diagnostic::new(span(0, 6), "unknown function prinft")
+            .suggest("prinft", names.into_iter())
+            .render("-e", b"prinft()");
+        assert_eq!(
+            shown,
+            "-e:1:1: unknown function prinft:\nprinft()\n^~~~~~\ndid you mean: printf, print?\n"
+        );
+    }
+}

@@ -1,0 +1,327 @@
+//! The global variables of a script.
+//!
+//! The threads that run a script's programs share one [`Maps`] and change it by reference; whoever shows it takes a [`MapSnapshot`]. A
+//! variable without keys is a map with the one key that is empty. What `count()` and its like gather is kept once per shard (one a vCPU, so
+//! that hits do not wait for each other) and merged when it is read; what is assigned is kept in one place. No update is lost, whoever
+//! makes it. The maps are bounded: see [`Maps::lost`]. Nothing here needs the guest: symbols and stacks stay addresses.
+//!
+//! In the strict dialect maps are those of bt(5), oddities included: keys are the texts that they show, joined by `", "`; `count()`,
+//! `sum()`, `min()` and `max()` change plain entries, one that is not there counts as 0, and one map may be changed by several of them.
+
+mod accumulator;
+mod cells;
+mod shards;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::ast::{Aggregation, Dialect};
+use super::value::Value;
+use cells::Cells;
+use shards::Shards;
+pub use snapshot::{MapSnapshot, Reading};
+
+/// A map's number: its place in the declarations.
+pub type MapNumber = usize;
+
+/// What an entry stands under: nothing for a variable without keys.
+pub type Key = Arc<[Value]>;
+
+/// Bytes of a key in bt(5), of those that are text at the time of the hit.
+const STRICT_KEY_BYTES: usize = 511;
+
+/// A global variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapDeclaration {
+    /// Its name without `@`; may be empty.
+    pub name: String,
+    /// What it holds.
+    pub kind: MapKind,
+}
+
+/// What a map holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapKind {
+    /// Values that are assigned. In the strict dialect, all but histograms.
+    Scalar,
+    /// Values that a function gathers.
+    Aggregation(Aggregation),
+}
+
+/// All global variables of a script. A map's number that is none finds nothing and changes nothing.
+#[derive(Debug)]
+pub struct Maps {
+    maps: Vec<Map>,
+    dialect: Dialect,
+    lost: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Map {
+    name: Arc<str>,
+    storage: Storage,
+}
+
+#[derive(Debug)]
+enum Storage {
+    Cells(Cells),
+    Shards(Shards),
+}
+
+impl Maps {
+    /// The maps of a script, empty. `shards` is how many threads gather at a time (taken as 1 if it is 0); each map has at most
+    /// `most_entries` entries.
+    #[must_use]
+    pub fn new(
+        declarations: Vec<MapDeclaration>,
+        shards: usize,
+        dialect: Dialect,
+        most_entries: usize,
+    ) -> Self {
+        let maps = (declarations.into_iter())
+            .map(|MapDeclaration { name, kind }| Map {
+                name: name.into(),
+                storage: match kind {
+                    MapKind::Scalar => Storage::Cells(Cells::new(dialect, most_entries)),
+                    MapKind::Aggregation(aggregation) => {
+                        Storage::Shards(Shards::new(aggregation, dialect, shards, most_entries))
+                    }
+                },
+            })
+            .collect();
+        Self {
+            maps,
+            dialect,
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    /// A map's name without `@`.
+    #[must_use]
+    pub fn name(&self, map: MapNumber) -> Option<&str> {
+        self.maps.get(map).map(|map| &*map.name)
+    }
+
+    /// An entry's value. Of gathered values it is the number that they amount to, for `avg` and `stats` the mean; a histogram has none.
+    ///
+    /// `None` where there is no such entry. In the strict dialect that holds only for a map that is unset or cleared: in all others, reading
+    /// an entry makes it, with the value 0, as in bt(5).
+    pub fn get(&self, map: MapNumber, key: &[Value]) -> Option<Value> {
+        let key = &*self.key(key);
+        match self.storage(map)? {
+            Storage::Cells(cells) => {
+                let (value, stored) = cells.get(key);
+                self.note(stored);
+                value
+            }
+            Storage::Shards(shards) => shards.merged(key)?.number().map(Value::Int),
+        }
+    }
+
+    /// Assigns. A map that gathers takes no assignments.
+    pub fn set(&self, map: MapNumber, key: &[Value], value: Value) {
+        self.update(map, key, |_| value);
+    }
+
+    /// Replaces a value by what `change` makes of it, as one step; the new value. `change` runs under the map's lock: it must not come back
+    /// to the maps.
+    pub fn update(
+        &self,
+        map: MapNumber,
+        key: &[Value],
+        change: impl FnOnce(Option<&Value>) -> Value,
+    ) -> Value {
+        let Some(Storage::Cells(cells)) = self.storage(map) else {
+            return change(None);
+        };
+        let (value, stored) = cells.update(&self.key(key), change);
+        self.note(stored);
+        value
+    }
+
+    /// Gathers a value on behalf of the thread of a shard; any number will do as such, but threads that share one wait for each other.
+    /// `aggregation` tells what to do with a map that holds assigned values; the others know.
+    pub fn aggregate(
+        &self,
+        map: MapNumber,
+        shard: usize,
+        aggregation: Aggregation,
+        key: &[Value],
+        value: i64,
+    ) {
+        let key = &*self.key(key);
+        let stored = match self.storage(map) {
+            None => true,
+            Some(Storage::Shards(shards)) => shards.add(shard, key, value),
+            Some(Storage::Cells(cells)) => {
+                (cells.update(key, |old| combine(aggregation, self.dialect, old, value))).1
+            }
+        };
+        self.note(stored);
+    }
+
+    /// Removes an entry; whether it was there.
+    pub fn delete(&self, map: MapNumber, key: &[Value]) -> bool {
+        let key = &*self.key(key);
+        match self.storage(map) {
+            None => false,
+            Some(Storage::Cells(cells)) => cells.delete(key),
+            Some(Storage::Shards(shards)) => shards.delete(key),
+        }
+    }
+
+    /// Whether there is such an entry.
+    #[must_use]
+    pub fn contains(&self, map: MapNumber, key: &[Value]) -> bool {
+        let key = &*self.key(key);
+        match self.storage(map) {
+            None => false,
+            Some(Storage::Cells(cells)) => cells.contains(key),
+            Some(Storage::Shards(shards)) => shards.contains(key),
+        }
+    }
+
+    /// Removes all entries.
+    pub fn clear(&self, map: MapNumber) {
+        match self.storage(map) {
+            None => {}
+            Some(Storage::Cells(cells)) => cells.clear(),
+            Some(Storage::Shards(shards)) => shards.clear(),
+        }
+    }
+
+    /// Sets all entries to 0, and text to none; in the strict dialect all to the number 0. What was gathered begins anew.
+    pub fn zero(&self, map: MapNumber) {
+        match self.storage(map) {
+            None => {}
+            Some(Storage::Cells(cells)) => cells.zero(),
+            Some(Storage::Shards(shards)) => shards.zero(),
+        }
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn len(&self, map: MapNumber) -> usize {
+        match self.storage(map) {
+            None => 0,
+            Some(Storage::Cells(cells)) => cells.len(),
+            Some(Storage::Shards(shards)) => shards.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self, map: MapNumber) -> bool {
+        self.len(map) == 0
+    }
+
+    /// All entries, ordered by key. Entries of one shard are of one moment.
+    #[must_use]
+    pub fn snapshot(&self, map: MapNumber) -> MapSnapshot {
+        let Some(map) = self.maps.get(map) else {
+            return MapSnapshot::default();
+        };
+        let entries = match &map.storage {
+            Storage::Cells(cells) => cells.entries(),
+            Storage::Shards(shards) => shards.entries(),
+        };
+        MapSnapshot::new(map.name.clone(), entries)
+    }
+
+    /// One entry, or none, as a snapshot: for `print(@x[key])`.
+    #[must_use]
+    pub fn snapshot_entry(&self, map: MapNumber, key: &[Value]) -> MapSnapshot {
+        let key = &*self.key(key);
+        let Some(map) = self.maps.get(map) else {
+            return MapSnapshot::default();
+        };
+        let reading = match &map.storage {
+            Storage::Cells(cells) => cells.get(key).0.map(Reading::Value),
+            Storage::Shards(shards) => shards.merged(key).map(|merged| merged.reading()),
+        };
+        let entries = reading.into_iter().map(|reading| (key.into(), reading));
+        MapSnapshot::new(map.name.clone(), entries.collect())
+    }
+
+    /// How many values were not kept, as the map had no room for a new entry or the histogram none for a new bucket.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn storage(&self, map: MapNumber) -> Option<&Storage> {
+        self.maps.get(map).map(|map| &map.storage)
+    }
+
+    fn note(&self, stored: bool) {
+        if !stored {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The key as the dialect compares it.
+    fn key<'a>(&self, key: &'a [Value]) -> Cow<'a, [Value]> {
+        match self.dialect {
+            Dialect::Normal => Cow::Borrowed(key),
+            Dialect::Strict => strict_key(key),
+        }
+    }
+}
+
+/// bt(5) compares the text of keys: 1 and "1" are the same, and so are `1, 2` and "1, 2". What is shown by names of the guest's, as stacks
+/// are, stays as it is.
+fn strict_key(key: &[Value]) -> Cow<'_, [Value]> {
+    let text = |value: &Value| match value {
+        Value::Int(number) => Some(Arc::from(number.to_string().as_bytes())),
+        Value::Unsigned(number) => Some(Arc::from(number.to_string().as_bytes())),
+        Value::Text(text) => Some(text.clone()),
+        _ => None,
+    };
+    match key {
+        [] => Cow::Borrowed(key),
+        [Value::Text(text)] if text.len() <= STRICT_KEY_BYTES => Cow::Borrowed(key),
+        _ => match key.iter().map(text).collect::<Option<Vec<_>>>() {
+            Some(parts) => {
+                let mut joined = parts.join(&b", "[..]);
+                joined.truncate(STRICT_KEY_BYTES);
+                Cow::Owned(vec![Value::Text(joined.into())])
+            }
+            None => (key.iter())
+                .map(|value| text(value).map_or_else(|| value.clone(), Value::Text))
+                .collect(),
+        },
+    }
+}
+
+/// What an aggregation makes of an entry that holds an assigned value. What cannot be added up leaves the value as it is.
+fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, value: i64) -> Value {
+    #[allow(clippy::cast_possible_wrap)] // C's conversion
+    let old_number = match old {
+        Some(Value::Int(number)) => Some(*number),
+        Some(Value::Unsigned(number)) => Some(*number as i64),
+        Some(_) => Some(0),
+        // bt(5): what is not there is 0, even for the smallest of all
+        None if dialect == Dialect::Strict => Some(0),
+        None => None,
+    };
+    let before = old_number.unwrap_or(0);
+    Value::Int(match aggregation {
+        Aggregation::Count => before.wrapping_add(1),
+        Aggregation::Sum => before.wrapping_add(value),
+        Aggregation::Min => old_number.map_or(value, |old| old.min(value)),
+        Aggregation::Max => old_number.map_or(value, |old| old.max(value)),
+        Aggregation::Average
+        | Aggregation::Stats
+        | Aggregation::PowerHistogram
+        | Aggregation::LinearHistogram { .. } => before,
+    })
+}
+
+/// A lock whose holder panicked guards whole entries all the same: each change is one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

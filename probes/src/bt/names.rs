@@ -1,0 +1,487 @@
+//! The words of the language: what is built in, and what is called how.
+//!
+//! Sources: bt(5), the language reference of bpftrace, and for foreign names dtrace(1).
+
+use super::ast::{Aggregation, BinaryOperator, Builtin, Function};
+
+/// A function of the normal dialect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signature {
+    /// What it is called.
+    pub name: &'static str,
+    /// Which.
+    pub function: Function,
+    /// Fewest arguments.
+    pub least: usize,
+    /// Most arguments.
+    pub most: usize,
+    /// What the first argument must be.
+    pub first: FirstArgument,
+    /// Whether it is an expression; the others are statements.
+    pub gives_value: bool,
+    /// How it is written, for messages.
+    pub usage: &'static str,
+}
+
+/// What a function wants as its first argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstArgument {
+    /// Anything.
+    Any,
+    /// A string literal.
+    Text,
+    /// A string literal that says how the other arguments are shown.
+    Format,
+    /// A whole map: `@x`.
+    Map,
+    /// `@x[key]`, or `@x` with the key as the second argument.
+    Entry,
+}
+
+/// As many arguments as one likes.
+const MANY: usize = usize::MAX;
+
+const fn statement(
+    usage: &'static str,
+    name: &'static str,
+    function: Function,
+    arguments: (usize, usize),
+    first: FirstArgument,
+) -> Signature {
+    Signature {
+        name,
+        function,
+        least: arguments.0,
+        most: arguments.1,
+        first,
+        gives_value: false,
+        usage,
+    }
+}
+
+const fn value(
+    usage: &'static str,
+    name: &'static str,
+    function: Function,
+    arguments: (usize, usize),
+    first: FirstArgument,
+) -> Signature {
+    Signature {
+        gives_value: true,
+        ..statement(usage, name, function, arguments, first)
+    }
+}
+
+/// The functions.
+pub const FUNCTIONS: &[Signature] = {
+    use FirstArgument::{Any, Entry, Format, Map, Text};
+    use Function as F;
+    &[
+        statement(
+            "printf(\"format\", ...)",
+            "printf",
+            F::Printf,
+            (1, MANY),
+            Format,
+        ),
+        statement(
+            "errorf(\"format\", ...)",
+            "errorf",
+            F::Errorf,
+            (1, MANY),
+            Format,
+        ),
+        statement(
+            "warnf(\"format\", ...)",
+            "warnf",
+            F::Warnf,
+            (1, MANY),
+            Format,
+        ),
+        statement(
+            "print(value) or print(@map, top, divisor)",
+            "print",
+            F::Print,
+            (1, 3),
+            Any,
+        ),
+        statement("time(\"format\")", "time", F::Time, (0, 1), Text),
+        statement("clear(@map)", "clear", F::Clear, (1, 1), Map),
+        statement("zero(@map)", "zero", F::Zero, (1, 1), Map),
+        statement("delete(@map[key])", "delete", F::Delete, (1, 2), Entry),
+        statement("exit()", "exit", F::Exit, (0, 0), Any),
+        statement(
+            "join(pointers, \"separator\")",
+            "join",
+            F::Join,
+            (1, 2),
+            Any,
+        ),
+        statement(
+            "assert(condition, \"message\")",
+            "assert",
+            F::Assert,
+            (2, 2),
+            Any,
+        ),
+        value(
+            "strftime(\"format\", nsecs)",
+            "strftime",
+            F::Strftime,
+            (2, 2),
+            Text,
+        ),
+        value("has_key(@map, key)", "has_key", F::HasKey, (2, 2), Map),
+        value(
+            "len(@map), len(string) or len(stack)",
+            "len",
+            F::Len,
+            (1, 1),
+            Any,
+        ),
+        value("str(pointer, length)", "str", F::Str, (1, 2), Any),
+        value("buf(pointer, length)", "buf", F::Buf, (1, 2), Any),
+        value("kstr(pointer, length)", "kstr", F::KernelStr, (1, 2), Any),
+        value("ustr(pointer, length)", "ustr", F::UserStr, (1, 2), Any),
+        value("ksym(address)", "ksym", F::KernelSymbol, (1, 1), Any),
+        value("usym(address)", "usym", F::UserSymbol, (1, 1), Any),
+        value("kaddr(\"name\")", "kaddr", F::KernelAddress, (1, 1), Text),
+        value("uaddr(\"name\")", "uaddr", F::UserAddress, (1, 1), Text),
+        value("kstack(frames)", "kstack", F::KernelStack, (0, 1), Any),
+        value("ustack(frames)", "ustack", F::UserStack, (0, 1), Any),
+        value("ntop(family, address)", "ntop", F::Ntop, (1, 2), Any),
+        value("strncmp(a, b, length)", "strncmp", F::Strncmp, (3, 3), Any),
+        value(
+            "strcontains(haystack, needle)",
+            "strcontains",
+            F::StrContains,
+            (2, 2),
+            Any,
+        ),
+        value("reg(\"name\")", "reg", F::Register, (1, 1), Text),
+        value("bswap(number)", "bswap", F::ByteSwap, (1, 1), Any),
+        value("ntohs(number)", "ntohs", F::NetworkShort, (1, 1), Any),
+        value("htons(number)", "htons", F::NetworkShort, (1, 1), Any),
+        value("ntohl(number)", "ntohl", F::NetworkLong, (1, 1), Any),
+        value("htonl(number)", "htonl", F::NetworkLong, (1, 1), Any),
+        value("inet_ntoa(pointer)", "inet_ntoa", F::InetNtoa, (1, 1), Any),
+        value("macaddr(pointer)", "macaddr", F::MacAddress, (1, 1), Any),
+        value("kptr(pointer)", "kptr", F::Pointer, (1, 1), Any),
+        value("uptr(pointer)", "uptr", F::Pointer, (1, 1), Any),
+    ]
+};
+
+/// The function of that name.
+#[must_use]
+pub fn signature(name: &str) -> Option<&'static Signature> {
+    FUNCTIONS.iter().find(|signature| signature.name == name)
+}
+
+/// What values a function gathers, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gatherer {
+    /// What it is called.
+    pub name: &'static str,
+    /// How it is written, for messages.
+    pub usage: &'static str,
+    /// Fewest arguments.
+    pub least: usize,
+    /// Most arguments.
+    pub most: usize,
+}
+
+/// The functions that gather values in a map.
+pub const GATHERERS: &[Gatherer] = {
+    const fn of(name: &'static str, usage: &'static str, least: usize, most: usize) -> Gatherer {
+        Gatherer {
+            name,
+            usage,
+            least,
+            most,
+        }
+    }
+    &[
+        of("count", "count()", 0, 0),
+        of("sum", "sum(value)", 1, 1),
+        of("min", "min(value)", 1, 1),
+        of("max", "max(value)", 1, 1),
+        of("avg", "avg(value)", 1, 1),
+        of("stats", "stats(value)", 1, 1),
+        of("hist", "hist(value)", 1, 2),
+        of("lhist", "lhist(value, min, max, step)", 4, 4),
+    ]
+};
+
+/// The gathering function of that name.
+#[must_use]
+pub fn gatherer(name: &str) -> Option<&'static Gatherer> {
+    GATHERERS.iter().find(|gatherer| gatherer.name == name)
+}
+
+/// What a gathering function is called.
+#[must_use]
+pub fn aggregation_name(aggregation: Aggregation) -> &'static str {
+    match aggregation {
+        Aggregation::Count => "count()",
+        Aggregation::Sum => "sum()",
+        Aggregation::Min => "min()",
+        Aggregation::Max => "max()",
+        Aggregation::Average => "avg()",
+        Aggregation::Stats => "stats()",
+        Aggregation::PowerHistogram => "hist()",
+        Aggregation::LinearHistogram { .. } => "lhist()",
+    }
+}
+
+/// What is built in, without `arg0` to `arg9`.
+pub const BUILTINS: &[(&str, Builtin)] = &[
+    ("args", Builtin::Arguments),
+    ("comm", Builtin::Comm),
+    ("cpu", Builtin::Cpu),
+    ("nsecs", Builtin::Nsecs),
+    ("elapsed", Builtin::Elapsed),
+    ("pid", Builtin::Pid),
+    ("tid", Builtin::Tid),
+    ("probe", Builtin::Probe),
+    ("func", Builtin::Function),
+    ("retval", Builtin::ReturnValue),
+    ("kstack", Builtin::KernelStack),
+    ("ustack", Builtin::UserStack),
+    ("curtask", Builtin::CurrentTask),
+    ("uid", Builtin::Uid),
+    ("gid", Builtin::Gid),
+    ("ppid", Builtin::ParentPid),
+    ("rand", Builtin::Random),
+    ("pc", Builtin::ProgramCounter),
+];
+
+/// `arg0` to `arg9`.
+const ARGUMENTS: &[&str] = &[
+    "arg0", "arg1", "arg2", "arg3", "arg4", "arg5", "arg6", "arg7", "arg8", "arg9",
+];
+
+/// What is built in under that name.
+#[must_use]
+pub fn builtin(name: &str) -> Option<Builtin> {
+    let argument = ARGUMENTS.iter().position(|known| *known == name);
+    match argument.and_then(|number| u8::try_from(number).ok()) {
+        Some(number) => Some(Builtin::Argument(number)),
+        None => BUILTINS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, builtin)| *builtin),
+    }
+}
+
+/// The name of what is built in.
+#[must_use]
+pub fn builtin_name(builtin: Builtin) -> &'static str {
+    match builtin {
+        Builtin::Argument(number) => ARGUMENTS.get(usize::from(number)).unwrap_or(&"argN"),
+        _ => BUILTINS
+            .iter()
+            .find(|(_, known)| *known == builtin)
+            .map_or("", |(name, _)| name),
+    }
+}
+
+/// Words that stand for numbers.
+pub const CONSTANTS: &[(&str, i64)] = &[("NULL", 0), ("false", 0), ("true", 1)];
+
+/// Words that begin statements, and those with a syntax of their own.
+pub const KEYWORDS: &[&str] = &[
+    "if", "else", "while", "for", "unroll", "break", "continue", "return", "let", "sizeof",
+    "offsetof", "xlate",
+];
+
+/// What other languages and longer versions of this one call something that is here.
+const FOREIGN: &[(&str, &[&str])] = &[
+    ("execname", &["comm"]),
+    ("timestamp", &["nsecs"]),
+    ("walltimestamp", &["nsecs"]),
+    ("curthread", &["curtask"]),
+    ("curcpu", &["cpu"]),
+    ("probefunc", &["func"]),
+    ("probename", &["probe"]),
+    ("stack", &["kstack", "kstack()"]),
+    ("jstack", &["ustack", "ustack()"]),
+    ("caller", &["ksym()"]),
+    ("trace", &["print()"]),
+    ("printa", &["print()"]),
+    ("trunc", &["clear()"]),
+    ("quantize", &["hist()"]),
+    ("lquantize", &["lhist()"]),
+    ("stringof", &["str()"]),
+    ("copyinstr", &["ustr()", "str()"]),
+    ("copyin", &["buf()"]),
+    ("func_name", &["func"]),
+    ("sym", &["ksym()", "usym()"]),
+];
+
+/// What a name that is not known may have been meant as: the word of another language for something here, or what looks like it.
+pub fn candidates(name: &str) -> Vec<&'static str> {
+    if let Some((_, meant)) = FOREIGN.iter().find(|(foreign, _)| *foreign == name) {
+        return meant.to_vec();
+    }
+    let builtins = BUILTINS.iter().map(|(name, _)| *name);
+    let functions = FUNCTIONS.iter().map(|signature| signature.name);
+    let gatherers = GATHERERS.iter().map(|gatherer| gatherer.name);
+    let all = builtins
+        .chain(ARGUMENTS.iter().copied())
+        .chain(functions)
+        .chain(gatherers)
+        .chain(KEYWORDS.iter().copied());
+    super::diagnostic::similar(name, all)
+}
+
+/// Operators with two operands: their text, which they are, and how tight they bind, as in C. Higher binds tighter.
+pub const BINARY_OPERATORS: &[(&str, BinaryOperator, u8)] = &[
+    ("||", BinaryOperator::LogicalOr, 1),
+    ("&&", BinaryOperator::LogicalAnd, 2),
+    ("|", BinaryOperator::Or, 3),
+    ("^", BinaryOperator::Xor, 4),
+    ("&", BinaryOperator::And, 5),
+    ("==", BinaryOperator::Equal, 6),
+    ("!=", BinaryOperator::NotEqual, 6),
+    ("<", BinaryOperator::Less, 7),
+    ("<=", BinaryOperator::LessOrEqual, 7),
+    (">", BinaryOperator::Greater, 7),
+    (">=", BinaryOperator::GreaterOrEqual, 7),
+    ("<<", BinaryOperator::ShiftLeft, 8),
+    (">>", BinaryOperator::ShiftRight, 8),
+    ("+", BinaryOperator::Add, 9),
+    ("-", BinaryOperator::Subtract, 9),
+    ("*", BinaryOperator::Multiply, 10),
+    ("/", BinaryOperator::Divide, 10),
+    ("%", BinaryOperator::Modulo, 10),
+];
+
+/// Operators before `=`.
+pub const ASSIGNMENTS: &[(&str, BinaryOperator)] = &[
+    ("+=", BinaryOperator::Add),
+    ("-=", BinaryOperator::Subtract),
+    ("*=", BinaryOperator::Multiply),
+    ("/=", BinaryOperator::Divide),
+    ("%=", BinaryOperator::Modulo),
+    ("&=", BinaryOperator::And),
+    ("|=", BinaryOperator::Or),
+    ("^=", BinaryOperator::Xor),
+    ("<<=", BinaryOperator::ShiftLeft),
+    (">>=", BinaryOperator::ShiftRight),
+];
+
+/// A word of the strict dialect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // named as they are written
+pub enum StrictWord {
+    Begin,
+    End,
+    If,
+    Else,
+    /// `arg0` to `arg9`.
+    ProbeArgument(u8),
+    /// Anything else that is a value by itself.
+    Builtin(Builtin),
+    /// `clear` and `zero`.
+    OfVariable(Function),
+    Count,
+    /// `max`, `min` and `sum`.
+    OfValue(Aggregation),
+    Delete,
+    Exit,
+    Hist,
+    Lhist,
+    Print,
+    Printf,
+    Str,
+    Time,
+}
+
+/// The word of the strict dialect that is written so.
+#[must_use]
+pub fn strict_word(text: &str) -> Option<StrictWord> {
+    Some(match text {
+        "BEGIN" => StrictWord::Begin,
+        "END" => StrictWord::End,
+        "if" => StrictWord::If,
+        "else" => StrictWord::Else,
+        "clear" => StrictWord::OfVariable(Function::Clear),
+        "zero" => StrictWord::OfVariable(Function::Zero),
+        "count" => StrictWord::Count,
+        "max" => StrictWord::OfValue(Aggregation::Max),
+        "min" => StrictWord::OfValue(Aggregation::Min),
+        "sum" => StrictWord::OfValue(Aggregation::Sum),
+        "delete" => StrictWord::Delete,
+        "exit" => StrictWord::Exit,
+        "hist" => StrictWord::Hist,
+        "lhist" => StrictWord::Lhist,
+        "print" => StrictWord::Print,
+        "printf" => StrictWord::Printf,
+        "str" => StrictWord::Str,
+        "time" => StrictWord::Time,
+        "comm" | "cpu" | "kstack" | "nsecs" | "pid" | "probe" | "retval" | "tid" | "ustack" => {
+            StrictWord::Builtin(builtin(text)?)
+        }
+        _ => match builtin(text)? {
+            Builtin::Argument(number) => StrictWord::ProbeArgument(number),
+            _ => return None,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_builtin_is_found_by_the_name_it_is_shown_with() {
+        let arguments = (0..10).map(Builtin::Argument);
+        for known in BUILTINS.iter().map(|(_, known)| *known).chain(arguments) {
+            assert_eq!(builtin(builtin_name(known)), Some(known));
+        }
+        assert_eq!(builtin("arg10"), None);
+    }
+
+    #[test]
+    fn usages_name_their_functions_and_take_what_they_show() {
+        for known in FUNCTIONS {
+            assert!(known.usage.starts_with(known.name), "{}", known.usage);
+            assert!(known.least <= known.most, "{}", known.name);
+            assert_eq!(signature(known.name), Some(known));
+        }
+        for known in GATHERERS {
+            assert!(known.usage.starts_with(known.name), "{}", known.usage);
+            assert!(strict_word(known.name).is_some() || matches!(known.name, "avg" | "stats"));
+        }
+    }
+
+    #[test]
+    fn what_may_be_meant_is_known() {
+        for (name, meant) in [
+            ("prinft", "printf"),
+            ("execname", "comm"),
+            ("quantize", "hist()"),
+            ("retvla", "retval"),
+            ("pidd", "pid"),
+            ("wihle", "while"),
+            ("hits", "hist"),
+        ] {
+            assert!(
+                candidates(name).contains(&meant),
+                "{name}: {:?}",
+                candidates(name)
+            );
+        }
+        assert!(candidates("zyzzyva").is_empty());
+    }
+
+    #[test]
+    fn the_strict_dialect_lacks_the_extensions() {
+        for extension in [
+            "args", "func", "elapsed", "curtask", "while", "avg", "arg10", "join",
+        ] {
+            assert_eq!(strict_word(extension), None, "{extension}");
+        }
+        assert_eq!(strict_word("arg9"), Some(StrictWord::ProbeArgument(9)));
+    }
+}

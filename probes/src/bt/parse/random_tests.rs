@@ -1,0 +1,180 @@
+//! Texts that nobody wrote: the parser neither fails nor takes long, and what it tells can be shown.
+
+use super::super::ast::Dialect;
+use super::{LONGEST, parse};
+use proptest::prelude::*;
+use std::time::Instant;
+
+/// Pieces that scripts are made of.
+const PIECES: &[&str] = &[
+    "BEGIN",
+    "END",
+    "kprobe:f",
+    "kprobe:f:entry",
+    "profile:hz:99",
+    "uprobe:/bin/*:x",
+    "if",
+    "else",
+    "while",
+    "for",
+    "unroll",
+    "break",
+    "return",
+    "let",
+    "pid",
+    "arg0",
+    "args",
+    "kstack",
+    "printf",
+    "print",
+    "str",
+    "clear",
+    "delete",
+    "count",
+    "hist",
+    "lhist",
+    "sum",
+    "struct",
+    "translator",
+    "typedef",
+    "config",
+    "xlate",
+    "sizeof",
+    "offsetof",
+    "int",
+    "x",
+    "$x",
+    "$1",
+    "$#",
+    "@x",
+    "@",
+    "1",
+    "0x",
+    "5ms",
+    "99999999999999999999",
+    "\"a\"",
+    "\"%d\\n\"",
+    "\"",
+    "\\",
+    "/",
+    "//",
+    "/*",
+    "*/",
+    "(",
+    ")",
+    "{",
+    "}",
+    "[",
+    "]",
+    ";",
+    ",",
+    ".",
+    "..",
+    "->",
+    "++",
+    "--",
+    "+",
+    "-",
+    "*",
+    "%",
+    "&",
+    "&&",
+    "|",
+    "||",
+    "^",
+    "!",
+    "~",
+    "<",
+    "<<",
+    ">",
+    "=",
+    "==",
+    "+=",
+    "?",
+    ":",
+    "#",
+    "#!",
+    "\n",
+    " ",
+    "\t",
+    "\u{e9}",
+];
+
+fn look_at(text: &[u8]) {
+    for dialect in [Dialect::Normal, Dialect::Strict] {
+        let Err(errors) = parse(text, dialect) else {
+            continue;
+        };
+        assert!(!errors.is_empty());
+        for error in errors {
+            assert!(error.span.start <= error.span.end, "{error:?}");
+            assert!(error.span.end <= text.len() + 1, "{error:?}");
+            let (line, _) = error.position(text);
+            let lines = 1 + text.iter().filter(|byte| **byte == b'\n').count();
+            assert!((1..=lines).contains(&line), "{error:?}");
+            let shown = error.render("file", text);
+            assert!(
+                shown.starts_with("file:") && shown.ends_with('\n'),
+                "{shown}"
+            );
+        }
+    }
+}
+
+/// Texts that any step with time by the square of the length would take minutes for.
+#[test]
+fn long_texts_take_no_long_time() {
+    const LENGTH: usize = LONGEST / 16;
+    for before in ["", "BEGIN { $x = "] {
+        for piece in PIECES {
+            let text = before.to_owned() + &piece.repeat(LENGTH / piece.len());
+            let start = Instant::now();
+            look_at(text.as_bytes());
+            let taken = start.elapsed();
+            assert!(taken.as_secs() < 5, "{before}{piece}...: {taken:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 2000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn any_bytes(text in prop::collection::vec(any::<u8>(), 0..200)) {
+        look_at(&text);
+    }
+
+    #[test]
+    fn any_pieces(
+        pieces in prop::collection::vec((prop::sample::select(PIECES), any::<bool>()), 0..60),
+    ) {
+        let mut text = String::new();
+        for (piece, parted) in pieces {
+            text += piece;
+            if parted {
+                text.push(' ');
+            }
+        }
+        look_at(text.as_bytes());
+    }
+
+    #[test]
+    fn pieces_in_a_rule(
+        pieces in prop::collection::vec(prop::sample::select(PIECES), 0..40),
+    ) {
+        look_at(format!("BEGIN {{ {} }}", pieces.join(" ")).as_bytes());
+    }
+}
+
+/// Where a text that is wrong cannot be passed over, reading it ends all the same.
+#[test]
+fn a_text_that_fuzzing_found_to_be_read_for_ever_ends() {
+    let text = include_bytes!("../../../fuzz/seeds/script/recovery");
+    for dialect in [Dialect::Normal, Dialect::Strict] {
+        assert!(parse(text, dialect).is_err());
+    }
+}

@@ -1,0 +1,364 @@
+//! Statements: assignments, what gathers values, branches and loops.
+
+use super::super::ast::{
+    Aggregation, Block, Expression, ExpressionKind, PlaceKind, Statement, StatementKind,
+};
+use super::super::diagnostic::Diagnostic;
+use super::super::lex::normal::TokenKind;
+use super::super::names::{self, Gatherer};
+use super::expressions::{misspelt, place_of};
+use super::{Parsed, Parser};
+
+/// Most buckets of a histogram with equal steps: as in bpftrace.
+const MOST_BUCKETS: i64 = 1000;
+
+impl Parser<'_> {
+    /// `{ ... }`. What is wrong with one statement is noted, and the next one read.
+    pub(super) fn block(&mut self) -> Parsed<Block> {
+        let mut block = Block::default();
+        self.statements_into(&mut block)?;
+        Ok(block)
+    }
+
+    /// Adds the statements of `{ ... }` to a block.
+    fn statements_into(&mut self, block: &mut Block) -> Parsed<()> {
+        let open = self.expect("{", "before statements")?;
+        loop {
+            let problem = match self.peek().map(|token| token.kind) {
+                Ok(TokenKind::Punctuation("}")) => {
+                    self.next()?;
+                    return Ok(());
+                }
+                Ok(TokenKind::End) => {
+                    return Err(Diagnostic::new(open, "this '{' has no '}'"));
+                }
+                Ok(TokenKind::Punctuation("{")) => {
+                    self.deeper(|parser| parser.statements_into(block)).err()
+                }
+                Ok(_) => self
+                    .deeper(Self::statement)
+                    .map(|statement| block.statements.extend(statement))
+                    .err(),
+                Err(problem) => Some(problem),
+            };
+            if let Some(problem) = problem {
+                if !self.report(problem.clone()) {
+                    return Err(problem);
+                }
+                self.skip_statement();
+            }
+        }
+    }
+
+    /// Passes over the rest of a statement that is wrong: behind its `;` or its block, or before the `}` that ends the block around it.
+    pub(super) fn skip_statement(&mut self) {
+        let mut open = 0usize;
+        loop {
+            match self.peek().map(|token| token.kind) {
+                Ok(TokenKind::End) => return,
+                Ok(TokenKind::Punctuation("}")) if open == 0 => return,
+                Ok(TokenKind::Punctuation("}")) => {
+                    open -= 1;
+                    if open == 0 {
+                        self.ahead = None;
+                        return;
+                    }
+                }
+                Ok(TokenKind::Punctuation("{")) => open += 1,
+                Ok(TokenKind::Punctuation(";")) if open == 0 => {
+                    self.ahead = None;
+                    return;
+                }
+                Ok(_) | Err(_) => {}
+            }
+            self.ahead = None;
+        }
+    }
+
+    /// `{ ... }`, or one statement.
+    fn body(&mut self) -> Parsed<Block> {
+        if self.is("{")? {
+            return self.block();
+        }
+        Ok(Block {
+            statements: self.deeper(Self::statement)?.into_iter().collect(),
+        })
+    }
+
+    /// One statement with its `;`, which may be left out where another statement or `}` follows. None is `;`.
+    fn statement(&mut self) -> Parsed<Option<Statement>> {
+        let start = self.here()?;
+        if self.eat(";")? {
+            return Ok(None);
+        }
+        let word = match self.peek()?.kind {
+            TokenKind::Word(word) => word,
+            _ => "",
+        };
+        let (kind, ended) = match word {
+            "if" => (self.condition()?, true),
+            "while" => {
+                self.next()?;
+                self.expect("(", "behind while")?;
+                let condition = self.inside(Self::expression)?;
+                self.expect(")", "behind the condition")?;
+                let body = self.body()?;
+                (StatementKind::While { condition, body }, true)
+            }
+            "unroll" => {
+                self.next()?;
+                let times = self.expression()?;
+                let body = self.body()?;
+                (StatementKind::Repeat { times, body }, true)
+            }
+            "for" => (self.for_loop()?, true),
+            "break" => {
+                self.next()?;
+                (StatementKind::Break, false)
+            }
+            "continue" => {
+                self.next()?;
+                (StatementKind::Continue, false)
+            }
+            "return" => {
+                self.next()?;
+                (StatementKind::Return, false)
+            }
+            "else" => {
+                let message = "this 'else' belongs to no 'if'";
+                return Err(Diagnostic::new(self.next()?.span, message));
+            }
+            "let" => {
+                self.next()?;
+                let TokenKind::Local(_) = self.peek()?.kind else {
+                    return Err(self.unexpected("a variable, such as $x,"));
+                };
+                match self.simple()? {
+                    // All variables are there, and 0.
+                    StatementKind::Expression(_) if self.eat(";")? => return Ok(None),
+                    kind => (kind, false),
+                }
+            }
+            _ => (self.simple()?, false),
+        };
+        let span = self.since(start);
+        if !ended && !self.eat(";")? && !self.is("}")? && !self.at_statement()? {
+            let missing = self.unexpected("';' or another operator");
+            return Err(match self.peek()?.kind {
+                TokenKind::Word(word) => misspelt(word, missing),
+                _ => missing,
+            });
+        }
+        Ok(Some(Statement { kind, span }))
+    }
+
+    /// Whether what comes next can begin a statement: bt(5) wants no `;` between them.
+    fn at_statement(&mut self) -> Parsed<bool> {
+        Ok(match self.peek()?.kind {
+            TokenKind::Local(_) | TokenKind::Global(_) => true,
+            TokenKind::Word(word) => {
+                names::KEYWORDS.contains(&word)
+                    || names::signature(word).is_some_and(|function| !function.gives_value)
+            }
+            _ => false,
+        })
+    }
+
+    /// An assignment, or an expression.
+    fn simple(&mut self) -> Parsed<StatementKind> {
+        let target = self.expression()?;
+        let TokenKind::Punctuation(text) = self.peek()?.kind else {
+            return Ok(StatementKind::Expression(target));
+        };
+        let operator = names::ASSIGNMENTS
+            .iter()
+            .find(|(known, _)| *known == text)
+            .map(|(_, operator)| *operator);
+        if text != "=" && operator.is_none() {
+            return Ok(StatementKind::Expression(target));
+        }
+        self.next()?;
+        let place = place_of(target)?;
+        if let TokenKind::Word(word) = self.peek()?.kind
+            && let Some(gatherer) = names::gatherer(word)
+            && self.lexer.upcoming() == Some(b'(')
+        {
+            let span = self.next()?.span;
+            let usage = gatherer.usage;
+            if operator.is_some() {
+                let message = format!("{word}() adds to what is there by itself: @x = {usage}");
+                return Err(Diagnostic::new(span, message));
+            }
+            if let PlaceKind::Local(name) = &place.kind {
+                let message = format!("{word}() gathers in a global variable: @{name} = {usage}");
+                return Err(Diagnostic::new(place.span, message));
+            }
+            let (aggregation, value) = self.gather(gatherer)?;
+            return Ok(StatementKind::Aggregate {
+                place,
+                aggregation,
+                value,
+            });
+        }
+        Ok(StatementKind::Assign {
+            place,
+            operator,
+            value: self.expression()?,
+        })
+    }
+
+    /// The arguments of a function that gathers values, whose name was read.
+    fn gather(&mut self, gatherer: &Gatherer) -> Parsed<(Aggregation, Option<Expression>)> {
+        let name_span = self.last;
+        self.next()?;
+        let mut arguments = Vec::new();
+        while !self.eat(")")? {
+            if !arguments.is_empty() && !self.eat(",")? {
+                let what = format!("',' or ')' behind the arguments of {}()", gatherer.name);
+                return Err(self.unexpected(&what));
+            }
+            if arguments.len() > gatherer.most {
+                break;
+            }
+            arguments.push(self.inside(Self::expression)?);
+        }
+        let span = self.since(name_span);
+        let count = arguments.len();
+        if !(gatherer.least..=gatherer.most).contains(&count) {
+            let message = format!(
+                "{}() with {count} argument{}; it is written {}",
+                gatherer.name,
+                if count == 1 { "" } else { "s" },
+                gatherer.usage
+            );
+            return Err(Diagnostic::new(span, message));
+        }
+        let mut arguments = arguments.into_iter();
+        let value = arguments.next();
+        let aggregation = match gatherer.name {
+            "count" => Aggregation::Count,
+            "sum" => Aggregation::Sum,
+            "min" => Aggregation::Min,
+            "max" => Aggregation::Max,
+            "avg" => Aggregation::Average,
+            "stats" => Aggregation::Stats,
+            "hist" => {
+                // bpftrace divides every power of two into 2^bits parts.
+                if let Some(bits) = arguments.next()
+                    && bits.kind != ExpressionKind::Number(0)
+                {
+                    let message = "hist() has one bucket for each power of two; the second argument can only be 0";
+                    return Err(Diagnostic::new(bits.span, message));
+                }
+                Aggregation::PowerHistogram
+            }
+            _ => {
+                let range: Vec<Expression> = arguments.collect();
+                linear_histogram(&range)?
+            }
+        };
+        Ok((aggregation, value))
+    }
+
+    /// `if (condition) ... else ...`, `if` being ahead.
+    fn condition(&mut self) -> Parsed<StatementKind> {
+        self.next()?;
+        self.expect("(", "behind if")?;
+        let condition = self.inside(Self::expression)?;
+        self.expect(")", "behind the condition")?;
+        let then = self.body()?;
+        let otherwise = if self.eat_word("else")? {
+            self.body()?
+        } else {
+            Block::default()
+        };
+        Ok(StatementKind::If {
+            condition,
+            then,
+            otherwise,
+        })
+    }
+
+    /// `for ($kv : @map) ...`, `for ($i : first..end) ...`; `for` is ahead. The parentheses may be left out.
+    fn for_loop(&mut self) -> Parsed<StatementKind> {
+        self.next()?;
+        let parentheses = self.eat("(")?;
+        let TokenKind::Local(variable) = self.peek()?.kind else {
+            return Err(self.unexpected("a variable, such as $kv,"));
+        };
+        let variable = variable.to_owned();
+        self.next()?;
+        self.expect(":", "behind the loop's variable")?;
+        let first = self.inside(Self::expression)?;
+        if self.eat("..")? {
+            let end = self.inside(Self::expression)?;
+            let body = self.loop_body(parentheses)?;
+            return Ok(StatementKind::ForRange {
+                variable,
+                first,
+                end,
+                body,
+            });
+        }
+        let span = first.span;
+        if let ExpressionKind::Place(place) = first.kind
+            && let PlaceKind::Global { name: map, keys } = place.kind
+            && keys.is_empty()
+        {
+            let body = self.loop_body(parentheses)?;
+            return Ok(StatementKind::ForMap {
+                variable,
+                map,
+                body,
+            });
+        }
+        let message = "a loop goes over a map, @x, or over numbers, first..end";
+        Err(Diagnostic::new(span, message))
+    }
+
+    /// What is repeated, behind the parenthesis that may be open.
+    fn loop_body(&mut self, parentheses: bool) -> Parsed<Block> {
+        if parentheses {
+            self.expect(")", "behind what is looped over")?;
+        }
+        self.body()
+    }
+}
+
+/// `min, max, step` of a histogram with equal steps.
+fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
+    let mut numbers = [0i64; 3];
+    for ((argument, slot), name) in range
+        .iter()
+        .zip(&mut numbers)
+        .zip(["smallest", "largest", "step"])
+    {
+        let ExpressionKind::Number(number) = argument.kind else {
+            let message = format!("the {name} of lhist() must be a number as such");
+            return Err(Diagnostic::new(argument.span, message));
+        };
+        *slot = number;
+    }
+    let [min, max, step] = numbers;
+    let span = range
+        .iter()
+        .map(|argument| argument.span)
+        .reduce(|first, next| first.to(next))
+        .unwrap_or_default();
+    let wrong = |message: String| Err(Diagnostic::new(span, message));
+    if max <= min {
+        return wrong(format!(
+            "lhist() from {min} to {max}; the largest must be above the smallest"
+        ));
+    }
+    if step < 1 {
+        return wrong(format!("lhist() with a step of {step}; 1 is the least"));
+    }
+    let buckets = max.abs_diff(min) / step.unsigned_abs();
+    if buckets > MOST_BUCKETS.unsigned_abs() {
+        return wrong(format!(
+            "lhist() with {buckets} buckets; {MOST_BUCKETS} are the most: take a larger step"
+        ));
+    }
+    Ok(Aggregation::LinearHistogram { min, max, step })
+}

@@ -1,0 +1,195 @@
+//! Expressions of the strict dialect: three levels of operators with two operands, and no other operators.
+
+use super::super::super::ast::{
+    BinaryOperator, Builtin, Call, Expression, ExpressionKind, Function, PlaceKind, Span,
+};
+use super::super::super::lex::strict::Token;
+use super::super::super::names::StrictWord;
+use super::super::tree::Tall;
+use super::{Parsed, Parser, SyntaxError};
+
+impl Parser<'_> {
+    /// Expressions with commas between.
+    pub(super) fn list(&mut self) -> Parsed<Vec<Expression>> {
+        let mut list = vec![self.expression()?.expression];
+        while self.eat(b',') {
+            list.push(self.expression()?.expression);
+        }
+        Ok(list)
+    }
+
+    pub(super) fn expression(&mut self) -> Parsed<Tall> {
+        self.deeper(|parser| parser.binary(0))
+    }
+
+    /// The three levels of operators, all of them from left to right.
+    fn binary(&mut self, level: usize) -> Parsed<Tall> {
+        let operand = |parser: &mut Self| match level {
+            2 => parser.factor(),
+            _ => parser.binary(level + 1),
+        };
+        let mut left = operand(self)?;
+        while let Some(operator) = operator(self.peek(), level) {
+            self.next();
+            let right = operand(self)?;
+            let span = left.expression.span.to(right.expression.span);
+            let below = left.height.max(right.height);
+            let (left_side, right_side) = (Box::new(left.expression), Box::new(right.expression));
+            left = self.node(
+                ExpressionKind::Binary(operator, left_side, right_side),
+                span,
+                below,
+            )?;
+        }
+        Ok(left)
+    }
+
+    pub(super) fn factor(&mut self) -> Parsed<Tall> {
+        let start = self.here();
+        let token = self.peek().clone();
+        let kind = match token {
+            Token::Byte(b'(') => return self.parentheses(start),
+            Token::Number(number) => ExpressionKind::Number(number),
+            Token::Text(text) => ExpressionKind::Text(text),
+            Token::Argument(number) => ExpressionKind::Argument(number),
+            Token::ArgumentCount => ExpressionKind::ArgumentCount,
+            Token::Keyword(StrictWord::Builtin(builtin)) => ExpressionKind::Builtin(builtin),
+            Token::Keyword(StrictWord::ProbeArgument(number)) => {
+                ExpressionKind::Builtin(Builtin::Argument(number))
+            }
+            Token::Keyword(StrictWord::Str) => return self.str_call(start),
+            Token::Local(_) => {
+                let expression = self.variable()?;
+                return Ok(Tall {
+                    expression,
+                    height: 2,
+                });
+            }
+            Token::Global(name) => {
+                self.next();
+                return self.global(name, start);
+            }
+            _ => return Err(SyntaxError),
+        };
+        self.next();
+        self.node(kind, start, 0)
+    }
+
+    /// `(x)`, or a tuple.
+    fn parentheses(&mut self, start: Span) -> Parsed<Tall> {
+        self.next();
+        let first = self.expression()?;
+        if self.eat(b')') {
+            return Ok(first);
+        }
+        let mut below = first.height;
+        let mut items = vec![first.expression];
+        while !self.eat(b')') {
+            self.expect(b',')?;
+            let item = self.expression()?;
+            below = below.max(item.height);
+            items.push(item.expression);
+        }
+        let span = self.from(start);
+        self.node(ExpressionKind::Tuple(items), span, below)
+    }
+
+    /// `@name`, `@name[keys]` or `@name.0`; the name was read.
+    pub(super) fn global(&mut self, name: String, start: Span) -> Parsed<Tall> {
+        let mut below = 0;
+        let mut keys = Vec::new();
+        if self.eat(b'[') {
+            loop {
+                let key = self.expression()?;
+                below = below.max(key.height);
+                keys.push(key.expression);
+                if self.eat(b']') {
+                    break;
+                }
+                self.expect(b',')?;
+            }
+        }
+        let is_map = !keys.is_empty();
+        let place = self.place(PlaceKind::Global { name, keys }, start);
+        let span = place.span;
+        let variable = self.node(ExpressionKind::Place(Box::new(place)), span, below)?;
+        if is_map {
+            Ok(variable)
+        } else {
+            self.items(variable)
+        }
+    }
+
+    /// `.0` and the like behind a variable. Of several the last one counts.
+    pub(super) fn items(&mut self, variable: Tall) -> Parsed<Tall> {
+        let start = variable.expression.span;
+        let mut last = None;
+        while self.eat(b'.') {
+            let Token::Number(number) = *self.peek() else {
+                return Err(SyntaxError);
+            };
+            self.next();
+            last = usize::try_from(number).ok();
+        }
+        let Some(index) = last else {
+            return Ok(variable);
+        };
+        let span = self.from(start);
+        let below = variable.height;
+        let of = Box::new(variable.expression);
+        self.node(ExpressionKind::Item { of, index }, span, below)
+    }
+
+    /// `str($1)` or `str($1, length)`.
+    fn str_call(&mut self, start: Span) -> Parsed<Tall> {
+        self.next();
+        self.expect(b'(')?;
+        let argument_span = self.here();
+        let Token::Argument(number) = *self.peek() else {
+            return Err(SyntaxError);
+        };
+        self.next();
+        let mut arguments = vec![Expression {
+            kind: ExpressionKind::Argument(number),
+            span: argument_span,
+        }];
+        let mut below = 0;
+        if self.eat(b',') {
+            let length = self.expression()?;
+            below = length.height;
+            arguments.push(length.expression);
+        }
+        self.expect(b')')?;
+        let span = self.from(start);
+        let call = Call {
+            function: Function::Str,
+            name_span: start,
+            arguments,
+        };
+        self.node(ExpressionKind::Call(call), span, below)
+    }
+}
+
+/// The operator of a level that a token is, if it is one.
+fn operator(token: &Token, level: usize) -> Option<BinaryOperator> {
+    use BinaryOperator as B;
+    Some(match (level, token) {
+        (0, Token::Double(b'&')) => B::LogicalAnd,
+        (0, Token::Double(b'|')) => B::LogicalOr,
+        (1, Token::Double(b'=')) => B::Equal,
+        (1, Token::Double(b'!')) => B::NotEqual,
+        (1, Token::Double(b'<')) => B::LessOrEqual,
+        (1, Token::Double(b'>')) => B::GreaterOrEqual,
+        (1, Token::Byte(b'<')) => B::Less,
+        (1, Token::Byte(b'>')) => B::Greater,
+        (1, Token::Byte(b'+')) => B::Add,
+        (1, Token::Byte(b'-')) => B::Subtract,
+        (1, Token::Byte(b'&')) => B::And,
+        (1, Token::Byte(b'^')) => B::Xor,
+        (1, Token::Byte(b'|')) => B::Or,
+        (2, Token::Byte(b'*')) => B::Multiply,
+        (2, Token::Byte(b'/')) => B::Divide,
+        (2, Token::Byte(b'%')) => B::Modulo,
+        _ => return None,
+    })
+}

@@ -1,0 +1,281 @@
+//! Statements of the strict dialect.
+
+use super::super::super::ast::{
+    Aggregation, Block, Call, Expression, ExpressionKind, Function, Place, PlaceKind, Span,
+    Statement, StatementKind,
+};
+use super::super::super::lex::strict::Token;
+use super::super::super::names::StrictWord;
+use super::{Parsed, Parser, SyntaxError};
+
+impl Parser<'_> {
+    /// `{ ... }`
+    pub(super) fn action(&mut self) -> Parsed<Block> {
+        self.expect(b'{')?;
+        let mut block = Block::default();
+        while !self.eat(b'}') {
+            block.statements.extend(self.deeper(Self::statement)?);
+        }
+        Ok(block)
+    }
+
+    /// `{ ... }`, or one statement with its `;`.
+    fn block(&mut self) -> Parsed<Block> {
+        if *self.peek() == Token::Byte(b'{') {
+            return self.action();
+        }
+        if *self.peek() == Token::Keyword(StrictWord::If) {
+            return Err(SyntaxError);
+        }
+        let statement = self.deeper(Self::statement)?;
+        self.expect(b';')?;
+        Ok(Block {
+            statements: statement.into_iter().collect(),
+        })
+    }
+
+    /// A statement; none is `;`.
+    fn statement(&mut self) -> Parsed<Option<Statement>> {
+        let start = self.here();
+        let kind = match self.peek().clone() {
+            Token::Byte(b';') => {
+                self.next();
+                return Ok(None);
+            }
+            Token::Global(name) => {
+                self.next();
+                self.store_global(name, start)?
+            }
+            Token::Local(name) => {
+                self.next();
+                let place = self.place(PlaceKind::Local(name), start);
+                self.expect(b'=')?;
+                StatementKind::Assign {
+                    place,
+                    operator: None,
+                    value: self.expression()?.expression,
+                }
+            }
+            Token::Keyword(StrictWord::If) => self.condition()?,
+            Token::Keyword(word) => self.call_statement(word)?,
+            _ => return Err(SyntaxError),
+        };
+        Ok(Some(Statement {
+            kind,
+            span: self.from(start),
+        }))
+    }
+
+    pub(super) fn place(&self, kind: PlaceKind, start: Span) -> Place {
+        Place {
+            kind,
+            span: self.from(start),
+        }
+    }
+
+    /// What follows `if`, which is ahead.
+    fn condition(&mut self) -> Parsed<StatementKind> {
+        self.next();
+        self.expect(b'(')?;
+        let condition = self.expression()?.expression;
+        self.expect(b')')?;
+        let then = self.block()?;
+        let mut otherwise = Block::default();
+        if *self.peek() == Token::Keyword(StrictWord::Else) {
+            self.next();
+            if *self.peek() == Token::Keyword(StrictWord::If) {
+                otherwise.statements.extend(self.deeper(Self::statement)?);
+            } else {
+                otherwise = self.block()?;
+            }
+        }
+        Ok(StatementKind::If {
+            condition,
+            then,
+            otherwise,
+        })
+    }
+
+    /// What follows `@name`.
+    fn store_global(&mut self, name: String, start: Span) -> Parsed<StatementKind> {
+        let keys = if self.eat(b'[') {
+            let keys = self.list()?;
+            self.expect(b']')?;
+            keys
+        } else {
+            Vec::new()
+        };
+        let tuple = matches!(
+            keys.first().map(|key| &key.kind),
+            Some(ExpressionKind::Tuple(_))
+        );
+        let is_map = !keys.is_empty();
+        let place = self.place(PlaceKind::Global { name, keys }, start);
+        self.expect(b'=')?;
+        let kind = match self.peek() {
+            Token::Keyword(StrictWord::Hist) if !is_map => self.histogram(place)?,
+            Token::Keyword(StrictWord::Lhist) if !is_map => self.linear_histogram(place)?,
+            Token::Keyword(StrictWord::Count) if is_map => {
+                self.next();
+                self.expect(b'(')?;
+                self.expect(b')')?;
+                StatementKind::Aggregate {
+                    place,
+                    aggregation: Aggregation::Count,
+                    value: None,
+                }
+            }
+            Token::Keyword(StrictWord::OfValue(aggregation)) if is_map => {
+                let aggregation = *aggregation;
+                self.next();
+                self.expect(b'(')?;
+                let value = Some(self.expression()?.expression);
+                self.expect(b')')?;
+                StatementKind::Aggregate {
+                    place,
+                    aggregation,
+                    value,
+                }
+            }
+            _ => StatementKind::Assign {
+                place,
+                operator: None,
+                value: self.expression()?.expression,
+            },
+        };
+        if tuple {
+            self.lexer.wrong("tuple cannot be used as map key");
+        }
+        Ok(kind)
+    }
+
+    fn histogram(&mut self, place: Place) -> Parsed<StatementKind> {
+        self.next();
+        self.expect(b'(')?;
+        let value = Some(self.expression()?.expression);
+        self.expect(b')')?;
+        Ok(StatementKind::Aggregate {
+            place,
+            aggregation: Aggregation::PowerHistogram,
+            value,
+        })
+    }
+
+    fn linear_histogram(&mut self, place: Place) -> Parsed<StatementKind> {
+        self.next();
+        self.expect(b'(')?;
+        let value = Some(self.expression()?.expression);
+        self.expect(b',')?;
+        let range = self.list()?;
+        self.expect(b')')?;
+        let mut numbers = [0i64; 3];
+        for (count, argument) in range.iter().enumerate() {
+            let Some(slot) = numbers.get_mut(count) else {
+                self.lexer.wrong("too many arguments");
+                continue;
+            };
+            let ExpressionKind::Number(number) = argument.kind else {
+                self.lexer.wrong("type invalid");
+                continue;
+            };
+            *slot = number;
+            let [min, ..] = numbers;
+            // There are no negative numbers, so that "negative minimum" is what no text can get.
+            if count == 1 && number <= min {
+                self.lexer
+                    .wrong(format!("maximum smaller than minimum ({number} < {min})"));
+            }
+        }
+        if range.len() < 3 {
+            self.lexer
+                .wrong(format!("{} missing arguments", 3 - range.len()));
+        }
+        let [min, max, step] = numbers;
+        Ok(StatementKind::Aggregate {
+            place,
+            aggregation: Aggregation::LinearHistogram {
+                min,
+                max,
+                // OpenBSD divides by it, whatever it is.
+                step: step.max(1),
+            },
+            value,
+        })
+    }
+
+    /// A function that is no expression; its name is ahead.
+    fn call_statement(&mut self, word: StrictWord) -> Parsed<StatementKind> {
+        let name_span = self.here();
+        let function = match word {
+            StrictWord::OfVariable(function) => function,
+            StrictWord::Delete => Function::Delete,
+            StrictWord::Exit => Function::Exit,
+            StrictWord::Print => Function::Print,
+            StrictWord::Printf => Function::Printf,
+            StrictWord::Time => Function::Time,
+            _ => return Err(SyntaxError),
+        };
+        self.next();
+        self.expect(b'(')?;
+        let arguments = match function {
+            Function::Exit => Vec::new(),
+            Function::Printf => self.list()?,
+            Function::Time => vec![self.expression()?.expression],
+            Function::Print => self.print_arguments()?,
+            Function::Delete => {
+                let start = self.here();
+                let Token::Global(name) = self.peek().clone() else {
+                    return Err(SyntaxError);
+                };
+                self.next();
+                if *self.peek() != Token::Byte(b'[') {
+                    return Err(SyntaxError);
+                }
+                vec![self.global(name, start)?.expression]
+            }
+            _ => vec![self.variable()?],
+        };
+        self.expect(b')')?;
+        let call = ExpressionKind::Call(Call {
+            function,
+            name_span,
+            arguments,
+        });
+        Ok(StatementKind::Expression(Expression {
+            kind: call,
+            span: self.from(name_span),
+        }))
+    }
+
+    /// `$x`, `@x`, or an item of a tuple that such a variable holds.
+    pub(super) fn variable(&mut self) -> Parsed<Expression> {
+        let start = self.here();
+        let kind = match self.peek().clone() {
+            Token::Local(name) => PlaceKind::Local(name),
+            Token::Global(name) => PlaceKind::Global {
+                name,
+                keys: Vec::new(),
+            },
+            _ => return Err(SyntaxError),
+        };
+        self.next();
+        let place = self.place(kind, start);
+        let variable = self.node(ExpressionKind::Place(Box::new(place)), start, 0)?;
+        Ok(self.items(variable)?.expression)
+    }
+
+    /// An expression, or a global with how many of its entries are wanted.
+    fn print_arguments(&mut self) -> Parsed<Vec<Expression>> {
+        let first = self.expression()?.expression;
+        let whole = matches!(
+            &first.kind,
+            ExpressionKind::Place(place)
+                if matches!(&place.kind, PlaceKind::Global { keys, .. } if keys.is_empty())
+        );
+        let mut arguments = vec![first];
+        if whole && self.eat(b',') {
+            arguments.push(self.expression()?.expression);
+        }
+        Ok(arguments)
+    }
+}

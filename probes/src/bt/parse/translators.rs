@@ -1,0 +1,75 @@
+//! Translators, as dtrace(1) has them: what a stable structure's members are in terms of a kernel's.
+
+use super::super::ast::{Expression, ExpressionKind, Span, Translator};
+use super::super::diagnostic::Diagnostic;
+use super::super::lex::normal::TokenKind;
+use super::tree::Tall;
+use super::{Parsed, Parser, too_high};
+
+impl Parser<'_> {
+    /// `translator output < input *name > { member = expression; ... };`
+    pub(super) fn translator(&mut self) -> Parsed<Translator> {
+        let start = self.next()?.span;
+        let output = self.type_name()?;
+        if output.pointers > 0 {
+            let message = "a translator makes a structure, not a pointer; leave the '*' out";
+            return Err(Diagnostic::new(output.span, message));
+        }
+        self.expect("<", "before the translator's input")?;
+        let input = self.type_name()?;
+        let (variable, _) = self.expect_word("a name for the input")?;
+        self.expect(">", "behind the translator's input")?;
+        self.expect("{", "before the translator's members")?;
+        self.input = Some(variable.to_owned());
+        let mut members = Vec::new();
+        while !self.eat("}")? {
+            if let Err(problem) = self.member(&mut members) {
+                // At the end of the text nothing is left to be passed over.
+                let at_end = matches!(self.peek().map(|token| token.kind), Ok(TokenKind::End));
+                if at_end || !self.report(problem.clone()) {
+                    return Err(problem);
+                }
+                self.skip_statement();
+            }
+        }
+        self.input = None;
+        self.eat(";")?;
+        Ok(Translator {
+            output,
+            input,
+            variable: variable.to_owned(),
+            members,
+            span: self.since(start),
+        })
+    }
+
+    /// `member = expression;`
+    fn member(&mut self, members: &mut Vec<(String, Expression)>) -> Parsed<()> {
+        let (name, span) = self.expect_word("a member's name, or '}',")?;
+        self.expect("=", "behind the member's name")?;
+        let value = self.expression()?;
+        self.expect(";", "behind the member")?;
+        if members.iter().any(|(known, _)| known == name) {
+            let message = format!("the member '{name}' is translated twice");
+            self.report(Diagnostic::new(span, message));
+        }
+        members.push((name.to_owned(), value));
+        Ok(())
+    }
+
+    /// `xlate <type>(x)`, of which `xlate` was read.
+    pub(super) fn translate(&mut self, start: Span) -> Parsed<Tall> {
+        self.expect("<", "behind xlate")?;
+        let to = self.type_name()?;
+        self.expect(">", "behind the type")?;
+        self.expect("(", "behind xlate's type")?;
+        let of = self.inside(|parser| parser.tall())?;
+        self.expect(")", "behind xlate's input")?;
+        let span = self.since(start);
+        let kind = ExpressionKind::Translate {
+            to,
+            of: Box::new(of.expression),
+        };
+        Tall::new(kind, span, of.height).map_err(|_| too_high(span))
+    }
+}

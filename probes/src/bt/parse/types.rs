@@ -1,0 +1,256 @@
+//! Names of types, and structures.
+
+use super::super::ast::{Structure, StructureMember, TypeName};
+use super::super::diagnostic::Diagnostic;
+use super::super::lex::normal::TokenKind;
+use super::super::names;
+use super::{Parsed, Parser};
+
+/// Words that only types are made of.
+const TYPE_WORDS: &[&str] = &[
+    "struct", "union", "enum", "const", "volatile", "unsigned", "signed", "long", "short", "int",
+    "char", "void", "bool", "_Bool", "float", "double", "int8", "int16", "int32", "int64", "uint8",
+    "uint16", "uint32", "uint64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64",
+];
+
+/// Those of which several make one type.
+const COMBINED: &[&str] = &["unsigned", "signed", "long", "short", "int", "char"];
+
+/// Most `*` of a type.
+const MOST_POINTERS: usize = 8;
+
+impl Parser<'_> {
+    /// Whether the next token can only begin a type.
+    pub(super) fn at_type_word(&mut self) -> Parsed<bool> {
+        Ok(matches!(self.peek()?.kind, TokenKind::Word(word) if TYPE_WORDS.contains(&word)))
+    }
+
+    /// `const struct file *`
+    pub(super) fn type_name(&mut self) -> Parsed<TypeName> {
+        let start = self.here()?;
+        let mut base = self.base_type()?;
+        // `signed` says nothing but before `char`, which has a sign of its own here.
+        if let Some(plain) = base.strip_prefix("signed ") {
+            base = plain.to_owned();
+        } else if base == "signed" {
+            base = "int".to_owned();
+        }
+        let pointers = self.pointers()?;
+        Ok(TypeName {
+            base,
+            pointers,
+            span: self.since(start),
+        })
+    }
+
+    /// A type without `*`.
+    fn base_type(&mut self) -> Parsed<String> {
+        self.qualifiers()?;
+        let (first, span) = self.expect_word("a type")?;
+        let base = match first {
+            "struct" | "union" | "enum" => {
+                let (name, _) = self.expect_word(&format!("the name of a {first}"))?;
+                format!("{first} {name}")
+            }
+            _ if COMBINED.contains(&first) => {
+                let mut words = vec![first];
+                while let TokenKind::Word(word) = self.peek()?.kind {
+                    if !COMBINED.contains(&word) {
+                        break;
+                    }
+                    self.next()?;
+                    if words.len() > 3 {
+                        return Err(Diagnostic::new(self.since(span), "this is no type"));
+                    }
+                    words.push(word);
+                }
+                words.join(" ")
+            }
+            _ => first.to_owned(),
+        };
+        self.qualifiers()?;
+        Ok(base)
+    }
+
+    fn qualifiers(&mut self) -> Parsed<()> {
+        while self.eat_word("const")? || self.eat_word("volatile")? {}
+        Ok(())
+    }
+
+    /// How many `*` follow; qualifiers between them are passed over.
+    fn pointers(&mut self) -> Parsed<usize> {
+        let mut pointers = 0;
+        while self.eat("*")? {
+            self.qualifiers()?;
+            pointers += 1;
+            if pointers > MOST_POINTERS {
+                let message = format!("a pointer of more than {MOST_POINTERS} levels");
+                return Err(Diagnostic::new(self.last, message));
+            }
+        }
+        Ok(pointers)
+    }
+
+    /// `(type)` before an operand, if that is what comes next; else nothing is read. `(x)` with a name that is neither built in nor a
+    /// translator's input is a type if an operand follows, and so is `(x *)`.
+    pub(super) fn cast(&mut self) -> Parsed<Option<TypeName>> {
+        let start = self.position();
+        self.next()?;
+        let certain = self.at_type_word()?;
+        let TokenKind::Word(word) = self.peek()?.kind else {
+            self.rewind(start);
+            return Ok(None);
+        };
+        let a_value = names::builtin(word).is_some()
+            || names::signature(word).is_some()
+            || names::CONSTANTS.iter().any(|(name, _)| *name == word)
+            || names::KEYWORDS.contains(&word)
+            || self.input.as_deref() == Some(word);
+        if a_value && !certain {
+            self.rewind(start);
+            return Ok(None);
+        }
+        let name = self.type_name();
+        if certain {
+            let name = name?;
+            if self.is("[")? {
+                let message = "casts to arrays are not offered; cast to a pointer";
+                return Err(Diagnostic::new(self.here()?, message));
+            }
+            self.expect(")", "behind the type")?;
+            return Ok(Some(name));
+        }
+        if let Ok(name) = name
+            && self.eat(")")?
+            && (name.pointers > 0 || self.at_operand()?)
+        {
+            return Ok(Some(name));
+        }
+        self.rewind(start);
+        Ok(None)
+    }
+
+    /// Whether what comes next can only begin an operand.
+    fn at_operand(&mut self) -> Parsed<bool> {
+        Ok(match self.peek()?.kind {
+            TokenKind::Word(_)
+            | TokenKind::Number(_)
+            | TokenKind::Text
+            | TokenKind::Local(_)
+            | TokenKind::Global(_)
+            | TokenKind::Argument(_)
+            | TokenKind::ArgumentCount => true,
+            TokenKind::Punctuation(text) => text == "(",
+            TokenKind::End => false,
+        })
+    }
+
+    /// `struct name { ... };`
+    pub(super) fn structure(&mut self) -> Parsed<Structure> {
+        let start = self.next()?.span;
+        let (name, _) = self.expect_word("the structure's name")?;
+        let members = self.members(name)?;
+        // C wants it, bpftrace does not.
+        self.eat(";")?;
+        Ok(Structure {
+            name: name.to_owned(),
+            members,
+            span: self.since(start),
+        })
+    }
+
+    /// `typedef struct tag { ... } name;`, with a structure for each of the two names.
+    pub(super) fn typedef(&mut self) -> Parsed<Vec<Structure>> {
+        let start = self.next()?.span;
+        if !self.eat_word("struct")? {
+            let message = "only structures can be defined; write the type itself where it is used";
+            return Err(Diagnostic::new(self.here()?, message));
+        }
+        let mut found = Vec::new();
+        if let TokenKind::Word(tag) = self.peek()?.kind {
+            self.next()?;
+            found.push(tag);
+        }
+        let members = self.members(found.first().unwrap_or(&"typedef"))?;
+        let (name, _) = self.expect_word("the type's name")?;
+        if !found.contains(&name) {
+            found.push(name);
+        }
+        self.expect(";", "behind the type's name")?;
+        let span = self.since(start);
+        Ok(found
+            .into_iter()
+            .map(|name| Structure {
+                name: name.to_owned(),
+                members: members.clone(),
+                span,
+            })
+            .collect())
+    }
+
+    /// `{ type name, name[3]; ... }`
+    fn members(&mut self, of: &str) -> Parsed<Vec<StructureMember>> {
+        self.expect("{", &format!("behind struct {of}"))?;
+        let mut members: Vec<StructureMember> = Vec::new();
+        while !self.eat("}")? {
+            let start = self.here()?;
+            let base = self.type_name()?;
+            if self.is("{")? {
+                let message = "a structure inside another is not offered; define it by itself";
+                return Err(Diagnostic::new(self.since(start), message));
+            }
+            let mut type_name = base.clone();
+            loop {
+                if self.is("(")? {
+                    let message = "pointers to functions are not offered; write void *";
+                    return Err(Diagnostic::new(self.here()?, message));
+                }
+                let (name, span) = self.expect_word("a member's name")?;
+                if members.iter().any(|member| member.name == name) {
+                    let message = format!("struct {of} has a member '{name}' already");
+                    self.report(Diagnostic::new(span, message));
+                }
+                let elements = self.elements()?;
+                if self.is(":")? {
+                    let message = "bit fields are not offered; take the whole number and its bits";
+                    return Err(Diagnostic::new(self.here()?, message));
+                }
+                members.push(StructureMember {
+                    type_name: type_name.clone(),
+                    name: name.to_owned(),
+                    elements,
+                });
+                if !self.eat(",")? {
+                    break;
+                }
+                type_name = TypeName {
+                    pointers: self.pointers()?,
+                    ..base.clone()
+                };
+            }
+            self.expect(";", "behind the member")?;
+        }
+        Ok(members)
+    }
+
+    /// `[16]`
+    fn elements(&mut self) -> Parsed<Option<u64>> {
+        if !self.eat("[")? {
+            return Ok(None);
+        }
+        let token = self.next()?;
+        let TokenKind::Number(elements) = token.kind else {
+            let message = format!(
+                "the number of elements is expected here; found {}",
+                token.kind.describe()
+            );
+            return Err(Diagnostic::new(token.span, message));
+        };
+        self.expect("]", "behind the number of elements")?;
+        if self.is("[")? {
+            let message = "arrays of arrays are not offered";
+            return Err(Diagnostic::new(self.here()?, message));
+        }
+        Ok(Some(elements))
+    }
+}

@@ -1,0 +1,422 @@
+//! Executes the operations of a rule.
+//!
+//! Runs on a vCPU's thread while that stands still: it does not wait but for the maps' locks, allocates for texts and stacks only, and ends
+//! after a bounded number of operations whatever the script says. What goes wrong (a division by zero, memory that is not there) gives 0 or
+//! empty text and is counted.
+
+mod memory;
+pub(super) use memory::MOST_BYTES;
+pub(super) mod numbers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::ast::Dialect;
+use super::context::Context;
+use super::maps::{Maps, Reading};
+use super::program::{Code, Emission, Known, Operation};
+use super::snapshots::Snapshots;
+use super::value::Value;
+use crate::event::MAX_FRAMES;
+
+/// Operations that one run of a rule may take.
+pub(super) const MOST_OPERATIONS: usize = 1 << 17;
+/// Values on the stack at a time. Expressions are as deep as the parser lets them be.
+const MOST_VALUES: usize = 1 << 12;
+/// Errors are the last numbers of a word (include/linux/err.h).
+const MAX_ERRNO: u64 = 4095;
+
+/// What all rules of a script share while they run.
+pub(super) struct Shared {
+    pub(super) dialect: Dialect,
+    pub(super) maps: Maps,
+    pub(super) emissions: Vec<Emission>,
+    pub(super) snapshots: Snapshots,
+    /// When the script began, in nanoseconds since 1970.
+    pub(super) began: u64,
+    /// Set by `exit()`: no rule begins any more.
+    pub(super) exited: AtomicBool,
+    pub(super) faults: Faults,
+    pub(super) random: AtomicU64,
+}
+
+/// What went wrong in rules that ran.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// Divisions by zero, which gave 0.
+    pub(super) divisions: AtomicU64,
+    /// Memory that was not there, read as 0.
+    pub(super) reads: AtomicU64,
+    /// Rules that took too many operations, and were ended.
+    pub(super) endless: AtomicU64,
+    /// What had no room in the ring, or no snapshot to be put into.
+    pub(super) lost: AtomicU64,
+}
+
+/// The probe that a rule runs for.
+pub(super) struct ProbeTexts {
+    pub(super) name: Arc<[u8]>,
+    pub(super) function: Arc<[u8]>,
+}
+
+/// How a rule has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Its predicate was not fulfilled.
+    Filtered,
+    /// It ran.
+    Ran,
+}
+
+/// Runs a rule once.
+pub(super) fn run(
+    code: &Code,
+    shared: &Shared,
+    context: &dyn Context,
+    probe: &ProbeTexts,
+) -> Ended {
+    let mut machine = Machine {
+        shared,
+        context,
+        probe,
+        stack: Vec::with_capacity(16),
+        locals: vec![Value::ZERO; code.locals],
+        iterations: Vec::new(),
+    };
+    let mut at = 0;
+    for _ in 0..MOST_OPERATIONS {
+        let Some(operation) = code.operations.get(at) else {
+            return Ended::Ran;
+        };
+        match machine.step(operation) {
+            Next::Follows => at += 1,
+            Next::At(to) => at = to,
+            Next::End => return Ended::Ran,
+            Next::Filtered => return Ended::Filtered,
+        }
+    }
+    count(&shared.faults.endless);
+    Ended::Ran
+}
+
+/// Which operation is next.
+enum Next {
+    Follows,
+    At(usize),
+    End,
+    Filtered,
+}
+
+struct Machine<'r> {
+    shared: &'r Shared,
+    context: &'r dyn Context,
+    probe: &'r ProbeTexts,
+    stack: Vec<Value>,
+    locals: Vec<Value>,
+    iterations: Vec<std::vec::IntoIter<Value>>,
+}
+
+impl Machine<'_> {
+    fn pop(&mut self) -> Value {
+        self.stack.pop().unwrap_or(Value::ZERO)
+    }
+
+    fn push(&mut self, value: Value) {
+        if self.stack.len() < MOST_VALUES {
+            self.stack.push(value);
+        }
+    }
+
+    /// The last `count` values, in the order they were pushed.
+    fn take(&mut self, count: usize) -> Vec<Value> {
+        let from = self.stack.len().saturating_sub(count);
+        self.stack.split_off(from)
+    }
+
+    fn word(&mut self) -> u64 {
+        let value = self.pop();
+        numbers::number(&value, self.shared.dialect) as u64
+    }
+
+    fn step(&mut self, operation: &Operation) -> Next {
+        let shared = self.shared;
+        match operation {
+            Operation::Constant(value) => self.push(value.clone()),
+            Operation::Drop => {
+                self.pop();
+            }
+            Operation::Local(slot) => {
+                let value = self.locals.get(*slot).cloned();
+                self.push(value.unwrap_or(Value::ZERO));
+            }
+            Operation::SetLocal(slot) => {
+                let value = self.pop();
+                if let Some(place) = self.locals.get_mut(*slot) {
+                    *place = value;
+                }
+            }
+            Operation::StepLocal { slot, by, postfix } => {
+                let before = self.locals.get(*slot).cloned().unwrap_or(Value::ZERO);
+                let after = stepped(&before, *by, shared.dialect);
+                if let Some(place) = self.locals.get_mut(*slot) {
+                    *place = after.clone();
+                }
+                self.push(if *postfix { before } else { after });
+            }
+            Operation::Global { .. }
+            | Operation::SetGlobal { .. }
+            | Operation::UpdateGlobal { .. }
+            | Operation::StepGlobal { .. }
+            | Operation::Aggregate { .. }
+            | Operation::Delete { .. }
+            | Operation::HasKey { .. }
+            | Operation::MapLength(_)
+            | Operation::Clear(_)
+            | Operation::Zero(_)
+            | Operation::Iterate(_) => self.on_map(operation),
+            Operation::Unary(operator) => {
+                let operand = self.pop();
+                self.push(numbers::unary(*operator, &operand, shared.dialect));
+            }
+            Operation::Binary(operator) => {
+                let right = self.pop();
+                let left = self.pop();
+                let found = numbers::binary(*operator, &left, &right, shared.dialect);
+                self.push(found.unwrap_or_else(|numbers::ByZero| {
+                    count(&shared.faults.divisions);
+                    Value::ZERO
+                }));
+            }
+            Operation::Truth => {
+                let value = self.pop();
+                self.push(Value::Int(numbers::is_true(&value).into()));
+            }
+            Operation::Jump(to) => return Next::At(*to),
+            Operation::JumpIfZero(to) => {
+                let value = self.pop();
+                if !numbers::is_true(&value) {
+                    return Next::At(*to);
+                }
+            }
+            Operation::Filter => {
+                let value = self.pop();
+                if !numbers::is_true(&value) {
+                    return Next::Filtered;
+                }
+            }
+            Operation::Next { slot, end } => {
+                let item = self.iterations.last_mut().and_then(Iterator::next);
+                let Some(item) = item else {
+                    self.iterations.pop();
+                    return Next::At(*end);
+                };
+                if let Some(place) = self.locals.get_mut(*slot) {
+                    *place = item;
+                }
+            }
+            Operation::EndIteration => {
+                self.iterations.pop();
+            }
+            Operation::Known(known) => {
+                let value = self.known(*known);
+                self.push(value);
+            }
+            Operation::Tuple(items) => {
+                let items = self.take(*items);
+                self.push(Value::Tuple(items.into()));
+            }
+            Operation::Item(index) => {
+                let tuple = self.pop();
+                let item = match &tuple {
+                    Value::Tuple(items) => items.get(*index).cloned(),
+                    _ => None,
+                };
+                self.push(item.unwrap_or(Value::ZERO));
+            }
+            Operation::Emit { emission, values } => {
+                let values = self.take(*values);
+                self.emit(*emission, &values);
+            }
+            Operation::EmitMap { emission, map } => match self.snapshot(*map) {
+                Some(ticket) => {
+                    if !self.emit(*emission, &[Value::Int(ticket)]) {
+                        shared.snapshots.take(ticket);
+                    }
+                }
+                None => count(&shared.faults.lost),
+            },
+            Operation::Return => return Next::End,
+            Operation::Exit => {
+                shared.exited.store(true, Ordering::Relaxed);
+                return Next::End;
+            }
+            other => self.on_memory(other),
+        }
+        Next::Follows
+    }
+
+    fn emit(&self, emission: usize, values: &[Value]) -> bool {
+        let room = self.context.emit(emission, values);
+        if !room {
+            count(&self.shared.faults.lost);
+        }
+        room
+    }
+
+    fn snapshot(&self, map: usize) -> Option<i64> {
+        let shared = self.shared;
+        shared.snapshots.put(|| shared.maps.snapshot(map))
+    }
+
+    fn on_map(&mut self, operation: &Operation) {
+        let shared = self.shared;
+        let (maps, dialect) = (&shared.maps, shared.dialect);
+        match operation {
+            Operation::Global { map, keys } => {
+                let keys = self.take(*keys);
+                self.push(maps.get(*map, &keys).unwrap_or(Value::ZERO));
+            }
+            Operation::SetGlobal { map, keys } => {
+                let value = self.pop();
+                let keys = self.take(*keys);
+                maps.set(*map, &keys, value);
+            }
+            Operation::UpdateGlobal {
+                map,
+                keys,
+                operator,
+            } => {
+                let value = self.pop();
+                let keys = self.take(*keys);
+                let mut failed = false;
+                maps.update(*map, &keys, |before| {
+                    let before = before.unwrap_or(&Value::ZERO);
+                    numbers::binary(*operator, before, &value, dialect).unwrap_or_else(|_| {
+                        failed = true;
+                        Value::ZERO
+                    })
+                });
+                if failed {
+                    count(&shared.faults.divisions);
+                }
+            }
+            Operation::StepGlobal {
+                map,
+                keys,
+                by,
+                postfix,
+            } => {
+                let keys = self.take(*keys);
+                let mut old = Value::ZERO;
+                let after = maps.update(*map, &keys, |before| {
+                    old = before.cloned().unwrap_or(Value::ZERO);
+                    stepped(&old, *by, dialect)
+                });
+                self.push(if *postfix { old } else { after });
+            }
+            Operation::Aggregate {
+                map,
+                keys,
+                aggregation,
+            } => {
+                let value = self.word().cast_signed();
+                let keys = self.take(*keys);
+                maps.aggregate(*map, self.context.shard(), *aggregation, &keys, value);
+            }
+            Operation::Delete { map, keys } => {
+                let keys = self.take(*keys);
+                let was_there = maps.delete(*map, &keys);
+                self.push(Value::Int(was_there.into()));
+            }
+            Operation::HasKey { map, keys } => {
+                let keys = self.take(*keys);
+                self.push(Value::Int(maps.contains(*map, &keys).into()));
+            }
+            Operation::MapLength(map) => {
+                let length = maps.len(*map);
+                self.push(Value::Int(i64::try_from(length).unwrap_or(i64::MAX)));
+            }
+            Operation::Clear(map) => maps.clear(*map),
+            Operation::Zero(map) => maps.zero(*map),
+            Operation::Iterate(map) => {
+                let items = maps
+                    .snapshot(*map)
+                    .entries
+                    .into_iter()
+                    .map(|(keys, reading)| {
+                        let key = match &*keys {
+                            [one] => one.clone(),
+                            several => Value::Tuple(several.into()),
+                        };
+                        let value = match reading {
+                            Reading::Value(value) => value,
+                            other => Value::Int(other.number().unwrap_or_default()),
+                        };
+                        Value::Tuple([key, value].into())
+                    });
+                self.iterations.push(items.collect::<Vec<_>>().into_iter());
+            }
+            _ => {}
+        }
+    }
+
+    fn known(&self, known: Known) -> Value {
+        let context = self.context;
+        match known {
+            Known::Argument(number) => numbers::unsigned(context.argument(number)),
+            Known::Comm => {
+                let comm = context.comm();
+                let end = comm.iter().position(|byte| *byte == 0);
+                Value::text(comm.get(..end.unwrap_or(comm.len())).unwrap_or_default())
+            }
+            Known::Cpu => Value::Int(context.cpu() as i64),
+            Known::Nsecs => numbers::unsigned(context.unix_ns()),
+            Known::Elapsed => {
+                let since = context.unix_ns().saturating_sub(self.shared.began);
+                numbers::unsigned(since)
+            }
+            Known::Pid => Value::Int(context.process().into()),
+            Known::Tid => Value::Int(context.thread().into()),
+            Known::Probe => Value::Text(self.probe.name.clone()),
+            Known::Function => Value::Text(self.probe.function.clone()),
+            Known::Returned => numbers::unsigned(context.returned().unwrap_or_default()),
+            Known::ReturnedOrMinusOne => {
+                let returned = context.returned().unwrap_or_default();
+                Value::Int(match returned.wrapping_neg() {
+                    1..=MAX_ERRNO => -1,
+                    _ => returned.cast_signed(),
+                })
+            }
+            Known::Task => numbers::unsigned(context.task()),
+            Known::Random => Value::Int(self.random().into()),
+            Known::ProgramCounter => numbers::unsigned(context.pc()),
+            Known::Register(register) => numbers::unsigned(context.register(register)),
+        }
+    }
+
+    /// 32 bits of a sequence that looks random (splitmix64 by Steele, Lea and Flood).
+    fn random(&self) -> u32 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let state = self.shared.random.fetch_add(STEP, Ordering::Relaxed);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed >> 32) as u32
+    }
+
+    /// Both stacks are read into room of this size.
+    fn frames(most: usize, fill: impl FnOnce(&mut [u64]) -> usize) -> Arc<[u64]> {
+        let mut frames = [0; MAX_FRAMES];
+        let room = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();
+        let found = fill(room);
+        frames.get(..found).unwrap_or_default().into()
+    }
+}
+
+fn stepped(before: &Value, by: i64, dialect: Dialect) -> Value {
+    let sum = numbers::number(before, dialect) + i128::from(by);
+    numbers::value(sum, dialect)
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}

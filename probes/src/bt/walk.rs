@@ -1,0 +1,118 @@
+//! The nodes of a script's tree, one after the other.
+//!
+//! The depth of every tree that [`parse`](super::parse::parse) gives is bounded, so that these may call themselves.
+
+use super::ast::{Block, Expression, ExpressionKind, Place, PlaceKind, Statement, StatementKind};
+
+/// The expressions right under one.
+pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
+    match &of.kind {
+        ExpressionKind::Number(_)
+        | ExpressionKind::Unsigned(_)
+        | ExpressionKind::Text(_)
+        | ExpressionKind::Builtin(_)
+        | ExpressionKind::Argument(_)
+        | ExpressionKind::ArgumentCount
+        | ExpressionKind::Constant(_)
+        | ExpressionKind::SizeOfType(_)
+        | ExpressionKind::OffsetOf { .. } => {}
+        ExpressionKind::Place(place) | ExpressionKind::Step { place, .. } => {
+            keys(place).iter().for_each(each);
+        }
+        ExpressionKind::Unary(_, of)
+        | ExpressionKind::SizeOfValue(of)
+        | ExpressionKind::Member { of, .. }
+        | ExpressionKind::Item { of, .. }
+        | ExpressionKind::Cast { of, .. }
+        | ExpressionKind::Translate { of, .. } => each(of),
+        ExpressionKind::Binary(_, left, right) => {
+            each(left);
+            each(right);
+        }
+        ExpressionKind::Conditional {
+            condition,
+            then,
+            otherwise,
+        } => {
+            each(condition);
+            each(then);
+            each(otherwise);
+        }
+        ExpressionKind::Call(call) => call.arguments.iter().for_each(each),
+        ExpressionKind::Index { of, index } => {
+            each(of);
+            each(index);
+        }
+        ExpressionKind::Tuple(items) => items.iter().for_each(each),
+    }
+}
+
+/// The keys of a place.
+#[must_use]
+pub fn keys(place: &Place) -> &[Expression] {
+    match &place.kind {
+        PlaceKind::Local(_) => &[],
+        PlaceKind::Global { keys, .. } => keys,
+    }
+}
+
+/// The expressions right under a statement, not those of its blocks.
+pub fn expressions<'a>(of: &'a Statement, each: &mut dyn FnMut(&'a Expression)) {
+    match &of.kind {
+        StatementKind::Assign { place, value, .. } => {
+            keys(place).iter().for_each(&mut *each);
+            each(value);
+        }
+        StatementKind::Aggregate { place, value, .. } => {
+            keys(place).iter().for_each(&mut *each);
+            value.iter().for_each(each);
+        }
+        StatementKind::Expression(value)
+        | StatementKind::If {
+            condition: value, ..
+        }
+        | StatementKind::While {
+            condition: value, ..
+        }
+        | StatementKind::Repeat { times: value, .. } => each(value),
+        StatementKind::ForRange { first, end, .. } => {
+            each(first);
+            each(end);
+        }
+        StatementKind::ForMap { .. }
+        | StatementKind::Break
+        | StatementKind::Continue
+        | StatementKind::Return => {}
+    }
+}
+
+/// The blocks right under a statement.
+#[must_use]
+pub fn blocks(of: &Statement) -> [Option<&Block>; 2] {
+    match &of.kind {
+        StatementKind::If {
+            then, otherwise, ..
+        } => [Some(then), Some(otherwise)],
+        StatementKind::While { body, .. }
+        | StatementKind::Repeat { body, .. }
+        | StatementKind::ForMap { body, .. }
+        | StatementKind::ForRange { body, .. } => [Some(body), None],
+        _ => [None, None],
+    }
+}
+
+/// Every statement of a block, those of inner blocks too, each before what it holds.
+pub fn statements<'a>(of: &'a Block, each: &mut dyn FnMut(&'a Statement)) {
+    for statement in &of.statements {
+        each(statement);
+        for block in blocks(statement).into_iter().flatten() {
+            statements(block, each);
+        }
+    }
+}
+
+/// An expression and all under it, each before what it holds.
+pub fn below<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
+    each(of);
+    children(of, &mut |child| below(child, each));
+}

@@ -1,0 +1,248 @@
+//! OpenBSD's static probes, and what stands for each in Linux: a tracepoint, a function, or the way of all system calls.
+//!
+//! Their arguments are OpenBSD's. What Linux does not tell is 0, and which that is stands in the table. A probe that this kernel
+//! has no place for is not listed; why is told by [`Aliases::missing`].
+//!
+//! Source: dt_prov_static.c 1.26 (groups, names and types of arguments).
+
+mod table;
+
+use introspect::Gva;
+
+use super::tasks::Thread;
+use crate::event::Event;
+use crate::kernel_view::KernelView;
+use crate::name::ProbeName;
+use crate::probe::{Argument, Moment, Probe, Target};
+use crate::provider::kprobe::KERNEL;
+use crate::provider::system_calls::entry_function;
+use crate::syscall_table;
+use table::{ALIASES, Alias, GROUPS_WITHOUT, Only, Place, Value};
+
+/// FAULT_FLAG_WRITE and FAULT_FLAG_INSTRUCTION (enum fault_flag, include/linux/mm_types.h).
+const FAULT_WRITE: u64 = 0x1;
+const FAULT_INSTRUCTION: u64 = 0x100;
+const PROT_READ: i64 = 1;
+const PROT_WRITE: i64 = 2;
+const PROT_EXEC: i64 = 4;
+
+/// A value whose arguments are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Tid(usize),
+    Pid(usize),
+    Cpu(usize),
+    Word(usize),
+    Sum(usize, usize),
+    Rights(usize),
+    Access(usize),
+    /// Of the system call: an argument, or what the probe is for.
+    Number(Option<usize>),
+    Untold,
+}
+
+/// An alias that this kernel has a place for.
+#[derive(Debug, Clone)]
+pub struct AliasProbe {
+    /// Its group.
+    pub group: &'static str,
+    /// Its name.
+    pub event: &'static str,
+    /// The types of its arguments.
+    pub types: Vec<&'static str>,
+    /// What fires for it.
+    pub probes: Vec<Probe>,
+    values: Vec<Found>,
+    /// `preempt` and `prev_state` of a switch, where only sleepers are meant.
+    sleeping: Option<(usize, usize)>,
+}
+
+/// The aliases of a kernel.
+#[derive(Debug, Clone, Default)]
+pub struct Aliases {
+    /// Those that there are, in OpenBSD's order.
+    pub found: Vec<AliasProbe>,
+    /// Those that there are not, as `group:event: reason`.
+    pub missing: Vec<String>,
+}
+
+impl Aliases {
+    /// The aliases of a kernel whose tracepoints are `tracepoints`.
+    #[must_use]
+    pub fn new(view: &KernelView, tracepoints: &[Probe]) -> Self {
+        let mut aliases = Self::default();
+        for alias in ALIASES {
+            match resolve(alias, view, tracepoints) {
+                Ok(found) => aliases.found.push(found),
+                Err(why) => {
+                    let (group, event) = (alias.group, alias.event);
+                    aliases.missing.push(format!("{group}:{event}: {why}"));
+                }
+            }
+        }
+        let groups = GROUPS_WITHOUT.iter();
+        let groups = groups.map(|(group, why)| format!("{group}:*: {why}"));
+        aliases.missing.extend(groups);
+        aliases
+    }
+}
+
+impl AliasProbe {
+    /// OpenBSD's arguments of a hit; `None` for one that is not meant. `number` is that of the system call that the probe is for,
+    /// `thread` tells of tasks, `offset` is added to numbers of threads.
+    pub(super) fn arguments(
+        &self,
+        event: &Event,
+        number: u32,
+        offset: u32,
+        thread: impl Fn(u64) -> Thread,
+    ) -> Option<Vec<i64>> {
+        let word = |at: usize| event.arguments.get(at).copied().unwrap_or_default();
+        if let Some((preempt, state)) = self.sleeping {
+            // `bool` and `unsigned int`: what is above them in their registers has no meaning.
+            let preempted = word(preempt) & 0xff != 0;
+            if preempted || word(state) & 0xffff_ffff == 0 {
+                return None;
+            }
+        }
+        let values = self.values.iter().map(|value| match *value {
+            Found::Tid(at) => i64::from(thread(word(at)).tid) + i64::from(offset),
+            Found::Pid(at) => i64::from(thread(word(at)).pid),
+            Found::Cpu(at) => i64::from(thread(word(at)).cpu),
+            Found::Word(at) => word(at).cast_signed(),
+            Found::Sum(one, other) => word(one).wrapping_add(word(other)).cast_signed(),
+            Found::Rights(at) => (word(at) & 7).cast_signed(),
+            Found::Access(at) => match word(at) {
+                flags if flags & FAULT_INSTRUCTION != 0 => PROT_EXEC,
+                flags if flags & FAULT_WRITE != 0 => PROT_WRITE,
+                _ => PROT_READ,
+            },
+            // `unsigned int` or `int` in a register.
+            Found::Number(Some(at)) => i64::from(word(at) as u32 as i32),
+            Found::Number(None) => i64::from(number),
+            Found::Untold => 0,
+        });
+        Some(values.collect())
+    }
+}
+
+fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<AliasProbe, String> {
+    let (probes, parameters, where_) = place(alias, view, tracepoints)?;
+    let at = |name: &str| {
+        let found = parameters.iter().position(|p| p.name == name);
+        let found = found.filter(|at| *at < crate::event::MAX_ARGUMENTS);
+        found.ok_or_else(|| {
+            format!("the kernel's types do not tell of an argument {name} of {where_}")
+        })
+    };
+    let values = alias.arguments.iter().map(|(_, value)| {
+        Ok(match value {
+            Value::Tid(name) => Found::Tid(at(name)?),
+            Value::Pid(name) => Found::Pid(at(name)?),
+            Value::Cpu(name) => Found::Cpu(at(name)?),
+            Value::Word(name) => Found::Word(at(name)?),
+            Value::End { start, length, end } => match at(end) {
+                Ok(end) => Found::Word(end),
+                Err(_) => Found::Sum(at(start)?, at(length)?),
+            },
+            Value::Rights(name) => Found::Rights(at(name)?),
+            Value::Access(name) => Found::Access(at(name)?),
+            Value::Number => Found::Number(match alias.place {
+                Place::SystemCallEntry => entry_function(&view.symbols, view.btf.as_ref())
+                    .map(|(_, registers)| registers.number),
+                _ => None,
+            }),
+            Value::Untold => Found::Untold,
+        })
+    });
+    let values = values.collect::<Result<_, String>>()?;
+    let sleeping = match alias.only {
+        Only::All => None,
+        Only::Sleeping => Some((at("preempt")?, at("prev_state")?)),
+    };
+    Ok(AliasProbe {
+        group: alias.group,
+        event: alias.event,
+        types: alias.arguments.iter().map(|(name, _)| *name).collect(),
+        probes,
+        values,
+        sleeping,
+    })
+}
+
+/// What fires for an alias, the arguments it has in Linux, and what that is called.
+fn place(
+    alias: &Alias,
+    view: &KernelView,
+    tracepoints: &[Probe],
+) -> Result<(Vec<Probe>, Vec<Argument>, String), String> {
+    let name = ProbeName::new("tracepoint", KERNEL, alias.group, alias.event);
+    let function = |address: u64| Probe {
+        name: name.clone(),
+        signature: None,
+        target: Target::Kernel {
+            address: Gva(address),
+            moment: Moment::Entry,
+        },
+    };
+    match alias.place {
+        Place::Nowhere(why) => Err(why.to_owned()),
+        Place::Tracepoint(system, event) => {
+            let found = tracepoints.iter().find(|probe| {
+                probe.name.function == system
+                    && probe.name.name == event
+                    && probe.name.module == KERNEL
+            });
+            let text = format!("tracepoint {system}:{event}");
+            let found = found.ok_or_else(|| format!("the kernel has no {text}"))?;
+            let parameters = found.signature.clone().unwrap_or_default().arguments;
+            Ok((vec![found.clone()], parameters, text))
+        }
+        Place::Functions(names) => {
+            let found = names
+                .iter()
+                .find_map(|name| Some((*name, view.symbols.address_of(name)?)));
+            let (name, address) = found
+                .ok_or_else(|| format!("the kernel has no function {}", names.join(" or ")))?;
+            let prototype = view
+                .btf
+                .as_ref()
+                .and_then(|types| types.func_proto_args(name).ok());
+            let parameters = prototype.into_iter().flat_map(|p| p.parameters);
+            let parameters = parameters.map(|parameter| Argument {
+                name: parameter.name,
+                type_name: parameter.type_name,
+                is_string: false,
+                translated: None,
+            });
+            Ok((
+                vec![function(address)],
+                parameters.collect(),
+                name.to_owned(),
+            ))
+        }
+        Place::SystemCallEntry | Place::SystemCallReturn => {
+            let found = entry_function(&view.symbols, view.btf.as_ref());
+            let (address, _) = found
+                .ok_or("the kernel has neither x64_sys_call nor do_syscall_64, where system calls are seen")?;
+            let probes = match alias.place {
+                Place::SystemCallEntry => vec![function(address.0)],
+                _ => syscall_table::all()
+                    .iter()
+                    .map(|call| Probe {
+                        name: name.clone(),
+                        signature: None,
+                        target: Target::SystemCall {
+                            number: call.number,
+                            moment: Moment::Return,
+                        },
+                    })
+                    .collect(),
+            };
+            Ok((probes, Vec::new(), "system calls".to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+pub(in crate::dt) mod tests;

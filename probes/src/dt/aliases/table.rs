@@ -1,0 +1,279 @@
+//! The table of OpenBSD's static probes: where each fires in Linux, and where its arguments come from.
+
+/// Where an alias fires.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Place {
+    /// A tracepoint: system and event.
+    Tracepoint(&'static str, &'static str),
+    /// The entry of the first of these functions that the kernel has.
+    Functions(&'static [&'static str]),
+    /// Every system call's entry.
+    SystemCallEntry,
+    /// Every system call's return.
+    SystemCallReturn,
+    /// Nowhere, for this reason.
+    Nowhere(&'static str),
+}
+
+/// Where an argument of OpenBSD's comes from. Names are those of Linux's arguments.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Value {
+    /// Number of the thread of a task.
+    Tid(&'static str),
+    /// Number of the process of a task.
+    Pid(&'static str),
+    /// The CPU of a task.
+    Cpu(&'static str),
+    /// As it is.
+    Word(&'static str),
+    /// Sum of two: an end, of a start and a length. Where `end` is an argument of its own it is that.
+    End {
+        start: &'static str,
+        length: &'static str,
+        end: &'static str,
+    },
+    /// Rights of a `vm_flags`: VM_READ, VM_WRITE and VM_EXEC are PROT_READ, PROT_WRITE and PROT_EXEC.
+    Rights(&'static str),
+    /// Access of a `fault_flag`, as PROT_ bits.
+    Access(&'static str),
+    /// Number of the system call.
+    Number,
+    /// Linux does not tell.
+    Untold,
+}
+
+/// Which hits are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Only {
+    All,
+    /// Of `sched_switch`: the thread before waits, and was not preempted.
+    Sleeping,
+}
+
+/// One of OpenBSD's probes.
+pub(super) struct Alias {
+    pub(super) group: &'static str,
+    pub(super) event: &'static str,
+    /// OpenBSD's types, and where the values come from.
+    pub(super) arguments: &'static [(&'static str, Value)],
+    pub(super) place: Place,
+    pub(super) only: Only,
+}
+
+const fn alias(
+    group: &'static str,
+    event: &'static str,
+    place: Place,
+    arguments: &'static [(&'static str, Value)],
+) -> Alias {
+    Alias {
+        group,
+        event,
+        arguments,
+        place,
+        only: Only::All,
+    }
+}
+
+const TID_PID: &[(&str, Value)] = &[("pid_t", Value::Tid("p")), ("pid_t", Value::Pid("p"))];
+const TID_PID_CPU: &[(&str, Value)] = &[
+    ("pid_t", Value::Tid("p")),
+    ("pid_t", Value::Pid("p")),
+    ("int", Value::Cpu("p")),
+];
+const NO_BUFFER_CACHE: &str =
+    "Linux has a page cache and no buffer cache; see filemap:mm_filemap_add_to_page_cache";
+const NO_STOP: &str =
+    "Linux stops and continues threads by signals in no one place; see signal:signal_deliver";
+
+/// All of the groups that Linux has something like.
+pub(super) static ALIASES: &[Alias] = &[
+    // Threads of the fair class; others come and go by methods of their own classes.
+    alias(
+        "sched",
+        "dequeue",
+        Place::Functions(&["dequeue_task", "dequeue_task_fair"]),
+        TID_PID,
+    ),
+    alias(
+        "sched",
+        "enqueue",
+        Place::Functions(&["enqueue_task", "enqueue_task_fair"]),
+        TID_PID,
+    ),
+    alias(
+        "sched",
+        "fork",
+        Place::Tracepoint("sched", "sched_wakeup_new"),
+        TID_PID_CPU,
+    ),
+    alias(
+        "sched",
+        "off__cpu",
+        Place::Tracepoint("sched", "sched_switch"),
+        &[("pid_t", Value::Tid("next")), ("pid_t", Value::Pid("next"))],
+    ),
+    // The first that runs in the incoming thread.
+    alias(
+        "sched",
+        "on__cpu",
+        Place::Functions(&["finish_task_switch", "finish_task_switch.isra.0"]),
+        &[],
+    ),
+    alias(
+        "sched",
+        "remain__cpu",
+        Place::Nowhere("Linux does not mark that its scheduler picks the running thread again"),
+        &[],
+    ),
+    Alias {
+        group: "sched",
+        event: "sleep",
+        arguments: &[],
+        place: Place::Tracepoint("sched", "sched_switch"),
+        only: Only::Sleeping,
+    },
+    alias(
+        "sched",
+        "steal",
+        Place::Tracepoint("sched", "sched_migrate_task"),
+        &[
+            ("pid_t", Value::Tid("p")),
+            ("pid_t", Value::Pid("p")),
+            ("int", Value::Word("dest_cpu")),
+        ],
+    ),
+    alias("sched", "stop", Place::Nowhere(NO_STOP), &[]),
+    alias(
+        "sched",
+        "unsleep",
+        Place::Tracepoint("sched", "sched_waking"),
+        TID_PID,
+    ),
+    alias("sched", "unstop", Place::Nowhere(NO_STOP), &[]),
+    alias(
+        "sched",
+        "wakeup",
+        Place::Tracepoint("sched", "sched_wakeup"),
+        TID_PID_CPU,
+    ),
+    alias(
+        "raw_syscalls",
+        "sys_enter",
+        Place::SystemCallEntry,
+        &[("register_t", Value::Number)],
+    ),
+    alias(
+        "raw_syscalls",
+        "sys_exit",
+        Place::SystemCallReturn,
+        &[("register_t", Value::Number)],
+    ),
+    // Which kind of fault it is Linux finds out later: it is told as 0.
+    alias(
+        "uvm",
+        "fault",
+        Place::Functions(&["handle_mm_fault"]),
+        &[
+            ("vaddr_t", Value::Word("address")),
+            ("vm_fault_t", Value::Untold),
+            ("vm_prot_t", Value::Access("flags")),
+        ],
+    ),
+    alias(
+        "uvm",
+        "map_insert",
+        Place::Functions(&["mmap_region"]),
+        &[
+            ("vaddr_t", Value::Word("addr")),
+            (
+                "vaddr_t",
+                Value::End {
+                    start: "addr",
+                    length: "len",
+                    end: "",
+                },
+            ),
+            ("vm_prot_t", Value::Rights("vm_flags")),
+        ],
+    ),
+    // The rights of what is unmapped may be several.
+    alias(
+        "uvm",
+        "map_remove",
+        Place::Functions(&[
+            "do_vmi_align_munmap",
+            "do_mas_align_munmap",
+            "do_vmi_munmap",
+            "do_mas_munmap",
+            "__do_munmap",
+        ]),
+        &[
+            ("vaddr_t", Value::Word("start")),
+            (
+                "vaddr_t",
+                Value::End {
+                    start: "start",
+                    length: "len",
+                    end: "end",
+                },
+            ),
+            ("vm_prot_t", Value::Untold),
+        ],
+    ),
+    // Linux's allocations have no type.
+    alias(
+        "uvm",
+        "malloc",
+        Place::Tracepoint("kmem", "kmalloc"),
+        &[
+            ("int", Value::Untold),
+            ("void *", Value::Word("ptr")),
+            ("size_t", Value::Word("bytes_req")),
+            ("int", Value::Word("gfp_flags")),
+        ],
+    ),
+    alias(
+        "uvm",
+        "free",
+        Place::Tracepoint("kmem", "kfree"),
+        &[
+            ("int", Value::Untold),
+            ("void *", Value::Word("ptr")),
+            ("size_t", Value::Untold),
+        ],
+    ),
+    alias(
+        "uvm",
+        "pool_get",
+        Place::Tracepoint("kmem", "kmem_cache_alloc"),
+        &[
+            ("void *", Value::Word("s")),
+            ("void *", Value::Word("ptr")),
+            ("int", Value::Word("gfp_flags")),
+        ],
+    ),
+    alias(
+        "uvm",
+        "pool_put",
+        Place::Tracepoint("kmem", "kmem_cache_free"),
+        &[("void *", Value::Word("s")), ("void *", Value::Word("ptr"))],
+    ),
+    alias("vfs", "bufcache_rel", Place::Nowhere(NO_BUFFER_CACHE), &[]),
+    alias("vfs", "bufcache_take", Place::Nowhere(NO_BUFFER_CACHE), &[]),
+    alias("vfs", "cleaner", Place::Nowhere(NO_BUFFER_CACHE), &[]),
+];
+
+/// Groups of OpenBSD's that Linux has nothing like.
+pub(super) const GROUPS_WITHOUT: [(&str, &str); 4] = [
+    (
+        "vmm",
+        "a guest that runs guests has Linux's own tracepoints of the group kvm",
+    ),
+    ("smr", "Linux reclaims memory by RCU; see the group rcu"),
+    ("refcnt", "Linux does not mark where references are counted"),
+    (
+        "rwlock",
+        "Linux's locks are others; see lock:contention_begin",
+    ),
+];

@@ -1,0 +1,55 @@
+//! The filter of the older layout: one number, compared with that of the process or of the thread.
+
+use crate::dt::{Errno, Mode, Refused, abi};
+use crate::engine::{Filter, Only};
+
+const OPERAND_NONE: u32 = 0;
+const OPERAND_EQUAL: u32 = 1;
+const OPERAND_NOT_EQUAL: u32 = 2;
+const VARIABLE_NONE: u32 = 0;
+const VARIABLE_PROCESS: u32 = 1;
+const VARIABLE_THREAD: u32 = 2;
+
+/// Looks at a filter as a client gives it.
+///
+/// # Errors
+/// `EINVAL` for numbers that mean nothing.
+pub(super) fn check_filter(filter: &abi::Filter) -> Result<(), Refused> {
+    let abi::Filter {
+        operand, variable, ..
+    } = filter;
+    if *operand > OPERAND_NOT_EQUAL || *variable > VARIABLE_THREAD {
+        let why = format!("a filter of operand {operand} and variable {variable}; 0 to 2 each");
+        return Err(Refused::new(Errno::Einval, why));
+    }
+    Ok(())
+}
+
+/// The engine's filter of a client's.
+pub(super) fn filter(wanted: &abi::Filter, mode: Mode) -> Filter {
+    fn compared(operand: u32, value: u32) -> Only<u32> {
+        match operand {
+            OPERAND_EQUAL => Only::In(vec![value]),
+            _ => Only::NotIn(vec![value]),
+        }
+    }
+    let mut filter = Filter::default();
+    let (operand, value) = (wanted.operand, wanted.value);
+    match (operand, wanted.variable) {
+        (OPERAND_NONE, _) => {}
+        // Without a variable it is 0 that is compared.
+        (OPERAND_EQUAL, VARIABLE_NONE) if value != 0 => filter.pids = Only::In(Vec::new()),
+        (OPERAND_NOT_EQUAL, VARIABLE_NONE) if value == 0 => filter.pids = Only::In(Vec::new()),
+        (_, VARIABLE_NONE) => {}
+        (_, VARIABLE_PROCESS) => filter.pids = compared(operand, value),
+        _ => {
+            filter.tids = match value.checked_sub(mode.thread_offset()) {
+                Some(value) => compared(operand, value),
+                // No thread has such a number.
+                None if operand == OPERAND_EQUAL => Only::In(Vec::new()),
+                None => Only::Any,
+            }
+        }
+    }
+    filter
+}

@@ -1,0 +1,97 @@
+//! Who maps a page of a file: the kernel's own tree of the areas that map it (`address_space.i_mmap`), in which private mappings are, too.
+//!
+//! Source: include/linux/fs.h, `struct address_space`; mm/interval_tree.c. An area that is being put in or taken out while the guest stands
+//! still may be missed.
+
+use introspect::kernel::btf::Btf;
+use introspect::x86_64::PAGE;
+use introspect::x86_64::paging::translate;
+use introspect::{Gpa, Gva, PhysicalMemory};
+
+use super::{GuestPages, Unknown};
+
+/// Most areas of a file that are looked at.
+const MOST_AREAS: usize = 1 << 16;
+
+/// Where the tree and its areas keep what is read here.
+pub(super) struct MappingsLayout {
+    tree: u64,
+    node: u64,
+    left: u64,
+    right: u64,
+    start: u64,
+    end: u64,
+    first_page: u64,
+}
+
+impl MappingsLayout {
+    pub(super) fn new(btf: &Btf) -> Result<Self, Unknown> {
+        let offset = |path: &str| {
+            let member = btf.member(path).map_err(|error| error.to_string())?;
+            Ok::<_, Unknown>(member.byte_offset)
+        };
+        Ok(Self {
+            tree: offset("address_space.i_mmap")? + offset("rb_root_cached.rb_root")?,
+            node: offset("vm_area_struct.shared.rb")?,
+            left: offset("rb_node.rb_left")?,
+            right: offset("rb_node.rb_right")?,
+            start: offset("vm_area_struct.vm_start")?,
+            end: offset("vm_area_struct.vm_end")?,
+            first_page: offset("vm_area_struct.vm_pgoff")?,
+        })
+    }
+}
+
+impl GuestPages {
+    /// The pages of memory that processes have where they map the byte at `offset` of a file, as far as they have any; and why some may be
+    /// missing. `memory` does not change meanwhile.
+    pub(in crate::engine) fn mapped(
+        &self,
+        memory: &dyn PhysicalMemory,
+        mapping: Gva,
+        offset: u64,
+    ) -> (Vec<Gpa>, Option<Unknown>) {
+        let mut found = Vec::new();
+        let layout = match &self.mappings {
+            Ok(layout) => layout,
+            Err(error) => return (found, Some(error.clone())),
+        };
+        let word = |structure: u64, at: u64| self.word(memory, structure, at);
+        let Some(root) = word(mapping.0, layout.tree) else {
+            let error = format!("the address_space at {mapping} cannot be read");
+            return (found, Some(error));
+        };
+        let mut left = vec![root];
+        let mut seen = 0;
+        while let Some(node) = left.pop() {
+            if node == 0 {
+                continue;
+            }
+            seen += 1;
+            if seen > MOST_AREAS {
+                let error = format!("more than {MOST_AREAS} areas map the file");
+                return (found, Some(error));
+            }
+            let (Some(lower), Some(higher)) = (word(node, layout.left), word(node, layout.right))
+            else {
+                let error = format!("the tree of the areas that map a file is broken at {node:#x}");
+                return (found, Some(error));
+            };
+            left.extend([lower, higher]);
+            let area = node.wrapping_sub(layout.node);
+            let page = || {
+                let (start, end) = (word(area, layout.start)?, word(area, layout.end)?);
+                let first = word(area, layout.first_page)?.checked_mul(PAGE)?;
+                let address = start.checked_add(offset.checked_sub(first)?)?;
+                if address >= end || self.area_mapping(memory, area) != Some(mapping) {
+                    return None;
+                }
+                let space = self.tables_of(memory, word(area, self.area_mm)?)?;
+                let place = translate(memory, space, Gva(address)).ok()?;
+                Some(Gpa(place.gpa.0 & !(PAGE - 1)))
+            };
+            found.extend(page());
+        }
+        (found, None)
+    }
+}

@@ -1,0 +1,372 @@
+//! Static probes of programs and libraries, which their authors have put in: those that SystemTap's macros and this project's leave notes of
+//! ([`introspect::user::static_probes`]).
+//!
+//! A probe's four parts are the provider of its note, the file's name, the function that the site is in (`none` if nobody knows), and the
+//! name of its note with `-` for `__`; all four are its author's where he has declared them. Patterns are written as bpftrace has them,
+//! `usdt:FILE:PROVIDER:NAME`, `usdt:PROVIDER:NAME` or `usdt:/FILE:NAME`, or as dtrace has them, `PROVIDER:FILE:FUNCTION:NAME`, and
+//! `PROVIDER1234:::NAME` for process 1234. Names may be written either way.
+//!
+//! A site that the compiler has copied within a function is one probe with several places; one that was inlined into several functions is a
+//! probe in each. Only files that are mapped for execution by a process are found.
+
+use std::collections::HashMap;
+
+use introspect::Gpa;
+use introspect::system::{Look, Lost, TextFile};
+use introspect::user::demangle::demangle;
+use introspect::user::static_probes::{
+    ArgumentTypes, SiteArgument, StaticSite, ValueKind, scripts_name,
+};
+
+use super::uprobe::{UserMatches, text};
+use crate::name::{ProbeName, ProbePattern, matches_part};
+use crate::probe::{Argument, Probe, SemaphoreText, Signature, StaticPlace, StaticText, Target};
+
+/// What patterns of files begin with.
+pub const PROVIDER: &str = "usdt";
+/// The same, short.
+const SHORT: &str = "U";
+/// In place of a function that is not known.
+const NO_FUNCTION: &str = "none";
+/// The type of an argument whose note is not understood.
+const UNKNOWN_TYPE: &str = "unknown";
+/// Types of arguments that are text.
+const STRINGS: [&str; 2] = ["char *", "const char *"];
+
+/// Whether a pattern is of static probes and nothing else.
+#[must_use]
+pub fn is_meant(pattern: &ProbePattern) -> bool {
+    [PROVIDER, SHORT].contains(&pattern.provider.as_str())
+}
+
+/// Whether a pattern may be of a static probe's provider, where no other has that name.
+#[must_use]
+pub fn may_be_meant(pattern: &ProbePattern) -> bool {
+    !pattern.provider.is_empty() && pattern.text.contains(':')
+}
+
+/// Whether a pattern names a file that it is of.
+#[must_use]
+pub fn has_file(pattern: &ProbePattern) -> bool {
+    is_meant(pattern) && !Wanted::of_file(pattern).file.is_empty()
+}
+
+/// What a pattern stands for: patterns of parts, empty ones for any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wanted<'p> {
+    process: Option<i32>,
+    /// Of the file's path or its last part.
+    file: &'p str,
+    provider: &'p str,
+    /// Of the declared module, the file's path or its last part.
+    module: &'p str,
+    function: &'p str,
+    name: &'p str,
+}
+
+impl<'p> Wanted<'p> {
+    /// `usdt:FILE:PROVIDER:NAME` and what is left out of it.
+    fn of_file(pattern: &'p ProbePattern) -> Self {
+        let (file, provider) = match pattern.module.is_empty() && pattern.function.contains('/') {
+            true => (pattern.function.as_str(), ""),
+            false => (pattern.module.as_str(), pattern.function.as_str()),
+        };
+        Self {
+            process: None,
+            file,
+            provider,
+            module: "",
+            function: "",
+            name: &pattern.name,
+        }
+    }
+
+    /// `PROVIDER:FILE:FUNCTION:NAME`, and with the digits at the end of the provider as a process, wherever that is cut.
+    fn of_provider(pattern: &'p ProbePattern) -> impl Iterator<Item = Self> {
+        let all = Self {
+            process: None,
+            file: "",
+            provider: &pattern.provider,
+            module: &pattern.module,
+            function: &pattern.function,
+            name: &pattern.name,
+        };
+        let provider = pattern.provider.as_str();
+        let letters = provider.trim_end_matches(|c: char| c.is_ascii_digit());
+        let cuts = letters.len()..provider.len();
+        let in_process = cuts.filter_map(move |at| {
+            let (provider, digits) = provider.split_at_checked(at)?;
+            let process = digits.parse().ok().filter(|_| !digits.starts_with('0'))?;
+            (!provider.is_empty()).then_some(Self {
+                process: Some(process),
+                provider,
+                ..all
+            })
+        });
+        std::iter::once(all).chain(in_process)
+    }
+
+    fn has_file(&self, path: &str, last: &str) -> bool {
+        matches_part(self.file, path) || matches_part(self.file, last)
+    }
+}
+
+/// The probes that match `pattern` in a guest that stands still. `unpatched` reads physical memory as it is without any trap.
+///
+/// # Errors
+/// If the kernel does not tell of its processes.
+pub fn find(
+    look: &Look<'_>,
+    pattern: &ProbePattern,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+) -> Result<UserMatches, Lost> {
+    let mut found = UserMatches::default();
+    if is_meant(pattern) {
+        find_wanted(look, &Wanted::of_file(pattern), unpatched, &mut found)?;
+        return Ok(found);
+    }
+    for wanted in Wanted::of_provider(pattern).filter(|_| may_be_meant(pattern)) {
+        if let Some(pid) = wanted.process
+            && !matches!(look.process(pid)?, Ok(Some(_)))
+        {
+            continue;
+        }
+        find_wanted(look, &wanted, unpatched, &mut found)?;
+        if !found.probes.is_empty() {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+fn find_wanted(
+    look: &Look<'_>,
+    wanted: &Wanted<'_>,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+    found: &mut UserMatches,
+) -> Result<(), Lost> {
+    let is_wanted = |path: &[u8]| {
+        let path = String::from_utf8_lossy(path);
+        wanted.has_file(&path, last_part(&path))
+    };
+    let files = look.text_files(wanted.process, &is_wanted)?;
+    found.incomplete.extend(files.incomplete);
+    for file in &files.files {
+        let path = String::from_utf8_lossy(&file.path).into_owned();
+        of_file(file, &path, wanted, unpatched, found);
+        if !found.files.contains(&path) {
+            found.files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn last_part(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn of_file(
+    file: &TextFile<'_>,
+    path: &str,
+    wanted: &Wanted<'_>,
+    unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
+    found: &mut UserMatches,
+) {
+    let sites = file.static_sites();
+    let lost = sites.lost.iter().map(|lost| format!("{path}: {lost}"));
+    found.incomplete.extend(lost);
+    // By name: sites of one probe stand together.
+    let mut known: HashMap<ProbeName, usize> = HashMap::new();
+    for site in &sites.sites {
+        if !matches_part(wanted.provider, &site.provider) {
+            continue;
+        }
+        if !matches_part(wanted.name, &site.name)
+            && !matches_part(wanted.name, &scripts_name(&site.name))
+        {
+            note_name(site, found);
+            continue;
+        }
+        let module = declared_module(site).unwrap_or_else(|| last_part(path));
+        let fits = |name: &str| matches_part(wanted.module, name);
+        if !fits(module) && !fits(path) && !fits(last_part(path)) {
+            continue;
+        }
+        let function = function_of(file, site);
+        if !matches_part(wanted.function, &function) {
+            continue;
+        }
+        let Some(offset) = site.offset.filter(|offset| *offset < file.file.size) else {
+            let (provider, name) = (&site.provider, &site.name);
+            found.incomplete.push(format!(
+                "{path}: the site of {provider}:{name} at {:#x} is in no segment that the file loads",
+                site.address
+            ));
+            continue;
+        };
+        let provider = match wanted.process {
+            Some(pid) => format!("{}{pid}", site.provider),
+            None => site.provider.clone(),
+        };
+        let name = ProbeName::new(&provider, module, &function, &scripts_name(&site.name));
+        let at = *known.entry(name).or_insert_with_key(|name| {
+            found.probes.push(probe(name.clone(), wanted, site));
+            found.probes.len() - 1
+        });
+        let place = StaticPlace {
+            text: text(file, path, offset, unpatched),
+            address: site.address,
+            arguments: site.arguments.clone().into(),
+        };
+        let semaphore = semaphore(file, path, site, &mut found.incomplete);
+        if let Some(Target::Static(target)) = found.probes.get_mut(at).map(|p| &mut p.target) {
+            add(target, place, semaphore);
+        }
+    }
+}
+
+/// A probe without any site yet.
+fn probe(name: ProbeName, wanted: &Wanted<'_>, site: &StaticSite) -> Probe {
+    let types = site.types.as_deref().unwrap_or_default();
+    Probe {
+        name,
+        signature: Some(Signature {
+            arguments: site
+                .arguments
+                .iter()
+                .enumerate()
+                .map(|(number, argument)| described(argument, types.get(number)))
+                .collect(),
+            returns: None,
+        }),
+        target: Target::Static(StaticText {
+            process: wanted.process,
+            sites: Vec::new(),
+            semaphores: Vec::new(),
+        }),
+    }
+}
+
+fn described(argument: &SiteArgument, types: Option<&ArgumentTypes>) -> Argument {
+    let declared = types.map(|types| types.native.as_str());
+    let by_size = argument.kind().map_or(UNKNOWN_TYPE, ValueKind::type_name);
+    Argument {
+        name: String::new(),
+        type_name: declared.unwrap_or(by_size).to_owned(),
+        is_string: declared.is_some_and(|name| STRINGS.contains(&name)),
+        translated: types.and_then(|types| types.translated.clone()),
+    }
+}
+
+/// Adds a site; the same place is hit once, however many notes it has.
+fn add(target: &mut StaticText, place: StaticPlace, semaphore: Option<SemaphoreText>) {
+    let same = |known: &StaticPlace| known.text.offset == place.text.offset;
+    if !target.sites.iter().any(same) {
+        target.sites.push(place);
+    }
+    let semaphore = semaphore.filter(|semaphore| !target.semaphores.contains(semaphore));
+    target.semaphores.extend(semaphore);
+}
+
+fn semaphore(
+    file: &TextFile<'_>,
+    path: &str,
+    site: &StaticSite,
+    incomplete: &mut Vec<String>,
+) -> Option<SemaphoreText> {
+    let semaphore = site.semaphore?;
+    match semaphore.offset {
+        Some(offset) => Some(SemaphoreText {
+            path: path.to_owned(),
+            file: file.file,
+            offset,
+        }),
+        None => {
+            let why = format!(
+                "{path}: the counter of listeners of {}:{} at {:#x} is not in the file: the program may not come to the probe",
+                site.provider, site.name, semaphore.address
+            );
+            log::warn!("{why}");
+            incomplete.push(why);
+            None
+        }
+    }
+}
+
+fn declared_module(site: &StaticSite) -> Option<&str> {
+    let module = site.declared.as_ref()?.module.as_str();
+    Some(module).filter(|module| !module.is_empty())
+}
+
+/// The function that a site is in.
+fn function_of(file: &TextFile<'_>, site: &StaticSite) -> String {
+    let declared = site.declared.as_ref().map(|name| &name.function);
+    if let Some(declared) = declared.filter(|function| !function.is_empty()) {
+        return declared.clone();
+    }
+    match file.functions().resolve(site.address) {
+        Some((function, _)) => demangle(function.name).into_owned(),
+        None => NO_FUNCTION.to_owned(),
+    }
+}
+
+/// Notes the name of a probe that is not meant, for who has misspelled it.
+fn note_name(site: &StaticSite, found: &mut UserMatches) {
+    let name = scripts_name(&site.name);
+    if found.nearest.len() < super::SUGGESTIONS && !found.nearest.contains(&name) {
+        found.nearest.push(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn patterns_of_files_are_read_as_bpftrace_has_them() {
+        for (text, [file, provider, name]) in [
+            (
+                "usdt:/lib/libc.so.6:libc:setjmp",
+                ["/lib/libc.so.6", "libc", "setjmp"],
+            ),
+            ("usdt:libc*:libc:*", ["libc*", "libc", "*"]),
+            ("usdt:/bin/sh:start", ["/bin/sh", "", "start"]),
+            ("usdt:/bin/sh", ["/bin/sh", "", ""]),
+            ("usdt:libc:setjmp", ["", "libc", "setjmp"]),
+            ("usdt:libc", ["", "libc", ""]),
+            ("usdt:::", ["", "", ""]),
+            ("U:/bin/sh:p:n", ["/bin/sh", "p", "n"]),
+        ] {
+            let pattern = ProbePattern::parse(text).unwrap();
+            assert!(is_meant(&pattern), "{text}");
+            let wanted = Wanted::of_file(&pattern);
+            assert_eq!(
+                [wanted.file, wanted.provider, wanted.name],
+                [file, provider, name],
+                "{text}"
+            );
+            assert_eq!(has_file(&pattern), !file.is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_providers_last_digits_may_be_a_process() {
+        for (text, expected) in [
+            ("libc:::setjmp", vec![("libc", None)]),
+            (
+                "libc42:::setjmp",
+                vec![("libc42", None), ("libc", Some(42)), ("libc4", Some(2))],
+            ),
+            (
+                "x0105:::",
+                vec![("x0105", None), ("x0", Some(105)), ("x010", Some(5))],
+            ),
+            ("42:::", vec![("42", None), ("4", Some(2))]),
+        ] {
+            let pattern = ProbePattern::parse(text).unwrap();
+            let found = Wanted::of_provider(&pattern).map(|w| (w.provider, w.process));
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{text}");
+        }
+    }
+}
