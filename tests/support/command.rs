@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// How often a running command is asked whether it has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -137,6 +139,15 @@ impl Running {
             panic!("no standard input for {line:?}")
         };
         writeln!(input, "{line}").unwrap_or_else(|e| panic!("{line:?} cannot be typed: {e}"));
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn signal(&self, signal: Signal) {
+        let sent = kill_process(Pid::from_child(&self.child), signal);
+        sent.unwrap_or_else(|e| panic!("{signal:?}: {e}"));
     }
 
     /// Standard output and error so far.

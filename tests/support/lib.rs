@@ -14,13 +14,16 @@ pub mod micro;
 pub mod proc_comparison;
 pub mod rich;
 pub mod running_stack;
+pub mod scripts;
 pub mod second_opinion;
 pub mod serial;
 pub mod shell;
+pub mod strace;
 pub mod timing;
 pub mod traced;
 pub mod tracing;
 pub mod user_guest;
+pub mod watched;
 
 pub use host::{Host, host};
 pub use kernel::Kernel;

@@ -12,7 +12,7 @@ use probes::engine::{Capture, EnableError, Engine, EngineStats, Filter, ProbeSta
 use probes::event::Event;
 use probes::kernel_view::KernelView;
 use probes::probe::{Moment, Probe, Target};
-use probes::provider::uprobe;
+use probes::provider::{uprobe, usdt};
 use vmm::trap::{INT3, SiteId};
 
 use crate::host::Host;
@@ -26,6 +26,8 @@ pub const FSLOAD: &str = "/bin/fsload";
 pub const ALLOCS: &str = "/bin/allocs";
 /// That library.
 pub const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+/// A program with static probes, linked with the C library.
+pub const STATICS: &str = "/bin/statics";
 /// Milliseconds: for a program that is to stay where it is.
 pub const FOR_EVER: &str = "100000000";
 /// How often it is looked whether a process has mapped a file.
@@ -122,7 +124,10 @@ impl UserGuest {
         loop {
             let found = self
                 .insight
-                .look(machine, |look| uprobe::find(&look, &parsed, &unpatched));
+                .look(machine, |look| match uprobe::is_meant(&parsed) {
+                    true => uprobe::find(&look, &parsed, &unpatched),
+                    false => usdt::find(&look, &parsed, &unpatched),
+                });
             let found = found.unwrap_or_else(|e| panic!("{pattern}: {e}"));
             if !found.probes.is_empty() {
                 return found.probes;

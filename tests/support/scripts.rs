@@ -1,0 +1,411 @@
+//! Scripts in the bt language at work on a Linux guest: prepared and started as the command does it, their output as text, their counts.
+//!
+//! The caller has a guest with its engine ([`UserGuest`] or [`Traced`]) and runs commands in its shell. Solved here: which probes there are,
+//! names of kernel addresses, waiting for output. Not solved: names of programs' functions, which stay addresses.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use introspect::Gpa;
+use introspect::kernel::btf::Btf;
+use probes::bt::Clock;
+use probes::bt::ast::{Dialect, Script};
+use probes::bt::compile::{Guest, Options};
+use probes::bt::library::TEXTS;
+use probes::bt::parse;
+use probes::bt::render::{Output, text};
+use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession, ScriptStats};
+use probes::bt::value::Names;
+use probes::engine::{Engine, Filter};
+use probes::kernel_view::KernelView;
+use probes::name::ProbePattern;
+use probes::probe::Probe;
+use probes::provider::{self, tracepoint, uprobe, usdt};
+
+use crate::insight::Insight;
+use crate::shell::{Answer, COMMAND_LIMIT, Shell};
+use crate::traced::Traced;
+use crate::user_guest::UserGuest;
+
+/// How often a script is asked for output that is waited for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A guest that scripts run on.
+#[derive(Clone, Copy)]
+pub struct ScriptGuest<'g> {
+    shell: &'g Shell,
+    view: &'g Arc<KernelView>,
+    insight: &'g Insight,
+    engine: &'g Engine,
+}
+
+impl<'g> From<&'g UserGuest> for ScriptGuest<'g> {
+    fn from(guest: &'g UserGuest) -> Self {
+        Self {
+            shell: &guest.shell,
+            view: &guest.view,
+            insight: &guest.insight,
+            engine: &guest.engine,
+        }
+    }
+}
+
+impl<'g> From<&'g Traced> for ScriptGuest<'g> {
+    fn from(guest: &'g Traced) -> Self {
+        Self {
+            shell: &guest.shell,
+            view: &guest.view,
+            insight: &guest.insight,
+            engine: &guest.engine,
+        }
+    }
+}
+
+/// What a script came to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ran {
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+    /// Its counts.
+    pub stats: ScriptStats,
+    /// Hits of each of its probes.
+    pub each: Vec<(String, u64)>,
+}
+
+impl Ran {
+    /// The lines of its output that are not empty, in order.
+    pub fn lines(&self) -> Vec<&str> {
+        let lines = self.out.lines();
+        lines.filter(|line| !line.trim().is_empty()).collect()
+    }
+
+    /// The number behind `@name:` or `@name[key]:`; 0 if there is no such line, as there is none of what was never counted.
+    ///
+    /// # Panics
+    /// If what stands there is no number.
+    pub fn number(&self, entry: &str) -> u64 {
+        let line = self.out.lines().find_map(|line| {
+            let value = line.strip_prefix(entry)?.strip_prefix(':')?;
+            Some(value.trim())
+        });
+        line.map_or(0, |value| {
+            value
+                .parse()
+                .unwrap_or_else(|e| panic!("{entry}: {value:?}: {e}"))
+        })
+    }
+
+    /// Hits of a probe by its name.
+    ///
+    /// # Panics
+    /// If there is no such probe.
+    pub fn hits(&self, probe: &str) -> u64 {
+        let found = self.each.iter().find(|(name, _)| name == probe);
+        let (_, hits) = found.unwrap_or_else(|| panic!("{probe}: {:?}", self.each));
+        *hits
+    }
+
+    /// Nothing was lost, nothing went wrong, and every hit is accounted for.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn assert_whole(&self) {
+        let probes = self.stats.probes;
+        assert_eq!(probes.hits, probes.filtered + probes.recorded, "{self:?}");
+        let each: u64 = self.each.iter().map(|(_, hits)| hits).sum();
+        assert_eq!(probes.hits, each, "{self:?}");
+        let flawless = ScriptStats {
+            probes,
+            ..ScriptStats::default()
+        };
+        assert_eq!(self.stats, flawless, "{self:?}");
+    }
+}
+
+impl<'g> ScriptGuest<'g> {
+    /// Its shell.
+    pub fn shell(&self) -> &'g Shell {
+        self.shell
+    }
+
+    /// Starts a script in the normal dialect at all hits of its probes.
+    ///
+    /// # Panics
+    /// If there is something wrong with it, or it cannot be started.
+    pub fn start(&self, script: &str) -> Running<'g> {
+        self.start_with(script, &Options::default(), &Filter::default())
+    }
+
+    /// Starts a script at the hits that a filter lets through.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub fn start_with(&self, script: &str, options: &Options, filter: &Filter) -> Running<'g> {
+        self.try_start(script, options, filter)
+            .unwrap_or_else(|e| panic!("{script}:\n{e}"))
+    }
+
+    /// Starts a script.
+    ///
+    /// # Errors
+    /// What is wrong with it, as it is shown to its author; or why it cannot be started.
+    pub fn try_start(
+        &self,
+        script: &str,
+        options: &Options,
+        filter: &Filter,
+    ) -> Result<Running<'g>, String> {
+        let shown = |wrong: Vec<probes::bt::diagnostic::Diagnostic>| -> String {
+            let each = wrong.iter().map(|d| d.render("test", script.as_bytes()));
+            each.collect()
+        };
+        let mut parsed = parse::parse(script.as_bytes(), options.dialect).map_err(shown)?;
+        library(&mut parsed);
+        let clock = Clock {
+            tsc: vmm::host_tsc(),
+            unix_ns: unix_ns(),
+            hz: self.engine.tsc_hz(),
+        };
+        let machine = &self.shell.linux.machine;
+        // No hit comes between the first probe and the last.
+        let _paused = machine.pause();
+        let prepared = Prepared::new(&parsed, options, self, self, machine.vcpus(), clock);
+        let prepared = prepared.map_err(shown)?;
+        let mut outputs = Vec::new();
+        let session = prepared.start(self.engine, &|_| filter.clone(), &mut |output| {
+            outputs.push(output)
+        });
+        let session = session.map_err(|e| e.to_string())?;
+        let mut running = Running {
+            guest: *self,
+            session,
+            out: Vec::new(),
+            err: Vec::new(),
+        };
+        running.show(outputs);
+        Ok(running)
+    }
+
+    /// Runs a script while a command runs in the guest's shell.
+    ///
+    /// # Panics
+    /// If the script cannot be started, or the command fails or does not end.
+    pub fn run(&self, script: &str, command: &str) -> (Ran, Answer) {
+        let running = self.start(script);
+        let answer = self.shell.start(command).answer(4 * COMMAND_LIMIT);
+        let ran = running.finish();
+        assert_eq!(answer.status, 0, "{command}: {answer:?}");
+        (ran, answer)
+    }
+
+    fn find_tracepoints(&self, pattern: &ProbePattern) -> Result<Vec<Probe>, String> {
+        let machine = &self.shell.linux.machine;
+        let handle = machine.handle();
+        let found = self.insight.look(machine, |look| {
+            tracepoint::find(&look, &handle, self.view, pattern)
+        })?;
+        Ok(found.probes)
+    }
+}
+
+/// The translators that come with exotrace.
+fn library(script: &mut Script) {
+    for (name, text) in TEXTS {
+        let parsed = parse::parse(text.as_bytes(), Dialect::Normal);
+        let parsed = parsed.unwrap_or_else(|wrong| panic!("{name}: {wrong:?}"));
+        script.translators.extend(parsed.translators);
+        script.structures.extend(parsed.structures);
+    }
+}
+
+/// The host's wall clock.
+///
+/// # Panics
+/// If that stands before 1970.
+pub fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = since.unwrap_or_else(|e| panic!("{e}"));
+    u64::try_from(since.as_nanos()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+impl Guest for ScriptGuest<'_> {
+    fn types(&self) -> Option<&Btf> {
+        self.view.btf.as_ref()
+    }
+
+    fn symbol(&self, name: &str) -> Option<u64> {
+        self.view.symbols.address_of(name)
+    }
+
+    fn nearest_symbols(&self, name: &str) -> Vec<String> {
+        let found = self.view.symbols.nearest_names(name, 3);
+        found.into_iter().map(str::to_owned).collect()
+    }
+}
+
+impl Finder for ScriptGuest<'_> {
+    fn find(&self, text: &str) -> Result<Vec<Probe>, NotFound> {
+        let not_found = |message: String| NotFound {
+            message,
+            nearest: Vec::new(),
+        };
+        let pattern = ProbePattern::parse(text).map_err(|e| not_found(e.to_string()))?;
+        let mut nearest = Vec::new();
+        let mut probes;
+        if uprobe::is_meant(&pattern) || usdt::is_meant(&pattern) {
+            let machine = &self.shell.linux.machine;
+            let unpatched =
+                |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
+            let found = self
+                .insight
+                .look(machine, |look| match uprobe::is_meant(&pattern) {
+                    true => uprobe::find(&look, &pattern, &unpatched),
+                    false => usdt::find(&look, &pattern, &unpatched),
+                });
+            probes = found.map_err(|e| not_found(e.to_string()))?.probes;
+        } else {
+            let found = provider::find(self.view, &pattern);
+            (probes, nearest) = (found.probes, found.nearest);
+            if pattern.provider == tracepoint::PROVIDER {
+                probes.extend(self.find_tracepoints(&pattern).map_err(not_found)?);
+            }
+        }
+        match probes.is_empty() {
+            true => Err(NotFound {
+                message: format!("no probe {text}"),
+                nearest,
+            }),
+            false => Ok(probes),
+        }
+    }
+}
+
+/// Kernel addresses by name; those of programs as they are.
+impl Names for ScriptGuest<'_> {
+    fn kernel(&self, address: u64) -> String {
+        match self.view.symbols.resolve(address) {
+            Some((symbol, 0)) => symbol.name.to_string(),
+            Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
+            None => format!("{address:#x}"),
+        }
+    }
+
+    fn user(&self, _: u32, address: u64) -> String {
+        format!("{address:#x}")
+    }
+
+    fn probe(&self, number: u32) -> String {
+        number.to_string()
+    }
+}
+
+/// A script that runs.
+pub struct Running<'g> {
+    guest: ScriptGuest<'g>,
+    session: ScriptSession,
+    out: Vec<u8>,
+    err: Vec<u8>,
+}
+
+impl Running<'_> {
+    /// Probes of patterns that could not be enabled, and why.
+    pub fn skipped(&self) -> &[String] {
+        self.session.skipped()
+    }
+
+    /// What was put out so far, and not to standard error.
+    pub fn out(&mut self) -> String {
+        let mut outputs = Vec::new();
+        self.session.drain(&mut |output| outputs.push(output));
+        self.show(outputs);
+        String::from_utf8_lossy(&self.out).into_owned()
+    }
+
+    /// Waits until the output is as it should be.
+    ///
+    /// # Panics
+    /// If that does not come in [`COMMAND_LIMIT`].
+    pub fn wait(&mut self, what: &str, mut done: impl FnMut(&str) -> bool) {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while !done(&self.out()) {
+            assert!(
+                Instant::now() < deadline,
+                "no {what} in {COMMAND_LIMIT:?}: {:?}, {:?}",
+                self.out(),
+                self.session.stats()
+            );
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Waits until the script has ended itself.
+    ///
+    /// # Panics
+    /// If it does not in [`COMMAND_LIMIT`].
+    pub fn wait_for_exit(&self) {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while !self.session.has_exited() {
+            assert!(
+                Instant::now() < deadline,
+                "still running: {:?}",
+                self.session.stats()
+            );
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Whether the script has ended itself.
+    pub fn has_exited(&self) -> bool {
+        self.session.has_exited()
+    }
+
+    /// Takes its probes away, all at one moment; what it came to.
+    pub fn finish(mut self) -> Ran {
+        let paused = self.guest.shell.linux.machine.pause();
+        let each = self.session.each();
+        let names = self.session.probes().iter().map(|p| p.name.to_string());
+        let hits = each.iter().map(|stats| stats.map_or(0, |stats| stats.hits));
+        let each = names.zip(hits).collect();
+        self.out();
+        let Self {
+            guest,
+            session,
+            mut out,
+            mut err,
+        } = self;
+        let dialect = session.dialect();
+        let stats = session.finish(&mut |output| {
+            show(&output, dialect, &guest, &mut out, &mut err);
+        });
+        drop(paused);
+        Ran {
+            out: String::from_utf8_lossy(&out).into_owned(),
+            err: String::from_utf8_lossy(&err).into_owned(),
+            stats,
+            each,
+        }
+    }
+
+    fn show(&mut self, outputs: Vec<Output>) {
+        let dialect = self.session.dialect();
+        for output in outputs {
+            show(&output, dialect, &self.guest, &mut self.out, &mut self.err);
+        }
+    }
+}
+
+fn show(
+    output: &Output,
+    dialect: Dialect,
+    names: &dyn Names,
+    out: &mut Vec<u8>,
+    err: &mut Vec<u8>,
+) {
+    let part = match output.is_for_stderr() {
+        true => err,
+        false => out,
+    };
+    part.extend(text::render(output, dialect, names));
+}

@@ -1,0 +1,73 @@
+//! A guest with the small kernel and Debian's strace: a second opinion about system calls, from within.
+//!
+//! Booted once and kept in the cache, as the [shell](crate::shell) is. The packages are fetched without being installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use guest::initramfs::ExtraFile;
+use guest::{Terminal, debian};
+
+use crate::host::{Host, cache};
+use crate::kernel::Kernel;
+use crate::shell::{self, Parts, Shell};
+
+/// What the cache's entries and lock are called.
+const TOPIC: &str = "tests-strace";
+/// Packages, and their files that strace needs; the C library is in the guest anyway.
+const FILES: [(&str, &[&str]); 3] = [
+    ("strace", &["usr/bin/strace"]),
+    (
+        "libunwind8",
+        &[
+            "usr/lib/x86_64-linux-gnu/libunwind-ptrace.so.0",
+            "usr/lib/x86_64-linux-gnu/libunwind-x86_64.so.8",
+            "usr/lib/x86_64-linux-gnu/libunwind.so.8",
+        ],
+    ),
+    ("liblzma5", &["lib/x86_64-linux-gnu/liblzma.so.5"]),
+];
+
+/// A copy of the guest, running.
+///
+/// # Panics
+/// If it cannot be made or restored.
+pub fn guest(host: &Host) -> Shell {
+    Shell::restore(host, Kernel::small(), snapshot_folder(host))
+}
+
+fn snapshot_folder(host: &Host) -> &'static Path {
+    // What the guest is made of does not change while a process tests it.
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let parts = Parts {
+            kernel: Kernel::small(),
+            initramfs: shell::full_initramfs_with(files()),
+            lines: &[],
+        };
+        shell::kept(TOPIC, &parts.name(host), |folder| {
+            parts.boot(host).save(host, folder);
+        })
+    })
+}
+
+/// strace and its libraries, where the dynamic linker looks for them.
+fn files() -> Vec<ExtraFile> {
+    let mut files = Vec::new();
+    for (package, paths) in FILES {
+        let folder = debian::fetch(package, &cache(), &Terminal::new());
+        let folder = folder.unwrap_or_else(|e| panic!("{e}"));
+        for path in paths {
+            let content = fs::read(folder.join(path));
+            let content = content.unwrap_or_else(|e| panic!("{package}: {path}: {e}"));
+            let path = path.strip_prefix("usr/").unwrap_or(path);
+            files.push(ExtraFile {
+                path: path.to_owned(),
+                mode: 0o755,
+                content,
+            });
+        }
+    }
+    files
+}

@@ -1,0 +1,135 @@
+//! A guest with the rich kernel that the command runs, and scripts over it, as their user starts them in other terminals.
+//!
+//! Restored from the snapshot of [`crate::rich`]. Its restless process is ended first: what is traced is what the test types.
+
+use std::ffi::OsString;
+
+use crate::command::{Ended, Running, World};
+use crate::host::Host;
+use crate::rich;
+use crate::shell::COMMAND_LIMIT;
+
+/// What the machine is called.
+const NAME: &str = "watched";
+
+/// The guest, and a folder for the test's files.
+pub struct Watched {
+    /// Where the command runs.
+    pub world: World,
+    machine: Running,
+    /// Commands typed so far: each has its own mark in the output.
+    commands: usize,
+}
+
+/// A script that is attached.
+pub struct Script(Running);
+
+impl Watched {
+    /// A copy of the guest, running.
+    ///
+    /// # Panics
+    /// If it cannot be made or restored.
+    pub fn new(host: &Host) -> Self {
+        let world = World::new();
+        let mut line: Vec<OsString> = ["run", "--name", NAME, "--restore"].map(Into::into).into();
+        line.push(rich::snapshot_folder(host).into());
+        let mut machine = world.start(line);
+        machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+            world.run(["vms"], COMMAND_LIMIT).stdout.contains(NAME)
+        });
+        let mut watched = Self {
+            world,
+            machine,
+            commands: 0,
+        };
+        watched.run("read name pid < /tmp/workers; kill -9 $pid");
+        watched
+    }
+
+    /// Types a command, waits for its end, and gives what it has printed.
+    ///
+    /// # Panics
+    /// If it does not end in time.
+    pub fn run(&mut self, command: &str) -> String {
+        self.commands += 1;
+        let (begin, end) = (
+            format!("begin{}=1\n", self.commands),
+            format!("end{}=1\n", self.commands),
+        );
+        // If the line is echoed, it has no line break there.
+        self.machine.type_line(&format!(
+            "echo begin{0}=1; {command}; echo end{0}=1",
+            self.commands
+        ));
+        let mut output = String::new();
+        let what = format!("end of {command:?}");
+        self.machine.wait_until(&what, COMMAND_LIMIT, |printed, _| {
+            let printed = printed.replace('\r', "");
+            let found = printed
+                .split_once(&begin)
+                .and_then(|(_, rest)| rest.split_once(&end));
+            output = found
+                .map(|(output, _)| output.to_owned())
+                .unwrap_or_default();
+            found.is_some()
+        });
+        output
+    }
+
+    /// Starts `exotrace trace` with these words, and waits until its probes are attached.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub fn trace(&self, words: &[&str]) -> Script {
+        let mut script = self.world.start([&["trace"], words].concat());
+        script.wait_until("attached probes", COMMAND_LIMIT, |_, stderr| {
+            stderr.contains("exotrace: attached ")
+        });
+        Script(script)
+    }
+
+    /// Runs the command with these words to its end.
+    ///
+    /// # Panics
+    /// If that does not come in time.
+    pub fn ask(&self, words: &[&str]) -> Ended {
+        self.world.run(words, COMMAND_LIMIT)
+    }
+
+    /// Ends the machine.
+    ///
+    /// # Panics
+    /// If it does not end in order.
+    pub fn stop(self) {
+        let stopped = self.ask(&["stop"]);
+        assert_eq!(stopped.status, 0, "{stopped:?}");
+        let ended = self.machine.finish(COMMAND_LIMIT);
+        assert_eq!(ended.status, 0, "{ended:?}");
+    }
+}
+
+impl Script {
+    /// The command, running.
+    pub fn running(&mut self) -> &mut Running {
+        &mut self.0
+    }
+
+    /// Interrupts it and gives what it has printed. It ends in order.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn interrupt(self) -> String {
+        self.0.signal(rustix::process::Signal::INT);
+        let ended = self.0.finish(COMMAND_LIMIT);
+        assert_eq!(ended.status, 0, "{ended:?}");
+        ended.stdout
+    }
+
+    /// Waits until it has ended itself.
+    ///
+    /// # Panics
+    /// If it does not in time.
+    pub fn finish(self) -> Ended {
+        self.0.finish(COMMAND_LIMIT)
+    }
+}

@@ -1,0 +1,255 @@
+//! The scripts that come with exotrace, run over a Linux guest in which something happens that each of them is about.
+//!
+//! Of `usdt.bt` and `icmp.bt` nothing is here: they are of static probes, for which the guest has no program in this file.
+
+use std::collections::HashMap;
+
+use support::host;
+use support::watched::Watched;
+
+/// Lines of the table, without its heading, as words; the first is the time.
+fn lines(output: &str) -> Vec<Vec<&str>> {
+    let rows = output.lines().skip(1);
+    rows.map(|line| line.split_whitespace().collect()).collect()
+}
+
+/// Whether a line has these words in a row behind its time.
+fn has(output: &str, words: &[&str]) -> bool {
+    lines(output).iter().any(|line| {
+        let rest = line.get(1..).unwrap_or_default();
+        rest.windows(words.len()).any(|found| found == words)
+    })
+}
+
+/// The value behind `@map[key]: `.
+fn entry<'o>(output: &'o str, name: &str) -> &'o str {
+    let start = format!("{name}: ");
+    let found = output.lines().find_map(|line| line.strip_prefix(&start));
+    found.unwrap_or_else(|| panic!("no {name} in {output}"))
+}
+
+/// Values of a histogram's buckets, all of them together.
+fn histogram(output: &str, name: &str) -> u64 {
+    let heading = format!("{name}:");
+    let rows = output.lines().skip_while(|line| *line != heading).skip(1);
+    let rows = rows.take_while(|line| line.starts_with(['[', '(']));
+    rows.filter_map(|row| {
+        row.split_once(" |")?
+            .0
+            .rsplit(' ')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    })
+    .sum()
+}
+
+fn number(text: &str) -> u64 {
+    text.trim()
+        .parse()
+        .unwrap_or_else(|e| panic!("{text:?}: {e}"))
+}
+
+#[test]
+fn events_are_shown_a_line_each() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    guest.run("echo hello > /tmp/letter");
+    let scripts = ["opensnoop.bt", "execsnoop.bt", "exit.bt", "signals.bt"];
+    let running = scripts.map(|script| guest.trace(&[script]));
+    assert_eq!(guest.run("/bin/busybox cat /tmp/letter"), "hello\n");
+    guest.run("true < /nowhere");
+    let printed = guest.run("sh -c 'echo $$; exit 3'");
+    let exited = printed.trim();
+    let printed = guest.run("sh -c 'echo $$; kill -9 $$'");
+    let killed = printed.lines().next().unwrap_or_default();
+    let shell = guest.run("echo $$");
+    let shell = shell.trim();
+    let [opens, execs, exits, signals] = running.map(|script| script.interrupt());
+
+    assert!(opens.starts_with("TIME     PID     COMM              FD ERR      US PATH\n"));
+    let opened = lines(&opens);
+    let of = |path: &str| {
+        let found = opened.iter().find(|line| line.last() == Some(&path));
+        found.unwrap_or_else(|| panic!("no {path} in {opens}"))
+    };
+    let letter = of("/tmp/letter");
+    assert_eq!(letter[2..5], ["busybox", "3", "0"], "{opens}");
+    assert!(number(letter[5]) > 0, "{opens}");
+    // ENOENT is 2.
+    assert_eq!(of("/nowhere")[1..5], [shell, "sh", "-1", "2"], "{opens}");
+
+    let expected = [
+        shell,
+        "sh",
+        "/bin/busybox:",
+        "/bin/busybox",
+        "cat",
+        "/tmp/letter",
+    ];
+    assert!(has(&execs, &expected), "{execs}");
+    // What follows the name is the whole line.
+    let exec = lines(&execs)
+        .into_iter()
+        .find(|line| line.get(1) == Some(&exited));
+    let exec = exec.unwrap_or_else(|| panic!("no {exited} in {execs}"));
+    assert_eq!(
+        exec[5..],
+        ["sh", "-c", "echo", "$$;", "exit", "3"],
+        "{execs}"
+    );
+
+    let exit = |pid: &str| {
+        let found = lines(&exits)
+            .into_iter()
+            .find(|line| line.get(1) == Some(&pid));
+        let found = found.unwrap_or_else(|| panic!("no {pid} in {exits}"));
+        (found[2..4].join(" "), found[5..].join(" "))
+    };
+    let parent = format!("{shell} sh");
+    assert_eq!(exit(exited), (parent.clone(), "exit 3".into()), "{exits}");
+    assert_eq!(exit(killed), (parent, "signal 9".into()), "{exits}");
+
+    assert!(
+        has(&signals, &[killed, "sh", "9", "KILL", killed, "sh", "sent"]),
+        "{signals}"
+    );
+    // Who ends tells its parent so.
+    assert!(
+        has(&signals, &[exited, "sh", "17", "CHLD", shell, "sh"]),
+        "{signals}"
+    );
+    guest.stop();
+}
+
+#[test]
+fn system_calls_are_counted() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    let shell = guest.run("echo $$");
+    let all = guest.trace(&["syscount.bt"]);
+    let of_shell = guest.trace(&["syscount.bt", shell.trim()]);
+    guest
+        .run("syscount 250; dd if=/dev/zero of=/tmp/x bs=10 count=37 status=none; true < /nowhere");
+    let [all, of_shell] = [all, of_shell].map(|script| script.interrupt());
+    assert!(
+        entry(&all, "@nanoseconds[getppid]").starts_with("count 250, average "),
+        "{all}"
+    );
+    let calls = |output: &str, call: &str| {
+        let found = entry(output, &format!("@nanoseconds[{call}]"));
+        number(
+            found
+                .trim_start_matches("count ")
+                .split(',')
+                .next()
+                .unwrap_or_default(),
+        )
+    };
+    // The shell writes two marks at least, syscount's own line is a few pieces, and dd writes 37 times.
+    assert!((40..60).contains(&calls(&all, "write")), "{all}");
+    assert!((2..20).contains(&calls(&of_shell, "write")), "{of_shell}");
+    assert!(!of_shell.contains("@nanoseconds[getppid]"), "{of_shell}");
+    assert!(
+        number(entry(&of_shell, "@failed[openat]")) >= 1,
+        "{of_shell}"
+    );
+    guest.stop();
+}
+
+#[test]
+fn time_and_memory_are_told_by_program() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    let scripts = [
+        "pagefaults.bt",
+        "runqlat.bt",
+        "offcpu.bt",
+        "mallocsizes.bt",
+        "profile.bt",
+    ];
+    let running = scripts.map(|script| guest.trace(&[script]));
+    // Names of a program are known while it runs: it does so until they are shown.
+    let spinning = guest.run("spin & echo $!; allocs 5 100");
+    let spinning = spinning.lines().next().unwrap_or_default();
+    let [faults, waits, away, sizes, samples] = running.map(|script| script.interrupt());
+    guest.run(&format!("kill -9 {spinning}"));
+
+    assert!(
+        number(entry(&faults, "@faults[allocs, write, program]")) > 5,
+        "{faults}"
+    );
+    assert!(
+        number(entry(&faults, "@faults[allocs, execute, program]")) > 0,
+        "{faults}"
+    );
+    let counted = faults.lines().filter(|line| line.starts_with("@faults["));
+    let counted: u64 = counted
+        .map(|line| number(line.rsplit(' ').next().unwrap_or_default()))
+        .sum();
+    // Each has a time; one may be under way.
+    assert!(
+        counted - histogram(&faults, "@nanoseconds") <= 1,
+        "{faults}"
+    );
+
+    assert!(histogram(&waits, "@microseconds") > 5, "{waits}");
+    number(entry(&waits, "@longest[allocs]"));
+
+    // Five times 100 ms.
+    let asleep: HashMap<&str, u64> = away
+        .split("@microseconds[")
+        .filter(|entry| entry.contains("\n    do_nanosleep+"))
+        .filter_map(|entry| entry.trim().rsplit_once("\n, ")?.1.split_once("]: "))
+        .map(|(name, time)| (name, number(time)))
+        .collect();
+    assert!(
+        asleep.get("allocs").is_some_and(|time| *time >= 500_000),
+        "{away}"
+    );
+
+    // 1, 2, 3, 4 and 5 bytes, and what the C library takes for itself.
+    let total = entry(&sizes, "@total[allocs]");
+    assert!(total.starts_with("count 5, average 3, total 15"), "{sizes}");
+    assert_eq!(histogram(&sizes, "@bytes[allocs]"), 5, "{sizes}");
+
+    assert!(samples.contains("@samples[spin, "), "{samples}");
+    assert!(samples.contains("    spin_million+"), "{samples}");
+    guest.stop();
+}
+
+#[test]
+fn what_a_guest_lacks_is_said() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    // A RAM disk has no queue of requests, and no other disk is here: both probes stand, and nothing passes.
+    let disks = guest.trace(&["biolatency.bt", "-v"]);
+    guest.run("insmod /lib/brd.ko; dd if=/dev/zero of=/dev/ram0 bs=4096 count=4 status=none; sync");
+    assert_eq!(
+        disks.interrupt(),
+        "Measuring disks. Interrupt to see them.\n"
+    );
+
+    // To be short of memory takes an interpreted guest minutes: the script's members are those of this kernel, and nobody is killed.
+    let killed = guest.trace(&["oom.bt"]);
+    assert_eq!(killed.interrupt(), "Waiting for memory to be short.\n");
+
+    // The kernel is built without the internet protocols, but has the tracepoint's declaration.
+    let ended = guest.ask(&["trace", "tcpstates.bt"]);
+    assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{ended:?}");
+    let said: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter_map(|line| line.strip_prefix("tcpstates.bt:")?.split_once(": "))
+        .map(|(_, what)| what)
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "struct sock_common has no member \"skc_v6_rcv_saddr\":",
+            "struct sock_common has no member \"skc_v6_daddr\":"
+        ],
+        "{ended:?}"
+    );
+    guest.stop();
+}

@@ -1,0 +1,94 @@
+//! Scripts over a Linux guest from the command line: its types, its processes, its text afterwards, and a restored machine that ends with its
+//! script.
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::command::World;
+use support::shell::COMMAND_LIMIT;
+use support::watched::Watched;
+use support::{host, rich};
+
+/// The line of `stat --hash` about the kernel's text.
+fn text_hash(guest: &Watched) -> String {
+    let stat = guest.ask(&["stat", "--hash"]);
+    let line = stat
+        .stdout
+        .lines()
+        .find(|line| line.starts_with("kernel text"));
+    let line = line.unwrap_or_else(|| panic!("{stat:?}"));
+    assert!(!line.contains("not"), "{stat:?}");
+    line.to_owned()
+}
+
+#[test]
+fn scripts_know_the_guests_types_and_leave_its_text_alone() {
+    let host = host!();
+    let mut guest = Watched::new(host);
+    let before = text_hash(&guest);
+
+    let wrong = "kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }";
+    // What follows from a mistake is no other mistake.
+    let told = "\
+exotrace:1:36: struct task_struct has no member \"cmm\":
+kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
+                                   ^~~
+did you mean: comm, mm?
+exotrace:1:54: struct mm_struct has no member \"onwer\":
+kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
+                                                     ^~~~~
+";
+    let ended = guest.ask(&["trace", "-e", wrong]);
+    assert_eq!(
+        (ended.status, ended.stdout.as_str(), ended.stderr.as_str()),
+        (1, "", told)
+    );
+    assert_eq!(text_hash(&guest), before);
+
+    // Of one process: hits of others are left out.
+    let shell = guest.run("echo $$");
+    let counting = "kprobe:ksys_write:entry { @[pid, comm, curtask->comm] = count(); }";
+    let script = guest.trace(&["-v", "-p", shell.trim(), "-e", counting]);
+    guest.run("syscount 1");
+    let counted = script.interrupt();
+    let start = format!("@[{}, sh, sh]: ", shell.trim());
+    assert!(
+        counted.starts_with(&start) && counted.lines().count() == 1,
+        "{counted}"
+    );
+    assert_eq!(text_hash(&guest), before);
+
+    // Whatever happens to the command.
+    let mut killed = guest.trace(&["-e", "syscall:::entry { @[probe] = count(); }"]);
+    assert_ne!(text_hash(&guest), before);
+    killed.running().signal(Signal::KILL);
+    assert_eq!(killed.finish().status, -1);
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while text_hash(&guest) != before {
+        assert!(
+            Instant::now() < deadline,
+            "the guest's text is not as it was"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    guest.stop();
+}
+
+#[test]
+fn a_restored_machine_ends_with_its_script() {
+    let host = host!();
+    let world = World::new();
+    let script = "kprobe:vfs_write:entry /comm == \"sh\"/ { printf(\"%s writes %d\\n\", comm, args.count); exit(); }";
+    let mut line: Vec<OsString> = ["run", "-e", script, "--restore"].map(Into::into).into();
+    line.push(rich::snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.wait_until("attached probes", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("exotrace: attached 1 probe\n")
+    });
+    machine.type_line("echo hello");
+    let ended = machine.finish(COMMAND_LIMIT);
+    assert_eq!(ended.status, 0, "{ended:?}");
+    assert!(ended.stdout.starts_with("sh writes "), "{ended:?}");
+    assert_eq!(ended.stdout.lines().count(), 1, "{ended:?}");
+}
