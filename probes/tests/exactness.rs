@@ -76,8 +76,9 @@ fn count_exactly(mut micro: Micro, calls: u64, cpus: u64) {
     });
     let (took, expected) = (begin.elapsed(), calls * cpus);
     eprintln!(
-        "{expected} calls in {took:?}; {rounds} other sessions, {:?}",
-        session.stats()
+        "{expected} calls in {took:?}; {rounds} other sessions, {:?}, {:?}",
+        session.stats(),
+        micro.engine.stats()
     );
     micro.assert_count(expected);
     assert_eq!((hits(&session, 0), hits(&session, 1)), (expected, expected));

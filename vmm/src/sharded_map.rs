@@ -45,7 +45,8 @@ pub struct ShardedMap<V> {
     shards: Box<[ArcSwap<Shard<V>>]>,
     /// Held by who changes the map.
     turn: Mutex<()>,
-    /// Keys in the map. Changed under `turn`.
+    /// Keys in the map. Changed under `turn`, and never less than what readers can find: a key is counted before it is shown and until
+    /// after it is gone, so that whoever has found one does not see an empty map.
     count: AtomicUsize,
 }
 
@@ -82,20 +83,12 @@ impl<V> ShardedMap<V> {
 
     /// Gives `key` a value; the one it had before.
     pub fn insert(&self, key: u64, value: Arc<V>) -> Option<Arc<V>> {
-        let before = self.change(key, |shard| shard.insert(key, value));
-        if before.is_none() {
-            self.count.fetch_add(1, Ordering::Release);
-        }
-        before
+        self.change(key, |shard| shard.insert(key, value))
     }
 
     /// Takes the value of `key` away.
     pub fn remove(&self, key: u64) -> Option<Arc<V>> {
-        let before = self.change(key, |shard| shard.remove(&key));
-        if before.is_some() {
-            self.count.fetch_sub(1, Ordering::Release);
-        }
-        before
+        self.change(key, |shard| shard.remove(&key))
     }
 
     /// Number of keys.
@@ -122,9 +115,15 @@ impl<V> ShardedMap<V> {
     fn change<R>(&self, key: u64, change: impl FnOnce(&mut Shard<V>) -> Option<R>) -> Option<R> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shard = self.shard(key)?;
-        let mut next = Shard::clone(&shard.load());
+        let before = shard.load();
+        let mut next = Shard::clone(&before);
         let result = change(&mut next);
+        let (had, has) = (before.len(), next.len());
+        self.count
+            .fetch_add(has.saturating_sub(had), Ordering::Release);
         shard.store(Arc::new(next));
+        self.count
+            .fetch_sub(had.saturating_sub(has), Ordering::Release);
         result
     }
 
@@ -183,6 +182,30 @@ mod tests {
             }
             done.store(true, Ordering::Release);
             assert!(reader.join().is_ok());
+        });
+    }
+
+    #[test]
+    fn whoever_finds_a_key_does_not_see_an_empty_map() {
+        const KEYS: u64 = 200_000;
+        let map = ShardedMap::default();
+        let current = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let finder = scope.spawn(|| {
+                let mut key = 0;
+                while key < KEYS {
+                    key = current.load(Ordering::Acquire);
+                    // Each key comes once: one that is there before and after was there between.
+                    assert!(!(map.contains(key) && map.is_empty() && map.contains(key)));
+                }
+            });
+            for key in 0..KEYS {
+                current.store(key, Ordering::Release);
+                map.insert(key, Arc::new(key));
+                map.remove(key);
+            }
+            current.store(KEYS, Ordering::Release);
+            assert!(finder.join().is_ok());
         });
     }
 }
