@@ -389,6 +389,11 @@ fn check_examples(guest: &UserGuest) {
         let (ran, answer) = ScriptGuest::from(guest).run(&filtered, &command);
         assert_eq!(answer.output.trim_end(), format!("icmp: {PACKETS} packets"));
         ran.assert_whole();
+        let lines: Vec<&str> = ran.out.lines().filter(|l| l.contains(": type")).collect();
+        let wanted: Vec<String> = (0..PACKETS)
+            .map(|n| format!("{n}: type 3, code {}, sequence {n}", n % 16))
+            .collect();
+        assert_eq!(lines, wanted, "{program}");
         for code in 0..16 {
             let times = if code < PACKETS % 16 { 2 } else { 1 };
             assert_eq!(

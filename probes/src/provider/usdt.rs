@@ -14,9 +14,7 @@ use std::collections::HashMap;
 use introspect::Gpa;
 use introspect::system::{Look, Lost, TextFile};
 use introspect::user::demangle::demangle;
-use introspect::user::static_probes::{
-    ArgumentTypes, SiteArgument, StaticSite, ValueKind, scripts_name,
-};
+use introspect::user::static_probes::{ArgumentTypes, SiteArgument, StaticSite, ValueKind};
 
 use super::uprobe::{UserMatches, text};
 use crate::name::{ProbeName, ProbePattern, matches_part};
@@ -181,10 +179,9 @@ fn of_file(
         if !matches_part(wanted.provider, &site.provider) {
             continue;
         }
-        if !matches_part(wanted.name, &site.name)
-            && !matches_part(wanted.name, &scripts_name(&site.name))
-        {
-            note_name(site, found);
+        let name = site.script_name();
+        if !matches_part(wanted.name, &site.name) && !matches_part(wanted.name, &name) {
+            note_name(name, found);
             continue;
         }
         let module = declared_module(site).unwrap_or_else(|| last_part(path));
@@ -208,7 +205,7 @@ fn of_file(
             Some(pid) => format!("{}{pid}", site.provider),
             None => site.provider.clone(),
         };
-        let name = ProbeName::new(&provider, module, &function, &scripts_name(&site.name));
+        let name = ProbeName::new(&provider, module, &function, &name);
         let at = *known.entry(name).or_insert_with_key(|name| {
             found.probes.push(probe(name.clone(), wanted, site));
             found.probes.len() - 1
@@ -311,8 +308,7 @@ fn function_of(file: &TextFile<'_>, site: &StaticSite) -> String {
 }
 
 /// Notes the name of a probe that is not meant, for who has misspelled it.
-fn note_name(site: &StaticSite, found: &mut UserMatches) {
-    let name = scripts_name(&site.name);
+fn note_name(name: String, found: &mut UserMatches) {
     if found.nearest.len() < super::SUGGESTIONS && !found.nearest.contains(&name) {
         found.nearest.push(name);
     }

@@ -61,6 +61,15 @@ pub struct StaticSite {
     pub types: Option<Vec<ArgumentTypes>>,
 }
 
+impl StaticSite {
+    /// The probe's name as scripts write it, with dashes: as declared, else as the note has it.
+    #[must_use]
+    pub fn script_name(&self) -> String {
+        let declared = self.declared.as_ref();
+        declared.map_or_else(|| with_dashes(&self.name), |declared| declared.name.clone())
+    }
+}
+
 /// The sites of one object.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StaticSites {
@@ -120,7 +129,7 @@ impl StaticSites {
             let moved = moved(site.base);
             let address = site.address.wrapping_add(moved);
             let owners = owners.get(&address).map_or(&[][..], Vec::as_slice);
-            let is_own = |owner: &&&DeclaredName| owner.name == scripts_name(site.name);
+            let is_own = |owner: &&&DeclaredName| owner.name == with_dashes(site.name);
             let own = owners.iter().find(is_own).copied();
             let probe = own.and_then(probe_of);
             let declared = probe.map(|probe| &probe.name).or(own);
@@ -152,9 +161,8 @@ impl StaticSites {
     }
 }
 
-/// A note's name as scripts write it: `__` stands for a dash (SDT(9), dtrace(1)).
-#[must_use]
-pub fn scripts_name(name: &str) -> String {
+/// A note's name with its dashes: `__` stands for one (SDT(9), dtrace(1)).
+fn with_dashes(name: &str) -> String {
     name.replace("__", "-")
 }
 
