@@ -226,6 +226,26 @@ pub struct Expression {
     pub span: Span,
 }
 
+impl Expression {
+    /// The name and the keys of the global variable that this is, if it is one.
+    #[must_use]
+    pub fn as_global(&self) -> Option<(&str, &[Expression])> {
+        let ExpressionKind::Place(place) = &self.kind else {
+            return None;
+        };
+        match &place.kind {
+            PlaceKind::Global { name, keys } => Some((name, keys)),
+            PlaceKind::Local(_) => None,
+        }
+    }
+
+    /// Whether this is a global variable without keys: a whole map, or one value.
+    #[must_use]
+    pub fn is_whole_global(&self) -> bool {
+        self.as_global().is_some_and(|(_, keys)| keys.is_empty())
+    }
+}
+
 /// What an expression is.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ExpressionKind {
@@ -489,9 +509,9 @@ pub enum Function {
     Str,
     /// `buf(pointer, length)`: shown as `\x..`.
     Buf,
-    /// `kstr(pointer)`, `ustr(pointer)`: as `str`.
+    /// `kstr(pointer [, length])`: as `str`, in the kernel's memory.
     KernelStr,
-    /// As `str`, in the program's memory.
+    /// `ustr(pointer [, length])`: as `str`, in the program's memory.
     UserStr,
     /// `ksym(address)`.
     KernelSymbol,
@@ -499,7 +519,7 @@ pub enum Function {
     UserSymbol,
     /// `kaddr("name")`.
     KernelAddress,
-    /// `uaddr("name")`.
+    /// `uaddr("name")`, which the compiler refuses with what to write instead.
     UserAddress,
     /// `kstack([frames])`.
     KernelStack,
@@ -515,7 +535,7 @@ pub enum Function {
     Register,
     /// `join(argv [, separator])`: prints the strings of an array of pointers.
     Join,
-    /// `cat`-like functions are not offered; `bswap(x)`, also `ntohs`, `ntohl`, `htons`, `htonl`.
+    /// `bswap(x)`: all bytes of a number, or those of the type that it is cast to.
     ByteSwap,
     /// `ntohs(x)`, `htons(x)`.
     NetworkShort,
@@ -523,11 +543,11 @@ pub enum Function {
     NetworkLong,
     /// `inet_ntoa(pointer)`: D's text of an IPv4 address in memory.
     InetNtoa,
-    /// `copyin`-like reads are by cast; `macaddr(pointer)`.
+    /// `macaddr(pointer)`: text of an Ethernet address in memory.
     MacAddress,
     /// `kptr(x)` and `uptr(x)`: the value itself.
     Pointer,
-    /// `nsecs(sw_tai)` and such are not offered; `assert(condition, message)`.
+    /// `assert(condition, message)`.
     Assert,
     /// `errorf(format, ...)`: to standard error.
     Errorf,

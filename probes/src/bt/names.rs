@@ -41,18 +41,26 @@ pub enum FirstArgument {
 /// As many arguments as one likes.
 const MANY: usize = usize::MAX;
 
+/// What is written before the parenthesis of a usage.
+const fn name_of(usage: &'static str) -> &'static str {
+    let mut end = 0;
+    while usage.as_bytes()[end] != b'(' {
+        end += 1;
+    }
+    usage.split_at(end).0
+}
+
 const fn statement(
     usage: &'static str,
-    name: &'static str,
     function: Function,
-    arguments: (usize, usize),
+    (least, most): (usize, usize),
     first: FirstArgument,
 ) -> Signature {
     Signature {
-        name,
+        name: name_of(usage),
         function,
-        least: arguments.0,
-        most: arguments.1,
+        least,
+        most,
         first,
         gives_value: false,
         usage,
@@ -61,14 +69,13 @@ const fn statement(
 
 const fn value(
     usage: &'static str,
-    name: &'static str,
     function: Function,
     arguments: (usize, usize),
     first: FirstArgument,
 ) -> Signature {
     Signature {
         gives_value: true,
-        ..statement(usage, name, function, arguments, first)
+        ..statement(usage, function, arguments, first)
     }
 }
 
@@ -77,97 +84,48 @@ pub const FUNCTIONS: &[Signature] = {
     use FirstArgument::{Any, Entry, Format, Map, Text};
     use Function as F;
     &[
-        statement(
-            "printf(\"format\", ...)",
-            "printf",
-            F::Printf,
-            (1, MANY),
-            Format,
-        ),
-        statement(
-            "errorf(\"format\", ...)",
-            "errorf",
-            F::Errorf,
-            (1, MANY),
-            Format,
-        ),
-        statement(
-            "warnf(\"format\", ...)",
-            "warnf",
-            F::Warnf,
-            (1, MANY),
-            Format,
-        ),
+        statement("printf(\"format\", ...)", F::Printf, (1, MANY), Format),
+        statement("errorf(\"format\", ...)", F::Errorf, (1, MANY), Format),
+        statement("warnf(\"format\", ...)", F::Warnf, (1, MANY), Format),
         statement(
             "print(value) or print(@map, top, divisor)",
-            "print",
             F::Print,
             (1, 3),
             Any,
         ),
-        statement("time(\"format\")", "time", F::Time, (0, 1), Text),
-        statement("clear(@map)", "clear", F::Clear, (1, 1), Map),
-        statement("zero(@map)", "zero", F::Zero, (1, 1), Map),
-        statement("delete(@map[key])", "delete", F::Delete, (1, 2), Entry),
-        statement("exit()", "exit", F::Exit, (0, 0), Any),
-        statement(
-            "join(pointers, \"separator\")",
-            "join",
-            F::Join,
-            (1, 2),
-            Any,
-        ),
-        statement(
-            "assert(condition, \"message\")",
-            "assert",
-            F::Assert,
-            (2, 2),
-            Any,
-        ),
-        value(
-            "strftime(\"format\", nsecs)",
-            "strftime",
-            F::Strftime,
-            (2, 2),
-            Text,
-        ),
-        value("has_key(@map, key)", "has_key", F::HasKey, (2, 2), Map),
-        value(
-            "len(@map), len(string) or len(stack)",
-            "len",
-            F::Len,
-            (1, 1),
-            Any,
-        ),
-        value("str(pointer, length)", "str", F::Str, (1, 2), Any),
-        value("buf(pointer, length)", "buf", F::Buf, (1, 2), Any),
-        value("kstr(pointer, length)", "kstr", F::KernelStr, (1, 2), Any),
-        value("ustr(pointer, length)", "ustr", F::UserStr, (1, 2), Any),
-        value("ksym(address)", "ksym", F::KernelSymbol, (1, 1), Any),
-        value("usym(address)", "usym", F::UserSymbol, (1, 1), Any),
-        value("kaddr(\"name\")", "kaddr", F::KernelAddress, (1, 1), Text),
-        value("uaddr(\"name\")", "uaddr", F::UserAddress, (1, 1), Text),
-        value("kstack(frames)", "kstack", F::KernelStack, (0, 1), Any),
-        value("ustack(frames)", "ustack", F::UserStack, (0, 1), Any),
-        value("ntop(family, address)", "ntop", F::Ntop, (1, 2), Any),
-        value("strncmp(a, b, length)", "strncmp", F::Strncmp, (3, 3), Any),
-        value(
-            "strcontains(haystack, needle)",
-            "strcontains",
-            F::StrContains,
-            (2, 2),
-            Any,
-        ),
-        value("reg(\"name\")", "reg", F::Register, (1, 1), Text),
-        value("bswap(number)", "bswap", F::ByteSwap, (1, 1), Any),
-        value("ntohs(number)", "ntohs", F::NetworkShort, (1, 1), Any),
-        value("htons(number)", "htons", F::NetworkShort, (1, 1), Any),
-        value("ntohl(number)", "ntohl", F::NetworkLong, (1, 1), Any),
-        value("htonl(number)", "htonl", F::NetworkLong, (1, 1), Any),
-        value("inet_ntoa(pointer)", "inet_ntoa", F::InetNtoa, (1, 1), Any),
-        value("macaddr(pointer)", "macaddr", F::MacAddress, (1, 1), Any),
-        value("kptr(pointer)", "kptr", F::Pointer, (1, 1), Any),
-        value("uptr(pointer)", "uptr", F::Pointer, (1, 1), Any),
+        statement("time(\"format\")", F::Time, (0, 1), Text),
+        statement("clear(@map)", F::Clear, (1, 1), Map),
+        statement("zero(@map)", F::Zero, (1, 1), Map),
+        statement("delete(@map[key])", F::Delete, (1, 2), Entry),
+        statement("exit()", F::Exit, (0, 0), Any),
+        statement("join(pointers, \"separator\")", F::Join, (1, 2), Any),
+        statement("assert(condition, \"message\")", F::Assert, (2, 2), Any),
+        value("strftime(\"format\", nsecs)", F::Strftime, (2, 2), Text),
+        value("has_key(@map, key)", F::HasKey, (2, 2), Map),
+        value("len(@map), len(string) or len(stack)", F::Len, (1, 1), Any),
+        value("str(pointer, length)", F::Str, (1, 2), Any),
+        value("buf(pointer, length)", F::Buf, (1, 2), Any),
+        value("kstr(pointer, length)", F::KernelStr, (1, 2), Any),
+        value("ustr(pointer, length)", F::UserStr, (1, 2), Any),
+        value("ksym(address)", F::KernelSymbol, (1, 1), Any),
+        value("usym(address)", F::UserSymbol, (1, 1), Any),
+        value("kaddr(\"name\")", F::KernelAddress, (1, 1), Text),
+        value("uaddr(\"name\")", F::UserAddress, (1, 1), Text),
+        value("kstack(frames)", F::KernelStack, (0, 1), Any),
+        value("ustack(frames)", F::UserStack, (0, 1), Any),
+        value("ntop(family, address)", F::Ntop, (1, 2), Any),
+        value("strncmp(a, b, length)", F::Strncmp, (3, 3), Any),
+        value("strcontains(haystack, needle)", F::StrContains, (2, 2), Any),
+        value("reg(\"name\")", F::Register, (1, 1), Text),
+        value("bswap(number)", F::ByteSwap, (1, 1), Any),
+        value("ntohs(number)", F::NetworkShort, (1, 1), Any),
+        value("htons(number)", F::NetworkShort, (1, 1), Any),
+        value("ntohl(number)", F::NetworkLong, (1, 1), Any),
+        value("htonl(number)", F::NetworkLong, (1, 1), Any),
+        value("inet_ntoa(pointer)", F::InetNtoa, (1, 1), Any),
+        value("macaddr(pointer)", F::MacAddress, (1, 1), Any),
+        value("kptr(pointer)", F::Pointer, (1, 1), Any),
+        value("uptr(pointer)", F::Pointer, (1, 1), Any),
     ]
 };
 
@@ -175,6 +133,21 @@ pub const FUNCTIONS: &[Signature] = {
 #[must_use]
 pub fn signature(name: &str) -> Option<&'static Signature> {
     FUNCTIONS.iter().find(|signature| signature.name == name)
+}
+
+/// The signature of a function; of those that differ by name alone, the first one's.
+#[must_use]
+pub fn signature_of(function: Function) -> Option<&'static Signature> {
+    FUNCTIONS
+        .iter()
+        .find(|signature| signature.function == function)
+}
+
+/// The message about `count` arguments where a function takes fewer or more.
+#[must_use]
+pub fn wrong_count(name: &str, count: usize, usage: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{name}() with {count} argument{s}; it is written {usage}")
 }
 
 /// What values a function gathers, by name.
@@ -192,23 +165,23 @@ pub struct Gatherer {
 
 /// The functions that gather values in a map.
 pub const GATHERERS: &[Gatherer] = {
-    const fn of(name: &'static str, usage: &'static str, least: usize, most: usize) -> Gatherer {
+    const fn of(usage: &'static str, least: usize, most: usize) -> Gatherer {
         Gatherer {
-            name,
+            name: name_of(usage),
             usage,
             least,
             most,
         }
     }
     &[
-        of("count", "count()", 0, 0),
-        of("sum", "sum(value)", 1, 1),
-        of("min", "min(value)", 1, 1),
-        of("max", "max(value)", 1, 1),
-        of("avg", "avg(value)", 1, 1),
-        of("stats", "stats(value)", 1, 1),
-        of("hist", "hist(value)", 1, 2),
-        of("lhist", "lhist(value, min, max, step)", 4, 4),
+        of("count()", 0, 0),
+        of("sum(value)", 1, 1),
+        of("min(value)", 1, 1),
+        of("max(value)", 1, 1),
+        of("avg(value)", 1, 1),
+        of("stats(value)", 1, 1),
+        of("hist(value)", 1, 2),
+        of("lhist(value, min, max, step)", 4, 4),
     ]
 };
 
@@ -287,6 +260,15 @@ pub fn builtin_name(builtin: Builtin) -> &'static str {
 
 /// Words that stand for numbers.
 pub const CONSTANTS: &[(&str, i64)] = &[("NULL", 0), ("false", 0), ("true", 1)];
+
+/// Whether a word means a value or a part of the language, so that no type can be called so.
+#[must_use]
+pub fn is_taken(word: &str) -> bool {
+    builtin(word).is_some()
+        || signature(word).is_some()
+        || CONSTANTS.iter().any(|(name, _)| *name == word)
+        || KEYWORDS.contains(&word)
+}
 
 /// Words that begin statements, and those with a syntax of their own.
 pub const KEYWORDS: &[&str] = &[
@@ -443,14 +425,13 @@ mod tests {
     }
 
     #[test]
-    fn usages_name_their_functions_and_take_what_they_show() {
+    fn functions_are_found_by_their_names() {
         for known in FUNCTIONS {
-            assert!(known.usage.starts_with(known.name), "{}", known.usage);
             assert!(known.least <= known.most, "{}", known.name);
             assert_eq!(signature(known.name), Some(known));
         }
         for known in GATHERERS {
-            assert!(known.usage.starts_with(known.name), "{}", known.usage);
+            assert_eq!(gatherer(known.name), Some(known));
             assert!(strict_word(known.name).is_some() || matches!(known.name, "avg" | "stats"));
         }
     }

@@ -1,10 +1,10 @@
 //! Calls of functions: how many arguments they have, what the first one is, and whether they stand where they can.
 
-use super::super::ast::{Call, Expression, ExpressionKind, Function, PlaceKind, Span};
+use super::super::ast::{Call, Dialect, Expression, ExpressionKind, Function, Span};
 use super::super::diagnostic::Diagnostic;
+use super::super::format::Format;
 use super::super::names::{self, FirstArgument, Signature};
 use super::super::walk;
-use super::format;
 
 /// Checks an expression whose value is used.
 pub fn check_value(of: &Expression, errors: &mut Vec<Diagnostic>) {
@@ -12,7 +12,7 @@ pub fn check_value(of: &Expression, errors: &mut Vec<Diagnostic>) {
         let ExpressionKind::Call(call) = &part.kind else {
             return;
         };
-        let Some(signature) = of_call(call) else {
+        let Some(signature) = names::signature_of(call.function) else {
             return;
         };
         if !signature.gives_value {
@@ -27,7 +27,7 @@ pub fn check_value(of: &Expression, errors: &mut Vec<Diagnostic>) {
 
 /// Checks a call that is a statement.
 pub fn check_statement(call: &Call, span: Span, errors: &mut Vec<Diagnostic>) {
-    let Some(signature) = of_call(call) else {
+    let Some(signature) = names::signature_of(call.function) else {
         return;
     };
     if signature.gives_value {
@@ -45,41 +45,23 @@ pub fn check_statement(call: &Call, span: Span, errors: &mut Vec<Diagnostic>) {
     }
 }
 
-/// The first one with that function: the others differ by name alone.
-fn of_call(call: &Call) -> Option<&'static Signature> {
-    names::FUNCTIONS
-        .iter()
-        .find(|signature| signature.function == call.function)
-}
-
 fn arguments(call: &Call, signature: &Signature, span: Span, errors: &mut Vec<Diagnostic>) {
     let Signature {
         name, usage, first, ..
     } = signature;
     let count = call.arguments.len();
     if !(signature.least..=signature.most).contains(&count) {
-        let s = if count == 1 { "" } else { "s" };
-        errors.push(Diagnostic::new(
-            span,
-            format!("{name}() with {count} argument{s}; it is written {usage}"),
-        ));
-        return;
+        let message = names::wrong_count(name, count, usage);
+        return errors.push(Diagnostic::new(span, message));
     }
     let Some(argument) = call.arguments.first() else {
         return;
     };
     let mut wrong = |message: String| errors.push(Diagnostic::new(argument.span, message));
-    match first {
-        FirstArgument::Any => {}
-        FirstArgument::Text => {
-            if !matches!(argument.kind, ExpressionKind::Text(_)) {
-                wrong(format!(
-                    "the first argument of {name}() must be a string as such: {usage}"
-                ));
-            }
-        }
-        FirstArgument::Format => match &argument.kind {
-            ExpressionKind::Text(text) => match format::conversions(text) {
+    match (first, &argument.kind) {
+        (FirstArgument::Any, _) | (FirstArgument::Text, ExpressionKind::Text(_)) => {}
+        (FirstArgument::Format, ExpressionKind::Text(text)) => {
+            match Format::parse(text, Dialect::Normal).map(|format| format.takes().len()) {
                 Ok(wanted) if wanted != count - 1 => wrong(format!(
                     "the format of {name}() shows {wanted} value{}, but {} follow{} it",
                     if wanted == 1 { "" } else { "s" },
@@ -87,43 +69,56 @@ fn arguments(call: &Call, signature: &Signature, span: Span, errors: &mut Vec<Di
                     if count == 2 { "s" } else { "" },
                 )),
                 Ok(_) => {}
-                Err(message) => wrong(message),
-            },
-            _ => wrong(format!(
-                "the first argument of {name}() must be a string as such: {usage}"
-            )),
-        },
-        FirstArgument::Map => {
-            if keys_of_map(argument) != Some(0) {
+                Err(error) => wrong(error.to_string()),
+            }
+        }
+        (FirstArgument::Text | FirstArgument::Format, _) => wrong(format!(
+            "the first argument of {name}() must be a string as such: {usage}"
+        )),
+        (FirstArgument::Map, _) => {
+            if !argument.is_whole_global() {
                 wrong(format!("{name}() is of a whole map: {usage}"));
             }
         }
-        FirstArgument::Entry => {
-            let Some(keys) = keys_of_map(argument) else {
+        (FirstArgument::Entry, _) => {
+            let Some((_, keys)) = argument.as_global() else {
                 return wrong(format!("{name}() is of an entry of a map: {usage}"));
             };
-            if count == 2 && keys > 0 {
+            if count == 2 && !keys.is_empty() {
                 wrong(format!(
                     "{name}() has keys in brackets and behind them; leave one out: {usage}"
                 ));
             }
         }
     }
-    if call.function == Function::Print && count > 1 && keys_of_map(argument) != Some(0) {
+    if call.function == Function::Print && count > 1 && !argument.is_whole_global() {
         errors.push(Diagnostic::new(
             span,
             "only a whole map can be printed with a number of entries: print(@map, top, divisor)",
         ));
+        return;
     }
+    literals(call, signature, errors);
 }
 
-/// How many keys a global variable is written with; None if it is something else.
-fn keys_of_map(expression: &Expression) -> Option<usize> {
-    let ExpressionKind::Place(place) = &expression.kind else {
-        return None;
+/// Adds what must be known before the script runs, but is not written as a number or a string.
+fn literals(call: &Call, signature: &Signature, errors: &mut Vec<Diagnostic>) {
+    let (from, text) = match call.function {
+        Function::Print | Function::Join | Function::Assert => {
+            (1, call.function != Function::Print)
+        }
+        Function::KernelStack | Function::UserStack => (0, false),
+        _ => return,
     };
-    match &place.kind {
-        PlaceKind::Global { keys, .. } => Some(keys.len()),
-        PlaceKind::Local(_) => None,
+    for argument in call.arguments.iter().skip(from) {
+        let (is_literal, what) = match text {
+            true => (matches!(argument.kind, ExpressionKind::Text(_)), "string"),
+            false => (matches!(argument.kind, ExpressionKind::Number(_)), "number"),
+        };
+        if !is_literal {
+            let Signature { name, usage, .. } = signature;
+            let message = format!("this argument of {name}() must be a {what} as such: {usage}");
+            errors.push(Diagnostic::new(argument.span, message));
+        }
     }
 }

@@ -4,7 +4,6 @@
 //! only the guest's kernel knows. Of the strict dialect OpenBSD says little before it runs a script: see `strict`.
 
 mod calls;
-mod format;
 mod maps;
 mod probes;
 mod strict;

@@ -191,10 +191,8 @@ pub fn expression(of: &Expression) -> String {
             }
         }
         ExpressionKind::Call(call) => {
-            let known = names::FUNCTIONS
-                .iter()
-                .find(|known| known.function == call.function);
-            list(known.map_or("?", |known| known.name), &call.arguments)
+            let name = names::signature_of(call.function).map_or("?", |known| known.name);
+            list(name, &call.arguments)
         }
         ExpressionKind::Member {
             of, name, arrow, ..
