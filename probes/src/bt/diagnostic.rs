@@ -6,6 +6,9 @@
 use super::ast::{Dialect, Span};
 use introspect::kernel::nearest::nearest;
 
+/// Most messages about one script; reading stops at them.
+pub const MOST_ERRORS: usize = 64;
+
 /// Most bytes of a line that are shown: what btrace(8) shows.
 const LONGEST_LINE: usize = 1023;
 
@@ -36,8 +39,8 @@ impl Diagnostic {
     #[must_use]
     pub fn new(span: Span, message: impl Into<String>) -> Self {
         let mut message = message.into();
-        if message.len() > LONGEST_MESSAGE {
-            message = message.chars().take(LONGEST_MESSAGE).collect();
+        if let Some((end, _)) = message.char_indices().nth(LONGEST_MESSAGE) {
+            message.truncate(end);
             message += "...";
         }
         Self {
@@ -107,10 +110,7 @@ impl Diagnostic {
             .take(LONGEST_LINE)
             .copied()
             .collect();
-        let shown: String = String::from_utf8_lossy(&source)
-            .chars()
-            .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
-            .collect();
+        let shown = harmless(&String::from_utf8_lossy(&source));
         let mark = match self.dialect {
             Dialect::Strict => {
                 // Every tab of the line counts, those behind the mark too.
@@ -124,10 +124,9 @@ impl Diagnostic {
                 self.span,
             ),
         };
-        let mut out = format!(
-            "{file}:{line}:{column}: {}:\n{shown}\n{mark}\n",
-            self.message
-        );
+        // Messages of both dialects quote what they are about.
+        let message = harmless(&self.message);
+        let mut out = format!("{file}:{line}:{column}: {message}:\n{shown}\n{mark}\n");
         if !self.suggestions.is_empty() {
             out += &format!("did you mean: {}?\n", self.suggestions.join(", "));
         }
@@ -153,6 +152,17 @@ pub(super) fn similar<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) ->
     found.extend(near.into_iter().filter(|name| letters(name) != of_wanted));
     found.truncate(MOST_SUGGESTIONS);
     found
+}
+
+/// As it is, but for what a terminal might obey. A string over several lines is quoted as such.
+fn harmless(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '\t' | '\n' => c,
+            _ if c.is_control() => '?',
+            _ => c,
+        })
+        .collect()
 }
 
 /// Where the line that byte `at` is in begins.
@@ -241,6 +251,16 @@ mod tests {
     fn a_terminal_is_told_nothing_by_a_script() {
         let shown = Diagnostic::new(span(0, 1), "bad").render("f", b"\x1b[2J\xff\n");
         assert_eq!(shown, "f:1:1: bad:\n?[2J\u{fffd}\n^\n");
+        let shown = Diagnostic::new(span(0, 1), "'\x1b[2J\u{9b}'").render("f", b"x");
+        assert_eq!(shown, "f:1:1: '?[2J?':\nx\n^\n");
+    }
+
+    #[test]
+    fn messages_are_cut_by_characters() {
+        for (length, cut) in [(LONGEST_MESSAGE, ""), (LONGEST_MESSAGE + 1, "...")] {
+            let message = Diagnostic::new(span(0, 1), "\u{e9}".repeat(length)).message;
+            assert_eq!(message, "\u{e9}".repeat(LONGEST_MESSAGE) + cut);
+        }
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //!
 //! The depth of every tree that [`parse`](super::parse::parse) gives is bounded, so that these may call themselves.
 
-use super::ast::{Block, Expression, ExpressionKind, Place, PlaceKind, Statement, StatementKind};
+use super::ast::{
+    Block, Expression, ExpressionKind, Place, PlaceKind, Rule, Statement, StatementKind,
+};
 
 /// The expressions right under one.
 pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
@@ -109,6 +111,12 @@ pub fn statements<'a>(of: &'a Block, each: &mut dyn FnMut(&'a Statement)) {
             statements(block, each);
         }
     }
+}
+
+/// The expressions of a rule that are not part of another one: its filter, and those of its statements.
+pub fn of_rule<'a>(of: &'a Rule, each: &mut dyn FnMut(&'a Expression)) {
+    of.filter.iter().for_each(&mut *each);
+    statements(&of.body, &mut |statement| expressions(statement, each));
 }
 
 /// An expression and all under it, each before what it holds.

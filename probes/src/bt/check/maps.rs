@@ -7,7 +7,7 @@ use super::super::ast::{
 use super::super::diagnostic::Diagnostic;
 use super::super::names;
 use super::super::walk;
-use super::expressions;
+use super::{expressions, unset};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is known of a global variable so far.
@@ -37,7 +37,7 @@ struct Use<'a> {
 }
 
 /// Adds uses that do not fit those before them, and variables that are set nowhere.
-pub fn check(script: &Script, errors: &mut Vec<Diagnostic>) {
+pub fn check<'a>(script: &'a Script, errors: &mut Vec<Diagnostic>) {
     let mut uses = Vec::new();
     expressions(script, &mut |expression| {
         in_expression(expression, &mut uses)
@@ -52,23 +52,11 @@ pub fn check(script: &Script, errors: &mut Vec<Diagnostic>) {
     for one in &uses {
         fit(one, known.entry(one.name).or_default(), errors);
     }
-    let is_set = |name: &str| known.get(name).is_some_and(|known| known.set.is_some());
-    let mut told = BTreeSet::new();
-    for one in &uses {
-        if is_set(one.name) || !told.insert(one.name) {
-            continue;
-        }
-        let others = known.keys().copied().filter(|name| is_set(name));
-        let mut unset = Diagnostic::new(
-            one.span,
-            format!("@{} is read here but set nowhere", one.name),
-        )
-        .suggest(one.name, others);
-        for suggestion in &mut unset.suggestions {
-            suggestion.insert(0, '@');
-        }
-        errors.push(unset);
-    }
+    let is_set = |(name, known): (&&'a str, &Known)| known.set.is_some().then_some(*name);
+    let set = known.iter().filter_map(is_set).collect();
+    let mut seen = BTreeSet::new();
+    let read = uses.iter().filter(|one| seen.insert(one.name));
+    unset('@', read.map(|one| (one.name, one.span)), &set, errors);
 }
 
 /// Compares a use with what is known, and learns from it.
@@ -191,13 +179,11 @@ fn of_whole_map(function: Function) -> bool {
 fn in_call<'a>(call: &'a Call, uses: &mut Vec<Use<'a>>) {
     for (number, argument) in call.arguments.iter().enumerate() {
         if number == 0
-            && let ExpressionKind::Place(place) = &argument.kind
-            && let PlaceKind::Global { name, keys } = &place.kind
-            && keys.is_empty()
+            && let Some((name, [])) = argument.as_global()
         {
             uses.push(Use {
                 name,
-                span: place.span,
+                span: argument.span,
                 keys: None,
                 set: None,
             });

@@ -9,11 +9,14 @@ mod probes;
 mod strict;
 mod variables;
 
-use super::ast::{Block, Dialect, Expression, ExpressionKind, Script, Statement, StatementKind};
-use super::diagnostic::Diagnostic;
+use super::ast::{
+    Block, Dialect, Expression, ExpressionKind, Script, Span, Statement, StatementKind,
+};
+use super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::walk;
+use std::collections::BTreeSet;
 
-/// What is wrong with `script`, in no order.
+/// What is wrong with `script`, in no order. It may be more than the [`MOST_ERRORS`] that are told.
 #[must_use]
 pub fn check(script: &Script, dialect: Dialect) -> Vec<Diagnostic> {
     let mut errors = Vec::new();
@@ -41,13 +44,30 @@ pub fn check(script: &Script, dialect: Dialect) -> Vec<Diagnostic> {
 /// Calls `each` with every expression of a script that is not part of another one.
 fn expressions<'a>(script: &'a Script, each: &mut dyn FnMut(&'a Expression)) {
     for rule in &script.rules {
-        rule.filter.iter().for_each(&mut *each);
-        walk::statements(&rule.body, &mut |statement| {
-            walk::expressions(statement, each);
-        });
+        walk::of_rule(rule, each);
     }
     for (_, value) in script.translators.iter().flat_map(|one| &one.members) {
         each(value);
+    }
+}
+
+/// Adds variables that are `read` but not among those that are `set`, whose names begin with `sign`. As many as are ever shown: each is
+/// compared with all names.
+fn unset<'a>(
+    sign: char,
+    read: impl Iterator<Item = (&'a str, Span)>,
+    set: &BTreeSet<&'a str>,
+    errors: &mut Vec<Diagnostic>,
+) {
+    let mut unset: Vec<(&str, Span)> = read.filter(|(name, _)| !set.contains(name)).collect();
+    unset.sort_by_key(|(_, span)| span.start);
+    for (name, span) in unset.into_iter().take(MOST_ERRORS) {
+        let message = format!("{sign}{name} is read here but set nowhere");
+        let mut told = Diagnostic::new(span, message).suggest(name, set.iter().copied());
+        for suggestion in &mut told.suggestions {
+            suggestion.insert(0, sign);
+        }
+        errors.push(told);
     }
 }
 

@@ -3,6 +3,7 @@
 use super::super::ast::{ExpressionKind, PlaceKind, Rule, Span, StatementKind};
 use super::super::diagnostic::Diagnostic;
 use super::super::walk;
+use super::unset;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Adds variables of a rule that are read, but set nowhere in it.
@@ -24,10 +25,7 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
             _ => {}
         });
     };
-    rule.filter.iter().for_each(&mut look);
-    walk::statements(&rule.body, &mut |statement| {
-        walk::expressions(statement, &mut look);
-    });
+    walk::of_rule(rule, &mut look);
     walk::statements(&rule.body, &mut |statement| match &statement.kind {
         StatementKind::Assign { place, .. } => {
             if let PlaceKind::Local(name) = &place.kind {
@@ -39,15 +37,5 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
         }
         _ => {}
     });
-    for (name, span) in read {
-        if set.contains(name) {
-            continue;
-        }
-        let mut unset = Diagnostic::new(span, format!("${name} is read here but set nowhere"));
-        unset = unset.suggest(name, set.iter().copied());
-        for suggestion in &mut unset.suggestions {
-            suggestion.insert(0, '$');
-        }
-        errors.push(unset);
-    }
+    unset('$', read.into_iter(), &set, errors);
 }

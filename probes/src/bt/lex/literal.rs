@@ -103,7 +103,16 @@ pub fn text(inner: &[u8], start: usize) -> Result<Vec<u8>, Diagnostic> {
 
 /// The byte that an escape stands for, and its length. `rest` begins behind the backslash.
 fn escape(rest: &[u8]) -> Option<(u8, usize)> {
-    let simple = match rest.first()? {
+    match *rest.first()? {
+        b'x' => digits(rest, 1, 2, 16),
+        b'0'..=b'7' => digits(rest, 0, 3, 8),
+        letter => Some((of_letter(letter)?, 1)),
+    }
+}
+
+/// The byte that one character behind a backslash stands for, in both dialects.
+pub(super) fn of_letter(letter: u8) -> Option<u8> {
+    Some(match letter {
         b'a' => 7,
         b'b' => 8,
         b'e' => 0x1b,
@@ -112,12 +121,9 @@ fn escape(rest: &[u8]) -> Option<(u8, usize)> {
         b'r' => b'\r',
         b't' => b'\t',
         b'v' => 0x0b,
-        byte @ (b'\\' | b'\'' | b'"') => *byte,
-        b'x' => return digits(rest, 1, 2, 16),
-        b'0'..=b'7' => return digits(rest, 0, 3, 8),
+        b'\\' | b'\'' | b'"' => letter,
         _ => return None,
-    };
-    Some((simple, 1))
+    })
 }
 
 /// Up to `most` digits from byte `from` on, and where they end. None if there are none, or if they are more than a byte.

@@ -3,3 +3,8 @@
 pub mod literal;
 pub mod normal;
 pub mod strict;
+
+/// As C's `isspace`.
+fn is_blank(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}

@@ -5,7 +5,7 @@
 
 use super::super::ast::Span;
 use super::super::diagnostic::Diagnostic;
-use super::literal;
+use super::{is_blank, literal};
 
 /// Operators and brackets, each before those that it begins with.
 const PUNCTUATION: &[&str] = &[
@@ -128,7 +128,7 @@ impl<'t> Lexer<'t> {
             let rest = self.rest();
             let blanks = rest
                 .iter()
-                .position(|byte| !byte.is_ascii_whitespace() && *byte != 0x0b)
+                .position(|byte| !is_blank(*byte))
                 .unwrap_or(rest.len());
             self.at += blanks;
             let rest = self.rest();
@@ -165,9 +165,9 @@ impl<'t> Lexer<'t> {
         let mut ahead = self.clone();
         ahead.skip().is_ok()
             && ahead.rest().starts_with(word.as_bytes())
-            && ahead.byte(word.len()).is_some_and(|byte| {
-                byte.is_ascii_whitespace() || matches!(byte, b'=' | b'{' | b'<')
-            })
+            && ahead
+                .byte(word.len())
+                .is_some_and(|byte| is_blank(byte) || matches!(byte, b'=' | b'{' | b'<'))
     }
 
     /// The next token.
@@ -358,7 +358,7 @@ impl<'t> Lexer<'t> {
         }
         match self.byte(0) {
             None | Some(b',' | b'{' | b'/') => Ok((text, span)),
-            Some(byte) if byte.is_ascii_whitespace() || byte == 0x0b => Ok((text, span)),
+            Some(byte) if is_blank(byte) => Ok((text, span)),
             Some(_) => {
                 let at = self.at;
                 Err(self.no_probe(at))

@@ -6,8 +6,9 @@
 //! * A message belongs to the last byte read, not to what is wrong.
 
 use super::super::ast::Span;
-use super::super::diagnostic::Diagnostic;
+use super::super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::super::names::{self, StrictWord};
+use super::{is_blank, literal};
 
 /// Bytes that no token reaches.
 const TOKEN_LIMIT: usize = 1024;
@@ -54,13 +55,8 @@ pub struct Lexer<'t> {
     pub in_probe: bool,
     /// The rule is one of `BEGIN` or `END`, in which there is no `arg0`.
     pub in_begin_or_end: bool,
-    /// What was found wrong so far.
+    /// What was found wrong so far: [`MOST_ERRORS`] at most.
     pub errors: Vec<Diagnostic>,
-}
-
-/// As C's `isspace`.
-fn is_blank(byte: u8) -> bool {
-    byte.is_ascii_whitespace() || byte == 0x0b
 }
 
 /// Whether a number, `$1` or `@` may stand before this byte.
@@ -97,10 +93,12 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// Notes a message about what was read last.
+    /// Notes a message about what was read last, unless there are enough of them.
     pub fn wrong(&mut self, message: impl Into<String>) {
-        let diagnostic = Diagnostic::strict(self.span(), message);
-        self.errors.push(diagnostic);
+        if self.errors.len() < MOST_ERRORS {
+            let diagnostic = Diagnostic::strict(self.span(), message);
+            self.errors.push(diagnostic);
+        }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -320,19 +318,8 @@ impl<'t> Lexer<'t> {
 
     /// The byte that `\n` and the like stand for.
     fn escape(&mut self) -> Result<u8, String> {
-        Ok(match self.bump() {
-            Some(byte @ (b'\\' | b'\'' | b'"')) => byte,
-            Some(b'a') => 7,
-            Some(b'b') => 8,
-            Some(b'e') => 0x1b,
-            Some(b'f') => 0x0c,
-            Some(b'n') => b'\n',
-            Some(b'r') => b'\r',
-            Some(b't') => b'\t',
-            Some(b'v') => 0x0b,
-            Some(byte) => return Err(char::from(byte).to_string()),
-            None => return Err(String::new()),
-        })
+        let letter = self.bump().ok_or_else(String::new)?;
+        literal::of_letter(letter).ok_or_else(|| char::from(letter).to_string())
     }
 }
 

@@ -23,15 +23,12 @@ mod random_tests;
 
 use super::ast::{Dialect, Script, Span};
 use super::check;
-use super::diagnostic::Diagnostic;
+use super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::lex::normal::{Lexer, Token, TokenKind};
 pub use tree::HIGHEST;
 
 /// Most bytes of a script.
 pub const LONGEST: usize = 1 << 20;
-
-/// Messages after which reading stops.
-const MOST_ERRORS: usize = 64;
 
 /// Reads a script and checks what can be checked without a guest.
 ///

@@ -8,10 +8,9 @@ mod expressions;
 mod statements;
 
 use super::super::ast::{ExpressionKind, ProbeKind, ProbeSpec, Rule, Script, Span};
-use super::super::diagnostic::Diagnostic;
+use super::super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::super::lex::strict::{Lexer, Token};
 use super::super::names::StrictWord;
-use super::MOST_ERRORS;
 use super::tree::{HIGHEST, Tall, TooHigh};
 
 /// Tokens that must fit after a message before the next one.
