@@ -13,8 +13,9 @@ pub const PROFILE: &str = "profile";
 /// Ticks once.
 pub const INTERVAL: &str = "interval";
 /// Most ticks in a second.
-const FASTEST: u64 = 10_000;
-const UNITS: [&str; 4] = ["hz", "s", "ms", "us"];
+pub(crate) const FASTEST: u64 = 10_000;
+/// What rates and periods are counted in.
+pub(crate) const UNITS: [&str; 4] = ["hz", "us", "ms", "s"];
 
 /// Gives the probes that match `pattern` to `each`.
 pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
@@ -54,8 +55,8 @@ pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
     }
 }
 
-/// Time between two ticks; `None` for a rate that is none or too fast.
-fn period(unit: &str, rate: u64) -> Option<Duration> {
+/// Time between two ticks; `None` for a rate that is none, too fast or too slow. The unit is one of [`UNITS`].
+pub(crate) fn period(unit: &str, rate: u64) -> Option<Duration> {
     let period = match unit {
         "hz" => Duration::from_secs(1).checked_div(u32::try_from(rate).ok()?)?,
         "s" => Duration::from_secs(rate),

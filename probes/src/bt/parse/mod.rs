@@ -4,12 +4,13 @@
 //! to make sense without a guest, or all that is wrong with it. Time and memory are bounded by the text's length, and the tree's height
 //! and the parser's own depth by [`HIGHEST`].
 //!
-//! The normal dialect is read by `rules`, `statements`, `expressions`, `types` and `translators`, the strict one by `strict`.
+//! The normal dialect is read by `rules`, `timers`, `statements`, `expressions`, `types` and `translators`, the strict one by `strict`.
 
 mod expressions;
 mod rules;
 mod statements;
 mod strict;
+mod timers;
 mod translators;
 mod tree;
 mod types;

@@ -3,6 +3,7 @@
 use super::super::ast::{ProbeKind, ProbeSpec, Rule, Script};
 use super::super::diagnostic::Diagnostic;
 use super::super::lex::normal::TokenKind;
+use super::timers::timer;
 use super::{Parsed, Parser};
 
 /// What bpftrace can be told in `config = { ... }`.
@@ -52,21 +53,19 @@ impl Parser<'_> {
             self.input = None;
             let before = self.lexer.position();
             let problem = match self.outermost(&mut script) {
-                Ok(true) => None,
+                Ok(true) => continue,
                 Ok(false) => return script,
-                Err(problem) => Some(problem),
+                Err(problem) => problem,
             };
-            if let Some(problem) = problem {
-                if !self.report(problem) {
-                    return script;
-                }
-                // From its start: whatever of it was read, its braces are counted as they stand.
-                self.lexer.rewind(before);
-                self.skip_rule();
-                // What cannot be passed over ends the text: nothing is read twice for ever.
-                if self.lexer.position() <= before {
-                    return script;
-                }
+            if !self.report(problem) {
+                return script;
+            }
+            // From its start: whatever of it was read, its braces are counted as they stand.
+            self.lexer.rewind(before);
+            self.skip_rule();
+            // What cannot be passed over ends the text: nothing is read twice for ever.
+            if self.lexer.position() <= before {
+                return script;
             }
         }
     }
@@ -194,7 +193,13 @@ impl Parser<'_> {
         let kind = match text {
             "BEGIN" | "begin" | "dtrace:::BEGIN" => ProbeKind::Begin,
             "END" | "end" | "dtrace:::END" => ProbeKind::End,
-            _ => ProbeKind::Pattern(text.replace('"', "")),
+            _ => match timer(text) {
+                Some(timer) => timer.unwrap_or_else(|message| {
+                    self.report(Diagnostic::new(span, message));
+                    ProbeKind::Pattern(text.to_owned())
+                }),
+                None => ProbeKind::Pattern(text.replace('"', "")),
+            },
         };
         Ok(ProbeSpec { kind, span })
     }
