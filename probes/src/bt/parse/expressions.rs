@@ -10,7 +10,8 @@ use super::{Parsed, Parser, too_high};
 /// Most arguments of a call, keys of a map and items of a tuple.
 const MOST_ITEMS: usize = 64;
 
-fn node(kind: ExpressionKind, span: Span, below: usize) -> Parsed<Tall> {
+/// An expression on top of others, of which the highest has `below` levels.
+pub(super) fn node(kind: ExpressionKind, span: Span, below: usize) -> Parsed<Tall> {
     Tall::new(kind, span, below).map_err(|_| too_high(span))
 }
 
@@ -149,56 +150,53 @@ impl Parser<'_> {
             let TokenKind::Punctuation(text) = self.peek()?.kind else {
                 return Ok(found);
             };
-            let below = found.height;
-            let kind = match text {
-                "." | "->" => {
-                    let arrow = text == "->";
-                    self.next()?;
-                    let of = Box::new(found.expression);
-                    let token = self.peek()?;
-                    match token.kind {
-                        TokenKind::Number(index) if !arrow => {
-                            self.next()?;
-                            let index = usize::try_from(index).unwrap_or(usize::MAX);
-                            ExpressionKind::Item { of, index }
-                        }
-                        TokenKind::Word(name) => {
-                            self.next()?;
-                            ExpressionKind::Member {
-                                of,
-                                name: name.to_owned(),
-                                name_span: token.span,
-                                arrow,
-                            }
-                        }
-                        _ => {
-                            return Err(
-                                self.unexpected(&format!("a member's name behind '{text}'"))
-                            );
-                        }
-                    }
-                }
+            found = match text {
+                "." | "->" => self.member_of(found, start)?,
                 "[" => {
                     self.next()?;
                     let index = self.inside(Self::tall)?;
                     self.expect("]", "behind the index")?;
-                    let below = below.max(index.height);
+                    let below = found.height.max(index.height);
                     let kind = ExpressionKind::Index {
                         of: Box::new(found.expression),
                         index: Box::new(index.expression),
                     };
-                    found = node(kind, self.since(start), below)?;
-                    continue;
+                    node(kind, self.since(start), below)?
                 }
                 "++" | "--" => {
                     self.next()?;
-                    found = step(found, text, self.last, true)?;
-                    continue;
+                    step(found, text, self.last, true)?
                 }
                 _ => return Ok(found),
             };
-            found = node(kind, self.since(start), below)?;
         }
+    }
+
+    /// `.name`, `->name` or `.0` behind an operand that begins at `start`; the sign is ahead.
+    fn member_of(&mut self, of: Tall, start: Span) -> Parsed<Tall> {
+        let arrow = self.is("->")?;
+        self.next()?;
+        let below = of.height;
+        let of = Box::new(of.expression);
+        let token = self.peek()?;
+        let kind = match token.kind {
+            TokenKind::Number(index) if !arrow => ExpressionKind::Item {
+                of,
+                index: usize::try_from(index).unwrap_or(usize::MAX),
+            },
+            TokenKind::Word(name) => ExpressionKind::Member {
+                of,
+                name: name.to_owned(),
+                name_span: token.span,
+                arrow,
+            },
+            _ => {
+                let sign = if arrow { "->" } else { "." };
+                return Err(self.unexpected(&format!("a member's name behind '{sign}'")));
+            }
+        };
+        self.next()?;
+        node(kind, self.since(start), below)
     }
 
     fn operand(&mut self) -> Parsed<Tall> {
@@ -268,7 +266,7 @@ impl Parser<'_> {
     }
 
     /// Expressions with commas between, up to `end`, which is read; perhaps none. Also the height of the highest.
-    fn items(&mut self, end: &str, what: &str) -> Parsed<(Vec<Expression>, usize)> {
+    pub(super) fn items(&mut self, end: &str, what: &str) -> Parsed<(Vec<Expression>, usize)> {
         let mut items = Vec::new();
         let mut below = 0;
         if self.eat(end)? {
@@ -436,19 +434,6 @@ impl Parser<'_> {
             self.since(start),
             0,
         )
-    }
-
-    /// Whether a type comes next: one of C's words, or a name that is no value.
-    fn at_type(&mut self) -> Parsed<bool> {
-        let TokenKind::Word(word) = self.peek()?.kind else {
-            return Ok(false);
-        };
-        Ok(self.at_type_word()?
-            || (names::builtin(word).is_none()
-                && names::signature(word).is_none()
-                && names::CONSTANTS.iter().all(|(name, _)| *name != word)
-                && !names::KEYWORDS.contains(&word)
-                && self.input.as_deref() != Some(word)))
     }
 }
 

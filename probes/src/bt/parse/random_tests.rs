@@ -136,6 +136,28 @@ fn long_texts_take_no_long_time() {
     }
 }
 
+/// Those whose names are compared with one another.
+#[test]
+fn many_names_take_no_long_time() {
+    let many = |count: usize, each: &dyn Fn(usize) -> String| (0..count).map(each).collect();
+    let members: String = many(80_000, &|at| format!("int a{at}; "));
+    let translated: String = many(80_000, &|at| format!("a{at} = 1; "));
+    let locals: String = many(10_000, &|at| format!("$a{at} = $b{at}; "));
+    let globals: String = many(10_000, &|at| format!("@a{at} = @b{at}; "));
+    for text in [
+        format!("struct x {{ {members} }}"),
+        format!("translator x < y *z > {{ {translated} }}"),
+        format!("BEGIN {{ {locals} }}"),
+        format!("BEGIN {{ {globals} }}"),
+    ] {
+        let start = Instant::now();
+        look_at(text.as_bytes());
+        let taken = start.elapsed();
+        let of: String = text.chars().take(20).collect();
+        assert!(taken.as_secs() < 5, "{of}...: {taken:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 2000,

@@ -95,35 +95,26 @@ impl Parser<'_> {
             TokenKind::Word(word) => word,
             _ => "",
         };
-        let (kind, ended) = match word {
-            "if" => (self.condition()?, true),
-            "while" => {
-                self.next()?;
-                self.expect("(", "behind while")?;
-                let condition = self.inside(Self::expression)?;
-                self.expect(")", "behind the condition")?;
-                let body = self.body()?;
-                (StatementKind::While { condition, body }, true)
-            }
+        let with_body = match word {
+            "if" => Some(self.branch()?),
+            "while" => Some(self.while_loop()?),
             "unroll" => {
                 self.next()?;
                 let times = self.expression()?;
                 let body = self.body()?;
-                (StatementKind::Repeat { times, body }, true)
+                Some(StatementKind::Repeat { times, body })
             }
-            "for" => (self.for_loop()?, true),
-            "break" => {
-                self.next()?;
-                (StatementKind::Break, false)
-            }
-            "continue" => {
-                self.next()?;
-                (StatementKind::Continue, false)
-            }
-            "return" => {
-                self.next()?;
-                (StatementKind::Return, false)
-            }
+            "for" => Some(self.for_loop()?),
+            _ => None,
+        };
+        if let Some(kind) = with_body {
+            let span = self.since(start);
+            return Ok(Some(Statement { kind, span }));
+        }
+        let kind = match word {
+            "break" => self.word_alone(StatementKind::Break)?,
+            "continue" => self.word_alone(StatementKind::Continue)?,
+            "return" => self.word_alone(StatementKind::Return)?,
             "else" => {
                 let message = "this 'else' belongs to no 'if'";
                 return Err(Diagnostic::new(self.next()?.span, message));
@@ -133,23 +124,32 @@ impl Parser<'_> {
                 let TokenKind::Local(_) = self.peek()?.kind else {
                     return Err(self.unexpected("a variable, such as $x,"));
                 };
-                match self.simple()? {
-                    // All variables are there, and 0.
-                    StatementKind::Expression(_) if self.eat(";")? => return Ok(None),
-                    kind => (kind, false),
-                }
+                self.simple()?
             }
-            _ => (self.simple()?, false),
+            _ => self.simple()?,
         };
         let span = self.since(start);
-        if !ended && !self.eat(";")? && !self.is("}")? && !self.at_statement()? {
+        if !self.eat(";")? && !self.is("}")? && !self.at_statement()? {
             let missing = self.unexpected("';' or another operator");
             return Err(match self.peek()?.kind {
                 TokenKind::Word(word) => misspelt(word, missing),
                 _ => missing,
             });
         }
+        // `let $x;`: all variables are there, and 0.
+        if let StatementKind::Expression(of) = &kind
+            && word == "let"
+            && matches!(of.kind, ExpressionKind::Place(_))
+        {
+            return Ok(None);
+        }
         Ok(Some(Statement { kind, span }))
+    }
+
+    /// A statement that is the word ahead.
+    fn word_alone(&mut self, kind: StatementKind) -> Parsed<StatementKind> {
+        self.next()?;
+        Ok(kind)
     }
 
     /// Whether what comes next can begin a statement: bt(5) wants no `;` between them.
@@ -211,27 +211,12 @@ impl Parser<'_> {
     fn gather(&mut self, gatherer: &Gatherer) -> Parsed<(Aggregation, Option<Expression>)> {
         let name_span = self.last;
         self.next()?;
-        let mut arguments = Vec::new();
-        while !self.eat(")")? {
-            if !arguments.is_empty() && !self.eat(",")? {
-                let what = format!("',' or ')' behind the arguments of {}()", gatherer.name);
-                return Err(self.unexpected(&what));
-            }
-            if arguments.len() > gatherer.most {
-                break;
-            }
-            arguments.push(self.inside(Self::expression)?);
-        }
-        let span = self.since(name_span);
+        let what = format!("behind the arguments of {}()", gatherer.name);
+        let (arguments, _) = self.items(")", &what)?;
         let count = arguments.len();
         if !(gatherer.least..=gatherer.most).contains(&count) {
-            let message = format!(
-                "{}() with {count} argument{}; it is written {}",
-                gatherer.name,
-                if count == 1 { "" } else { "s" },
-                gatherer.usage
-            );
-            return Err(Diagnostic::new(span, message));
+            let message = names::wrong_count(gatherer.name, count, gatherer.usage);
+            return Err(Diagnostic::new(self.since(name_span), message));
         }
         let mut arguments = arguments.into_iter();
         let value = arguments.next();
@@ -260,12 +245,25 @@ impl Parser<'_> {
         Ok((aggregation, value))
     }
 
-    /// `if (condition) ... else ...`, `if` being ahead.
-    fn condition(&mut self) -> Parsed<StatementKind> {
+    /// `(condition)` behind a word that is ahead.
+    fn condition(&mut self, behind: &str) -> Parsed<Expression> {
         self.next()?;
-        self.expect("(", "behind if")?;
+        self.expect("(", behind)?;
         let condition = self.inside(Self::expression)?;
         self.expect(")", "behind the condition")?;
+        Ok(condition)
+    }
+
+    /// `while (condition) ...`; `while` is ahead.
+    fn while_loop(&mut self) -> Parsed<StatementKind> {
+        let condition = self.condition("behind while")?;
+        let body = self.body()?;
+        Ok(StatementKind::While { condition, body })
+    }
+
+    /// `if (condition) ... else ...`; `if` is ahead.
+    fn branch(&mut self) -> Parsed<StatementKind> {
+        let condition = self.condition("behind if")?;
         let then = self.body()?;
         let otherwise = if self.eat_word("else")? {
             self.body()?
@@ -300,11 +298,8 @@ impl Parser<'_> {
                 body,
             });
         }
-        let span = first.span;
-        if let ExpressionKind::Place(place) = first.kind
-            && let PlaceKind::Global { name: map, keys } = place.kind
-            && keys.is_empty()
-        {
+        if let Some((map, [])) = first.as_global() {
+            let map = map.to_owned();
             let body = self.loop_body(parentheses)?;
             return Ok(StatementKind::ForMap {
                 variable,
@@ -313,7 +308,7 @@ impl Parser<'_> {
             });
         }
         let message = "a loop goes over a map, @x, or over numbers, first..end";
-        Err(Diagnostic::new(span, message))
+        Err(Diagnostic::new(first.span, message))
     }
 
     /// What is repeated, behind the parenthesis that may be open.

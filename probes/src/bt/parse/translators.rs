@@ -3,10 +3,12 @@
 use super::super::ast::{Expression, ExpressionKind, Span, Translator};
 use super::super::diagnostic::Diagnostic;
 use super::super::lex::normal::TokenKind;
+use super::expressions::node;
 use super::tree::Tall;
-use super::{Parsed, Parser, too_high};
+use super::{Parsed, Parser};
+use std::collections::BTreeSet;
 
-impl Parser<'_> {
+impl<'t> Parser<'t> {
     /// `translator output < input *name > { member = expression; ... };`
     pub(super) fn translator(&mut self) -> Parsed<Translator> {
         let start = self.next()?.span;
@@ -22,8 +24,9 @@ impl Parser<'_> {
         self.expect("{", "before the translator's members")?;
         self.input = Some(variable.to_owned());
         let mut members = Vec::new();
+        let mut names = BTreeSet::new();
         while !self.eat("}")? {
-            if let Err(problem) = self.member(&mut members) {
+            if let Err(problem) = self.member(&mut members, &mut names) {
                 // At the end of the text nothing is left to be passed over.
                 let at_end = matches!(self.peek().map(|token| token.kind), Ok(TokenKind::End));
                 if at_end || !self.report(problem.clone()) {
@@ -44,12 +47,16 @@ impl Parser<'_> {
     }
 
     /// `member = expression;`
-    fn member(&mut self, members: &mut Vec<(String, Expression)>) -> Parsed<()> {
+    fn member(
+        &mut self,
+        members: &mut Vec<(String, Expression)>,
+        names: &mut BTreeSet<&'t str>,
+    ) -> Parsed<()> {
         let (name, span) = self.expect_word("a member's name, or '}',")?;
         self.expect("=", "behind the member's name")?;
         let value = self.expression()?;
         self.expect(";", "behind the member")?;
-        if members.iter().any(|(known, _)| known == name) {
+        if !names.insert(name) {
             let message = format!("the member '{name}' is translated twice");
             self.report(Diagnostic::new(span, message));
         }
@@ -65,11 +72,10 @@ impl Parser<'_> {
         self.expect("(", "behind xlate's type")?;
         let of = self.inside(|parser| parser.tall())?;
         self.expect(")", "behind xlate's input")?;
-        let span = self.since(start);
         let kind = ExpressionKind::Translate {
             to,
             of: Box::new(of.expression),
         };
-        Tall::new(kind, span, of.height).map_err(|_| too_high(span))
+        node(kind, self.since(start), of.height)
     }
 }

@@ -5,6 +5,7 @@ use super::super::diagnostic::Diagnostic;
 use super::super::lex::normal::TokenKind;
 use super::super::names;
 use super::{Parsed, Parser};
+use std::collections::BTreeSet;
 
 /// Words that only types are made of.
 const TYPE_WORDS: &[&str] = &[
@@ -20,9 +21,17 @@ const COMBINED: &[&str] = &["unsigned", "signed", "long", "short", "int", "char"
 const MOST_POINTERS: usize = 8;
 
 impl Parser<'_> {
-    /// Whether the next token can only begin a type.
-    pub(super) fn at_type_word(&mut self) -> Parsed<bool> {
-        Ok(matches!(self.peek()?.kind, TokenKind::Word(word) if TYPE_WORDS.contains(&word)))
+    /// Whether a name may be that of a type: it is neither a translator's input nor a word of the language.
+    fn may_be_type(&self, word: &str) -> bool {
+        !names::is_taken(word) && self.input.as_deref() != Some(word)
+    }
+
+    /// Whether a type comes next: one of C's words, or a name that is no value.
+    pub(super) fn at_type(&mut self) -> Parsed<bool> {
+        let TokenKind::Word(word) = self.peek()?.kind else {
+            return Ok(false);
+        };
+        Ok(TYPE_WORDS.contains(&word) || self.may_be_type(word))
     }
 
     /// `const struct file *`
@@ -96,17 +105,12 @@ impl Parser<'_> {
     pub(super) fn cast(&mut self) -> Parsed<Option<TypeName>> {
         let start = self.position();
         self.next()?;
-        let certain = self.at_type_word()?;
         let TokenKind::Word(word) = self.peek()?.kind else {
             self.rewind(start);
             return Ok(None);
         };
-        let a_value = names::builtin(word).is_some()
-            || names::signature(word).is_some()
-            || names::CONSTANTS.iter().any(|(name, _)| *name == word)
-            || names::KEYWORDS.contains(&word)
-            || self.input.as_deref() == Some(word);
-        if a_value && !certain {
+        let certain = TYPE_WORDS.contains(&word);
+        if !certain && !self.may_be_type(word) {
             self.rewind(start);
             return Ok(None);
         }
@@ -191,7 +195,8 @@ impl Parser<'_> {
     /// `{ type name, name[3]; ... }`
     fn members(&mut self, of: &str) -> Parsed<Vec<StructureMember>> {
         self.expect("{", &format!("behind struct {of}"))?;
-        let mut members: Vec<StructureMember> = Vec::new();
+        let mut members = Vec::new();
+        let mut names = BTreeSet::new();
         while !self.eat("}")? {
             let start = self.here()?;
             let base = self.type_name()?;
@@ -206,7 +211,7 @@ impl Parser<'_> {
                     return Err(Diagnostic::new(self.here()?, message));
                 }
                 let (name, span) = self.expect_word("a member's name")?;
-                if members.iter().any(|member| member.name == name) {
+                if !names.insert(name) {
                     let message = format!("struct {of} has a member '{name}' already");
                     self.report(Diagnostic::new(span, message));
                 }

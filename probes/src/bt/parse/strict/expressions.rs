@@ -9,13 +9,17 @@ use super::super::tree::Tall;
 use super::{Parsed, Parser, SyntaxError};
 
 impl Parser<'_> {
-    /// Expressions with commas between.
-    pub(super) fn list(&mut self) -> Parsed<Vec<Expression>> {
-        let mut list = vec![self.expression()?.expression];
+    /// Expressions with commas between, and the height of the highest.
+    pub(super) fn list(&mut self) -> Parsed<(Vec<Expression>, usize)> {
+        let first = self.expression()?;
+        let mut below = first.height;
+        let mut list = vec![first.expression];
         while self.eat(b',') {
-            list.push(self.expression()?.expression);
+            let next = self.expression()?;
+            below = below.max(next.height);
+            list.push(next.expression);
         }
-        Ok(list)
+        Ok((list, below))
     }
 
     pub(super) fn expression(&mut self) -> Parsed<Tall> {
@@ -58,13 +62,7 @@ impl Parser<'_> {
                 ExpressionKind::Builtin(Builtin::Argument(number))
             }
             Token::Keyword(StrictWord::Str) => return self.str_call(start),
-            Token::Local(_) => {
-                let expression = self.variable()?;
-                return Ok(Tall {
-                    expression,
-                    height: 2,
-                });
-            }
+            Token::Local(_) => return self.variable(),
             Token::Global(name) => {
                 self.next();
                 return self.global(name, start);
@@ -78,17 +76,13 @@ impl Parser<'_> {
     /// `(x)`, or a tuple.
     fn parentheses(&mut self, start: Span) -> Parsed<Tall> {
         self.next();
-        let first = self.expression()?;
-        if self.eat(b')') {
-            return Ok(first);
-        }
-        let mut below = first.height;
-        let mut items = vec![first.expression];
-        while !self.eat(b')') {
-            self.expect(b',')?;
-            let item = self.expression()?;
-            below = below.max(item.height);
-            items.push(item.expression);
+        let (mut items, below) = self.list()?;
+        self.expect(b')')?;
+        if items.len() == 1
+            && let Some(expression) = items.pop()
+        {
+            let height = below;
+            return Ok(Tall { expression, height });
         }
         let span = self.from(start);
         self.node(ExpressionKind::Tuple(items), span, below)
@@ -96,19 +90,7 @@ impl Parser<'_> {
 
     /// `@name`, `@name[keys]` or `@name.0`; the name was read.
     pub(super) fn global(&mut self, name: String, start: Span) -> Parsed<Tall> {
-        let mut below = 0;
-        let mut keys = Vec::new();
-        if self.eat(b'[') {
-            loop {
-                let key = self.expression()?;
-                below = below.max(key.height);
-                keys.push(key.expression);
-                if self.eat(b']') {
-                    break;
-                }
-                self.expect(b',')?;
-            }
-        }
+        let (keys, below) = self.keys()?;
         let is_map = !keys.is_empty();
         let place = self.place(PlaceKind::Global { name, keys }, start);
         let span = place.span;
@@ -118,6 +100,16 @@ impl Parser<'_> {
         } else {
             self.items(variable)
         }
+    }
+
+    /// `[keys]` behind a global variable, if they are there, and the height of the highest.
+    pub(super) fn keys(&mut self) -> Parsed<(Vec<Expression>, usize)> {
+        if !self.eat(b'[') {
+            return Ok((Vec::new(), 0));
+        }
+        let keys = self.list()?;
+        self.expect(b']')?;
+        Ok(keys)
     }
 
     /// `.0` and the like behind a variable. Of several the last one counts.

@@ -6,6 +6,7 @@ use super::super::super::ast::{
 };
 use super::super::super::lex::strict::Token;
 use super::super::super::names::StrictWord;
+use super::super::tree::Tall;
 use super::{Parsed, Parser, SyntaxError};
 
 impl Parser<'_> {
@@ -98,13 +99,7 @@ impl Parser<'_> {
 
     /// What follows `@name`.
     fn store_global(&mut self, name: String, start: Span) -> Parsed<StatementKind> {
-        let keys = if self.eat(b'[') {
-            let keys = self.list()?;
-            self.expect(b']')?;
-            keys
-        } else {
-            Vec::new()
-        };
+        let (keys, _) = self.keys()?;
         let tuple = matches!(
             keys.first().map(|key| &key.kind),
             Some(ExpressionKind::Tuple(_))
@@ -112,32 +107,33 @@ impl Parser<'_> {
         let is_map = !keys.is_empty();
         let place = self.place(PlaceKind::Global { name, keys }, start);
         self.expect(b'=')?;
-        let kind = match self.peek() {
-            Token::Keyword(StrictWord::Hist) if !is_map => self.histogram(place)?,
-            Token::Keyword(StrictWord::Lhist) if !is_map => self.linear_histogram(place)?,
+        let gathered = match self.peek() {
+            Token::Keyword(StrictWord::Hist) if !is_map => {
+                Some((Aggregation::PowerHistogram, Some(self.argument()?)))
+            }
+            Token::Keyword(StrictWord::Lhist) if !is_map => {
+                let (value, aggregation) = self.linear_histogram()?;
+                Some((aggregation, Some(value)))
+            }
             Token::Keyword(StrictWord::Count) if is_map => {
                 self.next();
                 self.expect(b'(')?;
                 self.expect(b')')?;
-                StatementKind::Aggregate {
-                    place,
-                    aggregation: Aggregation::Count,
-                    value: None,
-                }
+                Some((Aggregation::Count, None))
             }
             Token::Keyword(StrictWord::OfValue(aggregation)) if is_map => {
                 let aggregation = *aggregation;
-                self.next();
-                self.expect(b'(')?;
-                let value = Some(self.expression()?.expression);
-                self.expect(b')')?;
-                StatementKind::Aggregate {
-                    place,
-                    aggregation,
-                    value,
-                }
+                Some((aggregation, Some(self.argument()?)))
             }
-            _ => StatementKind::Assign {
+            _ => None,
+        };
+        let kind = match gathered {
+            Some((aggregation, value)) => StatementKind::Aggregate {
+                place,
+                aggregation,
+                value,
+            },
+            None => StatementKind::Assign {
                 place,
                 operator: None,
                 value: self.expression()?.expression,
@@ -149,24 +145,22 @@ impl Parser<'_> {
         Ok(kind)
     }
 
-    fn histogram(&mut self, place: Place) -> Parsed<StatementKind> {
+    /// `(x)` behind a word that is ahead.
+    fn argument(&mut self) -> Parsed<Expression> {
         self.next();
         self.expect(b'(')?;
-        let value = Some(self.expression()?.expression);
+        let value = self.expression()?.expression;
         self.expect(b')')?;
-        Ok(StatementKind::Aggregate {
-            place,
-            aggregation: Aggregation::PowerHistogram,
-            value,
-        })
+        Ok(value)
     }
 
-    fn linear_histogram(&mut self, place: Place) -> Parsed<StatementKind> {
+    /// `lhist(x, min, max, step)`, of which the name is ahead: x, and its buckets.
+    fn linear_histogram(&mut self) -> Parsed<(Expression, Aggregation)> {
         self.next();
         self.expect(b'(')?;
-        let value = Some(self.expression()?.expression);
+        let value = self.expression()?.expression;
         self.expect(b',')?;
-        let range = self.list()?;
+        let (range, _) = self.list()?;
         self.expect(b')')?;
         let mut numbers = [0i64; 3];
         for (count, argument) in range.iter().enumerate() {
@@ -191,16 +185,13 @@ impl Parser<'_> {
                 .wrong(format!("{} missing arguments", 3 - range.len()));
         }
         let [min, max, step] = numbers;
-        Ok(StatementKind::Aggregate {
-            place,
-            aggregation: Aggregation::LinearHistogram {
-                min,
-                max,
-                // OpenBSD divides by it, whatever it is.
-                step: step.max(1),
-            },
-            value,
-        })
+        let aggregation = Aggregation::LinearHistogram {
+            min,
+            max,
+            // OpenBSD divides by it, whatever it is.
+            step: step.max(1),
+        };
+        Ok((value, aggregation))
     }
 
     /// A function that is no expression; its name is ahead.
@@ -219,7 +210,7 @@ impl Parser<'_> {
         self.expect(b'(')?;
         let arguments = match function {
             Function::Exit => Vec::new(),
-            Function::Printf => self.list()?,
+            Function::Printf => self.list()?.0,
             Function::Time => vec![self.expression()?.expression],
             Function::Print => self.print_arguments()?,
             Function::Delete => {
@@ -233,7 +224,7 @@ impl Parser<'_> {
                 }
                 vec![self.global(name, start)?.expression]
             }
-            _ => vec![self.variable()?],
+            _ => vec![self.variable()?.expression],
         };
         self.expect(b')')?;
         let call = ExpressionKind::Call(Call {
@@ -248,7 +239,7 @@ impl Parser<'_> {
     }
 
     /// `$x`, `@x`, or an item of a tuple that such a variable holds.
-    pub(super) fn variable(&mut self) -> Parsed<Expression> {
+    pub(super) fn variable(&mut self) -> Parsed<Tall> {
         let start = self.here();
         let kind = match self.peek().clone() {
             Token::Local(name) => PlaceKind::Local(name),
@@ -261,17 +252,13 @@ impl Parser<'_> {
         self.next();
         let place = self.place(kind, start);
         let variable = self.node(ExpressionKind::Place(Box::new(place)), start, 0)?;
-        Ok(self.items(variable)?.expression)
+        self.items(variable)
     }
 
     /// An expression, or a global with how many of its entries are wanted.
     fn print_arguments(&mut self) -> Parsed<Vec<Expression>> {
         let first = self.expression()?.expression;
-        let whole = matches!(
-            &first.kind,
-            ExpressionKind::Place(place)
-                if matches!(&place.kind, PlaceKind::Global { keys, .. } if keys.is_empty())
-        );
+        let whole = first.is_whole_global();
         let mut arguments = vec![first];
         if whole && self.eat(b',') {
             arguments.push(self.expression()?.expression);
