@@ -2,9 +2,10 @@
 //!
 //! The caller has a script's text and an engine; it parses, prepares, starts and drains, and shows what comes.
 //!
-//! * [`ast`]: a script as a tree. [`diagnostic`]: what is wrong with one.
+//! * [`parse`]: text becomes a tree, [`ast`], by way of the tokens of `lex` and the words of `names`; `check` says what a tree cannot mean.
+//!   [`diagnostic`]: what is wrong with a script. [`library`]: scripts and translators that come along.
 //! * [`compile`]: the tree becomes programs for a small stack machine, with names and types looked up in the guest's kernel.
-//! * [`session`]: a script at work.
+//! * [`session`]: a script at work: `run` is the machine, `context` what it knows of a hit.
 //! * [`maps`]: the global variables, shared by the vCPUs' threads; [`histogram`]: the buckets of `hist` and `lhist`.
 //! * [`value`], [`format`](mod@format), [`time`], [`render`]: what a script puts out, and how it is shown.
 
