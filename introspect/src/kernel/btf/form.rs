@@ -80,12 +80,6 @@ impl Btf {
         }
     }
 
-    /// Bytes of a value; `None` for what has no values.
-    #[must_use]
-    pub fn bytes_of(&self, id: TypeId) -> Option<u64> {
-        self.size(id)
-    }
-
     /// The member `name` of the struct or union `owner`, whose typedefs are followed; those of anonymous structs in it are its own.
     ///
     /// # Errors

@@ -308,7 +308,8 @@ impl Btf {
     }
 
     /// Size of a type in bytes; `None` for `void`, functions, forward declarations and endless chains.
-    fn size(&self, id: TypeId) -> Option<u64> {
+    #[must_use]
+    pub fn size(&self, id: TypeId) -> Option<u64> {
         let (mut id, mut elements) = (id, 1u64);
         for _ in 0..MAX_CHAIN {
             id = self.bare(id)?;

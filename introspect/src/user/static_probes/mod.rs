@@ -12,6 +12,7 @@ mod notes;
 mod operand;
 mod register;
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use super::lost::{Lost, LostReason};
@@ -120,17 +121,17 @@ impl StaticSites {
             })
             .collect();
         let probe_of = |name: &DeclaredName| by_name.get(name).or_else(|| by_identifier.get(name));
-        let mut owners: HashMap<u64, Vec<&DeclaredName>> = HashMap::new();
+        let mut owners: HashMap<(u64, Cow<'_, str>), &DeclaredName> = HashMap::new();
         for owner in &declarations.sites {
             let address = owner.address.wrapping_add(moved(owner.base));
-            owners.entry(address).or_default().push(&owner.name);
+            let key = (address, owner.name.name.as_str().into());
+            owners.entry(key).or_insert(&owner.name);
         }
         for site in sites {
             let moved = moved(site.base);
             let address = site.address.wrapping_add(moved);
-            let owners = owners.get(&address).map_or(&[][..], Vec::as_slice);
-            let is_own = |owner: &&&DeclaredName| owner.name == with_dashes(site.name);
-            let own = owners.iter().find(is_own).copied();
+            let own = owners.get(&(address, with_dashes(site.name).into()));
+            let own = own.copied();
             let probe = own.and_then(probe_of);
             let declared = probe.map(|probe| &probe.name).or(own);
             let semaphore = (site.semaphore != 0).then(|| {

@@ -191,6 +191,28 @@ fn sites_move_with_their_object_and_have_the_names_that_were_declared() {
     assert_eq!((nowhere.offset, &nowhere.declared), (None, &None));
 }
 
+/// As many as are taken, which an object made to waste time may have: searched one by one they would take minutes.
+#[test]
+fn many_notes_of_one_place_are_no_burden() {
+    let name = |number: usize| format!("n{number}");
+    let sites: Vec<Vec<u8>> = (0..notes::MAX_NOTES)
+        .map(|number| stapsdt(TEXT, 0, ["p", &name(number), ""]))
+        .collect();
+    let own: Vec<Vec<u8>> = (0..notes::MAX_NOTES)
+        .map(|number| {
+            let strings = ["p", "m", "f", &name(number)];
+            note("exotrace", 2, &content(&[TEXT, 0x2000], &strings))
+        })
+        .collect();
+    let bytes = moved(&sites, &own);
+    let bytes = bytes.as_slice();
+    let found = StaticSites::read(&ObjectFile::parse(&bytes).unwrap());
+    assert_eq!(found.sites.len(), notes::MAX_NOTES);
+    let last = found.sites.last().unwrap();
+    let declared = last.declared.as_ref().unwrap();
+    assert_eq!(declared.name, name(notes::MAX_NOTES - 1));
+}
+
 #[test]
 fn symbols_are_found_if_they_are_one() {
     let arguments =

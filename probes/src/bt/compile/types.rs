@@ -223,7 +223,7 @@ impl<'t> Types<'t> {
             Thing::Array { element, elements } => {
                 self.size_within(element, depth)?.checked_mul(*elements)
             }
-            Thing::Kernel(id) => self.btf?.bytes_of(*id),
+            Thing::Kernel(id) => self.btf?.size(*id),
             Thing::Own(at) => self.layout(*at).map(|layout| layout.size),
         }
     }
