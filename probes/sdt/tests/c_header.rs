@@ -118,22 +118,14 @@ fn each_form_leaves_its_notes_however_it_is_compiled() {
 #[test]
 fn sites_name_module_and_function() {
     let built = Program::c("gcc", &program("forms.c"), &["-O2"]);
-    let notes = built.notes();
-    for expected in [
+    built.check_names(&[
         ["forms", "", "unreach", "pkt_receive"],
         ["forms", "module", "", "two_old"],
         ["forms", "module", "function", "three_old"],
         ["linux", "unix", "linux", "zero-new"],
         ["forms", "", "", "four--new"],
         ["forms", "", "", "plain7"],
-    ] {
-        assert!(
-            notes
-                .iter()
-                .any(|note| note.kind == 2 && note.strings == expected),
-            "{expected:?} in {notes:?}"
-        );
-    }
+    ]);
 }
 
 #[test]
@@ -234,12 +226,8 @@ fn cplusplus_values() {
     {
         let built = Program::c(compiler, &program("values.cc"), options);
         built.check_sites();
-        let sizes = built
-            .sites()
-            .into_iter()
-            .map(|site| format!("{} {}", site.name, site.sizes()));
         assert_eq!(
-            support::sorted(sizes),
+            built.sizes(),
             ["generic -4 -4 8 8", "generic -8 -8 8 8", "scoped -2 1 8"],
             "{compiler} {options:?}"
         );
@@ -312,26 +300,6 @@ fn mistakes_do_not_compile() {
 fn gdb_reads_the_values_of_the_example() {
     for options in [["-O0"], ["-O2"]] {
         let built = Program::c("gcc", "examples/icmp.c", &options);
-        built.check_sites();
-        let shown = built.gdb(&[
-            "break -probe-stap icmp:pkt_receive",
-            "run 3",
-            "continue",
-            // The second packet: type 3, code 1.
-            "printf \"values %d: %d %d\\n\", $_probe_argc, *(unsigned short *)$_probe_arg0, $_probe_arg1",
-            "delete",
-            "continue",
-        ]);
-        assert!(
-            shown.contains("values 2: 259 1\n") && shown.contains("icmp: 3 packets"),
-            "{options:?}: {shown}"
-        );
-        assert_eq!(
-            built.definitions(),
-            [
-                "icmp||unreach|pkt-receive|struct icmp *||unsigned long|",
-                "icmp|||receive|struct icmp *|struct icmp_hdr_dt *"
-            ]
-        );
+        built.check_example("pkt_receive");
     }
 }

@@ -62,15 +62,7 @@ fn each_form_leaves_its_notes_however_it_is_compiled() {
             support::sorted(DEFINITIONS.lines()),
             "{options:?}"
         );
-        let sizes = built
-            .sites()
-            .into_iter()
-            .map(|site| format!("{} {}", site.name, site.sizes()));
-        assert_eq!(
-            support::sorted(sizes),
-            support::sorted(SIZES.iter()),
-            "{options:?}"
-        );
+        assert_eq!(built.sizes(), support::sorted(SIZES.iter()), "{options:?}");
         support::output(&built.path, &[]);
     }
 }
@@ -103,47 +95,20 @@ fn a_site_is_one_nop() {
 
 #[test]
 fn sites_name_module_and_function() {
-    let notes = Program::rust(&program("forms.rs"), &[], &["-O"]).notes();
-    for expected in [
+    let built = Program::rust(&program("forms.rs"), &[], &["-O"]);
+    built.check_names(&[
         ["forms", "", "unreach", "pkt-receive"],
         ["forms", "module", "", "_two-"],
         ["forms", "module", "function", "three-_new"],
         ["forms", "", "", "four--new"],
-    ] {
-        assert!(
-            notes
-                .iter()
-                .any(|note| note.kind == 2 && note.strings == expected),
-            "{expected:?} in {notes:?}"
-        );
-    }
+    ]);
 }
 
 #[test]
 fn gdb_reads_the_values_of_the_example() {
     for options in &WAYS[..3] {
         let built = Program::rust("examples/icmp.rs", &[], options);
-        built.check_sites();
-        let shown = built.gdb(&[
-            "break -probe-stap icmp:pkt__receive",
-            "run 3",
-            "continue",
-            // The second packet: type 3, code 1.
-            "printf \"values %d: %d %d\\n\", $_probe_argc, *(unsigned short *)$_probe_arg0, $_probe_arg1",
-            "delete",
-            "continue",
-        ]);
-        assert!(
-            shown.contains("values 2: 259 1\n") && shown.contains("icmp: 3 packets"),
-            "{options:?}: {shown}"
-        );
-        assert_eq!(
-            built.definitions(),
-            [
-                "icmp||unreach|pkt-receive|struct icmp *||unsigned long|",
-                "icmp|||receive|struct icmp *|struct icmp_hdr_dt *"
-            ]
-        );
+        built.check_example("pkt__receive");
     }
 }
 
@@ -184,12 +149,8 @@ fn a_library_brings_its_definitions() {
             ["library|||generic|T|", "library|||inlined|int|"],
             "{options:?}"
         );
-        let sizes = built
-            .sites()
-            .into_iter()
-            .map(|site| format!("{} {}", site.name, site.sizes()));
         assert_eq!(
-            support::sorted(sizes),
+            built.sizes(),
             ["generic 1", "generic 8", "inlined -4"],
             "{options:?}"
         );

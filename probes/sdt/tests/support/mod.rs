@@ -294,6 +294,50 @@ impl Program {
         output("gdb", &arguments)
     }
 
+    /// What gdb sees of the example `icmp`, in either language, whose first probe's note has `name`.
+    pub fn check_example(&self, name: &str) {
+        self.check_sites();
+        let shown = self.gdb(&[
+            &format!("break -probe-stap icmp:{name}"),
+            "run 3",
+            "continue",
+            // The second packet: type 3, code 1.
+            "printf \"values %d: %d %d\\n\", $_probe_argc, *(unsigned short *)$_probe_arg0, $_probe_arg1",
+            "delete",
+            "continue",
+        ]);
+        assert!(
+            shown.contains("values 2: 259 1\n") && shown.contains("icmp: 3 packets"),
+            "{shown}"
+        );
+        assert_eq!(
+            self.definitions(),
+            [
+                "icmp||unreach|pkt-receive|struct icmp *||unsigned long|",
+                "icmp|||receive|struct icmp *|struct icmp_hdr_dt *"
+            ]
+        );
+    }
+
+    /// Name and sizes of each site, sorted.
+    pub fn sizes(&self) -> Vec<String> {
+        let sites = self.sites().into_iter();
+        sorted(sites.map(|site| format!("{} {}", site.name, site.sizes())))
+    }
+
+    /// Checks that sites say whose they are: provider, module, function and name of some.
+    pub fn check_names(&self, expected: &[[&str; 4]]) {
+        let notes = self.notes();
+        for expected in expected {
+            assert!(
+                notes
+                    .iter()
+                    .any(|note| note.kind == 2 && note.strings == expected),
+                "{expected:?} in {notes:?}"
+            );
+        }
+    }
+
     /// What every program's notes have in common, however it was compiled and linked: see the assertions.
     pub fn check_sites(&self) {
         let (sites, base) = (self.sites(), self.base());
