@@ -22,18 +22,21 @@ pub enum Only<T> {
     NotIn(Vec<T>),
 }
 
-impl<T: PartialEq> Only<T> {
+impl<T> Only<T> {
     /// Whether nothing is left out.
     #[must_use]
     pub fn is_any(&self) -> bool {
         matches!(self, Self::Any)
     }
 
-    fn admits(&self, value: &T) -> bool {
+    fn admits<V: ?Sized>(&self, value: &V) -> bool
+    where
+        T: PartialEq<V>,
+    {
         match self {
             Self::Any => true,
-            Self::In(values) => values.contains(value),
-            Self::NotIn(values) => !values.contains(value),
+            Self::In(values) => values.iter().any(|one| one == value),
+            Self::NotIn(values) => values.iter().all(|one| one != value),
         }
     }
 }
@@ -106,15 +109,16 @@ impl HitFilter {
         self.filter.vcpus.admits(&vcpu) && self.filter.spaces.admits(&space)
     }
 
-    /// Whether who the hit belongs to is wanted. `comm` is asked only where names count.
+    /// Whether who the hit belongs to is wanted. `who` is asked only where that counts, `comm` only where names do.
     pub(crate) fn admits_task(
         &self,
-        who: Identity,
+        who: impl FnOnce() -> Identity,
         comm: impl FnOnce() -> Option<[u8; COMM_LENGTH]>,
     ) -> bool {
         if !self.needs_task {
             return true;
         }
+        let who = who();
         let (Some(pid), Some(tid)) = (who.pid, who.tid) else {
             return false;
         };
@@ -131,7 +135,7 @@ impl HitFilter {
             comms => comm().is_some_and(|comm| {
                 let end = comm.iter().position(|byte| *byte == 0);
                 let name = comm.get(..end.unwrap_or(comm.len())).unwrap_or_default();
-                comms.admits(&name.to_vec())
+                comms.admits(name)
             }),
         }
     }
@@ -173,7 +177,7 @@ mod tests {
     fn admits(filter: Filter) -> bool {
         let filter = HitFilter::new(filter, None);
         filter.admits_place(1, Gpa(0x5000))
-            && filter.admits_task(SOMEBODY, || Some(*b"busybox\0garbage\0"))
+            && filter.admits_task(|| SOMEBODY, || Some(*b"busybox\0garbage\0"))
     }
 
     #[test]
@@ -298,7 +302,7 @@ mod tests {
             ),
         ] {
             let filter = HitFilter::new(filter, None);
-            assert_eq!(filter.admits_task(nobody, || None), admitted);
+            assert_eq!(filter.admits_task(|| nobody, || None), admitted);
         }
     }
 
@@ -311,9 +315,9 @@ mod tests {
             ..Filter::default()
         };
         let filter = HitFilter::new(filter, Some(followed.clone()));
-        assert!(filter.admits_task(SOMEBODY, || None));
+        assert!(filter.admits_task(|| SOMEBODY, || None));
         followed.ended(40);
-        assert!(!filter.admits_task(SOMEBODY, || None));
+        assert!(!filter.admits_task(|| SOMEBODY, || None));
     }
 
     #[test]

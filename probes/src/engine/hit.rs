@@ -3,7 +3,8 @@
 //! No system call, no allocation and no waiting on the usual path; the lock of one shard of pending returns is held for an instant. A
 //! trap at a return address that was not met before is the exception: it is rare, and allocates.
 //!
-//! Everything here but [`Sink`] is written over a [`Hit`], plain values and memory, so that it can be tested without KVM.
+//! Everything here is written over a [`Hit`], plain values and memory, so that it can be tested without KVM; [`sink`](super::sink) makes hits
+//! of what the machine tells.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,12 +13,13 @@ use arc_swap::ArcSwap;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
 use introspect::x86_64::{CpuState, GeneralRegisters};
-use introspect::{Gpa, Gva, PhysicalMemory};
+use introspect::{Gva, PhysicalMemory};
 use vmm::sharded_map::ShardedMap;
-use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
+use vmm::trap::{ArmError, SiteId, StoppedCpu};
 
 use super::arguments::Arguments;
 use super::current::{Current, Tasks};
+use super::filter::HitFilter;
 use super::guest_pages::GuestPages;
 use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, SystemCalls, TracepointPlan, count};
 use super::program::{Frames, ProbeHit, Ran};
@@ -90,6 +92,12 @@ impl Hit<'_> {
             cr4: if self.space.levels == 5 { CR4_LA57 } else { 0 },
             ..CpuState::default()
         }
+    }
+
+    /// Whether a filter lets the hit through, its rates aside.
+    fn is_admitted_by(&self, filter: &HitFilter) -> bool {
+        filter.admits_place(self.vcpu, self.space.root)
+            && filter.admits_task(|| self.current.identity(), || self.current.comm())
     }
 
     /// RDI, RSI, RDX, RCX, R8, R9.
@@ -278,13 +286,7 @@ impl HitPath {
         let Some(cpu) = hit.cpu else { return };
         let probe = &plan.probe;
         // Most of the work is behind the filter.
-        let admitted = probe.filter.admits_place(hit.vcpu, hit.space.root)
-            && probe
-                .filter
-                .admits_task(hit.current.identity(), || hit.current.comm());
-        if !admitted {
-            count(&probe.counters.hits);
-            count(&probe.counters.filtered);
+        if !self.admits(hit, probe) {
             return;
         }
         let found = tracepoint::arguments(cpu, &plan.text, hit.address, target);
@@ -302,31 +304,26 @@ impl HitPath {
             arguments: arguments.into(),
             ..Fired::at(pc)
         };
-        self.fire(hit, probe, clock, &fired);
+        self.fire_admitted(hit, probe, clock, &fired);
     }
 
     /// A site of a static probe: its arguments are in registers and in the program's memory. One that cannot be read is 0, and counted.
     fn reach_static(&self, hit: &Hit<'_>, plan: &StaticPlan, clock: &dyn Fn() -> u64) {
         let probe = &plan.probe;
-        let wanted = probe.capture.arguments;
         // Page walks are for those who want them.
-        let admitted = probe.filter.admits_place(hit.vcpu, hit.space.root)
-            && probe
-                .filter
-                .admits_task(hit.current.identity(), || hit.current.comm());
+        if !self.admits(hit, probe) {
+            return;
+        }
         let mut complete = true;
-        let arguments = match admitted {
-            true => Arguments::of_site(hit, &plan.place, &mut complete),
-            false => Arguments::default(),
-        };
-        if !complete && wanted > 0 {
+        let arguments = Arguments::of_site(hit, &plan.place, &mut complete);
+        if !complete && probe.capture.arguments > 0 {
             count(&self.counters.without_arguments);
         }
         let fired = Fired {
             arguments,
             ..Fired::at(hit.address.0)
         };
-        self.fire(hit, probe, clock, &fired);
+        self.fire_admitted(hit, probe, clock, &fired);
     }
 
     fn system_call_arguments(&self, hit: &Hit<'_>, registers: u64) -> [u64; MAX_ARGUMENTS] {
@@ -344,12 +341,8 @@ impl HitPath {
     /// Whether any probe of a function's return may want the one of the call that begins here.
     fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
         let wanted = |plan: &Arc<ReturnPlan>| {
-            plan.probes.iter().any(|probe| {
-                probe.filter.admits_place(hit.vcpu, hit.space.root)
-                    && probe
-                        .filter
-                        .admits_task(hit.current.identity(), || hit.current.comm())
-            })
+            let mut probes = plan.probes.iter();
+            probes.any(|probe| hit.is_admitted_by(&probe.filter))
         };
         self.return_plans.with(function, wanted) == Some(true)
     }
@@ -453,11 +446,31 @@ impl HitPath {
 
     /// Records what `probe` wants of a hit, if its filter lets it through.
     fn fire(&self, hit: &Hit<'_>, probe: &Enabled, clock: &dyn Fn() -> u64, fired: &Fired) {
+        if self.admits(hit, probe) {
+            self.fire_admitted(hit, probe, clock, fired);
+        }
+    }
+
+    /// Whether the filter of `probe` lets a hit through, its rates aside; one that it does not is counted here.
+    fn admits(&self, hit: &Hit<'_>, probe: &Enabled) -> bool {
+        let admitted = hit.is_admitted_by(&probe.filter);
+        if !admitted {
+            count(&probe.counters.hits);
+            count(&probe.counters.filtered);
+        }
+        admitted
+    }
+
+    /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
+    fn fire_admitted(
+        &self,
+        hit: &Hit<'_>,
+        probe: &Enabled,
+        clock: &dyn Fn() -> u64,
+        fired: &Fired,
+    ) {
         count(&probe.counters.hits);
-        let filter = &probe.filter;
-        let admitted = filter.admits_place(hit.vcpu, hit.space.root)
-            && filter.admits_task(hit.current.identity(), || hit.current.comm())
-            && filter.admits_rate(clock, self.tsc_hz);
+        let admitted = probe.filter.admits_rate(clock, self.tsc_hz);
         let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
         let Some(ring) = ring else {
             count(&probe.counters.filtered);
@@ -563,100 +576,4 @@ impl Fired {
             returned: None,
         }
     }
-}
-
-/// The hit path as the machine calls it.
-pub(crate) struct Sink(pub(crate) Arc<HitPath>);
-
-struct ArmBy<'c> {
-    cpu: &'c StoppedCpu<'c>,
-    path: &'c HitPath,
-}
-
-impl Arm for ArmBy<'_> {
-    fn kernel(&self, address: Gva) -> Result<SiteId, ArmError> {
-        self.cpu.traps().arm_kernel(address, self.path.space)
-    }
-
-    /// Only in pages of files, and private copies of such, whose coming and going is seen.
-    fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
-        let Some(pages) = &self.path.pages else {
-            return self.cpu.traps().arm_user(address, space);
-        };
-        let place = paging::translate(self.cpu.ram(), space, address)
-            .map_err(|source| ArmError::NotMapped { address, source })?;
-        let traps = self.cpu.traps();
-        let in_copy = || traps.arm_user(address, space);
-        if let Some(armed) = self.path.user_sites.arm_in_copy(place.gpa, in_copy) {
-            return armed;
-        }
-        let kernel = self.path.space;
-        let file = pages.file_of(self.cpu.ram(), kernel, space, address);
-        let mapping = file.ok_or(ArmError::NotOfFile { address })?;
-        let site = self.cpu.traps().arm_user(address, space)?;
-        let splices = &self.path.user_sites.splices;
-        splices.take_out(self.cpu.traps(), mapping, Some(site));
-        Ok(site)
-    }
-}
-
-impl Sink {
-    fn hit<'a>(
-        &'a self,
-        vcpu: usize,
-        site: Option<SiteId>,
-        user: bool,
-        cpu: &'a StoppedCpu<'a>,
-    ) -> Hit<'a> {
-        let registers = cpu.general();
-        // In user mode, and in the first instructions of an entry from it, it is the program's own; the kernel's is in the
-        // upper half.
-        let base = Some(cpu.gs_base()).filter(|base| !user && base.0 >> 63 == 1);
-        Hit {
-            vcpu,
-            site: site.map_or(0, |site| site.0.0),
-            address: Gva(registers.rip),
-            user,
-            registers,
-            space: cpu.address_space(),
-            memory: cpu.ram(),
-            current: Current::new(&self.0.tasks, cpu.ram(), vcpu, base),
-            cpu: Some(cpu),
-        }
-    }
-}
-
-impl TrapSink for Sink {
-    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
-        let user = match trap.kind {
-            TrapKind::Kernel => false,
-            TrapKind::User => true,
-            TrapKind::Breakpoint(_) => return,
-        };
-        if !self.0.active.load(Ordering::Relaxed) {
-            return;
-        }
-        let hit = self.hit(trap.vcpu, trap.site, user, cpu);
-        let arm = ArmBy { cpu, path: &self.0 };
-        self.0.take(&hit, &|| cpu.tsc(), &arm);
-    }
-
-    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
-        use introspect::CpuRegisters;
-        if self.0.active.load(Ordering::Relaxed) {
-            let hit = self.hit(vcpu, None, cpu.in_user_mode(), cpu);
-            self.0.sample(mask, &hit, &|| cpu.tsc());
-        }
-    }
-}
-
-/// The physical byte that kernel text at `address` stands at.
-pub(crate) fn kernel_byte(
-    memory: &dyn PhysicalMemory,
-    space: AddressSpace,
-    address: Gva,
-) -> Option<Gpa> {
-    paging::translate(memory, space, address)
-        .ok()
-        .map(|t| t.gpa)
 }

@@ -11,12 +11,12 @@ mod watches;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use introspect::x86_64::paging;
 use introspect::{Gpa, Gva};
 use vmm::host::{HostProfile, Int3};
 use vmm::trap::{ArmError, SiteId};
 
 use super::Engine;
-use super::hit::kernel_byte;
 use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};
 use super::returns::FunctionKey;
 use crate::probe::{Moment, Probe, SemaphoreText, Target, UserText};
@@ -275,9 +275,10 @@ impl Engine {
     }
 
     fn kernel_spot_at(&self, address: Gva, reported: Gva) -> Spot {
+        let found = paging::translate(self.0.machine.ram(), self.0.view.space, address);
         Spot {
             address,
-            physical: kernel_byte(self.0.machine.ram(), self.0.view.space, address),
+            physical: found.ok().map(|found| found.gpa),
             reported,
         }
     }

@@ -1,0 +1,95 @@
+//! The [hit path](super::hit) as the machine calls it: hits made of a vCPU that stands still, and traps put in on its thread.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use introspect::x86_64::paging::{self, AddressSpace};
+use introspect::{CpuRegisters, Gva};
+use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
+
+use super::current::Current;
+use super::hit::{Arm, Hit, HitPath};
+
+/// The hit path as the machine calls it.
+pub(crate) struct Sink(pub(crate) Arc<HitPath>);
+
+struct ArmBy<'c> {
+    cpu: &'c StoppedCpu<'c>,
+    path: &'c HitPath,
+}
+
+impl Arm for ArmBy<'_> {
+    fn kernel(&self, address: Gva) -> Result<SiteId, ArmError> {
+        self.cpu.traps().arm_kernel(address, self.path.space)
+    }
+
+    /// Only in pages of files, and private copies of such, whose coming and going is seen.
+    fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
+        let Some(pages) = &self.path.pages else {
+            return self.cpu.traps().arm_user(address, space);
+        };
+        let place = paging::translate(self.cpu.ram(), space, address)
+            .map_err(|source| ArmError::NotMapped { address, source })?;
+        let traps = self.cpu.traps();
+        let in_copy = || traps.arm_user(address, space);
+        if let Some(armed) = self.path.user_sites.arm_in_copy(place.gpa, in_copy) {
+            return armed;
+        }
+        let kernel = self.path.space;
+        let file = pages.file_of(self.cpu.ram(), kernel, space, address);
+        let mapping = file.ok_or(ArmError::NotOfFile { address })?;
+        let site = self.cpu.traps().arm_user(address, space)?;
+        let splices = &self.path.user_sites.splices;
+        splices.take_out(self.cpu.traps(), mapping, Some(site));
+        Ok(site)
+    }
+}
+
+impl Sink {
+    fn hit<'a>(
+        &'a self,
+        vcpu: usize,
+        site: Option<SiteId>,
+        user: bool,
+        cpu: &'a StoppedCpu<'a>,
+    ) -> Hit<'a> {
+        let registers = cpu.general();
+        // In user mode, and in the first instructions of an entry from it, it is the program's own; the kernel's is in the
+        // upper half.
+        let base = Some(cpu.gs_base()).filter(|base| !user && base.0 >> 63 == 1);
+        Hit {
+            vcpu,
+            site: site.map_or(0, |site| site.0.0),
+            address: Gva(registers.rip),
+            user,
+            registers,
+            space: cpu.address_space(),
+            memory: cpu.ram(),
+            current: Current::new(&self.0.tasks, cpu.ram(), vcpu, base),
+            cpu: Some(cpu),
+        }
+    }
+}
+
+impl TrapSink for Sink {
+    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+        let user = match trap.kind {
+            TrapKind::Kernel => false,
+            TrapKind::User => true,
+            TrapKind::Breakpoint(_) => return,
+        };
+        if !self.0.active.load(Ordering::Relaxed) {
+            return;
+        }
+        let hit = self.hit(trap.vcpu, trap.site, user, cpu);
+        let arm = ArmBy { cpu, path: &self.0 };
+        self.0.take(&hit, &|| cpu.tsc(), &arm);
+    }
+
+    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
+        if self.0.active.load(Ordering::Relaxed) {
+            let hit = self.hit(vcpu, None, cpu.in_user_mode(), cpu);
+            self.0.sample(mask, &hit, &|| cpu.tsc());
+        }
+    }
+}
