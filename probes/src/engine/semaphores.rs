@@ -5,25 +5,36 @@
 //! same is done backwards; a process that has got its page in between has got the count with it. All that while the guest stands still.
 //!
 //! The file itself keeps its bytes: what is read of it gets them, and while its page is handed on or written to a disk the count is out of
-//! it. Not reached: a private page that is on a swap device while the probe is enabled; where the program looks at it, it sees no
-//! listener. A page of the file that leaves the page cache takes the count with it, and gets it again when the file is next mapped; so does
-//! one that was written to a disk.
+//! it. A page of the file that leaves the page cache takes the count with it, and gets it again when the file is next mapped; so does one
+//! that was written to a disk.
+//!
+//! Not reached: a private page that is on a swap device, or just being made or moved, when the probe is enabled or disabled. It keeps what it
+//! has: its program sees no listener, or one that is gone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use introspect::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
+use introspect::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout, PageOwner};
 use introspect::x86_64::PAGE;
 use introspect::{Gpa, Gva, MemoryView, PausedMemory, PhysicalMemory};
 use vmm::memory::GuestRam;
 
 use super::Engine;
+use super::guest_pages::GuestPages;
 use crate::probe::SemaphoreText;
 
 /// Bytes of a counter.
 const SIZE: u64 = 2;
+
+/// The guest's page cache, which does not change meanwhile as far as a counter's page is concerned.
+#[derive(Clone, Copy)]
+pub(crate) struct PageCache<'m> {
+    pub(crate) ram: &'m GuestRam,
+    pub(crate) layout: &'m PageCacheLayout,
+    pub(crate) view: MemoryView<'m>,
+}
 
 struct Counter {
     file: CachedFile,
@@ -34,8 +45,6 @@ struct Counter {
     original: Option<u16>,
     /// Calls under way that hand the file's pages on: the count is out of them meanwhile.
     hidden: usize,
-    /// Where it stood in the page cache when last looked at.
-    place: Option<Gpa>,
 }
 
 /// A byte of a counter in the page cache.
@@ -48,17 +57,19 @@ pub(crate) struct RaisedByte {
     pub(crate) original: u8,
 }
 
+type Counters = HashMap<(Gva, u64), Counter>;
+
 /// All of them.
 #[derive(Default)]
 pub(crate) struct Semaphores {
     /// By file and offset.
-    counters: Mutex<HashMap<(Gva, u64), Counter>>,
+    counters: Mutex<Counters>,
     /// How many there are: asked first, since there seldom is one.
     count: AtomicUsize,
 }
 
 impl Semaphores {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Gva, u64), Counter>> {
+    fn lock(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,100 +79,90 @@ impl Semaphores {
     }
 
     /// A file's pages are about to be mapped: those that came new from the disk get their counts.
-    pub(crate) fn pages_arrive(
-        &self,
-        ram: &GuestRam,
-        mapping: Gva,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
-    ) {
-        let mut counters = self.lock();
-        for counter in of_file(&mut counters, mapping) {
-            counter.settle(ram, layout, view, 0);
-        }
+    pub(crate) fn pages_arrive(&self, cache: PageCache<'_>, mapping: Gva) {
+        self.of_file(mapping, |counter| {
+            counter.settle(cache, 0);
+        });
     }
 
-    /// The bytes of counters that stand higher in `range` of memory than in their files.
+    /// The bytes of counters that stand higher in `range` of memory, a few pages, than in their files. `owner_of` tells whose a page is, and
+    /// is asked where a counter seems to stand: the page may have moved since it was raised.
     pub(crate) fn raised(
         &self,
         ram: &GuestRam,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
         range: &Range<u64>,
+        owner_of: impl Fn(Gpa) -> Option<PageOwner>,
     ) -> Vec<RaisedByte> {
         let mut found = Vec::new();
-        let mut counters = self.lock();
-        for counter in in_range(&mut counters, range) {
-            let (Some((place, ours)), Some(original)) =
-                (counter.cached(ram, layout, view), counter.original)
-            else {
-                continue;
-            };
-            let bytes = ours.to_le_bytes().into_iter().zip(original.to_le_bytes());
-            let bytes = (place.0..)
-                .zip(bytes)
-                .map(|(place, (ours, original))| RaisedByte {
-                    place: Gpa(place),
-                    ours,
-                    original,
-                });
-            found.extend(
-                bytes.filter(|byte| byte.ours != byte.original && range.contains(&byte.place.0)),
-            );
+        if !self.are_some() {
+            return found;
+        }
+        let counters = self.lock();
+        for number in range.start / PAGE..range.end.div_ceil(PAGE) {
+            let page = number * PAGE;
+            for counter in counters.values() {
+                let place = Gpa(page + counter.offset % PAGE);
+                let near = place.0 < range.end && range.start < place.0.saturating_add(SIZE);
+                let Some(original) = counter.original.filter(|_| near) else {
+                    continue;
+                };
+                // Anything else is what the guest has written there.
+                let ours = original.saturating_add(counter.raised());
+                let owner = PageOwner {
+                    mapping: counter.file.mapping,
+                    index: counter.offset / PAGE,
+                };
+                if ours == original
+                    || read(ram, place) != Some(ours)
+                    || owner_of(Gpa(page)) != Some(owner)
+                {
+                    continue;
+                }
+                let bytes = ours.to_le_bytes().into_iter().zip(original.to_le_bytes());
+                let bytes = (place.0..)
+                    .zip(bytes)
+                    .map(|(place, (ours, original))| RaisedByte {
+                        place: Gpa(place),
+                        ours,
+                        original,
+                    });
+                found
+                    .extend(bytes.filter(|byte| {
+                        byte.ours != byte.original && range.contains(&byte.place.0)
+                    }));
+            }
         }
         found
     }
 
     /// A file's pages are about to be handed on as they are: the counts are out of them until [`Self::show`].
-    pub(crate) fn hide(
-        &self,
-        ram: &GuestRam,
-        mapping: Gva,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
-    ) {
-        let mut counters = self.lock();
-        for counter in of_file(&mut counters, mapping) {
+    pub(crate) fn hide(&self, cache: PageCache<'_>, mapping: Gva) {
+        self.of_file(mapping, |counter| {
             let before = counter.raised();
             counter.hidden += 1;
-            counter.settle(ram, layout, view, before);
-        }
+            counter.settle(cache, before);
+        });
     }
 
     /// That is over.
-    pub(crate) fn show(
-        &self,
-        ram: &GuestRam,
-        mapping: Gva,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
-    ) {
-        let mut counters = self.lock();
-        for counter in of_file(&mut counters, mapping) {
+    pub(crate) fn show(&self, cache: PageCache<'_>, mapping: Gva) {
+        self.of_file(mapping, |counter| {
             counter.hidden = counter.hidden.saturating_sub(1);
-            counter.settle(ram, layout, view, 0);
-        }
+            counter.settle(cache, 0);
+        });
     }
 
     /// Pages of a file, in `range` of memory, are about to be written to a disk: the counts are out of them until the file is mapped again.
-    pub(crate) fn take_out(
-        &self,
-        ram: &GuestRam,
-        mapping: Gva,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
-        range: &Range<u64>,
-    ) {
-        let mut counters = self.lock();
-        let near = in_range(&mut counters, range);
-        for counter in near.filter(|counter| counter.file.mapping == mapping) {
+    pub(crate) fn take_out(&self, cache: PageCache<'_>, mapping: Gva, range: &Range<u64>) {
+        self.of_file(mapping, |counter| {
             if let (Some((place, found)), Some(original)) =
-                (counter.cached(ram, layout, view), counter.original)
+                (counter.cached(cache), counter.original)
+                && range.contains(&place.0)
                 && found == original.saturating_add(counter.raised())
             {
-                write(ram, place, original);
+                write(cache.ram, place, original);
             }
-        }
+        });
     }
 
     /// The file's inode goes, and its pages with it.
@@ -170,24 +171,14 @@ impl Semaphores {
         counters.retain(|_, counter| counter.file.inode != inode);
         self.count.store(counters.len(), Ordering::Relaxed);
     }
-}
 
-fn of_file(
-    counters: &mut HashMap<(Gva, u64), Counter>,
-    mapping: Gva,
-) -> impl Iterator<Item = &mut Counter> {
-    let counters = counters.values_mut();
-    counters.filter(move |counter| counter.file.mapping == mapping)
-}
-
-/// Those that may stand in a range of memory.
-fn in_range<'c>(
-    counters: &'c mut HashMap<(Gva, u64), Counter>,
-    range: &Range<u64>,
-) -> impl Iterator<Item = &'c mut Counter> {
-    let is_near = move |place: Gpa| place.0 < range.end && range.start < place.0 + SIZE;
-    let counters = counters.values_mut();
-    counters.filter(move |counter| counter.place.is_some_and(is_near))
+    fn of_file(&self, mapping: Gva, each: impl FnMut(&mut Counter)) {
+        if self.are_some() {
+            let mut counters = self.lock();
+            let of_file = |counter: &&mut Counter| counter.file.mapping == mapping;
+            counters.values_mut().filter(of_file).for_each(each);
+        }
+    }
 }
 
 impl Counter {
@@ -200,13 +191,9 @@ impl Counter {
     }
 
     /// Where it stands in the page cache, and what it is there; `None` while its page is not there or on its way to a disk.
-    fn cached(
-        &mut self,
-        ram: &GuestRam,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
-    ) -> Option<(Gpa, u16)> {
-        let found = match layout.page(view, &self.file, self.offset / PAGE) {
+    fn cached(&self, cache: PageCache<'_>) -> Option<(Gpa, u16)> {
+        let PageCache { ram, layout, view } = cache;
+        match layout.page(view, &self.file, self.offset / PAGE) {
             Ok(CachedPage::Present { gpa, page })
                 if layout.is_in_writeback(view, page) == Ok(false) =>
             {
@@ -214,26 +201,18 @@ impl Counter {
                 read(ram, place).map(|found| (place, found))
             }
             _ => None,
-        };
-        self.place = found.map(|(place, _)| place);
-        found
+        }
     }
 
     /// Puts it right in the page cache, where it stood `before` higher than in the file, or is fresh from the disk; whether its page is
     /// there. What somebody has written to the file is left alone.
-    fn settle(
-        &mut self,
-        ram: &GuestRam,
-        layout: &PageCacheLayout,
-        view: MemoryView<'_>,
-        before: u16,
-    ) -> bool {
-        let Some((place, found)) = self.cached(ram, layout, view) else {
+    fn settle(&mut self, cache: PageCache<'_>, before: u16) -> bool {
+        let Some((place, found)) = self.cached(cache) else {
             return false;
         };
         let original = *self.original.get_or_insert(found);
         if found == original.saturating_add(before) || found == original {
-            write(ram, place, original.saturating_add(self.raised()));
+            write(cache.ram, place, original.saturating_add(self.raised()));
         }
         true
     }
@@ -288,7 +267,11 @@ impl Engine {
         let _paused = machine.pause();
         let ram = machine.ram();
         let memory = PausedMemory::new(ram);
-        let view = memory.view(self.0.view.space);
+        let cache = PageCache {
+            ram,
+            layout: pages.layout(),
+            view: memory.view(self.0.view.space),
+        };
         let mut counters = semaphores.lock();
         let key = (text.file.mapping, text.offset);
         if step == Step::Up {
@@ -298,7 +281,6 @@ impl Engine {
                 listeners: 0,
                 original: None,
                 hidden: 0,
-                place: None,
             });
         }
         // The file is gone, and whoever has mapped it with it.
@@ -307,13 +289,13 @@ impl Engine {
         };
         let before = counter.raised();
         counter.listeners = step.of(counter.listeners);
-        if !counter.settle(ram, pages.layout(), view, before) && step == Step::Up {
+        if !counter.settle(cache, before) && step == Step::Up {
             log::warn!(
                 "{}: the page of a counter of listeners is not in memory; new processes see it when it is mapped",
                 text.path
             );
         }
-        for page in private_pages(pages, ram, view, counter) {
+        for page in private_pages(pages, cache, counter) {
             let place = Gpa(page + counter.offset % PAGE);
             if let Some(found) = read(ram, place) {
                 write(ram, place, step.of(found));
@@ -327,17 +309,12 @@ impl Engine {
 }
 
 /// The pages that processes have in place of the one of a counter, each once: after a fork several have the same.
-fn private_pages(
-    pages: &super::guest_pages::GuestPages,
-    memory: &dyn PhysicalMemory,
-    view: MemoryView<'_>,
-    counter: &Counter,
-) -> BTreeSet<u64> {
-    let (mapped, error) = pages.mapped(memory, counter.file.mapping, counter.offset);
+fn private_pages(pages: &GuestPages, cache: PageCache<'_>, counter: &Counter) -> BTreeSet<u64> {
+    let (mapped, error) = pages.mapped(cache.ram, counter.file.mapping, counter.offset);
     if let Some(error) = error {
-        log::warn!("not all processes see that a probe is enabled: {error}");
+        log::warn!("not all processes see whether a probe is enabled: {error}");
     }
-    let own = |page: &Gpa| matches!(pages.layout().owner(view, *page), Ok(None));
+    let own = |page: &Gpa| matches!(cache.layout.owner(cache.view, *page), Ok(None));
     let own = mapped.into_iter().filter(own);
     own.map(|page| page.0).collect()
 }
@@ -351,5 +328,110 @@ fn read(ram: &GuestRam, place: Gpa) -> Option<u16> {
 fn write(ram: &GuestRam, place: Gpa, count: u16) {
     if let Err(error) = ram.write_physical(place, &count.to_le_bytes()) {
         log::warn!("a counter of listeners cannot be written: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const MAPPING: Gva = Gva(0xffff_8880_0100_0000);
+    /// Pages of memory, of which the first is the file's third.
+    const PAGES: [u64; 3] = [0x20_0000, 0x20_1000, 0x30_0000];
+    /// In the file, and in its page.
+    const OFFSET: u64 = 2 * PAGE + IN_PAGE;
+    const IN_PAGE: u64 = 0x123;
+
+    fn owner(mapping: Gva, index: u64) -> PageOwner {
+        PageOwner { mapping, index }
+    }
+
+    /// A counter of two listeners, which the file has as `original`.
+    fn semaphores(original: u16) -> Semaphores {
+        let file = CachedFile {
+            mapping: MAPPING,
+            inode: Gva(MAPPING.0 - 0x100),
+            size: 3 * PAGE,
+        };
+        let counter = Counter {
+            file,
+            offset: OFFSET,
+            listeners: 2,
+            original: Some(original),
+            hidden: 0,
+        };
+        Semaphores {
+            counters: HashMap::from([((MAPPING, OFFSET), counter)]).into(),
+            count: AtomicUsize::new(1),
+        }
+    }
+
+    /// Which bytes of `range` are a counter's, and what belongs there, where its file's third page is `page`.
+    fn raised(
+        semaphores: &Semaphores,
+        ram: &GuestRam,
+        page: u64,
+        range: Range<u64>,
+    ) -> Vec<(u64, u8, u8)> {
+        let owner_of = |asked: Gpa| match asked.0 == page {
+            true => Some(owner(MAPPING, 2)),
+            false => Some(owner(Gva(MAPPING.0 + 0x1000), 2)),
+        };
+        let found = semaphores.raised(ram, &range, owner_of);
+        let found = found.into_iter();
+        found
+            .map(|byte| (byte.place.0, byte.ours, byte.original))
+            .collect()
+    }
+
+    #[test]
+    fn counts_are_found_wherever_their_page_is() {
+        let ram = GuestRam::new(16 << 20).unwrap();
+        let semaphores = semaphores(0);
+        let whole = |page: u64| page..page + PAGE;
+        for page in PAGES {
+            write(&ram, Gpa(page + IN_PAGE), 2);
+        }
+        for page in PAGES {
+            let place = page + IN_PAGE;
+            let expected = [(place, 2, 0)];
+            assert_eq!(raised(&semaphores, &ram, page, whole(page)), expected);
+            assert_eq!(raised(&semaphores, &ram, page, place..place + 1), expected);
+            // Several pages at once, the first of them another file's.
+            let wide = page - PAGE..page + PAGE;
+            assert_eq!(raised(&semaphores, &ram, page, wide), expected);
+            for beside in [page..place, place + 1..page + PAGE, place..place] {
+                assert_eq!(raised(&semaphores, &ram, page, beside), []);
+            }
+        }
+        // Another file's, and past all memory.
+        assert_eq!(raised(&semaphores, &ram, PAGES[0], whole(PAGES[1])), []);
+        let end = u64::MAX - PAGE..u64::MAX;
+        assert_eq!(raised(&semaphores, &ram, PAGES[0], end), []);
+    }
+
+    #[test]
+    fn what_the_guest_has_written_over_a_count_is_its_own() {
+        let ram = GuestRam::new(16 << 20).unwrap();
+        let semaphores = semaphores(0xff);
+        let [page, ..] = PAGES;
+        let place = page + IN_PAGE;
+        let look = || raised(&semaphores, &ram, page, page..page + PAGE);
+        write(&ram, Gpa(place), 0x101);
+        assert_eq!(look(), [(place, 1, 0xff), (place + 1, 1, 0)]);
+        for written in [0, 0xff, 0x100, 0x1234] {
+            write(&ram, Gpa(place), written);
+            assert_eq!(look(), [], "{written:#x}");
+        }
+    }
+
+    #[test]
+    fn counts_are_gone_with_their_file() {
+        let semaphores = semaphores(0);
+        semaphores.file_goes(MAPPING);
+        assert!(semaphores.are_some(), "the inode counts");
+        semaphores.file_goes(Gva(MAPPING.0 - 0x100));
+        assert!(!semaphores.are_some());
     }
 }

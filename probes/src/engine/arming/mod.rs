@@ -217,7 +217,8 @@ impl Engine {
     /// Takes away what an enabled probe holds.
     pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[Place]) {
         let mut armed = self.armed();
-        for place in places {
+        // Backwards: listeners are gone before the watches are that keep their counts out of files.
+        for place in places.iter().rev() {
             match place {
                 Place::Site(spot) => {
                     self.change(&mut armed, *spot, |plan| {

@@ -22,6 +22,7 @@ use super::iter::nth;
 use crate::engine::calls::Calls;
 use crate::engine::hit::{Hit, HitPath};
 use crate::engine::returns::Returning;
+use crate::engine::semaphores::PageCache;
 use crate::engine::user_text::{PrivateCopy, Traps};
 use crate::engine::watch::Watch;
 
@@ -121,6 +122,14 @@ impl Watch for PageWatch {
         let traps = path.traps(cpu);
         let [first, second, third, fourth, fifth, ..] = hit.arguments();
         let (pages, memory) = (&self.pages, hit.memory);
+        let paused = PausedMemory::new(memory);
+        let view = paused.view(pages.space);
+        let layout = &pages.layout;
+        let cache = PageCache {
+            ram: cpu.ram(),
+            layout,
+            view,
+        };
         let pending = match self.event {
             Event::Leaves { mapping, folio } => {
                 let argument = |number: usize| hit.arguments().get(number).copied();
@@ -140,66 +149,24 @@ impl Watch for PageWatch {
                     if path.user_sites.waits(mapping) {
                         self.arrive(path, cpu, mapping);
                     }
-                    if path.semaphores.are_some() {
-                        let paused = PausedMemory::new(cpu.ram());
-                        let view = paused.view(pages.space);
-                        path.semaphores
-                            .pages_arrive(cpu.ram(), mapping, &pages.layout, view);
-                    }
+                    path.semaphores.pages_arrive(cache, mapping);
                 }
                 None
             }
             // Only when the page says so itself.
             Event::WrittenBack => pages.memory_of(memory, first).and_then(|page| {
-                let paused = PausedMemory::new(memory);
-                let owner = pages.layout.owner(paused.view(pages.space), page).ok()??;
+                let owner = layout.owner(view, page).ok()??;
                 let waits = path.user_sites.waits(owner.mapping);
                 waits.then_some(Pending::Waiting(owner.mapping))
             }),
             Event::Read => pages.memory_of(memory, first).and_then(|page| {
                 let start = page.0.saturating_add(second);
-                let range = start..start.saturating_add(third);
-                let mut originals = relative(&traps.table.user_originals(range.clone()), start);
-                if path.semaphores.are_some() {
-                    let paused = PausedMemory::new(memory);
-                    let view = paused.view(pages.space);
-                    let layout = &pages.layout;
-                    let raised = path.semaphores.raised(cpu.ram(), layout, view, &range);
-                    originals.extend(raised.into_iter().map(|byte| Original {
-                        at: byte.place.0 - start,
-                        ours: byte.ours,
-                        original: byte.original,
-                    }));
-                }
-                if originals.is_empty() {
-                    return None;
-                }
-                let parts = pages.copy.destination(memory, pages.space, fourth, third);
-                let space = hit.space;
-                (!parts.is_empty()).then_some(Pending::Bytes {
-                    parts,
-                    space,
-                    originals,
-                })
+                let range = start..start.saturating_add(third.min(LARGEST_FOLIO * PAGE));
+                self.copied(path, hit, traps, cache, range, fourth)
             }),
             Event::Splice => {
                 let mapping = pages.word(memory, first, pages.file_mapping).map(Gva);
-                mapping.map(|mapping| {
-                    let paused = PausedMemory::new(memory);
-                    let view = paused.view(pages.space);
-                    let is_of_file = |page| {
-                        let owner = pages.layout.owner(view, page);
-                        matches!(owner, Ok(Some(owner)) if owner.mapping == mapping)
-                    };
-                    let splices = &path.user_sites.splices;
-                    let out = splices.begin(traps.table, mapping, is_of_file);
-                    path.count_lifted(out);
-                    if path.semaphores.are_some() {
-                        let layout = &pages.layout;
-                        path.semaphores.hide(cpu.ram(), mapping, layout, view);
-                    }
-                    Pending::File(mapping)
-                })
+                mapping.map(|mapping| hand_on(path, traps, cache, mapping))
             }
             Event::Peek if fifth & FOLL_WRITE != 0 => {
                 self.poke(path, hit, traps, first, second, fourth)
@@ -216,20 +183,7 @@ impl Watch for PageWatch {
             }
             Event::WriteBack => {
                 if let Some(page) = pages.memory_of(memory, first) {
-                    for page in self.patched_pages(hit, traps, page, None) {
-                        lift(path, traps, page..page.saturating_add(PAGE));
-                    }
-                    if path.semaphores.are_some() {
-                        let paused = PausedMemory::new(memory);
-                        let view = paused.view(pages.space);
-                        let folio = page.0..page.0.saturating_add(LARGEST_FOLIO * PAGE);
-                        let layout = &pages.layout;
-                        if let Ok(Some(owner)) = layout.owner(view, page) {
-                            let mapping = owner.mapping;
-                            path.semaphores
-                                .take_out(cpu.ram(), mapping, layout, view, &folio);
-                        }
-                    }
+                    self.write_back(path, hit, traps, cache, page);
                 }
                 None
             }
@@ -328,15 +282,70 @@ impl PageWatch {
             .pages_arrive(path.traps(cpu), mapping, &self.pages.layout, view);
     }
 
+    /// The bytes in `range` of memory, of one folio, are copied to the `struct iov_iter` at `destination`.
+    fn copied(
+        &self,
+        path: &HitPath,
+        hit: &Hit<'_>,
+        traps: Traps<'_>,
+        cache: PageCache<'_>,
+        range: Range<u64>,
+        destination: u64,
+    ) -> Option<Pending> {
+        let start = range.start;
+        let mut originals = relative(&traps.table.user_originals(range.clone()), start);
+        let owner_of = |page| cache.layout.owner(cache.view, page).ok().flatten();
+        let raised = path.semaphores.raised(cache.ram, &range, owner_of);
+        originals.extend(raised.into_iter().map(|byte| Original {
+            at: byte.place.0 - start,
+            ours: byte.ours,
+            original: byte.original,
+        }));
+        if originals.is_empty() {
+            return None;
+        }
+        let (pages, length) = (&self.pages, range.end - start);
+        let parts = pages
+            .copy
+            .destination(hit.memory, pages.space, destination, length);
+        let space = hit.space;
+        (!parts.is_empty()).then_some(Pending::Bytes {
+            parts,
+            space,
+            originals,
+        })
+    }
+
+    /// The folio that begins at `first` is written to a disk.
+    fn write_back(
+        &self,
+        path: &HitPath,
+        hit: &Hit<'_>,
+        traps: Traps<'_>,
+        cache: PageCache<'_>,
+        first: Gpa,
+    ) {
+        for page in self.patched_pages(hit, traps, first, None) {
+            lift(path, traps, page..page.saturating_add(PAGE));
+        }
+        if path.semaphores.are_some()
+            && let Ok(Some(owner)) = cache.layout.owner(cache.view, first)
+        {
+            let folio = first.0..first.0.saturating_add(LARGEST_FOLIO * PAGE);
+            path.semaphores.take_out(cache, owner.mapping, &folio);
+        }
+    }
+
     /// A file's pages have been handed on: what was taken out of them goes in again.
     fn handed_on(&self, path: &HitPath, cpu: &StoppedCpu<'_>, mapping: Gva) {
         path.user_sites.splices.end(cpu.traps(), mapping);
-        if path.semaphores.are_some() {
-            let paused = PausedMemory::new(cpu.ram());
-            let view = paused.view(self.pages.space);
-            let layout = &self.pages.layout;
-            path.semaphores.show(cpu.ram(), mapping, layout, view);
-        }
+        let paused = PausedMemory::new(cpu.ram());
+        let cache = PageCache {
+            ram: cpu.ram(),
+            layout: &self.pages.layout,
+            view: paused.view(self.pages.space),
+        };
+        path.semaphores.show(cache, mapping);
     }
 
     fn leaves(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, mapping: Gva, folio: u64) {
@@ -538,6 +547,19 @@ impl PageWatch {
             originals,
         })
     }
+}
+
+/// A file's pages are handed on: what is ours is out of them until that is done.
+fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva) -> Pending {
+    let is_of_file = |page| {
+        let owner = cache.layout.owner(cache.view, page);
+        matches!(owner, Ok(Some(owner)) if owner.mapping == mapping)
+    };
+    let splices = &path.user_sites.splices;
+    let out = splices.begin(traps.table, mapping, is_of_file);
+    path.count_lifted(out);
+    path.semaphores.hide(cache, mapping);
+    Pending::File(mapping)
 }
 
 /// Takes the sites out of memory that is about to be written, or to be what is on a disk: they wait until it is mapped again.
