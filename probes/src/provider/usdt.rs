@@ -9,12 +9,14 @@
 //! A site that the compiler has copied within a function is one probe with several places; one that was inlined into several functions is a
 //! probe in each. Only files that are mapped for execution by a process are found.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use introspect::Gpa;
 use introspect::system::{Look, Lost, TextFile};
 use introspect::user::demangle::demangle;
-use introspect::user::static_probes::{ArgumentTypes, SiteArgument, StaticSite, ValueKind};
+use introspect::user::static_probes::{
+    ArgumentTypes, Semaphore, SiteArgument, StaticSite, ValueKind,
+};
 
 use super::uprobe::{UserMatches, text};
 use crate::name::{ProbeName, ProbePattern, matches_part};
@@ -174,7 +176,7 @@ fn of_file(
     let lost = sites.lost.iter().map(|lost| format!("{path}: {lost}"));
     found.incomplete.extend(lost);
     // By name: sites of one probe stand together.
-    let mut known: HashMap<ProbeName, usize> = HashMap::new();
+    let mut known: HashMap<ProbeName, Known> = HashMap::new();
     for site in &sites.sites {
         if !matches_part(wanted.provider, &site.provider) {
             continue;
@@ -206,20 +208,40 @@ fn of_file(
             None => site.provider.clone(),
         };
         let name = ProbeName::new(&provider, module, &function, &name);
-        let at = *known.entry(name).or_insert_with_key(|name| {
+        let known = known.entry(name).or_insert_with_key(|name| {
             found.probes.push(probe(name.clone(), wanted, site));
-            found.probes.len() - 1
+            Known {
+                number: found.probes.len() - 1,
+                places: HashSet::new(),
+                semaphores: HashSet::new(),
+            }
         });
-        let place = StaticPlace {
-            text: text(file, path, offset, unpatched),
-            address: site.address,
-            arguments: site.arguments.clone().into(),
+        let probe = found.probes.get_mut(known.number);
+        let Some(Target::Static(target)) = probe.map(|probe| &mut probe.target) else {
+            continue;
         };
-        let semaphore = semaphore(file, path, site, &mut found.incomplete);
-        if let Some(Target::Static(target)) = found.probes.get_mut(at).map(|p| &mut p.target) {
-            add(target, place, semaphore);
+        // The same place is hit once, however many notes it has.
+        if known.places.insert(offset) {
+            target.sites.push(StaticPlace {
+                text: text(file, path, offset, unpatched),
+                address: site.address,
+                arguments: site.arguments.clone().into(),
+            });
+        }
+        if let Some(at) = site.semaphore.filter(|at| known.semaphores.insert(*at)) {
+            let semaphore = semaphore(file, path, site, at, &mut found.incomplete);
+            target.semaphores.extend(semaphore);
         }
     }
+}
+
+/// What a probe has already of a file.
+struct Known {
+    /// Among those found.
+    number: usize,
+    /// Offsets of its sites.
+    places: HashSet<u64>,
+    semaphores: HashSet<Semaphore>,
 }
 
 /// A probe without any site yet.
@@ -255,39 +277,28 @@ fn described(argument: &SiteArgument, types: Option<&ArgumentTypes>) -> Argument
     }
 }
 
-/// Adds a site; the same place is hit once, however many notes it has.
-fn add(target: &mut StaticText, place: StaticPlace, semaphore: Option<SemaphoreText>) {
-    let same = |known: &StaticPlace| known.text.offset == place.text.offset;
-    if !target.sites.iter().any(same) {
-        target.sites.push(place);
-    }
-    let semaphore = semaphore.filter(|semaphore| !target.semaphores.contains(semaphore));
-    target.semaphores.extend(semaphore);
-}
-
+/// A counter of listeners, unless its bytes are nowhere in the file.
 fn semaphore(
     file: &TextFile<'_>,
     path: &str,
     site: &StaticSite,
+    semaphore: Semaphore,
     incomplete: &mut Vec<String>,
 ) -> Option<SemaphoreText> {
-    let semaphore = site.semaphore?;
-    match semaphore.offset {
-        Some(offset) => Some(SemaphoreText {
-            path: path.to_owned(),
-            file: file.file,
-            offset,
-        }),
-        None => {
-            let why = format!(
-                "{path}: the counter of listeners of {}:{} at {:#x} is not in the file: the program may not come to the probe",
-                site.provider, site.name, semaphore.address
-            );
-            log::warn!("{why}");
-            incomplete.push(why);
-            None
-        }
-    }
+    let Some(offset) = semaphore.offset else {
+        let why = format!(
+            "{path}: the counter of listeners of {}:{} at {:#x} is not in the file: the program may not come to the probe",
+            site.provider, site.name, semaphore.address
+        );
+        log::warn!("{why}");
+        incomplete.push(why);
+        return None;
+    };
+    Some(SemaphoreText {
+        path: path.to_owned(),
+        file: file.file,
+        offset,
+    })
 }
 
 fn declared_module(site: &StaticSite) -> Option<&str> {
