@@ -11,6 +11,9 @@ use crate::memory_size;
 use crate::registry::VmName;
 use crate::tracing::request::DEFAULT_SLOTS;
 
+/// Bytes of a string that a script reads unless told otherwise.
+const DEFAULT_STRLEN: u16 = 256;
+
 /// Watch a running Linux guest from outside.
 ///
 /// exotrace runs an unmodified guest in a small KVM machine and traces it without any help from inside: no agent,
@@ -161,7 +164,7 @@ pub struct Run {
     pub program: Option<String>,
     /// The same of a script in a file
     #[arg(short = 'f', long = "script", value_name = "FILE", group = "traced", conflicts_with_all = ["trace", "program"])]
-    pub script: Option<PathBuf>,
+    pub script: Option<String>,
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE", requires = "traced")]
     pub output: Option<PathBuf>,
@@ -425,11 +428,35 @@ pub struct Trace {
     #[arg(short = 'L', long, value_name = "DIR")]
     pub library: Vec<PathBuf>,
     /// Most bytes of a string that a script reads from the guest
-    #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u16).range(8..=1024))]
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_STRLEN, value_parser = clap::value_parser!(u16).range(8..=1024))]
     pub strlen: u16,
     /// Probes, or a script's file and its arguments
     #[arg(required_unless_present_any = ["program", "list"], value_name = "PROBE|FILE [ARG]")]
     pub what: Vec<String>,
+}
+
+impl Trace {
+    /// Options that were given and mean nothing for a script, or for probes.
+    pub fn without_meaning(&self, is_script: bool) -> Vec<&'static str> {
+        let given = match is_script {
+            true => [
+                ("--stack", self.stack > 0),
+                ("--ustack", self.ustack > 0),
+                ("--buffer", self.buffer != DEFAULT_SLOTS),
+            ]
+            .to_vec(),
+            false => [
+                ("-n", self.parse_only),
+                ("--strict", self.strict),
+                ("-L", !self.library.is_empty()),
+                ("--strlen", self.strlen != DEFAULT_STRLEN),
+                ("--format collapsed", self.format == Some(Format::Collapsed)),
+            ]
+            .to_vec(),
+        };
+        let given = given.into_iter().filter(|(_, given)| *given);
+        given.map(|(name, _)| name).collect()
+    }
 }
 
 /// Options of `scripts`.

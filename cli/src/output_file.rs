@@ -1,8 +1,11 @@
 //! Files that a run writes, and that a run which does not come about leaves as they were.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, BufWriter, IsTerminal};
 use std::path::{Path, PathBuf};
+
+use crate::report::Harmless;
+use crate::tracing::output::Output;
 
 /// A file cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +77,29 @@ impl OutputFile {
             source,
         }
     }
+}
+
+/// Where a trace is written: to its file, or to standard output.
+///
+/// # Errors
+/// If this process is out of descriptors.
+pub fn trace_output(file: Option<&OutputFile>) -> Result<Output, OutputFileError> {
+    Ok(match file {
+        Some(file) => Box::new(BufWriter::new(file.writer()?)),
+        None if io::stdout().is_terminal() => Box::new(Harmless(BufWriter::new(io::stdout()))),
+        None => Box::new(BufWriter::new(io::stdout())),
+    })
+}
+
+/// The same; a file is kept from now on.
+///
+/// # Errors
+/// As [`trace_output`], or if the file cannot be emptied.
+pub fn kept_output(mut file: Option<&mut OutputFile>) -> Result<Output, OutputFileError> {
+    if let Some(file) = &mut file {
+        file.keep()?;
+    }
+    trace_output(file.as_deref())
 }
 
 impl Drop for OutputFile {

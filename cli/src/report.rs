@@ -105,6 +105,51 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
+/// Bytes that a guest has a word in, without what a terminal obeys; lines and tabs stay.
+fn harmless(bytes: &[u8]) -> Vec<u8> {
+    let mut shown = Vec::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        let text = chunk.valid().chars();
+        let text = text.map(|c| match c {
+            '\n' | '\t' => c,
+            c if c.is_control() => '?',
+            c => c,
+        });
+        shown.extend(text.collect::<String>().bytes());
+        shown.extend(chunk.invalid());
+    }
+    shown
+}
+
+/// Takes text that a guest has a word in to a terminal. A character must be written whole.
+pub struct Harmless<W>(pub W);
+
+impl<W: Write> Write for Harmless<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write_all(&harmless(bytes))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Shows text in lines of its own on standard error: what a script says there, or what is wrong with it. As for [`say`], a closed
+/// standard error is no reason to stop, and the guest has no hand in it.
+pub fn show(text: &[u8]) {
+    if text.is_empty() {
+        return;
+    }
+    let mut open = guest_line_open();
+    let start: &[u8] = if std::mem::take(&mut *open) {
+        b"\n"
+    } else {
+        b""
+    };
+    let _ = io::stderr().write_all(&[start, &harmless(text)].concat());
+}
+
 /// Reports the end of a command.
 pub fn finish(result: Result<(), Failure>) -> ExitCode {
     match result {
@@ -115,8 +160,7 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
         }
         Err(Failure::Shown(message)) => {
             match message.ends_with('\n') {
-                // A closed standard error is nobody's to be told.
-                true => drop(write!(io::stderr(), "{message}")),
+                true => show(message.as_bytes()),
                 false => say(one_line(&message)),
             }
             ExitCode::from(FAILED)
@@ -169,6 +213,15 @@ mod tests {
     #[test]
     fn what_moves_the_cursor_is_not_printed() {
         assert_eq!(printable("a\u{1b}[2J\n\u{9b}\u{7f}é"), "a?[2J???é");
+    }
+
+    #[test]
+    fn a_guest_does_not_move_the_cursor_of_a_terminal() {
+        let mut screen = Harmless(Vec::new());
+        screen
+            .write_all(b"a\x1b[2J\tb\r\n\xc2\x9b\xc3\xa9\xff\n")
+            .expect("memory takes it");
+        assert_eq!(screen.0, b"a?[2J\tb?\n?\xc3\xa9\xff\n");
     }
 
     #[test]

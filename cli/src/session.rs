@@ -66,6 +66,17 @@ impl Session {
         kernel.locate(&self.machine, &self.machine.pause())
     }
 
+    /// The running kernel, for a client that has asked for something of it.
+    ///
+    /// # Errors
+    /// Why it cannot be traced.
+    pub fn kernel_view(&self) -> Result<Arc<KernelView>, String> {
+        let view = self.locate().map_err(|error| error.to_string())?.ok_or(
+            "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
+        )?;
+        Ok(Arc::new(view))
+    }
+
     /// Lets the guest run until its kernel can be found; at most until `deadline`.
     ///
     /// # Errors
@@ -143,10 +154,7 @@ impl Session {
             pattern => pattern,
         };
         let pattern = ProbePattern::parse(pattern).map_err(|error| error.to_string())?;
-        let view = self
-            .locate()
-            .map_err(|error| error.to_string())?
-            .ok_or("the guest's kernel has not booted far enough, or its file is not at hand")?;
+        let view = self.kernel_view()?;
         let probes = crate::tracing::find(self, &view, &pattern)?;
         let listed = probes.into_iter().map(|probe| {
             let argument = |a: &probes::probe::Argument| {

@@ -26,6 +26,20 @@ fn command(world: &World, options: &str, script: &str) -> std::process::Command 
     world.command_of(&words)
 }
 
+/// What the JSON lines of its output are of.
+fn kinds(ended: &Ended) -> Vec<String> {
+    let lines = json(ended);
+    let kinds = lines.iter().map(|line| line["type"].as_str().unwrap());
+    kinds.map(str::to_owned).collect()
+}
+
+fn json(ended: &Ended) -> Vec<serde_json::Value> {
+    let lines = ended.stdout.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
 fn traps(world: &World) -> usize {
     let stat = world.run("stat --json");
     let stat: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap();
@@ -79,17 +93,8 @@ fn a_script_of_begin_and_end_needs_no_machine() {
     );
 
     let ended = trace(&world, "--format json", script);
-    let lines: Vec<serde_json::Value> = ended
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let kinds: Vec<&str> = lines
-        .iter()
-        .map(|line| line["type"].as_str().unwrap())
-        .collect();
-    assert_eq!(kinds, ["printf", "printf", "map"], "{ended:?}");
-    assert_eq!(lines[2]["data"]["@a"]["x"], 5);
+    assert_eq!(kinds(&ended), ["printf", "printf", "map"], "{ended:?}");
+    assert_eq!(json(&ended)[2]["data"]["@a"]["x"], 5);
 }
 
 #[test]
@@ -109,6 +114,40 @@ fn a_script_is_only_read_if_that_is_asked_for() {
     let ended = trace(&world, "-n", "BEGIN { @x = }");
     let expected = "exotrace:1:14: an expression is expected here; found '}':\nBEGIN { @x = }\n             ^\n";
     assert_eq!((ended.status, ended.stderr.as_str()), (1, expected));
+}
+
+#[test]
+fn options_that_mean_nothing_are_refused() {
+    let world = World::new();
+    for (line, told) in [
+        (
+            "trace -n --strict vfs_read",
+            "exotrace: -n, --strict: not for a trace of probes\n",
+        ),
+        (
+            "trace --format collapsed vfs_read",
+            "exotrace: --format collapsed: not for a trace of probes\n",
+        ),
+        (
+            "run --kernel micro --trace micro_leaf --format collapsed",
+            "exotrace: --format collapsed: not for a trace of probes\n",
+        ),
+        (
+            "trace --ustack 5 opensnoop.bt",
+            "exotrace: --ustack: not for a script\n",
+        ),
+        (
+            "trace -l kprobe:a* kprobe:b*",
+            "exotrace: \"kprobe:b*\": probes are listed of one pattern at a time\n",
+        ),
+    ] {
+        let ended = world.run(line);
+        assert_eq!(
+            (ended.status, ended.stdout.as_str(), ended.stderr.as_str()),
+            (2, "", told),
+            "{line}"
+        );
+    }
 }
 
 #[test]
@@ -240,15 +279,8 @@ fn maps_are_printed_when_a_script_ends() {
     // The same for programs.
     let ended = trace(&world, "--for 0.3 --format json", script);
     assert_eq!(ended.status, 0, "{ended:?}");
-    let lines = ended
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let kinds: Vec<String> = lines
-        .map(|line| line["type"].as_str().unwrap().to_owned())
-        .collect();
     assert_eq!(
-        kinds,
+        kinds(&ended),
         ["printf", "printf", "map", "map", "map", "hist"],
         "{ended:?}"
     );

@@ -1,32 +1,25 @@
 //! `exotrace trace` with a script: its text goes to the machine, its output comes back.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use probes::bt::ast::ProbeKind;
 use probes::bt::library::{SCRIPTS, about};
 
-use super::remote::find;
-use super::trace::{end_after, tell_skipped};
+use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
 use crate::control::Command;
-use crate::control::client::connect;
-use crate::output_file::OutputFile;
-use crate::report::{Failure, ToOutput, say};
+use crate::output_file::{OutputFile, kept_output};
+use crate::report::{Failure, ToOutput, say, show};
 use crate::scripting::request::{Form, ScriptRequest};
 use crate::scripting::stream::Line;
-use crate::scripting::{Counts, library, run_alone};
-use crate::signals::StopSignals;
+use crate::scripting::{Counts, Rendered, library, run_alone};
 use crate::tracing::output::Output;
 use crate::tracing::request::Request;
 
 /// Longest script, in bytes.
 const LONGEST: u64 = 1 << 20;
-/// Longest line that is taken from a machine.
-const LONGEST_LINE: u64 = 64 << 20;
 /// What a script given with -e is called in messages.
 const NAME: &str = "exotrace";
 
@@ -47,20 +40,24 @@ impl Source {
     /// # Errors
     /// If its file cannot be read.
     pub fn of(program: Option<&str>, what: &[String]) -> Result<Option<Self>, Failure> {
-        if let Some(text) = program {
-            return Ok(Some(Self {
-                text: text.to_owned(),
-                file: NAME.to_owned(),
-                arguments: what.to_vec(),
-            }));
-        }
-        let Some((first, arguments)) = what.split_first().filter(|(first, _)| is_script(first))
-        else {
-            return Ok(None);
+        let (source, arguments) = match (program, what) {
+            (Some(text), arguments) => (Self::given(text), arguments),
+            (None, [file, arguments @ ..]) if is_script(file) => (Self::read(file)?, arguments),
+            (None, _) => return Ok(None),
         };
-        let mut source = Self::read(first)?;
-        source.arguments = arguments.to_vec();
-        Ok(Some(source))
+        Ok(Some(Self {
+            arguments: arguments.to_vec(),
+            ..source
+        }))
+    }
+
+    /// The script that stands on the command line itself.
+    pub fn given(text: &str) -> Self {
+        Self {
+            text: text.to_owned(),
+            file: NAME.to_owned(),
+            arguments: Vec::new(),
+        }
     }
 
     /// The script of a file, or of standard input for `-`.
@@ -194,42 +191,22 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         .any(|spec| matches!(spec.kind, ProbeKind::Pattern(_)));
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
     if !needs_guest {
-        let rendered = run_alone(&script, &request).map_err(Failure::Shown)?;
-        let mut output = Sink::new(&mut file)?;
-        output.put(&rendered.out, &rendered.err)?;
-        return Ok(());
+        let Rendered { out, err } = run_alone(&script, &request).map_err(Failure::Shown)?;
+        return put(&mut kept_output(file.as_mut())?, &out, &err);
     }
-    let machine = find(args.which)?;
-    let signals = StopSignals::watch()?;
-    let stream = connect(&machine, &Command::Script(request))?;
-    let closing = stream.try_clone()?;
-    if let Some(duration) = args.duration {
-        end_after(duration, stream.try_clone()?)?;
-    }
-    signals.on_stop(move || {
-        // Gone already is as good.
-        let _ = closing.shutdown(Shutdown::Write);
-    });
-    let output = Sink::new(&mut file)?;
-    follow(stream, output, args.verbose > 0)
+    let (lines, _signals) = start(args.which, &Command::Script(request), args.duration)?;
+    follow(lines, kept_output(file.as_mut())?, args.verbose > 0)
 }
 
 /// Shows what comes until the machine ends the script.
-fn follow(stream: UnixStream, mut output: Sink, verbose: bool) -> Result<(), Failure> {
-    let mut lines = BufReader::new(stream);
-    let mut text = Vec::new();
+fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Failure> {
     loop {
-        text.clear();
-        let read = Read::take(&mut lines, LONGEST_LINE).read_until(b'\n', &mut text)?;
-        if read == 0 {
-            return Err(Failure::new("the machine has ended before its last line"));
-        }
-        match serde_json::from_slice(&text)? {
+        match lines.next()? {
             Line::Begin { probes, skipped } => {
                 tell_skipped(&skipped);
                 tell_attached(probes.len());
             }
-            Line::Output { out, err } => output.put(out.as_bytes(), err.as_bytes())?,
+            Line::Output { out, err } => put(&mut output, out.as_bytes(), err.as_bytes())?,
             Line::End { counts } => {
                 tell(&counts, verbose);
                 return Ok(());
@@ -280,49 +257,12 @@ pub fn tell(counts: &Counts, verbose: bool) {
     }
 }
 
-/// Where a script's output goes.
-struct Sink {
-    out: Output,
-    is_terminal: bool,
-}
-
-impl Sink {
-    fn new(file: &mut Option<OutputFile>) -> Result<Self, Failure> {
-        Ok(match file {
-            Some(file) => {
-                file.keep()?;
-                Self {
-                    out: Box::new(BufWriter::new(file.writer()?)),
-                    is_terminal: false,
-                }
-            }
-            None => Self {
-                out: Box::new(BufWriter::new(io::stdout())),
-                is_terminal: io::stdout().is_terminal(),
-            },
-        })
-    }
-
-    fn put(&mut self, out: &[u8], err: &[u8]) -> Result<(), Failure> {
-        let written = match self.is_terminal {
-            true => self.out.write_all(&harmless(out)),
-            false => self.out.write_all(out),
-        };
-        written.and_then(|()| self.out.flush()).to_output()?;
-        // A closed standard error is no reason to stop.
-        let _ = io::stderr().write_all(&harmless(err));
-        Ok(())
-    }
-}
-
-/// What a terminal does not obey: a guest's text is not its user's.
-fn harmless(text: &[u8]) -> Vec<u8> {
-    let shown = text.iter().map(|byte| match byte {
-        b'\n' | b'\t' => *byte,
-        0..=0x1f | 0x7f => b'?',
-        other => *other,
-    });
-    shown.collect()
+/// Shows what a script has put out.
+fn put(output: &mut Output, out: &[u8], err: &[u8]) -> Result<(), Failure> {
+    let written = output.write_all(out).and_then(|()| output.flush());
+    written.to_output()?;
+    show(err);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -342,10 +282,5 @@ mod tests {
         ] {
             assert_eq!(is_script(word), expected, "{word}");
         }
-    }
-
-    #[test]
-    fn a_guest_does_not_move_the_cursor_of_a_terminal() {
-        assert_eq!(harmless(b"a\x1b[2J\tb\r\n"), b"a?[2J\tb?\n");
     }
 }

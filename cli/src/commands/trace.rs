@@ -3,10 +3,12 @@
 //! The machine's own process has the traps; this asks, and prints what comes. However this ends, by Ctrl-C or killed, the machine sees its side
 //! of the connection close and takes the traps away.
 
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+
+use serde::de::DeserializeOwned;
 
 use super::remote::find;
 use super::run::tell;
@@ -14,18 +16,16 @@ use super::script::{self, Source};
 use crate::args::{self, Format};
 use crate::control::client::{ask, connect, unexpected};
 use crate::control::{Answer, Command};
-use crate::output_file::OutputFile;
+use crate::output_file::{OutputFile, kept_output};
 use crate::report::{Failure, ToOutput, say};
 use crate::signals::StopSignals;
 use crate::tracing::output::{Output, Writer};
 use crate::tracing::request::Request;
-use crate::tracing::stream::Line;
+use crate::tracing::stream::{LONGEST_LINE, Line};
 use crate::tracing::{Traced, count_by_provider};
 
 /// Probes whose hits are told at the end.
 const MOST_COUNTS: usize = 50;
-/// Longest line that is taken from a machine.
-const LONGEST_LINE: usize = 64 << 20;
 
 /// Runs `exotrace trace`.
 ///
@@ -33,6 +33,10 @@ const LONGEST_LINE: usize = 64 << 20;
 /// If the machine refuses, or the trace cannot be written.
 pub fn trace(args: args::Trace) -> Result<(), Failure> {
     if args.list {
+        if let [_, more, ..] = args.what.as_slice() {
+            let wrong = format!("{more:?}: probes are listed of one pattern at a time");
+            return Err(Failure::Usage(wrong));
+        }
         return list(args::List {
             which: args.which,
             count: false,
@@ -40,10 +44,19 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
             pattern: args.what.into_iter().next(),
         });
     }
-    if let Some(source) = Source::of(args.program.as_deref(), &args.what)? {
+    let source = Source::of(args.program.as_deref(), &args.what)?;
+    let wrong = args.without_meaning(source.is_some());
+    if !wrong.is_empty() {
+        let of = match source {
+            Some(_) => "a script",
+            None => "a trace of probes",
+        };
+        let wrong = format!("{}: not for {of}", wrong.join(", "));
+        return Err(Failure::Usage(wrong));
+    }
+    if let Some(source) = source {
         return script::run(args, source);
     }
-    let machine = find(args.which)?;
     let format = args.format.unwrap_or(Format::Events);
     let request = Request {
         probes: args.what,
@@ -58,29 +71,61 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
         slots: args.buffer,
     };
     let mut file = args.output.as_deref().map(OutputFile::open).transpose()?;
+    let (lines, _signals) = start(args.which, &Command::Trace(request), args.duration)?;
+    follow(lines, kept_output(file.as_mut())?, format)
+}
+
+/// Asks a machine for a trace. From a stop signal on, while those are watched, or after `duration` the machine is told to end it.
+pub(super) fn start(
+    which: args::Which,
+    command: &Command,
+    duration: Option<Duration>,
+) -> Result<(Lines, StopSignals), Failure> {
+    let machine = find(which)?;
     let signals = StopSignals::watch()?;
-    let stream = connect(&machine, &Command::Trace(request))?;
+    let stream = connect(&machine, command)?;
     let closing = stream.try_clone()?;
-    let end = move || {
-        // Gone already is as good.
-        let _ = closing.shutdown(Shutdown::Write);
-    };
-    if let Some(duration) = args.duration {
+    if let Some(duration) = duration {
         end_after(duration, stream.try_clone()?)?;
     }
-    signals.on_stop(end);
-    let output: Output = match &mut file {
-        Some(file) => {
-            file.keep()?;
-            Box::new(BufWriter::new(file.writer()?))
-        }
-        None => Box::new(BufWriter::new(io::stdout())),
+    signals.on_stop(move || {
+        // Gone already is as good.
+        let _ = closing.shutdown(Shutdown::Write);
+    });
+    let lines = Lines {
+        stream: BufReader::new(stream),
+        text: Vec::new(),
     };
-    follow(stream, output, format)
+    Ok((lines, signals))
+}
+
+/// What a machine sends of a trace.
+pub(super) struct Lines {
+    stream: BufReader<UnixStream>,
+    text: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line, which is waited for.
+    pub(super) fn next<L: DeserializeOwned>(&mut self) -> Result<L, Failure> {
+        self.text.clear();
+        let mut limited = Read::take(&mut self.stream, LONGEST_LINE);
+        if limited.read_until(b'\n', &mut self.text)? == 0 {
+            return Err(Failure::new(
+                "the machine has ended before it could tell the counts",
+            ));
+        }
+        Ok(serde_json::from_slice(&self.text)?)
+    }
+
+    /// Whether there is more that need not be waited for.
+    fn has_more(&self) -> bool {
+        !self.stream.buffer().is_empty()
+    }
 }
 
 /// Closes our side when the time is up.
-pub(super) fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
+fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("deadline".into())
         .spawn(move || {
@@ -91,20 +136,11 @@ pub(super) fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Fa
 }
 
 /// Prints what comes until the machine ends the trace.
-fn follow(stream: UnixStream, mut output: Output, format: Format) -> Result<(), Failure> {
-    let mut lines = BufReader::new(stream);
+fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Failure> {
     let mut writer = Writer::new(format, 1);
     let mut traced: Vec<Traced> = Vec::new();
-    let mut text = Vec::new();
     loop {
-        text.clear();
-        let read = io::Read::take(&mut lines, LONGEST_LINE as u64).read_until(b'\n', &mut text)?;
-        if read == 0 {
-            return Err(Failure::new(
-                "the machine has ended before it could tell the counts",
-            ));
-        }
-        match serde_json::from_slice(&text)? {
+        match lines.next()? {
             Line::Begin {
                 probes,
                 clock,
@@ -145,7 +181,7 @@ fn follow(stream: UnixStream, mut output: Output, format: Format) -> Result<(), 
             Line::Refused { message } => return Err(Failure::new(message)),
         }
         // What comes in one go is written in one go.
-        if lines.buffer().is_empty() {
+        if !lines.has_more() {
             write(&mut output, &mut writer)?;
         }
     }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use introspect::kernel::btf::Btf;
 use probes::bt::Clock;
-use probes::bt::ast::Script;
+use probes::bt::ast::{Dialect, Script};
 use probes::bt::compile::Guest;
 use probes::bt::diagnostic::Diagnostic;
 use probes::bt::render::{Output, collapsed, json, text};
-use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession, ScriptStats};
+use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession};
 use probes::bt::value::Names;
 use probes::engine::Engine;
 use probes::kernel_view::KernelView;
@@ -38,13 +38,6 @@ pub struct Rendered {
     pub out: Vec<u8>,
     /// For standard error.
     pub err: Vec<u8>,
-}
-
-impl Rendered {
-    /// Whether there is nothing.
-    pub fn is_empty(&self) -> bool {
-        self.out.is_empty() && self.err.is_empty()
-    }
 }
 
 /// Counts of a script, for `-v`.
@@ -72,29 +65,10 @@ pub struct Counts {
     pub each: Vec<(String, u64)>,
 }
 
-impl Counts {
-    /// What a script has counted.
-    pub fn of(stats: &ScriptStats) -> Self {
-        Self {
-            hits: stats.probes.hits,
-            filtered: stats.probes.filtered,
-            ran: stats.probes.recorded,
-            lost_output: stats.lost_output,
-            lost_values: stats.lost_values,
-            divisions_by_zero: stats.divisions_by_zero,
-            failed_reads: stats.failed_reads,
-            endless: stats.endless,
-            ..Self::default()
-        }
-    }
-}
-
 /// A script at work on a machine.
 pub struct Job {
     script: ScriptSession,
-    machine: Arc<Session>,
-    names: GuestNames,
-    form: Form,
+    renderer: Renderer,
     ticks_before: u64,
 }
 
@@ -133,7 +107,6 @@ impl Job {
                 prepared.probes().len()
             ));
         }
-        let names = GuestNames::new(view.clone());
         let ticks_before = engine.stats().joined_ticks;
         let mut first = Vec::new();
         let script = prepared
@@ -141,14 +114,18 @@ impl Job {
                 first.push(output)
             })
             .map_err(|error| error.to_string())?;
-        let mut job = Self {
-            script,
+        let mut renderer = Renderer {
             machine: machine.clone(),
-            names,
+            names: GuestNames::new(view.clone()),
             form: request.form,
+            dialect: script.dialect(),
+        };
+        let rendered = renderer.render(&first);
+        let job = Self {
+            script,
+            renderer,
             ticks_before,
         };
-        let rendered = job.render(first);
         Ok((job, rendered))
     }
 
@@ -172,39 +149,48 @@ impl Job {
     pub fn step(&mut self) -> Rendered {
         let mut outputs = Vec::new();
         self.script.drain(&mut |output| outputs.push(output));
-        self.render(outputs)
+        self.renderer.render(&outputs)
     }
 
     /// Takes the probes away; gives what is left to be put out, and the counts.
     pub fn finish(mut self) -> (Rendered, Counts) {
         let each = self.script.each();
-        let names = self.script.probes().iter().map(|p| p.name.to_string());
         let hits = each.iter().map(|stats| stats.map_or(0, |stats| stats.hits));
-        let each: Vec<(String, u64)> = names.zip(hits).collect();
-        let engine = self.machine.engine.get().map(Engine::stats);
+        let each = self.probes().into_iter().zip(hits).collect();
+        let engine = self.renderer.machine.engine.get().map(Engine::stats);
         let joined_ticks = engine.map_or(0, |stats| stats.joined_ticks) - self.ticks_before;
-        let dialect = self.script.dialect();
         let mut outputs = Vec::new();
         let stats = self.script.finish(&mut |output| outputs.push(output));
-        let mut rendered = Rendered::default();
-        self.names.prepare(&self.machine, &outputs);
-        for output in outputs {
-            render(&output, self.form, dialect, &self.names, &mut rendered);
-        }
         let counts = Counts {
-            each,
+            hits: stats.probes.hits,
+            filtered: stats.probes.filtered,
+            ran: stats.probes.recorded,
+            lost_output: stats.lost_output,
+            lost_values: stats.lost_values,
+            divisions_by_zero: stats.divisions_by_zero,
+            failed_reads: stats.failed_reads,
+            endless: stats.endless,
             joined_ticks,
-            ..Counts::of(&stats)
+            each,
         };
-        (rendered, counts)
+        (self.renderer.render(&outputs), counts)
     }
+}
 
-    fn render(&mut self, outputs: Vec<Output>) -> Rendered {
+/// Makes text of what a script puts out.
+struct Renderer {
+    machine: Arc<Session>,
+    names: GuestNames,
+    form: Form,
+    dialect: Dialect,
+}
+
+impl Renderer {
+    fn render(&mut self, outputs: &[Output]) -> Rendered {
         let mut rendered = Rendered::default();
-        self.names.prepare(&self.machine, &outputs);
-        let dialect = self.script.dialect();
+        self.names.prepare(&self.machine, outputs);
         for output in outputs {
-            render(&output, self.form, dialect, &self.names, &mut rendered);
+            render(output, self.form, self.dialect, &self.names, &mut rendered);
         }
         rendered
     }
@@ -239,7 +225,7 @@ pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, R
 fn render(
     output: &Output,
     form: Form,
-    dialect: probes::bt::ast::Dialect,
+    dialect: Dialect,
     names: &dyn Names,
     rendered: &mut Rendered,
 ) {

@@ -1,11 +1,12 @@
 //! A script of `run -e`: on a thread of the machine's own process, its output to a file or a stream.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
 use super::{Counts, Job, Rendered};
+use crate::report::show;
 use crate::session::Session;
 use crate::tracing::outbox::Outbox;
 use crate::tracing::output::{DRAIN_INTERVAL, Output, TracePanicked, TraceStartError};
@@ -78,7 +79,6 @@ fn run(
 
 /// Whether the output has ended.
 fn put(outbox: &mut Outbox, Rendered { out, err }: Rendered) -> bool {
-    // A closed standard error is no reason to stop.
-    let _ = io::stderr().write_all(&err);
+    show(&err);
     outbox.put(out).is_err()
 }

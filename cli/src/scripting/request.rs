@@ -5,13 +5,12 @@ use probes::bt::compile::Options;
 use probes::bt::diagnostic::Diagnostic;
 use probes::bt::parse;
 use probes::engine::Filter;
-use probes::probe::{Probe, Target};
-use probes::provider::uprobe;
+use probes::probe::Probe;
 use serde::{Deserialize, Serialize};
 
 use super::{library, render_all};
-use crate::tracing::Refusal;
 use crate::tracing::request::Request;
+use crate::tracing::{self, Refusal};
 
 /// The form of a script's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -89,16 +88,37 @@ impl ScriptRequest {
 
     /// Whose hits of a probe are wanted.
     pub fn filter(&self, probe: &Probe) -> Filter {
-        // A timer samples whatever runs: those who ask for a process ask for its samples.
-        let process = match &probe.target {
-            Target::Timer { .. } => None,
-            _ => uprobe::process_of(&probe.name.provider).map(i32::cast_unsigned),
-        };
-        self.whose.filter(process)
+        self.whose.filter(tracing::process(probe))
     }
 
     /// What is wrong, to be shown.
     pub fn render(&self, wrong: &[Diagnostic]) -> Refusal {
         render_all(&self.file, self.text.as_bytes(), wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use probes::engine::Only;
+    use probes::name::ProbeName;
+    use probes::probe::{StaticText, Target};
+
+    use super::*;
+
+    #[test]
+    fn a_static_probe_of_one_process_is_of_no_other() {
+        let request = ScriptRequest::default();
+        for (process, expected) in [(None, Only::Any), (Some(22), Only::In(vec![22]))] {
+            let probe = Probe {
+                name: ProbeName::new("app22", "app", "main", "started"),
+                signature: None,
+                target: Target::Static(StaticText {
+                    sites: Vec::new(),
+                    semaphores: Vec::new(),
+                    process,
+                }),
+            };
+            assert_eq!(request.filter(&probe).pids, expected, "{process:?}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! counts. The client ends the script by closing its side; a script that exits ends it from here. A client that reads too slowly loses
 //! output, which is counted: the guest does not wait for it.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -16,7 +16,14 @@ use crate::session::Session;
 use crate::tracing::Refusal;
 use crate::tracing::outbox::Outbox;
 use crate::tracing::output::DRAIN_INTERVAL;
-use crate::tracing::stream::{PATIENCE, has_ended};
+use crate::tracing::stream::{LONGEST_LINE, PATIENCE, has_ended, write};
+
+/// Most bytes of output in one line.
+const PIECE: usize = 1 << 20;
+/// What a byte takes in JSON at most: `\u001b`.
+const ESCAPED: usize = 6;
+// A map may have more to show than the longest line holds: it comes in several.
+const _: () = assert!((ESCAPED * 2 * PIECE) as u64 <= LONGEST_LINE);
 
 /// A line of the stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,13 +93,33 @@ impl From<Vec<u8>> for Text {
     }
 }
 
-impl From<Rendered> for Line {
-    fn from(Rendered { out, err }: Rendered) -> Self {
-        Self::Output {
-            out: out.into(),
-            err: err.into(),
-        }
+/// Adds what was put out, in lines that the client takes.
+fn write_output(lines: &mut Vec<u8>, rendered: &Rendered) -> io::Result<()> {
+    let text = |piece: &[u8]| Text::from(piece.to_vec());
+    for piece in pieces(&rendered.out) {
+        let (out, err) = (text(piece), Text::default());
+        write(lines, &Line::Output { out, err })?;
     }
+    for piece in pieces(&rendered.err) {
+        let (out, err) = (Text::default(), text(piece));
+        write(lines, &Line::Output { out, err })?;
+    }
+    Ok(())
+}
+
+/// Parts of [`PIECE`] bytes at most. Characters stay whole.
+fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    const LONGEST_CHARACTER: usize = 4;
+    std::iter::from_fn(move || {
+        let most = bytes.len().min(PIECE);
+        let goes_on = |end: &usize| bytes.get(*end).is_some_and(|byte| byte & 0xc0 == 0x80);
+        let ends = (0..LONGEST_CHARACTER).map(|less| most.saturating_sub(less));
+        // What is no text is cut anywhere.
+        let end = ends.filter(|end| *end > 0).find(|end| !goes_on(end));
+        let (piece, rest) = bytes.split_at(end.unwrap_or(most));
+        bytes = rest;
+        Some(piece).filter(|piece| !piece.is_empty())
+    })
 }
 
 /// Runs a script until the client closes its side, the script exits, or the machine ends.
@@ -123,28 +150,21 @@ pub fn serve(
         skipped: job.skipped().to_vec(),
     };
     write(&mut first, &begin)?;
-    write(&mut first, &rendered.into())?;
+    write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
-    loop {
-        let ended = failed || job.has_exited() || has_ended(&mut stream)? || session.has_ended();
-        if ended {
-            break;
-        }
+    while !(failed || job.has_exited() || has_ended(&mut stream)? || session.has_ended()) {
         // A client that reads too slowly loses output, and holds up nobody.
         let room = outbox.has_room();
         if room == Ok(true) {
-            let rendered = job.step();
             let mut lines = Vec::new();
-            if !rendered.is_empty() {
-                write(&mut lines, &rendered.into())?;
-            }
+            write_output(&mut lines, &job.step())?;
             failed = outbox.put(lines).is_err();
         }
         failed |= room.is_err();
     }
     let (rendered, counts) = job.finish();
     let mut last = Vec::new();
-    write(&mut last, &rendered.into())?;
+    write_output(&mut last, &rendered)?;
     write(&mut last, &Line::End { counts })?;
     // A client that has gone is told of by `finish`.
     let _ = outbox.put(last);
@@ -152,15 +172,46 @@ pub fn serve(
 }
 
 fn start(session: &Arc<Session>, request: &ScriptRequest) -> Result<(Job, Rendered), Refusal> {
-    let view = session.locate().map_err(|error| error.to_string())?.ok_or(
-        "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
-    )?;
-    let view = Arc::new(view);
+    let view = session.kernel_view()?;
     let engine = session.engine(&view);
     Job::start(session, &engine, &view, request)
 }
 
-fn write(output: &mut impl Write, line: &Line) -> io::Result<()> {
-    serde_json::to_writer(&mut *output, line).map_err(io::Error::from)?;
-    output.write_all(b"\n")
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn output_of_any_size_comes_whole_in_lines_that_are_taken() {
+        let characters = "aé→𝄞".repeat(3 * PIECE / 10).into_bytes();
+        for out in [
+            characters,
+            vec![0x1b; 2 * PIECE + 1],
+            vec![0x80; 2 * PIECE],
+            b"short\n".to_vec(),
+            Vec::new(),
+        ] {
+            let rendered = Rendered {
+                out: out.clone(),
+                err: b"told\n".to_vec(),
+            };
+            let mut lines = Vec::new();
+            write_output(&mut lines, &rendered).unwrap();
+            let mut shown = Rendered::default();
+            for line in lines.split_inclusive(|byte| *byte == b'\n') {
+                assert!(line.len() as u64 <= LONGEST_LINE);
+                let Line::Output { out, err } = serde_json::from_slice(line).unwrap() else {
+                    panic!("no output")
+                };
+                assert_eq!(
+                    matches!(out, Text::Text(_)),
+                    std::str::from_utf8(&rendered.out).is_ok() || out.is_empty()
+                );
+                shown.out.extend(out.as_bytes());
+                shown.err.extend(err.as_bytes());
+            }
+            assert!(shown == rendered, "{} bytes", out.len());
+        }
+    }
 }

@@ -422,32 +422,23 @@ fn find_user(machine: &Session, pattern: &ProbePattern) -> Result<Vec<Probe>, No
     if !found.probes.is_empty() {
         return Ok(found.probes);
     }
-    let mut why = match found.files.as_slice() {
-        _ if usdt::is_meant(pattern) && !usdt::has_file(pattern) => {
-            format!(
-                "{pattern}: no program or library that a process has mapped has such a static probe"
-            )
+    let named: Vec<&str> = (found.files.iter().take(NAMED_FILES))
+        .map(String::as_str)
+        .collect();
+    let named = named.join(", ");
+    let (module, function) = (&pattern.module, &pattern.function);
+    let why = match (usdt::is_meant(pattern), found.files.is_empty()) {
+        (true, _) if !usdt::has_file(pattern) => {
+            "no program or library that a process has mapped has such a static probe".to_owned()
         }
-        [] if usdt::is_meant(pattern) => {
-            format!("{pattern}: no process has such a program or library mapped; see maps")
+        (true, true) => "no process has such a program or library mapped; see maps".to_owned(),
+        (true, false) => format!("no such static probe in {named}"),
+        (false, true) => {
+            format!("no process has a program or library {module:?} mapped; see maps")
         }
-        files if usdt::is_meant(pattern) => {
-            let named: Vec<&str> = files.iter().take(NAMED_FILES).map(String::as_str).collect();
-            format!("{pattern}: no such static probe in {}", named.join(", "))
-        }
-        [] => format!(
-            "{pattern}: no process has a program or library {:?} mapped; see maps",
-            pattern.module
-        ),
-        files => {
-            let named: Vec<&str> = files.iter().take(NAMED_FILES).map(String::as_str).collect();
-            format!(
-                "{pattern}: no function {:?} in {}",
-                pattern.function,
-                named.join(", ")
-            )
-        }
+        (false, false) => format!("no function {function:?} in {named}"),
     };
+    let mut why = format!("{pattern}: {why}");
     for sentence in found.incomplete.iter().take(NAMED_FILES) {
         why += &format!("; {sentence}");
     }
@@ -498,7 +489,7 @@ fn words_to_come(request: &Request, open: &[ProbePattern]) -> usize {
 }
 
 /// The process that a probe is meant in.
-fn process(probe: &Probe) -> Option<u32> {
+pub fn process(probe: &Probe) -> Option<u32> {
     let process = match &probe.target {
         Target::Static(text) => text.process,
         _ => uprobe::process_of(&probe.name.provider),

@@ -22,6 +22,9 @@ use crate::session::Session;
 /// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Longest line that a client takes from a machine, in bytes.
+pub const LONGEST_LINE: u64 = 64 << 20;
+
 /// A line of the stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "kebab-case")]
@@ -135,11 +138,8 @@ fn start(
     session: &Session,
     request: &Request,
 ) -> Result<(Tracing, introspect::kernel::symbols::Symbols), Refusal> {
-    let view = session.locate().map_err(|error| error.to_string())?.ok_or(
-        "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
-    )?;
+    let view = session.kernel_view()?;
     let symbols = view.symbols.clone();
-    let view = Arc::new(view);
     let engine = session.engine(&view);
     let tracing = Tracing::start(session, &engine, &view, request)?;
     Ok((tracing, symbols))
@@ -169,7 +169,11 @@ fn send(output: &mut impl Write, line: &Line) -> io::Result<()> {
     output.flush()
 }
 
-fn write(output: &mut impl Write, line: &Line) -> io::Result<()> {
+/// Writes a line of a stream.
+///
+/// # Errors
+/// If `output` does not take it.
+pub fn write(output: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *output, line).map_err(io::Error::from)?;
     output.write_all(b"\n")
 }

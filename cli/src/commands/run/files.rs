@@ -1,6 +1,6 @@
 //! Files and streams of a run: the guest's serial port, and the trace.
 
-use std::io::{self, BufWriter, IsTerminal};
+use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use vmm::machine::SerialOutput;
@@ -8,7 +8,6 @@ use vmm::machine::SerialOutput;
 use crate::args;
 use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
-use crate::tracing::output::Output;
 
 /// Files that the run writes.
 pub struct Files {
@@ -82,16 +81,5 @@ pub fn serial_output(args: &args::Run, file: Option<&OutputFile>) -> Result<Seri
         }
         (Serial::Stdio, _) => SerialOutput::write_through(io::stdout()),
         _ => SerialOutput::null(),
-    })
-}
-
-/// Where the trace is written.
-///
-/// # Errors
-/// If this process is out of descriptors.
-pub fn trace_output(files: &Files) -> Result<Output, Failure> {
-    Ok(match &files.trace {
-        Some(file) => Box::new(BufWriter::new(file.writer()?)),
-        None => Box::new(BufWriter::new(io::stdout())),
     })
 }

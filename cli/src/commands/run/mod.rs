@@ -21,6 +21,7 @@ use crate::control::server::Server;
 use crate::dt;
 use crate::end_report;
 use crate::host::Host;
+use crate::output_file::trace_output;
 use crate::registry::{Entry, Registry, VmName};
 use crate::report::{Failure, say};
 use crate::scripting::output::Running;
@@ -31,7 +32,7 @@ use crate::signals::StopSignals;
 use crate::tracing::output::{ClockPair, Summary, Trace};
 use crate::tracing::request::Request;
 use crate::tracing::{Counts, Tracing};
-use files::{Files, Serial, serial_output, trace_output};
+use files::{Files, Serial, serial_output};
 use making::{Inputs, make};
 
 /// Runs the command.
@@ -39,6 +40,11 @@ use making::{Inputs, make};
 /// # Errors
 /// If something given is not usable, or the guest crashed.
 pub fn run(args: args::Run) -> Result<(), Failure> {
+    if !args.trace.is_empty() && args.format == Some(Format::Collapsed) {
+        return Err(Failure::Usage(
+            "--format collapsed: not for a trace of probes".into(),
+        ));
+    }
     let script = script(&args)?;
     let inputs = Inputs::read(&args)?;
     let host = Host::open()?;
@@ -58,15 +64,10 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
 
 /// The script that the run is traced by. What is wrong with its text is said before anything is made.
 fn script(args: &args::Run) -> Result<Option<ScriptRequest>, Failure> {
-    let file = args.script.as_ref().map(|path| path.display().to_string());
-    let file: Vec<String> = file.into_iter().collect();
-    let source = match (&args.program, file.first()) {
-        (Some(_), _) => Source::of(args.program.as_deref(), &[])?,
-        (None, Some(file)) => Some(Source::read(file)?),
-        (None, None) => None,
-    };
-    let Some(source) = source else {
-        return Ok(None);
+    let source = match (&args.program, &args.script) {
+        (Some(text), _) => Source::given(text),
+        (None, Some(file)) => Source::read(file)?,
+        (None, None) => return Ok(None),
     };
     let request = ScriptRequest {
         text: source.text,
@@ -235,7 +236,12 @@ impl Plan<'_> {
             let (job, first) = started.map_err(Failure::Shown)?;
             super::trace::tell_skipped(job.skipped());
             super::script::tell_attached(job.probes().len());
-            let script = Running::start(session.clone(), job, first, trace_output(files)?)?;
+            let script = Running::start(
+                session.clone(),
+                job,
+                first,
+                trace_output(files.trace.as_ref())?,
+            )?;
             let end = wait(session, deadline(Instant::now()));
             let (counts, result) = script.finish()?;
             return Ok((end, Some(armed.view), Some(Traced::Script(counts, result))));
@@ -243,7 +249,7 @@ impl Plan<'_> {
         let Some(tracing) = armed.tracing else {
             return Ok((wait(session, whole_run), Some(armed.view), None));
         };
-        let output = trace_output(files)?;
+        let output = trace_output(files.trace.as_ref())?;
         let symbols = armed.view.symbols.clone();
         let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
         let end = wait(session, deadline(Instant::now()));
