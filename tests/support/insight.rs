@@ -1,8 +1,13 @@
 //! A guest looked into from outside: each look while it stands still, or from inside a trap.
 
-use introspect::system::{Look, System};
+use introspect::system::{Look, Lost, System};
 use introspect::x86_64::{AddressSpace, CpuState};
-use introspect::{PausedMemory, PhysicalMemory};
+use introspect::{Gpa, PausedMemory, PhysicalMemory};
+use probes::kernel_view::KernelView;
+use probes::name::ProbePattern;
+use probes::probe::Probe;
+use probes::provider::uprobe::{self, UserMatches};
+use probes::provider::{tracepoint, usdt};
 use vmm::Machine;
 use vmm::machine::Paused;
 
@@ -37,6 +42,43 @@ impl Insight {
     pub fn look<T>(&self, machine: &Machine, ask: impl FnOnce(Look<'_>) -> T) -> T {
         let paused = machine.pause();
         self.look_at(machine.ram(), &cpus(machine, &paused), ask)
+    }
+
+    /// The functions and static probes of programs that a pattern stands for.
+    ///
+    /// # Errors
+    /// If the kernel does not tell of its processes.
+    pub fn user_probes(
+        &self,
+        machine: &Machine,
+        pattern: &ProbePattern,
+    ) -> Result<UserMatches, Lost> {
+        let unpatched = |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
+        self.look(machine, |look| match uprobe::is_meant(pattern) {
+            true => uprobe::find(&look, pattern, &unpatched),
+            false => usdt::find(&look, pattern, &unpatched),
+        })
+    }
+
+    /// The tracepoints that a pattern stands for: all of them are known.
+    ///
+    /// # Errors
+    /// If the kernel does not tell of its tracepoints.
+    ///
+    /// # Panics
+    /// If it tells of some only.
+    pub fn tracepoints(
+        &self,
+        machine: &Machine,
+        view: &KernelView,
+        pattern: &ProbePattern,
+    ) -> Result<Vec<Probe>, String> {
+        let handle = machine.handle();
+        let found = self.look(machine, |look| {
+            tracepoint::find(&look, &handle, view, pattern)
+        })?;
+        assert!(found.incomplete.is_empty(), "{:?}", found.incomplete);
+        Ok(found.probes)
     }
 
     /// Looks at memory and CPUs that do not change meanwhile.

@@ -44,8 +44,6 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
             initramfs: shell::full_initramfs_with(vec![module]),
             lines: &crowd::START,
         };
-        shell::kept(TOPIC, &parts.name(host), |folder| {
-            parts.boot(host).save(host, folder);
-        })
+        parts.kept(host, TOPIC)
     })
 }

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use introspect::Gpa;
 use introspect::kernel::btf::Btf;
 use probes::bt::Clock;
 use probes::bt::ast::{Dialect, Script};
@@ -199,15 +198,6 @@ impl<'g> ScriptGuest<'g> {
         assert_eq!(answer.status, 0, "{command}: {answer:?}");
         (ran, answer)
     }
-
-    fn find_tracepoints(&self, pattern: &ProbePattern) -> Result<Vec<Probe>, String> {
-        let machine = &self.shell.linux.machine;
-        let handle = machine.handle();
-        let found = self.insight.look(machine, |look| {
-            tracepoint::find(&look, &handle, self.view, pattern)
-        })?;
-        Ok(found.probes)
-    }
 }
 
 /// The translators that come with exotrace.
@@ -252,30 +242,24 @@ impl Finder for ScriptGuest<'_> {
             nearest: Vec::new(),
         };
         let pattern = ProbePattern::parse(text).map_err(|e| not_found(e.to_string()))?;
-        let mut nearest = Vec::new();
-        let mut probes;
-        if uprobe::is_meant(&pattern) || usdt::is_meant(&pattern) {
-            let machine = &self.shell.linux.machine;
-            let unpatched =
-                |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
-            let found = self
-                .insight
-                .look(machine, |look| match uprobe::is_meant(&pattern) {
-                    true => uprobe::find(&look, &pattern, &unpatched),
-                    false => usdt::find(&look, &pattern, &unpatched),
-                });
-            probes = found.map_err(|e| not_found(e.to_string()))?.probes;
+        let machine = &self.shell.linux.machine;
+        let (probes, nearest) = if uprobe::is_meant(&pattern) || usdt::is_meant(&pattern) {
+            let found = self.insight.user_probes(machine, &pattern);
+            (
+                found.map_err(|e| not_found(e.to_string()))?.probes,
+                Vec::new(),
+            )
+        } else if pattern.provider == tracepoint::PROVIDER {
+            let found = self.insight.tracepoints(machine, self.view, &pattern);
+            (found.map_err(not_found)?, Vec::new())
         } else {
             let found = provider::find(self.view, &pattern);
-            (probes, nearest) = (found.probes, found.nearest);
-            if pattern.provider == tracepoint::PROVIDER {
-                probes.extend(self.find_tracepoints(&pattern).map_err(not_found)?);
-            }
-        }
+            (found.probes, found.nearest)
+        };
         match probes.is_empty() {
             true => Err(NotFound {
-                message: format!("no probe {text}"),
                 nearest,
+                ..not_found(format!("no probe {text}"))
             }),
             false => Ok(probes),
         }

@@ -84,9 +84,7 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
             initramfs: full_initramfs(),
             lines: &[],
         };
-        kept(TOPIC, &parts.name(host), |folder| {
-            parts.boot(host).save(host, folder);
-        })
+        parts.kept(host, TOPIC)
     })
 }
 
@@ -121,8 +119,15 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
+    /// The folder of the guest's snapshot, under `topic` in the cache; it is booted if there is none yet.
+    pub(crate) fn kept(&self, host: &Host, topic: &str) -> PathBuf {
+        kept(topic, &self.name(host), |folder| {
+            self.boot(host).save(host, folder);
+        })
+    }
+
     /// In 16 digits.
-    pub(crate) fn name(&self, host: &Host) -> String {
+    fn name(&self, host: &Host) -> String {
         let mut hash = DefaultHasher::new();
         (FORMAT_VERSION, MEMORY, guest::kernel::cmdline(), QUIET).hash(&mut hash);
         (&self.initramfs, self.lines).hash(&mut hash);
@@ -132,7 +137,7 @@ impl Parts {
     }
 
     /// The guest, at its prompt.
-    pub(crate) fn boot(&self, host: &Host) -> Shell {
+    fn boot(&self, host: &Host) -> Shell {
         let started = Instant::now();
         eprintln!("booting a guest of the tests once");
         let linux = Linux::boot(
@@ -270,13 +275,11 @@ impl Shell {
     pub fn start(&self, command: &str) -> Started<'_> {
         let number = self.commands.fetch_add(1, Ordering::Relaxed);
         let from = self.linux.serial.len();
-        // If the line is echoed, it has no digit behind the last equals sign and a semicolon behind the first.
-        self.type_line(&format!(
-            "echo begin{number}=1; {command}; echo end{number}=$?"
-        ));
+        let marks = Marks(number);
+        self.type_line(&marks.line(command));
         Started {
             shell: self,
-            number,
+            marks,
             from,
             command: command.to_owned(),
         }
@@ -304,7 +307,7 @@ impl Shell {
 /// A command that was typed.
 pub struct Started<'a> {
     shell: &'a Shell,
-    number: usize,
+    marks: Marks,
     from: usize,
     command: String,
 }
@@ -316,20 +319,34 @@ impl Started<'_> {
     /// If that does not come in `limit`.
     pub fn answer(self, limit: Duration) -> Answer {
         let what = format!("answer to {:?}", self.command);
-        let (begin, end) = (
-            format!("begin{}=1\n", self.number),
-            format!("end{}=", self.number),
-        );
-        self.shell.linux.wait(&what, self.from, limit, |printed| {
-            let text = printed.replace('\r', "");
-            let (_, output) = text.split_once(&begin)?;
-            // The mark may stand behind output without a newline.
-            let (output, status) = output.rsplit_once(&end)?;
-            let (status, _) = status.split_once('\n')?;
-            Some(Answer {
-                output: output.to_owned(),
-                status: status.parse().ok()?,
-            })
+        let linux = &self.shell.linux;
+        linux.wait(&what, self.from, limit, |printed| {
+            self.marks.answer(printed)
+        })
+    }
+}
+
+/// What is printed around the output of a command that is typed into a shell; the number is the command's own.
+pub(crate) struct Marks(pub(crate) usize);
+
+impl Marks {
+    /// The line to be typed. If it is echoed, it has no digit behind the last equals sign and a semicolon behind the first.
+    pub(crate) fn line(&self, command: &str) -> String {
+        let number = self.0;
+        format!("echo begin{number}=1; {command}; echo end{number}=$?")
+    }
+
+    /// The command's answer in what the shell has printed, once it is there.
+    pub(crate) fn answer(&self, printed: &str) -> Option<Answer> {
+        let (begin, end) = (format!("begin{}=1\n", self.0), format!("end{}=", self.0));
+        let text = printed.replace('\r', "");
+        let (_, output) = text.split_once(&begin)?;
+        // The mark may stand behind output without a newline.
+        let (output, status) = output.rsplit_once(&end)?;
+        let (status, _) = status.split_once('\n')?;
+        Some(Answer {
+            output: output.to_owned(),
+            status: status.parse().ok()?,
         })
     }
 }

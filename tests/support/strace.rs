@@ -46,9 +46,7 @@ fn snapshot_folder(host: &Host) -> &'static Path {
             initramfs: shell::full_initramfs_with(files()),
             lines: &[],
         };
-        shell::kept(TOPIC, &parts.name(host), |folder| {
-            parts.boot(host).save(host, folder);
-        })
+        parts.kept(host, TOPIC)
     })
 }
 

@@ -69,11 +69,9 @@ impl Traced {
         let parsed = tracing::pattern(pattern);
         let mut found = provider::find(&self.view, &parsed).probes;
         if parsed.matches_provider(tracepoint::PROVIDER) {
-            let machine = self.engine.machine();
-            let matches = self.look(|look| tracepoint::find(&look, machine, &self.view, &parsed));
-            let matches = matches.unwrap_or_else(|e| panic!("{pattern}: {e}"));
-            assert!(matches.incomplete.is_empty(), "{:?}", matches.incomplete);
-            found.extend(matches.probes);
+            let machine = &self.shell.linux.machine;
+            let probes = self.insight.tracepoints(machine, &self.view, &parsed);
+            found.extend(probes.unwrap_or_else(|e| panic!("{pattern}: {e}")));
         }
         assert!(!found.is_empty(), "{pattern} stands for nothing");
         found

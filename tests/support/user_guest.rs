@@ -5,14 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use introspect::Gpa;
 use introspect::system::TextFile;
 use introspect::x86_64::PAGE;
 use probes::engine::{Capture, EnableError, Engine, EngineStats, Filter, ProbeStats, Session};
 use probes::event::Event;
 use probes::kernel_view::KernelView;
 use probes::probe::{Moment, Probe, Target};
-use probes::provider::{uprobe, usdt};
 use vmm::trap::{INT3, SiteId};
 
 use crate::host::Host;
@@ -119,15 +117,9 @@ impl UserGuest {
     pub fn probes(&self, pattern: &str) -> Vec<Probe> {
         let parsed = tracing::pattern(pattern);
         let machine = &self.shell.linux.machine;
-        let unpatched = |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
         let deadline = Instant::now() + COMMAND_LIMIT;
         loop {
-            let found = self
-                .insight
-                .look(machine, |look| match uprobe::is_meant(&parsed) {
-                    true => uprobe::find(&look, &parsed, &unpatched),
-                    false => usdt::find(&look, &parsed, &unpatched),
-                });
+            let found = self.insight.user_probes(machine, &parsed);
             let found = found.unwrap_or_else(|e| panic!("{pattern}: {e}"));
             if !found.probes.is_empty() {
                 return found.probes;

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use crate::command::{Ended, Running, World};
 use crate::host::Host;
 use crate::rich;
-use crate::shell::COMMAND_LIMIT;
+use crate::shell::{COMMAND_LIMIT, Marks};
 
 /// What the machine is called.
 const NAME: &str = "watched";
@@ -46,34 +46,21 @@ impl Watched {
         watched
     }
 
-    /// Types a command, waits for its end, and gives what it has printed.
+    /// Types a command, waits for its end, and gives what it has printed, whether it succeeds or not.
     ///
     /// # Panics
     /// If it does not end in time.
     pub fn run(&mut self, command: &str) -> String {
         self.commands += 1;
-        let (begin, end) = (
-            format!("begin{}=1\n", self.commands),
-            format!("end{}=1\n", self.commands),
-        );
-        // If the line is echoed, it has no line break there.
-        self.machine.type_line(&format!(
-            "echo begin{0}=1; {command}; echo end{0}=1",
-            self.commands
-        ));
-        let mut output = String::new();
+        let marks = Marks(self.commands);
+        self.machine.type_line(&marks.line(command));
+        let mut answer = None;
         let what = format!("end of {command:?}");
         self.machine.wait_until(&what, COMMAND_LIMIT, |printed, _| {
-            let printed = printed.replace('\r', "");
-            let found = printed
-                .split_once(&begin)
-                .and_then(|(_, rest)| rest.split_once(&end));
-            output = found
-                .map(|(output, _)| output.to_owned())
-                .unwrap_or_default();
-            found.is_some()
+            answer = marks.answer(printed);
+            answer.is_some()
         });
-        output
+        answer.map(|answer| answer.output).unwrap_or_default()
     }
 
     /// Starts `exotrace trace` with these words, and waits until its probes are attached.

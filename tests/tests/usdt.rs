@@ -382,7 +382,7 @@ fn check_examples(guest: &UserGuest) {
     }
     let script = SCRIPTS.iter().find(|(name, _)| *name == "icmp.bt");
     let script = script.map(|(_, text)| text.replace("/bin/icmp:", "/bin/icmp*:"));
-    let script = script.unwrap_or_default();
+    let script = script.unwrap_or_else(|| panic!("no icmp.bt among {SCRIPTS:?}"));
     for program in ["icmp", "icmp-rust"] {
         let command = format!("{program} {PACKETS}");
         let filtered = script.replace("\n{\n", &format!("\n/comm == \"{program}\"/\n{{\n"));
