@@ -75,28 +75,26 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
+    /// Static probes are passed by where nobody listens; exceptions need no handler.
     #[test]
-    fn static_probes_are_passed_by_where_nobody_listens() {
+    fn programs_do_their_rounds_and_say_so() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::at(directory.path()).unwrap();
         files(&cache, &Silent).unwrap();
-        let path = directory.path().join(BATCH.entry_name()).join("statics");
-        let output = Command::new(&path).args(["3", "0"]).output().unwrap();
-        let printed = String::from_utf8(output.stdout).unwrap();
-        let last = printed.lines().last();
-        let expected = "statics: 3 rounds, 0 guarded by 0, 0 quiet by 0";
-        assert_eq!(last, Some(expected));
-    }
-
-    #[test]
-    fn exceptions_without_a_handler_are_thrown() {
-        let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::at(directory.path()).unwrap();
-        files(&cache, &Silent).unwrap();
-        let path = directory.path().join(BATCH.entry_name()).join("throws");
-        let output = Command::new(&path).arg("5").output().unwrap();
-        let printed = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(printed, "throws: 5 exceptions\n");
+        for (program, arguments, last) in [
+            (
+                "statics",
+                ["3", "0"],
+                "statics: 3 rounds, 0 guarded by 0, 0 quiet by 0",
+            ),
+            ("throws", ["5", "0"], "throws: 5 exceptions"),
+        ] {
+            let path = directory.path().join(BATCH.entry_name()).join(program);
+            let output = Command::new(&path).args(arguments).output().unwrap();
+            let printed = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{program}: {printed}");
+            assert_eq!(printed.lines().last(), Some(last));
+        }
     }
 
     /// They run on the host as well.

@@ -15,29 +15,24 @@ __asm__(".pushsection .stapsdt.base,\"a\",@progbits\n"
 	".popsection");
 
 /* A NOP, and the note that tells of it. `arguments` is a string with operands of the assembler in it. */
-#define SITE(name, semaphore, arguments, ...)                                                      \
-	__asm__ volatile("1: nop\n"                                                                \
-			 ".pushsection .note.stapsdt,\"\",@note\n"                                 \
-			 ".balign 4\n"                                                             \
-			 ".long 8, 3f - 2f, 3\n"                                                   \
-			 ".asciz \"stapsdt\"\n"                                                    \
-			 "2: .quad 1b, statics_base, " semaphore "\n"                              \
-			 ".asciz \"statics\", \"" name "\", \"" arguments "\"\n"                   \
-			 "3: .balign 4\n"                                                          \
-			 ".popsection\n" ::__VA_ARGS__)
+#define NOP_AND_NOTE(name, semaphore, arguments)                                                   \
+	"1: nop\n"                                                                                 \
+	".pushsection .note.stapsdt,\"\",@note\n"                                                  \
+	".balign 4\n"                                                                              \
+	".long 8, 3f - 2f, 3\n"                                                                    \
+	".asciz \"stapsdt\"\n"                                                                     \
+	"2: .quad 1b, statics_base, " semaphore "\n"                                               \
+	".asciz \"statics\", \"" name "\", \"" arguments "\"\n"                                    \
+	"3: .balign 4\n"                                                                           \
+	".popsection\n"
 
-/* The full name and the argument types of the probe of the SITE in front of it, at the same place. */
+#define SITE(name, semaphore, arguments, ...)                                                      \
+	__asm__ volatile(NOP_AND_NOTE(name, semaphore, arguments)::__VA_ARGS__)
+
+/* The same, and the note with the probe's full name at this place, by which its declaration is found. */
 #define DECLARED_SITE(name, dashed, arguments, ...)                                                \
-	__asm__ volatile("1: nop\n"                                                                \
-			 ".pushsection .note.stapsdt,\"\",@note\n"                                 \
-			 ".balign 4\n"                                                             \
-			 ".long 8, 3f - 2f, 3\n"                                                   \
-			 ".asciz \"stapsdt\"\n"                                                    \
-			 "2: .quad 1b, statics_base, 0\n"                                          \
-			 ".asciz \"statics\", \"" name "\", \"" arguments "\"\n"                   \
-			 "3: .balign 4\n"                                                          \
-			 ".popsection\n"                                                           \
-			 ".pushsection .note.exotrace,\"\",@note\n"                                \
+	__asm__ volatile(NOP_AND_NOTE(name, "0", arguments)                                        \
+			 ".pushsection .note.exotrace,\"\",@note\n"                               \
 			 ".balign 4\n"                                                             \
 			 ".long 9, 3f - 2f, 2\n"                                                   \
 			 ".asciz \"exotrace\"\n"                                                   \
@@ -47,7 +42,7 @@ __asm__(".pushsection .stapsdt.base,\"a\",@progbits\n"
 			 "3: .balign 4\n"                                                          \
 			 ".popsection\n" ::__VA_ARGS__)
 
-/* The declaration of that probe: its name, then native and translated type of each argument. */
+/* The declaration of a probe: its full name, then native and translated type of each argument. */
 __asm__(".pushsection .note.exotrace,\"\",@note\n"
 	".balign 4\n"
 	".long 9, 3f - 2f, 1\n"
