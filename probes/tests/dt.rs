@@ -191,7 +191,7 @@ fn the_older_layout_has_filters_and_rates_of_its_own() {
     let Some(micro) = micro("hlt", 1) else { return };
     let device = device(&micro);
     for (mode, fastest) in [(Mode::Normal, 5000), (Mode::Strict, 100)] {
-        let session = &mut open(&device, Abi::Seed, mode);
+        let session = &mut open(&device, Abi::Old, mode);
         let (profile, all) = (number(session, "profile:hz:97"), [0, 0, 0]);
         for (words, expected) in [
             (old_request(profile, [3, 1, 1], 97, 0), Some(Errno::Einval)),
@@ -318,8 +318,8 @@ fn calls_are_events_in_both_layouts_and_the_sixteenth_is_dropped_in_strict_mode(
     for (abi, mode) in [
         (Abi::Current, Mode::Strict),
         (Abi::Current, Mode::Normal),
-        (Abi::Seed, Mode::Strict),
-        (Abi::Seed, Mode::Normal),
+        (Abi::Old, Mode::Strict),
+        (Abi::Old, Mode::Normal),
     ] {
         let Some(mut micro) = micro(&format!("calls {CALLS}"), 1) else {
             return;
@@ -331,7 +331,7 @@ fn calls_are_events_in_both_layouts_and_the_sixteenth_is_dropped_in_strict_mode(
         let exit = entry + 1;
         let ask_for = |session: &mut Session, probe| match abi {
             Abi::Current => errno(session, Request::Enable, &request(probe, 0xf, 0)),
-            Abi::Seed => {
+            Abi::Old => {
                 let words = old_request(probe, [0, 0, 0], 0, 0xf);
                 errno(session, Request::Enable, &words)
             }
@@ -347,7 +347,7 @@ fn calls_are_events_in_both_layouts_and_the_sixteenth_is_dropped_in_strict_mode(
         let size = abi.event_size() as u64;
         let (comm, arguments) = match abi {
             Abi::Current => (352, 376),
-            Abi::Seed => (192, 216),
+            Abi::Old => (192, 216),
         };
         let (kept, offset) = match mode {
             Mode::Strict => (15, 100_000),
@@ -356,7 +356,7 @@ fn calls_are_events_in_both_layouts_and_the_sixteenth_is_dropped_in_strict_mode(
         let dropped = 2 * CALLS - kept;
         let counts = match abi {
             Abi::Current => stats(&mut session),
-            Abi::Seed => {
+            Abi::Old => {
                 let bytes = ask(&mut session, Request::Stats, &[]).unwrap().bytes;
                 [word(&bytes, 0), word(&bytes, 8), 0, 0]
             }

@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_openbsd() {
-        for (request, current, seed) in [
+        for (request, current, old) in [
             (Request::ListProbes, 0xC010_4401, 0xC010_4401),
             (Request::Stats, 0x4020_4402, 0x4010_4402),
             (Request::Record, 0x8004_4403, 0x8004_4403),
@@ -118,7 +118,7 @@ mod tests {
             (Request::Disable, 0x8018_4405, 0x8020_4405),
             (Request::Resolve, 0xC028_4408, 0xC028_4408),
         ] {
-            for (abi, code) in [(Abi::Current, current), (Abi::Seed, seed)] {
+            for (abi, code) in [(Abi::Current, current), (Abi::Old, old)] {
                 assert_eq!(request.code(abi), code, "{request:?} {abi:?}");
                 assert_eq!(Request::of(code, abi), Some(request), "{code:#x}");
             }
@@ -128,8 +128,8 @@ mod tests {
             Some(Request::Arguments)
         );
         for (abi, code) in [
-            (Abi::Seed, 0xC018_4406),
-            (Abi::Seed, 0x8018_4404),
+            (Abi::Old, 0xC018_4406),
+            (Abi::Old, 0x8018_4404),
             (Abi::Current, 0x8020_4404),
             (Abi::Current, 0xC010_4407),
             (Abi::Current, 0),

@@ -95,7 +95,7 @@ pub fn decode_open(bytes: &[u8; OPEN_SIZE], privileged: bool) -> Result<OpenOpti
         ));
     }
     let abi = match abi {
-        0 => Abi::Seed,
+        0 => Abi::Old,
         1 => Abi::Current,
         other => return refused(format!("layout {other}; 0 and 1 are known")),
     };
@@ -160,7 +160,7 @@ mod tests {
             privileged: true,
         };
         for (words, expected) in [
-            ([MAGIC, 0, 0], Ok(options(Abi::Seed, Mode::Normal))),
+            ([MAGIC, 0, 0], Ok(options(Abi::Old, Mode::Normal))),
             ([MAGIC, 1, 1], Ok(options(Abi::Current, Mode::Strict))),
             ([MAGIC, 2, 0], Err(Errno::Einval)),
             ([MAGIC, 1, 2], Err(Errno::Einval)),

@@ -1,15 +1,16 @@
 //! The structures of `<dev/dt/dtvar.h>` on OpenBSD amd64, byte for byte, in both layouts that were in use.
 //!
-//! The layout up to 2024 ([`Abi::Seed`]: filters and rates) and today's ([`Abi::Current`]: user stacks and periods) share
-//! most structures; those are here, with each member's offset. Where they differ is in [`seed`] and [`current`]. Numbers are
+//! The layout up to 2024 ([`Abi::Old`]: filters and rates) and today's ([`Abi::Current`]: user stacks and periods) share
+//! most structures; those are here, with each member's offset. Where they differ is in `layout.rs`. Numbers are
 //! little endian. What is read of a client is checked by the caller; bytes behind a structure's end are not looked at.
 //!
 //! Source: dtvar.h 1.14 to 1.24 (types and their order; offsets follow from amd64's alignment), dt(4).
 
-pub mod current;
-pub mod seed;
+mod layout;
 
 use std::time::Duration;
+
+pub use layout::Abi;
 
 /// Bytes of a name, the NUL included (`DTNAMESIZE`).
 pub const NAME_SIZE: usize = 16;
@@ -66,71 +67,6 @@ const DTRV_VA: usize = 8;
 const DTRV_OFFSET: usize = 16;
 const DTRV_START: usize = 24;
 const DTRV_LEN: usize = 32;
-
-/// Which layout a client uses; chosen when it opens the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Abi {
-    /// That of the manual page with `struct dt_filter`, to about 2024.
-    Seed,
-    /// Today's.
-    Current,
-}
-
-impl Abi {
-    /// Bytes of `struct dt_evt`.
-    #[must_use]
-    pub fn event_size(self) -> usize {
-        match self {
-            Self::Seed => seed::EVENT_SIZE,
-            Self::Current => current::EVENT_SIZE,
-        }
-    }
-
-    /// Bytes of `struct dtioc_req`.
-    #[must_use]
-    pub fn request_size(self) -> usize {
-        match self {
-            Self::Seed => seed::REQUEST_SIZE,
-            Self::Current => current::REQUEST_SIZE,
-        }
-    }
-
-    /// Bytes of `struct dtioc_stat`.
-    #[must_use]
-    pub fn stat_size(self) -> usize {
-        match self {
-            Self::Seed => seed::STAT_SIZE,
-            Self::Current => current::STAT_SIZE,
-        }
-    }
-
-    /// An event as this layout has it.
-    #[must_use]
-    pub fn event(self, event: &EventFields) -> Vec<u8> {
-        match self {
-            Self::Seed => seed::event(event).to_vec(),
-            Self::Current => current::event(event).to_vec(),
-        }
-    }
-
-    /// Counts as this layout has them.
-    #[must_use]
-    pub fn stat(self, counts: &Counts) -> Vec<u8> {
-        match self {
-            Self::Seed => seed::stat(counts).to_vec(),
-            Self::Current => current::stat(counts).to_vec(),
-        }
-    }
-
-    /// A request for a probe; `None` if `bytes` are too few.
-    #[must_use]
-    pub fn probe_request(self, bytes: &[u8]) -> Option<ProbeRequest> {
-        match self {
-            Self::Seed => seed::request(bytes),
-            Self::Current => current::request(bytes),
-        }
-    }
-}
 
 /// What the fields behind the stacks hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -294,7 +230,7 @@ pub fn set_resolved(bytes: &mut [u8], start: u64, offset: u64, length: u64) {
 }
 
 /// Writes `field` at `at`, as far as there is room.
-pub(super) fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
+fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     let places = bytes.iter_mut().skip(at);
     for (place, byte) in places.zip(field) {
         *place = *byte;
@@ -333,19 +269,6 @@ fn put_values(bytes: &mut [u8], at: usize, values: &Values) {
             put(bytes, at + 16, &error.to_le_bytes());
         }
     }
-}
-
-/// What both layouts of `struct dt_evt` begin with: `dtev_pbn`, `dtev_cpu`, `dtev_pid`, `dtev_tid`, `dtev_tsp` and
-/// `dtev_kstack`.
-fn put_event_start(bytes: &mut [u8], event: &EventFields) {
-    put(bytes, 0, &event.probe.to_le_bytes());
-    put(bytes, 4, &event.cpu.to_le_bytes());
-    put(bytes, 8, &event.pid.to_le_bytes());
-    put(bytes, 12, &event.tid.to_le_bytes());
-    put(bytes, 16, &event.time.as_secs().to_le_bytes());
-    let nanoseconds = u64::from(event.time.subsec_nanos());
-    put(bytes, 24, &nanoseconds.to_le_bytes());
-    put_stack(bytes, 32, &event.kernel_stack);
 }
 
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {

@@ -67,7 +67,7 @@ fn events_of_both_layouts_have_every_member_in_its_place() {
         let mut fields = start();
         fields.push((192, b"a-name-of-more-than-23-".to_vec()));
         fields.push((216, bytes));
-        assert_bytes(&Abi::Seed.event(&event), 296, &fields);
+        assert_bytes(&Abi::Old.event(&event), 296, &fields);
     }
 }
 
@@ -84,7 +84,7 @@ fn what_was_not_asked_for_reads_as_zeros() {
         comm: Vec::new(),
         values: Values::Arguments([0; MAX_EVENT_ARGUMENTS]),
     };
-    for abi in [Abi::Seed, Abi::Current] {
+    for abi in [Abi::Old, Abi::Current] {
         assert_bytes(&abi.event(&event), abi.event_size(), &[(0, vec![1])]);
     }
 }
@@ -128,7 +128,7 @@ fn counts_are_two_words_or_four() {
         skipped: 3,
         recursive: 4,
     };
-    assert_eq!(Abi::Seed.stat(&counts), words([1, 2]));
+    assert_eq!(Abi::Old.stat(&counts), words([1, 2]));
     assert_eq!(Abi::Current.stat(&counts), words([1, 2, 3, 4]));
 }
 
@@ -139,7 +139,7 @@ fn requests_are_read_from_their_places() {
     let word = |at: u8| u32::from_le_bytes([at, at + 1, at + 2, at + 3]);
     let long = |at: u8| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     assert_eq!(
-        Abi::Seed.probe_request(&bytes[..32]).unwrap(),
+        Abi::Old.probe_request(&bytes[..32]).unwrap(),
         ProbeRequest {
             probe: word(0),
             filter: Filter {
@@ -160,7 +160,7 @@ fn requests_are_read_from_their_places() {
             flags: long(8),
         }
     );
-    assert_eq!(Abi::Seed.probe_request(&bytes[..31]), None);
+    assert_eq!(Abi::Old.probe_request(&bytes[..31]), None);
     assert_eq!(Abi::Current.probe_request(&bytes[..23]), None);
     assert_eq!(list_size(&bytes[..16]), Some(long(0)));
     assert_eq!(arguments_request(&bytes[..24]), Some((word(0), long(8))));

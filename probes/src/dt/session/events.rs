@@ -55,7 +55,7 @@ impl Maker<'_> {
         };
         // In the older layout one field is for both, and holds the kernel's.
         let kernel = match abi {
-            Abi::Seed => FLAG_KSTACK | FLAG_USTACK,
+            Abi::Old => FLAG_KSTACK | FLAG_USTACK,
             Abi::Current => FLAG_KSTACK,
         };
         let stack = |wanted: bool, stack: &[u64]| match wanted {

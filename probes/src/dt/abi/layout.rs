@@ -1,0 +1,152 @@
+//! The two layouts: what each has where in the structures that they do not share.
+
+use super::{
+    COMM_SIZE, Counts, EventFields, Filter, Pace, ProbeRequest, put, put_stack, put_text,
+    put_values, u32_at, u64_at,
+};
+
+/// Which layout a client uses; chosen when it opens the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Abi {
+    /// That of the manual page with `struct dt_filter` (dtvar.h 1.14), to about 2024: filters in the kernel, rates in Hz, no user
+    /// stacks, two counts.
+    Old,
+    /// Today's (dtvar.h 1.24): user stacks, periods in nanoseconds, four counts.
+    Current,
+}
+
+/// Sizes and offsets in bytes.
+struct Layout {
+    /// `struct dt_evt`.
+    event_size: usize,
+    dtev_ustack: Option<usize>,
+    dtev_comm: usize,
+    /// The union of `dtev_args` with `dtev_retval` and `dtev_error`.
+    dtev_args: usize,
+    /// `struct dtioc_req`.
+    request_size: usize,
+    dtrq_evtflags: usize,
+    /// `struct dtioc_stat`: as many of the counts, in their order, as fit.
+    stat_size: usize,
+}
+
+const OLD: Layout = Layout {
+    event_size: 296,
+    dtev_ustack: None,
+    dtev_comm: 192,
+    dtev_args: 216,
+    request_size: 32,
+    dtrq_evtflags: 24,
+    stat_size: 16,
+};
+
+const CURRENT: Layout = Layout {
+    event_size: 456,
+    dtev_ustack: Some(192),
+    dtev_comm: 352,
+    dtev_args: 376,
+    request_size: 24,
+    dtrq_evtflags: 8,
+    stat_size: 32,
+};
+
+/// What both layouts of `struct dt_evt` begin with.
+const DTEV_PBN: usize = 0;
+const DTEV_CPU: usize = 4;
+const DTEV_PID: usize = 8;
+const DTEV_TID: usize = 12;
+const DTEV_SEC: usize = 16;
+const DTEV_NSEC: usize = 24;
+const DTEV_KSTACK: usize = 32;
+
+/// `dtioc_req`: u32 in both; in the older layout a filter of three 32-bit words, u32, padding, u64; in today's u32, u64, u64.
+const DTRQ_PBN: usize = 0;
+const DTF_OPERAND: usize = 4;
+const DTF_VARIABLE: usize = 8;
+const DTF_VALUE: usize = 12;
+const DTRQ_RATE: usize = 16;
+const DTRQ_NSECS: usize = 16;
+
+impl Abi {
+    fn layout(self) -> &'static Layout {
+        match self {
+            Self::Old => &OLD,
+            Self::Current => &CURRENT,
+        }
+    }
+
+    /// Bytes of `struct dt_evt`.
+    #[must_use]
+    pub fn event_size(self) -> usize {
+        self.layout().event_size
+    }
+
+    /// Bytes of `struct dtioc_req`.
+    #[must_use]
+    pub fn request_size(self) -> usize {
+        self.layout().request_size
+    }
+
+    /// Bytes of `struct dtioc_stat`.
+    #[must_use]
+    pub fn stat_size(self) -> usize {
+        self.layout().stat_size
+    }
+
+    /// An event as this layout has it. A user stack has no place in the older one.
+    #[must_use]
+    pub fn event(self, event: &EventFields) -> Vec<u8> {
+        let layout = self.layout();
+        let mut bytes = vec![0; layout.event_size];
+        put(&mut bytes, DTEV_PBN, &event.probe.to_le_bytes());
+        put(&mut bytes, DTEV_CPU, &event.cpu.to_le_bytes());
+        put(&mut bytes, DTEV_PID, &event.pid.to_le_bytes());
+        put(&mut bytes, DTEV_TID, &event.tid.to_le_bytes());
+        put(&mut bytes, DTEV_SEC, &event.time.as_secs().to_le_bytes());
+        let nanoseconds = u64::from(event.time.subsec_nanos());
+        put(&mut bytes, DTEV_NSEC, &nanoseconds.to_le_bytes());
+        put_stack(&mut bytes, DTEV_KSTACK, &event.kernel_stack);
+        if let Some(at) = layout.dtev_ustack {
+            put_stack(&mut bytes, at, &event.user_stack);
+        }
+        put_text(&mut bytes, layout.dtev_comm, COMM_SIZE, &event.comm);
+        put_values(&mut bytes, layout.dtev_args, &event.values);
+        bytes
+    }
+
+    /// Counts as this layout has them.
+    #[must_use]
+    pub fn stat(self, counts: &Counts) -> Vec<u8> {
+        let Counts {
+            read,
+            dropped,
+            skipped,
+            recursive,
+        } = *counts;
+        let words = [read, dropped, skipped, recursive].into_iter();
+        let bytes = words.flat_map(u64::to_le_bytes);
+        bytes.take(self.layout().stat_size).collect()
+    }
+
+    /// A request for a probe; `None` if `bytes` are too few.
+    #[must_use]
+    pub fn probe_request(self, bytes: &[u8]) -> Option<ProbeRequest> {
+        let (filter, pace) = match self {
+            Self::Old => {
+                let filter = Filter {
+                    operand: u32_at(bytes, DTF_OPERAND)?,
+                    variable: u32_at(bytes, DTF_VARIABLE)?,
+                    value: u32_at(bytes, DTF_VALUE)?,
+                };
+                (filter, Pace::Rate(u32_at(bytes, DTRQ_RATE)?))
+            }
+            Self::Current => (Filter::default(), Pace::Period(u64_at(bytes, DTRQ_NSECS)?)),
+        };
+        Some(ProbeRequest {
+            probe: u32_at(bytes, DTRQ_PBN)?,
+            filter,
+            pace,
+            flags: u64_at(bytes, self.layout().dtrq_evtflags)?,
+        })
+    }
+}
