@@ -7,6 +7,7 @@
 //! * [`name`], [`probe`], [`provider`]: what can be probed, and what it is called.
 //! * [`engine`]: probes put into the guest, the hit path, sessions.
 //! * [`event`], [`ring`], [`merge`]: what one hit leaves behind, and how it gets off the vCPU's thread in time order.
+//!   [`clock`]: what time of day it was.
 //! * [`kernel_view`]: what the engine must know of the running kernel.
 //! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for clients that know OpenBSD's.
 //! * [`trace_line`]: the text of trace(3).
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bt;
+pub mod clock;
 pub mod dt;
 pub mod engine;
 pub mod event;

@@ -1,5 +1,6 @@
 //! What a rule can ask while it runs: the hit it runs at, or the script's begin and end.
 
+pub use crate::clock::Clock;
 use crate::engine::ProbeHit;
 use crate::event::COMM_LENGTH;
 
@@ -28,27 +29,6 @@ pub(super) trait Context {
     fn user_stack(&self, frames: &mut [u64]) -> usize;
     /// Puts out values; `false` if there is no room.
     fn emit(&self, emission: usize, values: &[Value]) -> bool;
-}
-
-/// The wall clock of hits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clock {
-    /// Time stamp counter at one moment.
-    pub tsc: u64,
-    /// Nanoseconds since 1970 at that moment.
-    pub unix_ns: u64,
-    /// Ticks of the counter in a second.
-    pub hz: u64,
-}
-
-impl Clock {
-    /// When the counter stood at `tsc`, in nanoseconds since 1970.
-    #[must_use]
-    pub fn unix_ns(&self, tsc: u64) -> u64 {
-        let since = i128::from(tsc) - i128::from(self.tsc);
-        let ns = since * 1_000_000_000 / i128::from(self.hz.max(1));
-        u64::try_from(i128::from(self.unix_ns) + ns).unwrap_or_default()
-    }
 }
 
 /// A hit.

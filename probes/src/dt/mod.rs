@@ -24,7 +24,6 @@ pub mod queue;
 pub mod session;
 pub mod wire;
 
-mod clock;
 mod tasks;
 
 pub use abi::Abi;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::abi::{self, Abi, Counts, Pace, ProbeRequest};
-use super::clock::Clock;
 use super::codes::Request;
 use super::device::{Guest, OpenOptions};
 use super::probes::{Listed, Source, Table};
 use super::queue::Queues;
 use super::tasks::Threads;
 use super::{Errno, Mode, Refused};
+use crate::clock::Clock;
 use crate::engine::{self, Capture, Engine, Filter, RingSize};
 use crate::probe::{Probe, Target};
 use crate::provider::tracepoint::keep_what_leads_to_the_call;

@@ -1,10 +1,12 @@
 //! What is kept of a hit, and the event that is made of it.
 
+use std::time::Duration;
+
 use super::Instance;
+use crate::clock::Clock;
 use crate::dt::abi::{
     self, Abi, EventFields, FLAG_EXECNAME, FLAG_FUNCARGS, FLAG_KSTACK, FLAG_USTACK, Values,
 };
-use crate::dt::clock::Clock;
 use crate::dt::probes::{Listed, Source};
 use crate::dt::tasks::Threads;
 use crate::engine::{Capture, Engine};
@@ -68,7 +70,7 @@ impl Maker<'_> {
             // Of nobody: the idle task's.
             pid: event.pid.unwrap_or_default(),
             tid: event.tid.unwrap_or_default().saturating_add(self.offset),
-            time: self.clock.time(event.tsc),
+            time: Duration::from_nanos(self.clock.unix_ns(event.tsc)),
             kernel_stack: stack(instance.flags & kernel != 0, &event.kernel_stack),
             user_stack: stack(instance.flags & FLAG_USTACK != 0, &event.user_stack),
             comm: match instance.flags & FLAG_EXECNAME {

@@ -1,0 +1,66 @@
+//! From time stamps of hits to the time of day.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// One moment on both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clock {
+    /// Time stamp counter at one moment.
+    pub tsc: u64,
+    /// Nanoseconds since 1970 at that moment.
+    pub unix_ns: u64,
+    /// Ticks of the counter in a second.
+    pub hz: u64,
+}
+
+impl Clock {
+    /// Both clocks now; `hz` are the ticks of time stamps in a second.
+    #[must_use]
+    pub fn now(hz: u64) -> Self {
+        let tsc = vmm::host_tsc();
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            tsc,
+            unix_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            hz,
+        }
+    }
+
+    /// When the counter stood at `tsc`, in nanoseconds since 1970: not before, and as far as 64 bits go.
+    #[must_use]
+    pub fn unix_ns(&self, tsc: u64) -> u64 {
+        let since = i128::from(tsc) - i128::from(self.tsc);
+        let ns = since * 1_000_000_000 / i128::from(self.hz.max(1));
+        let ns = (i128::from(self.unix_ns) + ns).max(0);
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_stamps_before_and_after_are_moments() {
+        let clock = Clock {
+            tsc: 5_000,
+            unix_ns: 100_000_000_000,
+            hz: 1_000,
+        };
+        for (tsc, milliseconds) in [
+            (5_000, 100_000),
+            (5_001, 100_001),
+            (4_999, 99_999),
+            (0, 95_000),
+        ] {
+            assert_eq!(clock.unix_ns(tsc), milliseconds * 1_000_000);
+        }
+        let slow = Clock { hz: 1, ..clock };
+        assert_eq!(slow.unix_ns(0), 0, "before 1970");
+        assert_eq!(slow.unix_ns(u64::MAX), u64::MAX);
+        let none = Clock { hz: 0, ..clock };
+        assert_eq!(none.unix_ns(5_001), 101_000_000_000);
+    }
+}
