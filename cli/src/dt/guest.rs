@@ -2,16 +2,18 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use introspect::kernel::page_cache::{CachedFile, CachedPage};
+use introspect::kernel::page_cache::CachedPage;
 use introspect::kernel::vma::VmaFlags;
 use introspect::system::Look;
-use introspect::user::file_bytes::{FileBytes, Missing, MissingCause};
+use introspect::user::file_bytes::{FileBytes, LayeredBytes, PagedBytes};
 use introspect::user::object_file::ObjectFile;
-use introspect::user::symfs::{HostFile, Symfs};
+use introspect::user::symfs::Symfs;
+use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
 use probes::dt::{Errno, Guest, Mapped, Refused};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
@@ -22,6 +24,7 @@ use vmm::machine::Handle;
 
 use crate::session::Session;
 
+const ENDED: &str = "the machine has ended";
 /// Bytes of a page of the guest's page cache.
 const PAGE: u64 = 4096;
 /// Largest file that is given to a client: it takes as much of the host's memory.
@@ -31,49 +34,57 @@ const MOST_BYTES: u64 = 512 << 20;
 pub(super) struct SessionGuest {
     /// The session keeps the device's engine; it must not be kept by it.
     session: Weak<Session>,
-    all: Result<Vec<Probe>, String>,
-    symfs: Option<PathBuf>,
+    symfs: Option<Symfs>,
 }
 
 impl SessionGuest {
-    /// The guest of `session`, whose kernel `view` is of.
-    pub(super) fn new(session: &Arc<Session>, view: &KernelView, symfs: Option<PathBuf>) -> Self {
+    /// The guest of `session`; `symfs` is a folder with copies of its files.
+    pub(super) fn new(session: &Arc<Session>, symfs: Option<PathBuf>) -> Self {
         Self {
             session: Arc::downgrade(session),
-            all: tracepoints(session, view),
-            symfs,
+            symfs: symfs.map(Symfs::new),
         }
     }
 }
 
-fn tracepoints(session: &Session, view: &KernelView) -> Result<Vec<Probe>, String> {
-    let pattern = format!("{}::*:*", tracepoint::PROVIDER);
-    let pattern = ProbePattern::parse(&pattern).map_err(|error| error.to_string())?;
-    let handle = session.machine.handle();
-    let kernel = session.kernel.as_ref();
-    let found = session.inspector.look(&session.machine, kernel, |look| {
-        tracepoint::find(&look, &handle, view, &pattern)
-    })??;
-    for sentence in &found.incomplete {
-        log::warn!("not all tracepoints are known: {sentence}");
-    }
-    Ok(found.probes)
-}
-
 impl Guest for SessionGuest {
-    fn tracepoints(&self) -> Result<Vec<Probe>, String> {
-        self.all.clone()
-    }
-
-    fn resolve(&self, pid: i32, address: u64) -> Result<Mapped, Refused> {
-        let ended = || Refused::new(Errno::Enxio, "the machine has ended");
-        let session = self.session.upgrade().ok_or_else(ended)?;
+    fn tracepoints(&self, view: &KernelView) -> Result<Vec<Probe>, String> {
+        let session = self.session.upgrade().ok_or(ENDED)?;
+        let pattern = format!("{}::*:*", tracepoint::PROVIDER);
+        let pattern = ProbePattern::parse(&pattern).map_err(|error| error.to_string())?;
         let handle = session.machine.handle();
         let kernel = session.kernel.as_ref();
         let found = session.inspector.look(&session.machine, kernel, |look| {
-            mapped(&look, &handle, pid, address, self.symfs.as_ref())
+            tracepoint::find(&look, &handle, view, &pattern)
+        })??;
+        for sentence in &found.incomplete {
+            log::warn!("not all tracepoints are known: {sentence}");
+        }
+        Ok(found.probes)
+    }
+
+    fn resolve(&self, pid: i32, address: u64) -> Result<Mapped, Refused> {
+        let ended = || Refused::new(Errno::Enxio, ENDED);
+        let session = self.session.upgrade().ok_or_else(ended)?;
+        let memory = Unpatched(session.machine.handle());
+        let kernel = session.kernel.as_ref();
+        let found = session.inspector.look(&session.machine, kernel, |look| {
+            mapped(&look, &memory, pid, address, self.symfs.as_ref())
         });
         found.map_err(unread)?
+    }
+}
+
+/// The guest's memory as it is without any trap.
+struct Unpatched(Handle);
+
+impl PhysicalMemory for Unpatched {
+    fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+        self.0.traps().read_unpatched(address, buf)
+    }
+
+    fn ram(&self) -> Vec<Range<u64>> {
+        self.0.ram().ram()
     }
 }
 
@@ -83,10 +94,10 @@ fn unread(error: impl std::fmt::Display) -> Refused {
 
 fn mapped(
     look: &Look<'_>,
-    handle: &Handle,
+    memory: &Unpatched,
     pid: i32,
     address: u64,
-    symfs: Option<&PathBuf>,
+    symfs: Option<&Symfs>,
 ) -> Result<Mapped, Refused> {
     let no_process = || Refused::new(Errno::Esrch, format!("no process {pid}"));
     let process = look.process(pid).map_err(unread)?.map_err(unread)?;
@@ -112,15 +123,15 @@ fn mapped(
         );
         return Err(Refused::new(Errno::Enomem, why));
     }
-    let page = |index: u64, bytes: &mut [u8]| match layout.page(look.kernel(), &cached, index) {
-        Ok(CachedPage::Present { gpa, .. }) => handle.traps().read_unpatched(gpa, bytes).is_ok(),
-        _ => false,
+    let page = |index| match layout.page(look.kernel(), &cached, index) {
+        Ok(CachedPage::Present { gpa, .. }) => Some(gpa),
+        _ => None,
     };
-    let copy = symfs.and_then(|folder| {
-        let of_guest = CachedPages(cached.size, &page);
-        let wanted = ObjectFile::parse(&of_guest).ok();
+    let in_memory = PagedBytes::new(memory, cached.size, page);
+    let copy = symfs.and_then(|symfs| {
+        let wanted = ObjectFile::parse(&in_memory).ok();
         let wanted = wanted.and_then(|object| object.build_id().ok().flatten());
-        match Symfs::new(folder).open(&area.name, wanted.as_ref()) {
+        match symfs.open(&area.name, wanted.as_ref()) {
             // Another file of the same build has its bytes elsewhere.
             Ok(copy) => (copy.file.size() == cached.size).then_some(copy.file),
             Err(error) => {
@@ -129,7 +140,9 @@ fn mapped(
             }
         }
     });
-    let (file, missing) = filled(&cached, page, copy.as_ref())
+    let mut sources: Vec<&dyn FileBytes> = vec![&in_memory];
+    sources.extend(copy.as_ref().map(|copy| copy as &dyn FileBytes));
+    let (file, missing) = filled(&LayeredBytes::new(sources))
         .map_err(|error| Refused::new(Errno::Enomem, error.to_string()))?;
     Ok(Mapped {
         start: area.area.start,
@@ -145,67 +158,20 @@ fn mapped(
     })
 }
 
-/// A file of so many bytes, page by page.
-struct CachedPages<'p>(u64, &'p dyn Fn(u64, &mut [u8]) -> bool);
-
-impl FileBytes for CachedPages<'_> {
-    fn size(&self) -> u64 {
-        self.0
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing> {
-        let missing = |cause| Missing {
-            offset,
-            length: buf.len() as u64,
-            cause,
-        };
-        let (not_there, past_end) = (
-            missing(MissingCause::NotInMemory),
-            missing(MissingCause::PastEnd { size: self.0 }),
-        );
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.0) {
-            return Err(past_end);
-        }
-        let (mut at, mut rest) = (offset, buf);
-        let mut page = [0; PAGE as usize];
-        while !rest.is_empty() {
-            if !(self.1)(at / PAGE, &mut page) {
-                return Err(not_there);
-            }
-            let bytes = page.iter().skip((at % PAGE) as usize);
-            let length = bytes.len().min(rest.len());
-            let (part, behind) = rest.split_at_mut(length);
-            for (place, byte) in part.iter_mut().zip(bytes) {
-                *place = *byte;
-            }
-            at += length as u64;
-            rest = behind;
-        }
-        Ok(())
-    }
-}
-
-/// A sealed file with the pages that `page` can read, or `copy` has; the others are holes, and counted.
-fn filled(
-    cached: &CachedFile,
-    page: impl Fn(u64, &mut [u8]) -> bool,
-    copy: Option<&HostFile>,
-) -> io::Result<(File, u64)> {
+/// A sealed file with the pages that `bytes` has; the others are holes, and counted.
+fn filled(bytes: &dyn FileBytes) -> io::Result<(File, u64)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create("dt-object", flags)?);
-    file.set_len(cached.size)?;
+    file.set_len(bytes.size())?;
     let mut missing = 0;
     let mut buffer = [0; PAGE as usize];
-    for index in 0..cached.size.div_ceil(PAGE) {
+    for index in 0..bytes.size().div_ceil(PAGE) {
         let offset = index * PAGE;
-        let length = usize::try_from((cached.size - offset).min(PAGE)).unwrap_or(0);
-        let bytes = buffer.get_mut(..length).unwrap_or_default();
-        let is_there =
-            page(index, bytes) || copy.is_some_and(|copy| copy.read_at(offset, bytes).is_ok());
-        match is_there {
-            true => file.write_all_at(bytes, offset)?,
-            false => missing += 1,
+        let length = usize::try_from((bytes.size() - offset).min(PAGE)).unwrap_or(0);
+        let page = buffer.get_mut(..length).unwrap_or_default();
+        match bytes.read_at(offset, page) {
+            Ok(()) => file.write_all_at(page, offset)?,
+            Err(_) => missing += 1,
         }
     }
     let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
@@ -218,29 +184,39 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io::{Read, Write};
 
-    use introspect::Gva;
+    use introspect::user::file_bytes::{Missing, MissingCause};
+    use introspect::user::symfs::HostFile;
 
     use super::*;
 
     const SIZE: u64 = 2 * PAGE + 100;
 
-    fn cached() -> CachedFile {
-        CachedFile {
-            mapping: Gva(0),
-            inode: Gva(0),
-            size: SIZE,
-        }
-    }
+    /// All but the second page, each full of its digit.
+    struct Holed;
 
-    /// All but the second page.
-    fn page(index: u64, bytes: &mut [u8]) -> bool {
-        bytes.fill(b'0' + index as u8);
-        index != 1
+    impl FileBytes for Holed {
+        fn size(&self) -> u64 {
+            SIZE
+        }
+
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing> {
+            buf.fill(b'0' + (offset / PAGE) as u8);
+            let missing = Missing {
+                offset,
+                length: buf.len() as u64,
+                cause: MissingCause::NotInMemory,
+            };
+            if offset / PAGE == 1 {
+                Err(missing)
+            } else {
+                Ok(())
+            }
+        }
     }
 
     #[test]
     fn a_client_gets_a_copy_with_holes_that_nobody_can_change() {
-        let (mut file, missing) = filled(&cached(), page, None).unwrap();
+        let (mut file, missing) = filled(&Holed).unwrap();
         assert_eq!(missing, 1);
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).unwrap();
@@ -259,27 +235,12 @@ mod tests {
         let mut copy = tempfile::NamedTempFile::new().unwrap();
         copy.write_all(&[b'h'; SIZE as usize]).unwrap();
         let copy = HostFile::open(copy.path()).unwrap();
-        let (file, missing) = filled(&cached(), page, Some(&copy)).unwrap();
+        let (file, missing) = filled(&LayeredBytes::new(vec![&Holed, &copy])).unwrap();
         assert_eq!(missing, 0);
         let mut bytes = [0; 3];
         for (at, expected) in [(PAGE - 1, b"0hh"), (2 * PAGE - 1, b"h22")] {
             file.read_exact_at(&mut bytes, at).unwrap();
             assert_eq!(&bytes, expected, "at {at:#x}");
         }
-    }
-
-    #[test]
-    fn a_cached_file_is_read_across_pages_and_not_where_one_is_missing() {
-        let file = CachedPages(SIZE, &page);
-        let mut bytes = [0; 200];
-        assert!(file.read_at(2 * PAGE - 100, &mut bytes).is_err());
-        assert!(file.read_at(SIZE - 100, &mut bytes).is_err());
-        let all = |index: u64, bytes: &mut [u8]| {
-            page(index, bytes);
-            true
-        };
-        let file = CachedPages(SIZE, &all);
-        file.read_at(2 * PAGE - 100, &mut bytes).unwrap();
-        assert_eq!((bytes[99], bytes[100]), (b'1', b'2'));
     }
 }

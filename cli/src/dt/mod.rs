@@ -1,7 +1,7 @@
 //! The device dt(4) of a machine: a socket beside the control socket, each connection an open of the device.
 //!
 //! What goes over the wire is described in [`probes::dt::wire`]. One thread takes connections, and each has one of its own, which
-//! ends with it: closing a connection takes its probes out of the guest, and ends a read that waits. When the machine ends, so do all.
+//! ends with it: closing a connection takes its probes out of the guest, and ends a read that waits. When the server goes, so do all.
 
 mod connection;
 mod guest;
@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -44,7 +44,8 @@ pub struct Options {
 struct Shared {
     session: Arc<Session>,
     options: Options,
-    device: OnceLock<Device>,
+    /// Made at the first open at which the guest's kernel is there; locked meanwhile, so that it is made once.
+    device: Mutex<Option<Arc<Device>>>,
     leave: AtomicBool,
     connections: Mutex<Vec<Connection>>,
 }
@@ -53,6 +54,17 @@ struct Shared {
 struct Connection {
     stream: UnixStream,
     thread: JoinHandle<()>,
+}
+
+/// The socket of a connection as its thread has it. When it is dropped, also by a panic, the client sees the end: the copy in [`Connection`]
+/// alone would keep the socket open.
+struct Served(UnixStream);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // One that its client has closed is as good.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 /// The server. Ends when dropped, with all connections.
@@ -81,7 +93,7 @@ impl Server {
         let shared = Arc::new(Shared {
             session: session.clone(),
             options,
-            device: OnceLock::new(),
+            device: Mutex::default(),
             leave: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -113,7 +125,7 @@ impl Drop for Server {
         }
         let connections = std::mem::take(&mut *self.shared.connections());
         for connection in &connections {
-            // One that its client has closed is as good.
+            // As above.
             let _ = connection.stream.shutdown(std::net::Shutdown::Both);
         }
         for connection in connections {
@@ -131,10 +143,11 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device, from the first open on at which the guest's kernel is there.
-    fn device(&self) -> Result<&Device, Refused> {
-        if let Some(device) = self.device.get() {
-            return Ok(device);
+    /// The device, once the guest's kernel is there.
+    fn device(&self) -> Result<Arc<Device>, Refused> {
+        let mut known = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = &*known {
+            return Ok(device.clone());
         }
         let refused = |why: String| Refused::new(Errno::Enxio, why);
         let view = self
@@ -148,9 +161,9 @@ impl Shared {
             )
         })?;
         let engine = self.session.engine(&Arc::new(view));
-        let guest = SessionGuest::new(&self.session, engine.view(), self.options.symfs.clone());
-        let device = Device::new(engine, Arc::new(guest), self.options.allowed);
-        Ok(self.device.get_or_init(|| device))
+        let guest = SessionGuest::new(&self.session, self.options.symfs.clone());
+        let device = Arc::new(Device::new(engine, Arc::new(guest)));
+        Ok(known.insert(device).clone())
     }
 
     fn add(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
@@ -160,16 +173,14 @@ impl Shared {
             log::warn!("dt: {MOST_CONNECTIONS} clients are connected; one more is turned away");
             return Ok(());
         }
-        let served = stream.try_clone()?;
+        let served = Served(stream.try_clone()?);
         let shared = self.clone();
         let thread = std::thread::Builder::new()
             .name("dt-client".into())
             .spawn(move || {
-                if let Err(error) = connection::serve(&shared, &served) {
+                if let Err(error) = connection::serve(&shared, &served.0) {
                     log::debug!("dt: a client went away: {error}");
                 }
-                // The copy that ends it keeps the socket open.
-                let _ = served.shutdown(std::net::Shutdown::Both);
             })?;
         connections.push(Connection { stream, thread });
         Ok(())

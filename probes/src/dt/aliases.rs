@@ -19,6 +19,10 @@ use crate::provider::system_calls::entry_function;
 use crate::syscall_table;
 use table::{ALIASES, Alias, GROUPS_WITHOUT, Only, Place, Value};
 
+/// Why a kernel has no probes of system calls.
+pub(super) const NO_SYSTEM_CALLS: &str =
+    "the kernel has neither x64_sys_call nor do_syscall_64, where system calls are seen";
+
 /// FAULT_FLAG_WRITE and FAULT_FLAG_INSTRUCTION (enum fault_flag, include/linux/mm_types.h).
 const FAULT_WRITE: u64 = 0x1;
 const FAULT_INSTRUCTION: u64 = 0x100;
@@ -223,8 +227,7 @@ fn place(
         }
         Place::SystemCallEntry | Place::SystemCallReturn => {
             let found = entry_function(&view.symbols, view.btf.as_ref());
-            let (address, _) = found
-                .ok_or("the kernel has neither x64_sys_call nor do_syscall_64, where system calls are seen")?;
+            let (address, _) = found.ok_or(NO_SYSTEM_CALLS)?;
             let probes = match alias.place {
                 Place::SystemCallEntry => vec![function(address.0)],
                 _ => syscall_table::all()

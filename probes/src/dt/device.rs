@@ -1,12 +1,12 @@
-//! The device of one machine: whether it may be opened, and what its sessions share.
+//! The device of one machine: how many may open it, and what its sessions share.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::probes::Table;
 use super::{Abi, Errno, Mode, Refused, Session};
 use crate::engine::Engine;
+use crate::kernel_view::KernelView;
 use crate::probe::Probe;
 
 /// Most sessions at a time: each has rings of its own.
@@ -14,11 +14,11 @@ pub const MAX_SESSIONS: usize = 16;
 
 /// What only a look into the guest tells.
 pub trait Guest: Send + Sync {
-    /// All tracepoints of the kernel and its modules.
+    /// All tracepoints of the kernel, which is `view`'s, and its modules. Asked for once.
     ///
     /// # Errors
     /// If the kernel does not tell of them, as a sentence: there are none then.
-    fn tracepoints(&self) -> Result<Vec<Probe>, String>;
+    fn tracepoints(&self, view: &KernelView) -> Result<Vec<Probe>, String>;
 
     /// The file that process `pid` has mapped for execution at `address`.
     ///
@@ -57,39 +57,32 @@ pub struct OpenOptions {
 pub struct Device {
     engine: Engine,
     guest: Arc<dyn Guest>,
-    allowed: AtomicBool,
-    table: Mutex<Option<Arc<Table>>>,
+    table: Arc<Table>,
     /// Held by every session.
     sessions: Arc<()>,
 }
 
 impl Device {
-    /// The device of an engine's machine. `allowed` is what `kern.allowdt` is on OpenBSD.
+    /// The device of an engine's machine. Its probes are those that the kernel has now.
     #[must_use]
-    pub fn new(engine: Engine, guest: Arc<dyn Guest>, allowed: bool) -> Self {
+    pub fn new(engine: Engine, guest: Arc<dyn Guest>) -> Self {
+        let table = Table::new(engine.view(), guest.tracepoints(engine.view()));
+        for sentence in table.missing() {
+            log::info!("dt: not listed: {sentence}");
+        }
         Self {
             engine,
             guest,
-            allowed: allowed.into(),
-            table: Mutex::default(),
+            table: Arc::new(table),
             sessions: Arc::default(),
         }
     }
 
-    /// Allows opens from now on, or no more. Sessions that are open stay.
-    pub fn allow(&self, allowed: bool) {
-        self.allowed.store(allowed, Ordering::Relaxed);
-    }
-
-    /// Opens the device.
+    /// Opens the device. Whether that is allowed at all (`kern.allowdt` of OpenBSD) is for the caller to ask.
     ///
     /// # Errors
-    /// `EPERM` where it is not allowed, `ENOMEM` if too many are open.
+    /// `ENOMEM` if too many are open.
     pub fn open(&self, options: OpenOptions) -> Result<Session, Refused> {
-        if !self.allowed.load(Ordering::Relaxed) {
-            let why = "the device is turned off; start the machine with --dt on";
-            return Err(Refused::new(Errno::Eperm, why));
-        }
         // Before it is counted: two that come at once are both seen.
         let open = self.sessions.clone();
         if Arc::strong_count(&open) - 1 > MAX_SESSIONS {
@@ -97,25 +90,12 @@ impl Device {
             return Err(Refused::new(Errno::Enomem, why));
         }
         let (engine, guest) = (self.engine.clone(), self.guest.clone());
-        Ok(Session::new(engine, guest, self.table(), options, open))
-    }
-
-    /// The probes; found out at the first open.
-    #[must_use]
-    pub fn table(&self) -> Arc<Table> {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = table.get_or_insert_with(|| {
-            let (tracepoints, why) = match self.guest.tracepoints() {
-                Ok(found) => (found, None),
-                Err(why) => (Vec::new(), Some(why)),
-            };
-            let mut table = Table::new(self.engine.view(), &tracepoints);
-            table.add_missing(why.map(|why| format!("tracepoints: {why}")));
-            for sentence in table.missing() {
-                log::info!("dt: not listed: {sentence}");
-            }
-            Arc::new(table)
-        });
-        found.clone()
+        Ok(Session::new(
+            engine,
+            guest,
+            self.table.clone(),
+            options,
+            open,
+        ))
     }
 }

@@ -11,7 +11,7 @@ use super::abi::{
     self, FLAG_EXECNAME, FLAG_FUNCARGS, FLAG_KSTACK, FLAG_USTACK, MAX_ARGUMENT_TYPES,
     PROBE_INFO_SIZE, ProbeInfo,
 };
-use super::aliases::{AliasProbe, Aliases};
+use super::aliases::{AliasProbe, Aliases, NO_SYSTEM_CALLS};
 use crate::event::MAX_ARGUMENTS;
 use crate::kernel_view::KernelView;
 use crate::name::ProbeName;
@@ -61,10 +61,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// The probes of a kernel; `tracepoints` are what a look into the guest has found.
+    /// The probes of a kernel; `tracepoints` are what a look into the guest has found, or why it has found none.
     #[must_use]
-    pub fn new(view: &KernelView, tracepoints: &[Probe]) -> Self {
-        let aliases = Aliases::new(view, tracepoints);
+    pub fn new(view: &KernelView, tracepoints: Result<Vec<Probe>, String>) -> Self {
+        let (tracepoints, why) = match tracepoints {
+            Ok(found) => (found, None),
+            Err(why) => (Vec::new(), Some(format!("tracepoints: {why}"))),
+        };
+        let aliases = Aliases::new(view, &tracepoints);
         let mut table = Self {
             probes: vec![
                 timer_probe(timer::PROFILE, "97", true),
@@ -75,8 +79,9 @@ impl Table {
         if entry_function(&view.symbols, view.btf.as_ref()).is_some() {
             table.probes.extend(system_call_probes());
         } else {
-            let why = "the kernel has neither x64_sys_call nor do_syscall_64, where they are seen";
-            table.missing.push(format!("system calls: {why}"));
+            table
+                .missing
+                .push(format!("system calls: {NO_SYSTEM_CALLS}"));
         }
         let is_alias = |probe: &Probe| {
             let (group, event) = (&probe.name.function, &probe.name.name);
@@ -89,6 +94,7 @@ impl Table {
             .probes
             .extend(aliases.found.into_iter().map(alias_probe));
         table.probes.extend(own);
+        table.missing.extend(why);
         for function in view.symbols.text_functions() {
             table.add_function(view, function.symbol.name, function.symbol.address);
         }
@@ -170,11 +176,6 @@ impl Table {
         bytes
     }
 
-    /// Tells of more that is not in the list.
-    pub(super) fn add_missing(&mut self, sentences: impl IntoIterator<Item = String>) {
-        self.missing.extend(sentences);
-    }
-
     /// What of OpenBSD's probes, or of Linux's, is not in the list, and why.
     #[must_use]
     pub fn missing(&self) -> &[String] {
@@ -191,7 +192,8 @@ impl Listed {
         }
     }
 
-    fn argument_count(&self, mode: Mode) -> u8 {
+    /// How many arguments it has as a mode tells.
+    pub(super) fn argument_count(&self, mode: Mode) -> u8 {
         match (&self.source, mode) {
             // OpenBSD's tracepoints have no more.
             (Source::Tracepoint(_), Mode::Strict) => self.arguments.min(MAX_ARGUMENT_TYPES as u8),

@@ -15,7 +15,7 @@ fn table() -> Table {
             &["a", "b", "c", "d", "e", "f"].map(|name| (name, "int")),
         ),
     ];
-    Table::new(&view, &tracepoints)
+    Table::new(&view, Ok(tracepoints.to_vec()))
 }
 
 fn names(table: &Table) -> Vec<String> {
@@ -79,6 +79,9 @@ fn a_list_has_as_many_whole_records_as_fit() {
     assert_eq!(record(&strict, 5), ("sys%1".to_owned(), 3));
     assert_eq!(record(&normal, 6), ("write".to_owned(), 0), "of a return");
     let six = table.len() - 4;
+    let told = table.get(six as u32).unwrap();
+    let counts = [Mode::Normal, Mode::Strict].map(|mode| told.argument_count(mode));
+    assert_eq!(counts, [6, 5]);
     assert_eq!(record(&normal, six), ("ext4".to_owned(), 6));
     assert_eq!(record(&strict, six), ("ext4".to_owned(), 5));
     let long = table.len();
@@ -113,7 +116,7 @@ fn static_probes_tell_types_and_others_do_not() {
 
 #[test]
 fn without_a_place_for_system_calls_none_are_listed() {
-    let table = Table::new(&kernel(&["f"]), &[]);
+    let table = Table::new(&kernel(&["f"]), Err("not there".into()));
     assert_eq!(
         names(&table),
         [
@@ -123,10 +126,8 @@ fn without_a_place_for_system_calls_none_are_listed() {
             "kprobe:f:return"
         ]
     );
-    assert!(
-        table
-            .missing()
-            .iter()
-            .any(|why| why.starts_with("system calls: "))
-    );
+    for beginning in ["system calls: ", "tracepoints: not there"] {
+        let mut missing = table.missing().iter();
+        assert!(missing.any(|why| why.starts_with(beginning)), "{beginning}");
+    }
 }
