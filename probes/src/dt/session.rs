@@ -49,19 +49,15 @@ pub struct Reply {
 
 /// A probe that the session has.
 #[derive(Debug)]
-struct Instance {
+struct Enabled {
     probe: u32,
+    /// Those of the client's that the provider honours.
     flags: u64,
     filter: abi::Filter,
     period: Duration,
-}
-
-/// The same, and what it is to the engine.
-#[derive(Debug)]
-struct Enabled {
-    instance: Arc<Instance>,
-    /// Numbers of its probes while it records.
+    /// The engine's numbers of its probes, while it records.
     numbers: Vec<u32>,
+    /// Is silent, and kept because OpenBSD does: in strict mode.
     disabled: bool,
 }
 
@@ -76,8 +72,8 @@ pub struct Session {
     enabled: Vec<Enabled>,
     recording: bool,
     tracer: Option<engine::Session>,
-    /// By the engine's number: whose event it is, and of which system call.
-    owners: Vec<(Arc<Instance>, u32)>,
+    /// By the engine's number: of which probe an event is, and of which system call.
+    owners: Vec<(u32, u32)>,
     queues: Queues,
     clock: Clock,
     threads: Threads,
@@ -158,7 +154,10 @@ impl Session {
         let short = || Refused::new(Errno::Einval, format!("{request:?}: the argument is cut"));
         let done = Reply::default();
         match request {
-            Request::ListProbes => self.list(argument, abi::list_size(argument).ok_or_else(short)?),
+            Request::ListProbes => {
+                let size = abi::list_size(argument).ok_or_else(short)?;
+                Ok(self.list(argument, size))
+            }
             Request::Arguments => {
                 let (probe, size) = abi::arguments_request(argument).ok_or_else(short)?;
                 self.arguments(argument, probe, size)
@@ -201,50 +200,37 @@ impl Session {
         }
     }
 
-    fn list(&self, argument: &[u8], size: u64) -> Result<Reply, Refused> {
+    fn list(&self, argument: &[u8], size: u64) -> Reply {
         let (mut bytes, needed) = (argument.to_vec(), self.table.list_bytes());
-        let mut partial = None;
-        match size {
-            0 => abi::set_list_size(&mut bytes, needed),
-            _ if size < needed => partial = Some(Errno::Enospc),
-            _ => abi::set_list_size(&mut bytes, needed),
+        let partial = (size != 0 && size < needed).then_some(Errno::Enospc);
+        if partial.is_none() {
+            abi::set_list_size(&mut bytes, needed);
         }
         bytes.extend(self.table.list(self.mode, size));
-        Ok(Reply {
+        Reply {
             partial,
             bytes,
             ..Reply::default()
-        })
+        }
     }
 
     fn arguments(&self, argument: &[u8], probe: u32, size: u64) -> Result<Reply, Refused> {
-        let listed = self.table.get(probe).ok_or_else(|| {
-            let most = self.table.len();
-            Refused::new(
-                Errno::Einval,
-                format!("no probe {probe}: they are 1 to {most}"),
-            )
-        })?;
+        let listed = known(&self.table, probe, Errno::Einval)?;
         let record = abi::ARGUMENT_INFO_SIZE as u64;
         let types = listed.types();
-        let mut bytes = argument.to_vec();
-        if size == 0 {
+        let (told, fitting) = match size {
             // Of all arguments, also of those whose types are not told.
-            let count = if types.is_empty() {
-                0
-            } else {
-                listed.arguments
-            };
-            abi::set_arguments_size(&mut bytes, u64::from(count) * record);
-            return Ok(Reply {
-                bytes,
-                ..Reply::default()
-            });
-        }
-        let fitting = usize::try_from(size / record).unwrap_or(usize::MAX);
-        let partial = (fitting < types.len()).then_some(Errno::Enospc);
+            0 if types.is_empty() => (0, 0),
+            0 => (usize::from(listed.argument_count(self.mode)), 0),
+            _ => (
+                types.len(),
+                usize::try_from(size / record).unwrap_or(usize::MAX),
+            ),
+        };
+        let partial = (size != 0 && fitting < types.len()).then_some(Errno::Enospc);
+        let mut bytes = argument.to_vec();
         if partial.is_none() {
-            abi::set_arguments_size(&mut bytes, types.len() as u64 * record);
+            abi::set_arguments_size(&mut bytes, told as u64 * record);
         }
         for (number, name) in (0..).zip(types.iter().take(fitting)) {
             bytes.extend_from_slice(&abi::argument_info(probe, number, name));
@@ -275,8 +261,8 @@ impl Session {
 
     fn enable(&mut self, wanted: &ProbeRequest) -> Result<(), Refused> {
         check_filter(&wanted.filter)?;
-        let listed = known(&self.table, wanted.probe)?;
-        let has_it = |enabled: &Enabled| enabled.instance.probe == wanted.probe;
+        let listed = known(&self.table, wanted.probe, Errno::Enoent)?;
+        let has_it = |enabled: &Enabled| enabled.probe == wanted.probe;
         if self.enabled.iter().any(has_it) {
             let why = format!("{}: this session has it already", listed.full_name());
             return Err(Refused::new(Errno::Eexist, why));
@@ -285,23 +271,19 @@ impl Session {
             Source::Timer { .. } => self.period(wanted.pace)?,
             _ => Duration::ZERO,
         };
-        let instance = Arc::new(Instance {
+        // Whether it can be armed shows now; it records from the next start on.
+        let size = RingSize { slots: 1, words: 4 };
+        let mut trial = self.engine.session(size).map_err(no_rings)?;
+        if let Some(probe) = probes(&self.engine, listed, period).first() {
+            trial
+                .enable(probe, Filter::default(), Capture::default())
+                .map_err(|error| cannot_arm(&error))?;
+        }
+        self.enabled.push(Enabled {
             probe: wanted.probe,
             flags: wanted.flags & listed.flags(),
             filter: wanted.filter,
             period,
-        });
-        // Whether it can be armed shows now; it records from the next start on.
-        let size = RingSize { slots: 1, words: 4 };
-        let mut trial = self.engine.session(size).map_err(no_rings)?;
-        let first = self.probes(listed, period).into_iter().take(1);
-        for probe in first {
-            trial
-                .enable(&probe, Filter::default(), Capture::default())
-                .map_err(|error| cannot_arm(&error))?;
-        }
-        self.enabled.push(Enabled {
-            instance,
             numbers: Vec::new(),
             disabled: false,
         });
@@ -310,8 +292,8 @@ impl Session {
 
     fn disable(&mut self, wanted: &ProbeRequest) -> Result<(), Refused> {
         check_filter(&wanted.filter)?;
-        known(&self.table, wanted.probe)?;
-        let of_probe = |enabled: &&mut Enabled| enabled.instance.probe == wanted.probe;
+        known(&self.table, wanted.probe, Errno::Enoent)?;
+        let of_probe = |enabled: &&mut Enabled| enabled.probe == wanted.probe;
         if let Some(enabled) = self.enabled.iter_mut().find(of_probe) {
             enabled.disabled = true;
             for number in enabled.numbers.drain(..) {
@@ -356,38 +338,22 @@ impl Session {
         Ok(())
     }
 
+    /// What is enabled when this fails is for the caller to undo.
     fn start_all(&mut self, tracer: &mut engine::Session) -> Result<(), Refused> {
-        for position in 0..self.enabled.len() {
-            let Some(enabled) = self.enabled.get(position).filter(|e| !e.disabled) else {
-                continue;
-            };
-            let instance = enabled.instance.clone();
-            let listed = known(&self.table, instance.probe)?;
-            let capture = capture(listed, instance.flags);
-            let filter = filter(&instance.filter, self.mode);
-            let mut numbers = Vec::new();
-            for probe in self.probes(listed, instance.period) {
+        for enabled in self.enabled.iter_mut().filter(|e| !e.disabled) {
+            let listed = known(&self.table, enabled.probe, Errno::Enoent)?;
+            let capture = capture(listed, enabled.flags, self.abi);
+            let filter = filter(&enabled.filter, self.mode);
+            for probe in probes(&self.engine, listed, enabled.period) {
                 let call = match &probe.target {
                     Target::SystemCall { number, .. } => *number,
                     _ => 0,
                 };
                 let number = tracer
                     .enable(&probe, filter.clone(), capture.clone())
-                    .map_err(|error| cannot_arm(&error));
-                let number = match number {
-                    Ok(number) => number,
-                    Err(refused) => {
-                        for number in numbers {
-                            tracer.disable(number);
-                        }
-                        return Err(refused);
-                    }
-                };
-                self.owners.push((instance.clone(), call));
-                numbers.push(number);
-            }
-            if let Some(enabled) = self.enabled.get_mut(position) {
-                enabled.numbers = numbers;
+                    .map_err(|error| cannot_arm(&error))?;
+                self.owners.push((enabled.probe, call));
+                enabled.numbers.push(number);
             }
         }
         Ok(())
@@ -460,26 +426,17 @@ impl Session {
         let abi = self.abi;
         tracer.drain(|event| {
             let owner = usize::try_from(event.probe).ok();
-            let Some((instance, call)) = owner.and_then(|number| owners.get(number)) else {
+            let Some((probe, call)) = owner.and_then(|number| owners.get(number)) else {
                 return;
             };
-            let Some(listed) = table.get(instance.probe) else {
+            let Some(listed) = table.get(*probe) else {
                 return;
             };
-            if let Some(fields) = maker.fields(instance, listed, *call, &event, abi) {
-                queues.put(usize::from(event.vcpu), event.tsc, || abi.event(&fields));
+            let (vcpu, tsc) = (usize::from(event.vcpu), event.tsc);
+            if let Some(fields) = maker.fields(*probe, listed, *call, event) {
+                queues.put(vcpu, tsc, || abi.event(&fields));
             }
         });
-    }
-
-    fn probes(&self, listed: &Listed, period: Duration) -> Vec<Probe> {
-        let mut probes = listed.probes(period);
-        for probe in &mut probes {
-            if let Target::Tracepoint(text) = &mut probe.target {
-                keep_what_leads_to_the_call(text, self.engine.machine(), self.engine.view());
-            }
-        }
-        probes
     }
 
     fn period(&self, pace: Pace) -> Result<Duration, Refused> {
@@ -505,14 +462,23 @@ impl Session {
     }
 }
 
-fn known(table: &Table, probe: u32) -> Result<&Listed, Refused> {
+/// The probe of a number; requests differ in the error where there is none.
+fn known(table: &Table, probe: u32, errno: Errno) -> Result<&Listed, Refused> {
     table.get(probe).ok_or_else(|| {
         let most = table.len();
-        Refused::new(
-            Errno::Enoent,
-            format!("no probe {probe}: they are 1 to {most}"),
-        )
+        Refused::new(errno, format!("no probe {probe}: they are 1 to {most}"))
     })
+}
+
+/// What the engine is to enable for a probe.
+fn probes(engine: &Engine, listed: &Listed, period: Duration) -> Vec<Probe> {
+    let mut probes = listed.probes(period);
+    for probe in &mut probes {
+        if let Target::Tracepoint(text) = &mut probe.target {
+            keep_what_leads_to_the_call(text, engine.machine(), engine.view());
+        }
+    }
+    probes
 }
 
 fn no_rings(error: crate::ring::RingSizeError) -> Refused {

@@ -1,8 +1,8 @@
 //! What is kept of a hit, and the event that is made of it.
 
+use std::cell::Cell;
 use std::time::Duration;
 
-use super::Instance;
 use crate::clock::Clock;
 use crate::dt::abi::{
     self, Abi, EventFields, FLAG_EXECNAME, FLAG_FUNCARGS, FLAG_KSTACK, FLAG_USTACK, Values,
@@ -23,60 +23,46 @@ pub(super) struct Maker<'s> {
 }
 
 impl Maker<'_> {
-    /// The event of a hit; `None` for one that is not meant.
+    /// The event of a hit of which `capture` has kept what the client asks for; `None` for one that is not meant.
     pub(super) fn fields(
         &self,
-        instance: &Instance,
+        probe: u32,
         listed: &Listed,
         call: u32,
-        event: &Event,
-        abi: Abi,
+        event: Event,
     ) -> Option<EventFields> {
+        let first = || event.arguments.first().copied().unwrap_or_default();
         let values = match (&listed.source, event.kind) {
             (Source::Alias(alias), _) => {
-                let thread = |task| self.threads.read(self.engine, task);
-                let arguments = alias.arguments(event, call, self.offset, thread)?;
-                arguments_of(arguments)
+                // Arguments ask for one task by each of its numbers.
+                let last = Cell::new(None);
+                let thread = |task| match last.get() {
+                    Some((known, thread)) if known == task => thread,
+                    _ => {
+                        let thread = self.threads.read(self.engine, task);
+                        last.set(Some((task, thread)));
+                        thread
+                    }
+                };
+                arguments_of(alias.arguments(&event, call, self.offset, thread)?)
             }
-            (Source::SystemCall { .. }, EventKind::Return) => {
-                returned(event.arguments.first().copied().unwrap_or_default())
-            }
+            (Source::SystemCall { .. }, EventKind::Return) => returned(first()),
             (_, EventKind::Return) => Values::Return {
-                values: [
-                    event
-                        .arguments
-                        .first()
-                        .copied()
-                        .unwrap_or_default()
-                        .cast_signed(),
-                    0,
-                ],
+                values: [first().cast_signed(), 0],
                 error: 0,
             },
             _ => arguments_of(event.arguments.iter().map(|word| word.cast_signed())),
         };
-        // In the older layout one field is for both, and holds the kernel's.
-        let kernel = match abi {
-            Abi::Old => FLAG_KSTACK | FLAG_USTACK,
-            Abi::Current => FLAG_KSTACK,
-        };
-        let stack = |wanted: bool, stack: &[u64]| match wanted {
-            true => stack.to_vec(),
-            false => Vec::new(),
-        };
         Some(EventFields {
-            probe: instance.probe,
+            probe,
             cpu: u32::from(event.vcpu),
             // Of nobody: the idle task's.
             pid: event.pid.unwrap_or_default(),
             tid: event.tid.unwrap_or_default().saturating_add(self.offset),
             time: Duration::from_nanos(self.clock.unix_ns(event.tsc)),
-            kernel_stack: stack(instance.flags & kernel != 0, &event.kernel_stack),
-            user_stack: stack(instance.flags & FLAG_USTACK != 0, &event.user_stack),
-            comm: match instance.flags & FLAG_EXECNAME {
-                0 => Vec::new(),
-                _ => event.comm().to_vec(),
-            },
+            comm: event.comm().to_vec(),
+            kernel_stack: event.kernel_stack,
+            user_stack: event.user_stack,
             values,
         })
     }
@@ -104,25 +90,33 @@ pub(super) fn returned(value: u64) -> Values {
     }
 }
 
-/// What is kept of a probe's hits.
-pub(super) fn capture(listed: &Listed, flags: u64) -> Capture {
+/// What is kept of a probe's hits for a client that uses a layout: what it has no place for is not even looked up.
+pub(super) fn capture(listed: &Listed, flags: u64, abi: Abi) -> Capture {
     let with = |flag: u64, count: usize| if flags & flag != 0 { count } else { 0 };
     let arguments = match &listed.source {
         Source::Timer { .. } => 0,
         Source::Alias(_) | Source::Tracepoint(_) => MAX_ARGUMENTS,
-        Source::SystemCall { moment, .. } | Source::Function { moment, .. } => match moment {
-            Moment::Return => 1,
-            _ => match &listed.source {
-                Source::SystemCall { .. } => with(FLAG_FUNCARGS, usize::from(listed.arguments)),
-                _ => with(FLAG_FUNCARGS, MAX_ARGUMENTS),
-            },
-        },
+        Source::SystemCall {
+            moment: Moment::Return,
+            ..
+        }
+        | Source::Function {
+            moment: Moment::Return,
+            ..
+        } => 1,
+        Source::SystemCall { .. } => with(FLAG_FUNCARGS, usize::from(listed.arguments)),
+        Source::Function { .. } => with(FLAG_FUNCARGS, MAX_ARGUMENTS),
+    };
+    let (kernel_stack, user_stack) = match abi {
+        // Both flags ask for the one stack that there is, which is the kernel's.
+        Abi::Old => (FLAG_KSTACK | FLAG_USTACK, 0),
+        Abi::Current => (FLAG_KSTACK, FLAG_USTACK),
     };
     Capture {
         arguments,
         comm: flags & FLAG_EXECNAME != 0,
-        kernel_stack: with(FLAG_KSTACK | FLAG_USTACK, abi::MAX_FRAMES),
-        user_stack: with(FLAG_USTACK, abi::MAX_FRAMES),
+        kernel_stack: with(kernel_stack, abi::MAX_FRAMES),
+        user_stack: with(user_stack, abi::MAX_FRAMES),
         strings: Vec::new(),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::events::returned;
 use super::*;
-use crate::dt::abi::{FLAG_FUNCARGS, FLAG_USTACK, Values};
+use crate::dt::abi::{FLAG_FUNCARGS, FLAG_KSTACK, FLAG_USTACK, Values};
 use crate::engine::Only;
 
 #[test]
@@ -108,13 +108,26 @@ fn what_is_kept_follows_flags_and_provider() {
         (function(Return), 0, 1),
     ] {
         let told = format!("{source:?} {flags}");
-        let found = capture(&listed(source, 3), flags);
-        assert_eq!(found.arguments, arguments, "{told}");
-        let frames = if flags & FLAG_USTACK != 0 { 19 } else { 0 };
+        let listed = listed(source, 3);
         assert_eq!(
-            (found.kernel_stack, found.user_stack),
-            (frames, frames),
+            capture(&listed, flags, Abi::Current).arguments,
+            arguments,
             "{told}"
         );
+    }
+    let listed = listed(function(Entry), 3);
+    for (flags, abi, stacks) in [
+        (0, Abi::Current, (0, 0)),
+        (FLAG_KSTACK, Abi::Current, (19, 0)),
+        (FLAG_USTACK, Abi::Current, (0, 19)),
+        (FLAG_KSTACK | FLAG_USTACK, Abi::Current, (19, 19)),
+        (0, Abi::Old, (0, 0)),
+        // One place for both.
+        (FLAG_KSTACK, Abi::Old, (19, 0)),
+        (FLAG_USTACK, Abi::Old, (19, 0)),
+    ] {
+        let found = capture(&listed, flags, abi);
+        let found = (found.kernel_stack, found.user_stack);
+        assert_eq!(found, stacks, "{flags} {abi:?}");
     }
 }
