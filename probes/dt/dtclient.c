@@ -23,7 +23,7 @@ own_errno(uint32_t number)
 	case 45:
 		return EOPNOTSUPP;
 	default:
-		/* Up to 34 they are the same everywhere. */
+		/* Up to 34 they are the same, but for 11, which is not among the device's. */
 		return number <= 34 ? (int)number : EIO;
 	}
 }
@@ -118,7 +118,7 @@ receive_rest(int device, size_t length, void *buffer, size_t size)
 }
 
 static int
-ask(int device, uint32_t request, const void *argument, uint32_t length, struct answer *answer, int *descriptor)
+send_request(int device, uint32_t request, const void *argument, uint32_t length)
 {
 	uint32_t header[2] = { request, length };
 	char bytes[sizeof(header) + 64];
@@ -130,7 +130,13 @@ ask(int device, uint32_t request, const void *argument, uint32_t length, struct 
 	memcpy(bytes, header, sizeof(header));
 	if (length > 0)
 		memcpy(bytes + sizeof(header), argument, length);
-	if (send_all(device, bytes, sizeof(header) + length) == -1)
+	return send_all(device, bytes, sizeof(header) + length);
+}
+
+static int
+ask(int device, uint32_t request, const void *argument, uint32_t length, struct answer *answer, int *descriptor)
+{
+	if (send_request(device, request, argument, length) == -1)
 		return -1;
 	return receive_all(device, answer, sizeof(*answer), descriptor);
 }
@@ -173,7 +179,7 @@ int
 dt_ioctl(int device, uint32_t request, void *argument)
 {
 	uint32_t size = request >> 16 & 0x1fff;
-	int takes = (request & DT_IOC_IN) != 0, descriptor = -1;
+	int takes = (request & DT_IOC_IN) != 0, descriptor = -1, error;
 	char structure[64];
 	struct answer answer;
 	void *records = NULL;
@@ -198,13 +204,13 @@ dt_ioctl(int device, uint32_t request, void *argument)
 	}
 #endif
 	if (ask(device, request, argument, takes ? size : 0, &answer, &descriptor) == -1)
-		return -1;
+		goto failed;
 	if (answer.length > 0) {
 		uint32_t first = answer.length < size ? answer.length : size;
 
 		if (receive_all(device, structure, first, &descriptor) == -1 ||
 		    receive_rest(device, answer.length - first, records, records == NULL ? 0 : room) == -1)
-			return -1;
+			goto failed;
 		/* As BSD does, an argument comes back only from a request that has not failed. */
 		if (answer.error == 0)
 			memcpy(argument, structure, first);
@@ -218,17 +224,32 @@ dt_ioctl(int device, uint32_t request, void *argument)
 		return -1;
 	}
 	return 0;
+failed:
+	error = errno;
+	if (descriptor != -1)
+		close(descriptor);
+	errno = error;
+	return -1;
 }
 
 ssize_t
 dt_read(int device, void *buffer, size_t size)
 {
 	uint64_t room = size;
-	struct answer answer;
+	struct answer answer, next;
+	int interrupted;
+	char byte;
 
-	if (ask(device, DT_READ, &room, sizeof(room), &answer, NULL) == -1)
+	if (send_request(device, DT_READ, &room, sizeof(room)) == -1)
 		return -1;
-	if (receive_rest(device, answer.length, buffer, size) == -1)
+	/* Only this wait is interrupted: an answer that has begun is taken to its end. Another request ends it for the device, too. */
+	interrupted = recv(device, &byte, 1, MSG_PEEK) == -1 && errno == EINTR;
+	if (interrupted && send_request(device, DT_REASON, NULL, 0) == -1)
+		return -1;
+	if (receive_all(device, &answer, sizeof(answer), NULL) == -1 ||
+	    receive_rest(device, answer.length, buffer, size) == -1)
+		return -1;
+	if (interrupted && (receive_all(device, &next, sizeof(next), NULL) == -1 || skip(device, next.length) == -1))
 		return -1;
 	if (answer.error != 0) {
 		errno = own_errno(answer.error);

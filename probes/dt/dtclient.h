@@ -6,7 +6,8 @@
  *
  * The wire, in numbers of little endian: the client begins with three of 32 bits: DT_MAGIC, the layout, flags. Then comes, again and
  * again, a request: 32 bits of code, 32 of length, so many bytes. Each answer, that to the open included, is 32 bits of error (0, or
- * OpenBSD's number), 32 of length, so many bytes. With the answer to DTIOCRDVNODE comes a descriptor.
+ * OpenBSD's number), 32 of length, so many bytes. With the answer to DTIOCRDVNODE comes a descriptor. A read that waits ends with
+ * EINTR where the next request comes.
  */
 #ifndef EXOTRACE_DTCLIENT_H
 #define EXOTRACE_DTCLIENT_H
@@ -39,7 +40,10 @@ int dt_open(const char *path, unsigned int abi, unsigned int flags);
 /* As ioctl(2) of the device: `argument` is what the request says, and pointers in it work. */
 int dt_ioctl(int device, uint32_t request, void *argument);
 
-/* As read(2) of the device: waits for events, gives the bytes of those it has read. */
+/*
+ * As read(2) of the device: waits for events, gives the bytes of those it has read. A signal whose handler does not restart system calls
+ * ends the wait with EINTR.
+ */
 ssize_t dt_read(int device, void *buffer, size_t size);
 
 /* The text of DT_REASON or DT_MISSING, or of DT_NAME for the probe `number`, with a NUL and cut to `size`. */

@@ -171,6 +171,7 @@ const RESOLVE: u32 = 0xC028_4408;
 const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 const EPERM: u32 = 1;
+const EINTR: u32 = 4;
 
 fn traps(world: &World) -> bool {
     let stat = world.run(words(&format!("stat --vm {NAME} --json")), COMMAND_LIMIT);
@@ -231,6 +232,11 @@ fn a_machine_that_does_not_allow_it_refuses_an_open_and_an_end_ends_a_read() {
     let machine = start(&world, host, "");
     let mut stream = connect(&world);
     send(&mut stream, &[MAGIC, 1, 0]);
+    assert_eq!(answer(&mut stream), (0, Vec::new()));
+    // So does another request, which is answered then.
+    send(&mut stream, &[0, 8, 456, 0]);
+    send(&mut stream, &[RECORD, 4, 0]);
+    assert_eq!(answer(&mut stream), (EINTR, Vec::new()));
     assert_eq!(answer(&mut stream), (0, Vec::new()));
     send(&mut stream, &[0, 8, 456, 0]);
     stop(&world, machine);

@@ -153,14 +153,18 @@ impl Client<'_> {
     }
 }
 
-/// Lets some time pass, unless the client or the machine has gone.
+/// Lets some time pass, unless the client wants something else, or it or the machine has gone.
 fn wait_a_moment(stream: &UnixStream, shared: &Shared) -> Result<(), Refused> {
-    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    let mut watched = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
     let _ = poll(&mut watched, Some(&LOOK_INTERVAL));
     let [watched] = watched;
     let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
     if watched.revents().intersects(gone) {
         return Err(Refused::new(Errno::Eintr, "the client has gone"));
+    }
+    if watched.revents().contains(PollFlags::IN) {
+        let why = "the client has sent its next request while it waited for events";
+        return Err(Refused::new(Errno::Eintr, why));
     }
     if shared.session.has_ended() {
         return Err(Refused::new(Errno::Enxio, "the machine has ended"));

@@ -11,7 +11,7 @@ pub enum Errno {
     Enoent = 2,
     /// No such process.
     Esrch = 3,
-    /// The client went away while it waited for events.
+    /// The client sent another request, or went away, while it waited for events.
     Eintr = 4,
     /// Something of the guest could not be read.
     Eio = 5,

@@ -13,7 +13,8 @@
 //! [`Call`]. What an argument points to is not in it: for `DTIOCGPLIST` and `DTIOCGARGS` the size in the structure says how much there is
 //! room for, and the records follow the structure in the answer; with `ENOSPC` those that fit do, behind the structure as it was.
 //! With the answer to `DTIOCRDVNODE` comes a descriptor (`SCM_RIGHTS`), and the structure says -1. Each request is answered before
-//! the next is read; a read of events is answered when there is one, and ends when the connection is closed.
+//! the next is read; a read of events is answered when there is one. While there is none it ends with `EINTR` where the client sends its
+//! next request, and when the connection is closed.
 
 use super::abi::{Abi, u32_at};
 use super::{Errno, Mode, OpenOptions, Refused};
