@@ -279,10 +279,6 @@ impl Names for ScriptGuest<'_> {
     fn user(&self, _: u32, address: u64) -> String {
         format!("{address:#x}")
     }
-
-    fn probe(&self, number: u32) -> String {
-        number.to_string()
-    }
 }
 
 /// A script that runs.

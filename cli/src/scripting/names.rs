@@ -98,10 +98,6 @@ impl Names for GuestNames {
         let known = self.user.get(&(pid, address)).cloned();
         known.unwrap_or_else(|| format!("{address:#x}"))
     }
-
-    fn probe(&self, number: u32) -> String {
-        number.to_string()
-    }
 }
 
 /// Where no guest is: addresses are their own names.
@@ -114,10 +110,6 @@ impl Names for Addresses {
 
     fn user(&self, _: u32, address: u64) -> String {
         format!("{address:#x}")
-    }
-
-    fn probe(&self, number: u32) -> String {
-        number.to_string()
     }
 }
 

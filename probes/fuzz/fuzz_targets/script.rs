@@ -66,10 +66,6 @@ impl Names for Anybody {
     fn user(&self, pid: u32, address: u64) -> String {
         format!("u{pid}.{address:x}")
     }
-
-    fn probe(&self, number: u32) -> String {
-        number.to_string()
-    }
 }
 
 fuzz_target!(|bytes: &[u8]| {

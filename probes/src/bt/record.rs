@@ -17,7 +17,6 @@ const KERNEL_SYMBOL: u64 = 5;
 const USER_SYMBOL: u64 = 6;
 const KERNEL_STACK: u64 = 7;
 const USER_STACK: u64 = 8;
-const PROBE: u64 = 9;
 const KIND_BITS: u32 = 8;
 /// Levels of tuples within each other that are read back: scripts cannot write more (the parser bounds them), damaged words could.
 const DEEPEST: usize = 256;
@@ -58,7 +57,6 @@ fn put(slot: &mut SlotWriter<'_>, value: &Value) -> bool {
                 && slot.push_word((*pid).into())
                 && put_words(slot, frames)
         }
-        Value::Probe(number) => head(slot, PROBE, 0) && slot.push_word((*number).into()),
     }
 }
 
@@ -108,7 +106,6 @@ fn take(words: &mut &[u64], depth: usize) -> Option<Value> {
             pid: u32::try_from(next(words)?).ok()?,
             frames: part(words, length)?.into(),
         },
-        PROBE => Value::Probe(u32::try_from(next(words)?).ok()?),
         _ => return None,
     })
 }
@@ -140,7 +137,7 @@ mod tests {
     /// Words of one value.
     fn words(value: &Value) -> usize {
         match value {
-            Value::Int(_) | Value::Unsigned(_) | Value::KernelSymbol(_) | Value::Probe(_) => 2,
+            Value::Int(_) | Value::Unsigned(_) | Value::KernelSymbol(_) => 2,
             Value::UserSymbol { .. } => 3,
             Value::Text(bytes) | Value::Bytes(bytes) => 1 + bytes.len().div_ceil(8),
             Value::KernelStack(frames) => 1 + frames.len(),
@@ -167,7 +164,6 @@ mod tests {
                 pid: 7,
                 frames: [].into(),
             },
-            Value::Probe(3),
         ]
     }
 

@@ -54,10 +54,6 @@ impl Names for Nobody {
     fn user(&self, _: u32, address: u64) -> String {
         format!("{address:#x}")
     }
-
-    fn probe(&self, number: u32) -> String {
-        number.to_string()
-    }
 }
 
 fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {

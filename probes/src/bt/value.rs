@@ -36,8 +36,6 @@ pub enum Value {
         /// The addresses.
         frames: Arc<[u64]>,
     },
-    /// A probe, by its number in the script's list.
-    Probe(u32),
 }
 
 impl Value {
@@ -57,6 +55,4 @@ pub trait Names {
     fn kernel(&self, address: u64) -> String;
     /// The same in a process.
     fn user(&self, pid: u32, address: u64) -> String;
-    /// `provider:module:function:name`, `BEGIN` or `END`.
-    fn probe(&self, number: u32) -> String;
 }

@@ -154,7 +154,6 @@ impl<'a> Renderer<'a> {
                     address: number, ..
                 },
             ) => *number,
-            Some(Value::Probe(number)) => u64::from(*number),
             Some(
                 Value::Text(_)
                 | Value::Bytes(_)

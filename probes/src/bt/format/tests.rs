@@ -121,7 +121,6 @@ fn normal_formats_show_all_values() {
                 &[Value::KernelSymbol(0x1010), Value::KernelSymbol(0x1010)],
                 "k1000 4112",
             ),
-            ("%s", &[Value::Probe(3)], "syscall:read:entry"),
             (
                 "%s|",
                 &[Value::KernelStack([0x1010, 0x2000, 0x9000].into())],

@@ -100,12 +100,6 @@ impl Maps {
         }
     }
 
-    /// A map's name without `@`.
-    #[must_use]
-    pub fn name(&self, map: MapNumber) -> Option<&str> {
-        self.maps.get(map).map(|map| &*map.name)
-    }
-
     /// An entry's value. Of gathered values it is the number that they amount to, for `avg` and `stats` the mean; a histogram has none.
     ///
     /// `None` where there is no such entry. In the strict dialect that holds only for a map that is unset or cleared: in all others, reading
@@ -213,12 +207,6 @@ impl Maps {
         }
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self, map: MapNumber) -> bool {
-        self.len(map) == 0
-    }
-
     /// All entries, ordered by key. Entries of one shard are of one moment.
     #[must_use]
     pub fn snapshot(&self, map: MapNumber) -> MapSnapshot {
@@ -230,21 +218,6 @@ impl Maps {
             Storage::Shards(shards) => shards.entries(),
         };
         MapSnapshot::new(map.name.clone(), entries)
-    }
-
-    /// One entry, or none, as a snapshot: for `print(@x[key])`.
-    #[must_use]
-    pub fn snapshot_entry(&self, map: MapNumber, key: &[Value]) -> MapSnapshot {
-        let key = &*self.key(key);
-        let Some(map) = self.maps.get(map) else {
-            return MapSnapshot::default();
-        };
-        let reading = match &map.storage {
-            Storage::Cells(cells) => cells.get(key).0.map(Reading::Value),
-            Storage::Shards(shards) => shards.merged(key).map(|merged| merged.reading()),
-        };
-        let entries = reading.into_iter().map(|reading| (key.into(), reading));
-        MapSnapshot::new(map.name.clone(), entries.collect())
     }
 
     /// How many values were not kept, as the map had no room for a new entry or the histogram none for a new bucket.

@@ -26,14 +26,6 @@ impl Names for Fixed {
             (symbol, offset) => format!("p{pid}_{symbol:x}+{offset:#x}"),
         }
     }
-
-    fn probe(&self, number: u32) -> String {
-        match number {
-            0 => "BEGIN".to_owned(),
-            3 => "syscall:read:entry".to_owned(),
-            _ => format!("probe {number}"),
-        }
-    }
 }
 
 pub(super) fn int(number: i64) -> Value {
@@ -137,7 +129,6 @@ fn values_have_a_text() {
         ),
         (frames(&[]), "\n", "\nuserland\n"),
         (no_user_frames, "\n", "\nuserland\n"),
-        (Value::Probe(3), "syscall:read:entry", "syscall:read:entry"),
     ];
     for (value, normal, strict) in cases {
         for (dialect, expected) in [(Dialect::Normal, normal), (Dialect::Strict, strict)] {

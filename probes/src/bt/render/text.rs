@@ -150,7 +150,6 @@ pub fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, names: &d
                 Dialect::Strict => write_strict_stack(out, frames, b"\nuserland\n"),
             }
         }
-        Value::Probe(number) => out.extend_from_slice(names.probe(*number).as_bytes()),
     }
 }
 

@@ -17,7 +17,6 @@ pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
         Value::Int(number) => i128::from(*number),
         Value::Unsigned(number) => i128::from(*number),
         Value::KernelSymbol(address) | Value::UserSymbol { address, .. } => i128::from(*address),
-        Value::Probe(number) => i128::from(*number),
         Value::Text(text) => text_number(text),
         Value::Bytes(_) | Value::Tuple(_) | Value::KernelStack(_) | Value::UserStack { .. } => 0,
     };
