@@ -2,15 +2,14 @@
 
 pub use crate::clock::Clock;
 use crate::engine::ProbeHit;
-use crate::event::COMM_LENGTH;
+use crate::event::{COMM_LENGTH, StringState};
 
 use super::program::Register;
 use super::value::Value;
 
 /// Where a rule runs.
 pub(super) trait Context {
-    /// Which of the maps' shards is this thread's.
-    fn shard(&self) -> usize;
+    /// Index of the vCPU, and of its shard of the maps.
     fn cpu(&self) -> usize;
     fn process(&self) -> u32;
     fn thread(&self) -> u32;
@@ -23,8 +22,8 @@ pub(super) trait Context {
     fn returned(&self) -> Option<u64>;
     fn register(&self, register: Register) -> u64;
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
-    /// Bytes of a string, up to its NUL or as many as fit.
-    fn read_string(&self, address: u64, buffer: &mut [u8]) -> usize;
+    /// Bytes of a string, up to its NUL or as many as fit; `false` with those before memory that is not there.
+    fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, bool);
     fn kernel_stack(&self, frames: &mut [u64]) -> usize;
     fn user_stack(&self, frames: &mut [u64]) -> usize;
     /// Puts out values; `false` if there is no room.
@@ -38,10 +37,6 @@ pub(super) struct AtHit<'h> {
 }
 
 impl Context for AtHit<'_> {
-    fn shard(&self) -> usize {
-        self.hit.vcpu()
-    }
-
     fn cpu(&self) -> usize {
         self.hit.vcpu()
     }
@@ -110,8 +105,9 @@ impl Context for AtHit<'_> {
         self.hit.read(address, buffer)
     }
 
-    fn read_string(&self, address: u64, buffer: &mut [u8]) -> usize {
-        self.hit.read_string(address, buffer).0
+    fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, bool) {
+        let (length, state) = self.hit.read_string(address, buffer);
+        (length, state != StringState::Absent)
     }
 
     fn kernel_stack(&self, frames: &mut [u64]) -> usize {

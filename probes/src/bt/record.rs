@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::value::Value;
+use super::value::{MOST_LEVELS, Value};
 use crate::ring::SlotWriter;
 
 const INT: u64 = 0;
@@ -18,8 +18,8 @@ const USER_SYMBOL: u64 = 6;
 const KERNEL_STACK: u64 = 7;
 const USER_STACK: u64 = 8;
 const KIND_BITS: u32 = 8;
-/// Levels of tuples within each other that are read back: scripts cannot write more (the parser bounds them), damaged words could.
-const DEEPEST: usize = 256;
+/// Values within each other that are read back: [`Value::tuple`] makes no more, damaged words could say so.
+const DEEPEST: usize = MOST_LEVELS + 1;
 
 /// Words of a record before its values.
 pub(super) const HEADER: usize = 1;
@@ -181,6 +181,17 @@ mod tests {
         let words: usize = HEADER + values.iter().map(words).sum::<usize>();
         let record = record(words, &values).unwrap();
         assert_eq!(record.len(), words);
+        assert_eq!(read(&record), Some((9, values)));
+    }
+
+    #[test]
+    fn the_highest_tuple_is_read_back() {
+        let mut highest = Value::ZERO;
+        while let Some(higher) = Value::tuple(std::slice::from_ref(&highest)) {
+            highest = higher;
+        }
+        let values = vec![highest];
+        let record = record(1024, &values).unwrap();
         assert_eq!(read(&record), Some((9, values)));
     }
 

@@ -358,7 +358,7 @@ pub struct ScriptStats {
     pub divisions_by_zero: u64,
     /// Memory that was not there, read as 0.
     pub failed_reads: u64,
-    /// Runs of a rule that took too many steps, and were ended.
+    /// Runs of a rule that took too many steps, or made a tuple without end, and were ended.
     pub endless: u64,
 }
 
@@ -541,10 +541,6 @@ struct Here {
 }
 
 impl Context for Here {
-    fn shard(&self) -> usize {
-        0
-    }
-
     fn cpu(&self) -> usize {
         0
     }
@@ -589,8 +585,8 @@ impl Context for Here {
         false
     }
 
-    fn read_string(&self, _: u64, _: &mut [u8]) -> usize {
-        0
+    fn read_string(&self, _: u64, _: &mut [u8]) -> (usize, bool) {
+        (0, false)
     }
 
     fn kernel_stack(&self, _: &mut [u64]) -> usize {

@@ -5,6 +5,11 @@
 
 use std::sync::Arc;
 
+/// Levels of tuples within each other. A script writes fewer (the parser bounds them), but in a loop it may put a tuple into the next one.
+pub(super) const MOST_LEVELS: usize = 255;
+/// Values in a tuple, with those of the tuples in it: what is compared, kept under a key and shown must end.
+const MOST_ITEMS: usize = 1 << 12;
+
 /// A value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Value {
@@ -47,6 +52,29 @@ impl Value {
     pub fn text(bytes: &[u8]) -> Self {
         Self::Text(bytes.into())
     }
+
+    /// Several together; `None` if they have tuples in them that make it too high or too large.
+    pub(super) fn tuple(items: &[Self]) -> Option<Self> {
+        let mut room = MOST_ITEMS;
+        fits(items, MOST_LEVELS, &mut room).then(|| Self::Tuple(items.into()))
+    }
+}
+
+/// Whether values, with all that is in them, have room; ends as soon as they have none.
+fn fits(values: &[Value], levels: usize, room: &mut usize) -> bool {
+    let Some(below) = levels.checked_sub(1) else {
+        return false;
+    };
+    values.iter().all(|value| {
+        let Some(left) = room.checked_sub(1) else {
+            return false;
+        };
+        *room = left;
+        match value {
+            Value::Tuple(items) => fits(items, below, room),
+            _ => true,
+        }
+    })
 }
 
 /// Names of what values hold the addresses of.
@@ -55,4 +83,30 @@ pub trait Names {
     fn kernel(&self, address: u64) -> String;
     /// The same in a process.
     fn user(&self, pid: u32, address: u64) -> String;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tuple that comes of putting a value into itself `copies` times, again and again, and how often that went well.
+    fn grown(copies: usize, most: usize) -> usize {
+        let mut value = Value::ZERO;
+        for times in 0..most {
+            match Value::tuple(&vec![value; copies]) {
+                Some(tuple) => value = tuple,
+                None => return times,
+            }
+        }
+        most
+    }
+
+    #[test]
+    fn tuples_do_not_grow_without_end() {
+        // 2 + 4 + ... + 2^n values.
+        for (copies, most) in [(1, MOST_LEVELS), (2, 11), (MOST_ITEMS, 1)] {
+            assert_eq!(grown(copies, 1000), most, "{copies}");
+        }
+        assert_eq!(grown(MOST_ITEMS + 1, 1), 0);
+    }
 }

@@ -88,7 +88,9 @@ impl Cells {
     }
 
     pub(super) fn clear(&self) {
-        *lock(&self.state) = State::default();
+        // Others need not wait while the entries are dropped.
+        let cleared = std::mem::take(&mut *lock(&self.state));
+        drop(cleared);
     }
 
     pub(super) fn zero(&self) {

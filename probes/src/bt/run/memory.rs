@@ -9,7 +9,7 @@ use crate::bt::value::Value;
 /// Longest text or run of bytes that is read at once.
 pub(in crate::bt) const MOST_BYTES: usize = 1024;
 /// Pointers of an array of strings that are followed.
-const MOST_STRINGS: usize = 16;
+pub(in crate::bt) const MOST_STRINGS: usize = 16;
 
 impl Machine<'_> {
     pub(super) fn on_memory(&mut self, operation: &Operation) {
@@ -115,8 +115,8 @@ impl Machine<'_> {
             Operation::Join { emission, most } => {
                 let array = self.word();
                 let strings = self.strings(array, *most);
-                self.emit(*emission, &strings);
-                return;
+                let emitted = self.context.emit(*emission, &strings);
+                return self.note(emitted);
             }
             _ => return,
         };
@@ -149,10 +149,13 @@ impl Machine<'_> {
         let mut buffer = [0; MOST_BYTES];
         let room = buffer.get_mut(..most.min(MOST_BYTES)).unwrap_or_default();
         // A pointer to nothing points to no text, as it does in every script that asks first.
-        let length = match address {
-            0 => 0,
+        let (length, is_there) = match address {
+            0 => (0, true),
             _ => self.context.read_string(address, room),
         };
+        if !is_there {
+            count(&self.shared.faults.reads);
+        }
         Value::text(buffer.get(..length).unwrap_or_default())
     }
 

@@ -1,8 +1,8 @@
 //! Executes the operations of a rule.
 //!
-//! Runs on a vCPU's thread while that stands still: it does not wait but for the maps' locks, allocates for texts and stacks only, and ends
-//! after a bounded number of operations whatever the script says. What goes wrong (a division by zero, memory that is not there) gives 0 or
-//! empty text and is counted.
+//! Runs on a vCPU's thread while that stands still: it does not wait but for the locks of the maps and of their snapshots, allocates for its
+//! own stack and for values, and ends after a bounded number of operations whatever the script says. What goes wrong (a division by zero,
+//! memory that is not there) gives 0 or empty text and is counted.
 
 mod memory;
 pub(super) use memory::MOST_BYTES;
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::ast::Dialect;
 use super::context::Context;
-use super::maps::{Maps, Reading};
+use super::maps::{MapNumber, Maps, Reading};
 use super::program::{Code, Emission, Known, Operation};
 use super::snapshots::Snapshots;
 use super::value::Value;
 use crate::event::MAX_FRAMES;
 
-/// Operations that one run of a rule may take.
+/// Operations that one run of a rule may take, and entries of maps that it may go through with single operations.
 pub(super) const MOST_OPERATIONS: usize = 1 << 17;
 /// Values on the stack at a time. Expressions are as deep as the parser lets them be.
 const MOST_VALUES: usize = 1 << 12;
@@ -47,7 +47,7 @@ pub(super) struct Faults {
     pub(super) divisions: AtomicU64,
     /// Memory that was not there, read as 0.
     pub(super) reads: AtomicU64,
-    /// Rules that took too many operations, and were ended.
+    /// Rules that took too many operations, or made a tuple without end, and were ended.
     pub(super) endless: AtomicU64,
     /// What had no room in the ring, or no snapshot to be put into.
     pub(super) lost: AtomicU64,
@@ -82,6 +82,7 @@ pub(super) fn run(
         stack: Vec::with_capacity(16),
         locals: vec![Value::ZERO; code.locals],
         iterations: Vec::new(),
+        walked: 0,
     };
     let mut at = 0;
     for _ in 0..MOST_OPERATIONS {
@@ -95,7 +96,7 @@ pub(super) fn run(
             Next::Filtered => return Ended::Filtered,
         }
     }
-    count(&shared.faults.endless);
+    machine.endless();
     Ended::Ran
 }
 
@@ -114,6 +115,8 @@ struct Machine<'r> {
     stack: Vec<Value>,
     locals: Vec<Value>,
     iterations: Vec<std::vec::IntoIter<Value>>,
+    /// Entries of maps that single operations went through.
+    walked: usize,
 }
 
 impl Machine<'_> {
@@ -127,10 +130,12 @@ impl Machine<'_> {
         }
     }
 
-    /// The last `count` values, in the order they were pushed.
-    fn take(&mut self, count: usize) -> Vec<Value> {
+    /// Takes the last `count` values away, once `with` has had them in the order they were pushed.
+    fn take<R>(&mut self, count: usize, with: impl FnOnce(&[Value]) -> R) -> R {
         let from = self.stack.len().saturating_sub(count);
-        self.stack.split_off(from)
+        let found = with(self.stack.get(from..).unwrap_or_default());
+        self.stack.truncate(from);
+        found
     }
 
     fn word(&mut self) -> u64 {
@@ -171,9 +176,15 @@ impl Machine<'_> {
             | Operation::Delete { .. }
             | Operation::HasKey { .. }
             | Operation::MapLength(_)
-            | Operation::Clear(_)
-            | Operation::Zero(_)
-            | Operation::Iterate(_) => self.on_map(operation),
+            | Operation::Clear(_) => self.on_map(operation),
+            Operation::Zero(map) => match self.may_walk(*map) {
+                true => shared.maps.zero(*map),
+                false => return self.endless(),
+            },
+            Operation::Iterate(map) => match self.items(*map) {
+                Some(items) => self.iterations.push(items.into_iter()),
+                None => return self.endless(),
+            },
             Operation::Unary(operator) => {
                 let operand = self.pop();
                 self.push(numbers::unary(*operator, &operand, shared.dialect));
@@ -221,10 +232,10 @@ impl Machine<'_> {
                 let value = self.known(*known);
                 self.push(value);
             }
-            Operation::Tuple(items) => {
-                let items = self.take(*items);
-                self.push(Value::Tuple(items.into()));
-            }
+            Operation::Tuple(items) => match self.take(*items, Value::tuple) {
+                Some(tuple) => self.push(tuple),
+                None => return self.endless(),
+            },
             Operation::Item(index) => {
                 let tuple = self.pop();
                 let item = match &tuple {
@@ -234,17 +245,17 @@ impl Machine<'_> {
                 self.push(item.unwrap_or(Value::ZERO));
             }
             Operation::Emit { emission, values } => {
-                let values = self.take(*values);
-                self.emit(*emission, &values);
+                let context = self.context;
+                let emitted = self.take(*values, |values| context.emit(*emission, values));
+                self.note(emitted);
             }
-            Operation::EmitMap { emission, map } => match self.snapshot(*map) {
-                Some(ticket) => {
-                    if !self.emit(*emission, &[Value::Int(ticket)]) {
-                        shared.snapshots.take(ticket);
-                    }
+            Operation::EmitMap { emission, map } => {
+                if !self.may_walk(*map) {
+                    return self.endless();
                 }
-                None => count(&shared.faults.lost),
-            },
+                let emitted = self.emit_map(*emission, *map);
+                self.note(emitted);
+            }
             Operation::Return => return Next::End,
             Operation::Exit => {
                 shared.exited.store(true, Ordering::Relaxed);
@@ -255,17 +266,60 @@ impl Machine<'_> {
         Next::Follows
     }
 
-    fn emit(&self, emission: usize, values: &[Value]) -> bool {
-        let room = self.context.emit(emission, values);
-        if !room {
+    /// Counts what was not emitted.
+    fn note(&self, emitted: bool) {
+        if !emitted {
             count(&self.shared.faults.lost);
         }
-        room
     }
 
-    fn snapshot(&self, map: usize) -> Option<i64> {
-        let shared = self.shared;
-        shared.snapshots.put(|| shared.maps.snapshot(map))
+    /// Emits a map as it is now; `false` if there is no room for it.
+    fn emit_map(&self, emission: usize, map: MapNumber) -> bool {
+        let Shared {
+            maps, snapshots, ..
+        } = self.shared;
+        let Some(ticket) = snapshots.put(|| maps.snapshot(map)) else {
+            return false;
+        };
+        let emitted = self.context.emit(emission, &[Value::Int(ticket)]);
+        if !emitted {
+            snapshots.take(ticket);
+        }
+        emitted
+    }
+
+    /// Ends a rule that goes too far.
+    fn endless(&self) -> Next {
+        count(&self.shared.faults.endless);
+        Next::End
+    }
+
+    /// Whether one operation may go through all of a map. The vCPU stands still for as long as that takes, which a count of operations alone
+    /// would not bound.
+    fn may_walk(&mut self, map: MapNumber) -> bool {
+        let may = self.walked < MOST_OPERATIONS;
+        self.walked = self.walked.saturating_add(self.shared.maps.len(map));
+        may
+    }
+
+    /// What going through a map gives: a tuple of key and value for each entry.
+    fn items(&mut self, map: MapNumber) -> Option<Vec<Value>> {
+        if !self.may_walk(map) {
+            return None;
+        }
+        let entries = self.shared.maps.snapshot(map).entries.into_iter();
+        let items = entries.map(|(keys, reading)| {
+            let key = match &*keys {
+                [one] => one.clone(),
+                _ => Value::Tuple(keys),
+            };
+            let value = match reading {
+                Reading::Value(value) => value,
+                other => Value::Int(other.number().unwrap_or_default()),
+            };
+            Value::tuple(&[key, value])
+        });
+        items.collect()
     }
 
     fn on_map(&mut self, operation: &Operation) {
@@ -273,13 +327,12 @@ impl Machine<'_> {
         let (maps, dialect) = (&shared.maps, shared.dialect);
         match operation {
             Operation::Global { map, keys } => {
-                let keys = self.take(*keys);
-                self.push(maps.get(*map, &keys).unwrap_or(Value::ZERO));
+                let value = self.take(*keys, |keys| maps.get(*map, keys));
+                self.push(value.unwrap_or(Value::ZERO));
             }
             Operation::SetGlobal { map, keys } => {
                 let value = self.pop();
-                let keys = self.take(*keys);
-                maps.set(*map, &keys, value);
+                self.take(*keys, |keys| maps.set(*map, keys, value));
             }
             Operation::UpdateGlobal {
                 map,
@@ -287,15 +340,15 @@ impl Machine<'_> {
                 operator,
             } => {
                 let value = self.pop();
-                let keys = self.take(*keys);
                 let mut failed = false;
-                maps.update(*map, &keys, |before| {
+                let change = |before: Option<&Value>| {
                     let before = before.unwrap_or(&Value::ZERO);
                     numbers::binary(*operator, before, &value, dialect).unwrap_or_else(|_| {
                         failed = true;
                         Value::ZERO
                     })
-                });
+                };
+                self.take(*keys, |keys| maps.update(*map, keys, change));
                 if failed {
                     count(&shared.faults.divisions);
                 }
@@ -306,12 +359,12 @@ impl Machine<'_> {
                 by,
                 postfix,
             } => {
-                let keys = self.take(*keys);
                 let mut old = Value::ZERO;
-                let after = maps.update(*map, &keys, |before| {
+                let change = |before: Option<&Value>| {
                     old = before.cloned().unwrap_or(Value::ZERO);
                     stepped(&old, *by, dialect)
-                });
+                };
+                let after = self.take(*keys, |keys| maps.update(*map, keys, change));
                 self.push(if *postfix { old } else { after });
             }
             Operation::Aggregate {
@@ -320,42 +373,24 @@ impl Machine<'_> {
                 aggregation,
             } => {
                 let value = self.word().cast_signed();
-                let keys = self.take(*keys);
-                maps.aggregate(*map, self.context.shard(), *aggregation, &keys, value);
+                let shard = self.context.cpu();
+                self.take(*keys, |keys| {
+                    maps.aggregate(*map, shard, *aggregation, keys, value);
+                });
             }
             Operation::Delete { map, keys } => {
-                let keys = self.take(*keys);
-                let was_there = maps.delete(*map, &keys);
+                let was_there = self.take(*keys, |keys| maps.delete(*map, keys));
                 self.push(Value::Int(was_there.into()));
             }
             Operation::HasKey { map, keys } => {
-                let keys = self.take(*keys);
-                self.push(Value::Int(maps.contains(*map, &keys).into()));
+                let is_there = self.take(*keys, |keys| maps.contains(*map, keys));
+                self.push(Value::Int(is_there.into()));
             }
             Operation::MapLength(map) => {
                 let length = maps.len(*map);
                 self.push(Value::Int(i64::try_from(length).unwrap_or(i64::MAX)));
             }
             Operation::Clear(map) => maps.clear(*map),
-            Operation::Zero(map) => maps.zero(*map),
-            Operation::Iterate(map) => {
-                let items = maps
-                    .snapshot(*map)
-                    .entries
-                    .into_iter()
-                    .map(|(keys, reading)| {
-                        let key = match &*keys {
-                            [one] => one.clone(),
-                            several => Value::Tuple(several.into()),
-                        };
-                        let value = match reading {
-                            Reading::Value(value) => value,
-                            other => Value::Int(other.number().unwrap_or_default()),
-                        };
-                        Value::Tuple([key, value].into())
-                    });
-                self.iterations.push(items.collect::<Vec<_>>().into_iter());
-            }
             _ => {}
         }
     }

@@ -8,8 +8,8 @@ use std::cmp::Ordering;
 use crate::bt::ast::{BinaryOperator, Dialect, UnaryOperator};
 use crate::bt::value::Value;
 
-/// Bytes of texts that are compared in the strict dialect: OpenBSD's limit for a string argument.
-const STRICT_TEXT: usize = 63;
+/// Bytes that `str` gives and that are compared in the strict dialect: OpenBSD's limit for a string argument.
+pub(in crate::bt) const STRICT_TEXT: usize = 63;
 
 /// The number in a value: its address for what has one, 0 for what is none.
 pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
