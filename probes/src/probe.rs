@@ -11,7 +11,7 @@ use crate::event::EventKind;
 use crate::name::ProbeName;
 
 /// An argument, as the guest's types describe it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Argument {
     /// Its name; may be empty.
     pub name: String,

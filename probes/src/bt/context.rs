@@ -4,7 +4,7 @@ pub use crate::clock::Clock;
 use crate::engine::ProbeHit;
 use crate::event::{COMM_LENGTH, StringState};
 
-use super::program::Register;
+use super::registers::Register;
 use super::value::Value;
 
 /// Where a rule runs.
@@ -20,7 +20,7 @@ pub(super) trait Context {
     fn pc(&self) -> u64;
     fn argument(&self, number: usize) -> u64;
     fn returned(&self) -> Option<u64>;
-    fn register(&self, register: Register) -> u64;
+    fn register(&self, register: &Register) -> u64;
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
     /// Bytes of a string, up to its NUL or as many as fit; `false` with those before memory that is not there.
     fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, bool);
@@ -77,28 +77,8 @@ impl Context for AtHit<'_> {
         self.hit.returned()
     }
 
-    fn register(&self, register: Register) -> u64 {
-        let r = self.hit.registers();
-        match register {
-            Register::Rax => r.rax,
-            Register::Rbx => r.rbx,
-            Register::Rcx => r.rcx,
-            Register::Rdx => r.rdx,
-            Register::Rsi => r.rsi,
-            Register::Rdi => r.rdi,
-            Register::Rbp => r.rbp,
-            Register::Rsp => r.rsp,
-            Register::R8 => r.r8,
-            Register::R9 => r.r9,
-            Register::R10 => r.r10,
-            Register::R11 => r.r11,
-            Register::R12 => r.r12,
-            Register::R13 => r.r13,
-            Register::R14 => r.r14,
-            Register::R15 => r.r15,
-            Register::Rip => r.rip,
-            Register::Rflags => r.rflags,
-        }
+    fn register(&self, register: &Register) -> u64 {
+        (register.value)(self.hit.registers())
     }
 
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {

@@ -23,6 +23,7 @@ mod names;
 pub mod parse;
 mod program;
 mod record;
+mod registers;
 pub mod render;
 mod run;
 #[cfg(test)]

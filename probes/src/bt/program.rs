@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use super::ast::{Aggregation, BinaryOperator, UnaryOperator};
 use super::format::Format;
+use super::registers::Register;
 use super::time::TimeFormat;
 use super::value::Value;
 
 /// One operation. What it takes from the stack is named in the order it was pushed.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub(super) enum Operation {
     /// Pushes it.
     Constant(Value),
@@ -172,7 +173,7 @@ pub(super) enum Operation {
 }
 
 /// What a hit tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Known {
     /// An argument, as it stands in its register.
     Argument(usize),
@@ -190,34 +191,11 @@ pub(super) enum Known {
     Task,
     Random,
     ProgramCounter,
-    Register(Register),
-}
-
-/// General registers by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Register {
-    Rax,
-    Rbx,
-    Rcx,
-    Rdx,
-    Rsi,
-    Rdi,
-    Rbp,
-    Rsp,
-    R8,
-    R9,
-    R10,
-    R11,
-    R12,
-    R13,
-    R14,
-    R15,
-    Rip,
-    Rflags,
+    Register(&'static Register),
 }
 
 /// What is done with the values of an emission by whoever reads it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub(super) enum Emission {
     /// They are formatted.
     Printf {
@@ -240,7 +218,7 @@ pub(super) enum Emission {
 }
 
 /// A rule for one kind of probe.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug)]
 pub(super) struct Code {
     /// What is executed, from the first on.
     pub(super) operations: Vec<Operation>,

@@ -14,8 +14,9 @@ use super::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use super::context::{AtHit, Clock, Context};
 use super::diagnostic::Diagnostic;
 use super::maps::Maps;
-use super::program::{Code, Emission, Register};
+use super::program::{Code, Emission};
 use super::record;
+use super::registers::Register;
 use super::render::Output;
 use super::run::{Ended, Faults, ProbeTexts, Shared, run};
 use super::snapshots::Snapshots;
@@ -121,6 +122,9 @@ impl Prepared {
             return Err(wrong);
         }
         let mut compiler = Compiler::new(script, options, guest);
+        for probe in resolved.values().flatten() {
+            compiler.may_put_out(probe.name.to_string().len());
+        }
         for rule in &script.rules {
             for kind in kinds_of(rule, &resolved) {
                 compiler.learn(rule, &kind);
@@ -577,7 +581,7 @@ impl Context for Here {
         None
     }
 
-    fn register(&self, _: Register) -> u64 {
+    fn register(&self, _: &Register) -> u64 {
         0
     }
 

@@ -9,8 +9,10 @@ use super::types::{Thing, Type};
 use super::{RuleCompiler, shared_text, with};
 use crate::bt::ast::{Call, Expression, ExpressionKind, Function, PlaceKind, Span};
 use crate::bt::format::{Format, Takes};
-use crate::bt::program::{Emission, Known, Operation, Register};
-use crate::bt::run::MOST_BYTES;
+use crate::bt::program::{Emission, Known, Operation};
+use crate::bt::registers::{REGISTERS, Register};
+use crate::bt::run::numbers::{self, STRICT_TEXT};
+use crate::bt::run::{MOST_BYTES, MOST_STRINGS};
 use crate::bt::time::TimeFormat;
 use crate::bt::value::Value;
 use crate::event::MAX_FRAMES;
@@ -69,7 +71,7 @@ impl RuleCompiler<'_, '_> {
             Ok(format) => Arc::new(format),
             Err(error) => {
                 self.refuse(format.span, error.to_string());
-                return self.put(Operation::Drop);
+                return;
             }
         };
         let takes = format.takes();
@@ -100,7 +102,6 @@ impl RuleCompiler<'_, '_> {
             }
             (Some(Takes::Number), Type::Text) => {
                 self.refuse(span, "this is text; %s shows it");
-                self.put(Operation::Drop);
                 found
             }
             _ => found,
@@ -151,7 +152,6 @@ impl RuleCompiler<'_, '_> {
         let map = name.and_then(|name| self.shared.map_numbers.get(name).copied());
         if map.is_none() {
             self.refuse(span, "this takes a map, as in clear(@x)");
-            self.put(Operation::Drop);
         }
         map
     }
@@ -163,9 +163,7 @@ impl RuleCompiler<'_, '_> {
         let of = self.value(array);
         self.must_be_number(&of, array.span);
         let separator: Arc<[u8]> = text_of(arguments.get(1)).unwrap_or(b" ").into();
-        // As many as are read.
-        const STRINGS: usize = 16;
-        let types = vec![Type::Text; STRINGS];
+        let types = vec![Type::Text; MOST_STRINGS];
         let emission = self.emission(Emission::Join { separator }, &types);
         let most = self.shared.options.longest_text;
         self.put(Operation::Join { emission, most });
@@ -193,7 +191,6 @@ impl RuleCompiler<'_, '_> {
             Ok(format) => Some(Arc::new(format)),
             Err(error) => {
                 self.refuse(span, error.to_string());
-                self.put(Operation::Drop);
                 None
             }
         }
@@ -342,8 +339,7 @@ impl RuleCompiler<'_, '_> {
             return Type::Text;
         };
         let most = match self.is_strict() {
-            // A string argument of bt(5).
-            true => 63,
+            true => STRICT_TEXT,
             false => self.shared.options.longest_text,
         };
         let argument = match &of.kind {
@@ -373,7 +369,7 @@ impl RuleCompiler<'_, '_> {
         match (found, length) {
             (Type::Text, None) => {
                 if self.is_strict() {
-                    self.constant(63);
+                    self.constant(STRICT_TEXT as i64);
                     self.put(Operation::CutText);
                 }
             }
@@ -381,7 +377,7 @@ impl RuleCompiler<'_, '_> {
                 self.number(Some(length));
                 if self.is_strict() {
                     self.put(Operation::CutText);
-                    self.constant(63);
+                    self.constant(STRICT_TEXT as i64);
                 }
                 self.put(Operation::CutText);
             }
@@ -418,7 +414,7 @@ impl RuleCompiler<'_, '_> {
         let name = shared_text(name);
         match self.shared.guest.symbol(&name) {
             Some(address) => {
-                let address = crate::bt::run::numbers::unsigned(address);
+                let address = numbers::unsigned(address);
                 self.put(Operation::Constant(address));
                 Type::Number
             }
@@ -467,37 +463,14 @@ impl RuleCompiler<'_, '_> {
     }
 
     fn register(&mut self, of: Option<&Expression>, span: Span) -> Type {
-        const REGISTERS: [(&str, &str, Register); 18] = [
-            ("rax", "ax", Register::Rax),
-            ("rbx", "bx", Register::Rbx),
-            ("rcx", "cx", Register::Rcx),
-            ("rdx", "dx", Register::Rdx),
-            ("rsi", "si", Register::Rsi),
-            ("rdi", "di", Register::Rdi),
-            ("rbp", "bp", Register::Rbp),
-            ("rsp", "sp", Register::Rsp),
-            ("r8", "r8", Register::R8),
-            ("r9", "r9", Register::R9),
-            ("r10", "r10", Register::R10),
-            ("r11", "r11", Register::R11),
-            ("r12", "r12", Register::R12),
-            ("r13", "r13", Register::R13),
-            ("r14", "r14", Register::R14),
-            ("r15", "r15", Register::R15),
-            ("rip", "ip", Register::Rip),
-            ("rflags", "flags", Register::Rflags),
-        ];
         let name = shared_text(text_of(of).unwrap_or_default());
-        let found = REGISTERS
-            .iter()
-            .find(|(long, short, _)| [*long, *short].contains(&&*name));
-        match found {
-            Some((_, _, register)) => {
-                self.put(Operation::Known(Known::Register(*register)));
+        match Register::of(&name) {
+            Some(register) => {
+                self.put(Operation::Known(Known::Register(register)));
                 Type::Number
             }
             None => {
-                let names = super::nearest(&name, REGISTERS.iter().map(|(long, ..)| *long));
+                let names = super::nearest(&name, REGISTERS.iter().map(|known| known.name));
                 self.refuse_with(with(span, format!("no register {name:?}"), names))
             }
         }
@@ -546,7 +519,6 @@ impl RuleCompiler<'_, '_> {
         }
         let found = self.value(of);
         if matches!(found, Type::Number | Type::Pointer(_)) {
-            self.put(Operation::Drop);
             return self.refuse(of.span, "len() takes a map, a stack or text");
         }
         self.put(Operation::Length);

@@ -1,7 +1,7 @@
 //! Expressions: operations that leave one value.
 
 use super::types::{Thing, Type};
-use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, Value};
+use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, TOO_LARGE, Value};
 use crate::bt::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, UnaryOperator};
 use crate::bt::program::{Known, Operation};
 use crate::bt::run::numbers;
@@ -17,38 +17,31 @@ impl RuleCompiler<'_, '_> {
     /// Makes a value of what is only a place so far.
     pub(super) fn settle(&mut self, of: Type, span: Span) -> Type {
         match of {
+            Type::Place(Thing::Array { element, elements }) if *element == Thing::Char => {
+                let most = match elements {
+                    // As long as it is: the last member of a structure.
+                    0 => self.shared.options.longest_text,
+                    _ => usize::try_from(elements).unwrap_or(usize::MAX),
+                };
+                self.put(Operation::ReadText { most });
+                Type::Text
+            }
             Type::Place(Thing::Array { element, elements }) => {
-                let most = usize::try_from(elements).unwrap_or(usize::MAX);
-                match (*element, most) {
-                    (Thing::Char, 0) => {
-                        let most = self.shared.options.longest_text;
-                        self.put(Operation::ReadText { most });
-                        Type::Text
-                    }
-                    (Thing::Char, most) => {
-                        self.put(Operation::ReadText { most });
-                        Type::Text
-                    }
-                    (element, most) => {
-                        let size = self.shared.types.size(&element).unwrap_or(1);
-                        let length = u64::try_from(most).unwrap_or(u64::MAX).saturating_mul(size);
-                        self.constant(i64::try_from(length).unwrap_or(i64::MAX));
-                        let most = self.shared.options.longest_text;
-                        self.put(Operation::ReadBytes { most });
-                        Type::Shown
-                    }
-                }
+                let size = self.shared.types.size(&element).unwrap_or(1);
+                let length = elements.saturating_mul(size);
+                self.constant(i64::try_from(length).unwrap_or(i64::MAX));
+                let most = self.shared.options.longest_text;
+                self.put(Operation::ReadBytes { most });
+                Type::Shown
             }
             Type::Place(thing) => {
                 let described = self.shared.types.describe(&thing);
-                self.put(Operation::Drop);
                 self.refuse(
                     span,
                     format!("{described} as a whole is no value; name a member"),
                 )
             }
             Type::Translated { .. } => {
-                self.put(Operation::Drop);
                 self.refuse(span, "a translated structure is no value; name a member")
             }
             value => value,
@@ -62,10 +55,7 @@ impl RuleCompiler<'_, '_> {
         // Translators that use each other make much of little.
         let found = match self.depth > DEEPEST || self.spent > MOST_EXPRESSIONS {
             true if self.spent > MOST_EXPRESSIONS + 1 => Type::Any,
-            true => self.refuse(
-                of.span,
-                "this rule is too large, with the translators it uses",
-            ),
+            true => self.refuse(of.span, TOO_LARGE),
             false => self.any_expression(of),
         };
         self.depth -= 1;
@@ -108,13 +98,10 @@ impl RuleCompiler<'_, '_> {
                 match self.expression(operand) {
                     Type::Pointer(to) => self.access(to),
                     Type::Place(Thing::Array { element, .. }) => self.access(*element),
-                    _ => {
-                        self.put(Operation::Drop);
-                        self.refuse(
-                            of.span,
-                            "this is no pointer; cast it to one, as in *(uint64 *)x",
-                        )
-                    }
+                    _ => self.refuse(
+                        of.span,
+                        "this is no pointer; cast it to one, as in *(uint64 *)x",
+                    ),
                 }
             }
             ExpressionKind::Unary(operator, operand) => {
@@ -153,7 +140,6 @@ impl RuleCompiler<'_, '_> {
                     Type::Tuple(items) => items,
                     Type::Any => Vec::new(),
                     _ => {
-                        self.put(Operation::Drop);
                         return self.refuse(tuple.span, "this is no tuple");
                     }
                 };
@@ -162,7 +148,6 @@ impl RuleCompiler<'_, '_> {
                     Some(item) => item.clone(),
                     None if items.is_empty() || self.is_strict() => Type::Any,
                     None => {
-                        self.put(Operation::Drop);
                         let count = items.len();
                         self.refuse(of.span, format!("a tuple of {count} has no item {index}"))
                     }
@@ -247,7 +232,6 @@ impl RuleCompiler<'_, '_> {
         if is_equality {
             if is_text(&one) != is_text(&other) && is_known(&one) && is_known(&other) {
                 let span = left.span.to(right.span);
-                self.put(Operation::Drop);
                 return self.refuse(
                     span,
                     "text is compared with a number; use str() to read the text behind a pointer",
@@ -301,7 +285,6 @@ impl RuleCompiler<'_, '_> {
             _ => return,
         };
         self.refuse(span, format!("this is {what}, where a number is needed"));
-        self.put(Operation::Drop);
     }
 
     fn builtin(&mut self, builtin: Builtin, span: Span) -> Type {
@@ -319,8 +302,8 @@ impl RuleCompiler<'_, '_> {
             Builtin::Probe => (Known::Probe, Type::Text),
             Builtin::Function => (Known::Function, Type::Text),
             Builtin::ReturnValue => return self.returned(span),
-            Builtin::KernelStack => return self.stack(Operation::KernelStack(MAX_FRAMES)),
-            Builtin::UserStack => return self.stack(Operation::UserStack(MAX_FRAMES)),
+            Builtin::KernelStack => return self.stack(Operation::KernelStack),
+            Builtin::UserStack => return self.stack(Operation::UserStack),
             Builtin::CurrentTask => return self.current_task(),
             Builtin::Uid => return self.of_task(&["cred", "uid", "val"], span),
             Builtin::Gid => return self.of_task(&["cred", "gid", "val"], span),
@@ -332,14 +315,11 @@ impl RuleCompiler<'_, '_> {
         of
     }
 
-    fn stack(&mut self, operation: Operation) -> Type {
+    fn stack(&mut self, operation: fn(usize) -> Operation) -> Type {
         // bt(5) has room for 19 frames (STACKTRACE_MAX of sys/stacktrace.h).
         const STRICT: usize = 19;
         let most = if self.is_strict() { STRICT } else { MAX_FRAMES };
-        self.put(match operation {
-            Operation::UserStack(_) => Operation::UserStack(most),
-            _ => Operation::KernelStack(most),
-        });
+        self.put(operation(most));
         Type::Stack
     }
 

@@ -53,7 +53,6 @@ impl RuleCompiler<'_, '_> {
     pub(super) fn member_of(&mut self, owner: Type, name: &str, span: Span) -> Type {
         let thing = match owner {
             Type::Pointer(Thing::Unknown) | Type::Any | Type::Number => {
-                self.put(Operation::Drop);
                 return self.refuse(
                     span,
                     match self.shared.types.has_kernel_types() {
@@ -67,16 +66,12 @@ impl RuleCompiler<'_, '_> {
             }
             Type::Pointer(thing) | Type::Place(thing) => thing,
             Type::Text | Type::Shown | Type::Stack | Type::Tuple(_) => {
-                self.put(Operation::Drop);
                 return self.refuse(span, format!("this has no member {name:?}"));
             }
         };
         match self.shared.types.member(&thing, name) {
             Ok(member) => self.read_member(member),
-            Err(none) => {
-                self.put(Operation::Drop);
-                self.refuse_with(with(span, none.message, none.nearest))
-            }
+            Err(none) => self.refuse_with(with(span, none.message, none.nearest)),
         }
     }
 
@@ -117,7 +112,6 @@ impl RuleCompiler<'_, '_> {
             Type::Place(Thing::Array { element, .. }) => *element,
             Type::Pointer(to) => to,
             _ => {
-                self.put(Operation::Drop);
                 return self.refuse(
                     of.span,
                     "this is no array and no pointer with a type; cast it",
@@ -125,7 +119,6 @@ impl RuleCompiler<'_, '_> {
             }
         };
         let Some(size) = self.shared.types.size(&element) else {
-            self.put(Operation::Drop);
             return self.refuse(
                 of.span,
                 "the size of an element is not known; cast the pointer",
@@ -143,7 +136,6 @@ impl RuleCompiler<'_, '_> {
     pub(super) fn cast(&mut self, to: &TypeName, value: &Expression) -> Type {
         let from = self.expression(value);
         let Some(thing) = self.shared.types.named(to) else {
-            self.put(Operation::Drop);
             return self.no_type(to);
         };
         let is_address = matches!(from, Type::Place(_));
@@ -157,7 +149,6 @@ impl RuleCompiler<'_, '_> {
             }
             Thing::Kernel(_) | Thing::Own(_) if is_address => Type::Place(thing),
             Thing::Kernel(_) | Thing::Own(_) | Thing::Array { .. } | Thing::Unknown => {
-                self.put(Operation::Drop);
                 let name = &to.base;
                 self.refuse(
                     to.span,
@@ -200,26 +191,28 @@ impl RuleCompiler<'_, '_> {
     /// `argN`: with its type if the probe's are known, as it stands in the register in bt(5).
     pub(super) fn argument(&mut self, number: usize) -> Type {
         self.put(Operation::Known(Known::Argument(number)));
-        let declared = self.probe.arguments.get(number);
-        match declared.map(|argument| argument.type_name.clone()) {
-            Some(name) if !self.is_strict() => match self.shared.types.written(&name) {
-                Some(thing) => self.typed(thing),
-                None => Type::Number,
-            },
+        match self.probe.arguments.get(number) {
+            Some(declared) if !self.is_strict() => self.typed_as(&declared.type_name),
             _ => Type::Number,
+        }
+    }
+
+    /// The word on the stack is of the type that a probe declares; a number if that is not known.
+    fn typed_as(&mut self, type_name: &str) -> Type {
+        match self.shared.types.written(type_name) {
+            Some(thing) => self.typed(thing),
+            None => Type::Number,
         }
     }
 
     /// `args.name`.
     fn argument_named(&mut self, name: &str, span: Span) -> Type {
         let probe = self.probe;
-        let found = probe.arguments.iter().position(|known| known.name == name);
-        if let Some(number) = found {
+        let mut arguments = probe.arguments.iter().enumerate();
+        if let Some((number, found)) = arguments.find(|(_, known)| known.name == name) {
             let register = self.register_of(number);
             self.put(Operation::Known(Known::Argument(register)));
-            let type_name = probe.arguments.get(number).map(|a| a.type_name.clone());
-            let thing = type_name.and_then(|name| self.shared.types.written(&name));
-            return thing.map_or(Type::Number, |thing| self.typed(thing));
+            return self.typed_as(&found.type_name);
         }
         if name == "ret" && probe.kind == Some(EventKind::Return) {
             self.put(Operation::Known(Known::Returned));
@@ -271,8 +264,7 @@ impl RuleCompiler<'_, '_> {
         };
         let register = self.register_of(number);
         self.put(Operation::Known(Known::Argument(register)));
-        let native = self.shared.types.written(&argument.type_name);
-        let input = native.map_or(Type::Number, |thing| self.typed(thing));
+        let input = self.typed_as(&argument.type_name);
         let Some(translated) = argument.translated.filter(|name| !name.is_empty()) else {
             return input;
         };
@@ -304,7 +296,6 @@ impl RuleCompiler<'_, '_> {
             .filter(|(_, translator)| bare(&translator.output.base) == wanted)
             .peekable();
         if of_output.peek().is_none() {
-            self.put(Operation::Drop);
             let known = script.translators.iter().map(|t| t.output.base.as_str());
             let suggestions = nearest(output, known);
             let message = format!("no translator makes {output}");
@@ -336,10 +327,7 @@ impl RuleCompiler<'_, '_> {
                     input: Box::new(input),
                 }
             }
-            None => {
-                self.put(Operation::Drop);
-                self.refuse(span, format!("no translator makes {output} of {described}"))
-            }
+            None => self.refuse(span, format!("no translator makes {output} of {described}")),
         }
     }
 
@@ -351,7 +339,6 @@ impl RuleCompiler<'_, '_> {
         };
         let member = translator.members.iter().find(|(known, _)| known == name);
         let Some((_, value)) = member else {
-            self.put(Operation::Drop);
             let names = translator.members.iter().map(|(known, _)| known.as_str());
             let message = format!(
                 "the translator of {} gives no member {name:?}",
@@ -361,7 +348,6 @@ impl RuleCompiler<'_, '_> {
             return self.refuse_with(with(span, message, suggestions));
         };
         if self.scopes.len() >= MOST_TRANSLATORS {
-            self.put(Operation::Drop);
             let message = format!(
                 "the translators of {} use each other without end",
                 translator.output.base

@@ -22,10 +22,11 @@ use super::diagnostic::Diagnostic;
 use super::maps::{MapDeclaration, MapKind};
 use super::program::{Code, Emission, Operation};
 use super::record;
+use super::run::MOST_BYTES;
 use super::time::Zone;
 use super::value::Value;
 use crate::event::EventKind;
-use crate::probe::{Probe, Signature};
+use crate::probe::{Argument, Probe, Signature};
 use types::{Type, Types};
 
 /// Names offered for one that is not there.
@@ -34,8 +35,11 @@ const SUGGESTIONS: usize = 3;
 const DEEPEST: usize = 400;
 /// Expressions of one rule, with those that translators add.
 const MOST_EXPRESSIONS: usize = 1 << 16;
+/// Bytes of the texts that no rule reads from memory: a thread's name, an address, a time, the name of a usual probe.
+const LEAST_TEXT: usize = 64;
 /// Operations of one rule.
 const MOST_OPERATIONS: usize = 1 << 16;
+const TOO_LARGE: &str = "this rule is too large, with the translators it uses";
 
 /// What the compiler asks of the guest.
 pub trait Guest {
@@ -80,18 +84,9 @@ pub(super) struct ProbeKindInfo {
     /// `None` of BEGIN and END.
     pub(super) kind: Option<EventKind>,
     pub(super) is_system_call: bool,
-    pub(super) arguments: Vec<ArgumentInfo>,
+    pub(super) arguments: Vec<Argument>,
     pub(super) returns: Option<String>,
     pub(super) signature_known: bool,
-}
-
-/// An argument of a probe.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct ArgumentInfo {
-    pub(super) name: String,
-    pub(super) type_name: String,
-    /// What a translator makes of it.
-    pub(super) translated: Option<String>,
 }
 
 impl ProbeKindInfo {
@@ -100,14 +95,7 @@ impl ProbeKindInfo {
         Self {
             kind: Some(probe.kind()),
             is_system_call: probe.name.provider == crate::provider::system_calls::PROVIDER,
-            arguments: arguments
-                .into_iter()
-                .map(|argument| ArgumentInfo {
-                    name: argument.name,
-                    type_name: argument.type_name,
-                    translated: argument.translated,
-                })
-                .collect(),
+            arguments,
             returns,
             signature_known: probe.signature.is_some(),
         }
@@ -127,6 +115,8 @@ pub(super) struct Compiler<'c> {
     /// Of their keys: what going through a map gives.
     key_types: Vec<Option<Type>>,
     emissions: Vec<Emission>,
+    /// Bytes of the longest text that any rule can put out, as far as they have been met.
+    longest_text: usize,
     /// Words of the largest record.
     words: usize,
     diagnostics: Vec<Diagnostic>,
@@ -152,6 +142,7 @@ impl<'c> Compiler<'c> {
             map_types: Vec::new(),
             key_types: Vec::new(),
             emissions: Vec::new(),
+            longest_text: options.longest_text.max(LEAST_TEXT),
             words: record::HEADER + 2,
             diagnostics: Vec::new(),
         };
@@ -190,7 +181,12 @@ impl<'c> Compiler<'c> {
         }
     }
 
-    /// Finds out what the maps hold: to be done for each rule before the first is compiled.
+    /// Rules can put out a text that is as long as this.
+    pub(super) fn may_put_out(&mut self, bytes: usize) {
+        self.longest_text = self.longest_text.max(bytes);
+    }
+
+    /// Finds out what the maps hold and how long texts are: to be done for each rule before the first is compiled.
     pub(super) fn learn(&mut self, rule: &Rule, probe: &ProbeKindInfo) {
         let (emissions, words, said) = (self.emissions.len(), self.words, self.diagnostics.len());
         self.rule(rule, probe);
@@ -218,6 +214,13 @@ impl<'c> Compiler<'c> {
         }
         body.block(&rule.body);
         body.put(Operation::Return);
+        if body.code.len() >= MOST_OPERATIONS {
+            let span = rule
+                .probes
+                .first()
+                .map_or(Span::default(), |spec| spec.span);
+            body.refuse(span, TOO_LARGE);
+        }
         let slots = body.slots;
         Code {
             operations: body.code,
@@ -307,7 +310,15 @@ impl RuleCompiler<'_, '_> {
         self.dialect() == Dialect::Strict
     }
 
+    /// Puts an operation, if the rule is not too large already.
     fn put(&mut self, operation: Operation) {
+        self.shared.may_put_out(match &operation {
+            Operation::Constant(Value::Text(text)) => text.len(),
+            Operation::ReadText { most }
+            | Operation::ReadTextOf { most }
+            | Operation::ReadBytes { most } => (*most).min(MOST_BYTES),
+            _ => 0,
+        });
         if self.code.len() < MOST_OPERATIONS {
             self.code.push(operation);
         }
@@ -317,7 +328,7 @@ impl RuleCompiler<'_, '_> {
         self.put(Operation::Constant(Value::Int(number)));
     }
 
-    /// Says what is wrong; in place of the value comes 0, so that more can be found.
+    /// Says what is wrong. Compiling goes on, so that more can be found, but the code is none any more: what is on the stack does not matter.
     fn refuse(&mut self, span: Span, message: impl Into<String>) -> Type {
         self.refuse_with(Diagnostic::new(span, message))
     }
@@ -328,7 +339,6 @@ impl RuleCompiler<'_, '_> {
             dialect,
             ..diagnostic
         });
-        self.constant(0);
         Type::Any
     }
 
@@ -364,7 +374,7 @@ impl RuleCompiler<'_, '_> {
 
     /// A new emission, whose values are of these types.
     fn emission(&mut self, emission: Emission, values: &[Type]) -> usize {
-        let longest = self.shared.options.longest_text;
+        let longest = self.shared.longest_text;
         let words: usize = values.iter().map(|of| words_of(of, longest)).sum();
         self.shared.words = self.shared.words.max(record::HEADER + words);
         self.shared.emissions.push(emission);

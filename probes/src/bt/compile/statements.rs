@@ -131,7 +131,6 @@ impl RuleCompiler<'_, '_> {
                     && !self.is_strict()
                 {
                     self.refuse(place.span, format!("@{name} gathers values by a function such as count(); it cannot be assigned to"));
-                    self.put(Operation::Drop);
                     return;
                 }
                 self.keys(map, keys);
@@ -174,7 +173,7 @@ impl RuleCompiler<'_, '_> {
     fn aggregate(&mut self, place: &Place, aggregation: Aggregation, value: Option<&Expression>) {
         let PlaceKind::Global { name, keys } = &place.kind else {
             self.refuse(place.span, "values are gathered in maps: @x = count()");
-            return self.put(Operation::Drop);
+            return;
         };
         let Some(map) = self.map(name, keys.len(), place.span) else {
             return;
@@ -187,7 +186,7 @@ impl RuleCompiler<'_, '_> {
                 place.span,
                 format!("@{name} gathers by one function elsewhere and by another here"),
             );
-            return self.put(Operation::Drop);
+            return;
         }
         self.keys(map, keys);
         match value {
@@ -254,7 +253,7 @@ impl RuleCompiler<'_, '_> {
     fn for_map(&mut self, variable: &str, name: &str, body: &Block, span: Span) {
         let Some(map) = self.shared.map_numbers.get(name).copied() else {
             self.refuse(span, format!("@{name} is not used anywhere else"));
-            return self.put(Operation::Drop);
+            return;
         };
         let key = self.shared.key_types.get(map).cloned().flatten();
         let value = match self.shared.maps.get(map).map(|map| map.kind) {
@@ -286,7 +285,7 @@ impl RuleCompiler<'_, '_> {
         if self.loops.is_empty() {
             let word = if is_break { "break" } else { "continue" };
             self.refuse(span, format!("{word} outside of a loop"));
-            return self.put(Operation::Drop);
+            return;
         }
         let from = self.jump(Operation::Jump);
         if let Some(around) = self.loops.last_mut() {

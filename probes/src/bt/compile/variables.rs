@@ -13,7 +13,6 @@ impl RuleCompiler<'_, '_> {
             PlaceKind::Local(name) => self.read_local(name, place.span),
             PlaceKind::Global { name, keys } => {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
-                    self.constant(0);
                     return Type::Any;
                 };
                 let gathers = self.shared.maps.get(map).map(|map| map.kind);
@@ -104,7 +103,6 @@ impl RuleCompiler<'_, '_> {
             }
             PlaceKind::Global { name, keys } => {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
-                    self.constant(0);
                     return Type::Number;
                 };
                 self.keys(map, keys);

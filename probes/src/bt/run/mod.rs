@@ -5,7 +5,7 @@
 //! memory that is not there) gives 0 or empty text and is counted.
 
 mod memory;
-pub(super) use memory::MOST_BYTES;
+pub(super) use memory::{MOST_BYTES, MOST_STRINGS};
 pub(super) mod numbers;
 
 use std::sync::Arc;
