@@ -1,5 +1,7 @@
 //! What a rule can ask while it runs: the hit it runs at, or the script's begin and end.
 
+use std::cell::RefCell;
+
 pub use crate::clock::Clock;
 use crate::engine::ProbeHit;
 use crate::event::{COMM_LENGTH, StringState};
@@ -101,5 +103,89 @@ impl Context for AtHit<'_> {
     fn emit(&self, emission: usize, values: &[Value]) -> bool {
         self.hit
             .emit(|slot| super::record::write(slot, emission, values))
+    }
+}
+
+/// Where BEGIN and END run: on the host, as the tracer's own process.
+pub(super) struct Here {
+    unix_ns: u64,
+    emitted: RefCell<Vec<(usize, Vec<Value>)>>,
+}
+
+impl Here {
+    pub(super) fn at(unix_ns: u64) -> Self {
+        Self {
+            unix_ns,
+            emitted: RefCell::default(),
+        }
+    }
+
+    /// Numbers and values of emissions, in order.
+    pub(super) fn into_emitted(self) -> Vec<(usize, Vec<Value>)> {
+        self.emitted.into_inner()
+    }
+}
+
+impl Context for Here {
+    fn cpu(&self) -> usize {
+        0
+    }
+
+    fn process(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn thread(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn comm(&self) -> [u8; COMM_LENGTH] {
+        *b"exotrace\0\0\0\0\0\0\0\0"
+    }
+
+    fn unix_ns(&self) -> u64 {
+        self.unix_ns
+    }
+
+    fn task(&self) -> u64 {
+        0
+    }
+
+    fn pc(&self) -> u64 {
+        0
+    }
+
+    fn argument(&self, _: usize) -> u64 {
+        0
+    }
+
+    fn returned(&self) -> Option<u64> {
+        None
+    }
+
+    fn register(&self, _: &Register) -> u64 {
+        0
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn read_string(&self, _: u64, _: &mut [u8]) -> (usize, bool) {
+        (0, false)
+    }
+
+    fn kernel_stack(&self, _: &mut [u64]) -> usize {
+        0
+    }
+
+    fn user_stack(&self, _: &mut [u64]) -> usize {
+        0
+    }
+
+    fn emit(&self, emission: usize, values: &[Value]) -> bool {
+        let mut emitted = self.emitted.borrow_mut();
+        emitted.push((emission, values.to_vec()));
+        true
     }
 }

@@ -21,7 +21,7 @@ use crate::probe::Probe;
 /// 2009-02-13 23:31:30 UTC.
 const NOW: u64 = 1_234_567_890_000_000_000;
 
-struct Nobody;
+pub(super) struct Nobody;
 
 impl Guest for Nobody {
     fn types(&self) -> Option<&Btf> {
