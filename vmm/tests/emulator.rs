@@ -153,7 +153,12 @@ fn defined_flags(case: &Case) -> u64 {
     .into_iter()
     .filter(|(bit, _)| case.insn.rflags_undefined() & bit != 0)
     .fold(0, |all, (_, flag)| all | flag);
-    (STATUS | DF | ID) & !undefined
+    // OF is defined for rotations by one alone, as the masked count has it: a whole turn through CF, such as nine bits of a byte, leaves the
+    // operand as it was, and OF on some CPUs only.
+    let through_carry = matches!(case.insn.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr);
+    let by_more = case.insn.op1_kind() == OpKind::Immediate8 && case.insn.immediate8() & 0x1f > 1;
+    let overflow = if through_carry && by_more { 0x800 } else { 0 };
+    (STATUS | DF | ID) & !undefined & !overflow
 }
 
 /// Where two outcomes of a case differ; `None` if nowhere.

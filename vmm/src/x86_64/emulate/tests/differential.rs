@@ -39,6 +39,17 @@ fn undefined_flags(insn: &Instruction) -> u64 {
     .into_iter()
     .filter(|(bit, _)| insn.rflags_undefined() & bit != 0)
     .fold(0, |all, (_, flag)| all | flag)
+        | undefined_overflow(insn)
+}
+
+/// OF is defined for rotations by one alone, as the masked count has it: a whole turn through CF, such as nine bits of a byte, leaves the
+/// operand as it was, and OF on some CPUs only.
+fn undefined_overflow(insn: &Instruction) -> u64 {
+    let through_carry = matches!(insn.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr);
+    match through_carry && insn.op1_kind() == OpKind::Immediate8 && insn.immediate8() & 0x1f > 1 {
+        true => flags::OF,
+        false => 0,
+    }
 }
 
 /// Registers and memory after the host CPU executed the instruction; `None` if it cannot.
