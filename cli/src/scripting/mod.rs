@@ -154,6 +154,9 @@ impl Job {
 
     /// Takes the probes away; gives what is left to be put out, and the counts.
     pub fn finish(mut self) -> (Rendered, Counts) {
+        // The counts are those of one moment: no hit comes between them and the probes' end.
+        let machine = self.renderer.machine.clone();
+        let paused = machine.machine.pause();
         let each = self.script.each();
         let hits = each.iter().map(|stats| stats.map_or(0, |stats| stats.hits));
         let each = self.probes().into_iter().zip(hits).collect();
@@ -161,6 +164,7 @@ impl Job {
         let joined_ticks = engine.map_or(0, |stats| stats.joined_ticks) - self.ticks_before;
         let mut outputs = Vec::new();
         let stats = self.script.finish(&mut |output| outputs.push(output));
+        drop(paused);
         let counts = Counts {
             hits: stats.probes.hits,
             filtered: stats.probes.filtered,

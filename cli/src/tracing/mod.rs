@@ -236,20 +236,20 @@ impl Tracing {
         self.session.drain(each)
     }
 
-    /// Takes all traps away. What was recorded can still be drained.
-    pub fn stop(&mut self) {
-        self.session.disable_all();
-    }
-
-    /// Counts of each probe that is still enabled, in the order of [`Self::traced`].
-    pub fn each(&self) -> Vec<ProbeStats> {
+    /// Takes all traps away, at one moment; the counts of each probe until then, in the order of [`Self::traced`]. What was recorded can
+    /// still be drained.
+    pub fn stop(&mut self) -> Vec<ProbeStats> {
+        let machine = self.session.engine().machine().clone();
+        let _paused = machine.pause();
         let numbers = 0..u32::try_from(self.probes.len()).unwrap_or(u32::MAX);
-        numbers
+        let each = numbers
             .map(|number| self.session.probe_stats(number).unwrap_or_default())
-            .collect()
+            .collect();
+        self.session.disable_all();
+        each
     }
 
-    /// The counts, given those of [`Self::each`] before the end.
+    /// The counts, given those that [`Self::stop`] gave.
     pub fn counts(&self, each: &[ProbeStats]) -> Counts {
         let SessionStats { probes, read } = self.session.stats();
         let engine = self.session.engine().stats();

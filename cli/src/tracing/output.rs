@@ -126,7 +126,7 @@ fn run(
 ) -> Summary {
     let (written, each) = match Outbox::new(output) {
         Ok(outbox) => follow(session, &mut tracing, &mut writer, outbox, stopped),
-        Err(error) => (Err(error), stop(&mut tracing)),
+        Err(error) => (Err(error), tracing.stop()),
     };
     Summary {
         counts: tracing.counts(&each),
@@ -147,7 +147,7 @@ fn follow(
     loop {
         let ended = stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout);
         tracing.take_up_files(session);
-        let each = if ended { stop(tracing) } else { Vec::new() };
+        let each = if ended { tracing.stop() } else { Vec::new() };
         // Who reads too slowly loses events, and holds up nobody.
         let room = outbox.has_room();
         if ended || room == Ok(true) {
@@ -157,17 +157,10 @@ fn follow(
         }
         let put = outbox.put(writer.take());
         if ended || room.is_err() || put.is_err() {
-            let each = if ended { each } else { stop(tracing) };
+            let each = if ended { each } else { tracing.stop() };
             return (outbox.finish(), each);
         }
     }
-}
-
-/// Ends the recording; the counts of each probe.
-pub fn stop(tracing: &mut Tracing) -> Vec<ProbeStats> {
-    let each = tracing.each();
-    tracing.stop();
-    each
 }
 
 /// Makes lines of events.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::event::EventLine;
 use super::outbox::Outbox;
-use super::output::{ClockPair, DRAIN_INTERVAL, stop};
+use super::output::{ClockPair, DRAIN_INTERVAL};
 use super::request::Request;
 use super::{Counts, Refusal, Traced, Tracing};
 use crate::guest_kernel::symbolize;
@@ -99,11 +99,7 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
     while !ended && !failed {
         ended = has_ended(&mut stream)? || session.has_ended();
         tracing.take_up_files(session);
-        let each = if ended {
-            stop(&mut tracing)
-        } else {
-            Vec::new()
-        };
+        let each = if ended { tracing.stop() } else { Vec::new() };
         // A client that reads too slowly loses events, and holds up nobody.
         let room = outbox.has_room();
         let mut lines = Vec::new();
