@@ -1,0 +1,119 @@
+//! What a script costs a program in a Linux guest that does little but system calls, against the bare exits that it takes, with strace(1)
+//! inside the guest beside it: `cargo bench-syscalls`.
+//!
+//! The program is dd(1), copying single bytes, and times itself. In each turn, in a fresh copy of the guest, it runs untouched, then with
+//! the script, then with the script's traps alone (the same traps stand, and nobody takes their hits), then under strace. All figures are
+//! medians over the turns.
+
+use std::error::Error;
+
+use support::host::Host;
+use support::scripts::{Ran, ScriptGuest};
+use support::strace;
+use support::user_guest::UserGuest;
+
+/// Copied in one run; each byte is a read(2) and a write(2).
+const BYTES: u64 = 2_000;
+/// Turns; odd.
+const TURNS: usize = 7;
+/// What a script may cost: the project's own bound, in the bare exits that it takes.
+const BOUND: f64 = 1.3;
+/// Ten probes, three aggregations.
+const SCRIPT: &str = "
+    syscall::read:entry, syscall::write:entry, syscall::openat:entry, syscall::close:entry, syscall::lseek:entry
+    { @calls[comm, func] = count(); }
+    syscall::read:return, syscall::write:return, syscall::openat:return, syscall::close:return, syscall::lseek:return
+    { @sizes = hist(retval); @bytes[func] = sum(retval); }";
+
+/// What runs, and under which name it is shown.
+const STRACES: [(&str, &str); 2] = [
+    ("strace -c", "strace -c -o /dev/null"),
+    ("strace, each call told", "strace -o /dev/null"),
+];
+
+type Fallible<T> = Result<T, Box<dyn Error>>;
+
+/// Seconds that dd says it took, under the command `before`.
+fn time(guest: &UserGuest, before: &str) -> Fallible<f64> {
+    let line = format!("{before} dd if=/dev/zero of=/dev/null bs=1 count={BYTES} 2>&1");
+    let output = guest.shell.output(&line);
+    let said = output.split_once(" copied, ").map(|(_, rest)| rest);
+    let seconds = said.and_then(|rest| rest.split_whitespace().next());
+    Ok(seconds
+        .ok_or_else(|| format!("{line}: {output}"))?
+        .parse()?)
+}
+
+/// One turn: seconds untouched, with the script, with its traps alone, and under each strace.
+fn turn(host: &'static Host) -> Fallible<Vec<f64>> {
+    let guest = UserGuest::of(strace::guest(host));
+    let mut times = vec![time(&guest, "")?];
+    let running = ScriptGuest::from(&guest).start(SCRIPT);
+    // Return addresses get their traps when they are first met.
+    time(&guest, "")?;
+    times.push(time(&guest, "")?);
+    guest.shell.linux.machine.handle().set_sink(None);
+    times.push(time(&guest, "")?);
+    check(&running.finish())?;
+    for (_, before) in STRACES {
+        times.push(time(&guest, before)?);
+    }
+    Ok(times)
+}
+
+/// Whether the script has seen two runs and not the one with nobody at its traps.
+fn check(ran: &Ran) -> Fallible<()> {
+    let read = ran.number("@calls[dd, read]");
+    match (2 * BYTES..3 * BYTES).contains(&read) {
+        true => Ok(()),
+        false => Err(format!("{read} reads in two runs: {ran:?}").into()),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() -> Fallible<()> {
+    let Some(host) = support::host() else {
+        return Ok(());
+    };
+    let turns: Vec<Vec<f64>> = (0..TURNS).map(|_| turn(host)).collect::<Result<_, _>>()?;
+    let of = |place: usize| {
+        let all = turns.iter().filter_map(|turn| turn.get(place).copied());
+        median(all.collect())
+    };
+    let calls = 2.0 * BYTES as f64;
+    let (plain, bare) = (of(0), of(2));
+    let names = [
+        "untouched",
+        "10 probes, 3 aggregations",
+        "their exits alone",
+    ];
+    let straces = STRACES.map(|(name, _)| name);
+    println!("{:<28} {:>11}   times as long", "", "µs a call");
+    for (place, name) in names.into_iter().chain(straces).enumerate() {
+        let took = of(place);
+        println!(
+            "{name:<28} {:11.2}   {:.3}",
+            took / calls * 1e6,
+            took / plain
+        );
+    }
+    let ratios = turns.iter().filter_map(|turn| match turn[..] {
+        [plain, script, bare, ..] => Some((script - plain) / (bare - plain)),
+        _ => None,
+    });
+    let ratio = median(ratios.collect());
+    let told = match ratio > BOUND {
+        true => format!("   over {BOUND}"),
+        false => String::new(),
+    };
+    println!("script, in the bare exits that it takes: {ratio:.3}{told}");
+    println!(
+        "(an exit: {:.2} µs; {calls} calls; medians of {TURNS} turns)",
+        (bare - plain) / (2.0 * calls) * 1e6
+    );
+    Ok(())
+}
