@@ -22,7 +22,6 @@ use probes::kernel_view::KernelView;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Moment, Probe, Target};
 use support::MicroGuest;
-use support::scripts::unix_ns;
 use support::timing::{Timing, TimingReader};
 use vmm::Machine;
 
@@ -201,11 +200,7 @@ impl Bench {
         let script = parse::parse(text.as_bytes(), options.dialect);
         let script = script.map_err(|wrong| format!("{text}: {wrong:?}"))?;
         let engine = self.engine(machine, space)?;
-        let clock = Clock {
-            tsc: vmm::host_tsc(),
-            unix_ns: unix_ns(),
-            hz: engine.tsc_hz(),
-        };
+        let clock = Clock::now(engine.tsc_hz());
         let micro = Micro(&self.guest);
         let prepared = Prepared::new(&script, &options, &micro, &micro, machine.vcpus(), clock);
         let prepared = prepared.map_err(|wrong| format!("{text}: {wrong:?}"))?;

@@ -162,11 +162,7 @@ impl<'g> ScriptGuest<'g> {
         };
         let mut parsed = parse::parse(script.as_bytes(), options.dialect).map_err(shown)?;
         library(&mut parsed);
-        let clock = Clock {
-            tsc: vmm::host_tsc(),
-            unix_ns: unix_ns(),
-            hz: self.engine.tsc_hz(),
-        };
+        let clock = Clock::now(self.engine.tsc_hz());
         let machine = &self.shell.linux.machine;
         // No hit comes between the first probe and the last.
         let _paused = machine.pause();

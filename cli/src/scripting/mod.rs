@@ -26,7 +26,6 @@ use probes::probe::Probe;
 use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
-use crate::tracing::output::ClockPair;
 use crate::tracing::{MOST_PROBES, Refusal, find_probes};
 use names::GuestNames;
 use request::{Form, ScriptRequest};
@@ -85,12 +84,7 @@ impl Job {
     ) -> Result<(Self, Rendered), Refusal> {
         let script = request.parse()?;
         let looking = Looking { machine, view };
-        let pair = ClockPair::now();
-        let clock = Clock {
-            tsc: pair.tsc,
-            unix_ns: pair.unix_ns,
-            hz: machine.tsc_hz(),
-        };
+        let clock = Clock::now(machine.tsc_hz());
         let vcpus = machine.machine.vcpus();
         let prepared = Prepared::new(
             &script,
@@ -205,12 +199,7 @@ impl Renderer {
 /// # Errors
 /// What is wrong with it.
 pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, Refusal> {
-    let pair = ClockPair::now();
-    let clock = Clock {
-        tsc: pair.tsc,
-        unix_ns: pair.unix_ns,
-        hz: 1_000_000_000,
-    };
+    let clock = Clock::now(1_000_000_000);
     let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);
     let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
     let mut rendered = Rendered::default();

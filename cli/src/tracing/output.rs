@@ -7,9 +7,10 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use introspect::kernel::symbols::Symbols;
+use probes::clock::Clock;
 use probes::engine::ProbeStats;
 use probes::event::Event;
 use probes::trace_line::TraceLine;
@@ -40,14 +41,9 @@ pub struct ClockPair {
 impl ClockPair {
     /// Both clocks now.
     pub fn now() -> Self {
-        let tsc = vmm::host_tsc();
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        Self {
-            tsc,
-            unix_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
-        }
+        // Ticks in a second are told beside it.
+        let Clock { tsc, unix_ns, .. } = Clock::now(1);
+        Self { tsc, unix_ns }
     }
 }
 
