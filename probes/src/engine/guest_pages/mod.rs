@@ -30,6 +30,7 @@
 
 mod iter;
 mod mappings;
+mod originals;
 mod private;
 mod uprobes;
 mod watch;

@@ -12,13 +12,12 @@ use std::sync::atomic::Ordering;
 use introspect::kernel::page_cache::PageOwner;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
-use introspect::x86_64::virtual_memory::read_virtual;
 use introspect::{Gpa, Gva, PausedMemory};
-use vmm::memory::GuestRam;
 use vmm::trap::{INT3, StoppedCpu};
 
 use super::GuestPages;
 use super::iter::nth;
+use super::originals::{Original, put_right, relative};
 use crate::engine::calls::Calls;
 use crate::engine::hit::{Hit, HitPath};
 use crate::engine::returns::Returning;
@@ -58,17 +57,6 @@ pub(super) enum Event {
     WriteBack,
     /// They are there.
     WrittenBack,
-}
-
-/// A byte that the guest's file has otherwise than memory has it.
-#[derive(Debug, Clone, Copy)]
-struct Original {
-    /// As a distance from the first that is copied.
-    at: u64,
-    /// What stands in memory.
-    ours: u8,
-    /// What belongs there.
-    original: u8,
 }
 
 /// What is to be done when a watched call returns.
@@ -569,34 +557,4 @@ fn lift(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     for site in path.user_returns.forget(range) {
         traps.table.disarm(site);
     }
-}
-
-/// Places of int3s as distances from `start`.
-fn relative(originals: &[(Gpa, u8)], start: u64) -> Vec<Original> {
-    let places = originals.iter().map(|(place, byte)| Original {
-        at: place.0 - start,
-        ours: INT3,
-        original: *byte,
-    });
-    places.collect()
-}
-
-/// Writes bytes over those of ours; gives how many.
-fn put_right(
-    ram: &GuestRam,
-    space: AddressSpace,
-    places: impl Iterator<Item = (u64, Original)>,
-) -> u64 {
-    let mut done = 0;
-    for (address, Original { ours, original, .. }) in places {
-        let mut byte = [0];
-        if read_virtual(ram, space, Gva(address), &mut byte).is_ok()
-            && byte == [ours]
-            && let Ok(place) = translate(ram, space, Gva(address))
-            && ram.write_physical(place.gpa, &[original]).is_ok()
-        {
-            done += 1;
-        }
-    }
-    done
 }
