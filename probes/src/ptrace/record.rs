@@ -1,0 +1,299 @@
+//! The records of ptrace(3): 28 bytes each, little endian, packed (`PTraceevent` of ptrace(2)).
+//!
+//! | Offset | Bytes | Field |
+//! |---|---|---|
+//! | 0 | 4 | process |
+//! | 4 | 4 | type of event |
+//! | 8 | 4 | machine: the CPU on which it was recorded |
+//! | 12 | 8 | time in nanoseconds since the epoch |
+//! | 20 | 8 | argument |
+
+/// Bytes of a record (`PTsize`).
+pub const RECORD_BYTES: usize = 28;
+/// A page fault (`STrapRPF`, and the manual page's `STrapWPF`, which has the same value).
+pub const TRAP_FAULT: u64 = 0x1000_0000_0000_0000;
+/// Set besides [`TRAP_FAULT`] where the access was a write. The manual page has no way to tell; readers that know it alone ignore this bit.
+pub const TRAP_WRITE: u64 = 0x4000_0000_0000_0000;
+/// A system call (`STrapSC`), with its number.
+pub const TRAP_SYSTEM_CALL: u64 = 0x2000_0000_0000_0000;
+/// The bits that hold an address or a number (`STrapMask`).
+pub const TRAP_MASK: u64 = 0x0fff_ffff_ffff_ffff;
+
+/// Types of events (`PTevent`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum EventType {
+    /// Admitted to deadline scheduling.
+    Admit = 0,
+    /// A new period has begun.
+    Release,
+    /// Runs under deadline scheduling.
+    Edf,
+    /// Runs.
+    Run,
+    /// Can run, and does not.
+    Ready,
+    /// Waits for something; see [`SleepState`].
+    Sleep,
+    /// Has given up the rest of its period.
+    Yield,
+    /// Has used up its slice.
+    Slice,
+    /// Its deadline: recorded with the release, in the future.
+    Deadline,
+    /// Left deadline scheduling.
+    Expel,
+    /// Begins to exit.
+    Dead,
+    /// An interrupt begins; the argument is its vector.
+    Ints,
+    /// It ends.
+    Inte,
+    /// A page fault, a system call, or another trap of the program's.
+    Trap,
+    /// The program has marked this moment.
+    User,
+    /// Its name: eight characters in the argument.
+    Name,
+}
+
+impl EventType {
+    /// All of them, by number.
+    pub const ALL: [Self; 16] = [
+        Self::Admit,
+        Self::Release,
+        Self::Edf,
+        Self::Run,
+        Self::Ready,
+        Self::Sleep,
+        Self::Yield,
+        Self::Slice,
+        Self::Deadline,
+        Self::Expel,
+        Self::Dead,
+        Self::Ints,
+        Self::Inte,
+        Self::Trap,
+        Self::User,
+        Self::Name,
+    ];
+
+    /// The type with this number.
+    #[must_use]
+    pub fn of(number: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Its number in a record.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// Its name as ptrace(1) prints it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Admit => "Admit",
+            Self::Release => "Release",
+            Self::Edf => "Edf",
+            Self::Run => "Run",
+            Self::Ready => "Ready",
+            Self::Sleep => "Sleep",
+            Self::Yield => "Yield",
+            Self::Slice => "Slice",
+            Self::Deadline => "Deadline",
+            Self::Expel => "Expel",
+            Self::Dead => "Dead",
+            Self::Ints => "Ints",
+            Self::Inte => "Inte",
+            Self::Trap => "Trap",
+            Self::User => "User",
+            Self::Name => "Name",
+        }
+    }
+}
+
+/// What a process waits for: the low byte of a sleep's argument, with Plan 9's numbers of scheduling states. The address of
+/// the kernel's code that waits is in the upper seven bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SleepState {
+    /// A mutex.
+    Queueing = 5,
+    /// A lock of several readers, to read.
+    QueueingR = 6,
+    /// The same, to write.
+    QueueingW = 7,
+    /// Anything else, until somebody wakes it.
+    Wakeme = 8,
+    /// It is stopped, by a signal or a debugger.
+    Stopped = 10,
+    /// A futex.
+    Rendezvous = 11,
+    /// Its next period.
+    Waitrelease = 12,
+}
+
+/// Names of Plan 9's scheduling states, by number.
+pub const STATE_NAMES: [&str; 13] = [
+    "Dead",
+    "Moribund",
+    "Ready",
+    "Scheding",
+    "Running",
+    "Queueing",
+    "QueueingR",
+    "QueueingW",
+    "Wakeme",
+    "Broken",
+    "Stopped",
+    "Rendezvous",
+    "Waitrelease",
+];
+
+/// The argument of a sleep: state and program counter, whose top byte is lost.
+#[must_use]
+pub fn sleep_argument(state: SleepState, pc: u64) -> u64 {
+    pc << 8 | u64::from(state as u8)
+}
+
+/// State and program counter of a sleep's argument: the kernel's addresses have a top byte of all ones, which is given back.
+#[must_use]
+pub fn sleep_parts(argument: u64) -> (u8, u64) {
+    let pc = argument >> 8;
+    let top = if pc >> 55 == 1 { 0xff << 56 } else { 0 };
+    (argument as u8, pc | top)
+}
+
+/// The argument of a name: up to eight bytes, the first in the lowest, padded with NUL.
+#[must_use]
+pub fn name_argument(name: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let text = name.iter().take_while(|byte| **byte != 0);
+    for (place, byte) in bytes.iter_mut().zip(text) {
+        *place = *byte;
+    }
+    u64::from_le_bytes(bytes)
+}
+
+/// The name in such an argument.
+#[must_use]
+pub fn name_of(argument: u64) -> Vec<u8> {
+    let bytes = argument.to_le_bytes();
+    bytes.into_iter().take_while(|byte| *byte != 0).collect()
+}
+
+/// One record. The type is kept as a number: readers show numbers that they do not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// The process: a Linux thread id, since processes of Plan 9 are threads.
+    pub pid: u32,
+    /// See [`EventType`].
+    pub event: u32,
+    /// The CPU.
+    pub machine: u32,
+    /// Nanoseconds since the epoch.
+    pub time: i64,
+    /// By the type.
+    pub argument: u64,
+}
+
+impl Record {
+    /// The record as it is read.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        let fields = [
+            &self.pid.to_le_bytes()[..],
+            &self.event.to_le_bytes(),
+            &self.machine.to_le_bytes(),
+            &self.time.to_le_bytes(),
+            &self.argument.to_le_bytes(),
+        ];
+        for (place, byte) in bytes.iter_mut().zip(fields.concat()) {
+            *place = byte;
+        }
+        bytes
+    }
+
+    /// Reads a record back.
+    #[must_use]
+    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Self {
+        let word = |at: usize| {
+            let word = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+            u32::from_le_bytes(word.unwrap_or_default())
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        Self {
+            pid: word(0),
+            event: word(4),
+            machine: word(8),
+            time: long(12).cast_signed(),
+            argument: long(20),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_record_has_the_bytes_of_the_manual_page() {
+        let record = Record {
+            pid: 0x0403_0201,
+            event: EventType::Trap.number(),
+            machine: 2,
+            time: 0x1817_1615_1413_1211,
+            argument: TRAP_SYSTEM_CALL | 59,
+        };
+        let bytes = [
+            1, 2, 3, 4, 13, 0, 0, 0, 2, 0, 0, 0, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18,
+            59, 0, 0, 0, 0, 0, 0, 0x20,
+        ];
+        assert_eq!(record.to_bytes(), bytes);
+        assert_eq!(Record::parse(&bytes), record);
+    }
+
+    #[test]
+    fn types_have_the_numbers_of_the_manual_page() {
+        for (number, event) in (0..).zip(EventType::ALL) {
+            assert_eq!(event.number(), number, "{}", event.name());
+            assert_eq!(EventType::of(number), Some(event));
+        }
+        assert_eq!(EventType::of(16), None);
+        assert_eq!(EventType::Inte.number(), 12);
+        assert_eq!(EventType::Name.number(), 15);
+    }
+
+    #[test]
+    fn arguments_hold_names_and_sleeps() {
+        for (name, argument, back) in [
+            (&b"sh\0old"[..], 0x6873, &b"sh"[..]),
+            (b"kworker/0:1", 0x2f72_656b_726f_776b, b"kworker/"),
+            (b"", 0, b""),
+        ] {
+            assert_eq!(name_argument(name), argument);
+            assert_eq!(name_of(argument), back);
+        }
+        let pc = 0xffff_ffff_8123_4567;
+        let argument = sleep_argument(SleepState::Wakeme, pc);
+        assert_eq!(argument, 0xffff_ff81_2345_6708);
+        assert_eq!(sleep_parts(argument), (8, pc));
+        assert_eq!(sleep_parts(0x4012_340b), (11, 0x40_1234));
+    }
+
+    proptest! {
+        #[test]
+        fn every_record_is_28_bytes_and_reads_back(
+            pid: u32, event: u32, machine: u32, time: i64, argument: u64,
+        ) {
+            let record = Record { pid, event, machine, time, argument };
+            let bytes = record.to_bytes();
+            prop_assert_eq!(bytes.len(), RECORD_BYTES);
+            prop_assert_eq!(Record::parse(&bytes), record);
+        }
+    }
+}
