@@ -10,7 +10,7 @@
 //!   [`clock`]: what time of day it was.
 //! * [`kernel_view`]: what the engine must know of the running kernel.
 //! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for clients that know OpenBSD's.
-//! * [`trace_line`]: the text of trace(3). [`ptrace`]: the device ptrace(3). [`port`]: their files, as others see them.
+//! * [`trace`]: the device trace(3), with its text ([`trace_line`]). [`ptrace`]: the device ptrace(3). [`port`]: their files, as others see them.
 //! * [`text_hash`]: proof that nothing of us is left in the guest.
 #![forbid(unsafe_code)]
 
@@ -30,4 +30,5 @@ pub mod ring;
 mod sync;
 pub mod syscall_table;
 pub mod text_hash;
+pub mod trace;
 pub mod trace_line;

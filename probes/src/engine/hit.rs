@@ -22,7 +22,7 @@ use super::current::{Current, Tasks};
 use super::filter::HitFilter;
 use super::guest_pages::GuestPages;
 use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, SystemCalls, TracepointPlan, count};
-use super::program::{Frames, ProbeHit, Ran};
+use super::program::{Frames, ProbeHit, Ran, Who};
 use super::return_sites::{ReturnSite, ReturnSites};
 use super::returns::{Call, FunctionKey, Key, PendingReturns};
 use super::semaphores::Semaphores;
@@ -342,7 +342,11 @@ impl HitPath {
     fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
         let wanted = |plan: &Arc<ReturnPlan>| {
             let mut probes = plan.probes.iter();
-            probes.any(|probe| hit.is_admitted_by(&probe.filter))
+            probes.any(|probe| {
+                let program = probe.program.as_ref();
+                hit.is_admitted_by(&probe.filter)
+                    && program.is_none_or(|program| program.wants_return(Who::at(hit)))
+            })
         };
         self.return_plans.with(function, wanted) == Some(true)
     }

@@ -51,7 +51,7 @@ pub use filter::{Filter, Only};
 pub use guest_files::{NewFile, NewFiles};
 pub(crate) use plan::SystemCallRegisters;
 pub use plan::{Capture, StringArgument};
-pub use program::{ProbeHit, Program, Ran};
+pub use program::{ProbeHit, Program, Ran, Who};
 pub use session::{ProbeStats, RingSize, Session, SessionStats};
 
 use crate::kernel_view::KernelView;

@@ -19,6 +19,34 @@ use crate::ring::{SlotWriter, Visit};
 pub trait Program: Send + Sync {
     /// Runs at one hit that the probe's filter has let through.
     fn run(&self, hit: &ProbeHit<'_>) -> Ran;
+
+    /// Whether, of a probe of returns, the return is wanted of a call that is made now: one that is not costs no second hit.
+    fn wants_return(&self, _who: Who) -> bool {
+        true
+    }
+}
+
+/// Who runs at a hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Who {
+    /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.
+    pub process: Option<u32>,
+    /// The same of the thread (the kernel's pid).
+    pub thread: Option<u32>,
+    /// It is known, and is interrupted: by a hard interrupt or an NMI.
+    pub interrupted: bool,
+}
+
+impl Who {
+    pub(super) fn at(hit: &Hit<'_>) -> Self {
+        let task = hit.current.task();
+        let thread = u32::try_from(task.thread).ok();
+        Self {
+            process: u32::try_from(task.process).ok(),
+            thread,
+            interrupted: thread.is_some() && task.identity.tid.is_none(),
+        }
+    }
 }
 
 /// What a program made of a hit.
@@ -63,6 +91,12 @@ impl ProbeHit<'_> {
     #[must_use]
     pub fn tsc(&self) -> u64 {
         self.visit.tsc()
+    }
+
+    /// Who runs.
+    #[must_use]
+    pub fn who(&self) -> Who {
+        Who::at(self.hit)
     }
 
     /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.

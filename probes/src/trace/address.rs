@@ -1,0 +1,79 @@
+//! Addresses of commands: full ones, offsets from the start of the kernel's text, symbols.
+
+use std::ops::RangeInclusive;
+
+use introspect::kernel::symbols::Symbols;
+
+use super::command::BAD_ADDRESS;
+use crate::port::{PortError, Refusal};
+
+/// Names offered for one that does not exist.
+const SUGGESTIONS: usize = 3;
+
+/// Where the kernel's text is: the first byte and the one behind the last (KTZERO and etext).
+pub(super) fn text(symbols: &Symbols) -> Result<RangeInclusive<u64>, PortError> {
+    let [start, end] = ["_text", "_etext"].map(|name| symbols.address_of(name));
+    match (start, end) {
+        (Some(start), Some(end)) if start < end => Ok(start..=end),
+        _ => Err(PortError::new(
+            Refusal::Failed,
+            "devtrace: the guest's kernel does not say where its text is: _text or _etext is missing",
+        )),
+    }
+}
+
+/// The address that `word` stands for. What can be read as hexadecimal is a number: from `_text` on, or from 0.
+pub(super) fn parse(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
+    let text = text(symbols)?;
+    let address = match hexadecimal(word) {
+        // Added and not or-ed: Linux's text is longer than its start is aligned.
+        Some(number) if number < *text.start() => text.start().checked_add(number),
+        Some(number) => Some(number),
+        None => Some(named(symbols, word)?),
+    };
+    address
+        .filter(|address| text.contains(address))
+        .ok_or_else(|| PortError::new(Refusal::Invalid, BAD_ADDRESS))
+}
+
+fn hexadecimal(word: &str) -> Option<u64> {
+    let digits = word.strip_prefix("0x").unwrap_or(word);
+    // A sign is none of the digits.
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_number
+        .then(|| u64::from_str_radix(digits, 16).ok())
+        .flatten()
+}
+
+fn named(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
+    let (name, offset) = match word.split_once('+') {
+        Some((name, offset)) => (name, hexadecimal(offset)),
+        None => (word, Some(0)),
+    };
+    let bad = |more: String| PortError::new(Refusal::Invalid, format_args!("{BAD_ADDRESS}{more}"));
+    let Some(offset) = offset else {
+        return Err(bad(format!(
+            ": what follows + in {word} is no hexadecimal number"
+        )));
+    };
+    let mut found = symbols.all_of(name).filter(|symbol| !symbol.absolute);
+    let Some(symbol) = found.next() else {
+        let nearest = symbols.nearest_names(name, SUGGESTIONS);
+        let nearest = match nearest.is_empty() {
+            true => String::new(),
+            false => format!(" (did you mean {}?)", nearest.join(", ")),
+        };
+        return Err(bad(format!(
+            ": {name:?} is no symbol of the kernel{nearest}"
+        )));
+    };
+    if found.any(|other| other.address != symbol.address) {
+        return Err(bad(format!(
+            ": several symbols of the kernel are named {name}; give an address"
+        )));
+    }
+    symbol
+        .address
+        .checked_add(offset)
+        .ok_or_else(|| bad(String::new()))
+}

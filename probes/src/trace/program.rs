@@ -1,0 +1,103 @@
+//! What runs at the hits of a trace: who is watched, and a record of seven words for each line.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+
+use super::functions::LINE_ARGUMENTS;
+use crate::engine::{ProbeHit, Program, Ran, Who};
+use crate::event::EventKind;
+use crate::trace_line::{LineKind, TraceLine};
+
+/// Words of a record: kind, program counter, process, arguments.
+pub(super) const WORDS: usize = 3 + LINE_ARGUMENTS;
+
+/// What all traces of a device share; changes count from the next hit on.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// Interrupts and the idle task are recorded, and the list below does not count.
+    pub(super) all: AtomicBool,
+    /// The only ones that are recorded, unless it is empty; ascending.
+    pub(super) watched: ArcSwap<Vec<u32>>,
+    pub(super) entries: AtomicU64,
+    pub(super) exits: AtomicU64,
+}
+
+impl Settings {
+    fn admits(&self, who: Who) -> bool {
+        if self.all.load(Ordering::Relaxed) {
+            return true;
+        }
+        let watched = self.watched.load();
+        let is_watched = |id: Option<u32>| id.is_some_and(|id| watched.binary_search(&id).is_ok());
+        !is_nobody(who) && (watched.is_empty() || is_watched(who.thread) || is_watched(who.process))
+    }
+}
+
+/// Interrupts and the idle task are no process. Where the kernel's tasks are not known nothing is ignored.
+fn is_nobody(who: Who) -> bool {
+    who.interrupted || who.thread == Some(0)
+}
+
+/// Records entries and returns of one function.
+pub(super) struct Recorder {
+    pub(super) settings: Arc<Settings>,
+    /// How many arguments it has, as far as lines show them.
+    pub(super) arguments: usize,
+}
+
+impl Program for Recorder {
+    fn wants_return(&self, who: Who) -> bool {
+        self.settings.admits(who)
+    }
+
+    fn run(&self, hit: &ProbeHit<'_>) -> Ran {
+        let who = hit.who();
+        if !self.settings.admits(who) {
+            return Ran::Filtered;
+        }
+        let mut arguments = [0; LINE_ARGUMENTS];
+        let (kind, counter) = match hit.kind() {
+            EventKind::Return => {
+                arguments[0] = hit.returned().unwrap_or_default();
+                (1, &self.settings.exits)
+            }
+            _ => {
+                let given = hit.arguments().iter().take(self.arguments);
+                for (place, argument) in arguments.iter_mut().zip(given) {
+                    *place = *argument;
+                }
+                (0, &self.settings.entries)
+            }
+        };
+        let pid = match who.thread.filter(|_| !is_nobody(who)) {
+            Some(thread) => u64::from(thread),
+            None => u64::MAX,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        hit.emit(|slot| {
+            let mut words = [kind, hit.pc(), pid].into_iter().chain(arguments);
+            // Slots are made for them.
+            let _all_fit = words.all(|word| slot.push_word(word));
+        });
+        Ran::Taken
+    }
+}
+
+/// The line of a record.
+pub(super) fn line(tsc: u64, words: &[u64]) -> Option<TraceLine> {
+    let [kind, pc, pid, arguments @ ..] = words else {
+        return None;
+    };
+    Some(TraceLine {
+        kind: match kind {
+            0 => LineKind::Entry,
+            _ => LineKind::Exit,
+        },
+        pc: *pc,
+        ticks: tsc,
+        pid: *pid,
+        arguments: arguments.try_into().ok()?,
+    })
+}
