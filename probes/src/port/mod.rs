@@ -4,6 +4,7 @@
 //! at its own place. Whoever serves a port brings the transport and its threads; nothing here waits unless it is asked to.
 
 mod log;
+pub mod stream;
 
 use std::fmt;
 use std::time::Duration;
