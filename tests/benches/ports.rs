@@ -1,0 +1,169 @@
+//! How many events a second come through the port `trace` to a reader on the host, and what bounds that: `cargo bench-ports`.
+//!
+//! First the port alone: a thread makes lines as fast as it can, and a reader takes them from the device's log over a Unix socket.
+//! Then a Linux guest whose program does system calls and little else, with entry and return of one of them traced, and a reader
+//! on the machine's socket; the same calls untraced are the baseline. Nothing may be lost in either.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use probes::port::{EventLog, EventReader};
+use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
+use support::command::{Running, World};
+use support::shell::{COMMAND_LIMIT, snapshot_folder};
+
+/// Lines of the port's own turn.
+const LINES: u64 = 1_000_000;
+/// Lines that are put into the log at once, as a device takes them from its rings.
+const BATCH: u64 = 500;
+/// Entries of the logs.
+const ENTRIES: usize = 1 << 20;
+/// Calls of the guest's turn; each is an entry and a return.
+const CALLS: u64 = 100_000;
+const NAME: &str = "ports";
+const FUNCTION: &str = "__x64_sys_getppid";
+
+type Fallible<T> = Result<T, Box<dyn Error>>;
+
+/// Lines a second through log and socket.
+fn port_alone() -> Fallible<f64> {
+    let log = EventLog::new(LINE_BYTES, ENTRIES);
+    let (mut here, mut there) = UnixStream::pair()?;
+    let mut reader = log.reader();
+    let sender = std::thread::spawn(move || -> std::io::Result<u64> {
+        let mut sent = 0;
+        while sent < LINES * LINE_BYTES as u64 {
+            reader.wait(Duration::from_millis(100));
+            let bytes = reader.read(1 << 16);
+            here.write_all(&bytes)?;
+            sent += bytes.len() as u64;
+        }
+        Ok(reader.dropped())
+    });
+    let begin = Instant::now();
+    let producer = std::thread::spawn({
+        let log = log.clone();
+        move || {
+            for batch in 0..LINES / BATCH {
+                // No more than fits: what counts is what arrives.
+                while log.counts().waiting > ENTRIES as u64 / 2 {
+                    std::thread::yield_now();
+                }
+                let lines = (0..BATCH).map(|n| {
+                    let ticks = batch * BATCH + n;
+                    let line = TraceLine {
+                        kind: LineKind::Entry,
+                        pc: 0xffff_ffff_8100_0000,
+                        ticks,
+                        pid: 57,
+                        arguments: [ticks, 1, 2, 3],
+                    };
+                    line.to_bytes()
+                });
+                let lines: Vec<_> = lines.collect();
+                log.push(lines.iter().map(|line| line.as_slice()));
+            }
+        }
+    });
+    let (mut taken, mut buffer) = (0, vec![0; 1 << 16]);
+    while taken < LINES * LINE_BYTES as u64 {
+        match there.read(&mut buffer)? {
+            0 => return Err(format!("the port has ended after {taken} bytes").into()),
+            count => taken += count as u64,
+        }
+    }
+    let took = begin.elapsed().as_secs_f64();
+    producer.join().map_err(|_| "the producer panicked")?;
+    let dropped = sender.join().map_err(|_| "the sender panicked")??;
+    match (dropped, log.counts().lost) {
+        (0, 0) => Ok(LINES as f64 / took),
+        lost => Err(format!("lost: {lost:?}").into()),
+    }
+}
+
+/// Seconds that the guest's program takes for its calls.
+fn run_calls(machine: &mut Running, number: u32) -> f64 {
+    let end = format!("done{number}=0");
+    let begin = Instant::now();
+    machine.type_line(&format!("syscount {CALLS}; echo done{number}=$?"));
+    machine.wait_until("calls", 4 * COMMAND_LIMIT, |stdout, _| {
+        stdout.contains(&end)
+    });
+    begin.elapsed().as_secs_f64()
+}
+
+fn ctl(world: &World, words: &[&str]) -> Fallible<String> {
+    let line = ["ctl", "--vm", NAME].iter().chain(words);
+    let ended = world.run(line, COMMAND_LIMIT);
+    match ended.status {
+        0 => Ok(ended.stdout),
+        _ => Err(format!("{words:?}: {}", ended.stderr).into()),
+    }
+}
+
+/// Seconds of the guest's calls untraced and traced, and the lines that a reader got of them.
+fn guest() -> Fallible<Option<(f64, f64, u64)>> {
+    let Some(host) = support::host() else {
+        return Ok(None);
+    };
+    let world = World::new();
+    let folder = snapshot_folder(host);
+    let line = ["run", "--name", NAME, "--restore"].map(std::ffi::OsStr::new);
+    let mut machine = world.start(line.into_iter().chain([folder.as_os_str()]));
+    let socket = world.path("run/exotrace").join(NAME).join("trace");
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| socket.exists());
+    // A restored guest gets its memory as it touches it.
+    run_calls(&mut machine, 0);
+    let plain = run_calls(&mut machine, 1);
+    ctl(&world, &["trace", FUNCTION, FUNCTION, "new", "calls"])?;
+    ctl(&world, &["trace", "calls", "on"])?;
+    ctl(&world, &["size", "20"])?;
+    let mut stream = UnixStream::connect(&socket)?;
+    let reader = std::thread::spawn(move || {
+        let (mut taken, mut buffer) = (0, vec![0; 1 << 16]);
+        // Until the machine closes its side.
+        while let Ok(count @ 1..) = stream.read(&mut buffer) {
+            taken += count as u64;
+        }
+        taken
+    });
+    ctl(&world, &["start"])?;
+    let traced = run_calls(&mut machine, 2);
+    ctl(&world, &["stop"])?;
+    let told = ctl(&world, &[])?;
+    if !told.contains("#tracelost 0\n") {
+        return Err(format!("lines were lost:\n{told}").into());
+    }
+    let ended = world.run(["stop", "--vm", NAME], COMMAND_LIMIT);
+    if ended.status != 0 {
+        return Err(ended.stderr.into());
+    }
+    machine.finish(COMMAND_LIMIT);
+    let taken = reader.join().map_err(|_| "the reader panicked")?;
+    Ok(Some((plain, traced, taken / LINE_BYTES as u64)))
+}
+
+fn main() -> Fallible<()> {
+    let alone = port_alone()?;
+    println!("port alone, log and socket:        {alone:>12.0} lines a second, none lost");
+    let Some((plain, traced, lines)) = guest()? else {
+        return Ok(());
+    };
+    if lines < 2 * CALLS {
+        return Err(format!("{lines} lines of {CALLS} calls").into());
+    }
+    let rate = lines as f64 / traced;
+    println!("guest's calls through the port:    {rate:>12.0} lines a second, none lost");
+    println!(
+        "the guest's calls, traced to untraced: {:.2} times as long ({:.2} µs a line)",
+        traced / plain,
+        (traced - plain) / lines as f64 * 1e6
+    );
+    println!(
+        "the port alone to the guest's lines: {:.1} times as many: the guest's exits are the bound",
+        alone / rate
+    );
+    Ok(())
+}
