@@ -1,4 +1,4 @@
-//! Device models without KVM: the bus, the serial port, and the few PC parts that Linux expects.
+//! Device models without KVM: the bus, the serial port, virtio devices, and the few PC parts that Linux expects.
 //!
 //! The caller owns threads, file descriptors and the guest's memory; it gives each device its far
 //! end as a trait object ([`InterruptLine`], [`MachineSignals`], a writer, a clock) and routes guest
@@ -16,6 +16,7 @@ mod null;
 mod reset_port;
 mod serial;
 mod signals;
+pub mod virtio;
 
 pub use bus::{Bus, BusDevice, BusError, BusStats, SharedDevice, UnknownAccess};
 pub use cmos::{CMOS_BASE, CMOS_LENGTH, Cmos, CmosError, CmosMemory, CmosState, WallClock};

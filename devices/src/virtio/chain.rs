@@ -1,0 +1,176 @@
+//! A chain of descriptors, checked.
+
+use virtio_queue::DescriptorChain;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+
+/// Why a chain is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum ChainError {
+    /// It loops, leaves its table, is longer than its queue or 4 GiB, or names an indirect table that is none.
+    #[error("descriptors loop, leave their table or are too many")]
+    Endless,
+    /// A buffer of no bytes.
+    #[error("a descriptor of zero length")]
+    Empty,
+    /// A buffer that is not in the guest's memory.
+    #[error("a buffer outside the guest's memory")]
+    OutsideMemory,
+    /// A buffer that the device reads comes after one that it writes.
+    #[error("a readable buffer after a writable one")]
+    Order,
+    /// An indirect table without the feature.
+    #[error("an indirect table, which was not negotiated")]
+    Indirect,
+    /// The device wants another direction.
+    #[error("buffers of the wrong direction")]
+    Direction,
+    /// The device wants more bytes, or other ones.
+    #[error("a request of the wrong size or with wrong content")]
+    Content,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Buffer {
+    address: GuestAddress,
+    length: u32,
+}
+
+/// A well-formed chain: buffers that lie in the guest's memory, those that the device reads before those that it writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    head: u16,
+    readable: Vec<Buffer>,
+    writable: Vec<Buffer>,
+}
+
+impl Chain {
+    /// Checks a chain of a queue of `size` descriptors.
+    pub(super) fn collect(
+        memory: &GuestMemoryMmap,
+        size: u16,
+        descriptors: DescriptorChain<&GuestMemoryMmap>,
+    ) -> Result<Self, ChainError> {
+        let mut chain = Self {
+            head: descriptors.head_index(),
+            readable: Vec::new(),
+            writable: Vec::new(),
+        };
+        let mut last: Option<Descriptor> = None;
+        // An indirect table may be longer than its queue, the chain in it may not.
+        for (at, descriptor) in (0..=usize::from(size)).zip(descriptors) {
+            if at == usize::from(size) {
+                return Err(ChainError::Endless);
+            }
+            chain.add(memory, descriptor)?;
+            last = Some(descriptor);
+        }
+        // The iterator ends in silence where a chain is cut short; its last descriptor then names a successor.
+        match last {
+            Some(descriptor) if !descriptor.has_next() => Ok(chain),
+            _ => Err(ChainError::Endless),
+        }
+    }
+
+    fn add(&mut self, memory: &GuestMemoryMmap, descriptor: Descriptor) -> Result<(), ChainError> {
+        let buffer = Buffer {
+            address: descriptor.addr(),
+            length: descriptor.len(),
+        };
+        let access = if descriptor.is_write_only() {
+            Permissions::Write
+        } else {
+            Permissions::Read
+        };
+        if buffer.length == 0 {
+            return Err(ChainError::Empty);
+        }
+        let length = usize::try_from(buffer.length).map_err(|_| ChainError::OutsideMemory)?;
+        if !GuestMemory::check_range(memory, buffer.address, length, access) {
+            return Err(ChainError::OutsideMemory);
+        }
+        if descriptor.is_write_only() {
+            self.writable.push(buffer);
+        } else if self.writable.is_empty() {
+            self.readable.push(buffer);
+        } else {
+            return Err(ChainError::Order);
+        }
+        Ok(())
+    }
+
+    /// The number by which the driver knows the chain.
+    #[must_use]
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// Bytes for the device to read.
+    #[must_use]
+    pub fn readable(&self) -> usize {
+        bytes(&self.readable)
+    }
+
+    /// Bytes for the device to write.
+    #[must_use]
+    pub fn writable(&self) -> usize {
+        bytes(&self.writable)
+    }
+
+    /// Reads from `offset` of the readable bytes; how many bytes there were, up to `data`'s length.
+    #[must_use]
+    pub fn read(&self, memory: &GuestMemoryMmap, offset: usize, data: &mut [u8]) -> usize {
+        let mut done = 0usize;
+        for (address, length) in parts(&self.readable, offset, data.len()) {
+            let Some(target) = data.get_mut(done..done.saturating_add(length)) else {
+                break;
+            };
+            if memory.read_slice(target, address).is_err() {
+                break;
+            }
+            done += length;
+        }
+        done
+    }
+
+    /// Writes at `offset` of the writable bytes; how many bytes there was room for.
+    pub fn write(&self, memory: &GuestMemoryMmap, offset: usize, data: &[u8]) -> usize {
+        let mut done = 0usize;
+        for (address, length) in parts(&self.writable, offset, data.len()) {
+            let Some(source) = data.get(done..done.saturating_add(length)) else {
+                break;
+            };
+            if memory.write_slice(source, address).is_err() {
+                break;
+            }
+            done += length;
+        }
+        done
+    }
+}
+
+fn bytes(buffers: &[Buffer]) -> usize {
+    buffers
+        .iter()
+        .map(|buffer| buffer.length as usize)
+        .fold(0, usize::saturating_add)
+}
+
+/// The pieces of guest memory that hold up to `most` bytes from `offset` on.
+fn parts(
+    buffers: &[Buffer],
+    offset: usize,
+    most: usize,
+) -> impl Iterator<Item = (GuestAddress, usize)> {
+    let (mut skip, mut left) = (offset, most);
+    buffers.iter().filter_map(move |buffer| {
+        let length = buffer.length as usize;
+        let inside = skip.min(length);
+        skip -= inside;
+        let take = (length - inside).min(left);
+        left -= take;
+        // The whole buffer was found in memory, so the sum is an address.
+        let address = buffer.address.checked_add(inside as u64)?;
+        (take > 0).then_some((address, take))
+    })
+}

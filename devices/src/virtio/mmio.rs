@@ -1,0 +1,522 @@
+//! Virtio over memory-mapped registers, version 2: virtio 1.2 section 4.2.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK,
+    VIRTIO_CONFIG_S_NEEDS_RESET,
+};
+use virtio_bindings::virtio_mmio as register;
+use vm_memory::GuestMemoryMmap;
+
+use super::device::{DeviceStateError, VirtioDevice};
+use super::handle::{Core, DeviceHandle, Shared};
+use super::queue::{QueueError, Queues, SavedQueue};
+use super::{FEATURE_VERSION_1, TRANSPORT_FEATURES};
+use crate::bus::BusDevice;
+use crate::signals::InterruptLine;
+
+/// Bytes of a device's registers: configuration space begins in the middle.
+pub const MMIO_LENGTH: u64 = 0x200;
+
+/// "virt".
+const MAGIC: u32 = 0x7472_6976;
+const VERSION: u32 = 2;
+/// "exot"; the driver only shows it.
+const VENDOR: u32 = 0x746f_7865;
+const CONFIG: u64 = register::VIRTIO_MMIO_CONFIG as u64;
+
+/// Where notifications go that arrive as register accesses, and those that a restored or activated device needs.
+///
+/// Called from a vCPU's thread with the registers locked: it wakes the device's thread, which calls
+/// [`DeviceHandle::process`], and returns.
+pub trait QueueNotifier: Send + Sync {
+    /// The queue may have something for the device.
+    fn notify(&self, queue: u16);
+}
+
+/// A queue's registers, before it is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QueueRegisters {
+    /// QueueNum.
+    pub size: u32,
+    /// QueueDesc.
+    pub descriptors: u64,
+    /// QueueDriver.
+    pub available: u64,
+    /// QueueDevice.
+    pub used: u64,
+}
+
+/// A transport with its device in a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MmioState {
+    /// The kind of device that it is.
+    pub device_id: u32,
+    /// Status.
+    pub status: u32,
+    /// InterruptStatus.
+    pub interrupt_status: u32,
+    /// ConfigGeneration.
+    pub generation: u32,
+    /// DeviceFeaturesSel.
+    pub device_features_select: u32,
+    /// DriverFeaturesSel.
+    pub driver_features_select: u32,
+    /// DriverFeatures, both halves.
+    pub driver_features: u64,
+    /// QueueSel.
+    pub queue_select: u32,
+    /// One for each queue.
+    pub registers: Vec<QueueRegisters>,
+    /// One for each queue.
+    pub queues: Vec<SavedQueue>,
+    /// What the model itself saved.
+    pub device: Vec<u8>,
+}
+
+/// A transport's saved state was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MmioStateError {
+    /// Another device.
+    #[error(
+        "state of a virtio device {found} with {found_queues} queues, this one is a {device} ({id}) with {queues}: \
+         restore with the devices that the machine was saved with"
+    )]
+    Device {
+        /// The kind in the state.
+        found: u32,
+        /// Its queues.
+        found_queues: usize,
+        /// This device's name.
+        device: &'static str,
+        /// Its kind.
+        id: u32,
+        /// Its queues.
+        queues: usize,
+    },
+    /// A queue that cannot be.
+    #[error("state of queue {queue}: {error}; the snapshot is damaged")]
+    Queue {
+        /// Which.
+        queue: u16,
+        /// What is wrong.
+        error: QueueError,
+    },
+    /// Features that the device does not offer.
+    #[error(
+        "state with features {found:#x}, the device offers {offered:#x}: the snapshot is of another version"
+    )]
+    Features {
+        /// In the state.
+        found: u64,
+        /// By the device.
+        offered: u64,
+    },
+    /// The model refuses.
+    #[error(transparent)]
+    Model(#[from] DeviceStateError),
+}
+
+/// One device's registers.
+///
+/// Its own fields belong to the vCPU thread that the bus lets in; what the device's thread needs too is in `shared`.
+pub struct MmioTransport {
+    device_id: u32,
+    offered: u64,
+    device_features_select: u32,
+    driver_features_select: u32,
+    driver_features: u64,
+    queue_select: u32,
+    queues: Vec<QueueRegisters>,
+    /// Accesses that virtio does not allow, and so did nothing.
+    refused: u64,
+    notifier: Arc<dyn QueueNotifier>,
+    /// Its fields say who locks what.
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for MmioTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MmioTransport")
+            .field("device_id", &self.device_id)
+            .field("status", &self.shared.status)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MmioTransport {
+    /// The registers of `device`, which interrupts on `line`.
+    #[must_use]
+    pub fn new(
+        device: Box<dyn VirtioDevice>,
+        memory: GuestMemoryMmap,
+        line: Arc<dyn InterruptLine>,
+        notifier: Arc<dyn QueueNotifier>,
+    ) -> Self {
+        let device_id = device.device_id();
+        let offered = device.features() | TRANSPORT_FEATURES;
+        let queues = Queues::new(memory, &device.queue_sizes());
+        let count = queues.len();
+        let core = Core {
+            device,
+            queues,
+            active: false,
+        };
+        Self {
+            device_id,
+            offered,
+            device_features_select: 0,
+            driver_features_select: 0,
+            driver_features: 0,
+            queue_select: 0,
+            queues: vec![QueueRegisters::default(); count],
+            refused: 0,
+            notifier,
+            shared: Arc::new(Shared::new(core, line)),
+        }
+    }
+
+    /// The device for the thread that serves it.
+    #[must_use]
+    pub fn handle(&self) -> DeviceHandle {
+        DeviceHandle(self.shared.clone())
+    }
+
+    /// Accesses to registers that virtio does not allow at their time or in their form; they did nothing.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// The state to save: vCPUs stand still and the device's thread makes no calls.
+    #[must_use]
+    pub fn state(&self) -> MmioState {
+        let core = self.shared.core();
+        MmioState {
+            device_id: self.device_id,
+            status: self.shared.status.load(Ordering::Acquire),
+            interrupt_status: self.shared.interrupt_status.load(Ordering::Acquire),
+            generation: self.shared.generation.load(Ordering::Acquire),
+            device_features_select: self.device_features_select,
+            driver_features_select: self.driver_features_select,
+            driver_features: self.driver_features,
+            queue_select: self.queue_select,
+            registers: self.queues.clone(),
+            queues: core.queues.save(),
+            device: core.device.save(),
+        }
+    }
+
+    /// Takes on a saved state: the device was just made, the guest's memory is restored, and so is the interrupt controller,
+    /// since a pending interrupt is raised again. Every queue is notified once.
+    ///
+    /// # Errors
+    /// If the state is of another device or damaged; the device is as after a reset then.
+    pub fn restore(&mut self, state: &MmioState) -> Result<(), MmioStateError> {
+        self.reset();
+        let restored = self.take_on(state);
+        if restored.is_err() {
+            self.reset();
+            return restored;
+        }
+        if state.interrupt_status != 0 {
+            self.shared.raise(0);
+        }
+        self.notify_all();
+        Ok(())
+    }
+
+    fn take_on(&mut self, state: &MmioState) -> Result<(), MmioStateError> {
+        let mut core = self.shared.core();
+        let count = self.queues.len();
+        if state.device_id != self.device_id
+            || state.queues.len() != count
+            || state.registers.len() != count
+        {
+            return Err(MmioStateError::Device {
+                found: state.device_id,
+                found_queues: state.queues.len(),
+                device: core.device.name(),
+                id: self.device_id,
+                queues: count,
+            });
+        }
+        let active = state.status & VIRTIO_CONFIG_S_DRIVER_OK != 0;
+        if active && !self.acceptable(&core, state.driver_features) {
+            return Err(MmioStateError::Features {
+                found: state.driver_features,
+                offered: self.offered,
+            });
+        }
+        let features = active.then_some(state.driver_features);
+        core.queues.set_features(features.unwrap_or(0));
+        for (queue, saved) in (0..).zip(&state.queues) {
+            core.queues
+                .set_up(queue, saved)
+                .map_err(|error| MmioStateError::Queue { queue, error })?;
+        }
+        core.device.restore(&state.device, features)?;
+        core.active = active;
+        self.device_features_select = state.device_features_select;
+        self.driver_features_select = state.driver_features_select;
+        self.driver_features = state.driver_features;
+        self.queue_select = state.queue_select;
+        self.queues.clone_from(&state.registers);
+        self.shared.status.store(state.status, Ordering::Release);
+        let pending = state.interrupt_status;
+        self.shared
+            .interrupt_status
+            .store(pending, Ordering::Release);
+        self.shared
+            .generation
+            .store(state.generation, Ordering::Release);
+        Ok(())
+    }
+
+    fn acceptable(&self, core: &Core, features: u64) -> bool {
+        features & !self.offered == 0
+            && features & FEATURE_VERSION_1 != 0
+            && core.device.accepts(features)
+    }
+
+    fn status(&self) -> u32 {
+        self.shared.status.load(Ordering::Acquire)
+    }
+
+    fn selected(&self) -> Option<(u16, &QueueRegisters)> {
+        let index = u16::try_from(self.queue_select).ok()?;
+        Some((index, self.queues.get(usize::from(index))?))
+    }
+
+    fn read_register(&self, offset: u64) -> u32 {
+        match u32::try_from(offset).unwrap_or(u32::MAX) {
+            register::VIRTIO_MMIO_MAGIC_VALUE => MAGIC,
+            register::VIRTIO_MMIO_VERSION => VERSION,
+            register::VIRTIO_MMIO_DEVICE_ID => self.device_id,
+            register::VIRTIO_MMIO_VENDOR_ID => VENDOR,
+            register::VIRTIO_MMIO_DEVICE_FEATURES => {
+                half(self.offered, self.device_features_select)
+            }
+            register::VIRTIO_MMIO_QUEUE_NUM_MAX => self.selected().map_or(0, |(index, _)| {
+                u32::from(self.shared.core().queues.max_size(index))
+            }),
+            register::VIRTIO_MMIO_QUEUE_READY => self.selected().map_or(0, |(index, _)| {
+                u32::from(self.shared.core().queues.set(index))
+            }),
+            register::VIRTIO_MMIO_INTERRUPT_STATUS => {
+                self.shared.interrupt_status.load(Ordering::Acquire)
+            }
+            register::VIRTIO_MMIO_STATUS => self.status(),
+            register::VIRTIO_MMIO_CONFIG_GENERATION => {
+                self.shared.generation.load(Ordering::Acquire)
+            }
+            // There is no shared memory: its length is all ones.
+            register::VIRTIO_MMIO_SHM_LEN_LOW
+            | register::VIRTIO_MMIO_SHM_LEN_HIGH
+            | register::VIRTIO_MMIO_SHM_BASE_LOW
+            | register::VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
+            _ => 0,
+        }
+    }
+
+    /// Whether the write was one that virtio allows now.
+    fn write_register(&mut self, offset: u64, value: u32) -> bool {
+        match u32::try_from(offset).unwrap_or(u32::MAX) {
+            register::VIRTIO_MMIO_DEVICE_FEATURES_SEL => self.device_features_select = value,
+            register::VIRTIO_MMIO_DRIVER_FEATURES_SEL => self.driver_features_select = value,
+            register::VIRTIO_MMIO_DRIVER_FEATURES => return self.write_features(value),
+            register::VIRTIO_MMIO_QUEUE_SEL => self.queue_select = value,
+            register::VIRTIO_MMIO_QUEUE_NOTIFY => {
+                let queue = u16::try_from(value).ok();
+                let Some(queue) = queue.filter(|&queue| usize::from(queue) < self.queues.len())
+                else {
+                    return false;
+                };
+                self.notifier.notify(queue);
+            }
+            register::VIRTIO_MMIO_INTERRUPT_ACK => {
+                self.shared
+                    .interrupt_status
+                    .fetch_and(!value, Ordering::AcqRel);
+            }
+            register::VIRTIO_MMIO_STATUS => return self.write_status(value),
+            register::VIRTIO_MMIO_QUEUE_READY => return self.write_ready(value),
+            // No shared memory, whichever is chosen.
+            register::VIRTIO_MMIO_SHM_SEL => {}
+            offset => return self.write_queue(offset, value),
+        }
+        true
+    }
+
+    fn write_features(&mut self, value: u32) -> bool {
+        let status = self.status();
+        let open =
+            status & VIRTIO_CONFIG_S_DRIVER != 0 && status & VIRTIO_CONFIG_S_FEATURES_OK == 0;
+        let (old, value) = (self.driver_features, u64::from(value));
+        match self.driver_features_select {
+            0 if open => self.driver_features = old & !0xffff_ffff | value,
+            1 if open => self.driver_features = old & 0xffff_ffff | value << 32,
+            // Features beyond 63 are not offered.
+            _ => return open && value == 0,
+        }
+        true
+    }
+
+    fn write_queue(&mut self, offset: u32, value: u32) -> bool {
+        let Some((index, _)) = self.selected() else {
+            return false;
+        };
+        if self.status() & VIRTIO_CONFIG_S_DRIVER_OK != 0 || self.shared.core().queues.set(index) {
+            return false;
+        }
+        let Some(queue) = self.queues.get_mut(usize::from(index)) else {
+            return false;
+        };
+        let low = |old: u64| old & !0xffff_ffff | u64::from(value);
+        let high = |old: u64| old & 0xffff_ffff | u64::from(value) << 32;
+        match offset {
+            register::VIRTIO_MMIO_QUEUE_NUM => queue.size = value,
+            register::VIRTIO_MMIO_QUEUE_DESC_LOW => queue.descriptors = low(queue.descriptors),
+            register::VIRTIO_MMIO_QUEUE_DESC_HIGH => queue.descriptors = high(queue.descriptors),
+            register::VIRTIO_MMIO_QUEUE_AVAIL_LOW => queue.available = low(queue.available),
+            register::VIRTIO_MMIO_QUEUE_AVAIL_HIGH => queue.available = high(queue.available),
+            register::VIRTIO_MMIO_QUEUE_USED_LOW => queue.used = low(queue.used),
+            register::VIRTIO_MMIO_QUEUE_USED_HIGH => queue.used = high(queue.used),
+            _ => return false,
+        }
+        true
+    }
+
+    fn write_ready(&mut self, value: u32) -> bool {
+        let Some((index, &registers)) = self.selected() else {
+            return false;
+        };
+        let mut core = self.shared.core();
+        if value == 0 {
+            core.queues.take_down(index);
+            return true;
+        }
+        if self.status() & VIRTIO_CONFIG_S_DRIVER_OK != 0 || core.queues.set(index) {
+            return false;
+        }
+        let saved = SavedQueue {
+            // A size that is no u16 is none that is offered.
+            size: u16::try_from(registers.size).unwrap_or(0),
+            ready: true,
+            broken: None,
+            descriptors: registers.descriptors,
+            available: registers.available,
+            used: registers.used,
+            next_available: 0,
+            next_used: 0,
+        };
+        let set_up = core.queues.set_up(index, &saved);
+        if set_up.is_err() {
+            self.shared.needs_reset();
+        }
+        set_up.is_ok()
+    }
+
+    fn write_status(&mut self, value: u32) -> bool {
+        if value == 0 {
+            self.reset();
+            return true;
+        }
+        let mut core = self.shared.core();
+        let old = self.status();
+        // Bits are only added; that the device needs a reset is the device's to say.
+        if old & !value & !VIRTIO_CONFIG_S_NEEDS_RESET != 0 {
+            return false;
+        }
+        let mut added = value & !old & 0xff & !VIRTIO_CONFIG_S_NEEDS_RESET;
+        let mut good = true;
+        if added & VIRTIO_CONFIG_S_FEATURES_OK != 0 && !self.acceptable(&core, self.driver_features)
+        {
+            added &= !VIRTIO_CONFIG_S_FEATURES_OK;
+            good = false;
+        }
+        if added & VIRTIO_CONFIG_S_DRIVER_OK != 0
+            && (old | added) & VIRTIO_CONFIG_S_FEATURES_OK == 0
+        {
+            added &= !VIRTIO_CONFIG_S_DRIVER_OK;
+            good = false;
+        }
+        self.shared.status.fetch_or(added, Ordering::Release);
+        if added & VIRTIO_CONFIG_S_DRIVER_OK != 0 {
+            core.queues.set_features(self.driver_features);
+            core.active = true;
+            core.device.activate(self.driver_features);
+            drop(core);
+            self.notify_all();
+        }
+        good
+    }
+
+    /// What a queue already holds was notified before anybody listened, or not at all.
+    fn notify_all(&self) {
+        for queue in 0..u16::try_from(self.queues.len()).unwrap_or(u16::MAX) {
+            if self.shared.core().queues.ready(queue) {
+                self.notifier.notify(queue);
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        let mut core = self.shared.core();
+        core.active = false;
+        core.device.reset();
+        core.queues.reset();
+        self.shared.status.store(0, Ordering::Release);
+        self.shared.interrupt_status.store(0, Ordering::Release);
+        drop(core);
+        self.device_features_select = 0;
+        self.driver_features_select = 0;
+        self.driver_features = 0;
+        self.queue_select = 0;
+        self.queues.fill(QueueRegisters::default());
+    }
+}
+
+fn half(features: u64, select: u32) -> u32 {
+    match select {
+        0 => features as u32,
+        1 => (features >> 32) as u32,
+        _ => 0,
+    }
+}
+
+impl BusDevice for MmioTransport {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let Some(offset) = offset.checked_sub(CONFIG) {
+            self.shared.core().device.read_config(offset, data);
+        } else if let Ok(data) = <&mut [u8; 4]>::try_from(data)
+            && offset.is_multiple_of(4)
+        {
+            *data = self.read_register(offset).to_le_bytes();
+        } else {
+            self.refused = self.refused.saturating_add(1);
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        let good = if let Some(offset) = offset.checked_sub(CONFIG) {
+            let mut core = self.shared.core();
+            core.device.write_config(offset, data);
+            true
+        } else if let Ok(&data) = <&[u8; 4]>::try_from(data)
+            && offset.is_multiple_of(4)
+        {
+            self.write_register(offset, u32::from_le_bytes(data))
+        } else {
+            false
+        };
+        if !good {
+            self.refused = self.refused.saturating_add(1);
+        }
+    }
+}

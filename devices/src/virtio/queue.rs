@@ -1,0 +1,453 @@
+//! A device's queues as its model sees them: whole chains come out, lengths go in.
+
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+
+use super::chain::{Chain, ChainError};
+use super::{FEATURE_EVENT_INDEX, FEATURE_INDIRECT_DESCRIPTORS};
+
+/// Bytes of the available ring beside its elements: flags, index, used_event.
+const AVAILABLE_EXTRA: usize = 6;
+/// Bytes of the used ring beside its elements: flags, index, avail_event.
+const USED_EXTRA: usize = 6;
+/// Bytes of a descriptor.
+const DESCRIPTOR: usize = 16;
+/// The available ring's flag by which a driver asks for no interrupts.
+const NO_INTERRUPT: u16 = 1;
+/// The descriptor's flag that it names a table.
+const INDIRECT: u16 = 4;
+
+/// Why a queue is not usable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
+pub enum QueueError {
+    /// Not a power of two, or more than the device offers.
+    #[error("its size is not a power of two or more than offered")]
+    Size,
+    /// A ring is not aligned.
+    #[error("a ring is not aligned as virtio 1.2 section 2.7 demands")]
+    Alignment,
+    /// A ring is not in the guest's memory.
+    #[error("a ring lies outside the guest's memory")]
+    OutsideMemory,
+    /// The available index runs further ahead than the queue is long.
+    #[error("the available ring's index is further ahead than the queue is long")]
+    Index,
+    /// A chain begins at a descriptor that the queue does not have.
+    #[error("a chain begins beyond the descriptor table")]
+    Head,
+}
+
+/// What a queue counted since the machine was made. Counts are exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueStats {
+    /// Chains given back to the driver, those rejected among them.
+    pub used: u64,
+    /// Chains that were malformed or not what the device takes; given back with a length of zero.
+    pub rejected: u64,
+    /// What was wrong with the last of them.
+    pub last_rejection: Option<ChainError>,
+    /// How often the queue broke.
+    pub broken: u64,
+    /// Why, the last time.
+    pub last_break: Option<QueueError>,
+}
+
+/// A queue in a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedQueue {
+    /// Descriptors.
+    pub size: u16,
+    /// Whether the driver has set it up.
+    pub ready: bool,
+    /// Why it is out of use.
+    pub broken: Option<QueueError>,
+    /// Guest address of the descriptor table.
+    pub descriptors: u64,
+    /// Guest address of the available ring.
+    pub available: u64,
+    /// Guest address of the used ring.
+    pub used: u64,
+    /// The device's place in the available ring.
+    pub next_available: u16,
+    /// The device's place in the used ring.
+    pub next_used: u16,
+}
+
+struct Slot {
+    queue: Queue,
+    broken: Option<QueueError>,
+    /// Chains were put into the used ring since the driver was last told.
+    added: bool,
+    stats: QueueStats,
+}
+
+/// A device's queues and the memory that they lie in.
+///
+/// An index that the device does not have, a queue that the driver has not set up and one that broke are empty queues.
+pub struct Queues {
+    memory: GuestMemoryMmap,
+    slots: Vec<Slot>,
+    /// Negotiated, known from DRIVER_OK on.
+    features: u64,
+    /// A queue broke since the transport last looked.
+    newly_broken: bool,
+    /// Configuration space changed since the transport last looked.
+    config_changed: bool,
+}
+
+impl Queues {
+    /// Queues of at most these sizes; a size that virtio does not know becomes one descriptor.
+    pub(super) fn new(memory: GuestMemoryMmap, sizes: &[u16]) -> Self {
+        let slots = sizes
+            .iter()
+            .filter_map(|&size| Queue::new(size).or_else(|_| Queue::new(1)).ok())
+            .map(|queue| Slot {
+                queue,
+                broken: None,
+                added: false,
+                stats: QueueStats::default(),
+            })
+            .collect();
+        Self {
+            memory,
+            slots,
+            features: 0,
+            newly_broken: false,
+            config_changed: false,
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The guest's memory.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Whether the driver has set the queue up and it works.
+    #[must_use]
+    pub fn ready(&self, index: u16) -> bool {
+        self.slot(index).is_some_and(usable)
+    }
+
+    /// The queue's size as the driver has chosen it.
+    #[must_use]
+    pub fn size(&self, index: u16) -> u16 {
+        self.slot(index).map_or(0, |slot| slot.queue.size())
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self, index: u16) -> QueueStats {
+        self.slot(index)
+            .map_or_else(QueueStats::default, |slot| slot.stats)
+    }
+
+    /// Takes the next chain. Malformed ones before it are given back with a length of zero and counted; more of them in
+    /// one call than the queue has descriptors end the call.
+    pub fn pop(&mut self, index: u16) -> Option<Chain> {
+        for _ in 0..=self.size(index) {
+            let (head, chain) = self.next(index)?;
+            match chain {
+                Ok(chain) => return Some(chain),
+                Err(error) => self.give_back(index, head, error),
+            }
+        }
+        None
+    }
+
+    fn next(&mut self, index: u16) -> Option<(u16, Result<Chain, ChainError>)> {
+        let indirect = self.features & FEATURE_INDIRECT_DESCRIPTORS != 0;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        if !usable(slot) {
+            return None;
+        }
+        let (size, table) = (slot.queue.size(), slot.queue.desc_table());
+        let found = match slot.queue.iter(&self.memory) {
+            Ok(mut chains) => chains.next(),
+            Err(virtio_queue::Error::InvalidAvailRingIndex) => {
+                self.break_queue(index, QueueError::Index);
+                return None;
+            }
+            Err(_) => {
+                self.break_queue(index, QueueError::OutsideMemory);
+                return None;
+            }
+        };
+        let descriptors = found?;
+        let head = descriptors.head_index();
+        if head >= size {
+            self.break_queue(index, QueueError::Head);
+            return None;
+        }
+        let chain = if !indirect && begins_indirect(&self.memory, table, head) {
+            Err(ChainError::Indirect)
+        } else {
+            Chain::collect(&self.memory, size, descriptors)
+        };
+        Some((head, chain))
+    }
+
+    /// Puts the chain that was taken last back, so that the next `pop` finds it.
+    pub fn put_back(&mut self, index: u16, chain: Chain) {
+        drop(chain);
+        if let Some(slot) = self.slot_mut(index) {
+            slot.queue.go_to_previous_position();
+        }
+    }
+
+    /// Gives a chain back to the driver, with `length` bytes written into it.
+    pub fn give(&mut self, index: u16, chain: Chain, length: usize) {
+        self.add_used(
+            index,
+            chain.head(),
+            u32::try_from(length).unwrap_or(u32::MAX),
+        );
+    }
+
+    /// Gives a chain back that the device does not take, and counts it.
+    pub fn reject(&mut self, index: u16, chain: Chain, error: ChainError) {
+        self.give_back(index, chain.head(), error);
+    }
+
+    fn give_back(&mut self, index: u16, head: u16, error: ChainError) {
+        if let Some(slot) = self.slot_mut(index) {
+            slot.stats.rejected += 1;
+            slot.stats.last_rejection = Some(error);
+        }
+        self.add_used(index, head, 0);
+    }
+
+    fn add_used(&mut self, index: u16, head: u16, length: u32) {
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return;
+        };
+        if !usable(slot) {
+            return;
+        }
+        if slot.queue.add_used(&self.memory, head, length).is_err() {
+            self.break_queue(index, QueueError::OutsideMemory);
+            return;
+        }
+        slot.stats.used += 1;
+        slot.added = true;
+    }
+
+    /// Chains that the driver has made available since the queue was set up, those taken included: a count that wraps.
+    #[must_use]
+    pub fn made_available(&self, index: u16) -> u16 {
+        let index = self.slot(index).filter(|slot| usable(slot));
+        index
+            .and_then(|slot| slot.queue.avail_idx(&self.memory, Ordering::Acquire).ok())
+            .map_or(0, |wrapping| wrapping.0)
+    }
+
+    /// Asks the driver to notify the queue from the next chain on. Whether chains came meanwhile: take those first.
+    #[must_use]
+    pub fn listen(&mut self, index: u16) -> bool {
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return false;
+        };
+        usable(slot)
+            && slot
+                .queue
+                .enable_notification(&self.memory)
+                .unwrap_or(false)
+    }
+
+    /// Tells the driver that notifications of the queue are of no use now. It may send them all the same.
+    pub fn ignore(&mut self, index: u16) {
+        if let Some(slot) = self.slots.get_mut(usize::from(index))
+            && usable(slot)
+        {
+            // The rings are in memory, so that it cannot fail; if it did, notifications would just go on.
+            let _ = slot.queue.disable_notification(&self.memory);
+        }
+    }
+
+    /// The device has changed its configuration space: the driver is told after the call.
+    pub fn config_changed(&mut self) {
+        self.config_changed = true;
+    }
+
+    /// Takes a queue out of use: the device is told to need a reset, other queues go on.
+    fn break_queue(&mut self, index: u16, error: QueueError) {
+        if let Some(slot) = self.slot_mut(index) {
+            slot.broken = Some(error);
+            slot.stats.broken += 1;
+            slot.stats.last_break = Some(error);
+            self.newly_broken = true;
+        }
+    }
+
+    fn slot(&self, index: u16) -> Option<&Slot> {
+        self.slots.get(usize::from(index))
+    }
+
+    fn slot_mut(&mut self, index: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(index))
+    }
+
+    // What the transport does with the queues.
+
+    /// The largest size that is offered.
+    pub(super) fn max_size(&self, index: u16) -> u16 {
+        self.slot(index).map_or(0, |slot| slot.queue.max_size())
+    }
+
+    /// Whether the driver has set the queue up, also where it broke since.
+    pub(super) fn set(&self, index: u16) -> bool {
+        self.slot(index).is_some_and(|slot| slot.queue.ready())
+    }
+
+    /// Takes on a queue as the driver, or a snapshot, describes it.
+    pub(super) fn set_up(&mut self, index: u16, saved: &SavedQueue) -> Result<(), QueueError> {
+        check(&self.memory, saved, self.max_size(index))?;
+        let event_idx_enabled = self.features & FEATURE_EVENT_INDEX != 0;
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return Err(QueueError::Size);
+        };
+        slot.queue = Queue::try_from(QueueState {
+            max_size: slot.queue.max_size(),
+            next_avail: saved.next_available,
+            next_used: saved.next_used,
+            event_idx_enabled,
+            size: saved.size,
+            ready: saved.ready,
+            desc_table: saved.descriptors,
+            avail_ring: saved.available,
+            used_ring: saved.used,
+        })
+        .map_err(|_| QueueError::Alignment)?;
+        slot.broken = saved.broken;
+        slot.added = false;
+        Ok(())
+    }
+
+    /// The driver takes one queue away.
+    pub(super) fn take_down(&mut self, index: u16) {
+        if let Some(slot) = self.slot_mut(index) {
+            slot.queue.reset();
+            slot.broken = None;
+            slot.added = false;
+        }
+    }
+
+    /// The driver takes all queues away.
+    pub(super) fn reset(&mut self) {
+        for index in 0..u16::try_from(self.slots.len()).unwrap_or(u16::MAX) {
+            self.take_down(index);
+        }
+        self.features = 0;
+        self.newly_broken = false;
+        self.config_changed = false;
+    }
+
+    /// The negotiated features, when the driver is ready.
+    pub(super) fn set_features(&mut self, features: u64) {
+        self.features = features;
+        for slot in &mut self.slots {
+            slot.queue
+                .set_event_idx(features & FEATURE_EVENT_INDEX != 0);
+        }
+    }
+
+    pub(super) fn save(&self) -> Vec<SavedQueue> {
+        let save = |slot: &Slot| {
+            let state = slot.queue.state();
+            SavedQueue {
+                size: state.size,
+                ready: state.ready,
+                broken: slot.broken,
+                descriptors: state.desc_table,
+                available: state.avail_ring,
+                used: state.used_ring,
+                next_available: state.next_avail,
+                next_used: state.next_used,
+            }
+        };
+        self.slots.iter().map(save).collect()
+    }
+
+    /// Whether the driver wants to be told about used chains; asked once after each call of the device.
+    pub(super) fn take_used(&mut self) -> bool {
+        let mut wanted = false;
+        for slot in &mut self.slots {
+            if !std::mem::take(&mut slot.added) || !usable(slot) {
+                continue;
+            }
+            // An interrupt too many is harmless, one too few is not.
+            let by_index = slot.queue.needs_notification(&self.memory).unwrap_or(true);
+            wanted |= by_index && !(interrupts_refused(&self.memory, &slot.queue));
+        }
+        wanted
+    }
+
+    pub(super) fn take_config_changed(&mut self) -> bool {
+        std::mem::take(&mut self.config_changed)
+    }
+
+    pub(super) fn take_broken(&mut self) -> bool {
+        std::mem::take(&mut self.newly_broken)
+    }
+}
+
+fn usable(slot: &Slot) -> bool {
+    slot.queue.ready() && slot.broken.is_none()
+}
+
+/// Whether a chain that begins at `head` begins with the name of an indirect table.
+fn begins_indirect(memory: &GuestMemoryMmap, table: u64, head: u16) -> bool {
+    let flags = table + u64::from(head) * DESCRIPTOR as u64 + 12;
+    let flags = memory.read_obj::<u16>(GuestAddress(flags));
+    flags.is_ok_and(|flags| u16::from_le(flags) & INDIRECT != 0)
+}
+
+/// Without event index, a flag of the available ring says it.
+fn interrupts_refused(memory: &GuestMemoryMmap, queue: &Queue) -> bool {
+    let flags = memory.load::<u16>(GuestAddress(queue.avail_ring()), Ordering::Relaxed);
+    !queue.event_idx_enabled() && flags.is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT != 0)
+}
+
+/// Whether a queue that is said to be ready can be: checked once, so that later accesses to its rings cannot fail.
+fn check(memory: &GuestMemoryMmap, queue: &SavedQueue, most: u16) -> Result<(), QueueError> {
+    if queue.size == 0 || !queue.size.is_power_of_two() || queue.size > most {
+        return Err(QueueError::Size);
+    }
+    let size = usize::from(queue.size);
+    let areas = [
+        (queue.descriptors, 16, size * DESCRIPTOR, Permissions::Read),
+        (
+            queue.available,
+            2,
+            AVAILABLE_EXTRA + size * 2,
+            Permissions::Read,
+        ),
+        (queue.used, 4, USED_EXTRA + size * 8, Permissions::Write),
+    ];
+    for (address, alignment, length, access) in areas {
+        if address % alignment != 0 {
+            return Err(QueueError::Alignment);
+        }
+        let there = GuestMemory::check_range(memory, GuestAddress(address), length, access);
+        // An available ring at zero counts as not set up in the ring's implementation.
+        if queue.ready && (address == 0 || !there) {
+            return Err(QueueError::OutsideMemory);
+        }
+    }
+    Ok(())
+}
