@@ -13,6 +13,7 @@
 //! finishes within a call what it takes from a queue, or puts it back.
 
 mod chain;
+pub mod console;
 mod device;
 mod handle;
 mod mmio;

@@ -256,6 +256,12 @@ impl Queues {
             .map_or(0, |wrapping| wrapping.0)
     }
 
+    /// Chains that the device has taken since then and not put back: a count that wraps.
+    #[must_use]
+    pub fn taken(&self, index: u16) -> u16 {
+        self.slot(index).map_or(0, |slot| slot.queue.next_avail())
+    }
+
     /// Asks the driver to notify the queue from the next chain on. Whether chains came meanwhile: take those first.
     #[must_use]
     pub fn listen(&mut self, index: u16) -> bool {

@@ -1,0 +1,285 @@
+//! The host's hand on a console: connections, sizes, ports that come and go, counts.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Size;
+use super::end::{PortConfig, PortEnd};
+
+/// Most ports of one device: its queues and Linux's limit of 512 leave more, people do not need them.
+pub const MOST_PORTS: u32 = 31;
+/// Longest name of a port, in bytes.
+pub const MOST_NAME: usize = 64;
+
+/// A port cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PortConfigError {
+    /// The number of ports.
+    #[error("{found} ports: a console has 1 to {most}")]
+    Count {
+        /// Asked for.
+        found: usize,
+        /// Possible.
+        most: u32,
+    },
+    /// The number of one port.
+    #[error("port {id}: the device was made for ports 0 to {last}", last = max_ports - 1)]
+    Number {
+        /// Asked for.
+        id: u32,
+        /// How many can be.
+        max_ports: u32,
+    },
+    /// It is there.
+    #[error("port {id} is there already: remove it first")]
+    Exists {
+        /// Which.
+        id: u32,
+    },
+    /// Not there.
+    #[error("there is no port {id}")]
+    Missing {
+        /// Which.
+        id: u32,
+    },
+    /// The name.
+    #[error(
+        "port {id}: a name of {found} bytes; 1 to {MOST_NAME} without control characters and slashes"
+    )]
+    Name {
+        /// Which.
+        id: u32,
+        /// Its name's length.
+        found: usize,
+    },
+}
+
+pub(super) fn check_port(
+    id: u32,
+    max_ports: u32,
+    config: &PortConfig,
+) -> Result<(), PortConfigError> {
+    if id >= max_ports {
+        return Err(PortConfigError::Number { id, max_ports });
+    }
+    let bad = |name: &&String| {
+        let bad_byte = |byte: u8| byte.is_ascii_control() || byte == b'/';
+        name.is_empty() || name.len() > MOST_NAME || name.bytes().any(bad_byte)
+    };
+    match config.name.as_ref().filter(bad) {
+        Some(name) => Err(PortConfigError::Name {
+            id,
+            found: name.len(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What one port counted since it was made. Counts are exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PortStats {
+    /// Bytes put into the guest's buffers.
+    pub to_guest: u64,
+    /// Bytes that the far end took.
+    pub from_guest: u64,
+    /// Bytes of the guest that were thrown away, since the far end had no room or the port went away.
+    pub dropped: u64,
+    /// Ends of file shown.
+    pub ends: u64,
+    /// Whether the guest has the port open.
+    pub guest_open: bool,
+    /// Whether the host side is open.
+    pub connected: bool,
+}
+
+/// [`PortStats`], written by the device's thread alone.
+#[derive(Debug, Default)]
+pub(super) struct PortCounts {
+    pub(super) to_guest: AtomicU64,
+    pub(super) from_guest: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) ends: AtomicU64,
+    pub(super) guest_open: AtomicBool,
+    pub(super) connected: AtomicBool,
+}
+
+impl PortCounts {
+    fn read(&self) -> PortStats {
+        PortStats {
+            to_guest: self.to_guest.load(Ordering::Relaxed),
+            from_guest: self.from_guest.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+            ends: self.ends.load(Ordering::Relaxed),
+            guest_open: self.guest_open.load(Ordering::Relaxed),
+            connected: self.connected.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What the host wants of the device.
+pub(super) enum Wish {
+    Connect {
+        id: u32,
+        open: bool,
+    },
+    Resize(Size),
+    Add {
+        id: u32,
+        config: PortConfig,
+        end: Box<dyn PortEnd>,
+        counts: Arc<PortCounts>,
+    },
+    Remove {
+        id: u32,
+    },
+}
+
+pub(super) struct Desk {
+    max_ports: u32,
+    /// Held for single operations only, by any thread.
+    wishes: Mutex<Vec<Wish>>,
+    /// As `wishes`; never both at once. A port is listed from its addition on until the device has let go of it.
+    ports: Mutex<BTreeMap<u32, Arc<PortCounts>>>,
+    pub(super) bad_messages: AtomicU64,
+    pub(super) emergency: AtomicU64,
+    waker: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Desk {
+    pub(super) fn new(max_ports: u32, waker: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self {
+            max_ports,
+            wishes: Mutex::default(),
+            ports: Mutex::default(),
+            bad_messages: AtomicU64::new(0),
+            emergency: AtomicU64::new(0),
+            waker,
+        }
+    }
+
+    fn wishes(&self) -> MutexGuard<'_, Vec<Wish>> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ports(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<PortCounts>>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take_wishes(&self) -> Vec<Wish> {
+        std::mem::take(&mut *self.wishes())
+    }
+
+    pub(super) fn enter(&self, id: u32) -> Option<Arc<PortCounts>> {
+        let mut ports = self.ports();
+        if ports.contains_key(&id) {
+            return None;
+        }
+        let counts = Arc::<PortCounts>::default();
+        ports.insert(id, counts.clone());
+        Some(counts)
+    }
+
+    pub(super) fn leave(&self, id: u32) {
+        self.ports().remove(&id);
+    }
+}
+
+/// The host's side of a console, for any thread. Copies are for the same device.
+#[derive(Clone)]
+pub struct ConsoleHandle(pub(super) Arc<Desk>);
+
+impl fmt::Debug for ConsoleHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConsoleHandle").finish()
+    }
+}
+
+impl ConsoleHandle {
+    /// A far end has bytes, or room for bytes.
+    pub fn wake(&self) {
+        (self.0.waker)();
+    }
+
+    fn wish(&self, wish: Wish) {
+        let mut wishes = self.0.wishes();
+        // Where it is told again before the device looked, the last word counts: the list stays short.
+        match (wishes.last_mut(), &wish) {
+            (
+                Some(Wish::Connect { id, open }),
+                Wish::Connect {
+                    id: other,
+                    open: new,
+                },
+            ) if id == other => {
+                *open = *new;
+            }
+            (Some(Wish::Resize(old)), Wish::Resize(new)) => *old = *new,
+            _ => wishes.push(wish),
+        }
+        drop(wishes);
+        self.wake();
+    }
+
+    /// The host side of a port is open, or not. While it is not, writers in the guest wait and readers see an end of file.
+    pub fn connect(&self, id: u32, open: bool) {
+        self.wish(Wish::Connect { id, open });
+    }
+
+    /// The console has another size.
+    pub fn resize(&self, size: Size) {
+        self.wish(Wish::Resize(size));
+    }
+
+    /// Adds a port.
+    ///
+    /// # Errors
+    /// If the device was not made for that number, the port is there, or its name is none.
+    pub fn add_port(
+        &self,
+        id: u32,
+        config: PortConfig,
+        end: Box<dyn PortEnd>,
+    ) -> Result<(), PortConfigError> {
+        check_port(id, self.0.max_ports, &config)?;
+        let counts = self.0.enter(id).ok_or(PortConfigError::Exists { id })?;
+        self.wish(Wish::Add {
+            id,
+            config,
+            end,
+            counts,
+        });
+        Ok(())
+    }
+
+    /// Removes a port. Its number is free again when the guest was told, if it has a driver.
+    ///
+    /// # Errors
+    /// If there is no such port.
+    pub fn remove_port(&self, id: u32) -> Result<(), PortConfigError> {
+        if !self.0.ports().contains_key(&id) {
+            return Err(PortConfigError::Missing { id });
+        }
+        self.wish(Wish::Remove { id });
+        Ok(())
+    }
+
+    /// What a port counted.
+    #[must_use]
+    pub fn port_stats(&self, id: u32) -> Option<PortStats> {
+        self.0.ports().get(&id).map(|counts| counts.read())
+    }
+
+    /// Control messages of the guest that were too short, for no port, or not a driver's to send.
+    #[must_use]
+    pub fn bad_messages(&self) -> u64 {
+        self.0.bad_messages.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that came by emergency writes.
+    #[must_use]
+    pub fn emergency_bytes(&self) -> u64 {
+        self.0.emergency.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,424 @@
+//! A virtio console of many ports: virtio 1.2 section 5.3.
+//!
+//! Port 0 is the console (hvc0 in Linux); the others are files by name in `/dev/virtio-ports`. What is behind a port is the
+//! caller's, as a [`PortEnd`]; the [`ConsoleHandle`] wakes the device for it, opens and closes ports on the host side, adds
+//! and removes them. The console keeps no bytes: what a far end does not take stays in the guest's queue, and what the guest
+//! has no room for stays with the far end.
+//!
+//! Messages to the driver are not queued either: each port knows what its driver has yet to hear, and says it when there is
+//! a buffer. So a guest that asks much and listens to nothing costs nothing. A host side that closes and opens again before
+//! the driver had a buffer was not closed for the guest.
+
+mod control;
+mod end;
+mod eof;
+mod handle;
+mod port;
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
+use handle::{Desk, Wish, check_port};
+use port::{Detail, Ledger, Port, Stage, receive_queue, transmit_queue};
+
+pub use control::{BAD_ID, Event, Message};
+pub use end::{ConsoleConfig, EndOfFile, NoEnd, PortConfig, PortEnd, WhenFull};
+pub use handle::{ConsoleHandle, MOST_NAME, MOST_PORTS, PortConfigError, PortStats};
+
+/// The device's number.
+pub const DEVICE_ID: u32 = 3;
+/// Configuration space tells the console's size.
+pub const FEATURE_SIZE: u64 = 1;
+/// More ports than one, and control queues.
+pub const FEATURE_MULTIPORT: u64 = 1 << 1;
+/// Configuration space takes single characters.
+pub const FEATURE_EMERGENCY_WRITE: u64 = 1 << 2;
+
+/// The queue of messages to the driver.
+pub const CONTROL_RECEIVE: u16 = 2;
+/// The queue of messages from the driver.
+pub const CONTROL_TRANSMIT: u16 = 3;
+
+/// Descriptors of each queue: Linux keeps a page for each of a receive queue.
+const QUEUE_SIZE: u16 = 64;
+/// Messages that one call takes.
+const MOST_MESSAGES: usize = 64;
+/// Where the emergency register is in configuration space.
+const EMERGENCY: u64 = 8;
+
+/// A console's size in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Size {
+    /// Characters in a line.
+    pub columns: u16,
+    /// Lines.
+    pub rows: u16,
+}
+
+/// The device's model.
+pub struct Console {
+    desk: Arc<Desk>,
+    max_ports: u32,
+    size: Size,
+    ports: BTreeMap<u32, Port>,
+    multiport: bool,
+    /// The driver takes messages.
+    listening: bool,
+    control: Ledger,
+}
+
+impl Console {
+    /// A console with its ports. `waker` makes the device's thread call [`DeviceHandle::poll`](super::DeviceHandle::poll);
+    /// it is called from any thread, and must not call back.
+    ///
+    /// # Errors
+    /// If there are no ports, too many of them, or one has a name that is none.
+    pub fn new(
+        config: ConsoleConfig,
+        waker: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, PortConfigError> {
+        let count = config.ports.len();
+        let max_ports = config.max_ports;
+        let most = max_ports.min(MOST_PORTS);
+        if count == 0 || max_ports > MOST_PORTS || count > most as usize {
+            return Err(PortConfigError::Count { found: count, most });
+        }
+        let desk = Arc::new(Desk::new(max_ports, Box::new(waker)));
+        let mut ports = BTreeMap::new();
+        for (id, (config, end)) in (0..).zip(config.ports) {
+            check_port(id, max_ports, &config)?;
+            let counts = desk.enter(id).ok_or(PortConfigError::Exists { id })?;
+            ports.insert(id, Port::new(id, config, end, counts));
+        }
+        Ok(Self {
+            desk,
+            max_ports,
+            size: config.size,
+            ports,
+            multiport: false,
+            listening: false,
+            control: Ledger::default(),
+        })
+    }
+
+    /// The host's hand on it.
+    #[must_use]
+    pub fn handle(&self) -> ConsoleHandle {
+        ConsoleHandle(self.desk.clone())
+    }
+
+    /// The port of a queue.
+    fn port_of(&mut self, queue: u16) -> Option<&mut Port> {
+        let id = match u32::from(queue) / 2 {
+            0 => 0,
+            1 => return None,
+            pair => pair - 1,
+        };
+        self.ports
+            .get_mut(&id)
+            .filter(|port| receive_queue(id) == queue || transmit_queue(port.id) == queue)
+    }
+
+    /// Takes what the host wants.
+    fn take_wishes(&mut self, queues: &mut Queues) {
+        for wish in self.desk.take_wishes() {
+            match wish {
+                Wish::Connect { id, open } => {
+                    if let Some(port) = self.ports.get_mut(&id) {
+                        port.connect(open);
+                    }
+                }
+                Wish::Resize(size) => {
+                    self.size = size;
+                    for port in self.ports.values_mut() {
+                        port.tell_size = port.stage == Stage::Ready && port.config.console;
+                    }
+                    queues.config_changed();
+                }
+                Wish::Add {
+                    id,
+                    config,
+                    end,
+                    counts,
+                } => {
+                    self.ports.insert(id, Port::new(id, config, end, counts));
+                }
+                Wish::Remove { id } => self.remove(id, queues),
+            }
+        }
+    }
+
+    fn remove(&mut self, id: u32, queues: &mut Queues) {
+        if let Some(port) = self.ports.get_mut(&id) {
+            port.dismantle(queues);
+            port.removing = true;
+        }
+        self.let_go();
+    }
+
+    /// Forgets ports that are to go and that the driver does not know of.
+    fn let_go(&mut self) {
+        self.ports.retain(|&id, port| {
+            let stays = !port.removing || port.stage != Stage::Unknown;
+            if !stays {
+                self.desk.leave(id);
+            }
+            stays
+        });
+    }
+
+    /// Takes messages of the driver. Whether the call's bound ended it.
+    fn take_messages(&mut self, now: Instant, queues: &mut Queues) -> bool {
+        for _ in 0..MOST_MESSAGES {
+            let Some(chain) = queues.pop(CONTROL_TRANSMIT) else {
+                if queues.listen(CONTROL_TRANSMIT) {
+                    continue;
+                }
+                return false;
+            };
+            let mut bytes = [0; Message::LENGTH];
+            let rejection = if chain.writable() != 0 {
+                Some(ChainError::Direction)
+            } else if chain.read(queues.memory(), 0, &mut bytes) < bytes.len()
+                || !self.take_message(Message::decode(bytes), now, queues)
+            {
+                Some(ChainError::Content)
+            } else {
+                None
+            };
+            match rejection {
+                None => queues.give(CONTROL_TRANSMIT, chain, 0),
+                Some(error) => {
+                    self.desk.bad_messages.fetch_add(1, Ordering::Relaxed);
+                    queues.reject(CONTROL_TRANSMIT, chain, error);
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether the message was one.
+    fn take_message(&mut self, message: Message, now: Instant, queues: &mut Queues) -> bool {
+        let event = Event::from_number(message.event);
+        if event == Some(Event::DeviceReady) {
+            // A driver that begins anew knows no port.
+            for port in self.ports.values_mut() {
+                port.reset();
+            }
+            self.let_go();
+            self.listen(message.value != 0, queues);
+            return true;
+        }
+        // A driver that wakes up after hibernation knows its ports and says only that they are ready.
+        if !self.listening && event == Some(Event::PortReady) {
+            self.listen(true, queues);
+        }
+        let Some(port) = self.ports.get_mut(&message.id) else {
+            return false;
+        };
+        match (event, message.value) {
+            // It was sent before the driver heard that the port goes.
+            (Some(Event::PortReady | Event::PortOpen), _) if port.removing => {}
+            (Some(Event::PortReady), 0) => port.stage = Stage::Announced,
+            (Some(Event::PortReady), 1) => port.ready(queues),
+            (Some(Event::PortOpen), 0) => port.close(queues),
+            (Some(Event::PortOpen), 1) => port.open(now, queues),
+            _ => return false,
+        }
+        true
+    }
+
+    fn listen(&mut self, listening: bool, queues: &Queues) {
+        self.listening = listening;
+        self.control = Ledger::begin(queues, CONTROL_RECEIVE);
+    }
+
+    /// Tells the driver what it has yet to hear, as far as it has buffers for it.
+    fn tell(&mut self, now: Instant, queues: &mut Queues) {
+        if !self.listening {
+            return;
+        }
+        while let Some((id, message, detail)) = self.ports.iter().find_map(|(&id, port)| {
+            let (message, detail) = port.next_message(self.size)?;
+            Some((id, message, detail))
+        }) {
+            let mut bytes = message.encode().to_vec();
+            match detail {
+                Detail::None => {}
+                Detail::Text(name) => bytes.extend_from_slice(name.as_bytes()),
+                Detail::Size(size) => {
+                    bytes.extend_from_slice(&size.columns.to_le_bytes());
+                    bytes.extend_from_slice(&size.rows.to_le_bytes());
+                }
+            }
+            if !send(&bytes, queues) {
+                return;
+            }
+            if let Some(port) = self.ports.get_mut(&id) {
+                if port.removing {
+                    port.stage = Stage::Unknown;
+                } else {
+                    port.sent(message, queues.taken(CONTROL_RECEIVE), now);
+                }
+            }
+            self.let_go();
+        }
+    }
+
+    /// What follows every call: clocks, and messages that have become due.
+    fn finish(&mut self, now: Instant, queues: &mut Queues) {
+        if !self.multiport {
+            return;
+        }
+        let given = self.control.given_back(queues, CONTROL_RECEIVE);
+        for port in self.ports.values_mut() {
+            port.tick(now, queues, given);
+        }
+        self.tell(now, queues);
+    }
+}
+
+/// Puts a message into a buffer of the driver. Buffers that are too small for it are rejected.
+fn send(bytes: &[u8], queues: &mut Queues) -> bool {
+    for _ in 0..=queues.size(CONTROL_RECEIVE) {
+        let Some(chain) = queues.pop(CONTROL_RECEIVE) else {
+            if queues.listen(CONTROL_RECEIVE) {
+                continue;
+            }
+            return false;
+        };
+        if chain.readable() != 0 {
+            queues.reject(CONTROL_RECEIVE, chain, ChainError::Direction);
+        } else if chain.writable() < bytes.len() {
+            queues.reject(CONTROL_RECEIVE, chain, ChainError::Content);
+        } else {
+            chain.write(queues.memory(), 0, bytes);
+            queues.give(CONTROL_RECEIVE, chain, bytes.len());
+            return true;
+        }
+    }
+    false
+}
+
+fn more(more: bool) -> Progress {
+    if more { Progress::More } else { Progress::Idle }
+}
+
+impl VirtioDevice for Console {
+    fn name(&self) -> &'static str {
+        "virtio console"
+    }
+
+    fn device_id(&self) -> u32 {
+        DEVICE_ID
+    }
+
+    fn features(&self) -> u64 {
+        FEATURE_SIZE | FEATURE_MULTIPORT | FEATURE_EMERGENCY_WRITE
+    }
+
+    fn queue_sizes(&self) -> Vec<u16> {
+        vec![QUEUE_SIZE; (self.max_ports as usize + 1) * 2]
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let ([a, b], [c, d]) = (
+            self.size.columns.to_le_bytes(),
+            self.size.rows.to_le_bytes(),
+        );
+        let [e, f, g, h] = self.max_ports.to_le_bytes();
+        let space = [a, b, c, d, e, f, g, h];
+        let rest = usize::try_from(offset)
+            .ok()
+            .and_then(|offset| space.get(offset..));
+        for (byte, &value) in data.iter_mut().zip(rest.unwrap_or_default()) {
+            *byte = value;
+        }
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let at = EMERGENCY.checked_sub(offset).map(usize::try_from);
+        let Some(&byte) = at.and_then(|at| data.get(at.ok()?)) else {
+            return;
+        };
+        self.desk.emergency.fetch_add(1, Ordering::Relaxed);
+        if let Some(port) = self.ports.get_mut(&0) {
+            port.emergency(byte);
+        }
+    }
+
+    fn activate(&mut self, features: u64) {
+        self.multiport = features & FEATURE_MULTIPORT != 0;
+        self.listening = false;
+        if !self.multiport
+            && let Some(port) = self.ports.get_mut(&0)
+        {
+            port.reopen();
+        }
+    }
+
+    fn process(&mut self, queue: u16, now: Instant, queues: &mut Queues) -> Progress {
+        if queue > 1 && !self.multiport {
+            return Progress::Idle;
+        }
+        self.take_wishes(queues);
+        let bounded = match queue {
+            CONTROL_TRANSMIT => self.take_messages(now, queues),
+            CONTROL_RECEIVE => false,
+            _ => self.port_of(queue).is_some_and(|port| {
+                if receive_queue(port.id) == queue {
+                    port.receive(queues)
+                } else {
+                    port.transmit(queues)
+                }
+            }),
+        };
+        self.finish(now, queues);
+        more(bounded)
+    }
+
+    fn poll(&mut self, now: Instant, queues: &mut Queues) -> Progress {
+        self.take_wishes(queues);
+        let mut bounded = false;
+        for port in self.ports.values_mut() {
+            if !self.multiport && port.id != 0 {
+                continue;
+            }
+            bounded |= port.receive(queues);
+            bounded |= port.transmit(queues);
+        }
+        self.finish(now, queues);
+        more(bounded)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.ports
+            .values()
+            .filter_map(|port| port.eof.deadline())
+            .min()
+    }
+
+    fn reset(&mut self) {
+        for port in self.ports.values_mut() {
+            port.reset();
+        }
+        self.let_go();
+        self.multiport = false;
+        self.listening = false;
+        self.control = Ledger::default();
+    }
+
+    fn save(&self) -> Vec<u8> {
+        self.save_state()
+    }
+
+    fn restore(&mut self, state: &[u8], features: Option<u64>) -> Result<(), DeviceStateError> {
+        self.restore_state(state, features)
+    }
+}
