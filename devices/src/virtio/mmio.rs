@@ -520,3 +520,6 @@ impl BusDevice for MmioTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

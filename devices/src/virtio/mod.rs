@@ -17,6 +17,8 @@ pub mod console;
 mod device;
 mod handle;
 mod mmio;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod mock;
 mod queue;
 
 pub use chain::{Chain, ChainError};

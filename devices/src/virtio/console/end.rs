@@ -101,10 +101,13 @@ impl PortConfig {
     }
 }
 
+/// A port with what is behind it.
+pub type PortAndEnd = (PortConfig, Box<dyn PortEnd>);
+
 /// A console device at power-on.
 pub struct ConsoleConfig {
     /// The ports from number 0 on, with their far ends. Port 0 is the one that drivers without multiport use.
-    pub ports: Vec<(PortConfig, Box<dyn PortEnd>)>,
+    pub ports: Vec<PortAndEnd>,
     /// How many ports there can be at one time, 1 to 31: each takes two queues.
     pub max_ports: u32,
     /// The console's size.

@@ -28,7 +28,7 @@ use handle::{Desk, Wish, check_port};
 use port::{Detail, Ledger, Port, Stage, receive_queue, transmit_queue};
 
 pub use control::{BAD_ID, Event, Message};
-pub use end::{ConsoleConfig, EndOfFile, NoEnd, PortConfig, PortEnd, WhenFull};
+pub use end::{ConsoleConfig, EndOfFile, NoEnd, PortAndEnd, PortConfig, PortEnd, WhenFull};
 pub use handle::{ConsoleHandle, MOST_NAME, MOST_PORTS, PortConfigError, PortStats};
 
 /// The device's number.
@@ -48,7 +48,7 @@ pub const CONTROL_TRANSMIT: u16 = 3;
 /// Descriptors of each queue: Linux keeps a page for each of a receive queue.
 const QUEUE_SIZE: u16 = 64;
 /// Messages that one call takes.
-const MOST_MESSAGES: usize = 64;
+const MOST_MESSAGES: usize = 16;
 /// Where the emergency register is in configuration space.
 const EMERGENCY: u64 = 8;
 
@@ -120,9 +120,7 @@ impl Console {
             1 => return None,
             pair => pair - 1,
         };
-        self.ports
-            .get_mut(&id)
-            .filter(|port| receive_queue(id) == queue || transmit_queue(port.id) == queue)
+        self.ports.get_mut(&id)
     }
 
     /// Takes what the host wants.
@@ -271,16 +269,21 @@ impl Console {
         }
     }
 
-    /// What follows every call: clocks, and messages that have become due.
-    fn finish(&mut self, now: Instant, queues: &mut Queues) {
-        if !self.multiport {
-            return;
+    /// What follows every call: bytes, clocks, and messages that have become due.
+    fn finish(&mut self, bounded: bool, now: Instant, queues: &mut Queues) -> Progress {
+        let ports = if self.multiport { u32::MAX } else { 1 };
+        let mut more = bounded;
+        for (_, port) in self.ports.range_mut(..ports) {
+            more |= port.pump(queues);
         }
-        let given = self.control.given_back(queues, CONTROL_RECEIVE);
-        for port in self.ports.values_mut() {
-            port.tick(now, queues, given);
+        if self.multiport {
+            let given = self.control.given_back(queues, CONTROL_RECEIVE);
+            for port in self.ports.values_mut() {
+                port.tick(now, queues, given);
+            }
+            self.tell(now, queues);
         }
-        self.tell(now, queues);
+        if more { Progress::More } else { Progress::Idle }
     }
 }
 
@@ -304,10 +307,6 @@ fn send(bytes: &[u8], queues: &mut Queues) -> bool {
         }
     }
     false
-}
-
-fn more(more: bool) -> Progress {
-    if more { Progress::More } else { Progress::Idle }
 }
 
 impl VirtioDevice for Console {
@@ -368,33 +367,21 @@ impl VirtioDevice for Console {
             return Progress::Idle;
         }
         self.take_wishes(queues);
-        let bounded = match queue {
-            CONTROL_TRANSMIT => self.take_messages(now, queues),
-            CONTROL_RECEIVE => false,
-            _ => self.port_of(queue).is_some_and(|port| {
-                if receive_queue(port.id) == queue {
-                    port.receive(queues)
-                } else {
-                    port.transmit(queues)
-                }
-            }),
-        };
-        self.finish(now, queues);
-        more(bounded)
+        let bounded = queue == CONTROL_TRANSMIT && self.take_messages(now, queues);
+        if let Some(port) = self.port_of(queue) {
+            port.wants_receive |= receive_queue(port.id) == queue;
+            port.wants_transmit |= transmit_queue(port.id) == queue;
+        }
+        self.finish(bounded, now, queues)
     }
 
     fn poll(&mut self, now: Instant, queues: &mut Queues) -> Progress {
         self.take_wishes(queues);
-        let mut bounded = false;
         for port in self.ports.values_mut() {
-            if !self.multiport && port.id != 0 {
-                continue;
-            }
-            bounded |= port.receive(queues);
-            bounded |= port.transmit(queues);
+            port.wants_receive = true;
+            port.wants_transmit = true;
         }
-        self.finish(now, queues);
-        more(bounded)
+        self.finish(false, now, queues)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -422,3 +409,6 @@ impl VirtioDevice for Console {
         self.restore_state(state, features)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,6 +78,9 @@ pub(super) struct Port {
     /// Whether the driver takes the host side for open.
     pub(super) told_open: bool,
     pub(super) eof: EofClock,
+    /// There may be bytes for the guest, or from it.
+    pub(super) wants_receive: bool,
+    pub(super) wants_transmit: bool,
     /// The last read of the far end gave nothing.
     drained: bool,
     /// Lengths of the buffers that the guest has not given back, oldest first: no more than the queue has descriptors.
@@ -122,6 +125,8 @@ impl Port {
             tell_size: false,
             told_open: false,
             eof: EofClock::default(),
+            wants_receive: false,
+            wants_transmit: false,
             drained: false,
             unread: VecDeque::new(),
             ledger: Ledger::default(),
@@ -152,7 +157,7 @@ impl Port {
             self.set_open(true);
             self.end.opened();
         }
-        self.receive(queues);
+        self.wants_receive = self.receive(queues);
         self.start_clock(now);
     }
 
@@ -162,7 +167,7 @@ impl Port {
             return;
         }
         // What was written before the close was notified on another queue.
-        self.transmit(queues);
+        self.wants_transmit = self.transmit(queues);
         self.settle(queues);
         self.shut();
     }
@@ -197,6 +202,8 @@ impl Port {
         self.tell_name = false;
         self.tell_size = false;
         self.told_open = false;
+        self.wants_receive = false;
+        self.wants_transmit = false;
         self.drained = false;
         self.unread.clear();
         self.taken = 0;
@@ -236,8 +243,15 @@ impl Port {
         }
     }
 
+    /// Moves bytes in the directions in which there may be some. Whether a bound ended it.
+    pub(super) fn pump(&mut self, queues: &mut Queues) -> bool {
+        self.wants_transmit = self.wants_transmit && self.transmit(queues);
+        self.wants_receive = self.wants_receive && self.receive(queues);
+        self.wants_transmit || self.wants_receive
+    }
+
     /// Moves bytes from the far end to the guest. Whether the call's bound ended it.
-    pub(super) fn receive(&mut self, queues: &mut Queues) -> bool {
+    fn receive(&mut self, queues: &mut Queues) -> bool {
         let queue = receive_queue(self.id);
         if !self.guest_open || self.removing {
             return false;
@@ -296,7 +310,7 @@ impl Port {
     }
 
     /// Moves bytes from the guest to the far end. Whether the call's bound ended it.
-    pub(super) fn transmit(&mut self, queues: &mut Queues) -> bool {
+    fn transmit(&mut self, queues: &mut Queues) -> bool {
         let queue = transmit_queue(self.id);
         let holds = self.config.when_full == WhenFull::Hold;
         if self.removing || (holds && !self.connected) {
