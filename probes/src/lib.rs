@@ -11,6 +11,7 @@
 //! * [`kernel_view`]: what the engine must know of the running kernel.
 //! * [`bt`]: scripts, in the language of bt(5) and bpftrace. [`dt`]: the device dt(4), for clients that know OpenBSD's.
 //! * [`trace`]: the device trace(3), with its text ([`trace_line`]). [`ptrace`]: the device ptrace(3). [`port`]: their files, as others see them.
+//!   [`render`], [`trace_render`], [`ptrace::render`]: other formats of what they give.
 //! * [`text_hash`]: proof that nothing of us is left in the guest.
 #![forbid(unsafe_code)]
 
@@ -19,16 +20,21 @@ pub mod clock;
 pub mod dt;
 pub mod engine;
 pub mod event;
+mod json;
 pub mod kernel_view;
 pub mod merge;
 pub mod name;
+mod perfetto;
 pub mod port;
 pub mod probe;
 pub mod provider;
 pub mod ptrace;
+mod recent;
+pub mod render;
 pub mod ring;
 mod sync;
 pub mod syscall_table;
 pub mod text_hash;
 pub mod trace;
 pub mod trace_line;
+pub mod trace_render;

@@ -4,8 +4,6 @@
 //! than a reader's floating point; all that is shown by name is a string; bytes that are no UTF-8 become U+FFFD. Several keys are joined
 //! by `,`. The bounds of a bucket are both in it: `{"min": 2, "max": 3, "count": 5}`.
 
-use std::fmt::Write as _;
-
 use super::Output;
 use super::map::{Shown, quotient, shown};
 use super::text::{render as text, write_value};
@@ -13,6 +11,7 @@ use crate::bt::ast::Dialect;
 use crate::bt::histogram::{Buckets, Histogram};
 use crate::bt::maps::{MapSnapshot, Reading};
 use crate::bt::value::{Names, Value};
+use crate::json::string;
 
 /// The line, with its newline.
 #[must_use]
@@ -129,26 +128,4 @@ fn of_value(value: &Value, dialect: Dialect, names: &dyn Names) -> String {
 
 fn joined(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
-}
-
-/// A JSON string (RFC 8259, section 7).
-fn string(text: &[u8]) -> String {
-    let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for character in String::from_utf8_lossy(text).chars() {
-        match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            control if control < ' ' => {
-                // writing to a String cannot fail
-                let _ = write!(out, "\\u{:04x}", u32::from(control));
-            }
-            other => out.push(other),
-        }
-    }
-    out.push('"');
-    out
 }

@@ -1,0 +1,282 @@
+//! Files for <https://ui.perfetto.dev>: clocks, tracks, and slices, instants and flows on them.
+//!
+//! Of Perfetto's format only the few `TrackEvent` messages are written that a timeline needs; [`fields`] has their numbers. All packets are
+//! of one sequence, names stand in each event, and each time says its clock, so that a file which is cut short is readable as far as it goes.
+//!
+//! The caller owns the identity of tracks (`uuid`) and says when slices begin and end. A [`Track`] makes sure that what is on it
+//! is in order: times never go back, and only what has begun ends.
+
+#[cfg(test)]
+pub(crate) mod decode;
+mod fields;
+mod proto;
+
+use std::io::{self, Write};
+
+use fields::{annotation, clock_snapshot, event, packet, process, thread, trace, track};
+use proto::Message;
+
+/// The sequence that all packets are of.
+const SEQUENCE: u64 = 1;
+
+/// The first packet: times are CLOCK_REALTIME, and so is the timeline. Where CLOCK_BOOTTIME is known at that time, files of others that use it
+/// can be laid beside this one.
+pub(crate) fn start(out: &mut dyn Write, realtime: u64, boottime: Option<u64>) -> io::Result<()> {
+    let mut snapshot = Message::new();
+    let known = [
+        (clock_snapshot::REALTIME, Some(realtime)),
+        (clock_snapshot::BOOTTIME, boottime),
+    ];
+    for (id, time) in known {
+        let Some(time) = time else { continue };
+        let mut clock = Message::new();
+        clock.number(clock_snapshot::CLOCK_ID, id);
+        clock.number(clock_snapshot::CLOCK_TIMESTAMP, time);
+        snapshot.message(clock_snapshot::CLOCKS, &clock);
+    }
+    snapshot.number(
+        clock_snapshot::PRIMARY_TRACE_CLOCK,
+        clock_snapshot::REALTIME,
+    );
+    let mut first = Message::new();
+    first.number(packet::FIRST_PACKET_ON_SEQUENCE, 1);
+    let cleared = packet::SEQ_INCREMENTAL_STATE_CLEARED;
+    first.number(packet::SEQUENCE_FLAGS, cleared);
+    at(&mut first, realtime);
+    first.message(packet::CLOCK_SNAPSHOT, &snapshot);
+    send(out, first)
+}
+
+/// Writes a packet of our sequence.
+fn send(out: &mut dyn Write, mut packet: Message) -> io::Result<()> {
+    packet.number(packet::TRUSTED_PACKET_SEQUENCE_ID, SEQUENCE);
+    let mut file = Message::new();
+    file.message(trace::PACKET, &packet);
+    out.write_all(file.bytes())
+}
+
+/// States a packet's time.
+fn at(packet: &mut Message, time: u64) {
+    packet.number(packet::TIMESTAMP, time);
+    packet.number(packet::TIMESTAMP_CLOCK_ID, clock_snapshot::REALTIME);
+}
+
+/// A track that belongs to no process.
+pub(crate) struct NamedTrack<'a> {
+    /// Its identity.
+    pub(crate) uuid: u64,
+    /// What is shown.
+    pub(crate) name: &'a str,
+    /// The track that it is shown under, and its place there.
+    pub(crate) below: Option<(u64, u32)>,
+}
+
+impl NamedTrack<'_> {
+    /// Makes it known.
+    pub(crate) fn describe(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut described = Message::new();
+        described.number(track::UUID, self.uuid);
+        described.text(track::NAME, self.name);
+        match self.below {
+            None => described.number(track::CHILD_ORDERING, track::EXPLICIT),
+            Some((parent, rank)) => {
+                described.number(track::PARENT_UUID, parent);
+                let rank = i32::try_from(rank).unwrap_or(i32::MAX);
+                described.signed(track::SIBLING_ORDER_RANK, i64::from(rank))
+            }
+        };
+        send(out, descriptor(&described))
+    }
+}
+
+/// The track of a thread. Threads of other processes are not told apart from processes: each is shown as a process with one thread.
+pub(crate) struct ThreadTrack<'a> {
+    /// Identity of the thread's track, where its slices are.
+    pub(crate) uuid: u64,
+    /// Identity of the process's track, which has none.
+    pub(crate) process: u64,
+    /// Number of the thread, not 0, which Perfetto takes for the idle thread of each CPU.
+    pub(crate) id: i32,
+    /// Its name.
+    pub(crate) name: &'a str,
+}
+
+impl ThreadTrack<'_> {
+    /// Makes it known. If the name has changed it can be said again, and the last one counts.
+    pub(crate) fn describe(&self, out: &mut dyn Write) -> io::Result<()> {
+        let id = i64::from(self.id);
+        let mut owner = Message::new();
+        owner.signed(process::PID, id);
+        owner.text(process::PROCESS_NAME, self.name);
+        let mut described = Message::new();
+        described.number(track::UUID, self.process);
+        described.message(track::PROCESS, &owner);
+        send(out, descriptor(&described))?;
+
+        let mut task = Message::new();
+        task.signed(thread::PID, id).signed(thread::TID, id);
+        task.text(thread::THREAD_NAME, self.name);
+        let mut described = Message::new();
+        described.number(track::UUID, self.uuid);
+        described.number(track::PARENT_UUID, self.process);
+        described.message(track::THREAD, &task);
+        send(out, descriptor(&described))
+    }
+}
+
+fn descriptor(described: &Message) -> Message {
+    let mut packet = Message::new();
+    packet.message(packet::TRACK_DESCRIPTOR, described);
+    packet
+}
+
+/// What is said of a slice or an instant.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Event<'a> {
+    /// What is shown.
+    pub(crate) name: &'a str,
+    /// What can be chosen by.
+    pub(crate) category: &'a str,
+    /// An arrow begins here.
+    pub(crate) flow: Option<u64>,
+    /// An arrow ends here.
+    pub(crate) flow_end: Option<u64>,
+    /// Shown when it is selected.
+    pub(crate) notes: &'a [(&'a str, Note<'a>)],
+}
+
+/// A value beside an event.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Note<'a> {
+    /// A number.
+    Number(u64),
+    /// Shown in hexadecimal.
+    Address(u64),
+    /// Text.
+    Text(&'a str),
+    /// Yes or no.
+    Flag(bool),
+}
+
+/// What has been written to a track.
+#[derive(Debug)]
+pub(crate) struct Track {
+    uuid: u64,
+    /// The time of the last event.
+    last: u64,
+    /// Slices that have not ended.
+    open: u64,
+}
+
+impl Track {
+    /// A track that has been described, empty. Nothing on it will be before `first`.
+    pub(crate) fn new(uuid: u64, first: u64) -> Self {
+        Self {
+            uuid,
+            last: first,
+            open: 0,
+        }
+    }
+
+    /// Whether a slice is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open > 0
+    }
+
+    /// The time of the last event.
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// A slice begins, within those that are open.
+    pub(crate) fn begin(
+        &mut self,
+        out: &mut dyn Write,
+        time: u64,
+        said: &Event<'_>,
+    ) -> io::Result<()> {
+        self.open += 1;
+        self.event(out, time, event::SLICE_BEGIN, said)
+    }
+
+    /// The innermost open slice ends, of which this can be said besides; nothing if there is none.
+    pub(crate) fn end(
+        &mut self,
+        out: &mut dyn Write,
+        time: u64,
+        notes: &[(&str, Note<'_>)],
+    ) -> io::Result<()> {
+        if self.open == 0 {
+            return Ok(());
+        }
+        self.open -= 1;
+        let said = Event {
+            notes,
+            ..Event::default()
+        };
+        self.event(out, time, event::SLICE_END, &said)
+    }
+
+    /// All open slices end.
+    pub(crate) fn close(&mut self, out: &mut dyn Write, time: u64) -> io::Result<()> {
+        while self.is_open() {
+            self.end(out, time, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Something without duration.
+    pub(crate) fn instant(
+        &mut self,
+        out: &mut dyn Write,
+        time: u64,
+        said: &Event<'_>,
+    ) -> io::Result<()> {
+        self.event(out, time, event::INSTANT, said)
+    }
+
+    fn event(
+        &mut self,
+        out: &mut dyn Write,
+        time: u64,
+        kind: u64,
+        said: &Event<'_>,
+    ) -> io::Result<()> {
+        // Records of several CPUs can come some nanoseconds out of order.
+        self.last = self.last.max(time);
+        let mut body = Message::new();
+        body.number(event::TYPE, kind);
+        body.number(event::TRACK_UUID, self.uuid);
+        if kind != event::SLICE_END {
+            body.text(event::CATEGORIES, said.category);
+            body.text(event::NAME, said.name);
+        }
+        for (field, flow) in [
+            (event::FLOW_IDS, said.flow),
+            (event::TERMINATING_FLOW_IDS, said.flow_end),
+        ] {
+            if let Some(id) = flow {
+                body.fixed(field, id);
+            }
+        }
+        for (name, note) in said.notes {
+            body.message(event::DEBUG_ANNOTATIONS, &annotated(name, note));
+        }
+        let mut packet = Message::new();
+        at(&mut packet, self.last);
+        packet.message(packet::TRACK_EVENT, &body);
+        send(out, packet)
+    }
+}
+
+fn annotated(name: &str, note: &Note<'_>) -> Message {
+    let mut message = Message::new();
+    message.text(annotation::NAME, name);
+    match *note {
+        Note::Number(value) => message.number(annotation::UINT_VALUE, value),
+        Note::Address(value) => message.number(annotation::POINTER_VALUE, value),
+        Note::Text(value) => message.text(annotation::STRING_VALUE, value),
+        Note::Flag(value) => message.number(annotation::BOOL_VALUE, u64::from(value)),
+    };
+    message
+}

@@ -1,0 +1,388 @@
+//! Processes and CPUs as the records have left them, and their tracks.
+
+use std::io::{self, Write};
+
+use super::super::tasks::shown;
+use super::super::{MAX_TASKS, NO_NAME};
+use super::said;
+use crate::perfetto::{Event, NamedTrack, Note, ThreadTrack, Track};
+use crate::ptrace::record::{STATE_NAMES, sleep_parts};
+use crate::recent::Recent;
+
+/// Most CPUs that are known of at a time.
+const MAX_CPUS: usize = 4096;
+
+/// Identities of tracks: the upper half says what of, the lower one is the number.
+const CPUS: u64 = 1;
+const CPU: u64 = 1 << 32;
+const INTERRUPTS: u64 = 2 << 32;
+const PROCESS: u64 = 3 << 32;
+const THREAD: u64 = 4 << 32;
+
+/// What is shown.
+#[derive(Debug)]
+pub(super) struct Scene {
+    tasks: Recent<u32, Task>,
+    cpus: Recent<u32, Cpu>,
+    /// Arrows begun.
+    flows: u64,
+    /// The time before which nothing is written to a track that has been forgotten and is known anew.
+    floor: u64,
+}
+
+#[derive(Debug)]
+struct Task {
+    track: Track,
+    name: Option<String>,
+    state: State,
+    /// The arrow of its wake-up, which ends when it runs.
+    flow: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Unknown,
+    /// On a CPU.
+    Running(u32),
+    /// Was running on a CPU where something else runs now; its own record is still to come.
+    Displaced(u32),
+    Ready,
+    Asleep,
+    Dead,
+}
+
+#[derive(Debug)]
+struct Cpu {
+    track: Track,
+    interrupts: Option<Track>,
+    /// Who runs there.
+    running: Option<u32>,
+}
+
+impl Scene {
+    /// Nobody is known.
+    pub(super) fn new() -> Self {
+        Self {
+            tasks: Recent::new(MAX_TASKS),
+            cpus: Recent::new(MAX_CPUS),
+            flows: 0,
+            floor: 0,
+        }
+    }
+
+    /// The track that all CPUs stand under.
+    pub(super) fn start(&self, out: &mut dyn Write) -> io::Result<()> {
+        let cpus = NamedTrack {
+            uuid: CPUS,
+            name: "CPUs",
+            below: None,
+        };
+        cpus.describe(out)
+    }
+
+    /// The process runs.
+    pub(super) fn run(
+        &mut self,
+        pid: u32,
+        cpu: u32,
+        time: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        self.leave_cpu(pid, time, out)?;
+        let before = self.cpu(cpu, out)?.running;
+        if let Some(other) = before.and_then(|other| self.tasks.get_mut(other)) {
+            other.track.close(out, time)?;
+            other.state = State::Displaced(cpu);
+        }
+        let name = self.label(pid);
+        let on_cpu = self.cpu(cpu, out)?;
+        on_cpu.track.close(out, time)?;
+        let notes = [("pid", Note::Number(pid.into()))];
+        on_cpu
+            .track
+            .begin(out, time, &said(&name, "sched", &notes))?;
+        on_cpu.running = Some(pid);
+
+        let flow_end = self.task(pid, out)?.flow.take();
+        let notes = [("cpu", Note::Number(cpu.into()))];
+        let slice = Event {
+            flow_end,
+            ..said("Running", "sched", &notes)
+        };
+        self.enter(pid, State::Running(cpu), &slice, time, out)
+    }
+
+    /// It can run: it was preempted, or somebody has woken it.
+    pub(super) fn ready(
+        &mut self,
+        pid: u32,
+        cpu: u32,
+        time: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let state = self.task(pid, out)?.state;
+        if state == State::Running(cpu) || state == State::Displaced(cpu) {
+            self.leave_cpu(pid, time, out)?;
+            return self.enter(
+                pid,
+                State::Ready,
+                &said("Preempted", "sched", &[]),
+                time,
+                out,
+            );
+        }
+        // Who is ready or runs already is woken to no effect.
+        let effect = !matches!(state, State::Ready | State::Running(_));
+        let flow = effect.then(|| {
+            self.flows += 1;
+            self.flows
+        });
+        let name = format!("wakes {}", self.label(pid));
+        let notes = [("pid", Note::Number(pid.into()))];
+        let wakes = Event {
+            flow,
+            ..said(&name, "wakeup", &notes)
+        };
+        let waker = self.cpu(cpu, out)?.running;
+        match waker.and_then(|waker| self.tasks.get_mut(waker)) {
+            Some(waker) => waker.track.instant(out, time, &wakes)?,
+            None => self.cpu(cpu, out)?.track.instant(out, time, &wakes)?,
+        }
+        if !effect {
+            return Ok(());
+        }
+        self.task(pid, out)?.flow = flow;
+        let notes = [("woken on cpu", Note::Number(cpu.into()))];
+        self.enter(
+            pid,
+            State::Ready,
+            &said("Ready", "sched", &notes),
+            time,
+            out,
+        )
+    }
+
+    /// It waits.
+    pub(super) fn sleep(
+        &mut self,
+        pid: u32,
+        argument: u64,
+        time: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        self.leave_cpu(pid, time, out)?;
+        let (state, pc) = sleep_parts(argument);
+        let name = match STATE_NAMES.get(usize::from(state)) {
+            Some(state) => format!("Sleep ({state})"),
+            None => format!("Sleep ({state})"),
+        };
+        let notes = [("pc", Note::Address(pc))];
+        self.enter(pid, State::Asleep, &said(&name, "sched", &notes), time, out)
+    }
+
+    /// It exits: records tell no more of it.
+    pub(super) fn die(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
+        self.instant(pid, time, &said("Dead", "sched", &[]), out)?;
+        self.leave_cpu(pid, time, out)?;
+        let task = self.task(pid, out)?;
+        task.state = State::Dead;
+        task.flow = None;
+        task.track.close(out, time)
+    }
+
+    /// Something happened to it.
+    pub(super) fn instant(
+        &mut self,
+        pid: u32,
+        time: u64,
+        said: &Event<'_>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        self.task(pid, out)?.track.instant(out, time, said)
+    }
+
+    /// It is called something else.
+    pub(super) fn name(
+        &mut self,
+        pid: u32,
+        name: Option<String>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let task = self.task(pid, out)?;
+        if task.name != name {
+            task.name = name;
+            describe_task(pid, task.name.as_deref(), out)?;
+        }
+        Ok(())
+    }
+
+    /// An interrupt begins, while a process runs.
+    pub(super) fn interrupt(
+        &mut self,
+        cpu: u32,
+        pid: u32,
+        vector: u64,
+        time: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let label = self.label(pid);
+        let name = format!("interrupt {vector:#x}");
+        let notes = [
+            ("vector", Note::Number(vector)),
+            ("interrupted", Note::Text(&label)),
+        ];
+        let track = self.interrupts(cpu, out)?;
+        track.begin(out, time, &said(&name, "interrupt", &notes))
+    }
+
+    /// The innermost interrupt of a CPU ends.
+    pub(super) fn interrupt_end(
+        &mut self,
+        cpu: u32,
+        time: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let track = self.interrupts(cpu, out)?;
+        if track.is_open() {
+            return track.end(out, time, &[]);
+        }
+        // Its beginning was before the first record.
+        track.instant(out, time, &said("interrupt ends", "interrupt", &[]))
+    }
+
+    /// Ends all slices.
+    pub(super) fn close(&mut self, time: u64, out: &mut dyn Write) -> io::Result<()> {
+        for task in self.tasks.values_mut() {
+            task.track.close(out, time)?;
+            task.state = State::Unknown;
+        }
+        for cpu in self.cpus.values_mut() {
+            cpu.running = None;
+            for track in [Some(&mut cpu.track), cpu.interrupts.as_mut()] {
+                track.map_or(Ok(()), |track| track.close(out, time))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The slices that the process has are over, and this one begins.
+    fn enter(
+        &mut self,
+        pid: u32,
+        state: State,
+        slice: &Event<'_>,
+        time: u64,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let task = self.task(pid, out)?;
+        task.state = state;
+        task.track.close(out, time)?;
+        task.track.begin(out, time, slice)
+    }
+
+    /// If the process runs on a CPU, nothing does there any more.
+    fn leave_cpu(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
+        let Some(State::Running(cpu)) = self.tasks.get(pid).map(|task| task.state) else {
+            return Ok(());
+        };
+        match self.cpus.get_mut(cpu) {
+            Some(cpu) if cpu.running == Some(pid) => {
+                cpu.running = None;
+                cpu.track.close(out, time)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a process is called beside others.
+    fn label(&self, pid: u32) -> String {
+        let name = self.tasks.get(pid).and_then(|task| task.name.as_deref());
+        label(pid, name)
+    }
+
+    fn task(&mut self, pid: u32, out: &mut dyn Write) -> io::Result<&mut Task> {
+        for (_, mut task) in self.tasks.make_room(pid) {
+            let last = task.track.last();
+            task.track.close(out, last)?;
+            self.floor = self.floor.max(last);
+        }
+        if self.tasks.get(pid).is_none() {
+            describe_task(pid, None, out)?;
+        }
+        let floor = self.floor;
+        Ok(self.tasks.of(pid, || Task {
+            track: Track::new(THREAD | u64::from(pid), floor),
+            name: None,
+            state: State::Unknown,
+            flow: None,
+        }))
+    }
+
+    fn cpu(&mut self, number: u32, out: &mut dyn Write) -> io::Result<&mut Cpu> {
+        for (_, cpu) in self.cpus.make_room(number) {
+            for mut track in [Some(cpu.track), cpu.interrupts].into_iter().flatten() {
+                let last = track.last();
+                track.close(out, last)?;
+                self.floor = self.floor.max(last);
+            }
+        }
+        let uuid = CPU | u64::from(number);
+        if self.cpus.get(number).is_none() {
+            let described = NamedTrack {
+                uuid,
+                name: &format!("CPU {number}"),
+                below: Some((CPUS, number.saturating_mul(2))),
+            };
+            described.describe(out)?;
+        }
+        let floor = self.floor;
+        Ok(self.cpus.of(number, || Cpu {
+            track: Track::new(uuid, floor),
+            interrupts: None,
+            running: None,
+        }))
+    }
+
+    fn interrupts(&mut self, number: u32, out: &mut dyn Write) -> io::Result<&mut Track> {
+        let uuid = INTERRUPTS | u64::from(number);
+        if self.cpu(number, out)?.interrupts.is_none() {
+            let described = NamedTrack {
+                uuid,
+                name: &format!("CPU {number} interrupts"),
+                below: Some((CPUS, number.saturating_mul(2).saturating_add(1))),
+            };
+            described.describe(out)?;
+        }
+        let floor = self.floor;
+        let tracks = self.cpu(number, out)?;
+        Ok((tracks.interrupts).get_or_insert_with(|| Track::new(uuid, floor)))
+    }
+}
+
+fn label(pid: u32, name: Option<&str>) -> String {
+    format!("{} {pid}", name.unwrap_or(NO_NAME))
+}
+
+/// Makes the track of a process known. Numbers that no process has in Perfetto have a track that only says so.
+fn describe_task(pid: u32, name: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
+    let uuid = THREAD | u64::from(pid);
+    match i32::try_from(pid) {
+        Ok(id @ 1..) => {
+            let track = ThreadTrack {
+                uuid,
+                process: PROCESS | u64::from(pid),
+                id,
+                name: shown(name),
+            };
+            track.describe(out)
+        }
+        _ => {
+            let track = NamedTrack {
+                uuid,
+                name: &label(pid, name),
+                below: None,
+            };
+            track.describe(out)
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Stacks folded to lines, for flame graphs: `do_sys_openat2;do_filp_open;path_openat 5120`, outermost function first.
+//!
+//! The number is the time that went by in the last function itself and not in functions that it called and that are traced: nanoseconds if the
+//! ticks of a second are known, else ticks. It is time on the wall, also while the process waits. Calls of all processes are added up. What has
+//! not returned counts to the last line of its process. Lines are sorted.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use super::calls::Calls;
+use super::{MAX_TASKS, Symbols, named};
+use crate::recent::Recent;
+use crate::render::Render;
+use crate::trace_line::{LineKind, TraceLine};
+
+/// Most different stacks. Time in further ones is added up as that of one function.
+const MAX_STACKS: usize = 1 << 18;
+/// That function.
+const LEFT_OUT: &str = "[further stacks]";
+const NANOSECONDS: u128 = 1_000_000_000;
+
+/// Adds up, and writes at the end.
+pub struct Collapsed {
+    symbols: Symbols,
+    ticks_per_second: Option<u64>,
+    tasks: Recent<u64, Task>,
+    stacks: Vec<Stack>,
+    /// Places in `stacks` by the stack below (one more than its place, 0 for none) and the function on top.
+    places: BTreeMap<(usize, u64), usize>,
+    left_out: u128,
+}
+
+/// A process.
+#[derive(Default)]
+struct Task {
+    /// Places of stacks; `None` for one that is left out.
+    calls: Calls<Option<usize>>,
+    last: u64,
+}
+
+/// Functions within each other.
+struct Stack {
+    below: Option<usize>,
+    function: u64,
+    /// Ticks in the function on top.
+    ticks: u128,
+}
+
+impl Collapsed {
+    /// With the ticks of a second, numbers are nanoseconds.
+    #[must_use]
+    pub fn new(symbols: Symbols, ticks_per_second: Option<u64>) -> Self {
+        Self {
+            symbols,
+            ticks_per_second,
+            tasks: Recent::new(MAX_TASKS),
+            stacks: Vec::new(),
+            places: BTreeMap::new(),
+            left_out: 0,
+        }
+    }
+
+    /// The place of the stack with `function` on that of `below`.
+    fn place(&mut self, below: Option<Option<usize>>, function: u64) -> Option<usize> {
+        let below = match below {
+            // Nothing stands on what is left out but what is left out too.
+            Some(None) => return None,
+            Some(below) => below,
+            None => None,
+        };
+        let key = (below.map_or(0, |place| place + 1), function);
+        if let Some(place) = self.places.get(&key) {
+            return Some(*place);
+        }
+        if self.stacks.len() >= MAX_STACKS {
+            return None;
+        }
+        let stack = Stack {
+            below,
+            function,
+            ticks: 0,
+        };
+        self.stacks.push(stack);
+        self.places.insert(key, self.stacks.len() - 1);
+        Some(self.stacks.len() - 1)
+    }
+
+    /// Names of a stack's functions, outermost first.
+    fn text(&self, stack: &Stack) -> String {
+        let mut functions = vec![frame(&self.symbols, stack.function)];
+        let mut below = stack.below;
+        while let Some(stack) = below.and_then(|place| self.stacks.get(place)) {
+            functions.push(frame(&self.symbols, stack.function));
+            below = stack.below;
+        }
+        functions.reverse();
+        functions.join(";")
+    }
+}
+
+/// A function's name as part of a line.
+fn frame(symbols: &Symbols, pc: u64) -> String {
+    named(symbols, pc).replace(|c: char| c == ';' || c.is_whitespace(), "_")
+}
+
+impl Render<TraceLine> for Collapsed {
+    fn record(&mut self, line: &TraceLine, _: &mut dyn Write) -> io::Result<()> {
+        let task = self.tasks.of(line.pid, Task::default);
+        let ticks = u128::from(line.ticks.saturating_sub(task.last));
+        task.last = task.last.max(line.ticks);
+        let innermost = task.calls.innermost().copied();
+        match innermost {
+            Some(Some(place)) => {
+                if let Some(stack) = self.stacks.get_mut(place) {
+                    stack.ticks += ticks;
+                }
+            }
+            Some(None) => self.left_out += ticks,
+            None => {}
+        }
+        match line.kind {
+            LineKind::Entry => {
+                let place = self.place(innermost, line.pc);
+                let task = self.tasks.of(line.pid, Task::default);
+                task.calls.enter(place);
+            }
+            LineKind::Exit => {
+                task.calls.leave();
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let weight = |ticks: u128| match self.ticks_per_second {
+            Some(hz) => ticks * NANOSECONDS / u128::from(hz.max(1)),
+            None => ticks,
+        };
+        // Different addresses can have one name.
+        let mut lines: BTreeMap<String, u128> = BTreeMap::new();
+        for stack in &self.stacks {
+            if stack.ticks > 0 {
+                *lines.entry(self.text(stack)).or_default() += stack.ticks;
+            }
+        }
+        if self.left_out > 0 {
+            lines.insert(LEFT_OUT.to_owned(), self.left_out);
+        }
+        for (stack, ticks) in lines {
+            writeln!(out, "{stack} {}", weight(ticks))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! A timeline for <https://ui.perfetto.dev>: a track for each process, with a slice for each call, from its entry to its return, within
+//! the slice of its caller if that is traced too.
+//!
+//! Calls that have not returned end with the file. A return without an entry is an instant. Lines without a process share one track,
+//! whichever CPU they are of, which lines do not say.
+
+use std::io::{self, Write};
+
+use super::{MAX_TASKS, NO_PROCESS, Symbols, named};
+use crate::clock::Clock;
+use crate::perfetto::{self, Event, NamedTrack, Note, ThreadTrack, Track};
+use crate::recent::Recent;
+use crate::render::Render;
+use crate::trace_line::{LineKind, TraceLine};
+
+/// What processes are called beside their number: lines do not tell their names.
+const PROCESS: &str = "process";
+
+/// Writes packets as lines come.
+pub struct Perfetto {
+    symbols: Symbols,
+    clock: Clock,
+    started: bool,
+    tracks: Recent<u64, Track>,
+    /// Identities given to tracks.
+    uuids: u64,
+    /// The latest time.
+    latest: u64,
+}
+
+impl Perfetto {
+    /// `clock` makes ticks times.
+    #[must_use]
+    pub fn new(symbols: Symbols, clock: Clock) -> Self {
+        Self {
+            symbols,
+            clock,
+            started: false,
+            tracks: Recent::new(MAX_TASKS),
+            uuids: 0,
+            latest: 0,
+        }
+    }
+
+    fn start(&mut self, time: u64, out: &mut dyn Write) -> io::Result<()> {
+        self.started = true;
+        perfetto::start(out, time, None)
+    }
+
+    fn track(&mut self, pid: u64, out: &mut dyn Write) -> io::Result<&mut Track> {
+        for (_, mut gone) in self.tracks.make_room(pid) {
+            let last = gone.last();
+            gone.close(out, last)?;
+        }
+        if self.tracks.get(pid).is_none() {
+            self.uuids += 2;
+            describe(pid, self.uuids, out)?;
+        }
+        let uuid = self.uuids;
+        Ok(self.tracks.of(pid, || Track::new(uuid, 0)))
+    }
+}
+
+/// Makes the track of a process known.
+fn describe(pid: u64, uuid: u64, out: &mut dyn Write) -> io::Result<()> {
+    match i32::try_from(pid) {
+        Ok(id @ 1..) => {
+            let track = ThreadTrack {
+                uuid,
+                process: uuid - 1,
+                id,
+                name: PROCESS,
+            };
+            track.describe(out)
+        }
+        _ => {
+            let name = match pid {
+                NO_PROCESS => "no process".to_owned(),
+                pid => format!("{PROCESS} {pid}"),
+            };
+            let track = NamedTrack {
+                uuid,
+                name: &name,
+                below: None,
+            };
+            track.describe(out)
+        }
+    }
+}
+
+impl Render<TraceLine> for Perfetto {
+    fn record(&mut self, line: &TraceLine, out: &mut dyn Write) -> io::Result<()> {
+        let time = self.clock.unix_ns(line.ticks);
+        self.latest = self.latest.max(time);
+        if !self.started {
+            self.start(time, out)?;
+        }
+        let name = named(&self.symbols, line.pc);
+        let [a, b, c, d] = line.arguments;
+        let track = self.track(line.pid, out)?;
+        match line.kind {
+            LineKind::Entry => {
+                let notes = [("arg1", a), ("arg2", b), ("arg3", c), ("arg4", d)]
+                    .map(|(name, value)| (name, Note::Address(value)));
+                let call = Event {
+                    name: &name,
+                    category: "call",
+                    notes: &notes,
+                    ..Event::default()
+                };
+                track.begin(out, time, &call)
+            }
+            LineKind::Exit if track.is_open() => {
+                track.end(out, time, &[("return", Note::Address(a))])
+            }
+            LineKind::Exit => {
+                let name = format!("return to {name}");
+                let unmatched = Event {
+                    name: &name,
+                    category: "return",
+                    notes: &[("return", Note::Address(a))],
+                    ..Event::default()
+                };
+                track.instant(out, time, &unmatched)
+            }
+        }
+    }
+
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        if !self.started {
+            self.start(0, out)?;
+        }
+        let latest = self.latest;
+        (self.tracks.values_mut()).try_for_each(|track| track.close(out, latest))
+    }
+}
