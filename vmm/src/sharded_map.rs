@@ -112,6 +112,15 @@ impl<V> ShardedMap<V> {
             .collect()
     }
 
+    /// All keys, as [`values`](Self::values).
+    #[must_use]
+    pub fn keys(&self) -> Vec<u64> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.load().keys().copied().collect::<Vec<_>>())
+            .collect()
+    }
+
     fn change<R>(&self, key: u64, change: impl FnOnce(&mut Shard<V>) -> Option<R>) -> Option<R> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shard = self.shard(key)?;

@@ -150,6 +150,12 @@ impl ProbeHit<'_> {
         &self.hit.registers
     }
 
+    /// The address of the vCPU's last page fault: where its handler is entered, of the one that is handled.
+    #[must_use]
+    pub fn fault_address(&self) -> u64 {
+        self.hit.cpu.map_or(0, |cpu| cpu.fault_address().0)
+    }
+
     /// Reads memory at a virtual address, the kernel's or the current program's; `false` if not all of it is there.
     #[must_use]
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {

@@ -7,10 +7,10 @@
 //! Tracepoints that the kernel only reaches after more has been turned on have no place to trap; `page_fault_user` and `page_fault_kernel` are
 //! found behind the branch that leads to them, and of system calls the provider `syscall` knows more.
 
-use introspect::Gva;
 use introspect::kernel::jump_label::JumpLabelLayout;
 use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout};
 use introspect::system::Look;
+use introspect::{Gva, PausedMemory};
 use vmm::machine::Handle;
 use vmm::speculation::leads_to;
 
@@ -85,12 +85,7 @@ pub fn find(
             .filter(|entry| !entry.init)
             .map(|entry| (entry.code, entry.target))
             .collect();
-        let text = text(tracepoint, &guards);
-        found.probes.push(Probe {
-            name: ProbeName::new(PROVIDER, module, system, &tracepoint.name),
-            signature: signature(tracepoint),
-            target: Target::Tracepoint(text),
-        });
+        found.probes.push(probe(tracepoint, &guards));
     }
     // Which branches lead to the call is only looked at where they are to be armed.
     if ProbePattern::is_exact(&pattern.name) || found.probes.len() <= 64 {
@@ -101,6 +96,27 @@ pub fn find(
         }
     }
     Ok(found)
+}
+
+/// The tracepoint `system:event` of the kernel itself, in a guest that stands still; `None` if it has no such one.
+pub(crate) fn of_kernel(view: &KernelView, machine: &Handle, name: (&str, &str)) -> Option<Probe> {
+    let layout = TracepointLayout::new(view.btf.as_ref()?, &view.symbols).ok()?;
+    let memory = PausedMemory::new(machine.ram());
+    let all = layout.read_all(memory.view(view.space), &[]);
+    let found = all.items.iter().find(|tracepoint| {
+        tracepoint.system.as_deref() == Some(name.0) && tracepoint.name == name.1
+    });
+    Some(probe(found?, &[]))
+}
+
+fn probe(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> Probe {
+    let module = tracepoint.module.as_deref().unwrap_or(KERNEL);
+    let system = tracepoint.system.as_deref().unwrap_or(NO_SYSTEM);
+    Probe {
+        name: ProbeName::new(PROVIDER, module, system, &tracepoint.name),
+        signature: signature(tracepoint),
+        target: Target::Tracepoint(text(tracepoint, guards)),
+    }
 }
 
 /// Leaves out branches that do not lead to the tracepoint's call.

@@ -103,6 +103,11 @@ impl StoppedCpu<'_> {
         Gva(self.sregs.gs.base)
     }
 
+    /// The address of the last page fault (CR2).
+    pub fn fault_address(&self) -> Gva {
+        Gva(self.sregs.cr2)
+    }
+
     /// General registers, segments and control registers as introspection takes them. The GS base that is swapped out is given as
     /// the one in use, which is right in kernel mode.
     pub fn cpu_state(&self) -> CpuState {
