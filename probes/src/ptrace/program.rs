@@ -1,0 +1,373 @@
+//! What runs at the hits: from a stopped vCPU to the words of a record in its ring.
+//!
+//! It is written over [`Moment`], a hit with all that is asked of it, so that it can be tested with made-up ones. Three words each:
+//! number of the process and type of the event, argument, nanoseconds from the hit to the record's time.
+
+use std::sync::Arc;
+
+use super::layout::{Layout, Left, Memory};
+use super::record::{
+    EventType, SleepState, TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_argument,
+    sleep_argument,
+};
+use super::selection::Selection;
+use super::sleeps::{FRAMES, Sleeps};
+use crate::engine::{ProbeHit, Program, Ran};
+
+/// Bytes of a name in a record.
+const NAME: usize = 8;
+/// Page faults' error code: the access was a write.
+const FAULT_WRITE: u64 = 2;
+/// Offset of `cs` in `pt_regs`, and its bits that say user mode.
+const SAVED_CS: u64 = 136;
+const USER_MODE: u8 = 3;
+/// Names of ports whose writers mark a moment.
+const MARKED_PORTS: [&[u8]; 2] = [b"trace", b"ptrace"];
+
+/// One hit, as far as it is looked at.
+pub(super) trait Moment: Memory {
+    /// Address of the current `task_struct`, 0 if not known.
+    fn task(&self) -> u64;
+    /// Arguments of the function, or of the tracepoint.
+    fn argument(&self, number: usize) -> u64;
+    /// The address of the last page fault.
+    fn fault_address(&self) -> u64;
+    /// The kernel's stack, innermost first; gives how many frames there are.
+    fn stack(&self, frames: &mut [u64]) -> usize;
+    /// Puts a record into the ring.
+    fn put(&self, words: [u64; 3]);
+}
+
+impl Memory for ProbeHit<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        ProbeHit::read(self, address, buffer)
+    }
+
+    fn read_string(&self, address: u64, buffer: &mut [u8]) -> usize {
+        ProbeHit::read_string(self, address, buffer).0
+    }
+}
+
+impl Moment for ProbeHit<'_> {
+    fn task(&self) -> u64 {
+        ProbeHit::task(self)
+    }
+
+    fn argument(&self, number: usize) -> u64 {
+        self.arguments().get(number).copied().unwrap_or_default()
+    }
+
+    fn fault_address(&self) -> u64 {
+        ProbeHit::fault_address(self)
+    }
+
+    fn stack(&self, frames: &mut [u64]) -> usize {
+        self.kernel_stack(frames)
+    }
+
+    fn put(&self, words: [u64; 3]) {
+        // The ring counts those that it has no room for.
+        self.emit(|slot| {
+            if !words.iter().all(|word| slot.push_word(*word)) {
+                slot.give_up();
+            }
+        });
+    }
+}
+
+/// The words of a record.
+pub(super) fn words(pid: u32, event: EventType, argument: u64, ahead: u64) -> [u64; 3] {
+    let first = u64::from(pid) | u64::from(event.number()) << 32;
+    [first, argument, ahead]
+}
+
+/// What is seen where a probe stands; `Argument(n)` are those of the function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// One task gives the CPU to another: previous, next.
+    Switch,
+    /// The task is woken.
+    Wakes,
+    /// The task is woken if it is in one of the states: task, states.
+    WakesIf,
+    /// The current task has made another.
+    Made,
+    /// The current task exits.
+    Exits,
+    /// The task is given a name: task, name, whether it executes another program.
+    Renamed,
+    /// A page fault: registers, error code.
+    Fault,
+    /// A system call, its number in this argument.
+    SystemCall(usize),
+    /// An exception with this vector, from user mode: registers.
+    Trap(u8),
+    /// An interrupt begins.
+    InterruptStarts(Vector),
+    /// It ends.
+    InterruptEnds(Vector),
+    /// Its handler has no function of its own: it begins and ends here.
+    Interrupt(Vector),
+    /// The program has written a marker.
+    Marked,
+    /// The program writes to a port: file.
+    WritesPort,
+    /// The task comes to deadline scheduling: run queue, task.
+    Admitted,
+    /// It leaves.
+    Expelled,
+    /// Its period's timer: timer.
+    Released,
+}
+
+/// The vector of an interrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Vector {
+    Fixed(u8),
+    /// The function's second argument.
+    Argument,
+}
+
+impl Vector {
+    fn of(self, at: &impl Moment) -> u64 {
+        match self {
+            Self::Fixed(vector) => u64::from(vector),
+            Self::Argument => at.argument(1) & 0xff,
+        }
+    }
+}
+
+/// What all probes of a device share.
+pub(super) struct Context {
+    pub(super) layout: Layout,
+    pub(super) sleeps: Sleeps,
+    pub(super) selection: Arc<Selection>,
+}
+
+/// The program of one probe.
+pub(super) struct AtHit {
+    pub(super) what: What,
+    pub(super) context: Arc<Context>,
+    /// Whether anything is recorded; else only forks and exits are followed.
+    pub(super) records: bool,
+}
+
+impl Program for AtHit {
+    fn run(&self, hit: &ProbeHit<'_>) -> Ran {
+        match self.context.see(self.what, hit, self.records) {
+            true => Ran::Taken,
+            false => Ran::Filtered,
+        }
+    }
+}
+
+impl Context {
+    /// Looks at a hit, and puts records into the ring if it is to be recorded; whether there was anything.
+    pub(super) fn see(&self, what: What, at: &impl Moment, records: bool) -> bool {
+        let mut log = Log {
+            at,
+            records,
+            any: false,
+        };
+        match what {
+            What::Switch => self.switch(&mut log),
+            What::Wakes => self.tell(&mut log, at.argument(0), EventType::Ready, 0),
+            What::WakesIf => {
+                let state = self.layout.state(at, at.argument(0)).unwrap_or_default();
+                if u64::from(state) & at.argument(1) != 0 {
+                    self.tell(&mut log, at.argument(0), EventType::Ready, 0);
+                }
+            }
+            What::Made => self.made(&mut log),
+            What::Exits => {
+                self.tell(&mut log, at.task(), EventType::Dead, 0);
+                self.selection.remove(at.task());
+            }
+            What::Renamed => self.renamed(&mut log),
+            What::Fault => {
+                let write = match at.argument(1) & FAULT_WRITE {
+                    0 => 0,
+                    _ => TRAP_WRITE,
+                };
+                let argument = TRAP_FAULT | write | at.fault_address() & TRAP_MASK;
+                self.tell(&mut log, at.task(), EventType::Trap, argument);
+            }
+            What::SystemCall(number) => {
+                // An int as the kernel passes it.
+                let number = at.argument(number) & 0xffff_ffff;
+                self.tell(
+                    &mut log,
+                    at.task(),
+                    EventType::Trap,
+                    TRAP_SYSTEM_CALL | number,
+                );
+            }
+            What::Trap(vector) => {
+                let mut cs = [0];
+                let known = at.read(at.argument(0).wrapping_add(SAVED_CS), &mut cs);
+                if known && cs[0] & USER_MODE == USER_MODE {
+                    self.tell(&mut log, at.task(), EventType::Trap, u64::from(vector));
+                }
+            }
+            What::InterruptStarts(vector) => {
+                self.tell(&mut log, at.task(), EventType::Ints, vector.of(at));
+            }
+            What::InterruptEnds(vector) => {
+                self.tell(&mut log, at.task(), EventType::Inte, vector.of(at));
+            }
+            What::Interrupt(vector) => {
+                self.tell(&mut log, at.task(), EventType::Ints, vector.of(at));
+                self.tell(&mut log, at.task(), EventType::Inte, vector.of(at));
+            }
+            What::Marked => self.tell(&mut log, at.task(), EventType::User, 0),
+            What::WritesPort => {
+                let name = self.layout.port_name(at, at.argument(0));
+                // Where ports have no names that can be read, all are meant.
+                if name.is_none_or(|name| MARKED_PORTS.contains(&name.as_slice())) {
+                    self.tell(&mut log, at.task(), EventType::User, 0);
+                }
+            }
+            // A task that is lent the class of one that waits for it (priority inheritance) has not come to it.
+            What::Admitted if self.layout.has_deadline(at, at.argument(1)) => {
+                self.tell(&mut log, at.argument(1), EventType::Admit, 0);
+            }
+            What::Expelled if self.layout.has_runtime(at, at.argument(1)) => {
+                self.tell(&mut log, at.argument(1), EventType::Expel, 0);
+            }
+            What::Admitted | What::Expelled => {}
+            What::Released => self.released(&mut log),
+        }
+        log.any
+    }
+
+    /// The number of a task that is traced.
+    fn traced(&self, at: &impl Moment, task: u64) -> Option<u32> {
+        if self.selection.all() {
+            return self.layout.pid(at, task);
+        }
+        let known = self.selection.get(task)?;
+        let now = self.layout.identity(at, task)?;
+        (known == now).then_some(now.pid)
+    }
+
+    /// Records an event of a task, if that is traced.
+    fn tell<M: Moment>(&self, log: &mut Log<'_, M>, task: u64, event: EventType, argument: u64) {
+        if let Some(pid) = self.traced(log.at, task) {
+            log.put(pid, event, argument);
+        }
+    }
+
+    fn switch<M: Moment>(&self, log: &mut Log<'_, M>) {
+        let at = log.at;
+        let (previous, next) = (at.argument(0), at.argument(1));
+        if let Some(pid) = self.traced(at, previous)
+            && let Some(left) = self.layout.left(at, previous)
+        {
+            self.left(log, pid, left);
+        }
+        if let Some(pid) = self.traced(at, next) {
+            let event = match self.layout.has_deadline(at, next) {
+                true => EventType::Edf,
+                false => EventType::Run,
+            };
+            log.put(pid, event, 0);
+        }
+    }
+
+    fn left<M: Moment>(&self, log: &mut Log<'_, M>, pid: u32, left: Left) {
+        match left {
+            Left::Dead => return,
+            Left::Ready => return log.put(pid, EventType::Ready, 0),
+            Left::SliceUsed => log.put(pid, EventType::Slice, 0),
+            Left::Yielded => log.put(pid, EventType::Yield, 0),
+            Left::Sleeps | Left::Stopped => {}
+        }
+        let mut frames = [0; FRAMES];
+        let found = log.at.stack(&mut frames);
+        let (waits, pc) = self.sleeps.of(frames.get(..found).unwrap_or_default());
+        let state = match left {
+            Left::Stopped => SleepState::Stopped,
+            Left::SliceUsed | Left::Yielded => SleepState::Waitrelease,
+            _ => waits,
+        };
+        log.put(pid, EventType::Sleep, sleep_argument(state, pc));
+    }
+
+    fn made<M: Moment>(&self, log: &mut Log<'_, M>) {
+        let (at, child) = (log.at, log.at.argument(0));
+        let parent = self.selection.get(at.task());
+        if let Some(parent) = parent
+            && Some(parent) == self.layout.identity(at, at.task())
+            && let Some(identity) = self.layout.identity(at, child)
+        {
+            self.selection.insert(child, identity);
+        }
+        // It has its parent's name until it takes another.
+        if let Some(pid) = self.traced(at, child) {
+            let name = self.layout.comm(at, child).unwrap_or_default();
+            log.put(pid, EventType::Name, name_argument(&name));
+            log.put(pid, EventType::Ready, 0);
+        }
+    }
+
+    fn renamed<M: Moment>(&self, log: &mut Log<'_, M>) {
+        let (at, task) = (log.at, log.at.argument(0));
+        let executes = at.argument(2) & 0xff != 0;
+        // A thread that executes another program takes over number and start of its process's first thread.
+        if executes
+            && task == at.task()
+            && let Some(known) = self.selection.get(task)
+            && let Some(now) = self.layout.identity(at, task)
+            && known != now
+        {
+            self.selection.insert(task, now);
+        }
+        if let Some(pid) = self.traced(at, task) {
+            let mut name = [0; NAME];
+            let length = at.read_string(at.argument(1), &mut name);
+            let name = name.get(..length).unwrap_or_default();
+            log.put(pid, EventType::Name, name_argument(name));
+        }
+    }
+
+    fn released<M: Moment>(&self, log: &mut Log<'_, M>) {
+        let Some(released) = self.layout.released(log.at, log.at.argument(0)) else {
+            return;
+        };
+        if let Some(pid) = self.traced(log.at, released.task) {
+            log.put(pid, EventType::Release, 0);
+            log.put_ahead(pid, EventType::Deadline, released.period_ends);
+            if released.is_ready {
+                log.put(pid, EventType::Ready, 0);
+            }
+        }
+    }
+}
+
+/// Where the records of one hit go.
+struct Log<'m, M> {
+    at: &'m M,
+    records: bool,
+    any: bool,
+}
+
+impl<M: Moment> Log<'_, M> {
+    fn put(&mut self, pid: u32, event: EventType, argument: u64) {
+        self.put_words(words(pid, event, argument, 0));
+    }
+
+    /// A record of a time to come.
+    fn put_ahead(&mut self, pid: u32, event: EventType, ahead: u64) {
+        self.put_words(words(pid, event, 0, ahead));
+    }
+
+    fn put_words(&mut self, words: [u64; 3]) {
+        if self.records {
+            self.at.put(words);
+            self.any = true;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

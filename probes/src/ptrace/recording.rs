@@ -1,0 +1,233 @@
+//! From the engine's rings to the log of records, on a thread of its own.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::record::{EventType, RECORD_BYTES, Record};
+use crate::clock::Clock;
+use crate::engine::Session;
+use crate::port::EventLog;
+
+/// Time between two looks into the rings.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Makes records of a session's words.
+pub(super) struct Recording {
+    session: Session,
+    clock: Clock,
+    log: EventLog,
+    /// The latest time of each machine.
+    latest: Vec<i64>,
+    /// Records that the rings had no room for, as far as the log counts them.
+    dropped: u64,
+}
+
+impl Recording {
+    pub(super) fn new(session: Session, clock: Clock, log: EventLog) -> Self {
+        let vcpus = session.engine().machine().vcpus();
+        Self {
+            session,
+            clock,
+            log,
+            latest: vec![i64::MIN; vcpus],
+            dropped: 0,
+        }
+    }
+
+    /// Takes what was recorded to the log.
+    pub(super) fn drain(&mut self) {
+        let mut bytes = Vec::new();
+        let (clock, latest) = (self.clock, &mut self.latest);
+        self.session.drain_records(|vcpu, tsc, words| {
+            if let Some(record) = record(&clock, latest, vcpu, tsc, words) {
+                bytes.extend_from_slice(&record.to_bytes());
+            }
+        });
+        let dropped = self.session.dropped_records();
+        let newly = dropped.saturating_sub(self.dropped);
+        if newly > 0 {
+            self.log.add_lost(newly);
+        }
+        self.dropped = dropped;
+        if !bytes.is_empty() {
+            self.log.push(bytes.chunks_exact(RECORD_BYTES));
+        }
+    }
+
+    /// Adds records of the present moment. The machine stands still, and what it has recorded before comes first.
+    pub(super) fn add(&mut self, records: &[(u32, u32, EventType, u64)]) {
+        self.drain();
+        let now = self.clock.unix_ns(vmm::host_tsc());
+        let bytes: Vec<_> = records
+            .iter()
+            .map(|(pid, machine, event, argument)| {
+                let record = Record {
+                    pid: *pid,
+                    event: event.number(),
+                    machine: *machine,
+                    time: i64::try_from(now).unwrap_or(i64::MAX),
+                    argument: *argument,
+                };
+                record.to_bytes()
+            })
+            .collect();
+        self.log.push(bytes.iter().map(|record| &record[..]));
+    }
+}
+
+/// The record that words in a ring stand for; `None` if they are none.
+pub(super) fn record(
+    clock: &Clock,
+    latest: &mut [i64],
+    vcpu: usize,
+    tsc: u64,
+    words: &[u64],
+) -> Option<Record> {
+    let [first, argument, ahead] = words else {
+        return None;
+    };
+    let mut time = i64::try_from(clock.unix_ns(tsc)).unwrap_or(i64::MAX);
+    // The processor may read the counter of a machine a few ticks early.
+    if let Some(latest) = latest.get_mut(vcpu) {
+        time = time.max(*latest);
+        *latest = time;
+    }
+    Some(Record {
+        pid: (first & 0xffff_ffff) as u32,
+        event: (first >> 32) as u32,
+        machine: u32::try_from(vcpu).unwrap_or(u32::MAX),
+        time: time.saturating_add_unsigned(*ahead),
+        argument: *argument,
+    })
+}
+
+struct Shared {
+    /// `None` when it is to end.
+    recording: Mutex<Option<Recording>>,
+    ends: Condvar,
+}
+
+/// The thread. When it is dropped, it has ended and the session's probes are gone.
+pub(super) struct Drainer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drainer {
+    /// Takes records to the log from now on.
+    ///
+    /// # Errors
+    /// If the thread cannot be made.
+    pub(super) fn start(recording: Recording) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            recording: Mutex::new(Some(recording)),
+            ends: Condvar::new(),
+        });
+        let thread = std::thread::Builder::new().name("ptrace".into()).spawn({
+            let shared = shared.clone();
+            move || shared.run()
+        })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Lends the recording.
+    pub(super) fn with(&self, act: impl FnOnce(&mut Recording)) {
+        if let Some(recording) = self.shared.lock().as_mut() {
+            act(recording);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<Recording>> {
+        self.recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut recording = self.lock();
+        while let Some(open) = recording.as_mut() {
+            open.drain();
+            let waited = self.ends.wait_timeout(recording, INTERVAL);
+            recording = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Drainer {
+    fn drop(&mut self) {
+        // Probes are taken away while nobody holds the lock.
+        let recording = self.shared.lock().take();
+        self.shared.ends.notify_all();
+        drop(recording);
+        let thread = self.thread.take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread of ptrace panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::program::words;
+    use super::*;
+
+    const CLOCK: Clock = Clock {
+        tsc: 1_000,
+        unix_ns: 5_000_000_000,
+        hz: 1_000_000,
+    };
+
+    /// (time, event, argument) of records at these counters, all of machine 1.
+    fn times(ticks: &[(u64, [u64; 3])]) -> Vec<(i64, u32, u64)> {
+        let mut latest = [i64::MIN; 2];
+        let records = ticks.iter().map(|(tsc, words)| {
+            let record = record(&CLOCK, &mut latest, 1, *tsc, words).map(|it| {
+                assert_eq!((it.pid, it.machine), (42, 1));
+                (it.time, it.event, it.argument)
+            });
+            record.unwrap_or_default()
+        });
+        records.collect()
+    }
+
+    #[test]
+    fn times_do_not_go_back_but_for_deadlines_to_come() {
+        let run = words(42, EventType::Run, 0, 0);
+        let deadline = words(42, EventType::Deadline, 7, 500);
+        assert_eq!(
+            times(&[(2_000, run), (2_000, deadline), (1_999, run), (2_001, run)]),
+            [
+                (5_001_000_000, 3, 0),
+                (5_001_000_500, 8, 7),
+                (5_001_000_000, 3, 0),
+                (5_001_001_000, 3, 0)
+            ]
+        );
+    }
+
+    #[test]
+    fn words_of_another_kind_are_no_record() {
+        assert_eq!(record(&CLOCK, &mut [], 0, 0, &[1, 2]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_in_a_ring_a_record_has_28_bytes(
+            words: [u64; 3], vcpu in 0usize..4, tsc: u64, hz: u64, unix_ns: u64,
+        ) {
+            let clock = Clock { tsc: 9, unix_ns, hz };
+            let mut latest = [i64::MIN; 2];
+            let record = record(&clock, &mut latest, vcpu, tsc, &words);
+            let bytes = record.map(|record| record.to_bytes());
+            prop_assert_eq!(bytes.map(|bytes| bytes.len()), Some(RECORD_BYTES));
+        }
+    }
+}

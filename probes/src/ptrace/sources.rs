@@ -1,0 +1,308 @@
+//! Where events are seen: functions of the guest's kernel, by name, and what they tell.
+//!
+//! Functions were chosen that every kernel of the last ten years has a symbol for: those that other files or assembly code
+//! call, and those that a table of functions leads to. One that a kernel lacks loses its event alone.
+
+mod interrupts;
+
+use introspect::Gva;
+use introspect::kernel::symbols::Symbol;
+use vmm::machine::Handle;
+
+use super::layout::Layout;
+use super::program::What;
+use super::record::EventType;
+use crate::kernel_view::KernelView;
+use crate::name::ProbeName;
+use crate::probe::{Moment, Probe, Target};
+use crate::provider::kprobe::KERNEL;
+use crate::provider::{system_calls, tracepoint};
+
+/// First part of the names of the device's own probes.
+const PROVIDER: &str = "ptrace";
+/// The tracepoint of a wake-up, in the context of who wakes.
+const WAKING: (&str, &str) = ("sched", "sched_waking");
+
+/// Functions, the events that they tell, and how.
+const FUNCTIONS: [(&str, EventType, What); 9] = [
+    ("__switch_to_asm", EventType::Run, What::Switch),
+    ("wake_up_new_task", EventType::Ready, What::Made),
+    ("do_exit", EventType::Dead, What::Exits),
+    ("__set_task_comm", EventType::Name, What::Renamed),
+    ("exc_page_fault", EventType::Trap, What::Fault),
+    ("switched_to_dl", EventType::Admit, What::Admitted),
+    ("switched_from_dl", EventType::Expel, What::Expelled),
+    ("dl_task_timer", EventType::Release, What::Released),
+    ("tracing_mark_write", EventType::User, What::Marked),
+];
+
+/// Handlers of exceptions that programs cause, and their vectors (arch/x86/include/asm/trapnr.h). Not every kernel has all.
+const TRAPS: [(&str, u8); 15] = [
+    ("exc_divide_error", 0),
+    ("noist_exc_debug", 1),
+    ("exc_int3", 3),
+    ("exc_overflow", 4),
+    ("exc_bounds", 5),
+    ("exc_invalid_op", 6),
+    ("exc_device_not_available", 7),
+    ("exc_coproc_segment_overrun", 9),
+    ("exc_invalid_tss", 10),
+    ("exc_segment_not_present", 11),
+    ("exc_stack_segment", 12),
+    ("exc_general_protection", 13),
+    ("exc_coprocessor_error", 16),
+    ("exc_alignment_check", 17),
+    ("exc_simd_coprocessor_error", 19),
+];
+
+/// A write to a port of the virtio-console, maybe in a module.
+const PORT_WRITE: &str = "port_fops_write";
+
+/// One place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) probe: Probe,
+    pub(super) event: EventType,
+    pub(super) what: What,
+}
+
+/// All places that a kernel has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Sources {
+    pub(super) list: Vec<Source>,
+    /// Events that are lost, and why.
+    pub(super) lost: Vec<String>,
+}
+
+/// The sentence for an event that is lost.
+pub(super) fn lost(event: EventType, why: impl std::fmt::Display) -> String {
+    format!("no S{}: {why}", event.name())
+}
+
+fn function(name: &str, address: u64, moment: Moment, event: EventType, what: What) -> Source {
+    Source {
+        probe: Probe {
+            name: ProbeName::new(PROVIDER, KERNEL, name, moment.name()),
+            signature: None,
+            target: Target::Kernel {
+                address: Gva(address),
+                moment,
+            },
+        },
+        event,
+        what,
+    }
+}
+
+fn lacks(name: &str) -> String {
+    format!("the kernel names no function {name}")
+}
+
+impl Sources {
+    /// Finds them in a guest that stands still.
+    pub(super) fn find(view: &KernelView, layout: &Layout, machine: &Handle) -> Self {
+        let mut sources = Self::of_functions(view, layout);
+        let entry = |name, event, what| {
+            let address = address_of(view, name)?;
+            Some(function(name, address, Moment::Entry, event, what))
+        };
+        let waking = tracepoint::of_kernel(view, machine, WAKING).map(|probe| Source {
+            probe,
+            event: EventType::Ready,
+            what: What::Wakes,
+        });
+        let by_state = || entry("try_to_wake_up", EventType::Ready, What::WakesIf);
+        match waking.or_else(by_state) {
+            Some(source) => sources.list.push(source),
+            None => sources.lose(EventType::Ready, lacks("try_to_wake_up")),
+        }
+        sources
+    }
+
+    /// Those that are functions.
+    fn of_functions(view: &KernelView, layout: &Layout) -> Self {
+        let mut sources = Self::default();
+        for (name, event, what) in FUNCTIONS {
+            match address_of(view, name) {
+                Some(address) => {
+                    let source = function(name, address, Moment::Entry, event, what);
+                    sources.list.push(source);
+                }
+                // Markers are one of two ways.
+                None if what == What::Marked => {}
+                None => sources.lose(event, lacks(name)),
+            }
+        }
+        for (name, vector) in TRAPS {
+            if let Some(address) = address_of(view, name) {
+                let what = What::Trap(vector);
+                let source = function(name, address, Moment::Entry, EventType::Trap, what);
+                sources.list.push(source);
+            }
+        }
+        match system_calls::entry_function(&view.symbols, view.btf.as_ref()) {
+            Some((address, registers)) => {
+                let what = What::SystemCall(registers.number);
+                let name = system_calls::PROVIDER;
+                let source = function(name, address.0, Moment::Entry, EventType::Trap, what);
+                sources.list.push(source);
+            }
+            None => sources.lose(
+                EventType::Trap,
+                "system calls pass no function that is known",
+            ),
+        }
+        if let Some(address) = address_of(view, PORT_WRITE) {
+            let (event, what) = (EventType::User, What::WritesPort);
+            let source = function(PORT_WRITE, address, Moment::Entry, event, what);
+            sources.list.push(source);
+        }
+        if !sources
+            .list
+            .iter()
+            .any(|source| source.event == EventType::User)
+        {
+            sources.lose(
+                EventType::User,
+                "the kernel has neither trace_marker nor ports of a virtio-console",
+            );
+        }
+        interrupts::find(view, &mut sources);
+        if let Err(why) = &layout.running {
+            sources.lose(EventType::Sleep, why);
+        }
+        if let Err(why) = &layout.deadline {
+            sources.lose(EventType::Slice, why);
+        }
+        sources
+    }
+
+    /// Those that tell who is made and who exits.
+    pub(super) fn of_processes(&self) -> impl Iterator<Item = &Source> {
+        let list = self.list.iter();
+        list.filter(|source| matches!(source.what, What::Made | What::Exits))
+    }
+
+    fn lose(&mut self, event: EventType, why: impl std::fmt::Display) {
+        self.lost.push(lost(event, why));
+    }
+}
+
+/// A function of the kernel or of a module that was loaded when its view was made.
+fn address_of(view: &KernelView, name: &str) -> Option<u64> {
+    let is_function = |symbol: &Symbol<'_>| symbol.is_text() && !symbol.absolute;
+    let own = view.symbols.all_of(name).find(is_function);
+    let of_modules = || {
+        let mut found = view.modules.all_of(name, None).map(|found| found.symbol);
+        found.find(is_function)
+    };
+    own.or_else(of_modules).map(|symbol| symbol.address)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use introspect::Gpa;
+    use introspect::kernel::symbols::SymbolsBuilder;
+    use introspect::x86_64::paging::AddressSpace;
+
+    use super::super::program::Vector;
+    use super::super::program::tests::LAYOUT;
+    use super::*;
+
+    fn found(names: &[&str]) -> Sources {
+        let mut builder = SymbolsBuilder::default();
+        for (at, name) in (0u64..).zip(names) {
+            let address = 0xffff_ffff_8100_0000 + at * 64;
+            builder.push(name.as_bytes(), address, b'T', false).unwrap();
+        }
+        let space = AddressSpace {
+            root: Gpa(0),
+            levels: 4,
+        };
+        let view = KernelView::without_types(builder.finish(None), space);
+        Sources::of_functions(&view, &LAYOUT)
+    }
+
+    #[test]
+    fn what_a_kernel_lacks_loses_its_event_alone() {
+        let none = found(&[]);
+        assert!(none.list.is_empty());
+        let lost: Vec<_> = none
+            .lost
+            .iter()
+            .map(|line| line.split(':').next().unwrap())
+            .collect();
+        assert_eq!(
+            lost,
+            [
+                "no SRun",
+                "no SReady",
+                "no SDead",
+                "no SName",
+                "no STrap",
+                "no SAdmit",
+                "no SExpel",
+                "no SRelease",
+                "no STrap",
+                "no SUser",
+                "no SInts",
+            ]
+        );
+        let some = found(&[
+            "do_exit",
+            "exc_overflow",
+            "tracing_mark_write",
+            "do_syscall_64",
+        ]);
+        let whats: Vec<_> = some.list.iter().map(|source| source.what).collect();
+        let expected = [
+            What::Exits,
+            What::Marked,
+            What::Trap(4),
+            What::SystemCall(1),
+        ];
+        assert_eq!(whats, expected);
+        assert!(!some.lost.iter().any(|line| line.starts_with("no SUser")));
+        assert_eq!(some.of_processes().count(), 1);
+    }
+
+    /// A handler with a body of its own is seen there, where no switch of tasks comes between its beginning and its end.
+    #[test]
+    fn interrupts_are_seen_at_their_handlers_bodies() {
+        let sources = found(&[
+            "common_interrupt",
+            "__common_interrupt",
+            "sysvec_reschedule_ipi",
+            "sysvec_apic_timer_interrupt",
+            "__sysvec_apic_timer_interrupt",
+        ]);
+        let found: Vec<_> = sources
+            .list
+            .iter()
+            .map(|source| (source.probe.name.function.as_str(), source.what))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (
+                    "__common_interrupt",
+                    What::InterruptStarts(Vector::Argument)
+                ),
+                ("__common_interrupt", What::InterruptEnds(Vector::Argument)),
+                (
+                    "__sysvec_apic_timer_interrupt",
+                    What::InterruptStarts(Vector::Fixed(0xec))
+                ),
+                (
+                    "__sysvec_apic_timer_interrupt",
+                    What::InterruptEnds(Vector::Fixed(0xec))
+                ),
+                (
+                    "sysvec_reschedule_ipi",
+                    What::Interrupt(Vector::Fixed(0xfd))
+                ),
+            ]
+        );
+    }
+}
