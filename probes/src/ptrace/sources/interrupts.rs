@@ -11,7 +11,7 @@ use crate::kernel_view::KernelView;
 use crate::probe::Moment;
 
 /// Handlers without their underscores (arch/x86/include/asm/idtentry.h, irq_vectors.h).
-const HANDLERS: [(&str, Vector); 23] = [
+const HANDLERS: [(&str, Vector); 24] = [
     ("common_interrupt", Vector::Argument),
     ("spurious_interrupt", Vector::Argument),
     ("sysvec_irq_move_cleanup", Vector::Fixed(0x20)),
@@ -35,6 +35,7 @@ const HANDLERS: [(&str, Vector); 23] = [
     ("sysvec_call_function", Vector::Fixed(0xfc)),
     ("sysvec_reschedule_ipi", Vector::Fixed(0xfd)),
     ("sysvec_error_interrupt", Vector::Fixed(0xfe)),
+    ("sysvec_spurious_apic_interrupt", Vector::Fixed(0xff)),
 ];
 
 /// Adds those that a kernel has.

@@ -1,0 +1,604 @@
+//! ptrace(3) of Linux guests: records that agree with what the guests' kernels count themselves, of whom they are asked for, and an
+//! unchanged guest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use introspect::kernel::btf::Btf;
+use introspect::kernel::layout::offset;
+use introspect::kernel::task_list::TaskListLayout;
+use introspect::{CpuRegisters, Gva, PausedMemory};
+use probes::clock::Clock;
+use probes::engine::{Engine, Filter};
+use probes::kernel_view::KernelView;
+use probes::port::{ControlPort, EventPort, EventReader};
+use probes::ptrace::Device;
+use probes::ptrace::record::{
+    EventType, RECORD_BYTES, Record, SleepState, TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL,
+    TRAP_WRITE, name_of, sleep_parts,
+};
+use support::insight::Insight;
+use support::shell::COMMAND_LIMIT;
+use support::{Host, Shell, host, rich, tracing};
+
+/// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
+const QUIET: Duration = Duration::from_millis(500);
+/// Most bytes of one read.
+const READ: usize = 1 << 20;
+
+/// A guest, and its device.
+struct Traced {
+    shell: Shell,
+    view: Arc<KernelView>,
+    engine: Engine,
+    device: Device,
+}
+
+impl Traced {
+    fn new(shell: Shell) -> Self {
+        let view = Arc::new(shell.linux.view());
+        let engine = tracing::engine(&shell.linux, &view);
+        let insight = Insight::new(&shell.linux);
+        let unwinder = insight.look(&shell.linux.machine, |look| look.kernel_unwinder(&[]));
+        engine.set_unwinder(unwinder.unwrap_or_else(|e| panic!("{e}")));
+        let clock = Clock::now(engine.tsc_hz());
+        Self {
+            device: Device::new(engine.clone(), clock),
+            shell,
+            view,
+            engine,
+        }
+    }
+
+    fn small(host: &Host) -> Self {
+        Self::new(Shell::new(host))
+    }
+
+    fn command(&self, text: &str) {
+        let done = self.device.command(text);
+        done.unwrap_or_else(|e| panic!("{text}: {e}"));
+    }
+
+    fn open(&self) -> Box<dyn EventReader> {
+        self.device.open().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The error of an open that fails.
+    fn refusal(&self) -> String {
+        self.device
+            .open()
+            .err()
+            .map_or_else(|| panic!("it opens"), |e| e.to_string())
+    }
+
+    /// The number in a line of the configuration.
+    fn told(&self, name: &str) -> u64 {
+        let text = self.device.configuration();
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let number = lines
+            .find(|line| line.0 == name)
+            .and_then(|line| line.1.parse().ok());
+        number.unwrap_or_else(|| panic!("no {name} in {text:?}"))
+    }
+
+    fn btf(&self) -> &Btf {
+        self.view.btf.as_ref().unwrap_or_else(|| panic!("no types"))
+    }
+
+    fn offset(&self, path: &str, size: u64) -> u64 {
+        offset(self.btf(), path, size).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn symbol(&self, name: &str) -> u64 {
+        let address = self.view.symbols.address_of(name);
+        address.unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    /// What the kernel counts, read where it keeps it, while it stands still: `ctxt` and `processes` of /proc/stat, `pgfault` of
+    /// /proc/vmstat, and how often thread `pid` has given the CPU away (/proc/PID/status).
+    fn counters(&self, pid: u32) -> Counters {
+        let machine = &self.shell.linux.machine;
+        let paused = machine.pause();
+        let memory = PausedMemory::new(machine.ram());
+        let view = memory.view(self.view.space);
+        let read = |at: u64| view.u64(Gva(at)).unwrap_or_else(|e| panic!("{at:#x}: {e}"));
+        let of_cpus = |variable: &str, offset: u64| -> u64 {
+            let cpus = 0..machine.vcpus();
+            let bases = cpus.filter_map(|cpu| machine.handle().cpu_state(&paused, cpu));
+            let at = self.symbol(variable).wrapping_add(offset);
+            bases
+                .map(|cpu| read(cpu.kernel_gs_base().0.wrapping_add(at)))
+                .sum()
+        };
+        let fault = self.btf().enumerator("vm_event_item.PGFAULT");
+        let fault = fault.unwrap_or_else(|e| panic!("{e}")).unsigned_abs();
+        let tasks = TaskListLayout::new(self.btf(), &self.view.symbols);
+        let tasks = tasks.unwrap_or_else(|e| panic!("{e}"));
+        let task = tasks.thread(view, pid.cast_signed()).ok().flatten();
+        let task = task.unwrap_or_else(|| panic!("no thread {pid}")).address.0;
+        let given = ["task_struct.nvcsw", "task_struct.nivcsw"];
+        Counters {
+            switches: of_cpus("runqueues", self.offset("rq.nr_switches", 8)),
+            forks: read(self.symbol("total_forks")),
+            faults: of_cpus("vm_event_states", 8 * fault),
+            given_away: given
+                .iter()
+                .map(|path| read(task + self.offset(path, 8)))
+                .sum(),
+        }
+    }
+
+    /// What comes while `act` runs, with the machine standing still at both ends, and what the kernel has counted meanwhile.
+    fn records_of(&self, pid: u32, act: impl FnOnce(&Shell)) -> (Vec<Record>, Counters) {
+        let machine = &self.shell.linux.machine;
+        // The shell goes on for a moment after it has answered; then nobody is in the middle of a switch.
+        std::thread::sleep(QUIET);
+        let paused = machine.pause();
+        let before = self.counters(pid);
+        let mut reader = self.open();
+        drop(paused);
+        act(&self.shell);
+        std::thread::sleep(QUIET);
+        let paused = machine.pause();
+        let after = self.counters(pid);
+        let records = taken(reader.as_mut());
+        assert_eq!(self.told("dropped"), 0, "{}", self.device.configuration());
+        assert_eq!(self.told("produced"), records.len() as u64);
+        assert_eq!(self.told("consumed"), records.len() as u64);
+        drop(paused);
+        (records, after.since(&before))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counters {
+    switches: u64,
+    forks: u64,
+    faults: u64,
+    given_away: u64,
+}
+
+impl Counters {
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            switches: self.switches - before.switches,
+            forks: self.forks - before.forks,
+            faults: self.faults - before.faults,
+            given_away: self.given_away - before.given_away,
+        }
+    }
+}
+
+/// All that waits.
+fn taken(reader: &mut dyn EventReader) -> Vec<Record> {
+    let mut records = Vec::new();
+    while reader.wait(QUIET) {
+        let bytes = reader.read(READ);
+        let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
+        assert!(rest.is_empty(), "half a record");
+        records.extend(whole.iter().map(Record::parse));
+    }
+    records
+}
+
+fn is(record: &Record, event: EventType) -> bool {
+    record.event == event.number()
+}
+
+fn count(records: &[Record], wanted: impl Fn(&Record) -> bool) -> u64 {
+    records.iter().filter(|record| wanted(record)).count() as u64
+}
+
+fn is_fault(record: &Record) -> bool {
+    is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
+}
+
+fn is_run(record: &Record) -> bool {
+    is(record, EventType::Run) || is(record, EventType::Edf)
+}
+
+/// The number of the guest's shell.
+fn shell_pid(shell: &Shell) -> u32 {
+    let pid = shell.output("echo $$");
+    pid.parse().unwrap_or_else(|e| panic!("{pid:?}: {e}"))
+}
+
+/// Every record but those of a time to come is not before the one before, on each machine.
+fn assert_in_order(records: &[Record]) {
+    let mut latest = BTreeMap::new();
+    for record in records.iter().filter(|it| !is(it, EventType::Deadline)) {
+        let latest = latest.entry(record.machine).or_insert(record.time);
+        assert!(record.time >= *latest, "{record:?} after {latest}");
+        *latest = record.time;
+    }
+}
+
+/// Each task runs in turn with others, and waits or is ready in between.
+fn assert_one_runs(records: &[Record]) {
+    let mut running: Option<u32> = None;
+    for record in records {
+        if is_run(record) {
+            running = Some(record.pid);
+        } else if is(record, EventType::Trap)
+            && let Some(pid) = running
+        {
+            assert_eq!(record.pid, pid, "{record:?}");
+        }
+    }
+}
+
+#[test]
+fn switches_forks_and_faults_are_those_that_the_guest_counts() {
+    let host = host!();
+    let traced = Traced::small(host);
+    let linux = &traced.shell.linux;
+    let hash = linux.text_hash(&traced.view);
+    let shell = shell_pid(&traced.shell);
+    // Callers of what counts a page fault, of which exceptions are one.
+    let handled = tracing::probe(&traced.view, "kprobe::handle_mm_fault:entry");
+    let capture = probes::engine::Capture {
+        kernel_stack: 2,
+        ..probes::engine::Capture::default()
+    };
+    let size = probes::engine::RingSize::for_capture(tracing::SLOTS, &capture);
+    let session = traced.engine.session(size);
+    let mut session = session.unwrap_or_else(|e| panic!("{e}"));
+    traced.command("trace all 1");
+    let (records, counted) = traced.records_of(shell, |guest| {
+        let enabled = session.enable(&handled, Filter::default(), capture.clone());
+        enabled.unwrap_or_else(|e| panic!("{e}"));
+        guest.type_lines(&[
+            "syscount 20 | cat | cat > /dev/null",
+            "forks 3",
+            "sleep 0.1",
+        ]);
+        session.disable_all();
+    });
+    let of = |event| count(&records, |record| is(record, event));
+    println!(
+        "{} records: {} runs, {} sleeps, {} ready, {} traps, {} interrupts; {counted:?}",
+        records.len(),
+        of(EventType::Run),
+        of(EventType::Sleep),
+        of(EventType::Ready),
+        of(EventType::Trap),
+        of(EventType::Ints),
+    );
+    assert_eq!(count(&records, is_run), counted.switches, "ctxt");
+    let own = |record: &Record| record.pid == shell && is_run(record);
+    assert_eq!(
+        count(&records, own),
+        counted.given_away,
+        "switches of the shell"
+    );
+    // A child's name is its parent's, and then its program's.
+    let new: BTreeSet<u32> = records
+        .windows(2)
+        .filter(|pair| is(&pair[0], EventType::Name) && is(&pair[1], EventType::Ready))
+        .filter(|pair| pair[0].pid == pair[1].pid && pair[0].time == pair[1].time)
+        .map(|pair| pair[0].pid)
+        .collect();
+    assert_eq!(new.len() as u64, counted.forks, "processes");
+    for pid in &new {
+        assert_eq!(
+            count(&records, |it| it.pid == *pid && is(it, EventType::Dead)),
+            1,
+            "{pid} has ended"
+        );
+    }
+    let interrupts = [EventType::Ints, EventType::Inte].map(of);
+    // The guest may stand still in one.
+    assert!(
+        interrupts[0] > 0 && interrupts[0] - interrupts[1] <= 1,
+        "{interrupts:?}"
+    );
+    assert_in_order(&records);
+    assert_one_runs(&records);
+
+    // Faults: those of the counter that come from the exception, and no others.
+    let mut by_exception = 0u64;
+    let events = tracing::all_events(&mut session);
+    let mut others = BTreeMap::<String, u64>::new();
+    for event in &events {
+        let caller = event.kernel_stack.get(1).copied().unwrap_or_default();
+        let caller = traced.view.symbols.resolve(caller).map(|it| it.0.name);
+        match caller {
+            Some("exc_page_fault" | "do_user_addr_fault" | "handle_page_fault") => {
+                by_exception += 1
+            }
+            other => *others.entry(other.unwrap_or("?").to_owned()).or_default() += 1,
+        }
+    }
+    let faults = count(&records, is_fault);
+    println!(
+        "{faults} page faults, {by_exception} of them the guest's own way, others by {others:?}"
+    );
+    assert_eq!(events.len() as u64, counted.faults, "pgfault");
+    assert_eq!(faults, by_exception);
+    assert!(
+        others.keys().all(|name| !name.contains("fault_addr")),
+        "{others:?}"
+    );
+    drop(session);
+    assert_eq!(
+        linux.text_hash(&traced.view),
+        hash,
+        "the guest's text is as it was"
+    );
+}
+
+#[test]
+fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
+    let host = host!();
+    let traced = Traced::small(host);
+    let shell = shell_pid(&traced.shell);
+    traced.command(&format!("trace {shell} 1"));
+    assert!(
+        traced
+            .device
+            .configuration()
+            .contains(&format!("\ntrace {shell} 1\n"))
+    );
+    let mut reader = traced.open();
+    traced.shell.type_lines(&["syscount 5 | cat > /dev/null"]);
+    let records = taken(reader.as_mut());
+    assert_in_order(&records);
+    let first = records.first().copied();
+    let first = first.filter(|it| it.pid == shell && is(it, EventType::Name));
+    assert!(
+        first.is_some_and(|it| name_of(it.argument) == b"sh"),
+        "{first:?}"
+    );
+    let mut names = BTreeMap::<u32, Vec<String>>::new();
+    for record in records.iter().filter(|it| is(it, EventType::Name)) {
+        let name = String::from_utf8_lossy(&name_of(record.argument)).into_owned();
+        names.entry(record.pid).or_default().push(name);
+    }
+    let children: Vec<_> = names.iter().filter(|(pid, _)| **pid != shell).collect();
+    let of_children: BTreeSet<_> = children.iter().map(|it| it.1.join(" ")).collect();
+    assert_eq!(
+        of_children,
+        BTreeSet::from(["sh cat".to_owned(), "sh syscount".to_owned()])
+    );
+    assert!(
+        records.iter().all(|it| names.contains_key(&it.pid)),
+        "somebody else"
+    );
+    for (pid, name) in children {
+        let own: Vec<Record> = records
+            .iter()
+            .filter(|it| it.pid == *pid)
+            .copied()
+            .collect();
+        let last = own.last().copied();
+        assert!(
+            last.is_some_and(|it| is(&it, EventType::Dead)),
+            "{name:?} ends with {last:?}"
+        );
+        let call = |number: u64| {
+            let wanted = TRAP_SYSTEM_CALL | number;
+            count(&own, |it| is(it, EventType::Trap) && it.argument == wanted)
+        };
+        // execve, exit or exit_group; getppid.
+        assert_eq!((call(59), call(60) + call(231)), (1, 1), "{name:?}");
+        let expected = if name.contains(&"syscount".to_owned()) {
+            5
+        } else {
+            0
+        };
+        assert_eq!(call(110), expected, "{name:?}");
+        let writes = count(&own, |it| is_fault(it) && it.argument & TRAP_WRITE != 0);
+        assert!(
+            writes > 0 && writes < count(&own, is_fault),
+            "{name:?}: reads and writes"
+        );
+        let faults = own.iter().filter(|it| is_fault(it));
+        assert!(
+            faults.clone().all(|it| it.argument & TRAP_MASK != 0),
+            "{name:?}"
+        );
+    }
+    // The shell has waited for its children, in the function that does so.
+    let wait = records
+        .iter()
+        .find(|it| it.pid == shell && is(it, EventType::Sleep));
+    let sleeps: BTreeSet<(u8, &str)> = records
+        .iter()
+        .filter(|it| it.pid == shell && is(it, EventType::Sleep))
+        .map(|it| {
+            let (state, pc) = sleep_parts(it.argument);
+            (
+                state,
+                traced
+                    .view
+                    .symbols
+                    .resolve(pc)
+                    .map_or("?", |found| found.0.name),
+            )
+        })
+        .collect();
+    println!("{wait:?}, {sleeps:?}");
+    let wakeme = SleepState::Wakeme as u8;
+    assert!(sleeps.contains(&(wakeme, "do_wait")), "{sleeps:?}");
+
+    // Selected while it is open; children that are made while it is closed.
+    traced.command(&format!("trace {shell} 0"));
+    taken(reader.as_mut());
+    traced.shell.type_lines(&["syscount 5"]);
+    assert_eq!(taken(reader.as_mut()), [], "nobody is traced");
+    drop(reader);
+    traced.command(&format!("trace {shell}"));
+    let answer = traced.shell.output("sleep 1000 & echo $!");
+    let pid: u32 = answer
+        .lines()
+        .last()
+        .unwrap_or_default()
+        .parse()
+        .unwrap_or_else(|e| panic!("{answer:?}: {e}"));
+    assert!(
+        traced
+            .device
+            .configuration()
+            .contains(&format!("\ntrace {pid} 1\n")),
+        "followed"
+    );
+    traced
+        .shell
+        .type_lines(&[&format!("kill {pid}; wait {pid}; true")]);
+    assert!(
+        !traced
+            .device
+            .configuration()
+            .contains(&format!("\ntrace {pid} 1\n")),
+        "it has ended"
+    );
+}
+
+#[test]
+fn commands_and_opens_are_those_of_the_manual_page() {
+    let host = host!();
+    let traced = Traced::small(host);
+    let told = |traced: &Traced| traced.device.configuration();
+    assert!(told(&traced).starts_with("opens 0\nsize 65536\nproduced 0\nconsumed 0\ndropped 0\n"));
+    let shell = shell_pid(&traced.shell);
+    for (command, error) in [
+        ("size 3", "wrong size. use a power of two."),
+        ("trace 3999999 1", "process exited"),
+        ("trace 0 1", "process exited"),
+        ("trace", "bad process or channel control request"),
+        ("start", "unknown control message \"start\""),
+        ("", "empty control message"),
+    ] {
+        let refused = traced.device.command(command).map_err(|e| e.to_string());
+        assert_eq!(refused, Err(error.to_owned()), "{command}");
+    }
+    traced.command("size 0");
+    assert_eq!(traced.refusal(), "must set trace size first");
+    traced.command("size 64");
+    traced.command("size 16");
+    assert_eq!(traced.told("size"), 64, "it only grows");
+    traced.command("trace all 1");
+    traced.command(&format!("trace {shell} 1"));
+    let reader = traced.open();
+    assert_eq!(traced.refusal(), "device or object already in use");
+    // A reader that does not read loses the newest, and they are counted.
+    traced.shell.type_lines(&["syscount 200"]);
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    while traced.told("dropped") == 0 {
+        assert!(Instant::now() < deadline, "{}", told(&traced));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!((traced.told("opens"), traced.told("produced")), (1, 64));
+    assert!(
+        told(&traced).contains("\ntrace all 1\n"),
+        "{}",
+        told(&traced)
+    );
+    drop(reader);
+    assert_eq!((traced.told("opens"), traced.told("produced")), (0, 0));
+    // What the kernel lacks is told, and nothing else.
+    let lost: Vec<String> = told(&traced)
+        .lines()
+        .filter(|l| l.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(lost, [] as [String; 0]);
+    traced.command("trace all 0");
+    assert!(!told(&traced).contains("trace"), "{}", told(&traced));
+    drop(traced.open());
+}
+
+/// The guest's own tracepoints, in its own order, between two markers of its own.
+#[test]
+fn events_are_those_that_the_guest_traces_itself() {
+    const EVENTS: [&str; 7] = [
+        "sched/sched_switch",
+        "sched/sched_wakeup",
+        "sched/sched_wakeup_new",
+        "sched/sched_process_exit",
+        "task/task_rename",
+        "exceptions/page_fault_user",
+        "exceptions/page_fault_kernel",
+    ];
+    let host = host!();
+    let traced = Traced::new(rich::guest(host));
+    let shell = &traced.shell;
+    shell.type_lines(&[
+        "mount -t tracefs t /sys/kernel/tracing",
+        "cd /sys/kernel/tracing",
+        "echo 4000 > buffer_size_kb",
+    ]);
+    for event in EVENTS {
+        shell.type_lines(&[&format!("echo 1 > events/{event}/enable")]);
+    }
+    shell.type_lines(&["echo > trace"]);
+    traced.command("size 524288");
+    traced.command("trace all 1");
+    let mut reader = traced.open();
+    // One line: markers and what is between them belong to one moment each.
+    shell.type_lines(&["echo begins > trace_marker; syscount 5 | cat > /dev/null; forks 3; sleep 0.1; echo ends > trace_marker"]);
+    let records = taken(reader.as_mut());
+    drop(reader);
+    shell.type_lines(&[
+        "echo 0 > tracing_on",
+        "sed -n '/ begins$/,/ ends$/p' trace > /tmp/t",
+    ]);
+    let lines = |pattern: &str| -> u64 {
+        let answer = shell
+            .start(&format!("grep -c '{pattern}' /tmp/t"))
+            .answer(COMMAND_LIMIT);
+        answer
+            .output
+            .trim()
+            .parse()
+            .unwrap_or_else(|e| panic!("{answer:?}: {e}"))
+    };
+    let markers: Vec<usize> = (0..records.len())
+        .filter(|at| records.get(*at).is_some_and(|it| is(it, EventType::User)))
+        .collect();
+    let [begin, end] = markers.as_slice() else {
+        panic!("{} markers", markers.len())
+    };
+    let records = records.get(*begin..*end).unwrap_or_default();
+    assert_in_order(records);
+    let of = |event| count(records, |it| is(it, event));
+    let switches = lines("sched_switch: ");
+    let still_ready = lines("sched_switch: .*prev_state=R");
+    let dead = lines("sched_switch: .*prev_state=[XZ]");
+    let wakeups = lines("sched_wakeup: ") + lines("sched_wakeup_new: ");
+    println!(
+        "{} records; {switches} switches, {still_ready} still ready, {dead} dead, {wakeups} wake-ups",
+        records.len()
+    );
+    assert!(switches > 10 && wakeups > 5);
+    assert_eq!(count(records, is_run), switches);
+    assert_eq!(of(EventType::Sleep), switches - still_ready - dead);
+    assert_eq!(of(EventType::Ready), wakeups + still_ready);
+    assert_eq!(of(EventType::Dead), lines("sched_process_exit: "));
+    assert_eq!(
+        of(EventType::Name),
+        lines("task_rename: ") + lines("sched_wakeup_new: ")
+    );
+    let [user, kernel] = ["page_fault_user: ", "page_fault_kernel: "].map(lines);
+    println!("{user} page faults in user mode, {kernel} in kernel mode");
+    assert!(user > 0);
+    assert_eq!(count(records, is_fault), user + kernel);
+}
+
+/// The machine ends under a reader.
+#[test]
+fn nothing_hangs_when_the_machine_ends() {
+    let host = host!();
+    let traced = Traced::small(host);
+    traced.command("trace all 1");
+    let mut reader = traced.open();
+    traced.shell.type_line("exit");
+    traced.shell.linux.end(COMMAND_LIMIT);
+    let records = taken(reader.as_mut());
+    assert!(count(&records, |it| is(it, EventType::Dead)) > 0);
+    assert!(!reader.wait(Duration::from_millis(1)));
+    drop(reader);
+    drop(traced.open());
+    traced.command("trace all 0");
+}
