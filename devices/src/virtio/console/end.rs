@@ -7,7 +7,8 @@ use super::Size;
 /// All calls come from the device's thread with the device locked: none may wait for anything. A far end that cannot take or
 /// give bytes now says so, and calls [`ConsoleHandle::wake`](super::ConsoleHandle::wake) when it can.
 pub trait PortEnd: Send {
-    /// The guest has opened the port. What `read` gives now is in the guest's hands before its open returns.
+    /// The guest has opened the port. What `read` gives once this has [settled](Self::is_settled) is in the guest's hands before its open
+    /// returns.
     fn opened(&mut self) {}
 
     /// The guest has closed the port, or its driver is gone. The guest has thrown away up to `unread` of the bytes that
@@ -16,6 +17,13 @@ pub trait PortEnd: Send {
     /// What it wrote before it closed was given to `write` before, unless there was no room: then it comes later.
     fn closed(&mut self, unread: u64) {
         let _ = unread;
+    }
+
+    /// Whether everything that follows from the last `opened` or `closed` has been done. Until a far end wakes the port and says so
+    /// the guest's call does not return (for five seconds at most): work that takes a while goes to another thread. While it is not
+    /// so, a reader sees no end of file either.
+    fn is_settled(&mut self) -> bool {
+        true
     }
 
     /// Takes bytes from the guest; gives how many it took. The rest is offered again after a wake. The bytes of one `write`

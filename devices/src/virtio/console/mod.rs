@@ -19,7 +19,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,8 @@ pub const CONTROL_TRANSMIT: u16 = 3;
 const QUEUE_SIZE: u16 = 64;
 /// Messages that one call takes.
 const MOST_MESSAGES: usize = 16;
+/// How long a guest's open or close waits for a far end: Linux spins meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Where the emergency register is in configuration space.
 const EMERGENCY: u64 = 8;
 
@@ -71,6 +73,8 @@ pub struct Console {
     /// The driver takes messages.
     listening: bool,
     control: Ledger,
+    /// The oldest message of the driver is an open or a close that waits for its port's far end: until then.
+    waiting: Option<Instant>,
 }
 
 impl Console {
@@ -104,6 +108,7 @@ impl Console {
             multiport: false,
             listening: false,
             control: Ledger::default(),
+            waiting: None,
         })
     }
 
@@ -181,18 +186,20 @@ impl Console {
                 return false;
             };
             let mut bytes = [0; Message::LENGTH];
-            let rejection = if chain.writable() != 0 {
-                Some(ChainError::Direction)
-            } else if chain.read(queues.memory(), 0, &mut bytes) < bytes.len()
-                || !self.take_message(Message::decode(bytes), now, queues)
-            {
-                Some(ChainError::Content)
+            let taken = if chain.writable() != 0 {
+                Err(ChainError::Direction)
+            } else if chain.read(queues.memory(), 0, &mut bytes) < bytes.len() {
+                Err(ChainError::Content)
             } else {
-                None
+                self.take_message(Message::decode(bytes), now, queues)
             };
-            match rejection {
-                None => queues.give(CONTROL_TRANSMIT, chain, 0),
-                Some(error) => {
+            match taken {
+                Ok(true) => queues.give(CONTROL_TRANSMIT, chain, 0),
+                Ok(false) => {
+                    queues.put_back(CONTROL_TRANSMIT, chain);
+                    return false;
+                }
+                Err(error) => {
                     self.desk.bad_messages.fetch_add(1, Ordering::Relaxed);
                     queues.reject(CONTROL_TRANSMIT, chain, error);
                 }
@@ -201,8 +208,16 @@ impl Console {
         true
     }
 
-    /// Whether the message was one.
-    fn take_message(&mut self, message: Message, now: Instant, queues: &mut Queues) -> bool {
+    /// Whether the message is done with: one that waits for a far end is not, and comes again.
+    ///
+    /// # Errors
+    /// If it is none.
+    fn take_message(
+        &mut self,
+        message: Message,
+        now: Instant,
+        queues: &mut Queues,
+    ) -> Result<bool, ChainError> {
         let event = Event::from_number(message.event);
         if event == Some(Event::DeviceReady) {
             // A driver that begins anew knows no port.
@@ -211,25 +226,43 @@ impl Console {
             }
             self.let_go();
             self.listen(message.value != 0, queues);
-            return true;
+            self.waiting = None;
+            return Ok(true);
         }
         // A driver that wakes up after hibernation knows its ports and says only that they are ready.
         if !self.listening && event == Some(Event::PortReady) {
             self.listen(true, queues);
         }
         let Some(port) = self.ports.get_mut(&message.id) else {
-            return false;
+            self.waiting = None;
+            return Err(ChainError::Content);
         };
         match (event, message.value) {
             // It was sent before the driver heard that the port goes.
             (Some(Event::PortReady | Event::PortOpen), _) if port.removing => {}
             (Some(Event::PortReady), 0) => port.stage = Stage::Announced,
             (Some(Event::PortReady), 1) => port.ready(queues),
-            (Some(Event::PortOpen), 0) => port.close(queues),
-            (Some(Event::PortOpen), 1) => port.open(now, queues),
-            _ => return false,
+            (Some(Event::PortOpen), value @ 0..=1) => {
+                let until = match self.waiting {
+                    Some(until) => until,
+                    None => {
+                        match value {
+                            0 => port.close(queues),
+                            _ => port.open(),
+                        }
+                        now + PATIENCE
+                    }
+                };
+                if !port.is_settled() && now < until {
+                    self.waiting = Some(until);
+                    return Ok(false);
+                }
+                self.waiting = None;
+                port.settled(now, queues);
+            }
+            _ => return Err(ChainError::Content),
         }
-        true
+        Ok(true)
     }
 
     fn listen(&mut self, listening: bool, queues: &Queues) {
@@ -381,17 +414,18 @@ impl VirtioDevice for Console {
             port.wants_receive = true;
             port.wants_transmit = true;
         }
-        self.finish(false, now, queues)
+        let bounded = self.waiting.is_some() && self.take_messages(now, queues);
+        self.finish(bounded, now, queues)
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.ports
-            .values()
-            .filter_map(|port| port.eof.deadline())
-            .min()
+        let ports = self.ports.values();
+        let ends = ports.filter_map(|port| port.eof.deadline());
+        ends.chain(self.waiting).min()
     }
 
     fn reset(&mut self) {
+        self.waiting = None;
         for port in self.ports.values_mut() {
             port.reset();
         }

@@ -151,14 +151,24 @@ impl Port {
         self.ledger = Ledger::begin(queues, receive_queue(self.id));
     }
 
-    /// The guest opens the port. What the far end has goes into the guest's buffers before the driver is answered.
-    pub(super) fn open(&mut self, now: Instant, queues: &mut Queues) {
+    /// The guest opens the port.
+    pub(super) fn open(&mut self) {
         if !self.guest_open {
             self.set_open(true);
             self.end.opened();
         }
+    }
+
+    /// The far end has done what follows from an open or a close. What it has goes into the guest's buffers before the driver is
+    /// answered.
+    pub(super) fn settled(&mut self, now: Instant, queues: &mut Queues) {
         self.wants_receive = self.receive(queues);
         self.start_clock(now);
+    }
+
+    /// Whether the far end has done so.
+    pub(super) fn is_settled(&mut self) -> bool {
+        self.end.is_settled()
     }
 
     /// The guest closes the port.
@@ -405,7 +415,7 @@ impl Port {
             return;
         }
         self.settle(queues);
-        let idle = self.drained && self.unread.is_empty();
+        let idle = self.drained && self.unread.is_empty() && self.end.is_settled();
         if self.eof.tick(now, idle, given) {
             self.counts.ends.fetch_add(1, Ordering::Relaxed);
         }

@@ -3,6 +3,7 @@
 mod eof;
 mod hostile;
 mod life;
+mod slow;
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -30,6 +31,10 @@ struct Behind {
     opens: usize,
     /// Unread bytes of each close.
     closes: Vec<u64>,
+    /// What follows from opens and closes takes a while,
+    slow: bool,
+    /// and goes on.
+    busy: bool,
 }
 
 #[derive(Clone, Default)]
@@ -53,13 +58,21 @@ impl PortEnd for End {
     fn opened(&mut self) {
         self.with(|end| {
             end.opens += 1;
+            end.busy = end.slow;
             let bytes = end.on_open.clone();
             end.waiting.extend(bytes);
         });
     }
 
     fn closed(&mut self, unread: u64) {
-        self.with(|end| end.closes.push(unread));
+        self.with(|end| {
+            end.closes.push(unread);
+            end.busy = end.slow;
+        });
+    }
+
+    fn is_settled(&mut self) -> bool {
+        self.with(|end| !end.busy)
     }
 
     fn write(&mut self, bytes: &[u8]) -> usize {
