@@ -2,12 +2,15 @@
 //!
 //! The caller brings the transport. What the other side writes is bounded: a line that is too long is refused as a whole.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
 /// Longest command, in bytes.
 pub const LONGEST_COMMAND: usize = 4096;
+/// Bytes that are kept of those given: what a console port of Linux's holds unread, 64 pages, four times over.
+const MOST_KEPT: usize = 1 << 20;
 /// Bytes of events that are taken from a reader at once.
 const CHUNK: usize = 1 << 16;
 
@@ -24,8 +27,8 @@ pub enum Access {
 pub trait PortStream: Send {
     /// The other side has opened the port.
     fn open(&mut self);
-    /// The other side has closed it.
-    fn close(&mut self);
+    /// The other side has closed it, and thrown away the last `unread` of the bytes that it was given.
+    fn close(&mut self, unread: u64);
     /// Takes what the other side has written; all of it.
     fn write(&mut self, bytes: &[u8]);
     /// Gives bytes to be read; how many. 0: none now.
@@ -118,7 +121,7 @@ impl PortStream for ControlStream {
         self.pending.set(text.into_bytes());
     }
 
-    fn close(&mut self) {
+    fn close(&mut self, _unread: u64) {
         self.end_line();
         self.pending.set(Vec::new());
     }
@@ -143,11 +146,18 @@ impl PortStream for ControlStream {
 }
 
 /// An event port: a reader of its own while it is open. What is written is taken and means nothing here.
+///
+/// Records that the other side was given and has not looked at when it closes come again with its next open, as far as they were
+/// kept.
 pub struct EventStream {
     port: Arc<dyn EventPort>,
     reader: Option<Box<dyn EventReader>>,
     /// Of records that did not fit into a buffer.
     pending: Pending,
+    /// The last bytes that were given, of which some may come back.
+    given: VecDeque<u8>,
+    /// Bytes given since the open.
+    total: u64,
 }
 
 impl EventStream {
@@ -158,12 +168,45 @@ impl EventStream {
             port,
             reader: None,
             pending: Pending::default(),
+            given: VecDeque::new(),
+            total: 0,
         }
+    }
+
+    /// Keeps what was not looked at, in whole records.
+    fn take_back(&mut self, unread: u64) {
+        let record = self.port.record_bytes().max(1) as u64;
+        // A record that was begun is read.
+        let read = self.total.saturating_sub(unread).next_multiple_of(record);
+        let count = usize::try_from(self.total.saturating_sub(read)).unwrap_or(usize::MAX);
+        let room = self.given.len() / record as usize * record as usize;
+        // What is kept begins with a whole record where not all of it is there: all that was given ends with one or goes on in
+        // what is pending.
+        let behind = self
+            .pending
+            .bytes
+            .get(self.pending.taken..)
+            .unwrap_or_default();
+        let mut kept: Vec<u8> = self.given.drain(..).collect();
+        let first = kept.len().saturating_sub(count);
+        kept.drain(..first);
+        let lost = count.saturating_sub(room);
+        if lost > 0 {
+            log::info!(
+                "a port of the guest's was closed with more unread than is kept: {lost} bytes are lost"
+            );
+        }
+        kept.extend_from_slice(behind);
+        let whole = kept.len() / record as usize * record as usize;
+        kept.drain(..kept.len() - whole);
+        self.pending.set(kept);
+        self.total = 0;
     }
 }
 
 impl PortStream for EventStream {
     fn open(&mut self) {
+        (self.total, self.given) = (0, VecDeque::new());
         // A port that refuses has nothing to be read.
         self.reader = match self.port.open() {
             Ok(reader) => Some(reader),
@@ -174,9 +217,9 @@ impl PortStream for EventStream {
         };
     }
 
-    fn close(&mut self) {
+    fn close(&mut self, unread: u64) {
+        self.take_back(unread);
         self.reader = None;
-        self.pending.set(Vec::new());
     }
 
     fn write(&mut self, _bytes: &[u8]) {}
@@ -189,6 +232,10 @@ impl PortStream for EventStream {
             }
             filled += self.pending.take(room);
         }
+        self.total += filled as u64;
+        self.given.extend(buffer.iter().take(filled));
+        let too_many = self.given.len().saturating_sub(MOST_KEPT);
+        self.given.drain(..too_many);
         filled
     }
 
@@ -253,12 +300,12 @@ mod tests {
                 stream.write(part.as_bytes());
             }
             assert_eq!(read_all(&mut stream, 3), told);
-            stream.close();
+            stream.close(0);
         }
         stream.open();
         stream.write(&[b'x'; 10_000]);
         stream.write(b"\nnext\n\xff\xfe\n");
-        stream.close();
+        stream.close(0);
         stream.open();
         assert_eq!(
             read_all(&mut stream, 99),
@@ -273,7 +320,7 @@ mod tests {
         let mut stream = ControlStream::new(port.clone(), Access::ReadOnly);
         stream.open();
         stream.write(b"start\n");
-        stream.close();
+        stream.close(0);
         stream.open();
         assert!(read_all(&mut stream, 99).starts_with("0 commands\n#error permission denied"));
         assert!(port.0.lock().unwrap().is_empty());
@@ -298,9 +345,39 @@ mod tests {
             stream.open();
             stream.write(b"a mark");
             assert_eq!(read_all(&mut stream, at_once), "abcd\nefgh\n");
-            stream.close();
+            stream.close(0);
             assert_eq!(log.readers(), 0);
         }
         assert!(!stream.has_data(), "closed");
+    }
+
+    #[test]
+    fn records_that_were_not_looked_at_come_again() {
+        for (taken, unread, again) in [
+            (15, 0, ""),
+            (15, 5, "ijkl\n"),
+            (15, 7, "ijkl\n"),
+            (15, 10, "efgh\nijkl\n"),
+            (15, 15, "abcd\nefgh\nijkl\n"),
+            (15, 99, "abcd\nefgh\nijkl\n"),
+            (7, 0, "ijkl\n"),
+            (7, 3, "efgh\nijkl\n"),
+            (5, 5, "abcd\nefgh\nijkl\n"),
+            (0, 0, "abcd\nefgh\nijkl\n"),
+        ] {
+            let log = EventLog::new(5, 100);
+            log.push([b"abcd\n".as_slice(), b"efgh\n", b"ijkl\n"]);
+            let mut stream = EventStream::new(Arc::new(log.clone()));
+            stream.open();
+            assert!(stream.has_data());
+            assert_eq!(stream.read(&mut vec![0; taken]), taken);
+            stream.close(unread);
+            stream.open();
+            assert_eq!(
+                read_all(&mut stream, 4),
+                again,
+                "{taken} taken, {unread} unread"
+            );
+        }
     }
 }
