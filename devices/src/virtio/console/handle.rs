@@ -136,6 +136,20 @@ pub(super) enum Wish {
     },
 }
 
+impl Wish {
+    fn port(&self) -> Option<u32> {
+        match *self {
+            Self::Connect { id, .. } | Self::Add { id, .. } | Self::Remove { id } => Some(id),
+            Self::Resize(_) => None,
+        }
+    }
+
+    /// Of the same port, or both of the size.
+    fn same_matter(&self, other: &Self) -> bool {
+        self.port() == other.port()
+    }
+}
+
 pub(super) struct Desk {
     max_ports: u32,
     /// Held for single operations only, by any thread.
@@ -204,17 +218,13 @@ impl ConsoleHandle {
 
     fn wish(&self, wish: Wish) {
         let mut wishes = self.0.wishes();
-        // Where it is told again before the device looked, the last word counts: the list stays short.
-        match (wishes.last_mut(), &wish) {
-            (
-                Some(Wish::Connect { id, open }),
-                Wish::Connect {
-                    id: other,
-                    open: new,
-                },
-            ) if id == other => {
-                *open = *new;
-            }
+        // Where a wish is changed before the device looked, the last word counts: the list stays short.
+        let older = wishes
+            .iter_mut()
+            .rev()
+            .find(|older| older.same_matter(&wish));
+        match (older, &wish) {
+            (Some(Wish::Connect { open, .. }), Wish::Connect { open: new, .. }) => *open = *new,
             (Some(Wish::Resize(old)), Wish::Resize(new)) => *old = *new,
             _ => wishes.push(wish),
         }

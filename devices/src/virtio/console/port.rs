@@ -415,7 +415,9 @@ impl Port {
             return;
         }
         self.settle(queues);
-        let idle = self.drained && self.unread.is_empty() && self.end.is_settled();
+        let read = self.drained && self.unread.is_empty();
+        // A driver that has not heard yet that the host side is open cannot hear that it closes.
+        let idle = read && self.told_open && self.end.is_settled();
         if self.eof.tick(now, idle, given) {
             self.counts.ends.fetch_add(1, Ordering::Relaxed);
         }

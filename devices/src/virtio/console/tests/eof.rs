@@ -195,3 +195,24 @@ fn a_restored_port_that_was_shown_as_closed_opens() {
     assert!(rig.linux.ports[&TRACECTL].host_connected);
     assert!(wait(&mut rig, Duration::from_secs(1)) > 0, "and ends again");
 }
+
+#[test]
+fn a_driver_without_buffers_hears_of_the_end_when_it_has_some() {
+    let (mut rig, _) = file();
+    rig.linux.open(TRACECTL);
+    rig.linux.read(TRACECTL);
+    rig.host.connect(TRACECTL, false);
+    rig.host_did();
+    // Messages that nobody handles take up all buffers.
+    for columns in 0..64 {
+        rig.host.resize(Size { columns, rows: 24 });
+        rig.linux.driver.poll();
+    }
+    rig.host.connect(TRACECTL, true);
+    for _ in 0..20 {
+        rig.linux.driver.sleep(Duration::from_millis(50));
+    }
+    rig.linux.work();
+    assert!(rig.linux.ports[&TRACECTL].host_connected);
+    assert!(wait(&mut rig, Duration::from_secs(1)) > 0);
+}

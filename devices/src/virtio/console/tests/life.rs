@@ -134,3 +134,45 @@ fn a_damaged_state_is_refused() {
     let (mut console, ..) = device();
     assert_eq!(console.restore(&good, None), Ok(()));
 }
+
+/// A vCPU resets and probes while the device's thread and the host are busy with it: nobody waits for ever, and the last
+/// driver works.
+#[test]
+fn registers_and_the_devices_thread_go_on_beside_each_other() {
+    let mut rig = rig();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let handle = rig.linux.driver.handle.clone();
+    let host = rig.host.clone();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut turn = 0;
+            while !stop.load(Ordering::Relaxed) {
+                turn += 1;
+                handle.process(turn % handle.queues(), Instant::now());
+                handle.poll(Instant::now());
+                host.connect(DT, turn % 2 == 0);
+                std::hint::black_box(handle.deadline());
+            }
+        });
+        let queues = usize::from(rig.linux.driver.handle.queues());
+        for _ in 0..200 {
+            rig.linux.driver.probe(ALL, queues);
+            for _ in 0..8 {
+                rig.linux.driver.add(CONTROL_RECEIVE, &[], &[64]);
+            }
+            rig.linux.say(BAD_ID, Event::DeviceReady, 1);
+            rig.linux.say(DT, Event::PortReady, 1);
+            rig.linux.say(DT, Event::PortOpen, 1);
+            rig.linux.driver.add(transmit_queue(DT), &[b"x"], &[]);
+            rig.linux.driver.notify(transmit_queue(DT));
+            rig.linux.driver.run();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    rig.host.connect(DT, true);
+    rig.linux.probe(ALL);
+    rig.linux.open(DT);
+    rig.ends[DT as usize].got();
+    assert!(rig.linux.write(DT, b"last"));
+    assert_eq!(rig.ends[DT as usize].got(), b"last");
+}
