@@ -92,7 +92,8 @@ pub struct Ring {
 
 impl Ring {
     pub(super) fn new(memory: &GuestMemoryMmap, base: u64, size: u16, features: u64) -> Self {
-        let zeros = vec![0; super::RING_AREA as usize];
+        // The rings; tables are written before they are used.
+        let zeros = vec![0; 0x3000];
         memory.write_slice(&zeros, GuestAddress(base)).unwrap();
         Self {
             descriptors: base,

@@ -145,9 +145,9 @@ fn registers_and_the_devices_thread_go_on_beside_each_other() {
     let host = rig.host.clone();
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            let mut turn = 0;
+            let mut turn = 0u16;
             while !stop.load(Ordering::Relaxed) {
-                turn += 1;
+                turn = turn.wrapping_add(1);
                 handle.process(turn % handle.queues(), Instant::now());
                 handle.poll(Instant::now());
                 host.connect(DT, turn % 2 == 0);
