@@ -4,8 +4,9 @@ use super::Size;
 
 /// The far end of a port.
 ///
-/// All calls come from the device's thread with the device locked: none may wait for anything. A far end that cannot take or
-/// give bytes now says so, and calls [`ConsoleHandle::wake`](super::ConsoleHandle::wake) when it can.
+/// All calls are made with the device locked, by the device's thread or, for resets and emergency writes, a vCPU's: none may
+/// wait for anything, nor call back into the device. A far end that cannot take or give bytes now says so, and calls
+/// [`ConsoleHandle::wake`](super::ConsoleHandle::wake) when it can.
 pub trait PortEnd: Send {
     /// The guest has opened the port. What `read` gives once this has [settled](Self::is_settled) is in the guest's hands before its open
     /// returns.

@@ -357,13 +357,15 @@ impl Port {
     fn empty(&mut self, queues: &Queues, chain: &Chain, budget: &mut usize) -> bool {
         let drops = self.config.when_full == WhenFull::Drop;
         while self.taken < chain.readable() {
-            let most = PIECE.min(*budget);
-            let piece = self.piece.get_mut(..most).unwrap_or_default();
-            let got = chain.read(queues.memory(), self.taken, piece);
+            if *budget == 0 {
+                return false;
+            }
+            // A piece may go beyond the bound: one write of the guest stays one call of the far end.
+            let got = chain.read(queues.memory(), self.taken, &mut self.piece);
             if got == 0 {
                 return false;
             }
-            let piece = piece.get(..got).unwrap_or_default();
+            let piece = self.piece.get(..got).unwrap_or_default();
             let took = if self.connected {
                 self.end.write(piece).min(got)
             } else {
@@ -379,7 +381,7 @@ impl Port {
                 took
             };
             self.taken += done;
-            *budget -= done;
+            *budget = budget.saturating_sub(done);
             if done < got {
                 return false;
             }

@@ -234,6 +234,46 @@ fn messages_come_in_the_order_that_linux_needs() {
 }
 
 #[test]
+fn a_driver_that_fails_hears_no_more() {
+    let mut rig = probed(ALL);
+    rig.said();
+    rig.linux.say(DT, Event::PortReady, 0);
+    rig.host.connect(DT, false);
+    rig.host.connect(TRACECTL, false);
+    rig.host_did();
+    assert_eq!(rig.said(), ["2 PortOpen 0"], "it does not use port 1");
+    rig.linux.say(BAD_ID, Event::DeviceReady, 0);
+    rig.host.connect(TRACECTL, true);
+    rig.host_did();
+    assert_eq!(rig.said(), Vec::<String>::new());
+    assert_eq!(rig.ends[0].with(|end| end.closes.len()), 1);
+}
+
+#[test]
+fn there_can_be_many_ports() {
+    let (mut ports, _) = ports();
+    for id in ports.len()..MOST_PORTS as usize {
+        let config = PortConfig::named(&format!("port{id}"), EndOfFile::Never);
+        let end = End::default();
+        end.give(format!("from {id}").as_bytes());
+        ports.push((config, Box::new(end)));
+    }
+    let config = ConsoleConfig {
+        ports,
+        max_ports: MOST_PORTS,
+        size: SIZE,
+    };
+    let mut linux = LinuxConsole::new(Box::new(Console::new(config, || {}).unwrap()));
+    linux.buffers = 4;
+    linux.probe(ALL);
+    for id in 3..MOST_PORTS {
+        assert_eq!(linux.ports[&id].name, Some(format!("port{id}")));
+        linux.open(id);
+        assert_eq!(linux.read_all(id), format!("from {id}").as_bytes());
+    }
+}
+
+#[test]
 fn a_driver_without_multiport_has_the_console_alone() {
     let mut rig = probed(ALL & !FEATURE_MULTIPORT);
     assert_eq!(rig.ends[0].with(|end| end.opens), 1);
@@ -334,6 +374,22 @@ fn one_write_is_one_call_and_comes_before_the_close() {
     rig.linux.say(TRACECTL, Event::PortOpen, 0);
     assert_eq!(end.with(|end| end.calls.clone()), [32 * 1024, 5]);
     assert_eq!(end.got()[long.len()..], *b"stop\n");
+}
+
+#[test]
+fn a_flood_of_writes_does_not_cut_one_of_them() {
+    let mut rig = probed(ALL);
+    rig.linux.open(DT);
+    let lengths: Vec<usize> = (0..60).map(|at| [32 * 1024, 100, 7000][at % 3]).collect();
+    for &length in &lengths {
+        rig.linux
+            .driver
+            .add(transmit_queue(DT), &[&vec![b'x'; length]], &[]);
+    }
+    rig.linux.driver.notify(transmit_queue(DT));
+    rig.linux.driver.run();
+    assert!(rig.linux.driver.calls > 1);
+    assert_eq!(rig.ends[DT as usize].with(|end| end.calls.clone()), lengths);
 }
 
 #[test]

@@ -216,3 +216,21 @@ fn a_driver_without_buffers_hears_of_the_end_when_it_has_some() {
     assert!(rig.linux.ports[&TRACECTL].host_connected);
     assert!(wait(&mut rig, Duration::from_secs(1)) > 0);
 }
+
+#[test]
+fn a_port_that_is_closed_while_the_end_is_shown_opens_again() {
+    let (mut rig, _) = file();
+    for _ in 0..3 {
+        rig.linux.open(TRACECTL);
+        rig.linux.read(TRACECTL);
+        while rig.linux.ports[&TRACECTL].host_connected {
+            rig.linux.driver.sleep(Duration::from_millis(10));
+            rig.linux.work();
+        }
+        rig.linux.close(TRACECTL);
+        rig.linux.work();
+        rig.linux.open(TRACECTL);
+        assert!(rig.linux.write(TRACECTL, b"at once"));
+        rig.linux.close(TRACECTL);
+    }
+}

@@ -150,7 +150,7 @@ fn registers_and_the_devices_thread_go_on_beside_each_other() {
                 turn = turn.wrapping_add(1);
                 handle.process(turn % handle.queues(), Instant::now());
                 handle.poll(Instant::now());
-                host.connect(DT, turn % 2 == 0);
+                host.connect(DT, turn.is_multiple_of(2));
                 std::hint::black_box(handle.deadline());
             }
         });
