@@ -7,7 +7,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::{Json, MAX_DRAWN, MAX_ROWS, Perfetto, Svg, Text};
+use super::{Json, MAX_DRAWN, MAX_ROWS, MAX_TASKS, Perfetto, Svg, Text};
 use crate::perfetto::decode::{Decoded, decode};
 use crate::ptrace::record::{EventType, Record};
 use crate::render::Render;
@@ -224,6 +224,26 @@ fn who_runs_elsewhere_no_longer_runs_here() {
             .collect();
         assert_eq!(all.join("|"), expected, "{what}");
     }
+}
+
+/// More processes and CPUs than are kept: what is forgotten is closed, and what comes back is not before what was there.
+#[test]
+fn a_crowd_is_a_timeline_too() {
+    use EventType::{Ints, Run};
+    let many = u32::try_from(MAX_TASKS).unwrap() + 100;
+    let mut crowd: Vec<Record> = (0..many)
+        .flat_map(|number| {
+            let time = i64::from(number);
+            [
+                record(number, Run, number, time),
+                record(number, Ints, number, time),
+            ]
+        })
+        .collect();
+    crowd.extend([record(1, Run, 1, 0), record(1, Ints, 1, 0)]);
+    let all = decoded(&crowd);
+    let slices = usize::try_from(many).unwrap() + 1;
+    assert_eq!(all.slices, 3 * slices);
 }
 
 #[test]

@@ -58,8 +58,10 @@ impl Perfetto {
 
     fn start(&mut self, time: u64, out: &mut dyn Write) -> io::Result<()> {
         self.started = true;
-        let offset = self.boottime_offset;
-        let boottime = offset.and_then(|offset| time.checked_sub_signed(offset));
+        let boottime = self.boottime_offset.and_then(|offset| {
+            let boottime = i128::from(time) - i128::from(offset);
+            u64::try_from(boottime).ok()
+        });
         perfetto::start(out, time, boottime)?;
         self.scene.start(out)
     }

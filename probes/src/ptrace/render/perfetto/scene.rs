@@ -208,7 +208,7 @@ impl Scene {
         name: Option<String>,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let task = self.task(pid, out)?;
+        let task = self.known(pid, || name.clone(), out)?;
         if task.name != name {
             task.name = name;
             describe_task(pid, task.name.as_deref(), out)?;
@@ -301,18 +301,30 @@ impl Scene {
     }
 
     fn task(&mut self, pid: u32, out: &mut dyn Write) -> io::Result<&mut Task> {
+        self.known(pid, || None, out)
+    }
+
+    /// The process, with this name if it has not been known.
+    fn known(
+        &mut self,
+        pid: u32,
+        name: impl FnOnce() -> Option<String>,
+        out: &mut dyn Write,
+    ) -> io::Result<&mut Task> {
         for (_, mut task) in self.tasks.make_room(pid) {
             let last = task.track.last();
             task.track.close(out, last)?;
             self.floor = self.floor.max(last);
         }
+        let mut first_name = None;
         if self.tasks.get(pid).is_none() {
-            describe_task(pid, None, out)?;
+            first_name = name();
+            describe_task(pid, first_name.as_deref(), out)?;
         }
         let floor = self.floor;
         Ok(self.tasks.of(pid, || Task {
             track: Track::new(THREAD | u64::from(pid), floor),
-            name: None,
+            name: first_name,
             state: State::Unknown,
             flow: None,
         }))

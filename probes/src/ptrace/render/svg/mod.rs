@@ -151,8 +151,18 @@ impl Render<Record> for Svg {
             }
             Some(EventType::Dead) => row.change(None, cpu, time),
             _ => {
-                // What is seen of first by something that it did runs.
-                if row.now.is_none() && row.slices.is_empty() {
+                // What is seen of first by something that only a running process does, runs.
+                let runs = matches!(
+                    event,
+                    Some(
+                        EventType::Trap
+                            | EventType::User
+                            | EventType::Yield
+                            | EventType::Slice
+                            | EventType::Ints
+                    )
+                );
+                if runs && row.now.is_none() && row.slices.is_empty() {
                     row.now = Some((State::Running, cpu, time));
                 }
                 match event {
