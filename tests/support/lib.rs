@@ -18,6 +18,7 @@ pub mod scripts;
 pub mod second_opinion;
 pub mod serial;
 pub mod shell;
+pub mod story;
 pub mod strace;
 pub mod timing;
 pub mod traced;

@@ -1,15 +1,17 @@
-//! Other people's programs that read the same kernels: what they say is compared with what is read here.
+//! Other people's programs that read the same kernels, or the files that are written here: what they say is compared.
 //!
 //! | program | from | tells |
 //! |---|---|---|
 //! | `kallsyms-finder` of vmlinux-to-elf | PyPI, a pinned version | every symbol of a kernel image |
 //! | pahole | the package pahole, which building a kernel needs as well | where every member of every struct stands |
 //! | objtool | Debian's linux-kbuild of the kernel's own version | every record of ORC |
+//! | the definitions of Perfetto's messages | PyPI, a pinned version | whether a timeline is what Perfetto's UI reads |
 //!
 //! The programs are fetched once and kept in the cache. A program that cannot be had or fails ends the test: an opinion that was not heard
 //! agrees with everything.
 
 mod pahole;
+mod perfetto;
 
 use std::fmt::Display;
 use std::fs;
@@ -23,14 +25,16 @@ use vmm::boot::KernelFile;
 use crate::host::cache;
 
 pub use pahole::{Member, Structures};
+pub use perfetto::Timeline;
 
 /// The versions of Debian's kernel that are compared: between them the tables of kallsyms moved, ORC changed its records, and modules,
 /// page cache and per-CPU data their structures.
 pub const DEBIAN_VERSIONS: [&str; 2] = ["6.1", "6.12"];
-/// The version of PyPI's vmlinux-to-elf.
-const FINDER: &str = "vmlinux-to-elf==1.4.0";
-const FINDER_ENTRY: &str = "second-opinion-vmlinux-to-elf-1.4.0";
-const FINDER_TOPIC: &str = "second-opinion";
+const FINDER: Package = Package {
+    requirement: "vmlinux-to-elf==1.4.0",
+    entry: "second-opinion-vmlinux-to-elf-1.4.0",
+};
+const TOPIC: &str = "second-opinion";
 const CLOUD: &str = "-cloud-amd64";
 
 /// A kernel that others look at, too.
@@ -120,7 +124,7 @@ impl OtherKernel {
     /// If it does not.
     pub fn symbols(&self) -> Vec<(u64, char, String)> {
         let what = format!("kallsyms-finder on {}", self.name);
-        let finder = finder();
+        let finder = FINDER.installed();
         let mut command = Command::new(finder.join("bin/python3"));
         command.arg(finder.join("bin/kallsyms-finder"));
         let text = output(&what, command.arg(self.elf.path()));
@@ -183,25 +187,35 @@ impl OtherKernel {
     }
 }
 
-/// The virtual environment with `kallsyms-finder`.
-fn finder() -> PathBuf {
-    let cache = cache();
-    if let Some(entry) = cache.entry(FINDER_ENTRY) {
-        return entry;
+/// A package of PyPI's.
+struct Package {
+    /// Name and version, as pip takes them.
+    requirement: &'static str,
+    /// The cache's name for it.
+    entry: &'static str,
+}
+
+impl Package {
+    /// The virtual environment with it.
+    fn installed(&self) -> PathBuf {
+        let cache = cache();
+        if let Some(entry) = cache.entry(self.entry) {
+            return entry;
+        }
+        let lock = heard("the cache", cache.lock(TOPIC, &Terminal::new()));
+        if let Some(entry) = cache.entry(self.entry) {
+            return entry;
+        }
+        let scratch = heard("the cache", cache.scratch(TOPIC, &lock));
+        let environment = scratch.path().join("out");
+        let mut make = Command::new("python3");
+        output(
+            "python3 -m venv",
+            make.args(["-m", "venv"]).arg(&environment),
+        );
+        let mut pip = Command::new(environment.join("bin/python3"));
+        pip.args(["-m", "pip", "install", "--quiet", self.requirement]);
+        output("pip install", &mut pip);
+        heard("the cache", cache.publish(&environment, self.entry))
     }
-    let lock = heard("the cache", cache.lock(FINDER_TOPIC, &Terminal::new()));
-    if let Some(entry) = cache.entry(FINDER_ENTRY) {
-        return entry;
-    }
-    let scratch = heard("the cache", cache.scratch(FINDER_TOPIC, &lock));
-    let environment = scratch.path().join("out");
-    let mut make = Command::new("python3");
-    output(
-        "python3 -m venv",
-        make.args(["-m", "venv"]).arg(&environment),
-    );
-    let mut pip = Command::new(environment.join("bin/python3"));
-    pip.args(["-m", "pip", "install", "--quiet", FINDER]);
-    output("pip install", &mut pip);
-    heard("the cache", cache.publish(&environment, FINDER_ENTRY))
 }
