@@ -20,5 +20,7 @@ pub use text::Text;
 
 /// Most processes that a renderer keeps names and states of. What is known of those that were seen longest ago is forgotten.
 const MAX_TASKS: usize = 65_536;
+/// The number of every CPU's idle task.
+const IDLE: u32 = 0;
 /// The name where none is known, as in ptrace(1).
 const NO_NAME: &str = "_";

@@ -30,6 +30,8 @@ impl Tasks {
         let seen = self.seen.of(record.pid, Seen::default);
         match EventType::of(record.event) {
             Some(EventType::Name) => seen.name = name(record),
+            // No Plan 9 says so. It means that a task with a deadline runs.
+            Some(EventType::Edf) => seen.state = Some(EventType::Run),
             Some(
                 state @ (EventType::Ready | EventType::Run | EventType::Sleep | EventType::Dead),
             ) => seen.state = Some(state),

@@ -132,7 +132,7 @@ fn events(records: &[Record]) -> Vec<String> {
 
 #[test]
 fn arrows_lead_from_the_waker_to_the_next_run() {
-    use EventType::{Ready, Run, Sleep};
+    use EventType::{Dead, Edf, Ready, Run, Sleep};
     for (what, records, arrows) in [
         (
             "one process wakes another",
@@ -158,9 +158,51 @@ fn arrows_lead_from_the_waker_to_the_next_run() {
             &[],
         ),
         (
-            "woken to no effect, twice",
-            &[(1, Run, 0), (2, Run, 1), (2, Ready, 0), (2, Sleep, 1)],
-            &[],
+            "woken before it waits",
+            &[
+                (1, Run, 0),
+                (2, Run, 1),
+                (2, Ready, 0),
+                (2, Sleep, 1),
+                (2, Run, 1),
+            ],
+            &["_ 1: ! wakeup: wakes _ 2 ->1", "_ 2: [ sched: Running 1->"],
+        ),
+        (
+            "woken while it runs, and preempted after that",
+            &[
+                (1, Run, 0),
+                (2, Run, 1),
+                (2, Ready, 0),
+                (2, Ready, 1),
+                (2, Run, 1),
+            ],
+            &["_ 1: ! wakeup: wakes _ 2 ->1"],
+        ),
+        (
+            "who exits wakes its parent",
+            &[
+                (1, Sleep, 1),
+                (2, Run, 0),
+                (2, Dead, 0),
+                (1, Ready, 0),
+                (1, Run, 1),
+            ],
+            &["_ 2: ! wakeup: wakes _ 1 ->1", "_ 1: [ sched: Running 1->"],
+        ),
+        (
+            "after it the CPU is idle",
+            &[
+                (2, Run, 0),
+                (2, Dead, 0),
+                (0, Run, 0),
+                (1, Ready, 0),
+                (1, Edf, 0),
+            ],
+            &[
+                "CPU 0: ! wakeup: wakes _ 1 ->1",
+                "_ 1: [ sched: Running 1->",
+            ],
         ),
         (
             "woken twice before it runs",
@@ -185,12 +227,12 @@ fn arrows_lead_from_the_waker_to_the_next_run() {
 
 #[test]
 fn who_runs_elsewhere_no_longer_runs_here() {
-    use EventType::{Dead, Run, Sleep};
+    use EventType::{Dead, Ready, Run, Sleep, Trap};
     for (what, records, expected) in [
         (
             "another runs on the CPU",
             &[(1, Run, 0), (2, Run, 0)][..],
-            "0 CPU 0: [ 1|0 _ 1: [ Running|1 _ 1: ]|1 CPU 0: ]|1 CPU 0: [ 2|1 _ 2: [ Running|1 _ 2: ]|1 CPU 0: ]",
+            "0 CPU 0: [ 1|0 _ 1: [ Running|1 CPU 0: ]|1 _ 1: ]|1 CPU 0: [ 2|1 _ 2: [ Running|1 _ 2: ]|1 CPU 0: ]",
         ),
         (
             "it moves",
@@ -200,12 +242,23 @@ fn who_runs_elsewhere_no_longer_runs_here() {
         (
             "it dies",
             &[(1, Run, 0), (1, Dead, 0)],
-            "0 CPU 0: [ 1|0 _ 1: [ Running|1 _ 1: ! Dead|1 CPU 0: ]|1 _ 1: ]",
+            "0 CPU 0: [ 1|0 _ 1: [ Running|1 _ 1: ! Dead|1 _ 1: ]|1 CPU 0: ]",
+        ),
+        (
+            "idle tasks of two CPUs",
+            &[
+                (1, Run, 0),
+                (0, Run, 1),
+                (0, Run, 0),
+                (0, Trap, 1),
+                (0, Ready, 0),
+            ],
+            "0 CPU 0: [ 1|0 _ 1: [ Running|2 CPU 0: ]|2 _ 1: ]|3 CPU 1: ! trap: Trap",
         ),
         (
             "it sleeps, told late",
             &[(1, Run, 0), (2, Run, 0), (1, Sleep, 0)],
-            "0 CPU 0: [ 1|0 _ 1: [ Running|1 _ 1: ]|1 CPU 0: ]|1 CPU 0: [ 2|1 _ 2: [ Running|2 _ 1: [ Sleep (Dead)|2 _ 1: ]|2 _ 2: ]|2 CPU 0: ]",
+            "0 CPU 0: [ 1|0 _ 1: [ Running|1 CPU 0: ]|1 _ 1: ]|1 CPU 0: [ 2|1 _ 2: [ Running|2 _ 1: [ Sleep (Dead)|2 _ 1: ]|2 _ 2: ]|2 CPU 0: ]",
         ),
     ] {
         let records: Vec<Record> = (0..)
@@ -215,7 +268,7 @@ fn who_runs_elsewhere_no_longer_runs_here() {
         let all: Vec<String> = (events(&records).iter())
             .map(|line| {
                 let short = line.replace(" sched: ", " ").replace("[ _ ", "[ ");
-                let end = ["(pid", "(cpu", "(pc"]
+                let end = ["(pid", "(cpu", "(pc", "(vector"]
                     .iter()
                     .filter_map(|n| short.find(n))
                     .min();
@@ -231,7 +284,7 @@ fn who_runs_elsewhere_no_longer_runs_here() {
 fn a_crowd_is_a_timeline_too() {
     use EventType::{Ints, Run};
     let many = u32::try_from(MAX_TASKS).unwrap() + 100;
-    let mut crowd: Vec<Record> = (0..many)
+    let mut crowd: Vec<Record> = (1..=many)
         .flat_map(|number| {
             let time = i64::from(number);
             [
@@ -250,7 +303,7 @@ fn a_crowd_is_a_timeline_too() {
 fn a_picture_says_what_it_leaves_out() {
     let picture = |records: &[Record]| String::from_utf8(rendered(records, Svg::new())).unwrap();
     let processes = u32::try_from(MAX_ROWS).unwrap() + 3;
-    let crowd: Vec<Record> = (0..processes)
+    let crowd: Vec<Record> = (1..=processes)
         .map(|pid| record(pid, EventType::Run, 0, i64::from(pid)))
         .collect();
     let drawn = picture(&crowd);

@@ -6,14 +6,17 @@
 //! | `CPU N` | what runs there | wake-ups while nothing that is traced runs there |
 //! | `CPU N interrupts` | interrupts, by vector | |
 //!
+//! A CPU that is idle shows nothing, and what happens there without a process is on its track.
+//!
 //! An arrow leads from each wake-up to the next time that the woken process runs. Who wakes is the process that runs on the CPU of the
-//! record; who becomes ready on the CPU where it runs has been preempted. Slices are closed where their end is not told: when another process runs on
+//! record, also after it has begun to exit; who becomes ready on the CPU where it runs has been preempted. Slices are closed where their end is not told: when another process runs on
 //! the CPU, and at the end of the file.
 
 mod scene;
 
 use std::io::{self, Write};
 
+use super::IDLE;
 use super::order::Order;
 use super::trap::{Trap, system_call};
 use crate::perfetto::{self, Event, Note};
@@ -69,37 +72,25 @@ impl Perfetto {
     fn show(&mut self, record: &Record, time: u64, out: &mut dyn Write) -> io::Result<()> {
         let (pid, cpu, argument) = (record.pid, record.machine, record.argument);
         let scene = &mut self.scene;
-        let Some(event) = EventType::of(record.event) else {
-            let notes = [
-                ("type", Note::Number(record.event.into())),
-                ("argument", Note::Address(argument)),
-            ];
-            return scene.instant(pid, time, &said("Unknown event", "unknown", &notes), out);
-        };
-        match event {
-            EventType::Run => scene.run(pid, cpu, time, out),
-            EventType::Ready => scene.ready(pid, cpu, time, out),
-            EventType::Sleep => scene.sleep(pid, argument, time, out),
-            EventType::Dead => scene.die(pid, time, out),
-            EventType::Ints => scene.interrupt(cpu, pid, argument, time, out),
-            EventType::Inte => scene.interrupt_end(cpu, time, out),
-            EventType::Name => scene.name(pid, super::tasks::name(record), out),
-            EventType::Trap => trap(scene, pid, argument, time, out),
-            EventType::User => {
-                let notes = [("value", Note::Address(argument))];
-                scene.instant(pid, time, &said("User event", "user", &notes), out)
+        match EventType::of(record.event) {
+            // The tasks of idle CPUs have one number and many places.
+            Some(EventType::Run | EventType::Edf) if pid == IDLE => scene.idle(cpu, time, out),
+            Some(EventType::Ready | EventType::Sleep | EventType::Dead | EventType::Name)
+                if pid == IDLE =>
+            {
+                Ok(())
             }
-            EventType::Admit
-            | EventType::Release
-            | EventType::Edf
-            | EventType::Yield
-            | EventType::Slice
-            | EventType::Deadline
-            | EventType::Expel => {
-                let told = u64::try_from(record.time).unwrap_or(0);
-                let notes = [("time", Note::Number(told))];
-                scene.instant(pid, time, &said(event.name(), "deadline", &notes), out)
-            }
+            Some(EventType::Run | EventType::Edf) => scene.run(pid, cpu, time, out),
+            Some(EventType::Ready) => scene.ready(pid, cpu, time, out),
+            Some(EventType::Sleep) => scene.sleep(pid, argument, time, out),
+            Some(EventType::Dead) => scene.die(pid, time, out),
+            Some(EventType::Name) => scene.name(pid, super::tasks::name(record), out),
+            Some(EventType::Ints) => scene.interrupt(cpu, pid, argument, time, out),
+            Some(EventType::Inte) => scene.interrupt_end(cpu, time, out),
+            event => instant(record, event, |said| match pid {
+                IDLE => scene.idle_instant(cpu, time, said, out),
+                _ => scene.instant(pid, time, said, out),
+            }),
         }
     }
 }
@@ -141,29 +132,39 @@ fn said<'a>(name: &'a str, category: &'a str, notes: &'a [(&'a str, Note<'a>)]) 
     }
 }
 
-fn trap(
-    scene: &mut Scene,
-    pid: u32,
-    argument: u64,
-    time: u64,
-    out: &mut dyn Write,
+/// Shows what has no duration.
+fn instant(
+    record: &Record,
+    event: Option<EventType>,
+    show: impl FnOnce(&Event<'_>) -> io::Result<()>,
 ) -> io::Result<()> {
-    match Trap::of(argument) {
-        Trap::Fault { address, write } => {
-            let notes = [
-                ("address", Note::Address(address)),
-                ("write", Note::Flag(write)),
-            ];
-            scene.instant(pid, time, &said("Page fault", "fault", &notes), out)
+    let argument = record.argument;
+    match (event, Trap::of(argument)) {
+        (None, _) => {
+            let number = Note::Number(record.event.into());
+            let notes = [("type", number), ("argument", Note::Address(argument))];
+            show(&said("Unknown event", "unknown", &notes))
         }
-        Trap::SystemCall { number } => {
+        (Some(EventType::Trap), Trap::Fault { address, write }) => {
+            let address = Note::Address(address);
+            let notes = [("address", address), ("write", Note::Flag(write))];
+            show(&said("Page fault", "fault", &notes))
+        }
+        (Some(EventType::Trap), Trap::SystemCall { number }) => {
             let notes = [("number", Note::Number(number))];
-            let name = system_call(number);
-            scene.instant(pid, time, &said(&name, "syscall", &notes), out)
+            show(&said(&system_call(number), "syscall", &notes))
         }
-        Trap::Other { vector } => {
-            let notes = [("vector", Note::Number(vector))];
-            scene.instant(pid, time, &said("Trap", "trap", &notes), out)
+        (Some(EventType::Trap), Trap::Other { vector }) => {
+            show(&said("Trap", "trap", &[("vector", Note::Number(vector))]))
+        }
+        (Some(EventType::User), _) => {
+            let notes = [("value", Note::Address(argument))];
+            show(&said("User event", "user", &notes))
+        }
+        (Some(event), _) => {
+            let told = u64::try_from(record.time).unwrap_or(0);
+            let notes = [("time", Note::Number(told))];
+            show(&said(event.name(), "deadline", &notes))
         }
     }
 }

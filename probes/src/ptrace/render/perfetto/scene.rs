@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::super::tasks::shown;
-use super::super::{MAX_TASKS, NO_NAME};
+use super::super::{IDLE, MAX_TASKS, NO_NAME};
 use super::said;
 use crate::perfetto::{Event, NamedTrack, Note, ThreadTrack, Track};
 use crate::ptrace::record::{STATE_NAMES, sleep_parts};
@@ -48,6 +48,8 @@ enum State {
     Displaced(u32),
     Ready,
     Asleep,
+    /// Has begun to exit, on a CPU where nothing else has run since.
+    Exiting(u32),
     Dead,
 }
 
@@ -89,14 +91,9 @@ impl Scene {
         out: &mut dyn Write,
     ) -> io::Result<()> {
         self.leave_cpu(pid, time, out)?;
-        let before = self.cpu(cpu, out)?.running;
-        if let Some(other) = before.and_then(|other| self.tasks.get_mut(other)) {
-            other.track.close(out, time)?;
-            other.state = State::Displaced(cpu);
-        }
+        self.idle(cpu, time, out)?;
         let name = self.label(pid);
         let on_cpu = self.cpu(cpu, out)?;
-        on_cpu.track.close(out, time)?;
         let notes = [("pid", Note::Number(pid.into()))];
         on_cpu
             .track
@@ -112,6 +109,21 @@ impl Scene {
         self.enter(pid, State::Running(cpu), &slice, time, out)
     }
 
+    /// What ran on the CPU does so no longer.
+    pub(super) fn idle(&mut self, cpu: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
+        let on_cpu = self.cpu(cpu, out)?;
+        on_cpu.track.close(out, time)?;
+        let before = on_cpu.running.take();
+        if let Some(task) = before.and_then(|pid| self.tasks.get_mut(pid)) {
+            task.track.close(out, time)?;
+            task.state = match task.state {
+                State::Exiting(_) => State::Dead,
+                _ => State::Displaced(cpu),
+            };
+        }
+        Ok(())
+    }
+
     /// It can run: it was preempted, or somebody has woken it.
     pub(super) fn ready(
         &mut self,
@@ -121,19 +133,15 @@ impl Scene {
         out: &mut dyn Write,
     ) -> io::Result<()> {
         let state = self.task(pid, out)?.state;
-        if state == State::Running(cpu) || state == State::Displaced(cpu) {
+        let here = [State::Running, State::Displaced, State::Exiting].map(|state| state(cpu));
+        if here.contains(&state) {
             self.leave_cpu(pid, time, out)?;
-            return self.enter(
-                pid,
-                State::Ready,
-                &said("Preempted", "sched", &[]),
-                time,
-                out,
-            );
+            self.task(pid, out)?.flow = None;
+            let slice = said("Preempted", "sched", &[]);
+            return self.enter(pid, State::Ready, &slice, time, out);
         }
-        // Who is ready or runs already is woken to no effect.
-        let effect = !matches!(state, State::Ready | State::Running(_));
-        let flow = effect.then(|| {
+        // Who is ready already is woken to no effect.
+        let flow = (state != State::Ready).then(|| {
             self.flows += 1;
             self.flows
         });
@@ -148,18 +156,17 @@ impl Scene {
             Some(waker) => waker.track.instant(out, time, &wakes)?,
             None => self.cpu(cpu, out)?.track.instant(out, time, &wakes)?,
         }
-        if !effect {
+        if flow.is_none() {
             return Ok(());
         }
         self.task(pid, out)?.flow = flow;
+        // Who is about to wait on another CPU can be woken before it does.
+        if matches!(state, State::Running(_)) {
+            return Ok(());
+        }
         let notes = [("woken on cpu", Note::Number(cpu.into()))];
-        self.enter(
-            pid,
-            State::Ready,
-            &said("Ready", "sched", &notes),
-            time,
-            out,
-        )
+        let slice = said("Ready", "sched", &notes);
+        self.enter(pid, State::Ready, &slice, time, out)
     }
 
     /// It waits.
@@ -180,14 +187,19 @@ impl Scene {
         self.enter(pid, State::Asleep, &said(&name, "sched", &notes), time, out)
     }
 
-    /// It exits: records tell no more of it.
+    /// It exits, which is the end of what it did. It is what wakes others on its CPU until something else runs there: its parent, and who
+    /// reads what it wrote.
     pub(super) fn die(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
-        self.instant(pid, time, &said("Dead", "sched", &[]), out)?;
-        self.leave_cpu(pid, time, out)?;
         let task = self.task(pid, out)?;
-        task.state = State::Dead;
+        task.track.instant(out, time, &said("Dead", "sched", &[]))?;
+        task.track.close(out, time)?;
         task.flow = None;
-        task.track.close(out, time)
+        let State::Running(cpu) = task.state else {
+            task.state = State::Dead;
+            return Ok(());
+        };
+        task.state = State::Exiting(cpu);
+        self.cpu(cpu, out)?.track.close(out, time)
     }
 
     /// Something happened to it.
@@ -199,6 +211,17 @@ impl Scene {
         out: &mut dyn Write,
     ) -> io::Result<()> {
         self.task(pid, out)?.track.instant(out, time, said)
+    }
+
+    /// Something happened on a CPU that was idle.
+    pub(super) fn idle_instant(
+        &mut self,
+        cpu: u32,
+        time: u64,
+        said: &Event<'_>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        self.cpu(cpu, out)?.track.instant(out, time, said)
     }
 
     /// It is called something else.
@@ -282,7 +305,8 @@ impl Scene {
 
     /// If the process runs on a CPU, nothing does there any more.
     fn leave_cpu(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
-        let Some(State::Running(cpu)) = self.tasks.get(pid).map(|task| task.state) else {
+        let state = self.tasks.get(pid).map(|task| task.state);
+        let Some(State::Running(cpu) | State::Exiting(cpu)) = state else {
             return Ok(());
         };
         match self.cpus.get_mut(cpu) {
@@ -372,6 +396,9 @@ impl Scene {
 }
 
 fn label(pid: u32, name: Option<&str>) -> String {
+    if pid == IDLE {
+        return "idle".to_owned();
+    }
     format!("{} {pid}", name.unwrap_or(NO_NAME))
 }
 

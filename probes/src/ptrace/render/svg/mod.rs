@@ -4,6 +4,8 @@
 //! black one for each other trap. What slices and marks are is told when the mouse rests on them. The file needs nothing beside it and
 //! has no script in it.
 //!
+//! Idle CPUs have no row: their tasks have one number, and are no process.
+//!
 //! The picture can only be drawn when all is known, so that much is kept: the first [`MAX_ROWS`] processes, and [`MAX_DRAWN`] slices and
 //! marks. It ends there, and says how many records came after it.
 
@@ -12,6 +14,7 @@ mod draw;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use super::IDLE;
 use super::tasks::name;
 use crate::ptrace::record::{EventType, Record};
 use crate::render::Render;
@@ -129,6 +132,9 @@ impl Row {
 
 impl Render<Record> for Svg {
     fn record(&mut self, record: &Record, _: &mut dyn Write) -> io::Result<()> {
+        if record.pid == IDLE {
+            return Ok(());
+        }
         if self.rows.is_empty() {
             self.first = record.time;
         }
@@ -144,7 +150,7 @@ impl Render<Record> for Svg {
         };
         let cpu = record.machine;
         let drawn = match event {
-            Some(EventType::Run) => row.change(Some(State::Running), cpu, time),
+            Some(EventType::Run | EventType::Edf) => row.change(Some(State::Running), cpu, time),
             Some(EventType::Ready) => row.change(Some(State::Ready), cpu, time),
             Some(EventType::Sleep) => {
                 row.change(Some(State::Waiting(record.argument as u8)), cpu, time)
