@@ -106,6 +106,18 @@ impl KernelUnwinder {
     /// The stack of the task that a CPU runs, from the CPU's registers. Without frames if the CPU is in user mode.
     #[must_use]
     pub fn running(&self, view: MemoryView<'_>, cpu: &CpuState, task: Gva) -> Stack {
+        self.running_at_most(view, cpu, task, MAX_KERNEL_FRAMES)
+    }
+
+    /// The innermost `most` frames of it.
+    #[must_use]
+    pub fn running_at_most(
+        &self,
+        view: MemoryView<'_>,
+        cpu: &CpuState,
+        task: Gva,
+        most: usize,
+    ) -> Stack {
         if cpu.in_user_mode() {
             return Stack {
                 entry: Some(SavedRegisters::of_cpu(cpu)),
@@ -117,6 +129,7 @@ impl KernelUnwinder {
             Ok(walk) => walk,
             Err(end) => return Stack::empty(end),
         };
+        walk.most = most.min(MAX_KERNEL_FRAMES);
         let end = walk.follow_registers(cpu.general);
         walk.finish(end)
     }
@@ -194,6 +207,8 @@ pub(super) struct Walk<'u, 'p> {
     pub(super) entry: Option<SavedRegisters>,
     task: Gva,
     frames: Vec<Frame>,
+    /// Frames that are wanted.
+    most: usize,
     reliable: bool,
     hooks_left: usize,
 }
@@ -216,6 +231,7 @@ impl<'u, 'p> Walk<'u, 'p> {
             entry: None,
             task,
             frames: Vec::new(),
+            most: MAX_KERNEL_FRAMES,
             reliable: true,
             hooks_left: MAX_HOOKS,
         })
@@ -325,7 +341,7 @@ impl<'u, 'p> Walk<'u, 'p> {
             Some(Code::Generated) => self.reliable = false,
             Some(_) => self.reliable &= !matches!(found, Found::Guess(_)),
         }
-        if self.frames.len() >= MAX_KERNEL_FRAMES {
+        if self.frames.len() >= self.most {
             return Err(End::TooLong);
         }
         self.frames.push(Frame {

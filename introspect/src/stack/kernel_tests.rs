@@ -204,6 +204,15 @@ fn a_running_task_is_followed_across_the_stacks_of_its_cpu() {
     assert_eq!(frames(&stack), INTERRUPTED);
     assert_eq!(stack.end, End::UserMode);
     assert!(stack.is_reliable() && stack.entry.is_some());
+    for most in [0, 1, 3] {
+        let paused = PausedMemory::new(&kernel.memory);
+        let (view, cpu) = (paused.view(kernel.space), kernel.cpu(TEXT + 0x620, sp, 0));
+        let stack = unwinder.running_at_most(view, &cpu, Gva(TASK), most);
+        assert_eq!(
+            (frames(&stack), stack.end),
+            (INTERRUPTED[..most].to_vec(), End::TooLong)
+        );
+    }
     // The handler is interrupted by one that has a stack of its own.
     let frame = [TEXT + 0x620, 0x10, 0x2, sp, 0x18];
     kernel.words(NMI_STACK - 40, &frame);

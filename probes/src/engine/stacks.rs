@@ -46,7 +46,7 @@ impl Stacks {
         let memory = PausedMemory::new(hit.memory);
         let task = Gva(hit.current.task().address);
         let cpu = hit.cpu_state();
-        let stack = unwinder.running(memory.view(space), &cpu, task);
+        let stack = unwinder.running_at_most(memory.view(space), &cpu, task, frames.len());
         let found = stack.frames.iter().map(|frame| frame.address.0);
         frames
             .iter_mut()
