@@ -21,6 +21,7 @@ use probes::ptrace::record::{
 use support::insight::Insight;
 use support::shell::COMMAND_LIMIT;
 use support::{Host, Shell, host, rich, tracing};
+use vmm::machine::Paused;
 
 /// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
 const QUIET: Duration = Duration::from_millis(500);
@@ -129,25 +130,10 @@ impl Traced {
         }
     }
 
-    /// What comes while `act` runs, with the machine standing still at both ends, and what the kernel has counted meanwhile.
-    fn records_of(&self, pid: u32, act: impl FnOnce(&Shell)) -> (Vec<Record>, Counters) {
-        let machine = &self.shell.linux.machine;
-        // The shell goes on for a moment after it has answered; then nobody is in the middle of a switch.
+    /// Makes the machine stand still when the shell has come to rest, some time after its answer: nobody is in the middle of a switch then.
+    fn pause(&self) -> Paused {
         std::thread::sleep(QUIET);
-        let paused = machine.pause();
-        let before = self.counters(pid);
-        let mut reader = self.open();
-        drop(paused);
-        act(&self.shell);
-        std::thread::sleep(QUIET);
-        let paused = machine.pause();
-        let after = self.counters(pid);
-        let records = taken(reader.as_mut());
-        assert_eq!(self.told("dropped"), 0, "{}", self.device.configuration());
-        assert_eq!(self.told("produced"), records.len() as u64);
-        assert_eq!(self.told("consumed"), records.len() as u64);
-        drop(paused);
-        (records, after.since(&before))
+        self.shell.linux.machine.pause()
     }
 }
 
@@ -245,16 +231,25 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let session = traced.engine.session(size);
     let mut session = session.unwrap_or_else(|e| panic!("{e}"));
     traced.command("trace all 1");
-    let (records, counted) = traced.records_of(shell, |guest| {
-        let enabled = session.enable(&handled, Filter::default(), capture.clone());
-        enabled.unwrap_or_else(|e| panic!("{e}"));
-        guest.type_lines(&[
-            "syscount 20 | cat | cat > /dev/null",
-            "forks 3",
-            "sleep 0.1",
-        ]);
-        session.disable_all();
-    });
+    let paused = traced.pause();
+    let enabled = session.enable(&handled, Filter::default(), capture.clone());
+    enabled.unwrap_or_else(|e| panic!("{e}"));
+    let before = traced.counters(shell);
+    let mut reader = traced.open();
+    drop(paused);
+    let lines = [
+        "syscount 20 | cat | cat > /dev/null",
+        "forks 3",
+        "sleep 0.1",
+    ];
+    traced.shell.type_lines(&lines);
+    let paused = traced.pause();
+    let counted = traced.counters(shell).since(&before);
+    session.disable_all();
+    let records = taken(reader.as_mut());
+    let told = ["produced", "consumed", "dropped"].map(|name| traced.told(name));
+    assert_eq!(told, [records.len() as u64, records.len() as u64, 0]);
+    drop((reader, paused));
     let of = |event| count(&records, |record| is(record, event));
     println!(
         "{} records: {} runs, {} sleeps, {} ready, {} traps, {} interrupts; {counted:?}",
@@ -359,7 +354,7 @@ fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
     let of_children: BTreeSet<_> = children.iter().map(|it| it.1.join(" ")).collect();
     assert_eq!(
         of_children,
-        BTreeSet::from(["sh cat".to_owned(), "sh syscount".to_owned()])
+        BTreeSet::from(["sh exe cat".to_owned(), "sh syscount".to_owned()])
     );
     assert!(
         records.iter().all(|it| names.contains_key(&it.pid)),

@@ -96,6 +96,8 @@ pub(super) enum What {
     Exits,
     /// The task is given a name: task, name, whether it executes another program.
     Renamed,
+    /// The current task has begun to execute another program, whose name it has.
+    Executes,
     /// A page fault: registers, error code.
     Fault,
     /// A system call, its number in this argument.
@@ -184,6 +186,7 @@ impl Context {
                 self.selection.remove(at.task());
             }
             What::Renamed => self.renamed(&mut log),
+            What::Executes => self.executes(&mut log),
             What::Fault => {
                 let write = match at.argument(1) & FAULT_WRITE {
                     0 => 0,
@@ -311,22 +314,31 @@ impl Context {
     }
 
     fn renamed<M: Moment>(&self, log: &mut Log<'_, M>) {
-        let (at, task) = (log.at, log.at.argument(0));
-        let executes = at.argument(2) & 0xff != 0;
-        // A thread that executes another program takes over number and start of its process's first thread.
-        if executes
-            && task == at.task()
-            && let Some(known) = self.selection.get(task)
+        let at = log.at;
+        // Compilers put this function into the one for execution, or do not: that name is told there.
+        if at.argument(2) & 0xff != 0 {
+            return;
+        }
+        if let Some(pid) = self.traced(at, at.argument(0)) {
+            let mut name = [0; NAME];
+            let length = at.read_string(at.argument(1), &mut name);
+            let name = name.get(..length).unwrap_or_default();
+            log.put(pid, EventType::Name, name_argument(name));
+        }
+    }
+
+    fn executes<M: Moment>(&self, log: &mut Log<'_, M>) {
+        let (at, task) = (log.at, log.at.task());
+        // A thread that executes another program has taken over number and start of its process's first thread.
+        if let Some(known) = self.selection.get(task)
             && let Some(now) = self.layout.identity(at, task)
             && known != now
         {
             self.selection.insert(task, now);
         }
         if let Some(pid) = self.traced(at, task) {
-            let mut name = [0; NAME];
-            let length = at.read_string(at.argument(1), &mut name);
-            let name = name.get(..length).unwrap_or_default();
-            log.put(pid, EventType::Name, name_argument(name));
+            let name = self.layout.comm(at, task).unwrap_or_default();
+            log.put(pid, EventType::Name, name_argument(&name));
         }
     }
 

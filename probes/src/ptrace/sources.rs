@@ -24,11 +24,12 @@ const PROVIDER: &str = "ptrace";
 const WAKING: (&str, &str) = ("sched", "sched_waking");
 
 /// Functions, the events that they tell, and how.
-const FUNCTIONS: [(&str, EventType, What); 9] = [
+const FUNCTIONS: [(&str, EventType, What); 10] = [
     ("__switch_to_asm", EventType::Run, What::Switch),
     ("wake_up_new_task", EventType::Ready, What::Made),
     ("do_exit", EventType::Dead, What::Exits),
     ("__set_task_comm", EventType::Name, What::Renamed),
+    ("setup_new_exec", EventType::Name, What::Executes),
     ("exc_page_fault", EventType::Trap, What::Fault),
     ("switched_to_dl", EventType::Admit, What::Admitted),
     ("switched_from_dl", EventType::Expel, What::Expelled),
@@ -239,6 +240,7 @@ mod tests {
                 "no SRun",
                 "no SReady",
                 "no SDead",
+                "no SName",
                 "no SName",
                 "no STrap",
                 "no SAdmit",

@@ -273,20 +273,28 @@ fn another_task_at_the_same_address_is_not_traced() {
     }
 }
 
+#[test]
+fn names_are_told_when_they_are_given_and_when_a_program_is_executed() {
+    let mut guest = Guest::tracing(&[A]);
+    guest.write(TEXT, b"busybox long\0");
+    let name = |text: &[u8; 8]| vec![(40, Name, u64::from_le_bytes(*text), 0)];
+    let given = guest.see(What::Renamed, &[A, TEXT, 0]);
+    assert_eq!(given, name(b"busybox "));
+    assert_eq!(guest.see(What::Renamed, &[A, TEXT, 1]), [], "by execution");
+    assert_eq!(guest.see(What::Renamed, &[B, TEXT, 0]), []);
+    assert_eq!(guest.see(What::Executes, &[]), name(b"sh\0\0\0\0\0\0"));
+    guest.task = B;
+    assert_eq!(guest.see(What::Executes, &[]), []);
+}
+
 /// It takes over number and start of its process's first thread.
 #[test]
 fn a_thread_that_executes_another_program_stays_traced() {
     let mut guest = Guest::tracing(&[B]);
     guest.is_now(B, 40, 1040);
-    guest.write(TEXT, b"busybox long\0");
-    assert_eq!(guest.see(What::Renamed, &[B, TEXT, 0]), []);
-    assert_eq!(guest.see(What::Renamed, &[B, TEXT, 1]), [], "by another");
+    assert!(!guest.is_selected(B));
     guest.task = B;
-    let name = u64::from_le_bytes(*b"busybox ");
-    assert_eq!(
-        guest.see(What::Renamed, &[B, TEXT, 1]),
-        [(40, Name, name, 0)]
-    );
+    assert_eq!(guest.short(What::Executes, &[]), [(40, Name)]);
     assert!(guest.is_selected(B));
 }
 
@@ -495,6 +503,7 @@ fn whats() -> impl Strategy<Value = What> {
         Made,
         Exits,
         Renamed,
+        Executes,
         Fault,
         SystemCall(0),
         Marked,
