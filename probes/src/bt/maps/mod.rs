@@ -220,6 +220,12 @@ impl Maps {
         MapSnapshot::new(map.name.clone(), entries)
     }
 
+    /// The map of this name, without `@`.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<MapNumber> {
+        self.maps.iter().position(|map| &*map.name == name)
+    }
+
     /// How many values were not kept, as the map had no room for a new entry or the histogram none for a new bucket.
     #[must_use]
     pub fn lost(&self) -> u64 {

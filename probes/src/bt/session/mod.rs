@@ -16,6 +16,7 @@ use super::program::Code;
 use super::record;
 use super::render::Output;
 use super::run::{Ended, ProbeTexts, Shared, run};
+use super::value::Value;
 use crate::engine::{ProbeHit, ProbeStats, Program, Ran, Session};
 use crate::probe::Probe;
 pub use prepared::{Finder, NotFound, Prepared, StartError};
@@ -119,6 +120,18 @@ impl ScriptSession {
         self.drain(each);
         output::finish(&self.end, &self.printed, &self.shared, &self.clock, each);
         self.stats()
+    }
+
+    /// The number that a variable without keys holds now, or that its values amount to: what a script counts, while it runs. 0 where nothing
+    /// was counted yet. Exact while the machine is paused.
+    #[must_use]
+    pub fn number(&self, variable: &str) -> i64 {
+        let maps = &self.shared.maps;
+        match maps.named(variable).and_then(|map| maps.get(map, &[])) {
+            Some(Value::Int(number)) => number,
+            Some(Value::Unsigned(number)) => number.cast_signed(),
+            _ => 0,
+        }
     }
 
     /// What was counted so far.
