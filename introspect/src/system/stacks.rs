@@ -95,6 +95,22 @@ impl Look<'_> {
         Ok(unwinder)
     }
 
+    /// The kernel stack of the task that a CPU runs, of whose registers no more need be at hand than these: those kept of a CPU that has
+    /// ended, too. Without frames in user mode.
+    ///
+    /// # Errors
+    /// If the kernel does not tell which task it is.
+    pub fn stack_on(&self, cpu: &CpuState, unwinder: &KernelUnwinder) -> Result<Stack, Lost> {
+        let layout = self.system.current.as_ref().map_err(Lost::clone)?;
+        let (memory, space) = (self.view.physical(), self.view.space());
+        let current = layout.current(memory, space, cpu.kernel_gs_base());
+        let current = current.map_err(|error| Lost {
+            what: "the task that the CPU runs",
+            reason: error.to_string(),
+        })?;
+        Ok(unwinder.running(self.view, cpu, current.address))
+    }
+
     /// Where a thread stands. `unwinder` is [`kernel_unwinder`](Self::kernel_unwinder); `user` walks the stacks of the
     /// thread's process ([`super::UserObjects::unwinder`]).
     #[must_use]
