@@ -21,10 +21,26 @@ pub fn report(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> Result
         say(end);
         return Ok(());
     }
+    if let Some(registers) = registers(end) {
+        show(registers, symbols);
+    }
+    Err(Failure::new(message(end, symbols, ram)))
+}
+
+/// The registers of a crash, as far as they were kept.
+pub fn registers(end: &RunEnd) -> Option<&VcpuRegisters> {
+    match end {
+        RunEnd::Panic(panic) => Some(&panic.registers),
+        RunEnd::TripleFault { registers, .. } => Some(registers),
+        _ => None,
+    }
+}
+
+/// What has happened, with its place.
+pub fn message(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> String {
     match end {
         RunEnd::Panic(panic) => {
             let registers = &panic.registers;
-            show(registers, symbols);
             let space = registers.address_space();
             let mut message = format!("{end}");
             let mut buffer = [0; LONGEST_MESSAGE];
@@ -37,18 +53,15 @@ pub fn report(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> Result
                 let call = caller.wrapping_sub(1);
                 message += &format!(", called from {}", symbolize(symbols, call));
             }
-            Err(Failure::new(message))
+            message
         }
         RunEnd::TripleFault { registers, .. } => {
-            show(registers, symbols);
-            let place = symbolize(symbols, registers.regs.rip);
-            Err(Failure::new(format_args!("{end} at {place}")))
+            format!("{end} at {}", symbolize(symbols, registers.regs.rip))
         }
         RunEnd::UnknownInstruction { address, .. } => {
-            let place = symbolize(symbols, address.0);
-            Err(Failure::new(format_args!("{end} in {place}")))
+            format!("{end} in {}", symbolize(symbols, address.0))
         }
-        _ => Err(Failure::new(end)),
+        _ => end.to_string(),
     }
 }
 

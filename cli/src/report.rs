@@ -32,6 +32,14 @@ impl Failure {
         Self::Failed(message.to_string())
     }
 
+    /// What is told; nothing where there is nothing to tell.
+    pub fn message(&self) -> &str {
+        match self {
+            Self::Failed(message) | Self::Shown(message) | Self::Usage(message) => message,
+            Self::OutputClosed => "",
+        }
+    }
+
     /// For output that could not be written: `what` and why. A closed pipe is nothing to tell.
     pub fn of_output(what: &str, error: &io::Error) -> Self {
         match error.kind() {

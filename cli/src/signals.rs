@@ -57,6 +57,12 @@ impl StopSignals {
         })
     }
 
+    /// Whether one has arrived.
+    pub fn arrived(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.arrived
+    }
+
     /// Does `action` for every such signal from now on, and at once if one has already arrived.
     pub fn on_stop(&self, action: impl Fn() + Send + 'static) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -82,32 +82,8 @@ impl Job {
         view: &Arc<KernelView>,
         request: &ScriptRequest,
     ) -> Result<(Self, Rendered), Refusal> {
-        let script = request.parse()?;
-        let looking = Looking { machine, view };
-        let clock = Clock::now(machine.tsc_hz());
-        let vcpus = machine.machine.vcpus();
-        let prepared = Prepared::new(
-            &script,
-            &request.options(),
-            &looking,
-            &looking,
-            vcpus,
-            clock,
-        );
-        let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
-        if prepared.probes().len() > MOST_PROBES {
-            return Err(format!(
-                "{} probes are to be traced, at most {MOST_PROBES} at once; name fewer",
-                prepared.probes().len()
-            ));
-        }
         let ticks_before = engine.stats().joined_ticks;
-        let mut first = Vec::new();
-        let script = prepared
-            .start(engine, &|probe| request.filter(probe), &mut |output| {
-                first.push(output)
-            })
-            .map_err(|error| error.to_string())?;
+        let (script, first) = attach(machine, engine, view, request)?;
         let mut renderer = Renderer {
             machine: machine.clone(),
             names: GuestNames::new(view.clone()),
@@ -173,6 +149,49 @@ impl Job {
         };
         (self.renderer.render(&outputs), counts)
     }
+}
+
+/// What `request` comes to in this guest: everything is looked up, nothing is enabled.
+///
+/// # Errors
+/// The text to show, as for [`Job::start`].
+pub fn prepare(
+    machine: &Session,
+    view: &KernelView,
+    request: &ScriptRequest,
+) -> Result<Prepared, Refusal> {
+    let script = request.parse()?;
+    let looking = Looking { machine, view };
+    let clock = Clock::now(machine.tsc_hz());
+    let vcpus = machine.machine.vcpus();
+    let options = request.options();
+    let prepared = Prepared::new(&script, &options, &looking, &looking, vcpus, clock);
+    let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
+    if prepared.probes().len() > MOST_PROBES {
+        return Err(format!(
+            "{} probes are to be traced, at most {MOST_PROBES} at once; name fewer",
+            prepared.probes().len()
+        ));
+    }
+    Ok(prepared)
+}
+
+/// Compiles what is asked for and enables its probes; with what BEGIN has put out.
+///
+/// # Errors
+/// The text to show, as for [`Job::start`]. Nothing is left in the guest then.
+pub fn attach(
+    machine: &Session,
+    engine: &Engine,
+    view: &KernelView,
+    request: &ScriptRequest,
+) -> Result<(ScriptSession, Vec<Output>), Refusal> {
+    let prepared = prepare(machine, view, request)?;
+    let mut first = Vec::new();
+    let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
+        first.push(output)
+    });
+    Ok((script.map_err(|error| error.to_string())?, first))
 }
 
 /// Makes text of what a script puts out.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -15,6 +16,7 @@ use crate::tracing::output::{DRAIN_INTERVAL, Output, TracePanicked, TraceStartEr
 pub struct Running {
     stop: Sender<()>,
     thread: JoinHandle<(Counts, io::Result<()>)>,
+    exited: Arc<AtomicBool>,
 }
 
 impl Running {
@@ -30,14 +32,25 @@ impl Running {
         output: Output,
     ) -> Result<Self, TraceStartError> {
         let (stop, stopped) = channel();
+        let exited = Arc::new(AtomicBool::new(false));
+        let told = exited.clone();
         let thread = std::thread::Builder::new()
             .name("script".into())
             .spawn(move || {
-                let ended = run(job, first, output, &stopped);
+                let ended = run(job, first, output, &stopped, &told);
                 session.machine.stop();
                 ended
             })?;
-        Ok(Self { stop, thread })
+        Ok(Self {
+            stop,
+            thread,
+            exited,
+        })
+    }
+
+    /// Whether the script has ended itself.
+    pub fn has_exited(&self) -> bool {
+        self.exited.load(Ordering::SeqCst)
     }
 
     /// Takes the probes away and writes what is left: what the script has counted, and whether all could be written.
@@ -55,6 +68,7 @@ fn run(
     first: Rendered,
     output: Output,
     stopped: &Receiver<()>,
+    exited: &AtomicBool,
 ) -> (Counts, io::Result<()>) {
     let mut outbox = match Outbox::new(output) {
         Ok(outbox) => outbox,
@@ -72,6 +86,7 @@ fn run(
             Err(_) => failed = true,
         }
     }
+    exited.store(job.has_exited(), Ordering::SeqCst);
     let (rendered, counts) = job.finish();
     put(&mut outbox, rendered);
     (counts, outbox.finish())
