@@ -1,12 +1,15 @@
 //! The command line: every command, option and its help. Man pages and completions are made from this.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::boot::EntryProtocol;
 
 use crate::control::inspection::ProcessName;
+use crate::expect::Expectation;
+use crate::expect::report::Destination;
 use crate::memory_size;
 use crate::registry::VmName;
 use crate::tracing::request::DEFAULT_SLOTS;
@@ -93,13 +96,45 @@ pub struct Doctor {
     pub json: bool,
 }
 
-/// Options of `run`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
+/// What `run -h` and `run --help` end with.
+macro_rules! run_help {
+    () => {
+        "\
 Traces go to standard output (or -o), everything else to standard error. The guest's serial port is on standard \
 output too, unless --trace is given without -o: then it is on standard error.
 With a terminal, Ctrl-a x leaves and Ctrl-a Ctrl-a is a Ctrl-a for the guest. Ctrl-C goes to the guest then; \
-elsewhere SIGINT and SIGTERM remove every trap, then end the run.")]
+elsewhere SIGINT and SIGTERM remove every trap, then end the run."
+    };
+}
+
+/// What the manual page and `run --help` say of expectations besides.
+macro_rules! expect_help {
+    () => {
+        "\
+Expectations: a PROBE is one that `trace` takes (vfs_read, kprobe:vfs_*:entry, syscall:openat, tracepoint:sched:sched_switch, \
+uprobe:/bin/busybox:main); where neither entry nor return is said the entry is meant. A PREDICATE is one of the language of scripts, \
+between slashes: 'syscall:openat:return/comm == \"sh\" && retval < 0/==0'. It begins at the first slash that belongs to no path, and a \
+path stands behind a colon. Hits are compared by >=N (>=1 if nothing is said), >N, ==N, <=N or <N; ==0 says never. Every hit is counted, \
+whatever the rate.
+Probes are enabled as soon as the kernel can be traced, of a restored machine before its first instruction; modules and programs must be \
+there by then. The time of --for begins then. Without --until-met the run takes all of it unless the guest ends by itself (reset, \
+power-off), whose hits until then count. A guest that never boots so far is waited for: bound that with timeout(1), at whose SIGTERM the \
+report is still written. The status is 0 if all expectations hold; 1 if one does not, if the run was cut short by a signal or another \
+command, or if the guest's kernel panicked or crashed.
+A JUnit report has a test case for each expectation and one called 'guest did not panic', and 'run was whole' if it was not. A JSON report \
+is one object: version (1), machine, passed, began_unix_ns, seconds, asked_seconds (null without --for), end (kind: time-up, met, guest, \
+script, cut-short, panic, crash or not-counted; text), expectations (of each: text, probe, predicate, comparison, number, seen, holds; seen \
+is null if nothing was counted), crash (null, or message, kernel_stack, stack_ends), console (its last lines), events (the last 50 hits that \
+were counted, oldest first: unix_ns, expectations by their places from 0, probe, comm, pid, tid, cpu), events_lost (hits that may belong among them)."
+    };
+}
+
+/// See [`run_help`].
+const RUN_HELP: &str = run_help!();
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_HELP, after_long_help = concat!(run_help!(), "\n\n", expect_help!()))]
 pub struct Run {
     /// The kernel: a vmlinux (ELF) or a bzImage for x86-64
     #[arg(long, value_name = "FILE", required_unless_present = "restore")]
@@ -168,7 +203,16 @@ pub struct Run {
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE", requires = "traced")]
     pub output: Option<PathBuf>,
-    /// End the run after this time: from the start, or with a trace from when its probes are armed
+    /// Expect this of the guest: how often a probe is hit, once at least if no number is given; may be repeated
+    #[arg(long, value_name = "PROBE[/PREDICATE/][>=N]", value_parser = Expectation::parse)]
+    pub expect: Vec<Expectation>,
+    /// End the run as soon as all that is expected has come, unless something is expected that has an upper bound
+    #[arg(long, requires = "expect")]
+    pub until_met: bool,
+    /// Write a report on what was expected and seen: JUnit XML to a FILE.xml, JSON to a FILE.json; may be repeated
+    #[arg(long, value_name = "FILE", requires = "expect", value_parser = Destination::from_str)]
+    pub report: Vec<Destination>,
+    /// End the run after this time: from the start, or with a trace or expectations from when their probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
     /// How trace events are written: text where functions are named alone, else events
@@ -192,6 +236,11 @@ pub enum Switch {
 }
 
 impl Run {
+    /// Whether the run cannot do without knowing the guest's kernel.
+    pub fn needs_kernel(&self) -> bool {
+        !(self.trace.is_empty() && self.expect.is_empty())
+    }
+
     /// Whether the run is traced, by probes or a script.
     pub fn is_traced(&self) -> bool {
         !self.trace.is_empty() || self.program.is_some() || self.script.is_some()
@@ -552,6 +601,12 @@ mod tests {
             "run --kernel k --name a/b",
             "run --kernel k -o t",
             "run --kernel k --for 0",
+            "run --kernel k --expect f=>1",
+            "run --kernel k --expect f>=many",
+            "run --kernel k --expect BEGIN",
+            "run --kernel k --report r.xml",
+            "run --kernel k --until-met",
+            "run --kernel k --expect f --report r.txt",
             "run --kernel k --for -1",
             "run --kernel k --for soon",
             "run --kernel k --for inf",

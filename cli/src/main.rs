@@ -9,6 +9,7 @@ mod commands;
 mod control;
 mod dt;
 mod end_report;
+mod expect;
 mod guest_kernel;
 mod host;
 mod image_tables;

@@ -19,8 +19,8 @@ use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
 use introspect::system::{Look, Lost, NamedArea, System, UserObjects};
 use introspect::user::symfs::Symfs;
 use introspect::x86_64::{AddressSpace, CpuState};
-use vmm::Machine;
 use vmm::machine::Paused;
+use vmm::{Machine, VcpuRegisters};
 
 use crate::control::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
@@ -249,6 +249,34 @@ impl Inspector {
             threads,
             reading: standing.end(incomplete),
         })
+    }
+
+    /// The kernel stack of a vCPU whose registers were kept, as those of a panic are: the machine may have ended. The second value is why it
+    /// ends where it does, if not at its bottom.
+    pub fn kernel_stack(
+        &self,
+        machine: &Machine,
+        kernel: Option<&GuestKernel>,
+        registers: &VcpuRegisters,
+    ) -> Result<(Vec<Frame>, Option<String>), Refusal> {
+        // In the kernel it has SWAPGS behind it: which base would be swapped in does not matter.
+        let cpu = registers.cpu_state(0);
+        self.look(machine, kernel, |look| {
+            let modules = look.modules();
+            let loaded = modules.as_ref().map_or(&[][..], |found| &found.items);
+            let unwinder = look
+                .kernel_unwinder(loaded)
+                .map_err(|lost| lost.to_string())?;
+            // What has no name is shown as an address.
+            let modules = module_symbols(&look, modules, &mut Vec::new());
+            let stack = look
+                .stack_on(&cpu, &unwinder)
+                .map_err(|lost| lost.to_string())?;
+            let frames = stack.frames.iter();
+            let frames = frames.map(|frame| kernel_frame(&look, modules.as_ref(), frame));
+            let end = (!stack.end.is_complete()).then(|| stack.end.to_string());
+            Ok((frames.collect(), end))
+        })?
     }
 
     /// What `ask` finds in the guest, which stands still for it.

@@ -1,11 +1,12 @@
 //! Files and streams of a run: the guest's serial port, and the trace.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use vmm::machine::SerialOutput;
 
 use crate::args;
+use crate::expect::console::ConsoleTail;
 use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
 
@@ -64,22 +65,36 @@ impl<'a> Serial<'a> {
     }
 }
 
-/// The serial port's output.
+/// The serial port's output; the end of it is kept in `tail`, too.
 ///
 /// # Errors
 /// If this process is out of descriptors.
-pub fn serial_output(args: &args::Run, file: Option<&OutputFile>) -> Result<SerialOutput, Failure> {
+pub fn serial_output(
+    args: &args::Run,
+    file: Option<&OutputFile>,
+    tail: Option<&ConsoleTail>,
+) -> Result<SerialOutput, Failure> {
+    let through = |writer: Box<dyn Write + Send>| match tail {
+        Some(tail) => SerialOutput::write_through(tail.tee(writer)),
+        None => SerialOutput::write_through(writer),
+    };
     Ok(match (Serial::of(args), file) {
-        (Serial::File(_), Some(file)) => SerialOutput::by_lines(file.writer()?),
+        (Serial::File(_), Some(file)) => match tail {
+            Some(tail) => SerialOutput::by_lines(tail.tee(file.writer()?)),
+            None => SerialOutput::by_lines(file.writer()?),
+        },
         // Standard output is the trace's.
         (Serial::Stdio, _) if args.is_traced() && args.output.is_none() => {
-            SerialOutput::write_through(BesideMessages(io::stderr()))
+            through(Box::new(BesideMessages(io::stderr())))
         }
         // One screen.
         (Serial::Stdio, _) if io::stdout().is_terminal() && io::stderr().is_terminal() => {
-            SerialOutput::write_through(BesideMessages(io::stdout()))
+            through(Box::new(BesideMessages(io::stdout())))
         }
-        (Serial::Stdio, _) => SerialOutput::write_through(io::stdout()),
-        _ => SerialOutput::null(),
+        (Serial::Stdio, _) => through(Box::new(io::stdout())),
+        _ => match tail {
+            Some(_) => through(Box::new(io::sink())),
+            None => SerialOutput::null(),
+        },
     })
 }

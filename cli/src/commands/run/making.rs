@@ -139,9 +139,9 @@ fn snapshot_kernel(
     saved: Option<&KernelReference>,
 ) -> Result<Option<GuestKernel>, Failure> {
     let Some(saved) = saved else {
-        return match args.trace.is_empty() {
-            true => Ok(None),
-            false => Err(Failure::new(
+        return match args.needs_kernel() {
+            false => Ok(None),
+            true => Err(Failure::new(
                 "the snapshot does not say which kernel it runs: it cannot be traced",
             )),
         };
@@ -149,12 +149,12 @@ fn snapshot_kernel(
     match GuestKernel::of_snapshot(saved, args.kernel.as_deref()) {
         Ok(kernel) => {
             // Which functions there are, modules' included, is known once the guest's memory is there.
-            if !args.trace.is_empty() {
+            if args.needs_kernel() {
                 kernel.symbols()?;
             }
             Ok(Some(kernel))
         }
-        Err(error) if args.trace.is_empty() && args.kernel.is_none() => {
+        Err(error) if !args.needs_kernel() && args.kernel.is_none() => {
             say(format_args!(
                 "{error}; what is asked of it is looked for in the guest's memory"
             ));

@@ -3,6 +3,7 @@
 //! What the user may have got wrong is looked at before anything is made. What is made goes again in the
 //! opposite order, however the run ends: traps, terminal, control socket, machine, run directory.
 
+mod expecting;
 mod files;
 mod making;
 
@@ -20,6 +21,7 @@ use crate::args::{self, Format, Switch};
 use crate::control::server::Server;
 use crate::dt;
 use crate::end_report;
+use crate::expect::counting::{self, Counted, Counting};
 use crate::host::Host;
 use crate::output_file::trace_output;
 use crate::registry::{Entry, Registry, VmName};
@@ -32,13 +34,14 @@ use crate::signals::StopSignals;
 use crate::tracing::output::{ClockPair, Summary, Trace};
 use crate::tracing::request::Request;
 use crate::tracing::{Counts, Tracing};
+use expecting::Expecting;
 use files::{Files, Serial, serial_output};
 use making::{Inputs, make};
 
 /// Runs the command.
 ///
 /// # Errors
-/// If something given is not usable, or the guest crashed.
+/// If something given is not usable, the guest crashed, or it did not do what was expected of it.
 pub fn run(args: args::Run) -> Result<(), Failure> {
     if !args.trace.is_empty() && args.format == Some(Format::Collapsed) {
         return Err(Failure::Usage(
@@ -51,15 +54,22 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let signals = StopSignals::watch()?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
-    let serial = serial_output(&args, files.serial.as_ref())?;
+    let expecting = Expecting::of(&args)?;
+    let tail = expecting.as_ref().map(|expecting| &expecting.console);
+    let serial = serial_output(&args, files.serial.as_ref(), tail)?;
     let session = make(&args, inputs, host, &entry, serial)?;
-    let plan = Plan {
+    let mut plan = Plan {
         args: &args,
         entry: &entry,
         signals: &signals,
         script,
+        expecting,
     };
-    plan.drive(session, &mut files)
+    let result = plan.drive(session, &mut files);
+    if let (Err(failure), Some(expecting)) = (&result, &mut plan.expecting) {
+        expecting.write_refusal(entry.name().to_string(), failure);
+    }
+    result
 }
 
 /// The script that the run is traced by. What is wrong with its text is said before anything is made.
@@ -101,12 +111,15 @@ struct Plan<'a> {
     signals: &'a StopSignals,
     /// The script that it is traced by.
     script: Option<ScriptRequest>,
+    /// What is expected of it.
+    expecting: Option<Expecting>,
 }
 
 /// What stands in the guest once its kernel is known.
 struct Armed {
     view: Arc<KernelView>,
     tracing: Option<Tracing>,
+    expected: Option<counting::Armed>,
 }
 
 /// How a trace of the run has ended.
@@ -117,11 +130,37 @@ enum Traced {
     Script(ScriptCounts, io::Result<()>),
 }
 
-/// How the run ended, what is known of its kernel, and what was traced.
-type Watched = (RunEnd, Option<Arc<KernelView>>, Option<Traced>);
+/// How the run ended, what is known of its kernel, and what was traced and counted.
+struct Watched {
+    end: RunEnd,
+    /// It was we who ended it, at its time.
+    time_up: bool,
+    /// All that was expected had come.
+    met: bool,
+    /// The script has ended itself.
+    script_exited: bool,
+    view: Option<Arc<KernelView>>,
+    traced: Option<Traced>,
+    counted: Option<Counted>,
+}
+
+impl Watched {
+    /// A run of which nothing was traced.
+    fn untraced((end, time_up): (RunEnd, bool)) -> Self {
+        Self {
+            end,
+            time_up,
+            met: false,
+            script_exited: false,
+            view: None,
+            traced: None,
+            counted: None,
+        }
+    }
+}
 
 impl Plan<'_> {
-    fn drive(&self, mut session: Session, files: &mut Files) -> Result<(), Failure> {
+    fn drive(&mut self, mut session: Session, files: &mut Files) -> Result<(), Failure> {
         let early = session.locate()?;
         let armed = early.map(|view| self.arm(&session, view)).transpose()?;
         files.keep()?;
@@ -147,18 +186,23 @@ impl Plan<'_> {
         let result = self.watch(&session, armed, files);
         drop((console, device, server));
         session.machine.flush_serial();
-        let (end, view, traced) = result?;
-        match &traced {
+        let watched = result?;
+        match &watched.traced {
             Some(Traced::Probes(summary)) => tell(&summary.counts),
             Some(Traced::Script(counts, _)) => super::script::tell(counts, false),
             None => {}
         }
+        let judged = match &mut self.expecting {
+            Some(expecting) => expecting.judge(&session, &watched, self.signals.arrived()),
+            None => Ok(()),
+        };
         end_report::report(
-            &end,
-            view.as_ref().map(|v| &v.symbols),
+            &watched.end,
+            watched.view.as_ref().map(|v| &v.symbols),
             session.machine.ram(),
         )?;
-        match traced {
+        judged?;
+        match watched.traced {
             Some(Traced::Probes(summary)) => written(summary.written),
             Some(Traced::Script(_, result)) => written(result),
             None => Ok(()),
@@ -169,11 +213,13 @@ impl Plan<'_> {
     fn arm(&self, session: &Session, view: KernelView) -> Result<Armed, Failure> {
         session.watch_panic(&view);
         let view = Arc::new(view);
+        let expected = self.expect(session, &view)?;
         let names = &self.args.trace;
         if names.is_empty() {
             return Ok(Armed {
                 view,
                 tracing: None,
+                expected,
             });
         }
         if let Some(missing) = &view.missing {
@@ -193,7 +239,25 @@ impl Plan<'_> {
         Ok(Armed {
             view,
             tracing: Some(tracing),
+            expected,
         })
+    }
+
+    /// Arms what is expected.
+    fn expect(
+        &self,
+        session: &Session,
+        view: &Arc<KernelView>,
+    ) -> Result<Option<counting::Armed>, Failure> {
+        let Some(expecting) = &self.expecting else {
+            return Ok(None);
+        };
+        let engine = session.engine(view);
+        let expectations = expecting.expectations.clone();
+        let armed = counting::Armed::start(session, &engine, view, expectations);
+        let armed = armed.map_err(Failure::Shown)?;
+        super::trace::tell_skipped(armed.skipped());
+        Ok(Some(armed))
     }
 
     /// How the trace is written.
@@ -213,48 +277,77 @@ impl Plan<'_> {
         files: &Files,
     ) -> Result<Watched, Failure> {
         let deadline = |from: Instant| self.args.duration.and_then(|d| from.checked_add(d));
-        let whole_run = deadline(Instant::now()).filter(|_| !self.args.is_traced());
-        let armed = match armed {
-            Some(armed) => armed,
-            None if session.kernel.as_ref().is_none_or(|k| k.symbols().is_err()) => {
-                return Ok((wait(session, whole_run), None, None));
-            }
-            None => {
+        let from_start = !self.args.is_traced() && self.expecting.is_none();
+        let whole_run = deadline(Instant::now()).filter(|_| from_start);
+        let symbols = session.kernel.as_ref().map(|kernel| kernel.symbols());
+        let armed = match (armed, symbols) {
+            (Some(armed), _) => armed,
+            (None, Some(Ok(_))) => {
                 let progress = self.progress();
                 let located = session.wait_for_kernel(whole_run);
                 progress.finish_and_clear();
                 match located? {
                     Located::Kernel(view) => self.arm(session, *view)?,
-                    Located::Ended(end) => return Ok((end, None, None)),
-                    Located::TimedOut => return Ok((wait(session, whole_run), None, None)),
+                    Located::Ended(end) => return Ok(Watched::untraced((end, false))),
+                    Located::TimedOut => return Ok(Watched::untraced(wait(session, whole_run))),
                 }
             }
+            (None, Some(Err(error))) if self.expecting.is_some() => return Err(error.into()),
+            (None, None) if self.expecting.is_some() => {
+                return Err(Failure::new(
+                    "--expect: the guest's kernel is not at hand; name it with --kernel",
+                ));
+            }
+            (None, _) => return Ok(Watched::untraced(wait(session, whole_run))),
         };
-        if let Some(request) = &self.script {
-            let engine = session.engine(&armed.view);
-            let started = Job::start(session, &engine, &armed.view, request);
-            let (job, first) = started.map_err(Failure::Shown)?;
-            super::trace::tell_skipped(job.skipped());
-            super::script::tell_attached(job.probes().len());
-            let script = Running::start(
-                session.clone(),
-                job,
-                first,
-                trace_output(files.trace.as_ref())?,
-            )?;
-            let end = wait(session, deadline(Instant::now()));
-            let (counts, result) = script.finish()?;
-            return Ok((end, Some(armed.view), Some(Traced::Script(counts, result))));
+        let counting = armed.expected.map(|expected| {
+            let until_met = self.args.until_met;
+            Counting::start(session.clone(), expected, until_met)
+        });
+        let counting = counting.transpose()?;
+        let mut watched = match (&self.script, armed.tracing) {
+            (Some(request), _) => {
+                let engine = session.engine(&armed.view);
+                let started = Job::start(session, &engine, &armed.view, request);
+                let (job, first) = started.map_err(Failure::Shown)?;
+                super::trace::tell_skipped(job.skipped());
+                super::script::tell_attached(job.probes().len());
+                let output = trace_output(files.trace.as_ref())?;
+                let script = Running::start(session.clone(), job, first, output)?;
+                let ended = wait(session, deadline(Instant::now()));
+                let script_exited = script.has_exited();
+                let (counts, result) = script.finish()?;
+                Watched {
+                    script_exited,
+                    traced: Some(Traced::Script(counts, result)),
+                    ..Watched::untraced(ended)
+                }
+            }
+            (None, Some(tracing)) => {
+                let output = trace_output(files.trace.as_ref())?;
+                let symbols = armed.view.symbols.clone();
+                let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
+                let ended = wait(session, deadline(Instant::now()));
+                let summary = trace.finish()?;
+                Watched {
+                    traced: Some(Traced::Probes(summary)),
+                    ..Watched::untraced(ended)
+                }
+            }
+            (None, None) => {
+                let until = match from_start {
+                    true => whole_run,
+                    false => deadline(Instant::now()),
+                };
+                Watched::untraced(wait(session, until))
+            }
+        };
+        watched.view = Some(armed.view);
+        if let Some(counting) = counting {
+            watched.met = counting.is_met();
+            watched.counted = Some(counting.finish()?);
         }
-        let Some(tracing) = armed.tracing else {
-            return Ok((wait(session, whole_run), Some(armed.view), None));
-        };
-        let output = trace_output(files.trace.as_ref())?;
-        let symbols = armed.view.symbols.clone();
-        let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
-        let end = wait(session, deadline(Instant::now()));
-        let summary = trace.finish()?;
-        Ok((end, Some(armed.view), Some(Traced::Probes(summary))))
+        Ok(watched)
     }
 
     /// A spinner where nothing else is drawn.
@@ -268,13 +361,16 @@ impl Plan<'_> {
     }
 }
 
-/// Waits for the end of the run, and brings it about at `deadline`.
-fn wait(session: &Session, deadline: Option<Instant>) -> RunEnd {
+/// Waits for the end of the run, and brings it about at `deadline`; whether it came to that.
+fn wait(session: &Session, deadline: Option<Instant>) -> (RunEnd, bool) {
     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    session.machine.wait(left).unwrap_or_else(|| {
-        session.machine.stop();
-        RunEnd::Stopped
-    })
+    match session.machine.wait(left) {
+        Some(end) => (end, false),
+        None => {
+            session.machine.stop();
+            (RunEnd::Stopped, true)
+        }
+    }
 }
 
 /// A trace's counts, for the user.

@@ -1,0 +1,78 @@
+//! Where a guest's kernel stood when it crashed.
+
+use serde::Serialize;
+use vmm::RunEnd;
+
+use crate::control::inspection::Frame;
+use crate::end_report::{message, registers};
+use crate::guest_kernel::symbolize;
+use crate::report::printable;
+use crate::session::Session;
+
+/// Most frames that are shown.
+const MOST_FRAMES: usize = 100;
+
+/// A crash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Crash {
+    /// What happened.
+    pub message: String,
+    /// Frames of the kernel's stack, innermost first: `0xffffffff81000000 name+0x12`.
+    pub kernel_stack: Vec<String>,
+    /// Why there are no more, if the stack was not followed to its bottom.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stack_ends: Option<String>,
+}
+
+impl Crash {
+    /// That of a run which has ended so; `None` of one that ended in order.
+    pub fn of(end: &RunEnd, session: &Session) -> Option<Self> {
+        if end.is_orderly() {
+            return None;
+        }
+        let symbols = session.engine.get().map(|engine| &engine.view().symbols);
+        let message = message(end, symbols, session.machine.ram());
+        let (kernel_stack, stack_ends) = match registers(end) {
+            None => (Vec::new(), None),
+            Some(registers) => {
+                let kernel = session.kernel.as_ref();
+                let found = session
+                    .inspector
+                    .kernel_stack(&session.machine, kernel, registers);
+                match found {
+                    Ok((frames, ends)) => {
+                        let shown = frames.iter().take(MOST_FRAMES).map(frame);
+                        let more = frames.len() > MOST_FRAMES;
+                        let cut = more.then(|| format!("{} frames", frames.len()));
+                        (shown.collect(), cut.or(ends))
+                    }
+                    // The place is known all the same.
+                    Err(why) => (vec![symbolize(symbols, registers.regs.rip)], Some(why)),
+                }
+            }
+        };
+        Some(Self {
+            message: printable(&message),
+            kernel_stack: kernel_stack.iter().map(|frame| printable(frame)).collect(),
+            stack_ends: stack_ends.map(|ends| printable(&ends)),
+        })
+    }
+}
+
+/// `0xffffffff81000000 name+0x12 (module) ? what is to be doubted`
+fn frame(frame: &Frame) -> String {
+    let mut text = format!("{:#x}", frame.address);
+    if let Some(name) = &frame.name {
+        text += &format!(" {name}");
+        if frame.offset > 0 {
+            text += &format!("+{:#x}", frame.offset);
+        }
+    }
+    if let Some(object) = &frame.object {
+        text += &format!(" ({object})");
+    }
+    if let Some(doubt) = &frame.doubt {
+        text += &format!(" ? {doubt}");
+    }
+    text
+}

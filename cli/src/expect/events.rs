@@ -1,0 +1,167 @@
+//! The last hits of a run, for whoever wants to know what came before its end.
+
+use std::collections::VecDeque;
+
+use probes::bt::render::Output;
+use probes::bt::value::Value;
+use serde::Serialize;
+
+/// How many are kept.
+pub const KEPT: usize = 50;
+
+/// A hit that was counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Hit {
+    /// When, in nanoseconds since 1970.
+    pub unix_ns: u64,
+    /// Which expectations counted it: their places, from 0.
+    pub expectations: Vec<usize>,
+    /// The probe's four parts.
+    pub probe: String,
+    /// Name of the thread; `None` where there is none.
+    pub comm: Option<String>,
+    /// The process; `None` where there is none.
+    pub pid: Option<u32>,
+    /// The thread.
+    pub tid: Option<u32>,
+    /// Index of the vCPU.
+    pub cpu: u32,
+}
+
+/// What the rule of the expectation at place `at` does so that its hits can be kept.
+pub(super) fn statement(at: usize) -> String {
+    format!("printf(\"%d %s %s %d %d %d %lu\\n\", {at}, probe, comm, pid, tid, cpu, nsecs);")
+}
+
+/// What a rule has put out: which expectation's it is, and the hit.
+fn read(output: Output) -> Option<(usize, Vec<Value>)> {
+    let Output::Printf { mut arguments, .. } = output else {
+        return None;
+    };
+    let at = number(arguments.first()?)?;
+    arguments.remove(0);
+    Some((usize::try_from(at).ok()?, arguments))
+}
+
+/// A hit of its values and those who counted it.
+fn hit((values, expectations): (Vec<Value>, Vec<usize>)) -> Option<Hit> {
+    let [probe, comm, pid, tid, cpu, unix_ns] = values.as_slice() else {
+        return None;
+    };
+    let comm = text(comm)?;
+    // A guest without tasks, and an interrupt, have no thread.
+    let of_thread = |value: &Value| match comm.is_empty() {
+        true => None,
+        false => u32::try_from(number(value)?).ok(),
+    };
+    Some(Hit {
+        unix_ns: number(unix_ns)?,
+        expectations,
+        probe: text(probe)?,
+        pid: of_thread(pid),
+        tid: of_thread(tid),
+        cpu: u32::try_from(number(cpu)?).ok()?,
+        comm: Some(comm).filter(|comm| !comm.is_empty()),
+    })
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::Text(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::Unsigned(number) => Some(*number),
+        _ => None,
+    }
+}
+
+/// The last [`KEPT`] hits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LastHits {
+    /// Oldest first.
+    hits: VecDeque<(Vec<Value>, Vec<usize>)>,
+    /// Hits that may belong among them and were not kept, as nobody took them in time.
+    pub lost: u64,
+}
+
+impl LastHits {
+    /// Takes in what a rule has put out.
+    pub fn push(&mut self, output: Output) {
+        let Some((at, values)) = read(output) else {
+            return;
+        };
+        // Rules at one probe run one after the other: what they say of one hit differs only in who says it.
+        if let Some((last, expectations)) = self.hits.back_mut()
+            && *last == values
+            && !expectations.contains(&at)
+        {
+            expectations.push(at);
+            return;
+        }
+        if self.hits.len() >= KEPT {
+            self.hits.pop_front();
+        }
+        self.hits.push_back((values, vec![at]));
+    }
+
+    /// Them, oldest first.
+    pub fn into_hits(self) -> Vec<Hit> {
+        self.hits.into_iter().filter_map(hit).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use probes::bt::ast::Dialect;
+    use probes::bt::format::Format;
+
+    use super::*;
+
+    fn output(at: i64, comm: &str, ns: u64) -> Output {
+        Output::Printf {
+            format: Format::parse(b"", Dialect::Normal).unwrap().into(),
+            arguments: vec![
+                Value::Int(at),
+                Value::text(b"kprobe:vmlinux:f:entry"),
+                Value::text(comm.as_bytes()),
+                Value::Int(22),
+                Value::Int(23),
+                Value::Int(1),
+                Value::Unsigned(ns),
+            ],
+            to_stderr: false,
+        }
+    }
+
+    #[test]
+    fn the_last_hits_are_kept_each_once() {
+        let mut last = LastHits::default();
+        for ns in 0..1000 {
+            last.push(output(0, "sh", ns));
+            last.push(output(2, "sh", ns));
+        }
+        let hits = last.into_hits();
+        assert_eq!(hits.len(), KEPT);
+        let times: Vec<u64> = hits.iter().map(|hit| hit.unix_ns).collect();
+        assert_eq!(times, (950..1000).collect::<Vec<_>>());
+        assert!(hits.iter().all(|hit| hit.expectations == [0, 2]));
+        assert_eq!(
+            (hits[0].pid, hits[0].tid, hits[0].cpu),
+            (Some(22), Some(23), 1)
+        );
+    }
+
+    #[test]
+    fn without_a_thread_there_is_no_number() {
+        let mut last = LastHits::default();
+        last.push(output(0, "", 5));
+        let hit = &last.into_hits()[0];
+        assert_eq!((hit.pid, hit.tid, &hit.comm), (None, None, &None));
+    }
+}

@@ -1,0 +1,191 @@
+//! Reading `PROBE[/PREDICATE/][>=N]`.
+//!
+//! The count stands behind the last slash and the last quotation mark, so that a predicate and a quoted name may have `>` in them. Where the
+//! predicate begins is what the language of scripts says: `/` begins one unless it belongs to a path, which stands behind a colon and
+//! begins with `/` or `.` (a blank tells a predicate from it: `pid22:libc.so.6:malloc: /arg0 > 1/`). So `uprobe:/bin/busybox:main/pid > 1/` has the predicate `pid > 1`.
+
+use probes::bt::ast::{Dialect, ProbeKind, Script};
+use probes::bt::parse::parse;
+use probes::name::{PatternError, ProbePattern};
+
+use super::{Comparison, Expectation};
+
+/// What comparisons are written with.
+const OPERATORS: [char; 4] = ['>', '<', '=', '!'];
+
+/// Text that is no expectation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// What stands where the comparison should.
+    #[error("{found:?} compares with nothing that is known: write >=, ==, <=, > or <")]
+    Operator {
+        /// It.
+        found: String,
+    },
+    /// What stands behind the comparison.
+    #[error("{found:?} is no count; write a number, such as {operator}5")]
+    Number {
+        /// It.
+        found: String,
+        /// What stands before it.
+        operator: String,
+    },
+    /// A count that says nothing.
+    #[error("{bound} {outcome}, whatever the guest does")]
+    Empty {
+        /// It.
+        bound: String,
+        /// Whether it holds.
+        outcome: &'static str,
+    },
+    /// What the language of scripts says of the probe and its predicate.
+    #[error("{message}; write PROBE, PROBE/PREDICATE/ or one of these with a count behind it")]
+    Rule {
+        /// It.
+        message: String,
+    },
+    /// Several probes.
+    #[error("{found} probes; write an --expect for each")]
+    Probes {
+        /// How many.
+        found: usize,
+    },
+    /// No probe of the guest's.
+    #[error("{name} is no probe of the guest")]
+    OwnProbe {
+        /// It.
+        name: String,
+    },
+    /// The probe's name.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+}
+
+impl Expectation {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong with it. Whether the guest has such a probe is known once it runs.
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let (rule, comparison, number) = split_count(text)?;
+        let (probe, predicate) = split_rule(rule)?;
+        Ok(Self {
+            text: text.trim().to_owned(),
+            probe: entry_of(probe)?,
+            predicate,
+            comparison,
+            number,
+        })
+    }
+
+    /// The rule without what is done.
+    pub fn rule(&self) -> String {
+        match &self.predicate {
+            Some(predicate) => format!("{} /{predicate}/", self.probe),
+            None => self.probe.clone(),
+        }
+    }
+}
+
+/// What stands before the count, and the count.
+fn split_count(text: &str) -> Result<(&str, Comparison, u64), ParseError> {
+    let behind = text.rfind(['/', '"']).map_or(0, |at| at + 1);
+    let (front, tail) = text.split_at(behind);
+    let Some(at) = tail.find(OPERATORS) else {
+        return Ok((text, Comparison::AtLeast, 1));
+    };
+    let (name, count) = tail.split_at(at);
+    let digits = count.trim_start_matches(OPERATORS);
+    let operator = count.strip_suffix(digits).unwrap_or_default();
+    let comparison = match operator {
+        ">=" => Comparison::AtLeast,
+        ">" => Comparison::More,
+        "==" => Comparison::Exactly,
+        "<=" => Comparison::AtMost,
+        "<" => Comparison::Fewer,
+        other => {
+            let found = other.to_owned();
+            return Err(ParseError::Operator { found });
+        }
+    };
+    let number = digits.trim().parse().map_err(|_| ParseError::Number {
+        found: digits.trim().to_owned(),
+        operator: operator.to_owned(),
+    })?;
+    let empty = |outcome| ParseError::Empty {
+        bound: format!("{operator}{number}"),
+        outcome,
+    };
+    match (comparison, number) {
+        (Comparison::AtLeast, 0) | (Comparison::AtMost, u64::MAX) => Err(empty("always holds")),
+        (Comparison::Fewer, 0) | (Comparison::More, u64::MAX) => Err(empty("never holds")),
+        _ => {
+            let rule = text.get(..front.len() + name.len()).unwrap_or_default();
+            Ok((rule, comparison, number))
+        }
+    }
+}
+
+/// The probe and the predicate, as the language of scripts has them.
+fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
+    let wrong = |message: String| ParseError::Rule { message };
+    if rule.trim().is_empty() {
+        return Err(wrong("no probe".to_owned()));
+    }
+    // In a line of its own: a comment behind the probe does not reach it.
+    let script = parse(format!("{rule}\n{{ }}").as_bytes(), Dialect::Normal);
+    let Script {
+        rules,
+        translators,
+        structures,
+    } = script.map_err(|found| {
+        let messages = found.into_iter().map(|diagnostic| diagnostic.message);
+        let messages = messages.collect::<Vec<_>>().join("; ");
+        // The brace is ours.
+        let messages = messages.replace("found '{'", "found the end");
+        wrong(messages.replace("'{' and what to do is", "the end is"))
+    })?;
+    let [parsed] = rules.as_slice() else {
+        return Err(wrong(format!("{} rules of a script", rules.len())));
+    };
+    if !(translators.is_empty() && structures.is_empty()) {
+        return Err(wrong("definitions of a script".to_owned()));
+    }
+    let [probe] = parsed.probes.as_slice() else {
+        let found = parsed.probes.len();
+        return Err(ParseError::Probes { found });
+    };
+    let name = rule.get(probe.span.start..probe.span.end);
+    let name = name.ok_or_else(|| wrong("no probe".to_owned()))?;
+    if !matches!(probe.kind, ProbeKind::Pattern(_)) {
+        let name = name.to_owned();
+        return Err(ParseError::OwnProbe { name });
+    }
+    let behind = rule.get(probe.span.end..).unwrap_or_default().trim();
+    if parsed.filter.is_none() {
+        return match behind {
+            "" => Ok((name, None)),
+            more => Err(wrong(format!("{more:?} behind the probe"))),
+        };
+    }
+    let predicate = behind.strip_prefix('/').and_then(|p| p.strip_suffix('/'));
+    let predicate = predicate.ok_or_else(|| wrong(format!("{behind:?} is no predicate")))?;
+    Ok((name, Some(predicate.trim().to_owned())))
+}
+
+/// The entry where neither entry nor return is said: a call is one hit.
+fn entry_of(name: &str) -> Result<String, PatternError> {
+    let pattern = ProbePattern::parse(&name.replace('"', ""))?;
+    let of_functions = matches!(
+        pattern.provider.as_str(),
+        "" | "kprobe" | "syscall" | "uprobe"
+    ) || pattern.provider.starts_with("pid");
+    if !(of_functions && pattern.name.is_empty()) {
+        return Ok(name.to_owned());
+    }
+    Ok(match name.contains(':') {
+        false => format!("kprobe:{name}:entry"),
+        true if name.ends_with(':') => format!("{name}entry"),
+        true => format!("{name}:entry"),
+    })
+}

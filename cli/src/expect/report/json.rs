@@ -1,0 +1,27 @@
+//! The report as one JSON document. Its fields are those of [`Report`], after the version of this form.
+
+use serde::Serialize;
+
+use super::Report;
+
+/// Rises when a field changes its meaning or goes. New fields may come without that.
+const VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Document<'r> {
+    version: u32,
+    #[serde(flatten)]
+    report: &'r Report,
+}
+
+/// The document.
+///
+/// # Errors
+/// Never: its keys are text.
+pub fn render(report: &Report) -> Result<String, serde_json::Error> {
+    let document = Document {
+        version: VERSION,
+        report,
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}

@@ -1,0 +1,249 @@
+//! The report on a run with expectations: what it says, and the files it is written to.
+
+mod json;
+mod junit;
+mod xml;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+#[cfg(test)]
+pub use json::render as json;
+#[cfg(test)]
+pub use junit::render as junit;
+use serde::Serialize;
+
+use super::Expectation;
+use super::crash::Crash;
+use super::events::Hit;
+use crate::output_file::OutputFile;
+use crate::report::{Failure, printable, say};
+
+/// Everything that is said of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The machine's name.
+    pub machine: String,
+    /// Whether all expectations hold, the run was not cut short and the guest did not crash.
+    pub passed: bool,
+    /// When counting began, in nanoseconds since 1970; when the run ended, of one in which nothing was counted.
+    pub began_unix_ns: u64,
+    /// How long hits were counted.
+    pub seconds: f64,
+    /// How long they should have been, if that was said.
+    pub asked_seconds: Option<f64>,
+    /// How the run ended.
+    pub end: End,
+    /// In the order of the command line.
+    pub expectations: Vec<Judged>,
+    /// The crash, if the guest had one.
+    pub crash: Option<Crash>,
+    /// The console's last lines.
+    pub console: Vec<String>,
+    /// The last hits that were counted, oldest first.
+    pub events: Vec<Hit>,
+    /// Hits that may belong among them, as nobody took them in time. They were counted.
+    pub events_lost: u64,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct End {
+    /// In one word.
+    pub kind: EndKind,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// The ways in which runs end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndKind {
+    /// The time was up.
+    TimeUp,
+    /// All expectations held, with `--until-met`.
+    Met,
+    /// The guest reset, powered off or halted.
+    Guest,
+    /// The script that the run was traced by has exited.
+    Script,
+    /// A signal, or another command, ended it before its time.
+    CutShort,
+    /// The guest's kernel panicked.
+    Panic,
+    /// The guest, or the host, failed in another way.
+    Crash,
+    /// Nothing was counted: the probes could not be enabled.
+    NotCounted,
+}
+
+impl EndKind {
+    /// Whether the counts are those of a whole run.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::TimeUp | Self::Met | Self::Guest | Self::Script)
+    }
+}
+
+/// An expectation and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Judged {
+    /// It.
+    #[serde(flatten)]
+    pub expected: Expectation,
+    /// Hits that were counted; `None` if nothing was.
+    pub seen: Option<u64>,
+    /// Whether it holds.
+    pub holds: bool,
+}
+
+impl Judged {
+    /// An expectation of which so many hits were seen.
+    pub fn new(expected: &Expectation, seen: Option<u64>) -> Self {
+        Self {
+            expected: expected.clone(),
+            seen,
+            holds: seen.is_some_and(|seen| expected.holds(seen)),
+        }
+    }
+
+    /// `ok` or `FAILED`.
+    pub fn word(&self) -> &'static str {
+        if self.holds { "ok" } else { "FAILED" }
+    }
+}
+
+impl Report {
+    /// What the run's failure is told as; `None` of one that passed.
+    pub fn failure(&self) -> Option<String> {
+        let broken = self.expectations.iter().filter(|judged| !judged.holds);
+        let (broken, all) = (broken.count(), self.expectations.len());
+        match self.end.kind {
+            _ if self.passed => None,
+            kind if kind.is_whole() => Some(format!("{broken} of {all} expectations do not hold")),
+            _ => Some(format!("the run was not whole: {}", self.end.text)),
+        }
+    }
+
+    /// A line for each of the last events; the first says what is missing.
+    pub fn event_lines(&self) -> Vec<String> {
+        let lost = (self.events_lost > 0).then(|| {
+            format!(
+                "({} events that may belong here were not kept in time; they were counted)",
+                self.events_lost
+            )
+        });
+        let events = self.events.iter().map(|hit| {
+            let ns = hit.unix_ns.saturating_sub(self.began_unix_ns);
+            let number = |id: Option<u32>| id.map_or("-".to_owned(), |id| id.to_string());
+            let comm = hit.comm.as_deref().unwrap_or("-");
+            let line = format!(
+                "{:12.6} {:>3} {:>7} {:<15} {}",
+                ns as f64 / 1e9,
+                hit.cpu,
+                number(hit.tid),
+                comm,
+                hit.probe
+            );
+            printable(&line)
+        });
+        lost.into_iter().chain(events).collect()
+    }
+}
+
+impl Crash {
+    /// The stack; the last line says why it is not whole.
+    pub fn stack_lines(&self) -> Vec<String> {
+        let ends = self
+            .stack_ends
+            .iter()
+            .map(|why| format!("ends here: {why}"));
+        self.kernel_stack.iter().cloned().chain(ends).collect()
+    }
+}
+
+/// The forms of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// JUnit's XML.
+    JUnit,
+    /// One JSON document.
+    Json,
+}
+
+/// Where a report goes, and its form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Destination {
+    path: PathBuf,
+    form: Form,
+}
+
+/// A name that does not tell the form of a report.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the name's ending tells the form: .xml for JUnit XML, .json for JSON")]
+pub struct UnknownForm;
+
+impl FromStr for Destination {
+    type Err = UnknownForm;
+
+    fn from_str(path: &str) -> Result<Self, UnknownForm> {
+        let path = PathBuf::from(path);
+        let form = match path.extension().and_then(|ending| ending.to_str()) {
+            Some("xml") => Form::JUnit,
+            Some("json") => Form::Json,
+            _ => return Err(UnknownForm),
+        };
+        Ok(Self { path, form })
+    }
+}
+
+/// The files that a report is written to, once.
+#[derive(Debug)]
+pub struct Files(Vec<(OutputFile, PathBuf, Form)>);
+
+impl Files {
+    /// Opens them; nothing is emptied yet.
+    ///
+    /// # Errors
+    /// If one cannot be written.
+    pub fn open(destinations: &[Destination]) -> Result<Self, Failure> {
+        let mut files = Vec::new();
+        for Destination { path, form } in destinations {
+            files.push((OutputFile::open(path)?, path.clone(), *form));
+        }
+        Ok(Self(files))
+    }
+
+    /// Writes the report to all.
+    ///
+    /// # Errors
+    /// If it cannot be written to one; the others have it then.
+    pub fn write(self, report: &Report) -> Result<(), Failure> {
+        let mut failed = None;
+        for (file, path, form) in self.0 {
+            if let Err(error) = write(file, &path, form, report)
+                && let Some(Failure::Failed(before)) = failed.replace(error)
+            {
+                say(before);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+fn write(mut file: OutputFile, path: &Path, form: Form, report: &Report) -> Result<(), Failure> {
+    let text = match form {
+        Form::JUnit => junit::render(report),
+        Form::Json => json::render(report)?,
+    };
+    let failed = |error| {
+        let path = path.display();
+        Failure::new(format_args!(
+            "the report cannot be written to {path}: {error}"
+        ))
+    };
+    file.keep()?;
+    let mut writer = file.writer()?;
+    writer.write_all(text.as_bytes()).map_err(failed)?;
+    writer.flush().map_err(failed)
+}
