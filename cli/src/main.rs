@@ -14,6 +14,7 @@ mod guest_kernel;
 mod host;
 mod image_tables;
 mod inspection;
+mod listener;
 mod memory_size;
 mod output_file;
 mod registry;

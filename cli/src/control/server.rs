@@ -1,36 +1,31 @@
 //! Answering on a machine's control socket.
 //!
-//! One thread, one connection at a time: what is asked is short, and a snapshot must be alone anyway. A client
-//! that says nothing is hung up on after a while.
+//! What is asked is answered one after the other, whoever asks: a snapshot must be alone. A client that says nothing keeps nobody waiting, and is
+//! hung up on after a while. Traces and scripts stream beside all that.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Answer, Command, LONGEST_QUESTION};
-use crate::registry;
+use crate::listener::{ListenError, Listener, Rules, check_peer};
 
 /// How long a client may take to send its line, and how long it may do nothing while we answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take our answer.
 const LONGEST_TALK: Duration = Duration::from_secs(30);
-
-/// The socket cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[error("control socket {path}: {source}{hint}", path = path.display())]
-pub struct ServeError {
-    path: PathBuf,
-    source: io::Error,
-    hint: &'static str,
-}
+/// A stream ends with its machine, once its client has what was recorded: it is not cut.
+const RULES: Rules = Rules {
+    name: "control",
+    most: 64,
+    grace: None,
+};
 
 /// What the server asks of its machine.
-pub trait Machine: Clone + Send + 'static {
+pub trait Machine: Send + Sync + 'static {
     /// Does what `command` says. For [`Command::Stop`] this only starts the end.
     fn answer(&self, command: Command) -> Answer;
 
@@ -39,90 +34,18 @@ pub trait Machine: Clone + Send + 'static {
 }
 
 /// The server. Ends when dropped.
-pub struct Server {
-    listener: UnixListener,
-    leave: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    streams: Streams,
-}
-
-/// Threads that trace for clients.
-type Streams = Arc<Mutex<Vec<JoinHandle<()>>>>;
+pub struct Server(#[expect(dead_code, reason = "serves until it is dropped")] Listener);
 
 impl Server {
     /// Listens on `path` for `machine`.
     ///
     /// # Errors
     /// If the socket cannot be made.
-    pub fn start(path: &Path, machine: impl Machine) -> Result<Self, ServeError> {
-        let failed = |source: io::Error| {
-            let hint = match source.kind() {
-                io::ErrorKind::InvalidInput => "; set XDG_RUNTIME_DIR to a shorter path",
-                _ => "",
-            };
-            ServeError {
-                path: path.to_path_buf(),
-                source,
-                hint,
-            }
-        };
-        let listener = UnixListener::bind(path).map_err(failed)?;
-        let accepting = listener.try_clone().map_err(failed)?;
-        let leave = Arc::new(AtomicBool::new(false));
-        let leaving = leave.clone();
-        let streams = Streams::default();
-        let started = streams.clone();
-        let thread = std::thread::Builder::new()
-            .name("control".into())
-            .spawn(move || serve(&accepting, &leaving, &machine, &started))
-            .map_err(failed)?;
-        Ok(Self {
-            listener,
-            leave,
-            thread: Some(thread),
-            streams,
-        })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.leave.store(true, Ordering::SeqCst);
-        // Ends the accept(2) that the thread waits in.
-        if let Err(error) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
-            log::warn!("control socket: {error}");
-            return;
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the control thread panicked");
-        }
-        // Each ends with its machine, once its client has what was recorded.
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        for stream in streams.drain(..) {
-            if stream.join().is_err() {
-                log::error!("a trace's thread panicked");
-            }
-        }
-    }
-}
-
-fn serve(listener: &UnixListener, leave: &AtomicBool, machine: &impl Machine, streams: &Streams) {
-    while !leave.load(Ordering::SeqCst) {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                if let Err(error) = converse(stream, machine, streams) {
-                    log::debug!("control: a client went away: {error}");
-                }
-            }
-            Err(_) if leave.load(Ordering::SeqCst) => return,
-            Err(error) => {
-                log::warn!("control: {error}");
-                // Out of descriptors, perhaps: not in a tight loop.
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        }
+    pub fn start(path: &Path, machine: impl Machine) -> Result<Self, ListenError> {
+        // Held while a question is answered.
+        let turn = Mutex::new(());
+        let serve = move |stream: &UnixStream, _: &_| converse(stream, &machine, &turn);
+        Listener::start(path, RULES, serve).map(Self)
     }
 }
 
@@ -167,7 +90,7 @@ impl Write for Client<'_> {
     }
 }
 
-/// What the machine says; that it failed, if it panics: that must not end the thread which all later clients rely on.
+/// What the machine says; that it failed, if it panics: the client is told.
 fn answer(machine: &impl Machine, command: Command) -> Answer {
     let answer = catch_unwind(AssertUnwindSafe(|| machine.answer(command)));
     answer.unwrap_or_else(|_| Answer::Error {
@@ -176,54 +99,44 @@ fn answer(machine: &impl Machine, command: Command) -> Answer {
     })
 }
 
-/// Traces on a thread of its own: others are answered meanwhile.
-fn trace(
-    machine: &impl Machine,
-    command: Command,
-    stream: UnixStream,
-    streams: &Streams,
-) -> io::Result<()> {
-    let machine = machine.clone();
-    let thread = std::thread::Builder::new().name("stream".into());
-    let started = thread.spawn(move || machine.stream(command, stream))?;
-    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
-    streams.retain(|stream| !stream.is_finished());
-    streams.push(started);
-    Ok(())
-}
-
-fn converse(stream: UnixStream, machine: &impl Machine, streams: &Streams) -> io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-    let answer = if peer.uid.as_raw() == registry::user() || peer.uid.is_root() {
-        let mut line = String::new();
-        let question = Client::new(&stream, PATIENCE).take(LONGEST_QUESTION);
-        BufReader::new(question).read_line(&mut line)?;
-        match super::decode(&line) {
-            Ok(command @ (Command::Trace(_) | Command::Script(_))) => {
-                return trace(machine, command, stream, streams);
+fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io::Result<()> {
+    let answer = match check_peer(stream) {
+        Ok(()) => {
+            let mut line = String::new();
+            let question = Client::new(stream, PATIENCE).take(LONGEST_QUESTION);
+            BufReader::new(question).read_line(&mut line)?;
+            match super::decode(&line) {
+                Ok(command @ (Command::Trace(_) | Command::Script(_))) => {
+                    machine.stream(command, stream.try_clone()?);
+                    return Ok(());
+                }
+                Ok(command) => {
+                    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+                    answer(machine, command)
+                }
+                Err(error) => Answer::Error {
+                    message: error.to_string(),
+                },
             }
-            Ok(command) => answer(machine, command),
-            Err(error) => Answer::Error {
-                message: error.to_string(),
-            },
         }
-    } else {
-        Answer::Error {
-            message: format!("user {} may not control this machine", peer.uid.as_raw()),
-        }
+        Err(error) => Answer::Error {
+            message: error.to_string(),
+        },
     };
     let line = super::encode(&answer).map_err(io::Error::other)?;
-    Client::new(&stream, LONGEST_TALK).write_all(line.as_bytes())
+    Client::new(stream, LONGEST_TALK).write_all(line.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
     use super::*;
     use crate::control::client;
     use crate::registry::Running;
 
-    #[derive(Clone)]
     struct Echo;
     impl Machine for Echo {
         fn stream(&self, command: Command, mut stream: UnixStream) {

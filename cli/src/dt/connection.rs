@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::Shared;
-use crate::registry;
+use crate::listener::check_peer;
 
 /// How long a client may take for a request it has begun, or for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,12 +81,7 @@ fn opened(
     stream: &UnixStream,
     open: &[u8; OPEN_SIZE],
 ) -> Result<Session, Refused> {
-    let peer = rustix::net::sockopt::socket_peercred(stream);
-    let peer = peer.map_err(|error| Refused::new(Errno::Eio, error.to_string()))?;
-    if peer.uid.as_raw() != registry::user() && !peer.uid.is_root() {
-        let why = format!("user {} may not trace this machine", peer.uid.as_raw());
-        return Err(Refused::new(Errno::Eperm, why));
-    }
+    check_peer(stream).map_err(|error| Refused::new(Errno::Eperm, error.to_string()))?;
     let options = wire::decode_open(open, true)?;
     if !shared.options.allowed {
         let why = "the device is turned off; start the machine with --dt on";
