@@ -17,6 +17,7 @@ mod inspection;
 mod listener;
 mod memory_size;
 mod output_file;
+mod ports;
 mod registry;
 mod report;
 mod scripting;

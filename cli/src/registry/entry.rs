@@ -16,7 +16,17 @@ const LOCK: &str = "lock";
 /// The control socket.
 pub(super) const CONTROL: &str = "control";
 /// The socket of the device dt(4).
-const DT: &str = "dt";
+pub(super) const DT: &str = "dt";
+/// Everything that listens in a machine's folder: those two, and the sockets of the [ports](crate::ports).
+pub const SOCKETS: [&str; 7] = [
+    CONTROL,
+    DT,
+    "ports",
+    "tracectl",
+    "trace",
+    "ptrace",
+    "ptracectl",
+];
 /// Somebody who only looks holds the lock for an instant: times to try again, and how long to wait.
 const TRIES: usize = 5;
 const WAIT: Duration = Duration::from_millis(10);
@@ -59,7 +69,7 @@ impl Entry {
                 continue;
             }
             let left_behind = (!last_pid.is_empty()).then(|| last_pid.clone());
-            for socket in [CONTROL, DT] {
+            for socket in SOCKETS {
                 let socket = folder.join(socket);
                 remove_file(&socket).map_err(failed("remove", &socket))?;
             }
@@ -94,6 +104,11 @@ impl Entry {
     /// Where the socket of the device dt(4) goes.
     pub fn dt(&self) -> PathBuf {
         self.folder.join(DT)
+    }
+
+    /// Where the other [`SOCKETS`] go, by their names.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 }
 
@@ -193,9 +208,10 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Our three files and the folder. Nothing else is ever put there, and nothing else is removed.
+/// Our files and the folder. Nothing else is ever put there, and nothing else is removed.
 fn remove_all(folder: &Path) -> io::Result<()> {
-    for file in [CONTROL, DT, LOCK] {
+    // The lock last: while it is there, the others are known to be ours.
+    for file in SOCKETS.into_iter().chain([LOCK]) {
         remove_file(&folder.join(file))?;
     }
     fs::remove_dir(folder)

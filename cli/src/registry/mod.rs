@@ -2,8 +2,8 @@
 //!
 //! `$XDG_RUNTIME_DIR/exotrace/NAME/` (without the variable `/tmp/exotrace-UID/NAME/`) belongs to the process that
 //! holds the lock on its file `lock`, which names that process; the kernel lets go of the lock when the process dies,
-//! however it dies. `control` beside it is the socket, `dt` that of the device dt(4). Everything is for its owner only (0700), and a directory
-//! that belongs to somebody else or is a symbolic link is refused.
+//! however it dies. `control` beside it is the socket, `dt` that of the device dt(4), and the other trace devices' ports have theirs.
+//! Everything is for its owner only (0700), and a directory that belongs to somebody else or is a symbolic link is refused.
 
 mod entry;
 mod name;
@@ -14,6 +14,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 pub use entry::Entry;
+#[cfg(test)]
+pub use entry::SOCKETS;
 pub use name::VmName;
 
 /// Numbers tried for a default name.
@@ -95,6 +97,13 @@ pub struct Running {
     pub pid: String,
     /// Its control socket.
     pub socket: PathBuf,
+}
+
+impl Running {
+    /// Another one of its sockets.
+    pub fn beside(&self, socket: &str) -> PathBuf {
+        self.socket.with_file_name(socket)
+    }
 }
 
 /// The run directory.

@@ -66,7 +66,7 @@ fn what_a_dead_machine_left_behind_is_removed_and_told() {
     for by_list in [true, false] {
         DirBuilder::new().mode(0o700).create(&dead).unwrap();
         fs::write(dead.join("lock"), "4242\n").unwrap();
-        for socket in ["control", "dt"] {
+        for socket in SOCKETS {
             drop(std::os::unix::net::UnixListener::bind(dead.join(socket)).unwrap());
         }
         if by_list {
@@ -76,8 +76,10 @@ fn what_a_dead_machine_left_behind_is_removed_and_told() {
         } else {
             let (entry, left_behind) = registry.claim(Some(name("dead"))).unwrap();
             assert_eq!(left_behind.as_deref(), Some("4242"));
-            assert!(!entry.control().exists(), "the old socket is gone");
-            assert!(!entry.dt().exists(), "the old socket is gone");
+            for socket in SOCKETS {
+                let old = entry.folder().join(socket);
+                assert!(!old.exists(), "{socket}: the old socket is gone");
+            }
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::end_report;
 use crate::expect::counting::{self, Counted, Counting};
 use crate::host::Host;
 use crate::output_file::trace_output;
+use crate::ports;
 use crate::registry::{Entry, Registry, VmName};
 use crate::report::{Failure, say};
 use crate::scripting::output::Running;
@@ -183,8 +184,10 @@ impl Plan<'_> {
             },
             &session,
         )?;
+        let ports = Arc::new(ports::of_session(&session));
+        let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
         let result = self.watch(&session, armed, files);
-        drop((console, device, server));
+        drop((console, ports, device, server));
         session.machine.flush_serial();
         let watched = result?;
         match &watched.traced {

@@ -1,0 +1,180 @@
+//! Ports without a machine, for tests.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use probes::clock::Clock;
+use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
+use probes::ptrace::record::{RECORD_BYTES, Record};
+use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
+
+use super::{Guest, Makers};
+
+/// Lines that the log of trace(3) holds.
+pub const LINES: usize = 64;
+
+/// The devices, by their ports.
+#[derive(Clone)]
+pub struct Toy {
+    /// Takes every command but a few.
+    pub tracectl: Arc<ToyControl>,
+    /// The same.
+    pub ptracectl: Arc<ToyControl>,
+    /// Lines of trace(3).
+    pub trace: EventLog,
+    /// Records of ptrace(3), for a single reader.
+    pub ptrace: EventLog,
+}
+
+/// Keeps the commands that it was given. Refuses those that name a refusal.
+#[derive(Default)]
+pub struct ToyControl {
+    commands: Mutex<Vec<String>>,
+}
+
+impl ToyControl {
+    /// What was taken.
+    pub fn commands(&self) -> Vec<String> {
+        self.commands.lock().unwrap().clone()
+    }
+}
+
+impl ControlPort for ToyControl {
+    fn command(&self, text: &str) -> Result<(), PortError> {
+        let refused = match text {
+            "bad" => Refusal::Invalid,
+            "gone" => Refusal::NotFound,
+            "twice" => Refusal::Exists,
+            "busy" => Refusal::Busy,
+            "large" => Refusal::NoRoom,
+            "forbidden" => Refusal::NotPermitted,
+            "dead" => Refusal::NoProcess,
+            "broken" => Refusal::Failed,
+            "slow" => {
+                std::thread::sleep(Duration::from_secs(1));
+                return Ok(());
+            }
+            _ => {
+                self.commands.lock().unwrap().push(text.to_owned());
+                return Ok(());
+            }
+        };
+        Err(PortError::new(refused, format!("toy: {text} is refused")))
+    }
+
+    fn configuration(&self) -> String {
+        let commands = self.commands();
+        let mut text = format!("#commands {}\n", commands.len());
+        for command in commands {
+            text += &command;
+            text.push('\n');
+        }
+        text
+    }
+}
+
+struct ToyEvents {
+    log: EventLog,
+    most: usize,
+}
+
+impl EventPort for ToyEvents {
+    fn record_bytes(&self) -> usize {
+        self.log.record_bytes()
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader>, PortError> {
+        if self.log.readers() >= self.most {
+            return Err(PortError::new(
+                Refusal::Busy,
+                "device or object already in use",
+            ));
+        }
+        let reader: LogReader = self.log.reader();
+        Ok(Box::new(reader))
+    }
+}
+
+impl Toy {
+    /// Empty ones.
+    pub fn new() -> Self {
+        Self {
+            tracectl: Arc::default(),
+            ptracectl: Arc::default(),
+            trace: EventLog::new(LINE_BYTES, LINES),
+            ptrace: EventLog::new(RECORD_BYTES, LINES),
+        }
+    }
+
+    /// What gives them.
+    pub fn makers(&self) -> Makers {
+        let (tracectl, ptracectl) = (self.tracectl.clone(), self.ptracectl.clone());
+        let events = |log: &EventLog, most| {
+            let log = log.clone();
+            Arc::new(ToyEvents { log, most })
+        };
+        let (trace, ptrace) = (events(&self.trace, usize::MAX), events(&self.ptrace, 1));
+        Makers {
+            tracectl: Box::new(move || Ok(tracectl.clone())),
+            trace: Box::new(move || Ok(trace.clone())),
+            ptracectl: Box::new(move || Ok(ptracectl.clone())),
+            ptrace: Box::new(move || Ok(ptrace.clone())),
+        }
+    }
+
+    /// Logs lines whose program counters count.
+    pub fn push_lines(&self, numbers: impl IntoIterator<Item = u64>) {
+        let lines: Vec<_> = numbers.into_iter().map(line).collect();
+        self.trace.push(lines.iter().map(|line| line.as_slice()));
+    }
+
+    /// Logs records whose processes count.
+    pub fn push_records(&self, numbers: impl IntoIterator<Item = u32>) {
+        let records: Vec<_> = numbers.into_iter().map(record).collect();
+        self.ptrace.push(records.iter().map(|r| r.as_slice()));
+    }
+}
+
+/// One whose clock stands still.
+pub fn guest() -> Guest {
+    Guest {
+        clock: Box::new(|| {
+            Some(Clock {
+                tsc: 1,
+                unix_ns: 2,
+                hz: 1_000_000_000,
+            })
+        }),
+        name: Box::new(|address| (address < 10).then(|| format!("f{address}"))),
+    }
+}
+
+/// The line of a number.
+pub fn line(number: u64) -> [u8; LINE_BYTES] {
+    let line = TraceLine {
+        kind: LineKind::Entry,
+        pc: number,
+        ticks: 2,
+        pid: 3,
+        arguments: [4; 4],
+    };
+    line.to_bytes()
+}
+
+/// The lines of some numbers, one after the other.
+pub fn lines(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    numbers.into_iter().flat_map(line).collect()
+}
+
+/// The record of a number.
+pub fn record(number: u32) -> [u8; RECORD_BYTES] {
+    let record = Record {
+        pid: number,
+        event: 3,
+        machine: 0,
+        time: i64::from(number),
+        argument: 0,
+    };
+    record.to_bytes()
+}
