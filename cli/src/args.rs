@@ -1,5 +1,7 @@
 //! The command line: every command, option and its help. Man pages and completions are made from this.
 
+mod ports;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use crate::expect::report::Destination;
 use crate::memory_size;
 use crate::registry::VmName;
 use crate::tracing::request::DEFAULT_SLOTS;
+pub use ports::{Ctl, Mount, Read, ReadPort, StreamFormat};
 
 /// Bytes of a string that a script reads unless told otherwise.
 const DEFAULT_STRLEN: u16 = 256;
@@ -69,6 +72,12 @@ pub enum Command {
     List(List),
     /// Trace a running guest: functions of its kernel and its programs, system calls, timers
     Trace(Box<Trace>),
+    /// Give a command to a running machine's device trace(3) or ptrace(3), or print its configuration
+    Ctl(Ctl),
+    /// Stream what a running machine's device trace(3) or ptrace(3) records
+    Read(Box<Read>),
+    /// Show a running machine's trace devices as files in a folder
+    Mount(Mount),
     /// List the scripts that come with exotrace, or print one; `trace NAME.bt` runs it
     Scripts(Scripts),
     /// Print a completion script for a shell

@@ -16,6 +16,7 @@ mod image_tables;
 mod inspection;
 mod listener;
 mod memory_size;
+mod mount;
 mod output_file;
 mod ports;
 mod registry;
@@ -23,6 +24,7 @@ mod report;
 mod scripting;
 mod session;
 mod signals;
+mod streams;
 mod tracing;
 
 use std::process::ExitCode;
@@ -30,7 +32,8 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let log = env_logger::Env::new().filter_or("EXOTRACE_LOG", "warn");
+    // What fuser warns of is told better where it happens.
+    let log = env_logger::Env::new().filter_or("EXOTRACE_LOG", "warn,fuser=off");
     env_logger::Builder::from_env(log)
         .format_timestamp(None)
         .init();

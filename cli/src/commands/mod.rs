@@ -1,10 +1,13 @@
 //! The commands, one file each.
 
+mod ctl;
 mod demo;
 mod doctor;
 mod generate;
 mod guest_files;
 mod inspect;
+mod mount;
+mod read;
 mod remote;
 mod run;
 mod script;
@@ -34,6 +37,9 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::List(args) => trace::list(args),
         Command::Scripts(args) => script::scripts(&args),
         Command::Trace(args) => trace::trace(*args),
+        Command::Ctl(args) => ctl::ctl(args),
+        Command::Read(args) => read::read(*args),
+        Command::Mount(args) => mount::mount(args),
         Command::Completions { shell } => generate::completions(shell),
         Command::Man { folder } => generate::man(&folder),
     }

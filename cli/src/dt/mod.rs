@@ -3,8 +3,10 @@
 //! What goes over the wire is described in [`probes::dt::wire`]. Each connection has a thread, which ends with it: closing a connection takes its
 //! probes out of the guest, and ends a read that waits. When the server goes, so do all.
 
+pub mod client;
 mod connection;
 mod guest;
+pub mod show;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,0 +1,230 @@
+//! Options of the commands for the ports of a machine's trace devices.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{Which, parse_seconds};
+use crate::memory_size;
+use crate::ports::ControlName;
+
+/// Older files kept beside one that rotates, unless told otherwise.
+const DEFAULT_KEEP: u32 = 5;
+
+/// Options of `ctl`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Of trace(3): trace START END new NAME, trace NAME on|off|remove, start, stop, all, size EXPONENT, watch PID. An address is hexadecimal, full \
+or as an offset from the kernel's text, or a symbol's name. Of ptrace(3), with --port ptracectl: trace PID 1|0, size RECORDS. \
+What was refused is told with exit status 1.")]
+pub struct Ctl {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// The port that takes the command
+    #[arg(long, value_enum, default_value = "tracectl")]
+    pub port: ControlName,
+    /// One command; without it the configuration is printed
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub command: Vec<String>,
+}
+
+/// Options of `read`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Events go to standard output (or -o), counts to standard error. Ctrl-C ends it, and so does the end of the machine. What is read is gone for \
+readers that come later; those that read at the same time get it too. trace: text (the device's lines), raw (the same), json, perfetto, \
+collapsed. ptrace: text (as ptrace(1) prints), raw (records of 28 bytes), json, perfetto, svg. dt: text, raw (structures of dt(4)), json, of \
+probes such as kprobe:vfs_read:entry.")]
+pub struct Read {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// The port that gives the events
+    #[arg(value_enum, value_name = "PORT")]
+    pub port: ReadPort,
+    /// Of dt: the probes
+    #[arg(value_name = "PROBE")]
+    pub probes: Vec<String>,
+    /// How events are written
+    #[arg(long, value_enum, default_value = "text")]
+    pub format: StreamFormat,
+    /// Write to this file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Begin the file anew when it has this size: a number with K, M or G. The old one becomes FILE.1, that FILE.2 and so on
+    #[arg(long, value_name = "SIZE", requires = "output", value_parser = memory_size::parse)]
+    pub rotate: Option<u64>,
+    /// Keep this many older files
+    #[arg(long, value_name = "N", requires = "rotate", default_value_t = DEFAULT_KEEP)]
+    pub keep: u32,
+    /// End after this time
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub duration: Option<Duration>,
+    /// Write what is there and end
+    #[arg(long, conflicts_with = "duration")]
+    pub now: bool,
+    /// Of ptrace: have this process traced while it is read; may be repeated
+    #[arg(short, long = "pid", value_name = "PID")]
+    pub pids: Vec<u32>,
+    /// Of ptrace: have all processes traced while it is read
+    #[arg(long, conflicts_with = "pids")]
+    pub all: bool,
+    /// Of ptrace: records that the log holds, a power of two
+    #[arg(long, value_name = "RECORDS")]
+    pub size: Option<u32>,
+}
+
+impl Read {
+    /// Options that were given and mean nothing for the port.
+    pub fn without_meaning(&self) -> Vec<String> {
+        use StreamFormat::{Collapsed, Perfetto, Svg};
+        let (of_trace, of_ptrace, of_dt) = match self.port {
+            ReadPort::Trace => (true, false, false),
+            ReadPort::Ptrace => (false, true, false),
+            ReadPort::Dt => (false, false, true),
+        };
+        let format = self.format.to_possible_value();
+        let format = format.map_or_else(String::new, |v| format!("--format {}", v.get_name()));
+        let is_odd = match self.format {
+            Collapsed => !of_trace,
+            Svg => !of_ptrace,
+            Perfetto => of_dt,
+            _ => false,
+        };
+        let given = [
+            ("a probe", !of_dt && !self.probes.is_empty()),
+            ("-p", !of_ptrace && !self.pids.is_empty()),
+            ("--all", !of_ptrace && self.all),
+            ("--size", !of_ptrace && self.size.is_some()),
+            ("--now", of_dt && self.now),
+            (&format, is_odd),
+        ];
+        let given = given.into_iter().filter(|(_, given)| *given);
+        given.map(|(name, _)| name.to_owned()).collect()
+    }
+}
+
+/// A port that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReadPort {
+    /// Lines of trace(3)
+    Trace,
+    /// Records of ptrace(3)
+    Ptrace,
+    /// Events of dt(4)
+    Dt,
+}
+
+/// How the events of a port are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StreamFormat {
+    /// A line an event, as the device's own tools print it
+    Text,
+    /// The bytes that the device gives
+    Raw,
+    /// One JSON object a line
+    Json,
+    /// A timeline for ui.perfetto.dev
+    Perfetto,
+    /// Of trace, folded stacks for flame graphs, at the end
+    Collapsed,
+    /// Of ptrace, a picture of the timeline, at the end
+    Svg,
+}
+
+/// Options of `mount`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Files: tracectl and ptracectl take commands and tell the configuration, trace and ptrace give events, dt is the device dt(4) by its messages, \
+stat has counts and the text of the last error. As on Plan 9 a read does not wait: 0 bytes mean that there is nothing now.
+  echo trace vfs_read vfs_write new a > DIR/tracectl; echo trace a on > DIR/tracectl
+  echo start > DIR/tracectl; sleep 1; echo stop > DIR/tracectl; cat DIR/trace
+Ends with Ctrl-C, with the machine, or by umount DIR. Users other than root need fusermount3 (package fuse3).")]
+pub struct Mount {
+    /// Which machine
+    #[command(flatten)]
+    pub which: Which,
+    /// An existing empty folder
+    pub folder: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::super::{Cli, Command};
+    use super::*;
+
+    fn parse(words: &str) -> Result<Command, clap::Error> {
+        let words = ["exotrace"].into_iter().chain(words.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn a_command_for_a_device_may_have_any_words() {
+        for (words, port, command) in [
+            ("ctl", ControlName::Tracectl, ""),
+            (
+                "ctl trace a b new c",
+                ControlName::Tracectl,
+                "trace a b new c",
+            ),
+            ("ctl watch -1", ControlName::Tracectl, "watch -1"),
+            (
+                "ctl --port ptracectl trace 5 --vm",
+                ControlName::Ptracectl,
+                "trace 5 --vm",
+            ),
+        ] {
+            let Command::Ctl(ctl) = parse(words).unwrap() else {
+                panic!("{words}: not ctl")
+            };
+            assert_eq!((ctl.port, ctl.command.join(" ")), (port, command.into()));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_a_usage_error() {
+        for words in [
+            "read",
+            "read tracectl",
+            "read trace --rotate 1M",
+            "read trace -o f --keep 3",
+            "read trace --now --for 1",
+            "read ptrace --all -p 1",
+            "read trace --format gif",
+            "ctl --port trace",
+            "mount",
+        ] {
+            assert!(parse(words).is_err(), "{words}");
+        }
+        for (words, expected) in [
+            ("read trace -p 1 --size 8", vec!["-p", "--size"]),
+            (
+                "read trace --all --format svg",
+                vec!["--all", "--format svg"],
+            ),
+            ("read ptrace --format collapsed", vec!["--format collapsed"]),
+            ("read ptrace --format svg --all", vec![]),
+            ("read trace kprobe:vfs_read:entry", vec!["a probe"]),
+            (
+                "read dt a:b:c --now --format svg",
+                vec!["--now", "--format svg"],
+            ),
+            ("read dt a:b:c d:e:f --format json", vec![]),
+            ("read trace --format collapsed", vec![]),
+        ] {
+            let Command::Read(read) = parse(words).unwrap() else {
+                panic!("{words}: not read")
+            };
+            assert_eq!(read.without_meaning(), expected, "{words}");
+        }
+    }
+}

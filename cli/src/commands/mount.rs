@@ -1,0 +1,63 @@
+//! `exotrace mount`: a running machine's trace devices as files, until one of the two ends.
+
+use std::time::Duration;
+
+use super::remote::find;
+use crate::args;
+use crate::mount::{Mounted, Sockets};
+use crate::ports::client::Client;
+use crate::ports::server::FRAMED;
+use crate::ports::wire::{Target, Waited};
+use crate::report::{Failure, say};
+use crate::signals::StopSignals;
+use crate::streams::sink::Stop;
+
+/// How often it is looked whether the end is wanted.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the machine is asked at a time whether it has ended.
+const QUESTION: Duration = Duration::from_secs(1);
+
+/// Runs the command.
+///
+/// # Errors
+/// If nothing can be mounted there, or no machine runs.
+pub fn mount(args: args::Mount) -> Result<(), Failure> {
+    let machine = find(args.which)?;
+    let sockets = Sockets {
+        name: machine.name.to_string(),
+        ports: machine.beside(FRAMED),
+        dt: machine.beside("dt"),
+    };
+    let mut watched = Client::open(&sockets.ports, Target::Stat)?;
+    let signals = StopSignals::watch()?;
+    let (stop, ended) = (Stop::default(), Stop::default());
+    signals.on_stop({
+        let stop = stop.clone();
+        move || stop.ask()
+    });
+    let mounted = Mounted::start(&args.folder, sockets)?;
+    say(format_args!(
+        "{}: the trace devices of {}; ends with Ctrl-C, umount or the machine",
+        args.folder.display(),
+        machine.name
+    ));
+    // On a thread of its own, which ends with this process: a machine that is stopped does not answer.
+    let ending = ended.clone();
+    std::thread::Builder::new()
+        .name("machine".into())
+        .spawn(move || {
+            while watched
+                .wait(QUESTION)
+                .is_ok_and(|waited| waited != Waited::Ended)
+            {}
+            ending.ask();
+        })?;
+    while !mounted.has_ended() && !stop.is_asked() {
+        if ended.is_asked() {
+            say(format_args!("{} has ended", machine.name));
+            break;
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+    Ok(())
+}

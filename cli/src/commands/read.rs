@@ -1,0 +1,488 @@
+//! `exotrace read`: what a device of a running machine records, as a stream.
+//!
+//! The machine's process has the log; this is one reader of it. However this ends, the machine sees the connection close. What `-p` and
+//! `--all` had traced for this reader is switched off again in the end, unless this was killed.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use probes::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
+
+use super::remote::find;
+use crate::args::{self, ReadPort, StreamFormat};
+use crate::dt::client::{DtClient, DtError, EVENT_SIZE};
+use crate::dt::show;
+use crate::output_file::OutputFile;
+use crate::ports::client::{CallError, Client};
+use crate::ports::server::FRAMED;
+use crate::ports::wire::{LONGEST_READ, Target, Waited};
+use crate::ports::{ControlName, EventName};
+use crate::registry::Running;
+use crate::report::{Failure, say};
+use crate::signals::StopSignals;
+use crate::streams::shape::{Guest, shape};
+use crate::streams::sink::{MakeShape, Rotation, Sink, Stop};
+
+/// Events of dt(4) that are read at once.
+const DT_EVENTS: usize = 1024;
+/// How often it is looked whether the end is wanted, or the output's reader has gone.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs the command.
+///
+/// # Errors
+/// If the device refuses, or the output cannot be written.
+pub fn read(mut args: args::Read) -> Result<(), Failure> {
+    check(&args)?;
+    let file = args.output.as_deref().map(OutputFile::open).transpose()?;
+    let machine = find(std::mem::replace(&mut args.which, args::Which { vm: None }))?;
+    let stop = Stop::default();
+    let signals = StopSignals::watch()?;
+    signals.on_stop({
+        let stop = stop.clone();
+        move || stop.ask()
+    });
+    let (mut source, make): (Box<dyn Source>, MakeShape) = match args.port {
+        ReadPort::Trace => of_port(&machine, EventName::Trace, &args)?,
+        ReadPort::Ptrace => of_port(&machine, EventName::Ptrace, &args)?,
+        ReadPort::Dt => of_dt(&machine, &args)?,
+    };
+    let mut sink = match (&args.output, file) {
+        (Some(path), Some(file)) => {
+            let keep = args.keep;
+            let rotation = args.rotate.map(|size| Rotation { size, keep });
+            Sink::to_file(path, file, rotation, stop.clone(), make)?
+        }
+        _ => Sink::to_output(stop.clone(), make)?,
+    };
+    let end = End {
+        stop,
+        at: args.duration.and_then(|d| Instant::now().checked_add(d)),
+        now: args.now,
+    };
+    let mut records = 0;
+    let mut followed = follow(source.as_mut(), &mut sink, &end, &mut records);
+    if matches!(followed, Err(Failure::OutputClosed)) {
+        return followed;
+    }
+    let ended = source.end();
+    if let (Ok(()), Ok((last, _))) = (&followed, &ended) {
+        followed = pass_on(last, source.record_bytes(), &mut sink, &mut records);
+    }
+    // Also what was begun before the machine went is whole in the file.
+    let finished = sink.finish();
+    match ended {
+        Ok((_, dropped)) => say(format_args!("{records} records, {dropped} dropped")),
+        Err(_) => say(format_args!("{records} records")),
+    }
+    followed.and(finished)
+}
+
+/// What events come from.
+trait Source {
+    /// Bytes of an event.
+    fn record_bytes(&self) -> usize;
+
+    /// Whole events; waited for at most for `limit`, and none if none came. `None` when none will come.
+    fn next(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, Failure>;
+
+    /// What is left, and how many were lost.
+    fn end(&mut self) -> Result<(Vec<u8>, u64), Failure>;
+}
+
+/// An event port, with what is traced for it.
+struct Port {
+    // Closed first.
+    client: Client,
+    _traced: Traced,
+}
+
+impl Source for Port {
+    fn record_bytes(&self) -> usize {
+        self.client.record_bytes().max(1)
+    }
+
+    fn next(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, Failure> {
+        let most = u32::try_from(LONGEST_READ).unwrap_or(u32::MAX);
+        let bytes = self.client.read(most)?;
+        if !bytes.is_empty() || limit.is_zero() {
+            return Ok(Some(bytes));
+        }
+        Ok(match self.client.wait(limit)? {
+            Waited::Nothing => Some(bytes),
+            Waited::Something => Some(self.client.read(most)?),
+            Waited::Ended => None,
+        })
+    }
+
+    fn end(&mut self) -> Result<(Vec<u8>, u64), Failure> {
+        Ok((Vec::new(), self.client.dropped()?))
+    }
+}
+
+fn of_port(
+    machine: &Running,
+    port: EventName,
+    args: &args::Read,
+) -> Result<(Box<dyn Source>, MakeShape), Failure> {
+    let socket = machine.beside(FRAMED);
+    let mut traced = Traced::begin(&socket, args.size)?;
+    let client = Client::open(&socket, Target::Events(port))?;
+    let who = args.pids.iter().map(u32::to_string);
+    for who in who.chain(args.all.then(|| "all".to_owned())) {
+        traced.add(&socket, who)?;
+    }
+    let (guest, format) = (guest(&socket)?, args.format);
+    let source = Port {
+        client,
+        _traced: traced,
+    };
+    let make = move || shape(port, format, &guest);
+    Ok((Box::new(source), Box::new(make)))
+}
+
+impl Source for DtClient {
+    fn record_bytes(&self) -> usize {
+        EVENT_SIZE
+    }
+
+    fn next(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, Failure> {
+        match self.read(DT_EVENTS, limit) {
+            Ok(events) => Ok(Some(events)),
+            // The machine closes the device when it ends.
+            Err(DtError::Gone(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn end(&mut self) -> Result<(Vec<u8>, u64), Failure> {
+        Ok(self.counts()?)
+    }
+}
+
+fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, MakeShape), Failure> {
+    let mut device = DtClient::open(&machine.beside("dt"))?;
+    let list = device.list()?;
+    let mut names = BTreeMap::new();
+    for probe in &args.probes {
+        let number = device.find(&list, probe)?;
+        device.enable(number, FLAG_EXECNAME | FLAG_FUNCARGS)?;
+        names.insert(number, probe.clone());
+    }
+    device.record(true)?;
+    let (names, format) = (Arc::new(names), args.format);
+    let make = move || show::shape(format, &names);
+    Ok((Box::new(device), Box::new(make)))
+}
+
+/// What makes no sense is said before anything is done.
+fn check(args: &args::Read) -> Result<(), Failure> {
+    let wrong = args.without_meaning();
+    if !wrong.is_empty() {
+        let port = args.port.to_possible_value();
+        let port = port.map_or_else(String::new, |v| v.get_name().to_owned());
+        let wrong = format!("{}: not for {port}", wrong.join(", "));
+        return Err(Failure::Usage(wrong));
+    }
+    if args.port == ReadPort::Dt && args.probes.is_empty() {
+        let wrong = "dt: which probes? Such as: exotrace read dt kprobe:vfs_read:entry";
+        return Err(Failure::Usage(wrong.into()));
+    }
+    let is_binary = match args.format {
+        StreamFormat::Perfetto => true,
+        StreamFormat::Raw => args.port != ReadPort::Trace,
+        _ => false,
+    };
+    if is_binary && args.output.is_none() && io::stdout().is_terminal() {
+        let wrong =
+            "these are bytes that no terminal shows: write them to a file, -o FILE, or a pipe";
+        return Err(Failure::Usage(wrong.into()));
+    }
+    Ok(())
+}
+
+/// When reading ends.
+struct End {
+    /// At a signal.
+    stop: Stop,
+    /// At that time.
+    at: Option<Instant>,
+    /// When there is nothing more to read now.
+    now: bool,
+}
+
+impl End {
+    /// Whether it ends, and how long may be waited otherwise.
+    fn left(&self) -> Option<Duration> {
+        let left = match self.at {
+            Some(at) => at.saturating_duration_since(Instant::now()),
+            None => LOOK_INTERVAL,
+        };
+        (!left.is_zero() && !self.stop.is_asked()).then(|| left.min(LOOK_INTERVAL))
+    }
+}
+
+fn follow(
+    source: &mut dyn Source,
+    sink: &mut Sink,
+    end: &End,
+    records: &mut u64,
+) -> Result<(), Failure> {
+    while let Some(left) = end.left() {
+        let limit = if end.now { Duration::ZERO } else { left };
+        let Some(bytes) = source.next(limit)? else {
+            return Ok(());
+        };
+        if bytes.is_empty() && end.now {
+            return Ok(());
+        }
+        pass_on(&bytes, source.record_bytes(), sink, records)?;
+        sink.check()?;
+    }
+    Ok(())
+}
+
+fn pass_on(bytes: &[u8], size: usize, sink: &mut Sink, records: &mut u64) -> Result<(), Failure> {
+    for record in bytes.chunks_exact(size) {
+        sink.record(record)?;
+        *records += 1;
+    }
+    sink.flush()
+}
+
+/// What the machine tells of itself.
+fn guest(socket: &Path) -> Result<Guest, CallError> {
+    let mut client = Client::open(socket, Target::Stat)?;
+    let clock = client.clock()?;
+    Ok(Guest::new(clock, move |address| {
+        client.name(address).ok().flatten()
+    }))
+}
+
+/// Processes that are traced for this reader, until it is dropped.
+struct Traced {
+    control: Option<Client>,
+    who: Vec<String>,
+}
+
+impl Traced {
+    /// Nobody yet; the log has room for `size` records.
+    fn begin(socket: &Path, size: Option<u32>) -> Result<Self, Failure> {
+        let mut traced = Self {
+            control: None,
+            who: Vec::new(),
+        };
+        if let Some(size) = size {
+            traced.command(socket, &format!("size {size}"))?;
+        }
+        Ok(traced)
+    }
+
+    fn add(&mut self, socket: &Path, who: String) -> Result<(), Failure> {
+        let traced = self.command(socket, &format!("trace {who} 1"));
+        traced.map_err(|error| Failure::new(format_args!("process {who}: {error}")))?;
+        self.who.push(who);
+        Ok(())
+    }
+
+    fn command(&mut self, socket: &Path, command: &str) -> Result<(), CallError> {
+        let control = match &mut self.control {
+            Some(control) => control,
+            none => {
+                let target = Target::Control(ControlName::Ptracectl);
+                none.insert(Client::open(socket, target)?)
+            }
+        };
+        control.command(command.as_bytes())
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        for who in std::mem::take(&mut self.who) {
+            let Some(control) = &mut self.control else {
+                return;
+            };
+            match control.command(format!("trace {who} 0").as_bytes()) {
+                Ok(()) => {}
+                // Processes end, and so do machines.
+                Err(error) => log::info!("process {who} is traced no more: {error}"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs;
+    use std::path::PathBuf;
+
+    use clap::Parser;
+    use probes::trace_line::{LineKind, TraceLine};
+
+    use super::*;
+    use crate::ports::Ports;
+    use crate::ports::server::Server;
+    use crate::ports::toy::{LINES, Toy, guest as toy_guest, lines, record};
+
+    struct World {
+        folder: tempfile::TempDir,
+        toy: Toy,
+        server: Option<Server>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let toy = Toy::new();
+            let ports = Arc::new(Ports::new(toy.makers(), toy_guest()));
+            let server = Some(Server::start(folder.path(), &ports).unwrap());
+            Self {
+                folder,
+                toy,
+                server,
+            }
+        }
+
+        fn machine(&self) -> Running {
+            Running {
+                name: "toy".parse().unwrap(),
+                pid: "1".into(),
+                socket: self.folder.path().join("control"),
+            }
+        }
+
+        fn output(&self) -> PathBuf {
+            self.folder.path().join("output")
+        }
+
+        /// Reads as the command line says until it ends; how many records, and what was written.
+        fn read(&self, words: &str, stop: &Stop) -> (u64, Vec<u8>) {
+            let words = format!("exotrace read {words}");
+            let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
+            let args::Command::Read(args) = cli.command else {
+                panic!("{words}: not read")
+            };
+            let port = match args.port {
+                ReadPort::Ptrace => EventName::Ptrace,
+                _ => EventName::Trace,
+            };
+            let (mut source, make) = of_port(&self.machine(), port, &args).unwrap();
+            let path = self.output();
+            let file = OutputFile::open(&path).unwrap();
+            let mut sink = Sink::to_file(&path, file, None, stop.clone(), make).unwrap();
+            let end = End {
+                stop: stop.clone(),
+                at: args.duration.map(|d| Instant::now() + d),
+                now: args.now,
+            };
+            let mut records = 0;
+            follow(source.as_mut(), &mut sink, &end, &mut records).unwrap();
+            assert_eq!(source.end().unwrap(), (Vec::new(), 0));
+            sink.finish().unwrap();
+            (records, fs::read(&path).unwrap())
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_read_at_once_and_what_comes_until_the_time_is_up() {
+        let world = World::new();
+        let stop = Stop::default();
+        world.toy.push_lines(0..LINES as u64);
+        let read = world.read("trace --now", &stop);
+        assert_eq!(read, (LINES as u64, lines(0..LINES as u64)));
+        assert_eq!(world.read("trace --now", &stop), (0, Vec::new()));
+        let toy = world.toy.clone();
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            toy.push_lines(0..2);
+        });
+        let read = world.read("trace --for 0.5", &stop);
+        assert_eq!(read, (2, lines(0..2)));
+        later.join().unwrap();
+    }
+
+    #[test]
+    fn processes_are_traced_while_they_are_read() {
+        let world = World::new();
+        world.toy.push_records(0..1);
+        let read = world.read(
+            "ptrace --now --format raw --size 1024 -p 5 -p 6",
+            &Stop::default(),
+        );
+        assert_eq!(read, (1, record(0).to_vec()));
+        let commands = world.toy.ptracectl.commands();
+        let expected = [
+            "size 1024",
+            "trace 5 1",
+            "trace 6 1",
+            "trace 5 0",
+            "trace 6 0",
+        ];
+        assert_eq!(commands, expected);
+        world.read("ptrace --now --all", &Stop::default());
+        let commands = world.toy.ptracectl.commands();
+        assert_eq!(commands[5..], ["trace all 1", "trace all 0"]);
+    }
+
+    #[test]
+    fn reading_ends_when_it_shall_and_with_the_machine() {
+        let mut world = World::new();
+        let stop = Stop::default();
+        stop.ask();
+        assert_eq!(world.read("trace", &stop).0, 0);
+        let args = |words: &str| {
+            let words = format!("exotrace read {words}");
+            let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
+            match cli.command {
+                args::Command::Read(args) => args,
+                _ => panic!("{words}: not read"),
+            }
+        };
+        let (mut source, _) = of_port(&world.machine(), EventName::Trace, &args("trace")).unwrap();
+        world.toy.push_lines(0..1);
+        let server = world.server.take();
+        let ending = std::thread::spawn(move || drop(server));
+        let mut seen = Vec::new();
+        while let Some(bytes) = source.next(LOOK_INTERVAL).unwrap() {
+            seen.extend(bytes);
+        }
+        assert_eq!(seen, lines(0..1));
+        assert_eq!(source.end().unwrap().1, 0);
+        ending.join().unwrap();
+    }
+
+    #[test]
+    fn every_format_of_a_port_shows_something() {
+        let world = World::new();
+        for (words, part) in [
+            ("trace", "E 0000000000000003"),
+            ("trace --format json", "\"f3\""),
+            ("trace --format collapsed", "f3"),
+            ("trace --format perfetto", "f3"),
+            ("ptrace", " Run "),
+            ("ptrace --format json", "\"pid\":3"),
+            ("ptrace --format svg", "</svg>"),
+        ] {
+            for (kind, ticks) in [(LineKind::Entry, 2), (LineKind::Exit, 12)] {
+                let line = TraceLine {
+                    kind,
+                    pc: 3,
+                    ticks,
+                    pid: 5,
+                    arguments: [0; 4],
+                };
+                world.toy.trace.push([line.to_bytes().as_slice()]);
+            }
+            world.toy.push_records(3..4);
+            let (_, shown) = world.read(&format!("{words} --now"), &Stop::default());
+            let shown = String::from_utf8_lossy(&shown).into_owned();
+            assert!(shown.contains(part), "{words}: {shown}");
+        }
+    }
+}
