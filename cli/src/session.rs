@@ -5,9 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use introspect::Gva;
+use probes::clock::Clock;
 use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::name::ProbePattern;
+use probes::{ptrace, trace};
 use vmm::snapshot::SnapshotInfo;
 use vmm::{Machine, RunEnd};
 
@@ -42,6 +44,15 @@ pub struct Session {
     pub inspector: Inspector,
     /// Its probe engine, from the first trace on.
     pub engine: OnceLock<Engine>,
+    /// Its devices trace(3) and ptrace(3), from when they are first used.
+    pub devices: TraceDevices,
+}
+
+/// The devices trace(3) and ptrace(3) of a machine.
+#[derive(Default)]
+pub struct TraceDevices {
+    trace: OnceLock<trace::Device>,
+    ptrace: OnceLock<ptrace::Device>,
 }
 
 /// What a look at a booting guest came to.
@@ -122,6 +133,35 @@ impl Session {
             engine
         };
         self.engine.get_or_init(new).clone()
+    }
+
+    /// The machine's device trace(3).
+    ///
+    /// # Errors
+    /// Why its guest cannot be traced now.
+    pub fn trace_device(&self) -> Result<trace::Device, String> {
+        if let Some(device) = self.devices.trace.get() {
+            return Ok(device.clone());
+        }
+        let engine = self.engine(&self.kernel_view()?);
+        let new = || trace::Device::new(engine);
+        Ok(self.devices.trace.get_or_init(new).clone())
+    }
+
+    /// The machine's device ptrace(3).
+    ///
+    /// # Errors
+    /// As [`trace_device`](Self::trace_device).
+    pub fn ptrace_device(&self) -> Result<ptrace::Device, String> {
+        if let Some(device) = self.devices.ptrace.get() {
+            return Ok(device.clone());
+        }
+        let engine = self.engine(&self.kernel_view()?);
+        let new = || {
+            let clock = Clock::now(engine.tsc_hz());
+            ptrace::Device::new(engine, clock)
+        };
+        Ok(self.devices.ptrace.get_or_init(new).clone())
     }
 
     /// Ticks of the guest's time stamp counter in a second.

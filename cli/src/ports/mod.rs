@@ -14,7 +14,7 @@ pub mod wire;
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -353,24 +353,27 @@ impl Drop for Reader {
     }
 }
 
+/// What `make` gives of a session, as long as there is one.
+fn maker<P: ?Sized + 'static>(
+    session: &Weak<Session>,
+    make: fn(&Session) -> Result<Arc<P>, String>,
+) -> Make<P> {
+    let session = session.clone();
+    Box::new(move || match session.upgrade() {
+        Some(session) => make(&session),
+        None => Err("the machine has ended".to_owned()),
+    })
+}
+
 /// The ports of a running machine.
 pub fn of_session(session: &Arc<Session>) -> Ports {
     // Weak: the session must not be kept by what is served of it.
     let session = Arc::downgrade(session);
-    let absent = {
-        let session = session.clone();
-        move |what: &str| match session.upgrade() {
-            Some(session) => format!("{}: {what} is not there yet", session.name),
-            None => "the machine has ended".to_owned(),
-        }
-    };
-    let (tracectl, trace) = (absent.clone(), absent.clone());
-    let (ptracectl, ptrace) = (absent.clone(), absent);
     let makers = Makers {
-        tracectl: Box::new(move || Err(tracectl("trace(3)"))),
-        trace: Box::new(move || Err(trace("trace(3)"))),
-        ptracectl: Box::new(move || Err(ptracectl("ptrace(3)"))),
-        ptrace: Box::new(move || Err(ptrace("ptrace(3)"))),
+        tracectl: maker(&session, |session| Ok(Arc::new(session.trace_device()?))),
+        trace: maker(&session, |session| Ok(Arc::new(session.trace_device()?))),
+        ptracectl: maker(&session, |session| Ok(Arc::new(session.ptrace_device()?))),
+        ptrace: maker(&session, |session| Ok(Arc::new(session.ptrace_device()?))),
     };
     let named = session.clone();
     let guest = Guest {

@@ -197,6 +197,7 @@ pub fn start(
         started,
         inspector: Inspector::default(),
         engine: std::sync::OnceLock::new(),
+        devices: crate::session::TraceDevices::default(),
     };
     session.machine.start();
     let session = Arc::new(session);

@@ -15,7 +15,7 @@ use crate::inspection::Inspector;
 use crate::memory_size::Human;
 use crate::registry::Entry;
 use crate::report::{Failure, say};
-use crate::session::Session;
+use crate::session::{Session, TraceDevices};
 
 /// What was read before anything is made.
 pub struct Inputs {
@@ -85,6 +85,7 @@ pub fn make(
             started,
             inspector: Inspector::default(),
             engine: OnceLock::new(),
+            devices: TraceDevices::default(),
         });
     }
     let Some(kernel) = inputs.kernel else {
@@ -130,6 +131,7 @@ pub fn make(
         started,
         inspector: Inspector::default(),
         engine: OnceLock::new(),
+        devices: TraceDevices::default(),
     })
 }
 
