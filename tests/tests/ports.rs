@@ -1,4 +1,6 @@
 //! The ports of a running machine's trace devices, as a user finds them: sockets, `ctl`, `read`, and files in a folder.
+//!
+//! Where any guest will do it is the micro guest, which starts in no time.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,7 +9,7 @@ use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use support::command::{Running, World};
@@ -27,11 +29,42 @@ fn words(line: &str) -> Vec<OsString> {
 fn start(world: &World, host: &Host) -> Running {
     let mut line = words(&format!("run --name {NAME} --restore"));
     line.push(snapshot_folder(host).into());
+    started(world, line)
+}
+
+/// A guest that calls `micro_leaf` without end.
+fn start_micro(world: &World) -> Running {
+    let made = world.run(words("guest micro micro"), COMMAND_LIMIT);
+    assert_eq!(made.status, 0, "{made:?}");
+    let mut line = words(&format!(
+        "run --name {NAME} --serial null --kernel micro/micro.elf --cmdline"
+    ));
+    line.push("calls 4000000000".into());
+    started(world, line)
+}
+
+fn started(world: &World, line: Vec<OsString>) -> Running {
     let mut machine = world.start(line);
     machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
         SOCKETS.iter().all(|name| socket(world, name).exists())
     });
     machine
+}
+
+/// The mount, and its folder.
+fn mount(world: &World) -> (Running, PathBuf) {
+    let place = world.path("mounted");
+    fs::create_dir(&place).expect("a folder");
+    let mut mounted = world.start(words("mount mounted"));
+    mounted.wait_until("mount", COMMAND_LIMIT, |_, stderr| {
+        stderr.contains("ends with")
+    });
+    (mounted, place)
+}
+
+/// Whether somebody has said that this host has no FUSE.
+fn without_fuse() -> bool {
+    std::env::var_os("EXOTRACE_NO_FUSE").is_some()
 }
 
 fn socket(world: &World, name: &str) -> PathBuf {
@@ -73,9 +106,9 @@ fn work(machine: &mut Running) {
 
 #[test]
 fn sockets_come_and_go_with_the_machine_and_refusals_are_told() {
-    let host = host!();
+    let _ = host!();
     let world = World::new();
-    let machine = start(&world, host);
+    let machine = start_micro(&world);
     for name in SOCKETS {
         let kind = fs::symlink_metadata(socket(&world, name)).map(|meta| meta.file_type());
         assert!(kind.is_ok_and(|kind| kind.is_socket()), "{name}");
@@ -105,6 +138,84 @@ fn sockets_come_and_go_with_the_machine_and_refusals_are_told() {
 }
 
 #[test]
+fn events_of_dt_are_read_by_the_names_of_their_probes() {
+    let _ = host!();
+    let world = World::new();
+    let machine = start_micro(&world);
+    let read = |line: &str| world.run(words(line), COMMAND_LIMIT);
+    let probe = "kprobe:micro_leaf:entry";
+    let text = read(&format!("read dt {probe} --for 0.3"));
+    assert_eq!(text.status, 0, "{text:?}");
+    let lines: Vec<&str> = text.stdout.lines().collect();
+    assert!(lines.len() > 10, "{text:?}");
+    // Its argument counts.
+    let argument = |line: &&str| {
+        let (_, arguments) = line.split_once(probe).unwrap_or_default();
+        let first = arguments.split_whitespace().next().unwrap_or_default();
+        u64::from_str_radix(first.trim_start_matches("0x"), 16)
+            .unwrap_or_else(|e| panic!("{line}: {e}"))
+    };
+    let arguments: Vec<u64> = lines.iter().map(argument).collect();
+    assert!(arguments.is_sorted(), "{arguments:?}");
+    let told = format!("exotrace: {} records, ", lines.len());
+    assert!(text.stderr.contains(&told), "{text:?}");
+
+    let raw = read(&format!(
+        "read dt {probe} kprobe:micro_leaf:return --for 0.3 --format raw -o raw --rotate 100K --keep 1"
+    ));
+    assert_eq!(raw.status, 0, "{raw:?}");
+    for file in ["raw", "raw.1"] {
+        let size = fs::metadata(world.path(file)).map_or(1, |meta| meta.len());
+        assert!(size <= 100 << 10 && size % 456 == 0, "{file}: {size}");
+    }
+    let unknown = read("read dt kprobe:no_such_function:entry");
+    assert_eq!(unknown.status, 1, "{unknown:?}");
+    assert!(unknown.stderr.contains("no_such_function"), "{unknown:?}");
+    stop(&world, machine);
+}
+
+#[test]
+fn a_reader_of_the_output_that_goes_is_no_failure() {
+    let _ = host!();
+    let world = World::new();
+    let machine = start_micro(&world);
+    let mut reader = world.command();
+    reader.args(["read", "dt", "kprobe:micro_leaf:entry"]);
+    let mut reader = reader.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut first = [0; 1000];
+    let mut output = reader.stdout.take().expect("a pipe");
+    output.read_exact(&mut first).expect("events");
+    drop(output);
+    let ended = reader.wait().expect("it ends");
+    assert_eq!(ended.code(), Some(0));
+    stop(&world, machine);
+}
+
+#[test]
+fn a_mount_ends_with_its_machine_and_keeps_nobody_waiting() {
+    let _ = host!();
+    if without_fuse() {
+        return;
+    }
+    for is_killed in [false, true] {
+        let world = World::new();
+        let machine = start_micro(&world);
+        let (mounted, place) = mount(&world);
+        let stat = fs::read_to_string(place.join("stat")).expect("stat");
+        assert!(stat.contains("trace readers 0\n"), "{stat}");
+        let held = fs::File::open(place.join("stat")).expect("the file is there");
+        match is_killed {
+            true => drop(machine),
+            false => stop(&world, machine),
+        }
+        let ended = mounted.finish(COMMAND_LIMIT);
+        assert_eq!(ended.status, 0, "{ended:?}");
+        assert!((&held).read(&mut [0; LINE]).is_err());
+        assert_eq!(fs::read_dir(&place).map_or(9, Iterator::count), 0);
+    }
+}
+
+#[test]
 #[ignore = "the devices are not behind the ports yet"]
 fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     let host = host!();
@@ -119,14 +230,7 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     assert!(configuration.contains(" new a\n"), "{configuration}");
     // Readers at the same time get the same.
     let plain = UnixStream::connect(socket(&world, "trace")).expect("the socket is there");
-    let place = world.path("mounted");
-    fs::create_dir(&place).expect("a folder");
-    let mut line = words("mount");
-    line.push(place.clone().into());
-    let mut mounted = world.start(line);
-    mounted.wait_until("mount", COMMAND_LIMIT, |_, stderr| {
-        stderr.contains("ends with")
-    });
+    let (mounted, place) = mount(&world);
     let held = fs::File::open(place.join("trace")).expect("the file is there");
     work(&mut machine);
     let stopped = shell(&place, "echo stop > tracectl");
@@ -164,14 +268,7 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     let mut machine = start(&world, host);
     let mut reader = world.start(words("read ptrace --all"));
     reader.wait_until("records", COMMAND_LIMIT, |stdout, _| !stdout.is_empty());
-    let place = world.path("mounted");
-    fs::create_dir(&place).expect("a folder");
-    let mut line = words("mount");
-    line.push(place.clone().into());
-    let mut mounted = world.start(line);
-    mounted.wait_until("mount", COMMAND_LIMIT, |_, stderr| {
-        stderr.contains("ends with")
-    });
+    let (mounted, place) = mount(&world);
     let held = fs::File::open(place.join("trace")).expect("the file is there");
     work(&mut machine);
     // Kills it.

@@ -10,7 +10,7 @@ use super::Sockets;
 use super::filesystem::Name;
 use crate::listener::{Seen, look};
 use crate::ports::client::{CallError, Client};
-use crate::ports::wire::Target;
+use crate::ports::wire::{LONGEST_READ, Target};
 
 /// How long a read of the device dt(4) waits for an answer, and a write until it is taken. Who is killed meanwhile is so after that.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -107,9 +107,9 @@ impl Open {
                 Seen::Nothing => Ok(Vec::new()),
                 Seen::Gone => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Seen::Input => {
-                    let mut bytes = Vec::new();
-                    // What has come: one read gives no more than there is.
-                    bytes.resize(usize::try_from(size).unwrap_or(0).min(1 << 20), 0);
+                    // One read gives no more than there is.
+                    let room = usize::try_from(size).unwrap_or(0).min(LONGEST_READ);
+                    let mut bytes = vec![0; room];
                     let read = stream.read(&mut bytes)?;
                     if read == 0 {
                         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
