@@ -12,6 +12,7 @@
 //! Not here: packed rings, PCI and legacy (version 1) devices, and migration while requests are in flight: a device
 //! finishes within a call what it takes from a queue, or puts it back.
 
+pub mod blk;
 mod chain;
 pub mod console;
 mod device;
@@ -20,6 +21,7 @@ mod mmio;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod mock;
 mod queue;
+pub mod rng;
 
 pub use chain::{Chain, ChainError};
 pub use device::{DeviceStateError, Progress, VirtioDevice};

@@ -1,0 +1,164 @@
+//! virtio-blk (virtio 1.2, 5.2): a disk of 512-byte sectors over a [`BlockBackend`].
+//!
+//! The caller owns where the bytes are kept; [`FileBackend`] keeps them in a raw image file. A request is carried out
+//! while the queue is processed, so that none is ever under way between two calls. What a guest asks for is bounded: a
+//! request larger than the limits that its driver was told of is an I/O error, as is one beyond the disk.
+//!
+//! Not here: several queues, the write cache's switch, secure erase, zoned disks, lifetime.
+
+mod backend;
+mod request;
+
+use std::time::Instant;
+
+use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
+
+pub use backend::{BlockBackend, FileBackend, ImageError};
+use request::Disk;
+
+/// Bytes of a sector, whatever the disk's own block size is.
+const SECTOR: u64 = 512;
+/// Most bytes of one segment of a request.
+const SIZE_MAX: u32 = 64 << 10;
+/// Most segments of a request: with header and status it fills half of the queue.
+const SEG_MAX: u32 = 126;
+const QUEUE_SIZE: u16 = 256;
+/// Requests carried out in one call.
+const REQUESTS_AT_ONCE: usize = 16;
+
+/// The number of this kind of device.
+const DEVICE_ID: u32 = 2;
+const FEATURE_SIZE_MAX: u64 = 1 << 1;
+const FEATURE_SEG_MAX: u64 = 1 << 2;
+const FEATURE_READ_ONLY: u64 = 1 << 5;
+const FEATURE_BLOCK_SIZE: u64 = 1 << 6;
+const FEATURE_FLUSH: u64 = 1 << 9;
+const FEATURE_DISCARD: u64 = 1 << 13;
+const FEATURE_WRITE_ZEROES: u64 = 1 << 14;
+
+/// Bytes of configuration space.
+const CONFIG_LENGTH: usize = 60;
+/// A discard smaller than a page of the host gives nothing up.
+const DISCARD_ALIGNMENT: u32 = 8;
+
+/// A block device.
+pub struct Block {
+    disk: Disk,
+}
+
+/// What a disk is, beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockOptions<'a> {
+    /// The driver is told that it cannot write, and if it does so all the same, it cannot.
+    pub read_only: bool,
+    /// What the device calls itself (`/sys/block/vda/serial`), up to 20 bytes.
+    pub id: &'a str,
+}
+
+impl Block {
+    /// A disk of the bytes that `backend` keeps.
+    #[must_use]
+    pub fn new(backend: Box<dyn BlockBackend>, options: BlockOptions<'_>) -> Self {
+        Self {
+            disk: Disk::new(backend, options.read_only, options.id),
+        }
+    }
+
+    /// Configuration space: `struct virtio_blk_config`. What belongs to features that are not offered is zero.
+    fn config(&self) -> [u8; CONFIG_LENGTH] {
+        let mut config = [0; CONFIG_LENGTH];
+        let mut put = |at: usize, bytes: &[u8]| {
+            if let Some(place) = config.get_mut(at..at + bytes.len()) {
+                place.copy_from_slice(bytes);
+            }
+        };
+        put(0, &self.disk.sectors().to_le_bytes());
+        put(8, &SIZE_MAX.to_le_bytes());
+        put(12, &SEG_MAX.to_le_bytes());
+        put(20, &(SECTOR as u32).to_le_bytes());
+        if !self.disk.read_only {
+            put(36, &request::MAX_DISCARD_SECTORS.to_le_bytes());
+            put(40, &request::MAX_DISCARD_SEGMENTS.to_le_bytes());
+            put(44, &DISCARD_ALIGNMENT.to_le_bytes());
+            put(48, &request::MAX_ZEROES_SECTORS.to_le_bytes());
+            put(52, &request::MAX_ZEROES_SEGMENTS.to_le_bytes());
+            put(56, &[1]); // zeros may be holes
+        }
+        config
+    }
+}
+
+impl VirtioDevice for Block {
+    fn name(&self) -> &'static str {
+        "virtio-blk"
+    }
+
+    fn device_id(&self) -> u32 {
+        DEVICE_ID
+    }
+
+    fn features(&self) -> u64 {
+        let always = FEATURE_SIZE_MAX | FEATURE_SEG_MAX | FEATURE_BLOCK_SIZE | FEATURE_FLUSH;
+        always
+            | match self.disk.read_only {
+                true => FEATURE_READ_ONLY,
+                false => FEATURE_DISCARD | FEATURE_WRITE_ZEROES,
+            }
+    }
+
+    fn queue_sizes(&self) -> Vec<u16> {
+        vec![QUEUE_SIZE]
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (byte, place) in self.config().iter().skip(offset).zip(data) {
+            *place = *byte;
+        }
+    }
+
+    fn activate(&mut self, features: u64) {
+        self.disk.write_through = features & FEATURE_FLUSH == 0;
+    }
+
+    fn process(&mut self, queue: u16, _now: Instant, queues: &mut Queues) -> Progress {
+        queues.ignore(queue);
+        for _ in 0..REQUESTS_AT_ONCE {
+            let Some(chain) = queues.pop(queue) else {
+                // What came between the last look and now is not announced.
+                return match queues.listen(queue) {
+                    true => Progress::More,
+                    false => Progress::Idle,
+                };
+            };
+            match self.disk.serve(&chain, queues.memory()) {
+                Some(outcome) => queues.give(queue, chain, outcome.used),
+                None => queues.reject(queue, chain, ChainError::Direction),
+            }
+        }
+        Progress::More
+    }
+
+    fn reset(&mut self) {
+        self.disk.write_through = true;
+    }
+
+    fn save(&self) -> Vec<u8> {
+        // The one thing it remembers follows from the features.
+        Vec::new()
+    }
+
+    fn restore(&mut self, state: &[u8], features: Option<u64>) -> Result<(), DeviceStateError> {
+        if !state.is_empty() {
+            return Err(DeviceStateError {
+                device: self.name(),
+                problem: format!("{} bytes, expected none", state.len()),
+            });
+        }
+        self.disk.write_through = features.is_none_or(|features| features & FEATURE_FLUSH == 0);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

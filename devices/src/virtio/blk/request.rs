@@ -1,0 +1,332 @@
+//! One request of a block device: taken apart, checked, carried out, and answered (virtio 1.2, 5.2.6).
+//!
+//! A request is a 16-byte header and, for what is written, data, all readable; then data for what is read, and one
+//! status byte, all writable. How they are cut into descriptors is the driver's choice.
+
+use std::ops::Range;
+
+use vm_memory::GuestMemoryMmap;
+
+use super::{BlockBackend, SECTOR};
+use crate::virtio::Chain;
+
+/// Most bytes of one request's data: more than a driver that keeps to `size_max` and `seg_max` can ask for.
+pub(super) const MAX_DATA: u64 = super::SIZE_MAX as u64 * super::SEG_MAX as u64;
+/// Most sectors of one segment of a discard: one call of the host.
+pub(super) const MAX_DISCARD_SECTORS: u32 = 4 << 20;
+/// Most segments of a discard.
+pub(super) const MAX_DISCARD_SEGMENTS: u32 = 16;
+/// Most sectors of a write of zeros, which may have to be written one by one.
+pub(super) const MAX_ZEROES_SECTORS: u32 = 16 << 10;
+/// Most segments of it.
+pub(super) const MAX_ZEROES_SEGMENTS: u32 = 1;
+/// Bytes of a device's name, zeros included.
+pub(super) const ID_LENGTH: usize = 20;
+
+const HEADER: usize = 16;
+const SEGMENT: usize = 16;
+/// Bytes that go through the host at once.
+const CHUNK: usize = 64 << 10;
+
+/// Request types.
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
+const GET_ID: u32 = 8;
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+/// Flag of a segment: the sectors may be given up.
+const UNMAP: u32 = 1;
+
+/// How a request ended, as the status byte says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Status {
+    Ok = 0,
+    IoError = 1,
+    Unsupported = 2,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    /// Bytes written from the start of the writable part on.
+    pub(super) used: usize,
+}
+
+/// A request where the driver put it.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    chain: &'a Chain,
+    memory: &'a GuestMemoryMmap,
+}
+
+impl Request<'_> {
+    /// Data for the disk, behind the header.
+    fn given(&self) -> usize {
+        self.chain.readable().saturating_sub(HEADER)
+    }
+
+    /// Room for data from the disk, before the status.
+    fn room(&self) -> usize {
+        self.chain.writable().saturating_sub(1)
+    }
+
+    fn header(&self) -> Option<Header> {
+        let mut bytes = [0; HEADER];
+        let length = self.chain.read(self.memory, 0, &mut bytes);
+        (length == HEADER).then_some(())?;
+        Some(Header {
+            kind: u32::from_le_bytes(*bytes.first_chunk()?),
+            sector: u64::from_le_bytes(*bytes.last_chunk()?),
+        })
+    }
+
+    /// The data for the disk from `offset` on.
+    fn read(&self, offset: usize, data: &mut [u8]) -> Result<(), Status> {
+        let length = self.chain.read(self.memory, HEADER + offset, data);
+        (length == data.len()).then_some(()).ok_or(Status::IoError)
+    }
+
+    /// Data from the disk, for `offset` on.
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), Status> {
+        let length = self.chain.write(self.memory, offset, data);
+        (length == data.len()).then_some(()).ok_or(Status::IoError)
+    }
+}
+
+struct Header {
+    kind: u32,
+    sector: u64,
+}
+
+/// A disk: its bytes, and what a request may do to them.
+pub(super) struct Disk {
+    pub(super) backend: Box<dyn BlockBackend>,
+    pub(super) read_only: bool,
+    /// The driver knows no FLUSH: what it is told is written must be.
+    pub(super) write_through: bool,
+    pub(super) id: [u8; ID_LENGTH],
+    chunk: Vec<u8>,
+}
+
+/// A failure of the host is the disk's; the guest sees an I/O error.
+fn io_error(error: std::io::Error) -> Status {
+    log::debug!("virtio-blk: {error}");
+    Status::IoError
+}
+
+impl Disk {
+    pub(super) fn new(backend: Box<dyn BlockBackend>, read_only: bool, id: &str) -> Self {
+        let mut padded = [0; ID_LENGTH];
+        for (place, byte) in padded.iter_mut().zip(id.bytes()) {
+            *place = byte;
+        }
+        Self {
+            backend,
+            read_only,
+            write_through: true,
+            id: padded,
+            chunk: vec![0; CHUNK],
+        }
+    }
+
+    /// Size in sectors.
+    pub(super) fn sectors(&self) -> u64 {
+        self.backend.length() / SECTOR
+    }
+
+    /// Carries out a request. `None`: there is no place for its status.
+    pub(super) fn serve(&mut self, chain: &Chain, memory: &GuestMemoryMmap) -> Option<Outcome> {
+        let request = Request { chain, memory };
+        let status_at = chain.writable().checked_sub(1)?;
+        let done = match request.header() {
+            Some(header) => self.carry_out(&header, request),
+            None => Err(Status::IoError),
+        };
+        let (status, written) = match done {
+            Ok(written) => (Status::Ok, written),
+            Err(status) => (status, 0),
+        };
+        let told = chain.write(memory, status_at, &[status as u8]);
+        // The status counts only where nothing before it was left out.
+        let used = written + if written == status_at { told } else { 0 };
+        Some(Outcome { status, used })
+    }
+
+    /// Gives the bytes of data that it wrote for the driver.
+    fn carry_out(&mut self, header: &Header, request: Request<'_>) -> Result<usize, Status> {
+        let (given, room) = (request.given(), request.room());
+        let is_write = matches!(header.kind, OUT | DISCARD | WRITE_ZEROES);
+        let wrong_way = if is_write { room } else { given };
+        if wrong_way > 0 || (self.read_only && is_write) {
+            return Err(Status::IoError);
+        }
+        match header.kind {
+            IN => {
+                let range = self.range(header.sector, room)?;
+                self.read(range, request)?;
+                return Ok(room);
+            }
+            OUT => {
+                let range = self.range(header.sector, given)?;
+                self.write(range, request)?;
+            }
+            FLUSH => {
+                self.backend.flush().map_err(io_error)?;
+                return Ok(0);
+            }
+            GET_ID => {
+                let length = room.min(ID_LENGTH);
+                request.write(0, self.id.get(..length).unwrap_or_default())?;
+                return Ok(length);
+            }
+            DISCARD => {
+                let segments = self.segments(request, MAX_DISCARD_SEGMENTS, MAX_DISCARD_SECTORS)?;
+                if segments.iter().any(|segment| segment.flags != 0) {
+                    return Err(Status::Unsupported);
+                }
+                for segment in segments {
+                    // Only a hint: what cannot be given up is kept.
+                    self.backend.discard(segment.range).map_err(io_error)?;
+                }
+            }
+            WRITE_ZEROES => {
+                let segments = self.segments(request, MAX_ZEROES_SEGMENTS, MAX_ZEROES_SECTORS)?;
+                if segments.iter().any(|segment| segment.flags & !UNMAP != 0) {
+                    return Err(Status::Unsupported);
+                }
+                for segment in segments {
+                    let given_up = segment.flags & UNMAP != 0
+                        && self
+                            .backend
+                            .discard(segment.range.clone())
+                            .map_err(io_error)?;
+                    if !given_up {
+                        self.write_zeroes(segment.range)?;
+                    }
+                }
+            }
+            _ => return Err(Status::Unsupported),
+        }
+        // It has changed the disk.
+        if self.write_through {
+            self.backend.flush().map_err(io_error)?;
+        }
+        Ok(0)
+    }
+
+    /// The bytes from `sector` on, if all of them are the disk's and whole sectors.
+    fn range(&self, sector: u64, length: usize) -> Result<Range<u64>, Status> {
+        let length = u64::try_from(length).map_err(|_| Status::IoError)?;
+        if length == 0 || !length.is_multiple_of(SECTOR) || length > MAX_DATA {
+            return Err(Status::IoError);
+        }
+        self.inside(sector, length).ok_or(Status::IoError)
+    }
+
+    fn inside(&self, sector: u64, length: u64) -> Option<Range<u64>> {
+        let start = sector.checked_mul(SECTOR)?;
+        let end = start.checked_add(length)?;
+        (end <= self.backend.length()).then_some(start..end)
+    }
+
+    fn read(&mut self, range: Range<u64>, request: Request<'_>) -> Result<(), Status> {
+        for piece in pieces(range) {
+            let chunk = self.chunk.get_mut(..piece.length).ok_or(Status::IoError)?;
+            self.backend
+                .read_at(chunk, piece.offset)
+                .map_err(io_error)?;
+            request.write(piece.done, chunk)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, range: Range<u64>, request: Request<'_>) -> Result<(), Status> {
+        for piece in pieces(range) {
+            let chunk = self.chunk.get_mut(..piece.length).ok_or(Status::IoError)?;
+            request.read(piece.done, chunk)?;
+            self.backend
+                .write_at(chunk, piece.offset)
+                .map_err(io_error)?;
+        }
+        Ok(())
+    }
+
+    fn write_zeroes(&mut self, range: Range<u64>) -> Result<(), Status> {
+        self.chunk.fill(0);
+        for piece in pieces(range) {
+            let chunk = self.chunk.get(..piece.length).ok_or(Status::IoError)?;
+            self.backend
+                .write_at(chunk, piece.offset)
+                .map_err(io_error)?;
+        }
+        Ok(())
+    }
+
+    /// The segments of a discard or a write of zeros, all of them inside the disk.
+    fn segments(
+        &self,
+        request: Request<'_>,
+        most: u32,
+        most_sectors: u32,
+    ) -> Result<Vec<Segment>, Status> {
+        let length = request.given();
+        let count = length / SEGMENT;
+        if length == 0 || !length.is_multiple_of(SEGMENT) || count > most as usize {
+            return Err(Status::IoError);
+        }
+        let mut segments = Vec::with_capacity(count);
+        for index in 0..count {
+            let mut bytes = [0; SEGMENT];
+            request.read(index * SEGMENT, &mut bytes)?;
+            let [sector, sector_high, sectors, flags] = words(&bytes);
+            let sector = u64::from(sector) | u64::from(sector_high) << 32;
+            if sectors > most_sectors {
+                return Err(Status::IoError);
+            }
+            let range = self.inside(sector, u64::from(sectors) * SECTOR);
+            segments.push(Segment {
+                range: range.ok_or(Status::IoError)?,
+                flags,
+            });
+        }
+        Ok(segments)
+    }
+}
+
+struct Segment {
+    range: Range<u64>,
+    flags: u32,
+}
+
+/// Four little-endian words.
+fn words(bytes: &[u8; SEGMENT]) -> [u32; 4] {
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u32::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// A part of a range that the host is asked for at once.
+struct Piece {
+    /// Where it begins.
+    offset: u64,
+    length: usize,
+    /// Bytes of the range before it.
+    done: usize,
+}
+
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Piece> {
+    let Range { start, end } = range;
+    (start..end).step_by(CHUNK).map(move |offset| Piece {
+        offset,
+        length: (end - offset).min(CHUNK as u64) as usize,
+        done: (offset - start) as usize,
+    })
+}
+
+#[cfg(test)]
+mod tests;
