@@ -89,6 +89,7 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
                 "a guest's counter jumps by the time between snapshot and restore; its kvmclock does not",
             ),
         },
+        virtio_events(profile),
         row(
             "virtual CPUs",
             &format!("{} recommended", profile.recommended_vcpus),
@@ -105,6 +106,28 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
             "a traced function of a program costs little more than this a hit",
         ),
     ]
+}
+
+fn virtio_events(profile: &HostProfile) -> Row {
+    let (found, consequence) = match (profile.ioeventfd, profile.irqfd) {
+        (true, true) => (
+            "by events, both ways",
+            "a guest's disks and consoles cost no exits",
+        ),
+        (true, false) => (
+            "by events to the device alone",
+            "interrupts are raised by system calls: a little slower",
+        ),
+        (false, true) => (
+            "by events from the device alone",
+            "each call of a guest for its disks and consoles is an exit",
+        ),
+        (false, false) => (
+            "by exits and system calls",
+            "a guest's disks and consoles are slower, and work",
+        ),
+    };
+    row("virtio devices are reached", found, consequence)
 }
 
 fn microseconds(ns: u64) -> String {

@@ -17,7 +17,7 @@ pub use open::{OpenError, open};
 pub use probe::ProbeError;
 
 /// Raised when a field is added or its meaning changes, so that old caches are dropped.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// How guest kernel mode runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +90,10 @@ pub struct HostProfile {
     pub tsc_settable: bool,
     /// KVM's local APIC has a TSC deadline timer.
     pub tsc_deadline: bool,
+    /// KVM turns a guest's write to device memory into an event (KVM_IOEVENTFD), without an exit.
+    pub ioeventfd: bool,
+    /// KVM turns an event into an interrupt (KVM_IRQFD).
+    pub irqfd: bool,
     /// vCPUs that KVM recommends at most for one machine.
     pub recommended_vcpus: usize,
     /// One port write from guest kernel mode and back.
@@ -162,6 +166,8 @@ impl HostProfile {
             user_syscall: true,
             tsc_settable: true,
             tsc_deadline: true,
+            ioeventfd: true,
+            irqfd: true,
             recommended_vcpus: 4,
             exit_kernel_ns: 1_500,
             exit_user_ns: 1_500,

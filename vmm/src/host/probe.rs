@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
-    kvm_guest_debug, kvm_regs,
+    KVM_IRQCHIP_PIC_MASTER, kvm_guest_debug, kvm_irqchip, kvm_regs,
 };
-use kvm_ioctls::{Cap, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, IoEventAddress, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Breakpoint, FORMAT, HostProfile, Int3, KernelMode};
 use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
@@ -32,6 +33,12 @@ const TIMED: u64 = 400;
 const SERIAL: u16 = 0x3f8;
 const KEYBOARD: u16 = 0x64;
 const RESET_COMMAND: u8 = 0xfe;
+/// Where the micro guest's `usermmio` writes 0, 1, 2 ...
+const MICRO_MMIO: u64 = 0xd000_0000;
+/// An interrupt input that nothing of a probe's machine uses.
+const FREE_PIN: u32 = 5;
+/// How long KVM may take to turn an event into an interrupt.
+const INTERRUPT_LIMIT: Duration = Duration::from_millis(100);
 
 /// A host cannot be measured.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +85,7 @@ enum Stop {
 struct Bench {
     fd: VcpuFd,
     /// Keeps the machine alive.
-    _vm: VmFd,
+    vm: VmFd,
     _ram: GuestRam,
     output: String,
     kernel: KernelFile,
@@ -117,7 +124,7 @@ impl Bench {
         fd.set_regs(&regs).call("KVM_SET_REGS")?;
         Ok(Self {
             fd,
-            _vm: vm,
+            vm,
             _ram: ram,
             output: String::new(),
             kernel,
@@ -319,6 +326,49 @@ fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     Ok((far..far + (1 << 40)).contains(&now))
 }
 
+/// Whether a write of one value, and only that one, is counted by an event instead of leaving the guest.
+fn do_writes_become_events(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+    let mut bench = Bench::new(kvm, image, "usermmio 4")?;
+    let Ok(event) = EventFd::new(EFD_NONBLOCK) else {
+        return Ok(false);
+    };
+    let address = IoEventAddress::Mmio(MICRO_MMIO);
+    if bench.vm.register_ioevent(&event, &address, 2u32).is_err() {
+        return Ok(false);
+    }
+    let mut exits = 0;
+    let done = bench.run(&mut exits) == Stop::Done && bench.counted(4);
+    Ok(done && exits == 3 && event.read().ok() == Some(1))
+}
+
+/// Whether an event becomes an interrupt. Nobody takes it here: it is looked for where the controller keeps it.
+fn do_events_become_interrupts(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+    let bench = Bench::new(kvm, image, "out 1")?;
+    let Ok(event) = EventFd::new(EFD_NONBLOCK) else {
+        return Ok(false);
+    };
+    if bench.vm.register_irqfd(&event, FREE_PIN).is_err() || event.write(1).is_err() {
+        return Ok(false);
+    }
+    let deadline = Instant::now() + INTERRUPT_LIMIT;
+    loop {
+        let mut chip = kvm_irqchip {
+            chip_id: KVM_IRQCHIP_PIC_MASTER,
+            ..Default::default()
+        };
+        bench.vm.get_irqchip(&mut chip).call("KVM_GET_IRQCHIP")?;
+        // SAFETY: all members of the union are plain integers, any bytes are valid; the chip asked for is a PIC, so
+        // the kernel filled this one.
+        if unsafe { chip.chip.pic }.irr & 1 << FREE_PIN != 0 {
+            return Ok(true);
+        }
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
 pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError> {
     let int3_kernel = what_int3_does(kvm, image, "int3k 1")?;
     let kernel_mode = match int3_kernel {
@@ -341,6 +391,8 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         user_syscall: does_user_syscall_work(kvm, image)?,
         tsc_settable: is_tsc_settable(kvm, image)?,
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
+        ioeventfd: do_writes_become_events(kvm, image)?,
+        irqfd: do_events_become_interrupts(kvm, image)?,
         recommended_vcpus: kvm.get_nr_vcpus(),
         exit_kernel_ns: exit_cost(kvm, image, "out")?,
         exit_user_ns: exit_cost(kvm, image, "usermmio")?,
