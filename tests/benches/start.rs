@@ -97,6 +97,7 @@ fn save_full_micro(host: &Host, micro: &Path, folder: &Path) -> Result<(), Box<d
         add_words: false,
         protocol: None,
         pit: false,
+        virtio: Default::default(),
         serial: serial.output(),
     };
     let mut machine = boot(&host.kvm, &host.profile, config)?.machine;
@@ -132,6 +133,7 @@ fn cold_boot(host: &Host) -> Result<(Option<Duration>, Duration), Box<dyn Error>
             command_line: &guest::kernel::cmdline(),
             cpus: 1,
             protocol: None,
+            virtio: Default::default(),
         },
     );
     let mut first_call = None;

@@ -44,6 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             add_words: true,
             protocol: None,
             pit: true,
+            virtio: Default::default(),
             serial: vmm::machine::SerialOutput::write_through(std::io::stdout()),
         },
     )?;

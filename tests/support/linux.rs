@@ -6,7 +6,7 @@ use introspect::{Gpa, PhysicalMemory};
 use probes::kernel_view::{KernelView, kernel_space, running_symbols};
 use probes::text_hash::TextHash;
 use vmm::boot::EntryProtocol;
-use vmm::machine::{Machine, MachineConfig, RunEnd, boot};
+use vmm::machine::{Machine, MachineConfig, RunEnd, VirtioConfig, boot};
 
 use crate::host::Host;
 use crate::kernel::Kernel;
@@ -41,6 +41,8 @@ pub struct BootOptions<'a> {
     pub cpus: u8,
     /// How the kernel is entered.
     pub protocol: Option<EntryProtocol>,
+    /// Its virtio devices.
+    pub virtio: VirtioConfig,
 }
 
 impl Linux {
@@ -59,6 +61,7 @@ impl Linux {
             add_words: true,
             protocol: options.protocol,
             pit: true,
+            virtio: options.virtio.clone(),
             serial: serial.output(),
         };
         let booted = boot(&host.kvm, &host.profile, config).unwrap_or_else(|e| panic!("{e}"));

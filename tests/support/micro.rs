@@ -129,6 +129,7 @@ impl MicroGuest {
             add_words: false,
             protocol: None,
             pit: false,
+            virtio: Default::default(),
             serial: SerialOutput::write_through(gate.clone()),
         };
         let booted = boot(&self.host.kvm, &self.host.profile, config);

@@ -148,6 +148,7 @@ impl Parts {
                 command_line: &guest::kernel::cmdline(),
                 cpus: 1,
                 protocol: None,
+                virtio: Default::default(),
             },
         );
         let shell = Shell::at_prompt(linux);

@@ -22,6 +22,7 @@ fn the_small_kernel_enters_through_pvh() {
             command_line: "console=ttyS0 panic=-1 reboot=k",
             cpus: 1,
             protocol: Some(EntryProtocol::Pvh),
+            virtio: Default::default(),
         },
     );
     linux.wait_for("Linux version 6.1", BOOT_LIMIT);
@@ -41,6 +42,7 @@ fn two_vcpus_boot_work_and_are_traced() {
         command_line: &format!("nokaslr {}", guest::kernel::cmdline()),
         cpus: 2,
         protocol: None,
+        virtio: Default::default(),
     };
     let shell = Shell::at_prompt(Linux::boot(host, &options));
     let linux = &shell.linux;

@@ -430,6 +430,7 @@ fn the_probes_of_a_library_as_it_is_shipped_and_of_our_macros_fire() {
             command_line: &guest::kernel::cmdline(),
             cpus: 1,
             protocol: None,
+            virtio: Default::default(),
         },
     );
     let guest = UserGuest::of(Shell::at_prompt(linux));

@@ -240,6 +240,7 @@ fn calls_on_two_cpus_are_all_seen() {
             command_line: &guest::kernel::cmdline(),
             cpus: 2,
             protocol: None,
+            virtio: Default::default(),
         },
     );
     let started = Instant::now();

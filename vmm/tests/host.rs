@@ -9,6 +9,7 @@ use support::{MEMORY, bare, config, micro_kernel};
 use vmm::MachineConfig;
 use vmm::boot::KernelFile;
 use vmm::host::{Breakpoint, HostProfile, Int3};
+use vmm::machine::{DiskConfig, VirtioConfig};
 
 #[test]
 fn the_record_is_what_this_kind_of_host_does() {
@@ -42,6 +43,8 @@ fn the_record_is_what_this_kind_of_host_does() {
         assert_eq!(profile.breakpoint_user, Breakpoint::Works);
         assert!(profile.cpu_flag.is_some(), "{profile:?}");
     }
+    // In every KVM with controllers in the kernel, for fifteen years.
+    assert!(profile.ioeventfd && profile.irqfd, "{profile:?}");
     assert!(
         profile.sync_regs && profile.recommended_vcpus >= 1,
         "{profile:?}"
@@ -147,7 +150,41 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
     let large = vec![1u8; 3 << 20];
     let longest = "x".repeat(2047);
     let too_long = "x".repeat(2048);
-    let cases: [(&str, MachineConfig<'_>, &[&str]); 9] = [
+    let disks = |count, path: &str| VirtioConfig {
+        disks: vec![
+            DiskConfig {
+                path: path.into(),
+                read_only: true,
+            };
+            count
+        ],
+        ..VirtioConfig::default()
+    };
+    let cases: [(&str, MachineConfig<'_>, &[&str]); 12] = [
+        (
+            "no disk",
+            MachineConfig {
+                virtio: disks(1, "/nowhere/disk.img"),
+                ..good()
+            },
+            &["/nowhere/disk.img", "No such file"],
+        ),
+        (
+            "a disk that is none",
+            MachineConfig {
+                virtio: disks(1, "/dev/null"),
+                ..good()
+            },
+            &["/dev/null", "0 bytes", "whole sectors"],
+        ),
+        (
+            "too many disks",
+            MachineConfig {
+                virtio: disks(17, "/dev/null"),
+                ..good()
+            },
+            &["17 virtio devices", "at most 16"],
+        ),
         (
             "no memory",
             MachineConfig {

@@ -18,13 +18,13 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// vCPU and watch threads of this process.
+/// vCPU, watch and device threads of this process.
 fn machine_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
     names
         .map(|n| n.trim().to_string())
-        .filter(|n| n.starts_with("vcpu") || n == "watch")
+        .filter(|n| n.starts_with("vcpu") || n == "watch" || n == "virtio")
         .collect()
 }
 

@@ -94,6 +94,7 @@ fn booted(kvm: &Kvm, profile: &HostProfile, command_line: &str, cpus: u8) -> Mic
         add_words: false,
         protocol: None,
         pit: false,
+        virtio: Default::default(),
         serial: ConsoleOutput::write_through(output.clone()),
     };
     let machine = boot(kvm, profile, config).unwrap().machine;

@@ -50,21 +50,24 @@ pub const INTERPRETED: [(&str, &str); 15] = [
     ("random.trust_cpu=on", "no waiting for entropy"),
 ];
 
-/// The command line that the guest gets, and the words that were added to `user`'s own. A word is not added
-/// if the user gave one for the same parameter, so that everything can be overridden.
-pub fn complete(user: &str, interpreted: bool) -> (String, Vec<&'static str>) {
+/// The command line that the guest gets, and the words that were added to `user`'s own: those of the machine and its
+/// host, and `devices`, which announce what the guest cannot find by itself. A word is not added if the user gave one
+/// for the same parameter, so that everything can be overridden.
+pub fn complete(user: &str, interpreted: bool, devices: &[String]) -> (String, Vec<String>) {
     let given: Vec<&str> = user.split_whitespace().map(parameter).collect();
     let words = ALWAYS
         .iter()
         .chain(INTERPRETED.iter().filter(|_| interpreted))
-        .map(|(word, _)| *word);
-    let added: Vec<&'static str> = words
+        .map(|(word, _)| *word)
+        .chain(devices.iter().map(String::as_str));
+    let added: Vec<String> = words
         .filter(|word| !given.contains(&parameter(word)))
+        .map(str::to_owned)
         .collect();
     // The kernel hands what follows "--" to init: our words go before the user's.
     let line = added
         .iter()
-        .copied()
+        .map(String::as_str)
         .chain([user.trim()])
         .filter(|w| !w.is_empty())
         .collect::<Vec<_>>()
@@ -84,14 +87,14 @@ mod tests {
 
     #[test]
     fn a_native_host_adds_only_what_the_machine_itself_needs() {
-        let (line, added) = complete("console=ttyS0 quiet", false);
+        let (line, added) = complete("console=ttyS0 quiet", false, &[]);
         assert_eq!(line, "reboot=k panic=-1 console=ttyS0 quiet");
         assert_eq!(added, ["reboot=k", "panic=-1"]);
     }
 
     #[test]
     fn what_the_user_gives_is_not_overridden() {
-        let (line, added) = complete("panic=5 mitigations=auto kaslr -- -x", true);
+        let (line, added) = complete("panic=5 mitigations=auto kaslr -- -x", true, &[]);
         assert!(
             line.ends_with("panic=5 mitigations=auto kaslr -- -x"),
             "{line}"
@@ -99,8 +102,18 @@ mod tests {
         assert!(
             !added
                 .iter()
-                .any(|w| w.starts_with("panic") || w.starts_with("mitig") || *w == "nokaslr")
+                .any(|w| w.starts_with("panic") || w.starts_with("mitig") || w == "nokaslr")
         );
-        assert!(added.contains(&"noxsave"));
+        assert!(added.iter().any(|word| word == "noxsave"));
+    }
+
+    #[test]
+    fn devices_are_announced_before_the_users_words_unless_the_user_announces_them() {
+        let devices = ["bus.device=1".to_owned(), "bus.device=2".to_owned()];
+        let (line, _) = complete("-- -x", false, &devices);
+        assert_eq!(line, "reboot=k panic=-1 bus.device=1 bus.device=2 -- -x");
+        let (line, added) = complete("bus.device=9", false, &devices);
+        assert_eq!(line, "reboot=k panic=-1 bus.device=9");
+        assert_eq!(added, ["reboot=k", "panic=-1"]);
     }
 }

@@ -69,6 +69,8 @@ pub struct BootConfig<'a> {
     pub command_line: &'a str,
     /// Number of vCPUs, 1 to 4.
     pub cpus: u8,
+    /// Interrupts that have devices are all below this; the ISA bus's 16 are there anyway.
+    pub interrupts: u8,
     /// Forces a protocol; by default the 64-bit entry, since PVH leaves more to the guest.
     pub protocol: Option<EntryProtocol>,
     /// Seed for the guest's random numbers.
@@ -167,7 +169,7 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         Gpa(place::COMMAND_LINE + config.command_line.len() as u64),
         &[0],
     )?;
-    mptable::write(ram, config.cpus)?;
+    mptable::write(ram, config.cpus, config.interrupts)?;
 
     let pvh = match loaded.pvh_boot_cap {
         PvhBootCapability::PvhEntryPresent(address) => Some(address.0),

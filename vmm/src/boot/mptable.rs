@@ -1,5 +1,8 @@
 //! The Intel MultiProcessor table: CPUs, one ISA bus, one I/O APIC and its inputs.
 //!
+//! All inputs are the ISA bus's, edge-triggered: those beyond its 16 interrupts too, which are there only in a machine
+//! with a device on them.
+//!
 //! Without ACPI, Linux finds CPUs and interrupt routing only here. Source: MultiProcessor Specification 1.4.
 
 use introspect::Gpa;
@@ -13,6 +16,7 @@ const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
 /// The floating pointer: in the first KiB, which the kernel scans first.
 const POINTER: u64 = 0x10;
+/// Inputs of the I/O APIC that are always there.
 const ISA_INTERRUPTS: u8 = 16;
 const APIC_VERSION: u8 = 0x14;
 
@@ -21,8 +25,9 @@ fn seal(bytes: &mut [u8], checksum_at: usize) {
     bytes[checksum_at] = 0u8.wrapping_sub(sum);
 }
 
-/// The table's bytes for `cpus` processors; APIC id = index, the I/O APIC's id follows the last.
-fn table(cpus: u8) -> Vec<u8> {
+/// The table's bytes for `cpus` processors and the interrupts below `interrupts`; APIC id = index, the I/O APIC's id
+/// follows the last.
+fn table(cpus: u8, interrupts: u8) -> Vec<u8> {
     let io_apic_id = cpus;
     let mut entries: Vec<u8> = Vec::new();
     let mut count = 0u16;
@@ -68,7 +73,7 @@ fn table(cpus: u8) -> Vec<u8> {
         address[2],
         address[3],
     ]);
-    for irq in 0..ISA_INTERRUPTS {
+    for irq in 0..interrupts.max(ISA_INTERRUPTS) {
         push(&[3, 0, 0, 0, 0, irq, io_apic_id, irq]);
     }
     push(&[4, 3, 0, 0, 0, 0, 0, 0]); // ExtINT on LINT0 of CPU 0
@@ -90,8 +95,8 @@ fn table(cpus: u8) -> Vec<u8> {
 }
 
 /// Writes table and floating pointer.
-pub(super) fn write(ram: &GuestRam, cpus: u8) -> Result<(), PhysicalWriteError> {
-    ram.write_physical(Gpa(place::MP_TABLE), &table(cpus))?;
+pub(super) fn write(ram: &GuestRam, cpus: u8, interrupts: u8) -> Result<(), PhysicalWriteError> {
+    ram.write_physical(Gpa(place::MP_TABLE), &table(cpus, interrupts))?;
     let mut pointer = Vec::with_capacity(16);
     pointer.extend_from_slice(b"_MP_");
     pointer.extend_from_slice(&(place::MP_TABLE as u32).to_le_bytes());
@@ -106,15 +111,15 @@ mod tests {
 
     #[test]
     fn a_table_of_any_size_has_its_length_and_sums_to_zero() {
-        for cpus in 1..=4 {
-            let table = table(cpus);
+        for (cpus, interrupts, inputs) in [(1, 0, 16), (2, 16, 16), (3, 17, 17), (4, 24, 24)] {
+            let table = table(cpus, interrupts);
             assert_eq!(
                 u16::from_le_bytes([table[4], table[5]]) as usize,
                 table.len()
             );
             assert_eq!(table.iter().fold(0u8, |s, b| s.wrapping_add(*b)), 0);
             let entries = u16::from_le_bytes([table[34], table[35]]);
-            assert_eq!(entries, u16::from(cpus) + 2 + 16 + 2);
+            assert_eq!(entries, u16::from(cpus) + 2 + inputs + 2);
             assert_eq!(
                 table.len(),
                 44 + 20 * cpus as usize + 8 * (entries - u16::from(cpus)) as usize

@@ -100,6 +100,7 @@ impl Bench {
             initramfs: None,
             command_line: program,
             cpus: 1,
+            interrupts: 0,
             protocol: None,
             rng_seed: [0; 32],
         };

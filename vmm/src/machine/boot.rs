@@ -10,7 +10,9 @@ use devices::{
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 
+use super::control::Control;
 use super::shared::{Parts, Pin, Shared, Signals};
+use super::virtio::{self, VirtioConfig, VirtioError};
 use super::{Devices, Machine, RunEnd};
 use crate::assist;
 use crate::boot::{self, BootConfig, BootError, EntryProtocol, KernelFile};
@@ -42,6 +44,8 @@ pub struct MachineConfig<'a> {
     pub protocol: Option<EntryProtocol>,
     /// Whether there is an interval timer (PIT).
     pub pit: bool,
+    /// Its virtio devices.
+    pub virtio: VirtioConfig,
     /// Where serial output goes.
     pub serial: ConsoleOutput,
 }
@@ -53,7 +57,7 @@ pub struct BootedMachine {
     /// The command line the kernel gets.
     pub command_line: String,
     /// The words that were added to the user's.
-    pub added_words: Vec<&'static str>,
+    pub added_words: Vec<String>,
 }
 
 /// A machine cannot be made.
@@ -86,6 +90,9 @@ pub enum MachineError {
     /// The device layout.
     #[error(transparent)]
     Bus(#[from] BusError),
+    /// The virtio devices.
+    #[error(transparent)]
+    Virtio(#[from] VirtioError),
     /// Boot structures.
     #[error("boot structures: {0}")]
     Write(#[from] crate::memory::PhysicalWriteError),
@@ -110,8 +117,12 @@ pub fn boot(
     config: MachineConfig<'_>,
 ) -> Result<BootedMachine, MachineError> {
     check_cpus(config.cpus)?;
+    let virtio = config.virtio.list();
+    let places = virtio::places(virtio.len())?;
     let (command_line, added_words) = if config.add_words {
-        assist::command_line::complete(config.command_line, assist::needed(profile).command_line)
+        let announced: Vec<String> = places.iter().map(|place| place.word()).collect();
+        let interpreted = assist::needed(profile).command_line;
+        assist::command_line::complete(config.command_line, interpreted, &announced)
     } else {
         (config.command_line.trim().to_string(), Vec::new())
     };
@@ -126,6 +137,7 @@ pub fn boot(
             initramfs: config.initramfs,
             command_line: &command_line,
             cpus: config.cpus,
+            interrupts: places.iter().map(|place| place.irq + 1).max().unwrap_or(0),
             protocol: config.protocol,
             rng_seed: rng_seed(),
         },
@@ -135,6 +147,7 @@ pub fn boot(
         ram: &ram,
         cpus: config.cpus,
         pit: config.pit,
+        virtio: &virtio,
         serial: config.serial,
     };
     let (shared, devices) = assemble(profile, parts)?;
@@ -165,6 +178,7 @@ pub(crate) struct MachineParts<'a> {
     pub(crate) ram: &'a GuestRam,
     pub(crate) cpus: u8,
     pub(crate) pit: bool,
+    pub(crate) virtio: &'a [virtio::DeviceConfig],
     pub(crate) serial: ConsoleOutput,
 }
 
@@ -192,11 +206,22 @@ pub(crate) fn assemble(
         ram,
         cpus,
         pit,
+        virtio,
         serial,
     } = parts;
     vm::furnish(&vm, ram, pit)?;
     let signals = Arc::new(Signals::default());
+    let control = Arc::new(Control::new(usize::from(cpus)));
+    let mut mmio = Bus::new();
+    let host = virtio::Host {
+        vm: &vm,
+        profile,
+        control: &control,
+        ram,
+    };
+    let virtio = virtio::Devices::new(virtio, &host, &mut mmio)?;
     let devices = Devices {
+        virtio,
         serial: Arc::new(Mutex::new(Serial::new(
             Arc::new(Pin {
                 vm: vm.clone(),
@@ -224,8 +249,9 @@ pub(crate) fn assemble(
         profile: profile.clone(),
         vm,
         pio,
+        mmio,
+        control,
         signals,
-        cpus: usize::from(cpus),
     });
     Ok((Arc::new(shared), devices))
 }
@@ -267,6 +293,7 @@ pub(crate) fn launch(
     watch.wait()?;
     kick::install_handler().map_err(MachineError::Thread)?;
     let hold = shared.control.hold();
+    let worker = devices.virtio.start(&shared.control)?;
     let mut threads = Vec::new();
     for vcpu in vcpus {
         let index = vcpu.index();
@@ -280,12 +307,12 @@ pub(crate) fn launch(
                     shared.control.gone(missing);
                 }
                 // Drop ends the threads that did start.
-                drop(Machine::assemble(shared, devices, threads, hold));
+                drop(Machine::assemble(shared, devices, threads, worker, hold));
                 return Err(MachineError::Thread(error));
             }
         }
     }
-    Ok(Machine::assemble(shared, devices, threads, hold))
+    Ok(Machine::assemble(shared, devices, threads, worker, hold))
 }
 
 /// KVM being asked to report writes to the MSRs of SYSCALL. It waits for a grace period of its host for some ten

@@ -5,6 +5,9 @@
 //! parked; pauses nest, from any thread but a vCPU's own. A vCPU thread that needs the others to stand still
 //! uses [`Control::stop_others`].
 //!
+//! The thread of the virtio devices is held with the vCPUs: it touches guest memory between
+//! [`Control::begin_device_work`] and the end of what that gives, which a pause waits for and lets nobody begin.
+//!
 //! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
 
 use std::collections::VecDeque;
@@ -37,6 +40,8 @@ struct State {
     pauses: usize,
     /// The vCPU that has stopped the others, if one has.
     exclusive: Option<usize>,
+    /// The device thread may be touching guest memory.
+    device_works: bool,
     /// Why the run ended; the first reason counts.
     end: Option<RunEnd>,
     /// The threads are to leave.
@@ -68,6 +73,7 @@ impl Control {
                 slots: (0..vcpus).map(|_| slot()).collect(),
                 pauses: 0,
                 exclusive: None,
+                device_works: false,
                 end: None,
                 leave: false,
             }),
@@ -187,17 +193,31 @@ impl Control {
         }
     }
 
-    /// Pauses all vCPUs; returns when each stands still.
+    /// Pauses all vCPUs and the device thread; returns when each stands still. Not to be called by the device thread.
     pub(crate) fn pause(self: &Arc<Self>) -> Paused {
         let mut state = self.lock();
         state.pauses += 1;
         state.kick_running(None);
-        while state.slots.iter().any(|s| s.standing == Standing::Running) {
+        while state.device_works || state.slots.iter().any(|s| s.standing == Standing::Running) {
             state = self.wait(state);
         }
         Paused {
             control: self.clone(),
         }
+    }
+
+    /// Waits until the machine may run, and keeps it from standing still until the result is dropped. `None`: its threads
+    /// are to leave. The end of a run holds no device: what the guest gave it last is still done.
+    pub(crate) fn begin_device_work(&self) -> Option<DeviceWork<'_>> {
+        let mut state = self.lock();
+        while state.pauses > 0 && !state.leave {
+            state = self.wait(state);
+        }
+        if state.leave {
+            return None;
+        }
+        state.device_works = true;
+        Some(DeviceWork { control: self })
     }
 
     /// Makes a running vCPU leave KVM_RUN once, without parking it.
@@ -208,6 +228,11 @@ impl Control {
         {
             slot.kick_now();
         }
+    }
+
+    /// Makes every running vCPU leave KVM_RUN once, without parking it.
+    pub(crate) fn interrupt_all(&self) {
+        self.lock().kick_running(None);
     }
 
     /// Ends the run: all vCPUs park; the first reason counts.
@@ -278,7 +303,19 @@ impl Slot {
     }
 }
 
-/// All vCPUs stand still for as long as this lives.
+/// The device thread touches guest memory as long as this lives.
+pub(crate) struct DeviceWork<'a> {
+    control: &'a Control,
+}
+
+impl Drop for DeviceWork<'_> {
+    fn drop(&mut self) {
+        self.control.lock().device_works = false;
+        self.control.changed.notify_all();
+    }
+}
+
+/// All vCPUs, and the device thread, stand still for as long as this lives.
 pub struct Paused {
     control: Arc<Control>,
 }
@@ -317,5 +354,60 @@ impl Drop for Paused {
     fn drop(&mut self) {
         self.control.lock().pauses -= 1;
         self.control.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Long enough for a thread that does not wait to have gone on.
+    const MOMENT: Duration = Duration::from_millis(50);
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_pause_waits_for_the_device_thread_and_holds_it() {
+        let control = Arc::new(Control::new(0));
+        let work = control.begin_device_work().unwrap();
+        let (told, paused) = channel();
+        let (release, released) = channel::<()>();
+        std::thread::scope(|scope| {
+            let pauser = control.clone();
+            scope.spawn(move || {
+                let pause = pauser.pause();
+                told.send(()).unwrap();
+                released.recv().unwrap();
+                drop(pause);
+            });
+            assert!(paused.recv_timeout(MOMENT).is_err(), "paused during work");
+            drop(work);
+            paused.recv_timeout(LIMIT).unwrap();
+
+            let (told, begun) = channel();
+            let device = control.clone();
+            scope.spawn(move || {
+                let work = device.begin_device_work();
+                told.send(work.is_some()).unwrap();
+            });
+            assert!(begun.recv_timeout(MOMENT).is_err(), "work during a pause");
+            release.send(()).unwrap();
+            assert!(begun.recv_timeout(LIMIT).unwrap());
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_run_lets_devices_finish_and_the_end_of_the_machine_does_not() {
+        let control = Arc::new(Control::new(0));
+        control.end(RunEnd::Stopped);
+        assert!(control.begin_device_work().is_some());
+        let hold = control.hold();
+        control.leave();
+        assert!(control.begin_device_work().is_none());
+        drop(hold);
+        assert!(control.begin_device_work().is_none());
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod control;
 mod end;
 mod handle;
 pub(crate) mod shared;
+pub(crate) mod virtio;
 mod watch;
 
 use std::sync::atomic::Ordering;
@@ -24,8 +25,14 @@ use introspect::x86_64::paging::AddressSpace;
 pub use boot::{BootedMachine, MAX_CPUS, MachineConfig, MachineError, boot};
 pub(crate) use boot::{MachineParts, assemble, check_cpus, create_vcpus, launch, new_vm};
 pub use control::Paused;
+pub use devices::virtio::console::{
+    EndOfFile, NoEnd, PortConfig, PortEnd, PortStats, Size, WhenFull,
+};
 pub use end::{PanicReport, RunEnd};
 pub use handle::Handle;
+pub use virtio::{
+    ConsoleConfig, ConsolePorts, DiskConfig, MAX_DEVICES, VirtioConfig, VirtioError, VirtioStats,
+};
 
 use crate::trap::{ArmError, Purpose, SiteId};
 use shared::Shared;
@@ -35,6 +42,7 @@ pub(crate) struct Devices {
     pub(crate) serial: Arc<Mutex<Serial>>,
     pub(crate) cmos: Arc<Mutex<Cmos>>,
     pub(crate) reset_port: Arc<Mutex<ResetPort>>,
+    pub(crate) virtio: virtio::Devices,
 }
 
 /// A machine with running or paused vCPUs.
@@ -42,6 +50,8 @@ pub struct Machine {
     handle: Handle,
     devices: Devices,
     threads: Vec<JoinHandle<()>>,
+    /// The device thread, if there are virtio devices.
+    worker: Option<virtio::Worker>,
     watchdog: Option<watch::Watchdog>,
     /// Held until [`Machine::start`].
     held: Option<Paused>,
@@ -66,6 +76,8 @@ pub struct MachineStats {
     pub ports: BusStats,
     /// Memory without a device.
     pub memory: BusStats,
+    /// The virtio devices.
+    pub virtio: Vec<VirtioStats>,
 }
 
 impl Machine {
@@ -73,12 +85,14 @@ impl Machine {
         shared: Arc<Shared>,
         devices: Devices,
         threads: Vec<JoinHandle<()>>,
+        worker: Option<virtio::Worker>,
         held: Paused,
     ) -> Self {
         Self {
             handle: Handle { shared },
             devices,
             threads,
+            worker,
             watchdog: None,
             held: Some(held),
         }
@@ -133,6 +147,11 @@ impl Machine {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The ports of the virtio-console, if the machine has one.
+    pub fn console_ports(&self) -> Option<&ConsolePorts> {
+        self.devices.virtio.console_ports()
+    }
+
     /// The counts so far.
     pub fn stats(&self) -> MachineStats {
         let counters = &self.shared.counters;
@@ -146,6 +165,7 @@ impl Machine {
             completed: self.shared.completed.list(),
             ports: self.shared.pio.stats(),
             memory: self.shared.mmio.stats(),
+            virtio: self.devices.virtio.stats(),
         }
     }
 
@@ -163,6 +183,7 @@ impl Drop for Machine {
         self.shared.control.leave();
         self.held = None;
         self.watchdog = None;
+        self.worker = None;
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 log::error!("a vCPU thread panicked");

@@ -46,8 +46,9 @@ pub(crate) struct Parts {
     pub(crate) profile: HostProfile,
     pub(crate) vm: Arc<VmFd>,
     pub(crate) pio: Bus,
+    pub(crate) mmio: Bus,
+    pub(crate) control: Arc<Control>,
     pub(crate) signals: Arc<Signals>,
-    pub(crate) cpus: usize,
 }
 
 impl Shared {
@@ -63,11 +64,13 @@ impl Shared {
             profile: parts.profile,
             vm: parts.vm,
             pio: parts.pio,
-            mmio: Bus::new(),
+            mmio: parts.mmio,
             traps,
-            control: Arc::new(Control::new(parts.cpus)),
             sink: ArcSwapOption::empty(),
-            samples: (0..parts.cpus).map(|_| AtomicU64::new(0)).collect(),
+            samples: (0..parts.control.vcpus())
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            control: parts.control,
             user_sites: Mutex::default(),
             counters: Counters::default(),
             completed: Completed::default(),

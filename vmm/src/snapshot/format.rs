@@ -5,7 +5,7 @@
 use crate::hex::hex;
 
 /// Version of the body. Raised with every change of what is saved.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
 const HEADER: usize = 24;
 

@@ -4,6 +4,9 @@
 //! and `memory` (guest RAM as a sparse file). A restored machine maps `memory` copy-on-write, so any number
 //! of them share one file, which must stay as it is while they run.
 //!
+//! Disks are not part of a snapshot: it names their files, which must be there with the size they had, and should have
+//! the contents they had, or the guest finds a file system that has changed under it.
+//!
 //! Traps are not part of a snapshot: the saved memory is what the guest would have without them.
 
 mod format;
@@ -23,6 +26,7 @@ use serde::{Deserialize, Serialize};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
 pub use restore::{RestoreError, RestoredMachine, restore};
 
+use crate::machine::virtio::SavedDevice;
 use crate::machine::{Machine, Paused};
 use crate::vcpu::state::VcpuState;
 use crate::vm::{KvmError, NameCall};
@@ -75,6 +79,7 @@ pub(crate) struct SavedMachine {
     pub(crate) serial: devices::SerialState,
     pub(crate) cmos: devices::CmosState,
     pub(crate) reset_port: devices::ResetPortState,
+    pub(crate) virtio: Vec<SavedDevice>,
 }
 
 /// What the caller adds to a machine's own state.
@@ -241,5 +246,6 @@ fn collect(
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .state(),
+        virtio: devices.virtio.save(),
     })
 }

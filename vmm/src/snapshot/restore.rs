@@ -14,6 +14,7 @@ use kvm_ioctls::Kvm;
 
 use super::{KernelReference, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotDamage, format};
 use crate::host::HostProfile;
+use crate::machine::virtio::SavedDevice;
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
@@ -187,11 +188,13 @@ fn build(
     // than all the rest of a restore.
     let watch = saved.vcpus.iter().all(|vcpu| vcpu.lstar() == 0);
     let (vm, watch) = new_vm(kvm, profile, watch)?;
+    let virtio: Vec<_> = saved.virtio.iter().map(SavedDevice::config).collect();
     let parts = MachineParts {
         vm,
         ram,
         cpus,
         pit: saved.pit.is_some(),
+        virtio: &virtio,
         serial,
     };
     let (shared, devices) = assemble(profile, parts)?;
@@ -228,5 +231,6 @@ fn build(
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .restore(&saved.reset_port);
+    devices.virtio.restore(&saved.virtio)?;
     launch(shared, devices, vcpus, watch)
 }

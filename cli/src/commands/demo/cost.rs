@@ -98,6 +98,7 @@ fn run(
         add_words: false,
         protocol: None,
         pit: false,
+        virtio: Default::default(),
         serial: SerialOutput::null(),
     };
     let mut machine = vmm::machine::boot(&host.kvm, &host.profile, config)?.machine;

@@ -182,6 +182,7 @@ pub fn start(
                     add_words: true,
                     protocol: None,
                     pit: true,
+                    virtio: Default::default(),
                     serial: serial.output(),
                 },
             )?;

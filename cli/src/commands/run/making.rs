@@ -105,6 +105,7 @@ pub fn make(
             add_words: !args.no_words && kernel.is_linux(),
             protocol: args.entry.map(Into::into),
             pit: !args.no_pit,
+            virtio: Default::default(),
             serial,
         },
     )?;

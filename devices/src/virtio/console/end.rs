@@ -1,5 +1,7 @@
 //! What is behind a port, and how the port treats it.
 
+use serde::{Deserialize, Serialize};
+
 use super::Size;
 
 /// The far end of a port.
@@ -51,7 +53,7 @@ impl PortEnd for NoEnd {
 }
 
 /// Whether readers in the guest see an end of file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EndOfFile {
     /// A stream: readers wait.
     Never,
@@ -61,7 +63,7 @@ pub enum EndOfFile {
 }
 
 /// What becomes of bytes for which the far end has no room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WhenFull {
     /// They stay in the guest's queue; writers in the guest wait once it is full.
     Hold,
@@ -70,7 +72,7 @@ pub enum WhenFull {
 }
 
 /// One port.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortConfig {
     /// Its name in `/dev/virtio-ports`, 1 to 64 bytes; none: the guest shows it by number only.
     pub name: Option<String>,

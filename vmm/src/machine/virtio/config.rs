@@ -1,0 +1,125 @@
+//! Which virtio devices a machine has: plain data, in the order in which the guest meets them.
+
+use std::io;
+use std::path::PathBuf;
+
+use devices::virtio::MmioStateError;
+use devices::virtio::blk::ImageError;
+use devices::virtio::console::{PortConfig, PortConfigError, Size};
+use serde::{Deserialize, Serialize};
+
+use super::layout::{MAX_DEVICES, Place};
+use crate::vm::KvmError;
+
+/// A machine's virtio devices; by default it has none.
+///
+/// The guest's kernel finds them by words on its command line: it needs CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES. They come
+/// in the order of the fields, disks as the guest's `vda`, `vdb` and so on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VirtioConfig {
+    /// A console.
+    pub console: Option<ConsoleConfig>,
+    /// Disks.
+    pub disks: Vec<DiskConfig>,
+    /// A source of random bytes: the host's.
+    pub rng: bool,
+}
+
+/// A virtio-console: port 0, the guest's `hvc0`, and named ports, each `/dev/virtio-ports/NAME`.
+///
+/// Nobody is at their far ends until [`ConsolePorts::attach`](super::ConsolePorts::attach) is given somebody.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsoleConfig {
+    /// The ports behind the first, from number 1 on. They are connected when they have a far end, whatever is said here.
+    pub ports: Vec<PortConfig>,
+    /// The size of the console.
+    pub size: Size,
+}
+
+impl Default for ConsoleConfig {
+    /// A console alone, of the size that terminals have had for long.
+    fn default() -> Self {
+        Self {
+            ports: Vec::new(),
+            size: Size {
+                columns: 80,
+                rows: 24,
+            },
+        }
+    }
+}
+
+/// A disk: a raw image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskConfig {
+    /// The image file. A snapshot remembers it by its whole path, and its size.
+    pub path: PathBuf,
+    /// Whether the guest may only read it.
+    pub read_only: bool,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum DeviceConfig {
+    Console(ConsoleConfig),
+    Disk(DiskConfig),
+    Rng,
+}
+
+impl VirtioConfig {
+    /// The devices in their order.
+    pub(crate) fn list(&self) -> Vec<DeviceConfig> {
+        let console = self.console.iter().cloned().map(DeviceConfig::Console);
+        let disks = self.disks.iter().cloned().map(DeviceConfig::Disk);
+        let rng = self.rng.then_some(DeviceConfig::Rng);
+        console.chain(disks).chain(rng).collect()
+    }
+}
+
+/// Where devices stand.
+///
+/// # Errors
+/// If there are too many.
+pub(crate) fn places(count: usize) -> Result<Vec<Place>, VirtioError> {
+    (0..count)
+        .map(|index| Place::of(index).ok_or(VirtioError::TooMany { asked: count }))
+        .collect()
+}
+
+/// The virtio devices of a machine cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum VirtioError {
+    /// More than there is room for.
+    #[error("{asked} virtio devices: a machine has at most {MAX_DEVICES}; use fewer disks")]
+    TooMany {
+        /// What was asked for.
+        asked: usize,
+    },
+    /// A disk's image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// A console's ports.
+    #[error("virtio-console: {0}")]
+    Port(#[from] PortConfigError),
+    /// KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The host's events and threads.
+    #[error("virtio devices: the host refuses an event or a thread: {0}")]
+    Host(#[from] io::Error),
+    /// A disk is not the one that was saved.
+    #[error(
+        "disk {path}: {found} bytes, it had {saved} when the machine was saved; put the image of then back"
+    )]
+    DiskChanged {
+        /// The image.
+        path: PathBuf,
+        /// Its size in the snapshot.
+        saved: u64,
+        /// Its size now.
+        found: u64,
+    },
+    /// A saved device does not fit.
+    #[error(transparent)]
+    State(#[from] MmioStateError),
+}

@@ -1,0 +1,74 @@
+//! The interrupt of a virtio device, raised from the device thread.
+//!
+//! Linux's driver would take a level, but reads the reason from the device, clears it there, and looks through all its
+//! queues: an edge for each reason is enough, as one that comes while the handler runs is kept by the local APIC and
+//! makes it run again. That saves the guest the exit by which a level is taken back.
+
+use std::io;
+use std::sync::Arc;
+
+use devices::InterruptLine;
+use kvm_ioctls::VmFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::host::HostProfile;
+use crate::machine::control::Control;
+use crate::machine::shared::Pin;
+use crate::vm::{KvmError, NameCall};
+
+/// The interrupt input `irq`, by the quickest way that `profile` says works.
+pub(super) fn line(
+    vm: &Arc<VmFd>,
+    profile: &HostProfile,
+    control: &Arc<Control>,
+    irq: u32,
+) -> Result<Arc<dyn InterruptLine>, LineError> {
+    let raise: Box<dyn InterruptLine> = if profile.irqfd {
+        let event = EventFd::new(EFD_NONBLOCK).map_err(LineError::Event)?;
+        vm.register_irqfd(&event, irq).call("KVM_IRQFD")?;
+        Box::new(Event(event))
+    } else {
+        let vm = vm.clone();
+        Box::new(Pin { vm, irq })
+    };
+    Ok(match profile.kernel_mode.is_interpreted() {
+        true => Arc::new(Urgent {
+            raise,
+            control: control.clone(),
+        }),
+        false => Arc::from(raise),
+    })
+}
+
+/// An interrupt cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LineError {
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    #[error("an event cannot be made: {0}")]
+    Event(io::Error),
+}
+
+/// An event that KVM turns into a pulse.
+struct Event(EventFd);
+
+impl InterruptLine for Event {
+    fn pulse(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// On a host that interprets kernel mode a vCPU looks for interrupts only now and then, some hundred microseconds
+/// apart: it is called out of the guest, which takes a quarter of that.
+struct Urgent {
+    raise: Box<dyn InterruptLine>,
+    control: Arc<Control>,
+}
+
+impl InterruptLine for Urgent {
+    fn pulse(&self) -> io::Result<()> {
+        self.raise.pulse()?;
+        self.control.interrupt_all();
+        Ok(())
+    }
+}

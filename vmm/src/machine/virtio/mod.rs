@@ -1,0 +1,293 @@
+//! The machine's virtio devices: where they stand, how the guest's calls reach them, and the thread that serves them.
+//!
+//! The models and their registers are the `devices` crate's; here they get guest memory, addresses, interrupts, events
+//! and files. A guest notifies a queue by a write to device memory, which KVM turns into an event where it can, and which
+//! is an exit elsewhere: both wake the one device thread. That thread stands still while the machine is paused
+//! ([`crate::machine::control`]), so a paused guest's memory is left alone.
+//!
+//! Far ends (what is behind a console's ports) are called on the device thread while the machine cannot be paused:
+//! they must not pause it, nor wait for somebody who does.
+
+mod config;
+mod interrupt;
+mod layout;
+mod ports;
+mod worker;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use devices::virtio::blk::{Block, BlockBackend, BlockOptions, FileBackend};
+use devices::virtio::rng::{HostEntropy, Rng};
+use devices::virtio::{
+    DeviceHandle, MMIO_LENGTH, MmioState, MmioTransport, QueueStats, VirtioDevice,
+};
+use devices::{Bus, SharedDevice};
+use kvm_ioctls::{IoEventAddress, VmFd};
+use serde::{Deserialize, Serialize};
+
+pub use config::{ConsoleConfig, DiskConfig, VirtioConfig, VirtioError};
+pub(crate) use config::{DeviceConfig, places};
+pub use layout::MAX_DEVICES;
+pub use ports::ConsolePorts;
+pub(crate) use worker::Worker;
+
+use super::MachineError;
+use super::control::Control;
+use crate::host::HostProfile;
+use crate::memory::GuestRam;
+use crate::vm::NameCall;
+use interrupt::LineError;
+use layout::Place;
+use worker::{DeviceEvents, FarEndEvent, Served};
+
+/// Offset of the register QueueNotify.
+const QUEUE_NOTIFY: u64 = 0x50;
+
+/// What devices are made with.
+pub(crate) struct Host<'a> {
+    pub(crate) vm: &'a Arc<VmFd>,
+    pub(crate) profile: &'a HostProfile,
+    pub(crate) control: &'a Arc<Control>,
+    pub(crate) ram: &'a GuestRam,
+}
+
+/// All virtio devices of a machine.
+#[derive(Default)]
+pub(crate) struct Devices(Vec<Device>);
+
+struct Device {
+    identity: Identity,
+    place: Place,
+    transport: Arc<Mutex<MmioTransport>>,
+    handle: DeviceHandle,
+    events: Arc<DeviceEvents>,
+    /// Of a console.
+    ports: Option<ConsolePorts>,
+}
+
+/// What a device is, as a snapshot remembers it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Identity {
+    config: DeviceConfig,
+    /// Bytes of a disk.
+    length: Option<u64>,
+}
+
+/// A device in a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedDevice {
+    identity: Identity,
+    state: MmioState,
+}
+
+/// What a virtio device has counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtioStats {
+    /// The kind of device.
+    pub name: &'static str,
+    /// Where its registers are, guest-physical.
+    pub address: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+    /// Interrupts that the host refused.
+    pub lost_interrupts: u64,
+    /// Of each queue.
+    pub queues: Vec<QueueStats>,
+}
+
+impl From<LineError> for VirtioError {
+    fn from(error: LineError) -> Self {
+        match error {
+            LineError::Kvm(error) => Self::Kvm(error),
+            LineError::Event(error) => Self::Host(error),
+        }
+    }
+}
+
+/// A device that was just made.
+struct Made {
+    model: Box<dyn VirtioDevice>,
+    /// Bytes of a disk.
+    length: Option<u64>,
+    /// Ports of a console.
+    ports: Option<ConsolePorts>,
+    far_end: Arc<FarEndEvent>,
+}
+
+impl Made {
+    fn new(config: &DeviceConfig, index: usize) -> Result<Self, VirtioError> {
+        let far_end = Arc::new(FarEndEvent::new()?);
+        let made = |model: Box<dyn VirtioDevice>, length, ports| Self {
+            model,
+            length,
+            ports,
+            far_end: far_end.clone(),
+        };
+        Ok(match config {
+            DeviceConfig::Disk(disk) => {
+                let backend = FileBackend::open(&disk.path, disk.read_only)?;
+                let length = backend.length();
+                let options = BlockOptions {
+                    read_only: disk.read_only,
+                    id: &format!("exotrace-{index}"),
+                };
+                let block = Block::new(Box::new(backend), options);
+                made(Box::new(block), Some(length), None)
+            }
+            DeviceConfig::Rng => made(Box::new(Rng::new(HostEntropy)), None, None),
+            DeviceConfig::Console(console) => {
+                let waker = far_end.clone();
+                let (console, ports) = ConsolePorts::new(console, move || waker.raise())?;
+                made(Box::new(console), None, Some(ports))
+            }
+        })
+    }
+}
+
+/// A disk's path stays the same wherever this process goes.
+fn whole(config: &DeviceConfig) -> DeviceConfig {
+    let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    match config {
+        DeviceConfig::Disk(disk) => DeviceConfig::Disk(DiskConfig {
+            path: whole(&disk.path),
+            read_only: disk.read_only,
+        }),
+        other => other.clone(),
+    }
+}
+
+impl Devices {
+    /// Makes the devices and puts them on `bus`.
+    pub(crate) fn new(
+        list: &[DeviceConfig],
+        host: &Host<'_>,
+        bus: &mut Bus,
+    ) -> Result<Self, MachineError> {
+        let mut devices = Vec::new();
+        for (index, (config, place)) in list.iter().zip(places(list.len())?).enumerate() {
+            let device = Device::new(config, index, place, host)?;
+            let registers: SharedDevice = device.transport.clone();
+            bus.insert("virtio", place.address, MMIO_LENGTH, registers)?;
+            devices.push(device);
+        }
+        Ok(Self(devices))
+    }
+
+    /// Starts the thread that serves the devices, if there are any.
+    pub(crate) fn start(&self, control: &Arc<Control>) -> Result<Option<Worker>, VirtioError> {
+        let served = self.0.iter().map(|device| Served {
+            handle: device.handle.clone(),
+            events: device.events.clone(),
+        });
+        match self.0.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(Worker::start(served.collect(), control.clone())?)),
+        }
+    }
+
+    /// The devices of the paused machine.
+    pub(crate) fn save(&self) -> Vec<SavedDevice> {
+        let save = |device: &Device| SavedDevice {
+            identity: device.identity.clone(),
+            state: device.lock().state(),
+        };
+        self.0.iter().map(save).collect()
+    }
+
+    /// Takes on what was saved of a machine with the same devices. Memory and interrupt controllers are restored, the
+    /// vCPUs have not run.
+    pub(crate) fn restore(&self, saved: &[SavedDevice]) -> Result<(), VirtioError> {
+        for (device, saved) in self.0.iter().zip(saved) {
+            let (now, then) = (&device.identity, &saved.identity);
+            if let (DeviceConfig::Disk(disk), Some(found), Some(saved)) =
+                (&now.config, now.length, then.length)
+                && found != saved
+            {
+                return Err(VirtioError::DiskChanged {
+                    path: disk.path.clone(),
+                    saved,
+                    found,
+                });
+            }
+            device.lock().restore(&saved.state)?;
+        }
+        Ok(())
+    }
+
+    /// The console's ports, if there is a console.
+    pub(crate) fn console_ports(&self) -> Option<&ConsolePorts> {
+        self.0.iter().find_map(|device| device.ports.as_ref())
+    }
+
+    /// What the devices have counted.
+    pub(crate) fn stats(&self) -> Vec<VirtioStats> {
+        let stats = |device: &Device| {
+            let interrupts = device.handle.interrupt_stats();
+            let queues = 0..device.handle.queues();
+            VirtioStats {
+                name: device.handle.name(),
+                address: device.place.address,
+                interrupts: interrupts.raised,
+                lost_interrupts: interrupts.lost,
+                queues: queues
+                    .map(|queue| device.handle.queue_stats(queue))
+                    .collect(),
+            }
+        };
+        self.0.iter().map(stats).collect()
+    }
+}
+
+impl SavedDevice {
+    /// What the device was made of.
+    pub(crate) fn config(&self) -> DeviceConfig {
+        self.identity.config.clone()
+    }
+}
+
+impl Device {
+    fn new(
+        config: &DeviceConfig,
+        index: usize,
+        place: Place,
+        host: &Host<'_>,
+    ) -> Result<Self, VirtioError> {
+        let Made {
+            model,
+            length,
+            ports,
+            far_end,
+        } = Made::new(config, index)?;
+        let events = Arc::new(DeviceEvents::new(model.queue_sizes().len(), far_end)?);
+        if host.profile.ioeventfd {
+            let address = IoEventAddress::Mmio(place.address + QUEUE_NOTIFY);
+            for (queue, event) in (0u32..).zip(events.queues()) {
+                let registered = host.vm.register_ioevent(event, &address, queue);
+                registered.call("KVM_IOEVENTFD")?;
+            }
+        }
+        let irq = u32::from(place.irq);
+        let line = interrupt::line(host.vm, host.profile, host.control, irq)?;
+        let memory = host.ram.map_ref().clone();
+        let transport = MmioTransport::new(model, memory, line, events.clone());
+        let handle = transport.handle();
+        Ok(Self {
+            identity: Identity {
+                config: whole(config),
+                length,
+            },
+            place,
+            transport: Arc::new(Mutex::new(transport)),
+            handle,
+            events,
+            ports,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MmioTransport> {
+        self.transport
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

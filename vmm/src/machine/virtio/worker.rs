@@ -1,0 +1,303 @@
+//! The thread that serves all virtio devices of a machine.
+//!
+//! It waits for events: a queue was notified, a far end has something, the machine ends; or for a device's deadline.
+//! Each call of a device is bounded, and a device with more to do waits until the others have had their turn. Between
+//! calls the machine can be paused; during one, a pause waits for its end.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use devices::virtio::{DeviceHandle, Progress, QueueNotifier};
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::machine::RunEnd;
+use crate::machine::control::Control;
+
+/// Longest wait for a deadline that the host's clock is asked for at once.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+/// A far end has something for its device.
+pub(super) struct FarEndEvent(EventFd);
+
+impl FarEndEvent {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(EventFd::new(EFD_NONBLOCK)?))
+    }
+
+    pub(super) fn raise(&self) {
+        raise(&self.0);
+    }
+}
+
+/// What wakes the device thread for one device.
+pub(super) struct DeviceEvents {
+    queues: Vec<EventFd>,
+    far_end: Arc<FarEndEvent>,
+}
+
+impl DeviceEvents {
+    pub(super) fn new(queues: usize, far_end: Arc<FarEndEvent>) -> io::Result<Self> {
+        let event = |_| EventFd::new(EFD_NONBLOCK);
+        Ok(Self {
+            queues: (0..queues).map(event).collect::<Result<_, _>>()?,
+            far_end,
+        })
+    }
+
+    /// One a queue, in their order.
+    pub(super) fn queues(&self) -> &[EventFd] {
+        &self.queues
+    }
+}
+
+impl QueueNotifier for DeviceEvents {
+    fn notify(&self, queue: u16) {
+        if let Some(event) = self.queues.get(usize::from(queue)) {
+            raise(event);
+        }
+    }
+}
+
+fn raise(event: &EventFd) {
+    // Fails only when the counter is full: then the thread is already told.
+    let _ = event.write(1);
+}
+
+/// A device to be served.
+pub(super) struct Served {
+    pub(super) handle: DeviceHandle,
+    pub(super) events: Arc<DeviceEvents>,
+}
+
+/// The thread. Dropped, it ends, and with it the machine: a pause that holds it is over.
+pub(crate) struct Worker {
+    control: Arc<Control>,
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(super) fn start(devices: Vec<Served>, control: Arc<Control>) -> io::Result<Self> {
+        let other = |error: event_manager::Error| io::Error::other(error.to_string());
+        let stop = EventFd::new(EFD_NONBLOCK)?;
+        let mut manager = EventManager::<Server>::new().map_err(other)?;
+        let server = Server::new(devices, stop.try_clone()?, control.clone());
+        let server = manager.add_subscriber(server);
+        if let Some(failed) = manager.subscriber_mut(server).map_err(other)?.failed.take() {
+            return Err(other(failed));
+        }
+        let guard = control.clone();
+        let thread = std::thread::Builder::new()
+            .name("virtio".into())
+            .spawn(move || {
+                let _ending = Ending(guard.clone());
+                if let Err(error) = serve(&mut manager, server) {
+                    let message = format!("the thread of the virtio devices: {error}");
+                    guard.end(RunEnd::Host { message });
+                }
+            })?;
+        Ok(Self {
+            control,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.control.leave();
+        raise(&self.stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread of the virtio devices panicked");
+        }
+    }
+}
+
+/// A guest whose devices do not answer any more is not left alone with that.
+struct Ending(Arc<Control>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let message = "the thread of the virtio devices panicked".into();
+            self.0.end(RunEnd::Host { message });
+        }
+    }
+}
+
+fn serve(
+    manager: &mut EventManager<Server>,
+    server: event_manager::SubscriberId,
+) -> Result<(), event_manager::Error> {
+    let mut wait = 0;
+    loop {
+        manager.run_with_timeout(wait)?;
+        let server = manager.subscriber_mut(server)?;
+        if server.stopped || !server.work() {
+            return Ok(());
+        }
+        wait = server.wait();
+    }
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Stop,
+    Queue { device: usize, queue: u16 },
+    FarEnd { device: usize },
+}
+
+/// A device and what is to be done for it.
+struct Turn {
+    device: Served,
+    queues: Vec<bool>,
+    far_end: bool,
+    deadline: Option<Instant>,
+}
+
+struct Server {
+    turns: Vec<Turn>,
+    /// By the number that an event carries.
+    sources: Vec<Source>,
+    stop: EventFd,
+    stopped: bool,
+    control: Arc<Control>,
+    /// Why the events cannot be waited for.
+    failed: Option<event_manager::Error>,
+}
+
+impl Server {
+    fn new(devices: Vec<Served>, stop: EventFd, control: Arc<Control>) -> Self {
+        let turn = |device: Served| Turn {
+            queues: vec![false; device.events.queues.len()],
+            far_end: false,
+            deadline: None,
+            device,
+        };
+        Self {
+            turns: devices.into_iter().map(turn).collect(),
+            sources: Vec::new(),
+            stop,
+            stopped: false,
+            control,
+            failed: None,
+        }
+    }
+
+    /// The event behind a source.
+    fn event(&self, source: Source) -> Option<&EventFd> {
+        match source {
+            Source::Stop => Some(&self.stop),
+            Source::Queue { device, queue } => {
+                let events = &self.turns.get(device)?.device.events;
+                events.queues.get(usize::from(queue))
+            }
+            Source::FarEnd { device } => Some(&self.turns.get(device)?.device.events.far_end.0),
+        }
+    }
+
+    /// One turn for each device. `false`: the machine ends.
+    fn work(&mut self) -> bool {
+        for turn in &mut self.turns {
+            if !turn.take(&self.control) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Milliseconds until there is something to do without an event; -1: never.
+    fn wait(&self) -> i32 {
+        if self.turns.iter().any(Turn::is_due) {
+            return 0;
+        }
+        let Some(next) = self.turns.iter().filter_map(|turn| turn.deadline).min() else {
+            return -1;
+        };
+        let left = next.saturating_duration_since(Instant::now());
+        // Not before the deadline: a millisecond begun is waited for.
+        let milliseconds = left.min(LONGEST_WAIT).as_micros().div_ceil(1000);
+        i32::try_from(milliseconds).unwrap_or(i32::MAX)
+    }
+}
+
+impl Turn {
+    fn is_due(&self) -> bool {
+        self.far_end || self.queues.contains(&true)
+    }
+
+    fn take(&mut self, control: &Control) -> bool {
+        let handle = &self.device.handle;
+        for (queue, due) in (0..).zip(&mut self.queues) {
+            if *due {
+                let Some(_work) = control.begin_device_work() else {
+                    return false;
+                };
+                *due = handle.process(queue, Instant::now()) == Progress::More;
+                self.deadline = handle.deadline();
+            }
+        }
+        let now = Instant::now();
+        if self.far_end || self.deadline.is_some_and(|deadline| deadline <= now) {
+            let Some(_work) = control.begin_device_work() else {
+                return false;
+            };
+            self.far_end = handle.poll(now) == Progress::More;
+            self.deadline = handle.deadline();
+        }
+        true
+    }
+}
+
+impl MutEventSubscriber for Server {
+    fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
+        let source = usize::try_from(events.data()).ok();
+        let Some(&source) = source.and_then(|index| self.sources.get(index)) else {
+            return;
+        };
+        // How often it was raised does not matter.
+        let _ = self.event(source).map(EventFd::read);
+        match source {
+            Source::Stop => self.stopped = true,
+            Source::Queue { device, queue } => {
+                let turn = self.turns.get_mut(device);
+                if let Some(due) = turn.and_then(|turn| turn.queues.get_mut(usize::from(queue))) {
+                    *due = true;
+                }
+            }
+            Source::FarEnd { device } => {
+                if let Some(turn) = self.turns.get_mut(device) {
+                    turn.far_end = true;
+                }
+            }
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let mut sources = vec![Source::Stop];
+        for (device, turn) in self.turns.iter().enumerate() {
+            sources.push(Source::FarEnd { device });
+            let queues = (0..).zip(&turn.queues);
+            sources.extend(queues.map(|(queue, _)| Source::Queue { device, queue }));
+        }
+        for (data, source) in (0..).zip(&sources) {
+            let Some(event) = self.event(*source) else {
+                continue;
+            };
+            let wanted = Events::with_data_raw(event.as_raw_fd(), data, EventSet::IN);
+            if let Err(error) = ops.add(wanted) {
+                self.failed = Some(error);
+                return;
+            }
+        }
+        self.sources = sources;
+    }
+}
