@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmm::boot::EntryProtocol;
 
 use crate::control::inspection::ProcessName;
+use crate::disk::Disk;
 use crate::expect::Expectation;
 use crate::expect::report::Destination;
 use crate::memory_size;
@@ -174,6 +175,22 @@ pub struct Run {
     /// Name of the machine for other commands; vm1, vm2 ... by default
     #[arg(long, value_name = "NAME")]
     pub name: Option<VmName>,
+    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it may only be read
+    #[arg(
+        long = "disk",
+        value_name = "[path=]FILE[,ro]",
+        conflicts_with = "restore"
+    )]
+    pub disks: Vec<Disk>,
+    /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a Linux has it, unless
+    /// nothing is added to its command line
+    #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
+    pub rng: Option<Switch>,
+    /// Give the guest a virtio-console: its hvc0, whose output goes where the serial port's goes, and the trace devices as
+    /// /dev/virtio-ports/tracectl and so on, to read events (ro) or also to say what is traced (rw). A restored machine has
+    /// the ports it was saved with
+    #[arg(long, value_name = "off|ro|rw", value_enum, default_value = "off")]
+    pub guest_ports: GuestPorts,
     /// Where the guest's serial port goes: stdio, null or a file
     #[arg(long, value_name = "stdio|null|FILE", default_value = "stdio")]
     pub serial: PathBuf,
@@ -233,6 +250,17 @@ pub struct Run {
     /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where the guest's memory lacks them
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
+}
+
+/// What a guest may do with the trace devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GuestPorts {
+    /// It does not see them.
+    Off,
+    /// Read events.
+    Ro,
+    /// Also change what is traced.
+    Rw,
 }
 
 /// On or off.

@@ -7,10 +7,12 @@
 mod args;
 mod commands;
 mod control;
+mod disk;
 mod dt;
 mod end_report;
 mod expect;
 mod guest_kernel;
+mod guest_ports;
 mod host;
 mod image_tables;
 mod inspection;

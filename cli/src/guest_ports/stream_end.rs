@@ -28,7 +28,9 @@ const INTERVAL: Duration = Duration::from_millis(10);
 /// What the thread is to do.
 enum Request {
     Open,
-    Close { unread: u64 },
+    Close {
+        unread: u64,
+    },
     Write(Vec<u8>),
     /// The guest has taken some of what lay ready.
     Fetch,
@@ -375,7 +377,10 @@ mod tests {
         rig.end.closed(30);
         rig.settle();
         let unread: Vec<u64> = rig.closes.try_iter().collect();
-        assert!(matches!(unread[..], [0, ready] if ready >= READY as u64 - 100 + 30), "{unread:?}");
+        assert!(
+            matches!(unread[..], [0, ready] if ready >= READY as u64 - 100 + 30),
+            "{unread:?}"
+        );
     }
 
     #[test]

@@ -333,6 +333,11 @@ impl Reader {
         self.reader.wait(limit)
     }
 
+    /// As [`Self::dropped`], counted at the next call.
+    pub fn lost(&self) -> u64 {
+        self.reader.dropped()
+    }
+
     /// As [`EventReader::dropped`].
     pub fn dropped(&mut self) -> u64 {
         let dropped = self.reader.dropped();

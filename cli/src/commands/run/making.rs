@@ -5,11 +5,13 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use probes::name::ProbePattern;
-use vmm::machine::{MachineConfig, SerialOutput};
+use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
 use vmm::snapshot::KernelReference;
 
-use crate::args;
+use crate::args::{self, Switch};
+use crate::disk::Disk;
 use crate::guest_kernel::GuestKernel;
+use crate::guest_ports;
 use crate::host::Host;
 use crate::inspection::Inspector;
 use crate::memory_size::Human;
@@ -93,6 +95,7 @@ pub fn make(
             "nothing to run: give --kernel or --restore".into(),
         ));
     };
+    let add_words = !args.no_words && kernel.is_linux();
     let booted = vmm::machine::boot(
         &host.kvm,
         &host.profile,
@@ -102,10 +105,10 @@ pub fn make(
             kernel: &kernel.file,
             initramfs: inputs.initramfs.as_deref(),
             command_line: &args.cmdline,
-            add_words: !args.no_words && kernel.is_linux(),
+            add_words,
             protocol: args.entry.map(Into::into),
             pit: !args.no_pit,
-            virtio: Default::default(),
+            virtio: virtio(args, add_words),
             serial,
         },
     )?;
@@ -134,6 +137,19 @@ pub fn make(
         engine: OnceLock::new(),
         devices: TraceDevices::default(),
     })
+}
+
+/// The virtio devices that were asked for, and what a guest that is told of it (`announced`) has by default.
+fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
+    let disk = |disk: &Disk| DiskConfig {
+        path: disk.path.clone(),
+        read_only: disk.read_only,
+    };
+    VirtioConfig {
+        console: guest_ports::config(args.guest_ports),
+        disks: args.disks.iter().map(disk).collect(),
+        rng: args.rng.map_or(announced, |rng| rng == Switch::On),
+    }
 }
 
 /// The kernel of a snapshot. Without its file the machine runs all the same, and is known as far as its memory tells.

@@ -22,6 +22,7 @@ use crate::control::server::Server;
 use crate::dt;
 use crate::end_report;
 use crate::expect::counting::{self, Counted, Counting};
+use crate::guest_ports;
 use crate::host::Host;
 use crate::output_file::trace_output;
 use crate::ports;
@@ -172,6 +173,9 @@ impl Plan<'_> {
         if console.is_some() && io::stdin().is_terminal() {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
+        let tail = self.expecting.as_ref().map(|expecting| &expecting.console);
+        let printed = serial_output(self.args, files.serial.as_ref(), tail)?;
+        let mut guest_ports = guest_ports::connect(&session.machine, printed)?;
         session.machine.start();
         let session = Arc::new(session);
         session.stop_on(self.signals);
@@ -185,9 +189,12 @@ impl Plan<'_> {
             &session,
         )?;
         let ports = Arc::new(ports::of_session(&session));
+        if let Some(guest) = &mut guest_ports {
+            guest.attach_devices(&ports, &self.entry.dt(), self.args.guest_ports)?;
+        }
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
         let result = self.watch(&session, armed, files);
-        drop((console, ports, device, server));
+        drop((console, guest_ports, ports, device, server));
         session.machine.flush_serial();
         let watched = result?;
         match &watched.traced {

@@ -55,6 +55,11 @@ impl PortEnd for Late {
         }
     }
 
+    fn is_settled(&mut self) -> bool {
+        let mut seat = lock(&self.0);
+        seat.end.as_mut().is_none_or(|end| end.is_settled())
+    }
+
     fn write(&mut self, bytes: &[u8]) -> usize {
         let mut seat = lock(&self.0);
         seat.end.as_mut().map_or(0, |end| end.write(bytes))
