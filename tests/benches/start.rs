@@ -7,7 +7,7 @@
 //!
 //! The command must have been built before, by `cargo build --release`.
 //!
-//! The last is one boot of the small kernel. Targets are those of the development machine, which interprets the
+//! The last are boots of the small kernel, one without virtio devices and one with each kind. Targets are those of the development machine, which interprets the
 //! guest's kernel code.
 
 use std::error::Error;
@@ -24,7 +24,7 @@ use support::linux::BootOptions;
 use support::shell::{BOOT_LIMIT, READY, snapshot_folder};
 use support::{Host, Linux, SerialLog};
 use vmm::boot::KernelFile;
-use vmm::machine::{MachineConfig, boot};
+use vmm::machine::{ConsoleConfig, DiskConfig, MachineConfig, VirtioConfig, boot};
 use vmm::snapshot::{KernelReference, SnapshotInfo, save};
 
 /// Each figure is the median of this many runs.
@@ -120,7 +120,10 @@ fn save_full_micro(host: &Host, micro: &Path, folder: &Path) -> Result<(), Box<d
 }
 
 /// Time from nothing to the first system call of a user program, if the host counts those, and to `init`'s first line.
-fn cold_boot(host: &Host) -> Result<(Option<Duration>, Duration), Box<dyn Error>> {
+fn cold_boot(
+    host: &Host,
+    virtio: VirtioConfig,
+) -> Result<(Option<Duration>, Duration), Box<dyn Error>> {
     let initramfs = initramfs::tiny(&support::host::cache(), &[], &Terminal::new())?;
     // Read before the clock starts, as the other cases find their files in the page cache.
     let _ = support::Kernel::small();
@@ -133,7 +136,7 @@ fn cold_boot(host: &Host) -> Result<(Option<Duration>, Duration), Box<dyn Error>
             command_line: &guest::kernel::cmdline(),
             cpus: 1,
             protocol: None,
-            virtio: Default::default(),
+            virtio,
         },
     );
     let mut first_call = None;
@@ -216,12 +219,36 @@ fn main() -> Result<(), Box<dyn Error>> {
     for case in &cases {
         show(case.name, median(&world, case)?, case.target);
     }
-    let (first_call, ready) = cold_boot(host)?;
+    let (first_call, ready) = cold_boot(host, VirtioConfig::default())?;
     let target = Some(Duration::from_secs(16));
     if let Some(time) = first_call {
         show("small kernel, cold, to the first system call", time, target);
     }
     show("small kernel, cold, to init's first line", ready, target);
+    let image = world.path("disk.img");
+    std::fs::write(&image, vec![0; 1 << 20])?;
+    let rng = VirtioConfig {
+        rng: true,
+        ..VirtioConfig::default()
+    };
+    let disk = VirtioConfig {
+        disks: vec![DiskConfig {
+            path: image,
+            read_only: false,
+        }],
+        ..VirtioConfig::default()
+    };
+    let console = VirtioConfig {
+        console: Some(ConsoleConfig::default()),
+        ..VirtioConfig::default()
+    };
+    for (name, virtio) in [
+        ("the same with virtio-rng", rng),
+        ("the same with a disk", disk),
+        ("the same with a virtio-console", console),
+    ] {
+        show(name, cold_boot(host, virtio)?.1, None);
+    }
     println!(
         "(second column: relative to {}; medians of {RUNS} runs, the boots once)",
         version.name

@@ -1,0 +1,368 @@
+//! A guest with virtio devices, as its user finds them: disks, random numbers, a console; and what becomes of them when the driver goes
+//! and comes, and when the guest is saved.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use support::linux::BootOptions;
+use support::shell::{COMMAND_LIMIT, full_initramfs};
+use support::{Host, Kernel, Linux, SerialLog, Shell, host};
+use vmm::machine::{
+    ConsoleConfig, ConsolePorts, DiskConfig, EndOfFile, PortConfig, PortEnd, VirtioConfig,
+};
+use vmm::snapshot;
+
+/// Bytes of each disk.
+const DISK: usize = 1 << 20;
+
+/// Two images: one with a pattern in which no two sectors are the same, and an empty one.
+struct Images {
+    folder: tempfile::TempDir,
+}
+
+impl Images {
+    fn new() -> Self {
+        let images = Self {
+            folder: tempfile::tempdir().unwrap_or_else(|e| panic!("{e}")),
+        };
+        let pattern: Vec<u8> = (0..DISK as u32 / 4)
+            .flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes())
+            .collect();
+        for (path, bytes) in [(images.full(), pattern), (images.empty(), vec![0; DISK])] {
+            fs::write(&path, bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        }
+        images
+    }
+
+    fn full(&self) -> PathBuf {
+        self.folder.path().join("full.img")
+    }
+
+    fn empty(&self) -> PathBuf {
+        self.folder.path().join("empty.img")
+    }
+
+    fn config(&self) -> VirtioConfig {
+        let disk = |path, read_only| DiskConfig { path, read_only };
+        VirtioConfig {
+            console: Some(ConsoleConfig {
+                ports: vec![
+                    PortConfig::named("tracectl", EndOfFile::WhenIdle),
+                    PortConfig::named("events", EndOfFile::Never),
+                ],
+                ..ConsoleConfig::default()
+            }),
+            disks: vec![disk(self.full(), true), disk(self.empty(), false)],
+            rng: true,
+        }
+    }
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn boot(host: &Host, virtio: VirtioConfig) -> Shell {
+    let started = Instant::now();
+    let linux = Linux::boot(
+        host,
+        &BootOptions {
+            kernel: Kernel::small(),
+            initramfs: Some(&full_initramfs()),
+            command_line: &guest::kernel::cmdline(),
+            cpus: 1,
+            protocol: None,
+            virtio,
+        },
+    );
+    let shell = Shell::at_prompt(linux);
+    println!("booted in {:?}", started.elapsed());
+    shell
+}
+
+/// The output of a command that may take a while, and must succeed.
+fn tell(shell: &Shell, command: &str) -> String {
+    let started = Instant::now();
+    let answer = shell.start(command).answer(4 * COMMAND_LIMIT);
+    assert_eq!(answer.status, 0, "{command}: {answer:?}");
+    println!("{:>8.2?} {command}", started.elapsed());
+    answer.output.trim_end().to_owned()
+}
+
+#[test]
+fn a_guest_uses_its_devices() {
+    let host = host!();
+    let images = Images::new();
+    let shell = boot(host, images.config());
+    disks_are_what_was_asked_for(&shell);
+    disks_are_read_and_written(&shell, &images);
+    sectors_are_given_up(&shell, &images);
+    random_numbers_come(&shell);
+    ports_carry_bytes(&shell);
+    drivers_go_and_come(&shell, &images);
+    devices_survive_a_snapshot(host, shell, &images);
+}
+
+fn disks_are_what_was_asked_for(shell: &Shell) {
+    let told = tell(
+        shell,
+        "cd /sys/block; for d in vda vdb; do cat $d/size $d/ro $d/serial; echo; cat $d/queue/logical_block_size $d/queue/discard_max_bytes $d/queue/write_cache; done; cd /",
+    );
+    let expected = [
+        ["2048", "1", "exotrace-1", "512", "0", "write back"],
+        ["2048", "0", "exotrace-2", "512", "2147483648", "write back"],
+    ];
+    assert_eq!(told, expected.as_flattened().join("\n"));
+    let interrupts = tell(shell, "cat /proc/interrupts");
+    assert_eq!(interrupts.matches("virtio").count(), 4, "{interrupts}");
+}
+
+fn disks_are_read_and_written(shell: &Shell, images: &Images) {
+    // To the disk, and not only to the guest's page cache.
+    tell(
+        shell,
+        "dd if=/dev/vda of=/dev/vdb bs=64k conv=fsync 2> /dev/null",
+    );
+    assert!(
+        read(&images.full()) == read(&images.empty()),
+        "the copy differs"
+    );
+    // And back, past the page cache.
+    tell(shell, "echo 3 > /proc/sys/vm/drop_caches");
+    assert_eq!(tell(shell, "cmp /dev/vda /dev/vdb && echo same"), "same");
+    // A part of a page at an odd place.
+    tell(
+        shell,
+        "printf EXOTRACE | dd of=/dev/vdb bs=1 seek=900001 conv=notrunc,fsync 2> /dev/null",
+    );
+    let written = read(&images.empty());
+    assert_eq!(&written[900_001..900_009], b"EXOTRACE");
+    assert_eq!(written.len(), DISK);
+    // The disk that is only read stays as it is.
+    let before = read(&images.full());
+    let answer = shell.run("dd if=/dev/zero of=/dev/vda bs=512 count=1 conv=fsync");
+    assert_ne!(answer.status, 0, "{answer:?}");
+    assert!(
+        before == read(&images.full()),
+        "a read-only disk was written"
+    );
+}
+
+fn sectors_are_given_up(shell: &Shell, images: &Images) {
+    let used = |path: &Path| fs::metadata(path).map(|file| file.blocks()).unwrap_or(0);
+    let before = used(&images.empty());
+    tell(shell, "busybox blkdiscard -o 262144 -l 524288 /dev/vdb");
+    let content = read(&images.empty());
+    let given_up = &content[256 << 10..768 << 10];
+    assert!(
+        given_up.iter().all(|byte| *byte == 0),
+        "there is something left"
+    );
+    let after = used(&images.empty());
+    assert!(after + 1000 < before, "{after} blocks of {before} are left");
+}
+
+fn random_numbers_come(shell: &Shell) {
+    assert_eq!(
+        tell(shell, "cat /sys/class/misc/hw_random/rng_current"),
+        "virtio_rng.0"
+    );
+    let read = "dd if=/dev/hwrng bs=64 count=4 2> /dev/null | md5sum";
+    let (first, second) = (tell(shell, read), tell(shell, read));
+    assert_ne!(first, second);
+    assert_eq!(
+        tell(
+            shell,
+            "dd if=/dev/hwrng bs=512 count=1 iflag=fullblock 2> /dev/null | wc -c"
+        ),
+        "512"
+    );
+}
+
+/// A far end that keeps what it is given and gives what it is told to.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<KeptState>>);
+
+#[derive(Default)]
+struct KeptState {
+    taken: Vec<u8>,
+    to_give: VecDeque<u8>,
+}
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, KeptState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn taken(&self) -> String {
+        String::from_utf8_lossy(&self.lock().taken).into_owned()
+    }
+
+    fn wait_for(&self, text: &str) {
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while !self.taken().contains(text) {
+            assert!(
+                Instant::now() < deadline,
+                "no {text:?} in {:?}",
+                self.taken()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl PortEnd for Kept {
+    fn write(&mut self, bytes: &[u8]) -> usize {
+        self.lock().taken.extend(bytes);
+        bytes.len()
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> usize {
+        let mut state = self.lock();
+        let length = buffer.len().min(state.to_give.len());
+        for (place, byte) in buffer.iter_mut().zip(state.to_give.drain(..length)) {
+            *place = byte;
+        }
+        length
+    }
+}
+
+fn attach(ports: &ConsolePorts, name: &str) -> Kept {
+    let end = Kept::default();
+    let id = ports.find(name).unwrap_or_else(|| panic!("no port {name}"));
+    assert!(ports.attach(id, Box::new(end.clone())));
+    end
+}
+
+fn ports_carry_bytes(shell: &Shell) {
+    let ports = shell.linux.machine.console_ports();
+    let ports = ports.unwrap_or_else(|| panic!("no console"));
+    assert_eq!(
+        tell(shell, "cat /sys/class/virtio-ports/*/name | sort"),
+        "events\ntracectl"
+    );
+    // The console prints where its end is.
+    let screen = Kept::default();
+    assert!(ports.attach(0, Box::new(screen.clone())));
+    tell(shell, "echo on the console > /dev/hvc0");
+    screen.wait_for("on the console");
+    // Commands go one way, answers the other, and their reader sees an end.
+    let end = attach(ports, "tracectl");
+    let port = "/dev/$(cd /sys/class/virtio-ports && grep -l tracectl */name | cut -d/ -f1)";
+    let counts = || {
+        let stats = ports.find("tracectl").and_then(|id| ports.stats(id));
+        let stats = stats.unwrap_or_else(|| panic!("no counts"));
+        assert_eq!(stats.dropped, 0);
+        (stats.from_guest, stats.to_guest)
+    };
+    let before = counts();
+    tell(shell, &format!("echo start > {port}"));
+    end.wait_for("start\n");
+    end.lock().to_give.extend(b"size 10\nstopped\n");
+    ports.wake();
+    assert_eq!(tell(shell, &format!("cat {port}")), "size 10\nstopped");
+    assert_eq!(counts(), (before.0 + 6, before.1 + 16));
+}
+
+/// The driver resets the device and sets it up anew.
+fn drivers_go_and_come(shell: &Shell, images: &Images) {
+    let expected = read(&images.full());
+    for _ in 0..2 {
+        tell(
+            shell,
+            "cd /sys/bus/virtio/drivers/virtio_blk && for d in virtio*; do echo $d > unbind && echo $d > bind; done; cd /",
+        );
+        assert_eq!(tell(shell, "echo /dev/vd*"), "/dev/vda /dev/vdb");
+        tell(
+            shell,
+            "dd if=/dev/vda of=/dev/vdb bs=64k conv=fsync 2> /dev/null",
+        );
+        assert!(read(&images.empty()) == expected);
+    }
+    tell(
+        shell,
+        "cd /sys/bus/virtio/drivers/virtio_rng && for d in virtio*; do echo $d > unbind && echo $d > bind; done; cd /",
+    );
+    random_numbers_come(shell);
+    // The console's own driver: its ports are there again, and are connected as they were.
+    tell(
+        shell,
+        "cd /sys/bus/virtio/drivers/virtio_console && for d in virtio*; do echo $d > unbind && echo $d > bind; done; cd /",
+    );
+    ports_carry_bytes(shell);
+}
+
+fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
+    let saved = images.folder.path().join("saved");
+    // Requests are under way all the time.
+    let copy = "for i in 1 2 3; do dd if=/dev/vda of=/dev/vdb bs=4k conv=fsync || echo failed; done 2> /dev/null; echo copied=$((1+1))";
+    fs::write(images.empty(), vec![0; DISK]).unwrap_or_else(|e| panic!("{e}"));
+    let from = shell.linux.serial.len();
+    shell.type_line(copy);
+    shell.linux.wait("first sectors", from, COMMAND_LIMIT, |_| {
+        (read(&images.empty())[..4096] != [0; 4096]).then_some(())
+    });
+    shell.save(host, &saved);
+    drop(shell);
+
+    let refused = |what: &str| match snapshot::restore(
+        &host.kvm,
+        &host.profile,
+        &saved,
+        SerialLog::default().output(),
+    ) {
+        Ok(_) => panic!("restored with {what}"),
+        Err(error) => error.to_string(),
+    };
+    let (image, away) = (images.empty(), images.folder.path().join("away"));
+    fs::rename(&image, &away).unwrap_or_else(|e| panic!("{e}"));
+    let message = refused("no disk");
+    assert!(message.contains("empty.img: No such file"), "{message}");
+    fs::write(&image, [0; 512]).unwrap_or_else(|e| panic!("{e}"));
+    let message = refused("a shorter disk");
+    assert!(
+        message.contains("512 bytes, it had 1048576 when"),
+        "{message}"
+    );
+    fs::rename(&away, &image).unwrap_or_else(|e| panic!("{e}"));
+
+    // Also where events do not work, and every call is an exit.
+    let mut without_events = Host {
+        kvm: vmm::host::open(Path::new("/dev/kvm")).unwrap_or_else(|e| panic!("{e}")),
+        profile: host.profile.clone(),
+    };
+    without_events.profile.ioeventfd = false;
+    without_events.profile.irqfd = false;
+    let last = fs::read(images.empty()).unwrap_or_else(|e| panic!("{e}"));
+    for host in [host, &without_events] {
+        fs::write(images.empty(), &last).unwrap_or_else(|e| panic!("{e}"));
+        let shell = Shell::restore(host, Kernel::small(), &saved);
+        goes_on_after_a_restore(&shell, images);
+    }
+}
+
+fn goes_on_after_a_restore(shell: &Shell, images: &Images) {
+    shell.linux.wait_for("copied=2", 4 * COMMAND_LIMIT);
+    assert!(!shell.linux.serial.since(0).contains("failed\r"));
+    assert!(
+        read(&images.full()) == read(&images.empty()),
+        "the copy differs"
+    );
+    random_numbers_come(shell);
+    ports_carry_bytes(shell);
+    disks_are_what_was_asked_for(shell);
+    let stats = shell.linux.machine.stats().virtio;
+    for device in &stats {
+        assert_eq!(device.lost_interrupts, 0, "{stats:?}");
+        let rejected: u64 = device
+            .queues
+            .iter()
+            .map(|queue| queue.rejected + queue.broken)
+            .sum();
+        assert_eq!(rejected, 0, "{stats:?}");
+    }
+}
