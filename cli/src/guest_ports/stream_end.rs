@@ -304,7 +304,9 @@ mod tests {
             closes: closed,
         };
         // The rig may be gone before its thread.
-        let wake = move || drop(woken.send(()));
+        let wake = move || {
+            let _ = woken.send(());
+        };
         let started = start("echo", Box::new(echo), wake);
         let (end, thread) = started.unwrap_or_else(|e| panic!("{e}"));
         Rig {
