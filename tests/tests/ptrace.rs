@@ -395,9 +395,6 @@ fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
         );
     }
     // The shell has waited for its children, in the function that does so.
-    let wait = records
-        .iter()
-        .find(|it| it.pid == shell && is(it, EventType::Sleep));
     let sleeps: BTreeSet<(u8, &str)> = records
         .iter()
         .filter(|it| it.pid == shell && is(it, EventType::Sleep))
@@ -413,7 +410,7 @@ fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
             )
         })
         .collect();
-    println!("{wait:?}, {sleeps:?}");
+    println!("sleeps of the shell: {sleeps:?}");
     let wakeme = SleepState::Wakeme as u8;
     assert!(sleeps.contains(&(wakeme, "do_wait")), "{sleeps:?}");
 
@@ -504,81 +501,108 @@ fn commands_and_opens_are_those_of_the_manual_page() {
     drop(traced.open());
 }
 
-/// The guest's own tracepoints, in its own order, between two markers of its own.
+/// The kernel's own tracepoints, of which the device uses one: seen by another session over the same time.
 #[test]
-fn events_are_those_that_the_guest_traces_itself() {
+fn events_are_as_many_as_the_kernels_tracepoints_have() {
     const EVENTS: [&str; 7] = [
-        "sched/sched_switch",
-        "sched/sched_wakeup",
-        "sched/sched_wakeup_new",
-        "sched/sched_process_exit",
-        "task/task_rename",
-        "exceptions/page_fault_user",
-        "exceptions/page_fault_kernel",
+        "sched_switch",
+        "sched_wakeup",
+        "sched_wakeup_new",
+        "sched_process_exit",
+        "task_rename",
+        "page_fault_user",
+        "page_fault_kernel",
     ];
+    const DEAD: u64 = 0x80;
     let host = host!();
     let traced = Traced::new(rich::guest(host));
-    let shell = &traced.shell;
-    shell.type_lines(&[
-        "mount -t tracefs t /sys/kernel/tracing",
-        "cd /sys/kernel/tracing",
-        "echo 4000 > buffer_size_kb",
-    ]);
-    for event in EVENTS {
-        shell.type_lines(&[&format!("echo 1 > events/{event}/enable")]);
-    }
-    shell.type_lines(&["echo > trace"]);
-    traced.command("size 524288");
+    let machine = &traced.shell.linux.machine;
+    let insight = Insight::new(&traced.shell.linux);
+    let mut session = tracing::session(&traced.engine, tracing::SLOTS);
+    let tracefs = "mount -t tracefs t /sys/kernel/tracing";
+    traced.shell.type_lines(&[tracefs]);
     traced.command("trace all 1");
+    let shell = shell_pid(&traced.shell);
+    let paused = traced.pause();
+    for event in EVENTS {
+        let pattern = tracing::pattern(&format!("tracepoint:vmlinux:*:{event}"));
+        let found = insight.tracepoints(machine, &traced.view, &pattern);
+        let found = found.unwrap_or_else(|e| panic!("{event}: {e}"));
+        let [probe] = found.as_slice() else {
+            panic!("{event}: {found:?}")
+        };
+        tracing::enable(&mut session, probe, &Filter::default());
+    }
+    let before = traced.counters(shell);
     let mut reader = traced.open();
-    // One line: markers and what is between them belong to one moment each.
-    shell.type_lines(&["echo begins > trace_marker; syscount 5 | cat > /dev/null; forks 3; sleep 0.1; echo ends > trace_marker"]);
+    drop(paused);
+    let lines = [
+        "syscount 5 | cat > /dev/null; forks 2",
+        "workers 2 3 & sleep 0.5; kill $!",
+        "sleep 0.1",
+        "echo mark > /sys/kernel/tracing/trace_marker",
+    ];
+    traced.shell.type_lines(&lines);
+    let paused = traced.pause();
+    let counted = traced.counters(shell).since(&before);
+    session.disable_all();
     let records = taken(reader.as_mut());
-    drop(reader);
-    shell.type_lines(&[
-        "echo 0 > tracing_on",
-        "sed -n '/ begins$/,/ ends$/p' trace > /tmp/t",
-    ]);
-    let lines = |pattern: &str| -> u64 {
-        let answer = shell
-            .start(&format!("grep -c '{pattern}' /tmp/t"))
-            .answer(COMMAND_LIMIT);
-        answer
-            .output
-            .trim()
-            .parse()
-            .unwrap_or_else(|e| panic!("{answer:?}: {e}"))
+    let told = traced.device.configuration();
+    assert_eq!(traced.told("dropped"), 0);
+    assert!(!told.contains('#'), "this kernel gives all events: {told}");
+    drop((reader, paused));
+
+    let events = tracing::all_events(&mut session);
+    let of_kernel = |number: usize| {
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        events.iter().filter(move |event| event.probe == number)
     };
-    let markers: Vec<usize> = (0..records.len())
-        .filter(|at| records.get(*at).is_some_and(|it| is(it, EventType::User)))
-        .collect();
-    let [begin, end] = markers.as_slice() else {
-        panic!("{} markers", markers.len())
+    let [switches, wakeups, made, ended, renamed, user, kernel] =
+        [0, 1, 2, 3, 4, 5, 6].map(|number| of_kernel(number).count() as u64);
+    let of_switches = |wanted: fn(bool, u64) -> bool| {
+        let arguments = of_kernel(0).map(|event| (event.arguments[0] & 1 == 1, event.arguments[3]));
+        arguments
+            .filter(|it| wanted(it.0, it.1 & 0xffff_ffff))
+            .count() as u64
     };
-    let records = records.get(*begin..*end).unwrap_or_default();
-    assert_in_order(records);
-    let of = |event| count(records, |it| is(it, event));
-    let switches = lines("sched_switch: ");
-    let still_ready = lines("sched_switch: .*prev_state=R");
-    let dead = lines("sched_switch: .*prev_state=[XZ]");
-    let wakeups = lines("sched_wakeup: ") + lines("sched_wakeup_new: ");
+    let still_ready = of_switches(|preempted, state| preempted || state == 0);
+    let dead = of_switches(|_, state| state & DEAD != 0);
     println!(
-        "{} records; {switches} switches, {still_ready} still ready, {dead} dead, {wakeups} wake-ups",
+        "{} records; {switches} switches, {still_ready} still ready, {dead} dead, {wakeups} wake-ups, {made} made, \
+         {ended} ended, {renamed} renamed, {user} and {kernel} page faults; {counted:?}",
         records.len()
     );
-    assert!(switches > 10 && wakeups > 5);
-    assert_eq!(count(records, is_run), switches);
-    assert_eq!(of(EventType::Sleep), switches - still_ready - dead);
-    assert_eq!(of(EventType::Ready), wakeups + still_ready);
-    assert_eq!(of(EventType::Dead), lines("sched_process_exit: "));
+    assert!(switches > 20 && wakeups > 10 && user > 50 && kernel > 0);
+    let of = |event| count(&records, |record| is(record, event));
     assert_eq!(
-        of(EventType::Name),
-        lines("task_rename: ") + lines("sched_wakeup_new: ")
+        (count(&records, is_run), switches),
+        (counted.switches, counted.switches)
     );
-    let [user, kernel] = ["page_fault_user: ", "page_fault_kernel: "].map(lines);
-    println!("{user} page faults in user mode, {kernel} in kernel mode");
-    assert!(user > 0);
-    assert_eq!(count(records, is_fault), user + kernel);
+    assert_eq!(of(EventType::Sleep), switches - still_ready - dead);
+    assert_eq!(of(EventType::Ready), wakeups + made + still_ready);
+    assert_eq!(of(EventType::Dead), ended);
+    assert_eq!(count(&records, is_fault), user + kernel);
+    let marks: Vec<_> = records
+        .iter()
+        .filter(|it| is(it, EventType::User))
+        .collect();
+    assert!(
+        matches!(marks.as_slice(), [mark] if mark.pid == shell),
+        "{marks:?}"
+    );
+    // Beside those of the tasks that were there, and of children.
+    let first = records
+        .iter()
+        .position(|record| !is(record, EventType::Name));
+    let names = of(EventType::Name) - first.unwrap_or_default() as u64;
+    assert_eq!(names, renamed + made);
+    let sleeps = records.iter().filter(|record| is(record, EventType::Sleep));
+    let states: BTreeSet<u8> = sleeps
+        .map(|record| sleep_parts(record.argument).0)
+        .collect();
+    println!("states of sleeps: {states:?}");
+    assert!(states.contains(&(SleepState::Wakeme as u8)));
+    assert_in_order(&records);
 }
 
 /// The machine ends under a reader.

@@ -10,7 +10,9 @@
 //!
 //! Where it differs from Plan 9: the size is 65,536 records until somebody sets it; `trace PID` is the toggle that it was meant to be, and
 //! for the first thread of a process it means all of its threads; `trace all` is everybody, idle tasks included, whose number is 0;
-//! `ptracectl` tells what was dropped, who is traced and which events this kernel cannot give.
+//! `ptracectl` tells what was dropped, who is traced and which events this kernel cannot give. Who opens the device is on the host or behind
+//! a port, and is never known to be a traced process. With everybody traced, tasks are told of until they have left the CPU for good, which
+//! is after their `SDead`.
 //!
 //! # What is exact
 //!
