@@ -19,8 +19,9 @@ use probes::ptrace::record::{
     TRAP_WRITE, name_of, sleep_parts,
 };
 use support::insight::Insight;
-use support::shell::COMMAND_LIMIT;
-use support::{Host, Shell, host, rich, tracing};
+use support::linux::BootOptions;
+use support::shell::{COMMAND_LIMIT, full_initramfs};
+use support::{Host, Kernel, Linux, Shell, host, rich, tracing};
 use vmm::machine::Paused;
 
 /// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
@@ -602,6 +603,48 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
         .collect();
     println!("states of sleeps: {states:?}");
     assert!(states.contains(&(SleepState::Wakeme as u8)));
+    assert_in_order(&records);
+}
+
+/// Tasks wake each other across CPUs, and go from one to another.
+#[test]
+fn switches_of_two_cpus_are_those_that_the_guest_counts() {
+    let host = host!();
+    let linux = Linux::boot(
+        host,
+        &BootOptions {
+            kernel: Kernel::small(),
+            initramfs: Some(&full_initramfs()),
+            command_line: &guest::kernel::cmdline(),
+            cpus: 2,
+            protocol: None,
+        },
+    );
+    let traced = Traced::new(Shell::at_prompt(linux));
+    let shell = shell_pid(&traced.shell);
+    traced.command("trace all 1");
+    let paused = traced.pause();
+    let before = traced.counters(shell);
+    let mut reader = traced.open();
+    drop(paused);
+    let lines = [
+        "syscount 20 | cat | cat > /dev/null",
+        "forks 3 & forks 3; wait",
+    ];
+    traced.shell.type_lines(&lines);
+    let paused = traced.pause();
+    let counted = traced.counters(shell).since(&before);
+    let records = taken(reader.as_mut());
+    assert_eq!(traced.told("dropped"), 0);
+    drop((reader, paused));
+    println!("{} records, {counted:?}", records.len());
+    assert_eq!(count(&records, is_run), counted.switches, "ctxt");
+    let own = |record: &Record| record.pid == shell && is_run(record);
+    assert_eq!(count(&records, own), counted.given_away);
+    let ended = count(&records, |record| is(record, EventType::Dead));
+    assert_eq!(ended, counted.forks);
+    let machines: BTreeSet<u32> = records.iter().map(|record| record.machine).collect();
+    assert_eq!(machines, BTreeSet::from([0, 1]));
     assert_in_order(&records);
 }
 
