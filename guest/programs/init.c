@@ -21,6 +21,57 @@ static void mount_all(void)
 	}
 }
 
+/* base, then name, into path; 0 if that is too long. */
+static int join(char *path, unsigned long room, const char *base, const char *name)
+{
+	unsigned long b = length(base), n = length(name);
+
+	if (b + n >= room)
+		return 0;
+	memcpy(path, base, b);
+	memcpy(path + b, name, n + 1);
+	return 1;
+}
+
+/* Ports of a virtio-console by their names in /dev/virtio-ports, as udev has them. */
+static void link_ports(void)
+{
+	static const char class[] = "/sys/class/virtio-ports/", folder[] = "/dev/virtio-ports/";
+	static char entries[2048];
+	long fd = syscall2(SYS_open, class, O_RDONLY);
+	long got = fd < 0 ? 0 : syscall3(SYS_getdents64, fd, entries, sizeof(entries));
+	int made = 0;
+
+	/* struct linux_dirent64: inode, offset, its own length, type, name */
+	for (long at = 0; at + 19 < got; at += *(unsigned short *)(entries + at + 16)) {
+		const char *entry = entries + at + 19;
+		char path[128], name[80], link[128], target[80];
+		long file, n;
+
+		if (entry[0] == '.' || !join(path, sizeof(path), class, entry))
+			continue;
+		n = length(path);
+		if (!join(path + n, sizeof(path) - n, "/name", ""))
+			continue;
+		file = syscall2(SYS_open, path, O_RDONLY);
+		if (file < 0)
+			continue;
+		n = syscall3(SYS_read, file, name, sizeof(name) - 1);
+		syscall1(SYS_close, file);
+		/* the name ends with a newline; a port without one is read as "(null)" */
+		if (n < 2 || name[0] == '(')
+			continue;
+		name[n - 1] = 0;
+		if (!join(link, sizeof(link), folder, name) || !join(target, sizeof(target), "../", entry))
+			continue;
+		if (!made++)
+			syscall2(SYS_mkdir, "/dev/virtio-ports", 0755);
+		syscall2(SYS_symlink, target, link);
+	}
+	if (fd >= 0)
+		syscall1(SYS_close, fd);
+}
+
 /* In a session of its own the first terminal opened becomes the controlling one: Ctrl-C then works. */
 static void take_terminal(void)
 {
@@ -94,6 +145,7 @@ int program(int argc, char **argv, char **envp)
 
 	(void)argc, (void)argv;
 	mount_all();
+	link_ports();
 	target = wanted(line, words) ? words : shell;
 	print("exotrace: ready\n");
 	child = syscall0(SYS_fork);

@@ -141,6 +141,11 @@ impl Running {
         writeln!(input, "{line}").unwrap_or_else(|e| panic!("{line:?} cannot be typed: {e}"));
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics

@@ -11,6 +11,7 @@ pub mod insight;
 pub mod kernel;
 pub mod linux;
 pub mod micro;
+pub mod ports;
 pub mod proc_comparison;
 pub mod rich;
 pub mod running_stack;

@@ -42,6 +42,7 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         let parts = Parts {
             kernel,
             initramfs: shell::full_initramfs_with(vec![module]),
+            has_ports: false,
             lines: &crowd::START,
         };
         parts.kept(host, TOPIC)

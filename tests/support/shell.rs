@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use guest::initramfs::ExtraFile;
 use guest::{Terminal, dynamic, initramfs};
+use vmm::machine::VirtioConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, SnapshotInfo};
 
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
 use crate::linux::{BootOptions, Linux, MEMORY};
+use crate::ports;
 use crate::serial::SerialLog;
 
 /// How long a boot may take on a busy host that interprets kernel code. The rich kernel takes 150 s of an idle one.
@@ -82,6 +84,7 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         let parts = Parts {
             kernel: Kernel::small(),
             initramfs: full_initramfs(),
+            has_ports: false,
             lines: &[],
         };
         parts.kept(host, TOPIC)
@@ -114,6 +117,8 @@ pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf
 pub(crate) struct Parts {
     pub(crate) kernel: &'static Kernel,
     pub(crate) initramfs: Vec<u8>,
+    /// A console with the ports of the trace devices.
+    pub(crate) has_ports: bool,
     /// What is typed before the guest is saved; each line must succeed.
     pub(crate) lines: &'static [&'static str],
 }
@@ -130,7 +135,7 @@ impl Parts {
     fn name(&self, host: &Host) -> String {
         let mut hash = DefaultHasher::new();
         (FORMAT_VERSION, MEMORY, guest::kernel::cmdline(), QUIET).hash(&mut hash);
-        (&self.initramfs, self.lines).hash(&mut hash);
+        (&self.initramfs, self.lines, self.has_ports).hash(&mut hash);
         let kernel = &self.kernel.reference;
         (kernel.size, kernel.crc32, &kernel.path, &host.profile.host).hash(&mut hash);
         format!("{:016x}", hash.finish())
@@ -148,7 +153,10 @@ impl Parts {
                 command_line: &guest::kernel::cmdline(),
                 cpus: 1,
                 protocol: None,
-                virtio: Default::default(),
+                virtio: VirtioConfig {
+                    console: self.has_ports.then(ports::console),
+                    ..VirtioConfig::default()
+                },
             },
         );
         let shell = Shell::at_prompt(linux);

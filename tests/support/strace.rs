@@ -43,6 +43,7 @@ fn snapshot_folder(host: &Host) -> &'static Path {
     FOLDER.get_or_init(|| {
         let parts = Parts {
             kernel: Kernel::small(),
+            has_ports: false,
             initramfs: shell::full_initramfs_with(files()),
             lines: &[],
         };

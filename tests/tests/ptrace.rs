@@ -618,6 +618,7 @@ fn switches_of_two_cpus_are_those_that_the_guest_counts() {
             command_line: &guest::kernel::cmdline(),
             cpus: 2,
             protocol: None,
+            virtio: Default::default(),
         },
     );
     let traced = Traced::new(Shell::at_prompt(linux));
