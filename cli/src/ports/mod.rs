@@ -15,7 +15,7 @@ pub mod wire;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use probes::clock::Clock;
@@ -25,6 +25,9 @@ use crate::session::Session;
 
 /// Longest command, in bytes: many times what any command needs.
 pub const LONGEST_COMMAND: usize = 4096;
+
+/// How long it may take until a reader that was closed has gone.
+const CLOSING: Duration = Duration::from_millis(200);
 
 /// The ports that take commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
@@ -272,14 +275,22 @@ impl Events {
         }
     }
 
-    /// A new reader.
+    /// A new reader. Where there is one too many this waits a moment: one that has closed may not be seen to have gone yet.
     ///
     /// # Errors
     /// As the device says, or if there is none now.
     pub fn open(self: &Arc<Self>) -> Result<Reader, PortError> {
+        let until = Instant::now() + CLOSING;
         let opened = self.port.get().and_then(|port| {
             let record = port.record_bytes().max(1);
-            port.open().map(|reader| (reader, record))
+            loop {
+                match port.open() {
+                    Err(refused) if refused.kind == Refusal::Busy && Instant::now() < until => {
+                        std::thread::sleep(CLOSING / 20);
+                    }
+                    opened => return opened.map(|reader| (reader, record)),
+                }
+            }
         });
         let counts = &self.counts;
         match opened {
