@@ -13,8 +13,9 @@ use crate::progress::Progress;
 const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("cat", include_str!("../programs/cat.c")),
+    ("deadline", include_str!("../programs/deadline.c")),
     ("forks", include_str!("../programs/forks.c")),
     ("fsload", include_str!("../programs/fsload.c")),
     ("init", include_str!("../programs/init.c")),

@@ -2,8 +2,12 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::process::Signal;
+use sha2::{Digest, Sha256};
 use support::command::{Running, World};
 use support::host;
 use support::host::Host;
@@ -87,25 +91,39 @@ fn the_manual_pages_example_works_inside_the_guest() {
         "{told}"
     );
     assert!(told.contains("#traceactive 0\n"), "{told}");
-    // The host reads the same at the same time.
-    let reader = world.start(words("read trace"));
-    std::thread::sleep(Duration::from_millis(500));
+    // The guest and the host read at the same time, and get the same.
+    let socket = world.path("run/exotrace").join(NAME).join("trace");
+    let mut host_side = UnixStream::connect(&socket).unwrap_or_else(|e| panic!("{e}"));
+    let told = tell(&mut machine, "cat tracectl");
+    assert!(told.contains("#tracehits 0, in queue 0\n"), "{told}");
     let shown = tell(
         &mut machine,
-        "echo start > tracectl; dd if=/proc/version of=/tmp/v bs=333 count=1 2> /dev/null; echo stop > tracectl; cat trace > /tmp/lines; \
-         wc -c < /tmp/lines; tail -n 4 /tmp/lines",
+        "exec 3< trace; echo start > tracectl; dd if=/proc/version of=/tmp/v bs=333 count=1 2> /dev/null; echo stop > tracectl; \
+         cat <&3 > /tmp/lines; exec 3<&-; wc -c < /tmp/lines; sha256sum < /tmp/lines",
     );
-    let count: usize = shown
-        .split_whitespace()
+    let mut told = shown.split_whitespace();
+    let count: u64 = told
         .next()
         .and_then(|word| word.parse().ok())
-        .unwrap_or_else(|| panic!("{shown}"));
-    let by_host = reader.printed().0;
-    assert!(count % LINE == 0, "{shown}\n{by_host}");
+        .unwrap_or_default();
     assert!(
-        by_host.contains(" 000000000000014d "),
-        "a read of 333 bytes: {by_host}"
+        count > 4 * LINE as u64 && count.is_multiple_of(LINE as u64),
+        "{shown}"
     );
+    let mut by_host = vec![0; usize::try_from(count).unwrap_or(0)];
+    let read = host_side.read_exact(&mut by_host);
+    read.unwrap_or_else(|e| panic!("{e}"));
+    let hash: String = Sha256::digest(&by_host)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(
+        told.next(),
+        Some(hash.as_str()),
+        "{}",
+        String::from_utf8_lossy(&by_host)
+    );
+    assert!(String::from_utf8_lossy(&by_host).contains(" 000000000000014d "));
     // One that was refused says why.
     let told = tell(
         &mut machine,
@@ -139,16 +157,11 @@ fn the_guest_alone_reads_what_it_traces_until_there_is_no_more() {
         .find_map(|line| line.split_once("in queue ")?.1.parse::<usize>().ok())
         .unwrap_or_else(|| panic!("{told}"));
     assert!(waiting > 4, "{told}");
-    // The first lines by themselves; what head(1) was given and did not look at comes again.
-    let first = tell(&mut machine, "head -n 1 trace");
-    assert_eq!(lines(&first).len(), 1, "{first}");
+    // Who opens the port to write to it is given lines and does not look at them: they come again.
+    tell(&mut machine, "echo mark > trace");
     let rest = tell(&mut machine, "cat trace");
     let rest = lines(&rest);
-    assert!(
-        !rest.is_empty() && rest.len() < waiting,
-        "{} of {waiting}",
-        rest.len()
-    );
+    assert_eq!(rest.len(), waiting, "{rest:?}");
     assert!(rest.iter().any(|line| line.contains(" 000000000000014d ")));
     assert_eq!(
         tell(&mut machine, "cat trace; echo empty").trim_end(),
@@ -172,15 +185,45 @@ fn a_guest_that_may_only_read_is_told_so_and_reads_what_the_host_traces() {
             .ends_with("#error permission denied: this guest may not change what is traced"),
         "{told}"
     );
-    for command in ["trace vfs_read vfs_read new h", "trace h on", "start"] {
+    for command in ["trace vfs_read vfs_write new h", "trace h on", "start"] {
         let ended = world.run(words(&format!("ctl {command}")), COMMAND_LIMIT);
         assert_eq!(ended.status, 0, "{ended:?}");
     }
     tell(&mut machine, "cat /proc/version > /dev/null");
     let ended = world.run(words("ctl stop"), COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");
+    let told = world.run(words("ctl"), COMMAND_LIMIT).stdout;
     let shown = tell(&mut machine, "cat trace");
-    assert!(lines(&shown).len() > 2, "{shown}");
+    assert!(
+        lines(&shown).len() > 2,
+        "{told}\n{shown}\n{}",
+        machine.printed().0
+    );
+    stop(&world, machine);
+}
+
+#[test]
+fn a_write_to_the_port_marks_a_moment_of_ptrace() {
+    let host = host!();
+    let world = World::new();
+    let mut machine = start(&world, host, "ro");
+    let reader = world.start(words("read ptrace --all"));
+    while reader.printed().0.is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    tell(&mut machine, "echo here > trace; echo not > tracectl");
+    while !reader.printed().0.contains(" User ") {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    reader.signal(Signal::INT);
+    let ended = reader.finish(COMMAND_LIMIT);
+    assert_eq!(ended.status, 0, "{:?}", ended.stderr);
+    let marks = ended.stdout.lines().filter(|line| line.contains(" User "));
+    let marks: Vec<&str> = marks.collect();
+    // Of trace(3)'s port alone, by the shell.
+    assert_eq!(marks.len(), 1, "{marks:?}");
+    assert!(marks[0].contains(" sh "), "{marks:?}");
     stop(&world, machine);
 }
 
@@ -198,7 +241,7 @@ fn ports_that_are_opened_again_and_again_neither_hang_nor_leak() {
     let told = tell(
         &mut machine,
         &format!(
-            "n=0; end=$(($(date +%s)+{}); while [ $(date +%s) -lt $end ]; do {round}; n=$((n+1)); done; echo rounds=$n",
+            "n=0; end=$(($(date +%s)+{})); while [ $(date +%s) -lt $end ]; do {round}; n=$((n+1)); done; echo rounds=$n",
             BUSY_SECONDS
         ),
     );

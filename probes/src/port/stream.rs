@@ -148,7 +148,7 @@ impl PortStream for ControlStream {
 /// An event port: a reader of its own while it is open. What is written is taken and means nothing here.
 ///
 /// Records that the other side was given and has not looked at when it closes come again with its next open, as far as they were
-/// kept.
+/// kept. What a driver has not looked at is known by its buffers: who stops within one gets its records again.
 pub struct EventStream {
     port: Arc<dyn EventPort>,
     reader: Option<Box<dyn EventReader>>,

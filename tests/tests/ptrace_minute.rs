@@ -1,0 +1,217 @@
+//! A busy minute of a Linux guest, told by ptrace(3) and by the guest's own /proc, which must agree.
+//!
+//! The guest reads its counters by grep(1), before and after. A counter is what it was when the first read(2) of that grep showed it: the
+//! guest has one CPU and a kernel that is not preempted, so nothing else comes between that system call's record and the number.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use probes::clock::Clock;
+use probes::engine::{Capture, Engine, Filter, RingSize, Session};
+use probes::event::Event;
+use probes::kernel_view::KernelView;
+use probes::port::{ControlPort, EventPort};
+use probes::ptrace::Device;
+use probes::ptrace::record::{
+    EventType, RECORD_BYTES, Record, TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL, name_of,
+};
+use support::insight::Insight;
+use support::shell::COMMAND_LIMIT;
+use support::{Shell, host, tracing};
+
+/// How long the guest is busy.
+const SECONDS: u64 = 60;
+/// System calls of one round of its work, by syscount.
+const CALLS: u64 = 20;
+/// Numbers of read(2) and getppid(2).
+const READ: u64 = 0;
+const GETPPID: u64 = 110;
+/// What the guest reads, in this order, before and after.
+const COUNTERS: [(&str, &str); 4] = [
+    ("ctxt", "/proc/stat"),
+    ("processes", "/proc/stat"),
+    ("pgfault", "/proc/vmstat"),
+    ("ctxt_switches", "/proc/$$/status"),
+];
+/// How long nothing may come before all is taken to be there.
+const QUIET: Duration = Duration::from_millis(500);
+
+fn is(record: &Record, event: EventType) -> bool {
+    record.event == event.number()
+}
+
+fn is_call(record: &Record, number: u64) -> bool {
+    is(record, EventType::Trap) && record.argument == TRAP_SYSTEM_CALL | number
+}
+
+fn is_run(record: &Record) -> bool {
+    is(record, EventType::Run) || is(record, EventType::Edf)
+}
+
+fn count(records: &[Record], wanted: impl Fn(&Record) -> bool) -> u64 {
+    records.iter().filter(|record| wanted(record)).count() as u64
+}
+
+/// Where each grep has made its first read(2).
+fn readings(records: &[Record]) -> Vec<usize> {
+    let greps: Vec<u32> = records
+        .iter()
+        .filter(|record| is(record, EventType::Name) && name_of(record.argument) == b"grep")
+        .map(|record| record.pid)
+        .collect();
+    let mut first: Vec<usize> = greps
+        .iter()
+        .filter_map(|pid| {
+            records
+                .iter()
+                .position(|it| it.pid == *pid && is_call(it, READ))
+        })
+        .collect();
+    first.sort_unstable();
+    first.dedup();
+    first
+}
+
+/// Callers of what counts page faults, with two frames of their stacks.
+fn fault_session(engine: &Engine, view: &KernelView) -> Session {
+    let capture = Capture {
+        kernel_stack: 2,
+        ..Capture::default()
+    };
+    let size = RingSize::for_capture(tracing::SLOTS, &capture);
+    let mut session = engine.session(size).unwrap_or_else(|e| panic!("{e}"));
+    let probe = tracing::probe(view, "kprobe::handle_mm_fault:entry");
+    let enabled = session.enable(&probe, Filter::default(), capture);
+    enabled.unwrap_or_else(|e| panic!("{e}"));
+    session
+}
+
+#[test]
+fn a_busy_minute_is_what_the_guest_counts() {
+    let host = host!();
+    let shell = Shell::new(host);
+    let view = Arc::new(shell.linux.view());
+    let engine = tracing::engine(&shell.linux, &view);
+    let insight = Insight::new(&shell.linux);
+    let unwinder = insight.look(&shell.linux.machine, |look| look.kernel_unwinder(&[]));
+    engine.set_unwinder(unwinder.unwrap_or_else(|e| panic!("{e}")));
+    let clock = Clock::now(engine.tsc_hz());
+    let device = Device::new(engine.clone(), clock);
+    let own: u32 = shell
+        .output("echo $$")
+        .parse()
+        .unwrap_or_else(|e| panic!("{e}"));
+    for command in ["size 524288", "trace all 1"] {
+        let done = device.command(command);
+        done.unwrap_or_else(|e| panic!("{command}: {e}"));
+    }
+    let mut session = fault_session(&engine, &view);
+    let mut reader = device.open().unwrap_or_else(|e| panic!("{e}"));
+    let is_over = AtomicBool::new(false);
+    let greps = COUNTERS
+        .map(|(name, file)| format!("grep {name} {file}"))
+        .join("; ");
+    let line = format!(
+        "{greps}; n=0; end=$(($(date +%s)+{SECONDS})); while [ $(date +%s) -lt $end ]; do syscount {CALLS} | cat | cat > /dev/null; \
+         n=$((n+1)); done; {greps}; echo rounds $n"
+    );
+    let (output, records, faults) = std::thread::scope(|scope| {
+        let taking = scope.spawn(|| {
+            let (mut records, mut faults) = (Vec::new(), Vec::new());
+            while reader.wait(QUIET) || !is_over.load(Ordering::SeqCst) {
+                let bytes = reader.read(1 << 20);
+                let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
+                assert!(rest.is_empty(), "half a record");
+                records.extend(whole.iter().map(Record::parse));
+                session.drain(|event| faults.push(event));
+            }
+            session.disable_all();
+            session.drain(|event| faults.push(event));
+            (records, faults)
+        });
+        let answer = shell.start(&line).answer(10 * COMMAND_LIMIT);
+        is_over.store(true, Ordering::SeqCst);
+        let taken = taking.join();
+        let (records, faults) = taken.unwrap_or_else(|_| panic!("the reader panicked"));
+        (answer.output, records, faults)
+    });
+    let told = device.configuration();
+    assert!(told.contains("\ndropped 0\n"), "{told}");
+    assert_eq!(session.stats().probes.dropped, 0);
+    let numbers: Vec<u64> = output
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    // Switches of a process are two lines: by its own will, and not.
+    let [c1, p1, f1, v1, n1, c2, p2, f2, v2, n2, rounds] = numbers[..] else {
+        panic!("{output}")
+    };
+    let readings = readings(&records);
+    let [ctxt, processes, pgfault, status] = [0, 1, 2, 3].map(|at| match readings[..] {
+        [_, _, _, _, _, _, _, _] => (readings[at], readings[at + 4]),
+        _ => panic!("{} readings, 8 were made: {output}", readings.len()),
+    });
+    let between = |(from, to): (usize, usize)| &records[from..to];
+
+    let switches = count(between(ctxt), is_run);
+    println!("{rounds} rounds, {} records", records.len());
+    println!("switches: {switches}, ctxt {}", c2 - c1);
+    assert_eq!(switches, c2 - c1, "ctxt");
+
+    let made = between(processes).windows(2).filter(|pair| {
+        is(&pair[0], EventType::Name)
+            && is(&pair[1], EventType::Ready)
+            && (pair[0].pid, pair[0].time) == (pair[1].pid, pair[1].time)
+    });
+    let made = made.count() as u64;
+    let died = count(between(processes), |it| is(it, EventType::Dead));
+    println!(
+        "processes made: {made}, processes {}; died: {died}",
+        p2 - p1
+    );
+    assert_eq!(made, p2 - p1, "processes");
+    // The first grep dies in between, the last one was made there.
+    assert_eq!(died, made, "deaths");
+
+    let of_shell = count(between(status), |it| it.pid == own && is_run(it));
+    println!(
+        "switches of the shell: {of_shell}, status {}",
+        v2 + n2 - v1 - n1
+    );
+    assert_eq!(of_shell, v2 + n2 - v1 - n1, "switches of the shell");
+
+    let calls = count(&records, |it| is_call(it, GETPPID));
+    println!("system calls of syscount: {calls}, made {}", rounds * CALLS);
+    assert_eq!(calls, rounds * CALLS, "getppid");
+
+    let by_exception = count(between(pgfault), |it| {
+        is(it, EventType::Trap) && it.argument & !TRAP_MASK & TRAP_FAULT != 0
+    });
+    let [from, to] = [pgfault.0, pgfault.1].map(|at| records[at].time);
+    let caller = |event: &Event| {
+        let address = event.kernel_stack.get(1).copied().unwrap_or_default();
+        let symbol = view.symbols.resolve(address);
+        symbol.map_or("?", |(symbol, _)| symbol.name)
+    };
+    let is_other = |event: &&Event| {
+        let time = i64::try_from(clock.unix_ns(event.tsc)).unwrap_or(i64::MAX);
+        (from..to).contains(&time)
+            && !["exc_page_fault", "do_user_addr_fault", "handle_page_fault"]
+                .contains(&caller(event))
+    };
+    // What the kernel faults in for itself is no exception, and counts.
+    let others: Vec<&str> = faults.iter().filter(is_other).map(caller).collect();
+    println!(
+        "page faults: {by_exception}, and {} without an exception; pgfault {}",
+        others.len(),
+        f2 - f1
+    );
+    assert!(
+        others
+            .iter()
+            .all(|name| name.contains("get_user_pages") || name.contains("gup")),
+        "{others:?}"
+    );
+    assert_eq!(by_exception + others.len() as u64, f2 - f1, "pgfault");
+}
