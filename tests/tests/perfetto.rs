@@ -1,5 +1,7 @@
-//! Timelines as Perfetto's own definitions read them. No KVM is needed; the network only the first time.
+//! Timelines as Perfetto's own definitions read them: of records in a file, for which no KVM is needed, and of a guest. The network is
+//! needed only the first time.
 
+use std::ffi::OsString;
 use std::fs;
 
 use probes::clock::Clock;
@@ -8,7 +10,8 @@ use probes::trace_line::{LineKind, TraceLine};
 use probes::{ptrace, trace_render};
 use support::command::World;
 use support::second_opinion::Timeline;
-use support::story;
+use support::shell::{COMMAND_LIMIT, snapshot_folder};
+use support::{host, story};
 
 /// What the renderer makes of the records, as Perfetto reads it.
 fn timeline<T>(records: &[T], mut format: impl Render<T>) -> Timeline {
@@ -113,4 +116,48 @@ fn what_functions_called_is_a_timeline() {
         assert_eq!(told.count(what), number, "{what}: {told:?}");
     }
     assert_eq!(told.tracks, ["no process", "process 7", "process 8"]);
+}
+
+/// A shell pipeline in a guest, as `exotrace read` writes it while it happens.
+#[test]
+fn what_a_guest_did_is_a_timeline() {
+    let host = host!();
+    let world = World::new();
+    let words = |line: &str| -> Vec<OsString> { line.split_whitespace().map(Into::into).collect() };
+    let mut line = words("run --name timeline --restore");
+    line.push(snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    let folder = world.path("run/exotrace/timeline");
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        folder.join("ports").exists()
+    });
+    let reader = world.start(words(
+        "read ptrace --all --format perfetto -o guest.pftrace",
+    ));
+    let file = world.path("guest.pftrace");
+    while fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    machine.type_line("syscount 20 | cat | wc -c; echo done=$((2*21))");
+    machine.wait_until("work", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("done=42")
+    });
+    reader.signal(rustix::process::Signal::INT);
+    let ended = reader.finish(COMMAND_LIMIT);
+    assert_eq!(ended.status, 0, "{ended:?}");
+    let told = Timeline::check(&file);
+    println!("{told:?}");
+    for what in ["TYPE_SLICE_BEGIN", "TYPE_INSTANT", "flows"] {
+        assert!(told.count(what) > 20, "{what}: {told:?}");
+    }
+    assert_eq!(told.count("TYPE_SLICE_BEGIN"), told.count("TYPE_SLICE_END"));
+    for name in ["syscount", "cat", "wc"] {
+        assert!(
+            told.tracks.iter().any(|track| track.starts_with(name)),
+            "{told:?}"
+        );
+    }
+    let stopped = world.run(words("stop --vm timeline"), COMMAND_LIMIT);
+    assert_eq!(stopped.status, 0, "{stopped:?}");
+    machine.finish(COMMAND_LIMIT);
 }

@@ -319,3 +319,142 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     let ended = mounted.finish(Duration::from_secs(10));
     assert_eq!(ended.status, 0, "{ended:?}");
 }
+
+/// The hash of the kernel's text as it stands in the guest's memory.
+fn text_hash(world: &World) -> String {
+    let stat = world.run(words("stat --hash --json"), COMMAND_LIMIT);
+    assert_eq!(stat.status, 0, "{stat:?}");
+    let (_, text) = stat.stdout.split_once("\"text\":").unwrap_or_default();
+    text.chars().take(70).collect()
+}
+
+/// A minute of everything that readers can do wrong, while the guest works and all is traced.
+#[test]
+fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
+    let host = host!();
+    let has_fuse = !without_fuse();
+    let world = World::new();
+    let mut machine = start(&world, host);
+    let ctl = |command: &str| {
+        let ended = world.run(words(&format!("ctl {command}")), COMMAND_LIMIT);
+        assert_eq!(ended.status, 0, "{command}: {ended:?}");
+        ended.stdout
+    };
+    let hash = text_hash(&world);
+    assert_eq!(hash.len(), 70, "{hash}");
+    let pid = machine.pid();
+    let count = |what: &str| {
+        let entries = fs::read_dir(format!("/proc/{pid}/{what}"));
+        entries.map_or(0, Iterator::count)
+    };
+    machine.type_line("while :; do cat /proc/version > /tmp/v; done &");
+    for command in ["trace vfs_read vfs_write new a", "trace a on", "start"] {
+        ctl(command);
+    }
+    let round = |number: usize| {
+        let connect = || UnixStream::connect(socket(&world, "trace")).expect("the socket is there");
+        // One that never reads, one that goes after some bytes, and commands whose output nobody reads.
+        let still = connect();
+        let mut some = [0; 100];
+        connect().read_exact(&mut some).expect("lines come");
+        let mut full = world.command();
+        full.args(["read", "trace"]).stdout(Stdio::piped());
+        let mut full = full.spawn().expect("it starts");
+        let mut all = world.command();
+        all.args(["read", "ptrace", "--all"]).stdout(Stdio::piped());
+        let mut all = all.spawn().expect("it starts");
+        if has_fuse {
+            let (mounted, place) = mount(&world);
+            let held = fs::File::open(place.join("trace")).expect("the file is there");
+            let unmounted = match number % 2 {
+                0 => {
+                    let lazy = Command::new("umount").arg("-l").arg(&place).status();
+                    lazy.is_ok_and(|status| status.success())
+                }
+                _ => {
+                    mounted.signal(Signal::INT);
+                    true
+                }
+            };
+            assert!(unmounted);
+            // Whether lines still come or not: it does not wait.
+            let _ = (&held).read(&mut some);
+            drop(held);
+            let ended = mounted.finish(COMMAND_LIMIT);
+            assert_eq!(ended.status, 0, "{ended:?}");
+            let _ = Command::new("umount").arg("-l").arg(&place).output();
+            fs::remove_dir(&place).expect("nothing is mounted there");
+        }
+        for command in [&mut full, &mut all] {
+            command.kill().expect("it runs");
+            command.wait().expect("it ends");
+        }
+        drop(still);
+        // What --all has traced stays so when it is killed.
+        ctl("--port ptracectl trace all 0");
+        if number.is_multiple_of(3) {
+            ctl("stop");
+            ctl("start");
+        }
+    };
+    let settled = || {
+        let mut seen = (count("fd"), count("task"));
+        for _ in 0..50 {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = (count("fd"), count("task"));
+            if now == seen {
+                break;
+            }
+            seen = now;
+        }
+        seen
+    };
+    round(0);
+    let before = settled();
+    let begin = std::time::Instant::now();
+    let mut rounds = 1;
+    while begin.elapsed() < Duration::from_secs(60) {
+        round(rounds);
+        rounds += 1;
+    }
+    println!("{rounds} rounds, {before:?} descriptors and threads");
+    ctl("stop");
+    ctl("trace a remove");
+    machine.type_line("kill %1; wait; echo quiet=$((2*21))");
+    machine.wait_until("rest", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("quiet=42")
+    });
+    let after = settled();
+    // One thread gathers while the device runs, and one connection may be on its way out.
+    assert!(
+        after.0 <= before.0 && after.1 <= before.1,
+        "{before:?}, then {after:?}"
+    );
+    assert_eq!(text_hash(&world), hash);
+
+    // And counts are exact.
+    for command in [
+        "size 14",
+        "trace __x64_sys_getppid __x64_sys_getppid new g",
+        "trace g on",
+        "start",
+    ] {
+        ctl(command);
+    }
+    machine.type_line("syscount 1000; echo counted=$((2*21))");
+    machine.wait_until("calls", COMMAND_LIMIT, |stdout, _| {
+        stdout.contains("counted=42")
+    });
+    ctl("stop");
+    let lines = world.run(words("read trace --now"), COMMAND_LIMIT).stdout;
+    assert_eq!(lines.len(), 2000 * LINE);
+    let told = ctl("");
+    for line in [
+        "#traceinhits 1000\n",
+        "#traceouthits 1000\n",
+        "#tracelost 0\n",
+    ] {
+        assert!(told.contains(line), "{line} is not in {told}");
+    }
+    stop(&world, machine);
+}
