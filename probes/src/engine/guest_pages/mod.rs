@@ -23,7 +23,8 @@
 //!
 //! - a program that maps the file and reads its text as data, as it would see a debugger's;
 //! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself travels;
-//! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring).
+//! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring);
+//! - write(2) past the page cache (O_DIRECT) out of a program's own mapped text: a disk takes it from there.
 //!
 //! A private copy of a page (`wp_page_copy`) gets traps of its own; [`private`] says what is done with those, [`uprobes`] what about the
 //! guest's own uprobes.
