@@ -238,7 +238,7 @@ mod tests {
             HostProfile::interpreted_example(),
         ] {
             let rows = rows(&profile);
-            assert_eq!(rows.len(), 16);
+            assert_eq!(rows.len(), 17);
             for row in rows {
                 assert!(
                     !row.found.is_empty() && row.consequence.len() > 10,

@@ -175,30 +175,25 @@ impl EventStream {
 
     /// Keeps what was not looked at, in whole records.
     fn take_back(&mut self, unread: u64) {
-        let record = self.port.record_bytes().max(1) as u64;
+        let record = self.port.record_bytes().max(1);
         // A record that was begun is read.
-        let read = self.total.saturating_sub(unread).next_multiple_of(record);
-        let count = usize::try_from(self.total.saturating_sub(read)).unwrap_or(usize::MAX);
-        let room = self.given.len() / record as usize * record as usize;
-        // What is kept begins with a whole record where not all of it is there: all that was given ends with one or goes on in
-        // what is pending.
-        let behind = self
-            .pending
-            .bytes
-            .get(self.pending.taken..)
-            .unwrap_or_default();
+        let read = self.total.saturating_sub(unread);
+        let read = read.next_multiple_of(record as u64);
+        let again = usize::try_from(self.total.saturating_sub(read)).unwrap_or(usize::MAX);
+        let behind = self.pending.bytes.get(self.pending.taken..);
+        let behind = behind.unwrap_or_default();
+        // What was given and what lies behind it ends with a whole record.
         let mut kept: Vec<u8> = self.given.drain(..).collect();
-        let first = kept.len().saturating_sub(count);
-        kept.drain(..first);
-        let lost = count.saturating_sub(room);
-        if lost > 0 {
+        kept.extend_from_slice(behind);
+        let wanted = again.saturating_add(behind.len());
+        let keep = wanted.min(kept.len() / record * record);
+        if keep < wanted {
+            let lost = (wanted - keep) / record;
             log::info!(
-                "a port of the guest's was closed with more unread than is kept: {lost} bytes are lost"
+                "a port of the guest's was closed with much unread: {lost} records are lost"
             );
         }
-        kept.extend_from_slice(behind);
-        let whole = kept.len() / record as usize * record as usize;
-        kept.drain(..kept.len() - whole);
+        kept.drain(..kept.len() - keep);
         self.pending.set(kept);
         self.total = 0;
     }
