@@ -324,6 +324,7 @@ impl Session {
             guest_int3: stats.guest_int3,
             syscalls_repaired: stats.syscalls_repaired,
             completed: stats.completed,
+            virtio: stats.virtio.iter().map(Into::into).collect(),
             unknown_ports,
             unknown_memory,
         }

@@ -107,6 +107,22 @@ fn stat_text(stat: &Stat) -> String {
     for (instruction, count) in &stat.completed {
         text += &format!("completed {instruction:12} {count:>12}\n");
     }
+    for device in &stat.virtio {
+        text += &format!(
+            "{} at {:#x}: {} used, {} rejected, {} queues broken, {} interrupts, {} lost{}\n",
+            device.device,
+            device.address,
+            device.used,
+            device.rejected,
+            device.broken,
+            device.interrupts,
+            device.lost_interrupts,
+            device
+                .problem
+                .as_ref()
+                .map_or_else(String::new, |problem| format!("; the last: {problem}")),
+        );
+    }
     let sum = |count: fn(&SiteCount) -> u64| stat.sites.iter().map(count).sum::<u64>();
     if !stat.sites.is_empty() {
         let (hits, stepped) = (sum(|s| s.hits), sum(|s| s.stepped));
@@ -205,6 +221,7 @@ pub fn vms(args: &args::Vms) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::VirtioCount;
 
     #[test]
     fn counts_are_listed_and_long_lists_cut() {
@@ -230,6 +247,16 @@ mod tests {
                 suspended: false,
             }],
             engine: vec![("lifted".into(), 0), ("hidden bytes".into(), 9)],
+            virtio: vec![VirtioCount {
+                device: "virtio disk".into(),
+                address: 0xe000_0000,
+                used: 7,
+                rejected: 1,
+                broken: 0,
+                interrupts: 6,
+                lost_interrupts: 0,
+                problem: Some("too short".into()),
+            }],
             unknown_ports: (0..20).map(unknown).collect(),
             unknown_memory: vec![unknown(0xd000_0000)],
         };
@@ -239,6 +266,7 @@ mod tests {
             "completed popcnt                 15\n",
             "hits emulated                    20\n",
             "hidden bytes                      9\n",
+            "virtio disk at 0xe0000000: 7 used, 1 rejected, 0 queues broken, 6 interrupts, 0 lost; the last: too short\n",
             "trap at 0x1000 vfs_read: 21 hits, 1 stepped\n",
             "no device at port 0xf: 2 reads, 3 writes\n",
             "and 4 more port addresses",

@@ -11,6 +11,7 @@ pub mod server;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use vmm::machine::VirtioStats;
 
 use crate::scripting::request::ScriptRequest;
 use crate::tracing::request::Request;
@@ -168,10 +169,56 @@ pub struct Stat {
     pub sites: Vec<SiteCount>,
     /// What the probe engine has counted, all traces together; by name.
     pub engine: Vec<(String, u64)>,
+    /// Its virtio devices.
+    #[serde(default)]
+    pub virtio: Vec<VirtioCount>,
     /// Ports that no device answers.
     pub unknown_ports: Vec<Unknown>,
     /// Memory that no device answers.
     pub unknown_memory: Vec<Unknown>,
+}
+
+/// What a virtio device has counted, its queues together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtioCount {
+    /// The kind of device.
+    pub device: String,
+    /// Where its registers are, guest-physical.
+    pub address: u64,
+    /// Requests and buffers given back to the guest.
+    pub used: u64,
+    /// Those of them that were malformed.
+    pub rejected: u64,
+    /// How often a queue broke.
+    pub broken: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+    /// Interrupts that the host refused.
+    pub lost_interrupts: u64,
+    /// What was wrong with a queue or one of its buffers, the last time.
+    pub problem: Option<String>,
+}
+
+impl From<&VirtioStats> for VirtioCount {
+    fn from(stats: &VirtioStats) -> Self {
+        let queues = || stats.queues.iter();
+        let broken = queues().rev().find_map(|queue| queue.last_break.as_ref());
+        let rejected = queues()
+            .rev()
+            .find_map(|queue| queue.last_rejection.as_ref());
+        Self {
+            device: stats.name.to_owned(),
+            address: stats.address,
+            used: queues().map(|queue| queue.used).sum(),
+            rejected: queues().map(|queue| queue.rejected).sum(),
+            broken: queues().map(|queue| queue.broken).sum(),
+            interrupts: stats.interrupts,
+            lost_interrupts: stats.lost_interrupts,
+            problem: broken
+                .map(ToString::to_string)
+                .or(rejected.map(ToString::to_string)),
+        }
+    }
 }
 
 /// A place where a trap stands.
@@ -294,6 +341,7 @@ mod tests {
                 suspended: false,
             }],
             engine: vec![("lifted".into(), 4)],
+            virtio: Vec::new(),
             unknown_ports: vec![Unknown {
                 address: 0x64,
                 reads: 1,
