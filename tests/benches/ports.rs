@@ -2,11 +2,13 @@
 //!
 //! First the port alone: a thread makes lines as fast as it can, and a reader takes them from the device's log over a Unix socket.
 //! Then a Linux guest whose program does system calls and little else, with entry and return of one of them traced, and a reader
-//! on the machine's socket; the same calls untraced are the baseline. Nothing may be lost in either.
+//! on the machine's socket; the same calls untraced are the baseline. Then the micro guest, which does nothing but call the function
+//! that is traced: the most that one vCPU gives. Nothing may be lost in any of them.
 
 use std::error::Error;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use probes::port::{EventLog, EventReader};
@@ -120,15 +122,7 @@ fn guest() -> Fallible<Option<(f64, f64, u64)>> {
     ctl(&world, &["trace", FUNCTION, FUNCTION, "new", "calls"])?;
     ctl(&world, &["trace", "calls", "on"])?;
     ctl(&world, &["size", "20"])?;
-    let mut stream = UnixStream::connect(&socket)?;
-    let reader = std::thread::spawn(move || {
-        let (mut taken, mut buffer) = (0, vec![0; 1 << 16]);
-        // Until the machine closes its side.
-        while let Ok(count @ 1..) = stream.read(&mut buffer) {
-            taken += count as u64;
-        }
-        taken
-    });
+    let reader = reader(&socket)?;
     ctl(&world, &["start"])?;
     let traced = run_calls(&mut machine, 2);
     ctl(&world, &["stop"])?;
@@ -145,12 +139,61 @@ fn guest() -> Fallible<Option<(f64, f64, u64)>> {
     Ok(Some((plain, traced, taken / LINE_BYTES as u64)))
 }
 
+/// A reader of the machine's port; gives the bytes that it got until the machine has ended.
+fn reader(socket: &Path) -> Fallible<std::thread::JoinHandle<u64>> {
+    let mut stream = UnixStream::connect(socket)?;
+    Ok(std::thread::spawn(move || {
+        let (mut taken, mut buffer) = (0, vec![0; 1 << 16]);
+        // Until the machine closes its side.
+        while let Ok(count @ 1..) = stream.read(&mut buffer) {
+            taken += count as u64;
+        }
+        taken
+    }))
+}
+
+/// Lines a second of a guest that does nothing but call the traced function.
+fn calls_alone() -> Fallible<f64> {
+    let world = World::new();
+    let made = world.run(["guest", "micro", "micro"], COMMAND_LIMIT);
+    if made.status != 0 {
+        return Err(made.stderr.into());
+    }
+    let mut line = vec!["run", "--name", NAME, "--serial", "null", "--kernel"];
+    line.extend(["micro/micro.elf", "--cmdline", "calls 4000000000"]);
+    let mut machine = world.start(line);
+    let socket = world.path("run/exotrace").join(NAME).join("trace");
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| socket.exists());
+    ctl(
+        &world,
+        &["trace", "micro_leaf", "micro_leaf", "new", "calls"],
+    )?;
+    ctl(&world, &["trace", "calls", "on"])?;
+    ctl(&world, &["size", "20"])?;
+    let reader = reader(&socket)?;
+    let begin = Instant::now();
+    ctl(&world, &["start"])?;
+    std::thread::sleep(Duration::from_secs(5));
+    ctl(&world, &["stop"])?;
+    let took = begin.elapsed().as_secs_f64();
+    let told = ctl(&world, &[])?;
+    world.run(["stop", "--vm", NAME], COMMAND_LIMIT);
+    machine.finish(COMMAND_LIMIT);
+    let lines = reader.join().map_err(|_| "the reader panicked")? / LINE_BYTES as u64;
+    match told.contains("#tracelost 0\n") && told.contains(&format!("#tracehits {lines},")) {
+        true => Ok(lines as f64 / took),
+        false => Err(format!("{lines} lines were read of:\n{told}").into()),
+    }
+}
+
 fn main() -> Fallible<()> {
     let alone = port_alone()?;
     println!("port alone, log and socket:        {alone:>12.0} lines a second, none lost");
     let Some((plain, traced, lines)) = guest()? else {
         return Ok(());
     };
+    let calls = calls_alone()?;
+    println!("calls and nothing else:            {calls:>12.0} lines a second, none lost");
     if lines < 2 * CALLS {
         return Err(format!("{lines} lines of {CALLS} calls").into());
     }
@@ -162,8 +205,8 @@ fn main() -> Fallible<()> {
         (traced - plain) / lines as f64 * 1e6
     );
     println!(
-        "the port alone to the guest's lines: {:.1} times as many: the guest's exits are the bound",
-        alone / rate
+        "the port alone to those of calls: {:.1} times as many: the vCPU's exits are the bound",
+        alone / calls
     );
     Ok(())
 }

@@ -10,14 +10,22 @@ use crate::port::{PortError, Refusal};
 /// Names offered for one that does not exist.
 const SUGGESTIONS: usize = 3;
 
-/// Where the kernel's text is: the first byte and the one behind the last (KTZERO and etext).
+/// Where the kernel's text is: the first byte and the one behind the last (KTZERO and etext): `_text` and `_etext`, or where the functions of a
+/// kernel without these symbols begin and end.
 pub(super) fn text(symbols: &Symbols) -> Result<RangeInclusive<u64>, PortError> {
-    let [start, end] = ["_text", "_etext"].map(|name| symbols.address_of(name));
+    let functions = || symbols.text_functions();
+    let first = || functions().map(|f| f.symbol.address).min();
+    let end_of_last = || {
+        let ends = functions().map(|f| f.symbol.address.saturating_add(f.size));
+        ends.max()
+    };
+    let start = symbols.address_of("_text").or_else(first);
+    let end = symbols.address_of("_etext").or_else(end_of_last);
     match (start, end) {
         (Some(start), Some(end)) if start < end => Ok(start..=end),
         _ => Err(PortError::new(
             Refusal::Failed,
-            "devtrace: the guest's kernel does not say where its text is: _text or _etext is missing",
+            "devtrace: the guest's kernel does not say where its text is: it has neither _text and _etext nor functions",
         )),
     }
 }
