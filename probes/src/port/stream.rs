@@ -179,13 +179,13 @@ impl EventStream {
         // A record that was begun is read.
         let read = self.total.saturating_sub(unread);
         let read = read.next_multiple_of(record as u64);
-        let again = usize::try_from(self.total.saturating_sub(read)).unwrap_or(usize::MAX);
         let behind = self.pending.bytes.get(self.pending.taken..);
         let behind = behind.unwrap_or_default();
+        let wanted = (self.total + behind.len() as u64).saturating_sub(read);
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         // What was given and what lies behind it ends with a whole record.
         let mut kept: Vec<u8> = self.given.drain(..).collect();
         kept.extend_from_slice(behind);
-        let wanted = again.saturating_add(behind.len());
         let keep = wanted.min(kept.len() / record * record);
         if keep < wanted {
             let lost = (wanted - keep) / record;
