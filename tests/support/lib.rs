@@ -13,6 +13,7 @@ pub mod linux;
 pub mod micro;
 pub mod ports;
 pub mod proc_comparison;
+pub mod ptrace;
 pub mod rich;
 pub mod running_stack;
 pub mod scripts;

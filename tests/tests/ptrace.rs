@@ -2,204 +2,20 @@
 //! unchanged guest.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use introspect::kernel::btf::Btf;
-use introspect::kernel::layout::offset;
-use introspect::kernel::task_list::TaskListLayout;
-use introspect::{CpuRegisters, Gva, PausedMemory};
-use probes::clock::Clock;
-use probes::engine::{Engine, Filter};
-use probes::kernel_view::KernelView;
-use probes::port::{ControlPort, EventPort, EventReader};
-use probes::ptrace::Device;
+use probes::engine::Filter;
+use probes::port::ControlPort;
 use probes::ptrace::record::{
-    EventType, RECORD_BYTES, Record, SleepState, TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL,
-    TRAP_WRITE, name_of, sleep_parts,
+    EventType, Record, SleepState, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_of, sleep_parts,
 };
 use support::insight::Insight;
 use support::linux::BootOptions;
+use support::ptrace::{
+    Traced, assert_in_order, count, is, is_fault, is_run, made, shell_pid, taken,
+};
 use support::shell::{COMMAND_LIMIT, full_initramfs};
-use support::{Host, Kernel, Linux, Shell, host, rich, tracing};
-use vmm::machine::Paused;
-
-/// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
-const QUIET: Duration = Duration::from_millis(500);
-/// Most bytes of one read.
-const READ: usize = 1 << 20;
-
-/// A guest, and its device.
-struct Traced {
-    shell: Shell,
-    view: Arc<KernelView>,
-    engine: Engine,
-    device: Device,
-}
-
-impl Traced {
-    fn new(shell: Shell) -> Self {
-        let view = Arc::new(shell.linux.view());
-        let engine = tracing::engine(&shell.linux, &view);
-        let insight = Insight::new(&shell.linux);
-        let unwinder = insight.look(&shell.linux.machine, |look| look.kernel_unwinder(&[]));
-        engine.set_unwinder(unwinder.unwrap_or_else(|e| panic!("{e}")));
-        let clock = Clock::now(engine.tsc_hz());
-        Self {
-            device: Device::new(engine.clone(), clock),
-            shell,
-            view,
-            engine,
-        }
-    }
-
-    fn small(host: &Host) -> Self {
-        Self::new(Shell::new(host))
-    }
-
-    fn command(&self, text: &str) {
-        let done = self.device.command(text);
-        done.unwrap_or_else(|e| panic!("{text}: {e}"));
-    }
-
-    fn open(&self) -> Box<dyn EventReader> {
-        self.device.open().unwrap_or_else(|e| panic!("{e}"))
-    }
-
-    /// The error of an open that fails.
-    fn refusal(&self) -> String {
-        self.device
-            .open()
-            .err()
-            .map_or_else(|| panic!("it opens"), |e| e.to_string())
-    }
-
-    /// The number in a line of the configuration.
-    fn told(&self, name: &str) -> u64 {
-        let text = self.device.configuration();
-        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
-        let number = lines
-            .find(|line| line.0 == name)
-            .and_then(|line| line.1.parse().ok());
-        number.unwrap_or_else(|| panic!("no {name} in {text:?}"))
-    }
-
-    fn btf(&self) -> &Btf {
-        self.view.btf.as_ref().unwrap_or_else(|| panic!("no types"))
-    }
-
-    fn offset(&self, path: &str, size: u64) -> u64 {
-        offset(self.btf(), path, size).unwrap_or_else(|e| panic!("{e}"))
-    }
-
-    fn symbol(&self, name: &str) -> u64 {
-        let address = self.view.symbols.address_of(name);
-        address.unwrap_or_else(|| panic!("no {name}"))
-    }
-
-    /// What the kernel counts, read where it keeps it, while it stands still: `ctxt` and `processes` of /proc/stat, `pgfault` of
-    /// /proc/vmstat, and how often thread `pid` has given the CPU away (/proc/PID/status).
-    fn counters(&self, pid: u32) -> Counters {
-        let machine = &self.shell.linux.machine;
-        let paused = machine.pause();
-        let memory = PausedMemory::new(machine.ram());
-        let view = memory.view(self.view.space);
-        let read = |at: u64| view.u64(Gva(at)).unwrap_or_else(|e| panic!("{at:#x}: {e}"));
-        let of_cpus = |variable: &str, offset: u64| -> u64 {
-            let cpus = 0..machine.vcpus();
-            let bases = cpus.filter_map(|cpu| machine.handle().cpu_state(&paused, cpu));
-            let at = self.symbol(variable).wrapping_add(offset);
-            bases
-                .map(|cpu| read(cpu.kernel_gs_base().0.wrapping_add(at)))
-                .sum()
-        };
-        let fault = self.btf().enumerator("vm_event_item.PGFAULT");
-        let fault = fault.unwrap_or_else(|e| panic!("{e}")).unsigned_abs();
-        let tasks = TaskListLayout::new(self.btf(), &self.view.symbols);
-        let tasks = tasks.unwrap_or_else(|e| panic!("{e}"));
-        let task = tasks.thread(view, pid.cast_signed()).ok().flatten();
-        let task = task.unwrap_or_else(|| panic!("no thread {pid}")).address.0;
-        let given = ["task_struct.nvcsw", "task_struct.nivcsw"];
-        Counters {
-            switches: of_cpus("runqueues", self.offset("rq.nr_switches", 8)),
-            forks: read(self.symbol("total_forks")),
-            faults: of_cpus("vm_event_states", 8 * fault),
-            given_away: given
-                .iter()
-                .map(|path| read(task + self.offset(path, 8)))
-                .sum(),
-        }
-    }
-
-    /// Makes the machine stand still when the shell has come to rest, some time after its answer: nobody is in the middle of a switch then.
-    fn pause(&self) -> Paused {
-        std::thread::sleep(QUIET);
-        self.shell.linux.machine.pause()
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Counters {
-    switches: u64,
-    forks: u64,
-    faults: u64,
-    given_away: u64,
-}
-
-impl Counters {
-    fn since(&self, before: &Self) -> Self {
-        Self {
-            switches: self.switches - before.switches,
-            forks: self.forks - before.forks,
-            faults: self.faults - before.faults,
-            given_away: self.given_away - before.given_away,
-        }
-    }
-}
-
-/// All that waits.
-fn taken(reader: &mut dyn EventReader) -> Vec<Record> {
-    let mut records = Vec::new();
-    while reader.wait(QUIET) {
-        let bytes = reader.read(READ);
-        let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
-        assert!(rest.is_empty(), "half a record");
-        records.extend(whole.iter().map(Record::parse));
-    }
-    records
-}
-
-fn is(record: &Record, event: EventType) -> bool {
-    record.event == event.number()
-}
-
-fn count(records: &[Record], wanted: impl Fn(&Record) -> bool) -> u64 {
-    records.iter().filter(|record| wanted(record)).count() as u64
-}
-
-fn is_fault(record: &Record) -> bool {
-    is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
-}
-
-fn is_run(record: &Record) -> bool {
-    is(record, EventType::Run) || is(record, EventType::Edf)
-}
-
-/// The number of the guest's shell.
-fn shell_pid(shell: &Shell) -> u32 {
-    let pid = shell.output("echo $$");
-    pid.parse().unwrap_or_else(|e| panic!("{pid:?}: {e}"))
-}
-
-/// Every record but those of a time to come is not before the one before, on each machine.
-fn assert_in_order(records: &[Record]) {
-    let mut latest = BTreeMap::new();
-    for record in records.iter().filter(|it| !is(it, EventType::Deadline)) {
-        let latest = latest.entry(record.machine).or_insert(record.time);
-        assert!(record.time >= *latest, "{record:?} after {latest}");
-        *latest = record.time;
-    }
-}
+use support::{Kernel, Linux, Shell, host, rich, tracing};
 
 /// Each task runs in turn with others, and waits or is ready in between.
 fn assert_one_runs(records: &[Record]) {
@@ -269,12 +85,7 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
         "switches of the shell"
     );
     // A child's name is its parent's, and then its program's.
-    let new: BTreeSet<u32> = records
-        .windows(2)
-        .filter(|pair| is(&pair[0], EventType::Name) && is(&pair[1], EventType::Ready))
-        .filter(|pair| pair[0].pid == pair[1].pid && pair[0].time == pair[1].time)
-        .map(|pair| pair[0].pid)
-        .collect();
+    let new: BTreeSet<u32> = made(&records).into_iter().collect();
     assert_eq!(new.len() as u64, counted.forks, "processes");
     for pid in &new {
         assert_eq!(

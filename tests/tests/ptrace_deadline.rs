@@ -1,13 +1,9 @@
 //! ptrace(3) of a task under deadline scheduling: its way in and out, its periods, and what becomes of its slices.
 
-use std::sync::Arc;
-
-use probes::clock::Clock;
-use probes::port::{ControlPort, EventPort};
-use probes::ptrace::Device;
-use probes::ptrace::record::{EventType, RECORD_BYTES, Record, SleepState, name_of, sleep_parts};
+use probes::ptrace::record::{EventType, Record, SleepState, name_of, sleep_parts};
+use support::host;
+use support::ptrace::{Traced, is, shell_pid, taken};
 use support::shell::COMMAND_LIMIT;
-use support::{Shell, host, tracing};
 
 /// Nanoseconds of the task's period.
 const PERIOD: i64 = 100_000_000;
@@ -15,29 +11,18 @@ const PERIOD: i64 = 100_000_000;
 #[test]
 fn a_deadline_task_is_admitted_released_throttled_and_expelled() {
     let host = host!();
-    let shell = Shell::new(host);
-    let view = Arc::new(shell.linux.view());
-    let engine = tracing::engine(&shell.linux, &view);
-    let clock = Clock::now(engine.tsc_hz());
-    let device = Device::new(engine, clock);
-    let own = shell.output("echo $$");
-    let traced = device.command(&format!("trace {own} 1"));
-    traced.unwrap_or_else(|e| panic!("{e}"));
-    let mut reader = device.open().unwrap_or_else(|e| panic!("{e}"));
-    let answer = shell.start("deadline 3").answer(4 * COMMAND_LIMIT);
+    let traced = Traced::small(host);
+    let own = shell_pid(&traced.shell);
+    traced.command(&format!("trace {own} 1"));
+    let mut reader = traced.open();
+    let answer = traced.shell.start("deadline 3");
+    let answer = answer.answer(4 * COMMAND_LIMIT);
     assert_eq!(
         (answer.status, answer.output.as_str()),
         (0, "deadline: done\n")
     );
-    let mut bytes = Vec::new();
-    while reader.wait(std::time::Duration::from_millis(500)) {
-        bytes.extend(reader.read(1 << 20));
-    }
-    let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
-    assert!(rest.is_empty());
-    let records: Vec<Record> = whole.iter().map(Record::parse).collect();
-    let is_name =
-        |it: &&Record| it.event == EventType::Name.number() && name_of(it.argument) == b"deadline";
+    let records = taken(reader.as_mut());
+    let is_name = |it: &&Record| is(it, EventType::Name) && name_of(it.argument) == b"deadline";
     let pid = records.iter().find(is_name).map(|it| it.pid);
     let events: Vec<(EventType, &Record)> = records
         .iter()

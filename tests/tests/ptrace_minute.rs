@@ -4,22 +4,16 @@
 //! guest has one CPU and a kernel that is not preempted, so nothing else comes between that system call's record and the number. Which
 //! read(2) that is matters, since grep itself faults between one and the next.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use probes::clock::Clock;
 use probes::engine::{Capture, Engine, Filter, RingSize, Session};
 use probes::event::Event;
 use probes::kernel_view::KernelView;
-use probes::port::{ControlPort, EventPort};
-use probes::ptrace::Device;
-use probes::ptrace::record::{
-    EventType, RECORD_BYTES, Record, TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL, name_of,
-};
-use support::insight::Insight;
+use probes::port::ControlPort;
+use probes::ptrace::record::{EventType, Record, TRAP_MASK, TRAP_SYSTEM_CALL, name_of};
+use support::ptrace::{QUIET, Traced, count, is, is_fault, is_run, made, parsed, shell_pid};
 use support::shell::COMMAND_LIMIT;
-use support::{Shell, host, tracing};
+use support::{host, tracing};
 
 /// How long the guest is busy.
 const SECONDS: u64 = 60;
@@ -39,23 +33,9 @@ const COUNTERS: [(&str, &str, usize); 4] = [
 ];
 /// Functions by which an exception comes to be handled.
 const EXCEPTIONS: [&str; 3] = ["exc_page_fault", "do_user_addr_fault", "handle_page_fault"];
-/// Longest wait for a record.
-const QUIET: Duration = Duration::from_millis(500);
-
-fn is(record: &Record, event: EventType) -> bool {
-    record.event == event.number()
-}
 
 fn is_call(record: &Record, number: u64) -> bool {
     is(record, EventType::Trap) && record.argument == TRAP_SYSTEM_CALL | number
-}
-
-fn is_run(record: &Record) -> bool {
-    is(record, EventType::Run) || is(record, EventType::Edf)
-}
-
-fn count(records: &[Record], wanted: impl Fn(&Record) -> bool) -> u64 {
-    records.iter().filter(|record| wanted(record)).count() as u64
 }
 
 /// Where each grep has taken its number.
@@ -90,24 +70,13 @@ fn fault_session(engine: &Engine, view: &KernelView) -> Session {
 #[test]
 fn a_busy_minute_is_what_the_guest_counts() {
     let host = host!();
-    let shell = Shell::new(host);
-    let view = Arc::new(shell.linux.view());
-    let engine = tracing::engine(&shell.linux, &view);
-    let insight = Insight::new(&shell.linux);
-    let unwinder = insight.look(&shell.linux.machine, |look| look.kernel_unwinder(&[]));
-    engine.set_unwinder(unwinder.unwrap_or_else(|e| panic!("{e}")));
-    let clock = Clock::now(engine.tsc_hz());
-    let device = Device::new(engine.clone(), clock);
-    let own: u32 = shell
-        .output("echo $$")
-        .parse()
-        .unwrap_or_else(|e| panic!("{e}"));
-    for command in ["size 524288", "trace all 1"] {
-        let done = device.command(command);
-        done.unwrap_or_else(|e| panic!("{command}: {e}"));
-    }
-    let mut session = fault_session(&engine, &view);
-    let mut reader = device.open().unwrap_or_else(|e| panic!("{e}"));
+    let traced = Traced::small(host);
+    let Traced { shell, view, .. } = &traced;
+    let own = shell_pid(shell);
+    traced.command("size 524288");
+    traced.command("trace all 1");
+    let mut session = fault_session(&traced.engine, view);
+    let mut reader = traced.open();
     let is_over = AtomicBool::new(false);
     let greps = COUNTERS
         .map(|(name, file, _)| format!("grep {name} {file}"))
@@ -124,10 +93,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
                 // The guest's timer goes on: what came up to now is all that counts.
                 ended = is_over.load(Ordering::SeqCst);
                 reader.wait(QUIET);
-                let bytes = reader.read(usize::MAX);
-                let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
-                assert!(rest.is_empty(), "half a record");
-                records.extend(whole.iter().map(Record::parse));
+                records.extend(parsed(&reader.read(usize::MAX)));
                 session.drain(|event| faults.push(event));
             }
             session.disable_all();
@@ -140,7 +106,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
         let (records, faults) = taken.unwrap_or_else(|_| panic!("the reader panicked"));
         (answer.output, records, faults)
     });
-    let told = device.configuration();
+    let told = traced.device.configuration();
     assert!(told.contains("\ndropped 0\n"), "{told}");
     assert_eq!(session.stats().probes.dropped, 0);
     let numbers: Vec<u64> = output
@@ -163,12 +129,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
     println!("switches: {switches}, ctxt {}", c2 - c1);
     assert_eq!(switches, c2 - c1, "ctxt");
 
-    let made = between(processes).windows(2).filter(|pair| {
-        is(&pair[0], EventType::Name)
-            && is(&pair[1], EventType::Ready)
-            && (pair[0].pid, pair[0].time) == (pair[1].pid, pair[1].time)
-    });
-    let made = made.count() as u64;
+    let made = made(between(processes)).len() as u64;
     let died = count(between(processes), |it| is(it, EventType::Dead));
     println!(
         "processes made: {made}, processes {}; died: {died}",
@@ -191,10 +152,9 @@ fn a_busy_minute_is_what_the_guest_counts() {
 
     // The counter counts calls of handle_mm_fault. Each is of an exception, or the kernel's own on behalf of a program; an exception
     // has one, or is one that nothing is mapped for.
-    let is_fault = |it: &&Record| is(it, EventType::Trap) && it.argument & TRAP_FAULT != 0;
-    let exceptions: Vec<&Record> = between(pgfault).iter().filter(is_fault).collect();
+    let exceptions: Vec<&Record> = between(pgfault).iter().filter(|it| is_fault(it)).collect();
     let [from, to] = [pgfault.0, pgfault.1].map(|at| records[at].time);
-    let time = |event: &Event| i64::try_from(clock.unix_ns(event.tsc)).unwrap_or(i64::MAX);
+    let time = |event: &Event| i64::try_from(traced.clock.unix_ns(event.tsc)).unwrap_or(i64::MAX);
     let caller = |event: &Event| {
         let symbol = view.symbols.resolve(event.pc);
         symbol.map_or("?", |(symbol, _)| symbol.name)

@@ -159,11 +159,6 @@ impl EventLog {
             lost: state.lost,
         }
     }
-
-    /// Wakes readers that wait, so that they can look at something else.
-    pub fn wake(&self) {
-        self.0.changed.notify_all();
-    }
 }
 
 impl Shared {

@@ -92,18 +92,19 @@ impl ControlStream {
 
     fn end_line(&mut self) {
         let line = std::mem::take(&mut self.line);
-        let invalid = |text: &str| Err(PortError::new(Refusal::Invalid, text));
+        let refused = |refusal, text: &str| Err(PortError::new(refusal, text));
         let done = if std::mem::take(&mut self.overlong) {
-            invalid("a command of more than 4096 bytes")
+            let text = format!("a command of more than {LONGEST_COMMAND} bytes");
+            refused(Refusal::Invalid, &text)
         } else if line.iter().all(u8::is_ascii_whitespace) {
             return;
         } else if self.access == Access::ReadOnly {
             let text = "permission denied: this guest may not change what is traced";
-            Err(PortError::new(Refusal::NotPermitted, text))
+            refused(Refusal::NotPermitted, text)
         } else {
             match std::str::from_utf8(&line) {
                 Ok(text) => self.port.command(text),
-                Err(_) => invalid("a command that is no text"),
+                Err(_) => refused(Refusal::Invalid, "a command that is no text"),
             }
         };
         self.error = done.err();
@@ -201,7 +202,6 @@ impl EventStream {
 
 impl PortStream for EventStream {
     fn open(&mut self) {
-        (self.total, self.given) = (0, VecDeque::new());
         // A port that refuses has nothing to be read.
         self.reader = match self.port.open() {
             Ok(reader) => Some(reader),

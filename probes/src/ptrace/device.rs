@@ -1,7 +1,7 @@
 //! The device of one machine: who may open it, who is traced, and when its probes are in the guest.
 //!
-//! While it is open, all its probes are; while it is closed and tasks are selected, those alone that tell who is made and who exits, so that
-//! children are selected whenever they are made. One lock orders commands, opening and closing; hits take none of it.
+//! While it is open, all its probes are; while it is closed and tasks are selected, those alone that tell who is made, who exits and who
+//! takes over another's number, so that children are selected whenever they are made. One lock orders commands, opening and closing; hits take none of it.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -235,11 +235,10 @@ impl Inner {
             true => parts.tasks.threads(view, &task).items,
             false => vec![task],
         };
-        let is_selected =
-            |task: &TaskInfo| self.selection.get(task.address.0) == Some(identity(task));
-        if on.unwrap_or_else(|| !is_selected(&task)) {
-            let new: Vec<_> = threads.into_iter().filter(|it| !is_selected(it)).collect();
-            if self.selection.pids().len() + new.len() > MOST {
+        if on.unwrap_or_else(|| !self.is_selected(&task)) {
+            let new = threads.into_iter().filter(|it| !self.is_selected(it));
+            let new: Vec<_> = new.collect();
+            if self.selection.len() + new.len() > MOST {
                 let text = format!("{MOST} tasks are traced already; trace all traces everybody");
                 return Err(PortError::new(Refusal::NoRoom, text));
             }
@@ -261,27 +260,30 @@ impl Inner {
         Ok(())
     }
 
+    fn is_selected(&self, task: &TaskInfo) -> bool {
+        self.selection.get(task.address.0) == Some(identity(task))
+    }
+
     /// The names of all who are traced. The machine stands still.
     fn names(&self, parts: &Parts) -> Vec<(u32, u32, EventType, u64)> {
         let machine = self.engine.machine();
         let memory = PausedMemory::new(machine.ram());
         let view = memory.view(self.engine.view().space);
         let all = self.selection.all();
-        let is_traced =
-            |task: &TaskInfo| all || self.selection.get(task.address.0) == Some(identity(task));
+        let is_traced = |task: &&TaskInfo| all || self.is_selected(task);
         let cpus = if all { machine.vcpus() } else { 0 };
         let idle = (0..cpus).map(|cpu| {
             let cpu = u32::try_from(cpu).unwrap_or(u32::MAX);
             (0, cpu, EventType::Name, name_argument(IDLE))
         });
         let threads = parts.tasks.all_threads(view).items;
-        let threads = threads.iter().filter(|task| is_traced(task)).map(name);
+        let threads = threads.iter().filter(is_traced).map(name);
         idle.chain(threads).collect()
     }
 
     /// Arms or disarms what follows selected tasks while the device is closed.
     fn follow(&self, state: &mut State, parts: &Parts, paused: &Paused) {
-        let wanted = state.open.is_none() && !self.selection.is_empty();
+        let wanted = state.open.is_none() && self.selection.len() > 0;
         if !wanted {
             state.following = None;
         } else if state.following.is_none() {

@@ -150,7 +150,7 @@ pub(super) struct Context {
 pub(super) struct AtHit {
     pub(super) what: What,
     pub(super) context: Arc<Context>,
-    /// Whether anything is recorded; else only forks and exits are followed.
+    /// Whether anything is recorded; else tasks are only followed.
     pub(super) records: bool,
 }
 
@@ -175,10 +175,11 @@ impl Context {
             What::Switch => self.switch(&mut log),
             What::Wakes => self.tell(&mut log, at.argument(0), EventType::Ready, 0),
             What::WakesIf => {
-                let state = self.layout.state(at, at.argument(0)).unwrap_or_default();
-                if u64::from(state) & at.argument(1) != 0 {
-                    self.tell(&mut log, at.argument(0), EventType::Ready, 0);
-                }
+                let waits = || {
+                    let state = self.layout.state(at, at.argument(0)).unwrap_or_default();
+                    u64::from(state) & at.argument(1) != 0
+                };
+                self.tell_if(&mut log, at.argument(0), EventType::Ready, 0, waits);
             }
             What::Made => self.made(&mut log),
             What::Exits => {
@@ -206,11 +207,13 @@ impl Context {
                 );
             }
             What::Trap(vector) => {
-                let mut cs = [0];
-                let known = at.read(at.argument(0).wrapping_add(SAVED_CS), &mut cs);
-                if known && cs[0] & USER_MODE == USER_MODE {
-                    self.tell(&mut log, at.task(), EventType::Trap, u64::from(vector));
-                }
+                let of_program = || {
+                    let mut cs = [0];
+                    let known = at.read(at.argument(0).wrapping_add(SAVED_CS), &mut cs);
+                    known && cs[0] & USER_MODE == USER_MODE
+                };
+                let vector = u64::from(vector);
+                self.tell_if(&mut log, at.task(), EventType::Trap, vector, of_program);
             }
             What::InterruptStarts(vector) => {
                 self.tell(&mut log, at.task(), EventType::Ints, vector.of(at));
@@ -224,20 +227,22 @@ impl Context {
             }
             What::Marked => self.tell(&mut log, at.task(), EventType::User, 0),
             What::WritesPort => {
-                let name = self.layout.port_name(at, at.argument(0));
-                // Where ports have no names that can be read, all are meant.
-                if name.is_none_or(|name| MARKED_PORTS.contains(&name.as_slice())) {
-                    self.tell(&mut log, at.task(), EventType::User, 0);
-                }
+                let marks = || {
+                    let name = self.layout.port_name(at, at.argument(0));
+                    // Where ports have no names that can be read, all are meant.
+                    name.is_none_or(|name| MARKED_PORTS.contains(&name.as_slice()))
+                };
+                self.tell_if(&mut log, at.task(), EventType::User, 0, marks);
             }
             // A task that is lent the class of one that waits for it (priority inheritance) has not come to it.
-            What::Admitted if self.layout.has_deadline(at, at.argument(1)) => {
-                self.tell(&mut log, at.argument(1), EventType::Admit, 0);
+            What::Admitted => {
+                let by_itself = || self.layout.has_deadline(at, at.argument(1));
+                self.tell_if(&mut log, at.argument(1), EventType::Admit, 0, by_itself);
             }
-            What::Expelled if self.layout.has_runtime(at, at.argument(1)) => {
-                self.tell(&mut log, at.argument(1), EventType::Expel, 0);
+            What::Expelled => {
+                let by_itself = || self.layout.has_runtime(at, at.argument(1));
+                self.tell_if(&mut log, at.argument(1), EventType::Expel, 0, by_itself);
             }
-            What::Admitted | What::Expelled => {}
             What::Released => self.released(&mut log),
         }
         log.any
@@ -255,7 +260,21 @@ impl Context {
 
     /// Records an event of a task, if that is traced.
     fn tell<M: Moment>(&self, log: &mut Log<'_, M>, task: u64, event: EventType, argument: u64) {
-        if let Some(pid) = self.traced(log.at, task) {
+        self.tell_if(log, task, event, argument, || true);
+    }
+
+    /// The same where something else holds, too, which is not looked at for others.
+    fn tell_if<M: Moment>(
+        &self,
+        log: &mut Log<'_, M>,
+        task: u64,
+        event: EventType,
+        argument: u64,
+        holds: impl FnOnce() -> bool,
+    ) {
+        if let Some(pid) = self.traced(log.at, task)
+            && holds()
+        {
             log.put(pid, event, argument);
         }
     }

@@ -41,7 +41,7 @@ impl Selection {
 
     /// Selects a task; `false` if there are too many.
     pub(super) fn insert(&self, task: u64, identity: Identity) -> bool {
-        let has_room = self.tasks.len() < MOST || self.tasks.contains(task);
+        let has_room = self.len() < MOST || self.tasks.contains(task);
         match has_room {
             true => drop(self.tasks.insert(task, Arc::new(identity))),
             false => drop(self.refused.fetch_add(1, Ordering::Relaxed)),
@@ -64,9 +64,9 @@ impl Selection {
         }
     }
 
-    /// Whether nobody is selected one by one.
-    pub(super) fn is_empty(&self) -> bool {
-        self.tasks.is_empty()
+    /// How many are selected one by one.
+    pub(super) fn len(&self) -> usize {
+        self.tasks.len()
     }
 
     /// Numbers of the tasks that are selected one by one, ascending.
@@ -90,7 +90,7 @@ mod tests {
     fn tasks_are_selected_one_by_one_up_to_a_limit() {
         let selection = Selection::default();
         let of = |pid| Identity { pid, start: 7 };
-        assert!(selection.is_empty() && !selection.all());
+        assert!(selection.len() == 0 && !selection.all());
         for task in 0..MOST as u64 {
             assert!(selection.insert(task * 64, of(MOST as u32 - task as u32)));
         }
@@ -99,6 +99,6 @@ mod tests {
         assert_eq!((selection.refused(), selection.get(64)), (1, Some(of(5))));
         assert!(selection.pids().is_sorted());
         (0..MOST as u64).for_each(|task| selection.remove(task * 64));
-        assert!(selection.is_empty());
+        assert_eq!(selection.len(), 0);
     }
 }

@@ -24,7 +24,7 @@ const PROVIDER: &str = "ptrace";
 const WAKING: (&str, &str) = ("sched", "sched_waking");
 
 /// Functions, the events that they tell, and how.
-const FUNCTIONS: [(&str, EventType, What); 10] = [
+const FUNCTIONS: [(&str, EventType, What); 9] = [
     ("__switch_to_asm", EventType::Run, What::Switch),
     ("wake_up_new_task", EventType::Ready, What::Made),
     ("do_exit", EventType::Dead, What::Exits),
@@ -34,7 +34,6 @@ const FUNCTIONS: [(&str, EventType, What); 10] = [
     ("switched_to_dl", EventType::Admit, What::Admitted),
     ("switched_from_dl", EventType::Expel, What::Expelled),
     ("dl_task_timer", EventType::Release, What::Released),
-    ("tracing_mark_write", EventType::User, What::Marked),
 ];
 
 /// Handlers of exceptions that programs cause, and their vectors (arch/x86/include/asm/trapnr.h). Not every kernel has all.
@@ -56,8 +55,11 @@ const TRAPS: [(&str, u8); 15] = [
     ("exc_simd_coprocessor_error", 19),
 ];
 
-/// A write to a port of the virtio-console, maybe in a module.
-const PORT_WRITE: &str = "port_fops_write";
+/// A program writes a marker: to trace_marker, or to a port of the virtio-console, which may be in a module.
+const MARKERS: [(&str, What); 2] = [
+    ("tracing_mark_write", What::Marked),
+    ("port_fops_write", What::WritesPort),
+];
 
 /// One place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,27 +97,18 @@ fn function(name: &str, address: u64, moment: Moment, event: EventType, what: Wh
     }
 }
 
-fn lacks(name: &str) -> String {
-    format!("the kernel names no function {name}")
-}
-
 impl Sources {
     /// Finds them in a guest that stands still.
     pub(super) fn find(view: &KernelView, layout: &Layout, machine: &Handle) -> Self {
         let mut sources = Self::of_functions(view, layout);
-        let entry = |name, event, what| {
-            let address = address_of(view, name)?;
-            Some(function(name, address, Moment::Entry, event, what))
-        };
         let waking = tracepoint::of_kernel(view, machine, WAKING).map(|probe| Source {
             probe,
             event: EventType::Ready,
             what: What::Wakes,
         });
-        let by_state = || entry("try_to_wake_up", EventType::Ready, What::WakesIf);
-        match waking.or_else(by_state) {
+        match waking {
             Some(source) => sources.list.push(source),
-            None => sources.lose(EventType::Ready, lacks("try_to_wake_up")),
+            None => sources.require(view, "try_to_wake_up", EventType::Ready, What::WakesIf),
         }
         sources
     }
@@ -124,22 +117,10 @@ impl Sources {
     fn of_functions(view: &KernelView, layout: &Layout) -> Self {
         let mut sources = Self::default();
         for (name, event, what) in FUNCTIONS {
-            match address_of(view, name) {
-                Some(address) => {
-                    let source = function(name, address, Moment::Entry, event, what);
-                    sources.list.push(source);
-                }
-                // Markers are one of two ways.
-                None if what == What::Marked => {}
-                None => sources.lose(event, lacks(name)),
-            }
+            sources.require(view, name, event, what);
         }
         for (name, vector) in TRAPS {
-            if let Some(address) = address_of(view, name) {
-                let what = What::Trap(vector);
-                let source = function(name, address, Moment::Entry, EventType::Trap, what);
-                sources.list.push(source);
-            }
+            sources.add(view, name, EventType::Trap, What::Trap(vector));
         }
         match system_calls::entry_function(&view.symbols, view.btf.as_ref()) {
             Some((address, registers)) => {
@@ -153,16 +134,8 @@ impl Sources {
                 "system calls pass no function that is known",
             ),
         }
-        if let Some(address) = address_of(view, PORT_WRITE) {
-            let (event, what) = (EventType::User, What::WritesPort);
-            let source = function(PORT_WRITE, address, Moment::Entry, event, what);
-            sources.list.push(source);
-        }
-        if !sources
-            .list
-            .iter()
-            .any(|source| source.event == EventType::User)
-        {
+        let markers = MARKERS.map(|(name, what)| sources.add(view, name, EventType::User, what));
+        if markers == [false; MARKERS.len()] {
             sources.lose(
                 EventType::User,
                 "the kernel has neither trace_marker nor ports of a virtio-console",
@@ -178,10 +151,25 @@ impl Sources {
         sources
     }
 
-    /// Those that tell who is made and who exits.
+    /// Those that tell who is made, who exits, and who takes over another's number by executing a program.
     pub(super) fn of_processes(&self) -> impl Iterator<Item = &Source> {
         let list = self.list.iter();
-        list.filter(|source| matches!(source.what, What::Made | What::Exits))
+        list.filter(|source| matches!(source.what, What::Made | What::Exits | What::Executes))
+    }
+
+    /// Adds the entry of a function; whether the kernel has it.
+    fn add(&mut self, view: &KernelView, name: &str, event: EventType, what: What) -> bool {
+        let address = address_of(view, name);
+        let source = address.map(|at| function(name, at, Moment::Entry, event, what));
+        self.list.extend(source);
+        address.is_some()
+    }
+
+    /// The same of one without which the event is lost.
+    fn require(&mut self, view: &KernelView, name: &str, event: EventType, what: What) {
+        if !self.add(view, name, event, what) {
+            self.lose(event, format_args!("the kernel names no function {name}"));
+        }
     }
 
     fn lose(&mut self, event: EventType, why: impl std::fmt::Display) {
@@ -253,6 +241,7 @@ mod tests {
         );
         let some = found(&[
             "do_exit",
+            "setup_new_exec",
             "exc_overflow",
             "tracing_mark_write",
             "do_syscall_64",
@@ -260,13 +249,15 @@ mod tests {
         let whats: Vec<_> = some.list.iter().map(|source| source.what).collect();
         let expected = [
             What::Exits,
+            What::Executes,
             What::Marked,
             What::Trap(4),
             What::SystemCall(1),
         ];
         assert_eq!(whats, expected);
         assert!(!some.lost.iter().any(|line| line.starts_with("no SUser")));
-        assert_eq!(some.of_processes().count(), 1);
+        let followed: Vec<_> = some.of_processes().map(|source| source.what).collect();
+        assert_eq!(followed, [What::Exits, What::Executes]);
     }
 
     /// A handler with a body of its own is seen there, where no switch of tasks comes between its beginning and its end.

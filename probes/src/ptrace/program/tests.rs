@@ -259,6 +259,10 @@ fn children_are_followed_without_anything_being_recorded() {
     assert!(guest.is_selected(B));
     assert!(!guest.context.see(What::Exits, &guest, false));
     assert!(!guest.is_selected(A));
+    guest.is_now(B, 40, 1040);
+    guest.task = B;
+    assert!(!guest.context.see(What::Executes, &guest, false));
+    assert!(guest.is_selected(B));
     assert_eq!(guest.put.take().len(), 0);
 }
 

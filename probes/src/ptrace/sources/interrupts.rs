@@ -50,10 +50,8 @@ pub(super) fn find(view: &KernelView, sources: &mut Sources) {
                 function(&body, address, Moment::Entry, EventType::Ints, starts),
                 function(&body, address, Moment::Return, EventType::Inte, ends),
             ]);
-        } else if let Some(address) = address_of(view, name) {
-            let (event, what) = (EventType::Ints, What::Interrupt(vector));
-            let source = function(name, address, Moment::Entry, event, what);
-            sources.list.push(source);
+        } else {
+            sources.add(view, name, EventType::Ints, What::Interrupt(vector));
         }
     }
     if sources.list.len() == before {

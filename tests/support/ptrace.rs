@@ -1,0 +1,276 @@
+//! A Linux guest watched by ptrace(3): the device over its engine, what its kernel counts of itself, and how records are looked at.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use introspect::kernel::btf::Btf;
+use introspect::kernel::layout::offset;
+use introspect::kernel::task_list::TaskListLayout;
+use introspect::{CpuRegisters, Gva, PausedMemory};
+use probes::clock::Clock;
+use probes::engine::Engine;
+use probes::kernel_view::KernelView;
+use probes::port::{ControlPort, EventPort, EventReader};
+use probes::ptrace::Device;
+use probes::ptrace::record::{EventType, RECORD_BYTES, Record, TRAP_FAULT};
+use vmm::machine::Paused;
+
+use crate::host::Host;
+use crate::insight::Insight;
+use crate::shell::Shell;
+use crate::tracing;
+
+/// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
+pub const QUIET: Duration = Duration::from_millis(500);
+/// Most bytes of one read.
+const READ: usize = 1 << 20;
+
+/// A guest, and its device.
+pub struct Traced {
+    /// The guest.
+    pub shell: Shell,
+    /// Its kernel.
+    pub view: Arc<KernelView>,
+    /// The engine of its machine.
+    pub engine: Engine,
+    /// What the records' times are told by.
+    pub clock: Clock,
+    /// The device, of whose tasks none is selected yet.
+    pub device: Device,
+}
+
+impl Traced {
+    /// The device of this guest.
+    ///
+    /// # Panics
+    /// If its kernel cannot be understood.
+    pub fn new(shell: Shell) -> Self {
+        let view = Arc::new(shell.linux.view());
+        let engine = tracing::engine(&shell.linux, &view);
+        let insight = Insight::new(&shell.linux);
+        let unwinder = insight.look(&shell.linux.machine, |look| look.kernel_unwinder(&[]));
+        engine.set_unwinder(unwinder.unwrap_or_else(|e| panic!("{e}")));
+        let clock = Clock::now(engine.tsc_hz());
+        Self {
+            device: Device::new(engine.clone(), clock),
+            shell,
+            view,
+            engine,
+            clock,
+        }
+    }
+
+    /// That of a guest with the small kernel.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn small(host: &Host) -> Self {
+        Self::new(Shell::new(host))
+    }
+
+    /// Writes a command to the control port.
+    ///
+    /// # Panics
+    /// If it is refused.
+    pub fn command(&self, text: &str) {
+        let done = self.device.command(text);
+        done.unwrap_or_else(|e| panic!("{text}: {e}"));
+    }
+
+    /// Opens the event port.
+    ///
+    /// # Panics
+    /// If it does not open.
+    pub fn open(&self) -> Box<dyn EventReader> {
+        self.device.open().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The error of an open that fails.
+    ///
+    /// # Panics
+    /// If it opens.
+    pub fn refusal(&self) -> String {
+        self.device
+            .open()
+            .err()
+            .map_or_else(|| panic!("it opens"), |e| e.to_string())
+    }
+
+    /// The number in a line of the configuration.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn told(&self, name: &str) -> u64 {
+        let text = self.device.configuration();
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let number = lines
+            .find(|line| line.0 == name)
+            .and_then(|line| line.1.parse().ok());
+        number.unwrap_or_else(|| panic!("no {name} in {text:?}"))
+    }
+
+    fn btf(&self) -> &Btf {
+        self.view.btf.as_ref().unwrap_or_else(|| panic!("no types"))
+    }
+
+    fn offset(&self, path: &str, size: u64) -> u64 {
+        offset(self.btf(), path, size).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn symbol(&self, name: &str) -> u64 {
+        let address = self.view.symbols.address_of(name);
+        address.unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    /// What the kernel counts, read where it keeps it, while it stands still: `ctxt` and `processes` of /proc/stat, `pgfault` of
+    /// /proc/vmstat, and how often thread `pid` has given the CPU away (/proc/PID/status).
+    ///
+    /// # Panics
+    /// If the kernel keeps them otherwise.
+    pub fn counters(&self, pid: u32) -> Counters {
+        let machine = &self.shell.linux.machine;
+        let paused = machine.pause();
+        let memory = PausedMemory::new(machine.ram());
+        let view = memory.view(self.view.space);
+        let read = |at: u64| view.u64(Gva(at)).unwrap_or_else(|e| panic!("{at:#x}: {e}"));
+        let of_cpus = |variable: &str, offset: u64| -> u64 {
+            let cpus = 0..machine.vcpus();
+            let bases = cpus.filter_map(|cpu| machine.handle().cpu_state(&paused, cpu));
+            let at = self.symbol(variable).wrapping_add(offset);
+            bases
+                .map(|cpu| read(cpu.kernel_gs_base().0.wrapping_add(at)))
+                .sum()
+        };
+        let fault = self.btf().enumerator("vm_event_item.PGFAULT");
+        let fault = fault.unwrap_or_else(|e| panic!("{e}")).unsigned_abs();
+        let tasks = TaskListLayout::new(self.btf(), &self.view.symbols);
+        let tasks = tasks.unwrap_or_else(|e| panic!("{e}"));
+        let task = tasks.thread(view, pid.cast_signed()).ok().flatten();
+        let task = task.unwrap_or_else(|| panic!("no thread {pid}")).address.0;
+        let given = ["task_struct.nvcsw", "task_struct.nivcsw"];
+        Counters {
+            switches: of_cpus("runqueues", self.offset("rq.nr_switches", 8)),
+            forks: read(self.symbol("total_forks")),
+            faults: of_cpus("vm_event_states", 8 * fault),
+            given_away: given
+                .iter()
+                .map(|path| read(task + self.offset(path, 8)))
+                .sum(),
+        }
+    }
+
+    /// Makes the machine stand still when the shell has come to rest, some time after its answer: nobody is in the middle of a switch then.
+    #[must_use]
+    pub fn pause(&self) -> Paused {
+        std::thread::sleep(QUIET);
+        self.shell.linux.machine.pause()
+    }
+}
+
+/// What a kernel counts of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Switches of tasks, on all CPUs.
+    pub switches: u64,
+    /// Tasks that were made.
+    pub forks: u64,
+    /// Page faults.
+    pub faults: u64,
+    /// How often one thread has given the CPU away.
+    pub given_away: u64,
+}
+
+impl Counters {
+    /// What came to them.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            switches: self.switches - before.switches,
+            forks: self.forks - before.forks,
+            faults: self.faults - before.faults,
+            given_away: self.given_away - before.given_away,
+        }
+    }
+}
+
+/// Records as they are read.
+///
+/// # Panics
+/// If the last is not whole.
+pub fn parsed(bytes: &[u8]) -> impl Iterator<Item = Record> {
+    let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
+    assert!(rest.is_empty(), "half a record");
+    whole.iter().map(Record::parse)
+}
+
+/// All that waits.
+///
+/// # Panics
+/// If a record is not whole.
+pub fn taken(reader: &mut dyn EventReader) -> Vec<Record> {
+    let mut records = Vec::new();
+    while reader.wait(QUIET) {
+        records.extend(parsed(&reader.read(READ)));
+    }
+    records
+}
+
+/// Whether a record is of this type.
+#[must_use]
+pub fn is(record: &Record, event: EventType) -> bool {
+    record.event == event.number()
+}
+
+/// How many records are wanted.
+pub fn count(records: &[Record], wanted: impl Fn(&Record) -> bool) -> u64 {
+    records.iter().filter(|record| wanted(record)).count() as u64
+}
+
+/// Whether it is a page fault.
+#[must_use]
+pub fn is_fault(record: &Record) -> bool {
+    is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
+}
+
+/// Whether a task begins to run, by deadlines or otherwise.
+#[must_use]
+pub fn is_run(record: &Record) -> bool {
+    is(record, EventType::Run) || is(record, EventType::Edf)
+}
+
+/// Numbers of the tasks that were made: a child's name, which is its parent's, and its being ready have one time.
+#[must_use]
+pub fn made(records: &[Record]) -> Vec<u32> {
+    let pairs = records.windows(2).filter_map(|pair| match pair {
+        [name, ready] if is(name, EventType::Name) && is(ready, EventType::Ready) => {
+            let is_one = (name.pid, name.time) == (ready.pid, ready.time);
+            is_one.then_some(name.pid)
+        }
+        _ => None,
+    });
+    pairs.collect()
+}
+
+/// The number of the guest's shell.
+///
+/// # Panics
+/// If the shell does not tell.
+#[must_use]
+pub fn shell_pid(shell: &Shell) -> u32 {
+    let pid = shell.output("echo $$");
+    pid.parse().unwrap_or_else(|e| panic!("{pid:?}: {e}"))
+}
+
+/// Every record but those of a time to come is not before the one before, on each machine.
+///
+/// # Panics
+/// If one is.
+pub fn assert_in_order(records: &[Record]) {
+    let mut latest = BTreeMap::new();
+    for record in records.iter().filter(|it| !is(it, EventType::Deadline)) {
+        let latest = latest.entry(record.machine).or_insert(record.time);
+        assert!(record.time >= *latest, "{record:?} after {latest}");
+        *latest = record.time;
+    }
+}
