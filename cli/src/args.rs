@@ -1,22 +1,18 @@
 //! The command line: every command, option and its help. Man pages and completions are made from this.
 
 mod ports;
+mod run;
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vmm::boot::EntryProtocol;
 
 use crate::control::inspection::ProcessName;
-use crate::disk::Disk;
-use crate::expect::Expectation;
-use crate::expect::report::Destination;
-use crate::memory_size;
 use crate::registry::VmName;
 use crate::tracing::request::DEFAULT_SLOTS;
 pub use ports::{Ctl, Mount, Read, ReadPort, StreamFormat};
+pub use run::{GuestPorts, Run, Switch};
 
 /// Bytes of a string that a script reads unless told otherwise.
 const DEFAULT_STRLEN: u16 = 256;
@@ -104,184 +100,6 @@ pub struct Doctor {
     /// Print the record as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// What `run -h` and `run --help` end with.
-macro_rules! run_help {
-    () => {
-        "\
-Traces go to standard output (or -o), everything else to standard error. The guest's serial port is on standard \
-output too, unless --trace is given without -o: then it is on standard error.
-With a terminal, Ctrl-a x leaves and Ctrl-a Ctrl-a is a Ctrl-a for the guest. Ctrl-C goes to the guest then; \
-elsewhere SIGINT and SIGTERM remove every trap, then end the run."
-    };
-}
-
-/// What the manual page and `run --help` say of expectations besides.
-macro_rules! expect_help {
-    () => {
-        "\
-Expectations: a PROBE is one that `trace` takes (vfs_read, kprobe:vfs_*:entry, syscall:openat, tracepoint:sched:sched_switch, \
-uprobe:/bin/busybox:main); where neither entry nor return is said the entry is meant. A PREDICATE is one of the language of scripts, \
-between slashes: 'syscall:openat:return/comm == \"sh\" && retval < 0/==0'. It begins at the first slash that belongs to no path, and a \
-path stands behind a colon. Hits are compared by >=N (>=1 if nothing is said), >N, ==N, <=N or <N; ==0 says never. Every hit is counted, \
-whatever the rate.
-Probes are enabled as soon as the kernel can be traced, of a restored machine before its first instruction; modules and programs must be \
-there by then. The time of --for begins then. Without --until-met the run takes all of it unless the guest ends by itself (reset, \
-power-off), whose hits until then count. A guest that never boots so far is waited for: bound that with timeout(1), at whose SIGTERM the \
-report is still written. The status is 0 if all expectations hold; 1 if one does not, if the run was cut short by a signal or another \
-command, or if the guest's kernel panicked or crashed.
-A JUnit report has a test case for each expectation and one called 'guest did not panic', and 'run was whole' if it was not. A JSON report \
-is one object: version (1), machine, passed, began_unix_ns, seconds, asked_seconds (null without --for), end (kind: time-up, met, guest, \
-script, cut-short, panic, crash or not-counted; text), expectations (of each: text, probe, predicate, comparison, number, seen, holds; seen \
-is null if nothing was counted), crash (null, or message, kernel_stack, stack_ends), console (its last lines), events (the last 50 hits that \
-were counted, oldest first: unix_ns, expectations by their places from 0, probe, comm, pid, tid, cpu), events_lost (hits that may belong among them)."
-    };
-}
-
-/// See [`run_help`].
-const RUN_HELP: &str = run_help!();
-
-/// Options of `run`.
-#[derive(Debug, Args)]
-#[command(after_help = RUN_HELP, after_long_help = concat!(run_help!(), "\n\n", expect_help!()))]
-pub struct Run {
-    /// The kernel: a vmlinux (ELF) or a bzImage for x86-64
-    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
-    pub kernel: Option<PathBuf>,
-    /// The initial RAM file system
-    #[arg(long, value_name = "FILE", conflicts_with = "restore")]
-    pub initramfs: Option<PathBuf>,
-    /// The kernel's command line; words that the machine or the host need are added and shown
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true,
-        conflicts_with = "restore"
-    )]
-    pub cmdline: String,
-    /// Guest memory: a number with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_size::parse, conflicts_with = "restore")]
-    pub memory: u64,
-    /// Number of virtual CPUs
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        conflicts_with = "restore"
-    )]
-    pub cpus: u8,
-    /// Name of the machine for other commands; vm1, vm2 ... by default
-    #[arg(long, value_name = "NAME")]
-    pub name: Option<VmName>,
-    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it may only be read
-    #[arg(
-        long = "disk",
-        value_name = "[path=]FILE[,ro]",
-        conflicts_with = "restore"
-    )]
-    pub disks: Vec<Disk>,
-    /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a Linux has it, unless
-    /// nothing is added to its command line
-    #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
-    pub rng: Option<Switch>,
-    /// Give the guest a virtio-console: its hvc0, whose output goes where the serial port's goes, and the trace devices as
-    /// /dev/virtio-ports/tracectl and so on, to read events (ro) or also to say what is traced (rw). A restored machine has
-    /// the ports it was saved with
-    #[arg(long, value_name = "off|ro|rw", value_enum, default_value = "off")]
-    pub guest_ports: GuestPorts,
-    /// Where the guest's serial port goes: stdio, null or a file
-    #[arg(long, value_name = "stdio|null|FILE", default_value = "stdio")]
-    pub serial: PathBuf,
-    /// How the kernel is entered
-    #[arg(long, value_enum, conflicts_with = "restore")]
-    pub entry: Option<Entry>,
-    /// Leave out the interval timer (PIT)
-    #[arg(long, conflicts_with = "restore")]
-    pub no_pit: bool,
-    /// Add nothing to the kernel's command line
-    #[arg(long, conflicts_with = "restore")]
-    pub no_words: bool,
-    /// Restore a machine from this folder instead of booting one
-    #[arg(long, value_name = "DIR")]
-    pub restore: Option<PathBuf>,
-    /// Trace these probes: entries and returns of kernel functions by name alone, anything else as for `trace`
-    #[arg(
-        long,
-        value_name = "PROBE,...",
-        value_delimiter = ',',
-        group = "traced"
-    )]
-    pub trace: Vec<String>,
-    /// Run this script from when the kernel can be traced; when the script exits the run ends. See `trace`
-    #[arg(
-        short = 'e',
-        long = "execute",
-        value_name = "PROGRAM",
-        group = "traced",
-        conflicts_with = "trace"
-    )]
-    pub program: Option<String>,
-    /// The same of a script in a file
-    #[arg(short = 'f', long = "script", value_name = "FILE", group = "traced", conflicts_with_all = ["trace", "program"])]
-    pub script: Option<String>,
-    /// Write the trace to this file instead of standard output
-    #[arg(short, long, value_name = "FILE", requires = "traced")]
-    pub output: Option<PathBuf>,
-    /// Expect this of the guest: how often a probe is hit, once at least if no number is given; may be repeated
-    #[arg(long, value_name = "PROBE[/PREDICATE/][>=N]", value_parser = Expectation::parse)]
-    pub expect: Vec<Expectation>,
-    /// End the run as soon as all that is expected has come, unless something is expected that has an upper bound
-    #[arg(long, requires = "expect")]
-    pub until_met: bool,
-    /// Write a report on what was expected and seen: JUnit XML to a FILE.xml, JSON to a FILE.json; may be repeated
-    #[arg(long, value_name = "FILE", requires = "expect", value_parser = Destination::from_str)]
-    pub report: Vec<Destination>,
-    /// End the run after this time: from the start, or with a trace or expectations from when their probes are armed
-    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
-    pub duration: Option<Duration>,
-    /// How trace events are written: text where functions are named alone, else events
-    #[arg(long, value_enum)]
-    pub format: Option<Format>,
-    /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run directory
-    #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
-    pub dt: Switch,
-    /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where the guest's memory lacks them
-    #[arg(long, value_name = "DIR")]
-    pub symfs: Option<PathBuf>,
-}
-
-/// What a guest may do with the trace devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum GuestPorts {
-    /// It does not see them.
-    Off,
-    /// Read events.
-    Ro,
-    /// Also change what is traced.
-    Rw,
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// It is there.
-    On,
-    /// It is not.
-    Off,
-}
-
-impl Run {
-    /// Whether the run cannot do without knowing the guest's kernel.
-    pub fn needs_kernel(&self) -> bool {
-        !(self.trace.is_empty() && self.expect.is_empty())
-    }
-
-    /// Whether the run is traced, by probes or a script.
-    pub fn is_traced(&self) -> bool {
-        !self.trace.is_empty() || self.program.is_some() || self.script.is_some()
-    }
 }
 
 /// Options of `demo`.
@@ -573,24 +391,6 @@ pub enum Format {
     Collapsed,
 }
 
-/// How a kernel is entered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Entry {
-    /// The 64-bit boot protocol
-    Linux64,
-    /// PVH: 32-bit protected mode, at the kernel's PVH note
-    Pvh,
-}
-
-impl From<Entry> for EntryProtocol {
-    fn from(entry: Entry) -> Self {
-        match entry {
-            Entry::Linux64 => Self::Linux64,
-            Entry::Pvh => Self::Pvh,
-        }
-    }
-}
-
 /// A time in seconds, with or without a fraction.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse::<f64>().ok().filter(|n| *n > 0.0);
@@ -612,46 +412,9 @@ mod tests {
     }
 
     #[test]
-    fn run_takes_what_its_synopsis_says() {
-        let words = "exotrace run --kernel k --initramfs i --cmdline a=b --memory 64M --cpus 2 --name web \
-             --serial null --entry pvh --no-pit --no-words --trace a,b -o t --for 0.5 --format json";
-        let cli = Cli::try_parse_from(words.split_whitespace()).unwrap();
-        let Command::Run(run) = cli.command else {
-            panic!("not run")
-        };
-        assert_eq!((run.memory, run.cpus, run.trace.len()), (64 << 20, 2, 2));
-        assert_eq!(run.duration, Some(Duration::from_millis(500)));
-        assert_eq!(
-            (run.format, run.entry),
-            (Some(Format::Json), Some(Entry::Pvh))
-        );
-    }
-
-    #[test]
     fn what_makes_no_sense_is_a_usage_error() {
-        for words in [
-            "run",
-            "run --restore d --memory 64M",
-            "run --restore d --initramfs i",
-            "run --kernel k --memory lots",
-            "run --kernel k --cpus many",
-            "run --kernel k --name a/b",
-            "run --kernel k -o t",
-            "run --kernel k --for 0",
-            "run --kernel k --expect f=>1",
-            "run --kernel k --expect f>=many",
-            "run --kernel k --expect BEGIN",
-            "run --kernel k --report r.xml",
-            "run --kernel k --until-met",
-            "run --kernel k --expect f --report r.txt",
-            "run --kernel k --for -1",
-            "run --kernel k --for soon",
-            "run --kernel k --for inf",
-            "snapshot",
-            "brew",
-        ] {
-            let words = ["exotrace"].into_iter().chain(words.split_whitespace());
-            assert!(Cli::try_parse_from(words.clone()).is_err(), "{words:?}");
+        for command in ["snapshot", "brew"] {
+            assert!(Cli::try_parse_from(["exotrace", command]).is_err());
         }
     }
 }
