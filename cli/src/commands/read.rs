@@ -14,7 +14,7 @@ use probes::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
 
 use super::remote::find;
 use crate::args::{self, ReadPort, StreamFormat};
-use crate::dt::client::{DtClient, DtError, EVENT_SIZE};
+use crate::dt::client::{ABI, DtClient, DtError};
 use crate::dt::show;
 use crate::output_file::OutputFile;
 use crate::ports::client::{CallError, Client};
@@ -147,7 +147,7 @@ fn of_port(
 
 impl Source for DtClient {
     fn record_bytes(&self) -> usize {
-        EVENT_SIZE
+        ABI.event_size()
     }
 
     fn next(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, Failure> {

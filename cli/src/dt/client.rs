@@ -5,26 +5,20 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use probes::dt::Abi;
 use probes::dt::abi::{self, LIST_SIZE, NAME_SIZE, PROBE_INFO_SIZE};
 use probes::dt::codes::Request;
-use probes::dt::wire::{MAGIC, NAME, READ, REASON};
+use probes::dt::wire::{MAGIC, NAME, OPEN_CURRENT, READ, REASON};
+use probes::dt::{Abi, Errno};
 
 use crate::listener::{Seen, look};
 use crate::ports::wire::{receive, send};
 
-/// Bytes of an event, `struct dt_evt`.
-pub const EVENT_SIZE: usize = 456;
+/// Which layout is asked for.
+pub const ABI: Abi = Abi::Current;
 /// How long an answer may take that does not wait for events.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Most bytes of an answer: a list of some hundred thousand probes.
 const LONGEST_ANSWER: usize = 64 << 20;
-/// Today's layout, in an open.
-const CURRENT: u32 = 1;
-/// `EINTR` of OpenBSD: a read of events ends since something else is asked.
-const EINTR: u32 = 4;
-/// Where a `struct dtioc_probe_info` has its names: provider, function, name.
-const NAMES: [usize; 3] = [5, 21, 37];
 
 /// The device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +53,7 @@ impl DtClient {
             stream,
             reads: false,
         };
-        let open = [MAGIC, CURRENT, 0].map(u32::to_le_bytes).concat();
+        let open = [MAGIC, OPEN_CURRENT, 0].map(u32::to_le_bytes).concat();
         client.stream.write_all(&open)?;
         match receive(&mut client.stream, LONGEST_ANSWER)? {
             (0, _) => Ok(client),
@@ -78,17 +72,13 @@ impl DtClient {
         let no_probe = || DtError::NoProbe(probe.to_owned());
         let parts: Vec<&str> = probe.split(':').collect();
         let parts = <[&str; 3]>::try_from(parts).map_err(|_| no_probe())?;
+        // The list has the beginnings of long names.
+        let parts = parts.map(|part| abi::cut(part.as_bytes(), NAME_SIZE));
         for info in list.chunks_exact(PROBE_INFO_SIZE) {
-            // The list has the beginnings of long names.
-            let fits = NAMES.into_iter().zip(parts).all(|(at, part)| {
-                let listed = info.get(at..at + NAME_SIZE).unwrap_or_default();
-                let listed = listed.iter().take_while(|byte| **byte != 0);
-                listed.eq(part.bytes().take(NAME_SIZE - 1).collect::<Vec<_>>().iter())
-            });
-            let Some(number) = u32_at(info, 0).filter(|_| fits) else {
-                continue;
-            };
-            if self.call(NAME, &number.to_le_bytes())? == probe.as_bytes() {
+            if let Some((number, names)) = abi::listed_names(info)
+                && names == parts
+                && self.call(NAME, &number.to_le_bytes())? == probe.as_bytes()
+            {
                 return Ok(number);
             }
         }
@@ -100,7 +90,7 @@ impl DtClient {
     /// # Errors
     /// If the machine does not answer, or refuses.
     pub fn list(&mut self) -> Result<Vec<u8>, DtError> {
-        let code = Request::ListProbes.code(Abi::Current);
+        let code = Request::ListProbes.code(ABI);
         let mut argument = [0; LIST_SIZE];
         let sized = self.call(code, &argument)?;
         abi::set_list_size(&mut argument, abi::list_size(&sized).unwrap_or(0));
@@ -113,11 +103,8 @@ impl DtClient {
     /// # Errors
     /// As [`Self::list`].
     pub fn enable(&mut self, probe: u32, flags: u64) -> Result<(), DtError> {
-        let mut request = u64::from(probe).to_le_bytes().to_vec();
-        request.extend(flags.to_le_bytes());
-        request.extend(0_u64.to_le_bytes());
-        let code = Request::Enable.code(Abi::Current);
-        self.call(code, &request).map(drop)
+        let code = Request::Enable.code(ABI);
+        self.call(code, &ABI.request(probe, flags)).map(drop)
     }
 
     /// Starts or stops.
@@ -125,7 +112,7 @@ impl DtClient {
     /// # Errors
     /// As [`Self::list`].
     pub fn record(&mut self, on: bool) -> Result<(), DtError> {
-        let code = Request::Record.code(Abi::Current);
+        let code = Request::Record.code(ABI);
         self.call(code, &i32::from(on).to_le_bytes()).map(drop)
     }
 
@@ -135,7 +122,7 @@ impl DtClient {
     /// As [`Self::list`].
     pub fn read(&mut self, most: usize, limit: Duration) -> Result<Vec<u8>, DtError> {
         if !self.reads {
-            let room = (most * EVENT_SIZE) as u64;
+            let room = (most * ABI.event_size()) as u64;
             send(&mut self.stream, READ, &room.to_le_bytes())?;
             self.reads = true;
         }
@@ -152,14 +139,14 @@ impl DtClient {
     /// # Errors
     /// As [`Self::list`].
     pub fn counts(&mut self) -> Result<(Vec<u8>, u64), DtError> {
-        let code = Request::Stats.code(Abi::Current);
+        let code = Request::Stats.code(ABI);
         send(&mut self.stream, code, &[])?;
         let events = match self.reads {
             true => self.events()?,
             false => Vec::new(),
         };
         let stats = self.answer()?;
-        Ok((events, u64_at(&stats, 8).unwrap_or(0)))
+        Ok((events, ABI.read_stat(&stats).dropped))
     }
 
     /// The answer to a read.
@@ -168,7 +155,8 @@ impl DtClient {
         self.reads = false;
         match error {
             0 => Ok(bytes),
-            EINTR => Ok(Vec::new()),
+            // It ends since something else is asked.
+            _ if error == Errno::Eintr.number() => Ok(Vec::new()),
             _ => Err(self.refusal(error)),
         }
     }
@@ -193,16 +181,4 @@ impl DtClient {
             _ => format!("error {error} of OpenBSD"),
         })
     }
-}
-
-/// A number of a structure.
-pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
-    Some(u32::from_le_bytes(bytes))
-}
-
-/// The same.
-pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes = bytes.get(at..at + 8)?.try_into().ok()?;
-    Some(u64::from_le_bytes(bytes))
 }

@@ -4,18 +4,13 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use probes::dt::abi::{EventFields, Values};
 use serde_json::{Map, Value, json};
 
-use super::client::{u32_at, u64_at};
+use super::client::ABI;
 use crate::args::StreamFormat;
 use crate::report::printable;
 use crate::streams::shape::{AsIs, Shape};
-
-/// Where a `struct dt_evt` has its name and its arguments.
-const COMM: std::ops::Range<usize> = 352..376;
-const ARGUMENTS: usize = 376;
-/// Nanoseconds of a second.
-const NS: u64 = 1_000_000_000;
 
 /// Names of probes by number.
 pub type Names = Arc<BTreeMap<u32, String>>;
@@ -41,21 +36,31 @@ struct Lines {
 
 impl Shape for Lines {
     fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
-        let word = |at| u32_at(record, at).unwrap_or(0);
-        let long = |at| u64_at(record, at).unwrap_or(0);
-        let [number, cpu, pid, tid] = [0, 4, 8, 12].map(word);
-        let (seconds, ns) = (long(16), long(24));
-        let comm = record.get(COMM).unwrap_or_default();
-        let comm: Vec<u8> = comm.iter().copied().take_while(|byte| *byte != 0).collect();
-        let comm = String::from_utf8_lossy(&comm);
-        let probe = self.names.get(&number).map_or("", String::as_str);
-        let arguments: Vec<u64> = (0..10).map(|n| long(ARGUMENTS + 8 * n)).collect();
+        let event = ABI.read_event(record);
+        let event = event.ok_or_else(|| io::Error::other("too few bytes for an event"))?;
+        let EventFields {
+            probe,
+            cpu,
+            pid,
+            tid,
+            time,
+            ref comm,
+            values,
+            ..
+        } = event;
+        let comm = String::from_utf8_lossy(comm);
+        let probe = self.names.get(&probe).map_or("", String::as_str);
+        let arguments = match values {
+            Values::Arguments(arguments) => arguments.map(i64::cast_unsigned),
+            Values::Return { .. } => Default::default(),
+        };
         if !self.json {
             // Whether a trailing 0 is an argument is not known here.
             let used = arguments.iter().rposition(|a| *a != 0).map_or(0, |n| n + 1);
             let shown = arguments.iter().take(used).map(|a| format!(" {a:#x}"));
             let shown: String = shown.collect();
             let comm = printable(&comm);
+            let (seconds, ns) = (time.as_secs(), time.subsec_nanos());
             return writeln!(
                 out,
                 "{seconds}.{ns:09} {cpu:3} {pid:6} {tid:6} {comm:15} {probe}{shown}"
@@ -71,7 +76,7 @@ impl Shape for Lines {
             ("clock", json!("realtime")),
             (
                 "time_ns",
-                json!(seconds.saturating_mul(NS).saturating_add(ns)),
+                json!(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             ),
             ("args", json!(arguments)),
         ] {
@@ -90,15 +95,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::time::Duration;
 
-    use probes::dt::Abi;
-    use probes::dt::abi::{EventFields, Values};
-
-    use super::super::client::EVENT_SIZE;
     use super::*;
 
     #[test]
     fn events_are_lines() {
-        let event = Abi::Current.event(&EventFields {
+        let event = ABI.event(&EventFields {
             probe: 7,
             cpu: 1,
             pid: 42,
@@ -109,7 +110,6 @@ mod tests {
             comm: b"s\x1bh".to_vec(),
             values: Values::Arguments([16, -1, 0, 0, 0, 0, 0, 0, 0, 0]),
         });
-        assert_eq!(event.len(), EVENT_SIZE);
         let names = Arc::new(BTreeMap::from([(7, "kprobe:vfs_read:entry".to_owned())]));
         for (format, expected) in [
             (

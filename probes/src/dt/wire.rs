@@ -28,6 +28,10 @@ pub const HEADER_SIZE: usize = 8;
 /// Most bytes of a request's argument.
 pub const MAX_ARGUMENT: usize = 64;
 
+/// Layout of an open: the older one.
+pub const OPEN_OLD: u32 = 0;
+/// Today's.
+pub const OPEN_CURRENT: u32 = 1;
 /// Flag of an open: OpenBSD's limits are kept.
 pub const OPEN_STRICT: u32 = 1;
 
@@ -96,8 +100,8 @@ pub fn decode_open(bytes: &[u8; OPEN_SIZE], privileged: bool) -> Result<OpenOpti
         ));
     }
     let abi = match abi {
-        0 => Abi::Old,
-        1 => Abi::Current,
+        OPEN_OLD => Abi::Old,
+        OPEN_CURRENT => Abi::Current,
         other => return refused(format!("layout {other}; 0 and 1 are known")),
     };
     if flags & !OPEN_STRICT != 0 {

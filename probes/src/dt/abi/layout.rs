@@ -1,8 +1,10 @@
 //! The two layouts: what each has where in the structures that they do not share.
 
+use std::time::Duration;
+
 use super::{
-    COMM_SIZE, Counts, EventFields, Filter, Pace, ProbeRequest, put, put_stack, put_text,
-    put_values, u32_at, u64_at,
+    COMM_SIZE, Counts, EventFields, Filter, Pace, ProbeRequest, Values, put, put_stack, put_text,
+    put_values, stack_at, text_at, u32_at, u64_at,
 };
 
 /// Which layout a client uses; chosen when it opens the device.
@@ -114,6 +116,29 @@ impl Abi {
         bytes
     }
 
+    /// The event that this layout has so; `None` if `bytes` are too few. What was returned reads as arguments: which of the two it is
+    /// the probe tells.
+    #[must_use]
+    pub fn read_event(self, bytes: &[u8]) -> Option<EventFields> {
+        let layout = self.layout();
+        let bytes = bytes.get(..layout.event_size)?;
+        let seconds = Duration::from_secs(u64_at(bytes, DTEV_SEC)?);
+        let nanoseconds = Duration::from_nanos(u64_at(bytes, DTEV_NSEC)?);
+        let argument = |n| u64_at(bytes, layout.dtev_args + 8 * n).unwrap_or(0);
+        let user_stack = layout.dtev_ustack.map(|at| stack_at(bytes, at));
+        Some(EventFields {
+            probe: u32_at(bytes, DTEV_PBN)?,
+            cpu: u32_at(bytes, DTEV_CPU)?,
+            pid: u32_at(bytes, DTEV_PID)?,
+            tid: u32_at(bytes, DTEV_TID)?,
+            time: seconds.saturating_add(nanoseconds),
+            kernel_stack: stack_at(bytes, DTEV_KSTACK),
+            user_stack: user_stack.unwrap_or_default(),
+            comm: text_at(bytes, layout.dtev_comm, COMM_SIZE).to_vec(),
+            values: Values::Arguments(std::array::from_fn(|n| argument(n).cast_signed())),
+        })
+    }
+
     /// Counts as this layout has them.
     #[must_use]
     pub fn stat(self, counts: &Counts) -> Vec<u8> {
@@ -126,6 +151,30 @@ impl Abi {
         let words = [read, dropped, skipped, recursive].into_iter();
         let bytes = words.flat_map(u64::to_le_bytes);
         bytes.take(self.layout().stat_size).collect()
+    }
+
+    /// The counts that this layout has so; those that it lacks are 0.
+    #[must_use]
+    pub fn read_stat(self, bytes: &[u8]) -> Counts {
+        let bytes = bytes.get(..self.layout().stat_size).unwrap_or(bytes);
+        let [read, dropped, skipped, recursive] =
+            [0, 8, 16, 24].map(|at| u64_at(bytes, at).unwrap_or(0));
+        Counts {
+            read,
+            dropped,
+            skipped,
+            recursive,
+        }
+    }
+
+    /// Asks for all hits of a probe that is no timer.
+    #[must_use]
+    pub fn request(self, probe: u32, flags: u64) -> Vec<u8> {
+        let layout = self.layout();
+        let mut bytes = vec![0; layout.request_size];
+        put(&mut bytes, DTRQ_PBN, &probe.to_le_bytes());
+        put(&mut bytes, layout.dtrq_evtflags, &flags.to_le_bytes());
+        bytes
     }
 
     /// A request for a probe; `None` if `bytes` are too few.

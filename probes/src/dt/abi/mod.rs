@@ -182,6 +182,19 @@ pub fn probe_info(info: &ProbeInfo<'_>) -> [u8; PROBE_INFO_SIZE] {
     bytes
 }
 
+/// The number of a `struct dtioc_probe_info` and its provider, function and name, cut as they are there.
+#[must_use]
+pub fn listed_names(bytes: &[u8]) -> Option<(u32, [&[u8]; 3])> {
+    let names = [DTPI_PROV, DTPI_FUNC, DTPI_NAME].map(|at| text_at(bytes, at, NAME_SIZE));
+    Some((u32_at(bytes, DTPI_PBN)?, names))
+}
+
+/// What a name or a text is cut to in a field of `size` bytes, so that a NUL stays behind it.
+#[must_use]
+pub fn cut(text: &[u8], size: usize) -> &[u8] {
+    text.get(..size.saturating_sub(1)).unwrap_or(text)
+}
+
 /// `struct dtioc_arg_info`: argument `number`, from 0, of a probe.
 #[must_use]
 pub fn argument_info(probe: u32, number: u8, type_name: &str) -> [u8; ARGUMENT_INFO_SIZE] {
@@ -237,10 +250,15 @@ fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     }
 }
 
-/// Writes `text` into a field of `size` bytes, cut so that a NUL stays behind it.
+/// Writes `text` into a field of `size` bytes.
 fn put_text(bytes: &mut [u8], at: usize, size: usize, text: &[u8]) {
-    let most = size.saturating_sub(1);
-    put(bytes, at, text.get(..most).unwrap_or(text));
+    put(bytes, at, cut(text, size));
+}
+
+/// The text of a field of `size` bytes, without the NUL behind it; empty where there is no such field.
+fn text_at(bytes: &[u8], at: usize, size: usize) -> &[u8] {
+    let field = bytes.get(at..at + size).unwrap_or_default();
+    field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 /// `struct stacktrace`: a count, padding, and [`MAX_FRAMES`] words.
@@ -254,6 +272,13 @@ fn put_stack(bytes: &mut [u8], at: usize, frames: &[u64]) {
 
 /// `stacktrace.st_pc`, behind `st_count` and its padding.
 const STACK_PC: usize = 8;
+
+/// The same, read: no more than there is room for.
+fn stack_at(bytes: &[u8], at: usize) -> Vec<u64> {
+    let count = u32_at(bytes, at).unwrap_or(0) as usize;
+    let frames = (0..count.min(MAX_FRAMES)).map(|n| u64_at(bytes, at + STACK_PC + 8 * n));
+    frames.map_while(|frame| frame).collect()
+}
 
 fn put_values(bytes: &mut [u8], at: usize, values: &Values) {
     match values {

@@ -72,6 +72,57 @@ fn events_of_both_layouts_have_every_member_in_its_place() {
 }
 
 #[test]
+fn what_is_written_reads_back_as_far_as_there_was_room() {
+    let arguments = Values::Arguments([-1, 2, 3, 4, 5, 6, 7, 8, 9, i64::MIN]);
+    let event = example(arguments);
+    for (abi, user_stack) in [
+        (Abi::Old, Vec::new()),
+        (Abi::Current, event.user_stack.clone()),
+    ] {
+        let bytes = abi.event(&event);
+        let expected = EventFields {
+            kernel_stack: event.kernel_stack[..MAX_FRAMES].to_vec(),
+            user_stack,
+            comm: event.comm[..COMM_SIZE - 1].to_vec(),
+            ..event.clone()
+        };
+        assert_eq!(abi.read_event(&bytes), Some(expected));
+        assert_eq!(abi.read_event(&bytes[1..]), None);
+        // Whatever a stranger writes there.
+        let noise = abi.read_event(&vec![0xff; abi.event_size()]).unwrap();
+        assert_eq!(noise.time, Duration::MAX);
+        assert_eq!(noise.kernel_stack, [u64::MAX; MAX_FRAMES]);
+        let request = abi.probe_request(&abi.request(7, FLAG_EXECNAME)).unwrap();
+        assert_eq!((request.probe, request.flags), (7, FLAG_EXECNAME));
+        assert_eq!(request.filter, Filter::default());
+    }
+    let counts = Counts {
+        read: 1,
+        dropped: 2,
+        skipped: 3,
+        recursive: 4,
+    };
+    let bytes = Abi::Current.stat(&counts);
+    assert_eq!(Abi::Current.read_stat(&bytes), counts);
+    let fewer = Counts {
+        skipped: 0,
+        recursive: 0,
+        ..counts
+    };
+    assert_eq!(Abi::Old.read_stat(&bytes), fewer);
+    let info = probe_info(&ProbeInfo {
+        probe: 5,
+        arguments: 6,
+        provider: "tracepoint",
+        function: "a_function_of_a_long_name",
+        name: "",
+    });
+    let names = [&b"tracepoint"[..], b"a_function_of_a", b""];
+    assert_eq!(listed_names(&info), Some((5, names)));
+    assert_eq!(listed_names(&info[..3]), None);
+}
+
+#[test]
 fn what_was_not_asked_for_reads_as_zeros() {
     let event = EventFields {
         probe: 1,
