@@ -29,6 +29,12 @@ pub const COM1_IRQ: u32 = 4;
 /// Ports of one UART, in bytes.
 pub const UART_LENGTH: u64 = 8;
 
+/// Interrupt identification register, its bit for "nothing is pending" and that for received data.
+const IDENTIFICATION: u8 = 2;
+const NONE_PENDING: u8 = 0x01;
+const DATA_PENDING: u8 = 0x04;
+/// Received data interrupts: a bit of the interrupt enable register.
+const DATA_ENABLED: u8 = 0x01;
 /// Modem control register, and its loopback bit.
 const MODEM_CONTROL: u8 = 4;
 const LOOPBACK: u8 = 0x10;
@@ -178,6 +184,19 @@ impl Serial {
         Ok(())
     }
 
+    /// Which interrupts are pending. The register model forgets received data when one byte of it is read; a 16550A has it pending as
+    /// long as there is any. Linux's handler reads 256 bytes at most and then looks here: what it was not told of would stay until
+    /// something else is typed (`serial8250_rx_chars` in drivers/tty/serial/8250/8250_port.c).
+    fn pending(&mut self) -> u8 {
+        let pending = self.uart.read(IDENTIFICATION);
+        let state = self.uart.state();
+        let is_enabled = state.interrupt_enable & DATA_ENABLED != 0;
+        match is_enabled && !state.in_buffer.is_empty() {
+            true => pending & !NONE_PENDING | DATA_PENDING,
+            false => pending,
+        }
+    }
+
     fn tell_room(&mut self) {
         if self.input_waits && self.input_room() == INPUT_FIFO {
             self.input_waits = false;
@@ -197,7 +216,10 @@ fn register(offset: u64) -> u8 {
 impl BusDevice for Serial {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         for (offset, byte) in (offset..).zip(data) {
-            *byte = self.uart.read(register(offset));
+            *byte = match register(offset) {
+                IDENTIFICATION => self.pending(),
+                other => self.uart.read(other),
+            };
         }
         self.tell_room();
     }

@@ -215,6 +215,34 @@ fn a_long_input_waits_for_room() {
     );
 }
 
+/// Linux's handler: it leaves when nothing is pending, and reads 256 bytes at most between looking.
+#[test]
+fn what_comes_while_the_guest_reads_is_not_forgotten() {
+    const MOST: usize = 256;
+    let Fixture {
+        mut serial, line, ..
+    } = fixture();
+    put(&mut serial, IER, IER_RX);
+    let input: Vec<u8> = (0..=255).cycle().take(2 * MOST + 40).collect();
+    let mut sent = serial.push_input(&input);
+    let mut read = Vec::new();
+    while line.take() > 0 {
+        while get(&mut serial, IIR) & IIR_NONE == 0 {
+            let end = read.len() + MOST;
+            while get(&mut serial, LSR) & LSR_DATA_READY != 0 && read.len() < end {
+                read.push(get(&mut serial, DATA));
+                sent += serial.push_input(&input[sent..]);
+            }
+        }
+    }
+    assert_eq!(read, input);
+    assert_eq!(get(&mut serial, IIR) & 0x0f, IIR_NONE);
+    // Those who do not want to hear of data do not.
+    put(&mut serial, IER, 0);
+    serial.push_input(b"x");
+    assert_eq!(get(&mut serial, IIR) & 0x0f, IIR_NONE);
+}
+
 #[test]
 fn nothing_is_received_in_loopback() {
     let Fixture {
