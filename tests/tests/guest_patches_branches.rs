@@ -182,7 +182,18 @@ fn a_tracepoint_where_calls_return() {
     seen.extend(traced.wait_for(&mut session, SOME));
     traced.tell("echo 0 > events/irq/softirq_exit/enable");
     seen.extend(traced.wait_for(&mut session, SOME));
-    let of = |probe: u32| seen.iter().filter(move |event| event.probe == probe);
+    // Probes are armed one after the other, and what has begun at the end has not ended: what counts are whole calls.
+    let is_entry = |event: &Event| event.probe == 2;
+    let (Some(first), Some(last)) = (
+        seen.iter().position(is_entry),
+        seen.iter().rposition(is_entry),
+    ) else {
+        panic!("no timer softirq")
+    };
+    let of = |probe: u32| {
+        let whole = seen[first..last].iter();
+        whole.filter(move |event| event.probe == probe)
+    };
     let [returns, exits, entries] = [0, 1, 2].map(|probe| {
         let timers = of(probe).filter(|event| probe != 1 || event.arguments[0] == TIMER);
         timers.collect::<Vec<_>>()
@@ -201,15 +212,14 @@ fn a_tracepoint_where_calls_return() {
         "the test is about one place"
     );
     assert!(returns.len() >= 5, "{}", returns.len());
-    // Those armed a moment earlier or later may have seen one more.
-    for (left, right) in [(&returns, &exits), (&returns, &entries)] {
-        assert!(
-            left.len().abs_diff(right.len()) <= 1,
-            "{} and {}",
-            left.len(),
-            right.len()
-        );
-    }
+    // An interrupt may come where the guest changes its text: few, and all counted. Before, the traps are out; while there is an int3
+    // of the guest, what its listeners would be called with is not known.
+    let stats = traced.engine.stats();
+    let lost = entries.len() - returns.len();
+    assert_eq!(lost as u64, stats.lost_returns);
+    assert!(lost <= 2, "{lost} of {} are lost", entries.len());
+    let unknown = (returns.len() - exits.len()) as u64;
+    assert!(unknown <= stats.without_arguments.min(2), "{unknown}");
     drop(session);
     assert_eq!(traced.hash(), before);
     traced.assert_well();
