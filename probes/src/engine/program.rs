@@ -29,6 +29,8 @@ pub trait Program: Send + Sync {
 /// Who runs at a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Who {
+    /// Address of the current `task_struct`, 0 if not known.
+    pub task: u64,
     /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.
     pub process: Option<u32>,
     /// The same of the thread (the kernel's pid).
@@ -42,6 +44,7 @@ impl Who {
         let task = hit.current.task();
         let thread = u32::try_from(task.thread).ok();
         Self {
+            task: task.address,
             process: u32::try_from(task.process).ok(),
             thread,
             interrupted: thread.is_some() && task.identity.tid.is_none(),

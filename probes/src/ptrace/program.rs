@@ -12,7 +12,7 @@ use super::record::{
 };
 use super::selection::Selection;
 use super::sleeps::{FRAMES, Sleeps};
-use crate::engine::{ProbeHit, Program, Ran};
+use crate::engine::{ProbeHit, Program, Ran, Who};
 
 /// Bytes of a name in a record.
 const NAME: usize = 8;
@@ -155,6 +155,12 @@ pub(super) struct AtHit {
 }
 
 impl Program for AtHit {
+    /// Returns are seen of interrupts alone. That of one which interrupts somebody else would be a hit for nothing.
+    fn wants_return(&self, who: Who) -> bool {
+        let selection = &self.context.selection;
+        selection.all() || selection.get(who.task).is_some()
+    }
+
     fn run(&self, hit: &ProbeHit<'_>) -> Ran {
         match self.context.see(self.what, hit, self.records) {
             true => Ran::Taken,

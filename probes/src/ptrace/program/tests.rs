@@ -381,6 +381,26 @@ fn interrupts_are_those_of_the_task_that_they_interrupt() {
 }
 
 #[test]
+fn the_end_of_an_interrupt_is_waited_for_where_its_task_is_traced() {
+    let program = AtHit {
+        what: What::InterruptEnds(Vector::Argument),
+        context: Arc::new(Guest::tracing(&[A]).context),
+        records: true,
+    };
+    let wanted = |task| {
+        program.wants_return(Who {
+            task,
+            process: None,
+            thread: None,
+            interrupted: true,
+        })
+    };
+    assert_eq!([A, B, 0].map(wanted), [true, false, false]);
+    program.context.selection.set_all(true);
+    assert_eq!([A, B, 0].map(wanted), [true; 3]);
+}
+
+#[test]
 fn programs_mark_moments_through_markers_and_trace_ports() {
     let mut guest = Guest::tracing(&[A]);
     assert_eq!(guest.short(What::Marked, &[]), [(40, User)]);
