@@ -13,7 +13,7 @@ const DEAD: u32 = 0x0080;
 /// `SCHED_DEADLINE`.
 const DEADLINE: u32 = 6;
 /// Longest name of a port that is compared.
-const PORT_NAME: usize = 16;
+pub(super) const PORT_NAME: usize = 16;
 
 /// The guest's memory, by virtual address.
 pub(super) trait Memory {
@@ -223,14 +223,18 @@ impl Layout {
         self.has_deadline(memory, task).then_some(released)
     }
 
-    /// The name of the port that an open file is; `None` if it cannot be read.
-    pub(super) fn port_name(&self, memory: &(impl Memory + ?Sized), file: u64) -> Option<Vec<u8>> {
+    /// The name of the port that an open file is, in `room`; `None` if it cannot be read.
+    pub(super) fn port_name<'r>(
+        &self,
+        memory: &(impl Memory + ?Sized),
+        file: u64,
+        room: &'r mut [u8; PORT_NAME],
+    ) -> Option<&'r [u8]> {
         let layout = self.port?;
         let port = long(memory, file, layout.private_data)?;
         let name = long(memory, port, layout.name).filter(|at| at >> 63 == 1)?;
-        let mut text = [0; PORT_NAME];
-        let length = memory.read_string(name, &mut text);
-        text.get(..length).map(<[u8]>::to_vec)
+        let length = memory.read_string(name, room);
+        room.get(..length)
     }
 }
 

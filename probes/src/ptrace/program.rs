@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::layout::{Layout, Left, Memory};
+use super::layout::{Layout, Left, Memory, PORT_NAME};
 use super::record::{
     EventType, SleepState, TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_argument,
     sleep_argument,
@@ -234,9 +234,10 @@ impl Context {
             What::Marked => self.tell(&mut log, at.task(), EventType::User, 0),
             What::WritesPort => {
                 let marks = || {
-                    let name = self.layout.port_name(at, at.argument(0));
+                    let mut room = [0; PORT_NAME];
+                    let name = self.layout.port_name(at, at.argument(0), &mut room);
                     // Where ports have no names that can be read, all are meant.
-                    name.is_none_or(|name| MARKED_PORTS.contains(&name.as_slice()))
+                    name.is_none_or(|name| MARKED_PORTS.contains(&name))
                 };
                 self.tell_if(&mut log, at.task(), EventType::User, 0, marks);
             }
