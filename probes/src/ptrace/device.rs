@@ -14,7 +14,7 @@ use vmm::machine::Paused;
 use super::control::{self, Command, Who};
 use super::layout::{Identity, Layout};
 use super::program::{AtHit, Context};
-use super::record::{EventType, RECORD_BYTES, name_argument};
+use super::record::{EventType, RECORD_BYTES, Record, name_argument};
 use super::recording::{Drainer, Recording};
 use super::selection::{MOST, Selection};
 use super::sleeps::Sleeps;
@@ -212,8 +212,7 @@ impl Inner {
         if let Some(open) = &state.open
             && newly
         {
-            let names = self.names(parts);
-            open.with(|recording| recording.add(&names));
+            open.add(&self.names(parts));
         }
         self.follow(&mut state, parts, &paused);
         Ok(())
@@ -248,8 +247,8 @@ impl Inner {
             if let Some(open) = &state.open
                 && !self.selection.all()
             {
-                let names: Vec<_> = new.iter().map(name).collect();
-                open.with(|recording| recording.add(&names));
+                let names: Vec<_> = new.iter().map(task_name).collect();
+                open.add(&names);
             }
         } else {
             for task in &threads {
@@ -265,7 +264,7 @@ impl Inner {
     }
 
     /// The names of all who are traced. The machine stands still.
-    fn names(&self, parts: &Parts) -> Vec<(u32, u32, EventType, u64)> {
+    fn names(&self, parts: &Parts) -> Vec<Record> {
         let machine = self.engine.machine();
         let memory = PausedMemory::new(machine.ram());
         let view = memory.view(self.engine.view().space);
@@ -274,10 +273,10 @@ impl Inner {
         let cpus = if all { machine.vcpus() } else { 0 };
         let idle = (0..cpus).map(|cpu| {
             let cpu = u32::try_from(cpu).unwrap_or(u32::MAX);
-            (0, cpu, EventType::Name, name_argument(IDLE))
+            name(0, cpu, IDLE)
         });
         let threads = parts.tasks.all_threads(view).items;
-        let threads = threads.iter().filter(is_traced).map(name);
+        let threads = threads.iter().filter(is_traced).map(task_name);
         idle.chain(threads).collect()
     }
 
@@ -409,8 +408,17 @@ fn identity(task: &TaskInfo) -> Identity {
     }
 }
 
-/// The record of a task's name.
-fn name(task: &TaskInfo) -> (u32, u32, EventType, u64) {
-    let name = name_argument(task.name());
-    (task.pid.cast_unsigned(), task.cpu, EventType::Name, name)
+/// The record of a name, which has no time yet.
+fn name(pid: u32, cpu: u32, name: &[u8]) -> Record {
+    Record {
+        pid,
+        event: EventType::Name.number(),
+        machine: cpu,
+        time: 0,
+        argument: name_argument(name),
+    }
+}
+
+fn task_name(task: &TaskInfo) -> Record {
+    name(task.pid.cast_unsigned(), task.cpu, task.name())
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::record::{EventType, RECORD_BYTES, Record};
+use super::record::{RECORD_BYTES, Record};
 use crate::clock::Clock;
 use crate::engine::Session;
 use crate::port::EventLog;
@@ -55,23 +55,13 @@ impl Recording {
         }
     }
 
-    /// Adds records of the present moment. The machine stands still, and what it has recorded before comes first.
-    pub(super) fn add(&mut self, records: &[(u32, u32, EventType, u64)]) {
+    /// Adds records, which get the time of this moment. The machine stands still, and what it has recorded before comes first.
+    pub(super) fn add(&mut self, records: &[Record]) {
         self.drain();
         let now = self.clock.unix_ns(vmm::host_tsc());
-        let bytes: Vec<_> = records
-            .iter()
-            .map(|(pid, machine, event, argument)| {
-                let record = Record {
-                    pid: *pid,
-                    event: event.number(),
-                    machine: *machine,
-                    time: i64::try_from(now).unwrap_or(i64::MAX),
-                    argument: *argument,
-                };
-                record.to_bytes()
-            })
-            .collect();
+        let time = i64::try_from(now).unwrap_or(i64::MAX);
+        let records = records.iter().map(|record| Record { time, ..*record });
+        let bytes: Vec<_> = records.map(|record| record.to_bytes()).collect();
         self.log.push(bytes.iter().map(|record| &record[..]));
     }
 }
@@ -134,10 +124,10 @@ impl Drainer {
         })
     }
 
-    /// Lends the recording.
-    pub(super) fn with(&self, act: impl FnOnce(&mut Recording)) {
+    /// As [`Recording::add`].
+    pub(super) fn add(&self, records: &[Record]) {
         if let Some(recording) = self.shared.lock().as_mut() {
-            act(recording);
+            recording.add(records);
         }
     }
 }
@@ -177,6 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::program::words;
+    use super::super::record::EventType;
     use super::*;
 
     const CLOCK: Clock = Clock {
