@@ -13,7 +13,7 @@ use vmm::machine::Paused;
 
 use super::control::{self, Command, Who};
 use super::layout::{Identity, Layout};
-use super::program::{AtHit, Context};
+use super::program::{AtHit, Context, WORDS};
 use super::record::{EventType, RECORD_BYTES, Record, name_argument};
 use super::recording::{Drainer, Recording};
 use super::selection::{MOST, Selection};
@@ -28,10 +28,10 @@ const DEFAULT_RECORDS: usize = 1 << 16;
 /// Rings from which records go on to the log, a few milliseconds later.
 const RINGS: RingSize = RingSize {
     slots: 1 << 16,
-    words: 4,
+    words: WORDS,
 };
 /// Rings into which nothing is put.
-const NO_RINGS: RingSize = RingSize { slots: 1, words: 4 };
+const NO_RINGS: RingSize = RingSize { slots: 1, words: 1 };
 /// Most tasks that the configuration names.
 const MOST_NAMED: usize = 1000;
 /// Name of the idle tasks, of which each CPU has one.
@@ -287,39 +287,19 @@ impl Inner {
             state.following = None;
         } else if state.following.is_none() {
             let sources = self.sources(parts, paused).of_processes();
-            match self.session(NO_RINGS, parts, sources, false) {
-                Ok((session, lost)) => {
+            match self.session(NO_RINGS) {
+                Ok(mut session) => {
+                    let missing = enable(&mut session, parts, sources, false);
                     state.following = Some(session);
-                    lost.iter().for_each(|line| log::info!("ptrace: {line}"));
+                    missing.iter().for_each(|line| log::info!("ptrace: {line}"));
                 }
                 Err(error) => log::info!("ptrace: children are not followed: {error}"),
             }
         }
     }
 
-    /// A session with these probes, and what of them is lost.
-    fn session<'s>(
-        &self,
-        size: RingSize,
-        parts: &Parts,
-        sources: impl Iterator<Item = &'s Source>,
-        records: bool,
-    ) -> Result<(Session, Vec<String>), PortError> {
-        let session = self.engine.session(size);
-        let mut session = session.map_err(|_| no_memory())?;
-        let mut missing = Vec::new();
-        for Source { probe, event, what } in sources {
-            let program = AtHit {
-                what: *what,
-                context: parts.context.clone(),
-                records,
-            };
-            let enabled = session.enable_program(probe, Filter::default(), Arc::new(program));
-            if let Err(error) = enabled {
-                missing.push(lost(*event, error));
-            }
-        }
-        Ok((session, missing))
+    fn session(&self, size: RingSize) -> Result<Session, PortError> {
+        self.engine.session(size).map_err(|_| no_memory())
     }
 
     fn open(&self) -> Result<LogReader, PortError> {
@@ -331,10 +311,12 @@ impl Inner {
             return Err(control::no_size());
         }
         let parts = self.parts()?;
+        // Its rings are large: they are made while the machine runs.
+        let mut session = self.session(RINGS)?;
         // All begins at one moment, and no child is missed between two ways to follow.
         let paused = self.engine.machine().pause();
         let sources = self.sources(parts, &paused);
-        let (session, missing) = self.session(RINGS, parts, sources.list.iter(), true)?;
+        let missing = enable(&mut session, parts, sources.list.iter(), true);
         self.log.restart(state.size());
         let mut recording = Recording::new(session, self.clock, self.log.clone());
         recording.add(&self.names(parts));
@@ -395,6 +377,28 @@ impl Inner {
         state.lost.iter().for_each(|line| remark(line));
         text
     }
+}
+
+/// Enables these probes; what of them is lost.
+fn enable<'s>(
+    session: &mut Session,
+    parts: &Parts,
+    sources: impl Iterator<Item = &'s Source>,
+    records: bool,
+) -> Vec<String> {
+    let mut missing = Vec::new();
+    for Source { probe, event, what } in sources {
+        let program = AtHit {
+            what: *what,
+            context: parts.context.clone(),
+            records,
+        };
+        let enabled = session.enable_program(probe, Filter::default(), Arc::new(program));
+        if let Err(error) = enabled {
+            missing.push(lost(*event, error));
+        }
+    }
+    missing
 }
 
 fn no_memory() -> PortError {

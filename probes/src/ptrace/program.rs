@@ -14,6 +14,8 @@ use super::selection::Selection;
 use super::sleeps::{FRAMES, Sleeps};
 use crate::engine::{ProbeHit, Program, Ran, Who};
 
+/// Words of a record in a ring.
+pub(super) const WORDS: usize = 3;
 /// Bytes of a name in a record.
 const NAME: usize = 8;
 /// Page faults' error code: the access was a write.
@@ -35,7 +37,7 @@ pub(super) trait Moment: Memory {
     /// The kernel's stack, innermost first; gives how many frames there are.
     fn stack(&self, frames: &mut [u64]) -> usize;
     /// Puts a record into the ring.
-    fn put(&self, words: [u64; 3]);
+    fn put(&self, words: [u64; WORDS]);
 }
 
 impl Memory for ProbeHit<'_> {
@@ -65,7 +67,7 @@ impl Moment for ProbeHit<'_> {
         self.kernel_stack(frames)
     }
 
-    fn put(&self, words: [u64; 3]) {
+    fn put(&self, words: [u64; WORDS]) {
         // The ring counts those that it has no room for.
         self.emit(|slot| {
             if !words.iter().all(|word| slot.push_word(*word)) {
@@ -76,7 +78,7 @@ impl Moment for ProbeHit<'_> {
 }
 
 /// The words of a record.
-pub(super) fn words(pid: u32, event: EventType, argument: u64, ahead: u64) -> [u64; 3] {
+pub(super) fn words(pid: u32, event: EventType, argument: u64, ahead: u64) -> [u64; WORDS] {
     let first = u64::from(pid) | u64::from(event.number()) << 32;
     [first, argument, ahead]
 }
@@ -399,7 +401,7 @@ impl<M: Moment> Log<'_, M> {
         self.put_words(words(pid, event, 0, ahead));
     }
 
-    fn put_words(&mut self, words: [u64; 3]) {
+    fn put_words(&mut self, words: [u64; WORDS]) {
         if self.records {
             self.at.put(words);
             self.any = true;
