@@ -84,6 +84,18 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
     }
 }
 
+/// A device's own probe of a function of the kernel that it has found itself.
+pub(crate) fn of_function(provider: &str, name: &str, address: u64, moment: Moment) -> Probe {
+    Probe {
+        name: ProbeName::new(provider, KERNEL, name, moment.name()),
+        signature: None,
+        target: Target::Kernel {
+            address: Gva(address),
+            moment,
+        },
+    }
+}
+
 /// Those of `names` that stand for no function of the kernel or of its modules, in their order, with the kernel's names that
 /// look like them.
 #[must_use]

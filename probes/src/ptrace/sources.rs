@@ -5,7 +5,6 @@
 
 mod interrupts;
 
-use introspect::Gva;
 use introspect::kernel::symbols::Symbol;
 use vmm::machine::Handle;
 
@@ -13,10 +12,8 @@ use super::layout::Layout;
 use super::program::What;
 use super::record::EventType;
 use crate::kernel_view::KernelView;
-use crate::name::ProbeName;
-use crate::probe::{Moment, Probe, Target};
-use crate::provider::kprobe::KERNEL;
-use crate::provider::{system_calls, tracepoint};
+use crate::probe::{Moment, Probe};
+use crate::provider::{kprobe, system_calls, tracepoint};
 
 /// First part of the names of the device's own probes.
 const PROVIDER: &str = "ptrace";
@@ -84,14 +81,7 @@ pub(super) fn lost(event: EventType, why: impl std::fmt::Display) -> String {
 
 fn function(name: &str, address: u64, moment: Moment, event: EventType, what: What) -> Source {
     Source {
-        probe: Probe {
-            name: ProbeName::new(PROVIDER, KERNEL, name, moment.name()),
-            signature: None,
-            target: Target::Kernel {
-                address: Gva(address),
-                moment,
-            },
-        },
+        probe: kprobe::of_function(PROVIDER, name, address, moment),
         event,
         what,
     }

@@ -4,17 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use introspect::Gva;
-
 use super::address;
 use super::command::Command;
 use super::configuration::Told;
 use super::functions::{self, Function};
 use super::program::{self, Recorder, Settings, WORDS};
 use crate::engine::{Engine, Filter, RingSize, Session};
-use crate::name::ProbeName;
 use crate::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
-use crate::probe::{Moment, Probe, Target};
+use crate::probe::Moment;
 use crate::provider::kprobe;
 use crate::trace_line::LINE_BYTES;
 
@@ -304,28 +301,14 @@ impl Inner {
         trace.refused.clear();
         let mut armed = 0;
         for function in &trace.functions {
-            let mut enable = |moment: Moment| {
-                let probe = Probe {
-                    name: ProbeName::new(
-                        kprobe::PROVIDER,
-                        kprobe::KERNEL,
-                        &function.name,
-                        moment.name(),
-                    ),
-                    signature: None,
-                    target: Target::Kernel {
-                        address: Gva(function.address),
-                        moment,
-                    },
-                };
-                let program = Arc::new(Recorder {
-                    settings: self.settings.clone(),
-                    arguments: function.arguments,
-                });
-                session.enable_program(&probe, Filter::default(), program)
-            };
+            let Function { name, address, .. } = function;
+            let program = Arc::new(Recorder {
+                settings: self.settings.clone(),
+                arguments: function.arguments,
+            });
             for moment in [Moment::Entry, Moment::Return] {
-                match enable(moment) {
+                let probe = kprobe::of_function(kprobe::PROVIDER, name, *address, moment);
+                match session.enable_program(&probe, Filter::default(), program.clone()) {
                     Ok(number) => {
                         trace.numbers.push(number);
                         armed += 1;
