@@ -23,6 +23,8 @@ use crate::tracing;
 
 /// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
 pub const QUIET: Duration = Duration::from_millis(500);
+/// Callers of `handle_mm_fault` where a page fault is an exception: which of them it is depends on what the compiler has inlined.
+pub const FAULT_HANDLERS: [&str; 3] = ["exc_page_fault", "do_user_addr_fault", "handle_page_fault"];
 /// Most bytes of one read.
 const READ: usize = 1 << 20;
 

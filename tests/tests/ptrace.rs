@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use probes::engine::Filter;
+use probes::engine::{Capture, Filter, RingSize};
 use probes::port::ControlPort;
 use probes::ptrace::record::{
     EventType, Record, SleepState, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_of, sleep_parts,
@@ -12,7 +12,7 @@ use probes::ptrace::record::{
 use support::insight::Insight;
 use support::linux::BootOptions;
 use support::ptrace::{
-    Traced, assert_in_order, count, is, is_fault, is_run, made, shell_pid, taken,
+    FAULT_HANDLERS, Traced, assert_in_order, count, is, is_fault, is_run, made, shell_pid, taken,
 };
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, Linux, Shell, host, rich, tracing};
@@ -40,16 +40,16 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let shell = shell_pid(&traced.shell);
     // Callers of what counts a page fault, of which exceptions are one.
     let handled = tracing::probe(&traced.view, "kprobe::handle_mm_fault:entry");
-    let capture = probes::engine::Capture {
+    let capture = Capture {
         kernel_stack: 2,
-        ..probes::engine::Capture::default()
+        ..Capture::default()
     };
-    let size = probes::engine::RingSize::for_capture(tracing::SLOTS, &capture);
+    let size = RingSize::for_capture(tracing::SLOTS, &capture);
     let session = traced.engine.session(size);
     let mut session = session.unwrap_or_else(|e| panic!("{e}"));
     traced.command("trace all 1");
     let paused = traced.pause();
-    let enabled = session.enable(&handled, Filter::default(), capture.clone());
+    let enabled = session.enable(&handled, Filter::default(), capture);
     enabled.unwrap_or_else(|e| panic!("{e}"));
     let before = traced.counters(shell);
     let mut reader = traced.open();
@@ -111,9 +111,7 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
         let caller = event.kernel_stack.get(1).copied().unwrap_or_default();
         let caller = traced.view.symbols.resolve(caller).map(|it| it.0.name);
         match caller {
-            Some("exc_page_fault" | "do_user_addr_fault" | "handle_page_fault") => {
-                by_exception += 1
-            }
+            Some(name) if FAULT_HANDLERS.contains(&name) => by_exception += 1,
             other => *others.entry(other.unwrap_or("?").to_owned()).or_default() += 1,
         }
     }

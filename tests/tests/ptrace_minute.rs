@@ -6,12 +6,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use probes::engine::{Capture, Engine, Filter, RingSize, Session};
+use probes::engine::{Engine, Filter, Session};
 use probes::event::Event;
 use probes::kernel_view::KernelView;
 use probes::port::ControlPort;
 use probes::ptrace::record::{EventType, Record, TRAP_MASK, TRAP_SYSTEM_CALL, name_of};
-use support::ptrace::{QUIET, Traced, count, is, is_fault, is_run, made, parsed, shell_pid};
+use support::ptrace::{
+    FAULT_HANDLERS, QUIET, Traced, count, is, is_fault, is_run, made, parsed, shell_pid,
+};
 use support::shell::COMMAND_LIMIT;
 use support::{host, tracing};
 
@@ -31,8 +33,6 @@ const COUNTERS: [(&str, &str, usize); 4] = [
     ("pgfault", "/proc/vmstat", 1),
     ("ctxt_switches", "/proc/$$/status", 0),
 ];
-/// Functions by which an exception comes to be handled.
-const EXCEPTIONS: [&str; 3] = ["exc_page_fault", "do_user_addr_fault", "handle_page_fault"];
 
 fn is_call(record: &Record, number: u64) -> bool {
     is(record, EventType::Trap) && record.argument == TRAP_SYSTEM_CALL | number
@@ -59,11 +59,9 @@ fn readings(records: &[Record]) -> Vec<usize> {
 
 /// Returns of what handles page faults, which tell who called it.
 fn fault_session(engine: &Engine, view: &KernelView) -> Session {
-    let session = engine.session(RingSize::for_capture(tracing::SLOTS, &Capture::default()));
-    let mut session = session.unwrap_or_else(|e| panic!("{e}"));
+    let mut session = tracing::session(engine, tracing::SLOTS);
     let probe = tracing::probe(view, "kprobe::handle_mm_fault:return");
-    let enabled = session.enable(&probe, Filter::default(), Capture::default());
-    enabled.unwrap_or_else(|e| panic!("{e}"));
+    tracing::enable(&mut session, &probe, &Filter::default());
     session
 }
 
@@ -163,7 +161,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
         .iter()
         .filter(|event| (from..to).contains(&time(event)))
         .collect();
-    let is_exceptions = |event: &&&Event| EXCEPTIONS.contains(&caller(event));
+    let is_exceptions = |event: &&&Event| FAULT_HANDLERS.contains(&caller(event));
     let of_exceptions: Vec<i64> = handled
         .iter()
         .filter(is_exceptions)
@@ -172,7 +170,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
     let others: Vec<&str> = handled
         .iter()
         .map(|event| caller(event))
-        .filter(|name| !EXCEPTIONS.contains(name))
+        .filter(|name| !FAULT_HANDLERS.contains(name))
         .collect();
     let ends = exceptions.iter().skip(1).map(|it| it.time).chain([to]);
     let alone: Vec<&Record> = exceptions

@@ -66,6 +66,13 @@ fn parse(bytes: &[u8]) -> Vec<TraceLine> {
     bytes.chunks(LINE_BYTES).map(one).collect()
 }
 
+/// The number of a process that the shell tells by `echo pid=$!`.
+fn told_pid(answer: &Answer) -> u64 {
+    let mut words = answer.output.split_whitespace();
+    let pid = words.find_map(|word| word.strip_prefix("pid=")?.parse().ok());
+    pid.unwrap_or_else(|| panic!("{answer:?}"))
+}
+
 /// Each entry with its return, by process and nesting; in the order of the entries.
 fn calls(lines: &[TraceLine]) -> Vec<(TraceLine, TraceLine)> {
     let mut calls: Vec<(TraceLine, Option<TraceLine>)> = Vec::new();
@@ -211,11 +218,7 @@ fn entries_and_returns_of_a_range_are_those_of_the_programs_calls() {
     let command =
         format!("dd if=/dev/zero of=/dev/null bs={SIZE} count=20 2> /dev/null & echo pid=$!; wait");
     let (lines, answer) = traced.trace("start", &command);
-    let pid: u64 = answer
-        .output
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("pid=")?.parse().ok())
-        .unwrap_or_else(|| panic!("{answer:?}"));
+    let pid = told_pid(&answer);
     assert!(lines.is_sorted_by_key(|line| line.ticks));
     let in_range =
         |line: &TraceLine| line.kind == LineKind::Exit || (read..=write).contains(&line.pc);
@@ -309,11 +312,7 @@ fn only_watched_processes_are_recorded_and_what_finds_no_room_is_counted() {
     let answer = traced
         .shell
         .run("mkfifo /tmp/gate; sh -c 'read go < /tmp/gate; cat /proc/uptime' & echo pid=$!");
-    let pid = answer
-        .output
-        .split_whitespace()
-        .find_map(|w| w.strip_prefix("pid=")?.parse().ok());
-    let pid: u64 = pid.unwrap_or_else(|| panic!("{answer:?}"));
+    let pid = told_pid(&answer);
     traced.tell(&[&format!("watch {pid}")]);
     let (lines, _) = traced.trace("start", "cat /proc/uptime; echo go > /tmp/gate; wait");
     assert!(!lines.is_empty());
