@@ -9,6 +9,8 @@ use crate::event::{Event, EventKind};
 
 /// Bytes of a line, newline included.
 pub const LINE_BYTES: usize = 121;
+/// The process id of a line without a process: of interrupts, and of the idle CPU.
+pub const NO_PROCESS: u64 = u64::MAX;
 
 /// Numbers of a line: program counter, cycles, process, four arguments.
 const NUMBERS: usize = 7;
@@ -85,7 +87,7 @@ impl TraceLine {
             kind,
             pc: event.pc,
             ticks: event.tsc,
-            pid: event.tid.map_or(u64::MAX, u64::from),
+            pid: event.tid.map_or(NO_PROCESS, u64::from),
             arguments,
         })
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use probes::event::{ArgumentText, Event, EventKind, StringState};
-use probes::trace_line::{LineKind, TraceLine};
+use probes::trace_line::{LineKind, NO_PROCESS, TraceLine};
 use serde::{Deserialize, Serialize};
 
 use super::Traced;
@@ -96,7 +96,7 @@ impl EventLine {
             kind,
             pc: number(&self.pc).ok()?,
             ticks: self.tsc,
-            pid: self.tid.map_or(u64::MAX, u64::from),
+            pid: self.tid.map_or(NO_PROCESS, u64::from),
             arguments,
         })
     }

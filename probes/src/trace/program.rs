@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use super::functions::LINE_ARGUMENTS;
 use crate::engine::{ProbeHit, Program, Ran, Who};
 use crate::event::EventKind;
-use crate::trace_line::{LineKind, TraceLine};
+use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
 /// Words of a record: kind, program counter, process, arguments.
 pub(super) const WORDS: usize = 3 + LINE_ARGUMENTS;
@@ -73,7 +73,7 @@ impl Program for Recorder {
         };
         let pid = match who.thread.filter(|_| !is_nobody(who)) {
             Some(thread) => u64::from(thread),
-            None => u64::MAX,
+            None => NO_PROCESS,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         hit.emit(|slot| {

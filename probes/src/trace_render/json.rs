@@ -18,12 +18,12 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::calls::Calls;
-use super::{MAX_TASKS, NO_PROCESS, Symbols, named};
+use super::{MAX_TASKS, Symbols, named};
 use crate::clock::Clock;
 use crate::json::string;
 use crate::recent::Recent;
 use crate::render::Render;
-use crate::trace_line::{LineKind, TraceLine};
+use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
 /// Writes an object for each line.
 pub struct Json {

@@ -21,8 +21,6 @@ pub type Symbols = Box<dyn Fn(u64) -> Option<String> + Send>;
 
 /// Most processes whose open calls are kept. Those of the processes seen longest ago are forgotten.
 const MAX_TASKS: usize = 65_536;
-/// The process of a line that has none: interrupts, and the idle CPU.
-const NO_PROCESS: u64 = u64::MAX;
 
 /// The name of an address, or itself.
 fn named(symbols: &Symbols, pc: u64) -> String {

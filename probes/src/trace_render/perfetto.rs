@@ -6,12 +6,12 @@
 
 use std::io::{self, Write};
 
-use super::{MAX_TASKS, NO_PROCESS, Symbols, named};
+use super::{MAX_TASKS, Symbols, named};
 use crate::clock::Clock;
 use crate::perfetto::{self, Event, NamedTrack, Note, ThreadTrack, Track};
 use crate::recent::Recent;
 use crate::render::Render;
-use crate::trace_line::{LineKind, TraceLine};
+use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
 /// What processes are called beside their number: lines do not tell their names.
 const PROCESS: &str = "process";
