@@ -95,16 +95,26 @@ pub(crate) struct ThreadTrack<'a> {
     pub(crate) uuid: u64,
     /// Identity of the process's track, which has none.
     pub(crate) process: u64,
-    /// Number of the thread, not 0, which Perfetto takes for the idle thread of each CPU.
-    pub(crate) id: i32,
+    /// Number of the thread.
+    pub(crate) id: u64,
     /// Its name.
     pub(crate) name: &'a str,
+    /// What the track is called if no thread can have this number in Perfetto: 0 is the idle thread of each CPU there.
+    pub(crate) otherwise: &'a str,
 }
 
 impl ThreadTrack<'_> {
     /// Makes it known. If the name has changed it can be said again, and the last one counts.
     pub(crate) fn describe(&self, out: &mut dyn Write) -> io::Result<()> {
-        let id = i64::from(self.id);
+        let Ok(id @ 1..) = i32::try_from(self.id) else {
+            let track = NamedTrack {
+                uuid: self.uuid,
+                name: self.otherwise,
+                below: None,
+            };
+            return track.describe(out);
+        };
+        let id = i64::from(id);
         let mut owner = Message::new();
         owner.signed(process::PID, id);
         owner.text(process::PROCESS_NAME, self.name);

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use super::{MAX_TASKS, Symbols, named};
 use crate::clock::Clock;
-use crate::perfetto::{self, Event, NamedTrack, Note, ThreadTrack, Track};
+use crate::perfetto::{self, Event, Note, ThreadTrack, Track};
 use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
@@ -63,29 +63,18 @@ impl Perfetto {
 
 /// Makes the track of a process known.
 fn describe(pid: u64, uuid: u64, out: &mut dyn Write) -> io::Result<()> {
-    match i32::try_from(pid) {
-        Ok(id @ 1..) => {
-            let track = ThreadTrack {
-                uuid,
-                process: uuid - 1,
-                id,
-                name: PROCESS,
-            };
-            track.describe(out)
-        }
-        _ => {
-            let name = match pid {
-                NO_PROCESS => "no process".to_owned(),
-                pid => format!("{PROCESS} {pid}"),
-            };
-            let track = NamedTrack {
-                uuid,
-                name: &name,
-                below: None,
-            };
-            track.describe(out)
-        }
-    }
+    let otherwise = match pid {
+        NO_PROCESS => "no process".to_owned(),
+        pid => format!("{PROCESS} {pid}"),
+    };
+    let track = ThreadTrack {
+        uuid,
+        process: uuid - 1,
+        id: pid,
+        name: PROCESS,
+        otherwise: &otherwise,
+    };
+    track.describe(out)
 }
 
 impl Render<TraceLine> for Perfetto {

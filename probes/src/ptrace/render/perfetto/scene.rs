@@ -402,26 +402,15 @@ fn label(pid: u32, name: Option<&str>) -> String {
     format!("{} {pid}", name.unwrap_or(NO_NAME))
 }
 
-/// Makes the track of a process known. Numbers that no process has in Perfetto have a track that only says so.
+/// Makes the track of a process known.
 fn describe_task(pid: u32, name: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
-    let uuid = THREAD | u64::from(pid);
-    match i32::try_from(pid) {
-        Ok(id @ 1..) => {
-            let track = ThreadTrack {
-                uuid,
-                process: PROCESS | u64::from(pid),
-                id,
-                name: shown(name),
-            };
-            track.describe(out)
-        }
-        _ => {
-            let track = NamedTrack {
-                uuid,
-                name: &label(pid, name),
-                below: None,
-            };
-            track.describe(out)
-        }
-    }
+    let id = u64::from(pid);
+    let track = ThreadTrack {
+        uuid: THREAD | id,
+        process: PROCESS | id,
+        id,
+        name: shown(name),
+        otherwise: &label(pid, name),
+    };
+    track.describe(out)
 }
