@@ -202,7 +202,7 @@ impl EventStream {
 
 impl PortStream for EventStream {
     fn open(&mut self) {
-        // A port that refuses has nothing to be read.
+        // Of a port that refuses only what was kept can be read.
         self.reader = match self.port.open() {
             Ok(reader) => Some(reader),
             Err(error) => {

@@ -18,7 +18,8 @@
 //!
 //! Every switch of tasks is seen once, where the kernel's code enters `__switch_to_asm`: with everybody traced there are as many `SRun`
 //! and `SEdf` as the guest's `/proc/stat` counts switches (`ctxt`). Page faults are exceptions: what the kernel faults in on behalf of a
-//! program without one (`get_user_pages`) counts in its `pgfault` and is none here.
+//! program without one (`get_user_pages`) counts in its `pgfault` and is none here. The end of an interrupt is told where its beginning was:
+//! one that had begun when its task was selected is not told at all.
 //!
 //! A wake-up is the tracepoint `sched:sched_waking`, in the waker's context, before the task can run. In a kernel without tracepoints it is the
 //! entry of `try_to_wake_up` with a task that waits for it. The kernel asks the same under a lock some instructions later: of two
