@@ -222,7 +222,7 @@ impl PortStream for EventStream {
     fn read(&mut self, buffer: &mut [u8]) -> usize {
         let mut filled = 0;
         while let Some(room) = buffer.get_mut(filled..).filter(|room| !room.is_empty()) {
-            if self.pending.is_empty() && !self.has_data() {
+            if !self.has_data() {
                 break;
             }
             filled += self.pending.take(room);
