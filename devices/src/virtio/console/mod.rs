@@ -179,6 +179,8 @@ impl Console {
     /// Takes messages of the driver. Whether the call's bound ended it.
     fn take_messages(&mut self, now: Instant, queues: &mut Queues) -> bool {
         for _ in 0..MOST_MESSAGES {
+            // Whatever becomes of the message that waited: the next one does not wait in its place.
+            let begun = self.waiting.take();
             let Some(chain) = queues.pop(CONTROL_TRANSMIT) else {
                 if queues.listen(CONTROL_TRANSMIT) {
                     continue;
@@ -191,7 +193,7 @@ impl Console {
             } else if chain.read(queues.memory(), 0, &mut bytes) < bytes.len() {
                 Err(ChainError::Content)
             } else {
-                self.take_message(Message::decode(bytes), now, queues)
+                self.take_message(Message::decode(bytes), begun, now, queues)
             };
             match taken {
                 Ok(true) => queues.give(CONTROL_TRANSMIT, chain, 0),
@@ -208,13 +210,15 @@ impl Console {
         true
     }
 
-    /// Whether the message is done with: one that waits for a far end is not, and comes again.
+    /// Whether the message is done with: one that waits for a far end is not, and comes again. `begun`: it has waited
+    /// before, until then.
     ///
     /// # Errors
     /// If it is none.
     fn take_message(
         &mut self,
         message: Message,
+        begun: Option<Instant>,
         now: Instant,
         queues: &mut Queues,
     ) -> Result<bool, ChainError> {
@@ -226,24 +230,21 @@ impl Console {
             }
             self.let_go();
             self.listen(message.value != 0, queues);
-            self.waiting = None;
             return Ok(true);
         }
         // A driver that wakes up after hibernation knows its ports and says only that they are ready.
         if !self.listening && event == Some(Event::PortReady) {
             self.listen(true, queues);
         }
-        let Some(port) = self.ports.get_mut(&message.id) else {
-            self.waiting = None;
-            return Err(ChainError::Content);
-        };
+        let port = self.ports.get_mut(&message.id);
+        let port = port.ok_or(ChainError::Content)?;
         match (event, message.value) {
             // It was sent before the driver heard that the port goes.
             (Some(Event::PortReady | Event::PortOpen), _) if port.removing => {}
             (Some(Event::PortReady), 0) => port.stage = Stage::Announced,
             (Some(Event::PortReady), 1) => port.ready(queues),
             (Some(Event::PortOpen), value @ 0..=1) => {
-                let until = match self.waiting {
+                let until = match begun {
                     Some(until) => until,
                     None => {
                         match value {
@@ -257,7 +258,6 @@ impl Console {
                     self.waiting = Some(until);
                     return Ok(false);
                 }
-                self.waiting = None;
                 port.settled(now, queues);
             }
             _ => return Err(ChainError::Content),

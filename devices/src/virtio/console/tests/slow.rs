@@ -77,3 +77,32 @@ fn a_driver_that_goes_away_meanwhile_leaves_nothing_behind() {
     end.with(|end| end.on_open = b"again".to_vec());
     assert_eq!(rig.linux.cat(TRACECTL).as_deref(), Some(&b"again"[..]));
 }
+
+#[test]
+fn a_port_that_goes_meanwhile_is_not_waited_for() {
+    let (mut rig, _) = slow();
+    say(&mut rig, 1);
+    assert!(!answered(&mut rig));
+    rig.host.remove_port(TRACECTL).unwrap();
+    rig.host_did();
+    assert!(answered(&mut rig));
+    assert_eq!(rig.linux.driver.handle.deadline(), None);
+    // The next open is one of its own.
+    rig.linux.open(DT);
+    assert_eq!(rig.ends[DT as usize].with(|end| end.opens), 1);
+}
+
+#[test]
+fn a_message_that_its_driver_takes_away_is_not_waited_for() {
+    let (mut rig, _) = slow();
+    say(&mut rig, 1);
+    assert!(!answered(&mut rig));
+    // QueueSel, QueueReady
+    rig.linux.driver.write(0x030, u32::from(CONTROL_TRANSMIT));
+    rig.linux.driver.write(0x044, 0);
+    let end = rig.linux.driver.now + 2 * PATIENCE;
+    while rig.linux.driver.now < end {
+        let slept = rig.linux.driver.sleep(PATIENCE);
+        assert!(slept > Duration::ZERO, "a deadline that stays in the past");
+    }
+}
