@@ -11,10 +11,11 @@ use devices::InterruptLine;
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::VirtioError;
 use crate::host::HostProfile;
 use crate::machine::control::Control;
 use crate::machine::shared::Pin;
-use crate::vm::{KvmError, NameCall};
+use crate::vm::NameCall;
 
 /// The interrupt input `irq`, by the quickest way that `profile` says works.
 pub(super) fn line(
@@ -22,9 +23,9 @@ pub(super) fn line(
     profile: &HostProfile,
     control: &Arc<Control>,
     irq: u32,
-) -> Result<Arc<dyn InterruptLine>, LineError> {
+) -> Result<Arc<dyn InterruptLine>, VirtioError> {
     let raise: Box<dyn InterruptLine> = if profile.irqfd {
-        let event = EventFd::new(EFD_NONBLOCK).map_err(LineError::Event)?;
+        let event = EventFd::new(EFD_NONBLOCK)?;
         vm.register_irqfd(&event, irq).call("KVM_IRQFD")?;
         Box::new(Event(event))
     } else {
@@ -38,15 +39,6 @@ pub(super) fn line(
         }),
         false => Arc::from(raise),
     })
-}
-
-/// An interrupt cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum LineError {
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    #[error("an event cannot be made: {0}")]
-    Event(io::Error),
 }
 
 /// An event that KVM turns into a pulse.

@@ -37,7 +37,6 @@ use super::control::Control;
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
 use crate::vm::NameCall;
-use interrupt::LineError;
 use layout::Place;
 use worker::{DeviceEvents, FarEndEvent, Served};
 
@@ -94,15 +93,6 @@ pub struct VirtioStats {
     pub lost_interrupts: u64,
     /// Of each queue.
     pub queues: Vec<QueueStats>,
-}
-
-impl From<LineError> for VirtioError {
-    fn from(error: LineError) -> Self {
-        match error {
-            LineError::Kvm(error) => Self::Kvm(error),
-            LineError::Event(error) => Self::Host(error),
-        }
-    }
 }
 
 /// A device that was just made.
