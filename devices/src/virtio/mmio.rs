@@ -21,6 +21,8 @@ use crate::signals::InterruptLine;
 
 /// Bytes of a device's registers: configuration space begins in the middle.
 pub const MMIO_LENGTH: u64 = 0x200;
+/// Offset of the register by which a driver notifies a queue: it writes the queue's number.
+pub const QUEUE_NOTIFY: u64 = register::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 
 /// "virt".
 const MAGIC: u32 = 0x7472_6976;

@@ -27,7 +27,8 @@ pub use chain::{Chain, ChainError};
 pub use device::{DeviceStateError, Progress, VirtioDevice};
 pub use handle::{DeviceHandle, InterruptStats};
 pub use mmio::{
-    MMIO_LENGTH, MmioState, MmioStateError, MmioTransport, QueueNotifier, QueueRegisters,
+    MMIO_LENGTH, MmioState, MmioStateError, MmioTransport, QUEUE_NOTIFY, QueueNotifier,
+    QueueRegisters,
 };
 pub use queue::{QueueError, QueueStats, Queues, SavedQueue};
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use devices::virtio::blk::{Block, BlockBackend, BlockOptions, FileBackend};
 use devices::virtio::rng::{HostEntropy, Rng};
 use devices::virtio::{
-    DeviceHandle, MMIO_LENGTH, MmioState, MmioTransport, QueueStats, VirtioDevice,
+    DeviceHandle, MMIO_LENGTH, MmioState, MmioTransport, QUEUE_NOTIFY, QueueStats, VirtioDevice,
 };
 use devices::{Bus, SharedDevice};
 use kvm_ioctls::{IoEventAddress, VmFd};
@@ -39,9 +39,6 @@ use crate::memory::GuestRam;
 use crate::vm::NameCall;
 use layout::Place;
 use worker::{DeviceEvents, FarEndEvent, Served};
-
-/// Offset of the register QueueNotify.
-const QUEUE_NOTIFY: u64 = 0x50;
 
 /// What devices are made with.
 pub(crate) struct Host<'a> {
