@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
+use virtio_bindings::virtio_config::{VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_NEEDS_RESET};
 use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
 
 use super::device::{Progress, VirtioDevice};
@@ -25,8 +25,6 @@ pub struct InterruptStats {
 pub(super) struct Core {
     pub(super) device: Box<dyn VirtioDevice>,
     pub(super) queues: Queues,
-    /// Between DRIVER_OK and reset.
-    pub(super) active: bool,
 }
 
 pub(super) struct Shared {
@@ -61,6 +59,11 @@ impl Shared {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the driver is there: between DRIVER_OK and reset. It stays so while `core` is locked.
+    pub(super) fn active(&self) -> bool {
+        self.status.load(Ordering::Acquire) & VIRTIO_CONFIG_S_DRIVER_OK != 0
+    }
+
     /// Tells the driver what the model did to its queues and its configuration space.
     pub(super) fn publish(&self, core: &mut Core) {
         let mut bits = 0;
@@ -75,7 +78,7 @@ impl Shared {
             self.needs_reset();
             bits |= VIRTIO_MMIO_INT_CONFIG;
         }
-        if bits != 0 && core.active {
+        if bits != 0 && self.active() {
             self.raise(bits);
         }
     }
@@ -135,7 +138,7 @@ impl DeviceHandle {
 
     fn call(&self, model: impl FnOnce(&mut Core) -> Progress) -> Progress {
         let mut core = self.0.core();
-        if !core.active {
+        if !self.0.active() {
             return Progress::Idle;
         }
         let progress = model(&mut core);
@@ -147,13 +150,13 @@ impl DeviceHandle {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let core = self.0.core();
-        core.device.deadline().filter(|_| core.active)
+        core.device.deadline().filter(|_| self.0.active())
     }
 
     /// Whether the driver is there: between DRIVER_OK and reset.
     #[must_use]
     pub fn active(&self) -> bool {
-        self.0.core().active
+        self.0.active()
     }
 
     /// What one queue counted.

@@ -163,11 +163,7 @@ impl MmioTransport {
         let offered = device.features() | TRANSPORT_FEATURES;
         let queues = Queues::new(memory, &device.queue_sizes());
         let count = queues.len();
-        let core = Core {
-            device,
-            queues,
-            active: false,
-        };
+        let core = Core { device, queues };
         Self {
             device_id,
             offered,
@@ -262,7 +258,6 @@ impl MmioTransport {
                 .map_err(|error| MmioStateError::Queue { queue, error })?;
         }
         core.device.restore(&state.device, features)?;
-        core.active = active;
         self.device_features_select = state.device_features_select;
         self.driver_features_select = state.driver_features_select;
         self.driver_features = state.driver_features;
@@ -372,7 +367,7 @@ impl MmioTransport {
         let Some((index, _)) = self.selected() else {
             return false;
         };
-        if self.status() & VIRTIO_CONFIG_S_DRIVER_OK != 0 || self.shared.core().queues.set(index) {
+        if self.shared.active() || self.shared.core().queues.set(index) {
             return false;
         }
         let Some(queue) = self.queues.get_mut(usize::from(index)) else {
@@ -402,7 +397,7 @@ impl MmioTransport {
             core.queues.take_down(index);
             return true;
         }
-        if self.status() & VIRTIO_CONFIG_S_DRIVER_OK != 0 || core.queues.set(index) {
+        if self.shared.active() || core.queues.set(index) {
             return false;
         }
         let saved = SavedQueue {
@@ -450,7 +445,6 @@ impl MmioTransport {
         self.shared.status.fetch_or(added, Ordering::Release);
         if added & VIRTIO_CONFIG_S_DRIVER_OK != 0 {
             core.queues.set_features(self.driver_features);
-            core.active = true;
             core.device.activate(self.driver_features);
             drop(core);
             self.notify_all();
@@ -469,7 +463,6 @@ impl MmioTransport {
 
     fn reset(&mut self) {
         let mut core = self.shared.core();
-        core.active = false;
         core.device.reset();
         core.queues.reset();
         self.shared.status.store(0, Ordering::Release);
