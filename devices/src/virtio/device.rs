@@ -13,14 +13,6 @@ pub enum Progress {
     More,
 }
 
-impl Progress {
-    /// More, if either is.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        if self == Self::More { self } else { other }
-    }
-}
-
 /// A device's saved state was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("state of the {device}: {problem}; the snapshot is damaged or of another configuration")]

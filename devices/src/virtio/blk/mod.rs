@@ -132,7 +132,7 @@ impl VirtioDevice for Block {
                 };
             };
             match self.disk.serve(&chain, queues.memory()) {
-                Some(outcome) => queues.give(queue, chain, outcome.used),
+                Some(used) => queues.give(queue, chain, used),
                 None => queues.reject(queue, chain, ChainError::Direction),
             }
         }

@@ -47,14 +47,6 @@ pub(super) enum Status {
     Unsupported = 2,
 }
 
-/// What became of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Outcome {
-    pub(super) status: Status,
-    /// Bytes written from the start of the writable part on.
-    pub(super) used: usize,
-}
-
 /// A request where the driver put it.
 #[derive(Clone, Copy)]
 struct Request<'a> {
@@ -137,8 +129,9 @@ impl Disk {
         self.backend.length() / SECTOR
     }
 
-    /// Carries out a request. `None`: there is no place for its status.
-    pub(super) fn serve(&mut self, chain: &Chain, memory: &GuestMemoryMmap) -> Option<Outcome> {
+    /// Carries out a request, and gives the bytes that it wrote from the start of the writable part on. `None`: there is no
+    /// place for its status.
+    pub(super) fn serve(&mut self, chain: &Chain, memory: &GuestMemoryMmap) -> Option<usize> {
         let request = Request { chain, memory };
         let status_at = chain.writable().checked_sub(1)?;
         let done = match request.header() {
@@ -151,8 +144,7 @@ impl Disk {
         };
         let told = chain.write(memory, status_at, &[status as u8]);
         // The status counts only where nothing before it was left out.
-        let used = written + if written == status_at { told } else { 0 };
-        Some(Outcome { status, used })
+        Some(written + if written == status_at { told } else { 0 })
     }
 
     /// Gives the bytes of data that it wrote for the driver.
