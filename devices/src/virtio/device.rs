@@ -23,6 +23,27 @@ pub struct DeviceStateError {
     pub problem: String,
 }
 
+impl DeviceStateError {
+    /// Takes the state of a device that remembers nothing.
+    pub(super) fn unless_empty(device: &'static str, state: &[u8]) -> Result<(), Self> {
+        match state {
+            [] => Ok(()),
+            _ => Err(Self {
+                device,
+                problem: format!("{} bytes, expected none", state.len()),
+            }),
+        }
+    }
+}
+
+/// Reads a configuration space that consists of the bytes `space`. What lies beyond them is left as it is in `data`.
+pub(super) fn read_space(space: &[u8], offset: u64, data: &mut [u8]) {
+    let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+    for (place, byte) in data.iter_mut().zip(space.iter().skip(offset)) {
+        *place = *byte;
+    }
+}
+
 /// The model of a virtio device.
 ///
 /// Its life, in this order and as often as the driver likes: `activate` (the driver has set DRIVER_OK), any number of

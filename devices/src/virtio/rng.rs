@@ -105,13 +105,7 @@ impl VirtioDevice for Rng {
     }
 
     fn restore(&mut self, state: &[u8], _features: Option<u64>) -> Result<(), DeviceStateError> {
-        match state {
-            [] => Ok(()),
-            _ => Err(DeviceStateError {
-                device: self.name(),
-                problem: format!("{} bytes, expected none", state.len()),
-            }),
-        }
+        DeviceStateError::unless_empty(self.name(), state)
     }
 }
 

@@ -11,6 +11,7 @@ mod request;
 
 use std::time::Instant;
 
+use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
 pub use backend::{BlockBackend, FileBackend, ImageError};
@@ -111,10 +112,7 @@ impl VirtioDevice for Block {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (byte, place) in self.config().iter().skip(offset).zip(data) {
-            *place = *byte;
-        }
+        read_space(&self.config(), offset, data);
     }
 
     fn activate(&mut self, features: u64) {
@@ -149,12 +147,7 @@ impl VirtioDevice for Block {
     }
 
     fn restore(&mut self, state: &[u8], features: Option<u64>) -> Result<(), DeviceStateError> {
-        if !state.is_empty() {
-            return Err(DeviceStateError {
-                device: self.name(),
-                problem: format!("{} bytes, expected none", state.len()),
-            });
-        }
+        DeviceStateError::unless_empty(self.name(), state)?;
         self.disk.write_through = features.is_none_or(|features| features & FEATURE_FLUSH == 0);
         Ok(())
     }

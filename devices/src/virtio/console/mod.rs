@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 use handle::{Desk, Wish, check_port};
 use port::{Detail, Ledger, Port, Stage, receive_queue, transmit_queue};
@@ -365,13 +366,7 @@ impl VirtioDevice for Console {
             self.size.rows.to_le_bytes(),
         );
         let [e, f, g, h] = self.max_ports.to_le_bytes();
-        let space = [a, b, c, d, e, f, g, h];
-        let rest = usize::try_from(offset)
-            .ok()
-            .and_then(|offset| space.get(offset..));
-        for (byte, &value) in data.iter_mut().zip(rest.unwrap_or_default()) {
-            *byte = value;
-        }
+        read_space(&[a, b, c, d, e, f, g, h], offset, data);
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
