@@ -302,7 +302,7 @@ impl MmioTransport {
                 u32::from(self.shared.core().queues.max_size(index))
             }),
             register::VIRTIO_MMIO_QUEUE_READY => self.selected().map_or(0, |(index, _)| {
-                u32::from(self.shared.core().queues.set(index))
+                u32::from(self.shared.core().queues.is_set_up(index))
             }),
             register::VIRTIO_MMIO_INTERRUPT_STATUS => {
                 self.shared.interrupt_status.load(Ordering::Acquire)
@@ -367,7 +367,7 @@ impl MmioTransport {
         let Some((index, _)) = self.selected() else {
             return false;
         };
-        if self.shared.active() || self.shared.core().queues.set(index) {
+        if self.shared.active() || self.shared.core().queues.is_set_up(index) {
             return false;
         }
         let Some(queue) = self.queues.get_mut(usize::from(index)) else {
@@ -397,7 +397,7 @@ impl MmioTransport {
             core.queues.take_down(index);
             return true;
         }
-        if self.shared.active() || core.queues.set(index) {
+        if self.shared.active() || core.queues.is_set_up(index) {
             return false;
         }
         let saved = SavedQueue {

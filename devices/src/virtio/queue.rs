@@ -316,7 +316,7 @@ impl Queues {
     }
 
     /// Whether the driver has set the queue up, also where it broke since.
-    pub(super) fn set(&self, index: u16) -> bool {
+    pub(super) fn is_set_up(&self, index: u16) -> bool {
         self.slot(index).is_some_and(|slot| slot.queue.ready())
     }
 

@@ -159,14 +159,14 @@ impl Port {
         }
     }
 
-    /// The far end has done what follows from an open or a close. What it has goes into the guest's buffers before the driver is
-    /// answered.
+    /// The far end [has settled](Self::is_settled), or was waited for long enough. What it has goes into the guest's buffers before the
+    /// driver is answered.
     pub(super) fn settled(&mut self, now: Instant, queues: &mut Queues) {
         self.wants_receive = self.receive(queues);
         self.start_clock(now);
     }
 
-    /// Whether the far end has done so.
+    /// Whether the far end has done what follows from an open or a close.
     pub(super) fn is_settled(&mut self) -> bool {
         self.end.is_settled()
     }
@@ -178,7 +178,7 @@ impl Port {
         }
         // What was written before the close was notified on another queue.
         self.wants_transmit = self.transmit(queues);
-        self.settle(queues);
+        self.forget_given_back(queues);
         self.shut();
     }
 
@@ -221,7 +221,7 @@ impl Port {
 
     /// The port goes: what is under way is lost, and counted.
     pub(super) fn dismantle(&mut self, queues: &mut Queues) {
-        self.settle(queues);
+        self.forget_given_back(queues);
         self.shut();
         let queue = transmit_queue(self.id);
         for _ in 0..queues.size(queue) {
@@ -241,7 +241,7 @@ impl Port {
     }
 
     /// Forgets the buffers that the guest has given back.
-    fn settle(&mut self, queues: &Queues) {
+    fn forget_given_back(&mut self, queues: &Queues) {
         let queue = receive_queue(self.id);
         let out = queues
             .taken(queue)
@@ -286,7 +286,7 @@ impl Port {
                 return false;
             }
             queues.give(queue, chain, length);
-            self.settle(queues);
+            self.forget_given_back(queues);
             self.unread
                 .push_back(u32::try_from(length).unwrap_or(u32::MAX));
             bytes += length;
@@ -339,7 +339,7 @@ impl Port {
                 queues.reject(queue, chain, ChainError::Direction);
                 continue;
             }
-            if !self.empty(queues, &chain, &mut budget) {
+            if !self.deliver(queues, &chain, &mut budget) {
                 queues.put_back(queue, chain);
                 // Either the call's bound or the far end stopped it.
                 return budget == 0;
@@ -354,7 +354,7 @@ impl Port {
     }
 
     /// Gives the rest of one chain to the far end. Whether all of it went.
-    fn empty(&mut self, queues: &Queues, chain: &Chain, budget: &mut usize) -> bool {
+    fn deliver(&mut self, queues: &Queues, chain: &Chain, budget: &mut usize) -> bool {
         let drops = self.config.when_full == WhenFull::Drop;
         while self.taken < chain.readable() {
             if *budget == 0 {
@@ -416,7 +416,7 @@ impl Port {
         if !self.eof.running() {
             return;
         }
-        self.settle(queues);
+        self.forget_given_back(queues);
         let read = self.drained && self.unread.is_empty();
         // A driver that has not heard yet that the host side is open cannot hear that it closes.
         let idle = read && self.told_open && self.end.is_settled();
