@@ -119,7 +119,7 @@ impl PortCounts {
 }
 
 /// What the host wants of the device.
-pub(super) enum Wish {
+pub(super) enum Request {
     Connect {
         id: u32,
         open: bool,
@@ -136,7 +136,7 @@ pub(super) enum Wish {
     },
 }
 
-impl Wish {
+impl Request {
     fn port(&self) -> Option<u32> {
         match *self {
             Self::Connect { id, .. } | Self::Add { id, .. } | Self::Remove { id } => Some(id),
@@ -150,22 +150,23 @@ impl Wish {
     }
 }
 
-pub(super) struct Desk {
+/// What the device and its handles share.
+pub(super) struct Shared {
     max_ports: u32,
     /// Held for single operations only, by any thread.
-    wishes: Mutex<Vec<Wish>>,
-    /// As `wishes`; never both at once. A port is listed from its addition on until the device has let go of it.
+    requests: Mutex<Vec<Request>>,
+    /// As `requests`; never both at once. A port is listed from its addition on until the device has let go of it.
     ports: Mutex<BTreeMap<u32, Arc<PortCounts>>>,
     pub(super) bad_messages: AtomicU64,
     pub(super) emergency: AtomicU64,
     waker: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Desk {
+impl Shared {
     pub(super) fn new(max_ports: u32, waker: Box<dyn Fn() + Send + Sync>) -> Self {
         Self {
             max_ports,
-            wishes: Mutex::default(),
+            requests: Mutex::default(),
             ports: Mutex::default(),
             bad_messages: AtomicU64::new(0),
             emergency: AtomicU64::new(0),
@@ -173,16 +174,16 @@ impl Desk {
         }
     }
 
-    fn wishes(&self) -> MutexGuard<'_, Vec<Wish>> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn requests(&self) -> MutexGuard<'_, Vec<Request>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ports(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<PortCounts>>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn take_wishes(&self) -> Vec<Wish> {
-        std::mem::take(&mut *self.wishes())
+    pub(super) fn take_requests(&self) -> Vec<Request> {
+        std::mem::take(&mut *self.requests())
     }
 
     pub(super) fn enter(&self, id: u32) -> Option<Arc<PortCounts>> {
@@ -202,7 +203,7 @@ impl Desk {
 
 /// The host's side of a console, for any thread. Copies are for the same device.
 #[derive(Clone)]
-pub struct ConsoleHandle(pub(super) Arc<Desk>);
+pub struct ConsoleHandle(pub(super) Arc<Shared>);
 
 impl fmt::Debug for ConsoleHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -216,30 +217,32 @@ impl ConsoleHandle {
         (self.0.waker)();
     }
 
-    fn wish(&self, wish: Wish) {
-        let mut wishes = self.0.wishes();
-        // Where a wish is changed before the device looked, the last word counts: the list stays short.
-        let older = wishes
+    fn request(&self, request: Request) {
+        let mut requests = self.0.requests();
+        // Where a request is changed before the device looked, the last word counts: the list stays short.
+        let older = requests
             .iter_mut()
             .rev()
-            .find(|older| older.same_matter(&wish));
-        match (older, &wish) {
-            (Some(Wish::Connect { open, .. }), Wish::Connect { open: new, .. }) => *open = *new,
-            (Some(Wish::Resize(old)), Wish::Resize(new)) => *old = *new,
-            _ => wishes.push(wish),
+            .find(|older| older.same_matter(&request));
+        match (older, &request) {
+            (Some(Request::Connect { open, .. }), Request::Connect { open: new, .. }) => {
+                *open = *new
+            }
+            (Some(Request::Resize(old)), Request::Resize(new)) => *old = *new,
+            _ => requests.push(request),
         }
-        drop(wishes);
+        drop(requests);
         self.wake();
     }
 
     /// The host side of a port is open, or not. While it is not, writers in the guest wait and readers see an end of file.
     pub fn connect(&self, id: u32, open: bool) {
-        self.wish(Wish::Connect { id, open });
+        self.request(Request::Connect { id, open });
     }
 
     /// The console has another size.
     pub fn resize(&self, size: Size) {
-        self.wish(Wish::Resize(size));
+        self.request(Request::Resize(size));
     }
 
     /// Adds a port.
@@ -254,7 +257,7 @@ impl ConsoleHandle {
     ) -> Result<(), PortConfigError> {
         check_port(id, self.0.max_ports, &config)?;
         let counts = self.0.enter(id).ok_or(PortConfigError::Exists { id })?;
-        self.wish(Wish::Add {
+        self.request(Request::Add {
             id,
             config,
             end,
@@ -271,7 +274,7 @@ impl ConsoleHandle {
         if !self.0.ports().contains_key(&id) {
             return Err(PortConfigError::Missing { id });
         }
-        self.wish(Wish::Remove { id });
+        self.request(Request::Remove { id });
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
-use handle::{Desk, Wish, check_port};
+use handle::{Request, Shared, check_port};
 use port::{Detail, Ledger, Port, Stage, receive_queue, transmit_queue};
 
 pub use control::{BAD_ID, Event, Message};
@@ -66,7 +66,7 @@ pub struct Size {
 
 /// The device's model.
 pub struct Console {
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     max_ports: u32,
     size: Size,
     ports: BTreeMap<u32, Port>,
@@ -94,15 +94,15 @@ impl Console {
         if count == 0 || max_ports > MOST_PORTS || count > most as usize {
             return Err(PortConfigError::Count { found: count, most });
         }
-        let desk = Arc::new(Desk::new(max_ports, Box::new(waker)));
+        let shared = Arc::new(Shared::new(max_ports, Box::new(waker)));
         let mut ports = BTreeMap::new();
         for (id, (config, end)) in (0..).zip(config.ports) {
             check_port(id, max_ports, &config)?;
-            let counts = desk.enter(id).ok_or(PortConfigError::Exists { id })?;
+            let counts = shared.enter(id).ok_or(PortConfigError::Exists { id })?;
             ports.insert(id, Port::new(id, config, end, counts));
         }
         Ok(Self {
-            desk,
+            shared,
             max_ports,
             size: config.size,
             ports,
@@ -116,7 +116,7 @@ impl Console {
     /// The host's hand on it.
     #[must_use]
     pub fn handle(&self) -> ConsoleHandle {
-        ConsoleHandle(self.desk.clone())
+        ConsoleHandle(self.shared.clone())
     }
 
     /// The port of a queue.
@@ -130,22 +130,22 @@ impl Console {
     }
 
     /// Takes what the host wants.
-    fn take_wishes(&mut self, queues: &mut Queues) {
-        for wish in self.desk.take_wishes() {
-            match wish {
-                Wish::Connect { id, open } => {
+    fn take_requests(&mut self, queues: &mut Queues) {
+        for request in self.shared.take_requests() {
+            match request {
+                Request::Connect { id, open } => {
                     if let Some(port) = self.ports.get_mut(&id) {
                         port.connect(open);
                     }
                 }
-                Wish::Resize(size) => {
+                Request::Resize(size) => {
                     self.size = size;
                     for port in self.ports.values_mut() {
                         port.tell_size = port.stage == Stage::Ready && port.config.console;
                     }
                     queues.config_changed();
                 }
-                Wish::Add {
+                Request::Add {
                     id,
                     config,
                     end,
@@ -153,7 +153,7 @@ impl Console {
                 } => {
                     self.ports.insert(id, Port::new(id, config, end, counts));
                 }
-                Wish::Remove { id } => self.remove(id, queues),
+                Request::Remove { id } => self.remove(id, queues),
             }
         }
     }
@@ -171,7 +171,7 @@ impl Console {
         self.ports.retain(|&id, port| {
             let stays = !port.removing || port.stage != Stage::Unknown;
             if !stays {
-                self.desk.leave(id);
+                self.shared.leave(id);
             }
             stays
         });
@@ -203,7 +203,7 @@ impl Console {
                     return false;
                 }
                 Err(error) => {
-                    self.desk.bad_messages.fetch_add(1, Ordering::Relaxed);
+                    self.shared.bad_messages.fetch_add(1, Ordering::Relaxed);
                     queues.reject(CONTROL_TRANSMIT, chain, error);
                 }
             }
@@ -374,7 +374,7 @@ impl VirtioDevice for Console {
         let Some(&byte) = at.and_then(|at| data.get(at.ok()?)) else {
             return;
         };
-        self.desk.emergency.fetch_add(1, Ordering::Relaxed);
+        self.shared.emergency.fetch_add(1, Ordering::Relaxed);
         if let Some(port) = self.ports.get_mut(&0) {
             port.emergency(byte);
         }
@@ -394,7 +394,7 @@ impl VirtioDevice for Console {
         if queue > 1 && !self.multiport {
             return Progress::Idle;
         }
-        self.take_wishes(queues);
+        self.take_requests(queues);
         let bounded = queue == CONTROL_TRANSMIT && self.take_messages(now, queues);
         if let Some(port) = self.port_of(queue) {
             port.wants_receive |= receive_queue(port.id) == queue;
@@ -404,7 +404,7 @@ impl VirtioDevice for Console {
     }
 
     fn poll(&mut self, now: Instant, queues: &mut Queues) -> Progress {
-        self.take_wishes(queues);
+        self.take_requests(queues);
         for port in self.ports.values_mut() {
             port.wants_receive = true;
             port.wants_transmit = true;

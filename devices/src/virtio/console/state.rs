@@ -131,7 +131,7 @@ impl Console {
         for saved in &state.ports {
             if let Some(port) = self.ports.get_mut(&saved.id) {
                 restore_port(port, saved);
-            } else if let Some(counts) = self.desk.enter(saved.id) {
+            } else if let Some(counts) = self.shared.enter(saved.id) {
                 let mut port = Port::new(saved.id, gone(saved), Box::new(NoEnd), counts);
                 port.removing = true;
                 restore_port(&mut port, saved);

@@ -442,7 +442,7 @@ fn ports_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn wishes_wake_the_device() {
+fn requests_wake_the_device() {
     let (console, _, wakes) = device();
     let host = console.handle();
     let mut expected = 0;
