@@ -189,9 +189,9 @@ impl Serial {
     /// something else is typed (`serial8250_rx_chars` in drivers/tty/serial/8250/8250_port.c).
     fn pending(&mut self) -> u8 {
         let pending = self.uart.read(IDENTIFICATION);
-        let state = self.uart.state();
-        let is_enabled = state.interrupt_enable & DATA_ENABLED != 0;
-        match is_enabled && !state.in_buffer.is_empty() {
+        let has_input = self.uart.fifo_capacity() < INPUT_FIFO;
+        // The state is a copy of everything: it is made only where there is input.
+        match has_input && self.uart.state().interrupt_enable & DATA_ENABLED != 0 {
             true => pending & !NONE_PENDING | DATA_PENDING,
             false => pending,
         }
