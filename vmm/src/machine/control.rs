@@ -7,6 +7,7 @@
 //!
 //! The thread of the virtio devices is held with the vCPUs: it touches guest memory between
 //! [`Control::begin_device_work`] and the end of what that gives, which a pause waits for and lets nobody begin.
+//! [`Control::stop_others`] leaves it alone: it does not execute the guest's code.
 //!
 //! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
 
