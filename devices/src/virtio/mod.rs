@@ -23,6 +23,9 @@ pub mod mock;
 mod queue;
 pub mod rng;
 
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
 pub use chain::{Chain, ChainError};
 pub use device::{DeviceStateError, Progress, VirtioDevice};
 pub use handle::{DeviceHandle, InterruptStats};
@@ -33,11 +36,11 @@ pub use mmio::{
 pub use queue::{QueueError, QueueStats, Queues, SavedQueue};
 
 /// The device keeps to virtio 1.0 and later: the only way here.
-pub const FEATURE_VERSION_1: u64 = 1 << 32;
+pub const FEATURE_VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
 /// A descriptor may name a table of descriptors.
-pub const FEATURE_INDIRECT_DESCRIPTORS: u64 = 1 << 28;
+pub const FEATURE_INDIRECT_DESCRIPTORS: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
 /// Notifications and interrupts are suppressed by ring index.
-pub const FEATURE_EVENT_INDEX: u64 = 1 << 29;
+pub const FEATURE_EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 
 /// What the transport offers for every device.
 pub const TRANSPORT_FEATURES: u64 =

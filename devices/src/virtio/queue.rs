@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
+use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT};
 use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 
@@ -16,9 +17,9 @@ const USED_EXTRA: usize = 6;
 /// Bytes of a descriptor.
 const DESCRIPTOR: usize = 16;
 /// The available ring's flag by which a driver asks for no interrupts.
-const NO_INTERRUPT: u16 = 1;
+const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 /// The descriptor's flag that it names a table.
-const INDIRECT: u16 = 4;
+const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
 /// Why a queue is not usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]

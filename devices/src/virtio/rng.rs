@@ -6,11 +6,10 @@ use std::io::{self, Read};
 use std::time::Instant;
 
 use rustix::rand::{GetRandomFlags, getrandom};
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
-/// The number of this kind of device.
-const DEVICE_ID: u32 = 4;
 /// Linux has one request under way.
 const QUEUE_SIZE: u16 = 8;
 /// Most bytes for one request.
@@ -64,7 +63,7 @@ impl VirtioDevice for Rng {
     }
 
     fn device_id(&self) -> u32 {
-        DEVICE_ID
+        VIRTIO_ID_RNG
     }
 
     fn features(&self) -> u64 {

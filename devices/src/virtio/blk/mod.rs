@@ -11,6 +11,12 @@ mod request;
 
 use std::time::Instant;
 
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
@@ -27,15 +33,13 @@ const QUEUE_SIZE: u16 = 256;
 /// Requests carried out in one call.
 const REQUESTS_AT_ONCE: usize = 16;
 
-/// The number of this kind of device.
-const DEVICE_ID: u32 = 2;
-const FEATURE_SIZE_MAX: u64 = 1 << 1;
-const FEATURE_SEG_MAX: u64 = 1 << 2;
-const FEATURE_READ_ONLY: u64 = 1 << 5;
-const FEATURE_BLOCK_SIZE: u64 = 1 << 6;
-const FEATURE_FLUSH: u64 = 1 << 9;
-const FEATURE_DISCARD: u64 = 1 << 13;
-const FEATURE_WRITE_ZEROES: u64 = 1 << 14;
+const FEATURE_SIZE_MAX: u64 = 1 << VIRTIO_BLK_F_SIZE_MAX;
+const FEATURE_SEG_MAX: u64 = 1 << VIRTIO_BLK_F_SEG_MAX;
+const FEATURE_READ_ONLY: u64 = 1 << VIRTIO_BLK_F_RO;
+const FEATURE_BLOCK_SIZE: u64 = 1 << VIRTIO_BLK_F_BLK_SIZE;
+const FEATURE_FLUSH: u64 = 1 << VIRTIO_BLK_F_FLUSH;
+const FEATURE_DISCARD: u64 = 1 << VIRTIO_BLK_F_DISCARD;
+const FEATURE_WRITE_ZEROES: u64 = 1 << VIRTIO_BLK_F_WRITE_ZEROES;
 
 /// Bytes of configuration space.
 const CONFIG_LENGTH: usize = 60;
@@ -95,7 +99,7 @@ impl VirtioDevice for Block {
     }
 
     fn device_id(&self) -> u32 {
-        DEVICE_ID
+        VIRTIO_ID_BLOCK
     }
 
     fn features(&self) -> u64 {

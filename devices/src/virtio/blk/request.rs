@@ -5,6 +5,11 @@
 
 use std::ops::Range;
 
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD as DISCARD, VIRTIO_BLK_T_FLUSH as FLUSH,
+    VIRTIO_BLK_T_GET_ID as GET_ID, VIRTIO_BLK_T_IN as IN, VIRTIO_BLK_T_OUT as OUT,
+    VIRTIO_BLK_T_WRITE_ZEROES as WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP as UNMAP,
+};
 use vm_memory::GuestMemoryMmap;
 
 use super::{BlockBackend, SECTOR};
@@ -21,22 +26,12 @@ pub(super) const MAX_ZEROES_SECTORS: u32 = 16 << 10;
 /// Most segments of it.
 pub(super) const MAX_ZEROES_SEGMENTS: u32 = 1;
 /// Bytes of a device's name, zeros included.
-pub(super) const ID_LENGTH: usize = 20;
+pub(super) const ID_LENGTH: usize = VIRTIO_BLK_ID_BYTES as usize;
 
 const HEADER: usize = 16;
 const SEGMENT: usize = 16;
 /// Bytes that go through the host at once.
 const CHUNK: usize = 64 << 10;
-
-/// Request types.
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
-const WRITE_ZEROES: u32 = 13;
-/// Flag of a segment: the sectors may be given up.
-const UNMAP: u32 = 1;
 
 /// How a request ended, as the status byte says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
@@ -32,8 +33,6 @@ pub use control::{BAD_ID, Event, Message};
 pub use end::{ConsoleConfig, EndOfFile, NoEnd, PortAndEnd, PortConfig, PortEnd, WhenFull};
 pub use handle::{ConsoleHandle, MOST_NAME, MOST_PORTS, PortConfigError, PortStats};
 
-/// The device's number.
-pub const DEVICE_ID: u32 = 3;
 /// Configuration space tells the console's size.
 pub const FEATURE_SIZE: u64 = 1;
 /// More ports than one, and control queues.
@@ -349,7 +348,7 @@ impl VirtioDevice for Console {
     }
 
     fn device_id(&self) -> u32 {
-        DEVICE_ID
+        VIRTIO_ID_CONSOLE
     }
 
     fn features(&self) -> u64 {
