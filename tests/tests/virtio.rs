@@ -337,7 +337,7 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     };
     without_events.profile.ioeventfd = false;
     without_events.profile.irqfd = false;
-    let last = fs::read(images.empty()).unwrap_or_else(|e| panic!("{e}"));
+    let last = read(&images.empty());
     for host in [host, &without_events] {
         fs::write(images.empty(), &last).unwrap_or_else(|e| panic!("{e}"));
         let shell = Shell::restore(host, Kernel::small(), &saved);
