@@ -2,6 +2,15 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Nanoseconds from the beginning of 1970 until now.
+#[must_use]
+pub fn unix_ns_now() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// One moment on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Clock {
@@ -18,12 +27,9 @@ impl Clock {
     #[must_use]
     pub fn now(hz: u64) -> Self {
         let tsc = vmm::host_tsc();
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Self {
             tsc,
-            unix_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            unix_ns: unix_ns_now(),
             hz,
         }
     }

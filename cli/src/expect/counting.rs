@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use probes::bt::session::{ScriptSession, ScriptStats};
+use probes::clock::unix_ns_now;
 use probes::engine::Engine;
 use probes::kernel_view::KernelView;
 
@@ -32,12 +33,9 @@ pub struct Began {
 
 impl Began {
     fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             at: Instant::now(),
-            unix_ns: since.map_or(0, |since| {
-                u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-            }),
+            unix_ns: unix_ns_now(),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The expectations of a run: from the command line to what they come to.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use probes::clock::unix_ns_now;
 use vmm::RunEnd;
 
 use super::Watched;
@@ -135,7 +135,7 @@ impl Expecting {
         Report {
             machine,
             passed: end.kind.is_whole() && judged.iter().all(|judged| judged.holds),
-            began_unix_ns: counted.map_or_else(now, |counted| counted.began.unix_ns),
+            began_unix_ns: counted.map_or_else(unix_ns_now, |counted| counted.began.unix_ns),
             seconds: counted.map_or(0.0, |counted| counted.seconds),
             asked_seconds: self.asked_seconds,
             end,
@@ -146,13 +146,6 @@ impl Expecting {
             events: last.into_hits(),
         }
     }
-}
-
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-    })
 }
 
 /// How a run has ended, as far as its expectations go.
