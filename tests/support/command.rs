@@ -1,12 +1,14 @@
 //! The `exotrace` command as its users run it, with a run directory of its own.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::shell::COMMAND_LIMIT;
 
 /// How often a running command is asked whether it has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
@@ -28,6 +30,11 @@ pub fn executable() -> PathBuf {
         path.display()
     );
     path
+}
+
+/// The words of a command line; none has a blank.
+pub fn words(line: &str) -> Vec<OsString> {
+    line.split_whitespace().map(OsString::from).collect()
 }
 
 /// A folder for a test's files, and a run directory.
@@ -114,6 +121,17 @@ impl World {
         limit: Duration,
     ) -> Ended {
         self.start(words).finish(limit)
+    }
+
+    /// Stops a machine, which ends in order.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn stop(&self, name: &str, machine: Running) {
+        let stopped = self.run(["stop", "--vm", name], COMMAND_LIMIT);
+        assert_eq!(stopped.status, 0, "{stopped:?}");
+        let ended = machine.finish(COMMAND_LIMIT);
+        assert_eq!(ended.status, 0, "{ended:?}");
     }
 
     /// The bare command, with a pipe as its standard input.

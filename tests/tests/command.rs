@@ -1,16 +1,10 @@
 //! The command and a Linux guest: a panic told with its place, and a running machine saved, restored and traced.
 
-use std::ffi::OsString;
-
-use support::command::{Ended, World};
+use support::command::{Ended, World, words};
 use support::crowd;
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, Shell, snapshot_folder};
 use support::{Kernel, host};
 use vmm::snapshot::{self, KernelReference, SnapshotInfo};
-
-fn words(line: &str) -> Vec<OsString> {
-    line.split_whitespace().map(OsString::from).collect()
-}
 
 #[test]
 fn a_kernel_panic_is_told_with_registers_and_the_place() {

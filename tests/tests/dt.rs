@@ -1,13 +1,12 @@
 //! The device dt(4) of a running machine, used by a C program over its socket, in both layouts.
 
-use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use support::command::{Running, World};
+use support::command::{Running, World, words};
 use support::host;
 use support::host::Host;
 use support::rich;
@@ -16,10 +15,6 @@ use support::shell::{COMMAND_LIMIT, snapshot_folder};
 const NAME: &str = "dt";
 /// A size of reads that nothing else in the guest has.
 const SIZE: &str = "size 777 ";
-
-fn words(line: &str) -> Vec<OsString> {
-    line.split_whitespace().map(OsString::from).collect()
-}
 
 /// The C program, built with the older layout or today's.
 fn client(world: &World, old: bool) -> PathBuf {
@@ -53,10 +48,7 @@ fn socket(world: &World) -> PathBuf {
 }
 
 fn stop(world: &World, machine: Running) {
-    let stopped = world.run(words(&format!("stop --vm {NAME}")), COMMAND_LIMIT);
-    assert_eq!(stopped.status, 0, "{stopped:?}");
-    let ended = machine.finish(COMMAND_LIMIT);
-    assert_eq!(ended.status, 0, "{ended:?}");
+    world.stop(NAME, machine);
     assert!(!socket(world).exists());
 }
 

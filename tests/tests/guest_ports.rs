@@ -1,6 +1,5 @@
 //! The trace devices as a guest has them: files in /dev/virtio-ports, with what `--guest-ports` lets it do.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sha2::{Digest, Sha256};
-use support::command::{Running, World};
+use support::command::{Running, World, words};
 use support::host;
 use support::host::Host;
 use support::ports;
@@ -19,10 +18,6 @@ const NAME: &str = "inside";
 const BUSY_SECONDS: u64 = 60;
 /// Bytes of a line of trace(3).
 const LINE: usize = 121;
-
-fn words(line: &str) -> Vec<OsString> {
-    line.split_whitespace().map(OsString::from).collect()
-}
 
 fn start(world: &World, host: &Host, access: &str) -> Running {
     let mut line = words(&format!(
@@ -56,13 +51,6 @@ fn tell(machine: &mut Running, line: &str) -> String {
         .split_once(&end)
         .unwrap_or_else(|| panic!("no {end} in {rest}"));
     text.trim_start().to_owned()
-}
-
-fn stop(world: &World, machine: Running) {
-    let stopped = world.run(words(&format!("stop --vm {NAME}")), COMMAND_LIMIT);
-    assert_eq!(stopped.status, 0, "{stopped:?}");
-    let ended = machine.finish(COMMAND_LIMIT);
-    assert_eq!(ended.status, 0, "{ended:?}");
 }
 
 /// Lines of trace(3) in what a guest printed.
@@ -138,7 +126,7 @@ fn the_manual_pages_example_works_inside_the_guest() {
         told.split_whitespace().collect::<Vec<_>>(),
         ["logsize", "16384", "0"]
     );
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
 
 #[test]
@@ -167,7 +155,7 @@ fn the_guest_alone_reads_what_it_traces_until_there_is_no_more() {
         tell(&mut machine, "cat trace; echo empty").trim_end(),
         "empty"
     );
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
 
 #[test]
@@ -199,7 +187,7 @@ fn a_guest_that_may_only_read_is_told_so_and_reads_what_the_host_traces() {
         "{told}\n{shown}\n{}",
         machine.printed().0
     );
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
 
 #[test]
@@ -224,7 +212,7 @@ fn a_write_to_the_port_marks_a_moment_of_ptrace() {
     // Of trace(3)'s port alone, by the shell.
     assert_eq!(marks.len(), 1, "{marks:?}");
     assert!(marks[0].contains(" sh "), "{marks:?}");
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
 
 #[test]
@@ -249,5 +237,5 @@ fn ports_that_are_opened_again_and_again_neither_hang_nor_leak() {
     assert_eq!((open_files(), threads()), before);
     let told = tell(&mut machine, "cat tracectl");
     assert!(told.contains("#traceactive 0\n#traceinhits 0\n"), "{told}");
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }

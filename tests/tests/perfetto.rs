@@ -1,14 +1,13 @@
 //! Timelines as Perfetto's own definitions read them: of records in a file, for which no KVM is needed, and of a guest. The network is
 //! needed only the first time.
 
-use std::ffi::OsString;
 use std::fs;
 
 use probes::clock::Clock;
 use probes::render::Render;
 use probes::trace_line::{LineKind, TraceLine};
 use probes::{ptrace, trace_render};
-use support::command::World;
+use support::command::{World, words};
 use support::second_opinion::Timeline;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 use support::{host, story};
@@ -123,7 +122,6 @@ fn what_functions_called_is_a_timeline() {
 fn what_a_guest_did_is_a_timeline() {
     let host = host!();
     let world = World::new();
-    let words = |line: &str| -> Vec<OsString> { line.split_whitespace().map(Into::into).collect() };
     let mut line = words("run --name timeline --restore");
     line.push(snapshot_folder(host).into());
     let mut machine = world.start(line);

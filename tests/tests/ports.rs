@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use support::command::{Running, World};
+use support::command::{Running, World, words};
 use support::host;
 use support::host::Host;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
@@ -22,10 +22,6 @@ const NAME: &str = "ported";
 const SOCKETS: [&str; 5] = ["ports", "trace", "tracectl", "ptrace", "ptracectl"];
 /// Bytes of a line of trace(3).
 const LINE: usize = 121;
-
-fn words(line: &str) -> Vec<OsString> {
-    line.split_whitespace().map(OsString::from).collect()
-}
 
 fn start(world: &World, host: &Host) -> Running {
     let mut line = words(&format!("run --name {NAME} --restore"));
@@ -70,13 +66,6 @@ fn without_fuse() -> bool {
 
 fn socket(world: &World, name: &str) -> PathBuf {
     world.path("run/exotrace").join(NAME).join(name)
-}
-
-fn stop(world: &World, machine: Running) {
-    let stopped = world.run(words(&format!("stop --vm {NAME}")), COMMAND_LIMIT);
-    assert_eq!(stopped.status, 0, "{stopped:?}");
-    let ended = machine.finish(COMMAND_LIMIT);
-    assert_eq!(ended.status, 0, "{ended:?}");
 }
 
 /// What a plain control port answers to these lines.
@@ -134,7 +123,7 @@ fn sockets_come_and_go_with_the_machine_and_refusals_are_told() {
     }
     let answer = told(&world, "tracectl", "brew coffee\n");
     assert!(answer.len() > 1 && answer.ends_with('\n'), "{answer:?}");
-    stop(&world, machine);
+    world.stop(NAME, machine);
     for name in SOCKETS {
         assert!(!socket(&world, name).exists(), "{name}");
     }
@@ -177,7 +166,7 @@ fn events_of_dt_are_read_by_the_names_of_their_probes() {
     let unknown = read("read dt kprobe:no_such_function:entry");
     assert_eq!(unknown.status, 1, "{unknown:?}");
     assert!(unknown.stderr.contains("no_such_function"), "{unknown:?}");
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
 
 #[test]
@@ -194,7 +183,7 @@ fn a_reader_of_the_output_that_goes_is_no_failure() {
     drop(output);
     let ended = reader.wait().expect("it ends");
     assert_eq!(ended.code(), Some(0));
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
 
 #[test]
@@ -212,7 +201,7 @@ fn a_mount_ends_with_its_machine_and_keeps_nobody_waiting() {
         let held = fs::File::open(place.join("stat")).expect("the file is there");
         match is_killed {
             true => drop(machine),
-            false => stop(&world, machine),
+            false => world.stop(NAME, machine),
         }
         let ended = mounted.finish(COMMAND_LIMIT);
         assert_eq!(ended.status, 0, "{ended:?}");
@@ -296,7 +285,7 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     let stat = fs::read_to_string(place.join("stat")).expect("stat");
     assert!(stat.contains("devtrace: trace not found"), "{stat}");
     // The mount ends with its machine.
-    stop(&world, machine);
+    world.stop(NAME, machine);
     let ended = mounted.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");
 }
@@ -456,5 +445,5 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     ] {
         assert!(told.contains(line), "{line} is not in {told}");
     }
-    stop(&world, machine);
+    world.stop(NAME, machine);
 }
