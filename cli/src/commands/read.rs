@@ -326,29 +326,19 @@ mod tests {
     use probes::trace_line::{LineKind, TraceLine};
 
     use super::*;
-    use crate::ports::Ports;
-    use crate::ports::server::Server;
-    use crate::ports::toy::{LINES, Toy, guest as toy_guest, lines, record};
+    use crate::ports::toy::{LINES, World, lines, record};
 
-    struct World {
-        folder: tempfile::TempDir,
-        toy: Toy,
-        server: Option<Server>,
+    /// The arguments of `exotrace read` with these words.
+    fn parsed(words: &str) -> args::Read {
+        let words = format!("exotrace read {words}");
+        let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
+        match cli.command {
+            args::Command::Read(args) => args,
+            _ => panic!("{words}: not read"),
+        }
     }
 
     impl World {
-        fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let toy = Toy::new();
-            let ports = Arc::new(Ports::new(toy.makers(), toy_guest()));
-            let server = Some(Server::start(folder.path(), &ports).unwrap());
-            Self {
-                folder,
-                toy,
-                server,
-            }
-        }
-
         fn machine(&self) -> Running {
             Running {
                 name: "toy".parse().unwrap(),
@@ -363,11 +353,7 @@ mod tests {
 
         /// Reads as the command line says until it ends; how many records, and what was written.
         fn read(&self, words: &str, stop: &Stop) -> (u64, Vec<u8>) {
-            let words = format!("exotrace read {words}");
-            let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
-            let args::Command::Read(args) = cli.command else {
-                panic!("{words}: not read")
-            };
+            let args = parsed(words);
             let port = match args.port {
                 ReadPort::Ptrace => EventName::Ptrace,
                 _ => EventName::Trace,
@@ -436,15 +422,8 @@ mod tests {
         let stop = Stop::default();
         stop.ask();
         assert_eq!(world.read("trace", &stop).0, 0);
-        let args = |words: &str| {
-            let words = format!("exotrace read {words}");
-            let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
-            match cli.command {
-                args::Command::Read(args) => args,
-                _ => panic!("{words}: not read"),
-            }
-        };
-        let (mut source, _) = of_port(&world.machine(), EventName::Trace, &args("trace")).unwrap();
+        let args = parsed("trace");
+        let (mut source, _) = of_port(&world.machine(), EventName::Trace, &args).unwrap();
         world.toy.push_lines(0..1);
         let server = world.server.take();
         let ending = std::thread::spawn(move || drop(server));

@@ -2,14 +2,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::Arc;
 
 use super::*;
-use crate::ports::Ports;
 use crate::ports::server::{FRAMED, Server};
-use crate::ports::toy::{LINES, Toy, guest, lines, record};
-
-const LIMIT: Duration = Duration::from_secs(20);
+use crate::ports::toy::{self, LINES, Toy, lines, record, until};
 
 struct World {
     toy: Toy,
@@ -34,10 +30,12 @@ impl World {
         }
         let hint = "set EXOTRACE_NO_FUSE=1 to leave these tests out";
         assert!(Path::new(DEVICE).exists(), "no {DEVICE}; {hint}");
-        let (place, sockets) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let toy = Toy::new();
-        let ports = Arc::new(Ports::new(toy.makers(), guest()));
-        let server = Some(Server::start(sockets.path(), &ports).unwrap());
+        let place = tempfile::tempdir().unwrap();
+        let toy::World {
+            folder: sockets,
+            toy,
+            server,
+        } = toy::World::new();
         let machine = Sockets {
             name: "toy".into(),
             ports: sockets.path().join(FRAMED),
@@ -89,14 +87,6 @@ macro_rules! world {
             None => return,
         }
     };
-}
-
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !is() {
-        assert!(Instant::now() < end, "{what} was waited for");
-        std::thread::sleep(LOOK_INTERVAL);
-    }
 }
 
 fn errno<T>(result: io::Result<T>) -> i32 {

@@ -76,31 +76,13 @@ mod tests {
     use std::time::Instant;
 
     use super::super::client::{CallError, Client};
-    use super::super::toy::{LINES, Toy, guest, lines, record};
+    use super::super::toy::{LINES, World, lines, record, until};
     use super::super::wire::{Target, Waited};
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    struct World {
-        folder: tempfile::TempDir,
-        toy: Toy,
-        server: Option<Server>,
-    }
-
     impl World {
-        fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let toy = Toy::new();
-            let ports = Arc::new(Ports::new(toy.makers(), guest()));
-            let server = Some(Server::start(folder.path(), &ports).unwrap());
-            Self {
-                folder,
-                toy,
-                server,
-            }
-        }
-
         fn connect(&self, socket: &str) -> UnixStream {
             let stream = UnixStream::connect(self.folder.path().join(socket)).unwrap();
             stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -121,14 +103,6 @@ mod tests {
 
         fn events(&self, name: EventName) -> Client {
             self.open(Target::Events(name)).unwrap()
-        }
-    }
-
-    fn until(what: &str, mut is: impl FnMut() -> bool) {
-        let end = Instant::now() + LIMIT;
-        while !is() {
-            assert!(Instant::now() < end, "{what} was waited for");
-            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

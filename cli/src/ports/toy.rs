@@ -2,17 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use probes::clock::Clock;
 use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
 use probes::ptrace::record::{RECORD_BYTES, Record};
 use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 
-use super::{Guest, Makers};
+use super::server::Server;
+use super::{Guest, Makers, Ports};
 
 /// Lines that the log of trace(3) holds.
 pub const LINES: usize = 64;
+/// How long [`until`] waits.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The devices, by their ports.
 #[derive(Clone)]
@@ -133,6 +136,40 @@ impl Toy {
     pub fn push_records(&self, numbers: impl IntoIterator<Item = u32>) {
         let records: Vec<_> = numbers.into_iter().map(record).collect();
         self.ptrace.push(records.iter().map(|r| r.as_slice()));
+    }
+}
+
+/// The devices, and a server of their ports in a folder.
+pub struct World {
+    /// Where the sockets are.
+    pub folder: tempfile::TempDir,
+    /// What is behind them.
+    pub toy: Toy,
+    /// Taken where the machine ends.
+    pub server: Option<Server>,
+}
+
+impl World {
+    /// A new one.
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let toy = Toy::new();
+        let ports = Arc::new(Ports::new(toy.makers(), guest()));
+        let server = Some(Server::start(folder.path(), &ports).unwrap());
+        Self {
+            folder,
+            toy,
+            server,
+        }
+    }
+}
+
+/// Waits until it is so; `what` is told where that takes too long.
+pub fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !is() {
+        assert!(Instant::now() < end, "{what} was waited for");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
