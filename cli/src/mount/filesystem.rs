@@ -14,6 +14,7 @@ use fuser::{
 
 use super::Sockets;
 use super::open::{Open, Refused};
+use crate::ports::wire::Target;
 use crate::ports::{ControlName, EventName};
 
 /// How long the kernel may remember what never changes.
@@ -22,24 +23,20 @@ const FOREVER: Duration = Duration::from_secs(3600);
 /// A file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// A port that takes commands.
-    Control(ControlName),
-    /// A port that gives events.
-    Events(EventName),
+    /// What the machine gives by messages: a port, or what it counts of them.
+    Port(Target),
     /// The device dt(4).
     Dt,
-    /// What is counted.
-    Stat,
 }
 
 /// In the order in which they are listed; an inode is 2 plus its place, since the folder has 1.
 const FILES: [Name; 6] = [
-    Name::Control(ControlName::Tracectl),
-    Name::Events(EventName::Trace),
-    Name::Control(ControlName::Ptracectl),
-    Name::Events(EventName::Ptrace),
+    Name::Port(Target::Control(ControlName::Tracectl)),
+    Name::Port(Target::Events(EventName::Trace)),
+    Name::Port(Target::Control(ControlName::Ptracectl)),
+    Name::Port(Target::Events(EventName::Ptrace)),
     Name::Dt,
-    Name::Stat,
+    Name::Port(Target::Stat),
 ];
 
 impl Name {
@@ -51,19 +48,17 @@ impl Name {
     /// As it is listed.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Control(name) => name.as_str(),
-            Self::Events(name) => name.as_str(),
+            Self::Port(target) => target.as_str(),
             Self::Dt => "dt",
-            Self::Stat => "stat",
         }
     }
 
     fn mode(self) -> u16 {
         match self {
-            Self::Control(_) => 0o664,
-            Self::Events(_) => 0o440,
+            Self::Port(Target::Control(_)) => 0o664,
+            Self::Port(Target::Events(_)) => 0o440,
+            Self::Port(Target::Stat) => 0o444,
             Self::Dt => 0o660,
-            Self::Stat => 0o444,
         }
     }
 }
@@ -121,7 +116,7 @@ impl Shared {
 
     fn open(&self, name: Name, flags: OpenFlags) -> Result<FileHandle, Errno> {
         let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
-        if writes && matches!(name, Name::Events(_) | Name::Stat) {
+        if writes && matches!(name, Name::Port(Target::Events(_) | Target::Stat)) {
             // Also for root, whom modes do not keep out.
             return Err(Errno::EACCES);
         }
@@ -138,7 +133,7 @@ impl Shared {
     fn read(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let (name, open) = self.file(handle).ok_or(Errno::EBADF)?;
         let more = || match (name, &*locked(&self.last_error)) {
-            (Name::Stat, Some(error)) => format!("last error: {error}\n"),
+            (Name::Port(Target::Stat), Some(error)) => format!("last error: {error}\n"),
             _ => String::new(),
         };
         let read = locked(&open).read(offset, size, more);

@@ -63,17 +63,17 @@ pub enum Open {
 impl Open {
     /// Opens a file.
     pub fn new(machine: &Sockets, name: Name) -> Result<Self, Refused> {
-        let client = |target| Client::open(&machine.ports, target);
         Ok(match name {
-            Name::Control(name) => Self::Text {
-                client: client(Target::Control(name))?,
-                text: Vec::new(),
-            },
-            Name::Stat => Self::Text {
-                client: client(Target::Stat)?,
-                text: Vec::new(),
-            },
-            Name::Events(name) => Self::Events(client(Target::Events(name))?),
+            Name::Port(target) => {
+                let client = Client::open(&machine.ports, target)?;
+                match target {
+                    Target::Events(_) => Self::Events(client),
+                    Target::Control(_) | Target::Stat => Self::Text {
+                        client,
+                        text: Vec::new(),
+                    },
+                }
+            }
             Name::Dt => {
                 let stream = UnixStream::connect(&machine.dt)?;
                 stream.set_write_timeout(Some(PATIENCE))?;
