@@ -14,7 +14,7 @@ use probes::port::{ControlPort, EventPort, EventReader, PortError};
 use probes::ptrace::record::RECORD_BYTES;
 use probes::trace_line::LINE_BYTES;
 
-use crate::ports::{ControlName, EventName, Ports, Reader};
+use crate::ports::{ControlName, EventName, Ports};
 
 /// How long a message may take to the device's server.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -76,24 +76,8 @@ impl EventPort for Events {
     }
 
     fn open(&self) -> Result<Box<dyn EventReader>, PortError> {
-        Ok(Box::new(Counted(self.0.events(self.1).open()?)))
-    }
-}
-
-/// A reader that counts among the host's.
-struct Counted(Reader);
-
-impl EventReader for Counted {
-    fn read(&mut self, most: usize) -> Vec<u8> {
-        self.0.read(most)
-    }
-
-    fn wait(&mut self, limit: Duration) -> bool {
-        self.0.wait(limit)
-    }
-
-    fn dropped(&self) -> u64 {
-        self.0.lost()
+        // It counts among the host's.
+        Ok(Box::new(self.0.events(self.1).open()?))
     }
 }
 

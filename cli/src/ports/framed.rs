@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::port::{PortError, Refusal};
+use probes::port::{EventReader, PortError, Refusal};
 
 use super::wire::{LONGEST_READ, Request, Target, Waited, answer, clock_bytes};
 use super::{Control, Ports, Reader};

@@ -301,7 +301,7 @@ impl Events {
                     events: self.clone(),
                     reader,
                     record,
-                    dropped: 0,
+                    dropped: AtomicU64::new(0),
                 })
             }
             Err(refused) => {
@@ -318,7 +318,7 @@ pub struct Reader {
     reader: Box<dyn EventReader>,
     record: usize,
     /// What has been counted of what it has lost.
-    dropped: u64,
+    dropped: AtomicU64,
 }
 
 impl Reader {
@@ -326,9 +326,10 @@ impl Reader {
     pub fn record_bytes(&self) -> usize {
         self.record
     }
+}
 
-    /// As [`EventReader::read`].
-    pub fn read(&mut self, most: usize) -> Vec<u8> {
+impl EventReader for Reader {
+    fn read(&mut self, most: usize) -> Vec<u8> {
         let records = self.reader.read(most);
         let count = (records.len() / self.record) as u64;
         self.events
@@ -339,25 +340,18 @@ impl Reader {
         records
     }
 
-    /// As [`EventReader::wait`].
-    pub fn wait(&mut self, limit: Duration) -> bool {
+    fn wait(&mut self, limit: Duration) -> bool {
         self.reader.wait(limit)
     }
 
-    /// As [`Self::dropped`], counted at the next call.
-    pub fn lost(&self) -> u64 {
-        self.reader.dropped()
-    }
-
-    /// As [`EventReader::dropped`].
-    pub fn dropped(&mut self) -> u64 {
+    fn dropped(&self) -> u64 {
         let dropped = self.reader.dropped();
-        let more = dropped.saturating_sub(self.dropped);
+        let before = self.dropped.swap(dropped, Ordering::Relaxed);
+        let more = dropped.saturating_sub(before);
         self.events
             .counts
             .dropped
             .fetch_add(more, Ordering::Relaxed);
-        self.dropped = dropped;
         dropped
     }
 }

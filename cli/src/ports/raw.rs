@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use probes::port::EventReader;
+
 use super::{Control, Events, LONGEST_COMMAND};
 use crate::listener::{Leave, Seen, has_gone, look};
 
