@@ -1,8 +1,9 @@
 //! A Unix socket whose connections have a thread each.
 //!
-//! The caller brings what is done with a connection, and the rules. This takes connections, turns away those that are too many and those of other
-//! users, and leaves in order: no connection is taken any more, those that are open see that they shall end and have the rules' time for
-//! it, then they are cut, and every thread has ended. A client that is gone, or a panic of its thread, is nothing to the others.
+//! The caller brings what is done with a connection, and the rules; it also turns away other users' clients ([`check_peer`]), since it knows how to
+//! tell them. This takes connections, turns away those that are too many, and leaves in order: no connection is taken any more, those that are open
+//! see that they shall end and have the rules' time for it, then they are cut, and every thread has ended. A client that is gone, or a
+//! panic of its thread, is nothing to the others.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,5 +1,7 @@
 //! The sockets of the ports in a machine's run directory.
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +9,17 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use super::{ControlName, EventName, Ports, framed, raw};
-use crate::listener::{ListenError, Listener, Rules, check_peer};
+use crate::listener::{Leave, ListenError, Listener, Rules, check_peer};
 
 /// The socket that speaks in [messages](super::wire).
 pub const FRAMED: &str = "ports";
 
-/// Whoever reads events gets what came until the machine's end, if he takes it.
-const RULES: Rules = Rules {
-    name: FRAMED,
-    most: 64,
-    grace: Some(Duration::from_secs(1)),
-};
+/// Connections to it.
+const MOST_FRAMED: usize = 64;
 /// Connections to each plain socket.
 const MOST_RAW: usize = 32;
+/// Whoever reads events gets what came until the machine's end, if he takes it in this time.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The servers. End when dropped, with all connections.
 pub struct Server(#[expect(dead_code, reason = "serve until they are dropped")] Vec<Listener>);
@@ -30,41 +30,41 @@ impl Server {
     /// # Errors
     /// If a socket cannot be made.
     pub fn start(folder: &Path, ports: &Arc<Ports>) -> Result<Self, ListenError> {
-        let rules = |name| Rules {
-            name,
-            most: MOST_RAW,
-            ..RULES
-        };
         let mut listeners = Vec::new();
-        for name in EventName::value_variants() {
-            let (name, ports) = (*name, ports.clone());
-            let file = name.as_str();
-            listeners.push(Listener::start(&folder.join(file), rules(file), {
-                move |stream, leave| {
-                    check_peer(stream).map_err(std::io::Error::other)?;
-                    raw::events(stream, leave, ports.events(name))
-                }
-            })?);
+        for name in EventName::value_variants().iter().copied() {
+            let ports = ports.clone();
+            let serve = move |stream: &_, leave: &_| raw::events(stream, leave, ports.events(name));
+            listeners.push(listen(folder, name.as_str(), MOST_RAW, serve)?);
         }
-        for name in ControlName::value_variants() {
-            let (name, ports) = (*name, ports.clone());
-            let file = name.as_str();
-            listeners.push(Listener::start(&folder.join(file), rules(file), {
-                move |stream, leave| {
-                    check_peer(stream).map_err(std::io::Error::other)?;
-                    raw::control(stream, leave, ports.control(name))
-                }
-            })?);
+        for name in ControlName::value_variants().iter().copied() {
+            let ports = ports.clone();
+            let serve =
+                move |stream: &_, leave: &_| raw::control(stream, leave, ports.control(name));
+            listeners.push(listen(folder, name.as_str(), MOST_RAW, serve)?);
         }
         let ports = ports.clone();
-        listeners.push(Listener::start(&folder.join(FRAMED), RULES, {
-            move |stream, leave| {
-                check_peer(stream).map_err(std::io::Error::other)?;
-                framed::serve(stream, leave, &ports)
-            }
-        })?);
+        let serve = move |stream: &_, leave: &_| framed::serve(stream, leave, &ports);
+        listeners.push(listen(folder, FRAMED, MOST_FRAMED, serve)?);
         Ok(Self(listeners))
     }
+}
+
+/// The socket `name` in `folder`, for clients of this machine's user.
+fn listen(
+    folder: &Path,
+    name: &'static str,
+    most: usize,
+    serve: impl Fn(&UnixStream, &Leave) -> io::Result<()> + Send + Sync + 'static,
+) -> Result<Listener, ListenError> {
+    let rules = Rules {
+        name,
+        most,
+        grace: Some(GRACE),
+    };
+    Listener::start(&folder.join(name), rules, move |stream, leave| {
+        check_peer(stream).map_err(io::Error::other)?;
+        serve(stream, leave)
+    })
 }
 
 #[cfg(test)]
@@ -72,7 +72,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io::{Read, Write};
     use std::net::Shutdown;
-    use std::os::unix::net::UnixStream;
     use std::time::Instant;
 
     use super::super::client::{CallError, Client};
