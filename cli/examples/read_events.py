@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads events of exotrace: read_events.py ptrace|trace|json [FILE|SOCKET|-]
 
-ptrace: records of 28 bytes; trace: lines of 121 bytes; json: what `exotrace read ... --format json` writes, one object a line.
+ptrace: records of 28 bytes; trace: lines of 121 bytes; json: what `exotrace read ptrace|trace --format json` writes, one object a line.
 They come from a file, from the socket `ptrace` or `trace` in a machine's run directory, or from a pipe. Needs Python 3.8 and nothing else."""
 
 import json, os, socket, stat, struct, sys
