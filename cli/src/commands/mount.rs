@@ -10,7 +10,6 @@ use crate::ports::server::FRAMED;
 use crate::ports::wire::{Target, Waited};
 use crate::report::{Failure, say};
 use crate::signals::StopSignals;
-use crate::streams::sink::Stop;
 
 /// How often it is looked whether the end is wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -30,11 +29,6 @@ pub fn mount(args: args::Mount) -> Result<(), Failure> {
     };
     let mut watched = Client::open(&sockets.ports, Target::Stat)?;
     let signals = StopSignals::watch()?;
-    let (stop, ended) = (Stop::default(), Stop::default());
-    signals.on_stop({
-        let stop = stop.clone();
-        move || stop.ask()
-    });
     let mounted = Mounted::start(&args.folder, sockets)?;
     say(format_args!(
         "{}: the trace devices of {}; ends with Ctrl-C, umount or the machine",
@@ -42,18 +36,16 @@ pub fn mount(args: args::Mount) -> Result<(), Failure> {
         machine.name
     ));
     // On a thread of its own, which ends with this process: a machine that is stopped does not answer.
-    let ending = ended.clone();
-    std::thread::Builder::new()
+    let watching = std::thread::Builder::new()
         .name("machine".into())
         .spawn(move || {
             while watched
                 .wait(QUESTION)
                 .is_ok_and(|waited| waited != Waited::Ended)
             {}
-            ending.ask();
         })?;
-    while !mounted.has_ended() && !stop.is_asked() {
-        if ended.is_asked() {
+    while !mounted.has_ended() && !signals.arrived() {
+        if watching.is_finished() {
             say(format_args!("{} has ended", machine.name));
             break;
         }
