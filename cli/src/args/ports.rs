@@ -34,13 +34,39 @@ pub struct Ctl {
     pub command: Vec<String>,
 }
 
-/// Options of `read`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
+/// What `read -h` and `read --help` end with.
+macro_rules! read_help {
+    () => {
+        "\
 Events go to standard output (or -o), counts to standard error. Ctrl-C ends it, and so does the end of the machine. What is read is gone for \
 readers that come later; those that read at the same time get it too. trace: text (the device's lines), raw (the same), json, perfetto, \
 collapsed. ptrace: text (as ptrace(1) prints), raw (records of 28 bytes), json, perfetto, svg. dt: text, raw (structures of dt(4)), json, of \
-probes such as kprobe:vfs_read:entry.")]
+probes such as kprobe:vfs_read:entry."
+    };
+}
+
+/// What the manual page and `read --help` say of the fields of JSON besides.
+macro_rules! fields_help {
+    () => {
+        "\
+An object of trace has: event (entry or return), pid (null where there is none), pc, symbol (of pc) and function (that is entered or returns), \
+both missing where they are not known, tsc (ticks), time and clock (missing where ticks cannot be made times); of an entry also args, of a return return.
+An object of ptrace has: event (admit, release, edf, run, ready, sleep, yield, slice, deadline, expel, dead, ints, inte, trap, user or name; \
+unknown for a type that is none of these), pid, comm (missing before it is known), cpu, time, clock, and type and arg as in the record; sleep \
+also state (or null) and pc; trap also trap (fault, syscall or exception) with address and write, syscall (or null) and number, or vector; ints \
+and inte also vector; name also name.
+An object of dt has: probe, cpu, pid, tid, comm, time_ns, clock, args.
+Times are nanoseconds since 1970, and clock is realtime. Addresses and values are hexadecimal text, since JSON readers round large numbers, but \
+args of dt are numbers."
+    };
+}
+
+/// See [`read_help`].
+const READ_HELP: &str = read_help!();
+
+/// Options of `read`.
+#[derive(Debug, Args)]
+#[command(after_help = READ_HELP, after_long_help = concat!(read_help!(), "\n\n", fields_help!()))]
 pub struct Read {
     /// Which machine
     #[command(flatten)]
@@ -157,7 +183,7 @@ pub struct Mount {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::super::{Cli, Command};
     use super::*;
@@ -187,6 +213,23 @@ mod tests {
                 panic!("{words}: not ctl")
             };
             assert_eq!((ctl.port, ctl.command.join(" ")), (port, command.into()));
+        }
+    }
+
+    #[test]
+    fn the_manual_page_of_read_tells_the_fields_of_json() {
+        let mut cli = Cli::command();
+        let read = cli.find_subcommand_mut("read").unwrap();
+        let help = read.render_long_help().to_string();
+        let words: Vec<&str> = help
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .collect();
+        for field in [
+            "event", "pid", "pc", "symbol", "function", "tsc", "time", "clock", "args", "return",
+            "comm", "cpu", "type", "arg", "state", "trap", "address", "write", "syscall", "number",
+            "vector", "name", "probe", "tid", "time_ns",
+        ] {
+            assert!(words.contains(&field), "{field} is not in:\n{help}");
         }
     }
 
