@@ -90,11 +90,11 @@ impl Expectation {
 /// What stands before the count, and the count.
 fn split_count(text: &str) -> Result<(&str, Comparison, u64), ParseError> {
     let behind = text.rfind(['/', '"']).map_or(0, |at| at + 1);
-    let (front, tail) = text.split_at(behind);
+    let (_, tail) = text.split_at(behind);
     let Some(at) = tail.find(OPERATORS) else {
         return Ok((text, Comparison::AtLeast, 1));
     };
-    let (name, count) = tail.split_at(at);
+    let (rule, count) = text.split_at(behind + at);
     let digits = count.trim_start_matches(OPERATORS);
     let operator = count.strip_suffix(digits).unwrap_or_default();
     let comparison = match operator {
@@ -119,10 +119,7 @@ fn split_count(text: &str) -> Result<(&str, Comparison, u64), ParseError> {
     match (comparison, number) {
         (Comparison::AtLeast, 0) | (Comparison::AtMost, u64::MAX) => Err(empty("always holds")),
         (Comparison::Fewer, 0) | (Comparison::More, u64::MAX) => Err(empty("never holds")),
-        _ => {
-            let rule = text.get(..front.len() + name.len()).unwrap_or_default();
-            Ok((rule, comparison, number))
-        }
+        _ => Ok((rule, comparison, number)),
     }
 }
 
