@@ -179,6 +179,7 @@ fn work(
     wake: &dyn Fn(),
 ) {
     let mut is_open = false;
+    let mut piece = vec![0; PIECE];
     loop {
         // Only an open port can have something new.
         let request = match is_open {
@@ -211,7 +212,7 @@ fn work(
                 return;
             }
         }
-        let fetched = is_open && fetch(stream.as_mut(), shared);
+        let fetched = is_open && fetch(stream.as_mut(), shared, &mut piece);
         let mut state = shared.lock();
         state.fetching = false;
         state.requests = state.requests.saturating_sub(usize::from(counts));
@@ -223,13 +224,12 @@ fn work(
     }
 }
 
-/// Has bytes lie ready for the guest; whether there are more now.
-fn fetch(stream: &mut dyn PortStream, shared: &Shared) -> bool {
-    let mut piece = vec![0; PIECE];
+/// Has bytes lie ready for the guest, which come by `piece`; whether there are more now.
+fn fetch(stream: &mut dyn PortStream, shared: &Shared, piece: &mut [u8]) -> bool {
     let mut fetched = false;
     while shared.lock().ready.len() < READY {
         let count = match stream.has_data() {
-            true => stream.read(&mut piece),
+            true => stream.read(piece),
             false => 0,
         };
         if count == 0 {
