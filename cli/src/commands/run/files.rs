@@ -74,15 +74,15 @@ pub fn serial_output(
     file: Option<&OutputFile>,
     tail: Option<&ConsoleTail>,
 ) -> Result<SerialOutput, Failure> {
-    let through = |writer: Box<dyn Write + Send>| match tail {
-        Some(tail) => SerialOutput::write_through(tail.tee(writer)),
-        None => SerialOutput::write_through(writer),
+    let kept = |writer: Box<dyn Write + Send>| -> Box<dyn Write + Send> {
+        match tail {
+            Some(tail) => Box::new(tail.tee(writer)),
+            None => writer,
+        }
     };
+    let through = |writer: Box<dyn Write + Send>| SerialOutput::write_through(kept(writer));
     Ok(match (Serial::of(args), file) {
-        (Serial::File(_), Some(file)) => match tail {
-            Some(tail) => SerialOutput::by_lines(tail.tee(file.writer()?)),
-            None => SerialOutput::by_lines(file.writer()?),
-        },
+        (Serial::File(_), Some(file)) => SerialOutput::by_lines(kept(Box::new(file.writer()?))),
         // Standard output is the trace's.
         (Serial::Stdio, _) if args.is_traced() && args.output.is_none() => {
             through(Box::new(BesideMessages(io::stderr())))
@@ -92,9 +92,6 @@ pub fn serial_output(
             through(Box::new(BesideMessages(io::stdout())))
         }
         (Serial::Stdio, _) => through(Box::new(io::stdout())),
-        _ => match tail {
-            Some(_) => through(Box::new(io::sink())),
-            None => SerialOutput::null(),
-        },
+        _ => through(Box::new(io::sink())),
     })
 }
