@@ -25,7 +25,7 @@ pub fn mount(args: args::Mount) -> Result<(), Failure> {
     let sockets = Sockets {
         name: machine.name.to_string(),
         ports: machine.beside(FRAMED),
-        dt: machine.beside("dt"),
+        dt: machine.dt(),
     };
     let mut watched = Client::open(&sockets.ports, Target::Stat)?;
     let signals = StopSignals::watch()?;

@@ -165,7 +165,7 @@ impl Source for DtClient {
 }
 
 fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, MakeShape), Failure> {
-    let mut device = DtClient::open(&machine.beside("dt"))?;
+    let mut device = DtClient::open(&machine.dt())?;
     let list = device.list()?;
     let mut names = BTreeMap::new();
     for probe in &args.probes {

@@ -104,6 +104,11 @@ impl Running {
     pub fn beside(&self, socket: &str) -> PathBuf {
         self.socket.with_file_name(socket)
     }
+
+    /// That of the device dt(4).
+    pub fn dt(&self) -> PathBuf {
+        self.beside(entry::DT)
+    }
 }
 
 /// The run directory.
