@@ -195,14 +195,10 @@ fn a_write_to_the_port_marks_a_moment_of_ptrace() {
     let host = host!();
     let world = World::new();
     let mut machine = start(&world, host, "ro");
-    let reader = world.start(words("read ptrace --all"));
-    while reader.printed().0.is_empty() {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut reader = world.start(words("read ptrace --all"));
+    reader.wait_until("records", COMMAND_LIMIT, |stdout, _| !stdout.is_empty());
     tell(&mut machine, "echo here > trace; echo not > tracectl");
-    while !reader.printed().0.contains(" User ") {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    reader.wait_until("mark", COMMAND_LIMIT, |stdout, _| stdout.contains(" User "));
     std::thread::sleep(Duration::from_millis(500));
     reader.signal(Signal::INT);
     let ended = reader.finish(COMMAND_LIMIT);

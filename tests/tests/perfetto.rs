@@ -129,13 +129,13 @@ fn what_a_guest_did_is_a_timeline() {
     machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
         folder.join("ports").exists()
     });
-    let reader = world.start(words(
+    let mut reader = world.start(words(
         "read ptrace --all --format perfetto -o guest.pftrace",
     ));
     let file = world.path("guest.pftrace");
-    while fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    reader.wait_until("records", COMMAND_LIMIT, |_, _| {
+        fs::metadata(&file).is_ok_and(|file| file.len() > 0)
+    });
     machine.type_line("syscount 20 | cat | wc -c; echo done=$((2*21))");
     machine.wait_until("work", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("done=42")

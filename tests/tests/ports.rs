@@ -226,14 +226,11 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     let plain = UnixStream::connect(socket(&world, "trace")).expect("the socket is there");
     let (mounted, place) = mount(&world);
     let held = fs::File::open(place.join("trace")).expect("the file is there");
-    let reader = world.start(words("read trace"));
-    let readers = |count: usize| {
+    let mut reader = world.start(words("read trace"));
+    reader.wait_until("readers", COMMAND_LIMIT, |_, _| {
         let stat = fs::read_to_string(place.join("stat")).expect("stat");
-        stat.contains(&format!("trace readers {count}\n"))
-    };
-    while !readers(3) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        stat.contains("trace readers 3\n")
+    });
     work(&mut machine);
     let stopped = shell(&place, "echo stop > tracectl");
     assert!(stopped.status.success(), "{stopped:?}");
@@ -246,9 +243,9 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     let mut by_socket = vec![0; lines.len()];
     (&plain).read_exact(&mut by_socket).expect("as many lines");
     assert!(by_socket == lines, "the socket gives other lines");
-    while reader.printed().0.len() < lines.len() {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    reader.wait_until("lines", COMMAND_LIMIT, |stdout, _| {
+        stdout.len() >= lines.len()
+    });
     reader.signal(Signal::INT);
     let by_command = reader.finish(COMMAND_LIMIT);
     assert_eq!(by_command.status, 0, "{:?}", by_command.stderr);
