@@ -19,12 +19,10 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use probes::clock::Clock;
+pub use probes::port::stream::LONGEST_COMMAND;
 use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
 use crate::session::Session;
-
-/// Longest command, in bytes: many times what any command needs.
-pub const LONGEST_COMMAND: usize = 4096;
 
 /// How long it may take until a reader that was closed has gone.
 const CLOSING: Duration = Duration::from_millis(200);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
-/// Longest command, in bytes.
+/// Longest command, in bytes: many times what any command needs.
 pub const LONGEST_COMMAND: usize = 4096;
 /// Bytes that are kept of those given: what a console port of Linux's holds unread, 64 pages, four times over.
 const MOST_KEPT: usize = 1 << 20;
