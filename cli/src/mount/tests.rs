@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 
 use super::*;
 use crate::ports::server::{FRAMED, Server};
-use crate::ports::toy::{self, LINES, Toy, lines, record, until};
+use crate::ports::toy::{self, LINES, REFUSED, Toy, lines, record, until};
 
 struct World {
     toy: Toy,
@@ -119,16 +119,7 @@ fn a_shell_gives_commands_and_reads_events() {
 #[test]
 fn a_refused_command_is_an_error_of_the_write_and_its_text_is_in_stat() {
     let world = world!();
-    for (command, number) in [
-        ("bad", 22),
-        ("gone", 2),
-        ("twice", 17),
-        ("busy", 16),
-        ("large", 28),
-        ("forbidden", 1),
-        ("dead", 3),
-        ("broken", 5),
-    ] {
+    for (command, _, number) in REFUSED {
         let written = fs::write(world.path("tracectl"), format!("{command}\n"));
         assert_eq!(errno(written), number, "{command}");
         let stat = String::from_utf8(world.read("stat")).unwrap();

@@ -75,7 +75,7 @@ mod tests {
     use std::time::Instant;
 
     use super::super::client::{CallError, Client};
-    use super::super::toy::{LINES, World, lines, record, until};
+    use super::super::toy::{LINES, REFUSED, World, lines, record, until};
     use super::super::wire::{Target, Waited};
     use super::*;
 
@@ -228,16 +228,7 @@ mod tests {
         let world = World::new();
         let mut client = world.open(Target::Control(ControlName::Tracectl)).unwrap();
         client.command(b"start").unwrap();
-        for (command, expected) in [
-            ("bad", 22),
-            ("gone", 2),
-            ("twice", 17),
-            ("busy", 16),
-            ("large", 28),
-            ("forbidden", 1),
-            ("dead", 3),
-            ("broken", 5),
-        ] {
+        for (command, _, expected) in REFUSED {
             match client.command(command.as_bytes()) {
                 Err(CallError::Refused { errno, text }) => {
                     assert_eq!(errno.raw_os_error(), expected, "{command}");

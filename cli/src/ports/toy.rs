@@ -17,6 +17,18 @@ pub const LINES: usize = 64;
 /// How long [`until`] waits.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// Commands that are refused: how, and the number that Linux has for that.
+pub const REFUSED: [(&str, Refusal, i32); 8] = [
+    ("bad", Refusal::Invalid, 22),
+    ("gone", Refusal::NotFound, 2),
+    ("twice", Refusal::Exists, 17),
+    ("busy", Refusal::Busy, 16),
+    ("large", Refusal::NoRoom, 28),
+    ("forbidden", Refusal::NotPermitted, 1),
+    ("dead", Refusal::NoProcess, 3),
+    ("broken", Refusal::Failed, 5),
+];
+
 /// The devices, by their ports.
 #[derive(Clone)]
 pub struct Toy {
@@ -30,7 +42,7 @@ pub struct Toy {
     pub ptrace: EventLog,
 }
 
-/// Keeps the commands that it was given. Refuses those that name a refusal.
+/// Keeps the commands that it was given, but for [`REFUSED`] ones and `slow`, which takes a second.
 #[derive(Default)]
 pub struct ToyControl {
     commands: Mutex<Vec<String>>,
@@ -45,25 +57,15 @@ impl ToyControl {
 
 impl ControlPort for ToyControl {
     fn command(&self, text: &str) -> Result<(), PortError> {
-        let refused = match text {
-            "bad" => Refusal::Invalid,
-            "gone" => Refusal::NotFound,
-            "twice" => Refusal::Exists,
-            "busy" => Refusal::Busy,
-            "large" => Refusal::NoRoom,
-            "forbidden" => Refusal::NotPermitted,
-            "dead" => Refusal::NoProcess,
-            "broken" => Refusal::Failed,
-            "slow" => {
-                std::thread::sleep(Duration::from_secs(1));
-                return Ok(());
-            }
-            _ => {
-                self.commands.lock().unwrap().push(text.to_owned());
-                return Ok(());
-            }
-        };
-        Err(PortError::new(refused, format!("toy: {text} is refused")))
+        if let Some((_, refusal, _)) = REFUSED.iter().find(|(word, ..)| *word == text) {
+            let why = format!("toy: {text} is refused");
+            return Err(PortError::new(*refusal, why));
+        }
+        match text {
+            "slow" => std::thread::sleep(Duration::from_secs(1)),
+            _ => self.commands.lock().unwrap().push(text.to_owned()),
+        }
+        Ok(())
     }
 
     fn configuration(&self) -> String {
