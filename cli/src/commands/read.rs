@@ -333,7 +333,7 @@ mod tests {
         let words = format!("exotrace read {words}");
         let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
         match cli.command {
-            args::Command::Read(args) => args,
+            args::Command::Read(args) => *args,
             _ => panic!("{words}: not read"),
         }
     }
