@@ -13,8 +13,9 @@ use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, TraceLine};
 
-/// Most different stacks. Time in further ones is added up as that of one function.
+/// Most different stacks, and most functions in all their lines. Time in further ones is added up as that of one function.
 const MAX_STACKS: usize = 1 << 18;
+const MAX_FRAMES: usize = 1 << 22;
 /// That function.
 const LEFT_OUT: &str = "[further stacks]";
 const NANOSECONDS: u128 = 1_000_000_000;
@@ -27,6 +28,8 @@ pub struct Collapsed {
     stacks: Vec<Stack>,
     /// Places in `stacks` by the stack below (one more than its place, 0 for none) and the function on top.
     places: BTreeMap<(usize, u64), usize>,
+    /// Functions in the lines of all stacks.
+    frames: usize,
     left_out: u128,
 }
 
@@ -42,6 +45,8 @@ struct Task {
 struct Stack {
     below: Option<usize>,
     function: u64,
+    /// Functions in its line.
+    depth: usize,
     /// Ticks in the function on top.
     ticks: u128,
 }
@@ -56,6 +61,7 @@ impl Collapsed {
             tasks: Recent::new(MAX_TASKS),
             stacks: Vec::new(),
             places: BTreeMap::new(),
+            frames: 0,
             left_out: 0,
         }
     }
@@ -72,12 +78,16 @@ impl Collapsed {
         if let Some(place) = self.places.get(&key) {
             return Some(*place);
         }
-        if self.stacks.len() >= MAX_STACKS {
+        let below_it = below.and_then(|place| self.stacks.get(place));
+        let depth = below_it.map_or(0, |stack| stack.depth) + 1;
+        if self.stacks.len() >= MAX_STACKS || self.frames + depth > MAX_FRAMES {
             return None;
         }
+        self.frames += depth;
         let stack = Stack {
             below,
             function,
+            depth,
             ticks: 0,
         };
         self.stacks.push(stack);

@@ -110,6 +110,27 @@ fn stacks_have_the_time_of_their_last_function() {
     }
 }
 
+/// Calls that never return, as of a stream that has lost its returns, or of a hostile file.
+#[test]
+fn what_nests_for_ever_takes_a_bounded_room() {
+    let deep: Vec<TraceLine> = (0..4000)
+        .map(|n| line(LineKind::Entry, 0x1000 + n, 10 * n, 7, [0; 4]))
+        .collect();
+    let text = rendered(&deep, Collapsed::new(symbols(), None));
+    let lines: Vec<(&str, &str)> = text.lines().filter_map(|l| l.rsplit_once(' ')).collect();
+    let frames: usize = lines
+        .iter()
+        .map(|(stack, _)| stack.split(';').count())
+        .sum();
+    assert!(frames <= 1 << 22, "{frames}");
+    let ticks: u64 = lines
+        .iter()
+        .filter_map(|(_, n)| n.parse::<u64>().ok())
+        .sum();
+    assert_eq!(ticks, 10 * 3999);
+    assert!(lines.iter().any(|(stack, _)| *stack == "[further stacks]"));
+}
+
 #[test]
 fn a_line_is_a_json_object() {
     let story = [
