@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -67,24 +67,29 @@ struct Shared {
     rules: Rules,
     serve: Serve,
     leave: Leave,
-    /// Those that are open, and ended ones until the next comes.
+    /// Those that are open, and the threads of ended ones until the next comes.
     connections: Mutex<Vec<Connection>>,
 }
 
-/// A connection: its socket, to cut it, and its thread.
+/// A connection: its socket as long as it is open, to cut it, and its thread.
 struct Connection {
-    stream: UnixStream,
+    served: Weak<Served>,
     thread: JoinHandle<()>,
 }
 
-/// The socket of a connection as its thread has it. When it is dropped, also by a panic, the client sees the end: the copy in
-/// [`Connection`] alone would keep the socket open.
+/// The socket of a connection as its thread has it. When it is dropped, also by a panic, the client sees the end, whoever has copies.
 struct Served(UnixStream);
+
+impl Served {
+    fn cut(&self) {
+        // One that its client has closed is as good.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+}
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // One that its client has closed is as good.
-        let _ = self.0.shutdown(std::net::Shutdown::Both);
+        self.cut();
     }
 }
 
@@ -158,8 +163,9 @@ impl Drop for Listener {
                 std::thread::sleep(LOOK_INTERVAL);
             }
             for connection in &connections {
-                // One that its client has closed is as good.
-                let _ = connection.stream.shutdown(std::net::Shutdown::Both);
+                if let Some(served) = connection.served.upgrade() {
+                    served.cut();
+                }
             }
         }
         for connection in connections {
@@ -198,7 +204,8 @@ impl Shared {
             log::warn!("{name} socket: {most} clients are connected; one more is turned away");
             return Ok(());
         }
-        let served = Served(stream.try_clone()?);
+        let served = Arc::new(Served(stream));
+        let connection = Arc::downgrade(&served);
         let shared = self.clone();
         let thread = std::thread::Builder::new()
             .name(name.into())
@@ -207,7 +214,10 @@ impl Shared {
                     log::debug!("{name} socket: a client went away: {error}");
                 }
             })?;
-        connections.push(Connection { stream, thread });
+        connections.push(Connection {
+            served: connection,
+            thread,
+        });
         Ok(())
     }
 }

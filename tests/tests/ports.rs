@@ -385,10 +385,12 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     };
     let settled = || {
         let mut seen = (count("fd"), count("task"));
-        for _ in 0..50 {
+        let mut equal = 0;
+        for _ in 0..100 {
             std::thread::sleep(Duration::from_millis(100));
             let now = (count("fd"), count("task"));
-            if now == seen {
+            equal = if now == seen { equal + 1 } else { 0 };
+            if equal == 10 {
                 break;
             }
             seen = now;
@@ -411,10 +413,15 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
         stdout.contains("quiet=42")
     });
     let after = settled();
-    // One thread gathers while the device runs, and one connection may be on its way out.
+    let open = fs::read_dir(format!("/proc/{pid}/fd"));
+    let open = open.into_iter().flatten();
+    let open: Vec<_> = open
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .collect();
+    // One thread gathers while the device runs.
     assert!(
         after.0 <= before.0 && after.1 <= before.1,
-        "{before:?}, then {after:?}"
+        "{before:?}, then {after:?}: {open:?}"
     );
     assert_eq!(text_hash(&world), hash);
 
