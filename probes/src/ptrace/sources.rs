@@ -240,9 +240,9 @@ mod tests {
         let expected = [
             What::Exits,
             What::Executes,
-            What::Marked,
             What::Trap(4),
             What::SystemCall(1),
+            What::Marked,
         ];
         assert_eq!(whats, expected);
         assert!(!some.lost.iter().any(|line| line.starts_with("no SUser")));
