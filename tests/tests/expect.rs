@@ -339,6 +339,7 @@ fn a_restored_linux_is_judged_by_what_its_processes_do() {
     assert_eq!(json.matches("\"unix_ns\"").count(), 2, "{json}");
     let script = fs::read_to_string(world.path("script")).unwrap_or_default();
     assert!(script.starts_with("@opens: "), "{script}");
+    assert_parts(&json, &["\"trace\": [\n    \"@opens: "]);
 }
 
 #[test]
@@ -353,6 +354,10 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
         "null",
         "--expect",
         "init_mount>=1",
+        "--trace",
+        "init_mount",
+        "-o",
+        "trace",
         "--report",
         "r.xml",
         "--report",
@@ -394,6 +399,11 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
             "\"comm\": \"kdevtmpfs\"",
         ],
     );
+    let trace = fs::read_to_string(world.path("trace")).unwrap_or_default();
+    let line = trace.lines().last().unwrap_or_default();
+    assert!(line.starts_with("X ffffffff"), "{trace}");
+    assert_parts(&xml, &["Last lines of the trace:\n  E ffffffff", line]);
+    assert_parts(&json, &[&format!("    \"{line}\"\n  ],\n  \"events\"")]);
     let last = ended.stderr.lines().last().unwrap_or_default();
     assert_parts(
         last,

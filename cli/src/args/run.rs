@@ -42,8 +42,9 @@ command, or if the guest's kernel panicked or crashed.
 A JUnit report has a test case for each expectation and one called 'guest did not panic', and 'run was whole' if it was not. A JSON report \
 is one object: version (1), machine, passed, began_unix_ns, seconds, asked_seconds (null without --for), end (kind: time-up, met, guest, \
 script, cut-short, panic, crash or not-counted; text), expectations (of each: text, probe, predicate, comparison, number, seen, holds; seen \
-is null if nothing was counted), crash (null, or message, kernel_stack, stack_ends), console (its last lines), events (the last 50 hits that \
-were counted, oldest first: unix_ns, expectations by their places from 0, probe, comm, pid, tid, cpu), events_lost (hits that may belong among them)."
+is null if nothing was counted), crash (null, or message, kernel_stack, stack_ends), console (its last lines), trace (the last \
+50 lines of what --trace, -e or -f have written), events (the last 50 hits that were counted, oldest first: unix_ns, expectations by their \
+places from 0, probe, comm, pid, tid, cpu), events_lost (hits that may belong among them)."
     };
 }
 

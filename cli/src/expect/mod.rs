@@ -4,13 +4,13 @@
 //! lets the guest run, and makes a [`report::Report`] of what was counted and how the run ended. Hits are counted where they happen,
 //! predicates included: none is lost. What can be lost is one of the last events, which are told beside the counts; that is counted.
 
-pub mod console;
 pub mod counting;
 pub mod crash;
 pub mod events;
 mod parse;
 pub mod report;
 mod show;
+pub mod tail;
 #[cfg(test)]
 mod tests;
 

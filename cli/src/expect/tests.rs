@@ -182,6 +182,7 @@ fn report(kind: EndKind, text: &str) -> Report {
         ],
         crash: None,
         console: vec!["login: <&> ]]>".into(), "two\u{fffe}".into()],
+        trace: vec!["    0.100000   0      22 sh -> read(fd=0x3)".into()],
         events: vec![Hit {
             unix_ns: 1_234_567_890_500_000_000,
             expectations: vec![0, 1],

@@ -8,21 +8,27 @@ use vmm::RunEnd;
 use super::Watched;
 use crate::args;
 use crate::expect::Expectation;
-use crate::expect::console::ConsoleTail;
 use crate::expect::counting::Counted;
 use crate::expect::crash::Crash;
 use crate::expect::events::LastHits;
 use crate::expect::report::{End, EndKind, Files, Judged, Report};
+use crate::expect::tail::Tail;
 use crate::expect::tell;
 use crate::report::{Failure, say};
 use crate::session::Session;
+
+/// Lines of the console, and of the trace, that a report has.
+const CONSOLE_LINES: usize = 60;
+const TRACE_LINES: usize = 50;
 
 /// What is expected of a run.
 pub struct Expecting {
     /// At least one.
     pub expectations: Arc<[Expectation]>,
     /// The end of the guest's console.
-    pub console: ConsoleTail,
+    pub console: Tail,
+    /// The end of what it is traced by, as it is written.
+    pub trace: Tail,
     asked_seconds: Option<f64>,
     /// Until the report is written.
     files: Option<Files>,
@@ -46,7 +52,8 @@ impl Expecting {
         }
         Ok(Some(Self {
             expectations: args.expect.as_slice().into(),
-            console: ConsoleTail::default(),
+            console: Tail::new(CONSOLE_LINES),
+            trace: Tail::new(TRACE_LINES),
             asked_seconds: args.duration.map(|duration| duration.as_secs_f64()),
             files: Some(Files::open(&args.report)?),
         }))
@@ -142,6 +149,7 @@ impl Expecting {
             expectations: judged,
             crash,
             console: self.console.lines(),
+            trace: self.trace.lines(),
             events_lost: last.lost,
             events: last.into_hits(),
         }

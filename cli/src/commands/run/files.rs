@@ -6,7 +6,7 @@ use std::path::Path;
 use vmm::machine::SerialOutput;
 
 use crate::args;
-use crate::expect::console::ConsoleTail;
+use crate::expect::tail::Tail;
 use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
 
@@ -65,6 +65,14 @@ impl<'a> Serial<'a> {
     }
 }
 
+/// A writer whose end is kept in `tail`, too, if there is one.
+pub fn kept(writer: Box<dyn Write + Send>, tail: Option<&Tail>) -> Box<dyn Write + Send> {
+    match tail {
+        Some(tail) => Box::new(tail.tee(writer)),
+        None => writer,
+    }
+}
+
 /// The serial port's output; the end of it is kept in `tail`, too.
 ///
 /// # Errors
@@ -72,14 +80,9 @@ impl<'a> Serial<'a> {
 pub fn serial_output(
     args: &args::Run,
     file: Option<&OutputFile>,
-    tail: Option<&ConsoleTail>,
+    tail: Option<&Tail>,
 ) -> Result<SerialOutput, Failure> {
-    let kept = |writer: Box<dyn Write + Send>| -> Box<dyn Write + Send> {
-        match tail {
-            Some(tail) => Box::new(tail.tee(writer)),
-            None => writer,
-        }
-    };
+    let kept = |writer| kept(writer, tail);
     let through = |writer: Box<dyn Write + Send>| SerialOutput::write_through(kept(writer));
     Ok(match (Serial::of(args), file) {
         (Serial::File(_), Some(file)) => SerialOutput::by_lines(kept(Box::new(file.writer()?))),

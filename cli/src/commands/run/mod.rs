@@ -33,11 +33,11 @@ use crate::scripting::request::ScriptRequest;
 use crate::scripting::{Counts as ScriptCounts, Job};
 use crate::session::{Located, Session};
 use crate::signals::StopSignals;
-use crate::tracing::output::{ClockPair, Summary, Trace};
+use crate::tracing::output::{ClockPair, Output, Summary, Trace};
 use crate::tracing::request::Request;
 use crate::tracing::{Counts, Tracing};
 use expecting::Expecting;
-use files::{Files, Serial, serial_output};
+use files::{Files, Serial, kept, serial_output};
 use making::{Inputs, make};
 
 /// Runs the command.
@@ -279,6 +279,12 @@ impl Plan<'_> {
         })
     }
 
+    /// Where the trace goes. Its end is kept where a report may have it.
+    fn trace_output(&self, files: &Files) -> Result<Output, Failure> {
+        let tail = self.expecting.as_ref().map(|expecting| &expecting.trace);
+        Ok(kept(trace_output(files.trace.as_ref())?, tail))
+    }
+
     /// Follows the running machine to its end.
     fn watch(
         &self,
@@ -322,7 +328,7 @@ impl Plan<'_> {
                 let (job, first) = started.map_err(Failure::Shown)?;
                 super::trace::tell_skipped(job.skipped());
                 super::script::tell_attached(job.probes().len());
-                let output = trace_output(files.trace.as_ref())?;
+                let output = self.trace_output(files)?;
                 let script = Running::start(session.clone(), job, first, output)?;
                 let ended = wait(session, deadline(Instant::now()));
                 let script_exited = script.has_exited();
@@ -334,7 +340,7 @@ impl Plan<'_> {
                 }
             }
             (None, Some(tracing)) => {
-                let output = trace_output(files.trace.as_ref())?;
+                let output = self.trace_output(files)?;
                 let symbols = armed.view.symbols.clone();
                 let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
                 let ended = wait(session, deadline(Instant::now()));

@@ -108,12 +108,17 @@ fn of_guest(report: &Report) -> Case {
             EndKind::Panic => "panic",
             _ => "crash",
         };
+        let trace = ("Last lines of the trace:", report.trace.clone());
+        let trace = Some(trace).filter(|(_, lines)| !lines.is_empty());
         let mut more = String::new();
         for (title, lines) in [
             ("Kernel stack, innermost first:", crash.stack_lines()),
             ("Last lines of the console:", report.console.clone()),
             ("Last events:", report.event_lines()),
-        ] {
+        ]
+        .into_iter()
+        .chain(trace)
+        {
             more += &format!("{title}\n");
             more.extend(lines.iter().map(|line| format!("  {line}\n")));
         }

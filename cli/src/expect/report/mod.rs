@@ -41,6 +41,8 @@ pub struct Report {
     pub crash: Option<Crash>,
     /// The console's last lines.
     pub console: Vec<String>,
+    /// The last lines of what the run was traced by besides, as they were written.
+    pub trace: Vec<String>,
     /// The last hits that were counted, oldest first.
     pub events: Vec<Hit>,
     /// Hits that may belong among them, as nobody took them in time. They were counted.

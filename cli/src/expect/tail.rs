@@ -1,4 +1,4 @@
-//! The end of what a guest has printed on its console, kept while it goes where it goes.
+//! The end of a text, kept while it goes where it goes: of what a guest has printed on its console, and of what a run was traced by.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -8,16 +8,25 @@ use crate::report::printable;
 
 /// Bytes that are kept.
 const KEPT: usize = 32 << 10;
-/// Lines that are shown of them.
-const LINES: usize = 60;
 /// Characters that are shown of a line.
 const LONGEST_LINE: usize = 400;
 
-/// The last bytes of a console; clones are of the same one.
-#[derive(Debug, Clone, Default)]
-pub struct ConsoleTail(Arc<Mutex<VecDeque<u8>>>);
+/// The last bytes; clones are of the same ones.
+#[derive(Debug, Clone)]
+pub struct Tail {
+    bytes: Arc<Mutex<VecDeque<u8>>>,
+    most: usize,
+}
 
-impl ConsoleTail {
+impl Tail {
+    /// One that shows `most` lines.
+    pub fn new(most: usize) -> Self {
+        Self {
+            bytes: Arc::default(),
+            most,
+        }
+    }
+
     /// A writer to `writer` whose bytes are kept here, too: whether or not they can be written there.
     pub fn tee<W: Write>(&self, writer: W) -> Tee<W> {
         Tee {
@@ -36,12 +45,12 @@ impl ConsoleTail {
         }
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<String> = text.lines().map(line).collect();
-        let more = lines.len().saturating_sub(LINES);
+        let more = lines.len().saturating_sub(self.most);
         lines.into_iter().skip(more).collect()
     }
 
     fn bytes(&self) -> MutexGuard<'_, VecDeque<u8>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn push(&self, new: &[u8]) {
@@ -63,10 +72,10 @@ fn line(line: &str) -> String {
     }
 }
 
-/// See [`ConsoleTail::tee`].
+/// See [`Tail::tee`].
 #[derive(Debug)]
 pub struct Tee<W> {
-    tail: ConsoleTail,
+    tail: Tail,
     writer: W,
 }
 
@@ -96,6 +105,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    const LINES: usize = 60;
+
     #[test]
     fn the_end_of_a_console_is_kept_and_harmless() {
         let long = "x".repeat(LONGEST_LINE + 1);
@@ -106,7 +117,7 @@ mod tests {
             ("a\x1b[2Jb\tc\u{9b}\n", vec!["a?[2Jb    c?"]),
             (long.as_str(), vec![cut.as_str()]),
         ] {
-            let tail = ConsoleTail::default();
+            let tail = Tail::new(LINES);
             let mut tee = tail.tee(Vec::new());
             // A serial port writes byte by byte.
             for byte in written.bytes() {
@@ -119,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_floods_its_console_fills_no_memory() {
-        let tail = ConsoleTail::default();
+        let tail = Tail::new(LINES);
         let mut tee = tail.tee(io::sink());
         for number in 0..100_000 {
             writeln!(tee, "line {number}").unwrap();
@@ -146,7 +157,7 @@ mod tests {
                 Ok(())
             }
         }
-        let tail = ConsoleTail::default();
+        let tail = Tail::new(LINES);
         assert!(tail.tee(Full).write_all(b"panic\n").is_err());
         assert_eq!(tail.lines(), ["panic"]);
     }
