@@ -190,6 +190,31 @@ fn a_guest_that_may_only_read_is_told_so_and_reads_what_the_host_traces() {
     world.stop(NAME, machine);
 }
 
+/// The messages of probes/src/dt/wire.rs: an open in today's layout, and the request for the counts, which is answered by 32 bytes.
+#[test]
+fn dt_answers_a_guest_that_may_write() {
+    let host = host!();
+    let world = World::new();
+    let mut machine = start(&world, host, "rw");
+    let open = r"printf 'DT4\001\001\000\000\000\000\000\000\000' >&3; head -c 8 <&3";
+    let counts = r"printf '\002\104\040\100\000\000\000\000' >&3; head -c 40 <&3";
+    let hex = r#"hexdump -v -e '1/1 "%02x"'"#;
+    // Each opening of the port is a client of its own.
+    for _ in 0..2 {
+        let line = format!("exec 3<> dt; {{ {open}; {counts}; }} | {hex}; exec 3<&-");
+        let told = tell(&mut machine, &line);
+        let expected = ["00000000", "00000000", "00000000", "20000000"].concat();
+        assert_eq!(told.trim_end(), expected + &"00".repeat(32));
+    }
+    // What is no message ends the connection, and harms nobody.
+    let told = tell(
+        &mut machine,
+        "exec 3<> dt; echo hello, world >&3; head -c 8 <&3 | wc -c; exec 3<&-; head -n 1 tracectl",
+    );
+    assert!(told.contains("\nlogsize "), "{told}");
+    world.stop(NAME, machine);
+}
+
 #[test]
 fn a_write_to_the_port_marks_a_moment_of_ptrace() {
     let host = host!();
