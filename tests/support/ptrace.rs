@@ -235,6 +235,21 @@ pub fn is_fault(record: &Record) -> bool {
     is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
 }
 
+/// Of `faults`, those that were not handled: none of the times of `handled`, ascending, lies between it and the next, or `end`.
+#[must_use]
+pub fn unhandled<'r>(faults: &[&'r Record], handled: &[i64], end: i64) -> Vec<&'r Record> {
+    let ends = faults.iter().skip(1).map(|it| it.time).chain([end]);
+    faults
+        .iter()
+        .zip(ends)
+        .filter(|(it, end)| {
+            let first = handled.partition_point(|at| *at < it.time);
+            handled.get(first).is_none_or(|at| at >= end)
+        })
+        .map(|(it, _)| *it)
+        .collect()
+}
+
 /// Whether a task begins to run, by deadlines or otherwise.
 #[must_use]
 pub fn is_run(record: &Record) -> bool {

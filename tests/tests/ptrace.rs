@@ -13,6 +13,7 @@ use support::insight::Insight;
 use support::linux::BootOptions;
 use support::ptrace::{
     FAULT_HANDLERS, Traced, assert_in_order, count, is, is_fault, is_run, made, shell_pid, taken,
+    unhandled,
 };
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, Linux, Shell, host, rich, tracing};
@@ -104,23 +105,31 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     assert_one_runs(&records);
 
     // Faults: those of the counter that come from the exception, and no others.
-    let mut by_exception = 0u64;
+    let mut by_exception = Vec::new();
     let events = tracing::all_events(&mut session);
     let mut others = BTreeMap::<String, u64>::new();
     for event in &events {
         let caller = event.kernel_stack.get(1).copied().unwrap_or_default();
         let caller = traced.view.symbols.resolve(caller).map(|it| it.0.name);
         match caller {
-            Some(name) if FAULT_HANDLERS.contains(&name) => by_exception += 1,
+            Some(name) if FAULT_HANDLERS.contains(&name) => {
+                let time = traced.clock.unix_ns(event.tsc);
+                by_exception.push(i64::try_from(time).unwrap_or(i64::MAX));
+            }
             other => *others.entry(other.unwrap_or("?").to_owned()).or_default() += 1,
         }
     }
-    let faults = count(&records, is_fault);
+    let faults: Vec<&Record> = records.iter().filter(|it| is_fault(it)).collect();
+    let alone = unhandled(&faults, &by_exception, i64::MAX);
     println!(
-        "{faults} page faults, {by_exception} of them the guest's own way, others by {others:?}"
+        "{} page faults, {} handled, others by {others:?}; not handled: {alone:x?}",
+        faults.len(),
+        by_exception.len()
     );
     assert_eq!(events.len() as u64, counted.faults, "pgfault");
-    assert_eq!(faults, by_exception);
+    assert_eq!(faults.len() - alone.len(), by_exception.len());
+    // What the kernel mends or refuses before it looks for a mapping does not count there: few in a guest that is well.
+    assert!(20 * alone.len() <= faults.len(), "{alone:x?}");
     assert!(
         others.keys().all(|name| !name.contains("fault_addr")),
         "{others:?}"

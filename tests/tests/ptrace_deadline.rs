@@ -51,9 +51,11 @@ fn a_deadline_task_is_admitted_released_throttled_and_expelled() {
             _ => {}
         }
     }
-    // Three rounds of more than a slice each, and three yields.
+    // Three rounds of more than a slice each, and up to three yields.
     assert!(count(EventType::Slice) >= 3, "{names:?}");
-    assert_eq!(count(EventType::Yield), 3, "{names:?}");
+    // One that comes when the period is over already, since the host held the guest up, gives up nothing: the next slice begins at once
+    // (update_curr_dl() and start_dl_timer() in kernel/sched/deadline.c).
+    assert!((1..=3).contains(&count(EventType::Yield)), "{names:?}");
     assert!(count(EventType::Release) >= 6, "{names:?}");
     for pair in events.windows(2) {
         match (pair[0], pair[1]) {

@@ -12,7 +12,7 @@ use probes::kernel_view::KernelView;
 use probes::port::ControlPort;
 use probes::ptrace::record::{EventType, Record, TRAP_MASK, TRAP_SYSTEM_CALL, name_of};
 use support::ptrace::{
-    FAULT_HANDLERS, QUIET, Traced, count, is, is_fault, is_run, made, parsed, shell_pid,
+    FAULT_HANDLERS, QUIET, Traced, count, is, is_fault, is_run, made, parsed, shell_pid, unhandled,
 };
 use support::shell::COMMAND_LIMIT;
 use support::{host, tracing};
@@ -172,16 +172,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
         .map(|event| caller(event))
         .filter(|name| !FAULT_HANDLERS.contains(name))
         .collect();
-    let ends = exceptions.iter().skip(1).map(|it| it.time).chain([to]);
-    let alone: Vec<&Record> = exceptions
-        .iter()
-        .zip(ends)
-        .filter(|(it, end)| {
-            let first = of_exceptions.partition_point(|at| *at < it.time);
-            of_exceptions.get(first).is_none_or(|at| at >= end)
-        })
-        .map(|(it, _)| *it)
-        .collect();
+    let alone = unhandled(&exceptions, &of_exceptions, to);
     println!(
         "page faults: {} exceptions, {} of them not handled, {} without an exception; pgfault {}",
         exceptions.len(),
