@@ -215,11 +215,14 @@ fn a_tracepoint_where_calls_return() {
     // An interrupt may come where the guest changes its text: few, and all counted. Before, the traps are out; while there is an int3
     // of the guest, what its listeners would be called with is not known.
     let stats = traced.engine.stats();
-    let lost = entries.len() - returns.len();
-    assert_eq!(lost as u64, stats.lost_returns);
+    let lost = stats.lost_returns as usize;
+    assert_eq!(entries.len(), returns.len() + lost, "entries");
     assert!(lost <= 2, "{lost} of {} are lost", entries.len());
-    let unknown = (returns.len() - exits.len()) as u64;
-    assert!(unknown <= stats.without_arguments.min(2), "{unknown}");
+    let unknown = stats.without_arguments.min(2) as usize;
+    assert!(
+        (returns.len().saturating_sub(unknown)..=returns.len()).contains(&exits.len()),
+        "softirq_exit, {unknown} may lack"
+    );
     drop(session);
     assert_eq!(traced.hash(), before);
     traced.assert_well();
