@@ -102,9 +102,12 @@ fn sessions_of_a_programs_function_come_and_go_while_it_runs() {
     drop(paused);
     for round in 0..100 {
         let mut session = micro.session(64, &[]);
+        // In one stop: else calls between the two would be entries alone.
+        let paused = micro.machine.pause();
         for probe in &probes {
             enable(&mut session, probe).unwrap();
         }
+        drop(paused);
         // At once, or when it has been hit.
         if round % 4 == 0 {
             micro.until("hit", |micro| {

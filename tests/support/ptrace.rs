@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use introspect::kernel::btf::Btf;
 use introspect::kernel::layout::offset;
@@ -18,13 +18,15 @@ use vmm::machine::Paused;
 
 use crate::host::Host;
 use crate::insight::Insight;
-use crate::shell::Shell;
+use crate::shell::{COMMAND_LIMIT, Shell};
 use crate::tracing;
 
 /// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
 pub const QUIET: Duration = Duration::from_millis(500);
 /// Callers of `handle_mm_fault` where a page fault is an exception: which of them it is depends on what the compiler has inlined.
 pub const FAULT_HANDLERS: [&str; 3] = ["exc_page_fault", "do_user_addr_fault", "handle_page_fault"];
+/// Functions in which the kernels' idle loops execute HLT.
+const WAITS: [&str; 2] = ["default_idle", "pv_native_safe_halt"];
 /// Most bytes of one read.
 const READ: usize = 1 << 20;
 
@@ -162,11 +164,34 @@ impl Traced {
         }
     }
 
-    /// Makes the machine stand still when the shell has come to rest, some time after its answer: nobody is in the middle of a switch then.
+    /// Makes the machine stand still when the shell has come to rest, some time after its answer, and each CPU waits in its idle
+    /// loop: a switch, a wake-up or a fault has then been counted and recorded, or neither. A kernel at rest still handles ticks of
+    /// its timer, which one stop of seven meets here.
+    ///
+    /// # Panics
+    /// If a CPU does not come to rest.
     #[must_use]
     pub fn pause(&self) -> Paused {
         std::thread::sleep(QUIET);
-        self.shell.linux.machine.pause()
+        let machine = &self.shell.linux.machine;
+        let function = |paused: &Paused, cpu| {
+            let cpu_state = machine.cpu_state(paused, cpu)?;
+            let at = cpu_state.instruction_pointer().0;
+            self.view.symbols.resolve(at).map(|it| it.0.name)
+        };
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        loop {
+            let paused = machine.pause();
+            let cpus = 0..machine.vcpus();
+            let places: Vec<_> = cpus.map(|cpu| function(&paused, cpu)).collect();
+            let waits = |place: &Option<&str>| place.is_some_and(|name| WAITS.contains(&name));
+            if places.iter().all(waits) {
+                return paused;
+            }
+            assert!(Instant::now() < deadline, "no rest: {places:?}");
+            drop(paused);
+            std::thread::sleep(Duration::from_millis(3));
+        }
     }
 }
 
