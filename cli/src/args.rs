@@ -307,7 +307,7 @@ pub struct Trace {
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// End the trace after this time
+    /// End the trace after this time, from when its probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
     /// How events are written: as lines for people, or a script's own text, by default

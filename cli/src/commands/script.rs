@@ -203,6 +203,7 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
     loop {
         match lines.next()? {
             Line::Begin { probes, skipped } => {
+                lines.begun()?;
                 tell_skipped(&skipped);
                 tell_attached(probes.len());
             }

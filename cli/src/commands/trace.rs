@@ -75,7 +75,8 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
     follow(lines, kept_output(file.as_mut())?, format)
 }
 
-/// Asks a machine for a trace. From a stop signal on, while those are watched, or after `duration` the machine is told to end it.
+/// Asks a machine for a trace. From a stop signal on, while those are watched, or when it has been traced for `duration` the machine
+/// is told to end it.
 pub(super) fn start(
     which: args::Which,
     command: &Command,
@@ -85,9 +86,6 @@ pub(super) fn start(
     let signals = StopSignals::watch()?;
     let stream = connect(&machine, command)?;
     let closing = stream.try_clone()?;
-    if let Some(duration) = duration {
-        end_after(duration, stream.try_clone()?)?;
-    }
     signals.on_stop(move || {
         // Gone already is as good.
         let _ = closing.shutdown(Shutdown::Write);
@@ -95,6 +93,7 @@ pub(super) fn start(
     let lines = Lines {
         stream: BufReader::new(stream),
         text: Vec::new(),
+        duration,
     };
     Ok((lines, signals))
 }
@@ -103,6 +102,8 @@ pub(super) fn start(
 pub(super) struct Lines {
     stream: BufReader<UnixStream>,
     text: Vec<u8>,
+    /// How long it shall go on once it has begun.
+    duration: Option<Duration>,
 }
 
 impl Lines {
@@ -116,6 +117,14 @@ impl Lines {
             ));
         }
         Ok(serde_json::from_slice(&self.text)?)
+    }
+
+    /// All probes are armed: the time that was asked for begins.
+    pub(super) fn begun(&mut self) -> Result<(), Failure> {
+        match self.duration.take() {
+            Some(duration) => end_after(duration, self.stream.get_ref().try_clone()?),
+            None => Ok(()),
+        }
     }
 
     /// Whether there is more that need not be waited for.
@@ -148,6 +157,7 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
                 skipped,
                 open,
             } => {
+                lines.begun()?;
                 tell_skipped(&skipped);
                 for pattern in open {
                     say(format_args!(
