@@ -16,7 +16,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a client may take for a request it has begun, or for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client that has something open may think about its next request once the machine ends.
-const LAST_THOUGHT: Duration = Duration::from_millis(200);
+const LAST_THOUGHT: Duration = Duration::from_secs(1);
 /// Longest wait for events. Clients ask again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 

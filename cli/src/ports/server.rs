@@ -263,7 +263,7 @@ mod tests {
         });
         let began = Instant::now();
         drop(server);
-        assert!(began.elapsed() < LIMIT / 2);
+        assert!(began.elapsed() < LIMIT, "waits for no client");
         assert_eq!(rest(&plain), lines(0..2));
         assert_eq!(waiting.join().unwrap(), lines(0..2));
         assert!(idle.read(1).is_err());

@@ -38,7 +38,7 @@ const MICRO_MMIO: u64 = 0xd000_0000;
 /// An interrupt input that nothing of a probe's machine uses.
 const FREE_PIN: u32 = 5;
 /// How long KVM may take to turn an event into an interrupt.
-const INTERRUPT_LIMIT: Duration = Duration::from_millis(100);
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(1);
 
 /// A host cannot be measured.
 #[derive(Debug, thiserror::Error)]
