@@ -4,7 +4,6 @@
 mod support;
 
 use std::fs::File;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::{Ended, Running, World, has_kvm};
@@ -38,20 +37,6 @@ fn json(ended: &Ended) -> Vec<serde_json::Value> {
     lines
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
-}
-
-fn traps(world: &World) -> usize {
-    let stat = world.run("stat --json");
-    let stat: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap();
-    stat["sites"].as_array().unwrap().len()
-}
-
-fn wait_for_traps(world: &World, wanted: impl Fn(usize) -> bool) {
-    let start = Instant::now();
-    while !wanted(traps(world)) {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -253,9 +238,9 @@ fn maps_are_printed_when_a_script_ends() {
     };
     let calls = value("@calls");
     assert!(calls > 10, "{ended:?}");
-    // Every call has returned but the last.
+    // Not every call has returned: not the last, and those before the second probe was armed were not seen to.
     let returns = value("@odd[0]") + value("@odd[1]");
-    assert!(calls.abs_diff(returns) <= 1, "{ended:?}");
+    assert!((10..=calls).contains(&returns), "{ended:?}");
     assert!(ended.stdout.contains("@low:\n[0, 4) "), "{ended:?}");
     assert!(
         ended.stderr.starts_with("exotrace: attached 2 probes\n"),
@@ -274,7 +259,7 @@ fn maps_are_printed_when_a_script_ends() {
             .contains(&format!("{calls:>10} kprobe:vmlinux:micro_leaf:entry\n")),
         "{ended:?}"
     );
-    assert_eq!(traps(&world), 0);
+    assert_eq!(world.traps().len(), 0);
 
     // The same for programs.
     let ended = trace(&world, "--for 0.3 --format json", script);
@@ -313,18 +298,18 @@ fn what_ends_a_script_ends_the_command() {
         (0, "@n: 3\n"),
         "{ended:?}"
     );
-    assert_eq!(traps(&world), 0);
+    assert_eq!(world.traps().len(), 0);
     let script = "kprobe:micro_leaf:entry { @n = count(); }";
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let running = Running::of(command(&world, "", script));
-        wait_for_traps(&world, |traps| traps > 0);
+        world.wait_for_hits();
         running.signal(signal);
         let ended = running.finish();
         if signal != Signal::KILL {
             assert_eq!(ended.status, 0, "{ended:?}");
             assert!(ended.stdout.starts_with("@n: "), "{ended:?}");
         }
-        wait_for_traps(&world, |traps| traps == 0);
+        world.wait_for_no_traps();
     }
 }
 
@@ -351,7 +336,7 @@ fn two_scripts_at_once_count_for_themselves() {
         (0, "@odd: 100\n"),
         "{second:?}"
     );
-    assert_eq!(traps(&world), 0);
+    assert_eq!(world.traps().len(), 0);
 }
 
 #[test]
@@ -404,7 +389,7 @@ did you mean: a?
             (1, "", told),
             "{script}"
         );
-        assert_eq!(traps(&world), 0, "{script}");
+        assert_eq!(world.traps().len(), 0, "{script}");
     }
     // In a file, the file and its line.
     world.write(

@@ -3,33 +3,12 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
-
 use rustix::process::Signal;
 use support::{Ended, Running, World, has_kvm};
 
 /// A machine whose guest calls `micro_leaf` for as long as it is let.
 fn calling(world: &World) -> Running {
     world.start("calls 1000000000", "--serial null")
-}
-
-fn stat(world: &World) -> serde_json::Value {
-    let stat = world.run("stat --json");
-    serde_json::from_str(&stat.stdout).unwrap_or_else(|e| panic!("{e}: {stat:?}"))
-}
-
-/// Traps that stand in the guest now.
-fn traps(world: &World) -> usize {
-    stat(world)["sites"].as_array().unwrap().len()
-}
-
-/// Waits until as many traps stand in the guest.
-fn wait_for_traps(world: &World, wanted: impl Fn(usize) -> bool) {
-    let start = Instant::now();
-    while !wanted(traps(world)) {
-        assert!(start.elapsed() < Duration::from_secs(60), "{}", stat(world));
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -49,10 +28,10 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
         assert!(ended.stdout.contains(expected), "{format}: {ended:?}");
         assert!(ended.stderr.contains(" dropped"), "{ended:?}");
     }
-    assert_eq!(traps(&world), 0);
+    assert_eq!(world.traps().len(), 0);
     // The machine's own process is the one that is traced by: it ends a trace that still runs.
     let trace = Running::of(world.command("trace micro_leaf -o file"));
-    wait_for_traps(&world, |traps| traps > 0);
+    world.wait_for_hits();
     assert_eq!(world.run("stop").status, 0);
     let ended = trace.finish();
     assert_eq!(ended.status, 0, "{ended:?}");
@@ -69,7 +48,7 @@ fn whatever_ends_the_tracing_command_the_guest_is_clean() {
     let _machine = calling(&world);
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let trace = Running::of(world.command("trace micro_leaf profile:hz:50 -o file"));
-        wait_for_traps(&world, |traps| traps > 0);
+        world.wait_for_hits();
         trace.signal(signal);
         let ended = trace.finish();
         if signal != Signal::KILL {
@@ -79,7 +58,7 @@ fn whatever_ends_the_tracing_command_the_guest_is_clean() {
                 "counts are told: {ended:?}"
             );
         }
-        wait_for_traps(&world, |traps| traps == 0);
+        world.wait_for_no_traps();
     }
 }
 
@@ -100,7 +79,8 @@ fn two_traces_at_once_see_the_same_calls() {
         );
         let lines = ended.stdout.lines().count();
         assert!(
-            (1..=200).contains(&lines),
+            // For some time more, where the host is busy.
+            (1..=500).contains(&lines),
             "{lines} lines: {}",
             ended.stderr
         );
@@ -136,7 +116,7 @@ fn what_cannot_be_traced_is_told_with_names_like_it() {
         let ended: Ended = world.run(line);
         assert_eq!(ended.status, status, "{line}: {ended:?}");
         assert!(ended.stderr.contains(told), "{line}: {ended:?}");
-        assert_eq!(traps(&world), 0, "{line}");
+        assert_eq!(world.traps().len(), 0, "{line}");
     }
 }
 

@@ -164,6 +164,28 @@ impl Running {
         self.child.id()
     }
 
+    /// How many files it has open, and how many threads it has, when both have stayed the same for a second; after ten, as they are.
+    /// What a client has left behind is given up some time after it is gone.
+    pub fn settled(&self) -> (usize, usize) {
+        let pid = self.pid();
+        let count = |what: &str| {
+            let entries = fs::read_dir(format!("/proc/{pid}/{what}"));
+            entries.map_or(0, Iterator::count)
+        };
+        let mut seen = (count("fd"), count("task"));
+        let mut equal = 0;
+        for _ in 0..100 {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = (count("fd"), count("task"));
+            equal = if now == seen { equal + 1 } else { 0 };
+            if equal == 10 {
+                break;
+            }
+            seen = now;
+        }
+        seen
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics

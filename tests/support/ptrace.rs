@@ -231,13 +231,13 @@ pub fn parsed(bytes: &[u8]) -> impl Iterator<Item = Record> {
     whole.iter().map(Record::parse)
 }
 
-/// All that waits.
+/// All that waits, or comes soon: the device's thread may have to wait for its turn.
 ///
 /// # Panics
 /// If a record is not whole.
 pub fn taken(reader: &mut dyn EventReader) -> Vec<Record> {
     let mut records = Vec::new();
-    while reader.wait(QUIET) {
+    while reader.wait(4 * QUIET) {
         records.extend(parsed(&reader.read(READ)));
     }
     records

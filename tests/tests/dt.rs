@@ -90,7 +90,7 @@ fn a_c_program_traces_reads_and_finds_the_readers_program() {
         machine.wait_until("recording", COMMAND_LIMIT, |_, _| {
             printed().contains("recording")
         });
-        machine.type_line("dd if=/bin/busybox of=/dev/null bs=777 count=40; read x < /nosuch");
+        machine.type_line("dd if=/bin/busybox of=/dev/null bs=777 count=2000; read x < /nosuch");
         machine.wait_until("counts", COMMAND_LIMIT, |_, _| {
             printed().contains("of 2097152:")
         });

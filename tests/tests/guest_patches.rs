@@ -163,6 +163,11 @@ fn the_guests_own_probes_where_ours_stand() {
             round("by its int3, or already by its jump", None);
             wait_for_instruction(&traced, Gva(function.0 + offset), Some(JUMP));
         }
+        // What the guest has written its jump over is not executed where it stood.
+        let passed = |at: u64| optimised && (offset + 1..offset + 5).contains(&at);
+        let times = |at: u64| if passed(at) { 0 } else { COPIES };
+        // The round ends when the guest is done with what it writes.
+        round(name, Some([times(*same), times(*inside)]));
         let suspended: Vec<u64> = traced
             .engine
             .machine()
@@ -173,9 +178,6 @@ fn the_guests_own_probes_where_ours_stand() {
             .map(|site| site.address.0.wrapping_sub(function.0))
             .collect();
         println!("suspended: {suspended:x?}");
-        // What the guest has written its jump over is not executed where it stood.
-        let passed = |at: u64| optimised && (offset + 1..offset + 5).contains(&at);
-        let times = |at: u64| if passed(at) { 0 } else { COPIES };
         for at in [*same, *inside] {
             assert_eq!(
                 suspended.contains(&at),
@@ -183,7 +185,6 @@ fn the_guests_own_probes_where_ours_stand() {
                 "{name}: {at:#x} in {suspended:x?}"
             );
         }
-        round(name, Some([times(*same), times(*inside)]));
         let rounds = if optimised { 2 } else { 1 };
         assert_eq!(
             traced.in_buffer(),

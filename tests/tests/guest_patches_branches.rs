@@ -68,6 +68,8 @@ fn the_guests_own_tracepoint_and_ours() {
     check("before", &traced.wait_for(&mut session, SOME));
     let mut shared = Vec::new();
     traced.tell("echo 1 > events/sched/sched_switch/enable");
+    // Those of before, too: the guest has as many of its own as are waited for.
+    shared.extend(events(&mut session));
     shared.extend(traced.wait_for(&mut session, SOME));
     traced.tell("echo 0 > events/sched/sched_switch/enable");
     shared.extend(events(&mut session));

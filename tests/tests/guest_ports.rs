@@ -1,6 +1,5 @@
 //! The trace devices as a guest has them: files in /dev/virtio-ports, with what `--guest-ports` lets it do.
 
-use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -241,12 +240,9 @@ fn ports_that_are_opened_again_and_again_neither_hang_nor_leak() {
     let host = host!();
     let world = World::new();
     let mut machine = start(&world, host, "rw");
-    let pid = machine.pid();
-    let open_files = || fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let round = "for p in tracectl trace ptracectl; do cat $p > /dev/null; done; echo start > tracectl; echo stop > tracectl";
     tell(&mut machine, round);
-    let before = (open_files(), threads());
+    let before = machine.settled();
     let told = tell(
         &mut machine,
         &format!(
@@ -255,7 +251,7 @@ fn ports_that_are_opened_again_and_again_neither_hang_nor_leak() {
         ),
     );
     assert!(told.contains("rounds="), "{told}");
-    assert_eq!((open_files(), threads()), before);
+    assert_eq!(machine.settled(), before, "open files, threads");
     let told = tell(&mut machine, "cat tracectl");
     assert!(told.contains("#traceactive 0\n#traceinhits 0\n"), "{told}");
     world.stop(NAME, machine);

@@ -140,6 +140,10 @@ fn what_a_guest_did_is_a_timeline() {
     machine.wait_until("work", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("done=42")
     });
+    // The last of them has its track.
+    reader.wait_until("wc", COMMAND_LIMIT, |_, _| {
+        fs::read(&file).is_ok_and(|file| file.windows(3).any(|part| part == b"wc "))
+    });
     reader.signal(rustix::process::Signal::INT);
     let ended = reader.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");

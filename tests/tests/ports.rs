@@ -136,7 +136,7 @@ fn events_of_dt_are_read_by_the_names_of_their_probes() {
     let machine = start_micro(&world);
     let read = |line: &str| world.run(words(line), COMMAND_LIMIT);
     let probe = "kprobe:micro_leaf:entry";
-    let text = read(&format!("read dt {probe} --for 0.3"));
+    let text = read(&format!("read dt {probe} --for 2"));
     assert_eq!(text.status, 0, "{text:?}");
     let lines: Vec<&str> = text.stdout.lines().collect();
     assert!(lines.len() > 10, "{text:?}");
@@ -153,7 +153,7 @@ fn events_of_dt_are_read_by_the_names_of_their_probes() {
     assert!(text.stderr.contains(&told), "{text:?}");
 
     let raw = read(&format!(
-        "read dt {probe} kprobe:micro_leaf:return --for 0.3 --format raw -o raw --rotate 100K --keep 1"
+        "read dt {probe} kprobe:micro_leaf:return --for 2 --format raw -o raw --rotate 100K --keep 1"
     ));
     assert_eq!(raw.status, 0, "{raw:?}");
     for file in ["raw", "raw.1"] {
@@ -301,10 +301,10 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     work(&mut machine);
     // Kills it.
     drop(machine);
-    let ended = reader.finish(Duration::from_secs(10));
+    let ended = reader.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 1, "{ended:?}");
     assert!((&held).read(&mut [0; LINE]).is_err());
-    let ended = mounted.finish(Duration::from_secs(10));
+    let ended = mounted.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 0, "{ended:?}");
 }
 
@@ -330,11 +330,6 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     };
     let hash = text_hash(&world);
     assert_eq!(hash.len(), 70, "{hash}");
-    let pid = machine.pid();
-    let count = |what: &str| {
-        let entries = fs::read_dir(format!("/proc/{pid}/{what}"));
-        entries.map_or(0, Iterator::count)
-    };
     machine.type_line("while :; do read line < /proc/version; done &");
     for command in ["trace vfs_read vfs_write new a", "trace a on", "start"] {
         ctl(command);
@@ -385,22 +380,8 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
             ctl("start");
         }
     };
-    let settled = || {
-        let mut seen = (count("fd"), count("task"));
-        let mut equal = 0;
-        for _ in 0..100 {
-            std::thread::sleep(Duration::from_millis(100));
-            let now = (count("fd"), count("task"));
-            equal = if now == seen { equal + 1 } else { 0 };
-            if equal == 10 {
-                break;
-            }
-            seen = now;
-        }
-        seen
-    };
     round(0);
-    let before = settled();
+    let before = machine.settled();
     let begin = std::time::Instant::now();
     let mut rounds = 1;
     while begin.elapsed() < Duration::from_secs(60) {
@@ -414,8 +395,8 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     machine.wait_until("rest", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("quiet=42")
     });
-    let after = settled();
-    let open = fs::read_dir(format!("/proc/{pid}/fd"));
+    let after = machine.settled();
+    let open = fs::read_dir(format!("/proc/{}/fd", machine.pid()));
     let open = open.into_iter().flatten();
     let open: Vec<_> = open
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())

@@ -90,6 +90,9 @@ fn a_busy_minute_is_what_the_guest_counts() {
             while !ended {
                 // The guest's timer goes on: what came up to now is all that counts.
                 ended = is_over.load(Ordering::SeqCst);
+                if ended {
+                    std::thread::sleep(QUIET);
+                }
                 reader.wait(QUIET);
                 records.extend(parsed(&reader.read(usize::MAX)));
                 session.drain(|event| faults.push(event));
@@ -196,5 +199,5 @@ fn a_busy_minute_is_what_the_guest_counts() {
         "{others:?}"
     );
     // A program whose stack has come to its end, a wild pointer: few in a guest that is well.
-    assert!(alone.len() <= 3, "{alone:?}");
+    assert!(20 * alone.len() <= exceptions.len(), "{alone:?}");
 }

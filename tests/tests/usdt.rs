@@ -248,7 +248,7 @@ fn probes_are_listed_with_names_and_types() {
 /// Lets a program go on for one round that waits for a line from `/tmp/go`; what it says of that.
 fn one_round(shell: &Shell, round: u64) -> String {
     shell.output(&format!(
-        "echo >&9; until grep '^round {round}:' /tmp/out; do busybox usleep 20000; done"
+        "echo >&9; until grep -s '^round {round}:' /tmp/out; do busybox usleep 20000; done"
     ))
 }
 
@@ -377,7 +377,10 @@ fn check_examples(guest: &UserGuest) {
     for program in ["icmp", "icmp-rust"] {
         // Probes are known of programs that some process has.
         let pid = guest.spawn(&format!("{program} {FOR_EVER}"));
-        guest.shell.output(&format!("kill -STOP {pid}"));
+        // Not while it is the shell's copy still.
+        guest.shell.output(&format!(
+            "until grep -qx {program} /proc/{pid}/comm; do busybox usleep 20000; done; kill -STOP {pid}"
+        ));
         guest.wait_until_stopped(pid);
     }
     let script = SCRIPTS.iter().find(|(name, _)| *name == "icmp.bt");

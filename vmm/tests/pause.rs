@@ -216,7 +216,8 @@ fn dropping_a_machine_ends_its_threads() {
     for program in ["spin", "uspin", "hlt", "dead", "calls 1", "triple"] {
         let guest = running(host, program);
         guest.wait_for("\n");
-        guest.wait_until("has its threads", || machine_threads().len() == 2);
+        // The one that watches for an end goes when it has seen one.
+        guest.wait_until("has its threads", || !machine_threads().is_empty());
         drop(guest);
         no_machine_threads(program);
     }

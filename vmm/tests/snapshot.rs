@@ -102,7 +102,7 @@ fn a_snapshot_of_a_restored_machine_is_as_good() {
     let [one, two] = ["one", "two"].map(|n| folder.path().join(n));
     drop(saved(
         host,
-        "calls 30000",
+        "calls 300000",
         1,
         Duration::from_millis(10),
         &one,
@@ -115,7 +115,7 @@ fn a_snapshot_of_a_restored_machine_is_as_good() {
     drop((paused, second));
     let mut third = restored(host, &two);
     third.machine.start();
-    assert_eq!(third.count(), 30_000);
+    assert_eq!(third.count(), 300_000);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn traps_are_not_part_of_a_snapshot_and_stay_in_the_machine() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("snapshot");
-    let mut guest = micro(host, "calls 4000");
+    let mut guest = micro(host, "calls 40000");
     let text = guest.text();
     let leaf = guest.symbol("micro_leaf");
     let site = guest.arm_kernel(leaf);
@@ -144,11 +144,11 @@ fn traps_are_not_part_of_a_snapshot_and_stay_in_the_machine() {
     let mut copy = restored(host, &snapshot);
     assert!(copy.text() == text, "an int3 was saved");
     copy.machine.start();
-    assert_eq!(copy.count(), 4000, "{}", copy.situation());
+    assert_eq!(copy.count(), 40_000, "{}", copy.situation());
     assert_eq!(copy.machine.stats().traps, 0);
-    assert_eq!(guest.count(), 4000);
-    assert!(before < 4000);
-    assert_eq!(guest.machine.traps().hits(), [(site, 4000, 0)]);
+    assert_eq!(guest.count(), 40_000);
+    assert!(before < 40_000);
+    assert_eq!(guest.machine.traps().hits(), [(site, 40_000, 0)]);
 }
 
 #[test]

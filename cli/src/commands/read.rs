@@ -326,7 +326,7 @@ mod tests {
     use probes::trace_line::{LineKind, TraceLine};
 
     use super::*;
-    use crate::ports::toy::{LINES, World, lines, record};
+    use crate::ports::toy::{LINES, World, lines, record, until};
 
     /// The arguments of `exotrace read` with these words.
     fn parsed(words: &str) -> args::Read {
@@ -385,10 +385,10 @@ mod tests {
         assert_eq!(world.read("trace --now", &stop), (0, Vec::new()));
         let toy = world.toy.clone();
         let later = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(50));
+            until("the reader", || toy.trace.readers() > 0);
             toy.push_lines(0..2);
         });
-        let read = world.read("trace --for 0.5", &stop);
+        let read = world.read("trace --for 2", &stop);
         assert_eq!(read, (2, lines(0..2)));
         later.join().unwrap();
     }

@@ -1,7 +1,7 @@
 //! Ports without a machine, for tests.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use probes::clock::Clock;
@@ -42,10 +42,12 @@ pub struct Toy {
     pub ptrace: EventLog,
 }
 
-/// Keeps the commands that it was given, but for [`REFUSED`] ones and `slow`, which takes a second.
+/// Keeps the commands that it was given, but for [`REFUSED`] ones and `slow`, which waits at a gate.
 #[derive(Default)]
 pub struct ToyControl {
     commands: Mutex<Vec<String>>,
+    /// Where `slow` waits.
+    pub gate: Gate,
 }
 
 impl ToyControl {
@@ -62,7 +64,7 @@ impl ControlPort for ToyControl {
             return Err(PortError::new(*refusal, why));
         }
         match text {
-            "slow" => std::thread::sleep(Duration::from_secs(1)),
+            "slow" => self.gate.pass(),
             _ => self.commands.lock().unwrap().push(text.to_owned()),
         }
         Ok(())
@@ -163,6 +165,34 @@ impl World {
             toy,
             server,
         }
+    }
+}
+
+/// What threads wait at until a test opens it.
+#[derive(Default)]
+pub struct Gate {
+    /// How many have come, and whether they may go on.
+    state: Mutex<(usize, bool)>,
+    opened: Condvar,
+}
+
+impl Gate {
+    /// Waits for [`Self::open`].
+    pub fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        drop(self.opened.wait_while(state, |(_, open)| !*open).unwrap());
+    }
+
+    /// How many have come so far.
+    pub fn come(&self) -> usize {
+        self.state.lock().unwrap().0
+    }
+
+    /// From now on nobody waits.
+    pub fn open(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.opened.notify_all();
     }
 }
 

@@ -56,6 +56,40 @@ impl World {
         Ended::from(self.command(line).output().unwrap())
     }
 
+    /// How often each trap has been hit that stands in the guest now.
+    pub fn traps(&self) -> Vec<u64> {
+        let stat = self.run("stat --json");
+        let told: serde_json::Value =
+            serde_json::from_str(&stat.stdout).unwrap_or_else(|e| panic!("{e}: {stat:?}"));
+        let sites = told["sites"].as_array().unwrap();
+        sites
+            .iter()
+            .map(|site| site["hits"].as_u64().unwrap())
+            .collect()
+    }
+
+    /// Waits until a trap has been hit: one that merely stands may not have met anybody yet.
+    pub fn wait_for_hits(&self) {
+        self.wait_for_traps(|hits| hits.iter().any(|hits| *hits > 0));
+    }
+
+    /// Waits until the guest is clean.
+    pub fn wait_for_no_traps(&self) {
+        self.wait_for_traps(<[u64]>::is_empty);
+    }
+
+    fn wait_for_traps(&self, wanted: impl Fn(&[u64]) -> bool) {
+        let start = Instant::now();
+        loop {
+            let hits = self.traps();
+            if wanted(&hits) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{hits:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Runs a program of the micro guest.
     pub fn micro(&self, program: &str, options: &str) -> Ended {
         Ended::from(self.micro_command(program, options).output().unwrap())

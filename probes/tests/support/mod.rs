@@ -173,7 +173,7 @@ impl Micro {
     }
 
     /// Waits until `condition` holds; `what` names it.
-    pub fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+    pub fn until(&self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !condition(self) {
             assert!(
