@@ -410,7 +410,7 @@ fn arming_and_removing_while_the_guest_runs_through_it_changes_nothing() {
         );
         let mut random = Random(0xe807_ace5);
         let mut armed: Vec<SiteId> = Vec::new();
-        // It is hit whenever this thread gets its next turn.
+        // Armed before the guest runs: it is hit however late this thread gets its next turn.
         armed.push(guest.machine.traps().arm_kernel(places[0], space).unwrap());
         guest.machine.start();
         guest.wait_until("hit", || guest.machine.stats().traps > 0);

@@ -124,7 +124,7 @@ fn user_sites_come_and_go_while_the_program_runs_through_them() {
     let space = guest.space();
     let leaf = guest.instructions("micro_user_leaf");
     let recorder = guest.record();
-    // It is hit whenever this thread gets its next turn.
+    // Armed before the guest runs: it is hit however late this thread gets its next turn.
     let first = guest.machine.arm_user(Gva(leaf[0].ip()), space).unwrap();
     drop(paused);
     guest.wait_until("hit", || recorder.count() > 0);
