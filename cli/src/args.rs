@@ -126,6 +126,12 @@ pub struct Guest {
     pub kind: GuestKind,
     /// Where its files go
     pub folder: PathBuf,
+    /// With `cloud`: the newest kernel of this suite of Debian's, such as bullseye, trixie-backports or sid
+    ///
+    /// Its package lists are fetched into the cache; the machine's own stay as they are. Without this, the kernel is the one that
+    /// the machine's own apt has.
+    #[arg(long, value_name = "NAME")]
+    pub suite: Option<String>,
 }
 
 /// The guests there are.

@@ -3,59 +3,88 @@
 use introspect::Gva;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::virtual_memory::{read_c_string, read_u64};
-use vmm::memory::GuestRam;
+use vmm::machine::PanicReport;
 use vmm::{RunEnd, VcpuRegisters};
 
 use crate::guest_kernel::symbolize;
-use crate::report::{Failure, say};
+use crate::report::{Failure, printable, say, show};
+use crate::session::Session;
 
 /// Longest panic message taken from the guest.
 const LONGEST_MESSAGE: usize = 256;
+/// Linux's words before the message of a panic.
+const PANIC: &str = "Kernel panic - not syncing: ";
+/// The words before that where Linux repeats the message at its end.
+const ENDS: &str = "[ end ";
+/// Lines of the guest's console that are shown of a crash, and more if a panic began before them.
+const CONSOLE_LINES: usize = 20;
 
 /// Reports the end of a run. A guest that ended by its own will, or because it was asked to, is no failure.
+/// `with_console`: the console's end is not on the screen already.
 ///
 /// # Errors
 /// If the guest crashed or the host failed.
-pub fn report(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> Result<(), Failure> {
+pub fn report(
+    end: &RunEnd,
+    symbols: Option<&Symbols>,
+    session: &Session,
+    with_console: bool,
+) -> Result<(), Failure> {
     if end.is_orderly() {
         say(end);
         return Ok(());
     }
     if let Some(registers) = registers(end) {
-        show(registers, symbols);
+        show_registers(registers, symbols);
     }
-    Err(Failure::new(message(end, symbols, ram)))
+    let lines = session.console.lines();
+    if with_console && !lines.is_empty() {
+        say("the console's last lines:");
+        show_lines(lines.get(first_shown(&lines)..));
+    }
+    Err(Failure::new(message(end, symbols, session)))
+}
+
+/// The first line that is shown: the one in which a panic begins, or one near the end.
+fn first_shown(lines: &[String]) -> usize {
+    let panic = lines.iter().rposition(|line| panic_in(line).is_some());
+    let last = lines.len().saturating_sub(CONSOLE_LINES);
+    panic.map_or(last, |panic| panic.min(last))
+}
+
+/// Shows lines of the guest's, which are free of what moves a cursor.
+fn show_lines(lines: Option<&[String]>) {
+    let lines = lines.unwrap_or_default().iter();
+    let text: String = lines.map(|line| format!("  {line}\n")).collect();
+    show(text.as_bytes());
 }
 
 /// The registers of a crash, as far as they were kept.
 pub fn registers(end: &RunEnd) -> Option<&VcpuRegisters> {
     match end {
-        RunEnd::Panic(panic) => Some(&panic.registers),
-        RunEnd::TripleFault { registers, .. } => Some(registers),
+        RunEnd::Panic(panic) => panic.registers.as_deref(),
+        RunEnd::TripleFault { registers, .. } => registers.as_deref(),
         _ => None,
     }
 }
 
 /// What has happened, with its place.
-pub fn message(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> String {
+pub fn message(end: &RunEnd, symbols: Option<&Symbols>, session: &Session) -> String {
     match end {
         RunEnd::Panic(panic) => {
-            let registers = &panic.registers;
-            let space = registers.address_space();
-            let mut message = format!("{end}");
-            let mut buffer = [0; LONGEST_MESSAGE];
-            if let Ok(format) = read_c_string(ram, space, Gva(registers.regs.rdi), &mut buffer) {
-                let text = String::from_utf8_lossy(format.bytes).into_owned();
-                message += &format!(": {}", text.trim_end().escape_debug());
+            let mut message = end.to_string();
+            if let Some(text) = panic_text(panic, session) {
+                message += &format!(": {}", printable(text.trim_end()));
             }
-            if let Ok(caller) = read_u64(ram, space, Gva(registers.regs.rsp)) {
-                // The call itself: what follows a call that never returns may be another function.
-                let call = caller.wrapping_sub(1);
+            if let Some(call) = panic_call(panic, session) {
                 message += &format!(", called from {}", symbolize(symbols, call));
             }
             message
         }
-        RunEnd::TripleFault { registers, .. } => {
+        RunEnd::TripleFault {
+            registers: Some(registers),
+            ..
+        } => {
             format!("{end} at {}", symbolize(symbols, registers.regs.rip))
         }
         RunEnd::UnknownInstruction { address, .. } => {
@@ -65,12 +94,93 @@ pub fn message(end: &RunEnd, symbols: Option<&Symbols>, ram: &GuestRam) -> Strin
     }
 }
 
-fn show(registers: &VcpuRegisters, symbols: Option<&Symbols>) {
+/// The kernel's message: from its log, else as its console had it, else the format it was made by.
+fn panic_text(panic: &PanicReport, session: &Session) -> Option<String> {
+    let printed = || printed_text(&session.console.lines());
+    panic.text.clone().or_else(printed).or_else(|| {
+        let registers = panic.registers.as_deref()?;
+        let mut buffer = [0; LONGEST_MESSAGE];
+        let format = read_c_string(
+            session.machine.ram(),
+            registers.address_space(),
+            Gva(registers.regs.rdi),
+            &mut buffer,
+        );
+        Some(String::from_utf8_lossy(format.ok()?.bytes).into_owned())
+    })
+}
+
+/// The message of the last panic in lines of a console.
+fn printed_text(lines: &[String]) -> Option<String> {
+    let mut lines = lines.iter().rev();
+    lines.find_map(|line| panic_in(line).map(str::to_owned))
+}
+
+/// The message of the panic that begins in a line of a console.
+fn panic_in(line: &str) -> Option<&str> {
+    let (before, text) = line.split_once(PANIC)?;
+    (!before.ends_with(ENDS)).then_some(text)
+}
+
+/// The address of the call of `panic`, if its entry was seen.
+fn panic_call(panic: &PanicReport, session: &Session) -> Option<u64> {
+    let registers = panic.registers.as_deref()?;
+    let stack = Gva(registers.regs.rsp);
+    let caller = read_u64(session.machine.ram(), registers.address_space(), stack).ok()?;
+    // The call itself: what follows a call that never returns may be another function.
+    Some(caller.wrapping_sub(1))
+}
+
+fn show_registers(registers: &VcpuRegisters, symbols: Option<&Symbols>) {
     say(format_args!(
         "rip is {}",
         symbolize(symbols, registers.regs.rip)
     ));
     for line in registers.to_string().lines() {
         say(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_panic_the_console_is_shown_from_its_first_line() {
+        let lines = |before: usize, after: usize| {
+            let mut lines = vec!["boots".to_owned(); before];
+            lines.push(format!("[    1.2] {PANIC}no root"));
+            lines.extend(vec!["[    1.2]  start_kernel+0x1/0x2".to_owned(); after]);
+            lines.push(format!("[    1.3] ---[ end {PANIC}no root ]---"));
+            lines
+        };
+        for (before, after, shown) in [(10, 40, 42), (30, 5, CONSOLE_LINES), (3, 2, 7)] {
+            let lines = lines(before, after);
+            assert_eq!(lines.len() - first_shown(&lines), shown, "{before} {after}");
+        }
+        let without = vec!["boots".to_owned(); 50];
+        assert_eq!(first_shown(&without), 30);
+        assert_eq!(first_shown(&[]), 0);
+    }
+
+    #[test]
+    fn the_message_of_a_panic_is_read_off_the_console() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        for (console, expected) in [
+            ("", None),
+            ("Run /init as init process\nreboot: Restarting system", None),
+            (
+                "[    1.2] Kernel panic - not syncing: VFS: no root\n[    1.3] CPU: 0\n\
+                 [    1.4] ---[ end Kernel panic - not syncing: VFS: no root ]---",
+                Some("VFS: no root"),
+            ),
+            (
+                "Kernel panic - not syncing: one\nKernel panic - not syncing: two",
+                Some("two"),
+            ),
+        ] {
+            let found = printed_text(&lines(console));
+            assert_eq!(found.as_deref(), expected, "{console}");
+        }
     }
 }

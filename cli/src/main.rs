@@ -20,6 +20,7 @@ mod listener;
 mod memory_size;
 mod mount;
 mod output_file;
+mod panic_witness;
 mod ports;
 mod registry;
 mod report;
@@ -27,6 +28,7 @@ mod scripting;
 mod session;
 mod signals;
 mod streams;
+mod tail;
 mod tracing;
 
 use std::process::ExitCode;

@@ -19,6 +19,7 @@ use crate::host::Host;
 use crate::inspection::Inspector;
 use crate::registry::VmName;
 use crate::signals::StopSignals;
+use crate::tail::Tail;
 
 /// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -40,6 +41,8 @@ pub struct Session {
     pub kernel: Option<GuestKernel>,
     /// When it was made.
     pub started: Instant,
+    /// The end of what its guest has printed.
+    pub console: Tail,
     /// What is known of its kernel's structures.
     pub inspector: Inspector,
     /// Its probe engine, from the first trace on.
@@ -213,8 +216,8 @@ impl Session {
         Ok(listed.collect())
     }
 
-    /// Keeps the registers of the kernel's panic, so that the end of the run can tell of it. Without that, a panic
-    /// is only seen as the reset that follows.
+    /// Keeps the registers of the kernel's panic, so that the end of the run can tell where it was called. That
+    /// there was one is known without.
     pub fn watch_panic(&self, view: &KernelView) {
         let Some(address) = view.symbols.address_of(PANIC) else {
             return;

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use support::{World, has_kvm};
 
@@ -120,6 +122,25 @@ fn a_trace_file_leaves_standard_output_to_the_guest() {
         (10, 10)
     );
     assert_eq!(events.len(), 25);
+}
+
+#[test]
+fn stop_returns_when_the_machine_is_gone() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    // Nobody reads its trace: it cannot end before that is written.
+    let machine = world.start("calls 1000000000", "--serial null --trace micro_leaf");
+    world.wait_for_traps(|hits| hits.iter().sum::<u64>() > 5_000);
+    let mut stop = world.command("stop").spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(stop.try_wait().unwrap().is_none());
+    assert_eq!(world.registered(), ["vm1"]);
+    let machine = std::thread::spawn(|| machine.finish_reading());
+    assert!(stop.wait().unwrap().success());
+    assert_eq!(world.registered(), Vec::<String>::new());
+    assert_eq!(machine.join().unwrap().status, 0);
 }
 
 #[test]

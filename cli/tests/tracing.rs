@@ -39,6 +39,49 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
     assert!(std::fs::metadata(world.path("file")).unwrap().len() > 0);
 }
 
+/// The first line of a JSON trace, and the times of its events.
+fn clock_and_times(trace: &str) -> (serde_json::Value, Vec<u64>) {
+    let mut lines = trace
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let clock = lines.next().unwrap();
+    assert_eq!(clock["event"], "clock");
+    (clock, lines.map(|l| l["tsc"].as_u64().unwrap()).collect())
+}
+
+#[test]
+fn what_happens_while_traps_are_put_in_is_not_before_the_trace() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    // Of a run: its clock is the one that was told when the guest had not run yet.
+    let ended = world.micro("calls 3", "--trace micro_leaf --format json -o trace");
+    assert_eq!(ended.status, 0, "{ended:?}");
+    let trace = std::fs::read_to_string(world.path("trace")).unwrap();
+    let (clock, times) = clock_and_times(&trace);
+    let told = format!("TSC {} is {} ns since 1970", clock["tsc"], clock["unix_ns"]);
+    assert!(ended.stderr.contains(&told), "{told}: {ended:?}");
+    assert_eq!(times.len(), 6);
+    assert!(
+        times
+            .iter()
+            .all(|time| *time > clock["tsc"].as_u64().unwrap())
+    );
+    // Of a machine that runs: the first function is called all the time while the others are armed.
+    let machine = calling(&world);
+    let ended = world.run("trace micro_leaf kprobe:vmlinux:micro_*:entry --for 0.2 --format json");
+    assert_eq!(ended.status, 0, "{ended:?}");
+    let (clock, times) = clock_and_times(&ended.stdout);
+    assert!(
+        times
+            .iter()
+            .all(|time| *time > clock["tsc"].as_u64().unwrap())
+    );
+    assert_eq!(world.run("stop").status, 0);
+    assert_eq!(machine.finish().status, 0);
+}
+
 #[test]
 fn whatever_ends_the_tracing_command_the_guest_is_clean() {
     if !has_kvm() {

@@ -35,8 +35,8 @@ pub enum CacheError {
     },
 }
 
-/// A function that turns an I/O error into ours, for `map_err`.
-pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+/// Returns a function that turns an I/O error into a [`CacheError`], for `map_err`.
+pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {
     let path = path.to_owned();
     move |source| CacheError::Io {
         action,
@@ -45,8 +45,8 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
     }
 }
 
-/// The start of a hash, 12 hexadecimal digits: enough for an entry's name to change with what it is made from.
-pub(crate) fn short(hash: Sha256) -> String {
+/// Returns the start of a hash, 12 hexadecimal digits: an entry's name changes with its sources.
+pub fn short(hash: Sha256) -> String {
     let bytes = hash.finalize();
     bytes.iter().take(6).map(|b| format!("{b:02x}")).collect()
 }

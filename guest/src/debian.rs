@@ -1,22 +1,54 @@
-//! Debian's own packages as files: the cloud kernel, fetched with apt and unpacked, not installed.
+//! Debian's own packages as files: kernels, fetched with apt and unpacked, not installed.
 //!
-//! The caller owns what is done with the files; apt's configuration decides which archive they come from, and apt checks signatures.
-//! A package once fetched is kept and not asked for again: remove it from the cache to get a newer one.
+//! The caller owns what is done with the files. apt's configuration decides which archive they come from, or the name of a suite
+//! ([`suite_kernel`]); apt checks signatures. A package once fetched is kept and not asked for again: remove it from the cache to get
+//! a newer one. Since 6.19 a kernel is several packages, which become one folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::apt;
+use crate::archive::{Archive, ArchiveError, SuiteError};
 use crate::cache::{Cache, CacheError, Lock, failed};
 use crate::command::{self, CommandError};
 use crate::progress::Progress;
 
-/// The package that depends on the current cloud kernel.
-const META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// The file in the cache that holds the name of the package that was current.
 const CURRENT: &str = "current-cloud-kernel";
 const PREFIX: &str = "linux-image-";
-const SUFFIX: &str = "-cloud-amd64";
+const SUFFIX: &str = "-amd64";
+/// Packages that belong to an image's, in front of the release: what 6.19 and later have beside it.
+const PARTS: [&str; 2] = ["linux-binary-", "linux-modules-"];
+
+/// For which machines a kernel is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// Virtual ones.
+    Cloud,
+    /// All.
+    Generic,
+}
+
+impl Flavour {
+    /// The package that depends on the current kernel.
+    fn meta_package(self) -> &'static str {
+        match self {
+            Self::Cloud => "linux-image-cloud-amd64",
+            Self::Generic => "linux-image-amd64",
+        }
+    }
+
+    /// Whether `release` is of this.
+    fn is_of(self, release: &str) -> bool {
+        let version = release.strip_suffix(SUFFIX).unwrap_or_default();
+        let cloud = version.ends_with("-cloud");
+        match self {
+            Self::Cloud => cloud,
+            Self::Generic => !cloud && !version.ends_with("-rt"),
+        }
+    }
+}
 
 /// A package could not be fetched.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +69,17 @@ pub enum DebianError {
         asked: String,
         /// Releases there are.
         known: Vec<String>,
+    },
+    /// No such suite, or no mirror that has it.
+    #[error(transparent)]
+    Suite(#[from] SuiteError),
+    /// The suite has no such kernel.
+    #[error("Debian's {suite} has no package {package}, or it depends on no kernel")]
+    NotInSuite {
+        /// The suite.
+        suite: String,
+        /// The package that should depend on one.
+        package: &'static str,
     },
     /// A package has not what it should have.
     #[error("the package {package} has no {what} in {}", directory.display())]
@@ -78,25 +121,82 @@ pub fn cloud_kernel(
         return found;
     }
     let log = cache.root().join("debian.log");
+    let archive = Archive::of_machine();
     let package = match resolve(version, &log) {
         // a fresh machine has no package lists
         Err(DebianError::NoKernel { .. }) if rustix::process::geteuid().is_root() => {
             progress.phase("reading Debian's package lists");
             let mut update = Command::new("apt-get");
-            command::run("apt-get update", update.arg("update"), &log, |_| {})?;
+            apt::run("apt-get update", update.arg("update"), &log, progress)?;
             resolve(version, &log)?
         }
         answer => answer?,
     };
-    let directory = match cache.entry(&entry_name(&package)) {
-        Some(directory) => directory,
-        None => download(&package, cache, &lock, &log, progress)?,
-    };
+    let kernel = download_kernel(&package, &archive, cache, &lock, &log, progress)?;
     if version.is_none() {
         let path = cache.root().join(CURRENT);
         fs::write(&path, &package).map_err(failed("write", &path))?;
     }
-    kernel_in(&package, &directory)
+    Ok(kernel)
+}
+
+/// The kernel that was current in a suite such as `trixie-backports` when this was first asked. The machine's own package lists are
+/// not touched.
+///
+/// # Errors
+/// If apt is not there, there is no such suite or kernel, it cannot be fetched, or the package is not as expected.
+pub fn suite_kernel(
+    cache: &Cache,
+    suite: &str,
+    flavour: Flavour,
+    progress: &dyn Progress,
+) -> Result<DebianKernel, DebianError> {
+    let meta = flavour.meta_package();
+    let current = cache.root().join(format!("current-{meta}-of-{suite}"));
+    let kept = || {
+        let package = fs::read_to_string(&current).ok()?;
+        let directory = cache.entry(&entry_name(&package))?;
+        Some(kernel_in(&package, &directory))
+    };
+    if let Some(found) = kept() {
+        return found;
+    }
+    let lock = cache.lock("debian-package", progress)?;
+    if let Some(found) = kept() {
+        return found;
+    }
+    let log = cache.root().join("debian.log");
+    let archive = Archive::of_suite(suite, cache, &lock, &log, progress)?;
+    let missing = || DebianError::NotInSuite {
+        suite: suite.to_owned(),
+        package: meta,
+    };
+    let text = depends(meta, &archive, &log).map_err(|_| missing())?;
+    let package = dependency(&text, flavour).ok_or_else(missing)?;
+    let kernel = download_kernel(package, &archive, cache, &lock, &log, progress)?;
+    fs::write(&current, package).map_err(failed("write", &current))?;
+    Ok(kernel)
+}
+
+/// The kernel of `package`, from the cache or fetched with the packages that it depends on for its parts.
+fn download_kernel(
+    package: &str,
+    archive: &Archive,
+    cache: &Cache,
+    lock: &Lock,
+    log: &Path,
+    progress: &dyn Progress,
+) -> Result<DebianKernel, DebianError> {
+    if let Some(directory) = cache.entry(&entry_name(package)) {
+        return kernel_in(package, &directory);
+    }
+    let text = depends(package, archive, log)?;
+    let packages: Vec<&str> = std::iter::once(package)
+        .chain(parts(package, &text))
+        .collect();
+    let check = |directory: &Path| kernel_in(package, directory).map(drop);
+    let directory = download(&packages, archive, cache, lock, log, progress, &check)?;
+    kernel_in(package, &directory)
 }
 
 /// The package `name`, unpacked: a directory with its files.
@@ -112,7 +212,8 @@ pub fn fetch(name: &str, cache: &Cache, progress: &dyn Progress) -> Result<PathB
         return Ok(directory);
     }
     let log = cache.root().join("debian.log");
-    download(name, cache, &lock, &log, progress)
+    let archive = Archive::of_machine();
+    download(&[name], &archive, cache, &lock, &log, progress, &|_| Ok(()))
 }
 
 fn entry_name(package: &str) -> String {
@@ -140,13 +241,10 @@ fn fetched(cache: &Cache, version: Option<&str>) -> Option<Result<DebianKernel, 
 /// The package that apt would take.
 fn resolve(version: Option<&str>, log: &Path) -> Result<String, DebianError> {
     if version.is_none() {
-        let mut depends = Command::new("apt-cache");
-        depends
-            .args(["depends", "--important", META_PACKAGE])
-            .env("LC_ALL", "C");
         // a package that apt does not know is an error of apt's; the list below is the better message
-        if let Ok(text) = command::output("apt-cache depends", &mut depends, log)
-            && let Some(package) = dependency(&text)
+        let meta = Flavour::Cloud.meta_package();
+        if let Ok(text) = depends(meta, &Archive::of_machine(), log)
+            && let Some(package) = dependency(&text, Flavour::Cloud)
         {
             return Ok(package.to_owned());
         }
@@ -158,6 +256,7 @@ fn resolve(version: Option<&str>, log: &Path) -> Result<String, DebianError> {
         let mut known: Vec<_> = text
             .lines()
             .filter_map(release_of)
+            .filter(|release| Flavour::Cloud.is_of(release))
             .map(str::to_owned)
             .collect();
         known.sort_by_key(|release| version_key(release));
@@ -168,15 +267,34 @@ fn resolve(version: Option<&str>, log: &Path) -> Result<String, DebianError> {
     })
 }
 
-/// The kernel that the meta package depends on, from `apt-cache depends`.
-fn dependency(text: &str) -> Option<&str> {
-    let mut dependencies = text
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "));
-    dependencies.rfind(|name| release_of(name).is_some())
+/// Returns the dependencies of a package, by apt-cache.
+fn depends(package: &str, archive: &Archive, log: &Path) -> Result<String, CommandError> {
+    let mut depends = archive.command("apt-cache");
+    depends.args(["depends", "--important", package]);
+    command::output("apt-cache depends", &mut depends, log)
 }
 
-/// The release in a cloud kernel's package name; `None` for meta packages and the unsigned and debugging ones.
+/// The packages that `apt-cache depends` names.
+fn dependencies(text: &str) -> impl DoubleEndedIterator<Item = &str> {
+    let lines = text.lines().map(str::trim);
+    lines.filter_map(|line| line.strip_prefix("Depends: "))
+}
+
+/// The kernel that the meta package depends on, from `apt-cache depends`.
+fn dependency(text: &str, flavour: Flavour) -> Option<&str> {
+    dependencies(text).rfind(|name| release_of(name).is_some_and(|release| flavour.is_of(release)))
+}
+
+/// The packages with the parts of the kernel of `package`, from what `apt-cache depends` says of that.
+fn parts<'a>(package: &str, text: &'a str) -> impl Iterator<Item = &'a str> {
+    let release = release_of(package).unwrap_or_default().to_owned();
+    dependencies(text).filter(move |name| {
+        let of_part = PARTS.iter().find_map(|part| name.strip_prefix(part));
+        of_part.is_some_and(|rest| rest == release)
+    })
+}
+
+/// The release in a kernel's package name; `None` for meta packages and the unsigned and debugging ones.
 fn release_of(package: &str) -> Option<&str> {
     let release = package.strip_prefix(PREFIX)?;
     let version = release.strip_suffix(SUFFIX)?;
@@ -188,7 +306,9 @@ fn release_of(package: &str) -> Option<&str> {
 fn choose<'a>(packages: impl Iterator<Item = &'a str>, version: Option<&str>) -> Option<String> {
     packages
         .filter(|package| {
-            release_of(package).is_some_and(|release| matches_version(release, version))
+            release_of(package).is_some_and(|release| {
+                Flavour::Cloud.is_of(release) && matches_version(release, version)
+            })
         })
         .max_by_key(|package| version_key(package.trim_end_matches(SUFFIX)))
         .map(str::to_owned)
@@ -208,36 +328,44 @@ fn version_key(name: &str) -> Vec<u64> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Fetches and unpacks `package` as a cache entry.
+/// Fetches `packages` and unpacks them as the cache entry of the first, if `check` finds there what it should.
 fn download(
-    package: &str,
+    packages: &[&str],
+    archive: &Archive,
     cache: &Cache,
     lock: &Lock,
     log: &Path,
     progress: &dyn Progress,
+    check: &dyn Fn(&Path) -> Result<(), DebianError>,
 ) -> Result<PathBuf, DebianError> {
-    progress.phase(&format!("fetching {package} from Debian"));
+    let first = packages.first().copied().unwrap_or_default();
+    progress.phase(&format!("fetching {first} from Debian"));
     let scratch = cache.scratch("debian-package", lock)?;
-    let mut apt = Command::new("apt-get");
-    // apt's own unprivileged user may not write here, and says so in vain
-    apt.args(["-o", "APT::Sandbox::User=root", "download", package]);
+    let mut apt = archive.command("apt-get");
+    apt.arg("download").args(packages);
     apt.current_dir(scratch.path());
-    command::run("apt-get download", &mut apt, log, |_| {})?;
+    apt::run("apt-get download", &mut apt, log, progress)?;
     let files = fs::read_dir(scratch.path()).map_err(failed("list", scratch.path()))?;
-    let archive = files
+    let archives: Vec<PathBuf> = files
         .flatten()
         .map(|file| file.path())
-        .find(|path| path.extension().is_some_and(|e| e == "deb"))
-        .ok_or_else(|| DebianError::Contents {
-            package: package.to_owned(),
+        .filter(|path| path.extension().is_some_and(|e| e == "deb"))
+        .collect();
+    if archives.len() < packages.len() {
+        return Err(DebianError::Contents {
+            package: first.to_owned(),
             what: ".deb file",
             directory: scratch.path().to_owned(),
-        })?;
+        });
+    }
     let out = scratch.path().join("out");
-    let mut unpack = Command::new("dpkg-deb");
-    unpack.arg("-x").arg(&archive).arg(&out);
-    command::run("dpkg-deb -x", &mut unpack, log, |_| {})?;
-    Ok(cache.publish(&out, &entry_name(package))?)
+    for archive in archives {
+        let mut unpack = Command::new("dpkg-deb");
+        unpack.arg("-x").arg(&archive).arg(&out);
+        command::run("dpkg-deb -x", &mut unpack, log, |_| {})?;
+    }
+    check(&out)?;
+    Ok(cache.publish(&out, &entry_name(first))?)
 }
 
 /// Image and modules of an unpacked package.
@@ -248,21 +376,32 @@ fn kernel_in(package: &str, directory: &Path) -> Result<DebianKernel, DebianErro
         directory: directory.to_owned(),
     };
     let release = release_of(package).ok_or_else(|| missing("kernel release in its name"))?;
-    let image = directory.join("boot").join(format!("vmlinuz-{release}"));
-    if !image.is_file() {
-        return Err(missing("boot/vmlinuz-RELEASE"));
-    }
-    // merged /usr: newer packages have everything there
+    // merged /usr: newer packages have everything there, and then the image beside the modules
     let places =
         ["lib/modules", "usr/lib/modules"].map(|place| directory.join(place).join(release));
-    let modules = places.iter().find(|path| path.is_dir());
+    let modules = places.iter().find(|path| path.join("kernel").is_dir());
+    let modules = modules.ok_or_else(|| missing("lib/modules/RELEASE"))?;
+    let images = [
+        directory.join("boot").join(format!("vmlinuz-{release}")),
+        modules.join("vmlinuz"),
+    ];
+    let image = images.into_iter().find(|path| path.is_file());
     Ok(DebianKernel {
         release: release.to_owned(),
-        image,
-        modules: modules
-            .cloned()
-            .ok_or_else(|| missing("lib/modules/RELEASE"))?,
+        image: image
+            .ok_or_else(|| missing("boot/vmlinuz-RELEASE or lib/modules/RELEASE/vmlinuz"))?,
+        modules: modules.clone(),
     })
+}
+
+impl From<ArchiveError> for DebianError {
+    fn from(error: ArchiveError) -> Self {
+        match error {
+            ArchiveError::Cache(error) => error.into(),
+            ArchiveError::Command(error) => error.into(),
+            ArchiveError::Suite(error) => error.into(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -297,8 +436,57 @@ mod tests {
     #[test]
     fn the_meta_packages_dependency_is_read() {
         let text = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n";
-        assert_eq!(dependency(text), Some("linux-image-6.1.0-56-cloud-amd64"));
-        assert_eq!(dependency("linux-image-cloud-amd64\n"), None);
+        let cloud = |text| dependency(text, Flavour::Cloud);
+        assert_eq!(cloud(text), Some("linux-image-6.1.0-56-cloud-amd64"));
+        assert_eq!(cloud("linux-image-cloud-amd64\n"), None);
+        let generic = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n";
+        assert_eq!(cloud(generic), None);
+        let found = dependency(generic, Flavour::Generic);
+        assert_eq!(found, Some("linux-image-6.1.0-56-amd64"));
+        assert_eq!(dependency(text, Flavour::Generic), None);
+    }
+
+    /// As apt-cache says it of trixie-backports.
+    #[test]
+    fn a_kernel_of_several_packages_is_fetched_whole() {
+        let meta = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\n\
+            \x20 Depends: linux-image-7.3.4+deb13-cloud-amd64\n  Depends: linux-modules-cloud-amd64\n";
+        let package = "linux-image-7.3.4+deb13-cloud-amd64";
+        assert_eq!(dependency(meta, Flavour::Cloud), Some(package));
+        let text = "linux-image-7.3.4+deb13-cloud-amd64\n |Depends: dracut\n  Depends: initramfs-tools\n\
+            \x20 Depends: linux-base-7.3.4+deb13-cloud-amd64\n  Depends: linux-binary-7.3.4+deb13-cloud-amd64\n\
+            \x20 Depends: linux-modules-7.3.4+deb13-cloud-amd64\n";
+        let found: Vec<&str> = parts(package, text).collect();
+        assert_eq!(
+            found,
+            [
+                "linux-binary-7.3.4+deb13-cloud-amd64",
+                "linux-modules-7.3.4+deb13-cloud-amd64"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_image_is_found_wherever_packages_have_had_it() {
+        let release = "7.2.13+deb14-cloud-amd64";
+        let package = format!("{PREFIX}{release}");
+        for (image, modules) in [
+            (format!("boot/vmlinuz-{release}"), "lib/modules"),
+            (format!("boot/vmlinuz-{release}"), "usr/lib/modules"),
+            (
+                format!("usr/lib/modules/{release}/vmlinuz"),
+                "usr/lib/modules",
+            ),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let modules = folder.path().join(modules).join(release);
+            fs::create_dir_all(modules.join("kernel")).unwrap();
+            fs::create_dir_all(folder.path().join("boot")).unwrap();
+            fs::write(folder.path().join(&image), "x").unwrap();
+            let kernel = kernel_in(&package, folder.path()).unwrap();
+            assert_eq!(kernel.image, folder.path().join(image));
+            assert_eq!(kernel.modules, modules);
+        }
     }
 
     #[test]
@@ -323,7 +511,7 @@ mod tests {
             .path()
             .join(format!("debian-linux-image-{release}"));
         fs::create_dir_all(entry.join("boot")).unwrap();
-        fs::create_dir_all(entry.join("lib/modules").join(release)).unwrap();
+        fs::create_dir_all(entry.join("lib/modules").join(release).join("kernel")).unwrap();
         fs::write(entry.join("boot").join(format!("vmlinuz-{release}")), "x").unwrap();
         assert!(fetched(&cache, None).is_none());
         fs::write(
@@ -343,6 +531,10 @@ mod tests {
     fn a_package_without_an_image_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let package = "linux-image-6.1.0-56-cloud-amd64";
+        let modules = directory
+            .path()
+            .join("lib/modules/6.1.0-56-cloud-amd64/kernel");
+        fs::create_dir_all(modules).unwrap();
         let error = kernel_in(package, directory.path())
             .unwrap_err()
             .to_string();

@@ -5,7 +5,7 @@
 //!
 //! * [`micro::elf`]: a 64-bit kernel of a few kilobytes, assembled in memory, for exact tests and benchmarks.
 //! * [`kernel::small`], [`kernel::rich`]: Linux built from Debian's source.
-//! * [`debian::cloud_kernel`]: Debian's own kernel as it is.
+//! * [`debian::cloud_kernel`], [`debian::suite_kernel`]: Debian's own kernels as they are.
 //! * [`programs::build`]: small static programs with known behaviour.
 //! * [`dynamic::files`]: programs linked with Debian's C library, and that library.
 //! * [`initramfs::tiny`], [`initramfs::full`]: what a guest boots into; [`cpio`] writes the archives.
@@ -13,8 +13,10 @@
 //! What takes long is made once and kept in a [`Cache`]; a [`Progress`] tells how far it is.
 #![forbid(unsafe_code)]
 
+mod apt;
+mod archive;
 mod cache;
-mod command;
+pub mod command;
 mod compile;
 pub mod cpio;
 pub mod debian;
@@ -23,11 +25,12 @@ pub mod initramfs;
 pub mod kernel;
 mod make_error;
 pub mod micro;
-mod packages;
+pub mod packages;
 pub mod programs;
 mod progress;
 
-pub use cache::{Cache, CacheError, Lock, Scratch};
+pub use archive::SuiteError;
+pub use cache::{Cache, CacheError, Lock, Scratch, failed, short};
 pub use command::CommandError;
 pub use make_error::MakeError;
 pub use packages::PackageError;

@@ -5,7 +5,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::command::{self, CommandError};
+use crate::apt;
+use crate::command::CommandError;
 use crate::progress::Progress;
 
 /// Packages are missing and could not be installed.
@@ -67,12 +68,12 @@ pub fn require(packages: &[&str], log: &Path, progress: &dyn Progress) -> Result
     progress.phase(&format!("installing {}", missing.join(" ")));
     let mut update = Command::new("apt-get");
     update.arg("update");
-    command::run("apt-get update", &mut update, log, |_| {})?;
+    apt::run("apt-get update", &mut update, log, progress)?;
     let mut install = Command::new("apt-get");
     install.env("DEBIAN_FRONTEND", "noninteractive");
     install.args(["install", "-y", "--no-install-recommends"]);
     install.args(&missing);
-    command::run("apt-get install", &mut install, log, |_| {})?;
+    apt::run("apt-get install", &mut install, log, progress)?;
     Ok(())
 }
 

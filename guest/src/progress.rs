@@ -67,6 +67,16 @@ impl Terminal {
     }
 }
 
+impl Terminal {
+    /// Removes the bar for good: something else is printed from now on.
+    pub fn clear(&self) {
+        if let Sink::Bar(bar) = &self.0 {
+            bar.disable_steady_tick();
+            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+        }
+    }
+}
+
 impl Default for Terminal {
     fn default() -> Self {
         Self::new()

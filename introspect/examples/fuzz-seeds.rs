@@ -47,15 +47,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, layout) in [
         ("addresses-first", Layout::AddressesFirst),
         ("addresses-last", Layout::AddressesLast),
+        ("addresses-from-entries", Layout::AddressesFromEntries),
     ] {
         let variant = Variant {
             layout,
             sequences: true,
-            absolute_per_cpu: true,
+            absolute_per_cpu: layout != Layout::AddressesFromEntries,
         };
-        let tables = test_tables::write(&test_tables::kernel_like(SYMBOLS, true), variant);
+        let symbols = test_tables::kernel_like(SYMBOLS, variant.absolute_per_cpu);
+        let tables = test_tables::write_at(test_tables::BASE - NOISE as u64, &symbols, variant);
         let tables = tables.get(NOISE..).unwrap_or_default();
-        kallsyms::find(tables)?.symbols(None)?;
+        kallsyms::find(tables, kallsyms::standing_at(test_tables::BASE))?.symbols(None)?;
         seeds.put("kallsyms", name, tables)?;
     }
     Btf::parse(&types())?.member("task_struct.comm")?;

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 
 /// A guest-physical address (GPA), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -47,6 +48,23 @@ pub trait PhysicalMemory {
     /// # Errors
     /// If any byte of the range is not guest RAM.
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError>;
+
+    /// Reads the little-endian word at `address`: what page walks and stacks are read by, so worth a short way.
+    ///
+    /// # Errors
+    /// As [`read_physical`](Self::read_physical).
+    fn read_word(&self, address: Gpa) -> Result<u64, PhysicalReadError> {
+        let mut bytes = [0; 8];
+        self.read_physical(address, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// The words of the page of 4 KiB that `address` lies in, where they can be looked at in place; a guest may change them
+    /// at any time.
+    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
+        let _ = address;
+        None
+    }
 
     /// The ranges of RAM in bytes, ascending and disjoint.
     fn ram(&self) -> Vec<Range<u64>>;

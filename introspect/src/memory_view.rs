@@ -31,6 +31,15 @@ impl<'m> PausedMemory<'m> {
         }
     }
 
+    /// The same for a look at a few pages, such as one stack's: cheaper to make.
+    #[must_use]
+    pub fn brief(memory: &'m dyn PhysicalMemory) -> Self {
+        Self {
+            memory,
+            walks: TranslationCache::brief(),
+        }
+    }
+
     /// The memory itself.
     #[must_use]
     pub fn physical(&self) -> &'m dyn PhysicalMemory {

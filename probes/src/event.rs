@@ -139,21 +139,18 @@ pub(crate) struct Recorder<'w, 's> {
 impl<'w, 's> Recorder<'w, 's> {
     pub(crate) fn new(slot: &'w mut SlotWriter<'s>, header: &Header) -> Self {
         let vcpu = u64::try_from(header.vcpu).unwrap_or(u64::MAX) & 0xffff;
-        let _ = slot.push_word(
-            u64::from(header.probe) | vcpu << VCPU_SHIFT | header.kind.code() << KIND_SHIFT,
-        );
         let number = |id: Option<u32>| u64::from(id.unwrap_or(NO_PROCESS));
-        let _ = slot.push_word(number(header.pid) | number(header.tid) << 32);
-        let _ = slot.push_word(header.pc);
-        let _ = slot.push_word(0);
+        slot.push_words(&[
+            u64::from(header.probe) | vcpu << VCPU_SHIFT | header.kind.code() << KIND_SHIFT,
+            number(header.pid) | number(header.tid) << 32,
+            header.pc,
+            0,
+        ]);
         Self { slot, parts: 0 }
     }
 
     pub(crate) fn arguments(&mut self, arguments: &[u64]) {
-        let written = arguments
-            .iter()
-            .take_while(|argument| self.slot.push_word(**argument))
-            .count();
+        let written = self.slot.push_words(arguments);
         self.parts |= written as u64 & 0xff;
     }
 
@@ -166,19 +163,17 @@ impl<'w, 's> Recorder<'w, 's> {
         }
     }
 
-    pub(crate) fn kernel_stack(&mut self, frames: impl Iterator<Item = u64>) {
+    pub(crate) fn kernel_stack(&mut self, frames: &[u64]) {
         self.parts |= self.stack(frames) << KERNEL_STACK_SHIFT;
     }
 
-    pub(crate) fn user_stack(&mut self, frames: impl Iterator<Item = u64>) {
+    pub(crate) fn user_stack(&mut self, frames: &[u64]) {
         self.parts |= self.stack(frames) << USER_STACK_SHIFT;
     }
 
-    fn stack(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
-        frames
-            .take(MAX_FRAMES)
-            .take_while(|frame| self.slot.push_word(*frame))
-            .count() as u64
+    fn stack(&mut self, frames: &[u64]) -> u64 {
+        let most = frames.len().min(MAX_FRAMES);
+        self.slot.push_words(frames.get(..most).unwrap_or_default()) as u64
     }
 
     pub(crate) fn string(&mut self, argument: usize, bytes: &[u8], state: StringState) {
@@ -323,8 +318,8 @@ mod tests {
         let event = recorded(64, &HEADER, |r| {
             r.arguments(&[1, u64::MAX, 3]);
             r.comm(*b"busybox\0\0\0\0\0\0\0\0\0");
-            r.kernel_stack([10, 11].into_iter());
-            r.user_stack([20].into_iter());
+            r.kernel_stack(&[10, 11]);
+            r.user_stack(&[20]);
             r.string(1, b"/etc/passwd", StringState::Whole);
             r.string(2, b"", StringState::Absent);
         });

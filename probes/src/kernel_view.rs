@@ -37,6 +37,9 @@ pub struct KernelView {
     pub tasks: Option<TaskLayout>,
     /// Page tables that map the kernel for as long as it runs.
     pub space: AddressSpace,
+    /// Whether [`space`](Self::space) is the kernel's own and stays as long as it runs. If the kernel names no such
+    /// tables it is a process's, which the guest may free.
+    pub space_lasts: bool,
     /// Why [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
     pub missing: Option<String>,
 }
@@ -101,6 +104,7 @@ impl KernelView {
     #[must_use]
     pub fn without_types(symbols: Symbols, space: AddressSpace) -> Self {
         Self {
+            space_lasts: symbols.address_of(KERNEL_TABLES).is_some(),
             symbols,
             btf: None,
             modules: LoadedModules::default(),
@@ -108,6 +112,14 @@ impl KernelView {
             space,
             missing: None,
         }
+    }
+
+    /// Returns the view of a kernel that never gives up the page tables in [`space`](Self::space), though it names
+    /// none: one with a single set of them.
+    #[must_use]
+    pub fn with_lasting_space(mut self) -> Self {
+        self.space_lasts = true;
+        self
     }
 
     /// Bytes the kernel runs above its link address.

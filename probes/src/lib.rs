@@ -34,6 +34,9 @@ pub mod render;
 pub mod ring;
 mod sync;
 pub mod syscall_table;
+#[cfg(test)]
+#[path = "../../tests/support/data.rs"]
+mod test_data;
 pub mod text_hash;
 pub mod trace;
 pub mod trace_line;

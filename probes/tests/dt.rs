@@ -17,6 +17,9 @@ use support::{Micro, micro};
 
 const PROCESS: i32 = 7;
 
+/// Stands for a file of the guest's: a text that every host has.
+const MAPPED_FILE: &str = "/proc/version";
+
 /// A guest with one process that has one file mapped.
 struct OneProcess;
 
@@ -31,7 +34,7 @@ impl Guest for OneProcess {
                 start: 0x40_0000,
                 offset: 0x1000,
                 length: 5,
-                file: File::open(env!("CARGO_MANIFEST_PATH")).unwrap().into(),
+                file: File::open(MAPPED_FILE).unwrap().into(),
                 incomplete: None,
             }),
             (PROCESS, _) => Err(Refused::new(Errno::Enoent, "nothing")),
@@ -303,7 +306,7 @@ fn the_list_follows_the_size_protocol() {
     let mut text = String::new();
     let file = found.descriptor.take().unwrap();
     File::from(file).read_to_string(&mut text).unwrap();
-    assert!(text.contains("[package]"));
+    assert!(text.starts_with("Linux version"), "{text}");
 }
 
 fn int(event: &[u8], at: usize) -> u32 {

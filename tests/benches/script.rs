@@ -175,7 +175,7 @@ impl Bench {
 
     fn engine(&self, machine: &Machine, space: AddressSpace) -> Fallible<Engine> {
         let symbols = KernelImage::parse(self.guest.kernel().shared_elf())?.symbols()?;
-        let view = Arc::new(KernelView::without_types(symbols, space));
+        let view = Arc::new(KernelView::without_types(symbols, space).with_lasting_space());
         Ok(Engine::new(
             machine.handle(),
             view,

@@ -13,11 +13,15 @@ use crate::shell::COMMAND_LIMIT;
 /// How often a running command is asked whether it has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The command's executable, which cargo puts beside the folder of the tests' own.
+/// The command's executable: the one that `EXOTRACE_BIN` names, else cargo's, beside the folder of the
+/// tests' own.
 ///
 /// # Panics
 /// If it has not been built.
 pub fn executable() -> PathBuf {
+    if let Some(path) = std::env::var_os("EXOTRACE_BIN") {
+        return path.into();
+    }
     let own = std::env::current_exe().unwrap_or_else(|e| panic!("this executable: {e}"));
     let folder = own
         .ancestors()

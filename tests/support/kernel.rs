@@ -1,4 +1,7 @@
 //! The kernels of the tests: their files, their images, and where both are.
+//!
+//! Where `EXOTRACE_TEST_KERNEL` names a kernel's file, that is the kernel of all tests, with its modules in the folder `modules`
+//! beside it: so kernels of distributions are checked by the tests of our own.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -29,6 +32,9 @@ impl Kernel {
     /// If it cannot be built or read.
     pub fn small() -> &'static Self {
         static SMALL: OnceLock<Kernel> = OnceLock::new();
+        if let Some(given) = Self::given() {
+            return given;
+        }
         SMALL.get_or_init(|| {
             let built = guest::kernel::small(&cache(), &Terminal::new());
             Self::open(
@@ -46,6 +52,9 @@ impl Kernel {
     /// If it cannot be built or read.
     pub fn rich() -> &'static Self {
         static RICH: OnceLock<Kernel> = OnceLock::new();
+        if let Some(given) = Self::given() {
+            return given;
+        }
         RICH.get_or_init(|| {
             let built = guest::kernel::rich(&cache(), &Terminal::new());
             Self::open(
@@ -54,6 +63,19 @@ impl Kernel {
                     .vmlinux(),
             )
         })
+    }
+
+    /// The kernel that the environment names, if it does.
+    ///
+    /// # Panics
+    /// If it cannot be read.
+    pub fn given() -> Option<&'static Self> {
+        static GIVEN: OnceLock<Option<Kernel>> = OnceLock::new();
+        let given = GIVEN.get_or_init(|| {
+            let path = std::env::var_os("EXOTRACE_TEST_KERNEL")?;
+            Some(Self::open(path.into()))
+        });
+        given.as_ref()
     }
 
     /// A module that was built with the kernel, such as `brd.ko`.

@@ -5,7 +5,10 @@
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod compiled;
 pub mod crowd;
+pub mod data;
+pub mod hits;
 pub mod host;
 pub mod insight;
 pub mod kernel;

@@ -12,10 +12,25 @@ use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::serial::SerialLog;
 
-/// Guest memory, unless a test says otherwise.
-pub const MEMORY: u64 = 64 << 20;
+/// Guest memory: distributions' kernels need more than our own.
+pub(crate) fn memory() -> u64 {
+    match Kernel::given() {
+        Some(_) => 256 << 20,
+        None => 64 << 20,
+    }
+}
 /// How often a running machine is asked whether it has ended, while its output is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The command line of a guest with a shell.
+pub(crate) fn command_line() -> String {
+    let own = guest::kernel::cmdline();
+    match Kernel::given() {
+        // Debian's kernels since 6.12 let nobody but a tracer write to a program's text by /proc/PID/mem.
+        Some(_) => format!("{own} proc_mem.force_override=always"),
+        None => own,
+    }
+}
 
 /// A machine that runs one of the tests' kernels.
 pub struct Linux {
@@ -53,7 +68,7 @@ impl Linux {
     pub fn boot(host: &Host, options: &BootOptions<'_>) -> Self {
         let serial = SerialLog::default();
         let config = MachineConfig {
-            memory: MEMORY,
+            memory: memory(),
             cpus: options.cpus,
             kernel: &options.kernel.file,
             initramfs: options.initramfs,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use introspect::Gva;
 use object::{Object, ObjectSymbol};
 use vmm::boot::KernelFile;
+use vmm::host::HostProfile;
 use vmm::machine::{MachineConfig, Paused, SerialOutput, boot};
 use vmm::{Machine, RunEnd};
 
@@ -66,6 +67,12 @@ impl MicroGuest {
             host,
             kernel: kernel.unwrap_or_else(|e| panic!("{e}")),
         }
+    }
+
+    /// The record of its host.
+    #[must_use]
+    pub fn profile(&self) -> &HostProfile {
+        &self.host.profile
     }
 
     /// The ELF file.

@@ -18,7 +18,7 @@ use vmm::snapshot::{self, FORMAT_VERSION, SnapshotInfo};
 
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
-use crate::linux::{BootOptions, Linux, MEMORY};
+use crate::linux::{BootOptions, Linux, command_line, memory};
 use crate::ports;
 use crate::serial::SerialLog;
 
@@ -134,7 +134,7 @@ impl Parts {
     /// In 16 digits.
     fn name(&self, host: &Host) -> String {
         let mut hash = DefaultHasher::new();
-        (FORMAT_VERSION, MEMORY, guest::kernel::cmdline(), QUIET).hash(&mut hash);
+        (FORMAT_VERSION, memory(), command_line(), QUIET).hash(&mut hash);
         (&self.initramfs, self.lines, self.has_ports).hash(&mut hash);
         let kernel = &self.kernel.reference;
         (kernel.size, kernel.crc32, &kernel.path, &host.profile.host).hash(&mut hash);
@@ -150,7 +150,7 @@ impl Parts {
             &BootOptions {
                 kernel: self.kernel,
                 initramfs: Some(&self.initramfs),
-                command_line: &guest::kernel::cmdline(),
+                command_line: &command_line(),
                 cpus: 1,
                 protocol: None,
                 virtio: VirtioConfig {

@@ -21,7 +21,7 @@ fn a_kernel_panic_is_told_with_registers_and_the_place() {
     }
     let last = ended.stderr.lines().last().unwrap_or_default();
     for part in [
-        "exotrace: guest kernel panic on vCPU 0: VFS: Unable to mount root",
+        "exotrace: guest kernel panic on vCPU 0: VFS: Unable to mount root fs on unknown-block(0,0), ",
         "called from 0x",
         "mount_block_root",
     ] {

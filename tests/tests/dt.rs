@@ -2,11 +2,12 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use support::command::{Running, World, words};
+use support::compiled::Program;
 use support::host;
 use support::host::Host;
 use support::rich;
@@ -18,20 +19,13 @@ const SIZE: &str = "size 777 ";
 
 /// The C program, built with the older layout or today's.
 fn client(world: &World, old: bool) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../probes/dt");
     let program = world.path(if old { "client-old" } else { "client" });
-    let mut compiler = Command::new("gcc");
-    compiler.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]);
-    if old {
-        compiler.arg("-DDT_OLD_ABI");
-    }
-    compiler.arg("-o").arg(&program);
-    for file in ["example.c", "dtclient.c"] {
-        compiler.arg(sources.join(file));
-    }
-    let output = compiler.output().unwrap_or_else(|e| panic!("gcc: {e}"));
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let made = if old {
+        Program::OldDtClient
+    } else {
+        Program::DtClient
+    };
+    made.make(&program);
     program
 }
 

@@ -45,12 +45,18 @@ fn tracer_numbers(traced: &Traced, addresses: &[Gva], more: usize) -> String {
         .0
         .iter()
         .map(|word| u64::from_le_bytes(*word))
+        // Of functions that were overridden nothing is left but a zero.
+        .filter(|function| *function != 0)
         .collect();
     functions.sort_unstable();
     let slide = traced.view.slide();
     let mut numbers = Vec::new();
     for address in addresses {
-        let place = functions.binary_search(&address.0.wrapping_sub(slide));
+        let function = address.0.wrapping_sub(slide);
+        // Behind a landing pad, where the kernel has those.
+        let place = functions
+            .binary_search(&function)
+            .or_else(|_| functions.binary_search(&(function + 4)));
         let place = place.unwrap_or_else(|_| panic!("{address} is not traced")) + 1;
         numbers.extend((place..=place + more).map(|number| number.to_string()));
     }

@@ -13,12 +13,10 @@ use probes::ptrace::render::Json;
 use probes::render::Render;
 use probes::trace_line::{LineKind, TraceLine};
 use support::command::World;
+use support::data;
 use support::story;
 
-const READER: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../cli/examples/read_events.py"
-);
+const READER: &str = "cli/examples/read_events.py";
 
 fn or_end<T>(what: &str, result: std::io::Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{what}: {error}"))
@@ -27,7 +25,7 @@ fn or_end<T>(what: &str, result: std::io::Result<T>) -> T {
 /// The reader's answer to one source; events come from `stdin` if that is given.
 fn reader(kind: &str, source: &Path, stdin: Option<File>) -> Output {
     let mut command = Command::new("python3");
-    command.arg(READER).arg(kind).arg(source);
+    command.arg(data::source(READER)).arg(kind).arg(source);
     command.stdin(stdin.map_or_else(Stdio::null, Stdio::from));
     or_end("python3", command.output())
 }
@@ -42,7 +40,7 @@ fn read(kind: &str, bytes: &[u8]) -> [(&'static str, Output); 3] {
     let mut cat = Command::new("cat");
     let mut cat = or_end("cat", cat.arg(&file).stdout(Stdio::piped()).spawn());
     let mut command = Command::new("python3");
-    command.arg(READER).arg(kind);
+    command.arg(data::source(READER)).arg(kind);
     if let Some(pipe) = cat.stdout.take() {
         command.stdin(pipe);
     }

@@ -4,13 +4,12 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
-use std::path::Path;
 
 use introspect::kernel::btf::Btf;
 use introspect::stack::orc::{OrcCopy, OrcError};
 use introspect::stack::orc_versions::{OrcEntry, OrcFormat, OrcType};
-use support::Kernel;
 use support::second_opinion::{DEBIAN_VERSIONS, Member, OtherKernel, Structures};
+use support::{Kernel, data};
 
 /// Most differences that a failure lists.
 const LISTED: usize = 10;
@@ -210,7 +209,7 @@ fn same_paths(
 /// are not found so, but are members of some struct and compared with all others.
 fn paths_in_sources() -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../introspect/src")];
+    let mut folders = vec![data::source("introspect/src")];
     while let Some(folder) = folders.pop() {
         let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
         for path in entries.flatten().map(|entry| entry.path()) {

@@ -2,14 +2,13 @@
 //! programs know that somebody listens.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::process::Command;
 
 use guest::initramfs::ExtraFile;
 use probes::bt::library::SCRIPTS;
 use probes::engine::{Capture, Engine, Filter, RingSize, Session, StringArgument};
 use probes::event::{Event, MAX_STATIC_ARGUMENTS};
 use probes::probe::{Probe, Target};
+use support::compiled::Program;
 use support::linux::BootOptions;
 use support::scripts::ScriptGuest;
 use support::tracing::{self, SLOTS};
@@ -337,38 +336,16 @@ const CPP_NEEDS: [&str; 2] = [
 
 /// The examples of the macros of SDT(9), as gcc and rustc make them: what each is called in the guest, and its bytes.
 fn examples() -> [(&'static str, Vec<u8>); 2] {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
-    let c = folder.path().join("icmp");
-    let sdt = format!("{root}/probes/sdt");
-    run(Command::new("gcc")
-        .args(["-O2", "-Wall", "-Werror", "-I"])
-        .arg(format!("{sdt}/include"))
-        .arg("-o")
-        .args([&c, Path::new(&format!("{sdt}/examples/icmp.c"))]));
-    let built = folder.path().join("built");
-    run(Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--package",
-            "exotrace-sdt",
-            "--example",
-            "icmp",
-        ])
-        .arg("--target-dir")
-        .arg(&built)
-        .current_dir(root));
-    let rust = built.join("debug/examples/icmp");
-    let read = |path: &Path| std::fs::read(path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-    [("bin/icmp", read(&c)), ("bin/icmp-rust", read(&rust))]
-}
-
-fn run(command: &mut Command) {
-    let status = command
-        .status()
-        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(status.success(), "{command:?}");
+    let made = |program: Program| {
+        let path = folder.path().join("program");
+        program.make(&path);
+        std::fs::read(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"))
+    };
+    [
+        ("bin/icmp", made(Program::SdtC)),
+        ("bin/icmp-rust", made(Program::SdtRust)),
+    ]
 }
 
 /// One script for both, whatever the program's own structure is called.

@@ -13,6 +13,8 @@ mod hex;
 pub mod host;
 pub mod machine;
 pub mod memory;
+#[cfg(feature = "test-utils")]
+pub mod rehearsal;
 pub mod sharded_map;
 pub mod snapshot;
 pub mod speculation;

@@ -133,8 +133,13 @@ impl GuestRam {
     /// # Errors
     /// If the size is not usable or the host does not have it.
     pub fn new(size: u64) -> Result<Self, RamError> {
+        Self::within(size, host_available())
+    }
+
+    /// The same on a host that says what it has.
+    fn within(size: u64, available: Option<u64>) -> Result<Self, RamError> {
         check_size(size)?;
-        if let Some(available) = host_available()
+        if let Some(available) = available
             && size > available
         {
             return Err(RamError::NotAvailable {
@@ -303,6 +308,34 @@ impl GuestRam {
         })
     }
 
+    /// The word at an address that is a multiple of 8, which the guest may change at any time.
+    #[inline]
+    fn word(&self, address: Gpa) -> Option<&AtomicU64> {
+        if !address.0.is_multiple_of(WORD as u64) {
+            return None;
+        }
+        // Regions are whole pages: a word that begins in one ends there.
+        let within = |region: &Mapped| {
+            let offset = address.0.wrapping_sub(region.start);
+            (offset < region.length).then(|| region.host.wrapping_add(offset as usize))
+        };
+        let [low, high] = &self.mapped;
+        let host = within(low).or_else(|| within(high))?;
+        let pointer = std::ptr::with_exposed_provenance_mut::<u64>(host);
+        // SAFETY: the pointer is into guest RAM, mapped as long as `self.map` lives, which the result borrows. It is
+        // aligned, since regions begin at pages in the guest and in the host. All access is atomic.
+        Some(unsafe { AtomicU64::from_ptr(pointer) })
+    }
+
+    /// Stores a word at an address that is a multiple of 8; `false`, and nothing stored, at another or outside RAM.
+    #[inline]
+    pub(crate) fn store_word(&self, address: Gpa, value: u64) -> bool {
+        let place = self.word(address);
+        place
+            .map(|word| word.store(value.to_le(), Ordering::Relaxed))
+            .is_some()
+    }
+
     /// The bytes of a short range of RAM, which the guest may change at any time: as words where they are aligned, and
     /// what is left as bytes.
     fn short(&self, address: Gpa, length: usize) -> Option<Short<'_>> {
@@ -344,6 +377,25 @@ impl PhysicalMemory for GuestRam {
                 address,
                 length: buf.len(),
             })
+    }
+
+    #[inline]
+    fn read_word(&self, address: Gpa) -> Result<u64, PhysicalReadError> {
+        if let Some(word) = self.word(address) {
+            return Ok(u64::from_le(word.load(Ordering::Relaxed)));
+        }
+        let mut bytes = [0; WORD];
+        self.read_physical(address, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
+        let page = Gpa(address.0 & !(PAGE_SIZE - 1));
+        let first = self.host_address(page, PAGE_SIZE)?;
+        let words = PAGE_SIZE as usize / WORD;
+        // SAFETY: the whole page is in RAM, mapped as long as `self.map` lives, which the result borrows, and aligned, since
+        // regions begin at pages in the guest and in the host. All access is atomic.
+        Some(unsafe { std::slice::from_raw_parts(first.cast(), words) })
     }
 
     fn ram(&self) -> Vec<Range<u64>> {
@@ -388,7 +440,8 @@ mod tests {
 
     #[test]
     fn both_sides_of_the_hole_are_memory_and_the_hole_is_not() {
-        let ram = GuestRam::new((3 << 30) + (64 << 20)).unwrap();
+        // Only the pages that are touched are ever there, so a small host does, too.
+        let ram = GuestRam::within((3 << 30) + (64 << 20), None).unwrap();
         for address in [0, HOLE_START - 8, HOLE_END, HOLE_END + (64 << 20) - 8] {
             ram.write_physical(Gpa(address), &address.to_le_bytes())
                 .unwrap();
@@ -416,6 +469,30 @@ mod tests {
             }
             let beyond = Gpa(MIN_RAM - length as u64 + 1);
             assert!(length == 0 || ram.write_physical(beyond, &data[..length]).is_err());
+        }
+    }
+
+    #[test]
+    fn words_are_what_bytes_are() {
+        let ram = GuestRam::new(MIN_RAM).unwrap();
+        let last = MIN_RAM - WORD as u64;
+        for address in [0, PAGE_SIZE - 8, last] {
+            assert!(ram.store_word(Gpa(address), 0x1122_3344_5566_7788));
+            assert_eq!(ram.read_byte(Gpa(address)).unwrap(), 0x88);
+            assert_eq!(ram.read_word(Gpa(address)).unwrap(), 0x1122_3344_5566_7788);
+        }
+        ram.write_physical(Gpa(0x13), &[1, 2, 3, 4, 5, 6, 7, 8])
+            .unwrap();
+        assert_eq!(ram.read_word(Gpa(0x13)).unwrap(), 0x0807_0605_0403_0201);
+        let words = ram.page_words(Gpa(PAGE_SIZE - 3)).unwrap();
+        assert_eq!(words.len(), 512);
+        assert_eq!(words[511].load(Ordering::Relaxed), 0x1122_3344_5566_7788);
+        assert!(ram.page_words(Gpa(MIN_RAM)).is_none());
+        for address in [0x13, last + 1, MIN_RAM, u64::MAX - 7] {
+            assert!(!ram.store_word(Gpa(address), 0), "{address:#x}");
+        }
+        for address in [last + 1, MIN_RAM, u64::MAX - 7] {
+            assert!(ram.read_word(Gpa(address)).is_err(), "{address:#x}");
         }
     }
 

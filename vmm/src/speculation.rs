@@ -233,8 +233,8 @@ impl Environment for Pad<'_> {
 
     fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError> {
         Ok(match segment {
-            Segment::Fs => self.cpu.sregs.fs.base,
-            Segment::Gs => self.cpu.sregs.gs.base,
+            Segment::Fs => self.cpu.sregs().fs.base,
+            Segment::Gs => self.cpu.sregs().gs.base,
         })
     }
 
@@ -256,8 +256,8 @@ impl Environment for Pad<'_> {
 
     fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError> {
         match register {
-            ControlRegister::Cr0 => Ok(self.cpu.sregs.cr0),
-            ControlRegister::Cr4 => Ok(self.cpu.sregs.cr4),
+            ControlRegister::Cr0 => Ok(self.cpu.sregs().cr0),
+            ControlRegister::Cr4 => Ok(self.cpu.sregs().cr4),
             ControlRegister::Xcr0 => Err(outside("read XCR0")),
         }
     }

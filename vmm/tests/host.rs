@@ -15,7 +15,7 @@ use vmm::machine::{DiskConfig, VirtioConfig};
 fn the_record_is_what_this_kind_of_host_does() {
     let host = host!();
     let profile = &host.profile;
-    println!("{profile:#?}");
+    println!("{}", serde_json::to_string_pretty(profile).unwrap());
     if profile.kernel_mode.is_interpreted() {
         assert_eq!(
             (profile.int3_kernel, profile.int3_user),
@@ -64,6 +64,16 @@ fn the_record_is_measured_once_and_then_read() {
     std::fs::write(&cache, b"{ damaged").unwrap();
     let again = HostProfile::load_or_probe(&host.kvm, guest::micro::elf, &cache).unwrap();
     assert_eq!(again.kernel_mode, measured.kernel_mode);
+    // As a build wrote it that took a second call's stop for the first call's.
+    let mut old = serde_json::to_value(&measured).unwrap();
+    old["format"] = 2.into();
+    old["exit_kernel_ns"] = 1.into();
+    std::fs::write(&cache, old.to_string()).unwrap();
+    let anew = HostProfile::load_or_probe(&host.kvm, guest::micro::elf, &cache).unwrap();
+    assert_ne!(
+        anew.exit_kernel_ns, 1,
+        "an older build's record was believed"
+    );
     let error = HostProfile::probe(&host.kvm, b"no kernel")
         .unwrap_err()
         .to_string();

@@ -4,9 +4,12 @@
 
 mod support;
 
+use introspect::Gva;
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::virtual_memory::read_u64;
 use support::{config, micro, micro_kernel, micro_on, running};
 use vmm::boot::{BootError, EntryProtocol};
-use vmm::machine::MachineError;
+use vmm::machine::{Handle, MachineError, PanicReport, PanicWitness};
 use vmm::{MachineConfig, RunEnd};
 
 #[test]
@@ -30,6 +33,8 @@ fn every_program_that_ends_counts_right() {
         ("tout 50", 1, 50),
         ("tcall 50", 1, 50),
         ("tstep 50", 1, 50),
+        ("tnop 50", 1, 50),
+        ("tunop 50", 1, 50),
         ("tnested 50", 1, 50),
         ("tuempty 70000", 1, 70_000),
         ("tucall 50", 1, 50),
@@ -86,10 +91,17 @@ fn each_end_says_how_it_came() {
         panic!("{end}")
     };
     let function = guest.symbol("micro_triple").0;
-    assert!(
-        (function..function + 16).contains(&registers.regs.rip),
-        "{registers}"
+    assert_eq!(
+        registers.is_some(),
+        host.profile.triple_fault_keeps_registers
     );
+    if let Some(registers) = registers {
+        let place = registers.regs.rip;
+        assert!(
+            (function..function + 16).contains(&place),
+            "{end}: {registers}"
+        );
+    }
     assert!(!end.is_orderly());
 
     let guest = running(host, "calls 1");
@@ -102,6 +114,29 @@ fn each_end_says_how_it_came() {
     guest.wait_for("micro: spin 1\n");
     guest.machine.stop();
     assert!(matches!(guest.end(), RunEnd::Stopped));
+}
+
+#[test]
+fn a_place_that_the_host_does_not_keep_is_not_told() {
+    let host = host!();
+    let mut profile = host.profile.clone();
+    profile.triple_fault_keeps_registers = false;
+    let kernel = micro_kernel();
+    let booted = vmm::machine::boot(&host.kvm, &profile, config(&kernel, "triple"));
+    let mut machine = booted.unwrap().machine;
+    machine.start();
+    let end = machine.wait(Some(support::LIMIT)).unwrap();
+    assert!(
+        matches!(
+            end,
+            RunEnd::TripleFault {
+                vcpu: 0,
+                registers: None
+            }
+        ),
+        "{end:?}"
+    );
+    assert!(end.to_string().contains("not known"), "{end}");
 }
 
 #[test]
@@ -124,19 +159,84 @@ fn a_panic_is_reported_with_its_registers_once_the_guest_resets() {
     let RunEnd::Panic(report) = guest.end() else {
         panic!("{}", guest.situation())
     };
+    let registers = report.registers.unwrap();
     assert_eq!(
-        (
-            report.vcpu,
-            report.registers.regs.rip,
-            report.registers.regs.rdi
-        ),
-        (0, function.0, 0)
+        (report.vcpu, registers.regs.rip, registers.regs.rdi),
+        (Some(0), function.0, 0)
     );
     assert!(
         guest.serial.text().contains("micro: count 3\n"),
         "the guest goes on: {}",
         guest.situation()
     );
+}
+
+/// Takes the guest for panicked once it has counted so far.
+struct Counted {
+    count: Gva,
+    space: AddressSpace,
+    at_least: u64,
+}
+
+impl PanicWitness for Counted {
+    fn look(&self, machine: &Handle, _ended: bool) -> Option<PanicReport> {
+        let count = read_u64(machine.ram(), self.space, self.count).ok()?;
+        (count >= self.at_least).then(|| PanicReport {
+            text: Some("counted enough".into()),
+            ..PanicReport::default()
+        })
+    }
+}
+
+#[test]
+fn a_panic_that_only_memory_shows_is_reported_however_the_run_ends() {
+    let host = host!();
+    for (program, at_least, expected) in [
+        (
+            "calls 3",
+            4,
+            "guest reset by keyboard controller (port 0x64)",
+        ),
+        ("calls 3", 3, "guest kernel panic: counted enough"),
+        ("dead", 0, "guest kernel panic: counted enough"),
+        ("triple", 0, "guest kernel panic: counted enough"),
+        // Goes on for ever, as a panicked kernel does that is not to reboot.
+        ("spin", 0, "guest kernel panic: counted enough"),
+    ] {
+        let mut guest = micro(host, program);
+        let witness = Counted {
+            count: guest.symbol("micro_count"),
+            space: guest.space(),
+            at_least,
+        };
+        guest.machine.set_panic_witness(Box::new(witness));
+        guest.machine.start();
+        let end = guest.end();
+        let told = match &end {
+            RunEnd::Panic(PanicReport {
+                text: Some(text), ..
+            }) => format!("{end}: {text}"),
+            end => end.to_string(),
+        };
+        assert_eq!(told, expected, "{program}: {}", guest.situation());
+        assert_eq!(end.is_orderly(), at_least == 4);
+    }
+}
+
+#[test]
+fn a_machine_that_is_stopped_after_its_panic_tells_of_it() {
+    let host = host!();
+    let mut guest = micro(host, "spin");
+    let witness = Counted {
+        count: guest.symbol("micro_count"),
+        space: guest.space(),
+        at_least: 0,
+    };
+    guest.machine.set_panic_witness(Box::new(witness));
+    guest.machine.start();
+    guest.wait_for("micro: spin 1\n");
+    guest.machine.stop();
+    assert!(matches!(guest.end(), RunEnd::Panic(_)));
 }
 
 #[test]

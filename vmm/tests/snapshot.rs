@@ -9,7 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use kvm_bindings::kvm_regs;
 use support::{Captured, Guest, Host, micro, micro_on};
+use vmm::machine::Paused;
 use vmm::snapshot::{KernelReference, RestoreError, SaveError, SnapshotInfo, restore, save};
 use vmm::trap::INT3;
 
@@ -20,24 +22,56 @@ fn info() -> SnapshotInfo {
     }
 }
 
-/// Runs `command_line` for `run`, saves it to `folder`, and gives the guest that was saved, running again.
-fn saved(host: &Host, command_line: &str, cpus: u8, run: Duration, folder: &Path) -> Guest {
-    /// On a busy host, the guest may be done before this thread's turn.
-    const TRIES: usize = 20;
+/// Calls `catch` with ever more rounds until it has caught a guest before that is through with them: so
+/// it does on a host of any speed. Returns the rounds and what was caught.
+fn with_enough_rounds<T>(first: u64, mut catch: impl FnMut(u64) -> Option<T>) -> (u64, T) {
+    /// With each the guest runs four times as long.
+    const TRIES: usize = 12;
+    let mut rounds = first;
     for _ in 0..TRIES {
-        let mut guest = micro_on(host, command_line, cpus);
+        if let Some(caught) = catch(rounds) {
+            return (rounds, caught);
+        }
+        rounds *= 4;
+    }
+    panic!("{rounds} rounds: the guest is always through with them before it can be saved");
+}
+
+/// Pauses a running guest in the middle of its program, away from `start`. `None` if it is done.
+fn midway(guest: &Guest, start: Option<kvm_regs>) -> Option<Paused> {
+    loop {
+        let paused = guest.machine.pause();
+        if guest.serial.text().contains("count")
+            || guest.machine.wait(Some(Duration::ZERO)).is_some()
+        {
+            return None;
+        }
+        let now = guest.machine.registers(&paused, 0).unwrap().regs;
+        if !guest.is_in("micro_print", now.rip) && Some(now) != start {
+            return Some(paused);
+        }
+    }
+}
+
+/// Saves the guest of `program ROUNDS more` to `folder` in the middle of its work. Returns the rounds,
+/// `first` or as many as that needs, and the guest, running again.
+fn saved(host: &Host, program: &str, first: u64, cpus: u8, folder: &Path) -> (u64, Guest) {
+    with_enough_rounds(first, |rounds| {
+        let mut guest = micro_on(host, &format!("{program} {rounds} {cpus}"), cpus);
         guest.machine.start();
         guest.wait_for("\n");
-        std::thread::sleep(run);
-        let paused = guest.machine.pause();
-        if guest.serial.text().contains("count") {
-            continue;
-        }
+        let paused = midway(&guest, None)?;
         save(&host.kvm, &guest.machine, &paused, &info(), folder).unwrap();
         drop(paused);
-        return guest;
-    }
-    panic!("{command_line}: done before it could be saved, {TRIES} times");
+        Some(guest)
+    })
+}
+
+/// A snapshot of whatever machine.
+fn any_snapshot(host: &Host, folder: &Path) {
+    let guest = micro(host, "calls 1");
+    let paused = guest.machine.pause();
+    save(&host.kvm, &guest.machine, &paused, &info(), folder).unwrap();
 }
 
 fn restored(host: &Host, folder: &Path) -> Guest {
@@ -57,41 +91,36 @@ fn checksum(path: &Path) -> u32 {
 fn two_machines_go_on_from_one_snapshot_and_leave_it_as_it_is() {
     let host = host!();
     let cases = [
-        ("calls 25000", 1, 25_000),
-        ("syscalls 3000", 1, 3000),
-        ("usercalls 60000000", 1, 60_000_000),
-        ("tick 20", 1, 20),
-        ("smp 10000 2", 2, 20_000),
-        ("fault 2500", 1, 2500),
+        ("calls", 25_000, 1),
+        ("syscalls", 3000, 1),
+        ("usercalls", 1_000_000, 1),
+        ("tick", 20, 1),
+        ("smp", 10_000, 2),
+        ("fault", 2500, 1),
     ];
-    for (command_line, cpus, count) in cases {
+    for (program, first, cpus) in cases {
         let folder = tempfile::tempdir().unwrap();
         let snapshot = folder.path().join("snapshot");
-        let first = saved(
-            host,
-            command_line,
-            cpus,
-            Duration::from_millis(30),
-            &snapshot,
-        );
+        let (rounds, guest) = saved(host, program, first, cpus, &snapshot);
+        let count = rounds * u64::from(cpus);
         let memory = checksum(&snapshot.join("memory"));
         let mut copies = [restored(host, &snapshot), restored(host, &snapshot)];
         for copy in &mut copies {
             copy.machine.start();
         }
         assert_eq!(
-            first.count(),
+            guest.count(),
             count,
-            "{command_line}: the machine that was saved goes on"
+            "{program}: the machine that was saved goes on"
         );
         for copy in &copies {
-            assert_eq!(copy.count(), count, "{command_line}: {}", copy.situation());
+            assert_eq!(copy.count(), count, "{program}: {}", copy.situation());
             assert!(
-                !copy.serial.text().contains(command_line),
-                "{command_line}: started anew"
+                !copy.serial.text().contains(program),
+                "{program}: started anew"
             );
         }
-        assert_eq!(checksum(&snapshot.join("memory")), memory, "{command_line}");
+        assert_eq!(checksum(&snapshot.join("memory")), memory, "{program}");
     }
 }
 
@@ -99,23 +128,22 @@ fn two_machines_go_on_from_one_snapshot_and_leave_it_as_it_is() {
 fn a_snapshot_of_a_restored_machine_is_as_good() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
-    let [one, two] = ["one", "two"].map(|n| folder.path().join(n));
-    drop(saved(
-        host,
-        "calls 300000",
-        1,
-        Duration::from_millis(10),
-        &one,
-    ));
-    let mut second = restored(host, &one);
-    second.machine.start();
-    std::thread::sleep(Duration::from_millis(10));
-    let paused = second.machine.pause();
-    save(&host.kvm, &second.machine, &paused, &info(), &two).unwrap();
-    drop((paused, second));
+    let (rounds, two) = with_enough_rounds(20_000, |first| {
+        let [one, two] = ["one", "two"].map(|n| folder.path().join(format!("{n} {first}")));
+        let (rounds, _) = saved(host, "calls", first, 1, &one);
+        let mut second = restored(host, &one);
+        let paused = second.machine.pause();
+        let start = second.machine.registers(&paused, 0).unwrap().regs;
+        drop(paused);
+        second.machine.start();
+        let paused = midway(&second, Some(start))?;
+        save(&host.kvm, &second.machine, &paused, &info(), &two).unwrap();
+        Some((rounds, two))
+    })
+    .1;
     let mut third = restored(host, &two);
     third.machine.start();
-    assert_eq!(third.count(), 300_000);
+    assert_eq!(third.count(), rounds);
 }
 
 #[test]
@@ -123,32 +151,30 @@ fn traps_are_not_part_of_a_snapshot_and_stay_in_the_machine() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("snapshot");
-    let mut guest = micro(host, "calls 40000");
-    let text = guest.text();
-    let leaf = guest.symbol("micro_leaf");
-    let site = guest.arm_kernel(leaf);
-    guest.machine.start();
-    guest.wait_until("hit", || guest.machine.stats().traps > 10);
-    let paused = guest.machine.pause();
-    let before = guest.machine.stats().traps;
-    save(&host.kvm, &guest.machine, &paused, &info(), &snapshot).unwrap();
-    assert_eq!(
-        guest
-            .machine
-            .ram()
-            .read_byte(introspect::Gpa(leaf.0))
-            .unwrap(),
-        INT3
-    );
-    drop(paused);
+    let (rounds, (guest, site, before)) = with_enough_rounds(40_000, |rounds| {
+        let mut guest = micro(host, &format!("calls {rounds}"));
+        let text = guest.text();
+        let leaf = guest.symbol("micro_leaf");
+        let site = guest.arm_kernel(leaf);
+        guest.machine.start();
+        guest.wait_until("hit", || guest.machine.stats().traps > 10);
+        let paused = midway(&guest, None)?;
+        let before = guest.machine.stats().traps;
+        save(&host.kvm, &guest.machine, &paused, &info(), &snapshot).unwrap();
+        let byte = guest.machine.ram().read_byte(introspect::Gpa(leaf.0));
+        assert_eq!(byte.unwrap(), INT3);
+        drop(paused);
+        let copy = restored(host, &snapshot);
+        assert!(copy.text() == text, "an int3 was saved");
+        Some((guest, site, before))
+    });
     let mut copy = restored(host, &snapshot);
-    assert!(copy.text() == text, "an int3 was saved");
     copy.machine.start();
-    assert_eq!(copy.count(), 40_000, "{}", copy.situation());
+    assert_eq!(copy.count(), rounds, "{}", copy.situation());
     assert_eq!(copy.machine.stats().traps, 0);
-    assert_eq!(guest.count(), 40_000);
-    assert!(before < 40_000);
-    assert_eq!(guest.machine.traps().hits(), [(site, 40_000, 0)]);
+    assert_eq!(guest.count(), rounds);
+    assert!(before < rounds);
+    assert_eq!(guest.machine.traps().hits(), [(site, rounds, 0)]);
 }
 
 #[test]
@@ -172,7 +198,7 @@ fn the_files_are_their_owners_alone() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("deep/snapshot");
-    drop(saved(host, "calls 60000", 1, Duration::ZERO, &snapshot));
+    any_snapshot(host, &snapshot);
     for file in ["memory", "state"] {
         let mode = fs::metadata(snapshot.join(file))
             .unwrap()
@@ -196,7 +222,7 @@ fn a_damaged_snapshot_is_refused_with_the_reason() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("snapshot");
-    drop(saved(host, "calls 60000", 1, Duration::ZERO, &snapshot));
+    any_snapshot(host, &snapshot);
     let cases: [(&str, Damage, &[&str]); 8] = [
         (
             "cut off",
@@ -292,7 +318,7 @@ fn a_snapshot_of_another_kind_of_host_is_refused() {
     let host = host!();
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("snapshot");
-    drop(saved(host, "calls 60000", 1, Duration::ZERO, &snapshot));
+    any_snapshot(host, &snapshot);
     let mut other = host.profile.clone();
     other.kernel_mode = match other.kernel_mode {
         vmm::host::KernelMode::Native => vmm::host::KernelMode::Interpreted,

@@ -77,6 +77,18 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
                 "each is turned into the kernel entry it should have been, at the cost of an exit",
             ),
         },
+        match profile.triple_fault_keeps_registers {
+            true => row(
+                "registers at a triple fault",
+                "kept",
+                "the place of the fault is reported",
+            ),
+            false => row(
+                "registers at a triple fault",
+                "reset by KVM",
+                "a triple fault is reported without its place",
+            ),
+        },
         match profile.tsc_settable {
             true => row(
                 "guest's time stamp counter",
@@ -235,10 +247,11 @@ mod tests {
     fn every_line_says_what_follows() {
         for profile in [
             HostProfile::hardware_example(),
+            HostProfile::svm_example(),
             HostProfile::interpreted_example(),
         ] {
             let rows = rows(&profile);
-            assert_eq!(rows.len(), 17);
+            assert_eq!(rows.len(), 18);
             for row in rows {
                 assert!(
                     !row.found.is_empty() && row.consequence.len() > 10,

@@ -4,7 +4,8 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use ::guest::{Cache, Terminal, debian, initramfs, kernel, micro};
+use ::guest::debian::{self, Flavour};
+use ::guest::{Cache, Terminal, initramfs, kernel, micro};
 
 use crate::args::{Guest, GuestKind};
 use crate::report::{Failure, ToOutput};
@@ -17,17 +18,32 @@ pub fn guest_files(args: &Guest) -> Result<(), Failure> {
     let progress = Terminal::new();
     let cache = Cache::open()?;
     let folder = &args.folder;
-    create(folder)?;
+    if args.suite.is_some() && args.kind != GuestKind::Cloud {
+        return Err(Failure::new(
+            "--suite is about Debian's kernels: exotrace guest cloud FOLDER --suite NAME",
+        ));
+    }
+    let mut name = None;
     let kernel = match args.kind {
         GuestKind::Micro => {
+            create(folder)?;
             return show(write(&folder.join("micro.elf"), &micro::elf())?);
         }
         GuestKind::Small => kernel::small(&cache, &progress)?.vmlinux(),
         GuestKind::Rich => kernel::rich(&cache, &progress)?.vmlinux(),
-        GuestKind::Cloud => debian::cloud_kernel(&cache, None, &progress)?.image,
+        GuestKind::Cloud => {
+            let found = match &args.suite {
+                Some(suite) => debian::suite_kernel(&cache, suite, Flavour::Cloud, &progress)?,
+                None => debian::cloud_kernel(&cache, None, &progress)?,
+            };
+            // some packages call it vmlinuz alone
+            name = Some(format!("vmlinuz-{}", found.release).into());
+            found.image
+        }
     };
-    let name = kernel.file_name().unwrap_or_default();
-    let copy = folder.join(name);
+    create(folder)?;
+    let name = name.or_else(|| Some(kernel.file_name()?.to_owned()));
+    let copy = folder.join(name.unwrap_or_default());
     fs::copy(&kernel, &copy).map_err(|e| Failure::new(format_args!("{}: {e}", copy.display())))?;
     let archive = initramfs::full(&cache, &[], &progress)?;
     show(&copy)?;

@@ -15,6 +15,8 @@ use crate::report::{Failure, ToOutput, printable, say};
 const LISTED: usize = 16;
 /// How long `vms` waits for a machine that does not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long `stop` waits for the machine's process to have written everything out.
+const STOP_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The machines that run. What dead ones left behind is removed and told.
 fn running(registry: &Registry) -> Result<Vec<Running>, Failure> {
@@ -65,12 +67,22 @@ pub(super) fn absolute(what: &str, folder: PathBuf) -> Result<PathBuf, Failure> 
         .map_err(|error| Failure::new(format_args!("{what} {}: {error}", folder.display())))
 }
 
-/// Runs `exotrace stop`.
+/// Runs `exotrace stop`: returns when the machine is gone.
 pub fn stop(which: args::Which) -> Result<(), Failure> {
     let machine = find(which)?;
     match ask(&machine, &Command::Stop)? {
-        Answer::Stopping => Ok(()),
-        other => Err(unexpected(&machine, &other).into()),
+        Answer::Stopping => {}
+        other => return Err(unexpected(&machine, &other).into()),
+    }
+    match machine.wait_gone(STOP_PATIENCE) {
+        true => Ok(()),
+        false => Err(Failure::new(format_args!(
+            "machine {} has stopped, but its process {} still runs after {} s: it has more to write out than is \
+             taken from it, or it is stopped itself",
+            machine.name,
+            machine.pid,
+            STOP_PATIENCE.as_secs()
+        ))),
     }
 }
 

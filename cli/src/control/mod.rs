@@ -7,6 +7,7 @@
 pub mod client;
 pub mod inspection;
 pub mod server;
+pub mod socket;
 
 use std::path::PathBuf;
 

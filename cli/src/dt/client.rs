@@ -10,6 +10,7 @@ use probes::dt::codes::Request;
 use probes::dt::wire::{MAGIC, NAME, OPEN_CURRENT, READ, REASON};
 use probes::dt::{Abi, Errno};
 
+use crate::control::socket::{GoneError, connect};
 use crate::listener::{Seen, look};
 use crate::ports::wire::{receive, send};
 
@@ -30,8 +31,14 @@ pub enum DtError {
     #[error("dt: no probe {0:?}; one is named by its three parts, such as kprobe:vfs_read:entry")]
     NoProbe(String),
     /// The machine does not answer.
-    #[error("the machine does not answer ({0}); has it just ended?")]
-    Gone(#[from] io::Error),
+    #[error(transparent)]
+    Gone(#[from] GoneError),
+}
+
+impl From<io::Error> for DtError {
+    fn from(error: io::Error) -> Self {
+        Self::Gone(error.into())
+    }
 }
 
 /// An open of the device; closed when dropped, which takes its probes out of the guest.
@@ -47,7 +54,7 @@ impl DtClient {
     /// # Errors
     /// If the machine does not answer, or refuses.
     pub fn open(path: &Path) -> Result<Self, DtError> {
-        let stream = UnixStream::connect(path)?;
+        let stream = connect(path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut client = Self {
             stream,

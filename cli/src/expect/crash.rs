@@ -31,7 +31,7 @@ impl Crash {
             return None;
         }
         let symbols = session.engine.get().map(|engine| &engine.view().symbols);
-        let message = message(end, symbols, session.machine.ram());
+        let message = message(end, symbols, session);
         let (kernel_stack, stack_ends) = match registers(end) {
             None => (Vec::new(), None),
             Some(registers) => {

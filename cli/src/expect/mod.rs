@@ -10,7 +10,6 @@ pub mod events;
 mod parse;
 pub mod report;
 mod show;
-pub mod tail;
 #[cfg(test)]
 mod tests;
 

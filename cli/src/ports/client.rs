@@ -9,6 +9,7 @@ use probes::clock::Clock;
 use rustix::io::Errno;
 
 use super::wire::{LONGEST_REQUEST, Request, Target, Waited, clock_of, receive_answer};
+use crate::control::socket::{GoneError, connect};
 
 /// How long an answer may take: to arm a thousand probes takes seconds, and a machine that is stopped never answers.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,18 +26,13 @@ pub enum CallError {
         text: String,
     },
     /// The machine does not answer.
-    #[error("{0}")]
+    #[error(transparent)]
     Gone(GoneError),
 }
 
-/// The connection to a machine has ended, or never was.
-#[derive(Debug, thiserror::Error)]
-#[error("the machine does not answer ({0}); has it just ended?")]
-pub struct GoneError(#[from] io::Error);
-
 impl From<io::Error> for CallError {
     fn from(error: io::Error) -> Self {
-        Self::Gone(GoneError(error))
+        Self::Gone(error.into())
     }
 }
 
@@ -53,7 +49,7 @@ impl Client {
     /// # Errors
     /// If the machine does not answer, or refuses.
     pub fn open(path: &Path, target: Target) -> Result<Self, CallError> {
-        let stream = UnixStream::connect(path)?;
+        let stream = connect(path).map_err(CallError::Gone)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut client = Self {

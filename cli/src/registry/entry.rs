@@ -131,6 +131,17 @@ pub(super) enum Look {
     Nothing,
 }
 
+/// Returns the process that holds `folder`; `None` if no machine runs there.
+pub(super) fn owner(folder: &Path) -> Option<String> {
+    let mut lock = open_lock(folder, false).ok()?;
+    let pid = read_pid(&mut lock);
+    // Shared: whoever else looks at the same time is no owner.
+    match flock(&lock, FlockOperation::NonBlockingLockShared) {
+        Err(_) => Some(pid),
+        Ok(()) => None,
+    }
+}
+
 /// Looks whether a machine runs, and removes what a dead one left behind.
 pub(super) fn look(base: &Path, name: &VmName) -> Look {
     let folder = base.join(name.as_str());

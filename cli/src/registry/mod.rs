@@ -12,12 +12,15 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 pub use entry::Entry;
 #[cfg(test)]
 pub use entry::SOCKETS;
 pub use name::VmName;
 
+/// How often a machine that is to go is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// Numbers tried for a default name.
 const MOST_NUMBERED: u32 = 1000;
 
@@ -100,6 +103,20 @@ pub struct Running {
 }
 
 impl Running {
+    /// Waits until the machine is gone from the run directory, at most for `limit`; returns whether it is. Another one
+    /// of its name is not waited for.
+    pub fn wait_gone(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let folder = self.socket.parent().unwrap_or(&self.socket);
+        while entry::owner(folder).is_some_and(|pid| pid == self.pid) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        true
+    }
+
     /// Another one of its sockets.
     pub fn beside(&self, socket: &str) -> PathBuf {
         self.socket.with_file_name(socket)
@@ -192,6 +209,12 @@ impl Registry {
         running.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((running, removed))
     }
+}
+
+/// Returns whether the machine runs whose folder `socket` is in.
+pub fn runs_beside(socket: &Path) -> bool {
+    let folder = socket.parent();
+    folder.is_some_and(|folder| entry::owner(folder).is_some())
 }
 
 /// The machine `name` of those that run; without a name the only one.

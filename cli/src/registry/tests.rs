@@ -147,3 +147,24 @@ fn a_run_directory_that_others_can_change_is_refused() {
 fn find(registry: &Registry, name: Option<VmName>) -> Result<Running, RegistryError> {
     choose(registry.list().unwrap().0, name)
 }
+
+#[test]
+fn a_machine_is_waited_for_until_its_owner_is_gone() {
+    let (_folder, registry) = registry();
+    let (entry, _) = registry.claim(Some(name("web"))).unwrap();
+    let running = registry.list().unwrap().0.remove(0);
+    assert!(!running.wait_gone(Duration::from_millis(20)));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| running.wait_gone(Duration::from_secs(60)));
+        drop(entry);
+        assert!(waiting.join().unwrap());
+    });
+    assert!(registry.list().unwrap().0.is_empty());
+    // Another one of its name is another process.
+    let _entry = registry.claim(Some(name("web"))).unwrap();
+    let other = Running {
+        pid: "1".to_owned(),
+        ..running
+    };
+    assert!(other.wait_gone(Duration::from_secs(60)));
+}

@@ -22,6 +22,7 @@ use probes::provider::{self, kprobe, tracepoint, uprobe, usdt};
 use serde::{Deserialize, Serialize};
 
 use crate::session::Session;
+use output::ClockPair;
 use request::Request;
 
 /// Most probes of one trace.
@@ -84,6 +85,8 @@ pub struct Tracing {
     new_files: Option<NewFiles>,
     /// Counts of the engine when this began: what came before is others'.
     before: EngineStats,
+    /// Both clocks before the first trap was put in.
+    began: ClockPair,
 }
 
 impl Tracing {
@@ -148,6 +151,8 @@ impl Tracing {
                 .max(words_to_come(request, &open)),
         };
         let before = engine.stats();
+        // A running guest meets the first traps while the last are still put in.
+        let began = ClockPair::now();
         let mut session = engine.session(size).map_err(|error| error.to_string())?;
         let (mut probes, mut skipped) = (Vec::new(), Vec::new());
         for (probe, capture) in found.into_iter().zip(captures) {
@@ -179,6 +184,7 @@ impl Tracing {
             probes,
             skipped,
             before,
+            began,
         };
         tracing.look_for_open(machine);
         Ok(tracing)
@@ -219,6 +225,11 @@ impl Tracing {
     /// Patterns that wait for a file to be mapped.
     pub fn open(&self) -> impl Iterator<Item = &str> {
         self.open.iter().map(|pattern| pattern.text.as_str())
+    }
+
+    /// Returns the clocks at the begin of the trace: no event is earlier.
+    pub fn began(&self) -> ClockPair {
+        self.began
     }
 
     /// What is traced; a position here is [`Event::probe`].

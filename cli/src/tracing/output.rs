@@ -138,7 +138,7 @@ fn follow(
     mut outbox: Outbox,
     stopped: &Receiver<()>,
 ) -> (io::Result<()>, Vec<ProbeStats>) {
-    writer.begin(ClockPair::now());
+    writer.begin(tracing.began());
     let mut events = Vec::new();
     loop {
         let ended = stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout);

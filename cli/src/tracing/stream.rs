@@ -82,7 +82,7 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
     };
     let begin = Line::Begin {
         probes: tracing.traced().to_vec(),
-        clock: ClockPair::now(),
+        clock: tracing.began(),
         hz: session.tsc_hz(),
         skipped: tracing.skipped().to_vec(),
         open: tracing.open().map(str::to_owned).collect(),

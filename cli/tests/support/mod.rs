@@ -1,6 +1,9 @@
 //! Running the command in a world of its own: its run directory is empty, and the host's record is shared by all tests.
 #![allow(clippy::unwrap_used, dead_code)]
 
+#[path = "../../../tests/support/data.rs"]
+mod data;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -8,6 +11,21 @@ use std::time::{Duration, Instant};
 
 /// How long anything may take here.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The command's executable: the one that `EXOTRACE_BIN` names, else cargo's.
+fn executable() -> PathBuf {
+    let named = std::env::var_os("EXOTRACE_BIN").map(PathBuf::from);
+    named.unwrap_or_else(|| env!("CARGO_BIN_EXE_exotrace").into())
+}
+
+/// A folder that stays from one test to the next.
+fn shared_cache() -> PathBuf {
+    if data::is_elsewhere() {
+        std::env::temp_dir().join("exotrace-cli-tests")
+    } else {
+        env!("CARGO_TARGET_TMPDIR").into()
+    }
+}
 
 /// A folder with the micro guest in it, and a run directory.
 pub struct World {
@@ -37,12 +55,12 @@ impl World {
     }
 
     pub fn command_of(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_exotrace"));
+        let mut command = Command::new(executable());
         command
             .args(words)
             .current_dir(self.folder.path())
             .env("XDG_RUNTIME_DIR", self.path("run"))
-            .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
+            .env("XDG_CACHE_HOME", shared_cache())
             .env_remove("EXOTRACE_CACHE")
             .env_remove("EXOTRACE_LOG")
             .stdin(Stdio::null())
@@ -78,7 +96,8 @@ impl World {
         self.wait_for_traps(<[u64]>::is_empty);
     }
 
-    fn wait_for_traps(&self, wanted: impl Fn(&[u64]) -> bool) {
+    /// Waits until the hits of the traps that stand are as wanted.
+    pub fn wait_for_traps(&self, wanted: impl Fn(&[u64]) -> bool) {
         let start = Instant::now();
         loop {
             let hits = self.traps();
@@ -168,6 +187,12 @@ impl Running {
         let child = self.child.as_ref().unwrap();
         let pid = rustix::process::Pid::from_child(child);
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for the end of a command that writes more than a pipe holds.
+    pub fn finish_reading(mut self) -> Ended {
+        let child = self.child.take().unwrap();
+        Ended::from(child.wait_with_output().unwrap())
     }
 
     /// Waits for the end.

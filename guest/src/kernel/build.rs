@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::config::{Options, unmet};
-use super::{BuildError, Recipe, SOURCE_PACKAGE};
+use super::{BuildError, Delivery, Recipe, SOURCE_PACKAGE};
 use crate::cache::failed;
 use crate::command;
 use crate::progress::Progress;
@@ -106,11 +106,17 @@ impl Build<'_> {
     fn deliver(&self) -> Result<(), BuildError> {
         let modules = self.out.join("modules");
         fs::create_dir_all(&modules).map_err(failed("make the directory", &modules))?;
+        for (from, to) in [("System.map", "System.map"), (".config", "config")] {
+            self.keep(from, to)?;
+        }
+        if self.recipe.delivery == Delivery::BzImage {
+            return self.keep("arch/x86/boot/bzImage", "bzImage");
+        }
         let built = self.source.join("vmlinux");
         let vmlinux = self.out.join("vmlinux");
         let mut objcopy = Command::new("objcopy");
         objcopy.arg("--strip-all");
-        if self.recipe.detached_btf {
+        if self.recipe.delivery == Delivery::VmlinuxWithDetachedBtf {
             let btf = self.source.join("vmlinux.btf");
             let mut pahole = polite("pahole");
             let detached = format!("--btf_encode_detached={}", btf.display());
@@ -123,10 +129,6 @@ impl Build<'_> {
         }
         objcopy.arg(&built).arg(&vmlinux);
         command::run("objcopy", &mut objcopy, self.log, |_| {})?;
-        for (from, to) in [("System.map", "System.map"), (".config", "config")] {
-            let from = self.source.join(from);
-            fs::copy(&from, self.out.join(to)).map_err(failed("copy", &from))?;
-        }
         for module in self.modules()? {
             let mut strip = Command::new("strip");
             strip.arg("--strip-debug").arg(&module);
@@ -135,6 +137,13 @@ impl Build<'_> {
                 .arg(modules.join(module.file_name().unwrap_or_default()));
             command::run("strip", &mut strip, self.log, |_| {})?;
         }
+        Ok(())
+    }
+
+    /// Copies a file of the source tree to the cache entry.
+    fn keep(&self, from: &str, to: &str) -> Result<(), BuildError> {
+        let from = self.source.join(from);
+        fs::copy(&from, self.out.join(to)).map_err(failed("copy", &from))?;
         Ok(())
     }
 

@@ -135,6 +135,11 @@ impl Kernel {
         self.directory.join("modules")
     }
 
+    /// The compressed kernel that a boot loader takes; only where the recipe delivers it.
+    pub fn bzimage(&self) -> PathBuf {
+        self.directory.join("bzImage")
+    }
+
     /// The directory of all of these.
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -146,7 +151,7 @@ impl Kernel {
 /// # Errors
 /// If packages are missing and cannot be installed, or a step of the build fails.
 pub fn small(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
-    get(&SMALL, cache, progress)
+    build(&SMALL, cache, progress)
 }
 
 /// The rich kernel.
@@ -154,20 +159,33 @@ pub fn small(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildErro
 /// # Errors
 /// As for [`small`].
 pub fn rich(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
-    get(&RICH, cache, progress)
+    build(&RICH, cache, progress)
 }
 
-/// How one of the kernels is made.
-struct Recipe {
-    name: &'static str,
+/// How a kernel is made.
+#[derive(Debug)]
+pub struct Recipe {
+    /// Starts the names of the cache entry, its lock and its log.
+    pub name: &'static str,
     /// Configuration fragments; a later one overrides.
-    fragments: &'static [&'static str],
-    /// What make builds.
-    targets: &'static [&'static str],
+    pub fragments: &'static [&'static str],
+    /// The targets of make.
+    pub targets: &'static [&'static str],
     /// Lines that make prints, for the progress bar.
-    lines: u64,
-    /// Whether BTF is made after the build and left out of guest memory.
-    detached_btf: bool,
+    pub lines: u64,
+    /// The files of the cache entry.
+    pub delivery: Delivery,
+}
+
+/// The files that a build leaves in the cache, beside `System.map` and `config`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// `vmlinux` without symbols, and the modules.
+    Vmlinux,
+    /// As [`Vmlinux`](Self::Vmlinux); BTF is made after the build and stays out of guest memory.
+    VmlinuxWithDetachedBtf,
+    /// `bzImage`, for a boot loader.
+    BzImage,
 }
 
 const SMALL: Recipe = Recipe {
@@ -175,7 +193,7 @@ const SMALL: Recipe = Recipe {
     fragments: &[SMALL_CONFIG],
     targets: &["vmlinux"],
     lines: 1155,
-    detached_btf: true,
+    delivery: Delivery::VmlinuxWithDetachedBtf,
 };
 
 const RICH: Recipe = Recipe {
@@ -183,7 +201,7 @@ const RICH: Recipe = Recipe {
     fragments: &[SMALL_CONFIG, RICH_CONFIG],
     targets: &["vmlinux", "modules"],
     lines: 1332,
-    detached_btf: false,
+    delivery: Delivery::Vmlinux,
 };
 
 impl Recipe {
@@ -217,7 +235,15 @@ fn cached(recipe: &Recipe, cache: &Cache, version: Option<&str>) -> Option<Kerne
     directory.map(|directory| Kernel { directory })
 }
 
-fn get(recipe: &Recipe, cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError> {
+/// Builds the kernel of `recipe`, or finds it in the cache.
+///
+/// # Errors
+/// If packages are missing and cannot be installed, or a step of the build fails.
+pub fn build(
+    recipe: &Recipe,
+    cache: &Cache,
+    progress: &dyn Progress,
+) -> Result<Kernel, BuildError> {
     // on a machine without dpkg a cache made elsewhere still serves
     let version = packages::version(SOURCE_PACKAGE).unwrap_or_default();
     if let Some(kernel) = cached(recipe, cache, version.as_deref()) {

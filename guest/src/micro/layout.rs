@@ -147,7 +147,7 @@ pub mod data {
     /// Bytes of one program's entry.
     pub const PROGRAM_SIZE: u64 = KEY_SIZE + 8;
     /// Text to print.
-    pub const STRINGS: u64 = DATA + 0x500;
+    pub const STRINGS: u64 = DATA + 0x580;
     /// A line read by the program `echo`.
     pub const LINE: u64 = DATA + 0x700;
     /// Bytes of [`LINE`]; a longer line is cut.

@@ -32,6 +32,7 @@
 //! | `tout` | times a byte written to the unused port 0x2f0 | COUNT |
 //! | `tcall` | times a call of `micro_leaf` | COUNT |
 //! | `tstep` | times a call of `micro_timed_step_leaf`, whose first instruction reads CR3 | COUNT |
+//! | `tnop`, `tunop` | times a call of `micro_timed_nop_leaf`, `micro_user_timed_nop_leaf`: a NOP of one byte | COUNT |
 //! | `tnested` | times a call of `micro_timed_deep_leaf` below 18 frames: 20 entries on its stack | COUNT |
 //! | `tucall` | user mode: times a call of `micro_user_timed_leaf` | COUNT |
 //! | `tmmio` | user mode: times 4 bytes written to 0xd0000000, where no RAM is | COUNT |

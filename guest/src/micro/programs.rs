@@ -11,7 +11,7 @@ use super::console::SERIAL;
 use super::layout::{LAPIC, data, lapic, vector};
 
 /// Names on the command line, and the functions that start them.
-pub const PROGRAMS: [(&str, &str); 31] = [
+pub const PROGRAMS: [(&str, &str); 33] = [
     ("calls", "micro_calls"),
     ("nested", "micro_nested"),
     ("out", "micro_out"),
@@ -37,6 +37,8 @@ pub const PROGRAMS: [(&str, &str); 31] = [
     ("tout", "micro_timed_out"),
     ("tcall", "micro_timed_calls"),
     ("tstep", "micro_timed_step"),
+    ("tnop", "micro_timed_nops"),
+    ("tunop", "micro_start_user_timed_nops"),
     ("tnested", "micro_timed_nested"),
     ("tuempty", "micro_start_user_timed_empty"),
     ("tucall", "micro_start_user_timed_calls"),
@@ -46,7 +48,7 @@ pub const PROGRAMS: [(&str, &str); 31] = [
 ];
 
 /// Functions above that only enter the user function beside them.
-const USER_STARTS: [(&str, &str); 10] = [
+const USER_STARTS: [(&str, &str); 11] = [
     ("micro_start_user_mmio", "micro_user_mmio"),
     ("micro_start_user_syscalls", "micro_user_syscalls"),
     ("micro_start_user_calls", "micro_user_calls"),
@@ -56,6 +58,7 @@ const USER_STARTS: [(&str, &str); 10] = [
     ("micro_start_user_spin", "micro_user_spin"),
     ("micro_start_user_timed_empty", "micro_user_timed_empty"),
     ("micro_start_user_timed_calls", "micro_user_timed_calls"),
+    ("micro_start_user_timed_nops", "micro_user_timed_nops"),
     ("micro_start_user_timed_mmio", "micro_user_timed_mmio"),
 ];
 

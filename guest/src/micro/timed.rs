@@ -34,6 +34,9 @@ pub fn assemble(asm: &mut Assembler, user_code: &Code) -> Result<(), AssembleErr
     program(asm, "micro_timed_out", |a| a.out(dx, al))?;
     let micro_leaf = asm.label("micro_leaf");
     program(asm, "micro_timed_calls", |a| a.call(micro_leaf))?;
+    nop_leaf(asm, "micro_timed_nop_leaf")?;
+    let nops = asm.label("micro_timed_nop_leaf");
+    program(asm, "micro_timed_nops", |a| a.call(nops))?;
     stepped(asm)?;
     nested(asm)?;
     for (name, target) in WHOLES {
@@ -49,6 +52,9 @@ pub fn assemble_user(asm: &mut Assembler) -> Result<(), IcedError> {
     let timed_leaf = asm.label("micro_user_timed_leaf");
     user_program(asm, "micro_user_timed_empty", |_| Ok(()))?;
     user_program(asm, "micro_user_timed_calls", |a| a.call(timed_leaf))?;
+    nop_leaf(asm, "micro_user_timed_nop_leaf")?;
+    let nops = asm.label("micro_user_timed_nop_leaf");
+    user_program(asm, "micro_user_timed_nops", |a| a.call(nops))?;
     user_program(asm, "micro_user_timed_mmio", |a| a.mov(dword_ptr(r8), ebx))?;
     user_loop(asm)
 }
@@ -103,6 +109,13 @@ fn user_program(
     rounds(a, measured)?;
     a.mov(rdi, rbx)?;
     a.jmp(exit)
+}
+
+/// A leaf whose first instruction changes nothing: whoever traps it need only move RIP by one byte.
+fn nop_leaf(asm: &mut Assembler, name: &'static str) -> Result<(), IcedError> {
+    asm.function(name)?;
+    asm.code.nop()?;
+    asm.code.ret()
 }
 
 /// A leaf that starts with an instruction which only the guest's own CPU executes: a host single-steps it.

@@ -5,7 +5,8 @@ use introspect::kernel::kallsyms;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(symbols) = kallsyms::find(bytes).and_then(|found| found.symbols(None)) else {
+    let tables = kallsyms::find(bytes, kallsyms::standing_at(0xffff_ffff_8100_0000));
+    let Ok(symbols) = tables.and_then(|found| found.symbols(None)) else {
         return;
     };
     let mut named = 0;

@@ -16,6 +16,7 @@ use super::btf::{Btf, BtfError};
 use super::elf_symbols::{self, ElfSymbolsError};
 use super::kallsyms::{self, KallsymsError};
 use super::symbols::Symbols;
+use crate::Gpa;
 
 /// ELF note of a Xen-style PVH kernel: the physical address of its 32-bit entry point
 /// (`XEN_ELFNOTE_PHYS32_ENTRY`, include/xen/interface/elfnote.h).
@@ -41,6 +42,15 @@ pub struct Segment {
     pub file: Range<usize>,
     /// Whether it holds code.
     pub executable: bool,
+}
+
+impl Segment {
+    /// Returns the guest-physical range that it loads to, in bytes.
+    #[must_use]
+    pub fn physical_range(&self) -> Range<u64> {
+        let start = self.physical_address;
+        start..start.saturating_add(self.memory_size)
+    }
 }
 
 /// A parsed kernel image. Holds the whole file, or shares it with whoever read it.
@@ -247,6 +257,16 @@ impl KernelImage {
         })
     }
 
+    /// Returns where the byte linked at `address` is loaded; `None` outside the segments.
+    #[must_use]
+    pub fn physical(&self, address: u64) -> Option<Gpa> {
+        self.segments.iter().find_map(|segment| {
+            let offset = address.checked_sub(segment.virtual_address)?;
+            let inside = offset < segment.memory_size;
+            inside.then(|| Gpa(segment.physical_address.saturating_add(offset)))
+        })
+    }
+
     /// Bytes of the `.BTF` section, if the kernel has one.
     #[must_use]
     pub fn btf_bytes(&self) -> Option<&[u8]> {
@@ -268,7 +288,8 @@ impl KernelImage {
     /// # Errors
     /// If the image has neither, or a damaged ELF table.
     pub fn symbols(&self) -> Result<Symbols, ImageSymbolsError> {
-        match kallsyms::find(&self.bytes).and_then(|tables| tables.symbols(self.end())) {
+        let tables = kallsyms::find(&self.bytes, |offset| self.address_of(offset));
+        match tables.and_then(|tables| tables.symbols(self.end())) {
             Ok(symbols)
                 if symbols
                     .iter()
@@ -280,6 +301,13 @@ impl KernelImage {
             Err(kallsyms) => elf_symbols::read(&self.bytes, self.end())?
                 .ok_or(ImageSymbolsError::Neither { kallsyms }),
         }
+    }
+
+    /// The address that a byte of the file is linked at; `None` if it is not loaded.
+    fn address_of(&self, offset: usize) -> Option<u64> {
+        let segment = self.segments.iter().find(|s| s.file.contains(&offset))?;
+        let distance = u64::try_from(offset - segment.file.start).ok()?;
+        segment.virtual_address.checked_add(distance)
     }
 
     /// First virtual address past the highest segment.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::btf::test_types::task_types;
 use super::image::{ImageBtfError, ImageError, ImageSymbolsError, KernelImage};
-use super::kallsyms::test_tables::{Variant, kernel_like, write};
+use super::kallsyms::test_tables::{Variant, kernel_like, write_at};
 use super::kallsyms::{KallsymsError, Layout};
 use super::test_elf::{TEXT, TestElf};
 
@@ -134,18 +134,26 @@ fn the_elf_symbol_table_serves_where_there_is_no_kallsyms() {
 
 #[test]
 fn kallsyms_is_taken_where_it_is() {
-    let written = kernel_like(700, true);
-    let variant = Variant {
-        layout: Layout::AddressesLast,
-        sequences: true,
-        absolute_per_cpu: true,
-    };
-    let tables = write(&written, variant);
-    let bytes = TestElf::default().segment(TEXT, &tables, 0).bytes();
-    let symbols = KernelImage::parse(bytes).unwrap().symbols().unwrap();
-    assert_eq!(symbols.len(), written.len());
-    for symbol in &written {
-        assert_eq!(symbols.address_of(&symbol.name), Some(symbol.address));
+    for (layout, absolute_per_cpu) in [
+        (Layout::AddressesLast, true),
+        (Layout::AddressesFromEntries, false),
+    ] {
+        let written = kernel_like(700, absolute_per_cpu);
+        let variant = Variant {
+            layout,
+            sequences: true,
+            absolute_per_cpu,
+        };
+        // Where the file has the tables is not where they are linked.
+        let tables = write_at(TEXT.0 + 0x20_0000, &written, variant);
+        let elf = TestElf::default().segment(TEXT, &[0x90; 0x1000], 0);
+        let linked = (TEXT.0 + 0x20_0000, TEXT.1 + 0x20_0000);
+        let bytes = elf.segment(linked, &tables, 0).bytes();
+        let symbols = KernelImage::parse(bytes).unwrap().symbols().unwrap();
+        assert_eq!(symbols.len(), written.len());
+        for symbol in &written {
+            assert_eq!(symbols.address_of(&symbol.name), Some(symbol.address));
+        }
     }
 }
 

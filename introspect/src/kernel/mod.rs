@@ -21,6 +21,7 @@ pub mod module_symbols;
 pub mod modules;
 pub mod nearest;
 pub mod page_cache;
+pub mod panic;
 pub mod path;
 pub mod process;
 pub mod section_table;

@@ -270,6 +270,29 @@ impl SymbolsBuilder {
         Ok(())
     }
 
+    /// Makes data of the text symbols between `_etext` and `_sinittext`, where the kernel keeps none. Does
+    /// nothing without these two.
+    pub(super) fn untext_data(&mut self) {
+        let address_of = |name: &[u8]| {
+            let named = self.entries.iter().find(|e| e.name(&self.names) == name);
+            named.map(|entry| entry.address)
+        };
+        let (Some(after), Some(before)) = (address_of(b"_etext"), address_of(b"_sinittext")) else {
+            return;
+        };
+        for entry in &mut self.entries {
+            if !entry.absolute && entry.address > after && entry.address < before {
+                entry.kind = match entry.kind {
+                    b't' => b'd',
+                    b'T' => b'D',
+                    b'w' => b'v',
+                    b'W' => b'V',
+                    other => other,
+                };
+            }
+        }
+    }
+
     /// The finished table, with slide 0. `end` is the first address past the image, if known: it bounds the
     /// last symbol. Symbols at one address stay in the order they were added.
     #[must_use]

@@ -1,8 +1,8 @@
 //! The record of ORC, the kernel's own unwind information, in its four shapes since Linux 4.14
 //! (arch/x86/include/asm/orc_types.h).
 //!
-//! All have six bytes: two signed 16-bit offsets, then 16 bits of fields. The base registers have kept their numbers; the
-//! fields have not:
+//! All have six bytes: two signed 16-bit offsets, then 16 bits of fields. The base registers have kept their numbers up to
+//! Linux 7.0, and have others from 7.1 on; the fields are:
 //!
 //! | Linux | bits 0-3 | 4-7 | from 8 on |
 //! |---|---|---|---|
@@ -11,7 +11,7 @@
 //! | 6.3 | | | type, 2 bits; signal; end of stack |
 //! | 6.4 on | | | type, 3 bits, with values for "undefined" and "end of stack"; signal |
 //!
-//! The kernel's types tell which it is; where there are none, its version does.
+//! The kernel's types tell which it is; where there are none, its version does. Of the numbers its version alone tells.
 
 use crate::kernel::btf::{Btf, MemberError};
 
@@ -115,10 +115,43 @@ const UNTIL: [((u32, u32), Shape); 3] = [
     ((6, 4), Shape::SignalAndEnd),
 ];
 
+/// The base registers by their numbers, up to Linux 7.0.
+const FIRST_NUMBERS: [Option<Base>; 16] = {
+    let mut numbers = [None; 16];
+    numbers[0] = Some(Base::Undefined);
+    numbers[1] = Some(Base::PreviousSp);
+    numbers[2] = Some(Base::Dx);
+    numbers[3] = Some(Base::Di);
+    numbers[4] = Some(Base::Bp);
+    numbers[5] = Some(Base::Sp);
+    numbers[6] = Some(Base::R10);
+    numbers[7] = Some(Base::R13);
+    numbers[8] = Some(Base::BpIndirect);
+    numbers[9] = Some(Base::SpIndirect);
+    numbers
+};
+/// The same from Linux 7.1 on. Number 1, RAX, is in no record of the kernels looked at.
+const NUMBERS: [Option<Base>; 16] = {
+    let mut numbers = [None; 16];
+    numbers[0] = Some(Base::Undefined);
+    numbers[2] = Some(Base::Dx);
+    numbers[3] = Some(Base::Sp);
+    numbers[4] = Some(Base::Bp);
+    numbers[5] = Some(Base::Di);
+    numbers[6] = Some(Base::R10);
+    numbers[7] = Some(Base::R13);
+    numbers[8] = Some(Base::PreviousSp);
+    numbers[9] = Some(Base::SpIndirect);
+    numbers[10] = Some(Base::BpIndirect);
+    numbers
+};
+
 /// A kernel's shape of record, and what its unwinder makes of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrcFormat {
     shape: Shape,
+    /// Whether registers have the numbers of Linux 7.1.
+    renumbered: bool,
     /// Of [`Base::SpIndirect`]: whether the offset is added to what is read (Linux 5.12 on), and not to the address it
     /// is read from.
     pub offset_after_indirection: bool,
@@ -197,6 +230,7 @@ impl OrcFormat {
         };
         Ok(Self {
             shape,
+            renumbered: version.is_none_or(|version| version >= (7, 1)),
             offset_after_indirection: version.is_none_or(|version| version >= (5, 12)),
         })
     }
@@ -244,28 +278,20 @@ impl OrcFormat {
         Some(OrcEntry {
             sp_offset: i16::from_le_bytes([s0, s1]),
             bp_offset: i16::from_le_bytes([b0, b1]),
-            sp: base(registers & 0xf)?,
-            bp: base(registers >> 4)?,
+            sp: self.base(registers & 0xf)?,
+            bp: self.base(registers >> 4)?,
             kind,
             signal,
         })
     }
-}
 
-fn base(number: u8) -> Option<Base> {
-    Some(match number {
-        0 => Base::Undefined,
-        1 => Base::PreviousSp,
-        2 => Base::Dx,
-        3 => Base::Di,
-        4 => Base::Bp,
-        5 => Base::Sp,
-        6 => Base::R10,
-        7 => Base::R13,
-        8 => Base::BpIndirect,
-        9 => Base::SpIndirect,
-        _ => return None,
-    })
+    fn base(&self, number: u8) -> Option<Base> {
+        let numbers = match self.renumbered {
+            true => NUMBERS,
+            false => FIRST_NUMBERS,
+        };
+        numbers.get(usize::from(number)).copied().flatten()
+    }
 }
 
 /// The shape that the types describe; `None` if they have no such record.
@@ -415,6 +441,30 @@ mod tests {
         assert_eq!(first.decode([0, 0, 0, 0, 5, 3]), None, "no such type");
         assert_eq!(last.decode([0, 0, 0, 0, 5, 7]), None, "no such type");
         assert!(!first.offset_after_indirection && last.offset_after_indirection);
+    }
+
+    #[test]
+    fn registers_have_other_numbers_since_linux_7_1() {
+        let at = |banner: &str, registers: u8| {
+            let format = OrcFormat::of(None, Some(banner)).unwrap();
+            let entry = format.decode([16, 0, 0xf0, 0xff, registers, 2]);
+            entry.map(|entry| (entry.sp, entry.bp))
+        };
+        for (old, new, expected) in [
+            (0x15, 0x83, Some((Base::Sp, Base::PreviousSp))),
+            (0x14, 0x84, Some((Base::Bp, Base::PreviousSp))),
+            (0x05, 0x03, Some((Base::Sp, Base::Undefined))),
+            (0x48, 0x4a, Some((Base::BpIndirect, Base::Bp))),
+            (0x09, 0x09, Some((Base::SpIndirect, Base::Undefined))),
+            (0x03, 0x05, Some((Base::Di, Base::Undefined))),
+            (0x0a, 0x01, None),
+        ] {
+            assert_eq!(at("Linux version 7.0.13+deb13-cloud-amd64", old), expected);
+            assert_eq!(at("Linux version 7.1.13+deb13-cloud-amd64", new), expected);
+        }
+        let format = OrcFormat::of(None, Some("Linux version 7.3.4")).unwrap();
+        let newest = types(&[&BASES[..], &[("type", 40, 3), ("signal", 43, 1)]].concat());
+        assert_eq!(OrcFormat::of(Some(&newest), None), Ok(format));
     }
 
     #[test]

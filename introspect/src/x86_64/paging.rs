@@ -147,46 +147,58 @@ pub fn translate(
     }
     let mut table = space.root.0 & ADDRESS;
     let (mut allowed, mut no_execute) = (WRITABLE | USER, 0);
-    for level in (1..=levels).rev() {
-        let shift = 12 + 9 * (u32::from(level) - 1);
+    let (mut level, mut shift) = (levels, 12 + 9 * u32::from(levels));
+    loop {
+        shift -= 9;
         let slot = Gpa(table | (gva.0 >> shift & 0x1ff) << 3);
-        let mut entry = [0; 8];
-        memory
-            .read_physical(slot, &mut entry)
-            .map_err(|_| TranslateError::TableOutsideRam {
+        let Ok(entry) = memory.read_word(slot) else {
+            return Err(TranslateError::TableOutsideRam {
                 gva,
                 level,
                 entry: slot,
-            })?;
-        let entry = u64::from_le_bytes(entry);
+            });
+        };
         let last = level == 1 || (level <= 3 && entry & LARGE != 0);
-        let page_size = 1u64 << shift;
-        // Bit 12 of a large page's entry is a memory type, and so part of no address.
-        let byte = |entry: u64| Gpa(entry & ADDRESS & !(page_size - 1) | gva.0 & (page_size - 1));
-        if entry & PRESENT == 0 {
-            if last && entry & PROT_NONE != 0 {
-                // Linux stores the address of such a page inverted, against speculation past the clear
-                // present bit (arch/x86/include/asm/pgtable-invert.h).
-                let gpa = byte(!entry);
-                return Err(TranslateError::NoAccess { gva, level, gpa });
-            }
-            return Err(TranslateError::NotPresent { gva, level, entry });
+        if last || entry & PRESENT == 0 {
+            return end(gva, level, entry, last, allowed, no_execute);
         }
         allowed &= entry;
-        no_execute |= entry & NO_EXECUTE;
-        if last {
-            return Ok(Translation {
-                gpa: byte(entry),
-                page_size,
-                writable: allowed & WRITABLE != 0,
-                user: allowed & USER != 0,
-                no_execute: no_execute != 0,
-            });
-        }
+        no_execute |= entry;
         table = entry & ADDRESS;
+        level -= 1;
     }
-    // Level 1 always returns above.
-    Err(TranslateError::BadLevels { levels })
+}
+
+/// The end of a walk at an entry that maps a page if `last`, or leads nowhere.
+#[inline]
+fn end(
+    gva: Gva,
+    level: u8,
+    entry: u64,
+    last: bool,
+    allowed: u64,
+    no_execute: u64,
+) -> Result<Translation, TranslateError> {
+    let page_size = 1u64 << (12 + 9 * (u32::from(level) - 1));
+    // Bit 12 of a large page's entry is a memory type, and so part of no address.
+    let byte = |entry: u64| Gpa(entry & ADDRESS & !(page_size - 1) | gva.0 & (page_size - 1));
+    if entry & PRESENT == 0 {
+        if last && entry & PROT_NONE != 0 {
+            // Linux stores the address of such a page inverted, against speculation past the clear
+            // present bit (arch/x86/include/asm/pgtable-invert.h).
+            let gpa = byte(!entry);
+            return Err(TranslateError::NoAccess { gva, level, gpa });
+        }
+        return Err(TranslateError::NotPresent { gva, level, entry });
+    }
+    let allowed = allowed & entry;
+    Ok(Translation {
+        gpa: byte(entry),
+        page_size,
+        writable: allowed & WRITABLE != 0,
+        user: allowed & USER != 0,
+        no_execute: (no_execute | entry) & NO_EXECUTE != 0,
+    })
 }
 
 #[cfg(test)]

@@ -119,6 +119,11 @@ pub fn read_u64(
     space: AddressSpace,
     gva: Gva,
 ) -> Result<u64, ReadVirtualError> {
+    if gva.0.is_multiple_of(8) {
+        let place = translate(memory, space, gva)?.gpa;
+        let word = memory.read_word(place);
+        return word.map_err(|source| ReadVirtualError::Physical { gva, source });
+    }
     let mut bytes = [0; 8];
     read_virtual(memory, space, gva, &mut bytes)?;
     Ok(u64::from_le_bytes(bytes))

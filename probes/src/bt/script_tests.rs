@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::path::Path;
 
 use introspect::kernel::btf::Btf;
 
@@ -87,9 +86,7 @@ fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {
 
 /// All cases of a folder; how many there are.
 fn run(folder: &str, dialect: Dialect) -> usize {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("src/bt/tests")
-        .join(folder);
+    let folder = crate::test_data::source("probes/src/bt/tests").join(folder);
     let mut paths: Vec<_> = fs::read_dir(&folder)
         .unwrap()
         .map(|e| e.unwrap().path())

@@ -1,4 +1,4 @@
-//! The arguments that a probe fires with: those of a function, or of a static probe's site.
+//! The arguments that a static probe fires with, as the notes of its site say.
 
 use std::ops::Deref;
 
@@ -6,7 +6,7 @@ use introspect::Gva;
 use introspect::x86_64::virtual_memory::read_virtual;
 
 use super::hit::Hit;
-use crate::event::{MAX_ARGUMENTS, MAX_STATIC_ARGUMENTS};
+use crate::event::MAX_STATIC_ARGUMENTS;
 use crate::probe::StaticPlace;
 
 /// A few words, without allocation.
@@ -20,7 +20,7 @@ impl Arguments {
     /// Those of a static probe at a hit of one of its sites, of which one that is not known is 0; clears `complete` then.
     pub(super) fn of_site(hit: &Hit<'_>, place: &StaticPlace, complete: &mut bool) -> Self {
         let read = |address: u64, buf: &mut [u8]| {
-            read_virtual(hit.memory, hit.space, Gva(address), buf).is_ok()
+            read_virtual(hit.memory, hit.space(), Gva(address), buf).is_ok()
         };
         let bias = hit.address.0.wrapping_sub(place.address);
         let mut arguments = Self::default();
@@ -29,19 +29,6 @@ impl Arguments {
             *complete &= value.is_some();
             *word = value.unwrap_or_default();
             arguments.length += 1;
-        }
-        arguments
-    }
-}
-
-impl From<[u64; MAX_ARGUMENTS]> for Arguments {
-    fn from(registers: [u64; MAX_ARGUMENTS]) -> Self {
-        let mut arguments = Self {
-            length: MAX_ARGUMENTS,
-            ..Self::default()
-        };
-        for (word, register) in arguments.words.iter_mut().zip(registers) {
-            *word = register;
         }
         arguments
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use introspect::kernel::task::{PerCpu, PreemptCount, TaskLayout};
 use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gva, PhysicalMemory};
+use vmm::trap::StoppedCpu;
 
 use super::filter::Identity;
 use crate::event::COMM_LENGTH;
@@ -15,10 +16,40 @@ use crate::event::COMM_LENGTH;
 pub(crate) struct Tasks {
     layout: Option<TaskLayout>,
     space: AddressSpace,
-    /// One per vCPU: its per-CPU base, and where its variables stand. The same for as long as the guest runs.
-    per_cpu: Vec<OnceLock<(Gva, PerCpu)>>,
+    /// One per vCPU.
+    places: Vec<Places>,
     /// Hits at which the current task could not be read.
     pub(crate) unknown: AtomicU64,
+}
+
+/// A vCPU's per-CPU base, and where its variables stand.
+#[derive(Default)]
+struct Places {
+    /// As first found. A kernel that boots may still move them.
+    first: OnceLock<(Gva, PerCpu)>,
+    /// As found when a task ran there that is no idle one: kernels have moved them by then, and the vCPU need not be asked
+    /// for its base any more, which may cost more than the rest of a hit. (A kernel that starts another one is not followed
+    /// there: probes are not either.)
+    settled: OnceLock<(Gva, PerCpu)>,
+}
+
+/// The source of a vCPU's per-CPU base.
+#[derive(Clone, Copy)]
+pub(crate) enum Base<'h> {
+    /// This is it, or it is not known.
+    Known(Option<Gva>),
+    /// The vCPU, which is in kernel mode.
+    Of(&'h StoppedCpu<'h>),
+}
+
+impl Base<'_> {
+    fn get(self) -> Option<Gva> {
+        match self {
+            Self::Known(base) => base,
+            // In the first instructions of an entry it is the program's own; the kernel's is in the upper half.
+            Self::Of(cpu) => Some(cpu.gs_base()).filter(|base| base.0 >> 63 == 1),
+        }
+    }
 }
 
 impl Tasks {
@@ -32,36 +63,44 @@ impl Tasks {
         let tasks = Self {
             layout,
             space,
-            per_cpu: bases.iter().map(|_| OnceLock::new()).collect(),
+            places: bases.iter().map(|_| Places::default()).collect(),
             unknown: AtomicU64::new(0),
         };
         for (vcpu, base) in bases.iter().enumerate() {
             if let Some(base) = base {
-                tasks.per_cpu(memory, vcpu, Some(*base));
+                tasks.per_cpu(memory, vcpu, Base::Known(Some(*base)));
             }
         }
         tasks
     }
 
-    /// Where a vCPU's variables stand. `base` is its per-CPU base if this is known at the hit: in kernel mode.
+    /// Where a vCPU's variables stand, and its per-CPU base. `base` is asked only where that is not settled.
     fn per_cpu(
         &self,
         memory: &dyn PhysicalMemory,
         vcpu: usize,
-        base: Option<Gva>,
-    ) -> Option<PerCpu> {
-        let known = self.per_cpu.get(vcpu)?;
-        match (known.get(), base) {
-            (Some((_, per_cpu)), None) => Some(*per_cpu),
-            (Some((at, per_cpu)), Some(base)) if *at == base => Some(*per_cpu),
+        base: Base<'_>,
+    ) -> Option<(Gva, PerCpu)> {
+        let places = self.places.get(vcpu)?;
+        if let Some(settled) = places.settled.get() {
+            return Some(*settled);
+        }
+        match (places.first.get(), base.get()) {
+            (Some(first), None) => Some(*first),
+            (Some(first), Some(base)) if first.0 == base => Some(*first),
             (_, Some(base)) => {
                 let found = self.layout?.per_cpu(memory, self.space, base).ok()?;
-                // Kept once: the base changes only when the guest starts another kernel, and is then looked up
-                // at every hit.
-                let _ = known.set((base, found));
-                Some(found)
+                let _ = places.first.set((base, found));
+                Some((base, found))
             }
             (None, None) => None,
+        }
+    }
+
+    /// A task that is no idle one ran on a vCPU whose own base led to it.
+    fn settle(&self, vcpu: usize, place: (Gva, PerCpu)) {
+        if let Some(places) = self.places.get(vcpu) {
+            let _ = places.settled.set(place);
         }
     }
 }
@@ -97,7 +136,7 @@ pub(crate) struct Current<'h> {
     tasks: &'h Tasks,
     memory: &'h dyn PhysicalMemory,
     vcpu: usize,
-    base: Option<Gva>,
+    base: Base<'h>,
     found: OnceCell<Task>,
 }
 
@@ -106,7 +145,7 @@ impl<'h> Current<'h> {
         tasks: &'h Tasks,
         memory: &'h dyn PhysicalMemory,
         vcpu: usize,
-        base: Option<Gva>,
+        base: Base<'h>,
     ) -> Self {
         Self {
             tasks,
@@ -119,7 +158,12 @@ impl<'h> Current<'h> {
 
     /// The vCPU's per-CPU base, if the hit itself tells.
     pub(crate) fn base(&self) -> Option<Gva> {
-        self.base
+        if let Base::Known(None) = self.base {
+            return None;
+        }
+        let places = self.tasks.places.get(self.vcpu)?;
+        let settled = places.settled.get().map(|(base, _)| *base);
+        settled.or_else(|| self.base.get())
     }
 
     /// The task.
@@ -147,11 +191,18 @@ impl<'h> Current<'h> {
 
     fn read(&self) -> Option<Task> {
         let layout = self.tasks.layout?;
-        let per_cpu = self.tasks.per_cpu(self.memory, self.vcpu, self.base)?;
+        let place = self.tasks.per_cpu(self.memory, self.vcpu, self.base)?;
+        let (base, per_cpu) = place;
         let task = layout
             .current_at(self.memory, self.tasks.space, &per_cpu)
             .ok()?;
         let nesting = layout.preempt_count(self.memory, &per_cpu).ok()?;
+        if task.pid != 0
+            && self.tasks.places.get(self.vcpu)?.settled.get().is_none()
+            && self.base.get() == Some(base)
+        {
+            self.tasks.settle(self.vcpu, place);
+        }
         let interrupted = nesting.is_some_and(is_interrupt);
         let number = |id: i32| Some(id.cast_unsigned()).filter(|_| !interrupted);
         Some(Task {
@@ -169,4 +220,58 @@ impl<'h> Current<'h> {
 
 fn is_interrupt(nesting: PreemptCount) -> bool {
     nesting.in_hard_interrupt() || nesting.in_nmi()
+}
+
+#[cfg(test)]
+mod tests {
+    use introspect::test_memory::{Flags, TestMemory};
+
+    use super::*;
+
+    const LAYOUT: TaskLayout = TaskLayout {
+        current: 0x10,
+        preempt_count: None,
+        pid: 0x20,
+        tgid: 0x24,
+        comm: 0x28,
+    };
+    const EARLY: u64 = 0xffff_ffff_8200_0000;
+    const LATE: u64 = 0xffff_8880_0000_0000;
+    const TASKS: u64 = 0xffff_8880_0010_0000;
+    const IDLE: u64 = TASKS;
+    const WORKER: u64 = TASKS + 0x800;
+
+    #[test]
+    fn per_cpu_data_is_followed_until_a_kernel_has_moved_it_and_then_the_vcpu_is_not_asked() {
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        for (address, page) in [(EARLY, 0x18_0000), (LATE, 0x19_0000), (TASKS, 0x1a_0000)] {
+            memory.map(space, address, page, 4096, Flags::default().writable());
+        }
+        memory.write(
+            0x1a_0000 + (WORKER - TASKS) + LAYOUT.pid,
+            &41u32.to_le_bytes(),
+        );
+        memory.write(
+            0x1a_0000 + (WORKER - TASKS) + LAYOUT.tgid,
+            &40u32.to_le_bytes(),
+        );
+        for page in [0x18_0000, 0x19_0000] {
+            memory.write(page + LAYOUT.current, &IDLE.to_le_bytes());
+        }
+        let tasks = Tasks::new(Some(LAYOUT), space, &memory, &[None]);
+        let thread = |memory: &TestMemory, base: Option<u64>| {
+            let base = Base::Known(base.map(Gva));
+            Current::new(&tasks, memory, 0, base).identity().tid
+        };
+        assert_eq!(thread(&memory, None), None, "nothing is known yet");
+        assert_eq!(thread(&memory, Some(EARLY)), Some(0));
+        assert_eq!(thread(&memory, Some(LATE)), Some(0), "idle: not settled");
+        memory.write(0x19_0000 + LAYOUT.current, &WORKER.to_le_bytes());
+        assert_eq!(thread(&memory, None), Some(0), "the first that was found");
+        assert_eq!(thread(&memory, Some(LATE)), Some(41));
+        for base in [None, Some(EARLY), Some(LATE)] {
+            assert_eq!(thread(&memory, base), Some(41), "{base:x?}");
+        }
+    }
 }

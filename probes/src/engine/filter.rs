@@ -103,10 +103,11 @@ impl HitFilter {
         }
     }
 
-    /// Whether the hit's vCPU and page tables are wanted.
-    pub(crate) fn admits_place(&self, vcpu: usize, root: Gpa) -> bool {
-        let space = Gpa(root.0 & !ISOLATION);
-        self.filter.vcpus.admits(&vcpu) && self.filter.spaces.admits(&space)
+    /// Whether the hit's vCPU and page tables are wanted. `root` is asked only where these count.
+    pub(crate) fn admits_place(&self, vcpu: usize, root: impl FnOnce() -> Gpa) -> bool {
+        let spaces = &self.filter.spaces;
+        self.filter.vcpus.admits(&vcpu)
+            && (spaces.is_any() || spaces.admits(&Gpa(root().0 & !ISOLATION)))
     }
 
     /// Whether who the hit belongs to is wanted. `who` is asked only where that counts, `comm` only where names do.
@@ -176,7 +177,7 @@ mod tests {
 
     fn admits(filter: Filter) -> bool {
         let filter = HitFilter::new(filter, None);
-        filter.admits_place(1, Gpa(0x5000))
+        filter.admits_place(1, || Gpa(0x5000))
             && filter.admits_task(|| SOMEBODY, || Some(*b"busybox\0garbage\0"))
     }
 

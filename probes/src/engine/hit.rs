@@ -13,9 +13,9 @@ use arc_swap::ArcSwap;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
 use introspect::x86_64::{CpuState, GeneralRegisters};
-use introspect::{Gva, PhysicalMemory};
+use introspect::{Gpa, Gva, PhysicalMemory};
 use vmm::sharded_map::ShardedMap;
-use vmm::trap::{ArmError, SiteId, StoppedCpu};
+use vmm::trap::{ArmError, SiteId, StoppedCpu, TrapTable};
 
 use super::arguments::Arguments;
 use super::current::{Current, Tasks};
@@ -36,6 +36,11 @@ const KERNEL_CS: u16 = 0x10;
 const USER_CS: u16 = 0x33;
 /// CR4.LA57: paging has five levels.
 const CR4_LA57: u64 = 1 << 12;
+/// Page tables that map nothing: no RAM is at their address.
+const NO_SPACE: AddressSpace = AddressSpace {
+    root: Gpa(0x000f_ffff_ffff_f000),
+    levels: 4,
+};
 /// Bytes of a return address.
 const RETURN_ADDRESS: u64 = 8;
 /// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9 (arch/x86/include/asm/ptrace.h, part of the ABI of
@@ -71,8 +76,8 @@ pub(crate) struct Hit<'a> {
     pub(crate) address: Gva,
     pub(crate) user: bool,
     pub(crate) registers: GeneralRegisters,
-    /// The page tables in use.
-    pub(crate) space: AddressSpace,
+    /// The page tables in use, where they are known without the vCPU being asked.
+    pub(crate) known_space: Option<AddressSpace>,
     pub(crate) memory: &'a dyn PhysicalMemory,
     pub(crate) current: Current<'a>,
     /// The vCPU itself. None in tests.
@@ -80,23 +85,29 @@ pub(crate) struct Hit<'a> {
 }
 
 impl Hit<'_> {
-    /// The registers as stack walks take them. GS is not known in programs' code, and not needed for their stacks.
-    pub(crate) fn cpu_state(&self) -> CpuState {
+    /// The page tables in use. Asking a vCPU for them may cost more than the rest of a hit.
+    pub(crate) fn space(&self) -> AddressSpace {
+        let asked = || self.cpu.map(|cpu| cpu.address_space());
+        self.known_space.or_else(asked).unwrap_or(NO_SPACE)
+    }
+
+    /// The registers as stack walks take them that look through `space`. GS is not known in programs' code, and not needed for their stacks.
+    pub(crate) fn cpu_state(&self, space: AddressSpace) -> CpuState {
         let gs_base = self.current.base().map_or(0, |base| base.0);
         CpuState {
             general: self.registers,
             cs: if self.user { USER_CS } else { KERNEL_CS },
             gs_base,
             swapped_gs_base: gs_base,
-            cr3: self.space.root.0,
-            cr4: if self.space.levels == 5 { CR4_LA57 } else { 0 },
+            cr3: space.root.0,
+            cr4: if space.levels == 5 { CR4_LA57 } else { 0 },
             ..CpuState::default()
         }
     }
 
     /// Whether a filter lets the hit through, its rates aside.
     fn is_admitted_by(&self, filter: &HitFilter) -> bool {
-        filter.admits_place(self.vcpu, self.space.root)
+        filter.admits_place(self.vcpu, || self.space().root)
             && filter.admits_task(|| self.current.identity(), || self.current.comm())
     }
 
@@ -133,8 +144,10 @@ pub(crate) struct HitPath {
     pub(crate) timers: ArcSwap<Vec<Option<Arc<Enabled>>>>,
     pub(crate) tasks: Tasks,
     pub(crate) stacks: Stacks,
-    /// Page tables that map the kernel for as long as it runs.
+    /// Page tables that map the kernel.
     pub(crate) space: AddressSpace,
+    /// Whether they are its own, and stay as long as it runs.
+    pub(crate) space_lasts: bool,
     pub(crate) returns: PendingReturns,
     pub(crate) kernel_returns: ReturnSites,
     pub(crate) user_returns: ReturnSites,
@@ -149,6 +162,14 @@ pub(crate) struct HitPath {
 }
 
 impl HitPath {
+    /// Arms a site in the kernel's text, by the kernel's own page tables where they are known.
+    pub(crate) fn arm_kernel(&self, table: &TrapTable, address: Gva) -> Result<SiteId, ArmError> {
+        match self.space_lasts {
+            true => table.arm_kernel_by(address, self.space),
+            false => table.arm_kernel(address, self.space),
+        }
+    }
+
     /// Where sites are put, on the vCPU's own thread.
     pub(crate) fn traps<'t>(&'t self, cpu: &'t StoppedCpu<'_>) -> Traps<'t> {
         Traps {
@@ -165,18 +186,42 @@ impl HitPath {
 
     /// Records one hit.
     pub(crate) fn take(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64, arm: &dyn Arm) {
-        let is_return = match hit.user {
-            true => self.user_returns.is_armed(hit.site),
-            false => self.kernel_returns.is_armed(hit.address.0),
-        };
+        let is_return = self.is_return(hit);
         // Where code follows a call that never returns, one address can be both.
         let returned = is_return && self.leave(hit, clock);
-        let plan = self.plans.get(hit.site);
-        match plan {
-            Some(plan) => self.reach(hit, &plan, returned, clock, arm),
-            None if is_return && !returned => count(&self.counters.unpaired),
-            None => {}
+        let reach = |plan: &Arc<SitePlan>| self.reach(hit, plan, returned, clock, arm);
+        let reached = self.plans.with(hit.site, reach).is_some();
+        // Asked again: the trap may have been taken away since, and its calls forgotten.
+        if !reached && is_return && !returned && self.is_return(hit) {
+            count(&self.counters.unpaired);
         }
+    }
+
+    /// Returns whether a trap for returns stands where the hit is.
+    fn is_return(&self, hit: &Hit<'_>) -> bool {
+        match hit.user {
+            true => self.user_returns.is_armed(hit.site),
+            false => self.kernel_returns.is_armed(hit.address.0),
+        }
+    }
+
+    /// Ends the probing of a function's return, while the guest runs. The traps at its return addresses
+    /// go first, by `disarm`: a call is recorded for as long as its return meets one. Then `stop` changes
+    /// what happens at the entry.
+    pub(super) fn end_returns(
+        &self,
+        function: FunctionKey,
+        disarm: impl Fn(SiteId),
+        stop: impl FnOnce(),
+    ) {
+        for sites in [&self.kernel_returns, &self.user_returns] {
+            for site in sites.close(function) {
+                disarm(site);
+            }
+        }
+        self.return_plans.remove(function);
+        stop();
+        self.returns.forget(function);
     }
 
     /// A timer's turn on one vCPU, wherever that is.
@@ -201,8 +246,9 @@ impl HitPath {
         arm: &dyn Arm,
     ) {
         let pc = plan.reported.unwrap_or(hit.address.0);
+        let arguments = hit.arguments();
         let fired = |kind| Fired {
-            arguments: hit.arguments().into(),
+            arguments: &arguments,
             // A point is where it is, also where a function's trap stands behind its first byte.
             ..Fired::at(if kind == EventKind::Point {
                 hit.address.0
@@ -217,8 +263,9 @@ impl HitPath {
             }
         }
         for probe in &plan.probes {
-            if !returned || probe.kind != EventKind::Entry {
-                self.fire(hit, probe, clock, &fired(probe.kind));
+            let fires = !returned || probe.kind != EventKind::Entry;
+            if fires && self.admits(hit, probe) {
+                self.fire_admitted(hit, probe, clock, &fired(probe.kind));
             }
         }
         for place in &plan.statics {
@@ -236,7 +283,7 @@ impl HitPath {
         }
         let Some(function) = plan.returns else { return };
         if wants_return || self.return_is_wanted(hit, function) {
-            self.expect_return(hit, function, hit.arguments(), clock, arm);
+            self.expect_return(hit, function, arguments, clock, arm);
         }
     }
 
@@ -261,7 +308,7 @@ impl HitPath {
         }
         let arguments = self.system_call_arguments(hit, register(calls.layout.registers));
         let fired = Fired {
-            arguments: arguments.into(),
+            arguments: &arguments,
             ..Fired::at(pc)
         };
         for probe in &plan.entries {
@@ -301,7 +348,7 @@ impl HitPath {
             }
         };
         let fired = Fired {
-            arguments: arguments.into(),
+            arguments: &arguments,
             ..Fired::at(pc)
         };
         self.fire_admitted(hit, probe, clock, &fired);
@@ -320,7 +367,7 @@ impl HitPath {
             count(&self.counters.without_arguments);
         }
         let fired = Fired {
-            arguments,
+            arguments: &arguments,
             ..Fired::at(hit.address.0)
         };
         self.fire_admitted(hit, probe, clock, &fired);
@@ -370,18 +417,19 @@ impl HitPath {
                 (site, return_address.0)
             }
             true => {
-                let Ok(place) = paging::translate(hit.memory, hit.space, return_address) else {
+                let Ok(place) = paging::translate(hit.memory, hit.space(), return_address) else {
                     count(&self.counters.without_return);
                     return;
                 };
-                let arm = || arm.user(return_address, hit.space);
+                let arm = || arm.user(return_address, hit.space());
                 let site = self.user_returns.ensure(place.gpa.0, function, arm);
                 (site, place.gpa.0)
             }
         };
-        if site == ReturnSite::Refused {
-            count(&self.counters.without_return);
-            return;
+        match site {
+            ReturnSite::Armed => {}
+            ReturnSite::Refused => return count(&self.counters.without_return),
+            ReturnSite::Closed => return,
         }
         let task = hit.current.task();
         let key = Key {
@@ -425,7 +473,7 @@ impl HitPath {
                 }
             };
             let fired = Fired {
-                arguments: call.arguments.into(),
+                arguments: &call.arguments,
                 returned: Some(result),
                 pc: hit.address.0,
             };
@@ -442,14 +490,14 @@ impl HitPath {
     /// The return address on the stack, if it can be one: a guest that is not Linux, or is hostile, may have anything
     /// there, and a trap goes to nobody's memory but that of the half of the address space that was called.
     fn return_address(&self, hit: &Hit<'_>) -> Option<Gva> {
-        let space = if hit.user { hit.space } else { self.space };
+        let space = if hit.user { hit.space() } else { self.space };
         let found = read_u64(hit.memory, space, Gva(hit.registers.rsp)).ok()?;
         let same_half = found >> 63 == hit.address.0 >> 63;
         (same_half && found != 0).then_some(Gva(found))
     }
 
     /// Records what `probe` wants of a hit, if its filter lets it through.
-    fn fire(&self, hit: &Hit<'_>, probe: &Enabled, clock: &dyn Fn() -> u64, fired: &Fired) {
+    fn fire(&self, hit: &Hit<'_>, probe: &Enabled, clock: &dyn Fn() -> u64, fired: &Fired<'_>) {
         if self.admits(hit, probe) {
             self.fire_admitted(hit, probe, clock, fired);
         }
@@ -471,7 +519,7 @@ impl HitPath {
         hit: &Hit<'_>,
         probe: &Enabled,
         clock: &dyn Fn() -> u64,
-        fired: &Fired,
+        fired: &Fired<'_>,
     ) {
         count(&probe.counters.hits);
         let admitted = probe.filter.admits_rate(clock, self.tsc_hz);
@@ -519,7 +567,7 @@ impl HitPath {
         &self,
         hit: &Hit<'_>,
         probe: &Enabled,
-        fired: &Fired,
+        fired: &Fired<'_>,
         record: &mut Recorder<'_, '_>,
     ) {
         let capture = &probe.capture;
@@ -529,7 +577,7 @@ impl HitPath {
             None if probe.kind == EventKind::Tick => {}
             None => {
                 let arguments = fired.arguments.get(..capture.arguments);
-                record.arguments(arguments.unwrap_or(&fired.arguments));
+                record.arguments(arguments.unwrap_or(fired.arguments));
             }
         }
         if capture.comm
@@ -541,18 +589,18 @@ impl HitPath {
             let mut room: Frames = [0; MAX_FRAMES];
             let frames = first(&mut room, capture.kernel_stack);
             let found = self.stacks.kernel(hit, frames);
-            record.kernel_stack(frames.iter().copied().take(found));
+            record.kernel_stack(frames.get(..found).unwrap_or_default());
         }
         if capture.user_stack > 0 {
             let entered = probe.kind == EventKind::Entry;
             let mut room: Frames = [0; MAX_FRAMES];
             let frames = first(&mut room, capture.user_stack);
             let found = self.stacks.user(hit, entered, frames);
-            record.user_stack(frames.iter().copied().take(found));
+            record.user_stack(frames.get(..found).unwrap_or_default());
         }
         for wanted in &capture.strings {
             if let Some(address) = fired.arguments.get(wanted.argument) {
-                let space = hit.space;
+                let space = hit.space();
                 strings::read(hit.memory, space, Gva(*address), wanted, record);
             }
         }
@@ -565,18 +613,18 @@ fn first(room: &mut Frames, most: usize) -> &mut [u64] {
 }
 
 /// What a probe fires with.
-pub(crate) struct Fired {
+pub(crate) struct Fired<'a> {
     pub(super) pc: u64,
-    pub(super) arguments: Arguments,
+    pub(super) arguments: &'a [u64],
     /// At a return: RAX.
     pub(super) returned: Option<u64>,
 }
 
-impl Fired {
+impl Fired<'_> {
     fn at(pc: u64) -> Self {
         Self {
             pc,
-            arguments: [0; MAX_ARGUMENTS].into(),
+            arguments: &[0; MAX_ARGUMENTS],
             returned: None,
         }
     }

@@ -165,6 +165,7 @@ impl Engine {
             tasks: Tasks::new(view.tasks, view.space, machine.ram(), &bases),
             stacks: Stacks::new(view.space),
             space: view.space,
+            space_lasts: view.space_lasts,
             returns: PendingReturns::new(limits.pending_returns),
             kernel_returns: ReturnSites::new(limits.return_sites),
             user_returns: ReturnSites::new(limits.return_sites),

@@ -175,4 +175,9 @@ impl ReturnPlan {
     pub(crate) fn is_empty(&self) -> bool {
         self.probes.is_empty() && self.watches.is_empty()
     }
+
+    /// Takes a probe away.
+    pub(crate) fn forget(&mut self, enabled: &Arc<Enabled>) {
+        self.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
+    }
 }

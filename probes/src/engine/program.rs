@@ -66,7 +66,7 @@ pub struct ProbeHit<'h> {
     pub(super) path: &'h HitPath,
     pub(super) hit: &'h Hit<'h>,
     pub(super) probe: &'h Enabled,
-    pub(super) fired: &'h Fired,
+    pub(super) fired: &'h Fired<'h>,
     /// All that the program emits has one time.
     pub(super) visit: &'h Visit<'h>,
 }
@@ -137,7 +137,7 @@ impl ProbeHit<'_> {
     pub fn arguments(&self) -> &[u64] {
         match self.probe.kind {
             EventKind::Tick => &[],
-            _ => &self.fired.arguments,
+            _ => self.fired.arguments,
         }
     }
 
@@ -200,7 +200,7 @@ impl ProbeHit<'_> {
     fn space(&self, address: u64) -> AddressSpace {
         match address >> 63 {
             1 => self.path.space,
-            _ => self.hit.space,
+            _ => self.hit.space(),
         }
     }
 }

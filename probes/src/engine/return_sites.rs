@@ -18,6 +18,8 @@ pub(super) enum ReturnSite {
     Armed,
     /// None can.
     Refused,
+    /// The function's return is not probed any more.
+    Closed,
 }
 
 /// One address, immutable: a further function makes another of it.
@@ -76,7 +78,10 @@ impl ReturnSites {
         if let Some(known) = self.get(address, function) {
             return known;
         }
-        if registry.closed.contains(&function) || address == 0 {
+        if registry.closed.contains(&function) {
+            return ReturnSite::Closed;
+        }
+        if address == 0 {
             return ReturnSite::Refused;
         }
         let before = self.known.get(address);
@@ -232,11 +237,7 @@ mod tests {
         sites.ensure(0x20, F, good(0x20));
         assert_eq!(sites.close(F), [SiteId(Gpa(0x20))]);
         assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
-        assert_eq!(
-            sites.ensure(0x30, F, good(0x30)),
-            ReturnSite::Refused,
-            "closed"
-        );
+        assert_eq!(sites.ensure(0x30, F, good(0x30)), ReturnSite::Closed);
         assert_eq!(sites.close(G), [SiteId(Gpa(0x10))]);
         sites.open(F);
         assert_eq!(sites.ensure(0x30, F, good(0x30)), ReturnSite::Armed);

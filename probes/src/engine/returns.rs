@@ -13,7 +13,8 @@
 //! together, the later entered first.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -29,13 +30,80 @@ const SHARD_ROOM: usize = 16;
 const MAX_ROOM: usize = 1 << 20;
 
 /// Who waits, and where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
     /// Address of the task; 0 where there is none.
     pub(super) task: u64,
     /// The stack pointer after the return.
     pub(super) stack: u64,
 }
+
+/// Its two words as one, so that a hasher takes both at once.
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u128(u128::from(self.task) << 64 | u128::from(self.stack));
+    }
+}
+
+/// Hashes keys by two multiplications with numbers that are chosen anew for each table: a guest, which chooses its stack
+/// pointers, cannot know which of them collide.
+#[derive(Debug, Clone)]
+struct Mixing {
+    /// Both odd.
+    factors: [u64; 2],
+}
+
+impl Default for Mixing {
+    fn default() -> Self {
+        let number = |n: u64| RandomState::new().hash_one(n) | 1;
+        Self {
+            factors: [number(1), number(2)],
+        }
+    }
+}
+
+impl BuildHasher for Mixing {
+    type Hasher = Mixed;
+
+    fn build_hasher(&self) -> Mixed {
+        let factors = self.factors;
+        Mixed { factors, hash: 0 }
+    }
+}
+
+/// The hash of one key.
+#[derive(Debug)]
+struct Mixed {
+    factors: [u64; 2],
+    hash: u64,
+}
+
+/// Both halves of a product: each bit of it depends on all bits of the factors.
+fn folded(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+impl Hasher for Mixed {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u128((*byte).into());
+        }
+    }
+
+    fn write_u128(&mut self, words: u128) {
+        let [first, second] = self.factors;
+        let half = folded(words as u64 ^ second, first);
+        self.hash = folded((words >> 64) as u64 ^ half ^ self.hash, second);
+    }
+
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+}
+
+/// The calls of a shard.
+type Shard = HashMap<Key, Frame, Mixing>;
 
 /// What waits for a return: the entry address of a kernel function, the physical address of a user function's, or the number of
 /// a system call among numbers that are neither.
@@ -102,7 +170,7 @@ impl Frame {
 
 /// All pending returns.
 pub(super) struct PendingReturns {
-    shards: Vec<Mutex<HashMap<Key, Frame>>>,
+    shards: Vec<Mutex<Shard>>,
     per_shard: usize,
     /// Calls given up.
     lost: AtomicU64,
@@ -114,7 +182,9 @@ impl PendingReturns {
         let per_shard = limit.min(MAX_ROOM).div_ceil(SHARDS).max(SHARD_ROOM);
         // Twice what is ever asked for, which is one more than the room: such a map never grows or rehashes into new
         // memory.
-        let shard = || Mutex::new(HashMap::with_capacity((per_shard + 1) * 2));
+        let mixing = Mixing::default();
+        let room = (per_shard + 1) * 2;
+        let shard = || Mutex::new(Shard::with_capacity_and_hasher(room, mixing.clone()));
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             per_shard,
@@ -233,7 +303,7 @@ impl PendingReturns {
         self.lost.fetch_add(frame.count as u64, Ordering::Relaxed);
     }
 
-    fn shard(&self, key: Key) -> Option<&Mutex<HashMap<Key, Frame>>> {
+    fn shard(&self, key: Key) -> Option<&Mutex<Shard>> {
         let mixed = (key.task ^ key.stack.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.shards.get((mixed >> 48) as usize % SHARDS)
     }

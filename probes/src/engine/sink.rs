@@ -7,7 +7,7 @@ use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{CpuRegisters, Gva};
 use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
 
-use super::current::Current;
+use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};
 
 /// The hit path as the machine calls it.
@@ -20,7 +20,7 @@ struct ArmBy<'c> {
 
 impl Arm for ArmBy<'_> {
     fn kernel(&self, address: Gva) -> Result<SiteId, ArmError> {
-        self.cpu.traps().arm_kernel(address, self.path.space)
+        self.path.arm_kernel(self.cpu.traps(), address)
     }
 
     /// Only in pages of files, and private copies of such, whose coming and going is seen.
@@ -54,16 +54,18 @@ impl Sink {
         cpu: &'a StoppedCpu<'a>,
     ) -> Hit<'a> {
         let registers = cpu.general();
-        // In user mode, and in the first instructions of an entry from it, it is the program's own; the kernel's is in the
-        // upper half.
-        let base = Some(cpu.gs_base()).filter(|base| !user && base.0 >> 63 == 1);
+        // In user mode it is the program's own.
+        let base = match user {
+            true => Base::Known(None),
+            false => Base::Of(cpu),
+        };
         Hit {
             vcpu,
             site: site.map_or(0, |site| site.0.0),
             address: Gva(registers.rip),
             user,
             registers,
-            space: cpu.address_space(),
+            known_space: None,
             memory: cpu.ram(),
             current: Current::new(&self.0.tasks, cpu.ram(), vcpu, base),
             cpu: Some(cpu),

@@ -4,12 +4,15 @@
 //! [`introspect::stack::kernel`]); a program's by frame pointers, with the caller of a function that was just entered. What
 //! cannot be followed further ends there.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use arc_swap::ArcSwapOption;
 use introspect::stack::kernel::KernelUnwinder;
 use introspect::x86_64::GeneralRegisters;
-use introspect::x86_64::paging::AddressSpace;
-use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
-use introspect::{Gva, PausedMemory, PhysicalMemory};
+use introspect::x86_64::paging::{AddressSpace, PAGE, translate};
+use introspect::x86_64::virtual_memory::read_u64;
+use introspect::{Gpa, Gva, PausedMemory, PhysicalMemory};
 
 use super::hit::Hit;
 
@@ -40,12 +43,13 @@ impl Stacks {
     pub(super) fn kernel(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
         let unwinder = self.unwinder.load();
         let (Some(unwinder), Some(space)) = (&*unwinder, self.space) else {
-            let walk = FrameWalk::new(hit.memory, hit.space, hit.address);
+            let space = self.space.unwrap_or_else(|| hit.space());
+            let walk = FrameWalk::new(hit.memory, space, hit.address);
             return walk.of_entered(hit, frames);
         };
-        let memory = PausedMemory::new(hit.memory);
+        let memory = PausedMemory::brief(hit.memory);
         let task = Gva(hit.current.task().address);
-        let cpu = hit.cpu_state();
+        let cpu = hit.cpu_state(space);
         let stack = unwinder.running_at_most(memory.view(space), &cpu, task, frames.len());
         let found = stack.frames.iter().map(|frame| frame.address.0);
         frames
@@ -70,7 +74,7 @@ impl Stacks {
         let Some((rip, rsp, rbp, entered)) = start else {
             return 0;
         };
-        let walk = FrameWalk::new(hit.memory, hit.space, Gva(rip));
+        let walk = FrameWalk::new(hit.memory, hit.space(), Gva(rip));
         walk.fill(rip, rsp, rbp, entered, frames)
     }
 
@@ -78,7 +82,7 @@ impl Stacks {
     fn entry(&self, hit: &Hit<'_>) -> Option<(u64, u64, u64, bool)> {
         let unwinder = self.unwinder.load();
         let (unwinder, space) = (unwinder.as_ref()?, self.space?);
-        let memory = PausedMemory::new(hit.memory);
+        let memory = PausedMemory::brief(hit.memory);
         let task = Gva(hit.current.task().address);
         let saved = unwinder.entry_registers(memory.view(space), task).ok()??;
         let general: &GeneralRegisters = &saved.general;
@@ -91,6 +95,16 @@ struct FrameWalk<'m> {
     memory: &'m dyn PhysicalMemory,
     space: AddressSpace,
     half: u64,
+    /// The page that was read last: frames lie side by side.
+    page: Cell<Option<StackPage<'m>>>,
+}
+
+/// A page of a stack, in virtual and in physical memory.
+#[derive(Clone, Copy)]
+struct StackPage<'m> {
+    address: u64,
+    physical: u64,
+    words: Option<&'m [AtomicU64]>,
 }
 
 impl<'m> FrameWalk<'m> {
@@ -99,11 +113,38 @@ impl<'m> FrameWalk<'m> {
             memory,
             space,
             half: within.0 >> 63,
+            page: Cell::new(None),
         }
     }
 }
 
-impl FrameWalk<'_> {
+impl<'m> FrameWalk<'m> {
+    /// The word at an address, which is a multiple of 8.
+    #[inline]
+    fn word(&self, at: u64) -> Option<u64> {
+        let (page, offset) = (at & !(PAGE - 1), at & (PAGE - 1));
+        let found = match self.page.get() {
+            Some(found) if found.address == page => found,
+            _ => self.look_up(page)?,
+        };
+        let place = usize::try_from(offset / 8).ok()?;
+        match found.words {
+            Some(words) => Some(u64::from_le(words.get(place)?.load(Ordering::Relaxed))),
+            None => self.memory.read_word(Gpa(found.physical + offset)).ok(),
+        }
+    }
+
+    fn look_up(&self, page: u64) -> Option<StackPage<'m>> {
+        let physical = translate(self.memory, self.space, Gva(page)).ok()?.gpa;
+        let found = StackPage {
+            address: page,
+            physical: physical.0,
+            words: self.memory.page_words(physical),
+        };
+        self.page.set(Some(found));
+        Some(found)
+    }
+
     /// The stack of a function at its first instruction.
     fn of_entered(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
         let r = &hit.registers;
@@ -133,19 +174,17 @@ impl FrameWalk<'_> {
         }
         let (mut frame, mut below) = (rbp, rsp);
         while frame >= below && frame - below < LARGEST_FRAME && frame.is_multiple_of(8) {
-            let mut words = [0; 16];
-            if read_virtual(self.memory, self.space, Gva(frame), &mut words).is_err() {
+            let (Some(outer), Some(caller)) = (
+                self.word(frame),
+                frame.checked_add(8).and_then(|at| self.word(at)),
+            ) else {
                 break;
-            }
-            let word = |at: usize| {
-                let bytes = words.get(at..at + 8).and_then(|b| b.try_into().ok());
-                u64::from_le_bytes(bytes.unwrap_or_default())
             };
-            if !push(word(8)) {
+            if !push(caller) {
                 break;
             }
-            below = frame + 16;
-            frame = word(0);
+            below = frame.saturating_add(16);
+            frame = outer;
         }
         count
     }

@@ -315,7 +315,7 @@ impl Visit<'_> {
             self.ring.slot_words
         );
         self.push_with(|writer| {
-            if !record.iter().all(|word| writer.push_word(*word)) {
+            if writer.push_words(record) < record.len() {
                 writer.give_up();
             }
         })
@@ -357,6 +357,18 @@ impl SlotWriter<'_> {
         place.store(word, Ordering::Relaxed);
         self.length += 1;
         true
+    }
+
+    /// Adds as many of `words`, from the first on, as the slot has room for; gives how many.
+    #[inline]
+    pub fn push_words(&mut self, words: &[u64]) -> usize {
+        let room = self.words.get(self.length..).unwrap_or_default();
+        for (place, word) in room.iter().zip(words) {
+            place.store(*word, Ordering::Relaxed);
+        }
+        let written = room.len().min(words.len());
+        self.length += written;
+        written
     }
 
     /// Replaces word `index` of those written so far; `false` if there is none.

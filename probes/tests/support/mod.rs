@@ -74,6 +74,12 @@ pub struct Micro {
     pub machine: Machine,
 }
 
+/// Returns the nanoseconds of an exit from kernel mode on this host; `None` without KVM.
+pub fn exit_ns() -> Option<u64> {
+    let profile = HostProfile::probe(&kvm()?, &guest::micro::elf()).unwrap();
+    Some(profile.exit_kernel_ns)
+}
+
 /// `None` if there is to be no KVM here.
 pub fn micro(command_line: &str, cpus: u8) -> Option<Micro> {
     let kvm = kvm()?;

@@ -11,10 +11,7 @@ const DEFINITIONS: Package = Package {
     requirement: "perfetto==0.59.1",
     entry: "second-opinion-perfetto-0.59.1",
 };
-const CHECK: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/support/second_opinion/check_perfetto.py"
-);
+const CHECK: &str = "tests/support/second_opinion/check_perfetto.py";
 
 /// A file that is as it should be.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,7 +35,7 @@ impl Timeline {
     pub fn check(file: &Path) -> Self {
         let mut command = Command::new(DEFINITIONS.installed().join("bin/python3"));
         let what = format!("the definitions of Perfetto, on {}", file.display());
-        let text = output(&what, command.arg(CHECK).arg(file));
+        let text = output(&what, command.arg(crate::data::source(CHECK)).arg(file));
         let (mut counts, mut tracks) = (BTreeMap::new(), Vec::new());
         for line in text.lines() {
             match line.split_once(' ') {

@@ -10,7 +10,7 @@ pub const ALWAYS: [(&str, &str); 2] = [
 ];
 
 /// Words for a host that interprets kernel mode, each with its reason.
-pub const INTERPRETED: [(&str, &str); 15] = [
+pub const INTERPRETED: [(&str, &str); 16] = [
     ("noxsave", "XSAVE is not interpreted"),
     (
         // word*32+bit of arch/x86/include/asm/cpufeatures.h
@@ -48,6 +48,11 @@ pub const INTERPRETED: [(&str, &str); 15] = [
         "memory accounting slows every allocation",
     ),
     ("random.trust_cpu=on", "no waiting for entropy"),
+    (
+        // The kernel hands it to init as an environment variable.
+        "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast_Unaligned_Load",
+        "programs see the CPU's AVX, and a kernel without XSAVE loses its registers when it switches between them",
+    ),
 ];
 
 /// The command line that the guest gets, and the words that were added to `user`'s own: those of the machine and its

@@ -38,6 +38,7 @@ mod tests {
             command_line: false,
         };
         assert_eq!(needed(&HostProfile::hardware_example()), none);
+        assert_eq!(needed(&HostProfile::svm_example()), none);
         let all = Needed {
             syscall_repair: true,
             command_line: true,

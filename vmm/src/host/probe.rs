@@ -77,8 +77,31 @@ enum Stop {
     Debug { exception: u32, pc: u64, dr6: u64 },
     /// An emulation failure at an instruction that starts with this byte.
     Failure { first: u8 },
+    /// KVM_EXIT_SHUTDOWN: an exception that the guest could not deliver.
+    TripleFault,
     /// Anything else, or the limit.
     Other(String),
+}
+
+impl Stop {
+    /// How the host reports an int3 of the guest's, if this is one.
+    fn int3(&self) -> Option<Int3> {
+        match self {
+            Self::Debug {
+                exception: VECTOR_BP,
+                ..
+            } => Some(Int3::DebugExit),
+            Self::Failure { first: INT3 } => Some(Int3::EmulationFailure),
+            _ => None,
+        }
+    }
+
+    fn is_breakpoint_at(&self, address: u64) -> bool {
+        matches!(
+            self,
+            Self::Debug { exception: VECTOR_DB, pc, dr6 } if *pc == address && dr6 & DR6_STEP == 0
+        )
+    }
 }
 
 /// A micro guest on a bare vCPU.
@@ -186,6 +209,7 @@ impl Bench {
                         Err(suberror) => Stop::Other(format!("KVM internal error {suberror}")),
                     };
                 }
+                Ok(VcpuExit::Shutdown) => return Stop::TripleFault,
                 Ok(other) => return Stop::Other(format!("{other:?}")),
                 Err(error) if error.errno() == libc::EINTR => {}
                 Err(error) => return Stop::Other(error.to_string()),
@@ -203,14 +227,11 @@ impl Bench {
 fn what_int3_does(kvm: &Kvm, image: &[u8], program: &str) -> Result<Int3, ProbeError> {
     let mut bench = Bench::new(kvm, image, program)?;
     bench.debug(KVM_GUESTDBG_USE_SW_BP, None)?;
-    match bench.run(&mut 0) {
-        Stop::Debug {
-            exception: VECTOR_BP,
-            ..
-        } => Ok(Int3::DebugExit),
-        Stop::Failure { first: INT3 } => Ok(Int3::EmulationFailure),
-        Stop::Done if bench.counted(1) => Ok(Int3::GuestHandler),
-        other => Err(bench.failed(program, &other)),
+    let stop = bench.run(&mut 0);
+    match stop.int3() {
+        Some(reported) => Ok(reported),
+        None if stop == Stop::Done && bench.counted(1) => Ok(Int3::GuestHandler),
+        None => Err(bench.failed(program, &stop)),
     }
 }
 
@@ -223,6 +244,8 @@ impl Bench {
     }
 }
 
+/// Asks for a breakpoint on the first instruction of `function`, which `program` must run once only:
+/// a second stop there is then the same call's.
 fn what_breakpoints_do(
     kvm: &Kvm,
     image: &[u8],
@@ -232,8 +255,7 @@ fn what_breakpoints_do(
     let mut bench = Bench::new(kvm, image, program)?;
     let address = bench.symbol(function)?;
     bench.debug(0, Some(address))?;
-    let hit = |stop: &Stop| matches!(stop, Stop::Debug { exception: VECTOR_DB, pc, .. } if *pc == address);
-    if !hit(&bench.run(&mut 0)) {
+    if !bench.run(&mut 0).is_breakpoint_at(address) {
         return Ok(Breakpoint::Silent);
     }
     let regs = bench.fd.get_regs().call("KVM_GET_REGS")?;
@@ -242,40 +264,66 @@ fn what_breakpoints_do(
         ..regs
     };
     bench.fd.set_regs(&resumed).call("KVM_SET_REGS")?;
-    Ok(if hit(&bench.run(&mut 0)) {
+    Ok(if bench.run(&mut 0).is_breakpoint_at(address) {
         Breakpoint::IgnoresResumeFlag
     } else {
         Breakpoint::Works
     })
 }
 
-/// Whether a step from the first instruction of `function` stops at its second.
-fn does_step(
-    kvm: &Kvm,
-    image: &[u8],
-    program: &str,
+/// Where a vCPU can be made to stand, so that it is stepped from there.
+struct Stand {
+    /// Runs `function` once.
+    calls: &'static str,
+    /// Where a hardware breakpoint is tried first.
     function: &'static str,
-    user: bool,
-) -> Result<bool, ProbeError> {
-    let mut bench = Bench::new(kvm, image, program)?;
-    let address = bench.symbol(function)?;
-    bench.debug(0, Some(address))?;
-    let at_function =
-        matches!(bench.run(&mut 0), Stop::Debug { exception: VECTOR_DB, pc, .. } if pc == address);
-    if !at_function {
-        // Without breakpoints in user mode there is no way to stand at its first instruction, and no KVM is
-        // known that steps where it does not break.
-        return if user {
-            Ok(false)
-        } else {
-            Err(bench.failed(program, &Stop::Other("no breakpoint".into())))
-        };
+    /// Runs an int3 of the guest's own, for hosts that have no breakpoint in this mode.
+    int3: &'static str,
+}
+
+const KERNEL: Stand = Stand {
+    calls: "calls 1",
+    function: "micro_leaf",
+    int3: "int3k 1",
+};
+const USER: Stand = Stand {
+    calls: "usercalls 1",
+    function: "micro_user_leaf",
+    int3: "int3u 1",
+};
+
+impl Stand {
+    /// Returns a guest that has stopped in front of an instruction, and the address of that. `None`
+    /// where the host reports neither a breakpoint nor an int3 in this mode.
+    fn reach(&self, kvm: &Kvm, image: &[u8]) -> Result<Option<(Bench, u64)>, ProbeError> {
+        let mut bench = Bench::new(kvm, image, self.calls)?;
+        let address = bench.symbol(self.function)?;
+        bench.debug(0, Some(address))?;
+        if bench.run(&mut 0).is_breakpoint_at(address) {
+            return Ok(Some((bench, address)));
+        }
+        let mut bench = Bench::new(kvm, image, self.int3)?;
+        bench.debug(KVM_GUESTDBG_USE_SW_BP, None)?;
+        if bench.run(&mut 0).int3().is_none() {
+            return Ok(None);
+        }
+        let mut regs = bench.fd.get_regs().call("KVM_GET_REGS")?;
+        regs.rip = regs.rip.wrapping_add(1);
+        bench.fd.set_regs(&regs).call("KVM_SET_REGS")?;
+        Ok(Some((bench, regs.rip)))
     }
-    bench.debug(KVM_GUESTDBG_SINGLESTEP, None)?;
-    let stop = bench.run(&mut 0);
-    Ok(
-        matches!(stop, Stop::Debug { dr6, pc, .. } if dr6 & DR6_STEP != 0 && pc > address && pc < address + 16),
-    )
+
+    /// Returns whether a step from there stops at the next instruction.
+    fn steps(&self, kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+        let Some((mut bench, address)) = self.reach(kvm, image)? else {
+            return Ok(false);
+        };
+        bench.debug(KVM_GUESTDBG_SINGLESTEP, None)?;
+        let stop = bench.run(&mut 0);
+        Ok(
+            matches!(stop, Stop::Debug { dr6, pc, .. } if dr6 & DR6_STEP != 0 && pc > address && pc < address + 16),
+        )
+    }
 }
 
 /// Median time from one exit to the next in nanoseconds, in a program that does little else.
@@ -312,6 +360,15 @@ fn exit_cost(kvm: &Kvm, image: &[u8], program: &str) -> Result<u64, ProbeError> 
 fn does_user_syscall_work(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let mut bench = Bench::new(kvm, image, "syscalls 1")?;
     Ok(bench.run(&mut 0) == Stop::Done && bench.counted(1))
+}
+
+/// Returns whether a triple fault leaves the registers of its place. KVM on AMD resets the vCPU first.
+fn are_registers_kept(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+    let mut bench = Bench::new(kvm, image, "triple")?;
+    let function = bench.symbol("micro_triple")?;
+    let faulted = bench.run(&mut 0) == Stop::TripleFault;
+    let rip = bench.fd.get_regs().call("KVM_GET_REGS")?.rip;
+    Ok(faulted && (function..function + 16).contains(&rip))
 }
 
 fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
@@ -385,11 +442,12 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         sync_regs: kvm.check_extension_int(Cap::SyncRegs) & wanted == wanted,
         int3_kernel,
         int3_user: what_int3_does(kvm, image, "int3u 1")?,
-        breakpoint_kernel: what_breakpoints_do(kvm, image, "calls 2", "micro_leaf")?,
-        breakpoint_user: what_breakpoints_do(kvm, image, "usercalls 2", "micro_user_leaf")?,
-        step_kernel: does_step(kvm, image, "calls 2", "micro_leaf", false)?,
-        step_user: does_step(kvm, image, "usercalls 2", "micro_user_leaf", true)?,
+        breakpoint_kernel: what_breakpoints_do(kvm, image, KERNEL.calls, KERNEL.function)?,
+        breakpoint_user: what_breakpoints_do(kvm, image, USER.calls, USER.function)?,
+        step_kernel: KERNEL.steps(kvm, image)?,
+        step_user: USER.steps(kvm, image)?,
         user_syscall: does_user_syscall_work(kvm, image)?,
+        triple_fault_keeps_registers: are_registers_kept(kvm, image)?,
         tsc_settable: is_tsc_settable(kvm, image)?,
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
         ioeventfd: do_writes_become_events(kvm, image)?,
@@ -398,4 +456,46 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         exit_kernel_ns: exit_cost(kvm, image, "out")?,
         exit_user_ns: exit_cost(kvm, image, "usermmio")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::vcpu::recorded::{DEBUG_EXITS, FAILED_INT3, Met};
+
+    #[test]
+    fn recorded_exits_are_told_apart() {
+        for (host, met, arch) in DEBUG_EXITS {
+            let stop = Stop::Debug {
+                exception: arch.exception,
+                pc: arch.pc,
+                dr6: arch.dr6,
+            };
+            let int3 = (met == Met::Int3).then_some(Int3::DebugExit);
+            assert_eq!(stop.int3(), int3, "{host}: {met:?}");
+            assert!(!stop.is_breakpoint_at(arch.pc + 1), "{host}: {met:?}");
+            let there = stop.is_breakpoint_at(arch.pc);
+            assert_eq!(there, met == Met::Breakpoint, "{host}: {met:?}");
+        }
+        let first = FAILED_INT3.3[0];
+        let failed = Stop::Failure { first };
+        assert_eq!(failed.int3(), Some(Int3::EmulationFailure));
+    }
+
+    /// A function that is never run stands in for a host without breakpoints in kernel mode.
+    #[test]
+    fn stepping_is_measured_where_no_breakpoint_fires() {
+        let Some(kvm) = crate::host::test_kvm() else {
+            return;
+        };
+        let image = guest::micro::elf();
+        let silent = Stand {
+            function: USER.function,
+            ..KERNEL
+        };
+        let breakpoint = what_breakpoints_do(&kvm, &image, silent.calls, silent.function);
+        assert_eq!(breakpoint.unwrap(), Breakpoint::Silent);
+        assert!(silent.steps(&kvm, &image).unwrap());
+    }
 }

@@ -247,7 +247,7 @@ pub(crate) fn assemble(
     let shared = Shared::new(Parts {
         ram: ram.clone(),
         profile: profile.clone(),
-        vm,
+        vm: Some(vm),
         pio,
         mmio,
         control,
@@ -268,7 +268,7 @@ pub(crate) fn create_vcpus(
     let mut vcpus = Vec::new();
     for vcpu in 0..cpus {
         let fd = shared
-            .vm
+            .vm()?
             .create_vcpu(u64::from(vcpu))
             .call("KVM_CREATE_VCPU")?;
         let shape = Shape {

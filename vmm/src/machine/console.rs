@@ -1,10 +1,12 @@
 //! The guest's serial port on this process's standard input: raw terminal, `Ctrl-a x` to leave.
 //!
 //! A thread of its own runs an event loop over standard input. What the guest's receive FIFO does not take is
-//! kept and offered again when there is room; the keyboard is not read meanwhile.
+//! kept and offered again when there is room; the keyboard is not read meanwhile. The descriptor is read
+//! without a buffer: what is left in one would wait for the next key.
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -43,32 +45,53 @@ impl Console {
     /// # Errors
     /// If the event loop or its thread cannot be made.
     pub fn connect(machine: &Machine) -> Result<Self, ConsoleError> {
+        // A descriptor of its own for the same open file, without the buffer of std's.
+        let source = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+        let raw = io::stdin().is_terminal();
+        let serial = machine.devices().serial.clone();
+        let control = machine.shared().control.clone();
+        let mut console = Self::start(source, raw, serial, control)?;
+        if raw {
+            let set = io::stdin().lock().set_raw_mode();
+            console.raw = set
+                .map(|()| true)
+                .map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+        }
+        Ok(console)
+    }
+
+    /// Starts the loop that takes `source` to `serial`; the terminal is left as it is. With `escapes` the
+    /// keys that leave are obeyed.
+    fn start(
+        source: File,
+        escapes: bool,
+        serial: Arc<Mutex<Serial>>,
+        control: Arc<Control>,
+    ) -> Result<Self, ConsoleError> {
         let other = |e: event_manager::Error| io::Error::other(e.to_string());
         let exit = EventFd::new(EFD_NONBLOCK)?;
         let room = EventFd::new(EFD_NONBLOCK)?;
-        let raw = io::stdin().is_terminal();
         let mut manager = EventManager::<Input>::new().map_err(other)?;
         let notify = room.try_clone()?;
-        machine.serial().on_input_room(move || {
+        let tell = move || {
             // Fails only when the counter is full: then the reader is already told.
             let _ = notify.write(1);
-        });
+        };
+        let lock = serial.lock();
+        lock.unwrap_or_else(PoisonError::into_inner)
+            .on_input_room(tell);
         manager.add_subscriber(Input {
-            serial: machine.devices().serial.clone(),
-            control: machine.shared().control.clone(),
+            source,
+            serial,
+            control,
             exit: exit.try_clone()?,
             room,
+            escapes,
             escaped: false,
             waiting: Vec::new(),
+            watched: false,
             done: false,
-            raw,
         });
-        if raw {
-            io::stdin()
-                .lock()
-                .set_raw_mode()
-                .map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
-        }
         let stop = exit.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("console".into())
@@ -84,7 +107,7 @@ impl Console {
         Ok(Self {
             exit,
             thread: Some(thread),
-            raw,
+            raw: false,
         })
     }
 }
@@ -107,22 +130,33 @@ impl Drop for Console {
 
 /// What arrives on standard input.
 struct Input {
+    source: File,
     serial: Arc<Mutex<Serial>>,
     control: Arc<Control>,
     exit: EventFd,
     room: EventFd,
+    /// The source is a terminal, whose escape is obeyed.
+    escapes: bool,
     escaped: bool,
+    /// What the guest has not taken yet.
     waiting: Vec<u8>,
+    /// The source is among the watched.
+    watched: bool,
+    /// The source has nothing more to give.
     done: bool,
-    raw: bool,
 }
 
 impl Input {
     fn read(&mut self, ops: &mut EventOps<'_>) {
         let mut bytes = [0; READ];
-        let count = match io::stdin().lock().read(&mut bytes) {
+        let count = match self.source.read(&mut bytes) {
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
+            Err(error)
+                if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]
+                    .contains(&error.kind()) =>
+            {
+                return;
+            }
             Err(_) => 0,
         };
         if count == 0 {
@@ -138,13 +172,13 @@ impl Input {
 
     /// Sorts out the escape; only a terminal has one.
     fn take(&mut self, byte: u8) {
-        if self.raw && std::mem::take(&mut self.escaped) {
+        if self.escapes && std::mem::take(&mut self.escaped) {
             match byte {
                 LEAVE => return self.control.end(RunEnd::Stopped),
                 ESCAPE => {} // Ctrl-a twice is Ctrl-a for the guest
                 _ => self.waiting.push(ESCAPE),
             }
-        } else if self.raw && byte == ESCAPE {
+        } else if self.escapes && byte == ESCAPE {
             self.escaped = true;
             return;
         }
@@ -161,11 +195,31 @@ impl Input {
         self.listen(ops, self.waiting.is_empty() && !self.done);
     }
 
-    fn listen(&self, ops: &mut EventOps<'_>, on: bool) {
-        let set = if on { EventSet::IN } else { EventSet::empty() };
-        if let Err(error) = ops.modify(Events::new(&io::stdin(), set)) {
+    /// Watches the source or leaves it. One that has hung up reports that whatever it is watched for, so it
+    /// is taken out while it is not to be read: the loop would not rest.
+    fn listen(&mut self, ops: &mut EventOps<'_>, on: bool) {
+        if on == self.watched {
+            return;
+        }
+        let events = Events::new(&self.source, EventSet::IN);
+        let changed = match on {
+            true => ops.add(events),
+            false => ops.remove(events),
+        };
+        self.watched = on;
+        if let Err(error) = changed {
             log::debug!("standard input cannot be watched: {error}");
         }
+    }
+
+    /// Takes all that a source has which cannot be watched: a regular file, it is all there already.
+    fn read_whole(&mut self, ops: &mut EventOps<'_>) {
+        let mut rest = Vec::new();
+        if self.source.read_to_end(&mut rest).is_ok() {
+            self.waiting = rest;
+        }
+        self.done = true;
+        self.offer(ops);
     }
 }
 
@@ -175,15 +229,9 @@ impl MutEventSubscriber for Input {
             // The count does not matter, only that there is room.
             let _ = self.room.read();
             self.offer(ops);
-        } else if events.fd() == io::stdin().as_raw_fd() {
-            if events.event_set().contains(EventSet::IN) {
-                self.read(ops);
-            } else {
-                self.done = true;
-                if let Err(error) = ops.remove(events) {
-                    log::debug!("standard input cannot be left: {error}");
-                }
-            }
+        } else if events.fd() == self.source.as_raw_fd() && self.watched {
+            // One that has hung up may still have something to read; then it reads as ended.
+            self.read(ops);
         }
     }
 
@@ -196,14 +244,94 @@ impl MutEventSubscriber for Input {
                 log::error!("console: {error}");
             }
         }
-        // A regular file cannot be watched: it is all there already.
-        if ops.add(Events::new(&io::stdin(), EventSet::IN)).is_err() {
-            let mut rest = Vec::new();
-            if io::stdin().lock().read_to_end(&mut rest).is_ok() {
-                self.waiting = rest;
-            }
-            self.done = true;
-            self.offer(ops);
+        match ops.add(Events::new(&self.source, EventSet::IN)) {
+            Ok(()) => self.watched = true,
+            Err(_) => self.read_whole(ops),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{Write, pipe};
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, Instant};
+
+    use devices::{BusDevice, ConsoleOutput, InterruptLine};
+
+    use super::*;
+
+    /// Longer than any buffer on the way, and no multiple of one.
+    const PASTE: usize = 5_000;
+    const LIMIT: Duration = Duration::from_secs(60);
+    const DATA: u64 = 0;
+    const LINE_STATUS: u64 = 5;
+    const DATA_READY: u8 = 1;
+
+    struct NoLine;
+    impl InterruptLine for NoLine {
+        fn pulse(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn paste() -> Vec<u8> {
+        (0..PASTE).map(|at| b'a' + (at % 26) as u8).collect()
+    }
+
+    fn connected(source: impl Into<OwnedFd>) -> (Console, Arc<Mutex<Serial>>) {
+        let serial = Serial::new(Arc::new(NoLine), ConsoleOutput::null());
+        let serial = Arc::new(Mutex::new(serial));
+        let source = File::from(source.into());
+        let control = Arc::new(Control::new(0));
+        let console = Console::start(source, false, serial.clone(), control).unwrap();
+        (console, serial)
+    }
+
+    /// Reads as a guest does, until it has got `length` bytes.
+    fn received(serial: &Mutex<Serial>, length: usize) -> Vec<u8> {
+        let register = |offset| {
+            let mut value = [0];
+            serial.lock().unwrap().read(offset, &mut value);
+            value[0]
+        };
+        let start = Instant::now();
+        let mut bytes = Vec::new();
+        while bytes.len() < length && start.elapsed() < LIMIT {
+            match register(LINE_STATUS) & DATA_READY {
+                0 => std::thread::yield_now(),
+                _ => bytes.push(register(DATA)),
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_paste_arrives_whole_without_another_key() {
+        let (source, mut keys) = pipe().unwrap();
+        let (_console, serial) = connected(source);
+        for _ in 0..3 {
+            keys.write_all(&paste()).unwrap();
+            assert_eq!(received(&serial, PASTE), paste());
+        }
+    }
+
+    #[test]
+    fn what_was_written_before_the_end_arrives() {
+        let (source, mut keys) = pipe().unwrap();
+        keys.write_all(&paste()).unwrap();
+        drop(keys);
+        let (_console, serial) = connected(source);
+        assert_eq!(received(&serial, PASTE), paste());
+    }
+
+    #[test]
+    fn a_file_arrives_whole() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&paste()).unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        let (_console, serial) = connected(file);
+        assert_eq!(received(&serial, PASTE), paste());
     }
 }

@@ -2,17 +2,9 @@
 
 use introspect::Gva;
 
+use super::PanicReport;
 use crate::hex::hex;
 use crate::vcpu::VcpuRegisters;
-
-/// The guest kernel called `panic`.
-#[derive(Debug, Clone)]
-pub struct PanicReport {
-    /// The vCPU that did.
-    pub vcpu: usize,
-    /// Its registers at the entry of `panic`: RDI is the format string.
-    pub registers: Box<VcpuRegisters>,
-}
 
 /// Why a run ended.
 #[derive(Debug, Clone)]
@@ -34,8 +26,8 @@ pub enum RunEnd {
     TripleFault {
         /// Which.
         vcpu: usize,
-        /// Its registers.
-        registers: Box<VcpuRegisters>,
+        /// Its registers. `None` where the host has reset them before it reports the fault.
+        registers: Option<Box<VcpuRegisters>>,
     },
     /// The host's KVM does not know an instruction and neither does this program.
     UnknownInstruction {
@@ -73,8 +65,20 @@ impl std::fmt::Display for RunEnd {
             Self::PoweredOff => write!(f, "guest powered off"),
             Self::Halted => write!(f, "guest halted: every vCPU waits with interrupts off"),
             Self::Stopped => write!(f, "stopped"),
-            Self::Panic(report) => write!(f, "guest kernel panic on vCPU {}", report.vcpu),
-            Self::TripleFault { vcpu, .. } => write!(f, "triple fault on vCPU {vcpu}"),
+            Self::Panic(PanicReport { vcpu: None, .. }) => write!(f, "guest kernel panic"),
+            Self::Panic(PanicReport {
+                vcpu: Some(vcpu), ..
+            }) => write!(f, "guest kernel panic on vCPU {vcpu}"),
+            Self::TripleFault { vcpu, registers } => {
+                write!(f, "triple fault on vCPU {vcpu}")?;
+                match registers {
+                    Some(_) => Ok(()),
+                    None => write!(
+                        f,
+                        "; its place is not known, since this host's KVM resets the vCPU first"
+                    ),
+                }
+            }
             Self::UnknownInstruction {
                 vcpu,
                 address,

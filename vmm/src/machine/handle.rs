@@ -36,6 +36,11 @@ impl Deref for Machine {
 }
 
 impl Handle {
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn of(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
     /// Stops all vCPUs until the result is dropped. Pauses nest.
     pub fn pause(&self) -> Paused {
         self.shared.control.pause()
@@ -93,6 +98,27 @@ impl Handle {
             .on_vcpu(vcpu, move |v| v.interrupt_handler(vector))
             .flatten()
             .map(Gva)
+    }
+
+    /// Runs vCPU `vcpu` of the paused machine until the int3 of the site at `address` was met `hits` times. The first
+    /// is taken as every trap is; at each later one nothing is done but RIP moved past the int3.
+    ///
+    /// With `system` the system registers come out at each exit as they do otherwise, else the general ones alone.
+    /// What remains is KVM's own part of a hit. The displaced instruction must be a NOP of one byte, and the int3 an
+    /// exit of KVM's; the other vCPUs stand still meanwhile.
+    ///
+    /// # Errors
+    /// If the guest leaves for anything else after the first hit, or its run ends; `None` if there is no such vCPU.
+    #[cfg(feature = "test-utils")]
+    pub fn run_bare(
+        &self,
+        paused: &Paused,
+        vcpu: usize,
+        address: Gva,
+        hits: u64,
+        system: bool,
+    ) -> Option<Result<(), crate::RunEnd>> {
+        paused.on_vcpu(vcpu, move |v| v.run_bare(address.0, hits, system))
     }
 
     /// Gives all traps to `sink` from now on, or to nobody.
@@ -234,9 +260,12 @@ impl Handle {
         let (Some(entry), Some(registers)) = (entry, registers) else {
             return Err(ArmError::NoBreakpointHandler { address });
         };
-        self.shared
-            .traps
-            .arm(entry, registers.address_space(), Purpose::BreakpointEntry)?;
+        self.shared.traps.arm(
+            entry,
+            registers.address_space(),
+            Purpose::BreakpointEntry,
+            None,
+        )?;
         Ok(())
     }
 }

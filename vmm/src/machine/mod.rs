@@ -9,6 +9,7 @@ pub mod console;
 pub(crate) mod control;
 mod end;
 mod handle;
+mod panic;
 pub(crate) mod shared;
 pub(crate) mod virtio;
 mod watch;
@@ -28,8 +29,9 @@ pub use control::Paused;
 pub use devices::virtio::console::{
     EndOfFile, NoEnd, PortConfig, PortEnd, PortStats, Size, WhenFull,
 };
-pub use end::{PanicReport, RunEnd};
+pub use end::RunEnd;
 pub use handle::Handle;
+pub use panic::{PanicReport, PanicWitness};
 pub use virtio::{
     ConsoleConfig, ConsolePorts, DiskConfig, MAX_DEVICES, VirtioConfig, VirtioError, VirtioStats,
 };
@@ -105,7 +107,7 @@ impl Machine {
 
     /// Lets the vCPUs of a machine that was just made run.
     pub fn start(&mut self) {
-        self.watchdog = Some(watch::Watchdog::start(self.shared.clone()));
+        self.watchdog = Some(watch::Watchdog::start(self.handle()));
         self.held = None;
     }
 
@@ -115,14 +117,15 @@ impl Machine {
     /// # Errors
     /// If the address cannot be trapped.
     pub fn watch_panic(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
-        self.shared.traps.arm(address, space, Purpose::Panic)
+        self.shared.traps.arm(address, space, Purpose::Panic, None)
     }
 
-    /// Waits for the end of the run, at most for `limit`.
+    /// Waits for the end of the run, at most for `limit`. A run whose guest panicked before it was
+    /// reset, halted or stopped has ended as [`RunEnd::Panic`].
     pub fn wait(&self, limit: Option<Duration>) -> Option<RunEnd> {
-        self.shared
-            .control
-            .wait_end(limit.and_then(|l| Instant::now().checked_add(l)))
+        let deadline = limit.and_then(|l| Instant::now().checked_add(l));
+        let end = self.shared.control.wait_end(deadline)?;
+        Some(self.told(end))
     }
 
     /// Ends the run from outside.

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use devices::{Bus, InterruptLine, MachineSignals, ResetCause};
@@ -12,23 +12,25 @@ use iced_x86::Mnemonic;
 use kvm_ioctls::VmFd;
 
 use super::control::Control;
-use super::{PanicReport, RunEnd};
+use super::{PanicReport, PanicWitness, RunEnd};
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
 use crate::trap::{TrapSink, TrapTable};
+use crate::vm::KvmError;
 
 /// Shared by all threads of a machine.
 pub(crate) struct Shared {
     pub(crate) ram: GuestRam,
     pub(crate) profile: HostProfile,
-    pub(crate) vm: Arc<VmFd>,
+    /// None where no guest is run: in a rehearsal.
+    vm: Option<Arc<VmFd>>,
     /// Bytes of a vCPU's shared page mapping.
     pub(crate) run_size: usize,
     pub(crate) pio: Bus,
     pub(crate) mmio: Bus,
     pub(crate) traps: TrapTable,
     pub(crate) control: Arc<Control>,
-    pub(crate) sink: ArcSwapOption<Box<dyn TrapSink>>,
+    pub(crate) sink: Arc<ArcSwapOption<Box<dyn TrapSink>>>,
     /// For each vCPU the samples that are asked for.
     pub(crate) samples: Vec<AtomicU64>,
     /// Taken while user sites, and with them the watch on the guest's #BP entry, come or go. How many hold user traps.
@@ -38,13 +40,17 @@ pub(crate) struct Shared {
     pub(crate) signals: Arc<Signals>,
     /// The guest's first panic. Own lock, held for an instant.
     panic: Mutex<Option<PanicReport>>,
+    /// Looks for panics that no trap sees.
+    pub(super) witness: OnceLock<Box<dyn PanicWitness>>,
+    /// How the run ended, once somebody has asked.
+    pub(super) told: OnceLock<RunEnd>,
 }
 
 /// What is to be put together into [`Shared`].
 pub(crate) struct Parts {
     pub(crate) ram: GuestRam,
     pub(crate) profile: HostProfile,
-    pub(crate) vm: Arc<VmFd>,
+    pub(crate) vm: Option<Arc<VmFd>>,
     pub(crate) pio: Bus,
     pub(crate) mmio: Bus,
     pub(crate) control: Arc<Control>,
@@ -59,14 +65,14 @@ impl Shared {
             parts.profile.step_user,
         );
         Self {
-            run_size: parts.vm.run_size(),
+            run_size: parts.vm.as_ref().map_or(0, |vm| vm.run_size()),
             ram: parts.ram,
             profile: parts.profile,
             vm: parts.vm,
             pio: parts.pio,
             mmio: parts.mmio,
             traps,
-            sink: ArcSwapOption::empty(),
+            sink: Arc::default(),
             samples: (0..parts.control.vcpus())
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -76,7 +82,20 @@ impl Shared {
             completed: Completed::default(),
             signals: parts.signals,
             panic: Mutex::new(None),
+            witness: OnceLock::new(),
+            told: OnceLock::new(),
         }
+    }
+
+    /// KVM's machine.
+    ///
+    /// # Errors
+    /// In a rehearsal, which has none.
+    pub(crate) fn vm(&self) -> Result<&VmFd, KvmError> {
+        self.vm.as_deref().ok_or(KvmError {
+            call: "a call to a machine that runs no guest",
+            source: kvm_ioctls::Error::new(libc::ENODEV),
+        })
     }
 
     pub(crate) fn take_reset(&self) -> Option<ResetCause> {

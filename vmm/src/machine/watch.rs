@@ -1,12 +1,11 @@
 //! Noticing an end that no exit reports: all vCPUs halted with interrupts off, or a panic that goes nowhere.
 
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::RunEnd;
 use super::shared::Shared;
+use super::{Handle, RunEnd};
 
 /// How often the vCPUs are looked at. Each look pauses them for some tens of microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -20,25 +19,27 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    pub(super) fn start(shared: Arc<Shared>) -> Self {
+    pub(super) fn start(machine: Handle) -> Self {
         let (stop, stopped) = channel::<()>();
         let thread = std::thread::Builder::new()
             .name("watch".into())
             .spawn(move || {
                 let mut panicked: Option<Instant> = None;
                 while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    let shared = &machine.shared;
                     if shared.control.ended().is_some() {
                         return;
                     }
-                    if let Some(report) = shared.panic() {
+                    let panic = machine.panic(false);
+                    if let Some(report) = &panic {
                         let since = *panicked.get_or_insert_with(Instant::now);
                         if since.elapsed() > AFTER_PANIC {
-                            shared.control.end(RunEnd::Panic(report));
+                            shared.control.end(RunEnd::Panic(report.clone()));
                             return;
                         }
                     }
-                    if all_halted(&shared) {
-                        shared.control.end(match shared.panic() {
+                    if all_halted(shared) {
+                        shared.control.end(match panic {
                             Some(report) => RunEnd::Panic(report),
                             None => RunEnd::Halted,
                         });

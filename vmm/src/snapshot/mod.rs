@@ -207,7 +207,7 @@ fn collect(
         let saved = paused.on_vcpu(vcpu, move |v| v.save(&indices));
         vcpus.push(saved.ok_or(SaveError::VcpuGone(vcpu))??);
     }
-    let vm = &shared.vm;
+    let vm = shared.vm()?;
     let mut irqchips = Vec::new();
     for chip_id in [
         kvm_bindings::KVM_IRQCHIP_PIC_MASTER,

@@ -200,10 +200,10 @@ fn build(
     let (shared, devices) = assemble(profile, parts)?;
     let mut vcpus = create_vcpus(kvm, &shared, cpus)?;
     for chip in &saved.irqchips {
-        shared.vm.set_irqchip(chip).call("KVM_SET_IRQCHIP")?;
+        shared.vm()?.set_irqchip(chip).call("KVM_SET_IRQCHIP")?;
     }
     if let Some(pit) = &saved.pit {
-        shared.vm.set_pit2(pit).call("KVM_SET_PIT2")?;
+        shared.vm()?.set_pit2(pit).call("KVM_SET_PIT2")?;
     }
     for (vcpu, state) in vcpus.iter_mut().zip(&saved.vcpus) {
         vcpu.load(state)?;
@@ -212,7 +212,7 @@ fn build(
         clock: saved.clock,
         ..Default::default()
     };
-    shared.vm.set_clock(&clock).call("KVM_SET_CLOCK")?;
+    shared.vm()?.set_clock(&clock).call("KVM_SET_CLOCK")?;
     let damaged = |what: String| MachineError::Vcpu(what);
     devices
         .serial

@@ -39,10 +39,9 @@ mod tests {
 
     #[test]
     fn each_host_gives_an_int3_back_its_way() {
-        assert_eq!(
-            foreign_int3(&HostProfile::hardware_example()),
-            GiveBack::InjectBreakpoint
-        );
+        for hardware in [HostProfile::hardware_example(), HostProfile::svm_example()] {
+            assert_eq!(foreign_int3(&hardware), GiveBack::InjectBreakpoint);
+        }
         assert_eq!(
             foreign_int3(&HostProfile::interpreted_example()),
             GiveBack::QueueException

@@ -26,6 +26,7 @@ pub use table::{Lifted, LiftedUser, SiteStats, TrapTable};
 use crate::machine::Paused;
 use crate::machine::control::Control;
 use crate::memory::GuestRam;
+use crate::vcpu::system::System;
 use crate::vcpu::{VcpuRegisters, address_space, general_registers};
 
 /// The trap instruction of x86.
@@ -71,7 +72,7 @@ pub trait TrapSink: Send + Sync {
 pub struct StoppedCpu<'a> {
     pub(crate) regs: &'a kvm_regs,
     pub(crate) user_mode: bool,
-    pub(crate) sregs: &'a kvm_sregs,
+    pub(crate) system: &'a System<'a>,
     pub(crate) ram: &'a GuestRam,
     pub(crate) traps: &'a TrapTable,
     pub(crate) control: &'a Arc<Control>,
@@ -95,17 +96,22 @@ impl StoppedCpu<'_> {
 
     /// The page tables in use.
     pub fn address_space(&self) -> AddressSpace {
-        address_space(self.sregs)
+        address_space(self.sregs())
+    }
+
+    /// Segments, control registers, descriptor tables: KVM is asked for them here, at the first time.
+    pub(crate) fn sregs(&self) -> &kvm_sregs {
+        self.system.get()
     }
 
     /// Base of the GS segment as it is: the program's in user mode, and in the first instructions of an entry from it.
     pub fn gs_base(&self) -> Gva {
-        Gva(self.sregs.gs.base)
+        Gva(self.sregs().gs.base)
     }
 
     /// The address of the last page fault (CR2).
     pub fn fault_address(&self) -> Gva {
-        Gva(self.sregs.cr2)
+        Gva(self.sregs().cr2)
     }
 
     /// General registers, segments and control registers as introspection takes them. The GS base that is swapped out is given as
@@ -113,9 +119,9 @@ impl StoppedCpu<'_> {
     pub fn cpu_state(&self) -> CpuState {
         let registers = VcpuRegisters {
             regs: *self.regs,
-            sregs: *self.sregs,
+            sregs: *self.sregs(),
         };
-        registers.cpu_state(self.sregs.gs.base)
+        registers.cpu_state(self.sregs().gs.base)
     }
 
     /// What stands at an address without any site, as many bytes as the longest instruction has; fewer where a page is missing.
@@ -142,15 +148,15 @@ impl StoppedCpu<'_> {
 
 impl CpuRegisters for StoppedCpu<'_> {
     fn page_table_root(&self) -> Gpa {
-        address_space(self.sregs).root
+        address_space(self.sregs()).root
     }
 
     fn five_level_paging(&self) -> bool {
-        address_space(self.sregs).levels == 5
+        address_space(self.sregs()).levels == 5
     }
 
     fn kernel_gs_base(&self) -> Gva {
-        Gva(self.sregs.gs.base)
+        Gva(self.sregs().gs.base)
     }
 
     fn instruction_pointer(&self) -> Gva {

@@ -1,13 +1,14 @@
 //! One place where an int3 of ours stands.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use iced_x86::Instruction;
+use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva};
 
-use super::INT3;
-use crate::x86_64::emulate;
+use super::{INT3, Trap, TrapKind};
+use crate::x86_64::emulate::{self, Prepared};
 
 /// A site's identity: the guest-physical byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,12 +56,19 @@ pub(crate) struct Site {
     pub(crate) id: SiteId,
     pub(crate) address: Gva,
     pub(crate) purpose: Purpose,
+    /// Page tables that map the kernel for as long as the site stands, where such are known; none of a
+    /// site in a program's text.
+    pub(crate) tables: Option<AddressSpace>,
     pub(crate) original: u8,
     /// The instruction at [`Self::address`]; see [`Self::instruction_at`].
     instruction: Instruction,
     /// Its bytes, and what follows them up to the length of the longest instruction.
     code: Vec<u8>,
     pub(crate) displaced: Displaced,
+    /// Whether STI may stand directly before it, and hold interrupts off until it is done.
+    pub(crate) behind_sti: bool,
+    /// The same instruction, where it is one of those that are executed without the emulator.
+    pub(crate) prepared: Option<Prepared>,
     pub(crate) counters: Arc<SiteCounters>,
 }
 
@@ -69,6 +77,7 @@ pub(super) struct Original {
     pub(super) instruction: Instruction,
     pub(super) code: Vec<u8>,
     pub(super) displaced: Displaced,
+    pub(super) behind_sti: bool,
 }
 
 impl Site {
@@ -76,18 +85,37 @@ impl Site {
         id: SiteId,
         address: Gva,
         purpose: Purpose,
+        tables: Option<AddressSpace>,
         original: Original,
         counters: Arc<SiteCounters>,
     ) -> Self {
+        // What STI holds off is the emulator's to end.
+        let simple = original.displaced == Displaced::Emulate && !original.behind_sti;
+        let prepared = Prepared::of(&original.instruction).filter(|_| simple);
         Self {
             id,
             address,
             purpose,
+            tables,
+            prepared,
             original: original.code.first().copied().unwrap_or(INT3),
             instruction: original.instruction,
             code: original.code,
             displaced: original.displaced,
+            behind_sti: original.behind_sti,
             counters,
+        }
+    }
+
+    /// The trap of a vCPU that has met its int3 at `address`, counted here.
+    #[inline]
+    pub(crate) fn met(&self, vcpu: usize, kind: TrapKind, address: u64) -> Trap {
+        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        Trap {
+            vcpu,
+            address: Gva(address),
+            kind,
+            site: Some(self.id),
         }
     }
 
@@ -97,7 +125,7 @@ impl Site {
     }
 
     /// Whether it was armed for a probe, not for the machine itself.
-    pub(super) fn is_probe(&self) -> bool {
+    pub(crate) fn is_probe(&self) -> bool {
         matches!(self.purpose, Purpose::Probe { .. })
     }
 

@@ -26,6 +26,9 @@ use crate::memory::{GuestRam, PAGE_SIZE};
 use crate::sharded_map::ShardedMap;
 use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
 
+/// STI, whose next instruction is done before any interrupt comes.
+const STI: u8 = 0xfb;
+
 /// What a site has counted, and where it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SiteStats {
@@ -106,10 +109,23 @@ impl TrapTable {
     /// Arms a site in guest kernel text. Several users share one; each [`Self::disarm`]s once. Where the guest has an int3 of
     /// its own, it gets that after each hit.
     ///
+    /// `space` need map it only now: at a hit the vCPU's own page tables are asked for.
+    ///
     /// # Errors
     /// If the address is not mapped in `space`, holds no instruction, or one that this host cannot get past.
     pub fn arm_kernel(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
-        self.arm(address, space, Purpose::Probe { user: false })
+        self.arm(address, space, Purpose::Probe { user: false }, None)
+    }
+
+    /// Arms a site in guest kernel text, as [`Self::arm_kernel`] does, where page tables of the kernel's own are known:
+    /// `tables` map the kernel, its stacks included, for as long as the site stands. Hits are cheaper then. Tables of a
+    /// process will not do: the guest may free them and put anything there.
+    ///
+    /// # Errors
+    /// As [`Self::arm_kernel`].
+    pub fn arm_kernel_by(&self, address: Gva, tables: AddressSpace) -> Result<SiteId, ArmError> {
+        let purpose = Purpose::Probe { user: false };
+        self.arm(address, tables, purpose, Some(tables))
     }
 
     /// Arms a site in a user program's text, mapped at `address` in `space`. It is hit by every process that
@@ -118,7 +134,7 @@ impl TrapTable {
     /// # Errors
     /// As [`Self::arm_kernel`].
     pub fn arm_user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
-        self.arm(address, space, Purpose::Probe { user: true })
+        self.arm(address, space, Purpose::Probe { user: true }, None)
     }
 
     pub(crate) fn arm(
@@ -126,12 +142,13 @@ impl TrapTable {
         address: Gva,
         space: AddressSpace,
         purpose: Purpose,
+        tables: Option<AddressSpace>,
     ) -> Result<SiteId, ArmError> {
         let physical = paging::translate(&self.ram, space, address)
             .map_err(|source| ArmError::NotMapped { address, source })?
             .gpa;
         let code = |entries: &Entries| self.original_code(entries, address, space);
-        self.arm_at(physical, address, purpose, code)
+        self.arm_at(physical, address, purpose, tables, code)
     }
 
     /// Arms a site in a user program's text at a guest-physical byte, which need not be mapped yet. `code` is what stands
@@ -144,7 +161,13 @@ impl TrapTable {
         let code = code.iter().copied().take(LONGEST_INSTRUCTION).collect();
         // Its address is not known: what is relative to that is decoded anew at each hit.
         let address = Gva(physical.0);
-        self.arm_at(physical, address, Purpose::Probe { user: true }, |_| code)
+        self.arm_at(
+            physical,
+            address,
+            Purpose::Probe { user: true },
+            None,
+            |_| code,
+        )
     }
 
     fn arm_at(
@@ -152,6 +175,7 @@ impl TrapTable {
         physical: Gpa,
         address: Gva,
         purpose: Purpose,
+        tables: Option<AddressSpace>,
         code: impl FnOnce(&Entries) -> Vec<u8>,
     ) -> Result<SiteId, ArmError> {
         let id = SiteId(physical);
@@ -171,11 +195,13 @@ impl TrapTable {
         let byte = self
             .byte(physical)
             .ok_or(ArmError::NotRam { address, physical })?;
-        let original = self.original(code(&entries), address, purpose)?;
+        let code = code(&entries);
+        let original = self.original(&entries, id, code, address, purpose)?;
         let site = Arc::new(Site::new(
             id,
             address,
             purpose,
+            tables,
             original,
             Arc::new(SiteCounters::default()),
         ));
@@ -203,6 +229,8 @@ impl TrapTable {
     /// What stands under a site, from its bytes.
     fn original(
         &self,
+        entries: &Entries,
+        id: SiteId,
         code: Vec<u8>,
         address: Gva,
         purpose: Purpose,
@@ -233,7 +261,22 @@ impl TrapTable {
             instruction,
             code,
             displaced,
+            behind_sti: !purpose.is_user() && self.may_be_behind_sti(entries, id),
         })
+    }
+
+    /// Returns whether the byte before a site is STI, or the last one of another instruction that looks
+    /// like it. Also if it lies in another page, which nothing is known of here.
+    fn may_be_behind_sti(&self, entries: &Entries, site: SiteId) -> bool {
+        if site.0.0.is_multiple_of(PAGE_SIZE) {
+            return true;
+        }
+        let before = Gpa(site.0.0 - 1);
+        let mut byte = [STI];
+        // A site stands in RAM, and so does the rest of its page.
+        let _ = self.ram.read_physical(before, &mut byte);
+        overlay(entries, before, &mut byte);
+        byte == [STI]
     }
 
     /// Gives up one use of a site; the last one puts the original byte back. `false` if there is no such
@@ -335,6 +378,26 @@ impl TrapTable {
     /// The kernel site whose int3 stands at `address`.
     pub(crate) fn kernel_site(&self, address: u64) -> Option<Arc<Site>> {
         self.kernel.get(address)
+    }
+
+    /// Returns the result of `look` at the kernel site whose int3 stands at `address`.
+    #[inline]
+    pub(crate) fn with_kernel_site<R>(
+        &self,
+        address: u64,
+        look: impl FnOnce(&Arc<Site>) -> R,
+    ) -> Option<R> {
+        self.kernel.with(address, look)
+    }
+
+    /// Returns the result of `look` at the user site at a guest-physical byte.
+    #[inline]
+    pub(crate) fn with_user_site<R>(
+        &self,
+        physical: Gpa,
+        look: impl FnOnce(&Arc<Site>) -> R,
+    ) -> Option<R> {
+        self.user.with(physical.0, look)
     }
 
     /// The user site at a guest-physical byte.

@@ -37,10 +37,10 @@ impl Vcpu {
         &mut self,
         failure: &EmulationFailure,
     ) -> Result<Flow, RunEnd> {
-        let regs = self.registers.general(&self.fd)?;
         if failure.bytes().first() == Some(&INT3) {
-            return self.on_failed_int3(regs);
+            return self.on_failed_int3();
         }
+        let regs = self.registers.general(&self.fd)?;
         let sregs = self.registers.system(&self.fd)?;
         let read;
         let code = match failure.bytes() {
@@ -52,7 +52,7 @@ impl Vcpu {
             bytes => bytes,
         };
         if code.first() == Some(&INT3) {
-            return self.on_failed_int3(regs);
+            return self.on_failed_int3();
         }
         self.complete(code, regs, &sregs)
     }
@@ -72,7 +72,7 @@ impl Vcpu {
             text,
         };
         let instruction = emulate::decode(code, rip).map_err(|e| unknown(e.to_string()))?;
-        match self.emulate(&instruction, &mut regs, Some(sregs), None) {
+        match self.emulate(&instruction, &mut regs, Some(sregs), None, false) {
             Ok(()) => {
                 self.machine.completed.count(instruction.mnemonic());
                 self.registers.set_general(&mut self.fd, &regs)?;
@@ -260,6 +260,7 @@ impl Vcpu {
             &mut user,
             Some(&user_sregs),
             Some(3),
+            site.behind_sti,
         ) {
             Ok(()) => {
                 let trap = self.trap(&site, TrapKind::User, rip);

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use introspect::x86_64::paging::{self, AddressSpace, Translation};
 use introspect::{Gpa, Gva, PhysicalMemory};
 use kvm_bindings::{
-    KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_SHADOW, kvm_mp_state, kvm_sregs, kvm_xsave,
+    KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, kvm_mp_state,
+    kvm_sregs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 
@@ -85,12 +86,20 @@ impl VcpuEnvironment<'_> {
         Ok(translation.gpa)
     }
 
-    /// 1: interrupts are held off until the next instruction is done. 0: they may come.
+    /// Lets interrupts come again that STI holds off, if it does.
+    pub(super) fn end_interrupt_shadow(&mut self) -> Result<(), StateError> {
+        self.set_interrupt_shadow(0)
+    }
+
+    /// STI: interrupts are held off until the next instruction is done. 0: they may come.
     fn set_interrupt_shadow(&mut self, shadow: u8) -> Result<(), StateError> {
         let mut events = self
             .fd
             .get_vcpu_events()
             .map_err(|e| state("read the events", e))?;
+        if events.interrupt.shadow == shadow {
+            return Ok(());
+        }
         events.interrupt.shadow = shadow;
         events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
         self.fd
@@ -121,7 +130,12 @@ impl VcpuEnvironment<'_> {
 }
 
 /// Page rights as the CPU applies them to data (SDM volume 3, 4.6.1).
-fn allowed(translation: &Translation, sregs: &kvm_sregs, user: bool, write: bool) -> bool {
+pub(super) fn allowed(
+    translation: &Translation,
+    sregs: &kvm_sregs,
+    user: bool,
+    write: bool,
+) -> bool {
     if user {
         return translation.user && (!write || translation.writable);
     }
@@ -251,7 +265,7 @@ impl Environment for VcpuEnvironment<'_> {
     }
 
     fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
-        self.set_interrupt_shadow(1)
+        self.set_interrupt_shadow(KVM_X86_SHADOW_INT_STI as u8)
     }
 
     fn halt(&mut self) -> Result<(), StateError> {

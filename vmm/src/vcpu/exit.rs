@@ -77,32 +77,33 @@ pub(crate) fn port_access(fd: &mut VcpuFd, run_size: usize) -> Option<PortAccess
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV;
+
+    use super::super::recorded::FAILED_INT3;
     use super::*;
 
-    /// Recorded on an interpreting host: an int3 at a probe in guest kernel mode.
     #[test]
     fn a_recorded_emulation_failure_gives_its_bytes() {
+        let (ndata, flags, insn_size, insn_bytes) = FAILED_INT3;
         let mut run = kvm_run::default();
         // SAFETY: writing one member of a union of integers.
         unsafe {
             let failure = &mut run.__bindgen_anon_1.emulation_failure;
             failure.suberror = KVM_INTERNAL_ERROR_EMULATION;
-            failure.ndata = 3;
-            failure.flags = HAS_BYTES;
+            failure.ndata = ndata;
+            failure.flags = flags;
             let code = &mut failure.__bindgen_anon_1.__bindgen_anon_1;
-            code.insn_size = 15;
-            code.insn_bytes = [
-                0xcc, 0x48, 0x89, 0xe5, 0x5d, 0xc3, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-            ];
+            code.insn_size = insn_size;
+            code.insn_bytes = insn_bytes;
         }
-        let failure = internal_error(&run).map(|f| (f.bytes()[0], f.bytes().len()));
-        assert_eq!(failure, Ok((0xcc, 15)));
+        let failure = internal_error(&run).map(|f| f.bytes().to_vec());
+        assert_eq!(failure, Ok(insn_bytes.to_vec()));
     }
 
     #[test]
     fn another_internal_error_is_told_apart() {
         let mut run = kvm_run::default();
-        run.__bindgen_anon_1.emulation_failure.suberror = 3;
-        assert_eq!(internal_error(&run), Err(3));
+        run.__bindgen_anon_1.emulation_failure.suberror = KVM_INTERNAL_ERROR_DELIVERY_EV;
+        assert_eq!(internal_error(&run), Err(KVM_INTERNAL_ERROR_DELIVERY_EV));
     }
 }

@@ -9,7 +9,9 @@ use introspect::{Gpa, Gva};
 use kvm_bindings::{kvm_debug_exit_arch, kvm_regs, kvm_sregs};
 
 use super::environment::{VcpuEnvironment, address_space, in_user_mode};
+use super::quick::{Quick, Surroundings};
 use super::run::Flow;
+use super::system::System;
 use super::{Vcpu, debug};
 use crate::machine::control::AfterPark;
 use crate::machine::{PanicReport, RunEnd};
@@ -64,6 +66,9 @@ impl Vcpu {
 
     /// An int3 at `pc`, in either mode, reported by a debug exit.
     fn on_reported_int3(&mut self, pc: u64) -> Result<Flow, RunEnd> {
+        if let Some(flow) = self.on_usual_int3(true)? {
+            return Ok(flow);
+        }
         let regs = self.registers.general(&self.fd)?;
         if let Some(site) = self.machine.traps.kernel_site(pc) {
             return self.kernel_hit(&site, regs);
@@ -79,7 +84,11 @@ impl Vcpu {
     }
 
     /// An int3 in kernel mode, reported as an emulation failure.
-    pub(super) fn on_failed_int3(&mut self, regs: kvm_regs) -> Result<Flow, RunEnd> {
+    pub(super) fn on_failed_int3(&mut self) -> Result<Flow, RunEnd> {
+        if let Some(flow) = self.on_usual_int3(false)? {
+            return Ok(flow);
+        }
+        let regs = self.registers.general(&self.fd)?;
         if let Some(site) = self.machine.traps.kernel_site(regs.rip) {
             return self.kernel_hit(&site, regs);
         }
@@ -117,8 +126,9 @@ impl Vcpu {
             Purpose::Panic => {
                 let registers = self.snapshot_registers()?;
                 self.machine.note_panic(PanicReport {
-                    vcpu: self.index,
-                    registers: Box::new(registers),
+                    vcpu: Some(self.index),
+                    registers: Some(Box::new(registers)),
+                    text: None,
                 });
                 self.pass(site, regs, None, 0)
             }
@@ -127,37 +137,58 @@ impl Vcpu {
 
     /// The trap at `site`, counted there.
     pub(super) fn trap(&self, site: &Site, kind: TrapKind, address: u64) -> Trap {
-        site.counters.hits.fetch_add(1, Ordering::Relaxed);
-        Trap {
-            vcpu: self.index,
-            address: Gva(address),
-            kind,
-            site: Some(site.id),
-        }
+        site.met(self.index, kind, address)
     }
 
     /// Gives a trap to whoever listens.
     pub(super) fn deliver(&self, trap: &Trap, regs: &kvm_regs, sregs: &kvm_sregs, user_mode: bool) {
-        self.machine.counters.traps.fetch_add(1, Ordering::Relaxed);
-        if let Some(sink) = self.machine.sink.load().as_deref() {
-            sink.trap(trap, &self.stopped(regs, sregs, user_mode));
-        }
+        let system = System::from(*sregs);
+        let sink = self.machine.sink.load();
+        let sink = sink.as_deref().map(|sink| &**sink);
+        Surroundings::of(&self.machine, sink).deliver(trap, regs, &system, user_mode);
     }
 
     /// This vCPU as a sink sees it.
     pub(super) fn stopped<'a>(
         &'a self,
         regs: &'a kvm_regs,
-        sregs: &'a kvm_sregs,
+        system: &'a System<'a>,
         user_mode: bool,
     ) -> StoppedCpu<'a> {
-        StoppedCpu {
-            regs,
-            user_mode,
-            sregs,
-            ram: &self.machine.ram,
-            traps: &self.machine.traps,
-            control: &self.machine.control,
+        Surroundings::of(&self.machine, None).stopped(regs, system, user_mode)
+    }
+
+    /// Takes an int3 of the usual kind; `None` if there is more to it, and nothing
+    /// was done. One of a program's counts if `user`.
+    fn on_usual_int3(&mut self, user: bool) -> Result<Option<Flow>, RunEnd> {
+        let Some(mut regs) = self.registers.shared(&mut self.fd) else {
+            return Ok(None);
+        };
+        // A step that is not done may go on here.
+        if let Some((site, _)) = &self.again
+            && site.address.0 == regs.rip
+        {
+            return Ok(None);
+        }
+        let sink = self.sink.load().as_deref().map(|sink| &**sink);
+        let surroundings = Surroundings::of(&self.machine, sink);
+        let system = System::of(&self.registers, &self.fd);
+        let mut quick = surroundings.kernel_hit(self.index, &mut regs, &system);
+        let mut privilege = 0;
+        if user && matches!(quick, Quick::Left) {
+            quick = surroundings.user_hit(self.index, &mut regs, &system);
+            privilege = 3;
+        }
+        match quick {
+            Quick::Left => Ok(None),
+            Quick::Passed => {
+                self.registers.set_general(&mut self.fd, &regs)?;
+                Ok(Some(Flow::Run))
+            }
+            Quick::Delivered(site) => {
+                let sregs = system.known();
+                self.pass(&site, regs, sregs.as_ref(), privilege).map(Some)
+            }
         }
     }
 
@@ -179,6 +210,7 @@ impl Vcpu {
                 &mut regs,
                 sregs,
                 Some(privilege),
+                site.behind_sti,
             ) {
                 Ok(()) => {
                     self.registers.set_general(&mut self.fd, &regs)?;
@@ -191,13 +223,16 @@ impl Vcpu {
         self.step_over(site)
     }
 
-    /// Runs one instruction through the emulator.
+    /// Runs one instruction through the emulator. Being done, it ends what STI before it held off
+    /// (`behind_sti`); where it masks interrupts it does so always, since a CPU refuses to be entered
+    /// with both.
     pub(super) fn emulate(
         &mut self,
         instruction: &iced_x86::Instruction,
         regs: &mut kvm_regs,
         sregs: Option<&kvm_sregs>,
         privilege: Option<u8>,
+        behind_sti: bool,
     ) -> Result<(), EmulateError> {
         let mut environment = VcpuEnvironment {
             fd: &mut self.fd,
@@ -206,7 +241,12 @@ impl Vcpu {
             privilege,
             sregs: sregs.copied(),
         };
-        emulate::execute(instruction, regs, &mut environment)
+        let was_open = regs.rflags & rflags::IF != 0;
+        emulate::execute(instruction, regs, &mut environment)?;
+        if was_open && (behind_sti || regs.rflags & rflags::IF == 0) {
+            environment.end_interrupt_shadow()?;
+        }
+        Ok(())
     }
 
     /// Puts the original byte back, steps the vCPU over it with the others standing still, and arms again.
@@ -418,7 +458,7 @@ impl Vcpu {
         let instruction = self.instruction_at(sregs, regs.rip);
         if let Some(instruction) = &instruction
             && self
-                .emulate(instruction, &mut regs, Some(sregs), None)
+                .emulate(instruction, &mut regs, Some(sregs), None, false)
                 .is_ok()
         {
             self.registers.set_general(&mut self.fd, &regs)?;
@@ -435,5 +475,18 @@ impl Vcpu {
     ) -> Option<iced_x86::Instruction> {
         let code = self.machine.traps.read_code(Gva(rip), address_space(sregs));
         emulate::decode(&code, rip).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorded::{DEBUG_EXITS, Met};
+    use super::*;
+
+    #[test]
+    fn of_recorded_exits_only_steps_end_a_step() {
+        for (host, met, arch) in DEBUG_EXITS {
+            assert_eq!(is_step(&arch), met == Met::Step, "{host}: {met:?}");
+        }
     }
 }

@@ -2,17 +2,22 @@
 //!
 //! The thread owns the [`Vcpu`] and is the only one that touches its KVM descriptor; others reach it through
 //! [`crate::machine::control::Control`], which parks it and hands it jobs. `run` is the loop around KVM_RUN,
-//! `hit` turns exits into traps and gets past the displaced instruction, `assisted` holds what only
+//! `quick` takes the usual hit, `hit` turns other exits into traps and gets past the displaced instruction, `assisted` holds what only
 //! interpreting hosts need, `state` saves and restores. Below them, `exit` and `system` read what KVM left in the shared
 //! page, `environment` is what the emulator sees of the vCPU, `debug` asks for breakpoints and steps, and `kick` gets
 //! the thread out of KVM_RUN.
 
 mod assisted;
+#[cfg(feature = "test-utils")]
+mod bare;
 mod debug;
 mod environment;
 mod exit;
 mod hit;
 pub(crate) mod kick;
+pub(crate) mod quick;
+#[cfg(test)]
+pub(crate) mod recorded;
 mod run;
 pub(crate) mod state;
 pub(crate) mod system;
@@ -20,6 +25,8 @@ pub(crate) mod system;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
+use arc_swap::cache::Cache;
 use introspect::Gva;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::x86_64::{CpuState, GeneralRegisters};
@@ -36,7 +43,7 @@ use crate::assist::syscall::SyscallMsrs;
 use crate::machine::MachineError;
 use crate::machine::shared::Shared;
 use crate::memory::PhysicalWriteError;
-use crate::trap::{Site, SiteId};
+use crate::trap::{Site, SiteId, TrapSink};
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::{msr, rflags};
 use debug::GuestDebug;
@@ -53,8 +60,14 @@ pub(crate) struct Vcpu {
     /// A site whose instruction was stepped but is not done (a string instruction in part, or a fault), and the
     /// registers with which the guest comes back to it.
     again: Option<(Arc<Site>, kvm_regs)>,
+    /// The machine's, found by one look at whether it is still the same.
+    sink: SinkCache,
     machine: Arc<Shared>,
 }
+
+/// Keeps the last sink that was met, for as long as no other is.
+pub(crate) type SinkCache =
+    Cache<Arc<ArcSwapOption<Box<dyn TrapSink>>>, Option<Arc<Box<dyn TrapSink>>>>;
 
 impl Vcpu {
     /// Wraps a fresh vCPU.
@@ -63,7 +76,11 @@ impl Vcpu {
         mut fd: VcpuFd,
         machine: Arc<Shared>,
     ) -> Result<Self, KvmError> {
-        let registers = Registers::new(&mut fd, machine.profile.sync_regs);
+        let registers = {
+            // An ioctl costs an interpreting host as much as half an exit, and the registers of an exit next to nothing.
+            let always = machine.profile.kernel_mode.is_interpreted();
+            Registers::new(&mut fd, machine.profile.sync_regs, always)
+        };
         let mut debug = GuestDebug::new(&machine.profile);
         debug.apply(&fd)?;
         Ok(Self {
@@ -73,6 +90,7 @@ impl Vcpu {
             debug,
             syscall: SyscallMsrs::default(),
             again: None,
+            sink: Cache::new(machine.sink.clone()),
             machine,
         })
     }

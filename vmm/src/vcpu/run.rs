@@ -113,7 +113,7 @@ impl Vcpu {
             sink.sample(
                 self.index,
                 mask,
-                &self.stopped(&regs, &sregs, in_user_mode(&sregs)),
+                &self.stopped(&regs, &sregs.into(), in_user_mode(&sregs)),
             );
         }
         Ok(())
@@ -121,7 +121,15 @@ impl Vcpu {
 
     /// One KVM_RUN and what it asks for.
     pub(super) fn enter(&mut self) -> Result<Flow, RunEnd> {
+        // A program's site is found by what its address is mapped to.
+        let user = self.machine.traps.has_user_sites();
+        self.registers.expect_system(&mut self.fd, user);
+        let stepping = self.debug.stepping().is_some();
         let kind = match self.fd.run() {
+            // What a traced guest leaves for most.
+            Ok(VcpuExit::Debug(arch)) if !stepping => {
+                return self.on_debug(&arch).map(Flow::trapped);
+            }
             Ok(exit) => match exit {
                 VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => Kind::Port,
                 VcpuExit::MmioRead(address, data) => {
@@ -180,10 +188,14 @@ impl Vcpu {
                 }
             },
             Kind::WriteMsr { index, value } => self.on_write_msr(index, value),
-            Kind::TripleFault => Err(RunEnd::TripleFault {
-                vcpu: self.index,
-                registers: Box::new(self.snapshot_registers()?),
-            }),
+            Kind::TripleFault => {
+                let kept = self.machine.profile.triple_fault_keeps_registers;
+                let registers = kept.then(|| self.snapshot_registers()).transpose()?;
+                Err(RunEnd::TripleFault {
+                    vcpu: self.index,
+                    registers: registers.map(Box::new),
+                })
+            }
             Kind::Reset => Err(self.machine.reset_end(None)),
             Kind::PowerOff => Err(RunEnd::PoweredOff),
             Kind::Unexpected(what) => {

@@ -1,12 +1,14 @@
 //! Saving and restoring one vCPU.
 //!
 //! The order matters on restore: the local APIC before the MSRs (else an armed TSC deadline is lost), and the
-//! general registers last. Source: Documentation/virt/kvm/api.rst.
+//! general registers last. On save the state of an INIT or SIPI on its way comes first, since KVM delivers
+//! that when asked. Source: Documentation/virt/kvm/api.rst.
 
 use kvm_bindings::{
     kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
     kvm_xsave,
 };
+use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use super::Vcpu;
@@ -59,34 +61,42 @@ impl VcpuState {
     }
 }
 
-impl Vcpu {
-    /// State of this parked vCPU; `indices` are the MSRs that KVM lists as its state.
-    pub(crate) fn save(&self, indices: &[u32]) -> Result<VcpuState, KvmError> {
-        let fd = &self.fd;
-        Ok(VcpuState {
-            msrs: self.save_msrs(indices)?,
+impl VcpuState {
+    /// Reads the state of a vCPU that does not run; `indices` are the MSRs that KVM lists as its state.
+    fn of(fd: &VcpuFd, indices: &[u32]) -> Result<Self, KvmError> {
+        // Delivers what another vCPU has sent, which changes the registers.
+        let mp_state = fd.get_mp_state().call("KVM_GET_MP_STATE")?;
+        Ok(Self {
+            mp_state,
+            msrs: save_msrs(fd, indices)?,
             regs: fd.get_regs().call("KVM_GET_REGS")?,
             sregs: fd.get_sregs().call("KVM_GET_SREGS")?,
             xsave: fd.get_xsave().call("KVM_GET_XSAVE")?,
             xcrs: fd.get_xcrs().call("KVM_GET_XCRS")?,
             debug_registers: fd.get_debug_regs().call("KVM_GET_DEBUGREGS")?,
             events: fd.get_vcpu_events().call("KVM_GET_VCPU_EVENTS")?,
-            mp_state: fd.get_mp_state().call("KVM_GET_MP_STATE")?,
             lapic: fd.get_lapic().call("KVM_GET_LAPIC")?,
         })
     }
+}
 
-    fn save_msrs(&self, indices: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
-        let mut saved = Vec::with_capacity(indices.len());
-        let mut rest = indices;
-        while !rest.is_empty() {
-            let mut list = msr::list(rest.iter().map(|index| (*index, 0)))?;
-            let got = self.fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
-            saved.extend(list.as_slice().iter().take(got).map(|e| (e.index, e.data)));
-            // KVM stops at the first one it does not give: listed, but not there for this CPUID.
-            rest = rest.get(got + 1..).unwrap_or_default();
-        }
-        Ok(saved)
+fn save_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> {
+    let mut saved = Vec::with_capacity(indices.len());
+    let mut rest = indices;
+    while !rest.is_empty() {
+        let mut list = msr::list(rest.iter().map(|index| (*index, 0)))?;
+        let got = fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
+        saved.extend(list.as_slice().iter().take(got).map(|e| (e.index, e.data)));
+        // KVM stops at the first one it does not give: listed, but not there for this CPUID.
+        rest = rest.get(got + 1..).unwrap_or_default();
+    }
+    Ok(saved)
+}
+
+impl Vcpu {
+    /// State of this parked vCPU; `indices` are the MSRs that KVM lists as its state.
+    pub(crate) fn save(&self, indices: &[u32]) -> Result<VcpuState, KvmError> {
+        VcpuState::of(&self.fd, indices)
     }
 
     /// Puts a fresh vCPU into `state`.
@@ -123,5 +133,45 @@ impl Vcpu {
             rest = rest.get(set + 1..).unwrap_or_default();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_msi};
+
+    use super::*;
+    use crate::memory::GuestRam;
+    use crate::vm;
+
+    /// MSI data with which one vCPU starts another (Intel SDM volume 3, figure 11-15).
+    const INIT: u32 = 5 << 8;
+    const START_UP: u32 = 6 << 8;
+    /// The page where it starts.
+    const PAGE: u32 = 8;
+
+    #[test]
+    fn a_vcpu_that_was_told_to_start_is_saved_at_its_start() {
+        let Some(kvm) = crate::host::test_kvm() else {
+            return;
+        };
+        let machine = vm::create(&kvm).unwrap();
+        let ram = GuestRam::new(4 << 20).unwrap();
+        vm::furnish(&machine, &ram, false).unwrap();
+        let [_first, second] = [0, 1].map(|id| machine.create_vcpu(id).unwrap());
+        // Messages reach a vCPU once its APIC has been written.
+        second.set_lapic(&second.get_lapic().unwrap()).unwrap();
+        for data in [INIT, START_UP | PAGE] {
+            let message = kvm_msi {
+                address_lo: 0xfee0_0000 | 1 << 12,
+                data,
+                ..kvm_msi::default()
+            };
+            assert_eq!(machine.signal_msi(message).unwrap(), 1);
+        }
+        let state = VcpuState::of(&second, &[]).unwrap();
+        assert_eq!(state.mp_state.mp_state, KVM_MP_STATE_RUNNABLE);
+        assert_eq!((state.sregs.cs.base, state.regs.rip), (0x8000, 0));
     }
 }

@@ -1,8 +1,12 @@
 //! A vCPU's registers, in KVM's shared page where the host has SYNC_REGS, else by ioctl.
 //!
-//! With SYNC_REGS an exit leaves general and system registers in the shared page, and what is changed there goes
-//! back with the next KVM_RUN: the hit path makes no other system call. Copying them costs less than a tenth of
-//! an exit. Valid between an exit and the next KVM_RUN, on the vCPU's own thread.
+//! With SYNC_REGS an exit leaves the general registers in the shared page, and what is changed there goes back with the
+//! next KVM_RUN: the hit path makes no other system call. The system registers cost KVM more than all the rest of an exit
+//! by a trap on the CPU (they are read one by one from the CPU's structure), and most hits need none. They come out at
+//! exits only where that is foreseen, and are asked for otherwise. Valid between an exit and the next KVM_RUN, on the
+//! vCPU's own thread.
+
+use std::cell::{Cell, OnceCell};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::{SyncReg, VcpuFd};
@@ -12,16 +16,107 @@ use crate::vm::{KvmError, NameCall};
 /// Register access of one vCPU.
 pub(crate) struct Registers {
     sync: bool,
+    /// System registers come out at every exit.
+    always: bool,
+    /// They come out at the next exit.
+    expected: Cell<bool>,
+    /// Those in the shared page are of the last exit, or newer.
+    fresh: Cell<bool>,
+    /// Exits for which they are expected since one needed them that had not.
+    habit: Cell<u8>,
+}
+
+/// Exits at which system registers come out after they were missed once: who needs them does so again.
+const HABIT: u8 = 100;
+
+/// An address of page tables at which no RAM is: a walk ends at its first entry.
+const NO_TABLES: u64 = 0x000f_ffff_ffff_f000;
+
+/// The system registers of a vCPU that stands at an exit, read when they are first needed.
+pub(crate) struct System<'v> {
+    vcpu: Option<(&'v Registers, &'v VcpuFd)>,
+    read: OnceCell<kvm_sregs>,
+}
+
+impl<'v> System<'v> {
+    /// Of a vCPU.
+    pub(crate) fn of(registers: &'v Registers, fd: &'v VcpuFd) -> Self {
+        Self {
+            vcpu: Some((registers, fd)),
+            read: OnceCell::new(),
+        }
+    }
+
+    /// Those that were read already.
+    pub(crate) fn get(&self) -> &kvm_sregs {
+        self.read.get_or_init(|| {
+            let read = self.vcpu.map(|(registers, fd)| registers.system(fd));
+            read.transpose()
+                .unwrap_or_else(|error| {
+                    // Of a vCPU that KVM has: nothing is mapped then.
+                    log::error!("system registers: {error}");
+                    None
+                })
+                .unwrap_or_else(|| kvm_sregs {
+                    cr3: NO_TABLES,
+                    ..kvm_sregs::default()
+                })
+        })
+    }
+
+    /// They, if they were needed.
+    pub(crate) fn known(&self) -> Option<kvm_sregs> {
+        self.read.get().copied()
+    }
+}
+
+impl From<kvm_sregs> for System<'_> {
+    fn from(sregs: kvm_sregs) -> Self {
+        Self {
+            vcpu: None,
+            read: OnceCell::from(sregs),
+        }
+    }
 }
 
 impl Registers {
-    /// Asks KVM to keep the registers in the shared page if it can (`sync`).
-    pub(crate) fn new(fd: &mut VcpuFd, sync: bool) -> Self {
+    /// Asks KVM to keep the registers in the shared page if it can (`sync`), the system registers too at `always` every
+    /// exit.
+    pub(crate) fn new(fd: &mut VcpuFd, sync: bool, always: bool) -> Self {
         if sync {
             fd.set_sync_valid_reg(SyncReg::Register);
-            fd.set_sync_valid_reg(SyncReg::SystemRegister);
         }
-        Self { sync }
+        Self {
+            sync,
+            always,
+            expected: Cell::new(false),
+            fresh: Cell::new(false),
+            habit: Cell::new(0),
+        }
+    }
+
+    /// To be called before each KVM_RUN: whether the exit is likely to need the system registers.
+    #[inline]
+    pub(crate) fn expect_system(&self, fd: &mut VcpuFd, likely: bool) {
+        if !self.sync {
+            return;
+        }
+        let habit = self.habit.get();
+        self.habit.set(habit.saturating_sub(1));
+        let expected = likely || self.always || habit > 0;
+        if expected != self.expected.replace(expected) {
+            match expected {
+                true => fd.set_sync_valid_reg(SyncReg::SystemRegister),
+                false => fd.clear_sync_valid_reg(SyncReg::SystemRegister),
+            }
+        }
+        self.fresh.set(expected);
+    }
+
+    /// General registers as of the last exit, where they are in the shared page.
+    #[inline]
+    pub(crate) fn shared(&self, fd: &mut VcpuFd) -> Option<kvm_regs> {
+        self.sync.then(|| fd.sync_regs_mut().regs)
     }
 
     /// General registers as of the last exit.
@@ -46,11 +141,11 @@ impl Registers {
 
     /// System registers as of the last exit.
     pub(crate) fn system(&self, fd: &VcpuFd) -> Result<kvm_sregs, KvmError> {
-        if self.sync {
-            Ok(fd.sync_regs().sregs)
-        } else {
-            fd.get_sregs().call("KVM_GET_SREGS")
+        if self.sync && self.fresh.get() {
+            return Ok(fd.sync_regs().sregs);
         }
+        self.habit.set(HABIT);
+        fd.get_sregs().call("KVM_GET_SREGS")
     }
 
     /// Replaces the system registers before the next KVM_RUN. Interrupts on their way into the guest are left as they
@@ -63,6 +158,7 @@ impl Registers {
         };
         if self.sync {
             fd.sync_regs_mut().sregs = *sregs;
+            self.fresh.set(true);
             fd.set_sync_dirty_reg(SyncReg::SystemRegister);
             Ok(())
         } else {
@@ -74,8 +170,6 @@ impl Registers {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::path::Path;
-
     use super::*;
 
     /// Lets KVM take and give registers without running the guest.
@@ -86,24 +180,26 @@ mod tests {
 
     #[test]
     fn writing_system_registers_brings_no_interrupt_back() {
-        let kvm = match crate::host::open(Path::new("/dev/kvm")) {
-            Ok(kvm) => kvm,
-            Err(error) if std::env::var_os("EXOTRACE_NO_KVM").is_some_and(|v| v == "1") => {
-                eprintln!("EXOTRACE_NO_KVM=1: NOT RUN: {error}");
-                return;
-            }
-            Err(error) => panic!("{error}"),
+        let Some(kvm) = crate::host::test_kvm() else {
+            return;
         };
         let vm = kvm.create_vm().unwrap();
         let mut fd = vm.create_vcpu(0).unwrap();
-        for sync in [false, true] {
-            let registers = Registers::new(&mut fd, sync);
+        for (sync, always) in [(false, false), (true, false), (true, true)] {
+            let registers = Registers::new(&mut fd, sync, always);
+            registers.expect_system(&mut fd, false);
             exchange(&mut fd);
             let mut sregs = registers.system(&fd).unwrap();
             // As the shared page looks once the timer's interrupt was in flight at an exit.
             sregs.interrupt_bitmap[3] = 1 << 44;
-            sregs.cr2 = 0x1234_5000 + u64::from(sync);
+            sregs.cr2 = 0x1234_5000 + u64::from(sync) + 2 * u64::from(always);
             registers.set_system(&mut fd, &sregs).unwrap();
+            assert_eq!(
+                registers.system(&fd).unwrap().cr2,
+                sregs.cr2,
+                "before KVM has taken it"
+            );
+            registers.expect_system(&mut fd, false);
             exchange(&mut fd);
             assert_eq!(registers.system(&fd).unwrap().cr2, sregs.cr2);
             assert_eq!(fd.get_vcpu_events().unwrap().interrupt.injected, 0);

@@ -170,8 +170,7 @@ pub fn paused_before_program(host: &Host, command_line: &str, cpus: u8) -> (Gues
             guest.machine.pause()
         });
         let rip = guest.machine.registers(&paused, 0).unwrap().regs.rip;
-        let (print, size) = guest.find("micro_print");
-        if (print.0..print.0 + size).contains(&rip) {
+        if guest.is_in("micro_print", rip) {
             return (guest, paused);
         }
     }
@@ -207,6 +206,12 @@ impl Guest {
     /// Address of a symbol of the kernel.
     pub fn symbol(&self, name: &str) -> Gva {
         self.find(name).0
+    }
+
+    /// Returns whether an address lies in a function of the kernel.
+    pub fn is_in(&self, function: &str, address: u64) -> bool {
+        let (start, size) = self.find(function);
+        (start.0..start.0 + size).contains(&address)
     }
 
     fn find(&self, name: &str) -> (Gva, u64) {

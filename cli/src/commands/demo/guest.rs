@@ -19,6 +19,7 @@ use super::serial::Serial;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::Inspector;
+use crate::panic_witness;
 use crate::registry::VmName;
 use crate::report::{Failure, say};
 use crate::session::Session;
@@ -189,6 +190,7 @@ pub fn start(
             (booted.machine, booted.command_line)
         }
     };
+    panic_witness::watch(&machine, Some(&files.kernel));
     let mut session = Session {
         machine,
         host,
@@ -196,6 +198,7 @@ pub fn start(
         command_line,
         kernel: Some(files.kernel),
         started,
+        console: serial.tail(),
         inspector: Inspector::default(),
         engine: std::sync::OnceLock::new(),
         devices: crate::session::TraceDevices::default(),

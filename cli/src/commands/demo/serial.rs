@@ -8,6 +8,7 @@ use vmm::Machine;
 use vmm::machine::SerialOutput;
 
 use crate::report::Failure;
+use crate::tail::Tail;
 
 /// Most output kept; the guest prints a few lines.
 const MOST: usize = 1 << 20;
@@ -18,14 +19,25 @@ const PROMPT: &str = "$ ";
 /// How long the guest may take to take a short line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the guest has printed.
-#[derive(Clone, Default)]
-pub struct Serial(Arc<Mutex<Vec<u8>>>);
+/// The guest's output: its first megabyte, and its end.
+#[derive(Clone)]
+pub struct Serial(Arc<Mutex<Vec<u8>>>, Tail);
+
+impl Default for Serial {
+    fn default() -> Self {
+        Self(Arc::default(), Tail::of_console())
+    }
+}
 
 impl Serial {
+    /// Returns the end of it.
+    pub fn tail(&self) -> Tail {
+        self.1.clone()
+    }
+
     /// The end that the machine writes to.
     pub fn output(&self) -> SerialOutput {
-        SerialOutput::write_through(Sink(self.0.clone()))
+        SerialOutput::write_through(self.1.tee(Sink(self.0.clone())))
     }
 
     /// Whether the shell waits for its first line.

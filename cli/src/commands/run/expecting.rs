@@ -12,13 +12,12 @@ use crate::expect::counting::Counted;
 use crate::expect::crash::Crash;
 use crate::expect::events::LastHits;
 use crate::expect::report::{End, EndKind, Files, Judged, Report};
-use crate::expect::tail::Tail;
 use crate::expect::tell;
 use crate::report::{Failure, say};
 use crate::session::Session;
+use crate::tail::Tail;
 
-/// Lines of the console, and of the trace, that a report has.
-const CONSOLE_LINES: usize = 60;
+/// Lines of the trace that a report has.
 const TRACE_LINES: usize = 50;
 
 /// What is expected of a run.
@@ -35,11 +34,11 @@ pub struct Expecting {
 }
 
 impl Expecting {
-    /// What `args` expect, if anything. The files of the report are opened.
+    /// What `args` expect, if anything; `console` is kept for the report. The files of the report are opened.
     ///
     /// # Errors
     /// If one cannot be written.
-    pub fn of(args: &args::Run) -> Result<Option<Self>, Failure> {
+    pub fn of(args: &args::Run, console: &Tail) -> Result<Option<Self>, Failure> {
         if args.expect.is_empty() {
             return Ok(None);
         }
@@ -52,7 +51,7 @@ impl Expecting {
         }
         Ok(Some(Self {
             expectations: args.expect.as_slice().into(),
-            console: Tail::new(CONSOLE_LINES),
+            console: console.clone(),
             trace: Tail::new(TRACE_LINES),
             asked_seconds: args.duration.map(|duration| duration.as_secs_f64()),
             files: Some(Files::open(&args.report)?),

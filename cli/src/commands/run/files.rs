@@ -6,9 +6,9 @@ use std::path::Path;
 use vmm::machine::SerialOutput;
 
 use crate::args;
-use crate::expect::tail::Tail;
 use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
+use crate::tail::Tail;
 
 /// Files that the run writes.
 pub struct Files {
@@ -73,6 +73,13 @@ pub fn kept(writer: Box<dyn Write + Send>, tail: Option<&Tail>) -> Box<dyn Write
     }
 }
 
+/// Returns whether the serial port's output is on the screen that has this command's messages.
+pub fn is_beside_messages(args: &args::Run) -> bool {
+    let traced = args.is_traced() && args.output.is_none();
+    let one_screen = io::stdout().is_terminal() && io::stderr().is_terminal();
+    matches!(Serial::of(args), Serial::Stdio) && (traced || one_screen)
+}
+
 /// The serial port's output; the end of it is kept in `tail`, too.
 ///
 /// # Errors
@@ -80,9 +87,9 @@ pub fn kept(writer: Box<dyn Write + Send>, tail: Option<&Tail>) -> Box<dyn Write
 pub fn serial_output(
     args: &args::Run,
     file: Option<&OutputFile>,
-    tail: Option<&Tail>,
+    tail: &Tail,
 ) -> Result<SerialOutput, Failure> {
-    let kept = |writer| kept(writer, tail);
+    let kept = |writer| kept(writer, Some(tail));
     let through = |writer: Box<dyn Write + Send>| SerialOutput::write_through(kept(writer));
     Ok(match (Serial::of(args), file) {
         (Serial::File(_), Some(file)) => SerialOutput::by_lines(kept(Box::new(file.writer()?))),

@@ -15,9 +15,11 @@ use crate::guest_ports;
 use crate::host::Host;
 use crate::inspection::Inspector;
 use crate::memory_size::Human;
+use crate::panic_witness;
 use crate::registry::Entry;
 use crate::report::{Failure, say};
 use crate::session::{Session, TraceDevices};
+use crate::tail::Tail;
 
 /// What was read before anything is made.
 pub struct Inputs {
@@ -60,7 +62,7 @@ fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
 }
 
-/// The machine, held before its first instruction.
+/// The machine, held before its first instruction. What its serial port puts out is kept in the second of `console`.
 ///
 /// # Errors
 /// If something does not fit, or the snapshot cannot be restored.
@@ -69,7 +71,7 @@ pub fn make(
     inputs: Inputs,
     host: Host,
     entry: &Entry,
-    serial: SerialOutput,
+    (serial, console): (SerialOutput, Tail),
 ) -> Result<Session, Failure> {
     let started = Instant::now();
     let name = entry.name().clone();
@@ -78,6 +80,7 @@ pub fn make(
         let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
         let (machine, command_line) = (restored.machine, restored.command_line);
+        panic_witness::watch(&machine, kernel.as_ref());
         return Ok(Session {
             machine,
             host,
@@ -85,6 +88,7 @@ pub fn make(
             command_line,
             kernel,
             started,
+            console,
             inspector: Inspector::default(),
             engine: OnceLock::new(),
             devices: TraceDevices::default(),
@@ -126,6 +130,7 @@ pub fn make(
         ));
     }
     let (machine, command_line) = (booted.machine, booted.command_line);
+    panic_witness::watch(&machine, Some(&kernel));
     Ok(Session {
         machine,
         host,
@@ -133,6 +138,7 @@ pub fn make(
         command_line,
         kernel: Some(kernel),
         started,
+        console,
         inspector: Inspector::default(),
         engine: OnceLock::new(),
         devices: TraceDevices::default(),

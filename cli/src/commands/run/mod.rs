@@ -33,11 +33,12 @@ use crate::scripting::request::ScriptRequest;
 use crate::scripting::{Counts as ScriptCounts, Job};
 use crate::session::{Located, Session};
 use crate::signals::StopSignals;
-use crate::tracing::output::{ClockPair, Output, Summary, Trace};
+use crate::tail::Tail;
+use crate::tracing::output::{Output, Summary, Trace};
 use crate::tracing::request::Request;
 use crate::tracing::{Counts, Tracing};
 use expecting::Expecting;
-use files::{Files, Serial, kept, serial_output};
+use files::{Files, Serial, is_beside_messages, kept, serial_output};
 use making::{Inputs, make};
 
 /// Runs the command.
@@ -56,10 +57,10 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let signals = StopSignals::watch()?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
-    let expecting = Expecting::of(&args)?;
-    let tail = expecting.as_ref().map(|expecting| &expecting.console);
-    let serial = serial_output(&args, files.serial.as_ref(), tail)?;
-    let session = make(&args, inputs, host, &entry, serial)?;
+    let console = Tail::of_console();
+    let expecting = Expecting::of(&args, &console)?;
+    let serial = serial_output(&args, files.serial.as_ref(), &console)?;
+    let session = make(&args, inputs, host, &entry, (serial, console))?;
     let mut plan = Plan {
         args: &args,
         entry: &entry,
@@ -173,8 +174,7 @@ impl Plan<'_> {
         if console.is_some() && io::stdin().is_terminal() {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
-        let tail = self.expecting.as_ref().map(|expecting| &expecting.console);
-        let printed = serial_output(self.args, files.serial.as_ref(), tail)?;
+        let printed = serial_output(self.args, files.serial.as_ref(), &session.console)?;
         let mut guest_ports = guest_ports::connect(&session.machine, printed)?;
         session.machine.start();
         let session = Arc::new(session);
@@ -209,7 +209,9 @@ impl Plan<'_> {
         end_report::report(
             &watched.end,
             watched.view.as_ref().map(|v| &v.symbols),
-            session.machine.ram(),
+            &session,
+            // A report of expectations has it.
+            self.expecting.is_none() && !is_beside_messages(self.args),
         )?;
         judged?;
         match watched.traced {
@@ -239,7 +241,7 @@ impl Plan<'_> {
         let tracing = Tracing::start(session, &engine, &view, &Request::of(names));
         let tracing = tracing.map_err(Failure::new)?;
         super::trace::tell_skipped(tracing.skipped());
-        let clock = ClockPair::now();
+        let clock = tracing.began();
         say(format_args!(
             "tracing {}; TSC {} is {} ns since 1970",
             names.join(", "),

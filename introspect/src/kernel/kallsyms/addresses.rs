@@ -1,5 +1,6 @@
 //! `kallsyms_offsets` and `kallsyms_relative_base`: a 32-bit value for each symbol, in ascending order of
-//! address, and the 64-bit address they count from.
+//! address, and the 64-bit address they count from. Since Linux 7.0 there is no such base: each value counts
+//! from the place where it stands itself.
 
 use crate::bytes::{u32_at, u64_at};
 
@@ -14,6 +15,8 @@ enum Encoding {
     /// `CONFIG_KALLSYMS_ABSOLUTE_PERCPU` (x86-64 SMP up to Linux 6.14): as a signed number, from 0 up it is
     /// the symbol's value itself, and below it is the base minus 1 minus the distance.
     AbsolutePerCpu,
+    /// Signed distance from the address of the entry itself (Linux 7.0 and later).
+    FromEntry,
 }
 
 /// The table and its base.
@@ -21,6 +24,7 @@ enum Encoding {
 pub(super) struct Addresses {
     offsets: usize,
     count: usize,
+    /// The address that the values count from; with [`Encoding::FromEntry`], the address of the first of them.
     base: u64,
     encoding: Encoding,
 }
@@ -40,6 +44,24 @@ impl Addresses {
         Self::check(bytes, base_offset.checked_sub(size)?, base_offset, count)
     }
 
+    /// The table after a token index that ends at `end`, whose values count from themselves (Linux 7.0 and
+    /// later). Those kernels align their tables to 4 bytes. `address_of` says where a byte stands in memory.
+    pub(super) fn from_entries(
+        bytes: &[u8],
+        end: usize,
+        count: usize,
+        address_of: impl Fn(usize) -> Option<u64>,
+    ) -> Option<Self> {
+        let offsets = end.checked_next_multiple_of(4)?;
+        let table = Self {
+            offsets,
+            count,
+            base: address_of(offsets).filter(|address| *address >= KERNEL_HALF)?,
+            encoding: Encoding::FromEntry,
+        };
+        table.rises(bytes).then_some(table)
+    }
+
     /// Accepts the table if its base is a kernel address and its addresses never fall.
     fn check(bytes: &[u8], offsets: usize, base_offset: usize, count: usize) -> Option<Self> {
         let base = u64_at(bytes, base_offset).filter(|base| *base >= KERNEL_HALF)?;
@@ -57,7 +79,11 @@ impl Addresses {
     /// Whether all entries are there, none wraps around, and the addresses ascend.
     fn rises(&self, bytes: &[u8]) -> bool {
         let table = || self.iter(bytes);
-        let in_range = table().all(|(address, absolute)| absolute || address >= self.base);
+        let lowest = match self.encoding {
+            Encoding::FromEntry => KERNEL_HALF,
+            Encoding::Unsigned | Encoding::AbsolutePerCpu => self.base,
+        };
+        let in_range = table().all(|(address, absolute)| absolute || address >= lowest);
         in_range
             && table().is_sorted_by_key(|(address, _)| address)
             && table().count() == self.count
@@ -73,7 +99,11 @@ impl Addresses {
         } = *self;
         (0..self.count).map_while(move |index| {
             let value = u32_at(bytes, offsets + index * 4)?;
+            let entry = base.wrapping_add(index as u64 * 4);
             Some(match (encoding, value.cast_signed()) {
+                (Encoding::FromEntry, distance) => {
+                    (entry.wrapping_add_signed(distance.into()), false)
+                }
                 (Encoding::Unsigned, _) => (base.wrapping_add(u64::from(value)), false),
                 (Encoding::AbsolutePerCpu, 0..) => (u64::from(value), true),
                 // -1 is the base itself, -2 the next byte.

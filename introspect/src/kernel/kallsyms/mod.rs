@@ -3,9 +3,14 @@
 //! The caller gives raw bytes that contain the tables: an ELF image, or the kernel's data read from guest
 //! memory. They must start at an address that is a multiple of 8, as files and pages do. The tables have no
 //! header; [`find`] recognises them by their shape and checks each against the others. Solved are the
-//! layouts of Linux 4.20 to 6.3 and of 6.4 and later, with 32-bit offsets from a base
-//! (`CONFIG_KALLSYMS_BASE_RELATIVE`, always on for x86-64) and with or without absolute per-CPU symbols.
-//! Not solved: modules, which keep symbol tables of their own.
+//! layouts of Linux 4.20 to 6.3 and of 6.4 to 6.19, with 32-bit offsets from a base
+//! (`CONFIG_KALLSYMS_BASE_RELATIVE`, always on for x86-64) and with or without absolute per-CPU symbols, and
+//! that of 7.0 and later, whose offsets count from themselves. Not solved: modules, which keep symbol tables
+//! of their own.
+//!
+//! The kinds are the kernel's own, with one correction. Linux 6.19 and later link their data as executable, so
+//! that their tables call variables text (`T init_task`). What stands between the text and the text of
+//! initialisation is data, and is said to be.
 //!
 //! The format is that of scripts/kallsyms.c and kernel/kallsyms.c.
 
@@ -50,7 +55,7 @@ pub enum KallsymsError {
     /// No address table goes with the names.
     #[error(
         "found {count} symbol names at {names:#x} but no table of their addresses beside them: the kernel's \
-         kallsyms layout is unknown (neither that of Linux 4.20 to 6.3 nor that of 6.4 and later)"
+         kallsyms layout is unknown (neither that of Linux 4.20 to 6.3, nor of 6.4 to 6.19, nor of 7.0 and later)"
     )]
     NoAddresses {
         /// Number of symbols.
@@ -90,8 +95,10 @@ impl KallsymsError {
 pub enum Layout {
     /// Addresses before the names: up to Linux 6.3.
     AddressesFirst,
-    /// Addresses after the token index: since Linux 6.4.
+    /// Addresses after the token index: Linux 6.4 to 6.19.
     AddressesLast,
+    /// In the same order, each address counted from its own place: since Linux 7.0.
+    AddressesFromEntries,
 }
 
 /// The tables, found and checked against each other, not yet expanded.
@@ -105,10 +112,15 @@ pub struct Kallsyms<'a> {
 }
 
 /// Finds the tables in `bytes`. Takes milliseconds on an image of 50 MB, bounded whatever it contains.
+/// `address_of` says at which address the byte at an offset stands, or is linked to stand; [`standing_at`]
+/// makes one.
 ///
 /// # Errors
 /// If one of the tables is not there; the error of the candidate that came furthest.
-pub fn find(bytes: &[u8]) -> Result<Kallsyms<'_>, KallsymsError> {
+pub fn find(
+    bytes: &[u8],
+    address_of: impl Fn(usize) -> Option<u64>,
+) -> Result<Kallsyms<'_>, KallsymsError> {
     let mut failure = KallsymsError::NoTokens {
         searched: bytes.len(),
     };
@@ -127,7 +139,11 @@ pub fn find(bytes: &[u8]) -> Result<Kallsyms<'_>, KallsymsError> {
             let found = Addresses::before(bytes, names.count_offset, names.count);
             found.map(|a| (a, Layout::AddressesFirst))
         };
-        match last.or_else(first) {
+        let from_entries = || {
+            let found = Addresses::from_entries(bytes, tokens.end(), names.count, &address_of);
+            found.map(|a| (a, Layout::AddressesFromEntries))
+        };
+        match last.or_else(first).or_else(from_entries) {
             Some((addresses, layout)) => {
                 return Ok(Kallsyms {
                     bytes,
@@ -148,6 +164,11 @@ pub fn find(bytes: &[u8]) -> Result<Kallsyms<'_>, KallsymsError> {
     Err(failure)
 }
 
+/// Says where bytes stand that are in one piece in memory, the first of them at `start`.
+pub fn standing_at(start: u64) -> impl Fn(usize) -> Option<u64> {
+    move |offset| start.checked_add(u64::try_from(offset).ok()?)
+}
+
 impl Kallsyms<'_> {
     /// Number of symbols.
     #[must_use]
@@ -161,7 +182,7 @@ impl Kallsyms<'_> {
         self.layout
     }
 
-    /// Expands all symbols. `end` is the first address past the image, if known.
+    /// Expands all symbols. A name in the midst of the kernel's data is no text, whatever its kind. `end` is the first address past the image, if known.
     ///
     /// # Errors
     /// If a name is empty or longer than names can be.
@@ -190,6 +211,7 @@ impl Kallsyms<'_> {
                 }
             }
         }
+        builder.untext_data();
         Ok(builder.finish(end))
     }
 }
@@ -199,10 +221,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
 
-    use super::test_tables::{TestSymbol, Variant, kernel_like, write};
+    use super::test_tables::{BASE, START, TestSymbol, Variant, kernel_like, write};
     use super::*;
 
-    const VARIANTS: [Variant; 5] = [
+    const VARIANTS: [Variant; 6] = [
         Variant {
             layout: Layout::AddressesFirst,
             sequences: false,
@@ -228,7 +250,16 @@ mod tests {
             sequences: true,
             absolute_per_cpu: false,
         },
+        Variant {
+            layout: Layout::AddressesFromEntries,
+            sequences: true,
+            absolute_per_cpu: false,
+        },
     ];
+
+    fn find(bytes: &[u8]) -> Result<Kallsyms<'_>, KallsymsError> {
+        super::find(bytes, standing_at(START))
+    }
 
     #[test]
     fn every_layout_gives_back_the_symbols_written() {
@@ -272,6 +303,66 @@ mod tests {
                 Some(written[300].address)
             );
         }
+    }
+
+    /// Odd numbers of symbols as well, since nothing pads what follows the addresses.
+    #[test]
+    fn addresses_that_count_from_themselves_need_to_know_where_they_stand() {
+        let mut remainders = std::collections::BTreeSet::new();
+        for count in 600..608 {
+            let written = kernel_like(count, false);
+            let bytes = write(&written, VARIANTS[5]);
+            let nowhere = super::find(&bytes, |_| None).unwrap_err();
+            assert!(matches!(nowhere, KallsymsError::NoAddresses { .. }));
+            let in_the_lower_half = super::find(&bytes, standing_at(0x100_0000));
+            assert!(in_the_lower_half.is_err());
+            let slide = 0x1e20_0000;
+            let running = super::find(&bytes, standing_at(START + slide)).unwrap();
+            remainders.insert(running.tokens.end() % 8);
+            let symbols = running.symbols(None).unwrap();
+            for symbol in &written {
+                let found = symbols.address_of(&symbol.name);
+                assert_eq!(found, Some(symbol.address + slide), "{}", symbol.name);
+            }
+        }
+        assert_eq!(
+            remainders,
+            [0, 4].into(),
+            "the tables are aligned to 4 bytes"
+        );
+    }
+
+    #[test]
+    fn variables_that_are_called_text_are_data() {
+        let mut written = kernel_like(600, false);
+        let names = [
+            (b'T', "_etext"),
+            (b'D', "__start_rodata"),
+            (b'T', "init_task"),
+            (b't', "modules"),
+            (b'W', "weak_variable"),
+            (b'w', "weak_local"),
+            (b'T', "_sinittext"),
+            (b't', "set_up"),
+        ];
+        for (index, (kind, name)) in names.into_iter().enumerate() {
+            let (name, address) = (name.to_owned(), BASE + 0x10_0000 + index as u64 * 0x40);
+            written.push(TestSymbol {
+                address,
+                kind,
+                name,
+            });
+        }
+        let kinds = |written: &[TestSymbol]| {
+            let bytes = write(written, VARIANTS[5]);
+            let symbols = find(&bytes).unwrap().symbols(None).unwrap();
+            let last = symbols.iter().skip(600);
+            last.map(|s| s.kind).collect::<String>()
+        };
+        assert_eq!(kinds(&written), "TDDdVvTt");
+        // Who does not say where text ends is believed.
+        written.remove(600);
+        assert_eq!(kinds(&written), "DTtWwTt");
     }
 
     #[test]

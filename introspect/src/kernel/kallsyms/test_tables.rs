@@ -22,6 +22,8 @@ pub(crate) struct Variant {
 }
 
 pub(crate) const BASE: u64 = 0xffff_ffff_8100_0000;
+/// Where the first byte of [`write`]'s stands.
+pub(crate) const START: u64 = BASE + 0x120_0000;
 
 /// `count` symbols with plausible names; the first tenth are per-CPU if `per_cpu`.
 pub(crate) fn kernel_like(count: usize, per_cpu: bool) -> Vec<TestSymbol> {
@@ -77,12 +79,22 @@ fn compress(text: &str, pieces: &[String]) -> Vec<u8> {
     out
 }
 
-fn align(bytes: &mut Vec<u8>) {
-    bytes.resize(bytes.len().next_multiple_of(8), 0);
+fn align_to(boundary: usize, bytes: &mut Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(boundary), 0);
 }
 
-/// The tables among other bytes.
+/// The tables among other bytes, of which the first stands at [`START`].
 pub(crate) fn write(symbols: &[TestSymbol], variant: Variant) -> Vec<u8> {
+    write_at(START, symbols, variant)
+}
+
+/// The same with the first byte at `start`.
+pub(crate) fn write_at(start: u64, symbols: &[TestSymbol], variant: Variant) -> Vec<u8> {
+    let boundary = match variant.layout {
+        Layout::AddressesFirst | Layout::AddressesLast => 8,
+        Layout::AddressesFromEntries => 4,
+    };
+    let align = |bytes: &mut Vec<u8>| align_to(boundary, bytes);
     let pieces = pieces();
     let mut out: Vec<u8> = (0..4096u32)
         .flat_map(|i| (i.wrapping_mul(2_654_435_761)).to_le_bytes())
@@ -92,14 +104,20 @@ pub(crate) fn write(symbols: &[TestSymbol], variant: Variant) -> Vec<u8> {
         for symbol in symbols {
             let relative = symbol.address.wrapping_sub(BASE) as u32;
             let value = match variant.absolute_per_cpu {
+                _ if variant.layout == Layout::AddressesFromEntries => {
+                    let entry = start + out.len() as u64;
+                    symbol.address.wrapping_sub(entry) as u32
+                }
                 true if symbol.address < BASE => symbol.address as u32,
                 true => !relative,
                 false => relative,
             };
             out.extend(value.to_le_bytes());
         }
-        align(out);
-        out.extend(BASE.to_le_bytes());
+        if variant.layout != Layout::AddressesFromEntries {
+            align(out);
+            out.extend(BASE.to_le_bytes());
+        }
     };
     let sequences = |out: &mut Vec<u8>| {
         align(out);
@@ -144,7 +162,7 @@ pub(crate) fn write(symbols: &[TestSymbol], variant: Variant) -> Vec<u8> {
     }
     align(&mut out);
     out.extend(index);
-    if variant.layout == Layout::AddressesLast {
+    if variant.layout != Layout::AddressesFirst {
         addresses(&mut out);
         if variant.sequences {
             sequences(&mut out);

@@ -80,18 +80,19 @@ fn unmapped(error: &TranslateError) -> u64 {
 }
 
 /// The bytes of a range, in as many chunks as pages that cannot be read make of it; `most` bytes of them. Each starts
-/// at a page.
+/// at a page, and comes with its address.
 pub(super) fn chunks(
     view: MemoryView<'_>,
     range: MappedRange,
     most: usize,
-) -> impl Iterator<Item = Vec<u8>> {
+) -> impl Iterator<Item = (Gva, Vec<u8>)> {
     let (mut at, mut left) = (range.start, most);
     std::iter::from_fn(move || {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut start) = (Vec::new(), at);
         while at < range.end() && left >= PAGE as usize {
             let done = bytes.len();
             if done == 0 {
+                start = at;
                 let rest = usize::try_from(range.end() - at).unwrap_or(usize::MAX);
                 bytes.reserve_exact(rest.min(left));
             }
@@ -106,7 +107,7 @@ pub(super) fn chunks(
                 }
             }
         }
-        (!bytes.is_empty()).then_some(bytes)
+        (!bytes.is_empty()).then_some((Gva(start), bytes))
     })
 }
 
@@ -164,7 +165,7 @@ mod tests {
             let range = ranges.get(index).copied().into_iter();
             range
                 .flat_map(|range| chunks(view, range, most))
-                .map(|chunk| chunk.len())
+                .map(|(_, chunk)| chunk.len())
                 .collect()
         };
         assert_eq!(lengths(0, usize::MAX), [LARGE as usize]);
@@ -174,7 +175,8 @@ mod tests {
         let joined = ranges
             .get(1)
             .and_then(|range| chunks(view, *range, usize::MAX).next());
-        let joined = joined.unwrap_or_default();
+        let (start, joined) = joined.unwrap_or_default();
+        assert_eq!(start, Gva(START + (18 << 20)));
         assert_eq!(joined.get(0xfff..0x1001), Some(&b"ab"[..]));
     }
 

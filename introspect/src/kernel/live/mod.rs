@@ -188,12 +188,13 @@ fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Vec<u8>), LiveError
     let (mut searched, mut broken) = (0, 0);
     let mut failure = KallsymsError::NoTokens { searched: 0 };
     'ranges: for range in ranges {
-        for chunk in mapping::chunks(view, range, MAX_SEARCHED - searched) {
+        for (start, chunk) in mapping::chunks(view, range, MAX_SEARCHED - searched) {
             if broken == MAX_BROKEN {
                 break 'ranges;
             }
             searched += chunk.len();
-            let symbols = kallsyms::find(&chunk).and_then(|found| found.symbols(None));
+            let found = kallsyms::find(&chunk, kallsyms::standing_at(start.0));
+            let symbols = found.and_then(|found| found.symbols(None));
             match symbols {
                 Ok(symbols) => {
                     let end = symbols.address_of("_end");

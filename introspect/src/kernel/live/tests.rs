@@ -2,7 +2,7 @@
 use super::*;
 use crate::kernel::btf::test_types::task_types;
 use crate::kernel::kallsyms::Layout;
-use crate::kernel::kallsyms::test_tables::{BASE, TestSymbol, Variant, kernel_like, write};
+use crate::kernel::kallsyms::test_tables::{BASE, TestSymbol, Variant, kernel_like, write_at};
 use crate::test_memory::{Flags, TestMemory};
 use crate::x86_64::PAGE;
 use crate::{PausedMemory, PhysicalMemory};
@@ -52,7 +52,7 @@ impl Default for Case {
 
 impl Case {
     fn symbols(&self) -> Vec<TestSymbol> {
-        let mut symbols = kernel_like(600, true);
+        let mut symbols = kernel_like(600, self.absolute_per_cpu());
         for (name, offset, kind) in [
             ("asm_exc_divide_error", DIVIDE, b'T'),
             ("asm_exc_page_fault", FAULT, b'T'),
@@ -78,18 +78,25 @@ impl Case {
         symbols
     }
 
+    /// No kernel has both absolute symbols and addresses that count from themselves.
+    fn absolute_per_cpu(&self) -> bool {
+        self.layout != Layout::AddressesFromEntries
+    }
+
     /// The image as it stands in memory, relocated.
     fn image(&self) -> Vec<u8> {
-        let mut tables = write(
+        let mut tables = write_at(
+            BASE + TABLES,
             &self.symbols(),
             Variant {
                 layout: self.layout,
                 sequences: true,
-                absolute_per_cpu: true,
+                absolute_per_cpu: self.absolute_per_cpu(),
             },
         );
-        let base = memchr::memmem::find(&tables, &BASE.to_le_bytes()).unwrap();
-        tables[base..base + 8].copy_from_slice(&(BASE + self.slide).to_le_bytes());
+        if let Some(base) = memchr::memmem::find(&tables, &BASE.to_le_bytes()) {
+            tables[base..base + 8].copy_from_slice(&(BASE + self.slide).to_le_bytes());
+        }
         assert!(TABLES as usize + tables.len() < BTF as usize);
         let note = |name: &[u8], kind: u32, value: &[u8]| {
             let words = [name.len() as u32, value.len() as u32, kind];
@@ -200,7 +207,11 @@ fn a_kernel_is_found_wherever_it_runs() {
         (0, "KERNELOFFSET=0\n"),
         (KASLR, "A=1\nKERNELOFFSET=1e200000\n"),
     ] {
-        for layout in [Layout::AddressesFirst, Layout::AddressesLast] {
+        for layout in [
+            Layout::AddressesFirst,
+            Layout::AddressesLast,
+            Layout::AddressesFromEntries,
+        ] {
             let case = Case {
                 slide,
                 layout,

@@ -28,6 +28,9 @@ use memory_model::MemoryModel;
 const MAX_FOLIO_PAGES: u64 = 1 << 18;
 /// Bit of `page.compound_head` in pages of a folio other than the first.
 const TAIL: u64 = 1;
+/// Where this is set in that word, it is no address but a mask of one: of a `struct page`'s address it leaves that of the first
+/// page's (Linux 7.1 and later, `compound_info`). No `struct page` is at such an address, where the kernel image is.
+const MASK: u64 = 0xffff_ffff_0000_0000;
 
 /// Where a kernel keeps its page cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -223,7 +226,7 @@ impl PageCacheLayout {
             page_flags,
             page_mapping: first_offset(btf, &["folio.mapping", "page.mapping"], 8)?,
             page_index: first_offset(btf, &["folio.index", "page.index"], 8)?,
-            compound_head: offset(btf, "page.compound_head", 8)?,
+            compound_head: first_offset(btf, &["page.compound_head", "page.compound_info"], 8)?,
             up_to_date: flag(up_to_date).ok_or_else(|| LayoutError::Size {
                 path: "pageflags.PG_uptodate".to_owned(),
                 found: up_to_date.cast_unsigned(),
@@ -307,7 +310,6 @@ impl PageCacheLayout {
         index: u64,
         found: Gva,
     ) -> Result<CachedPage, PageCacheError> {
-        let page_at = |address| Structure::at(view, "page", address);
         let head = self.head_of(view, found)?;
         let found_index = head.u64(self.page_index)?;
         let found_mapping = Gva(head.u64(self.page_mapping)?);
@@ -324,8 +326,7 @@ impl PageCacheLayout {
             .ok_or(foreign)?;
         let page = head.member(within * self.model.page_size);
         // Only the folio's own pages lead back to its first.
-        let first = head.address().0 | TAIL;
-        if within != 0 && page_at(page)?.u64(self.compound_head)? != first {
+        if within != 0 && self.head_of(view, page)?.address() != head.address() {
             return Err(foreign);
         }
         let gpa = self.model.gpa(view, page)?;
@@ -344,8 +345,10 @@ impl PageCacheLayout {
     ) -> Result<Structure<'m>, PageCacheError> {
         let page = Structure::at(view, "page", page)?;
         let link = page.u64(self.compound_head)?;
-        Ok(match link & TAIL {
-            0 => page,
+        Ok(match link {
+            _ if link & TAIL == 0 => page,
+            // The address of the page has not the bit.
+            _ if link & MASK == MASK => Structure::at(view, "page", Gva(page.address().0 & link))?,
             _ => Structure::at(view, "page", Gva(link - TAIL))?,
         })
     }

@@ -1,6 +1,6 @@
 //! From a page of memory back to the file whose bytes it holds.
 
-use super::{CachedPage, MAX_FOLIO_PAGES, PageCacheError, PageCacheLayout, TAIL};
+use super::{CachedPage, MAX_FOLIO_PAGES, PageCacheError, PageCacheLayout};
 use crate::kernel::structure::Structure;
 use crate::x86_64::PAGE;
 use crate::{Gpa, Gva, MemoryView};
@@ -34,11 +34,10 @@ impl PageCacheLayout {
     ) -> Result<Option<PageOwner>, PageCacheError> {
         let gpa = Gpa(gpa.0 & !(PAGE - 1));
         let page = self.model.page_at(view, gpa)?;
-        let page_of = |address| Structure::at(view, "page", address);
-        let (head, within) = match page_of(page)?.u64(self.compound_head)? {
-            link if link & TAIL == 0 => (page_of(page)?, 0),
-            link => {
-                let head = page_of(Gva(link - TAIL))?;
+        let head = self.head_of(view, page)?;
+        let (head, within) = match head.address() == page {
+            true => (head, 0),
+            false => {
                 let first = self.model.gpa(view, head.address())?;
                 let distance = gpa.0.checked_sub(first.0);
                 match distance.map(|bytes| bytes / PAGE) {

@@ -13,6 +13,11 @@ const UP_TO_DATE: u64 = 1 << 3;
 
 /// `folio` came with Linux 5.16.
 fn types(folio: bool) -> Types {
+    types_with(folio, "compound_head")
+}
+
+/// `link` is what the page's member is called that leads to the folio's first.
+fn types_with(folio: bool, link: &'static str) -> Types {
     let mut t = Types::default();
     let xarray = xarray_types(&mut t, 64);
     let word = t.integer(8);
@@ -32,10 +37,10 @@ fn types(folio: bool) -> Types {
     let page_type = ("page_type", 48, t.integer(4));
     if folio {
         t.structure("folio", 64, &members);
-        t.structure("page", 64, &[("compound_head", 8, word), page_type]);
+        t.structure("page", 64, &[(link, 8, word), page_type]);
     } else {
         let mut all = members.to_vec();
-        all.extend([("compound_head", 8, word), page_type]);
+        all.extend([(link, 8, word), page_type]);
         t.structure("page", 64, &all);
     }
     t.structure("mem_section", 24, &[("section_mem_map", 8, word)]);
@@ -551,4 +556,43 @@ fn pages_of_sections_lead_back_too() {
         let error = found(frame).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+/// As Linux 7.1 and later have it: the pages of a folio say how many bits of their own address are the first one's.
+#[test]
+fn pages_of_a_folio_may_lead_to_its_first_by_a_mask() {
+    let newer = types_with(true, "compound_info").finish();
+    let newer = PageCacheLayout::new(&newer, &symbols(&[])).unwrap();
+    let mut guest = guest();
+    let linked = guest.look(|view| pages_of_folio(view, &layout()));
+    for tail in 37..40 {
+        let (_, at) = page(tail);
+        guest.words(at, &[0, !(4 * 64 - 1) | TAIL, 0, 0xdead, 0]);
+    }
+    let masked = guest.look(|view| pages_of_folio(view, &newer));
+    assert_eq!(masked, linked);
+    assert_eq!(masked.len(), 4);
+    // A mask that leads elsewhere.
+    let (_, at) = page(38);
+    guest.words(at, &[0, !(64 * 64 - 1) | TAIL, 0, 0xdead, 0]);
+    let file = file(&guest);
+    let error = guest.look(|view| newer.page(view, &file, 6)).unwrap_err();
+    assert!(matches!(error, PageCacheError::Foreign { .. }), "{error}");
+}
+
+/// The pages with indices 4 to 7 and whose they are.
+fn pages_of_folio(
+    view: MemoryView<'_>,
+    layout: &PageCacheLayout,
+) -> Vec<(CachedPage, Option<PageOwner>)> {
+    let file = layout.open_file(view, Gva(FILE)).unwrap();
+    (4..8)
+        .map(|index| {
+            let page = layout.page(view, &file, index).unwrap();
+            let CachedPage::Present { gpa, .. } = page else {
+                panic!("{page:?}")
+            };
+            (page, layout.owner(view, gpa).unwrap())
+        })
+        .collect()
 }

@@ -6,7 +6,6 @@ use super::super::ast::{Dialect, ExpressionKind, StatementKind};
 use super::super::diagnostic::Diagnostic;
 use super::{HIGHEST, LONGEST, dump, parse};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 /// What a script is read as, or the messages about it as they are shown.
 fn outcome(text: &[u8], file: &str, dialect: Dialect) -> String {
@@ -21,9 +20,7 @@ fn outcome(text: &[u8], file: &str, dialect: Dialect) -> String {
 
 /// Runs every `NAME.bt` of a directory and compares with its `NAME.ok`.
 fn run(directory: &str, dialect: Dialect) {
-    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "src/bt/tests/parse", directory]
-        .iter()
-        .collect();
+    let path = crate::test_data::source("probes/src/bt/tests/parse").join(directory);
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(&path).unwrap() {
         let path = entry.unwrap().path();

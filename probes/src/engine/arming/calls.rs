@@ -66,16 +66,18 @@ impl Engine {
             return;
         };
         let key = system_call_key(number as u64);
-        let last = moment == Moment::Return && self.forget_return(key, enabled);
-        if let Some(plan) = plans.get_mut(number) {
-            plan.entries.retain(|probe| !Arc::ptr_eq(probe, enabled));
-            plan.returns &= !last;
-        }
-        if let Some((_, layout)) = self.0.system_calls {
-            let _ = self.publish_system_calls(armed, spot, layout, &plans);
-        }
-        if last {
-            self.close_return(key);
+        let mut at_entry = |last: bool| {
+            if let Some(plan) = plans.get_mut(number) {
+                plan.entries.retain(|probe| !Arc::ptr_eq(probe, enabled));
+                plan.returns &= !last;
+            }
+            if let Some((_, layout)) = self.0.system_calls {
+                let _ = self.publish_system_calls(armed, spot, layout, &plans);
+            }
+        };
+        match moment {
+            Moment::Return => self.less_at_return(key, |plan| plan.forget(enabled), at_entry),
+            Moment::Entry | Moment::Point => at_entry(false),
         }
         if plans
             .iter()

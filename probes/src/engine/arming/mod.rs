@@ -325,37 +325,39 @@ impl Engine {
         function: FunctionKey,
         enabled: &Arc<Enabled>,
     ) {
-        if self.forget_return(function, enabled) {
-            let _ = self.change(armed, spot, |plan| plan.returns = None);
-            self.close_return(function);
-        }
+        self.less_at_return(
+            function,
+            |plan| plan.forget(enabled),
+            |last| {
+                if last {
+                    let _ = self.change(armed, spot, |plan| plan.returns = None);
+                }
+            },
+        );
     }
 
-    /// Takes a probe off a function's return; whether it was the last.
-    fn forget_return(&self, function: FunctionKey, enabled: &Arc<Enabled>) -> bool {
+    /// Takes something off a function's return by `remove`, then changes its entry by `at_entry`, which
+    /// learns whether nothing is left that waits for the return.
+    fn less_at_return(
+        &self,
+        function: FunctionKey,
+        remove: impl FnOnce(&mut ReturnPlan),
+        at_entry: impl FnOnce(bool),
+    ) {
         let path = &self.0.path;
         let Some(plan) = path.return_plans.get(function) else {
-            return false;
+            return at_entry(true);
         };
         let mut plan = ReturnPlan::clone(&plan);
-        plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
-        if plan.is_empty() {
-            path.return_plans.remove(function);
-            return true;
+        remove(&mut plan);
+        if !plan.is_empty() {
+            path.return_plans.insert(function, Arc::new(plan));
+            return at_entry(false);
         }
-        path.return_plans.insert(function, Arc::new(plan));
-        false
-    }
-
-    fn close_return(&self, function: FunctionKey) {
-        let path = &self.0.path;
-        for site in path.kernel_returns.close(function) {
+        let disarm = |site| {
             self.0.machine.traps().disarm(site);
-        }
-        for site in path.user_returns.close(function) {
-            self.0.machine.traps().disarm(site);
-        }
-        path.returns.forget(function);
+        };
+        path.end_returns(function, disarm, || at_entry(true));
     }
 
     /// Changes what happens at a site, and arms or disarms it accordingly.
@@ -365,14 +367,14 @@ impl Engine {
         spot: Spot,
         change: impl FnOnce(&mut SitePlan),
     ) -> Result<(), ArmError> {
-        let (path, machine, space) = (&self.0.path, &self.0.machine, self.0.view.space);
+        let (path, machine) = (&self.0.path, &self.0.machine);
         let Spot {
             address, reported, ..
         } = spot;
         let physical = match spot.physical {
             Some(physical) => physical,
             // The table says why not.
-            None => machine.traps().arm_kernel(address, space).map(|site| {
+            None => path.arm_kernel(machine.traps(), address).map(|site| {
                 machine.traps().disarm(site);
                 site.0
             })?,
@@ -403,7 +405,7 @@ impl Engine {
         if armed.sites.contains_key(&physical.0) {
             return Ok(());
         }
-        match machine.traps().arm_kernel(address, space) {
+        match path.arm_kernel(machine.traps(), address) {
             Ok(site) => {
                 armed.sites.insert(physical.0, site);
                 Ok(())

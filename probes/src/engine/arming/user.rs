@@ -47,17 +47,21 @@ impl Engine {
         function: FunctionKey,
         enabled: &Arc<Enabled>,
     ) {
-        let path = &self.0.path;
-        let last = moment == Moment::Return && self.forget_return(function, enabled);
-        // Nothing is there any more if the guest has removed the file, or it is another file's by now.
-        let _ = path.user_sites.change(self.traps(), text, |plan, _| {
-            plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
-            if last && plan.returns == Some(function) {
-                plan.returns = None;
+        let at_entry = |last: bool| {
+            // Nothing is there any more if the guest has removed the file, or it is another file's by now.
+            let sites = &self.0.path.user_sites;
+            let _ = sites.change(self.traps(), text, |plan, _| {
+                plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
+                if last && plan.returns == Some(function) {
+                    plan.returns = None;
+                }
+            });
+        };
+        match moment {
+            Moment::Return => {
+                self.less_at_return(function, |plan| plan.forget(enabled), at_entry);
             }
-        });
-        if last {
-            self.close_return(function);
+            Moment::Entry | Moment::Point => at_entry(false),
         }
         self.release_user(armed);
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use introspect::Gva;
 use vmm::trap::ArmError;
 
-use super::super::plan::ReturnPlan;
 use super::super::watch::Watch;
 use super::super::{Engine, guest_files, guest_processes, guest_text};
 use super::{Armed, Spot};
@@ -96,25 +95,17 @@ impl Engine {
     /// Takes the watches off a kernel function.
     pub(super) fn unwatch(&self, armed: &mut Armed, spot: Spot) {
         let function = spot.reported.0;
-        let path = &self.0.path;
-        let mut last = true;
-        if let Some(plan) = path.return_plans.get(function) {
-            let mut plan = ReturnPlan::clone(&plan);
-            plan.watches.clear();
-            last = plan.is_empty();
-            match last {
-                true => path.return_plans.remove(function),
-                false => path.return_plans.insert(function, Arc::new(plan)),
-            };
-        }
-        let _ = self.change(armed, spot, |plan| {
-            plan.watches.clear();
-            if last {
-                plan.returns = None;
-            }
-        });
-        if last {
-            self.close_return(function);
-        }
+        self.less_at_return(
+            function,
+            |plan| plan.watches.clear(),
+            |last| {
+                let _ = self.change(armed, spot, |plan| {
+                    plan.watches.clear();
+                    if last {
+                        plan.returns = None;
+                    }
+                });
+            },
+        );
     }
 }

@@ -16,6 +16,8 @@ const MOST_SEGMENTS: u64 = 1024;
 /// `struct iov_iter` of one kernel.
 pub(super) struct CopyLayout {
     pub(super) kind: u64,
+    /// Bits of the kind: up to Linux 5.13 the lowest is the direction.
+    pub(super) mask: u64,
     pub(super) offset: u64,
     pub(super) buffer: u64,
     pub(super) segments: u64,
@@ -48,8 +50,13 @@ impl CopyLayout {
                 .map(i64::cast_unsigned)
                 .map_err(|error| error.to_string())
         };
+        let (kind_at, mask) = match offset("iov_iter.iter_type") {
+            Ok(found) => (found, 0xff),
+            Err(error) => (offset("iov_iter.type").map_err(|_| error)?, 0xfe),
+        };
         Ok(Self {
-            kind: offset("iov_iter.iter_type")?,
+            kind: kind_at,
+            mask,
             offset: offset("iov_iter.iov_offset")?,
             buffer: either(&["iov_iter.ubuf", "iov_iter.__iov", "iov_iter.iov"])?,
             segments: offset("iov_iter.nr_segs")?,
@@ -81,7 +88,7 @@ impl CopyLayout {
             return Vec::new();
         };
         // A byte, or an enumeration of 32 bits in older kernels.
-        let kind = kind & 0xff;
+        let kind = kind & self.mask;
         if Some(kind) == self.one {
             let start = buffer.wrapping_add(skip);
             return once(start..start.saturating_add(length)).collect();
@@ -126,7 +133,86 @@ pub(super) fn nth(parts: &[Range<u64>], number: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use introspect::{Gpa, PhysicalReadError};
+
     use super::*;
+
+    /// One page table of each level, which map the page at 0 to itself, and words behind them.
+    struct Memory(Vec<u64>);
+
+    const STRUCTURE: u64 = 0x4000;
+
+    impl Memory {
+        fn new(words: &[u64]) -> Self {
+            let mut memory = vec![0; STRUCTURE as usize / 8 + 512];
+            for level in 0..3u64 {
+                memory[level as usize * 512] = (level + 1) << 12 | 3;
+            }
+            for (page, entry) in memory[3 * 512..4 * 512].iter_mut().enumerate() {
+                *entry = (page as u64) << 12 | 3;
+            }
+            let start = STRUCTURE as usize / 8;
+            memory[start..start + words.len()].copy_from_slice(words);
+            Self(memory)
+        }
+    }
+
+    impl PhysicalMemory for Memory {
+        fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError> {
+            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let start = address.0 as usize;
+            let part = bytes.get(start..start + buf.len());
+            let length = buf.len();
+            buf.copy_from_slice(part.ok_or(PhysicalReadError { address, length })?);
+            Ok(())
+        }
+
+        fn ram(&self) -> Vec<Range<u64>> {
+            once(0..self.0.len() as u64 * 8).collect()
+        }
+    }
+
+    /// `struct iov_iter` of Linux 5.10 tells read(2) from write(2) in the bit that tells two kinds apart later.
+    #[test]
+    fn the_direction_of_a_copy_is_none_of_its_kind() {
+        let segment = STRUCTURE + 0x100;
+        let mut words = vec![0; 0x110 / 8];
+        words[..5].copy_from_slice(&[4, 2, 100, segment, 1]);
+        words[0x100 / 8..].copy_from_slice(&[0x7000, 0x40]);
+        let layout = |mask| CopyLayout {
+            kind: 0,
+            mask,
+            offset: 8,
+            buffer: 24,
+            segments: 32,
+            one: None,
+            several: 4,
+            kernel: 8,
+        };
+        let space = AddressSpace {
+            root: Gpa(0),
+            levels: 4,
+        };
+        let mut parts = |kind, mask| {
+            words[0] = kind;
+            layout(mask).destination(&Memory::new(&words), space, STRUCTURE, 10)
+        };
+        // Kind, mask, and whether the kind is the one of a single user buffer under that mask.
+        for (kind, mask, single) in [
+            (4, 0xfe, true),
+            (5, 0xfe, true),
+            (4, 0xff, true),
+            (5, 0xff, false),
+            (16, 0xfe, false),
+        ] {
+            let expected = single.then_some(0x7002..0x700c);
+            assert!(
+                parts(kind, mask).into_iter().eq(expected),
+                "{kind} {mask:#x}"
+            );
+        }
+    }
 
     #[test]
     fn bytes_are_counted_through_the_parts_of_a_copy() {

@@ -5,19 +5,19 @@
 //!
 //! | Function | What happens there | What is done |
 //! |---|---|---|
-//! | `filemap_unaccount_folio` | a page leaves the page cache: reclaim, truncation, removal of the file | traps out before; they wait |
-//! | `folio_migrate_mapping` | a page moves | the same, before its bytes are copied |
+//! | `filemap_unaccount_folio` (`unaccount_page_cache_page` up to 5.15) | a page leaves the page cache: reclaim, truncation, removal of the file | traps out before; they wait |
+//! | `__folio_migrate_mapping`, or else `folio_migrate_mapping` (`migrate_page_move_mapping` up to 5.15) | a page moves | the same, before its bytes are copied |
 //! | `clear_inode` | a file is gone | its traps out for good |
 //! | `filemap_map_pages`, `finish_fault` | a page is about to be mapped | traps that wait for a page of the file, in |
 //! | `copy_page_to_iter` | read(2) and its kin copy from the page | original bytes put into the copy |
 //! | `splice_direct_to_actor` | sendfile(2): the page itself goes on its way | the file's traps out until it is done |
 //! | `__access_remote_vm` | ptrace(2) and `/proc/PID/mem` read a program's memory | original bytes put into the copy |
 //! | the same | they write to it | traps out of the program's own page, and in again where its text is as it was |
-//! | `wp_page_copy` | a program writes to its text: it gets a page of its own | original bytes put into that |
+//! | `wp_page_copy`, or where that is part of it `do_wp_page` | a program writes to its text: it gets a page of its own | original bytes put into that |
 //! | `finish_fault` | the same, in a page that it has not touched before | the same |
-//! | `copy_page_from_iter_atomic` | write(2) to the file | traps out of the page; they wait until it is mapped again |
-//! | `__folio_start_writeback`, `shmem_writepage` | the page is written to a disk, or to swap | the same |
-//! | `folio_end_writeback` | that is done | traps that wait for a page of the file, in |
+//! | `copy_page_from_iter_atomic` (`copy_folio_from_iter_atomic` since 6.17, `iov_iter_copy_from_user_atomic` up to 5.13) | write(2) to the file | traps out of the page; they wait until it is mapped again |
+//! | `__folio_start_writeback` (`__test_set_page_writeback` up to 5.15); `shmem_writepage`, `shmem_writeout` | the page is written to a disk; to swap | the same |
+//! | `folio_end_writeback`, `end_page_writeback` | that is done | traps that wait for a page of the file, in |
 //!
 //! Not watched, so that our byte is seen or kept:
 //!
@@ -30,6 +30,7 @@
 //! guest's own uprobes.
 
 mod iter;
+mod jobs;
 mod mappings;
 mod originals;
 mod private;
@@ -53,19 +54,7 @@ use iter::CopyLayout;
 use mappings::MappingsLayout;
 use private::CopyEvent;
 use uprobes::UprobeEvent;
-use watch::{Event, PageWatch};
-
-/// Functions that every kernel with page cache and programs has, unless its compiler has made them part of others. What the rest are for is
-/// not in every kernel.
-const NEEDED: [&str; 7] = [
-    "filemap_unaccount_folio",
-    "clear_inode",
-    "filemap_map_pages",
-    "finish_fault",
-    "copy_page_to_iter",
-    "wp_page_copy",
-    "copy_page_from_iter_atomic",
-];
+use watch::PageWatch;
 
 /// The kernel does not tell.
 type Unknown = String;
@@ -122,40 +111,11 @@ impl GuestPages {
 
     /// The watches, and the functions that they belong on, as far as this kernel has them.
     pub(super) fn watches(self: &Arc<Self>, view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
-        let leaves = |function: &str| {
-            let btf = view.btf.as_ref()?;
-            Some(Event::Leaves {
-                mapping: parameter(btf, function, "mapping")?,
-                folio: parameter(btf, function, "folio")?,
-            })
-        };
-        let events = [
-            ("filemap_unaccount_folio", leaves("filemap_unaccount_folio")),
-            ("folio_migrate_mapping", leaves("folio_migrate_mapping")),
-            ("clear_inode", Some(Event::FileGoes)),
-            ("filemap_map_pages", Some(Event::Maps)),
-            ("finish_fault", Some(Event::Maps)),
-            ("copy_page_to_iter", Some(Event::Read)),
-            ("splice_direct_to_actor", Some(Event::Splice)),
-            ("__access_remote_vm", Some(Event::Peek)),
-            ("wp_page_copy", Some(Event::OwnCopy)),
-            ("copy_page_from_iter_atomic", Some(Event::Write)),
-            ("__folio_start_writeback", Some(Event::WriteBack)),
-            ("folio_end_writeback", Some(Event::WrittenBack)),
-            // Shared memory that goes to swap.
-            ("shmem_writepage", Some(Event::WriteBack)),
-            ("shmem_writeout", Some(Event::WriteBack)),
-        ];
-        let watches = events.into_iter().filter_map(|(name, event)| {
-            let address = view.symbols.address_of(name);
-            if NEEDED.contains(&name) && (address.is_none() || event.is_none()) {
-                log::warn!(
-                    "this kernel has no {name} to be watched: it may see traps in the text of its programs"
-                );
-            }
-            let address = address?;
-            let watch: Arc<dyn Watch> = Arc::new(PageWatch::new(self.clone(), event?));
-            Some((Gva(address), watch))
+        let position = |function: &str, name: &str| parameter(view.btf.as_ref()?, function, name);
+        let found = jobs::found(&view.symbols, position).into_iter();
+        let watches = found.map(|(address, event)| {
+            let watch: Arc<dyn Watch> = Arc::new(PageWatch::new(self.clone(), event));
+            (address, watch)
         });
         let others = self.copy_watches().chain(self.uprobe_watches());
         watches.chain(others).collect()

@@ -2,10 +2,10 @@
 //!
 //! | Function | What happens there | What is done |
 //! |---|---|---|
-//! | `unmap_page_range` | a program ends, maps something else there, or gives the pages back | traps out for good |
+//! | `unmap_page_range` (`__zap_vma_range` since 7.1) | a program ends, maps something else there, or gives the pages back | traps out for good |
 //! | `move_page_tables` | the pages move to another address | the same |
 //! | `try_to_unmap`, `try_to_migrate` | a page goes to swap, or moves in memory | the same |
-//! | `do_coredump` | a program's pages are written to a file | the same, of the whole program; and out of the first pages of files until it is done |
+//! | `do_coredump` (`vfs_coredump` since 6.17) | a program's pages are written to a file | the same, of the whole program; and out of the first pages of files until it is done |
 //! | `mprotect_fixup` | a program can write to its text from now on, or not any more | traps out; and in again |
 //!
 //! In a kernel that lacks one of the first two or the last, private copies are not traced.
@@ -42,6 +42,14 @@ pub(super) enum CopyEvent {
         end: Option<usize>,
         length: Option<usize>,
     },
+    /// Pages of a program go elsewhere. An argument points to a structure with offsets of the area, of the first address and
+    /// of the end.
+    Moves {
+        control: usize,
+        area: u64,
+        start: u64,
+        end: u64,
+    },
     /// A page of memory goes: its folio.
     FolioGoes(usize),
     /// The running program's memory is written to a file.
@@ -75,12 +83,22 @@ struct CopyWatch {
 /// The functions to be watched, with their addresses; none where the kernel lacks one that is needed.
 pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
     let at = |function: &str, name: &str| parameter(btf, function, name);
-    let unmaps = || {
+    let unmaps = |function: &str| {
         Some(CopyEvent::Leaves {
-            area: at("unmap_page_range", "vma")?,
-            start: at("unmap_page_range", "addr")?,
-            end: Some(at("unmap_page_range", "end")?),
+            area: at(function, "vma")?,
+            start: at(function, "addr").or_else(|| at(function, "start"))?,
+            end: Some(at(function, "end")?),
             length: None,
+        })
+    };
+    let offset = |path: &str| Some(btf.member(path).ok()?.byte_offset);
+    // Since Linux 6.16 all of it stands in one structure.
+    let moves_by_control = || {
+        Some(CopyEvent::Moves {
+            control: at("move_page_tables", "pmc")?,
+            area: offset("pagetable_move_control.old")?,
+            start: offset("pagetable_move_control.old_addr")?,
+            end: offset("pagetable_move_control.old_end")?,
         })
     };
     let moves = || {
@@ -99,18 +117,28 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
             flags: at("mprotect_fixup", "newflags")?,
         })
     };
-    let folio = |function: &str| at(function, "folio").map(CopyEvent::FolioGoes);
+    let folio = |function: &str| {
+        let folio = at(function, "folio").or_else(|| at(function, "page"));
+        folio.map(CopyEvent::FolioGoes)
+    };
     let place =
         |(name, event): (&str, Option<CopyEvent>)| Some((Gva(symbols.address_of(name)?), event?));
+    // Called otherwise since Linux 7.1.
+    let unmapping = ["unmap_page_range", "__zap_vma_range"]
+        .into_iter()
+        .find(|name| symbols.address_of(name).is_some())
+        .unwrap_or("unmap_page_range");
     let needed = [
-        ("unmap_page_range", unmaps()),
-        ("move_page_tables", moves()),
+        (unmapping, unmaps(unmapping)),
+        ("move_page_tables", moves().or_else(moves_by_control)),
         ("mprotect_fixup", protects()),
     ];
     let others = [
         ("try_to_unmap", folio("try_to_unmap")),
         ("try_to_migrate", folio("try_to_migrate")),
         ("do_coredump", Some(CopyEvent::Dumps)),
+        // Since Linux 6.17.
+        ("vfs_coredump", Some(CopyEvent::Dumps)),
     ];
     let needed: Option<Vec<_>> = needed.into_iter().map(place).collect();
     let Some(mut events) = needed else {
@@ -156,7 +184,7 @@ impl CopyWatch {
 
     /// The running program's memory goes to a file: its own pages, and the first of each file.
     fn dumps(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> bool {
-        let root = hit.space.root;
+        let root = hit.space().root;
         path.user_sites
             .forget_copies(traps, &path.user_returns, |_, copy| copy.space.root == root);
         let paused = PausedMemory::new(hit.memory);
@@ -196,11 +224,19 @@ impl CopyWatch {
                     (None, Some(length)) => start.saturating_add(argument(length)?),
                     (None, None) => return None,
                 };
-                path.user_sites.forget_copies(traps, returns, |_, copy| {
-                    copy.space == space
-                        && copy.address < end
-                        && start < copy.address.saturating_add(PAGE)
-                });
+                forget(path, traps, space, &(start..end));
+                Some(false)
+            }
+            CopyEvent::Moves {
+                control,
+                area,
+                start,
+                end,
+            } => {
+                let control = argument(control)?;
+                let member = |offset| self.pages.word(hit.memory, control, offset);
+                let space = self.space_of(hit, member(area)?)?;
+                forget(path, traps, space, &(member(start)?..member(end)?));
                 Some(false)
             }
             CopyEvent::FolioGoes(folio) => {
@@ -228,6 +264,16 @@ impl CopyWatch {
             }
         }
     }
+}
+
+/// Forgets a program's copies that reach into `addresses`.
+fn forget(path: &HitPath, traps: Traps<'_>, space: AddressSpace, addresses: &Range<u64>) {
+    path.user_sites
+        .forget_copies(traps, &path.user_returns, |_, copy| {
+            copy.space == space
+                && copy.address < addresses.end
+                && addresses.start < copy.address.saturating_add(PAGE)
+        });
 }
 
 impl Watch for CopyWatch {

@@ -47,14 +47,14 @@ pub(super) enum Event {
     Read,
     /// A file's pages are handed on.
     Splice,
-    /// A program's memory is copied by another.
-    Peek,
-    /// A program gets a page of its own.
-    OwnCopy,
-    /// A page is written to.
-    Write,
-    /// Pages are written to a disk.
-    WriteBack,
+    /// A program's memory is copied by another: the position of its `mm_struct`, which address, buffer, length and flags follow.
+    Peek { mm: usize },
+    /// A program gets a page of its own, or may: whether the fault says already of which.
+    OwnCopy { page_is_known: bool },
+    /// A page is written to: positions of the first byte and the length among the arguments, behind the page.
+    Write { offset: usize, length: usize },
+    /// Pages are written to a disk: the position of the first among the arguments.
+    WriteBack { folio: usize },
     /// They are there.
     WrittenBack,
 }
@@ -108,7 +108,7 @@ impl Watch for PageWatch {
     fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
         let traps = path.traps(cpu);
-        let [first, second, third, fourth, fifth, ..] = hit.arguments();
+        let [first, second, third, fourth, ..] = hit.arguments();
         let (pages, memory) = (&self.pages, hit.memory);
         let paused = PausedMemory::new(memory);
         let view = paused.view(pages.space);
@@ -156,21 +156,34 @@ impl Watch for PageWatch {
                 let mapping = pages.word(memory, first, pages.file_mapping).map(Gva);
                 mapping.map(|mapping| hand_on(path, traps, cache, mapping))
             }
-            Event::Peek if fifth & FOLL_WRITE != 0 => {
-                self.poke(path, hit, traps, first, second, fourth)
+            Event::Peek { mm } => match hit.arguments().get(mm..) {
+                Some(&[mm, address, _, length, flags, ..]) if flags & FOLL_WRITE != 0 => {
+                    self.poke(path, hit, traps, mm, address, length)
+                }
+                Some(&[mm, address, buffer, length, ..]) => {
+                    self.peek(hit, traps, mm, address, buffer, length)
+                }
+                _ => None,
+            },
+            Event::OwnCopy { page_is_known } => {
+                self.own_copy(path, hit, traps, (first, page_is_known))
             }
-            Event::Peek => self.peek(hit, traps, first, second, third, fourth),
-            Event::OwnCopy => self.own_copy(path, hit, traps, first),
-            Event::Write => {
-                if let Some(page) = pages.memory_of(memory, first) {
-                    let start = page.0.saturating_add(second);
-                    let end = start.saturating_add(third);
+            Event::Write { offset, length } => {
+                let argument = |number: usize| hit.arguments().get(number).copied();
+                if let (Some(page), Some(offset), Some(length)) = (
+                    pages.memory_of(memory, first),
+                    argument(offset),
+                    argument(length),
+                ) {
+                    let start = page.0.saturating_add(offset);
+                    let end = start.saturating_add(length);
                     self.written(path, hit, traps, start..end);
                 }
                 None
             }
-            Event::WriteBack => {
-                if let Some(page) = pages.memory_of(memory, first) {
+            Event::WriteBack { folio } => {
+                let folio = hit.arguments().get(folio).copied();
+                if let Some(page) = folio.and_then(|folio| pages.memory_of(memory, folio)) {
                     self.write_back(path, hit, traps, cache, page);
                 }
                 None
@@ -296,7 +309,7 @@ impl PageWatch {
         let parts = pages
             .copy
             .destination(hit.memory, pages.space, destination, length);
-        let space = hit.space;
+        let space = hit.space();
         (!parts.is_empty()).then_some(Pending::Bytes {
             parts,
             space,
@@ -422,17 +435,25 @@ impl PageWatch {
         })
     }
 
-    /// A program writes to a page of its text: it is about to get a copy.
+    /// A program writes to a page of its text: it is about to get a copy. Where the fault does not say the page yet, it is the one
+    /// that is mapped.
     fn own_copy(
         &self,
         path: &HitPath,
         hit: &Hit<'_>,
         traps: Traps<'_>,
-        fault: u64,
+        (fault, page_is_known): (u64, bool),
     ) -> Option<Pending> {
         let pages = &self.pages;
-        let page = pages.word(hit.memory, fault, pages.fault_page)?;
-        let before = pages.memory_of(hit.memory, page)?;
+        let space = pages.fault_tables(hit.memory, fault)?;
+        let address = pages.fault_page_address(hit.memory, fault)?;
+        let before = match page_is_known {
+            true => {
+                let page = pages.word(hit.memory, fault, pages.fault_page)?;
+                pages.memory_of(hit.memory, page)?
+            }
+            false => translate(hit.memory, space, Gva(address)).ok()?.gpa,
+        };
         let range = before.0..before.0.saturating_add(PAGE);
         let originals = relative(&traps.table.user_originals(range), before.0);
         let copy = self.copy_by(path, hit, fault, before);
@@ -441,8 +462,8 @@ impl PageWatch {
         }
         Some(Pending::Page {
             before,
-            space: pages.fault_tables(hit.memory, fault)?,
-            address: pages.fault_page_address(hit.memory, fault)?,
+            space,
+            address,
             originals,
             copy,
         })

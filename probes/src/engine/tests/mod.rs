@@ -16,7 +16,7 @@ use introspect::{Gpa, Gva};
 use vmm::sharded_map::ShardedMap;
 use vmm::trap::{ArmError, SiteId};
 
-use super::current::{Current, Tasks};
+use super::current::{Base, Current, Tasks};
 use super::filter::{Filter, HitFilter, Only};
 use super::hit::{Arm, Counters, Hit, HitPath, system_call_key};
 use super::plan::{
@@ -184,6 +184,7 @@ impl Guest {
             tasks: Tasks::new(Some(LAYOUT), space, &memory, &bases),
             stacks: Stacks::new(space),
             space,
+            space_lasts: true,
             returns: PendingReturns::new(1024),
             kernel_returns: ReturnSites::new(64),
             user_returns: ReturnSites::new(64),
@@ -293,13 +294,14 @@ impl Guest {
             None => address.0,
         };
         let base = Some(Gva(PER_CPU[vcpu])).filter(|_| process.is_none());
+        let base = Base::Known(base);
         Hit {
             vcpu,
             site,
             address,
             user: process.is_some(),
             registers,
-            space,
+            known_space: Some(space),
             memory: &self.memory,
             current: Current::new(&self.path.tasks, &self.memory, vcpu, base),
             cpu: None,

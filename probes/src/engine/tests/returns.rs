@@ -36,6 +36,36 @@ fn a_call_gives_its_arguments_and_then_its_result() {
     assert_eq!(guest.counts(), [0; 5]);
 }
 
+/// The guest runs on while a probe is taken off: a call enters and returns at each step of that.
+#[test]
+fn taking_a_return_probe_off_counts_no_running_call_astray() {
+    let (mut guest, _rings) = Guest::traced(64);
+    let stack = STACK + 0x100;
+    guest.call(0, READ, stack, CALLER);
+    guest.hit(0, CALLER, stack + 8, 1);
+    let (guest, standing) = (guest, Cell::new(true));
+    let call = || {
+        guest.hit(0, READ, stack, 0);
+        if standing.get() {
+            guest.hit(0, CALLER, stack + 8, 1);
+        }
+    };
+    let disarm = |site| {
+        assert_eq!(site, SiteId(Gpa(CALLER)));
+        call();
+        standing.set(false);
+        call();
+    };
+    let stop = || {
+        call();
+        guest.plan(READ, |plan| plan.returns = None);
+        call();
+    };
+    guest.path.end_returns(READ, disarm, stop);
+    assert!(!standing.get(), "the trap is gone");
+    assert_eq!(guest.counts(), [0; 5]);
+}
+
 #[test]
 fn nested_calls_return_from_the_inside_out() {
     let (mut guest, rings) = Guest::traced(64);

@@ -3,7 +3,6 @@
 //! written instead.
 
 use std::io;
-use std::path::Path;
 
 use proptest::prelude::*;
 
@@ -52,8 +51,7 @@ fn decoded(records: &[Record]) -> Decoded {
 
 /// Compares with a file of `testdata`.
 fn matches(name: &str, got: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ptrace/render/testdata");
-    let path = path.join(name);
+    let path = crate::test_data::source("probes/src/ptrace/render/testdata").join(name);
     if std::env::var_os("EXOTRACE_BLESS").is_some() {
         std::fs::write(path, got).unwrap();
         return;

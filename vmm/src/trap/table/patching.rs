@@ -191,7 +191,7 @@ impl TrapTable {
             true => Some(None),
             false if inside || suspended => None,
             false => self
-                .original(code, site.address, site.purpose)
+                .original(entries, id, code, site.address, site.purpose)
                 .ok()
                 .map(Some),
         };
@@ -212,7 +212,8 @@ impl TrapTable {
             Some(None) => {}
             Some(Some(original)) => {
                 let counters = site.counters.clone();
-                let next = Site::new(id, site.address, site.purpose, original, counters);
+                let (purpose, tables) = (site.purpose, site.tables);
+                let next = Site::new(id, site.address, purpose, tables, original, counters);
                 entry.site = Arc::new(next);
                 map.insert(site.key(), entry.site.clone());
             }

@@ -370,7 +370,7 @@ impl<'a> Cpu<'a> {
 }
 
 /// Whether the bits above `bits` all equal the one below them.
-fn is_canonical(address: u64, bits: u32) -> bool {
+pub(super) fn is_canonical(address: u64, bits: u32) -> bool {
     let unused = 64 - bits;
     ((address << unused) as i64 >> unused) as u64 == address
 }

@@ -29,6 +29,7 @@ mod flags;
 mod fpu;
 mod multiply;
 mod native;
+mod prepared;
 mod shift;
 mod stack;
 mod system;
@@ -42,6 +43,7 @@ use kvm_bindings::kvm_regs;
 
 use cpu::{Commit, Cpu};
 pub use environment::{ControlRegister, Environment, FxState, MemoryFault, Segment, StateError};
+pub(crate) use prepared::Prepared;
 
 /// Exception vectors that [`EmulateError::Exception`] may carry (SDM volume 3, table 7-1).
 pub mod vector {

@@ -3,6 +3,7 @@
 
 mod builder;
 mod differential;
+mod prepared;
 mod refusals;
 mod simd;
 mod table;

@@ -8,6 +8,8 @@ use crate::report::printable;
 
 /// Bytes that are kept.
 const KEPT: usize = 32 << 10;
+/// Lines of a console that are kept for a report.
+const CONSOLE_LINES: usize = 60;
 /// Characters that are shown of a line.
 const LONGEST_LINE: usize = 400;
 
@@ -19,6 +21,11 @@ pub struct Tail {
 }
 
 impl Tail {
+    /// Returns one for a guest's console.
+    pub fn of_console() -> Self {
+        Self::new(CONSOLE_LINES)
+    }
+
     /// One that shows `most` lines.
     pub fn new(most: usize) -> Self {
         Self {

@@ -1,0 +1,115 @@
+//! Looking for a panic in the guest's memory, for a machine's watch and for the end of its run.
+//!
+//! Where the kernel's file is at hand, the places to look at are known before the first instruction. Of a
+//! restored machine without it they are found in memory; as long as they are not, only the end of the run
+//! is worth a search of all memory.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use introspect::kernel::image::KernelImage;
+use introspect::kernel::live::LiveKernel;
+use introspect::kernel::panic::PanicFinder;
+use introspect::{Gva, PausedMemory};
+use vmm::Machine;
+use vmm::machine::{Handle, PanicReport, PanicWitness};
+
+use crate::guest_kernel::GuestKernel;
+
+/// Looks for the panic of a guest whose kernel's file is at hand.
+struct OfFile {
+    kernel: Kernel,
+    /// `None` in it: the guest is no Linux.
+    finder: OnceLock<Option<PanicFinder>>,
+}
+
+/// The same for one of which only the memory is.
+#[derive(Default)]
+struct OfMemory(Mutex<Search>);
+
+#[derive(Default)]
+struct Search {
+    finder: Option<PanicFinder>,
+    /// Looks so far.
+    looks: u32,
+}
+
+/// The needed parts of the kernel's file.
+struct Kernel {
+    elf: Arc<Vec<u8>>,
+    /// Link address of the variable that says which CPU panicked.
+    panic_cpu: Option<u64>,
+}
+
+/// Installs the witness of panics in `machine`, which has not started; `kernel` is what it runs, if that is at hand.
+pub fn watch(machine: &Machine, kernel: Option<&GuestKernel>) {
+    let Some(kernel) = kernel else {
+        return machine.set_panic_witness(Box::<OfMemory>::default());
+    };
+    let symbols = kernel.symbols().ok();
+    machine.set_panic_witness(Box::new(OfFile {
+        kernel: Kernel {
+            elf: kernel.file.shared_elf(),
+            panic_cpu: symbols.and_then(|symbols| symbols.address_of(PanicFinder::symbol())),
+        },
+        finder: OnceLock::new(),
+    }));
+}
+
+impl PanicWitness for OfFile {
+    fn look(&self, machine: &Handle, ended: bool) -> Option<PanicReport> {
+        let finder = self.finder.get_or_init(|| {
+            let image = KernelImage::parse(self.kernel.elf.clone()).ok()?;
+            PanicFinder::of_image(&image, self.kernel.panic_cpu)
+        });
+        look_with(finder.as_ref()?, machine, ended)
+    }
+}
+
+impl PanicWitness for OfMemory {
+    fn look(&self, machine: &Handle, ended: bool) -> Option<PanicReport> {
+        let mut search = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        search.looks = search.looks.saturating_add(1);
+        // A kernel that still boots is not found: it is looked for again, ever more seldom.
+        if search.finder.is_none() && (ended || search.looks.is_power_of_two()) {
+            search.finder = in_memory(machine);
+        }
+        let anywhere = || ended.then(|| PanicFinder::of_memory(machine.ram(), None));
+        look_with(&search.finder.clone().or_else(anywhere)?, machine, ended)
+    }
+}
+
+fn look_with(finder: &PanicFinder, machine: &Handle, ended: bool) -> Option<PanicReport> {
+    let found = match ended || finder.is_cheap() {
+        true => finder.find(machine.ram())?,
+        false => return None,
+    };
+    // The guest numbers its CPUs as the machine does.
+    let vcpu = found.cpu.and_then(|cpu| usize::try_from(cpu).ok());
+    Some(PanicReport {
+        vcpu: vcpu.filter(|vcpu| *vcpu < machine.vcpus()),
+        registers: None,
+        text: found.text,
+    })
+}
+
+/// The finder for a kernel that is found in memory; `None` if there is none (yet).
+fn in_memory(machine: &Handle) -> Option<PanicFinder> {
+    let paused = machine.pause();
+    let cpu = machine.cpu_state(&paused, 0)?;
+    let entry = machine.syscall_entry(&paused, 0);
+    // The kernel's image does not move: the guest may go on while it is read.
+    drop(paused);
+    let memory = PausedMemory::new(machine.ram());
+    let view = memory.view(cpu.address_space());
+    let live = LiveKernel::find(view, &cpu, entry.map_or(0, |entry| entry.0));
+    let live = live
+        .inspect_err(|error| log::info!("panics are looked for at the end alone: {error}"))
+        .ok()?;
+    let place = |address| memory.view(live.space).locate(Gva(address)).ok();
+    let panic_cpu = live
+        .symbols
+        .address_of(PanicFinder::symbol())
+        .and_then(place);
+    let panic_cpu = panic_cpu.map(|(place, _)| place);
+    Some(PanicFinder::of_memory(machine.ram(), panic_cpu))
+}

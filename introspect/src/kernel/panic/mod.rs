@@ -1,0 +1,173 @@
+//! Whether the guest's kernel has panicked, and with which message: read from physical memory alone.
+//!
+//! The caller gives the image that was booted. Neither registers nor page tables are needed, so a
+//! [`PanicFinder`] answers from the first instruction on, and after a triple fault or a reset. An image
+//! is loaded where its segments say; a kernel that has since taken its place (kexec) is recognised and
+//! not spoken for.
+//!
+//! Two things tell of a panic. `panic_cpu` (kernel/panic.c, since Linux 4.5) holds the number of the CPU
+//! that panicked, or -1; it decides where the image names it. A kernel whose symbols are functions alone
+//! is judged by its log: see [`record`].
+
+mod record;
+
+use std::ops::Range;
+
+use memchr::memmem;
+
+use super::image::{KernelImage, Segment};
+use crate::{Gpa, PhysicalMemory};
+
+/// Variable that holds the panicked CPU's number.
+const PANIC_CPU: &str = "panic_cpu";
+/// CPUs that a kernel may be built for (`NR_CPUS` in arch/x86/Kconfig).
+const MAX_CPUS: u32 = 8192;
+/// Follows [`record::START`] in the constant that `panic` prints by.
+const FORMAT_REST: &[u8] = b"%s";
+/// Bytes searched for the message in all. An image has tens of megabytes.
+const MAX_SEARCHED: u64 = 1 << 30;
+/// Bytes searched in some milliseconds.
+const CHEAP: u64 = 64 << 20;
+/// Bytes read at once.
+const PART: u64 = 1 << 20;
+
+/// A panic of the guest's kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelPanic {
+    /// Number of the CPU that panicked, as the kernel counts; `None` if the kernel does not name the variable.
+    pub cpu: Option<u32>,
+    /// The message behind `Kernel panic - not syncing: `; `None` if the log does not have it.
+    pub text: Option<String>,
+}
+
+/// Looks for a panic of one kernel.
+#[derive(Debug, Clone)]
+pub struct PanicFinder {
+    /// Physical ranges with the kernel's variables, its log among them.
+    searched: Vec<Range<u64>>,
+    /// A constant of the image, by which it is known to be in memory.
+    constant: Option<(Gpa, Vec<u8>)>,
+    /// Where `panic_cpu` stands.
+    panic_cpu: Option<Gpa>,
+}
+
+impl PanicFinder {
+    /// Returns the finder for the kernel of `image`; `panic_cpu` is that variable's link address, if the
+    /// image's symbols have it. `None` if the image is no Linux that panics with a message.
+    #[must_use]
+    pub fn of_image(image: &KernelImage, panic_cpu: Option<u64>) -> Option<Self> {
+        let bytes = image.bytes();
+        let constant = [record::START, FORMAT_REST].concat();
+        let at = memmem::find(bytes, &constant)?;
+        let holds = |segment: &&Segment| segment.file.contains(&at);
+        let segment = image.segments().iter().find(holds)?;
+        let offset = u64::try_from(at.checked_sub(segment.file.start)?).ok()?;
+        let address = Gpa(segment.physical_address.checked_add(offset)?);
+        // Constants and variables have segments of their own.
+        let of_variables = image.segments().iter().filter(|other| *other != segment);
+        let mut searched: Vec<_> = of_variables.map(Segment::physical_range).collect();
+        if searched.is_empty() {
+            searched.push(segment.physical_range());
+        }
+        Some(Self {
+            searched,
+            constant: Some((address, constant)),
+            panic_cpu: panic_cpu.and_then(|address| image.physical(address)),
+        })
+    }
+
+    /// Returns a finder that searches all memory for the log of some kernel: for a guest whose image is
+    /// not at hand. `panic_cpu` is where that variable stands, if it was found.
+    ///
+    /// A guest that is a host itself may hold the log of a guest of its own.
+    #[must_use]
+    pub fn of_memory(memory: &dyn PhysicalMemory, panic_cpu: Option<Gpa>) -> Self {
+        Self {
+            searched: memory.ram(),
+            constant: None,
+            panic_cpu,
+        }
+    }
+
+    /// Returns the symbol to look up for the constructors.
+    #[must_use]
+    pub fn symbol() -> &'static str {
+        PANIC_CPU
+    }
+
+    /// Returns whether a look at a guest that has not panicked is quick: some bytes, or an image's variables.
+    #[must_use]
+    pub fn is_cheap(&self) -> bool {
+        let lengths = self.searched.iter().map(|range| range.end - range.start);
+        self.panic_cpu.is_some() || lengths.fold(0, u64::saturating_add) <= CHEAP
+    }
+
+    /// Returns the panic that `memory` shows; `None` if there is none, or another kernel runs.
+    #[must_use]
+    pub fn find(&self, memory: &dyn PhysicalMemory) -> Option<KernelPanic> {
+        if !self.is_in(memory) {
+            return None;
+        }
+        match self.panic_cpu {
+            Some(address) => {
+                let cpu = read_u32(memory, address).filter(|cpu| *cpu < MAX_CPUS)?;
+                Some(KernelPanic {
+                    cpu: Some(cpu),
+                    text: self.text(memory),
+                })
+            }
+            None => Some(KernelPanic {
+                cpu: None,
+                text: Some(self.text(memory)?),
+            }),
+        }
+    }
+
+    /// Whether the image's constant is where the image has it.
+    fn is_in(&self, memory: &dyn PhysicalMemory) -> bool {
+        self.constant.as_ref().is_none_or(|(address, constant)| {
+            let mut found = vec![0; constant.len()];
+            memory.read_physical(*address, &mut found).is_ok() && found == *constant
+        })
+    }
+
+    /// The message, from the kernel's log.
+    fn text(&self, memory: &dyn PhysicalMemory) -> Option<String> {
+        let ram = memory.ram();
+        let mut left = MAX_SEARCHED;
+        let mut bytes = Vec::new();
+        for range in &self.searched {
+            let Some(within) = ram.iter().find(|ram| ram.contains(&range.start)) else {
+                continue;
+            };
+            let end = range.end.min(within.end);
+            let mut at = range.start & !(record::ALIGN - 1);
+            while at < end && left > 0 {
+                // Parts overlap by what a record and its neighbours take.
+                let length = (end - at).min(PART + 2 * record::REACH);
+                bytes.resize(usize::try_from(length).ok()?, 0);
+                let most = match length > PART + record::REACH {
+                    true => usize::try_from(PART + record::REACH).ok()?,
+                    false => bytes.len(),
+                };
+                if memory.read_physical(Gpa(at), &mut bytes).is_ok()
+                    && let Some(text) = record::find(&bytes, most)
+                {
+                    return Some(text);
+                }
+                at = at.saturating_add(PART);
+                left = left.saturating_sub(PART);
+            }
+        }
+        None
+    }
+}
+
+fn read_u32(memory: &dyn PhysicalMemory, address: Gpa) -> Option<u32> {
+    let mut bytes = [0; 4];
+    memory.read_physical(address, &mut bytes).ok()?;
+    Some(u32::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests;

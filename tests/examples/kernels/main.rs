@@ -1,0 +1,303 @@
+//! Debian's kernels, each fetched, booted on the emulated AMD-V host and checked by this folder's tests against what its guest says
+//! itself.
+//!
+//! ```text
+//! cargo kernels [--suite NAME]... [--test PROGRAM]... [--limit SECONDS] [--write FILE] [--dev]
+//! ```
+//!
+//! Suites are bullseye, bookworm, trixie, trixie-backports, sid, and bookworm-generic for the kernel that is not for virtual machines
+//! alone; all unless some are named. A line of JSON is printed for each test, then the table. `--write` puts the results into a
+//! Markdown page between its marks. `--dev` takes the debug build of exotrace. The status is 0 if everything passed.
+
+mod checks;
+mod page;
+
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use guest::debian::{self, DebianKernel, Flavour};
+use guest::{Cache, Terminal};
+use introspect::kernel::image::KernelImage;
+use vmm::boot::KernelFile;
+
+use page::{Outcome, Seen};
+
+/// The kernels of `cargo kernels`: name, suite, flavour.
+const KERNELS: [(&str, &str, Flavour); 6] = [
+    ("bullseye", "bullseye", Flavour::Cloud),
+    ("bookworm", "bookworm", Flavour::Cloud),
+    ("bookworm-generic", "bookworm", Flavour::Generic),
+    ("trixie", "trixie", Flavour::Cloud),
+    ("trixie-backports", "trixie-backports", Flavour::Cloud),
+    ("sid", "sid", Flavour::Cloud),
+];
+/// The module that the tests load.
+const MODULE: &str = "brd.ko";
+/// Seconds of a kernel's run.
+const LIMIT: u32 = 3600;
+/// Where results stand in a page.
+const MARKS: [&str; 2] = ["<!-- results -->", "<!-- end of results -->"];
+/// Runs on the host: each test program, and a line of JSON for each of its tests.
+const SCRIPT: &str = r#"
+export EXOTRACE_TEST_KERNEL=$PWD/kernel/vmlinuz EXOTRACE_TEST_DATA=$PWD/data EXOTRACE_BIN=/bin/exotrace
+mkdir -p /out
+for program in programs/*; do
+    name=${program##*/}
+    log=/out/$name.log
+    $program --test-threads=1 --color=never > $log 2>&1
+    $program --list 2> /dev/null | sed -n 's/: test$//p' | while read -r test; do
+        result=FAILED
+        if grep -q '^test result:' $log; then
+            grep -qE "^    $test$" $log || result=ok
+        else
+            grep -qE "^test $test \.\.\. ok$" $log && result=ok
+        fi
+        why=$(sed -n "/^---- $test stdout ----$/,/^---- /p" $log | grep -A1 -m1 'panicked at' | tail -n 1 | tr -d '"\\' | cut -c1-300)
+        echo "{\"test\":\"$name::$test\",\"result\":\"$result\",\"why\":\"$why\"}"
+    done | tee -a /out/results.json
+done
+"#;
+
+struct Arguments {
+    kernels: Vec<(&'static str, &'static str, Flavour)>,
+    programs: Vec<String>,
+    limit: u32,
+    write: Option<PathBuf>,
+    dev: bool,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut found = Arguments {
+        kernels: Vec::new(),
+        programs: Vec::new(),
+        limit: LIMIT,
+        write: None,
+        dev: false,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        if word == "--dev" {
+            found.dev = true;
+            continue;
+        }
+        let value = words
+            .next()
+            .ok_or_else(|| format!("{word} needs a value"))?;
+        match word.as_str() {
+            "--suite" => {
+                let known = KERNELS.iter().find(|(name, _, _)| *name == value);
+                let names = KERNELS.map(|(name, _, _)| name).join(", ");
+                found.kernels.push(
+                    *known.ok_or_else(|| {
+                        format!("no kernel {value} is checked; there are {names}")
+                    })?,
+                );
+            }
+            "--test" => found.programs.push(value),
+            "--limit" => {
+                let seconds = value.parse();
+                found.limit =
+                    seconds.map_err(|_| format!("--limit {value}: not a number of seconds"))?;
+            }
+            "--write" => found.write = Some(value.into()),
+            _ => {
+                return Err(format!(
+                    "unknown option {word}; see the first lines of tests/examples/kernels/main.rs"
+                ));
+            }
+        }
+    }
+    if found.kernels.is_empty() {
+        found.kernels = KERNELS.to_vec();
+    }
+    if found.programs.is_empty() {
+        found.programs = checks::programs().into_iter().map(str::to_owned).collect();
+    }
+    Ok(found)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("kernels: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<bool, Box<dyn Error>> {
+    let arguments = arguments()?;
+    let cache = Cache::open()?;
+    let programs = test_programs(&arguments.programs)?;
+    let mut seen = Vec::new();
+    for (name, suite, flavour) in &arguments.kernels {
+        let kernel = debian::suite_kernel(&cache, suite, *flavour, &Terminal::new())?;
+        eprintln!("{name}: {}", kernel.release);
+        let symbols = symbols(&kernel)?;
+        let (outcomes, trouble) = on_host(&kernel, &programs, &arguments)?;
+        seen.push(Seen {
+            name: (*name).to_owned(),
+            release: kernel.release,
+            symbols,
+            outcomes,
+            trouble,
+        });
+    }
+    let text = format!("{}\n{}", page::table(&seen), page::losses(&seen));
+    println!("{text}");
+    if let Some(file) = &arguments.write {
+        write(file, &text)?;
+    }
+    Ok(seen.iter().all(Seen::passes))
+}
+
+/// Builds the tests' programs.
+fn test_programs(names: &[String]) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["test", "--no-run", "--quiet", "-p", "exotrace-tests"]);
+    build.arg("--message-format=json-render-diagnostics");
+    for name in names {
+        build.args(["--test", name]);
+    }
+    let mut child = build.stdout(Stdio::piped()).spawn()?;
+    let mut programs = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            let line = line?;
+            let path = line.split_once(r#""executable":""#);
+            if let Some((path, _)) = path.and_then(|(_, rest)| rest.split_once('"')) {
+                programs.push(PathBuf::from(path));
+            }
+        }
+    }
+    match child.wait()?.success() {
+        true => Ok(programs),
+        false => Err("the tests cannot be built".into()),
+    }
+}
+
+/// Compares the image's symbols with those of kallsyms-finder (vmlinux-to-elf at PyPI), where that is installed.
+fn symbols(kernel: &DebianKernel) -> Result<String, Box<dyn Error>> {
+    let file = KernelFile::open(&kernel.image)?;
+    let image = KernelImage::parse(file.shared_elf())?;
+    let symbols = image.symbols()?;
+    let mut ours: Vec<(u64, String)> = symbols
+        .iter()
+        .map(|symbol| (symbol.address, symbol.name.to_owned()))
+        .collect();
+    let folder = tempfile::tempdir()?;
+    let vmlinux = folder.path().join("vmlinux");
+    fs::write(&vmlinux, file.elf())?;
+    let Ok(output) = Command::new("kallsyms-finder").arg(&vmlinux).output() else {
+        return Ok(format!("{}, not compared", ours.len()));
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut theirs: Vec<(u64, String)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split(' ');
+            let address = u64::from_str_radix(words.next()?, 16).ok()?;
+            let (_, name) = (words.next()?, words.next()?);
+            Some((address, name.to_owned()))
+        })
+        .collect();
+    ours.sort_unstable();
+    theirs.sort_unstable();
+    Ok(match ours == theirs {
+        true => format!("{}, all equal", ours.len()),
+        false => format!("**{} and {}, which differ**", ours.len(), theirs.len()),
+    })
+}
+
+/// Runs the programs on the host with that kernel as guest; what they came to, and why that may not be all.
+fn on_host(
+    kernel: &DebianKernel,
+    programs: &[PathBuf],
+    arguments: &Arguments,
+) -> Result<(Vec<Outcome>, Option<String>), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let put = |name: &str| folder.path().join(name);
+    fs::create_dir_all(put("kernel/modules"))?;
+    fs::copy(&kernel.image, put("kernel/vmlinuz"))?;
+    fs::write(put("kernel/modules").join(MODULE), module(kernel)?)?;
+    fs::create_dir(put("programs"))?;
+    for program in programs {
+        let stem = program.file_name().unwrap_or_default().to_string_lossy();
+        let name = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
+        // They have 30 MB each with what debuggers want to know.
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(put("programs").join(name)).arg(program);
+        if !strip.status()?.success() {
+            return Err(format!("{} cannot be stripped", program.display()).into());
+        }
+    }
+    fs::create_dir(put("data"))?;
+    support::compiled::ship(&put("data"))?;
+    fs::write(put("check.sh"), SCRIPT)?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut host = Command::new(cargo);
+    host.args(["host", "svm", "--limit", &arguments.limit.to_string()]);
+    host.args(arguments.dev.then_some("--dev"));
+    host.arg("--out").arg(put("out"));
+    for name in ["kernel", "programs", "data", "check.sh"] {
+        host.arg("--put").arg(put(name));
+    }
+    host.args(["--", "bash", "check.sh"]);
+    let status = host.status()?;
+    let results = fs::read_to_string(put("out/results.json")).unwrap_or_default();
+    let outcomes: Vec<Outcome> = results.lines().filter_map(outcome).collect();
+    let trouble = match status.success() {
+        true => None,
+        false => Some(format!("the host ended with {status}")),
+    };
+    Ok((outcomes, trouble))
+}
+
+/// A line of [`SCRIPT`]'s.
+fn outcome(line: &str) -> Option<Outcome> {
+    let field = |name: &str| {
+        let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    Some(Outcome {
+        test: field("test")?,
+        result: field("result")?,
+        why: field("why")?,
+    })
+}
+
+/// The module's file, uncompressed.
+fn module(kernel: &DebianKernel) -> Result<Vec<u8>, Box<dyn Error>> {
+    let folder = kernel.modules.join("kernel/drivers/block");
+    let plain = folder.join(MODULE);
+    if plain.is_file() {
+        return Ok(fs::read(plain)?);
+    }
+    let packed = folder.join(format!("{MODULE}.xz"));
+    let output = Command::new("xz").args(["-dc"]).arg(&packed).output()?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(format!("xz cannot unpack {}", packed.display()).into()),
+    }
+}
+
+/// Puts the results between the marks of a page.
+fn write(file: &Path, results: &str) -> Result<(), Box<dyn Error>> {
+    let [start, end] = MARKS;
+    let text = fs::read_to_string(file)?;
+    let parts = text
+        .split_once(start)
+        .and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));
+    let (before, after) =
+        parts.ok_or_else(|| format!("{}: no {start} and {end}", file.display()))?;
+    Ok(fs::write(
+        file,
+        format!("{before}{start}\n\n{results}\n{end}{after}"),
+    )?)
+}

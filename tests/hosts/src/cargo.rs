@@ -1,0 +1,139 @@
+//! The project's own programs, built by cargo.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+/// cargo could not build what the host is to run.
+#[derive(Debug, thiserror::Error)]
+pub enum CargoError {
+    /// It could not be started, or its output not be read.
+    #[error("cannot run cargo: {0}")]
+    Start(#[from] std::io::Error),
+    /// It failed; it has said why.
+    #[error("cargo {0} failed")]
+    Failed(String),
+    /// It built no such program.
+    #[error("cargo {0} built no program")]
+    Nothing(String),
+}
+
+/// A program that cargo has built.
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// The package.
+    pub package: String,
+    /// The target: the name of the binary, test or bench.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+}
+
+/// A line of cargo's messages (the cargo book, "External tools").
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    package_id: String,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// Runs cargo with `words` and returns the programs of `kind` (`bin`, `test`, `bench`) that it has built.
+///
+/// # Errors
+/// If the build fails or has no such program.
+pub fn build(words: &[&str], kind: &str) -> Result<Vec<Built>, CargoError> {
+    let mut child = cargo()
+        .args(words)
+        .args([
+            "--locked",
+            "--quiet",
+            "--message-format=json-render-diagnostics",
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut built = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            built.extend(program(&line?, kind));
+        }
+    }
+    if !child.wait()?.success() {
+        return Err(CargoError::Failed(words.join(" ")));
+    }
+    match built.is_empty() {
+        true => Err(CargoError::Nothing(words.join(" "))),
+        false => Ok(built),
+    }
+}
+
+/// Runs cargo with `words`; its output is the user's.
+///
+/// # Errors
+/// If it fails.
+pub fn run(words: &[&str]) -> Result<(), CargoError> {
+    let (verb, rest) = words.split_first().unwrap_or((&"", &[]));
+    let status = cargo()
+        .arg(verb)
+        .args(["--locked", "--quiet"])
+        .args(rest)
+        .stdin(Stdio::null())
+        .status()?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(CargoError::Failed(words.join(" "))),
+    }
+}
+
+/// Returns a command that runs the cargo that runs this program.
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Returns the program that a message tells of, if it is of `kind`.
+fn program(line: &str, kind: &str) -> Option<Built> {
+    let message: Message = serde_json::from_str(line).ok()?;
+    let target = message.target?;
+    let wanted = message.reason == "compiler-artifact" && target.kind.iter().any(|k| k == kind);
+    // `path+file:///FOLDER#NAME@VERSION`, or `...FOLDER#VERSION` where the folder has the name.
+    let package = message.package_id.rsplit_once('#')?;
+    let folder = package.0.rsplit('/').next().unwrap_or_default();
+    let name = package.1.split_once('@').map_or(folder, |(name, _)| name);
+    Some(Built {
+        package: name.to_owned(),
+        name: target.name,
+        path: message.executable.filter(|_| wanted)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn programs_are_read_from_cargos_messages() {
+        let line =
+            r#"{"reason":"compiler-artifact","package_id":"path+file:///x/vmm#exotrace-vmm@0.1.0",
+            "target":{"kind":["test"],"name":"traps"},"executable":"/x/target/debug/deps/traps-1"}"#
+                .replace('\n', " ");
+        let built = program(&line, "test").unwrap();
+        assert_eq!(
+            (built.package.as_str(), built.name.as_str()),
+            ("exotrace-vmm", "traps")
+        );
+        assert_eq!(built.path, PathBuf::from("/x/target/debug/deps/traps-1"));
+        assert!(program(&line, "bin").is_none());
+        assert!(program(r#"{"reason":"build-finished","success":true}"#, "test").is_none());
+    }
+}

@@ -1,0 +1,134 @@
+//! Host programs that tests compile from the tree's C and Rust, and how they are shipped to another machine.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use crate::data;
+
+/// Folders and files of the source tree that tests read when they run.
+const READ: [&str; 6] = [
+    "cli/examples",
+    "introspect/src",
+    "probes/dt",
+    "probes/src/bt/tests",
+    "probes/src/ptrace/render/testdata",
+    "tests/support/second_opinion",
+];
+
+/// The programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// The client of dt(4) with today's layouts.
+    DtClient,
+    /// The same with the older ones.
+    OldDtClient,
+    /// The example of SDT(9) in C.
+    SdtC,
+    /// The same in Rust.
+    SdtRust,
+}
+
+impl Program {
+    const ALL: [Self; 4] = [Self::DtClient, Self::OldDtClient, Self::SdtC, Self::SdtRust];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::DtClient => "dt-client",
+            Self::OldDtClient => "dt-client-old",
+            Self::SdtC => "icmp",
+            Self::SdtRust => "icmp-rust",
+        }
+    }
+
+    /// Puts the program at `path`: as it was shipped, or compiled now.
+    ///
+    /// # Panics
+    /// If it can be neither; with what the compiler said.
+    pub fn make(self, path: &Path) {
+        match data::built(self.name()) {
+            Some(built) => copied(&built, path),
+            None => self.compile(path),
+        }
+    }
+
+    fn compile(self, path: &Path) {
+        match self {
+            Self::DtClient => compile_client(path, &[]),
+            Self::OldDtClient => compile_client(path, &["-DDT_OLD_ABI"]),
+            Self::SdtC => {
+                let sdt = data::source("probes/sdt");
+                run(Command::new("gcc")
+                    .args(["-O2", "-Wall", "-Werror", "-I"])
+                    .arg(sdt.join("include"))
+                    .arg("-o")
+                    .args([path, &sdt.join("examples/icmp.c")]));
+            }
+            Self::SdtRust => {
+                let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+                run(Command::new(env!("CARGO"))
+                    .args(["build", "--quiet", "--package", "exotrace-sdt"])
+                    .args(["--example", "icmp", "--target-dir"])
+                    .arg(folder.path())
+                    .current_dir(data::source("")));
+                copied(&folder.path().join("debug/examples/icmp"), path);
+            }
+        }
+    }
+}
+
+/// Fills `folder` with what tests on another machine need: see [`data`].
+///
+/// # Errors
+/// If something cannot be read or written.
+///
+/// # Panics
+/// If a program cannot be compiled.
+pub fn ship(folder: &Path) -> io::Result<()> {
+    for path in READ {
+        copy_tree(&data::source(path), &folder.join(path))?;
+    }
+    let built = folder.join("built");
+    fs::create_dir_all(&built)?;
+    for program in Program::ALL {
+        program.compile(&built.join(program.name()));
+    }
+    Ok(())
+}
+
+fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+fn compile_client(path: &Path, options: &[&str]) {
+    let sources = data::source("probes/dt");
+    run(Command::new("gcc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .args(options)
+        .arg("-o")
+        .arg(path)
+        .args(["example.c", "dtclient.c"].map(|file| sources.join(file))));
+}
+
+fn copied(from: &Path, to: &Path) {
+    fs::copy(from, to).unwrap_or_else(|e| panic!("{} to {}: {e}", from.display(), to.display()));
+}
+
+fn run(command: &mut Command) {
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {told}");
+}

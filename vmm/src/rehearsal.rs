@@ -1,0 +1,91 @@
+//! A machine without KVM, whose hits are rehearsed: memory, sites and a sink as they are in any machine, and one vCPU's
+//! registers as an exit leaves them. For benchmarks that count instructions.
+//!
+//! The caller puts code, page tables and a stack into the memory. A hit here is all that a machine does itself at one of
+//! the usual kind (see `vcpu::quick`); what is missing is KVM_RUN, and the few steps from its exit to there.
+
+use std::sync::Arc;
+
+use devices::Bus;
+use introspect::Gpa;
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+use crate::host::HostProfile;
+use crate::machine::Handle;
+use crate::machine::control::Control;
+use crate::machine::shared::{Parts, Shared, Signals};
+use crate::memory::{GuestRam, RamError};
+use crate::vcpu::SinkCache;
+use crate::vcpu::quick::{Quick, Surroundings};
+use crate::vcpu::system::System;
+
+/// Selector of Linux's kernel code.
+const KERNEL_CS: u16 = 0x10;
+/// CR0: PG, WP, NE, ET, MP, PE.
+const CR0: u64 = 0x8001_0033;
+
+/// A machine with one vCPU that never runs.
+pub struct Rehearsal {
+    shared: Arc<Shared>,
+    sink: SinkCache,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+}
+
+impl Rehearsal {
+    /// A machine with `memory` bytes of RAM, zeroed, whose vCPU is in kernel mode with the page tables at `root`.
+    ///
+    /// # Errors
+    /// If there cannot be so much memory.
+    pub fn new(memory: u64, root: Gpa) -> Result<Self, RamError> {
+        let control = Arc::new(Control::new(1));
+        // Nobody waits for it to stand still.
+        control.gone(0);
+        let shared = Shared::new(Parts {
+            ram: GuestRam::new(memory)?,
+            profile: HostProfile::hardware_example(),
+            vm: None,
+            pio: Bus::new(),
+            mmio: Bus::new(),
+            control,
+            signals: Arc::new(Signals::default()),
+        });
+        let mut sregs = kvm_sregs {
+            cr0: CR0,
+            cr3: root.0,
+            ..kvm_sregs::default()
+        };
+        sregs.cs.selector = KERNEL_CS;
+        let regs = kvm_regs {
+            rflags: 2,
+            ..kvm_regs::default()
+        };
+        Ok(Self {
+            sink: SinkCache::new(shared.sink.clone()),
+            shared: Arc::new(shared),
+            regs,
+            sregs,
+        })
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle::of(self.shared.clone())
+    }
+
+    /// The vCPU's general registers.
+    pub fn regs(&mut self) -> &mut kvm_regs {
+        &mut self.regs
+    }
+
+    /// Meets the int3 at the vCPU's RIP, in kernel text; whether the vCPU is past the instruction there by the usual
+    /// way.
+    #[inline(never)]
+    pub fn hit(&mut self) -> bool {
+        let sink = self.sink.load().as_deref().map(|sink| &**sink);
+        let surroundings = Surroundings::of(&self.shared, sink);
+        let quick = surroundings.kernel_hit(0, &mut self.regs, &System::from(self.sregs));
+        matches!(quick, Quick::Passed)
+    }
+}
