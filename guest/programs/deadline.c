@@ -2,7 +2,14 @@
  * so that the slice is used up and the next period is waited for, and gives up the rest of one period. Then it is an ordinary task again. */
 #include "guest.h"
 
-enum { SCHED_NORMAL = 0, SCHED_DEADLINE = 6, MILLISECOND = 1000000, LOOPS = 50 * MILLISECOND };
+enum {
+	SCHED_NORMAL = 0,
+	SCHED_DEADLINE = 6,
+	MILLISECOND = 1000000,
+	LOOPS = 100000,
+	CPU_TIME = 3, /* CLOCK_THREAD_CPUTIME_ID */
+	SLICE = 20 * MILLISECOND,
+};
 
 /* struct sched_attr (sched_setattr(2)) */
 struct attributes {
@@ -18,16 +25,29 @@ static long set(unsigned policy)
 	struct attributes attributes = { .size = sizeof(attributes), .policy = policy };
 
 	if (policy == SCHED_DEADLINE) {
-		attributes.runtime = 20 * MILLISECOND;
+		attributes.runtime = SLICE;
 		attributes.deadline = attributes.period = 100 * MILLISECOND;
 	}
 	return syscall3(SYS_sched_setattr, 0, &attributes, 0);
 }
 
+/* Nanoseconds that this thread has had a CPU. */
+static long used(void)
+{
+	struct { long seconds, nanoseconds; } time = { 0, 0 };
+
+	syscall2(SYS_clock_gettime, CPU_TIME, &time);
+	return time.seconds * 1000 * MILLISECOND + time.nanoseconds;
+}
+
+/* For two slices of its own time, however fast the CPU is. */
 TRACEABLE static void compute(void)
 {
-	for (volatile long i = 0; i < LOOPS; i++)
-		;
+	long start = used();
+
+	while (used() - start < 2 * SLICE)
+		for (volatile long i = 0; i < LOOPS; i++)
+			;
 }
 
 int program(int argc, char **argv, char **envp)

@@ -11,7 +11,7 @@ enum {
 	SYS_fork = 57, SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_rename = 82, SYS_mkdir = 83, SYS_unlink = 87,
 	SYS_symlink = 88, SYS_getdents64 = 217, SYS_sched_yield = 24, SYS_sched_setattr = 314,
 	SYS_getppid = 110, SYS_setsid = 112, SYS_sync = 162, SYS_mount = 165, SYS_reboot = 169, SYS_dup2 = 33,
-	SYS_finit_module = 313,
+	SYS_finit_module = 313, SYS_clock_gettime = 228,
 };
 
 enum { O_RDONLY = 0, O_RDWR = 2, O_CREAT_TRUNC_WRONLY = 0x241 };

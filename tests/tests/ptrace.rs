@@ -32,6 +32,21 @@ fn assert_one_runs(records: &[Record]) {
     }
 }
 
+/// Returns the page faults among `records` that are not those at `addresses`, each with what comes before and after it.
+fn faults_beyond(records: &[Record], addresses: impl Iterator<Item = u64>) -> Vec<&[Record]> {
+    const BESIDE: usize = 4;
+    let mut addresses = addresses.peekable();
+    let mut beyond = Vec::new();
+    for (at, record) in records.iter().enumerate().filter(|it| is_fault(it.1)) {
+        let address = record.argument & TRAP_MASK;
+        if addresses.next_if_eq(&address).is_none() {
+            let end = records.len().min(at + BESIDE);
+            beyond.extend(records.get(at.saturating_sub(BESIDE)..end));
+        }
+    }
+    beyond
+}
+
 #[test]
 fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let host = host!();
@@ -401,7 +416,14 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     assert_eq!(of(EventType::Sleep), switches - still_ready - dead);
     assert_eq!(of(EventType::Ready), wakeups + made + still_ready);
     assert_eq!(of(EventType::Dead), ended);
-    assert_eq!(count(&records, is_fault), user + kernel);
+    let of_tracepoints = events.iter().filter(|event| matches!(event.probe, 5 | 6));
+    let of_tracepoints = of_tracepoints.map(|event| event.arguments[0] & TRAP_MASK);
+    assert_eq!(
+        count(&records, is_fault),
+        user + kernel,
+        "without a tracepoint: {:#?}",
+        faults_beyond(&records, of_tracepoints)
+    );
     let marks: Vec<_> = records
         .iter()
         .filter(|it| is(it, EventType::User))

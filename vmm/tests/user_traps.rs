@@ -5,6 +5,7 @@ mod support;
 
 use std::time::Duration;
 
+use iced_x86::OpKind;
 use introspect::{Gpa, Gva};
 use support::{micro, paused_before_program};
 use vmm::host::{Breakpoint, Int3};
@@ -192,6 +193,19 @@ fn a_site_on_the_page_fault_entry_sees_every_fault() {
     guest.machine.start();
     assert_eq!(guest.count(), 100, "{}", guest.situation());
     assert_eq!(guest.machine.traps().hits(), [(site, 100, 0)]);
+}
+
+#[test]
+fn a_site_whose_instruction_faults_is_one_hit_and_the_guests_own_fault() {
+    let host = host!();
+    let (guest, paused) = paused_before_program(host, "fault 100", 1);
+    let places = guest.instructions("micro_user_fault");
+    let store = places.iter().find(|i| i.op0_kind() == OpKind::Memory);
+    let site = guest.arm_user(Gva(store.unwrap().ip()));
+    drop(paused);
+    assert_eq!(guest.count(), 100, "faults: {}", guest.situation());
+    let hits = guest.machine.traps().hits();
+    assert_eq!((hits[0].0, hits[0].1), (site, 100), "{}", guest.situation());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Who runs at a hit: task, thread, process and name, read at most once a hit and only when asked for.
 
 use std::cell::OnceCell;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +17,8 @@ use crate::event::COMM_LENGTH;
 pub(crate) struct Tasks {
     layout: Option<TaskLayout>,
     space: AddressSpace,
+    /// The text of the kernel's entries, empty if not known.
+    entries: Range<u64>,
     /// One per vCPU.
     places: Vec<Places>,
     /// Hits at which the current task could not be read.
@@ -42,27 +45,26 @@ pub(crate) enum Base<'h> {
     Of(&'h StoppedCpu<'h>),
 }
 
-impl Base<'_> {
-    fn get(self) -> Option<Gva> {
-        match self {
-            Self::Known(base) => base,
-            // In the first instructions of an entry it is the program's own; the kernel's is in the upper half.
-            Self::Of(cpu) => Some(cpu.gs_base()).filter(|base| base.0 >> 63 == 1),
-        }
-    }
+/// Returns `base` if it is the kernel's own. It is the program's in the first instructions of an entry, and a program may
+/// have put anything there (WRGSBASE); else the kernel's is in the upper half.
+fn of_kernel(entries: &Range<u64>, at: u64, base: impl FnOnce() -> Gva) -> Option<Gva> {
+    let may_be = !entries.contains(&at);
+    may_be.then(base).filter(|base| base.0 >> 63 == 1)
 }
 
 impl Tasks {
-    /// `bases` are the per-CPU bases of the vCPUs as far as they are known.
+    /// `bases` are the per-CPU bases of the vCPUs as far as they are known, `entries` the text of the kernel's entries.
     pub(crate) fn new(
         layout: Option<TaskLayout>,
         space: AddressSpace,
+        entries: Range<u64>,
         memory: &dyn PhysicalMemory,
         bases: &[Option<Gva>],
     ) -> Self {
         let tasks = Self {
             layout,
             space,
+            entries,
             places: bases.iter().map(|_| Places::default()).collect(),
             unknown: AtomicU64::new(0),
         };
@@ -72,6 +74,14 @@ impl Tasks {
             }
         }
         tasks
+    }
+
+    /// Returns the per-CPU base that `base` tells, if it does.
+    fn base_of(&self, base: Base<'_>) -> Option<Gva> {
+        match base {
+            Base::Known(base) => base,
+            Base::Of(cpu) => of_kernel(&self.entries, cpu.regs().rip, || cpu.gs_base()),
+        }
     }
 
     /// Where a vCPU's variables stand, and its per-CPU base. `base` is asked only where that is not settled.
@@ -85,7 +95,7 @@ impl Tasks {
         if let Some(settled) = places.settled.get() {
             return Some(*settled);
         }
-        match (places.first.get(), base.get()) {
+        match (places.first.get(), self.base_of(base)) {
             (Some(first), None) => Some(*first),
             (Some(first), Some(base)) if first.0 == base => Some(*first),
             (_, Some(base)) => {
@@ -163,7 +173,7 @@ impl<'h> Current<'h> {
         }
         let places = self.tasks.places.get(self.vcpu)?;
         let settled = places.settled.get().map(|(base, _)| *base);
-        settled.or_else(|| self.base.get())
+        settled.or_else(|| self.tasks.base_of(self.base))
     }
 
     /// The task.
@@ -199,7 +209,7 @@ impl<'h> Current<'h> {
         let nesting = layout.preempt_count(self.memory, &per_cpu).ok()?;
         if task.pid != 0
             && self.tasks.places.get(self.vcpu)?.settled.get().is_none()
-            && self.base.get() == Some(base)
+            && self.tasks.base_of(self.base) == Some(base)
         {
             self.tasks.settle(self.vcpu, place);
         }
@@ -259,7 +269,7 @@ mod tests {
         for page in [0x18_0000, 0x19_0000] {
             memory.write(page + LAYOUT.current, &IDLE.to_le_bytes());
         }
-        let tasks = Tasks::new(Some(LAYOUT), space, &memory, &[None]);
+        let tasks = Tasks::new(Some(LAYOUT), space, 0..0, &memory, &[None]);
         let thread = |memory: &TestMemory, base: Option<u64>| {
             let base = Base::Known(base.map(Gva));
             Current::new(&tasks, memory, 0, base).identity().tid
@@ -272,6 +282,21 @@ mod tests {
         assert_eq!(thread(&memory, Some(LATE)), Some(41));
         for base in [None, Some(EARLY), Some(LATE)] {
             assert_eq!(thread(&memory, base), Some(41), "{base:x?}");
+        }
+    }
+
+    #[test]
+    fn in_an_entry_the_base_may_be_the_programs() {
+        let entries = 0xffff_ffff_8180_0000..0xffff_ffff_8180_2000;
+        for (at, base, expected) in [
+            (entries.end, LATE, Some(Gva(LATE))),
+            (entries.start - 1, LATE, Some(Gva(LATE))),
+            (entries.start, LATE, None),
+            (entries.end - 1, LATE, None),
+            (entries.end, 0x7fff_0000_0000, None),
+        ] {
+            let found = of_kernel(&entries, at, || Gva(base));
+            assert_eq!(found, expected, "{at:#x} {base:#x}");
         }
     }
 }

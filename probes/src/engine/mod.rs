@@ -146,6 +146,9 @@ impl Engine {
             .collect();
         let tsc_hz = machine.tsc_hz(&paused);
         drop(paused);
+        let symbol = |name| view.symbols.address_of(name);
+        let entries = symbol("__entry_text_start").zip(symbol("__entry_text_end"));
+        let entries = entries.map_or(0..0, |(start, end)| start..end);
         let types = view.btf.as_ref();
         let pages = types.and_then(|btf| match GuestPages::new(btf, &view) {
             Ok(pages) => Some(Arc::new(pages)),
@@ -162,7 +165,7 @@ impl Engine {
             plans: ShardedMap::default(),
             return_plans: ShardedMap::default(),
             timers: ArcSwap::default(),
-            tasks: Tasks::new(view.tasks, view.space, machine.ram(), &bases),
+            tasks: Tasks::new(view.tasks, view.space, entries, machine.ram(), &bases),
             stacks: Stacks::new(view.space),
             space: view.space,
             space_lasts: view.space_lasts,

@@ -9,7 +9,7 @@ use guest::{
     Cache, CacheError, PackageError, Progress, Terminal, failed, initramfs, kernel, micro, packages,
 };
 use rustix::fs::{FlockOperation, flock};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::Arguments;
 use crate::cargo::{self, CargoError};
@@ -241,7 +241,11 @@ fn add_guests(tree: &mut Tree, cache: &Cache, progress: &dyn Progress) -> Result
         let path = made.join(name);
         // A new time would make a new disk.
         if fs::read(&path).ok().as_ref() != Some(content) {
-            fs::write(&path, content).map_err(failed("write", &path))?;
+            // Another host that starts reads the old one or the new one, never half of it.
+            let beside = NamedTempFile::new_in(&made).map_err(failed("make a file in", &made))?;
+            fs::write(beside.path(), content).map_err(failed("write", beside.path()))?;
+            let put = beside.persist(&path).map_err(|error| error.error);
+            put.map_err(failed("replace", &path))?;
         }
     }
     tree.copy("guest/small/vmlinux", &small.vmlinux());

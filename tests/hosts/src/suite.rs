@@ -5,7 +5,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use guest::failed;
@@ -58,9 +57,10 @@ pub fn run(arguments: &Arguments) -> Result<i32, JobError> {
         job.tree.built(&path(built), &built.path, &log)?;
     }
     let cache = job.cache().clone();
-    let data = cache.root().join("host-test-data");
-    test_data(&data)?;
-    job.tree.copy("source", &data);
+    // A folder of this run alone: the suites of both hosts may run side by side.
+    let data = tempfile::tempdir().map_err(failed("make a folder in", &std::env::temp_dir()))?;
+    test_data(data.path())?;
+    job.tree.copy("source", data.path());
     add_entry(&mut job.tree, &cache, "kernel-rich-");
     let status = job.run(arguments)?;
     let table = fs::read_to_string(arguments.out.join("tests.txt")).unwrap_or_default();
@@ -73,12 +73,6 @@ pub fn run(arguments: &Arguments) -> Result<i32, JobError> {
 
 /// Fills the folder with the files that test programs read when they run elsewhere.
 fn test_data(folder: &Path) -> Result<(), JobError> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(failed("remove", folder)(error).into());
-        }
-        _ => {}
-    }
     let path = folder.display().to_string();
     let words = [
         "run",

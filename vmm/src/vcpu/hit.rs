@@ -76,8 +76,10 @@ impl Vcpu {
         let sregs = self.registers.system(&self.fd)?;
         let physical = self.physical(&sregs, pc);
         if let Some(site) = physical.and_then(|gpa| self.machine.traps.user_site(gpa)) {
-            let trap = self.trap(&site, TrapKind::User, pc);
-            self.deliver(&trap, &regs, &sregs, true);
+            if !self.is_met_again(&site, &regs) {
+                let trap = self.trap(&site, TrapKind::User, pc);
+                self.deliver(&trap, &regs, &sregs, true);
+            }
             return self.pass(&site, regs, Some(&sregs), 3);
         }
         self.unknown_int3(physical, regs, &sregs)
@@ -105,14 +107,21 @@ impl Vcpu {
             .map(|t| t.gpa)
     }
 
-    fn kernel_hit(&mut self, site: &Arc<Site>, regs: kvm_regs) -> Result<Flow, RunEnd> {
-        if let Some((stepped, at)) = &self.again
-            && Arc::ptr_eq(stepped, site)
-            && *at == without_resume(regs)
-        {
-            // The rest of a string instruction whose first rounds were stepped, or the guest's second try after a
-            // fault: one execution, one hit.
+    /// Returns whether this is the rest of a string instruction whose first rounds were stepped, or the guest's second
+    /// try after a fault: one execution, one hit.
+    fn is_met_again(&mut self, site: &Arc<Site>, regs: &kvm_regs) -> bool {
+        let again = self.again.as_ref();
+        let is_again = again.is_some_and(|(stepped, at)| {
+            Arc::ptr_eq(stepped, site) && *at == without_resume(*regs)
+        });
+        if is_again {
             self.again = None;
+        }
+        is_again
+    }
+
+    fn kernel_hit(&mut self, site: &Arc<Site>, regs: kvm_regs) -> Result<Flow, RunEnd> {
+        if self.is_met_again(site, &regs) {
             return self.pass(site, regs, None, 0);
         }
         match site.purpose {
@@ -165,8 +174,8 @@ impl Vcpu {
             return Ok(None);
         };
         // A step that is not done may go on here.
-        if let Some((site, _)) = &self.again
-            && site.address.0 == regs.rip
+        if let Some((_, at)) = &self.again
+            && at.rip == regs.rip
         {
             return Ok(None);
         }

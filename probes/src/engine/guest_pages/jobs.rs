@@ -32,7 +32,7 @@ pub(super) fn found(
 }
 
 /// Returns what is watched. Needed is what every kernel with page cache and programs does.
-fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<Place>); 13] {
+fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<Place>); 15] {
     let leaves = |function: &'static str| {
         let folio = position(function, "folio").or_else(|| position(function, "page"));
         let event = position(function, "mapping").zip(folio);
@@ -58,6 +58,22 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<Place>); 
                 leaves("__folio_migrate_mapping"),
                 leaves("folio_migrate_mapping"),
                 leaves("migrate_page_move_mapping"),
+            ],
+        ),
+        // Since Linux 6.11 the bytes of a page that moves are copied before that.
+        (
+            false,
+            vec![(
+                "folio_mc_copy",
+                write_back(position("folio_mc_copy", "src")),
+            )],
+        ),
+        // What comes last: the new page has the bytes and its place in the file.
+        (
+            false,
+            vec![
+                ("folio_migrate_flags", Some(Event::WrittenBack)),
+                ("migrate_page_states", Some(Event::WrittenBack)),
             ],
         ),
         (true, one("clear_inode", Event::FileGoes)),
@@ -124,9 +140,10 @@ mod tests {
     use super::*;
 
     /// Functions of three of Debian's kernels, with the parameters that their types tell.
-    const LINUX_5_10: [&str; 8] = [
+    const LINUX_5_10: [&str; 9] = [
         "unaccount_page_cache_page(mapping, page)",
         "migrate_page_move_mapping(mapping, newpage, page, extra_count)",
+        "migrate_page_states(newpage, page)",
         "__access_remote_vm(tsk, mm, addr, buf, len, gup_flags)",
         "wp_page_copy(vmf)",
         "do_wp_page(vmf)",
@@ -134,10 +151,12 @@ mod tests {
         "__test_set_page_writeback(page, keep_write)",
         "end_page_writeback(page)",
     ];
-    const LINUX_6_12: [&str; 9] = [
+    const LINUX_6_12: [&str; 11] = [
         "filemap_unaccount_folio(mapping, folio)",
         "__folio_migrate_mapping(mapping, newfolio, folio, expected_count)",
         "folio_migrate_mapping(mapping, newfolio, folio, extra_count)",
+        "folio_mc_copy(dst, src)",
+        "folio_migrate_flags(newfolio, folio)",
         "__access_remote_vm(mm, addr, buf, len, gup_flags)",
         "do_wp_page(vmf)",
         "copy_page_from_iter_atomic(page, offset, bytes, i)",
@@ -182,6 +201,7 @@ mod tests {
             [
                 ("unaccount_page_cache_page", leaves(0, 1)),
                 ("migrate_page_move_mapping", leaves(0, 2)),
+                ("migrate_page_states", Event::WrittenBack),
                 ("__access_remote_vm", Event::Peek { mm: 1 }),
                 (
                     "wp_page_copy",
@@ -205,6 +225,8 @@ mod tests {
             [
                 ("filemap_unaccount_folio", leaves(0, 1)),
                 ("__folio_migrate_mapping", leaves(0, 2)),
+                ("folio_mc_copy", Event::WriteBack { folio: 1 }),
+                ("folio_migrate_flags", Event::WrittenBack),
                 ("__access_remote_vm", Event::Peek { mm: 0 }),
                 (
                     "do_wp_page",

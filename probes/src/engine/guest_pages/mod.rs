@@ -7,6 +7,8 @@
 //! |---|---|---|
 //! | `filemap_unaccount_folio` (`unaccount_page_cache_page` up to 5.15) | a page leaves the page cache: reclaim, truncation, removal of the file | traps out before; they wait |
 //! | `__folio_migrate_mapping`, or else `folio_migrate_mapping` (`migrate_page_move_mapping` up to 5.15) | a page moves | the same, before its bytes are copied |
+//! | `folio_mc_copy` since 6.11 | a page that is about to move is copied | the same |
+//! | `folio_migrate_flags` (`migrate_page_states` up to 5.15) | a page has moved | traps that wait for a page of the file, in |
 //! | `clear_inode` | a file is gone | its traps out for good |
 //! | `filemap_map_pages`, `finish_fault` | a page is about to be mapped | traps that wait for a page of the file, in |
 //! | `copy_page_to_iter` | read(2) and its kin copy from the page | original bytes put into the copy |

@@ -181,7 +181,7 @@ impl Guest {
             plans: ShardedMap::default(),
             return_plans: ShardedMap::default(),
             timers: ArcSwap::default(),
-            tasks: Tasks::new(Some(LAYOUT), space, &memory, &bases),
+            tasks: Tasks::new(Some(LAYOUT), space, 0..0, &memory, &bases),
             stacks: Stacks::new(space),
             space,
             space_lasts: true,
