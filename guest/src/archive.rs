@@ -1,5 +1,5 @@
-//! Which of Debian's suites apt is asked about: the machine's own, or another by a folder of lists in the cache, without a change
-//! to the machine's.
+//! Debian's suites as apt is asked about them: the machine's own, or another by a folder of lists in the cache. The machine's
+//! own lists are not changed.
 //!
 //! The mirror is the one that the machine's apt takes Debian from, and then `archive.debian.org`, where suites go when they are old.
 
@@ -91,8 +91,14 @@ impl Archive {
         };
         progress.phase(&format!("reading the lists of Debian's {suite}"));
         let folder = cache.root().join(format!("apt-{suite}"));
-        for mirror in [own.uri.as_str(), OLD] {
-            let archive = Self::in_folder(&folder, suite, mirror, &own.keys)?;
+        let security = security_of(&own.uri);
+        let places = [
+            (own.uri.as_str(), security.as_deref()),
+            (&own.uri, None),
+            (OLD, None),
+        ];
+        for (mirror, security) in places {
+            let archive = Self::in_folder(&folder, suite, (mirror, security), &own.keys)?;
             let mut update = archive.command("apt-get");
             update.arg("update");
             let tail = match apt::run("apt-get update", &mut update, log, progress) {
@@ -123,11 +129,11 @@ impl Archive {
         Err(unknown(format!("{} or {OLD}", own.uri)).into())
     }
 
-    /// A folder with all that apt keeps about `suite`.
+    /// A folder with all that apt keeps about `suite`, and about its security updates where their mirror is given.
     fn in_folder(
         folder: &Path,
         suite: &str,
-        mirror: &str,
+        (mirror, security): (&str, Option<&str>),
         keys: &str,
     ) -> Result<Self, ArchiveError> {
         for part in ["lists/partial", "cache/archives/partial"] {
@@ -135,9 +141,15 @@ impl Archive {
             fs::create_dir_all(&path).map_err(failed("make the directory", &path))?;
         }
         let sources = folder.join("suite.sources");
-        let text = format!(
-            "Types: deb\nURIs: {mirror}\nSuites: {suite}\nComponents: main\nSigned-By: {keys}\n"
-        );
+        let part = |uri: &str, suite: &str| {
+            format!(
+                "Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: main\nSigned-By: {keys}\n\n"
+            )
+        };
+        let mut text = part(mirror, suite);
+        if let Some(security) = security {
+            text += &part(security, &format!("{suite}-security"));
+        }
         fs::write(&sources, text).map_err(failed("write", &sources))?;
         let mut archive = Self::of_machine();
         archive.options.extend([
@@ -188,6 +200,13 @@ fn complaint(tail: &str) -> String {
         .or_else(|| lines().next_back())
         .unwrap_or_default()
         .to_owned()
+}
+
+/// Returns where a mirror of Debian has the security updates of its suites, which newer kernels of a stable one are in: beside
+/// it, as on `deb.debian.org`.
+fn security_of(mirror: &str) -> Option<String> {
+    let beside = mirror.trim_end_matches('/').strip_suffix("/debian")?;
+    Some(format!("{beside}/debian-security"))
 }
 
 /// A mirror, and the file of the keys that it is checked with.
@@ -315,7 +334,7 @@ mod tests {
     #[test]
     fn apt_is_told_to_leave_the_machines_lists_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let archive = Archive::in_folder(folder.path(), "sid", MIRROR, KEYS).unwrap();
+        let archive = Archive::in_folder(folder.path(), "sid", (MIRROR, None), KEYS).unwrap();
         let command = archive.command("apt-get");
         let words: Vec<_> = command.get_args().map(|w| w.to_string_lossy()).collect();
         for name in ["Dir::Etc::sourcelist", "Dir::State::lists", "Dir::Cache"] {
@@ -332,5 +351,24 @@ mod tests {
         );
         let sources = fs::read_to_string(folder.path().join("suite.sources")).unwrap();
         assert!(sources.contains("Suites: sid\n"), "{sources}");
+        assert_eq!(sources.matches("Types:").count(), 1, "{sources}");
+    }
+
+    #[test]
+    fn newer_kernels_of_a_stable_suite_are_among_its_security_updates() {
+        let folder = tempfile::tempdir().unwrap();
+        let security = security_of("http://n.example/debian/");
+        assert_eq!(
+            security.as_deref(),
+            Some("http://n.example/debian-security")
+        );
+        assert_eq!(security_of("http://n.example/mirror"), None);
+        let mirrors = (MIRROR, security.as_deref());
+        Archive::in_folder(folder.path(), "bookworm", mirrors, KEYS).unwrap();
+        let sources = fs::read_to_string(folder.path().join("suite.sources")).unwrap();
+        let places = in_stanzas(&sources).map(|found| found.uri);
+        assert_eq!(places.as_deref(), Some(MIRROR));
+        let expected = "URIs: http://n.example/debian-security\nSuites: bookworm-security\n";
+        assert!(sources.contains(expected), "{sources}");
     }
 }

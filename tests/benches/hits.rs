@@ -1,4 +1,4 @@
-//! What a hit costs a guest, against a bare exit measured in the same run: `cargo bench-hits`. [`support::hits`] says how.
+//! The cost of a hit against a bare exit measured in the same run: `cargo bench-hits`. [`support::hits`] says how.
 
 use std::error::Error;
 

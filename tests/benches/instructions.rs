@@ -1,4 +1,4 @@
-//! What a hit takes of our own instructions, without KVM: `cargo bench-instructions`.
+//! The number of our own instructions in a hit, counted without KVM: `cargo bench-instructions`.
 //!
 //! Each line is rehearsed under valgrind's callgrind, which counts what is executed in [`Rehearsal::hit`] and nothing
 //! else: the same number every time. `instructions.txt` beside this file has the most that each line may take; above it

@@ -1,4 +1,4 @@
-//! What a hit costs a guest, split into KVM's part and ours: `cargo bench-own`.
+//! The cost of a hit, split into KVM's part and ours: `cargo bench-own`.
 //!
 //! KVM's part is the floor: the same exit by an int3 in a loop that only moves RIP past it. The rest of a line is ours,
 //! and what our use of the host's caches costs KVM. Give `--turns N`, and `--ns-per-instruction N` where the host's clock

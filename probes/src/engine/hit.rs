@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use introspect::x86_64::paging::{self, AddressSpace};
-use introspect::x86_64::virtual_memory::{read_u64, read_virtual};
+use introspect::x86_64::virtual_memory::read_u64;
 use introspect::x86_64::{CpuState, GeneralRegisters};
 use introspect::{Gpa, Gva, PhysicalMemory};
 use vmm::sharded_map::ShardedMap;
@@ -21,12 +21,13 @@ use super::arguments::Arguments;
 use super::current::{Current, Tasks};
 use super::filter::HitFilter;
 use super::guest_pages::GuestPages;
-use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, SystemCalls, TracepointPlan, count};
+use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, count};
 use super::program::{Frames, ProbeHit, Ran, Who};
 use super::return_sites::{ReturnSite, ReturnSites};
 use super::returns::{Call, FunctionKey, Key, PendingReturns};
 use super::semaphores::Semaphores;
 use super::stacks::Stacks;
+use super::system_call::SYSTEM_CALL_RESULT;
 use super::user_text::{Traps, UserSites};
 use super::{strings, tracepoint};
 use crate::event::{EventKind, Header, MAX_ARGUMENTS, MAX_FRAMES, Recorder};
@@ -43,23 +44,6 @@ const NO_SPACE: AddressSpace = AddressSpace {
 };
 /// Bytes of a return address.
 const RETURN_ADDRESS: u64 = 8;
-/// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9 (arch/x86/include/asm/ptrace.h, part of the ABI of
-/// ptrace(2) since x86-64 began).
-const SYSTEM_CALL_ARGUMENTS: [usize; MAX_ARGUMENTS] = [112, 104, 96, 56, 72, 64];
-/// Offset of the result in `pt_regs`: ax.
-const SYSTEM_CALL_RESULT: u64 = 80;
-/// Bytes of `pt_regs`.
-const PT_REGS: usize = 168;
-/// Keys of system calls among those of functions: no address has these bits.
-const SYSTEM_CALL_KEY: u64 = 0x5ca1_1000_0000_0000;
-/// System calls that do not come back to their caller: rt_sigreturn, exit, exit_group.
-const NO_RETURN: [u64; 3] = [15, 60, 231];
-
-/// The key of a system call's return.
-pub(crate) fn system_call_key(number: u64) -> FunctionKey {
-    SYSTEM_CALL_KEY | number
-}
-
 /// What puts traps at return addresses.
 pub(crate) trait Arm {
     /// A site in kernel text.
@@ -287,39 +271,6 @@ impl HitPath {
         }
     }
 
-    fn enter_system_call(
-        &self,
-        hit: &Hit<'_>,
-        calls: &SystemCalls,
-        pc: u64,
-        clock: &dyn Fn() -> u64,
-        arm: &dyn Arm,
-    ) {
-        let registers = hit.arguments();
-        let register = |number: usize| registers.get(number).copied().unwrap_or_default();
-        // An int as the kernel passes it.
-        let number = register(calls.layout.number) & 0xffff_ffff;
-        let plan = usize::try_from(number)
-            .ok()
-            .and_then(|n| calls.plans.get(n));
-        let Some(plan) = plan else { return };
-        if plan.entries.is_empty() && !plan.returns {
-            return;
-        }
-        let arguments = self.system_call_arguments(hit, register(calls.layout.registers));
-        let fired = Fired {
-            arguments: &arguments,
-            ..Fired::at(pc)
-        };
-        for probe in &plan.entries {
-            self.fire(hit, probe, clock, &fired);
-        }
-        let key = system_call_key(number);
-        if plan.returns && !NO_RETURN.contains(&number) && self.return_is_wanted(hit, key) {
-            self.expect_return(hit, key, arguments, clock, arm);
-        }
-    }
-
     /// The branch to a tracepoint's call stands here. Whether the kernel would come to the call, and with what, is seen by following its
     /// code; where that cannot be followed the tracepoint is told without arguments.
     fn reach_tracepoint(
@@ -373,20 +324,8 @@ impl HitPath {
         self.fire_admitted(hit, probe, clock, &fired);
     }
 
-    fn system_call_arguments(&self, hit: &Hit<'_>, registers: u64) -> [u64; MAX_ARGUMENTS] {
-        let mut bytes = [0; PT_REGS];
-        // A guest that lies about its own stack has no arguments.
-        if read_virtual(hit.memory, self.space, Gva(registers), &mut bytes).is_err() {
-            return [0; MAX_ARGUMENTS];
-        }
-        SYSTEM_CALL_ARGUMENTS.map(|at| {
-            let word = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
-            u64::from_le_bytes(word.unwrap_or_default())
-        })
-    }
-
     /// Whether any probe of a function's return may want the one of the call that begins here.
-    fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
+    pub(super) fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
         let wanted = |plan: &Arc<ReturnPlan>| {
             let mut probes = plan.probes.iter();
             probes.any(|probe| {
@@ -398,7 +337,7 @@ impl HitPath {
         self.return_plans.with(function, wanted) == Some(true)
     }
 
-    fn expect_return(
+    pub(super) fn expect_return(
         &self,
         hit: &Hit<'_>,
         function: FunctionKey,
@@ -497,7 +436,13 @@ impl HitPath {
     }
 
     /// Records what `probe` wants of a hit, if its filter lets it through.
-    fn fire(&self, hit: &Hit<'_>, probe: &Enabled, clock: &dyn Fn() -> u64, fired: &Fired<'_>) {
+    pub(super) fn fire(
+        &self,
+        hit: &Hit<'_>,
+        probe: &Enabled,
+        clock: &dyn Fn() -> u64,
+        fired: &Fired<'_>,
+    ) {
         if self.admits(hit, probe) {
             self.fire_admitted(hit, probe, clock, fired);
         }
@@ -621,7 +566,7 @@ pub(crate) struct Fired<'a> {
 }
 
 impl Fired<'_> {
-    fn at(pc: u64) -> Self {
+    pub(super) fn at(pc: u64) -> Self {
         Self {
             pc,
             arguments: &[0; MAX_ARGUMENTS],

@@ -29,6 +29,7 @@ mod sink;
 mod splices;
 mod stacks;
 mod strings;
+mod system_call;
 #[cfg(test)]
 mod tests;
 mod timers;

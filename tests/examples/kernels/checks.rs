@@ -1,9 +1,9 @@
-//! What is checked of a kernel: tests of this folder, which compare with what the guest says itself, under the names of what a user
-//! would miss.
+//! The checks of a kernel, each named by the feature that a user would miss. They are this folder's tests, which compare with
+//! the guest's own answers.
 
 /// A line of the table.
 pub struct Check {
-    /// What works or not.
+    /// The feature that works or does not.
     pub name: &'static str,
     /// The tests that show it, as `program::test`; or all of a program's.
     pub tests: &'static [&'static str],

@@ -26,7 +26,7 @@ pub struct Seen {
     pub symbols: String,
     /// Tests.
     pub outcomes: Vec<Outcome>,
-    /// Why there are no more of them.
+    /// The reason why tests are missing.
     pub trouble: Option<String>,
 }
 
@@ -88,7 +88,7 @@ pub fn table(seen: &[Seen]) -> String {
     text
 }
 
-/// What fails, line by line; empty if nothing does.
+/// Returns the failures, a line each.
 pub fn losses(seen: &[Seen]) -> String {
     let mut text = String::new();
     for kernel in seen {

@@ -6,7 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use guest::{
-    Cache, CacheError, PackageError, Progress, Terminal, failed, initramfs, kernel, micro, packages,
+    Cache, CacheError, MakeError, PackageError, Progress, Terminal, dynamic, failed, initramfs,
+    kernel, micro, packages, programs,
 };
 use rustix::fs::{FlockOperation, flock};
 use tempfile::{NamedTempFile, TempDir};
@@ -20,13 +21,20 @@ use crate::run::{self, RunError, UP};
 use crate::tree::{Tree, TreeError};
 
 /// Packages with the programs that make the disks.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "busybox-static",
     "binutils",
     "e2fsprogs",
     "libc-bin",
+    "libstdc++6",
     "tar",
     "util-linux",
+];
+/// Libraries that tests put into their guests.
+const GUEST_LIBRARIES: [&str; 3] = [
+    "usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
+    "usr/lib/x86_64-linux-gnu/libm.so.6",
+    "usr/lib/x86_64-linux-gnu/libstdc++.so.6",
 ];
 /// Starts the names of the folders of runs, in the cache.
 const RUN_FOLDER: &str = "host-run-";
@@ -50,6 +58,9 @@ pub enum JobError {
     /// A kernel: the host's or a guest's.
     #[error(transparent)]
     Kernel(#[from] kernel::BuildError),
+    /// Programs of the guests.
+    #[error(transparent)]
+    Make(#[from] MakeError),
     /// A guest's initramfs.
     #[error(transparent)]
     Initramfs(#[from] initramfs::InitramfsError),
@@ -235,6 +246,8 @@ fn start(kind: Kind, files: &Files, shape: &Shape, arguments: &Arguments) -> Res
 fn add_guests(tree: &mut Tree, cache: &Cache, progress: &dyn Progress) -> Result<(), JobError> {
     let small = kernel::small(cache, progress)?;
     let archive = initramfs::full(cache, &[], progress)?;
+    programs::build(cache, progress)?;
+    dynamic::files(cache, progress)?;
     let made = cache.root().join("host-guests");
     fs::create_dir_all(&made).map_err(failed("make the directory", &made))?;
     for (name, content) in [("initramfs", &archive), ("micro.elf", &micro::elf())] {
@@ -251,6 +264,9 @@ fn add_guests(tree: &mut Tree, cache: &Cache, progress: &dyn Progress) -> Result
     tree.copy("guest/small/vmlinux", &small.vmlinux());
     tree.copy("guest/small/initramfs", &made.join("initramfs"));
     tree.copy("guest/micro/micro.elf", &made.join("micro.elf"));
+    for library in GUEST_LIBRARIES {
+        tree.copy(library, &Path::new("/").join(library));
+    }
     tree.copy(
         "cache/debian-busybox-static/bin/busybox",
         Path::new("/bin/busybox"),

@@ -1,7 +1,7 @@
 //! The project's own test programs on a host: `cargo host svm --tests`.
 //!
 //! Every test program of the packages that run guests is taken, but for those in [`ELSEWHERE`], which say
-//! why. One after the other they run with one thread; a table and the status of all come at the end.
+//! why. One after the other they run with one thread, a line each; if one fails, all lines come again at the end.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -28,7 +28,7 @@ const ELSEWHERE: [(&str, &str, &str); 1] = [(
     "compares with pahole, which no host changes",
 )];
 
-/// Builds the test programs, runs them on the host and prints a table. Returns 0 if all passed.
+/// Builds the test programs, runs them on the host and prints a line for each. Returns 0 if all passed.
 ///
 /// # Errors
 /// If they cannot be built or the host does not end in order.
@@ -64,7 +64,10 @@ pub fn run(arguments: &Arguments) -> Result<i32, JobError> {
     add_entry(&mut job.tree, &cache, "kernel-rich-");
     let status = job.run(arguments)?;
     let table = fs::read_to_string(arguments.out.join("tests.txt")).unwrap_or_default();
-    println!("{table}");
+    // The lines have been shown as they came; failures lie between them.
+    if status != 0 {
+        println!("{table}");
+    }
     for (package, name, reason) in ELSEWHERE {
         println!("not run on this host: {package} {name}: {reason}");
     }

@@ -1,4 +1,4 @@
-//! What is measured of a hit: each line's program of the micro guest, and the probe that it meets.
+//! The lines of the benchmarks: a program of the micro guest each, and the probe that it meets.
 
 use std::error::Error;
 use std::sync::Arc;

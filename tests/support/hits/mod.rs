@@ -1,4 +1,4 @@
-//! What a hit costs a guest, timed by the micro guest itself: the parts of `bench-hits` and `bench-own`.
+//! The cost of a hit, timed by the micro guest itself: the common parts of `bench-hits` and `bench-own`.
 //!
 //! A hit's cost is what a timed call takes more with the probe than without; the bare exit is an `out` to a port without a
 //! device (kernel mode) or a write to memory that is not there (user mode), less two reads of the counter with nothing
@@ -26,7 +26,7 @@ pub const ROUNDS: u64 = 1_000;
 pub const ARMED: u64 = 1000;
 const ELSEWHERE: u64 = 0x18_0000;
 
-/// What has to live for as long as the run.
+/// Owners that live as long as the run.
 type Kept = Box<dyn Any>;
 type Prepared = Result<Kept, Box<dyn Error>>;
 
@@ -67,13 +67,13 @@ impl Mode {
 pub struct Line {
     /// As it is printed.
     pub name: &'static str,
-    /// What it is compared with.
+    /// The baseline.
     pub mode: Mode,
     /// Program of the micro guest.
     pub program: &'static str,
     /// Hits of one round.
     pub hits: u32,
-    /// What is met there.
+    /// The probe that is met.
     pub probe: Probe,
 }
 
@@ -185,7 +185,7 @@ impl Bench {
         Ok(Cost::median(&calls).p50 / CALL_INSTRUCTIONS)
     }
 
-    /// What a loop takes with [`ARMED`] probes armed elsewhere, in what it takes without: the median of so many paired
+    /// The time of a loop with [`ARMED`] probes armed elsewhere, in what it takes without: the median of so many paired
     /// runs.
     ///
     /// # Errors

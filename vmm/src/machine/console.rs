@@ -128,7 +128,7 @@ impl Drop for Console {
     }
 }
 
-/// What arrives on standard input.
+/// The reading side of standard input.
 struct Input {
     source: File,
     serial: Arc<Mutex<Serial>>,
@@ -138,7 +138,7 @@ struct Input {
     /// The source is a terminal, whose escape is obeyed.
     escapes: bool,
     escaped: bool,
-    /// What the guest has not taken yet.
+    /// Bytes that the guest has not taken yet.
     waiting: Vec<u8>,
     /// The source is among the watched.
     watched: bool,

@@ -1,4 +1,4 @@
-//! What a machine's owner, and whoever it gives a [`Handle`] to, can ask of it: memory, registers, pauses, traps.
+//! The interface of a running machine: memory, registers, pauses, traps. Its owner has a [`Handle`] and may pass it on.
 //!
 //! A handle does not keep the vCPU threads alive: once the machine is gone, pauses are immediate, registers are none, and traps
 //! come and go in memory that nobody runs any more.
@@ -104,7 +104,7 @@ impl Handle {
     /// is taken as every trap is; at each later one nothing is done but RIP moved past the int3.
     ///
     /// With `system` the system registers come out at each exit as they do otherwise, else the general ones alone.
-    /// What remains is KVM's own part of a hit. The displaced instruction must be a NOP of one byte, and the int3 an
+    /// The rest is KVM's own part of a hit. The displaced instruction must be a NOP of one byte, and the int3 an
     /// exit of KVM's; the other vCPUs stand still meanwhile.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 
 use kvm_bindings::kvm_debug_exit_arch;
 
-/// What the guest has met.
+/// The event that the guest met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Met {
     Int3,

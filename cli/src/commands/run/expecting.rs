@@ -20,7 +20,7 @@ use crate::tail::Tail;
 /// Lines of the trace that a report has.
 const TRACE_LINES: usize = 50;
 
-/// What is expected of a run.
+/// The expectations of a run.
 pub struct Expecting {
     /// At least one.
     pub expectations: Arc<[Expectation]>,
@@ -34,7 +34,7 @@ pub struct Expecting {
 }
 
 impl Expecting {
-    /// What `args` expect, if anything; `console` is kept for the report. The files of the report are opened.
+    /// Returns the expectations in `args`, if any, and opens the report's files. `console` is kept for the report.
     ///
     /// # Errors
     /// If one cannot be written.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use vmm::trap::ArmError;
 
 use super::super::Engine;
-use super::super::hit::system_call_key;
 use super::super::plan::{
     Enabled, SystemCallPlan, SystemCallRegisters, SystemCalls, TracepointPlan,
 };
+use super::super::system_call::system_call_key;
 use super::{Armed, EnableError, MAX_SYSTEM_CALLS, Place, Spot};
 use crate::probe::{Moment, TracepointText};
 use crate::provider::tracepoint::keep_what_leads_to_the_call;

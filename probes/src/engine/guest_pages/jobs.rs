@@ -1,5 +1,5 @@
-//! Which functions of a kernel are watched for what is done to pages: compilers make functions part of others, and kernels rename
-//! them, so that each job has several places of which the first that a kernel has is taken.
+//! The functions of a kernel that are watched for changes to pages. Compilers inline functions and kernels rename them: each job
+//! lists several places, and the first that a kernel has is taken.
 
 use introspect::Gva;
 use introspect::kernel::symbols::Symbols;
@@ -170,7 +170,7 @@ mod tests {
         "shmem_writeout(ctx, folio, folio_list)",
     ];
 
-    /// What is found, by the functions' names.
+    /// Returns the places found in a kernel, by the functions' names.
     fn of(kernel: &[&'static str]) -> Vec<(&'static str, Event)> {
         let mut builder = SymbolsBuilder::default();
         let parts = |line: &'static str| line.trim_end_matches(')').split_once('(').unwrap();

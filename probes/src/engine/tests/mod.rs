@@ -18,7 +18,7 @@ use vmm::trap::{ArmError, SiteId};
 
 use super::current::{Base, Current, Tasks};
 use super::filter::{Filter, HitFilter, Only};
-use super::hit::{Arm, Counters, Hit, HitPath, system_call_key};
+use super::hit::{Arm, Counters, Hit, HitPath};
 use super::plan::{
     Capture, Enabled, ProbeCounters, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters,
     SystemCalls,
@@ -28,6 +28,7 @@ use super::returns::{FunctionKey, PendingReturns};
 use super::semaphores::Semaphores;
 use super::session::SessionShared;
 use super::stacks::Stacks;
+use super::system_call::system_call_key;
 use super::user_text::UserSites;
 use crate::event::{Event, EventKind};
 use crate::merge::drain_in_order;

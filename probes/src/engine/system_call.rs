@@ -1,0 +1,76 @@
+//! System calls at a hit of the kernel's function that carries them out: the number chooses the probes, and arguments and
+//! result are in the caller's saved registers.
+
+use introspect::Gva;
+use introspect::x86_64::virtual_memory::read_virtual;
+
+use super::hit::{Arm, Fired, Hit, HitPath};
+use super::plan::SystemCalls;
+use super::returns::FunctionKey;
+use crate::event::MAX_ARGUMENTS;
+
+/// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9 (arch/x86/include/asm/ptrace.h, part of the ABI of
+/// ptrace(2) since x86-64 began).
+const SYSTEM_CALL_ARGUMENTS: [usize; MAX_ARGUMENTS] = [112, 104, 96, 56, 72, 64];
+/// Offset of the result in `pt_regs`: ax.
+pub(super) const SYSTEM_CALL_RESULT: u64 = 80;
+/// Bytes of `pt_regs`.
+const PT_REGS: usize = 168;
+/// Keys of system calls among those of functions: no address has these bits.
+const SYSTEM_CALL_KEY: u64 = 0x5ca1_1000_0000_0000;
+/// System calls that do not come back to their caller: rt_sigreturn, exit, exit_group.
+const NO_RETURN: [u64; 3] = [15, 60, 231];
+
+/// Returns the key of a system call's return.
+pub(crate) fn system_call_key(number: u64) -> FunctionKey {
+    SYSTEM_CALL_KEY | number
+}
+
+impl HitPath {
+    /// Fires the probes of the system call that begins here, and waits for its return where one is probed.
+    pub(super) fn enter_system_call(
+        &self,
+        hit: &Hit<'_>,
+        calls: &SystemCalls,
+        pc: u64,
+        clock: &dyn Fn() -> u64,
+        arm: &dyn Arm,
+    ) {
+        let registers = hit.arguments();
+        let register = |number: usize| registers.get(number).copied().unwrap_or_default();
+        // An int as the kernel passes it.
+        let number = register(calls.layout.number) & 0xffff_ffff;
+        let plan = usize::try_from(number)
+            .ok()
+            .and_then(|n| calls.plans.get(n));
+        let Some(plan) = plan else { return };
+        if plan.entries.is_empty() && !plan.returns {
+            return;
+        }
+        let arguments = self.system_call_arguments(hit, register(calls.layout.registers));
+        let fired = Fired {
+            arguments: &arguments,
+            ..Fired::at(pc)
+        };
+        for probe in &plan.entries {
+            self.fire(hit, probe, clock, &fired);
+        }
+        let key = system_call_key(number);
+        if plan.returns && !NO_RETURN.contains(&number) && self.return_is_wanted(hit, key) {
+            self.expect_return(hit, key, arguments, clock, arm);
+        }
+    }
+
+    /// Returns the arguments that the caller's saved `registers` hold.
+    fn system_call_arguments(&self, hit: &Hit<'_>, registers: u64) -> [u64; MAX_ARGUMENTS] {
+        let mut bytes = [0; PT_REGS];
+        // A guest that lies about its own stack has no arguments.
+        if read_virtual(hit.memory, self.space, Gva(registers), &mut bytes).is_err() {
+            return [0; MAX_ARGUMENTS];
+        }
+        SYSTEM_CALL_ARGUMENTS.map(|at| {
+            let word = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+            u64::from_le_bytes(word.unwrap_or_default())
+        })
+    }
+}
