@@ -4,7 +4,7 @@
 //! position-independent, loaded by ld.so, without frame pointers, unwound by `.eh_frame`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::cache::{Cache, failed};
 use crate::compile::Batch;
@@ -42,12 +42,20 @@ const LIBRARIES: [&str; 2] = [
     "lib/x86_64-linux-gnu/libc.so.6",
 ];
 
+/// Returns the folder of the programs, an entry of the cache, which is made if it is not there yet.
+///
+/// # Errors
+/// If gcc or the C library's headers are missing and cannot be installed, or gcc fails.
+pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<PathBuf, MakeError> {
+    BATCH.build(cache, progress)
+}
+
 /// The programs under `bin/` and the libraries where the programs look for them, compiled if they are not in the cache yet.
 ///
 /// # Errors
 /// If gcc or the C library's headers are missing and cannot be installed, or gcc fails.
 pub fn files(cache: &Cache, progress: &dyn Progress) -> Result<Vec<ExtraFile>, MakeError> {
-    let directory = BATCH.build(cache, progress)?;
+    let directory = build(cache, progress)?;
     let read = |path: &Path| fs::read(path).map_err(failed("read", path));
     let mut files = Vec::new();
     for (program, _) in SOURCES {

@@ -2,7 +2,7 @@
 //!
 //! Each source's first comment says what the program does. They keep their symbols and frame pointers, so that they can be traced.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cache::Cache;
 use crate::compile::Batch;
@@ -71,6 +71,12 @@ impl Programs {
     /// Where the program `name` lies: a static ELF executable with symbols.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// Returns the folder of all, an entry of the cache.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 }
 

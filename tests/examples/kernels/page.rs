@@ -57,9 +57,18 @@ impl Seen {
         }
     }
 
-    /// Whether everything was checked and passed.
-    pub fn passes(&self) -> bool {
-        self.trouble.is_none() && CHECKS.iter().all(|check| self.cell(check) == "yes")
+    /// Returns whether all checks passed that rest on `programs`, and each of these ran.
+    pub fn passes(&self, programs: &[String]) -> bool {
+        let is_of = |test: &str, program: &String| test.split("::").next() == Some(program);
+        let ran = |program| self.outcomes.iter().any(|it| is_of(&it.test, program));
+        let is_asked = |check: &&Check| {
+            let mut tests = check.tests.iter();
+            tests.any(|test| programs.iter().any(|program| is_of(test, program)))
+        };
+        let mut asked = CHECKS.iter().filter(is_asked);
+        self.trouble.is_none()
+            && programs.iter().all(ran)
+            && asked.all(|check| self.cell(check) == "yes")
     }
 }
 

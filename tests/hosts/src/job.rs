@@ -246,8 +246,8 @@ fn start(kind: Kind, files: &Files, shape: &Shape, arguments: &Arguments) -> Res
 fn add_guests(tree: &mut Tree, cache: &Cache, progress: &dyn Progress) -> Result<(), JobError> {
     let small = kernel::small(cache, progress)?;
     let archive = initramfs::full(cache, &[], progress)?;
-    programs::build(cache, progress)?;
-    dynamic::files(cache, progress)?;
+    let programs = programs::build(cache, progress)?;
+    let dynamic = dynamic::build(cache, progress)?;
     let made = cache.root().join("host-guests");
     fs::create_dir_all(&made).map_err(failed("make the directory", &made))?;
     for (name, content) in [("initramfs", &archive), ("micro.elf", &micro::elf())] {
@@ -271,8 +271,10 @@ fn add_guests(tree: &mut Tree, cache: &Cache, progress: &dyn Progress) -> Result
         "cache/debian-busybox-static/bin/busybox",
         Path::new("/bin/busybox"),
     );
-    for entry in ["kernel-small-", "programs-", "dynamic-programs-"] {
-        add_entry(tree, cache, entry);
+    let kernel = small.vmlinux();
+    let entries = [kernel.parent(), Some(programs.directory()), Some(&*dynamic)];
+    for entry in entries.into_iter().flatten() {
+        add_path(tree, entry);
     }
     Ok(())
 }
@@ -280,9 +282,14 @@ fn add_guests(tree: &mut Tree, cache: &Cache, progress: &dyn Progress) -> Result
 /// Adds the newest entry of the cache with that prefix, if there is one.
 pub fn add_entry(tree: &mut Tree, cache: &Cache, prefix: &str) {
     if let Some(path) = cache.newest(prefix) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        tree.copy(&format!("cache/{name}"), &path);
+        add_path(tree, &path);
     }
+}
+
+/// Adds an entry of the cache.
+fn add_path(tree: &mut Tree, entry: &Path) {
+    let name = entry.file_name().unwrap_or_default().to_string_lossy();
+    tree.copy(&format!("cache/{name}"), entry);
 }
 
 /// Returns a word as the shell takes it literally.
