@@ -55,6 +55,8 @@ pub enum SuiteError {
 #[derive(Debug)]
 pub(crate) struct Archive {
     options: Vec<String>,
+    /// The suite, if it is not the machine's own sources.
+    suite: Option<String>,
 }
 
 impl Archive {
@@ -63,6 +65,7 @@ impl Archive {
         Self {
             // apt's own unprivileged user may not write to the cache, and says so in vain
             options: vec!["APT::Sandbox::User=root".to_owned()],
+            suite: None,
         }
     }
 
@@ -152,6 +155,7 @@ impl Archive {
         }
         fs::write(&sources, text).map_err(failed("write", &sources))?;
         let mut archive = Self::of_machine();
+        archive.suite = Some(suite.to_owned());
         archive.options.extend([
             format!("Dir::Etc::sourcelist={}", sources.display()),
             "Dir::Etc::sourceparts=/dev/null".to_owned(),
@@ -166,6 +170,11 @@ impl Archive {
             ),
         ]);
         Ok(archive)
+    }
+
+    /// Returns the suite, if it is not the machine's own sources.
+    pub(crate) fn suite(&self) -> Option<&str> {
+        self.suite.as_deref()
     }
 
     /// apt-get or apt-cache, about this archive.

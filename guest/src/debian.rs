@@ -155,7 +155,7 @@ pub fn suite_kernel(
     let current = cache.root().join(format!("current-{meta}-of-{suite}"));
     let kept = || {
         let package = fs::read_to_string(&current).ok()?;
-        let directory = cache.entry(&entry_name(&package))?;
+        let directory = cache.entry(&entry_name(Some(suite), &package))?;
         Some(kernel_in(&package, &directory))
     };
     if let Some(found) = kept() {
@@ -187,7 +187,7 @@ fn download_kernel(
     log: &Path,
     progress: &dyn Progress,
 ) -> Result<DebianKernel, DebianError> {
-    if let Some(directory) = cache.entry(&entry_name(package)) {
+    if let Some(directory) = cache.entry(&entry_name(archive.suite(), package)) {
         return kernel_in(package, &directory);
     }
     let text = depends(package, archive, log)?;
@@ -204,11 +204,11 @@ fn download_kernel(
 /// # Errors
 /// If apt cannot fetch it.
 pub fn fetch(name: &str, cache: &Cache, progress: &dyn Progress) -> Result<PathBuf, DebianError> {
-    if let Some(directory) = cache.entry(&entry_name(name)) {
+    if let Some(directory) = cache.entry(&entry_name(None, name)) {
         return Ok(directory);
     }
     let lock = cache.lock("debian-package", progress)?;
-    if let Some(directory) = cache.entry(&entry_name(name)) {
+    if let Some(directory) = cache.entry(&entry_name(None, name)) {
         return Ok(directory);
     }
     let log = cache.root().join("debian.log");
@@ -216,8 +216,13 @@ pub fn fetch(name: &str, cache: &Cache, progress: &dyn Progress) -> Result<PathB
     download(&[name], &archive, cache, &lock, &log, progress, &|_| Ok(()))
 }
 
-fn entry_name(package: &str) -> String {
-    format!("debian-{package}")
+/// Returns the name of a package's entry in the cache. One of another suite is no answer to who asks the machine's own apt: that
+/// one has not what belongs to it.
+fn entry_name(suite: Option<&str>, package: &str) -> String {
+    match suite {
+        Some(suite) => format!("debian-of-{suite}-{package}"),
+        None => format!("debian-{package}"),
+    }
 }
 
 /// A kernel that was fetched before.
@@ -234,7 +239,7 @@ fn fetched(cache: &Cache, version: Option<&str>) -> Option<Result<DebianKernel, 
             choose(packages.iter().map(String::as_str), version)?
         }
     };
-    let directory = cache.entry(&entry_name(&package))?;
+    let directory = cache.entry(&entry_name(None, &package))?;
     Some(kernel_in(&package, &directory))
 }
 
@@ -345,13 +350,13 @@ fn download(
     apt.arg("download").args(packages);
     apt.current_dir(scratch.path());
     apt::run("apt-get download", &mut apt, log, progress)?;
-    let files = fs::read_dir(scratch.path()).map_err(failed("list", scratch.path()))?;
-    let archives: Vec<PathBuf> = files
+    let listed = fs::read_dir(scratch.path()).map_err(failed("list", scratch.path()))?;
+    let files: Vec<PathBuf> = listed
         .flatten()
         .map(|file| file.path())
         .filter(|path| path.extension().is_some_and(|e| e == "deb"))
         .collect();
-    if archives.len() < packages.len() {
+    if files.len() < packages.len() {
         return Err(DebianError::Contents {
             package: first.to_owned(),
             what: ".deb file",
@@ -359,13 +364,13 @@ fn download(
         });
     }
     let out = scratch.path().join("out");
-    for archive in archives {
+    for file in files {
         let mut unpack = Command::new("dpkg-deb");
-        unpack.arg("-x").arg(&archive).arg(&out);
+        unpack.arg("-x").arg(&file).arg(&out);
         command::run("dpkg-deb -x", &mut unpack, log, |_| {})?;
     }
     check(&out)?;
-    Ok(cache.publish(&out, &entry_name(first))?)
+    Ok(cache.publish(&out, &entry_name(archive.suite(), first))?)
 }
 
 /// Image and modules of an unpacked package.

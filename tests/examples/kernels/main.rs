@@ -2,12 +2,14 @@
 //! itself.
 //!
 //! ```text
-//! cargo kernels [--suite NAME]... [--test PROGRAM]... [--limit SECONDS] [--write FILE] [--dev]
+//! cargo kernels [--suite NAME]... [--test PROGRAM]... [--limit SECONDS] [--write FILE]
+//!     [--logs DIR] [--dev]
 //! ```
 //!
 //! Suites are bullseye, bookworm, trixie, trixie-backports, sid, and bookworm-generic for the kernel that is not for virtual machines
 //! alone; all unless some are named. A line of JSON is printed for each test, then the table. `--write` puts the results into a
-//! Markdown page between its marks. `--dev` takes the debug build of exotrace. The status is 0 if all that was
+//! Markdown page between its marks. `--logs` keeps what each test program printed, in a folder for each kernel.
+//! `--dev` takes the debug build of exotrace. The status is 0 if all that was
 //! asked for passed.
 
 mod checks;
@@ -67,6 +69,7 @@ struct Arguments {
     programs: Vec<String>,
     limit: u32,
     write: Option<PathBuf>,
+    logs: Option<PathBuf>,
     dev: bool,
 }
 
@@ -76,6 +79,7 @@ fn arguments() -> Result<Arguments, String> {
         programs: Vec::new(),
         limit: LIMIT,
         write: None,
+        logs: None,
         dev: false,
     };
     let mut words = std::env::args().skip(1);
@@ -104,6 +108,7 @@ fn arguments() -> Result<Arguments, String> {
                     seconds.map_err(|_| format!("--limit {value}: not a number of seconds"))?;
             }
             "--write" => found.write = Some(value.into()),
+            "--logs" => found.logs = Some(value.into()),
             _ => {
                 return Err(format!(
                     "unknown option {word}; see the first lines of tests/examples/kernels/main.rs"
@@ -224,6 +229,10 @@ fn on_host(
 ) -> Result<(Vec<Outcome>, Option<String>), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let put = |name: &str| folder.path().join(name);
+    let out = match &arguments.logs {
+        Some(logs) => logs.join(&kernel.release),
+        None => put("out"),
+    };
     fs::create_dir_all(put("kernel/modules"))?;
     fs::copy(&kernel.image, put("kernel/vmlinuz"))?;
     fs::write(put("kernel/modules").join(MODULE), module(kernel)?)?;
@@ -245,13 +254,13 @@ fn on_host(
     let mut host = Command::new(cargo);
     host.args(["host", "svm", "--limit", &arguments.limit.to_string()]);
     host.args(arguments.dev.then_some("--dev"));
-    host.arg("--out").arg(put("out"));
+    host.arg("--out").arg(&out);
     for name in ["kernel", "programs", "data", "check.sh"] {
         host.arg("--put").arg(put(name));
     }
     host.args(["--", "bash", "check.sh"]);
     let status = host.status()?;
-    let results = fs::read_to_string(put("out/results.json")).unwrap_or_default();
+    let results = fs::read_to_string(out.join("results.json")).unwrap_or_default();
     let outcomes: Vec<Outcome> = results.lines().filter_map(outcome).collect();
     let trouble = match status.success() {
         true => None,

@@ -88,17 +88,18 @@ const NO_STOP: &str =
 
 /// All of the groups that Linux has something like.
 pub(super) static ALIASES: &[Alias] = &[
-    // Threads of the fair class; others come and go by methods of their own classes.
+    // Threads of the fair class; others come and go by methods of their own classes. Since 6.12 all have functions in common, which
+    // compilers make part of their callers: not all calls would be seen there.
     alias(
         "sched",
         "dequeue",
-        Place::Functions(&["dequeue_task", "dequeue_task_fair"]),
+        Place::Functions(&["dequeue_task_fair", "dequeue_task"]),
         TID_PID,
     ),
     alias(
         "sched",
         "enqueue",
-        Place::Functions(&["enqueue_task", "enqueue_task_fair"]),
+        Place::Functions(&["enqueue_task_fair", "enqueue_task"]),
         TID_PID,
     ),
     alias(
