@@ -54,7 +54,9 @@ fn listed_symbols(shell: &Shell) -> Vec<(u64, char, String)> {
         let mut words = line.split_whitespace();
         let address = u64::from_str_radix(words.next()?, 16).ok()?;
         let letter = words.next()?.chars().next()?.to_ascii_lowercase();
-        Some((address, letter, words.next()?.to_owned()))
+        // Compilers' local labels are listed, and no address is ever named by them (`is_mapping_symbol`).
+        let name = words.next().filter(|name| !name.starts_with(".L"))?;
+        Some((address, letter, name.to_owned()))
     });
     symbols.collect()
 }
