@@ -301,7 +301,8 @@ fn stacks_from_within_an_interrupt_lead_to_what_it_interrupted() {
         assert_eq!(running.fault(), None);
         let at = |name: &str| running.frames.iter().position(|f| f.starts_with(name));
         assert_eq!(at("update_process_times+0x0"), Some(0), "{}", what());
-        let entry = at("asm_sysvec_apic_timer_interrupt");
+        // The local APIC's timer, or the PIT of a kernel that was told to do without the former.
+        let entry = at("asm_sysvec_apic_timer_interrupt").or_else(|| at("asm_common_interrupt"));
         let entry = entry.unwrap_or_else(|| panic!("no entry: {}", what()));
         if over_user(tick) {
             user += 1;
