@@ -43,6 +43,7 @@ pub(super) struct KernelCode {
     scheduler: Range<u64>,
     return_thunk: Option<u64>,
     error_entry: Option<u64>,
+    thunks: Option<u64>,
     pub(super) modules: Vec<ModuleCode>,
 }
 
@@ -57,6 +58,7 @@ impl KernelCode {
             scheduler: range("__sched_text_start", "__sched_text_end").unwrap_or(0..0),
             return_thunk: symbols.address_of("__x86_return_thunk"),
             error_entry: symbols.address_of("error_entry"),
+            thunks: symbols.address_of("__x86_indirect_thunk_array"),
             symbols: symbols.clone(),
             modules: Vec::new(),
         }
@@ -125,6 +127,14 @@ impl KernelCode {
         };
         let distance = i64::from(i32::from_le_bytes(distance));
         address.wrapping_add_signed(distance) == target
+    }
+
+    /// Returns whether a retpoline thunk begins at `address` (`__x86_indirect_thunk_array`, arch/x86/lib/retpoline.S): code for
+    /// each of 16 registers, 32 bytes apart.
+    pub(super) fn begins_thunk(&self, address: u64) -> bool {
+        const APART: u64 = 32;
+        let offset = self.thunks.and_then(|start| address.checked_sub(start));
+        offset.is_some_and(|offset| offset < 16 * APART && offset.is_multiple_of(APART))
     }
 
     /// Whether `address` stands behind a call instruction.

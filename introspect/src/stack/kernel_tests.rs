@@ -35,6 +35,7 @@ fn without_frame_pointers() -> TestKernel {
         (0x800, (SP, 0), none, HARDWARE),
         (0x900, none, none, CALL),
         (0xa00, (SP, 8), none, CALL),
+        (0xb00, none, none, END),
     ] {
         kernel.orc(TEXT + offset, sp, bp, kind);
     }
@@ -124,6 +125,28 @@ fn a_task_that_is_switched_to_for_the_first_time_ends_where_it_starts() {
         (&expected[..], End::Bottom)
     );
     assert!(stack.is_reliable());
+}
+
+/// `work` has called through a pointer, by a thunk.
+#[test]
+fn a_thunks_first_instruction_is_right_behind_its_call() {
+    const SECOND: u64 = 0xb20;
+    for (at, callers, end) in [
+        (SECOND, &[0x250, 0x350, 0x450][..], End::UserMode),
+        (SECOND + 4, &[], End::Bottom),
+    ] {
+        let mut kernel = without_frame_pointers();
+        let sp = system_call(&mut kernel) + 16;
+        let unwinder = kernel.unwinder(true);
+        let paused = PausedMemory::new(&kernel.memory);
+        let cpu = kernel.cpu(TEXT + at, sp, 0x77);
+        let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+        let returns = callers.iter().map(|at| (*at, Found::Return));
+        let expected: Vec<_> = std::iter::once((at, Found::Register))
+            .chain(returns)
+            .collect();
+        assert_eq!((frames(&stack), stack.end), (expected, end), "{at:#x}");
+    }
 }
 
 /// The system call in `work`, interrupted by a device whose handler runs on the CPU's interrupt stack. Returns the

@@ -60,8 +60,8 @@ const WITH_FRAME_POINTER: OrcEntry = OrcEntry {
     kind: OrcType::Call,
     signal: false,
 };
-/// What a call through a null pointer has done.
-const CALLED_NULL: OrcEntry = OrcEntry {
+/// The state right behind a call: of a null pointer, or of a thunk.
+const CALLED: OrcEntry = OrcEntry {
     sp_offset: 8,
     bp_offset: 0,
     sp: Base::Sp,
@@ -93,7 +93,7 @@ fn find(
     };
     let address = Gva(ip);
     if position.ip == 0 {
-        return Ok((CALLED_NULL, Found::Return));
+        return Ok((CALLED, Found::Return));
     }
     let table = match walk.code().at(ip) {
         Some(Code::Kernel) => Some(table),
@@ -112,7 +112,14 @@ fn find(
     let wrong = found.kind == OrcType::HardwareFrame
         && position.exact
         && walk.code().follows_error_entry(walk.view, ip);
-    let entry = if wrong { SAVED_BY_ERROR_ENTRY } else { found };
+    // Tables say of a thunk's first instruction that the stack ends there, so that nobody relies on it.
+    let ends = matches!(found.kind, OrcType::EndOfStack | OrcType::Undefined);
+    let thunk = ends && position.exact && walk.code().begins_thunk(ip);
+    let entry = match (wrong, thunk) {
+        (true, _) => SAVED_BY_ERROR_ENTRY,
+        (false, true) => CALLED,
+        (false, false) => found,
+    };
     Ok((entry, Found::Return))
 }
 

@@ -29,7 +29,7 @@ pub(super) const NMI_STACK: u64 = EXCEPTIONS + 0x2000;
 pub(super) const ENTRY: u64 = TASK_STACK - 168;
 
 /// Functions by offset in the text.
-pub(super) const FUNCTIONS: [(&str, u64); 12] = [
+pub(super) const FUNCTIONS: [(&str, u64); 13] = [
     ("_stext", 0),
     ("__schedule", 0x100),
     ("work", 0x200),
@@ -41,6 +41,7 @@ pub(super) const FUNCTIONS: [(&str, u64); 12] = [
     ("asm_nmi", 0x800),
     ("arch_rethook_trampoline", 0x900),
     ("error_entry", 0xa00),
+    ("__x86_indirect_thunk_array", 0xb00),
     ("_etext", 0x1000),
 ];
 
