@@ -18,7 +18,7 @@ use crate::guest_kernel::GuestKernel;
 /// Looks for the panic of a guest whose kernel's file is at hand.
 struct OfFile {
     kernel: Kernel,
-    /// `None` in it: the guest is no Linux.
+    /// The finder, made at the first question. It is `None` if the guest does not run Linux.
     finder: OnceLock<Option<PanicFinder>>,
 }
 

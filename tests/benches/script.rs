@@ -22,6 +22,7 @@ use probes::kernel_view::KernelView;
 use probes::name::{ProbeName, ProbePattern};
 use probes::probe::{Moment, Probe, Target};
 use support::MicroGuest;
+use support::hits::Cost;
 use support::timing::{Timing, TimingReader};
 use vmm::Machine;
 
@@ -74,39 +75,6 @@ type Fallible<T> = Result<T, Box<dyn Error>>;
 type Kept = Box<dyn Any>;
 /// Puts a script, or what is compared with one, into a guest that stands before its program.
 type Attach<'a> = &'a dyn Fn(&Machine, AddressSpace) -> Fallible<Kept>;
-
-/// Nanoseconds that something costs in one turn, and how many bare exits that is.
-#[derive(Debug, Clone, Copy)]
-struct Cost {
-    p50: f64,
-    p99: f64,
-    ratio: f64,
-}
-
-impl Cost {
-    /// Of what is timed, less what the same takes without.
-    fn of(timing: Timing, without: Timing, exit: f64) -> Self {
-        let p50 = timing.p50 - without.p50;
-        Self {
-            p50,
-            p99: timing.p99 - without.p50,
-            ratio: p50 / exit,
-        }
-    }
-
-    fn median(turns: &[Self]) -> Self {
-        let of = |field: fn(&Self) -> f64| {
-            let mut values: Vec<f64> = turns.iter().map(field).collect();
-            values.sort_by(f64::total_cmp);
-            values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-        };
-        Self {
-            p50: of(|c| c.p50),
-            p99: of(|c| c.p99),
-            ratio: of(|c| c.ratio),
-        }
-    }
-}
 
 /// The micro guest's functions, as a script asks for them: its own by name, all others elsewhere.
 struct Micro<'g>(&'g MicroGuest);
@@ -212,12 +180,12 @@ impl Bench {
     /// Everything once: the bare exit, a recorded event, then the scripts.
     fn turn(&self) -> Fallible<Vec<Cost>> {
         let exit = self.time("tout", None)?;
-        let exit = Cost::of(exit, self.time("tempty", None)?, 1.0);
-        let mut costs = vec![Cost { ratio: 1.0, ..exit }];
+        let exit = Cost::of(exit, self.time("tempty", None)?, None);
+        let mut costs = vec![exit];
         let mut measure = |attach: Attach<'_>| {
             let without = self.time("tcall", None)?;
             let with = self.time("tcall", Some(attach))?;
-            costs.push(Cost::of(with, without, exit.p50));
+            costs.push(Cost::of(with, without, Some(exit.p50)));
             Fallible::Ok(())
         };
         measure(&|machine, space| self.recorded(machine, space))?;

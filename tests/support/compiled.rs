@@ -42,7 +42,7 @@ impl Program {
         }
     }
 
-    /// Puts the program at `path`: as it was shipped, or compiled now.
+    /// Copies the program to `path` if it was shipped, or compiles it there.
     ///
     /// # Panics
     /// If it can be neither; with what the compiler said.

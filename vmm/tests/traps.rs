@@ -184,20 +184,7 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
             bare::reset(a);
         });
         let mut guest = Guest::boot(host, kernel, "", 1);
-        let mut code = [0; 128];
-        guest
-            .machine
-            .ram()
-            .read_physical(Gpa(bare::START), &mut code)
-            .unwrap();
-        let site = guest.arm_kernel(nth_instruction(&code, bare::START, place));
-        guest.machine.start();
-        let end = guest.end();
-        assert!(
-            matches!(end, RunEnd::Reset { .. }),
-            "{name}: {end}; {}",
-            guest.situation()
-        );
+        let site = run_with_site(&mut guest, place, name);
         assert_eq!(
             hits(&guest, site),
             (ROUNDS, ROUNDS),
@@ -290,6 +277,22 @@ fn a_displaced_instruction_that_faults_is_one_hit_and_the_guests_own_fault() {
     }
 }
 
+/// Arms the instruction at `place` of a bare kernel and runs the guest to its reset.
+fn run_with_site(guest: &mut Guest, place: usize, name: &str) -> SiteId {
+    let mut code = [0; 128];
+    let ram = guest.machine.ram();
+    ram.read_physical(Gpa(bare::START), &mut code).unwrap();
+    let site = guest.arm_kernel(nth_instruction(&code, bare::START, place));
+    guest.machine.start();
+    let end = guest.end();
+    assert!(
+        matches!(end, RunEnd::Reset { .. }),
+        "{name}: {end}; {}",
+        guest.situation()
+    );
+    site
+}
+
 /// VMX does not enter a guest whose interrupts are masked and, by STI, held off as well.
 #[test]
 fn interrupts_are_masked_by_a_displaced_instruction_behind_sti() {
@@ -318,17 +321,7 @@ fn interrupts_are_masked_by_a_displaced_instruction_behind_sti() {
             bare::reset(a);
         });
         let mut guest = Guest::boot(host, kernel, "", 1);
-        let mut code = [0; 128];
-        let ram = guest.machine.ram();
-        ram.read_physical(Gpa(bare::START), &mut code).unwrap();
-        let site = guest.arm_kernel(nth_instruction(&code, bare::START, place));
-        guest.machine.start();
-        let end = guest.end();
-        assert!(
-            matches!(end, RunEnd::Reset { .. }),
-            "{name}: {end}; {}",
-            guest.situation()
-        );
+        let site = run_with_site(&mut guest, place, name);
         assert_eq!(hits(&guest, site), (ROUNDS, 0), "{name}");
     }
 }

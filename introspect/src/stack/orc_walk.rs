@@ -112,7 +112,7 @@ fn find(
     let wrong = found.kind == OrcType::HardwareFrame
         && position.exact
         && walk.code().follows_error_entry(walk.view, ip);
-    // Tables say of a thunk's first instruction that the stack ends there, so that nobody relies on it.
+    // ORC marks a thunk's first instruction as the end of a stack (UNWIND_HINT_EMPTY), though only its call has run.
     let ends = matches!(found.kind, OrcType::EndOfStack | OrcType::Undefined);
     let thunk = ends && position.exact && walk.code().begins_thunk(ip);
     let entry = match (wrong, thunk) {

@@ -8,9 +8,8 @@
 //!
 //! Suites are bullseye, bookworm, trixie, trixie-backports, sid, and bookworm-generic for the kernel that is not for virtual machines
 //! alone; all unless some are named. A line of JSON is printed for each test, then the table. `--write` puts the results into a
-//! Markdown page between its marks. `--logs` keeps what each test program printed, in a folder for each kernel.
-//! `--dev` takes the debug build of exotrace. The status is 0 if all that was
-//! asked for passed.
+//! Markdown page between its marks. `--logs` keeps the output of each test program, in a folder for each kernel.
+//! `--dev` takes the debug build of exotrace. The status is 0 if all tests asked for passed.
 
 mod checks;
 mod page;
@@ -297,7 +296,7 @@ fn module(kernel: &DebianKernel) -> Result<Vec<u8>, Box<dyn Error>> {
     }
 }
 
-/// Puts the results between the marks of a page.
+/// Replaces the text between the marks of a Markdown page with the results.
 fn write(file: &Path, results: &str) -> Result<(), Box<dyn Error>> {
     let [start, end] = MARKS;
     let text = fs::read_to_string(file)?;

@@ -30,7 +30,7 @@ const ELSEWHERE: u64 = 0x18_0000;
 type Kept = Box<dyn Any>;
 type Prepared = Result<Kept, Box<dyn Error>>;
 
-/// Puts a probe into a guest that stands before its program.
+/// Arms a probe in a guest that is paused before its program.
 pub type Probe = Box<dyn Fn(&Machine, AddressSpace) -> Prepared>;
 
 /// The mode that a line's hits are in: what its costs are compared with.
@@ -109,8 +109,9 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Of what is timed, less what the same takes without.
-    fn of(timing: Timing, without: Timing, exit: Option<f64>) -> Self {
+    /// Returns the cost of what is timed, less what the same takes without. Ratios are to `exit`, the time of a bare exit.
+    #[must_use]
+    pub fn of(timing: Timing, without: Timing, exit: Option<f64>) -> Self {
         let p50 = timing.p50 - without.p50;
         Self {
             p50,

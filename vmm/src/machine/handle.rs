@@ -105,7 +105,7 @@ impl Handle {
     ///
     /// With `system` the system registers come out at each exit as they do otherwise, else the general ones alone.
     /// The rest is KVM's own part of a hit. The displaced instruction must be a NOP of one byte, and the int3 an
-    /// exit of KVM's; the other vCPUs stand still meanwhile.
+    /// exit of KVM's. The other vCPUs are paused meanwhile.
     ///
     /// # Errors
     /// If the guest leaves for anything else after the first hit, or its run ends; `None` if there is no such vCPU.

@@ -52,8 +52,8 @@ pub struct PanicFinder {
 }
 
 impl PanicFinder {
-    /// Returns the finder for the kernel of `image`; `panic_cpu` is that variable's link address, if the
-    /// image's symbols have it. `None` if the image is no Linux that panics with a message.
+    /// Returns the finder for the kernel of `image`; `panic_cpu` is that variable's link address, if
+    /// known. Returns `None` for an image without Linux's panic message.
     #[must_use]
     pub fn of_image(image: &KernelImage, panic_cpu: Option<u64>) -> Option<Self> {
         let bytes = image.bytes();
