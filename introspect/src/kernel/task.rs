@@ -119,6 +119,8 @@ pub struct Thread {
     pub task: Gva,
     /// See [`Task::pid`].
     pub pid: i32,
+    /// See [`Task::tgid`].
+    pub tgid: i32,
 }
 
 /// The kernel's nesting counter of one CPU (include/linux/preempt.h).
@@ -226,7 +228,7 @@ impl TaskLayout {
         self.task(memory, space, current_pointer(memory, per_cpu)?)
     }
 
-    /// The thread that a CPU runs: no more of its task is read.
+    /// The thread that a CPU runs, and its process: no more of its task is read.
     ///
     /// # Errors
     /// If per-CPU data or the task cannot be read.
@@ -237,10 +239,24 @@ impl TaskLayout {
         per_cpu: &PerCpu,
     ) -> Result<Thread, TaskError> {
         let task = current_pointer(memory, per_cpu)?;
-        let mut pid = [0; 4];
-        FieldReader::new(memory, space, task)?.read(self.pid, &mut pid)?;
-        let pid = i32::from_le_bytes(pid);
-        Ok(Thread { task, pid })
+        let mut reader = FieldReader::new(memory, space, task)?;
+        let (pid, tgid) = (reader.number(self.pid)?, reader.number(self.tgid)?);
+        Ok(Thread { task, pid, tgid })
+    }
+
+    /// The name of the task whose `task_struct` is at `address`, NUL-padded.
+    ///
+    /// # Errors
+    /// If that is no kernel address or cannot be read.
+    pub fn comm(
+        &self,
+        memory: &(impl PhysicalMemory + ?Sized),
+        space: AddressSpace,
+        address: Gva,
+    ) -> Result<[u8; COMM_LENGTH], TaskError> {
+        let mut comm = [0; COMM_LENGTH];
+        FieldReader::new(memory, space, address)?.read(self.comm, &mut comm)?;
+        Ok(comm)
     }
 
     /// The task whose `task_struct` is at `address`.
@@ -254,14 +270,13 @@ impl TaskLayout {
         address: Gva,
     ) -> Result<Task, TaskError> {
         let mut reader = FieldReader::new(memory, space, address)?;
-        let (mut pid, mut tgid, mut comm) = ([0; 4], [0; 4], [0; COMM_LENGTH]);
-        reader.read(self.pid, &mut pid)?;
-        reader.read(self.tgid, &mut tgid)?;
+        let (pid, tgid) = (reader.number(self.pid)?, reader.number(self.tgid)?);
+        let mut comm = [0; COMM_LENGTH];
         reader.read(self.comm, &mut comm)?;
         Ok(Task {
             address,
-            pid: i32::from_le_bytes(pid),
-            tgid: i32::from_le_bytes(tgid),
+            pid,
+            tgid,
             comm,
         })
     }
@@ -278,9 +293,7 @@ impl TaskLayout {
         let Some(place) = per_cpu.preempt_count else {
             return Ok(None);
         };
-        let mut count = [0; 4];
-        memory.read_physical(place, &mut count)?;
-        Ok(Some(PreemptCount(u32::from_le_bytes(count))))
+        Ok(Some(PreemptCount(read_number(memory, place)?)))
     }
 }
 
@@ -289,9 +302,22 @@ fn current_pointer(
     memory: &(impl PhysicalMemory + ?Sized),
     per_cpu: &PerCpu,
 ) -> Result<Gva, TaskError> {
-    let mut pointer = [0; 8];
-    memory.read_physical(per_cpu.current, &mut pointer)?;
-    Ok(Gva(u64::from_le_bytes(pointer)))
+    Ok(Gva(memory.read_word(per_cpu.current)?))
+}
+
+/// Reads a number of 32 bits, by the word that it lies in.
+#[inline]
+fn read_number(
+    memory: &(impl PhysicalMemory + ?Sized),
+    place: Gpa,
+) -> Result<u32, PhysicalReadError> {
+    if place.0.is_multiple_of(4) {
+        let word = memory.read_word(Gpa(place.0 & !7))?;
+        return Ok((word >> (place.0 % 8 * 8)) as u32);
+    }
+    let mut bytes = [0; 4];
+    memory.read_physical(place, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
 }
 
 /// Reads fields of one struct, with one page walk for all that lie in the same page: the kernel maps its tasks with
@@ -317,22 +343,47 @@ impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
         })
     }
 
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), TaskError> {
+    fn failed(&self, source: ReadVirtualError) -> TaskError {
         let task = self.task;
-        let failed = |source| TaskError::Unreadable { task, source };
-        let gva = Gva(task.0.wrapping_add(offset));
-        let length = buf.len() as u64;
-        if self.inside(gva, length).is_none() {
-            let page = translate(self.memory, self.space, gva).map_err(|e| failed(e.into()))?;
-            self.page = (gva.0, page.gpa, page.bytes_left_in_page());
-        }
-        match self.inside(gva, length) {
+        TaskError::Unreadable { task, source }
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), TaskError> {
+        let gva = Gva(self.task.0.wrapping_add(offset));
+        match self.place(gva, buf.len() as u64)? {
             Some(gpa) => {
                 let read = self.memory.read_physical(gpa, buf);
-                read.map_err(|source| failed(ReadVirtualError::Physical { gva, source }))
+                read.map_err(|source| self.failed(ReadVirtualError::Physical { gva, source }))
             }
-            None => read_virtual(self.memory, self.space, gva, buf).map_err(failed),
+            None => {
+                let read = read_virtual(self.memory, self.space, gva, buf);
+                read.map_err(|error| self.failed(error))
+            }
         }
+    }
+
+    /// Reads a number of 32 bits.
+    fn number(&mut self, offset: u64) -> Result<i32, TaskError> {
+        let gva = Gva(self.task.0.wrapping_add(offset));
+        if let Some(gpa) = self.place(gva, 4)? {
+            let number = read_number(self.memory, gpa).map(u32::cast_signed);
+            return number
+                .map_err(|source| self.failed(ReadVirtualError::Physical { gva, source }));
+        }
+        let mut bytes = [0; 4];
+        self.read(offset, &mut bytes)?;
+        Ok(i32::from_le_bytes(bytes))
+    }
+
+    /// Where `length` bytes at `gva` stand, if in one page.
+    fn place(&mut self, gva: Gva, length: u64) -> Result<Option<Gpa>, TaskError> {
+        if let Some(place) = self.inside(gva, length) {
+            return Ok(Some(place));
+        }
+        let page = translate(self.memory, self.space, gva);
+        let page = page.map_err(|error| self.failed(error.into()))?;
+        self.page = (gva.0, page.gpa, page.bytes_left_in_page());
+        Ok(self.inside(gva, length))
     }
 
     /// Where `length` bytes at `gva` stand, if the last page walked holds them all.
@@ -423,9 +474,11 @@ mod tests {
                 layout.current_thread_at(&memory, space, &per_cpu),
                 Ok(Thread {
                     task: task.address,
-                    pid: task.pid
+                    pid: task.pid,
+                    tgid: task.tgid,
                 })
             );
+            assert_eq!(layout.comm(&memory, space, task.address), Ok(task.comm));
             let count = layout.preempt_count(&memory, &per_cpu).unwrap().unwrap();
             assert!(count.in_hard_interrupt() && !count.in_task(), "{count:?}");
         }

@@ -129,12 +129,32 @@ impl KernelCode {
         address.wrapping_add_signed(distance) == target
     }
 
-    /// Returns whether a retpoline thunk begins at `address` (`__x86_indirect_thunk_array`, arch/x86/lib/retpoline.S): code for
+    /// Returns whether `address` is in the function by which an exception's entry has its registers saved.
+    pub(super) fn is_in_error_entry(&self, address: u64) -> bool {
+        let symbol = self.symbols.resolve(address).map(|(symbol, _)| symbol);
+        symbol.is_some_and(|symbol| Some(symbol.address) == self.error_entry)
+    }
+
+    /// Returns how far above RSP a retpoline thunk's return address ends, if `address` is one of its instructions that move
+    /// nothing on the stack but by a call (`__x86_indirect_thunk_array`, arch/x86/lib/retpoline.S). The array has code for
     /// each of 16 registers, 32 bytes apart.
-    pub(super) fn begins_thunk(&self, address: u64) -> bool {
+    pub(super) fn in_thunk(&self, view: MemoryView<'_>, address: u64) -> Option<i16> {
         const APART: u64 = 32;
-        let offset = self.thunks.and_then(|start| address.checked_sub(start));
-        offset.is_some_and(|offset| offset < 16 * APART && offset.is_multiple_of(APART))
+        /// A kernel without retpolines has LFENCE there, and a jump.
+        const LFENCE: [u8; 3] = [0x0f, 0xae, 0xe8];
+        const CALL: u8 = 0xe8;
+        let offset = self.thunks.and_then(|start| address.checked_sub(start))?;
+        if offset >= 16 * APART {
+            return None;
+        }
+        let start = Gva(address - offset % APART);
+        match offset % APART {
+            0 => Some(8),
+            3 if view.array(start) == Ok(LFENCE) => Some(8),
+            // The call's target, behind an INT3.
+            6 if view.array(start) == Ok([CALL]) => Some(16),
+            _ => None,
+        }
     }
 
     /// Whether `address` stands behind a call instruction.

@@ -129,14 +129,21 @@ fn a_task_that_is_switched_to_for_the_first_time_ends_where_it_starts() {
 
 /// `work` has called through a pointer, by a thunk.
 #[test]
-fn a_thunks_first_instruction_is_right_behind_its_call() {
+fn a_thunks_first_instructions_are_right_behind_calls() {
     const SECOND: u64 = 0xb20;
-    for (at, callers, end) in [
-        (SECOND, &[0x250, 0x350, 0x450][..], End::UserMode),
-        (SECOND + 4, &[], End::Bottom),
+    const RETPOLINE: [u8; 6] = [0xe8, 1, 0, 0, 0, 0xcc];
+    const LFENCE_AND_JUMP: [u8; 6] = [0x0f, 0xae, 0xe8, 0xff, 0xe3, 0xcc];
+    for (code, at, pushed, callers, end) in [
+        (RETPOLINE, 0, 0, &[0x250, 0x350, 0x450][..], End::UserMode),
+        (RETPOLINE, 6, 8, &[0x250, 0x350, 0x450], End::UserMode),
+        (RETPOLINE, 3, 0, &[], End::Bottom),
+        (LFENCE_AND_JUMP, 3, 0, &[0x250, 0x350, 0x450], End::UserMode),
+        (LFENCE_AND_JUMP, 6, 8, &[], End::Bottom),
     ] {
+        let at = SECOND + at;
         let mut kernel = without_frame_pointers();
-        let sp = system_call(&mut kernel) + 16;
+        kernel.put(TEXT + SECOND, code);
+        let sp = system_call(&mut kernel) + 16 - pushed;
         let unwinder = kernel.unwinder(true);
         let paused = PausedMemory::new(&kernel.memory);
         let cpu = kernel.cpu(TEXT + at, sp, 0x77);
@@ -169,7 +176,7 @@ const INTERRUPTED: [(u64, Found); 5] = [
 ];
 
 /// An exception in the program, and in `work`: its entry calls `error_entry`, which returns with all registers on the stack.
-/// The table is right about the call and wrong about the instruction behind it.
+/// The table is right about the call and wrong about the instruction behind it, also where another function returns there.
 #[test]
 fn registers_that_an_exceptions_entry_had_saved_are_found_right_behind() {
     const PAGE_FAULT: u64 = TEXT + 0x880;
@@ -201,12 +208,22 @@ fn registers_that_an_exceptions_entry_had_saved_are_found_right_behind() {
         kernel.put(PAGE_FAULT + 1, distance.to_le_bytes());
         let saved = ENTRY - 2 * 24 - 168;
         kernel.registers(saved, rip, cs, sp, 0x1234);
+        // Jumped to at the end of `error_entry`, with a frame of its own.
+        kernel.words(saved - 24, &[1, 2, PAGE_FAULT + 5]);
+        let mut jumped_to = expected.clone();
+        jumped_to[0].1 = Found::Return;
+        jumped_to.insert(0, (0x120, Found::Register));
         let unwinder = kernel.unwinder(true);
         let paused = PausedMemory::new(&kernel.memory);
-        let cpu = kernel.cpu(PAGE_FAULT + 5, saved, 0);
-        let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
-        assert_eq!((frames(&stack), stack.end), (expected, end));
-        assert!(stack.is_reliable() && stack.entry.is_some());
+        for (at, sp, expected) in [
+            (PAGE_FAULT + 5, saved, expected),
+            (TEXT + 0x120, saved - 24, jumped_to),
+        ] {
+            let cpu = kernel.cpu(at, sp, 0);
+            let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(TASK));
+            assert_eq!((frames(&stack), stack.end), (expected, end));
+            assert!(stack.is_reliable() && stack.entry.is_some());
+        }
     }
 }
 

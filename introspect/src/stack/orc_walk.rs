@@ -23,6 +23,8 @@ struct Position {
     exact: bool,
     /// All registers at this place; only known where they were saved.
     all: Option<GeneralRegisters>,
+    /// An address in the function that returns to `ip`, 0 where none does.
+    callee: u64,
 }
 
 /// Adds the frames outside the one whose RIP, RSP and RBP are in `registers`, which has been added. `exact` tells whether
@@ -40,6 +42,7 @@ pub(super) fn walk(
         bp: registers.rbp,
         exact,
         all,
+        callee: 0,
     };
     // Where the stack pointer is on none, as in the first instructions of an entry, the table says so.
     let _ = walk.stacks.enter(position.sp, 8);
@@ -107,18 +110,27 @@ fn find(
     let found = table.find(walk.view, ip);
     let found = found.map_err(|_| End::NoUnwindInfo { address })?;
     let found = found.ok_or(End::BadUnwindInfo { address })?;
-    // The table of Linux 6.1 is wrong for the one instruction there: objtool does not see that the function leaves all
-    // registers on the stack where it found what the CPU had pushed.
+    // Tables are wrong for the one instruction there: objtool does not see that the function leaves all registers on the
+    // stack where it found what the CPU had pushed. Another function than itself returns there since it jumps to one at
+    // its end (`sync_regs`, from Linux 6.2 on).
+    let left = position.exact || !walk.code().is_in_error_entry(position.callee);
     let wrong = found.kind == OrcType::HardwareFrame
-        && position.exact
-        && walk.code().follows_error_entry(walk.view, ip);
-    // ORC marks a thunk's first instruction as the end of a stack (UNWIND_HINT_EMPTY), though only its call has run.
+        && left
+        && walk.code().follows_error_entry(walk.view, position.ip);
+    // ORC marks a thunk's first instructions as the end of a stack (UNWIND_HINT_EMPTY, UNWIND_HINT_UNDEFINED), though
+    // only calls have run.
     let ends = matches!(found.kind, OrcType::EndOfStack | OrcType::Undefined);
-    let thunk = ends && position.exact && walk.code().begins_thunk(ip);
+    let thunk = match ends && position.exact {
+        true => walk.code().in_thunk(walk.view, ip),
+        false => None,
+    };
     let entry = match (wrong, thunk) {
         (true, _) => SAVED_BY_ERROR_ENTRY,
-        (false, true) => CALLED,
-        (false, false) => found,
+        (false, Some(sp_offset)) => OrcEntry {
+            sp_offset,
+            ..CALLED
+        },
+        (false, None) => found,
     };
     Ok((entry, Found::Return))
 }
@@ -174,7 +186,9 @@ fn step(
             interrupted(walk, position, general, all)?;
         }
         _ => {
+            let callee = position.ip;
             position.ip = walk.push_return(previous_sp.wrapping_sub(8), found)?;
+            position.callee = callee;
             position.sp = previous_sp;
             position.all = None;
         }
