@@ -6,6 +6,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
+use crate::x86_64::paging::{self, AddressSpace, TranslateError, Translation};
+
 /// A guest-physical address (GPA), in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Gpa(pub u64);
@@ -64,6 +66,15 @@ pub trait PhysicalMemory {
     fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
         let _ = address;
         None
+    }
+
+    /// Walks the page tables for one byte, as [`translate`](crate::x86_64::paging::translate) does. Memory that keeps
+    /// earlier walks has a shorter way to the same result.
+    ///
+    /// # Errors
+    /// If the address is not mapped for access, or a table is out of reach.
+    fn walk(&self, space: AddressSpace, gva: Gva) -> Result<Translation, TranslateError> {
+        paging::walk(self, space, gva)
     }
 
     /// The ranges of RAM in bytes, ascending and disjoint.

@@ -138,9 +138,10 @@ pub(crate) struct Recorder<'w, 's> {
 
 impl<'w, 's> Recorder<'w, 's> {
     pub(crate) fn new(slot: &'w mut SlotWriter<'s>, header: &Header) -> Self {
-        let vcpu = u64::try_from(header.vcpu).unwrap_or(u64::MAX) & 0xffff;
+        let vcpu = header.vcpu as u64 & 0xffff;
         let number = |id: Option<u32>| u64::from(id.unwrap_or(NO_PROCESS));
-        slot.push_words(&[
+        // A slot has room for a header at least: see `Capture::words`.
+        let _ = slot.push_all(&[
             u64::from(header.probe) | vcpu << VCPU_SHIFT | header.kind.code() << KIND_SHIFT,
             number(header.pid) | number(header.tid) << 32,
             header.pc,
@@ -150,7 +151,11 @@ impl<'w, 's> Recorder<'w, 's> {
     }
 
     pub(crate) fn arguments(&mut self, arguments: &[u64]) {
-        let written = self.slot.push_words(arguments);
+        let all = <&[u64; MAX_ARGUMENTS]>::try_from(arguments);
+        let written = match all.is_ok_and(|all| self.slot.push_all(all)) {
+            true => MAX_ARGUMENTS,
+            false => self.slot.push_words(arguments),
+        };
         self.parts |= written as u64 & 0xff;
     }
 

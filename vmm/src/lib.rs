@@ -11,6 +11,7 @@ pub mod boot;
 mod clock;
 mod hex;
 pub mod host;
+pub mod lookaside;
 pub mod machine;
 pub mod memory;
 #[cfg(feature = "test-utils")]
@@ -21,6 +22,7 @@ pub mod speculation;
 pub mod trap;
 mod vcpu;
 mod vm;
+pub mod walks;
 mod x86_64;
 
 pub use clock::host_tsc;

@@ -88,7 +88,12 @@ pub struct GuestRam {
     mapped: [Mapped; REGIONS],
     file: Arc<File>,
     size: u64,
+    /// Of this RAM and its clones, and of no other.
+    number: u64,
 }
+
+/// The numbers given so far.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// RAM below the hole and above it.
 const REGIONS: usize = 2;
@@ -218,7 +223,15 @@ impl GuestRam {
             mapped,
             file,
             size,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
         })
+    }
+
+    /// Returns a number that this RAM and its clones have, and no other of this process: while one of them lives, so does
+    /// the mapping.
+    #[inline]
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Total RAM in bytes.
@@ -308,9 +321,10 @@ impl GuestRam {
         })
     }
 
-    /// The word at an address that is a multiple of 8, which the guest may change at any time.
+    /// The word at an address that is a multiple of 8, which the guest may change at any time. It stays where it is for
+    /// as long as RAM of this [number](Self::number) lives.
     #[inline]
-    fn word(&self, address: Gpa) -> Option<&AtomicU64> {
+    pub(crate) fn word(&self, address: Gpa) -> Option<&AtomicU64> {
         if !address.0.is_multiple_of(WORD as u64) {
             return None;
         }

@@ -16,7 +16,7 @@ use crate::machine::control::Control;
 use crate::machine::shared::{Parts, Shared, Signals};
 use crate::memory::{GuestRam, RamError};
 use crate::vcpu::SinkCache;
-use crate::vcpu::quick::{Quick, Surroundings};
+use crate::vcpu::quick::{Caches, Quick, Surroundings};
 use crate::vcpu::system::System;
 
 /// Selector of Linux's kernel code.
@@ -30,6 +30,7 @@ pub struct Rehearsal {
     sink: SinkCache,
     regs: kvm_regs,
     sregs: kvm_sregs,
+    caches: Caches,
 }
 
 impl Rehearsal {
@@ -65,6 +66,7 @@ impl Rehearsal {
             shared: Arc::new(shared),
             regs,
             sregs,
+            caches: Caches::default(),
         })
     }
 
@@ -84,8 +86,8 @@ impl Rehearsal {
     #[inline(never)]
     pub fn hit(&mut self) -> bool {
         let sink = self.sink.load().as_deref().map(|sink| &**sink);
-        let surroundings = Surroundings::of(&self.shared, sink);
-        let quick = surroundings.kernel_hit(0, &mut self.regs, &System::from(self.sregs));
+        let surroundings = Surroundings::of(&self.shared, sink, &self.caches);
+        let quick = surroundings.kernel_hit(0, &mut self.regs, &System::known_as(&self.sregs));
         matches!(quick, Quick::Passed)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
@@ -48,6 +48,15 @@ pub struct ShardedMap<V> {
     /// Keys in the map. Changed under `turn`, and never less than what readers can find: a key is counted before it is shown and until
     /// after it is gone, so that whoever has found one does not see an empty map.
     count: AtomicUsize,
+    /// See [`ShardedMap::changes`].
+    changes: AtomicU64,
+}
+
+/// Changes of all maps, so that no two maps have the same number.
+static CHANGES: AtomicU64 = AtomicU64::new(1);
+
+fn next_change() -> u64 {
+    CHANGES.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<V> Default for ShardedMap<V> {
@@ -58,6 +67,7 @@ impl<V> Default for ShardedMap<V> {
                 .collect(),
             turn: Mutex::new(()),
             count: AtomicUsize::new(0),
+            changes: AtomicU64::new(next_change()),
         }
     }
 }
@@ -103,6 +113,13 @@ impl<V> ShardedMap<V> {
         self.len() == 0
     }
 
+    /// Returns a number that no change of any map has had before: while it stays, this map has not changed. Takes no lock.
+    #[must_use]
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
     /// All values, in no order; those that come or go meanwhile may be missed.
     #[must_use]
     pub fn values(&self) -> Vec<Arc<V>> {
@@ -131,6 +148,8 @@ impl<V> ShardedMap<V> {
         self.count
             .fetch_add(has.saturating_sub(had), Ordering::Release);
         shard.store(Arc::new(next));
+        // Release: who sees the number sees the change.
+        self.changes.store(next_change(), Ordering::Release);
         self.count
             .fetch_sub(had.saturating_sub(has), Ordering::Release);
         result

@@ -58,7 +58,7 @@ pub struct Arrival<'c> {
 impl Arrival<'_> {
     /// The registers there.
     pub fn registers(&self) -> GeneralRegisters {
-        general_registers(&self.registers)
+        *general_registers(&self.registers)
     }
 
     /// A word of memory as it would be there; `None` if it is not mapped.

@@ -12,9 +12,10 @@ const CR4_LA57: u64 = 1 << 12;
 /// Privilege level in a selector.
 const PRIVILEGE: u16 = 3;
 
-/// General registers, instruction pointer and flags.
+/// General registers, instruction pointer and flags, in the order of KVM's `struct kvm_regs`.
 #[allow(missing_docs, reason = "the CPU's own names")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
 pub struct GeneralRegisters {
     pub rax: u64,
     pub rbx: u64,

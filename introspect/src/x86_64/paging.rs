@@ -127,11 +127,24 @@ impl AddressSpace {
     }
 }
 
-/// Walks the page tables for one byte.
+/// Walks the page tables for one byte, by the shortest way that `memory` knows.
 ///
 /// # Errors
 /// If the address is not mapped for access, or a table is out of reach.
+#[inline]
 pub fn translate(
+    memory: &(impl PhysicalMemory + ?Sized),
+    space: AddressSpace,
+    gva: Gva,
+) -> Result<Translation, TranslateError> {
+    memory.walk(space, gva)
+}
+
+/// Walks the page tables for one byte, entry by entry.
+///
+/// # Errors
+/// As [`translate`].
+pub fn walk(
     memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,

@@ -25,7 +25,7 @@ impl Arguments {
         let bias = hit.address.0.wrapping_sub(place.address);
         let mut arguments = Self::default();
         for (word, argument) in arguments.words.iter_mut().zip(place.arguments.iter()) {
-            let value = argument.value(&hit.registers, bias, &read);
+            let value = argument.value(hit.registers, bias, &read);
             *complete &= value.is_some();
             *word = value.unwrap_or_default();
             arguments.length += 1;

@@ -1,4 +1,4 @@
-//! Who runs at a hit: task, thread, process and name, read at most once a hit and only when asked for.
+//! Who runs at a hit: task, thread and process, read at most once a hit, and the name, all only when asked for.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -126,7 +126,6 @@ pub(crate) struct Task {
     pub(crate) process: u64,
     /// As events show it.
     pub(crate) identity: Identity,
-    comm: Option<[u8; COMM_LENGTH]>,
 }
 
 /// Where no task can be read.
@@ -138,7 +137,6 @@ const UNKNOWN: Task = Task {
         pid: None,
         tid: None,
     },
-    comm: None,
 };
 
 /// Looks at the current task of one hit.
@@ -196,7 +194,9 @@ impl<'h> Current<'h> {
 
     /// The thread's name; the interrupted one's in interrupt context.
     pub(crate) fn comm(&self) -> Option<[u8; COMM_LENGTH]> {
-        self.task().comm
+        let task = Gva(self.task().address);
+        let comm = self.tasks.layout?.comm(self.memory, self.tasks.space, task);
+        comm.ok()
     }
 
     fn read(&self) -> Option<Task> {
@@ -204,7 +204,7 @@ impl<'h> Current<'h> {
         let place = self.tasks.per_cpu(self.memory, self.vcpu, self.base)?;
         let (base, per_cpu) = place;
         let task = layout
-            .current_at(self.memory, self.tasks.space, &per_cpu)
+            .current_thread_at(self.memory, self.tasks.space, &per_cpu)
             .ok()?;
         let nesting = layout.preempt_count(self.memory, &per_cpu).ok()?;
         if task.pid != 0
@@ -216,14 +216,13 @@ impl<'h> Current<'h> {
         let interrupted = nesting.is_some_and(is_interrupt);
         let number = |id: i32| Some(id.cast_unsigned()).filter(|_| !interrupted);
         Some(Task {
-            address: task.address.0,
+            address: task.task.0,
             thread: u64::from(task.pid.cast_unsigned()),
             process: u64::from(task.tgid.cast_unsigned()),
             identity: Identity {
                 pid: number(task.tgid),
                 tid: number(task.pid),
             },
-            comm: Some(task.comm),
         })
     }
 }

@@ -1,13 +1,13 @@
 //! What happens at one hit, on the vCPU's own thread.
 //!
 //! No system call, no allocation and no waiting on the usual path; the lock of one shard of pending returns is held for an instant. A
-//! trap at a return address that was not met before is the exception: it is rare, and allocates.
+//! trap at a return address that was not met before is the exception: it is rare, and allocates. So do functions that share a frame.
 //!
 //! Everything here is written over a [`Hit`], plain values and memory, so that it can be tested without KVM; [`sink`](super::sink) makes hits
 //! of what the machine tells.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use introspect::x86_64::paging::{self, AddressSpace};
@@ -25,6 +25,7 @@ use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, cou
 use super::program::{Frames, ProbeHit, Ran, Who};
 use super::return_sites::{ReturnSite, ReturnSites};
 use super::returns::{Call, FunctionKey, Key, PendingReturns};
+use super::seen::{Seen, get};
 use super::semaphores::Semaphores;
 use super::stacks::Stacks;
 use super::system_call::SYSTEM_CALL_RESULT;
@@ -59,11 +60,13 @@ pub(crate) struct Hit<'a> {
     pub(crate) site: u64,
     pub(crate) address: Gva,
     pub(crate) user: bool,
-    pub(crate) registers: GeneralRegisters,
+    pub(crate) registers: &'a GeneralRegisters,
     /// The page tables in use, where they are known without the vCPU being asked.
     pub(crate) known_space: Option<AddressSpace>,
     pub(crate) memory: &'a dyn PhysicalMemory,
     pub(crate) current: Current<'a>,
+    /// Results of earlier lookups on this vCPU.
+    pub(crate) seen: Option<&'a Seen>,
     /// The vCPU itself. None in tests.
     pub(crate) cpu: Option<&'a StoppedCpu<'a>>,
 }
@@ -79,7 +82,7 @@ impl Hit<'_> {
     pub(crate) fn cpu_state(&self, space: AddressSpace) -> CpuState {
         let gs_base = self.current.base().map_or(0, |base| base.0);
         CpuState {
-            general: self.registers,
+            general: *self.registers,
             cs: if self.user { USER_CS } else { KERNEL_CS },
             gs_base,
             swapped_gs_base: gs_base,
@@ -97,7 +100,7 @@ impl Hit<'_> {
 
     /// RDI, RSI, RDX, RCX, R8, R9.
     pub(crate) fn arguments(&self) -> [u64; MAX_ARGUMENTS] {
-        let r = &self.registers;
+        let r = self.registers;
         [r.rdi, r.rsi, r.rdx, r.rcx, r.r8, r.r9]
     }
 }
@@ -141,6 +144,8 @@ pub(crate) struct HitPath {
     pub(crate) counters: Counters,
     /// Ticks of the time stamp counter in a second.
     pub(crate) tsc_hz: u64,
+    /// One per vCPU.
+    pub(crate) seen: Vec<Mutex<Seen>>,
     /// Cleared when the engine is gone.
     pub(crate) active: AtomicBool,
 }
@@ -173,10 +178,12 @@ impl HitPath {
         let is_return = self.is_return(hit);
         // Where code follows a call that never returns, one address can be both.
         let returned = is_return && self.leave(hit, clock);
-        let reach = |plan: &Arc<SitePlan>| self.reach(hit, plan, returned, clock, arm);
-        let reached = self.plans.with(hit.site, reach).is_some();
+        let plan = get(&self.plans, hit.seen.map(|seen| &seen.plans), hit.site);
+        if let Some(plan) = plan {
+            return self.reach(hit, &plan, returned, clock, arm);
+        }
         // Asked again: the trap may have been taken away since, and its calls forgotten.
-        if !reached && is_return && !returned && self.is_return(hit) {
+        if is_return && !returned && self.is_return(hit) {
             count(&self.counters.unpaired);
         }
     }
@@ -184,8 +191,14 @@ impl HitPath {
     /// Returns whether a trap for returns stands where the hit is.
     fn is_return(&self, hit: &Hit<'_>) -> bool {
         match hit.user {
-            true => self.user_returns.is_armed(hit.site),
-            false => self.kernel_returns.is_armed(hit.address.0),
+            true => {
+                let seen = hit.seen.map(|seen| &seen.user_returns);
+                self.user_returns.is_armed(hit.site, seen)
+            }
+            false => {
+                let seen = hit.seen.map(|seen| &seen.kernel_returns);
+                self.kernel_returns.is_armed(hit.address.0, seen)
+            }
         }
     }
 
@@ -326,15 +339,19 @@ impl HitPath {
 
     /// Whether any probe of a function's return may want the one of the call that begins here.
     pub(super) fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
-        let wanted = |plan: &Arc<ReturnPlan>| {
+        self.return_plan(hit, function).is_some_and(|plan| {
             let mut probes = plan.probes.iter();
             probes.any(|probe| {
                 let program = probe.program.as_ref();
                 hit.is_admitted_by(&probe.filter)
                     && program.is_none_or(|program| program.wants_return(Who::at(hit)))
             })
-        };
-        self.return_plans.with(function, wanted) == Some(true)
+        })
+    }
+
+    fn return_plan(&self, hit: &Hit<'_>, function: FunctionKey) -> Option<Arc<ReturnPlan>> {
+        let seen = hit.seen.map(|seen| &seen.return_plans);
+        get(&self.return_plans, seen, function)
     }
 
     pub(super) fn expect_return(
@@ -352,7 +369,10 @@ impl HitPath {
         let (site, waits_at) = match hit.user {
             false => {
                 let arm = || arm.kernel(return_address);
-                let site = self.kernel_returns.ensure(return_address.0, function, arm);
+                let seen = hit.seen.map(|seen| &seen.kernel_returns);
+                let site = self
+                    .kernel_returns
+                    .ensure(return_address.0, function, seen, arm);
                 (site, return_address.0)
             }
             true => {
@@ -361,7 +381,8 @@ impl HitPath {
                     return;
                 };
                 let arm = || arm.user(return_address, hit.space());
-                let site = self.user_returns.ensure(place.gpa.0, function, arm);
+                let seen = hit.seen.map(|seen| &seen.user_returns);
+                let site = self.user_returns.ensure(place.gpa.0, function, seen, arm);
                 (site, place.gpa.0)
             }
         };
@@ -398,11 +419,11 @@ impl HitPath {
             return false;
         };
         for call in frame.functions() {
-            let Some(plan) = self.return_plans.get(call.function) else {
+            let Some(plan) = self.return_plan(hit, call.function) else {
                 continue;
             };
             for watch in &plan.watches {
-                watch.leave(self, hit, &call, Gva(stack));
+                watch.leave(self, hit, call, Gva(stack));
             }
             let result = match plan.result_in_memory {
                 false => hit.registers.rax,
@@ -452,7 +473,6 @@ impl HitPath {
     fn admits(&self, hit: &Hit<'_>, probe: &Enabled) -> bool {
         let admitted = hit.is_admitted_by(&probe.filter);
         if !admitted {
-            count(&probe.counters.hits);
             count(&probe.counters.filtered);
         }
         admitted
@@ -466,7 +486,6 @@ impl HitPath {
         clock: &dyn Fn() -> u64,
         fired: &Fired<'_>,
     ) {
-        count(&probe.counters.hits);
         let admitted = probe.filter.admits_rate(clock, self.tsc_hz);
         let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
         let Some(ring) = ring else {

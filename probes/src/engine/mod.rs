@@ -23,6 +23,7 @@ mod processes;
 mod program;
 mod return_sites;
 mod returns;
+mod seen;
 mod semaphores;
 mod session;
 mod sink;
@@ -175,6 +176,7 @@ impl Engine {
             user_returns: ReturnSites::new(limits.return_sites),
             counters: Counters::default(),
             tsc_hz,
+            seen: bases.iter().map(|_| Mutex::default()).collect(),
             active: true.into(),
         });
         machine.set_sink(Some(Box::new(Sink(path.clone()))));

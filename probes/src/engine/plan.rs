@@ -66,10 +66,9 @@ impl Capture {
     }
 }
 
-/// What one enabled probe has counted. Exact while the guest stands still; hits are all of the others together.
+/// Counts of one enabled probe; each hit is in one of them. Exact while the guest is paused.
 #[derive(Debug, Default)]
 pub(crate) struct ProbeCounters {
-    pub(crate) hits: AtomicU64,
     pub(crate) filtered: AtomicU64,
     pub(crate) recorded: AtomicU64,
     pub(crate) dropped: AtomicU64,

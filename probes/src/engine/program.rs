@@ -150,7 +150,7 @@ impl ProbeHit<'_> {
     /// The vCPU's registers.
     #[must_use]
     pub fn registers(&self) -> &GeneralRegisters {
-        &self.hit.registers
+        self.hit.registers
     }
 
     /// The address of the vCPU's last page fault: where its handler is entered, of the one that is handled.

@@ -3,13 +3,19 @@
 //! A site stays for as long as the return of a function is probed that was seen to return to it. The guest chooses return
 //! addresses, so their number is limited.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use vmm::lookaside::Lookaside;
 use vmm::sharded_map::ShardedMap;
 use vmm::trap::{ArmError, SiteId};
 
 use super::returns::FunctionKey;
+use super::seen::get;
+
+/// A vCPU's lookaside list of return addresses, if it is at hand.
+pub(super) type SeenReturns<'s> = Option<&'s RefCell<Lookaside<Known>>>;
 
 /// What is known of a return address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +30,7 @@ pub(super) enum ReturnSite {
 
 /// One address, immutable: a further function makes another of it.
 #[derive(Debug, Clone)]
-struct Known {
+pub(super) struct Known {
     site: Option<SiteId>,
     /// The functions that return there.
     functions: Vec<FunctionKey>,
@@ -58,9 +64,9 @@ impl ReturnSites {
     }
 
     /// Whether a trap stands at `address`.
-    pub(super) fn is_armed(&self, address: u64) -> bool {
+    pub(super) fn is_armed(&self, address: u64, seen: SeenReturns<'_>) -> bool {
         !self.known.is_empty()
-            && self.known.with(address, |known| known.site.is_some()) == Some(true)
+            && get(&self.known, seen, address).is_some_and(|known| known.site.is_some())
     }
 
     /// Whether a trap stands at `address` for `function`, which `arm` puts there if it has not been tried before.
@@ -68,14 +74,15 @@ impl ReturnSites {
         &self,
         address: u64,
         function: FunctionKey,
+        seen: SeenReturns<'_>,
         arm: impl FnOnce() -> Result<SiteId, ArmError>,
     ) -> ReturnSite {
-        if let Some(known) = self.get(address, function) {
+        if let Some(known) = self.get(address, function, seen) {
             return known;
         }
         let mut registry = self.lock();
         // Another vCPU may have been faster.
-        if let Some(known) = self.get(address, function) {
+        if let Some(known) = self.get(address, function, None) {
             return known;
         }
         if registry.closed.contains(&function) {
@@ -131,12 +138,16 @@ impl ReturnSites {
         }
     }
 
-    fn get(&self, address: u64, function: FunctionKey) -> Option<ReturnSite> {
-        self.known.with(address, |known| {
-            let is_known =
-                known.functions.contains(&function) || known.functions.len() >= MAX_FUNCTIONS;
-            is_known.then(|| state(known.site))
-        })?
+    fn get(
+        &self,
+        address: u64,
+        function: FunctionKey,
+        seen: SeenReturns<'_>,
+    ) -> Option<ReturnSite> {
+        let known = get(&self.known, seen, address)?;
+        let is_known =
+            known.functions.contains(&function) || known.functions.len() >= MAX_FUNCTIONS;
+        is_known.then(|| state(known.site))
     }
 
     /// The return of `function` is probed from now on.
@@ -219,35 +230,35 @@ mod tests {
     #[test]
     fn an_address_is_tried_once_whatever_comes_of_it() {
         let sites = ReturnSites::new(8);
-        assert!(!sites.is_armed(0x10));
-        assert_eq!(sites.ensure(0x10, F, good(0x10)), ReturnSite::Armed);
-        assert_eq!(sites.ensure(0x10, F, bad(0x10)), ReturnSite::Armed);
-        assert_eq!(sites.ensure(0x10, G, bad(0x10)), ReturnSite::Armed);
-        assert_eq!(sites.ensure(0x20, F, bad(0x20)), ReturnSite::Refused);
-        assert_eq!(sites.ensure(0x20, F, good(0x20)), ReturnSite::Refused);
-        assert_eq!(sites.ensure(0x20, G, good(0x20)), ReturnSite::Refused);
-        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
+        assert!(!sites.is_armed(0x10, None));
+        assert_eq!(sites.ensure(0x10, F, None, good(0x10)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x10, F, None, bad(0x10)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x10, G, None, bad(0x10)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x20, F, None, bad(0x20)), ReturnSite::Refused);
+        assert_eq!(sites.ensure(0x20, F, None, good(0x20)), ReturnSite::Refused);
+        assert_eq!(sites.ensure(0x20, G, None, good(0x20)), ReturnSite::Refused);
+        assert!(sites.is_armed(0x10, None) && !sites.is_armed(0x20, None));
     }
 
     #[test]
     fn a_site_stays_until_no_function_needs_it() {
         let sites = ReturnSites::new(8);
-        sites.ensure(0x10, F, good(0x10));
-        sites.ensure(0x10, G, good(0x10));
-        sites.ensure(0x20, F, good(0x20));
+        sites.ensure(0x10, F, None, good(0x10));
+        sites.ensure(0x10, G, None, good(0x10));
+        sites.ensure(0x20, F, None, good(0x20));
         assert_eq!(sites.close(F), [SiteId(Gpa(0x20))]);
-        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
-        assert_eq!(sites.ensure(0x30, F, good(0x30)), ReturnSite::Closed);
+        assert!(sites.is_armed(0x10, None) && !sites.is_armed(0x20, None));
+        assert_eq!(sites.ensure(0x30, F, None, good(0x30)), ReturnSite::Closed);
         assert_eq!(sites.close(G), [SiteId(Gpa(0x10))]);
         sites.open(F);
-        assert_eq!(sites.ensure(0x30, F, good(0x30)), ReturnSite::Armed);
+        assert_eq!(sites.ensure(0x30, F, None, good(0x30)), ReturnSite::Armed);
     }
 
     #[test]
     fn the_guest_cannot_have_more_sites_than_the_limit() {
         let sites = ReturnSites::new(100);
-        let armed =
-            (1..=1000u64).filter(|n| sites.ensure(n * 16, F, good(n * 16)) == ReturnSite::Armed);
+        let armed = (1..=1000u64)
+            .filter(|n| sites.ensure(n * 16, F, None, good(n * 16)) == ReturnSite::Armed);
         assert_eq!(armed.count(), 100);
         assert_eq!(sites.close(F).len(), 100);
     }
@@ -256,10 +267,12 @@ mod tests {
     fn text_that_goes_away_takes_its_sites_along() {
         let sites = ReturnSites::new(8);
         for address in [0x10, 0x20, 0x30] {
-            sites.ensure(address, F, good(address));
+            sites.ensure(address, F, None, good(address));
         }
         assert_eq!(sites.forget(0x20..0x30), [SiteId(Gpa(0x20))]);
-        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20) && sites.is_armed(0x30));
+        assert!(
+            sites.is_armed(0x10, None) && !sites.is_armed(0x20, None) && sites.is_armed(0x30, None)
+        );
         assert_eq!(sites.close(F).len(), 2);
     }
 }

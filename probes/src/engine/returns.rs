@@ -2,7 +2,7 @@
 //!
 //! A call's frame is known by its task and the stack pointer that its caller has after the return. A task may go on
 //! on another vCPU, so all vCPUs share the table; it is split into shards with a lock each, held for
-//! some ten nanoseconds. Memory is set aside at the start and bounded: a full shard gives up its oldest call, which
+//! some ten nanoseconds. Memory is bounded, and set aside at the start but for functions that share a frame: a full shard gives up its oldest call, which
 //! is counted as lost; finding it is a search of the shard under its lock. Calls that never return (the task ended in
 //! them) leave in this way, or when their place on the stack is used again.
 //!
@@ -131,14 +131,14 @@ pub(super) struct Returning {
 }
 
 /// A frame that functions will return from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Frame {
     thread: u64,
     return_address: u64,
-    /// When the first was entered: its age in its shard.
-    entered: u64,
-    functions: [Returning; CHAIN],
-    count: usize,
+    /// The function entered first, whose time is the frame's age in its shard.
+    first: Returning,
+    /// Those entered later, [`CHAIN`] in all.
+    later: Vec<Returning>,
 }
 
 impl Frame {
@@ -146,25 +146,26 @@ impl Frame {
         self.thread == thread && self.return_address == return_address
     }
 
-    fn remove(&mut self, function: FunctionKey) {
-        let mut kept = 0;
-        for at in 0..self.count {
-            let Some(call) = self.functions.get(at).copied() else {
-                break;
-            };
-            if call.function != function
-                && let Some(place) = self.functions.get_mut(kept)
-            {
-                *place = call;
-                kept += 1;
-            }
+    fn count(&self) -> u64 {
+        1 + self.later.len() as u64
+    }
+
+    /// Removes a function; whether any is left.
+    fn remove(&mut self, function: FunctionKey) -> bool {
+        self.later.retain(|call| call.function != function);
+        if self.first.function != function {
+            return true;
         }
-        self.count = kept;
+        if self.later.is_empty() {
+            return false;
+        }
+        self.first = self.later.remove(0);
+        true
     }
 
     /// The functions that return, the last entered first.
-    pub(super) fn functions(&self) -> impl Iterator<Item = Returning> {
-        self.functions.into_iter().take(self.count).rev()
+    pub(super) fn functions(&self) -> impl Iterator<Item = &Returning> {
+        self.later.iter().rev().chain([&self.first])
     }
 }
 
@@ -201,14 +202,11 @@ impl PendingReturns {
             arguments: call.arguments,
             entered: call.tsc,
         };
-        let mut functions = [Returning::default(); CHAIN];
-        functions[0] = entered;
         let fresh = Frame {
             thread: call.thread,
             return_address: call.return_address,
-            entered: call.tsc,
-            functions,
-            count: 1,
+            first: entered,
+            later: Vec::new(),
         };
         let full = shard.len() >= self.per_shard;
         match shard.entry(key) {
@@ -216,16 +214,15 @@ impl PendingReturns {
                 self.chain(place.get_mut(), entered);
             }
             // A frame with another return address: its place on the stack was written over, so it is gone.
-            Entry::Occupied(mut place) => self.lose(place.insert(fresh)),
+            Entry::Occupied(mut place) => self.lose(&place.insert(fresh)),
             Entry::Vacant(place) if !full => {
                 place.insert(fresh);
             }
             Entry::Vacant(_) => {
-                let oldest = shard.iter().min_by_key(|(_, frame)| frame.entered);
-                let oldest = oldest.map(|(key, frame)| (*key, *frame));
-                if let Some((oldest, frame)) = oldest {
-                    shard.remove(&oldest);
-                    self.lose(frame);
+                let oldest = shard.iter().min_by_key(|(_, frame)| frame.first.entered);
+                let oldest = oldest.map(|(key, _)| *key);
+                if let Some(frame) = oldest.and_then(|key| shard.remove(&key)) {
+                    self.lose(&frame);
                 }
                 shard.insert(key, fresh);
             }
@@ -243,7 +240,7 @@ impl PendingReturns {
                 Some(place.remove())
             }
             Entry::Occupied(place) if place.get().thread != thread => {
-                self.lose(place.remove());
+                self.lose(&place.remove());
                 None
             }
             _ => None,
@@ -254,10 +251,7 @@ impl PendingReturns {
     pub(super) fn forget(&self, function: FunctionKey) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.retain(|_, frame| {
-                frame.remove(function);
-                frame.count > 0
-            });
+            shard.retain(|_, frame| frame.remove(function));
         }
     }
 
@@ -268,12 +262,11 @@ impl PendingReturns {
 
     /// Calls that still wait.
     pub(super) fn waiting(&self) -> u64 {
-        let count = |frame: &Frame| frame.count as u64;
         self.shards
             .iter()
             .map(|shard| {
                 let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-                shard.values().map(count).sum::<u64>()
+                shard.values().map(Frame::count).sum::<u64>()
             })
             .sum()
     }
@@ -281,26 +274,26 @@ impl PendingReturns {
     /// Adds a function to a frame that waits: entered by a jump from the one before. The same function again at
     /// the same place means that the earlier call never returned.
     fn chain(&self, frame: &mut Frame, entered: Returning) {
-        let waiting = frame.functions.get(..frame.count).unwrap_or_default();
-        let again = |waits: &Returning| waits.function == entered.function;
-        if let Some(position) = waiting.iter().position(again) {
-            self.lost
-                .fetch_add((frame.count - position) as u64, Ordering::Relaxed);
-            frame.count = position;
+        if frame.first.function == entered.function {
+            self.lose(frame);
+            (frame.first, frame.later) = (entered, Vec::new());
+            return;
         }
-        match frame.functions.get_mut(frame.count) {
-            Some(slot) => {
-                *slot = entered;
-                frame.count += 1;
-            }
-            None => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-            }
+        let again = |waits: &Returning| waits.function == entered.function;
+        if let Some(position) = frame.later.iter().position(again) {
+            let lost = frame.later.len() - position;
+            self.lost.fetch_add(lost as u64, Ordering::Relaxed);
+            frame.later.truncate(position);
+        }
+        if 1 + frame.later.len() < CHAIN {
+            frame.later.push(entered);
+        } else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn lose(&self, frame: Frame) {
-        self.lost.fetch_add(frame.count as u64, Ordering::Relaxed);
+    fn lose(&self, frame: &Frame) {
+        self.lost.fetch_add(frame.count(), Ordering::Relaxed);
     }
 
     fn shard(&self, key: Key) -> Option<&Mutex<Shard>> {
@@ -332,7 +325,7 @@ mod tests {
 
     /// Which functions return; each with the arguments it was entered with.
     fn functions(frame: Option<Frame>) -> Option<Vec<u64>> {
-        let function = |r: Returning| {
+        let function = |r: &Returning| {
             assert_eq!(r.arguments, [r.function * 10; MAX_ARGUMENTS]);
             r.function
         };

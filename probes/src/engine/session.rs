@@ -262,12 +262,17 @@ impl Drop for Session {
     }
 }
 
-fn stats(counters: &ProbeCounters) -> ProbeStats {
+pub(super) fn stats(counters: &ProbeCounters) -> ProbeStats {
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let (filtered, recorded, dropped) = (
+        load(&counters.filtered),
+        load(&counters.recorded),
+        load(&counters.dropped),
+    );
     ProbeStats {
-        hits: load(&counters.hits),
-        filtered: load(&counters.filtered),
-        recorded: load(&counters.recorded),
-        dropped: load(&counters.dropped),
+        hits: filtered + recorded + dropped,
+        filtered,
+        recorded,
+        dropped,
     }
 }

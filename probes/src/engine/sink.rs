@@ -9,6 +9,7 @@ use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
 
 use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};
+use super::seen::Seen;
 
 /// The hit path as the machine calls it.
 pub(crate) struct Sink(pub(crate) Arc<HitPath>);
@@ -28,7 +29,7 @@ impl Arm for ArmBy<'_> {
         let Some(pages) = &self.path.pages else {
             return self.cpu.traps().arm_user(address, space);
         };
-        let place = paging::translate(self.cpu.ram(), space, address)
+        let place = paging::translate(self.cpu.memory(), space, address)
             .map_err(|source| ArmError::NotMapped { address, source })?;
         let traps = self.cpu.traps();
         let in_copy = || traps.arm_user(address, space);
@@ -52,6 +53,7 @@ impl Sink {
         site: Option<SiteId>,
         user: bool,
         cpu: &'a StoppedCpu<'a>,
+        seen: Option<&'a Seen>,
     ) -> Hit<'a> {
         let registers = cpu.general();
         // In user mode it is the program's own.
@@ -66,8 +68,9 @@ impl Sink {
             user,
             registers,
             known_space: None,
-            memory: cpu.ram(),
-            current: Current::new(&self.0.tasks, cpu.ram(), vcpu, base),
+            memory: cpu.memory(),
+            current: Current::new(&self.0.tasks, cpu.memory(), vcpu, base),
+            seen,
             cpu: Some(cpu),
         }
     }
@@ -83,14 +86,17 @@ impl TrapSink for Sink {
         if !self.0.active.load(Ordering::Relaxed) {
             return;
         }
-        let hit = self.hit(trap.vcpu, trap.site, user, cpu);
+        // Held by this vCPU's own thread alone.
+        let seen = self.0.seen.get(trap.vcpu);
+        let seen = seen.and_then(|seen| seen.try_lock().ok());
+        let hit = self.hit(trap.vcpu, trap.site, user, cpu, seen.as_deref());
         let arm = ArmBy { cpu, path: &self.0 };
         self.0.take(&hit, &|| cpu.tsc(), &arm);
     }
 
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
         if self.0.active.load(Ordering::Relaxed) {
-            let hit = self.hit(vcpu, None, cpu.in_user_mode(), cpu);
+            let hit = self.hit(vcpu, None, cpu.in_user_mode(), cpu, None);
             self.0.sample(mask, &hit, &|| cpu.tsc());
         }
     }

@@ -4,7 +4,6 @@
 //! [`introspect::stack::kernel`]); a program's by frame pointers, with the caller of a function that was just entered. What
 //! cannot be followed further ends there.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
@@ -12,7 +11,7 @@ use introspect::stack::kernel::KernelUnwinder;
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::{AddressSpace, PAGE, translate};
 use introspect::x86_64::virtual_memory::read_u64;
-use introspect::{Gpa, Gva, PausedMemory, PhysicalMemory};
+use introspect::{Gva, PausedMemory, PhysicalMemory};
 
 use super::hit::Hit;
 
@@ -95,16 +94,23 @@ struct FrameWalk<'m> {
     memory: &'m dyn PhysicalMemory,
     space: AddressSpace,
     half: u64,
-    /// The page that was read last: frames lie side by side.
-    page: Cell<Option<StackPage<'m>>>,
 }
 
-/// A page of a stack, in virtual and in physical memory.
-#[derive(Clone, Copy)]
+/// A page of a stack, in virtual memory and in place.
 struct StackPage<'m> {
     address: u64,
-    physical: u64,
-    words: Option<&'m [AtomicU64]>,
+    words: &'m [AtomicU64],
+}
+
+impl StackPage<'_> {
+    /// The two words from an address on, which is a multiple of 8, if both are in this page.
+    #[inline]
+    fn pair(&self, at: u64) -> Option<(u64, u64)> {
+        let place = usize::try_from(at.wrapping_sub(self.address) / 8).ok()?;
+        let [first, second] = self.words.get(place..)?.first_chunk::<2>()?;
+        let word = |word: &AtomicU64| u64::from_le(word.load(Ordering::Relaxed));
+        Some((word(first), word(second)))
+    }
 }
 
 impl<'m> FrameWalk<'m> {
@@ -113,41 +119,27 @@ impl<'m> FrameWalk<'m> {
             memory,
             space,
             half: within.0 >> 63,
-            page: Cell::new(None),
-        }
-    }
-}
-
-impl<'m> FrameWalk<'m> {
-    /// The word at an address, which is a multiple of 8.
-    #[inline]
-    fn word(&self, at: u64) -> Option<u64> {
-        let (page, offset) = (at & !(PAGE - 1), at & (PAGE - 1));
-        let found = match self.page.get() {
-            Some(found) if found.address == page => found,
-            _ => self.look_up(page)?,
-        };
-        let place = usize::try_from(offset / 8).ok()?;
-        match found.words {
-            Some(words) => Some(u64::from_le(words.get(place)?.load(Ordering::Relaxed))),
-            None => self.memory.read_word(Gpa(found.physical + offset)).ok(),
         }
     }
 
-    fn look_up(&self, page: u64) -> Option<StackPage<'m>> {
-        let physical = translate(self.memory, self.space, Gva(page)).ok()?.gpa;
-        let found = StackPage {
-            address: page,
-            physical: physical.0,
-            words: self.memory.page_words(physical),
-        };
-        self.page.set(Some(found));
-        Some(found)
+    /// Reads the two words at an address, and notes the page that they are in: frames lie side by side.
+    fn look_up(&self, at: u64, page: &mut Option<StackPage<'m>>) -> Option<(u64, u64)> {
+        let address = at & !(PAGE - 1);
+        let place = translate(self.memory, self.space, Gva(address)).ok()?.gpa;
+        *page = self
+            .memory
+            .page_words(place)
+            .map(|words| StackPage { address, words });
+        if let Some(pair) = page.as_ref().and_then(|page| page.pair(at)) {
+            return Some(pair);
+        }
+        let word = |at: u64| read_u64(self.memory, self.space, Gva(at)).ok();
+        Some((word(at)?, word(at.checked_add(8)?)?))
     }
 
     /// The stack of a function at its first instruction.
     fn of_entered(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
-        let r = &hit.registers;
+        let r = hit.registers;
         self.fill(r.rip, r.rsp, r.rbp, true, frames)
     }
 
@@ -173,11 +165,10 @@ impl<'m> FrameWalk<'m> {
             return count;
         }
         let (mut frame, mut below) = (rbp, rsp);
+        let mut page: Option<StackPage<'_>> = None;
         while frame >= below && frame - below < LARGEST_FRAME && frame.is_multiple_of(8) {
-            let (Some(outer), Some(caller)) = (
-                self.word(frame),
-                frame.checked_add(8).and_then(|at| self.word(at)),
-            ) else {
+            let kept = page.as_ref().and_then(|page| page.pair(frame));
+            let Some((outer, caller)) = kept.or_else(|| self.look_up(frame, &mut page)) else {
                 break;
             };
             if !push(caller) {

@@ -359,6 +359,21 @@ impl SlotWriter<'_> {
         true
     }
 
+    /// Adds all of `words` to the record, or nothing if the slot has no room for them; whether it had.
+    #[inline]
+    #[must_use = "words that do not fit are not in the record"]
+    pub fn push_all<const N: usize>(&mut self, words: &[u64; N]) -> bool {
+        let room = self.words.get(self.length..).unwrap_or_default();
+        let Some(places) = room.first_chunk::<N>() else {
+            return false;
+        };
+        for (place, word) in places.iter().zip(words) {
+            place.store(*word, Ordering::Relaxed);
+        }
+        self.length += N;
+        true
+    }
+
     /// Adds as many of `words`, from the first on, as the slot has room for; gives how many.
     #[inline]
     pub fn push_words(&mut self, words: &[u64]) -> usize {

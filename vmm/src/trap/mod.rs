@@ -28,6 +28,7 @@ use crate::machine::control::Control;
 use crate::memory::GuestRam;
 use crate::vcpu::system::System;
 use crate::vcpu::{VcpuRegisters, address_space, general_registers};
+use crate::walks::HitMemory;
 
 /// The trap instruction of x86.
 pub const INT3: u8 = 0xcc;
@@ -73,7 +74,7 @@ pub struct StoppedCpu<'a> {
     pub(crate) regs: &'a kvm_regs,
     pub(crate) user_mode: bool,
     pub(crate) system: &'a System<'a>,
-    pub(crate) ram: &'a GuestRam,
+    pub(crate) memory: HitMemory<'a>,
     pub(crate) traps: &'a TrapTable,
     pub(crate) control: &'a Arc<Control>,
 }
@@ -85,13 +86,18 @@ impl StoppedCpu<'_> {
     }
 
     /// The same as plain values.
-    pub fn general(&self) -> GeneralRegisters {
+    pub fn general(&self) -> &GeneralRegisters {
         general_registers(self.regs)
     }
 
     /// Guest memory.
     pub fn ram(&self) -> &GuestRam {
-        self.ram
+        self.memory.guest_ram()
+    }
+
+    /// Guest memory, through the page walks that this vCPU's hits have kept.
+    pub fn memory(&self) -> &HitMemory<'_> {
+        &self.memory
     }
 
     /// The page tables in use.

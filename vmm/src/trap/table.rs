@@ -22,6 +22,7 @@ use super::arm_error::ArmError;
 use super::site::{Displaced, Original, Purpose, Site, SiteCounters, SiteId};
 use super::{INT3, Int3Owner};
 use crate::hex::hex;
+use crate::lookaside::Lookaside;
 use crate::memory::{GuestRam, PAGE_SIZE};
 use crate::sharded_map::ShardedMap;
 use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
@@ -380,24 +381,24 @@ impl TrapTable {
         self.kernel.get(address)
     }
 
-    /// Returns the result of `look` at the kernel site whose int3 stands at `address`.
+    /// The same, for a reader that keeps what it has `seen`.
     #[inline]
-    pub(crate) fn with_kernel_site<R>(
+    pub(crate) fn kernel_site_seen(
         &self,
+        seen: &mut Lookaside<Site>,
         address: u64,
-        look: impl FnOnce(&Arc<Site>) -> R,
-    ) -> Option<R> {
-        self.kernel.with(address, look)
+    ) -> Option<Arc<Site>> {
+        seen.get(&self.kernel, address)
     }
 
-    /// Returns the result of `look` at the user site at a guest-physical byte.
+    /// The user site at a guest-physical byte, for a reader that keeps what it has `seen`.
     #[inline]
-    pub(crate) fn with_user_site<R>(
+    pub(crate) fn user_site_seen(
         &self,
+        seen: &mut Lookaside<Site>,
         physical: Gpa,
-        look: impl FnOnce(&Arc<Site>) -> R,
-    ) -> Option<R> {
-        self.user.with(physical.0, look)
+    ) -> Option<Arc<Site>> {
+        seen.get(&self.user, physical.0)
     }
 
     /// The user site at a guest-physical byte.

@@ -43,11 +43,27 @@ fn without_resume(regs: kvm_regs) -> kvm_regs {
     }
 }
 
+/// The outcome of taking an int3 for a usual one.
+#[expect(clippy::large_enum_variant, reason = "it does not stay")]
+pub(super) enum Usual {
+    /// The guest is past it.
+    Passed,
+    /// It was delivered. The displaced instruction is still to be executed.
+    Delivered {
+        site: Arc<Site>,
+        privilege: u8,
+        sregs: Option<kvm_sregs>,
+    },
+    /// There is more to it, and nothing was done.
+    Left,
+}
+
 impl Vcpu {
     /// KVM_EXIT_DEBUG: an int3 where the host reports them so, a hardware breakpoint, or a step.
     pub(super) fn on_debug(&mut self, arch: &kvm_debug_exit_arch) -> Result<Flow, RunEnd> {
         if arch.exception == VECTOR_BP {
-            return self.on_reported_int3(arch.pc);
+            let usual = self.usual_int3(true);
+            return self.on_reported_int3(usual, arch.pc);
         }
         if is_step(arch) {
             return Ok(Flow::Stepped);
@@ -64,9 +80,10 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
-    /// An int3 at `pc`, in either mode, reported by a debug exit.
-    fn on_reported_int3(&mut self, pc: u64) -> Result<Flow, RunEnd> {
-        if let Some(flow) = self.on_usual_int3(true)? {
+    /// An int3 at `pc`, in either mode, reported by a debug exit and taken for a usual one.
+    #[cold]
+    pub(super) fn on_reported_int3(&mut self, usual: Usual, pc: u64) -> Result<Flow, RunEnd> {
+        if let Some(flow) = self.end_usual_int3(usual)? {
             return Ok(flow);
         }
         let regs = self.registers.general(&self.fd)?;
@@ -87,7 +104,8 @@ impl Vcpu {
 
     /// An int3 in kernel mode, reported as an emulation failure.
     pub(super) fn on_failed_int3(&mut self) -> Result<Flow, RunEnd> {
-        if let Some(flow) = self.on_usual_int3(false)? {
+        let usual = self.usual_int3(false);
+        if let Some(flow) = self.end_usual_int3(usual)? {
             return Ok(flow);
         }
         let regs = self.registers.general(&self.fd)?;
@@ -151,10 +169,10 @@ impl Vcpu {
 
     /// Gives a trap to whoever listens.
     pub(super) fn deliver(&self, trap: &Trap, regs: &kvm_regs, sregs: &kvm_sregs, user_mode: bool) {
-        let system = System::from(*sregs);
+        let system = System::known_as(sregs);
         let sink = self.machine.sink.load();
         let sink = sink.as_deref().map(|sink| &**sink);
-        Surroundings::of(&self.machine, sink).deliver(trap, regs, &system, user_mode);
+        Surroundings::of(&self.machine, sink, &self.caches).deliver(trap, regs, &system, user_mode);
     }
 
     /// This vCPU as a sink sees it.
@@ -164,38 +182,54 @@ impl Vcpu {
         system: &'a System<'a>,
         user_mode: bool,
     ) -> StoppedCpu<'a> {
-        Surroundings::of(&self.machine, None).stopped(regs, system, user_mode)
+        Surroundings::of(&self.machine, None, &self.caches).stopped(regs, system, user_mode)
     }
 
-    /// Takes an int3 of the usual kind; `None` if there is more to it, and nothing
-    /// was done. One of a program's counts if `user`.
-    fn on_usual_int3(&mut self, user: bool) -> Result<Option<Flow>, RunEnd> {
-        let Some(mut regs) = self.registers.shared(&mut self.fd) else {
-            return Ok(None);
+    /// Takes an int3 of the usual kind, on the registers in the shared page. One of a program's counts if `user`.
+    #[inline(never)]
+    pub(super) fn usual_int3(&mut self, user: bool) -> Usual {
+        let Some((regs, system)) = self.registers.shared(&mut self.fd) else {
+            return Usual::Left;
         };
         // A step that is not done may go on here.
         if let Some((_, at)) = &self.again
             && at.rip == regs.rip
         {
-            return Ok(None);
+            return Usual::Left;
         }
         let sink = self.sink.load().as_deref().map(|sink| &**sink);
-        let surroundings = Surroundings::of(&self.machine, sink);
-        let system = System::of(&self.registers, &self.fd);
-        let mut quick = surroundings.kernel_hit(self.index, &mut regs, &system);
+        let surroundings = Surroundings::of(&self.machine, sink, &self.caches);
+        let mut quick = surroundings.kernel_hit(self.index, regs, &system);
         let mut privilege = 0;
         if user && matches!(quick, Quick::Left) {
-            quick = surroundings.user_hit(self.index, &mut regs, &system);
+            quick = surroundings.user_hit(self.index, regs, &system);
             privilege = 3;
         }
         match quick {
-            Quick::Left => Ok(None),
+            Quick::Left => Usual::Left,
             Quick::Passed => {
-                self.registers.set_general(&mut self.fd, &regs)?;
-                Ok(Some(Flow::Run))
+                self.registers.changed(&mut self.fd);
+                Usual::Passed
             }
-            Quick::Delivered(site) => {
-                let sregs = system.known();
+            Quick::Delivered(site) => Usual::Delivered {
+                site,
+                privilege,
+                sregs: system.known(),
+            },
+        }
+    }
+
+    /// Does what [`usual_int3`](Self::usual_int3) has left to do; `None` if nothing was done.
+    fn end_usual_int3(&mut self, usual: Usual) -> Result<Option<Flow>, RunEnd> {
+        match usual {
+            Usual::Left => Ok(None),
+            Usual::Passed => Ok(Some(Flow::Run)),
+            Usual::Delivered {
+                site,
+                privilege,
+                sregs,
+            } => {
+                let regs = self.registers.general(&self.fd)?;
                 self.pass(&site, regs, sregs.as_ref(), privilege).map(Some)
             }
         }
@@ -462,7 +496,8 @@ impl Vcpu {
         } else if let Some(gpa) = self.physical(sregs, regs.rip)
             && self.machine.traps.user_site(gpa).is_some()
         {
-            return self.on_reported_int3(regs.rip);
+            let usual = self.usual_int3(true);
+            return self.on_reported_int3(usual, regs.rip);
         }
         let instruction = self.instruction_at(sregs, regs.rip);
         if let Some(instruction) = &instruction

@@ -35,6 +35,7 @@ use kvm_bindings::{
     kvm_sregs,
 };
 use kvm_ioctls::VcpuFd;
+use std::mem::offset_of;
 
 pub(crate) use environment::{address_space, in_user_mode};
 pub(crate) use exit::internal_error;
@@ -47,6 +48,7 @@ use crate::trap::{Site, SiteId, TrapSink};
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::{msr, rflags};
 use debug::GuestDebug;
+use quick::Caches;
 use system::Registers;
 
 /// One vCPU.
@@ -62,6 +64,7 @@ pub(crate) struct Vcpu {
     again: Option<(Arc<Site>, kvm_regs)>,
     /// The machine's, found by one look at whether it is still the same.
     sink: SinkCache,
+    caches: Caches,
     machine: Arc<Shared>,
 }
 
@@ -91,6 +94,7 @@ impl Vcpu {
             syscall: SyscallMsrs::default(),
             again: None,
             sink: Cache::new(machine.sink.clone()),
+            caches: Caches::default(),
             machine,
         })
     }
@@ -201,7 +205,7 @@ impl VcpuRegisters {
     pub fn cpu_state(&self, swapped_gs_base: u64) -> CpuState {
         let s = &self.sregs;
         CpuState {
-            general: general_registers(&self.regs),
+            general: *general_registers(&self.regs),
             cs: s.cs.selector,
             gs_base: s.gs.base,
             swapped_gs_base,
@@ -214,27 +218,21 @@ impl VcpuRegisters {
 }
 
 /// KVM's general registers as plain values.
-pub(crate) fn general_registers(regs: &kvm_regs) -> GeneralRegisters {
-    GeneralRegisters {
-        rax: regs.rax,
-        rbx: regs.rbx,
-        rcx: regs.rcx,
-        rdx: regs.rdx,
-        rsi: regs.rsi,
-        rdi: regs.rdi,
-        rsp: regs.rsp,
-        rbp: regs.rbp,
-        r8: regs.r8,
-        r9: regs.r9,
-        r10: regs.r10,
-        r11: regs.r11,
-        r12: regs.r12,
-        r13: regs.r13,
-        r14: regs.r14,
-        r15: regs.r15,
-        rip: regs.rip,
-        rflags: regs.rflags,
+pub(crate) fn general_registers(regs: &kvm_regs) -> &GeneralRegisters {
+    // One changed without the other does not build.
+    macro_rules! alike {
+        ($($name:ident),*) => {
+            $(const { assert!(offset_of!(kvm_regs, $name) == offset_of!(GeneralRegisters, $name)) };)*
+        };
     }
+    alike!(
+        rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15, rip, rflags
+    );
+    const { assert!(size_of::<kvm_regs>() == size_of::<GeneralRegisters>()) };
+    let registers: *const kvm_regs = regs;
+    // SAFETY: both are `repr(C)` and made of the same `u64`s at the same places, as the assertions above see to; the result
+    // borrows `regs`.
+    unsafe { &*registers.cast() }
 }
 
 impl std::fmt::Display for VcpuRegisters {

@@ -7,12 +7,14 @@ use std::sync::atomic::Ordering;
 use kvm_bindings::{KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
 
-use super::hit::is_step;
+use super::hit::{Usual, is_step};
 use super::kick::Kick;
+use super::system::System;
 use super::{Vcpu, VcpuRegisters, exit, in_user_mode};
 use crate::machine::RunEnd;
 use crate::machine::control::{AfterPark, Control};
 use crate::vm::KvmError;
+use crate::x86_64::debug_exception::VECTOR_BP;
 
 /// What follows an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +115,7 @@ impl Vcpu {
             sink.sample(
                 self.index,
                 mask,
-                &self.stopped(&regs, &sregs.into(), in_user_mode(&sregs)),
+                &self.stopped(&regs, &System::known_as(&sregs), in_user_mode(&sregs)),
             );
         }
         Ok(())
@@ -128,7 +130,13 @@ impl Vcpu {
         let kind = match self.fd.run() {
             // What a traced guest leaves for most.
             Ok(VcpuExit::Debug(arch)) if !stepping => {
-                return self.on_debug(&arch).map(Flow::trapped);
+                if arch.exception != VECTOR_BP {
+                    return self.on_debug(&arch).map(Flow::trapped);
+                }
+                return match self.usual_int3(true) {
+                    Usual::Passed => Ok(Flow::Trapped),
+                    usual => self.on_reported_int3(usual, arch.pc).map(Flow::trapped),
+                };
             }
             Ok(exit) => match exit {
                 VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => Kind::Port,

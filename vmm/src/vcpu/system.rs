@@ -7,9 +7,12 @@
 //! vCPU's own thread.
 
 use std::cell::{Cell, OnceCell};
+use std::os::fd::{AsRawFd, RawFd};
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::{KVMIO, kvm_regs, kvm_sregs};
 use kvm_ioctls::{SyncReg, VcpuFd};
+use vmm_sys_util::ioctl::ioctl_with_mut_ref;
+use vmm_sys_util::ioctl_ior_nr;
 
 use crate::vm::{KvmError, NameCall};
 
@@ -34,47 +37,74 @@ const NO_TABLES: u64 = 0x000f_ffff_ffff_f000;
 
 /// The system registers of a vCPU that stands at an exit, read when they are first needed.
 pub(crate) struct System<'v> {
-    vcpu: Option<(&'v Registers, &'v VcpuFd)>,
+    source: Source<'v>,
     read: OnceCell<kvm_sregs>,
 }
 
+enum Source<'v> {
+    Vcpu(&'v Registers, RawFd),
+    Known(&'v kvm_sregs),
+}
+
+// VcpuFd's own cannot be called while the shared page is borrowed.
+ioctl_ior_nr!(KVM_GET_SREGS, KVMIO, 0x83, kvm_sregs);
+
+fn get_sregs(fd: RawFd) -> Result<kvm_sregs, KvmError> {
+    let mut sregs = kvm_sregs::default();
+    // SAFETY: KVM_GET_SREGS writes one kvm_sregs, which `sregs` is; a descriptor of something else is refused.
+    let result = unsafe { ioctl_with_mut_ref(&fd, KVM_GET_SREGS(), &mut sregs) };
+    match result {
+        0 => Ok(sregs),
+        _ => Err(kvm_ioctls::Error::last()).call("KVM_GET_SREGS"),
+    }
+}
+
 impl<'v> System<'v> {
-    /// Of a vCPU.
-    pub(crate) fn of(registers: &'v Registers, fd: &'v VcpuFd) -> Self {
+    /// Of a vCPU, which has `shared` in its page.
+    #[inline]
+    pub(crate) fn of(registers: &'v Registers, fd: RawFd, shared: &'v kvm_sregs) -> Self {
+        let source = match registers.fresh.get() {
+            true => Source::Known(shared),
+            false => Source::Vcpu(registers, fd),
+        };
         Self {
-            vcpu: Some((registers, fd)),
+            source,
+            read: OnceCell::new(),
+        }
+    }
+
+    /// Of a vCPU whose registers were read before.
+    pub(crate) fn known_as(sregs: &'v kvm_sregs) -> Self {
+        Self {
+            source: Source::Known(sregs),
             read: OnceCell::new(),
         }
     }
 
     /// Those that were read already.
     pub(crate) fn get(&self) -> &kvm_sregs {
+        let (registers, fd) = match self.source {
+            Source::Known(sregs) => return sregs,
+            Source::Vcpu(registers, fd) => (registers, fd),
+        };
         self.read.get_or_init(|| {
-            let read = self.vcpu.map(|(registers, fd)| registers.system(fd));
-            read.transpose()
-                .unwrap_or_else(|error| {
-                    // Of a vCPU that KVM has: nothing is mapped then.
-                    log::error!("system registers: {error}");
-                    None
-                })
-                .unwrap_or_else(|| kvm_sregs {
+            registers.missed();
+            get_sregs(fd).unwrap_or_else(|error| {
+                // Of a vCPU that KVM has: nothing is mapped then.
+                log::error!("system registers: {error}");
+                kvm_sregs {
                     cr3: NO_TABLES,
                     ..kvm_sregs::default()
-                })
+                }
+            })
         })
     }
 
     /// They, if they were needed.
     pub(crate) fn known(&self) -> Option<kvm_sregs> {
-        self.read.get().copied()
-    }
-}
-
-impl From<kvm_sregs> for System<'_> {
-    fn from(sregs: kvm_sregs) -> Self {
-        Self {
-            vcpu: None,
-            read: OnceCell::from(sregs),
+        match self.source {
+            Source::Known(sregs) => Some(*sregs),
+            Source::Vcpu(..) => self.read.get().copied(),
         }
     }
 }
@@ -113,10 +143,25 @@ impl Registers {
         self.fresh.set(expected);
     }
 
-    /// General registers as of the last exit, where they are in the shared page.
+    /// Returns the registers as of the last exit, where they are in the shared page, and the system registers. What is
+    /// changed goes back with the next KVM_RUN once it is [said](Self::changed).
     #[inline]
-    pub(crate) fn shared(&self, fd: &mut VcpuFd) -> Option<kvm_regs> {
-        self.sync.then(|| fd.sync_regs_mut().regs)
+    pub(crate) fn shared<'v>(
+        &'v self,
+        fd: &'v mut VcpuFd,
+    ) -> Option<(&'v mut kvm_regs, System<'v>)> {
+        if !self.sync {
+            return None;
+        }
+        let descriptor = fd.as_raw_fd();
+        let page = fd.sync_regs_mut();
+        Some((&mut page.regs, System::of(self, descriptor, &page.sregs)))
+    }
+
+    /// Says that the general registers in the shared page were changed.
+    #[inline]
+    pub(crate) fn changed(&self, fd: &mut VcpuFd) {
+        fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
     /// General registers as of the last exit.
@@ -144,8 +189,13 @@ impl Registers {
         if self.sync && self.fresh.get() {
             return Ok(fd.sync_regs().sregs);
         }
-        self.habit.set(HABIT);
+        self.missed();
         fd.get_sregs().call("KVM_GET_SREGS")
+    }
+
+    /// Notes that system registers were needed which had not come out.
+    fn missed(&self) {
+        self.habit.set(HABIT);
     }
 
     /// Replaces the system registers before the next KVM_RUN. Interrupts on their way into the guest are left as they

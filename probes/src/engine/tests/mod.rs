@@ -5,7 +5,7 @@ mod probes;
 mod returns;
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use introspect::kernel::task::TaskLayout;
@@ -127,9 +127,13 @@ impl Rings {
 
 /// Hits, filtered, recorded, dropped.
 fn counts(probe: &Enabled) -> [u64; 4] {
-    use std::sync::atomic::Ordering::Relaxed;
-    let c = &probe.counters;
-    [&c.hits, &c.filtered, &c.recorded, &c.dropped].map(|counter| counter.load(Relaxed))
+    let counted = super::session::stats(&probe.counters);
+    [
+        counted.hits,
+        counted.filtered,
+        counted.recorded,
+        counted.dropped,
+    ]
 }
 
 struct ArmOf<'g>(&'g Guest);
@@ -194,6 +198,7 @@ impl Guest {
             pages: None,
             counters: Counters::default(),
             tsc_hz: 1_000_000,
+            seen: PER_CPU.map(|_| Mutex::default()).into(),
             active: true.into(),
         };
         let guest = Self {
@@ -283,11 +288,18 @@ impl Guest {
 
     /// A hit; of user mode in the process given.
     fn take(&self, vcpu: usize, registers: GeneralRegisters, process: Option<usize>) {
-        let hit = self.stopped(vcpu, registers, process);
+        let seen = self.path.seen[vcpu].lock().unwrap();
+        let mut hit = self.stopped(vcpu, &registers, process);
+        hit.seen = Some(&seen);
         self.path.take(&hit, &|| self.tick(), &ArmOf(self));
     }
 
-    fn stopped(&self, vcpu: usize, registers: GeneralRegisters, process: Option<usize>) -> Hit<'_> {
+    fn stopped<'a>(
+        &'a self,
+        vcpu: usize,
+        registers: &'a GeneralRegisters,
+        process: Option<usize>,
+    ) -> Hit<'a> {
         let address = Gva(registers.rip);
         let space = process.map_or(self.space, |number| self.processes[number]);
         let site = match process {
@@ -305,6 +317,7 @@ impl Guest {
             known_space: Some(space),
             memory: &self.memory,
             current: Current::new(&self.path.tasks, &self.memory, vcpu, base),
+            seen: None,
             cpu: None,
         }
     }
