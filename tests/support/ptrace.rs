@@ -260,19 +260,27 @@ pub fn is_fault(record: &Record) -> bool {
     is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
 }
 
-/// Of `faults`, those that were not handled: none of the times of `handled`, ascending, lies between it and the next, or `end`.
+/// Returns those of `faults` that were not handled: none of the threads and times of `handled`, ascending, is of the same
+/// thread and between the fault and that thread's next, or `end`. Another thread may run and fault in between.
 #[must_use]
-pub fn unhandled<'r>(faults: &[&'r Record], handled: &[i64], end: i64) -> Vec<&'r Record> {
-    let ends = faults.iter().skip(1).map(|it| it.time).chain([end]);
-    faults
-        .iter()
-        .zip(ends)
-        .filter(|(it, end)| {
-            let first = handled.partition_point(|at| *at < it.time);
-            handled.get(first).is_none_or(|at| at >= end)
-        })
-        .map(|(it, _)| *it)
-        .collect()
+pub fn unhandled<'r>(
+    faults: &[&'r Record],
+    handled: &[(Option<u32>, i64)],
+    end: i64,
+) -> Vec<&'r Record> {
+    let mut next = BTreeMap::new();
+    let mut alone = Vec::new();
+    for fault in faults.iter().rev() {
+        let until = next.insert(fault.pid, fault.time).unwrap_or(end);
+        let first = handled.partition_point(|(_, at)| *at < fault.time);
+        let later = handled.get(first..).unwrap_or_default().iter();
+        let mut meanwhile = later.take_while(|(_, at)| *at < until);
+        if !meanwhile.any(|(thread, _)| *thread == Some(fault.pid)) {
+            alone.push(*fault);
+        }
+    }
+    alone.reverse();
+    alone
 }
 
 /// Whether a task begins to run, by deadlines or otherwise.

@@ -62,9 +62,9 @@ impl Running {
         let last = stack.kernel.iter().flat_map(|stack| &stack.frames).last();
         let outermost = last.is_some_and(|frame| {
             let address = frame.lookup_address();
-            let first = symbols
-                .resolve(address)
-                .is_some_and(|(symbol, _)| symbol.name == "ret_from_fork");
+            let name = symbols.resolve(address).map(|(symbol, _)| symbol.name);
+            // The second since Linux 6.6.
+            let first = matches!(name, Some("ret_from_fork" | "ret_from_fork_asm"));
             first || (start..end).contains(&address)
         });
         let frames = stack.kernel.iter().flat_map(|stack| &stack.frames);
@@ -126,7 +126,7 @@ struct StackSink {
 impl TrapSink for StackSink {
     fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
         let state = CpuState {
-            general: cpu.general(),
+            general: *cpu.general(),
             cs: KERNEL_CS,
             gs_base: cpu.kernel_gs_base().0,
             cr3: cpu.page_table_root().0,
@@ -193,20 +193,29 @@ impl<'s> Watched<'s> {
         }
     }
 
-    /// The stacks at the entries of a kernel function, until there are `enough`.
+    /// The stacks at the entries of kernel functions, until there are `enough`.
     ///
     /// # Panics
-    /// If they do not come in [`COMMAND_LIMIT`], or the function is not known or cannot be trapped.
-    pub fn stacks_at(&self, function: &str, enough: impl Fn(&[Trapped]) -> bool) -> Vec<Trapped> {
+    /// If they do not come in [`COMMAND_LIMIT`], or a function is not known or cannot be trapped.
+    pub fn stacks_at(
+        &self,
+        functions: &[&str],
+        enough: impl Fn(&[Trapped]) -> bool,
+    ) -> Vec<Trapped> {
         let linux = &self.shell.linux;
         let traps = linux.machine.traps();
-        let site = traps.arm_kernel(self.function(function), self.insight.space);
-        let site = site.unwrap_or_else(|e| panic!("{function}: {e}"));
+        let arm = |function: &&str| {
+            let site = traps.arm_kernel(self.function(function), self.insight.space);
+            site.unwrap_or_else(|e| panic!("{function}: {e}"))
+        };
+        let sites: Vec<_> = functions.iter().map(arm).collect();
         let (seen, done) = self.wait(COMMAND_LIMIT, enough);
-        traps.disarm(site);
+        for site in sites {
+            traps.disarm(site);
+        }
         assert!(
             done,
-            "{function}: only {} stacks in {COMMAND_LIMIT:?}\n{}",
+            "{functions:?}: only {} stacks in {COMMAND_LIMIT:?}\n{}",
             seen.len(),
             linux.situation()
         );

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use iced_x86::FlowControl;
+use iced_x86::{FlowControl, Mnemonic};
 use introspect::Gva;
 use probes::engine::Filter;
 use probes::event::{Event, EventKind};
@@ -130,15 +130,19 @@ fn the_guests_own_probes_where_ours_stand() {
     let traced = Traced::new(host, &[]);
     let before = traced.hash();
     let function = traced.address("vfs_read");
-    let straight: Vec<u64> = traced
-        .instructions(function, 48)
+    let instructions = traced.instructions(function, 48);
+    /// Bytes of the NOP that a tracer's call takes the place of. A landing pad before it may be a NOP of four.
+    const TRACERS_NOP: usize = 5;
+    // Behind it: where the entry's trap stands, and further.
+    let straight: Vec<u64> = instructions
         .iter()
         .take_while(|i| i.flow_control() == FlowControl::Next)
+        .skip_while(|i| i.mnemonic() != Mnemonic::Nop || i.len() != TRACERS_NOP)
+        .skip(1)
         .map(|i| i.ip() - function.0)
         .collect();
     println!("vfs_read: {straight:x?}");
-    // Behind the tracer's NOP: where the entry's trap stands, and further.
-    let [entry, same, inside, ..] = straight.get(1..).unwrap_or_default() else {
+    let [entry, same, inside, ..] = &straight[..] else {
         panic!("{straight:?}")
     };
     let mut session = traced.session(&[

@@ -165,10 +165,10 @@ fn a_busy_minute_is_what_the_guest_counts() {
         .filter(|event| (from..to).contains(&time(event)))
         .collect();
     let is_exceptions = |event: &&&Event| FAULT_HANDLERS.contains(&caller(event));
-    let of_exceptions: Vec<i64> = handled
+    let of_exceptions: Vec<(Option<u32>, i64)> = handled
         .iter()
         .filter(is_exceptions)
-        .map(|e| time(e))
+        .map(|event| (event.tid, time(event)))
         .collect();
     let others: Vec<&str> = handled
         .iter()

@@ -241,10 +241,10 @@ fn attach(ports: &ConsolePorts, name: &str) -> Kept {
 fn ports_carry_bytes(shell: &Shell) {
     let ports = shell.linux.machine.console_ports();
     let ports = ports.unwrap_or_else(|| panic!("no console"));
-    assert_eq!(
-        tell(shell, "cat /sys/class/virtio-ports/*/name | sort"),
-        "events\ntracectl"
-    );
+    // A driver hears of its ports by messages: they may come after it does.
+    let names = "cat /sys/class/virtio-ports/*/name 2> /dev/null";
+    let all = format!("until [ $({names} | wc -l) = 2 ]; do :; done; {names} | sort");
+    assert_eq!(tell(shell, &all), "events\ntracectl");
     // The console prints where its end is.
     let screen = Kept::default();
     assert!(ports.attach(0, Box::new(screen.clone())));
