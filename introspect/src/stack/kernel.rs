@@ -109,7 +109,8 @@ impl KernelUnwinder {
         self.running_at_most(view, cpu, task, MAX_KERNEL_FRAMES)
     }
 
-    /// The innermost `most` frames of it.
+    /// The innermost `most` frames of it. Where the CPU switches to another task and is on that one's stack already, the
+    /// stack is the other's.
     #[must_use]
     pub fn running_at_most(
         &self,
@@ -129,6 +130,12 @@ impl KernelUnwinder {
             Ok(walk) => walk,
             Err(end) => return Stack::empty(end),
         };
+        if !walk.stacks.has(cpu.general.rsp)
+            && let Some(task) = self.switched_to(view, &cpu.general)
+            && let Ok(other) = Walk::new(self, view, task, Vec::new())
+        {
+            walk = other;
+        }
         walk.most = most.min(MAX_KERNEL_FRAMES);
         let end = walk.follow_registers(cpu.general);
         walk.finish(end)
@@ -183,6 +190,20 @@ impl KernelUnwinder {
         let stacks = self.layout.cpu_stacks(view, cpu.kernel_gs_base());
         let mut stacks = stacks.into_iter().map(|(_, stack)| stack).chain(own);
         !stacks.any(|stack| points_into(&stack, pointer))
+    }
+
+    /// Returns the task whose stack the stack pointer is on, as a register names it: `__switch_to_asm` and `__switch_to`
+    /// have the next task in RSI, and what they call somewhere else.
+    fn switched_to(&self, view: MemoryView<'_>, registers: &GeneralRegisters) -> Option<Gva> {
+        let r = registers;
+        let candidates = [
+            r.rsi, r.rbx, r.r12, r.r13, r.r14, r.r15, r.rbp, r.rdi, r.rax, r.rcx, r.rdx,
+        ];
+        let mut candidates = candidates
+            .into_iter()
+            .filter(|task| task >> 63 == 1)
+            .map(Gva);
+        candidates.find(|task| self.is_on_stack(view, *task, r.rsp))
     }
 
     /// Whether a frame is in a function of the scheduler, which `/proc/PID/stack` leaves out.

@@ -127,6 +127,24 @@ fn a_task_that_is_switched_to_for_the_first_time_ends_where_it_starts() {
     assert!(stack.is_reliable());
 }
 
+/// `__switch_to_asm` has the next task's stack, and the kernel's current task is the one before.
+#[test]
+fn between_two_tasks_the_stack_is_that_of_the_next() {
+    let mut kernel = without_frame_pointers();
+    let sp = system_call(&mut kernel);
+    let before = TASK + 0x200;
+    kernel.word(before, IRQ_STACK + 0x4_0000);
+    let unwinder = kernel.unwinder(true);
+    let mut cpu = kernel.cpu(TEXT + 0x150, sp - 24, 0);
+    kernel.words(sp - 24, &[1, 2, TEXT + 0x150]);
+    cpu.general.rsi = TASK;
+    let paused = PausedMemory::new(&kernel.memory);
+    let stack = unwinder.running(paused.view(kernel.space), &cpu, Gva(before));
+    let mut expected = SYSTEM_CALL.to_vec();
+    expected.insert(0, (0x150, Found::Register));
+    assert_eq!((frames(&stack), stack.end), (expected, End::UserMode));
+}
+
 /// `work` has called through a pointer, by a thunk.
 #[test]
 fn a_thunks_first_instructions_are_right_behind_calls() {

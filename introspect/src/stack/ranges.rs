@@ -216,6 +216,11 @@ impl Stacks {
         self.current
     }
 
+    /// Whether there is a stack with a word at `at`.
+    pub(super) fn has(&self, at: u64) -> bool {
+        self.all.iter().any(|(_, range)| holds(range, at, 8))
+    }
+
     /// Whether the stack the walk is on holds the `length` bytes at `at`.
     pub(super) fn holds(&self, at: u64, length: u64) -> bool {
         let current = self.current.and_then(|index| self.all.get(index));
