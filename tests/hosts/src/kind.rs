@@ -141,6 +141,14 @@ const QEMU: Recipe = Recipe {
             include_str!("../patches/qemu-svm-smp.patch"),
         ),
         (
+            "qemu-svm-nrips.patch",
+            include_str!("../patches/qemu-svm-nrips.patch"),
+        ),
+        (
+            "qemu-code-race.patch",
+            include_str!("../patches/qemu-code-race.patch"),
+        ),
+        (
             "qemu-insns.patch",
             include_str!("../patches/qemu-insns.patch"),
         ),

@@ -36,7 +36,7 @@ struct Arguments {
     /// Seconds that the run may take, booting included
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     limit: u64,
-    /// CPUs of the host; more than one is unreliable on svm, which then hangs or resets
+    /// CPUs of the host
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     cpus: u8,
     /// MiB of the host's memory
