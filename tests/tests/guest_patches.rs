@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use iced_x86::{FlowControl, Mnemonic};
-use introspect::Gva;
+use introspect::{Gpa, Gva};
 use probes::engine::Filter;
 use probes::event::{Event, EventKind};
 use probes::provider;
@@ -248,8 +248,14 @@ fn modules_come_and_go_under_armed_probes() {
     let stats = traced.engine.stats();
     println!("{stats:?}");
     assert!(stats.freed >= sites.len() as u64, "{stats:?}");
+    // Since Linux 6.13 the kernel fills text that it frees with int3, also where no site stood.
+    let is_filled = {
+        let _paused = machine.pause();
+        let behind = |site: &SiteStats| traced.shell.linux.byte(Gpa(site.site.0.0 + 1));
+        sites.iter().all(|site| behind(site) == INT3)
+    };
     let left = bytes();
-    assert!(!left.contains(&INT3), "{left:x?} at {sites:?}");
+    assert!(is_filled || !left.contains(&INT3), "{left:x?} at {sites:?}");
     // The same memory again, maybe, and nobody's traps in it.
     traced.tell("insmod /lib/brd.ko");
     traced.tell(write);

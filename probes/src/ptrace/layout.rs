@@ -79,6 +79,7 @@ impl Bit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Running {
     pub(super) state: u64,
+    /// An int up to Linux 7.1, then a byte; its values (`TASK_ON_RQ_QUEUED`, `TASK_ON_RQ_MIGRATING`) fit in one.
     pub(super) on_rq: u64,
     pub(super) policy: u64,
     /// It sleeps, and stays on its run queue for a while: since Linux 6.12.
@@ -185,7 +186,7 @@ impl Layout {
         }
         let delayed = running.delayed.and_then(|at| bytes(memory, task, at));
         let is_delayed = delayed.is_some_and(|[byte]: [u8; 1]| byte != 0);
-        if word(memory, task, running.on_rq)? == 0 || is_delayed {
+        if bytes(memory, task, running.on_rq)? == [0] || is_delayed {
             return Some(match state & STOPPED {
                 0 => Left::Sleeps,
                 _ => Left::Stopped,
@@ -214,11 +215,11 @@ impl Layout {
         if is_server || !deadline.throttled.is_set(memory, entity)? {
             return None;
         }
-        let on_rq = word(memory, task, self.running.as_ref().ok()?.on_rq)?;
+        let on_rq: [u8; 1] = bytes(memory, task, self.running.as_ref().ok()?.on_rq)?;
         let released = Released {
             task,
             period_ends: long(memory, entity, deadline.relative)?,
-            is_ready: on_rq != 0,
+            is_ready: on_rq != [0],
         };
         self.has_deadline(memory, task).then_some(released)
     }
@@ -267,10 +268,11 @@ pub(super) struct Released {
 
 fn running(btf: &Btf) -> Result<Running, LayoutError> {
     let state = offset(btf, "task_struct.__state", 4);
+    let on_rq = offset(btf, "task_struct.on_rq", 4);
     Ok(Running {
         // A long before Linux 5.14, whose lower half has all states.
         state: state.or_else(|error| offset(btf, "task_struct.state", 8).map_err(|_| error))?,
-        on_rq: offset(btf, "task_struct.on_rq", 4)?,
+        on_rq: on_rq.or_else(|error| offset(btf, "task_struct.on_rq", 1).map_err(|_| error))?,
         policy: offset(btf, "task_struct.policy", 4)?,
         delayed: offset(btf, "task_struct.se.sched_delayed", 1).ok(),
     })
