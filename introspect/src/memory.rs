@@ -77,6 +77,16 @@ pub trait PhysicalMemory {
         paging::walk(self, space, gva)
     }
 
+    /// Reads the little-endian word at a virtual address, where that is a multiple of 8: `None` at another, or if it is not
+    /// mapped to RAM. Memory that keeps earlier walks has a shorter way to the same result.
+    fn word_at(&self, space: AddressSpace, gva: Gva) -> Option<u64> {
+        if !gva.0.is_multiple_of(8) {
+            return None;
+        }
+        let place = paging::translate(self, space, gva).ok()?;
+        self.read_word(place.gpa).ok()
+    }
+
     /// The ranges of RAM in bytes, ascending and disjoint.
     fn ram(&self) -> Vec<Range<u64>>;
 }

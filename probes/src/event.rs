@@ -137,6 +137,7 @@ pub(crate) struct Recorder<'w, 's> {
 }
 
 impl<'w, 's> Recorder<'w, 's> {
+    #[inline]
     pub(crate) fn new(slot: &'w mut SlotWriter<'s>, header: &Header) -> Self {
         let vcpu = header.vcpu as u64 & 0xffff;
         let number = |id: Option<u32>| u64::from(id.unwrap_or(NO_PROCESS));
@@ -150,11 +151,14 @@ impl<'w, 's> Recorder<'w, 's> {
         Self { slot, parts: 0 }
     }
 
-    pub(crate) fn arguments(&mut self, arguments: &[u64]) {
-        let all = <&[u64; MAX_ARGUMENTS]>::try_from(arguments);
+    /// The first `most` of these arguments.
+    #[inline]
+    pub(crate) fn arguments(&mut self, arguments: &[u64], most: usize) {
+        let kept = arguments.get(..most).unwrap_or(arguments);
+        let all = <&[u64; MAX_ARGUMENTS]>::try_from(kept);
         let written = match all.is_ok_and(|all| self.slot.push_all(all)) {
             true => MAX_ARGUMENTS,
-            false => self.slot.push_words(arguments),
+            false => self.slot.push_words(kept),
         };
         self.parts |= written as u64 & 0xff;
     }
@@ -209,6 +213,7 @@ impl<'w, 's> Recorder<'w, 's> {
     }
 
     /// Ends the record.
+    #[inline]
     pub(crate) fn finish(self) {
         self.slot.set(HEADER_WORDS - 1, self.parts);
     }
@@ -321,7 +326,7 @@ mod tests {
     #[test]
     fn an_event_survives_its_words() {
         let event = recorded(64, &HEADER, |r| {
-            r.arguments(&[1, u64::MAX, 3]);
+            r.arguments(&[1, u64::MAX, 3], 3);
             r.comm(*b"busybox\0\0\0\0\0\0\0\0\0");
             r.kernel_stack(&[10, 11]);
             r.user_stack(&[20]);
@@ -372,7 +377,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_into_the_slot_is_left_out() {
         let event = recorded(HEADER_WORDS + 5, &HEADER, |r| {
-            r.arguments(&[1, 2]);
+            r.arguments(&[1, 2], 2);
             r.string(0, b"0123456789abcdefghij", StringState::Whole);
             r.string(1, b"no room", StringState::Whole);
         });

@@ -1,43 +1,37 @@
-//! A lookaside list: the results of one reader's last lookups in a [`ShardedMap`], returned again for as long as the map has
-//! not changed.
+//! A lookaside list: what one reader has found at its last lookups, returned again for as long as nothing has changed where
+//! it was looked for: a [`ShardedMap`], or several that count their [`Changes`](crate::sharded_map::Changes) together.
 //!
-//! A change of the map empties the list at its next use. No entry keeps a removed value alive. Keys that are not in the map
-//! have entries too.
+//! A change empties the list at its next use. Until then it keeps what it has alive, also what was removed since: a reader
+//! that may look up nothing for long [clears](Lookaside::clear) it. Keys for which there is nothing have entries too.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use crate::sharded_map::ShardedMap;
+use crate::sharded_map::{GOLDEN, ShardedMap};
 
-/// Keys that are remembered, each in the only place that it may have; a power of two.
-const PLACES: usize = 64;
-
-/// The result of a key's last lookup.
-#[derive(Debug)]
-enum Known<V> {
-    Nothing,
-    Absent,
-    Present(Weak<V>),
-}
+/// Keys that are remembered, each in the only place that it may have.
+const PLACES: usize = 1 << PLACE_BITS;
+const PLACE_BITS: u32 = 6;
 
 #[derive(Debug)]
 struct Place<V> {
+    /// Of another place where there is no value.
     key: u64,
-    known: Known<V>,
+    value: V,
 }
 
-/// The list of one reader, for one map.
+/// The list of one reader.
 #[derive(Debug)]
 pub struct Lookaside<V> {
-    /// The map's [count of changes](ShardedMap::changes) that all places are as of.
+    /// The number of changes that all places are as of.
     changes: u64,
     places: Box<[Place<V>; PLACES]>,
 }
 
-impl<V> Default for Lookaside<V> {
+impl<V: Default> Default for Lookaside<V> {
     fn default() -> Self {
-        let place = |_| Place {
-            key: 0,
-            known: Known::Nothing,
+        let place = |number| Place {
+            key: foreign_to(number),
+            value: V::default(),
         };
         Self {
             changes: 0,
@@ -46,54 +40,73 @@ impl<V> Default for Lookaside<V> {
     }
 }
 
-impl<V> Lookaside<V> {
-    /// Returns the value of `key` in `map`, as [`ShardedMap::get`] does.
+impl<V: Default> Lookaside<V> {
+    /// Returns what `find` has found for `key`. It is asked only where that is not known as of `changes`, the number of
+    /// changes before the call, or where what is known is not what `is_it` says.
     #[inline]
-    pub fn get(&mut self, map: &ShardedMap<V>, key: u64) -> Option<Arc<V>> {
-        // Before the map is looked at: a change in between counts as later.
-        let changes = map.changes();
-        if changes == self.changes
-            && let Some(place) = self.places.get(place_of(key))
-            && place.key == key
-        {
-            match &place.known {
-                Known::Nothing => {}
-                Known::Absent => return None,
-                Known::Present(value) => {
-                    if let Some(value) = value.upgrade() {
-                        return Some(value);
-                    }
-                }
-            }
+    pub fn get_if(
+        &mut self,
+        changes: u64,
+        key: u64,
+        is_it: impl FnOnce(&V) -> bool,
+        find: impl FnOnce() -> V,
+    ) -> &V {
+        let number = place_of(key);
+        let place = &self.places[number];
+        if changes != self.changes || place.key != key || !is_it(&place.value) {
+            self.renew(changes, key, find);
         }
-        self.find(map, changes, key)
+        &self.places[number].value
     }
 
     #[cold]
     #[inline(never)]
-    fn find(&mut self, map: &ShardedMap<V>, changes: u64, key: u64) -> Option<Arc<V>> {
+    fn renew(&mut self, changes: u64, key: u64, find: impl FnOnce() -> V) {
+        let value = find();
         if changes != self.changes {
-            for place in self.places.iter_mut() {
-                place.known = Known::Nothing;
-            }
+            self.clear();
             self.changes = changes;
         }
-        let found = map.get(key);
-        if let Some(place) = self.places.get_mut(place_of(key)) {
+        self.places[place_of(key)] = Place { key, value };
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        // No map has this number.
+        if self.changes == 0 {
+            return;
+        }
+        self.changes = 0;
+        for (number, place) in self.places.iter_mut().enumerate() {
             *place = Place {
-                key,
-                known: found
-                    .as_ref()
-                    .map_or(Known::Absent, |value| Known::Present(Arc::downgrade(value))),
+                key: foreign_to(number),
+                value: V::default(),
             };
         }
-        found
     }
 }
 
-/// Functions begin at multiples of 16, and what calls return to anywhere.
+impl<T> Lookaside<Option<Arc<T>>> {
+    /// Returns the value of `key` in `map`, as [`ShardedMap::get`] does. A list is used with one map.
+    #[inline]
+    pub fn get(&mut self, map: &ShardedMap<T>, key: u64) -> Option<&Arc<T>> {
+        // Before the map is looked at: a change in between counts as later.
+        let changes = map.changes();
+        self.get_if(changes, key, |_| true, || map.get(key))
+            .as_ref()
+    }
+}
+
+/// Less than [`PLACES`], whatever the key.
+#[inline]
 fn place_of(key: u64) -> usize {
-    (key ^ key >> 6 ^ key >> 12) as usize % PLACES
+    (key.wrapping_mul(GOLDEN) >> (u64::BITS - PLACE_BITS)) as usize
+}
+
+/// A key of any other place.
+fn foreign_to(number: usize) -> u64 {
+    // 0 belongs to the first place.
+    u64::from(number == 0)
 }
 
 #[cfg(test)]
@@ -106,10 +119,10 @@ mod tests {
         assert_eq!(seen.get(&map, 16), None);
         map.insert(16, Arc::new("first"));
         for _ in 0..2 {
-            assert_eq!(seen.get(&map, 16).as_deref(), Some(&"first"));
+            assert_eq!(seen.get(&map, 16), Some(&Arc::new("first")));
         }
         map.insert(16, Arc::new("second"));
-        assert_eq!(seen.get(&map, 16).as_deref(), Some(&"second"));
+        assert_eq!(seen.get(&map, 16), Some(&Arc::new("second")));
         map.remove(16);
         assert_eq!(seen.get(&map, 16), None);
     }
@@ -117,25 +130,35 @@ mod tests {
     #[test]
     fn keys_in_one_place_are_told_apart() {
         let (map, mut seen) = (ShardedMap::default(), Lookaside::default());
+        // 0 and 1 are the keys of places without a value.
         let keys: Vec<u64> = (0..1000).map(|n| n * 64).collect();
         for key in &keys {
             map.insert(*key, Arc::new(*key));
         }
         for key in keys.iter().chain(&keys) {
-            assert_eq!(seen.get(&map, *key).as_deref(), Some(key));
+            assert_eq!(seen.get(&map, *key), Some(&Arc::new(*key)));
             assert_eq!(seen.get(&map, key + 1), None);
         }
+        assert!((0..PLACES).all(|number| place_of(foreign_to(number)) != number));
     }
 
     #[test]
-    fn a_removed_value_is_not_kept_alive() {
-        let (map, mut seen) = (ShardedMap::default(), Lookaside::default());
-        let value = Arc::new(5);
-        let weak = Arc::downgrade(&value);
-        map.insert(16, value);
-        assert!(seen.get(&map, 16).is_some());
-        map.remove(16);
-        assert!(weak.upgrade().is_none());
+    fn a_removed_value_lives_until_the_list_is_used_or_cleared() {
+        for clears in [false, true] {
+            let (map, mut seen) = (ShardedMap::default(), Lookaside::default());
+            let value = Arc::new(5);
+            let weak = Arc::downgrade(&value);
+            map.insert(16, value);
+            assert!(seen.get(&map, 16).is_some());
+            map.remove(16);
+            assert!(weak.upgrade().is_some());
+            match clears {
+                true => seen.clear(),
+                false => assert_eq!(seen.get(&map, 32), None),
+            }
+            assert!(weak.upgrade().is_none());
+            assert_eq!(seen.get(&map, 16), None);
+        }
     }
 
     #[test]
@@ -145,7 +168,7 @@ mod tests {
             .map(|value| {
                 let map = ShardedMap::default();
                 map.insert(16, Arc::new(value));
-                assert_eq!(seen.get(&map, 16).as_deref(), Some(&value));
+                assert_eq!(seen.get(&map, 16), Some(&Arc::new(value)));
                 map
             })
             .collect();

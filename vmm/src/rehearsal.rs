@@ -86,8 +86,10 @@ impl Rehearsal {
     #[inline(never)]
     pub fn hit(&mut self) -> bool {
         let sink = self.sink.load().as_deref().map(|sink| &**sink);
-        let surroundings = Surroundings::of(&self.shared, sink, &self.caches);
-        let quick = surroundings.kernel_hit(0, &mut self.regs, &System::known_as(&self.sregs));
+        let surroundings = Surroundings::of(&self.shared, sink, &self.caches.walks);
+        let system = System::known_as(&self.sregs);
+        let seen = &mut self.caches.kernel_sites;
+        let quick = surroundings.kernel_hit(seen, 0, &mut self.regs, &system);
         matches!(quick, Quick::Passed)
     }
 }

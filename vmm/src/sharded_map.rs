@@ -13,7 +13,7 @@ use arc_swap::{ArcSwap, Guard};
 /// Copies of one shard stay short up to some hundred thousand keys; a power of two.
 const SHARDS: usize = 256;
 /// 2^64 divided by the golden ratio: its products are well mixed in the upper bits.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Mixes one 64-bit key. Keys are addresses in a guest that armed sites stand at: a guest cannot make many of them collide,
 /// since it does not choose what is armed.
@@ -48,31 +48,62 @@ pub struct ShardedMap<V> {
     /// Keys in the map. Changed under `turn`, and never less than what readers can find: a key is counted before it is shown and until
     /// after it is gone, so that whoever has found one does not see an empty map.
     count: AtomicUsize,
-    /// See [`ShardedMap::changes`].
-    changes: AtomicU64,
+    changes: Changes,
 }
 
-/// Changes of all maps, so that no two maps have the same number.
+/// A number that goes with the state of a map, or of several that share it. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Changes(Arc<AtomicU64>);
+
+/// Changes of all maps from 1 on, so that no two maps have the same number unless they share it.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
 fn next_change() -> u64 {
     CHANGES.fetch_add(1, Ordering::Relaxed)
 }
 
+impl Default for Changes {
+    fn default() -> Self {
+        Self(Arc::new(AtomicU64::new(next_change())))
+    }
+}
+
+impl Changes {
+    /// Returns a number that no change of any map has had before: while it stays, nothing has changed. Never 0. Takes no
+    /// lock.
+    #[must_use]
+    #[inline]
+    pub fn number(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Counts a change that was made. Who sees the number sees the change, and those that other maps have counted here
+    /// before, since a swap goes on with the release sequence of what it replaces.
+    fn count(&self) {
+        self.0.swap(next_change(), Ordering::Release);
+    }
+}
+
 impl<V> Default for ShardedMap<V> {
     fn default() -> Self {
+        Self::counted_by(&Changes::default())
+    }
+}
+
+impl<V> ShardedMap<V> {
+    /// Returns an empty map whose changes are counted by `changes`, with those of other maps.
+    #[must_use]
+    pub fn counted_by(changes: &Changes) -> Self {
         Self {
             shards: (0..SHARDS)
                 .map(|_| ArcSwap::from_pointee(Shard::default()))
                 .collect(),
             turn: Mutex::new(()),
             count: AtomicUsize::new(0),
-            changes: AtomicU64::new(next_change()),
+            changes: changes.clone(),
         }
     }
-}
 
-impl<V> ShardedMap<V> {
     /// The value of `key`. Takes no lock.
     #[must_use]
     pub fn get(&self, key: u64) -> Option<Arc<V>> {
@@ -113,11 +144,11 @@ impl<V> ShardedMap<V> {
         self.len() == 0
     }
 
-    /// Returns a number that no change of any map has had before: while it stays, this map has not changed. Takes no lock.
+    /// Returns the [number](Changes::number) of this map's changes.
     #[must_use]
     #[inline]
     pub fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        self.changes.number()
     }
 
     /// All values, in no order; those that come or go meanwhile may be missed.
@@ -148,8 +179,7 @@ impl<V> ShardedMap<V> {
         self.count
             .fetch_add(has.saturating_sub(had), Ordering::Release);
         shard.store(Arc::new(next));
-        // Release: who sees the number sees the change.
-        self.changes.store(next_change(), Ordering::Release);
+        self.changes.count();
         self.count
             .fetch_sub(had.saturating_sub(has), Ordering::Release);
         result

@@ -4,13 +4,11 @@
 //! as they were: a guest may change its page tables at any time, and tells nobody. (introspect's `TranslationCache` does not
 //! look, and is valid only while the guest is paused.)
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use introspect::x86_64::paging::{
-    AddressSpace, PAGE, TranslateError, Translation, translate, walk,
-};
+use introspect::x86_64::paging::{AddressSpace, PAGE, TranslateError, Translation, walk};
 use introspect::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
 
 use crate::memory::GuestRam;
@@ -43,56 +41,83 @@ impl Step {
 }
 
 /// One walk, of the 4 KiB around an address.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Walk {
     /// Number of the RAM.
-    ram: u64,
-    space: AddressSpace,
-    page: u64,
+    ram: Cell<u64>,
+    space: Cell<AddressSpace>,
+    /// [`NO_PAGE`] where there is no walk.
+    page: Cell<u64>,
     /// Of the first of these bytes.
-    found: Translation,
-    steps: [Step; LEVELS],
-    count: usize,
+    found: Cell<Translation>,
+    /// Address of them in this process; 0 where they are no RAM.
+    host: Cell<usize>,
+    /// Those of fewer levels have the last one repeated.
+    steps: [Cell<Step>; LEVELS],
+}
+
+/// No page begins there.
+const NO_PAGE: u64 = 1;
+
+impl Default for Walk {
+    fn default() -> Self {
+        Self {
+            ram: Cell::default(),
+            space: Cell::new(AddressSpace {
+                root: Gpa(0),
+                levels: 0,
+            }),
+            page: Cell::new(NO_PAGE),
+            found: Cell::new(Translation {
+                gpa: Gpa(0),
+                page_size: PAGE,
+                writable: false,
+                user: false,
+                no_execute: false,
+            }),
+            host: Cell::default(),
+            steps: Default::default(),
+        }
+    }
 }
 
 /// The walks of one vCPU.
 #[derive(Debug)]
 pub(crate) struct Walks {
-    places: Box<[Option<Walk>; PLACES]>,
+    places: Box<[Walk; PLACES]>,
 }
 
 impl Default for Walks {
     fn default() -> Self {
         Self {
-            places: Box::new([None; PLACES]),
+            places: Box::new(std::array::from_fn(|_| Walk::default())),
         }
     }
 }
 
 impl Walks {
-    #[inline]
-    fn kept(&self, ram: &GuestRam, space: AddressSpace, gva: Gva) -> Option<Translation> {
-        let (page, offset) = (gva.0 & !(PAGE - 1), gva.0 & (PAGE - 1));
-        let kept = self.places.get(place_of(page))?.as_ref()?;
-        if kept.page != page || kept.space != space || kept.ram != ram.number() {
+    /// Returns the walk to an address if it was made before, in `ram` or a clone, and would be the same now.
+    // In place: most of what it takes is the way there and back.
+    #[inline(always)]
+    fn kept(&self, ram: &GuestRam, space: AddressSpace, gva: Gva) -> Option<&Walk> {
+        let page = gva.0 & !(PAGE - 1);
+        let kept = self.places.get(place_of(page))?;
+        if kept.page.get() != page || kept.space.get() != space || kept.ram.get() != ram.number() {
             return None;
         }
-        for step in kept.steps.iter().take(kept.count) {
-            // SAFETY: the steps were made of `ram` or a clone, since the number is the same.
-            if !unsafe { step.is_unchanged() } {
+        for step in &kept.steps {
+            // SAFETY: a walk with a page has all steps, and they were made of `ram` or a clone, since the number is the same.
+            if !unsafe { step.get().is_unchanged() } {
                 return None;
             }
         }
-        Some(Translation {
-            gpa: Gpa(kept.found.gpa.0 | offset),
-            ..kept.found
-        })
+        Some(kept)
     }
 
     #[cold]
     #[inline(never)]
     fn walk(
-        &mut self,
+        &self,
         ram: &GuestRam,
         space: AddressSpace,
         gva: Gva,
@@ -104,19 +129,26 @@ impl Walks {
             count: Cell::default(),
         };
         let found = walk(&noted, space, gva)?;
-        let first = Translation {
-            gpa: Gpa(found.gpa.0 & !(PAGE - 1)),
-            ..found
-        };
-        if let Some(place) = self.places.get_mut(place_of(page)) {
-            *place = Some(Walk {
-                ram: ram.number(),
-                space,
-                page,
-                found: first,
-                steps: noted.steps.get(),
-                count: noted.count.get(),
+        let first = Gpa(found.gpa.0 & !(PAGE - 1));
+        let (steps, count) = (noted.steps.get(), noted.count.get());
+        if let Some(place) = self.places.get(place_of(page))
+            && let Some(last) = count.checked_sub(1).and_then(|n| steps.get(n))
+        {
+            place.ram.set(ram.number());
+            place.space.set(space);
+            place.page.set(page);
+            place.found.set(Translation {
+                gpa: first,
+                ..found
             });
+            let host = ram
+                .word(first)
+                .map(|word| word.as_ptr().expose_provenance());
+            place.host.set(host.unwrap_or_default());
+            let all = steps.iter().take(count).chain(std::iter::repeat(last));
+            for (step, noted) in place.steps.iter().zip(all) {
+                step.set(*noted);
+            }
         }
         Ok(found)
     }
@@ -162,12 +194,73 @@ impl PhysicalMemory for Noted<'_> {
 #[derive(Clone, Copy)]
 pub struct HitMemory<'m> {
     ram: &'m GuestRam,
-    walks: &'m RefCell<Walks>,
+    walks: &'m Walks,
+}
+
+/// A word of guest memory, and what its mapping allows.
+pub(crate) struct Word<'m> {
+    pub(crate) word: &'m AtomicU64,
+    pub(crate) writable: bool,
+    pub(crate) user: bool,
 }
 
 impl<'m> HitMemory<'m> {
-    pub(crate) fn new(ram: &'m GuestRam, walks: &'m RefCell<Walks>) -> Self {
+    pub(crate) fn new(ram: &'m GuestRam, walks: &'m Walks) -> Self {
         Self { ram, walks }
+    }
+
+    /// Walks the page tables for one byte, as [`translate`](introspect::x86_64::paging::translate) does.
+    #[inline(always)]
+    pub(crate) fn find(
+        &self,
+        space: AddressSpace,
+        gva: Gva,
+    ) -> Result<Translation, TranslateError> {
+        match self.walks.kept(self.ram, space, gva) {
+            Some(kept) => {
+                let first = kept.found.get();
+                let gpa = Gpa(first.gpa.0 | gva.0 & (PAGE - 1));
+                Ok(Translation { gpa, ..first })
+            }
+            None => self.walks.walk(self.ram, space, gva),
+        }
+    }
+
+    /// Returns the word at an address, if that is a multiple of 8 and mapped to RAM.
+    #[inline(always)]
+    pub(crate) fn word(&self, space: AddressSpace, gva: Gva) -> Option<Word<'m>> {
+        if !gva.0.is_multiple_of(8) {
+            return None;
+        }
+        let Some(kept) = self.walks.kept(self.ram, space, gva) else {
+            return self.word_anew(space, gva);
+        };
+        let host = kept.host.get();
+        if host == 0 {
+            return None;
+        }
+        let place = host.wrapping_add((gva.0 & (PAGE - 1)) as usize);
+        let pointer = std::ptr::with_exposed_provenance_mut(place);
+        // SAFETY: the page was found in `ram` or a clone, since the number is the same, and is mapped as long as one of them
+        // lives; the result borrows `ram`. Pages are aligned, and so is the word in it. All access is atomic.
+        let word = unsafe { AtomicU64::from_ptr(pointer) };
+        let found = kept.found.get();
+        Some(Word {
+            word,
+            writable: found.writable,
+            user: found.user,
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn word_anew(&self, space: AddressSpace, gva: Gva) -> Option<Word<'m>> {
+        let found = self.walks.walk(self.ram, space, gva).ok()?;
+        Some(Word {
+            word: self.ram.word(found.gpa)?,
+            writable: found.writable,
+            user: found.user,
+        })
     }
 
     /// Returns the memory itself.
@@ -192,13 +285,12 @@ impl PhysicalMemory for HitMemory<'_> {
     }
 
     fn walk(&self, space: AddressSpace, gva: Gva) -> Result<Translation, TranslateError> {
-        let Ok(mut walks) = self.walks.try_borrow_mut() else {
-            return translate(self.ram, space, gva);
-        };
-        match walks.kept(self.ram, space, gva) {
-            Some(found) => Ok(found),
-            None => walks.walk(self.ram, space, gva),
-        }
+        self.find(space, gva)
+    }
+
+    fn word_at(&self, space: AddressSpace, gva: Gva) -> Option<u64> {
+        let found = self.word(space, gva)?;
+        Some(u64::from_le(found.word.load(Ordering::Relaxed)))
     }
 
     fn ram(&self) -> Vec<Range<u64>> {
@@ -209,6 +301,8 @@ impl PhysicalMemory for HitMemory<'_> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use introspect::x86_64::paging::translate;
+
     use super::*;
 
     const RAM: u64 = 4 << 20;
@@ -241,12 +335,13 @@ mod tests {
     #[test]
     fn walks_are_those_of_the_tables_whatever_entry_the_guest_changes() {
         let (ram, space) = guest();
-        let walks = RefCell::default();
+        let walks = Walks::default();
         let memory = HitMemory::new(&ram, &walks);
         let same = |offset: u64| {
             let gva = Gva(ADDRESS + offset);
             for _ in 0..2 {
                 assert_eq!(memory.walk(space, gva), translate(&ram, space, gva));
+                assert_eq!(memory.word_at(space, gva), ram.word_at(space, gva));
             }
             memory.walk(space, gva)
         };
@@ -267,7 +362,7 @@ mod tests {
     #[test]
     fn spaces_are_told_apart() {
         let (ram, space) = guest();
-        let walks = RefCell::default();
+        let walks = Walks::default();
         let memory = HitMemory::new(&ram, &walks);
         assert!(memory.walk(space, Gva(ADDRESS)).is_ok());
         let other = AddressSpace {

@@ -239,6 +239,25 @@ impl TaskLayout {
         per_cpu: &PerCpu,
     ) -> Result<Thread, TaskError> {
         let task = current_pointer(memory, per_cpu)?;
+        // They lie side by side, in one word as a rule.
+        if self.tgid.wrapping_sub(self.pid) == 4
+            && is_kernel_address(task)
+            && let Some(word) = memory.word_at(space, Gva(task.0.wrapping_add(self.pid)))
+        {
+            let [pid, tgid] = [word as u32, (word >> 32) as u32].map(u32::cast_signed);
+            return Ok(Thread { task, pid, tgid });
+        }
+        self.thread(memory, space, task)
+    }
+
+    /// Reads the thread of a task, number by number.
+    #[inline(never)]
+    fn thread(
+        &self,
+        memory: &(impl PhysicalMemory + ?Sized),
+        space: AddressSpace,
+        task: Gva,
+    ) -> Result<Thread, TaskError> {
         let mut reader = FieldReader::new(memory, space, task)?;
         let (pid, tgid) = (reader.number(self.pid)?, reader.number(self.tgid)?);
         Ok(Thread { task, pid, tgid })

@@ -114,16 +114,25 @@ pub fn read_virtual(
 ///
 /// # Errors
 /// If any byte of it is not mapped to RAM.
+#[inline]
 pub fn read_u64(
     memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
     gva: Gva,
 ) -> Result<u64, ReadVirtualError> {
-    if gva.0.is_multiple_of(8) {
-        let place = translate(memory, space, gva)?.gpa;
-        let word = memory.read_word(place);
-        return word.map_err(|source| ReadVirtualError::Physical { gva, source });
+    match memory.word_at(space, gva) {
+        Some(word) => Ok(word),
+        None => read_u64_by_bytes(memory, space, gva),
     }
+}
+
+/// The same at any address, and with the reason where it cannot be read.
+#[cold]
+fn read_u64_by_bytes(
+    memory: &(impl PhysicalMemory + ?Sized),
+    space: AddressSpace,
+    gva: Gva,
+) -> Result<u64, ReadVirtualError> {
     let mut bytes = [0; 8];
     read_virtual(memory, space, gva, &mut bytes)?;
     Ok(u64::from_le_bytes(bytes))

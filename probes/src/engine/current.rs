@@ -106,13 +106,6 @@ impl Tasks {
             (None, None) => None,
         }
     }
-
-    /// A task that is no idle one ran on a vCPU whose own base led to it.
-    fn settle(&self, vcpu: usize, place: (Gva, PerCpu)) {
-        if let Some(places) = self.places.get(vcpu) {
-            let _ = places.settled.set(place);
-        }
-    }
 }
 
 /// The task of one hit.
@@ -129,7 +122,7 @@ pub(crate) struct Task {
 }
 
 /// Where no task can be read.
-const UNKNOWN: Task = Task {
+static UNKNOWN: Task = Task {
     address: 0,
     thread: u64::MAX,
     process: u64::MAX,
@@ -175,16 +168,26 @@ impl<'h> Current<'h> {
     }
 
     /// The task.
+    #[inline]
     pub(crate) fn task(&self) -> &Task {
-        self.found.get_or_init(|| {
-            if self.tasks.layout.is_none() {
-                return UNKNOWN;
-            }
-            self.read().unwrap_or_else(|| {
-                self.tasks.unknown.fetch_add(1, Ordering::Relaxed);
-                UNKNOWN
-            })
-        })
+        match self.found.get() {
+            Some(task) => task,
+            None => self.find(),
+        }
+    }
+
+    #[inline(never)]
+    fn find(&self) -> &Task {
+        let Some(layout) = &self.tasks.layout else {
+            return &UNKNOWN;
+        };
+        let task = self.read(layout).unwrap_or_else(|| {
+            self.tasks.unknown.fetch_add(1, Ordering::Relaxed);
+            UNKNOWN
+        });
+        // Nobody else has set it meanwhile.
+        let _ = self.found.set(task);
+        self.found.get().unwrap_or(&UNKNOWN)
     }
 
     /// Process and thread, nobody's in interrupt context.
@@ -199,23 +202,37 @@ impl<'h> Current<'h> {
         comm.ok()
     }
 
-    fn read(&self) -> Option<Task> {
-        let layout = self.tasks.layout?;
-        let place = self.tasks.per_cpu(self.memory, self.vcpu, self.base)?;
-        let (base, per_cpu) = place;
-        let task = layout
-            .current_thread_at(self.memory, self.tasks.space, &per_cpu)
-            .ok()?;
-        let nesting = layout.preempt_count(self.memory, &per_cpu).ok()?;
-        if task.pid != 0
-            && self.tasks.places.get(self.vcpu)?.settled.get().is_none()
-            && self.tasks.base_of(self.base) == Some(base)
-        {
-            self.tasks.settle(self.vcpu, place);
+    #[inline]
+    fn read(&self, layout: &TaskLayout) -> Option<Task> {
+        let places = self.tasks.places.get(self.vcpu)?;
+        match places.settled.get() {
+            Some((_, per_cpu)) => Some(self.task_at(layout, per_cpu)?.0),
+            None => self.read_unsettled(layout, places),
         }
+    }
+
+    /// The task of a vCPU whose per-CPU variables may still be moved.
+    #[cold]
+    fn read_unsettled(&self, layout: &TaskLayout, places: &Places) -> Option<Task> {
+        let place = self.tasks.per_cpu(self.memory, self.vcpu, self.base)?;
+        let (base, per_cpu) = &place;
+        let (task, is_idle) = self.task_at(layout, per_cpu)?;
+        // A task that is no idle one, on a vCPU whose own base led to it.
+        if !is_idle && self.tasks.base_of(self.base) == Some(*base) {
+            let _ = places.settled.set(place);
+        }
+        Some(task)
+    }
+
+    /// The task that per-CPU variables lead to, and whether it is an idle one.
+    #[inline]
+    fn task_at(&self, layout: &TaskLayout, per_cpu: &PerCpu) -> Option<(Task, bool)> {
+        let space = self.tasks.space;
+        let task = layout.current_thread_at(self.memory, space, per_cpu).ok()?;
+        let nesting = layout.preempt_count(self.memory, per_cpu).ok()?;
         let interrupted = nesting.is_some_and(is_interrupt);
         let number = |id: i32| Some(id.cast_unsigned()).filter(|_| !interrupted);
-        Some(Task {
+        let found = Task {
             address: task.task.0,
             thread: u64::from(task.pid.cast_unsigned()),
             process: u64::from(task.tgid.cast_unsigned()),
@@ -223,7 +240,8 @@ impl<'h> Current<'h> {
                 pid: number(task.tgid),
                 tid: number(task.pid),
             },
-        })
+        };
+        Some((found, task.pid == 0))
     }
 }
 

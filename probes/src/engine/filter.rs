@@ -75,13 +75,44 @@ pub(crate) struct Identity {
     pub(crate) tid: Option<u32>,
 }
 
+/// What a filter takes to be asked, its rates aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Kind {
+    /// Everything is wanted.
+    #[default]
+    All,
+    /// One process is, wherever it runs.
+    Process(u32),
+    /// The rest of the filter tells; of the task if `needs_task`.
+    Mixed { needs_task: bool },
+}
+
+impl Kind {
+    fn of(filter: &Filter, follows: bool) -> Self {
+        let any_place = filter.vcpus.is_any() && filter.spaces.is_any();
+        let any_thread = filter.tids.is_any() && filter.comms.is_any();
+        let any_task = any_thread && filter.pids.is_any() && !filter.processes_only;
+        match &filter.pids {
+            _ if any_place && any_task => Self::All,
+            Only::In(pids) if any_place && any_thread && !follows && pids.len() == 1 => {
+                Self::Process(pids.first().copied().unwrap_or_default())
+            }
+            _ => Self::Mixed {
+                needs_task: !any_task,
+            },
+        }
+    }
+}
+
 /// A filter with the state of its rates.
 #[derive(Debug, Default)]
 pub(crate) struct HitFilter {
     filter: Filter,
     /// Processes that come and go with those of the filter.
     followed: Option<Followed>,
-    needs_task: bool,
+    kind: Kind,
+    /// Whether there is a limit to how many are let through.
+    has_rate: bool,
     passed: AtomicU64,
     /// TSC at the start of the current second, and how many were recorded in it.
     second: AtomicU64,
@@ -91,10 +122,8 @@ pub(crate) struct HitFilter {
 impl HitFilter {
     pub(crate) fn new(filter: Filter, followed: Option<Followed>) -> Self {
         Self {
-            needs_task: !(filter.pids.is_any()
-                && filter.tids.is_any()
-                && filter.comms.is_any()
-                && !filter.processes_only),
+            kind: Kind::of(&filter, followed.is_some()),
+            has_rate: filter.one_in > 1 || filter.per_second != 0,
             followed,
             passed: AtomicU64::new(0),
             second: AtomicU64::new(0),
@@ -103,22 +132,51 @@ impl HitFilter {
         }
     }
 
-    /// Whether the hit's vCPU and page tables are wanted. `root` is asked only where these count.
-    pub(crate) fn admits_place(&self, vcpu: usize, root: impl FnOnce() -> Gpa) -> bool {
+    /// Whether a hit is wanted, its rates aside. `who` it belongs to is asked only where that counts, `comm` only where
+    /// names do, the `root` of its page tables only where these do.
+    #[inline(always)]
+    pub(crate) fn admits(
+        &self,
+        vcpu: usize,
+        root: impl FnOnce() -> Gpa,
+        who: impl FnOnce() -> Identity,
+        comm: impl FnOnce() -> Option<[u8; COMM_LENGTH]>,
+    ) -> bool {
+        match self.kind {
+            Kind::All => true,
+            Kind::Process(pid) => {
+                let who = who();
+                who.pid == Some(pid) && who.tid.is_some()
+            }
+            Kind::Mixed { needs_task } => self.admits_mixed(needs_task, vcpu, root, who, comm),
+        }
+    }
+
+    #[inline(never)]
+    fn admits_mixed(
+        &self,
+        needs_task: bool,
+        vcpu: usize,
+        root: impl FnOnce() -> Gpa,
+        who: impl FnOnce() -> Identity,
+        comm: impl FnOnce() -> Option<[u8; COMM_LENGTH]>,
+    ) -> bool {
+        self.admits_place(vcpu, root) && (!needs_task || self.admits_task(who, comm))
+    }
+
+    /// Whether the hit's vCPU and page tables are wanted.
+    fn admits_place(&self, vcpu: usize, root: impl FnOnce() -> Gpa) -> bool {
         let spaces = &self.filter.spaces;
         self.filter.vcpus.admits(&vcpu)
             && (spaces.is_any() || spaces.admits(&Gpa(root().0 & !ISOLATION)))
     }
 
-    /// Whether who the hit belongs to is wanted. `who` is asked only where that counts, `comm` only where names do.
-    pub(crate) fn admits_task(
+    /// Whether who the hit belongs to is wanted.
+    fn admits_task(
         &self,
         who: impl FnOnce() -> Identity,
         comm: impl FnOnce() -> Option<[u8; COMM_LENGTH]>,
     ) -> bool {
-        if !self.needs_task {
-            return true;
-        }
         let who = who();
         let (Some(pid), Some(tid)) = (who.pid, who.tid) else {
             return false;
@@ -141,8 +199,19 @@ impl HitFilter {
         }
     }
 
+    /// Whether there is a limit to how many are wanted.
+    pub(crate) fn has_rate(&self) -> bool {
+        self.has_rate
+    }
+
     /// Whether one more is wanted now; `clock` is asked only where the time counts, `hz` are its ticks a second.
+    #[inline]
     pub(crate) fn admits_rate(&self, clock: impl FnOnce() -> u64, hz: u64) -> bool {
+        !self.has_rate || self.counts(clock, hz)
+    }
+
+    #[inline(never)]
+    fn counts(&self, clock: impl FnOnce() -> u64, hz: u64) -> bool {
         if self.filter.one_in > 1 {
             let number = self.passed.fetch_add(1, Ordering::Relaxed);
             if !number.is_multiple_of(u64::from(self.filter.one_in)) {
@@ -177,8 +246,8 @@ mod tests {
 
     fn admits(filter: Filter) -> bool {
         let filter = HitFilter::new(filter, None);
-        filter.admits_place(1, || Gpa(0x5000))
-            && filter.admits_task(|| SOMEBODY, || Some(*b"busybox\0garbage\0"))
+        let comm = || Some(*b"busybox\0garbage\0");
+        filter.admits(1, || Gpa(0x5000), || SOMEBODY, comm)
     }
 
     #[test]
@@ -303,7 +372,7 @@ mod tests {
             ),
         ] {
             let filter = HitFilter::new(filter, None);
-            assert_eq!(filter.admits_task(|| nobody, || None), admitted);
+            assert_eq!(filter.admits(0, || Gpa(0), || nobody, || None), admitted);
         }
     }
 
@@ -316,9 +385,9 @@ mod tests {
             ..Filter::default()
         };
         let filter = HitFilter::new(filter, Some(followed.clone()));
-        assert!(filter.admits_task(|| SOMEBODY, || None));
+        assert!(filter.admits(0, || Gpa(0), || SOMEBODY, || None));
         followed.ended(40);
-        assert!(!filter.admits_task(|| SOMEBODY, || None));
+        assert!(!filter.admits(0, || Gpa(0), || SOMEBODY, || None));
     }
 
     #[test]

@@ -6,15 +6,17 @@
 //! Everything here is written over a [`Hit`], plain values and memory, so that it can be tested without KVM; [`sink`](super::sink) makes hits
 //! of what the machine tells.
 
+use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::x86_64::virtual_memory::read_u64;
 use introspect::x86_64::{CpuState, GeneralRegisters};
 use introspect::{Gpa, Gva, PhysicalMemory};
-use vmm::sharded_map::ShardedMap;
+use parking_lot::Mutex;
+use vmm::sharded_map::{Changes, ShardedMap};
 use vmm::trap::{ArmError, SiteId, StoppedCpu, TrapTable};
 
 use super::arguments::Arguments;
@@ -24,8 +26,8 @@ use super::guest_pages::GuestPages;
 use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, count};
 use super::program::{Frames, ProbeHit, Ran, Who};
 use super::return_sites::{ReturnSite, ReturnSites};
-use super::returns::{Call, FunctionKey, Key, PendingReturns};
-use super::seen::{Seen, get};
+use super::returns::{Call, FunctionKey, Key, PendingReturns, Returning};
+use super::seen::{At, Lists, Seen, Spot, look_up};
 use super::semaphores::Semaphores;
 use super::stacks::Stacks;
 use super::system_call::SYSTEM_CALL_RESULT;
@@ -66,7 +68,10 @@ pub(crate) struct Hit<'a> {
     pub(crate) memory: &'a dyn PhysicalMemory,
     pub(crate) current: Current<'a>,
     /// Results of earlier lookups on this vCPU.
-    pub(crate) seen: Option<&'a Seen>,
+    pub(crate) seen: Option<&'a Lists>,
+    /// Time as the test has it, if it does.
+    #[cfg(test)]
+    pub(crate) clock: Option<&'a dyn Fn() -> u64>,
     /// The vCPU itself. None in tests.
     pub(crate) cpu: Option<&'a StoppedCpu<'a>>,
 }
@@ -93,9 +98,25 @@ impl Hit<'_> {
     }
 
     /// Whether a filter lets the hit through, its rates aside.
+    #[inline]
     fn is_admitted_by(&self, filter: &HitFilter) -> bool {
-        filter.admits_place(self.vcpu, || self.space().root)
-            && filter.admits_task(|| self.current.identity(), || self.current.comm())
+        let root = || self.space().root;
+        filter.admits(
+            self.vcpu,
+            root,
+            || self.current.identity(),
+            || self.current.comm(),
+        )
+    }
+
+    /// The time stamp counter now.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        #[cfg(test)]
+        if let Some(clock) = self.clock {
+            return clock();
+        }
+        vmm::host_tsc()
     }
 
     /// RDI, RSI, RDX, RCX, R8, R9.
@@ -124,6 +145,8 @@ pub(crate) struct Counters {
 
 /// Everything that hits touch. Immutable but for atomics and what says otherwise.
 pub(crate) struct HitPath {
+    /// Of `plans`, `return_plans`, `kernel_returns` and `user_returns` together.
+    pub(crate) changes: Changes,
     /// By a site's physical byte.
     pub(crate) plans: ShardedMap<SitePlan>,
     pub(crate) return_plans: ShardedMap<ReturnPlan>,
@@ -173,31 +196,53 @@ impl HitPath {
         lifted.fetch_add(sites as u64, Ordering::Relaxed);
     }
 
-    /// Records one hit.
-    pub(crate) fn take(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64, arm: &dyn Arm) {
-        let is_return = self.is_return(hit);
+    /// Records one hit, at `spot`.
+    #[inline(always)]
+    pub(crate) fn take(&self, hit: &Hit<'_>, spot: &Spot, arm: &dyn Arm) {
         // Where code follows a call that never returns, one address can be both.
-        let returned = is_return && self.leave(hit, clock);
-        let plan = get(&self.plans, hit.seen.map(|seen| &seen.plans), hit.site);
-        if let Some(plan) = plan {
-            return self.reach(hit, &plan, returned, clock, arm);
+        let returned = spot.is_return && self.leave(hit, spot);
+        if let Some(plan) = &spot.plan {
+            return self.reach(hit, spot, plan, returned, arm);
         }
         // Asked again: the trap may have been taken away since, and its calls forgotten.
-        if is_return && !returned && self.is_return(hit) {
+        if spot.is_return && !returned && self.is_return(hit) {
             count(&self.counters.unpaired);
+        }
+    }
+
+    /// Puts together what is to be done at a place.
+    pub(super) fn spot(&self, at: At) -> Spot {
+        let returning = match at.user {
+            true => self.user_returns.function_at(at.site),
+            false => self.kernel_returns.function_at(at.address),
+        };
+        let plan = self.plans.get(at.site);
+        let returns = |function| self.return_plans.get(function);
+        let entered = plan.as_ref().and_then(|plan| returns(plan.returns?));
+        Spot {
+            site: at.site,
+            is_return: returning.is_some(),
+            returns_to: Cell::default(),
+            is_plain: plan.as_ref().is_some_and(|plan| plan.is_plain()),
+            plan,
+            entered,
+            returning: returning.and_then(|function| Some((function, returns(function)?))),
         }
     }
 
     /// Returns whether a trap for returns stands where the hit is.
     fn is_return(&self, hit: &Hit<'_>) -> bool {
         match hit.user {
-            true => {
-                let seen = hit.seen.map(|seen| &seen.user_returns);
-                self.user_returns.is_armed(hit.site, seen)
-            }
-            false => {
-                let seen = hit.seen.map(|seen| &seen.kernel_returns);
-                self.kernel_returns.is_armed(hit.address.0, seen)
+            true => self.user_returns.is_armed(hit.site),
+            false => self.kernel_returns.is_armed(hit.address.0),
+        }
+    }
+
+    /// Lets go of what lists still hold of plans that are no more. A vCPU that is at a hit does so by itself, at its next.
+    pub(super) fn let_go(&self) {
+        for seen in &self.seen {
+            if let Some(mut seen) = seen.try_lock() {
+                seen.clear();
             }
         }
     }
@@ -222,78 +267,80 @@ impl HitPath {
     }
 
     /// A timer's turn on one vCPU, wherever that is.
-    pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>, clock: &dyn Fn() -> u64) {
+    pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) {
         let timers = self.timers.load();
         for (bit, timer) in timers.iter().enumerate().take(u64::BITS as usize) {
             if mask >> bit & 1 == 1
                 && let Some(probe) = timer
             {
-                self.fire(hit, probe, clock, &Fired::at(hit.address.0));
+                self.fire(hit, probe, &Fired::at(hit.address.0));
             }
         }
     }
 
     /// What stands at the site. Where a call has just `returned` to it no function is entered.
-    fn reach(
-        &self,
-        hit: &Hit<'_>,
-        plan: &SitePlan,
-        returned: bool,
-        clock: &dyn Fn() -> u64,
-        arm: &dyn Arm,
-    ) {
-        let pc = plan.reported.unwrap_or(hit.address.0);
-        let arguments = hit.arguments();
-        let fired = |kind| Fired {
-            arguments: &arguments,
-            // A point is where it is, also where a function's trap stands behind its first byte.
-            ..Fired::at(if kind == EventKind::Point {
-                hit.address.0
-            } else {
-                pc
-            })
-        };
-        let mut wants_return = false;
-        if !returned {
-            for watch in &plan.watches {
-                wants_return |= watch.enter(self, hit);
-            }
-        }
+    #[inline(always)]
+    fn reach(&self, hit: &Hit<'_>, spot: &Spot, plan: &SitePlan, returned: bool, arm: &dyn Arm) {
+        let wants_return = !spot.is_plain && !returned && self.enter_watched(hit, plan);
         for probe in &plan.probes {
             let fires = !returned || probe.kind != EventKind::Entry;
             if fires && self.admits(hit, probe) {
-                self.fire_admitted(hit, probe, clock, &fired(probe.kind));
+                // A point is where it is, also where a function's trap stands behind its first byte.
+                let pc = plan.reported.filter(|_| probe.kind != EventKind::Point);
+                let pc = pc.unwrap_or(hit.address.0);
+                match probe.is_usual {
+                    true => self.record(hit, probe, pc, &hit.arguments()),
+                    false => {
+                        let fired = Fired {
+                            arguments: &hit.arguments(),
+                            ..Fired::at(pc)
+                        };
+                        self.fire_admitted(hit, probe, &fired);
+                    }
+                }
             }
         }
+        if !spot.is_plain {
+            self.reach_others(hit, plan, returned, arm);
+        }
+        let Some(function) = plan.returns.filter(|_| !returned) else {
+            return;
+        };
+        let entered = spot.entered.as_deref();
+        if wants_return || entered.is_some_and(|plan| return_is_wanted(hit, plan)) {
+            self.expect_return(hit, function, &hit.arguments(), Some(&spot.returns_to), arm);
+        }
+    }
+
+    /// Tells the engine's own probes of the function that is entered; whether any wants its return.
+    #[inline(never)]
+    fn enter_watched(&self, hit: &Hit<'_>, plan: &SitePlan) -> bool {
+        let mut wants_return = false;
+        for watch in &plan.watches {
+            wants_return |= watch.enter(self, hit);
+        }
+        wants_return
+    }
+
+    /// What stands at the site besides probes of its own.
+    #[inline(never)]
+    fn reach_others(&self, hit: &Hit<'_>, plan: &SitePlan, returned: bool, arm: &dyn Arm) {
+        let pc = plan.reported.unwrap_or(hit.address.0);
         for place in &plan.statics {
-            self.reach_static(hit, place, clock);
+            self.reach_static(hit, place);
         }
         // A branch of a tracepoint is often what calls return to.
         for (tracepoint, target) in &plan.tracepoints {
-            self.reach_tracepoint(hit, tracepoint, *target, pc, clock);
+            self.reach_tracepoint(hit, tracepoint, *target, pc);
         }
-        if returned {
-            return;
-        }
-        if let Some(calls) = &plan.system_calls {
-            self.enter_system_call(hit, calls, pc, clock, arm);
-        }
-        let Some(function) = plan.returns else { return };
-        if wants_return || self.return_is_wanted(hit, function) {
-            self.expect_return(hit, function, arguments, clock, arm);
+        if let Some(calls) = plan.system_calls.as_ref().filter(|_| !returned) {
+            self.enter_system_call(hit, calls, pc, arm);
         }
     }
 
     /// The branch to a tracepoint's call stands here. Whether the kernel would come to the call, and with what, is seen by following its
     /// code; where that cannot be followed the tracepoint is told without arguments.
-    fn reach_tracepoint(
-        &self,
-        hit: &Hit<'_>,
-        plan: &TracepointPlan,
-        target: Gva,
-        pc: u64,
-        clock: &dyn Fn() -> u64,
-    ) {
+    fn reach_tracepoint(&self, hit: &Hit<'_>, plan: &TracepointPlan, target: Gva, pc: u64) {
         let Some(cpu) = hit.cpu else { return };
         let probe = &plan.probe;
         // Most of the work is behind the filter.
@@ -315,11 +362,11 @@ impl HitPath {
             arguments: &arguments,
             ..Fired::at(pc)
         };
-        self.fire_admitted(hit, probe, clock, &fired);
+        self.fire_admitted(hit, probe, &fired);
     }
 
     /// A site of a static probe: its arguments are in registers and in the program's memory. One that cannot be read is 0, and counted.
-    fn reach_static(&self, hit: &Hit<'_>, plan: &StaticPlan, clock: &dyn Fn() -> u64) {
+    fn reach_static(&self, hit: &Hit<'_>, plan: &StaticPlan) {
         let probe = &plan.probe;
         // Page walks are for those who want them.
         if !self.admits(hit, probe) {
@@ -334,62 +381,47 @@ impl HitPath {
             arguments: &arguments,
             ..Fired::at(hit.address.0)
         };
-        self.fire_admitted(hit, probe, clock, &fired);
+        self.fire_admitted(hit, probe, &fired);
     }
 
-    /// Whether any probe of a function's return may want the one of the call that begins here.
-    pub(super) fn return_is_wanted(&self, hit: &Hit<'_>, function: FunctionKey) -> bool {
-        self.return_plan(hit, function).is_some_and(|plan| {
-            let mut probes = plan.probes.iter();
-            probes.any(|probe| {
-                let program = probe.program.as_ref();
-                hit.is_admitted_by(&probe.filter)
-                    && program.is_none_or(|program| program.wants_return(Who::at(hit)))
-            })
-        })
-    }
-
-    fn return_plan(&self, hit: &Hit<'_>, function: FunctionKey) -> Option<Arc<ReturnPlan>> {
+    pub(super) fn return_plan(
+        &self,
+        hit: &Hit<'_>,
+        function: FunctionKey,
+    ) -> Option<Arc<ReturnPlan>> {
         let seen = hit.seen.map(|seen| &seen.return_plans);
-        get(&self.return_plans, seen, function)
+        look_up(&self.return_plans, seen, function, |plan| plan.cloned())
     }
 
+    /// Waits for the return of the function that is entered, whose return address gets a trap. `last` is the address that
+    /// the spot's last call returns to: it has one.
+    #[inline(never)]
     pub(super) fn expect_return(
         &self,
         hit: &Hit<'_>,
         function: FunctionKey,
-        arguments: [u64; MAX_ARGUMENTS],
-        clock: &dyn Fn() -> u64,
+        arguments: &[u64; MAX_ARGUMENTS],
+        last: Option<&Cell<u64>>,
         arm: &dyn Arm,
     ) {
         let Some(return_address) = self.return_address(hit) else {
             count(&self.counters.without_return);
             return;
         };
-        let (site, waits_at) = match hit.user {
-            false => {
-                let arm = || arm.kernel(return_address);
-                let seen = hit.seen.map(|seen| &seen.kernel_returns);
-                let site = self
-                    .kernel_returns
-                    .ensure(return_address.0, function, seen, arm);
-                (site, return_address.0)
-            }
-            true => {
-                let Ok(place) = paging::translate(hit.memory, hit.space(), return_address) else {
-                    count(&self.counters.without_return);
-                    return;
-                };
-                let arm = || arm.user(return_address, hit.space());
-                let seen = hit.seen.map(|seen| &seen.user_returns);
-                let site = self.user_returns.ensure(place.gpa.0, function, seen, arm);
-                (site, place.gpa.0)
-            }
+        let waits_at = match hit.user {
+            false => return_address.0,
+            true => match paging::translate(hit.memory, hit.space(), return_address) {
+                Ok(place) => place.gpa.0,
+                Err(_) => return count(&self.counters.without_return),
+            },
         };
-        match site {
-            ReturnSite::Armed => {}
-            ReturnSite::Refused => return count(&self.counters.without_return),
-            ReturnSite::Closed => return,
+        if last.is_none_or(|last| last.get() != waits_at) {
+            if !self.is_armed_for(hit, function, return_address, waits_at, arm) {
+                return;
+            }
+            if let Some(last) = last {
+                last.set(waits_at);
+            }
         }
         let task = hit.current.task();
         let key = Key {
@@ -400,51 +432,103 @@ impl HitPath {
             thread: task.thread,
             return_address: waits_at,
             function,
-            arguments,
-            tsc: clock(),
+            arguments: *arguments,
+            tsc: hit.now(),
         };
-        self.returns.enter(key, call);
+        self.returns.enter(key, &call);
+    }
+
+    /// Whether a trap stands at a return address, or is put there now; that it cannot be is counted.
+    #[inline(never)]
+    fn is_armed_for(
+        &self,
+        hit: &Hit<'_>,
+        function: FunctionKey,
+        address: Gva,
+        waits_at: u64,
+        arm: &dyn Arm,
+    ) -> bool {
+        let site = match hit.user {
+            false => {
+                let arm = || arm.kernel(address);
+                let seen = hit.seen.map(|seen| &seen.kernel_returns);
+                self.kernel_returns.ensure(waits_at, function, seen, arm)
+            }
+            true => {
+                let arm = || arm.user(address, hit.space());
+                let seen = hit.seen.map(|seen| &seen.user_returns);
+                self.user_returns.ensure(waits_at, function, seen, arm)
+            }
+        };
+        if site == ReturnSite::Refused {
+            count(&self.counters.without_return);
+        }
+        site == ReturnSite::Armed
     }
 
     /// Whether this hit was the return of calls that wait for it.
-    fn leave(&self, hit: &Hit<'_>, clock: &dyn Fn() -> u64) -> bool {
+    #[inline]
+    fn leave(&self, hit: &Hit<'_>, spot: &Spot) -> bool {
         let task = hit.current.task();
-        let stack = hit.registers.rsp;
         let key = Key {
             task: task.address,
-            stack,
+            stack: hit.registers.rsp,
         };
         let waits_at = if hit.user { hit.site } else { hit.address.0 };
         let Some(frame) = self.returns.take(key, task.thread, waits_at) else {
             return false;
         };
-        for call in frame.functions() {
-            let Some(plan) = self.return_plan(hit, call.function) else {
-                continue;
-            };
-            for watch in &plan.watches {
-                watch.leave(self, hit, call, Gva(stack));
+        // The last entered first.
+        for call in frame.later() {
+            self.leave_other(hit, call);
+        }
+        match &spot.returning {
+            Some((function, plan)) if *function == frame.first().function => {
+                self.leave_call(hit, plan, frame.first());
             }
-            let result = match plan.result_in_memory {
-                false => hit.registers.rax,
-                true => {
-                    let at = Gva(stack.wrapping_add(SYSTEM_CALL_RESULT));
-                    read_u64(hit.memory, self.space, at).unwrap_or_default()
-                }
-            };
-            let fired = Fired {
-                arguments: &call.arguments,
-                returned: Some(result),
-                pc: hit.address.0,
-            };
-            for probe in &plan.probes {
-                // Another probe's call: this one was not there yet.
-                if probe.since <= call.entered {
-                    self.fire(hit, probe, clock, &fired);
+            _ => self.leave_other(hit, frame.first()),
+        }
+        true
+    }
+
+    /// The return of a call that the spot does not tell of.
+    #[inline(never)]
+    fn leave_other(&self, hit: &Hit<'_>, call: &Returning) {
+        if let Some(plan) = self.return_plan(hit, call.function) {
+            self.leave_call(hit, &plan, call);
+        }
+    }
+
+    #[inline]
+    fn leave_call(&self, hit: &Hit<'_>, plan: &ReturnPlan, call: &Returning) {
+        let stack = hit.registers.rsp;
+        for watch in &plan.watches {
+            watch.leave(self, hit, call, Gva(stack));
+        }
+        let result = match plan.result_in_memory {
+            false => hit.registers.rax,
+            true => {
+                let at = Gva(stack.wrapping_add(SYSTEM_CALL_RESULT));
+                read_u64(hit.memory, self.space, at).unwrap_or_default()
+            }
+        };
+        for probe in &plan.probes {
+            // Another probe's call: this one was not there yet.
+            if probe.since > call.entered || !self.admits(hit, probe) {
+                continue;
+            }
+            match probe.is_usual {
+                true => self.record(hit, probe, hit.address.0, &[result]),
+                false => {
+                    let fired = Fired {
+                        arguments: &call.arguments,
+                        returned: Some(result),
+                        pc: hit.address.0,
+                    };
+                    self.fire_admitted(hit, probe, &fired);
                 }
             }
         }
-        true
     }
 
     /// The return address on the stack, if it can be one: a guest that is not Linux, or is hostile, may have anything
@@ -457,19 +541,14 @@ impl HitPath {
     }
 
     /// Records what `probe` wants of a hit, if its filter lets it through.
-    pub(super) fn fire(
-        &self,
-        hit: &Hit<'_>,
-        probe: &Enabled,
-        clock: &dyn Fn() -> u64,
-        fired: &Fired<'_>,
-    ) {
+    pub(super) fn fire(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
         if self.admits(hit, probe) {
-            self.fire_admitted(hit, probe, clock, fired);
+            self.fire_admitted(hit, probe, fired);
         }
     }
 
     /// Whether the filter of `probe` lets a hit through, its rates aside; one that it does not is counted here.
+    #[inline]
     fn admits(&self, hit: &Hit<'_>, probe: &Enabled) -> bool {
         let admitted = hit.is_admitted_by(&probe.filter);
         if !admitted {
@@ -478,22 +557,42 @@ impl HitPath {
         admitted
     }
 
-    /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
-    fn fire_admitted(
+    /// Counts and records a hit that [`admits`](Self::admits) has let through, with nothing but numbers.
+    #[inline(always)]
+    fn record<const N: usize>(
         &self,
         hit: &Hit<'_>,
         probe: &Enabled,
-        clock: &dyn Fn() -> u64,
-        fired: &Fired<'_>,
+        pc: u64,
+        arguments: &[u64; N],
     ) {
-        let admitted = probe.filter.admits_rate(clock, self.tsc_hz);
+        let Some(ring) = probe.session.rings.get(hit.vcpu) else {
+            return count(&probe.counters.filtered);
+        };
+        let visit = ring.visit(|| hit.now());
+        let header = Header::of(hit, probe, pc);
+        let pushed = visit.push_with(|slot| {
+            let mut record = Recorder::new(slot, &header);
+            record.arguments(arguments, probe.capture.arguments);
+            record.finish();
+        });
+        match pushed {
+            true => count(&probe.counters.recorded),
+            false => count(&probe.counters.dropped),
+        }
+    }
+
+    /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
+    #[inline(never)]
+    fn fire_admitted(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
+        let admitted = probe.filter.admits_rate(|| hit.now(), self.tsc_hz);
         let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
         let Some(ring) = ring else {
             count(&probe.counters.filtered);
             return;
         };
         // The time first: reading the rest may take a while.
-        let visit = ring.visit(clock);
+        let visit = ring.visit(|| hit.now());
         if let Some(program) = &probe.program {
             let ran = program.run(&ProbeHit {
                 path: self,
@@ -507,17 +606,15 @@ impl HitPath {
                 Ran::Filtered => &probe.counters.filtered,
             });
         }
-        let identity = hit.current.identity();
+        let header = Header::of(hit, probe, fired.pc);
         let pushed = visit.push_with(|slot| {
-            let header = Header {
-                probe: probe.number,
-                kind: probe.kind,
-                vcpu: hit.vcpu,
-                pid: identity.pid,
-                tid: identity.tid,
-                pc: fired.pc,
-            };
             let mut record = Recorder::new(slot, &header);
+            let arguments = probe.capture.arguments;
+            match fired.returned {
+                Some(value) => record.arguments(&[value], arguments),
+                None if probe.kind == EventKind::Tick => {}
+                None => record.arguments(fired.arguments, arguments),
+            }
             self.capture(hit, probe, fired, &mut record);
             record.finish();
         });
@@ -527,6 +624,7 @@ impl HitPath {
         }
     }
 
+    /// What is kept of a hit besides its arguments.
     fn capture(
         &self,
         hit: &Hit<'_>,
@@ -535,15 +633,6 @@ impl HitPath {
         record: &mut Recorder<'_, '_>,
     ) {
         let capture = &probe.capture;
-        match fired.returned {
-            Some(value) if capture.arguments > 0 => record.arguments(&[value]),
-            Some(_) => {}
-            None if probe.kind == EventKind::Tick => {}
-            None => {
-                let arguments = fired.arguments.get(..capture.arguments);
-                record.arguments(arguments.unwrap_or(fired.arguments));
-            }
-        }
         if capture.comm
             && let Some(comm) = hit.current.comm()
         {
@@ -569,6 +658,31 @@ impl HitPath {
             }
         }
     }
+}
+
+impl Header {
+    #[inline]
+    fn of(hit: &Hit<'_>, probe: &Enabled, pc: u64) -> Self {
+        let identity = hit.current.identity();
+        Self {
+            probe: probe.number,
+            kind: probe.kind,
+            vcpu: hit.vcpu,
+            pid: identity.pid,
+            tid: identity.tid,
+            pc,
+        }
+    }
+}
+
+/// Whether any probe of a function's return may want the one of the call that begins here.
+#[inline]
+pub(super) fn return_is_wanted(hit: &Hit<'_>, plan: &ReturnPlan) -> bool {
+    plan.probes.iter().any(|probe| {
+        let program = probe.program.as_ref();
+        hit.is_admitted_by(&probe.filter)
+            && program.is_none_or(|program| program.wants_return(Who::at(hit)))
+    })
 }
 
 /// The first so many places for frames.

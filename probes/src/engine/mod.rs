@@ -45,7 +45,7 @@ use arc_swap::ArcSwap;
 use introspect::stack::kernel::KernelUnwinder;
 use introspect::{CpuRegisters, Gva};
 use vmm::machine::Handle;
-use vmm::sharded_map::ShardedMap;
+use vmm::sharded_map::{Changes, ShardedMap};
 
 pub use arming::EnableError;
 pub(crate) use arming::Place;
@@ -160,23 +160,25 @@ impl Engine {
             }
         });
         let system_calls = entry_function(&view.symbols, types);
+        let changes = Changes::default();
         let path = Arc::new(HitPath {
             pages: pages.clone(),
             user_sites: UserSites::default(),
             semaphores: Semaphores::default(),
-            plans: ShardedMap::default(),
-            return_plans: ShardedMap::default(),
+            plans: ShardedMap::counted_by(&changes),
+            return_plans: ShardedMap::counted_by(&changes),
             timers: ArcSwap::default(),
             tasks: Tasks::new(view.tasks, view.space, entries, machine.ram(), &bases),
             stacks: Stacks::new(view.space),
             space: view.space,
             space_lasts: view.space_lasts,
             returns: PendingReturns::new(limits.pending_returns),
-            kernel_returns: ReturnSites::new(limits.return_sites),
-            user_returns: ReturnSites::new(limits.return_sites),
+            kernel_returns: ReturnSites::new(limits.return_sites, &changes),
+            user_returns: ReturnSites::new(limits.return_sites, &changes),
             counters: Counters::default(),
             tsc_hz,
-            seen: bases.iter().map(|_| Mutex::default()).collect(),
+            changes,
+            seen: bases.iter().map(|_| Default::default()).collect(),
             active: true.into(),
         });
         machine.set_sink(Some(Box::new(Sink(path.clone()))));
@@ -249,6 +251,11 @@ impl Engine {
             waiting_returns: path.returns.waiting(),
             unknown_task: load(&path.tasks.unknown),
         }
+    }
+
+    /// Lets go of what hits have kept of probes that are no more: rings and programs go with them.
+    fn let_go(&self) {
+        self.0.path.let_go();
     }
 
     fn vcpus(&self) -> usize {

@@ -51,6 +51,11 @@ impl Default for Capture {
 }
 
 impl Capture {
+    /// Whether it is of nothing but arguments.
+    fn is_plain(&self) -> bool {
+        !self.comm && self.kernel_stack == 0 && self.user_stack == 0 && self.strings.is_empty()
+    }
+
     /// Words that a record of it takes at most.
     pub(crate) fn words(&self) -> usize {
         let strings = self.strings.iter();
@@ -80,12 +85,42 @@ pub(crate) struct Enabled {
     pub(crate) kind: EventKind,
     pub(crate) filter: HitFilter,
     pub(crate) capture: Capture,
+    /// Whether it records all that its filter lets through, and nothing but arguments.
+    pub(crate) is_usual: bool,
     /// Runs in place of the hit being recorded.
     pub(crate) program: Option<Arc<dyn Program>>,
     pub(crate) session: Arc<SessionShared>,
     pub(crate) counters: ProbeCounters,
     /// Time stamp counter when it was enabled: calls entered before have no return here.
     pub(crate) since: u64,
+}
+
+impl Enabled {
+    pub(crate) fn new(
+        number: u32,
+        kind: EventKind,
+        filter: HitFilter,
+        capture: Capture,
+        program: Option<Arc<dyn Program>>,
+        session: Arc<SessionShared>,
+        since: u64,
+    ) -> Self {
+        let is_usual = program.is_none()
+            && capture.is_plain()
+            && !filter.has_rate()
+            && kind != EventKind::Tick;
+        Self {
+            number,
+            kind,
+            filter,
+            capture,
+            is_usual,
+            program,
+            session,
+            counters: ProbeCounters::default(),
+            since,
+        }
+    }
 }
 
 pub(crate) fn count(counter: &AtomicU64) {
@@ -150,6 +185,14 @@ pub(crate) struct SitePlan {
 }
 
 impl SitePlan {
+    /// Whether nothing but probes fires here, and a return may be waited for.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.system_calls.is_none()
+            && self.tracepoints.is_empty()
+            && self.statics.is_empty()
+            && self.watches.is_empty()
+    }
+
     /// Whether nothing happens here any more.
     pub(crate) fn is_empty(&self) -> bool {
         self.probes.is_empty()

@@ -3,19 +3,17 @@
 //! A site stays for as long as the return of a function is probed that was seen to return to it. The guest chooses return
 //! addresses, so their number is limited.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vmm::lookaside::Lookaside;
-use vmm::sharded_map::ShardedMap;
+use vmm::sharded_map::{Changes, ShardedMap};
 use vmm::trap::{ArmError, SiteId};
 
 use super::returns::FunctionKey;
-use super::seen::get;
+use super::seen::{List, look_up};
 
 /// A vCPU's lookaside list of return addresses, if it is at hand.
-pub(super) type SeenReturns<'s> = Option<&'s RefCell<Lookaside<Known>>>;
+pub(super) type SeenReturns<'s> = Option<&'s List<Known>>;
 
 /// What is known of a return address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,19 +52,27 @@ pub(super) struct ReturnSites {
 }
 
 impl ReturnSites {
-    /// Room for `limit` addresses.
-    pub(super) fn new(limit: usize) -> Self {
+    /// Room for `limit` addresses, whose coming and going is counted by `changes`.
+    pub(super) fn new(limit: usize, changes: &Changes) -> Self {
         Self {
-            known: ShardedMap::default(),
+            known: ShardedMap::counted_by(changes),
             registry: Mutex::default(),
             limit,
         }
     }
 
     /// Whether a trap stands at `address`.
-    pub(super) fn is_armed(&self, address: u64, seen: SeenReturns<'_>) -> bool {
-        !self.known.is_empty()
-            && get(&self.known, seen, address).is_some_and(|known| known.site.is_some())
+    pub(super) fn is_armed(&self, address: u64) -> bool {
+        self.function_at(address).is_some()
+    }
+
+    /// The first function that was seen to return to `address`, if a trap stands there.
+    pub(super) fn function_at(&self, address: u64) -> Option<FunctionKey> {
+        if self.known.is_empty() {
+            return None;
+        }
+        let known = self.known.get(address)?;
+        known.site.and(known.functions.first().copied())
     }
 
     /// Whether a trap stands at `address` for `function`, which `arm` puts there if it has not been tried before.
@@ -144,10 +150,12 @@ impl ReturnSites {
         function: FunctionKey,
         seen: SeenReturns<'_>,
     ) -> Option<ReturnSite> {
-        let known = get(&self.known, seen, address)?;
-        let is_known =
-            known.functions.contains(&function) || known.functions.len() >= MAX_FUNCTIONS;
-        is_known.then(|| state(known.site))
+        look_up(&self.known, seen, address, |known| {
+            let known = known?;
+            let is_known =
+                known.functions.contains(&function) || known.functions.len() >= MAX_FUNCTIONS;
+            is_known.then(|| state(known.site))
+        })
     }
 
     /// The return of `function` is probed from now on.
@@ -229,25 +237,25 @@ mod tests {
 
     #[test]
     fn an_address_is_tried_once_whatever_comes_of_it() {
-        let sites = ReturnSites::new(8);
-        assert!(!sites.is_armed(0x10, None));
+        let sites = ReturnSites::new(8, &Changes::default());
+        assert!(!sites.is_armed(0x10));
         assert_eq!(sites.ensure(0x10, F, None, good(0x10)), ReturnSite::Armed);
         assert_eq!(sites.ensure(0x10, F, None, bad(0x10)), ReturnSite::Armed);
         assert_eq!(sites.ensure(0x10, G, None, bad(0x10)), ReturnSite::Armed);
         assert_eq!(sites.ensure(0x20, F, None, bad(0x20)), ReturnSite::Refused);
         assert_eq!(sites.ensure(0x20, F, None, good(0x20)), ReturnSite::Refused);
         assert_eq!(sites.ensure(0x20, G, None, good(0x20)), ReturnSite::Refused);
-        assert!(sites.is_armed(0x10, None) && !sites.is_armed(0x20, None));
+        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
     }
 
     #[test]
     fn a_site_stays_until_no_function_needs_it() {
-        let sites = ReturnSites::new(8);
+        let sites = ReturnSites::new(8, &Changes::default());
         sites.ensure(0x10, F, None, good(0x10));
         sites.ensure(0x10, G, None, good(0x10));
         sites.ensure(0x20, F, None, good(0x20));
         assert_eq!(sites.close(F), [SiteId(Gpa(0x20))]);
-        assert!(sites.is_armed(0x10, None) && !sites.is_armed(0x20, None));
+        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20));
         assert_eq!(sites.ensure(0x30, F, None, good(0x30)), ReturnSite::Closed);
         assert_eq!(sites.close(G), [SiteId(Gpa(0x10))]);
         sites.open(F);
@@ -256,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_guest_cannot_have_more_sites_than_the_limit() {
-        let sites = ReturnSites::new(100);
+        let sites = ReturnSites::new(100, &Changes::default());
         let armed = (1..=1000u64)
             .filter(|n| sites.ensure(n * 16, F, None, good(n * 16)) == ReturnSite::Armed);
         assert_eq!(armed.count(), 100);
@@ -265,14 +273,12 @@ mod tests {
 
     #[test]
     fn text_that_goes_away_takes_its_sites_along() {
-        let sites = ReturnSites::new(8);
+        let sites = ReturnSites::new(8, &Changes::default());
         for address in [0x10, 0x20, 0x30] {
             sites.ensure(address, F, None, good(address));
         }
         assert_eq!(sites.forget(0x20..0x30), [SiteId(Gpa(0x20))]);
-        assert!(
-            sites.is_armed(0x10, None) && !sites.is_armed(0x20, None) && sites.is_armed(0x30, None)
-        );
+        assert!(sites.is_armed(0x10) && !sites.is_armed(0x20) && sites.is_armed(0x30));
         assert_eq!(sites.close(F).len(), 2);
     }
 }

@@ -12,21 +12,26 @@
 //! A function that ends with a jump to another one shares its frame: both wait at the same place and return
 //! together, the later entered first.
 
-use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
+
+use self::shard::{Found, Shard};
 use crate::event::MAX_ARGUMENTS;
+
+mod shard;
 
 /// Functions that may share one frame.
 const CHAIN: usize = 4;
 /// Locks; a power of two.
 const SHARDS: usize = 64;
+/// The bits of a hash from here on choose the shard.
+const SHARD_SHIFT: u32 = 58;
 /// Least room in a shard: calls spread over the shards by chance.
 const SHARD_ROOM: usize = 16;
-/// Most room in all; the maps then take 1 GiB.
+/// Most room in all; the tables then take 200 MiB.
 const MAX_ROOM: usize = 1 << 20;
 
 /// Who waits, and where.
@@ -38,16 +43,9 @@ pub(super) struct Key {
     pub(super) stack: u64,
 }
 
-/// Its two words as one, so that a hasher takes both at once.
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u128(u128::from(self.task) << 64 | u128::from(self.stack));
-    }
-}
-
 /// Hashes keys by two multiplications with numbers that are chosen anew for each table: a guest, which chooses its stack
 /// pointers, cannot know which of them collide.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Mixing {
     /// Both odd.
     factors: [u64; 2],
@@ -62,48 +60,20 @@ impl Default for Mixing {
     }
 }
 
-impl BuildHasher for Mixing {
-    type Hasher = Mixed;
-
-    fn build_hasher(&self) -> Mixed {
-        let factors = self.factors;
-        Mixed { factors, hash: 0 }
-    }
-}
-
-/// The hash of one key.
-#[derive(Debug)]
-struct Mixed {
-    factors: [u64; 2],
-    hash: u64,
-}
-
 /// Both halves of a product: each bit of it depends on all bits of the factors.
 fn folded(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-impl Hasher for Mixed {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u128((*byte).into());
-        }
-    }
-
-    fn write_u128(&mut self, words: u128) {
+impl Mixing {
+    #[inline]
+    fn hash(&self, key: Key) -> u64 {
         let [first, second] = self.factors;
-        let half = folded(words as u64 ^ second, first);
-        self.hash = folded((words >> 64) as u64 ^ half ^ self.hash, second);
-    }
-
-    fn finish(&self) -> u64 {
-        self.hash
+        let half = folded(key.stack ^ second, first);
+        folded(key.task ^ half, second)
     }
 }
-
-/// The calls of a shard.
-type Shard = HashMap<Key, Frame, Mixing>;
 
 /// What waits for a return: the entry address of a kernel function, the physical address of a user function's, or the number of
 /// a system call among numbers that are neither.
@@ -133,6 +103,8 @@ pub(super) struct Returning {
 /// A frame that functions will return from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Frame {
+    key: Key,
+    hash: u64,
     thread: u64,
     return_address: u64,
     /// The function entered first, whose time is the frame's age in its shard.
@@ -163,16 +135,21 @@ impl Frame {
         true
     }
 
-    /// The functions that return, the last entered first.
-    pub(super) fn functions(&self) -> impl Iterator<Item = &Returning> {
-        self.later.iter().rev().chain([&self.first])
+    /// The function that was entered first, and returns last.
+    pub(super) fn first(&self) -> &Returning {
+        &self.first
+    }
+
+    /// The others, the last entered first.
+    pub(super) fn later(&self) -> impl Iterator<Item = &Returning> {
+        self.later.iter().rev()
     }
 }
 
 /// All pending returns.
 pub(super) struct PendingReturns {
+    mixing: Mixing,
     shards: Vec<Mutex<Shard>>,
-    per_shard: usize,
     /// Calls given up.
     lost: AtomicU64,
 }
@@ -181,77 +158,83 @@ impl PendingReturns {
     /// Room for about `limit` calls at a time, 1024 at least.
     pub(super) fn new(limit: usize) -> Self {
         let per_shard = limit.min(MAX_ROOM).div_ceil(SHARDS).max(SHARD_ROOM);
-        // Twice what is ever asked for, which is one more than the room: such a map never grows or rehashes into new
-        // memory.
-        let mixing = Mixing::default();
-        let room = (per_shard + 1) * 2;
-        let shard = || Mutex::new(Shard::with_capacity_and_hasher(room, mixing.clone()));
+        let shard = || Mutex::new(Shard::new(per_shard));
         Self {
+            mixing: Mixing::default(),
             shards: (0..SHARDS).map(|_| shard()).collect(),
-            per_shard,
             lost: AtomicU64::new(0),
         }
     }
 
     /// Notes a call that waits for its return at `key`.
-    pub(super) fn enter(&self, key: Key, call: Call) {
-        let Some(shard) = self.shard(key) else { return };
-        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+    #[inline]
+    pub(super) fn enter(&self, key: Key, call: &Call) {
+        let hash = self.mixing.hash(key);
+        let Some(shard) = self.shard(hash) else {
+            return;
+        };
+        let mut shard = shard.lock();
         let entered = Returning {
             function: call.function,
             arguments: call.arguments,
             entered: call.tsc,
         };
         let fresh = Frame {
+            key,
+            hash,
             thread: call.thread,
             return_address: call.return_address,
             first: entered,
             later: Vec::new(),
         };
-        let full = shard.len() >= self.per_shard;
-        match shard.entry(key) {
-            Entry::Occupied(mut place) if place.get().is_of(call.thread, call.return_address) => {
-                self.chain(place.get_mut(), entered);
-            }
-            // A frame with another return address: its place on the stack was written over, so it is gone.
-            Entry::Occupied(mut place) => self.lose(&place.insert(fresh)),
-            Entry::Vacant(place) if !full => {
-                place.insert(fresh);
-            }
-            Entry::Vacant(_) => {
-                let oldest = shard.iter().min_by_key(|(_, frame)| frame.first.entered);
-                let oldest = oldest.map(|(key, _)| *key);
-                if let Some(frame) = oldest.and_then(|key| shard.remove(&key)) {
+        match shard.find(hash, key) {
+            Found::Free(place) if !shard.is_full() => shard.insert(place, fresh),
+            Found::Free(_) => {
+                if let Some(frame) = shard.remove_oldest() {
                     self.lose(&frame);
                 }
-                shard.insert(key, fresh);
+                // What was removed may have made place further ahead.
+                if let Found::Free(place) = shard.find(hash, key) {
+                    shard.insert(place, fresh);
+                }
+            }
+            Found::At { index, .. } => {
+                let Some(frame) = shard.frame_mut(index) else {
+                    return;
+                };
+                match frame.is_of(call.thread, call.return_address) {
+                    true => self.chain(frame, entered),
+                    // Another return address: its place on the stack was written over, so it is gone.
+                    false => self.lose(&std::mem::replace(frame, fresh)),
+                }
             }
         }
     }
 
     /// The functions that return now to `return_address`, if `key` waits for that.
+    #[inline]
     pub(super) fn take(&self, key: Key, thread: u64, return_address: u64) -> Option<Frame> {
-        let mut shard = self
-            .shard(key)?
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match shard.entry(key) {
-            Entry::Occupied(place) if place.get().is_of(thread, return_address) => {
-                Some(place.remove())
-            }
-            Entry::Occupied(place) if place.get().thread != thread => {
-                self.lose(&place.remove());
-                None
-            }
-            _ => None,
+        let hash = self.mixing.hash(key);
+        let mut shard = self.shard(hash)?.lock();
+        let Found::At { place, index } = shard.find(hash, key) else {
+            return None;
+        };
+        let frame = shard.frame_mut(index)?;
+        if frame.is_of(thread, return_address) {
+            return shard.remove(place, index);
         }
+        if frame.thread != thread
+            && let Some(frame) = shard.remove(place, index)
+        {
+            self.lose(&frame);
+        }
+        None
     }
 
     /// Forgets the calls of `function`, whose return is not probed any more: a later call at the same place is another one.
     pub(super) fn forget(&self, function: FunctionKey) {
         for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.retain(|_, frame| frame.remove(function));
+            shard.lock().retain(|frame| frame.remove(function));
         }
     }
 
@@ -264,10 +247,7 @@ impl PendingReturns {
     pub(super) fn waiting(&self) -> u64 {
         self.shards
             .iter()
-            .map(|shard| {
-                let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-                shard.values().map(Frame::count).sum::<u64>()
-            })
+            .map(|shard| shard.lock().frames().map(Frame::count).sum::<u64>())
             .sum()
     }
 
@@ -296,9 +276,9 @@ impl PendingReturns {
         self.lost.fetch_add(frame.count(), Ordering::Relaxed);
     }
 
-    fn shard(&self, key: Key) -> Option<&Mutex<Shard>> {
-        let mixed = (key.task ^ key.stack.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.shards.get((mixed >> 48) as usize % SHARDS)
+    #[inline]
+    fn shard(&self, hash: u64) -> Option<&Mutex<Shard>> {
+        self.shards.get((hash >> SHARD_SHIFT) as usize % SHARDS)
     }
 }
 
@@ -329,13 +309,13 @@ mod tests {
             assert_eq!(r.arguments, [r.function * 10; MAX_ARGUMENTS]);
             r.function
         };
-        frame.map(|frame| frame.functions().map(function).collect())
+        frame.map(|frame| frame.later().chain([frame.first()]).map(function).collect())
     }
 
     #[test]
     fn a_call_returns_once_to_where_it_was_called_on_its_own_stack() {
         let returns = PendingReturns::new(64);
-        returns.enter(KEY, call(0x500, 7, 1));
+        returns.enter(KEY, &call(0x500, 7, 1));
         for (key, address) in [
             (
                 Key {
@@ -375,7 +355,7 @@ mod tests {
             })
             .collect();
         for (time, key) in frames.iter().enumerate() {
-            returns.enter(*key, call(0x500, 7, time as u64));
+            returns.enter(*key, &call(0x500, 7, time as u64));
         }
         for key in frames.iter().rev() {
             assert_eq!(functions(returns.take(*key, THREAD, 0x500)), Some(vec![7]));
@@ -387,7 +367,7 @@ mod tests {
     fn functions_that_jump_to_each_other_return_together() {
         let returns = PendingReturns::new(64);
         for function in [1, 2, 3] {
-            returns.enter(KEY, call(0x500, function, 1));
+            returns.enter(KEY, &call(0x500, function, 1));
         }
         assert_eq!(
             functions(returns.take(KEY, THREAD, 0x500)),
@@ -413,7 +393,7 @@ mod tests {
         ] {
             let returns = PendingReturns::new(64);
             for (address, function) in entered {
-                returns.enter(KEY, call(*address, *function, 1));
+                returns.enter(KEY, &call(*address, *function, 1));
             }
             let (address, expected) = left;
             assert_eq!(
@@ -428,7 +408,7 @@ mod tests {
     #[test]
     fn a_new_task_in_the_memory_of_a_dead_one_returns_from_nothing() {
         let returns = PendingReturns::new(64);
-        returns.enter(KEY, call(0x500, 7, 1));
+        returns.enter(KEY, &call(0x500, 7, 1));
         assert_eq!(returns.take(KEY, THREAD + 1, 0x500), None);
         assert_eq!((returns.waiting(), returns.lost()), (0, 1));
     }
@@ -437,13 +417,13 @@ mod tests {
     fn a_function_whose_return_is_not_probed_any_more_is_forgotten() {
         let returns = PendingReturns::new(64);
         for function in [1, 2, 3] {
-            returns.enter(KEY, call(0x500, function, 1));
+            returns.enter(KEY, &call(0x500, function, 1));
         }
         let alone = Key {
             stack: 0x9000,
             ..KEY
         };
-        returns.enter(alone, call(0x600, 2, 1));
+        returns.enter(alone, &call(0x600, 2, 1));
         returns.forget(2);
         assert_eq!((returns.waiting(), returns.lost()), (2, 0));
         assert_eq!(returns.take(alone, THREAD, 0x600), None);
@@ -463,7 +443,7 @@ mod tests {
             })
             .collect();
         for (time, key) in keys.iter().enumerate() {
-            returns.enter(*key, call(0x500, 7, time as u64));
+            returns.enter(*key, &call(0x500, 7, time as u64));
         }
         let room = (SHARDS * SHARD_ROOM) as u64;
         assert!(

@@ -155,16 +155,15 @@ impl Session {
         program: Option<Arc<dyn Program>>,
     ) -> Result<u32, EnableError> {
         let number = self.next_number();
-        let enabled = Arc::new(Enabled {
+        let enabled = Arc::new(Enabled::new(
             number,
-            kind: probe.target.kind(),
-            filter: self.engine.hit_filter(filter),
+            probe.target.kind(),
+            self.engine.hit_filter(filter),
             capture,
             program,
-            session: self.shared.clone(),
-            counters: ProbeCounters::default(),
-            since: vmm::host_tsc(),
-        });
+            self.shared.clone(),
+            vmm::host_tsc(),
+        ));
         let places = self.engine.arm(probe, &enabled)?;
         self.active.push(Some(Active { enabled, places }));
         Ok(number)
@@ -178,12 +177,24 @@ impl Session {
 
     /// Disables a probe, whose events that were recorded can still be drained; `false` if it is none of the enabled ones.
     pub fn disable(&mut self, number: u32) -> bool {
+        let disabled = self.end(number);
+        self.engine.let_go();
+        self.settle();
+        disabled
+    }
+
+    fn end(&mut self, number: u32) -> bool {
         let place = usize::try_from(number).ok();
         let Some(active) = place.and_then(|at| self.active.get_mut(at)?.take()) else {
             return false;
         };
         self.engine.disarm(&active.enabled, &active.places);
         self.retired.push(active.enabled);
+        true
+    }
+
+    /// Adds up the counts of the probes that no hit counts at any more.
+    fn settle(&mut self) {
         let past = &mut self.past;
         self.retired.retain(|enabled| {
             let in_use = Arc::strong_count(enabled) > 1;
@@ -192,14 +203,15 @@ impl Session {
             }
             in_use
         });
-        true
     }
 
     /// Disables all probes.
     pub fn disable_all(&mut self) {
         for number in 0..self.active.len() {
-            self.disable(u32::try_from(number).unwrap_or(u32::MAX));
+            self.end(u32::try_from(number).unwrap_or(u32::MAX));
         }
+        self.engine.let_go();
+        self.settle();
     }
 
     /// Gives what was recorded since the last time, in time order (see [`crate::merge`]); gives how many. Never waits.

@@ -9,7 +9,7 @@ use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
 
 use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};
-use super::seen::Seen;
+use super::seen::{At, Lists, Spot};
 
 /// The hit path as the machine calls it.
 pub(crate) struct Sink(pub(crate) Arc<HitPath>);
@@ -47,57 +47,93 @@ impl Arm for ArmBy<'_> {
 }
 
 impl Sink {
+    #[inline(always)]
     fn hit<'a>(
         &'a self,
         vcpu: usize,
-        site: Option<SiteId>,
-        user: bool,
+        at: At,
         cpu: &'a StoppedCpu<'a>,
-        seen: Option<&'a Seen>,
+        seen: Option<&'a Lists>,
     ) -> Hit<'a> {
-        let registers = cpu.general();
         // In user mode it is the program's own.
-        let base = match user {
+        let base = match at.user {
             true => Base::Known(None),
             false => Base::Of(cpu),
         };
         Hit {
             vcpu,
-            site: site.map_or(0, |site| site.0.0),
-            address: Gva(registers.rip),
-            user,
-            registers,
+            site: at.site,
+            address: Gva(at.address),
+            user: at.user,
+            registers: cpu.general(),
             known_space: None,
             memory: cpu.memory(),
             current: Current::new(&self.0.tasks, cpu.memory(), vcpu, base),
             seen,
+            #[cfg(test)]
+            clock: None,
             cpu: Some(cpu),
         }
+    }
+
+    #[inline(always)]
+    fn take(&self, vcpu: usize, at: At, cpu: &StoppedCpu<'_>, spot: &Spot, seen: Option<&Lists>) {
+        let hit = self.hit(vcpu, at, cpu, seen);
+        let arm = ArmBy { cpu, path: &self.0 };
+        self.0.take(&hit, spot, &arm);
+    }
+
+    #[inline(always)]
+    fn meet<const USER: bool>(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+        if !self.0.active.load(Ordering::Relaxed) {
+            return;
+        }
+        let at = At {
+            site: trap.site.map_or(0, |site| site.0.0),
+            address: cpu.general().rip,
+            user: USER,
+        };
+        // Held by this vCPU's own thread, or for a moment by one that clears it.
+        match self.0.seen.get(trap.vcpu).and_then(|seen| seen.try_lock()) {
+            Some(mut seen) => {
+                let (spot, lists) = seen.spot(&self.0, at);
+                self.take(trap.vcpu, at, cpu, spot, Some(lists));
+            }
+            None => self.take_unseen(trap.vcpu, at, cpu),
+        }
+    }
+
+    // Apart, so that each knows which it is.
+    #[inline(never)]
+    fn meet_user(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+        self.meet::<true>(trap, cpu);
+    }
+
+    /// Takes a hit without the vCPU's lists: somebody clears them.
+    #[cold]
+    #[inline(never)]
+    fn take_unseen(&self, vcpu: usize, at: At, cpu: &StoppedCpu<'_>) {
+        self.take(vcpu, at, cpu, &self.0.spot(at), None);
     }
 }
 
 impl TrapSink for Sink {
     fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
-        let user = match trap.kind {
-            TrapKind::Kernel => false,
-            TrapKind::User => true,
-            TrapKind::Breakpoint(_) => return,
-        };
-        if !self.0.active.load(Ordering::Relaxed) {
-            return;
+        match trap.kind {
+            TrapKind::Kernel => self.meet::<false>(trap, cpu),
+            TrapKind::User => self.meet_user(trap, cpu),
+            TrapKind::Breakpoint(_) => {}
         }
-        // Held by this vCPU's own thread alone.
-        let seen = self.0.seen.get(trap.vcpu);
-        let seen = seen.and_then(|seen| seen.try_lock().ok());
-        let hit = self.hit(trap.vcpu, trap.site, user, cpu, seen.as_deref());
-        let arm = ArmBy { cpu, path: &self.0 };
-        self.0.take(&hit, &|| cpu.tsc(), &arm);
     }
 
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
         if self.0.active.load(Ordering::Relaxed) {
-            let hit = self.hit(vcpu, None, cpu.in_user_mode(), cpu, None);
-            self.0.sample(mask, &hit, &|| cpu.tsc());
+            let at = At {
+                site: 0,
+                address: cpu.general().rip,
+                user: cpu.in_user_mode(),
+            };
+            self.0.sample(mask, &self.hit(vcpu, at, cpu, None));
         }
     }
 }

@@ -4,7 +4,7 @@
 use introspect::Gva;
 use introspect::x86_64::virtual_memory::read_virtual;
 
-use super::hit::{Arm, Fired, Hit, HitPath};
+use super::hit::{Arm, Fired, Hit, HitPath, return_is_wanted};
 use super::plan::SystemCalls;
 use super::returns::FunctionKey;
 use crate::event::MAX_ARGUMENTS;
@@ -33,7 +33,6 @@ impl HitPath {
         hit: &Hit<'_>,
         calls: &SystemCalls,
         pc: u64,
-        clock: &dyn Fn() -> u64,
         arm: &dyn Arm,
     ) {
         let registers = hit.arguments();
@@ -53,11 +52,15 @@ impl HitPath {
             ..Fired::at(pc)
         };
         for probe in &plan.entries {
-            self.fire(hit, probe, clock, &fired);
+            self.fire(hit, probe, &fired);
         }
         let key = system_call_key(number);
-        if plan.returns && !NO_RETURN.contains(&number) && self.return_is_wanted(hit, key) {
-            self.expect_return(hit, key, arguments, clock, arm);
+        if !plan.returns || NO_RETURN.contains(&number) {
+            return;
+        }
+        let wanted = self.return_plan(hit, key);
+        if wanted.is_some_and(|plan| return_is_wanted(hit, &plan)) {
+            self.expect_return(hit, key, &arguments, None, arm);
         }
     }
 

@@ -21,6 +21,7 @@ pub use arm_error::ArmError;
 pub(crate) use classify::{GiveBack, Int3Owner, foreign_int3};
 pub(crate) use site::{Displaced, Purpose, Site};
 pub use site::{SiteId, same_instruction};
+pub(crate) use table::SeenSites;
 pub use table::{Lifted, LiftedUser, SiteStats, TrapTable};
 
 use crate::machine::Paused;

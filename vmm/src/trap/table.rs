@@ -78,6 +78,9 @@ struct Entries {
     windows: patching::Windows,
 }
 
+/// The sites of one kind that a reader has met, and where it has met none.
+pub(crate) type SeenSites = Lookaside<Option<Arc<Site>>>;
+
 /// All sites of a machine.
 pub struct TrapTable {
     ram: GuestRam,
@@ -383,21 +386,21 @@ impl TrapTable {
 
     /// The same, for a reader that keeps what it has `seen`.
     #[inline]
-    pub(crate) fn kernel_site_seen(
+    pub(crate) fn kernel_site_seen<'s>(
         &self,
-        seen: &mut Lookaside<Site>,
+        seen: &'s mut SeenSites,
         address: u64,
-    ) -> Option<Arc<Site>> {
+    ) -> Option<&'s Arc<Site>> {
         seen.get(&self.kernel, address)
     }
 
     /// The user site at a guest-physical byte, for a reader that keeps what it has `seen`.
     #[inline]
-    pub(crate) fn user_site_seen(
+    pub(crate) fn user_site_seen<'s>(
         &self,
-        seen: &mut Lookaside<Site>,
+        seen: &'s mut SeenSites,
         physical: Gpa,
-    ) -> Option<Arc<Site>> {
+    ) -> Option<&'s Arc<Site>> {
         seen.get(&self.user, physical.0)
     }
 

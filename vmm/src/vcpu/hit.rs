@@ -172,7 +172,8 @@ impl Vcpu {
         let system = System::known_as(sregs);
         let sink = self.machine.sink.load();
         let sink = sink.as_deref().map(|sink| &**sink);
-        Surroundings::of(&self.machine, sink, &self.caches).deliver(trap, regs, &system, user_mode);
+        Surroundings::of(&self.machine, sink, &self.caches.walks)
+            .deliver(trap, regs, &system, user_mode);
     }
 
     /// This vCPU as a sink sees it.
@@ -182,7 +183,7 @@ impl Vcpu {
         system: &'a System<'a>,
         user_mode: bool,
     ) -> StoppedCpu<'a> {
-        Surroundings::of(&self.machine, None, &self.caches).stopped(regs, system, user_mode)
+        Surroundings::of(&self.machine, None, &self.caches.walks).stopped(regs, system, user_mode)
     }
 
     /// Takes an int3 of the usual kind, on the registers in the shared page. One of a program's counts if `user`.
@@ -198,11 +199,13 @@ impl Vcpu {
             return Usual::Left;
         }
         let sink = self.sink.load().as_deref().map(|sink| &**sink);
-        let surroundings = Surroundings::of(&self.machine, sink, &self.caches);
-        let mut quick = surroundings.kernel_hit(self.index, regs, &system);
+        let surroundings = Surroundings::of(&self.machine, sink, &self.caches.walks);
+        let seen = &mut self.caches.kernel_sites;
+        let mut quick = surroundings.kernel_hit(seen, self.index, regs, &system);
         let mut privilege = 0;
         if user && matches!(quick, Quick::Left) {
-            quick = surroundings.user_hit(self.index, regs, &system);
+            let seen = &mut self.caches.user_sites;
+            quick = surroundings.user_hit(seen, self.index, regs, &system);
             privilege = 3;
         }
         match quick {

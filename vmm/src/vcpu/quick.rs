@@ -4,21 +4,18 @@
 //! the system registers, and no lock. It needs no KVM: registers, guest memory, the table of sites and what the vCPU has
 //! kept of earlier hits ([`Caches`]) are all there is.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use introspect::x86_64::paging::Translation;
-use introspect::{Gva, PhysicalMemory};
+use introspect::Gva;
 use kvm_bindings::kvm_regs;
 
 use super::environment::{address_space, allowed};
 use super::system::System;
-use crate::lookaside::Lookaside;
 use crate::machine::control::Control;
 use crate::machine::shared::Shared;
 use crate::memory::GuestRam;
-use crate::trap::{Site, StoppedCpu, Trap, TrapKind, TrapSink, TrapTable};
+use crate::trap::{SeenSites, Site, StoppedCpu, Trap, TrapKind, TrapSink, TrapTable};
 use crate::walks::{HitMemory, Walks};
 
 /// How far the usual way went.
@@ -41,31 +38,28 @@ pub(crate) struct Surroundings<'m> {
     pub(crate) sink: Option<&'m dyn TrapSink>,
     /// Traps delivered.
     pub(crate) delivered: &'m AtomicU64,
-    pub(crate) caches: &'m Caches,
+    /// The vCPU's.
+    pub(crate) walks: &'m Walks,
 }
 
 /// Lookups and page walks of one vCPU's hits, kept for its next hits.
 #[derive(Default)]
 pub(crate) struct Caches {
-    kernel_sites: RefCell<Lookaside<Site>>,
-    user_sites: RefCell<Lookaside<Site>>,
-    walks: RefCell<Walks>,
+    pub(crate) kernel_sites: SeenSites,
+    pub(crate) user_sites: SeenSites,
+    pub(crate) walks: Walks,
 }
 
 impl<'m> Surroundings<'m> {
     #[inline]
-    pub(crate) fn of(
-        shared: &'m Shared,
-        sink: Option<&'m dyn TrapSink>,
-        caches: &'m Caches,
-    ) -> Self {
+    pub(crate) fn of(shared: &'m Shared, sink: Option<&'m dyn TrapSink>, walks: &'m Walks) -> Self {
         Self {
             ram: &shared.ram,
             traps: &shared.traps,
             control: &shared.control,
             sink,
             delivered: &shared.counters.traps,
-            caches,
+            walks,
         }
     }
 
@@ -73,30 +67,38 @@ impl<'m> Surroundings<'m> {
     /// they are changed where the guest is past the instruction.
     // In place, with the next: four calls with their saved registers are a tenth of a hit.
     #[inline(always)]
-    pub(crate) fn kernel_hit(self, vcpu: usize, regs: &mut kvm_regs, system: &System<'_>) -> Quick {
-        let mut seen = self.caches.kernel_sites.borrow_mut();
-        let site = self.traps.kernel_site_seen(&mut seen, regs.rip);
-        drop(seen);
+    pub(crate) fn kernel_hit(
+        self,
+        seen: &mut SeenSites,
+        vcpu: usize,
+        regs: &mut kvm_regs,
+        system: &System<'_>,
+    ) -> Quick {
+        let site = self.traps.kernel_site_seen(seen, regs.rip);
         self.take::<false>(vcpu, site, regs, system)
     }
 
     /// The same of a program's text.
     #[inline(never)]
-    pub(crate) fn user_hit(self, vcpu: usize, regs: &mut kvm_regs, system: &System<'_>) -> Quick {
+    pub(crate) fn user_hit(
+        self,
+        seen: &mut SeenSites,
+        vcpu: usize,
+        regs: &mut kvm_regs,
+        system: &System<'_>,
+    ) -> Quick {
         let space = address_space(system.get());
-        let Ok(place) = self.memory().walk(space, Gva(regs.rip)) else {
+        let Ok(place) = self.memory().find(space, Gva(regs.rip)) else {
             return Quick::Left;
         };
-        let mut seen = self.caches.user_sites.borrow_mut();
-        let site = self.traps.user_site_seen(&mut seen, place.gpa);
-        drop(seen);
+        let site = self.traps.user_site_seen(seen, place.gpa);
         self.take::<true>(vcpu, site, regs, system)
     }
 
     /// Guest memory, with the vCPU's page walks.
     #[inline]
     fn memory(self) -> HitMemory<'m> {
-        HitMemory::new(self.ram, &self.caches.walks)
+        HitMemory::new(self.ram, self.walks)
     }
 
     /// Delivers the trap at `site`, if one was found, and executes the displaced instruction where it is prepared.
@@ -104,7 +106,7 @@ impl<'m> Surroundings<'m> {
     fn take<const USER: bool>(
         self,
         vcpu: usize,
-        site: Option<Arc<Site>>,
+        site: Option<&Arc<Site>>,
         regs: &mut kvm_regs,
         system: &System<'_>,
     ) -> Quick {
@@ -120,10 +122,10 @@ impl<'m> Surroundings<'m> {
         };
         let trap = site.met(vcpu, kind, regs.rip);
         self.deliver(&trap, regs, system, USER);
-        let store = |address: u64, value: u64| self.store(&site, system, address, value);
+        let store = |address: u64, value: u64| self.store(site, system, address, value);
         match prepared.execute(regs, store) {
             true => Quick::Passed,
-            false => Quick::Delivered(site),
+            false => Quick::Delivered(site.clone()),
         }
     }
 
@@ -164,22 +166,28 @@ impl<'m> Surroundings<'m> {
     }
 
     /// Stores a word for the guest, at an address that is a multiple of 8; `false` where it may not, or it is not in RAM.
+    #[inline(always)]
     fn store(self, site: &Site, system: &System<'_>, address: u64, value: u64) -> bool {
-        let put = |space, may: &dyn Fn(&Translation) -> bool| {
-            let found = self.memory().walk(space, Gva(address));
-            found.is_ok_and(|place| may(&place) && self.ram.store_word(place.gpa, value))
-        };
         match site.tables {
             // The kernel's stacks are mapped as its text is: the vCPU need not be asked for its page tables.
             Some(space) if address >> 63 == site.address.0 >> 63 => {
-                put(space, &|place| place.writable && !place.user)
+                let found = self.memory().word(space, Gva(address));
+                let found = found.filter(|found| found.writable && !found.user);
+                found
+                    .map(|found| found.word.store(value.to_le(), Ordering::Relaxed))
+                    .is_some()
             }
-            _ => {
-                let (user, sregs) = (site.is_user(), system.get());
-                put(address_space(sregs), &|place| {
-                    allowed(place, sregs, user, true)
-                })
-            }
+            _ => self.store_by_system(site, system, address, value),
         }
+    }
+
+    /// The same, through the page tables in use.
+    #[inline(never)]
+    fn store_by_system(self, site: &Site, system: &System<'_>, address: u64, value: u64) -> bool {
+        let (user, sregs) = (site.is_user(), system.get());
+        let found = self.memory().find(address_space(sregs), Gva(address));
+        found.is_ok_and(|place| {
+            allowed(&place, sregs, user, true) && self.ram.store_word(place.gpa, value)
+        })
     }
 }

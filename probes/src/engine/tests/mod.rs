@@ -5,7 +5,7 @@ mod probes;
 mod returns;
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use introspect::kernel::task::TaskLayout;
@@ -13,18 +13,19 @@ use introspect::test_memory::{Flags, TestMemory};
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva};
-use vmm::sharded_map::ShardedMap;
+use parking_lot::Mutex;
+use vmm::sharded_map::{Changes, ShardedMap};
 use vmm::trap::{ArmError, SiteId};
 
 use super::current::{Base, Current, Tasks};
 use super::filter::{Filter, HitFilter, Only};
 use super::hit::{Arm, Counters, Hit, HitPath};
 use super::plan::{
-    Capture, Enabled, ProbeCounters, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters,
-    SystemCalls,
+    Capture, Enabled, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters, SystemCalls,
 };
 use super::return_sites::ReturnSites;
 use super::returns::{FunctionKey, PendingReturns};
+use super::seen::At;
 use super::semaphores::Semaphores;
 use super::session::SessionShared;
 use super::stacks::Stacks;
@@ -96,16 +97,11 @@ impl Rings {
         filter: Filter,
         since: u64,
     ) -> Arc<Enabled> {
-        Arc::new(Enabled {
-            number,
-            kind,
-            filter: HitFilter::new(filter, None),
-            capture: Capture::default(),
-            program: None,
-            session: self.0.clone(),
-            counters: ProbeCounters::default(),
-            since,
-        })
+        let (filter, capture) = (HitFilter::new(filter, None), Capture::default());
+        let session = self.0.clone();
+        Arc::new(Enabled::new(
+            number, kind, filter, capture, None, session, since,
+        ))
     }
 
     fn events(&self) -> Vec<Event> {
@@ -182,22 +178,24 @@ impl Guest {
             process
         });
         let bases = PER_CPU.map(|base| Some(Gva(base)));
+        let changes = Changes::default();
         let path = HitPath {
-            plans: ShardedMap::default(),
-            return_plans: ShardedMap::default(),
+            plans: ShardedMap::counted_by(&changes),
+            return_plans: ShardedMap::counted_by(&changes),
             timers: ArcSwap::default(),
             tasks: Tasks::new(Some(LAYOUT), space, 0..0, &memory, &bases),
             stacks: Stacks::new(space),
             space,
             space_lasts: true,
             returns: PendingReturns::new(1024),
-            kernel_returns: ReturnSites::new(64),
-            user_returns: ReturnSites::new(64),
+            kernel_returns: ReturnSites::new(64, &changes),
+            user_returns: ReturnSites::new(64, &changes),
             user_sites: UserSites::default(),
             semaphores: Semaphores::default(),
             pages: None,
             counters: Counters::default(),
             tsc_hz: 1_000_000,
+            changes,
             seen: PER_CPU.map(|_| Mutex::default()).into(),
             active: true.into(),
         };
@@ -288,10 +286,17 @@ impl Guest {
 
     /// A hit; of user mode in the process given.
     fn take(&self, vcpu: usize, registers: GeneralRegisters, process: Option<usize>) {
-        let seen = self.path.seen[vcpu].lock().unwrap();
+        let mut seen = self.path.seen[vcpu].lock();
+        let clock: &dyn Fn() -> u64 = &|| self.tick();
         let mut hit = self.stopped(vcpu, &registers, process);
-        hit.seen = Some(&seen);
-        self.path.take(&hit, &|| self.tick(), &ArmOf(self));
+        let at = At {
+            site: hit.site,
+            address: hit.address.0,
+            user: hit.user,
+        };
+        let (spot, lists) = seen.spot(&self.path, at);
+        (hit.seen, hit.clock) = (Some(lists), Some(clock));
+        self.path.take(&hit, spot, &ArmOf(self));
     }
 
     fn stopped<'a>(
@@ -318,6 +323,7 @@ impl Guest {
             memory: &self.memory,
             current: Current::new(&self.path.tasks, &self.memory, vcpu, base),
             seen: None,
+            clock: None,
             cpu: None,
         }
     }

@@ -259,8 +259,10 @@ fn ticks_reach_the_timers_of_the_mask() {
         for process in [None, Some(1)] {
             let address = process.map_or(CALLER, |number| USER_TEXT[number]);
             let registers = Guest::registers(address, STACK, 0);
-            let hit = guest.stopped(1, &registers, process);
-            guest.path.sample(mask, &hit, &|| guest.tick());
+            let clock = || guest.tick();
+            let mut hit = guest.stopped(1, &registers, process);
+            hit.clock = Some(&clock);
+            guest.path.sample(mask, &hit);
             let events = rings.events();
             let found: Vec<u32> = events.iter().map(|e| e.probe).collect();
             assert_eq!(found, expected, "{mask:#b}");

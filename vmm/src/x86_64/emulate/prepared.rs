@@ -5,6 +5,8 @@
 //! then the caller lets [`execute`](super::execute) do it. It touches general registers, RIP and RFLAGS, and may store one
 //! word at an address that is a multiple of 8.
 
+use std::mem::offset_of;
+
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use kvm_bindings::kvm_regs;
 
@@ -16,8 +18,12 @@ const WORD: u64 = 8;
 /// Bits of an address that every CPU has; the rest repeat the topmost.
 const ADDRESS_BITS: u32 = 48;
 
-/// Where a 64-bit general register stands in KVM's structure.
+/// Number of the general registers that instructions name.
+const REGISTERS: usize = 16;
+
+/// Which 64-bit general register, by its place in KVM's structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 enum Place {
     Rax,
     Rbx,
@@ -60,26 +66,30 @@ impl Place {
         })
     }
 
+    #[inline]
     fn in_regs(self, regs: &mut kvm_regs) -> &mut u64 {
-        match self {
-            Self::Rax => &mut regs.rax,
-            Self::Rbx => &mut regs.rbx,
-            Self::Rcx => &mut regs.rcx,
-            Self::Rdx => &mut regs.rdx,
-            Self::Rsi => &mut regs.rsi,
-            Self::Rdi => &mut regs.rdi,
-            Self::Rsp => &mut regs.rsp,
-            Self::Rbp => &mut regs.rbp,
-            Self::R8 => &mut regs.r8,
-            Self::R9 => &mut regs.r9,
-            Self::R10 => &mut regs.r10,
-            Self::R11 => &mut regs.r11,
-            Self::R12 => &mut regs.r12,
-            Self::R13 => &mut regs.r13,
-            Self::R14 => &mut regs.r14,
-            Self::R15 => &mut regs.r15,
-        }
+        &mut in_order(regs)[self as usize]
     }
+}
+
+/// The registers in the order of [`Place`].
+#[inline]
+fn in_order(regs: &mut kvm_regs) -> &mut [u64; REGISTERS] {
+    macro_rules! ordered {
+        ($($field:ident $place:ident),*) => {
+            $(const {
+                assert!(offset_of!(kvm_regs, $field) == Place::$place as usize * size_of::<u64>())
+            };)*
+        };
+    }
+    ordered!(
+        rax Rax, rbx Rbx, rcx Rcx, rdx Rdx, rsi Rsi, rdi Rdi, rsp Rsp, rbp Rbp, r8 R8, r9 R9, r10 R10, r11 R11,
+        r12 R12, r13 R13, r14 R14, r15 R15
+    );
+    let registers: *mut kvm_regs = regs;
+    // SAFETY: `kvm_regs` is `repr(C)` and begins with these registers in this order, as the assertions above see to; the
+    // result borrows `regs`.
+    unsafe { &mut *registers.cast() }
 }
 
 /// The second operand: a whole register, or a number extended to 64 bits.
