@@ -7,7 +7,7 @@
 //! of the thread, kernel stack, user stack, strings (each its argument, length and state, then its bytes). The time stands beside
 //! the record in the ring.
 
-use crate::ring::SlotWriter;
+use crate::ring::{SlotWriter, Visit};
 
 /// Argument registers of a function (System V ABI), and of a system call.
 pub const MAX_ARGUMENTS: usize = 6;
@@ -129,6 +129,31 @@ pub(crate) struct Header {
     pub(crate) pc: u64,
 }
 
+impl Header {
+    /// The words of the header, `parts` with the lengths of what follows.
+    #[inline(always)]
+    fn words(&self, parts: u64) -> [u64; HEADER_WORDS] {
+        let vcpu = self.vcpu as u64 & 0xffff;
+        let number = |id: Option<u32>| u64::from(id.unwrap_or(NO_PROCESS));
+        [
+            u64::from(self.probe) | vcpu << VCPU_SHIFT | self.kind.code() << KIND_SHIFT,
+            number(self.pid) | number(self.tid) << 32,
+            self.pc,
+            parts,
+        ]
+    }
+
+    /// Adds the record of this and all of `arguments`; `None`, and nothing done, if it does not fit into a slot.
+    #[inline(always)]
+    pub(crate) fn push_with<const N: usize>(
+        &self,
+        visit: &Visit<'_>,
+        arguments: &[u64; N],
+    ) -> Option<bool> {
+        visit.push_both(&self.words(N as u64 & 0xff), arguments)
+    }
+}
+
 /// Writes one record into its slot. Parts come in the order of the methods; what does not fit is left out.
 pub(crate) struct Recorder<'w, 's> {
     slot: &'w mut SlotWriter<'s>,
@@ -137,30 +162,16 @@ pub(crate) struct Recorder<'w, 's> {
 }
 
 impl<'w, 's> Recorder<'w, 's> {
-    #[inline]
     pub(crate) fn new(slot: &'w mut SlotWriter<'s>, header: &Header) -> Self {
-        let vcpu = header.vcpu as u64 & 0xffff;
-        let number = |id: Option<u32>| u64::from(id.unwrap_or(NO_PROCESS));
         // A slot has room for a header at least: see `Capture::words`.
-        let _ = slot.push_all(&[
-            u64::from(header.probe) | vcpu << VCPU_SHIFT | header.kind.code() << KIND_SHIFT,
-            number(header.pid) | number(header.tid) << 32,
-            header.pc,
-            0,
-        ]);
+        let _ = slot.push_all(&header.words(0));
         Self { slot, parts: 0 }
     }
 
-    /// The first `most` of these arguments.
-    #[inline]
+    /// The first `most` of these arguments, as many as there is room for.
     pub(crate) fn arguments(&mut self, arguments: &[u64], most: usize) {
         let kept = arguments.get(..most).unwrap_or(arguments);
-        let all = <&[u64; MAX_ARGUMENTS]>::try_from(kept);
-        let written = match all.is_ok_and(|all| self.slot.push_all(all)) {
-            true => MAX_ARGUMENTS,
-            false => self.slot.push_words(kept),
-        };
-        self.parts |= written as u64 & 0xff;
+        self.parts |= self.slot.push_words(kept) as u64 & 0xff;
     }
 
     pub(crate) fn comm(&mut self, comm: [u8; COMM_LENGTH]) {

@@ -41,28 +41,21 @@ impl<V: Default> Default for Lookaside<V> {
 }
 
 impl<V: Default> Lookaside<V> {
-    /// Returns what `find` has found for `key`. It is asked only where that is not known as of `changes`, the number of
-    /// changes before the call, or where what is known is not what `is_it` says.
+    /// Whether a value of `key` is known as of `changes`, and is one that `is_it` takes.
     #[inline]
-    pub fn get_if(
-        &mut self,
-        changes: u64,
-        key: u64,
-        is_it: impl FnOnce(&V) -> bool,
-        find: impl FnOnce() -> V,
-    ) -> &V {
-        let number = place_of(key);
-        let place = &self.places[number];
-        if changes != self.changes || place.key != key || !is_it(&place.value) {
-            self.renew(changes, key, find);
-        }
-        &self.places[number].value
+    pub fn has(&self, changes: u64, key: u64, is_it: impl FnOnce(&V) -> bool) -> bool {
+        let place = &self.places[place_of(key)];
+        changes == self.changes && place.key == key && is_it(&place.value)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn renew(&mut self, changes: u64, key: u64, find: impl FnOnce() -> V) {
-        let value = find();
+    /// Returns the value of `key`, which the list [has](Self::has) or was [given](Self::put).
+    #[inline]
+    pub fn at(&self, key: u64) -> &V {
+        &self.places[place_of(key)].value
+    }
+
+    /// Notes the value of `key`, which was looked for after `changes` was the number of changes.
+    pub fn put(&mut self, changes: u64, key: u64, value: V) {
         if changes != self.changes {
             self.clear();
             self.changes = changes;
@@ -92,8 +85,16 @@ impl<T> Lookaside<Option<Arc<T>>> {
     pub fn get(&mut self, map: &ShardedMap<T>, key: u64) -> Option<&Arc<T>> {
         // Before the map is looked at: a change in between counts as later.
         let changes = map.changes();
-        self.get_if(changes, key, |_| true, || map.get(key))
-            .as_ref()
+        if !self.has(changes, key, |_| true) {
+            self.renew(changes, map, key);
+        }
+        self.at(key).as_ref()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn renew(&mut self, changes: u64, map: &ShardedMap<T>, key: u64) {
+        self.put(changes, key, map.get(key));
     }
 }
 

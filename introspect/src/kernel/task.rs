@@ -84,6 +84,30 @@ pub enum TaskError {
 pub struct PerCpu {
     current: Gpa,
     preempt_count: Option<Gpa>,
+    /// What the virtual address of `current` is above the physical one.
+    distance: u64,
+    /// The same of all that the kernel's direct map holds, if that is known.
+    direct_map: Option<u64>,
+}
+
+impl PerCpu {
+    /// Returns the same for tasks that are found without a page walk. The kernel's direct map has all RAM at one distance: where the
+    /// per-CPU variables and `task` are at the same, it is that of the direct map. Nothing else is that far from RAM.
+    #[must_use]
+    pub fn in_direct_map(
+        self,
+        memory: &(impl PhysicalMemory + ?Sized),
+        space: AddressSpace,
+        task: Gva,
+    ) -> Self {
+        let place = translate(memory, space, task).map(|page| page.gpa);
+        let distance = place.map(|place| task.0.wrapping_sub(place.0));
+        let is_same = distance == Ok(self.distance);
+        Self {
+            direct_map: is_same.then_some(self.distance),
+            ..self
+        }
+    }
 }
 
 /// A task.
@@ -195,9 +219,12 @@ impl TaskLayout {
                 .map(|page| page.gpa)
                 .map_err(|source| TaskError::NoPerCpu { base, source })
         };
+        let current = locate(self.current)?;
         Ok(PerCpu {
-            current: locate(self.current)?,
+            current,
             preempt_count: self.preempt_count.map(locate).transpose()?,
+            distance: base.0.wrapping_add(self.current).wrapping_sub(current.0),
+            direct_map: None,
         })
     }
 
@@ -242,12 +269,32 @@ impl TaskLayout {
         // They lie side by side, in one word as a rule.
         if self.tgid.wrapping_sub(self.pid) == 4
             && is_kernel_address(task)
-            && let Some(word) = memory.word_at(space, Gva(task.0.wrapping_add(self.pid)))
+            && let Some(word) = self.word_of(memory, space, per_cpu, task)
         {
             let [pid, tgid] = [word as u32, (word >> 32) as u32].map(u32::cast_signed);
             return Ok(Thread { task, pid, tgid });
         }
         self.thread(memory, space, task)
+    }
+
+    /// Reads the word that begins with a task's pid.
+    #[inline]
+    fn word_of(
+        &self,
+        memory: &(impl PhysicalMemory + ?Sized),
+        space: AddressSpace,
+        per_cpu: &PerCpu,
+        task: Gva,
+    ) -> Option<u64> {
+        let address = task.0.wrapping_add(self.pid);
+        // The first task of all is in the kernel's image, and not in RAM by this.
+        let direct = per_cpu
+            .direct_map
+            .map(|distance| address.wrapping_sub(distance));
+        match direct.map(|place| memory.read_word(Gpa(place))) {
+            Some(Ok(word)) => Some(word),
+            _ => memory.word_at(space, Gva(address)),
+        }
     }
 
     /// Reads the thread of a task, number by number.
@@ -455,6 +502,53 @@ mod tests {
         memory.write(0x19_0ff4, &1200i32.to_le_bytes());
         memory.write(0x1a_0000, b"nginx: worker\0\0\0");
         (memory, space)
+    }
+
+    #[test]
+    fn a_task_in_the_direct_map_is_read_without_a_walk_and_another_one_by_a_walk() {
+        const DIRECT: u64 = 0xffff_8880_0000_0000;
+        const ELSEWHERE: u64 = 0xffff_ffff_8300_0000;
+        let layout = TaskLayout {
+            current: 0x100,
+            preempt_count: None,
+            pid: 0x20,
+            tgid: 0x24,
+            comm: 0x30,
+        };
+        let mut memory = TestMemory::new(0x10_0000, 1 << 20);
+        let space = memory.address_space(4);
+        let flags = Flags::default().writable();
+        for page in [0x18_0000, 0x19_0000] {
+            memory.map(space, DIRECT + page, page, 4096, flags);
+        }
+        memory.map(space, ELSEWHERE, 0x1a_0000, 4096, flags);
+        for (place, pid) in [(0x19_0000, 41), (0x1a_0000, 0), (0x1b_0000, 43)] {
+            memory.write(
+                place + layout.pid,
+                &[pid, 40u32].map(u32::to_le_bytes).concat(),
+            );
+        }
+        let base = Gva(DIRECT + 0x18_0000);
+        let walked = layout.per_cpu(&memory, space, base).unwrap();
+        let [direct, other] = [DIRECT + 0x19_0000, ELSEWHERE].map(|task| {
+            assert_eq!(walked.direct_map, None);
+            walked.in_direct_map(&memory, space, Gva(task))
+        });
+        assert_eq!((direct.direct_map, other.direct_map), (Some(DIRECT), None));
+        // The last is not mapped at all: only who knows of the direct map finds it.
+        for (task, pids) in [
+            (DIRECT + 0x19_0000, [Some(41), Some(41)]),
+            (ELSEWHERE, [Some(0), Some(0)]),
+            (DIRECT + 0x1b_0000, [None, Some(43)]),
+        ] {
+            memory.write(0x18_0000 + layout.current, &task.to_le_bytes());
+            let found = [walked, direct].map(|per_cpu| {
+                let thread = layout.current_thread_at(&memory, space, &per_cpu).ok()?;
+                assert_eq!((thread.task, thread.tgid), (Gva(task), 40));
+                Some(thread.pid)
+            });
+            assert_eq!(found, pids, "{task:#x}");
+        }
     }
 
     #[test]

@@ -219,7 +219,9 @@ impl<'h> Current<'h> {
         let (task, is_idle) = self.task_at(layout, per_cpu)?;
         // A task that is no idle one, on a vCPU whose own base led to it.
         if !is_idle && self.tasks.base_of(self.base) == Some(*base) {
-            let _ = places.settled.set(place);
+            let (memory, space) = (self.memory, self.tasks.space);
+            let per_cpu = per_cpu.in_direct_map(memory, space, Gva(task.address));
+            let _ = places.settled.set((*base, per_cpu));
         }
         Some(task)
     }

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use introspect::x86_64::paging::{self, AddressSpace};
-use introspect::x86_64::virtual_memory::read_u64;
+use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::{CpuState, GeneralRegisters};
 use introspect::{Gpa, Gva, PhysicalMemory};
 use parking_lot::Mutex;
@@ -24,16 +23,20 @@ use super::current::{Current, Tasks};
 use super::filter::HitFilter;
 use super::guest_pages::GuestPages;
 use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, count};
-use super::program::{Frames, ProbeHit, Ran, Who};
-use super::return_sites::{ReturnSite, ReturnSites};
-use super::returns::{Call, FunctionKey, Key, PendingReturns, Returning};
-use super::seen::{At, Lists, Seen, Spot, look_up};
+use super::return_sites::ReturnSites;
+use super::returns::PendingReturns;
+use super::seen::{At, Lists, Seen, Spot};
 use super::semaphores::Semaphores;
 use super::stacks::Stacks;
-use super::system_call::SYSTEM_CALL_RESULT;
+use super::tracepoint;
 use super::user_text::{Traps, UserSites};
-use super::{strings, tracepoint};
-use crate::event::{EventKind, Header, MAX_ARGUMENTS, MAX_FRAMES, Recorder};
+use crate::event::{EventKind, MAX_ARGUMENTS};
+
+mod recording;
+mod returning;
+
+pub(crate) use recording::Fired;
+pub(super) use returning::return_is_wanted;
 
 /// Selectors of Linux's 64-bit code (arch/x86/include/asm/segment.h).
 const KERNEL_CS: u16 = 0x10;
@@ -45,8 +48,6 @@ const NO_SPACE: AddressSpace = AddressSpace {
     root: Gpa(0x000f_ffff_ffff_f000),
     levels: 4,
 };
-/// Bytes of a return address.
-const RETURN_ADDRESS: u64 = 8;
 /// What puts traps at return addresses.
 pub(crate) trait Arm {
     /// A site in kernel text.
@@ -120,6 +121,7 @@ impl Hit<'_> {
     }
 
     /// RDI, RSI, RDX, RCX, R8, R9.
+    #[inline]
     pub(crate) fn arguments(&self) -> [u64; MAX_ARGUMENTS] {
         let r = self.registers;
         [r.rdi, r.rsi, r.rdx, r.rcx, r.r8, r.r9]
@@ -199,19 +201,45 @@ impl HitPath {
     /// Records one hit, at `spot`.
     #[inline(always)]
     pub(crate) fn take(&self, hit: &Hit<'_>, spot: &Spot, arm: &dyn Arm) {
+        match &spot.plan {
+            Some(plan) if spot.is_plain => self.reach(hit, spot, plan, arm),
+            _ => self.take_other(hit, spot, arm),
+        }
+    }
+
+    /// Records one hit where calls return, or where more than probes stands.
+    #[inline(never)]
+    fn take_other(&self, hit: &Hit<'_>, spot: &Spot, arm: &dyn Arm) {
         // Where code follows a call that never returns, one address can be both.
         let returned = spot.is_return && self.leave(hit, spot);
-        if let Some(plan) = &spot.plan {
-            return self.reach(hit, spot, plan, returned, arm);
+        let Some(plan) = &spot.plan else {
+            // Asked again: the trap may have been taken away since, and its calls forgotten.
+            if spot.is_return && !returned && self.is_return(hit) {
+                count(&self.counters.unpaired);
+            }
+            return;
+        };
+        let mut wants_return = false;
+        if !returned {
+            for watch in &plan.watches {
+                wants_return |= watch.enter(self, hit);
+            }
         }
-        // Asked again: the trap may have been taken away since, and its calls forgotten.
-        if spot.is_return && !returned && self.is_return(hit) {
-            count(&self.counters.unpaired);
+        for probe in &plan.probes {
+            // Where a call has just returned to no function is entered.
+            if !returned || probe.kind != EventKind::Entry {
+                self.reach_probe(hit, plan, probe);
+            }
+        }
+        self.reach_others(hit, plan, returned, arm);
+        if !returned {
+            self.reach_return(hit, spot, plan, wants_return, arm);
         }
     }
 
     /// Puts together what is to be done at a place.
     pub(super) fn spot(&self, at: At) -> Spot {
+        let changes = self.changes.number();
         let returning = match at.user {
             true => self.user_returns.function_at(at.site),
             false => self.kernel_returns.function_at(at.address),
@@ -220,10 +248,11 @@ impl HitPath {
         let returns = |function| self.return_plans.get(function);
         let entered = plan.as_ref().and_then(|plan| returns(plan.returns?));
         Spot {
+            changes,
             site: at.site,
             is_return: returning.is_some(),
             returns_to: Cell::default(),
-            is_plain: plan.as_ref().is_some_and(|plan| plan.is_plain()),
+            is_plain: returning.is_none() && plan.as_ref().is_some_and(|plan| plan.is_plain()),
             plan,
             entered,
             returning: returning.and_then(|function| Some((function, returns(function)?))),
@@ -247,25 +276,6 @@ impl HitPath {
         }
     }
 
-    /// Ends the probing of a function's return, while the guest runs. The traps at its return addresses
-    /// go first, by `disarm`: a call is recorded for as long as its return meets one. Then `stop` changes
-    /// what happens at the entry.
-    pub(super) fn end_returns(
-        &self,
-        function: FunctionKey,
-        disarm: impl Fn(SiteId),
-        stop: impl FnOnce(),
-    ) {
-        for sites in [&self.kernel_returns, &self.user_returns] {
-            for site in sites.close(function) {
-                disarm(site);
-            }
-        }
-        self.return_plans.remove(function);
-        stop();
-        self.returns.forget(function);
-    }
-
     /// A timer's turn on one vCPU, wherever that is.
     pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) {
         let timers = self.timers.load();
@@ -278,48 +288,52 @@ impl HitPath {
         }
     }
 
-    /// What stands at the site. Where a call has just `returned` to it no function is entered.
+    /// The probes at a site, and the return of the function that is entered there.
     #[inline(always)]
-    fn reach(&self, hit: &Hit<'_>, spot: &Spot, plan: &SitePlan, returned: bool, arm: &dyn Arm) {
-        let wants_return = !spot.is_plain && !returned && self.enter_watched(hit, plan);
+    fn reach(&self, hit: &Hit<'_>, spot: &Spot, plan: &SitePlan, arm: &dyn Arm) {
         for probe in &plan.probes {
-            let fires = !returned || probe.kind != EventKind::Entry;
-            if fires && self.admits(hit, probe) {
-                // A point is where it is, also where a function's trap stands behind its first byte.
-                let pc = plan.reported.filter(|_| probe.kind != EventKind::Point);
-                let pc = pc.unwrap_or(hit.address.0);
-                match probe.is_usual {
-                    true => self.record(hit, probe, pc, &hit.arguments()),
-                    false => {
-                        let fired = Fired {
-                            arguments: &hit.arguments(),
-                            ..Fired::at(pc)
-                        };
-                        self.fire_admitted(hit, probe, &fired);
-                    }
-                }
-            }
+            self.reach_probe(hit, plan, probe);
         }
-        if !spot.is_plain {
-            self.reach_others(hit, plan, returned, arm);
-        }
-        let Some(function) = plan.returns.filter(|_| !returned) else {
+        self.reach_return(hit, spot, plan, false, arm);
+    }
+
+    #[inline(always)]
+    fn reach_probe(&self, hit: &Hit<'_>, plan: &SitePlan, probe: &Enabled) {
+        if !self.admits(hit, probe) {
             return;
-        };
-        let entered = spot.entered.as_deref();
-        if wants_return || entered.is_some_and(|plan| return_is_wanted(hit, plan)) {
-            self.expect_return(hit, function, &hit.arguments(), Some(&spot.returns_to), arm);
+        }
+        // A point is where it is, also where a function's trap stands behind its first byte.
+        let pc = plan.reported.filter(|_| probe.kind != EventKind::Point);
+        let pc = pc.unwrap_or(hit.address.0);
+        match probe.is_usual {
+            true => self.record(hit, probe, pc, |hit: &Hit<'_>| hit.arguments()),
+            false => self.fire_entered(hit, probe, pc),
         }
     }
 
-    /// Tells the engine's own probes of the function that is entered; whether any wants its return.
     #[inline(never)]
-    fn enter_watched(&self, hit: &Hit<'_>, plan: &SitePlan) -> bool {
-        let mut wants_return = false;
-        for watch in &plan.watches {
-            wants_return |= watch.enter(self, hit);
+    fn fire_entered(&self, hit: &Hit<'_>, probe: &Enabled, pc: u64) {
+        let fired = Fired {
+            arguments: &hit.arguments(),
+            ..Fired::at(pc)
+        };
+        self.fire_admitted(hit, probe, &fired);
+    }
+
+    #[inline(always)]
+    fn reach_return(
+        &self,
+        hit: &Hit<'_>,
+        spot: &Spot,
+        plan: &SitePlan,
+        is_wanted: bool,
+        arm: &dyn Arm,
+    ) {
+        let Some(function) = plan.returns else { return };
+        let entered = spot.entered.as_deref();
+        if is_wanted || entered.is_some_and(|plan| return_is_wanted(hit, plan)) {
+            self.expect_return(hit, function, &hit.arguments(), Some(spot), arm);
         }
-        wants_return
     }
 
     /// What stands at the site besides probes of its own.
@@ -382,328 +396,5 @@ impl HitPath {
             ..Fired::at(hit.address.0)
         };
         self.fire_admitted(hit, probe, &fired);
-    }
-
-    pub(super) fn return_plan(
-        &self,
-        hit: &Hit<'_>,
-        function: FunctionKey,
-    ) -> Option<Arc<ReturnPlan>> {
-        let seen = hit.seen.map(|seen| &seen.return_plans);
-        look_up(&self.return_plans, seen, function, |plan| plan.cloned())
-    }
-
-    /// Waits for the return of the function that is entered, whose return address gets a trap. `last` is the address that
-    /// the spot's last call returns to: it has one.
-    #[inline(never)]
-    pub(super) fn expect_return(
-        &self,
-        hit: &Hit<'_>,
-        function: FunctionKey,
-        arguments: &[u64; MAX_ARGUMENTS],
-        last: Option<&Cell<u64>>,
-        arm: &dyn Arm,
-    ) {
-        let Some(return_address) = self.return_address(hit) else {
-            count(&self.counters.without_return);
-            return;
-        };
-        let waits_at = match hit.user {
-            false => return_address.0,
-            true => match paging::translate(hit.memory, hit.space(), return_address) {
-                Ok(place) => place.gpa.0,
-                Err(_) => return count(&self.counters.without_return),
-            },
-        };
-        if last.is_none_or(|last| last.get() != waits_at) {
-            if !self.is_armed_for(hit, function, return_address, waits_at, arm) {
-                return;
-            }
-            if let Some(last) = last {
-                last.set(waits_at);
-            }
-        }
-        let task = hit.current.task();
-        let key = Key {
-            task: task.address,
-            stack: hit.registers.rsp.wrapping_add(RETURN_ADDRESS),
-        };
-        let call = Call {
-            thread: task.thread,
-            return_address: waits_at,
-            function,
-            arguments: *arguments,
-            tsc: hit.now(),
-        };
-        self.returns.enter(key, &call);
-    }
-
-    /// Whether a trap stands at a return address, or is put there now; that it cannot be is counted.
-    #[inline(never)]
-    fn is_armed_for(
-        &self,
-        hit: &Hit<'_>,
-        function: FunctionKey,
-        address: Gva,
-        waits_at: u64,
-        arm: &dyn Arm,
-    ) -> bool {
-        let site = match hit.user {
-            false => {
-                let arm = || arm.kernel(address);
-                let seen = hit.seen.map(|seen| &seen.kernel_returns);
-                self.kernel_returns.ensure(waits_at, function, seen, arm)
-            }
-            true => {
-                let arm = || arm.user(address, hit.space());
-                let seen = hit.seen.map(|seen| &seen.user_returns);
-                self.user_returns.ensure(waits_at, function, seen, arm)
-            }
-        };
-        if site == ReturnSite::Refused {
-            count(&self.counters.without_return);
-        }
-        site == ReturnSite::Armed
-    }
-
-    /// Whether this hit was the return of calls that wait for it.
-    #[inline]
-    fn leave(&self, hit: &Hit<'_>, spot: &Spot) -> bool {
-        let task = hit.current.task();
-        let key = Key {
-            task: task.address,
-            stack: hit.registers.rsp,
-        };
-        let waits_at = if hit.user { hit.site } else { hit.address.0 };
-        let Some(frame) = self.returns.take(key, task.thread, waits_at) else {
-            return false;
-        };
-        // The last entered first.
-        for call in frame.later() {
-            self.leave_other(hit, call);
-        }
-        match &spot.returning {
-            Some((function, plan)) if *function == frame.first().function => {
-                self.leave_call(hit, plan, frame.first());
-            }
-            _ => self.leave_other(hit, frame.first()),
-        }
-        true
-    }
-
-    /// The return of a call that the spot does not tell of.
-    #[inline(never)]
-    fn leave_other(&self, hit: &Hit<'_>, call: &Returning) {
-        if let Some(plan) = self.return_plan(hit, call.function) {
-            self.leave_call(hit, &plan, call);
-        }
-    }
-
-    #[inline]
-    fn leave_call(&self, hit: &Hit<'_>, plan: &ReturnPlan, call: &Returning) {
-        let stack = hit.registers.rsp;
-        for watch in &plan.watches {
-            watch.leave(self, hit, call, Gva(stack));
-        }
-        let result = match plan.result_in_memory {
-            false => hit.registers.rax,
-            true => {
-                let at = Gva(stack.wrapping_add(SYSTEM_CALL_RESULT));
-                read_u64(hit.memory, self.space, at).unwrap_or_default()
-            }
-        };
-        for probe in &plan.probes {
-            // Another probe's call: this one was not there yet.
-            if probe.since > call.entered || !self.admits(hit, probe) {
-                continue;
-            }
-            match probe.is_usual {
-                true => self.record(hit, probe, hit.address.0, &[result]),
-                false => {
-                    let fired = Fired {
-                        arguments: &call.arguments,
-                        returned: Some(result),
-                        pc: hit.address.0,
-                    };
-                    self.fire_admitted(hit, probe, &fired);
-                }
-            }
-        }
-    }
-
-    /// The return address on the stack, if it can be one: a guest that is not Linux, or is hostile, may have anything
-    /// there, and a trap goes to nobody's memory but that of the half of the address space that was called.
-    fn return_address(&self, hit: &Hit<'_>) -> Option<Gva> {
-        let space = if hit.user { hit.space() } else { self.space };
-        let found = read_u64(hit.memory, space, Gva(hit.registers.rsp)).ok()?;
-        let same_half = found >> 63 == hit.address.0 >> 63;
-        (same_half && found != 0).then_some(Gva(found))
-    }
-
-    /// Records what `probe` wants of a hit, if its filter lets it through.
-    pub(super) fn fire(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
-        if self.admits(hit, probe) {
-            self.fire_admitted(hit, probe, fired);
-        }
-    }
-
-    /// Whether the filter of `probe` lets a hit through, its rates aside; one that it does not is counted here.
-    #[inline]
-    fn admits(&self, hit: &Hit<'_>, probe: &Enabled) -> bool {
-        let admitted = hit.is_admitted_by(&probe.filter);
-        if !admitted {
-            count(&probe.counters.filtered);
-        }
-        admitted
-    }
-
-    /// Counts and records a hit that [`admits`](Self::admits) has let through, with nothing but numbers.
-    #[inline(always)]
-    fn record<const N: usize>(
-        &self,
-        hit: &Hit<'_>,
-        probe: &Enabled,
-        pc: u64,
-        arguments: &[u64; N],
-    ) {
-        let Some(ring) = probe.session.rings.get(hit.vcpu) else {
-            return count(&probe.counters.filtered);
-        };
-        let visit = ring.visit(|| hit.now());
-        let header = Header::of(hit, probe, pc);
-        let pushed = visit.push_with(|slot| {
-            let mut record = Recorder::new(slot, &header);
-            record.arguments(arguments, probe.capture.arguments);
-            record.finish();
-        });
-        match pushed {
-            true => count(&probe.counters.recorded),
-            false => count(&probe.counters.dropped),
-        }
-    }
-
-    /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
-    #[inline(never)]
-    fn fire_admitted(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
-        let admitted = probe.filter.admits_rate(|| hit.now(), self.tsc_hz);
-        let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
-        let Some(ring) = ring else {
-            count(&probe.counters.filtered);
-            return;
-        };
-        // The time first: reading the rest may take a while.
-        let visit = ring.visit(|| hit.now());
-        if let Some(program) = &probe.program {
-            let ran = program.run(&ProbeHit {
-                path: self,
-                hit,
-                probe,
-                fired,
-                visit: &visit,
-            });
-            return count(match ran {
-                Ran::Taken => &probe.counters.recorded,
-                Ran::Filtered => &probe.counters.filtered,
-            });
-        }
-        let header = Header::of(hit, probe, fired.pc);
-        let pushed = visit.push_with(|slot| {
-            let mut record = Recorder::new(slot, &header);
-            let arguments = probe.capture.arguments;
-            match fired.returned {
-                Some(value) => record.arguments(&[value], arguments),
-                None if probe.kind == EventKind::Tick => {}
-                None => record.arguments(fired.arguments, arguments),
-            }
-            self.capture(hit, probe, fired, &mut record);
-            record.finish();
-        });
-        match pushed {
-            true => count(&probe.counters.recorded),
-            false => count(&probe.counters.dropped),
-        }
-    }
-
-    /// What is kept of a hit besides its arguments.
-    fn capture(
-        &self,
-        hit: &Hit<'_>,
-        probe: &Enabled,
-        fired: &Fired<'_>,
-        record: &mut Recorder<'_, '_>,
-    ) {
-        let capture = &probe.capture;
-        if capture.comm
-            && let Some(comm) = hit.current.comm()
-        {
-            record.comm(comm);
-        }
-        if capture.kernel_stack > 0 && !hit.user {
-            let mut room: Frames = [0; MAX_FRAMES];
-            let frames = first(&mut room, capture.kernel_stack);
-            let found = self.stacks.kernel(hit, frames);
-            record.kernel_stack(frames.get(..found).unwrap_or_default());
-        }
-        if capture.user_stack > 0 {
-            let entered = probe.kind == EventKind::Entry;
-            let mut room: Frames = [0; MAX_FRAMES];
-            let frames = first(&mut room, capture.user_stack);
-            let found = self.stacks.user(hit, entered, frames);
-            record.user_stack(frames.get(..found).unwrap_or_default());
-        }
-        for wanted in &capture.strings {
-            if let Some(address) = fired.arguments.get(wanted.argument) {
-                let space = hit.space();
-                strings::read(hit.memory, space, Gva(*address), wanted, record);
-            }
-        }
-    }
-}
-
-impl Header {
-    #[inline]
-    fn of(hit: &Hit<'_>, probe: &Enabled, pc: u64) -> Self {
-        let identity = hit.current.identity();
-        Self {
-            probe: probe.number,
-            kind: probe.kind,
-            vcpu: hit.vcpu,
-            pid: identity.pid,
-            tid: identity.tid,
-            pc,
-        }
-    }
-}
-
-/// Whether any probe of a function's return may want the one of the call that begins here.
-#[inline]
-pub(super) fn return_is_wanted(hit: &Hit<'_>, plan: &ReturnPlan) -> bool {
-    plan.probes.iter().any(|probe| {
-        let program = probe.program.as_ref();
-        hit.is_admitted_by(&probe.filter)
-            && program.is_none_or(|program| program.wants_return(Who::at(hit)))
-    })
-}
-
-/// The first so many places for frames.
-fn first(room: &mut Frames, most: usize) -> &mut [u64] {
-    room.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default()
-}
-
-/// What a probe fires with.
-pub(crate) struct Fired<'a> {
-    pub(super) pc: u64,
-    pub(super) arguments: &'a [u64],
-    /// At a return: RAX.
-    pub(super) returned: Option<u64>,
-}
-
-impl Fired<'_> {
-    pub(super) fn at(pc: u64) -> Self {
-        Self {
-            pc,
-            arguments: &[0; MAX_ARGUMENTS],
-            returned: None,
-        }
     }
 }

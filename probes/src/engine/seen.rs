@@ -46,10 +46,12 @@ pub(crate) struct At {
 /// All that is to be done at hits of one place: what the maps say of it, put together.
 #[derive(Default)]
 pub(crate) struct Spot {
+    /// The number of changes that this is as of.
+    pub(super) changes: u64,
     pub(super) site: u64,
     /// A trap for returns stands there.
     pub(super) is_return: bool,
-    /// The plan has nothing but probes and a return.
+    /// Nothing but probes stands there, and a return may be waited for.
     pub(super) is_plain: bool,
     pub(super) plan: Option<Arc<SitePlan>>,
     /// Where the last call of the function returns to that is entered there, which has a trap; 0 if there was none.
@@ -71,9 +73,10 @@ impl Seen {
             false => (&mut self.kernel, at.address),
         };
         // A kernel may map other memory at an address without a change of ours.
-        let is_it = |spot: &Spot| spot.site == at.site;
-        let spot = list.get_if(changes, key, is_it, || path.spot(at));
-        (spot, &self.lists)
+        if !list.has(changes, key, |spot| spot.site == at.site) {
+            renew(list, changes, path, at);
+        }
+        (list.at(key), &self.lists)
     }
 
     /// Forgets everything, and lets go of it.
@@ -84,6 +87,13 @@ impl Seen {
         self.lists.kernel_returns.get_mut().clear();
         self.lists.user_returns.get_mut().clear();
     }
+}
+
+#[cold]
+#[inline(never)]
+fn renew(list: &mut Lookaside<Spot>, changes: u64, path: &HitPath, at: At) {
+    let key = if at.user { at.site } else { at.address };
+    list.put(changes, key, path.spot(at));
 }
 
 /// Gives `look` the value of `key` in `map`, by what was `seen` of the map where that is at hand.

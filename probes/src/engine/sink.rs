@@ -99,7 +99,7 @@ impl Sink {
                 let (spot, lists) = seen.spot(&self.0, at);
                 self.take(trap.vcpu, at, cpu, spot, Some(lists));
             }
-            None => self.take_unseen(trap.vcpu, at, cpu),
+            None => self.take_unseen::<USER>(trap.vcpu, at.site, cpu),
         }
     }
 
@@ -112,7 +112,12 @@ impl Sink {
     /// Takes a hit without the vCPU's lists: somebody clears them.
     #[cold]
     #[inline(never)]
-    fn take_unseen(&self, vcpu: usize, at: At, cpu: &StoppedCpu<'_>) {
+    fn take_unseen<const USER: bool>(&self, vcpu: usize, site: u64, cpu: &StoppedCpu<'_>) {
+        let at = At {
+            site,
+            address: cpu.general().rip,
+            user: USER,
+        };
         self.take(vcpu, at, cpu, &self.0.spot(at), None);
     }
 }

@@ -196,6 +196,7 @@ impl Ring {
         self.pusher.visiting_since.load(Ordering::Acquire).min(now)
     }
 
+    #[inline(always)]
     fn push_with(&self, time: u64, fill: impl FnOnce(&mut SlotWriter<'_>)) -> bool {
         let pushed = self.pusher.pushed.load(Ordering::Relaxed);
         // Acquire: the reader has done with the slot that is about to be overwritten.
@@ -222,6 +223,44 @@ impl Ring {
         true
     }
 
+    /// As [`push_with`](Self::push_with), of a record that is known whole; `None`, and nothing done, if no slot is large enough.
+    #[inline(always)]
+    fn push_both<const A: usize, const B: usize>(
+        &self,
+        time: u64,
+        first: &[u64; A],
+        second: &[u64; B],
+    ) -> Option<bool> {
+        if self.slot_words < A + B {
+            return None;
+        }
+        let pushed = self.pusher.pushed.load(Ordering::Relaxed);
+        // Acquire: the reader has done with the slot that is about to be overwritten.
+        let read = self.popper.read.load(Ordering::Acquire);
+        let start = self.start(pushed);
+        if pushed.wrapping_sub(read) < self.slots
+            && let Some([length, stamp, words @ ..]) = self.memory.get(start..)
+            && let Some((head, rest)) = words.split_first_chunk::<A>()
+            && let Some(rest) = rest.first_chunk::<B>()
+        {
+            for (place, word) in head.iter().zip(first) {
+                place.store(*word, Ordering::Relaxed);
+            }
+            for (place, word) in rest.iter().zip(second) {
+                place.store(*word, Ordering::Relaxed);
+            }
+            length.store((A + B) as u64, Ordering::Relaxed);
+            stamp.store(time, Ordering::Relaxed);
+            // Release: who sees the count sees the slot.
+            self.pusher
+                .pushed
+                .store(pushed.wrapping_add(1), Ordering::Release);
+            return Some(true);
+        }
+        Some(self.count_drop())
+    }
+
+    #[cold]
     fn count_drop(&self) -> bool {
         self.pusher.dropped.fetch_add(1, Ordering::Relaxed);
         false
@@ -275,10 +314,16 @@ impl Ring {
         }
     }
 
+    /// Where the slot of the record with this number begins.
+    fn start(&self, number: u64) -> usize {
+        let stride = self.slot_words + SLOT_OVERHEAD_WORDS;
+        (number & (self.slots - 1)) as usize * stride
+    }
+
     /// The slot of the record with this number.
     fn slot(&self, number: u64) -> Option<Slot<'_>> {
         let stride = self.slot_words + SLOT_OVERHEAD_WORDS;
-        let start = (number & (self.slots - 1)) as usize * stride;
+        let start = self.start(number);
         match self.memory.get(start..start + stride)? {
             [length, time, words @ ..] => Some(Slot {
                 length,
@@ -321,8 +366,19 @@ impl Visit<'_> {
         })
     }
 
+    /// Adds the record of `first` and `second`, as [`push`](Self::push) does; `None`, and nothing done, if it does not fit into a slot.
+    #[inline(always)]
+    pub(crate) fn push_both<const A: usize, const B: usize>(
+        &self,
+        first: &[u64; A],
+        second: &[u64; B],
+    ) -> Option<bool> {
+        self.ring.push_both(self.tsc, first, second)
+    }
+
     /// Adds the record that `fill` writes, word by word and straight into its slot, with the visit's time; `false` if
     /// the ring is full (`fill` is not called then) or `fill` gave up. Both are counted as dropped.
+    #[inline]
     pub fn push_with(&self, fill: impl FnOnce(&mut SlotWriter<'_>)) -> bool {
         self.ring.push_with(self.tsc, fill)
     }

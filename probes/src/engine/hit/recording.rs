@@ -1,0 +1,182 @@
+//! What is kept of a hit, and counted.
+
+use introspect::Gva;
+
+use super::super::plan::{Enabled, count};
+use super::super::program::{Frames, ProbeHit, Ran};
+use super::super::strings;
+use super::{Hit, HitPath};
+use crate::event::{EventKind, Header, MAX_ARGUMENTS, MAX_FRAMES, Recorder};
+use crate::ring::Visit;
+
+impl HitPath {
+    /// Records what `probe` wants of a hit, if its filter lets it through.
+    pub(in crate::engine) fn fire(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
+        if self.admits(hit, probe) {
+            self.fire_admitted(hit, probe, fired);
+        }
+    }
+
+    /// Whether the filter of `probe` lets a hit through, its rates aside; one that it does not is counted here.
+    #[inline]
+    pub(super) fn admits(&self, hit: &Hit<'_>, probe: &Enabled) -> bool {
+        let admitted = hit.is_admitted_by(&probe.filter);
+        if !admitted {
+            count(&probe.counters.filtered);
+        }
+        admitted
+    }
+
+    /// Counts and records a hit that [`admits`](Self::admits) has let through, with nothing but numbers.
+    #[inline(never)]
+    pub(super) fn record<const N: usize>(
+        &self,
+        hit: &Hit<'_>,
+        probe: &Enabled,
+        pc: u64,
+        arguments: impl Fn(&Hit<'_>) -> [u64; N],
+    ) {
+        let Some(ring) = probe.session.rings.get(hit.vcpu) else {
+            return count(&probe.counters.filtered);
+        };
+        let visit = ring.visit(|| hit.now());
+        let header = Header::of(hit, probe, pc);
+        let whole = match probe.capture.arguments >= N {
+            true => header.push_with(&visit, &arguments(hit)),
+            false => None,
+        };
+        let pushed = match whole {
+            Some(pushed) => pushed,
+            None => push_some(&visit, &header, &arguments(hit), probe.capture.arguments),
+        };
+        match pushed {
+            true => count(&probe.counters.recorded),
+            false => count(&probe.counters.dropped),
+        }
+    }
+
+    /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
+    #[inline(never)]
+    pub(super) fn fire_admitted(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
+        let admitted = probe.filter.admits_rate(|| hit.now(), self.tsc_hz);
+        let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
+        let Some(ring) = ring else {
+            count(&probe.counters.filtered);
+            return;
+        };
+        // The time first: reading the rest may take a while.
+        let visit = ring.visit(|| hit.now());
+        if let Some(program) = &probe.program {
+            let ran = program.run(&ProbeHit {
+                path: self,
+                hit,
+                probe,
+                fired,
+                visit: &visit,
+            });
+            return count(match ran {
+                Ran::Taken => &probe.counters.recorded,
+                Ran::Filtered => &probe.counters.filtered,
+            });
+        }
+        let header = Header::of(hit, probe, fired.pc);
+        let pushed = visit.push_with(|slot| {
+            let mut record = Recorder::new(slot, &header);
+            let arguments = probe.capture.arguments;
+            match fired.returned {
+                Some(value) => record.arguments(&[value], arguments),
+                None if probe.kind == EventKind::Tick => {}
+                None => record.arguments(fired.arguments, arguments),
+            }
+            self.capture(hit, probe, fired, &mut record);
+            record.finish();
+        });
+        match pushed {
+            true => count(&probe.counters.recorded),
+            false => count(&probe.counters.dropped),
+        }
+    }
+
+    /// What is kept of a hit besides its arguments.
+    fn capture(
+        &self,
+        hit: &Hit<'_>,
+        probe: &Enabled,
+        fired: &Fired<'_>,
+        record: &mut Recorder<'_, '_>,
+    ) {
+        let capture = &probe.capture;
+        if capture.comm
+            && let Some(comm) = hit.current.comm()
+        {
+            record.comm(comm);
+        }
+        if capture.kernel_stack > 0 && !hit.user {
+            let mut room: Frames = [0; MAX_FRAMES];
+            let frames = first(&mut room, capture.kernel_stack);
+            let found = self.stacks.kernel(hit, frames);
+            record.kernel_stack(frames.get(..found).unwrap_or_default());
+        }
+        if capture.user_stack > 0 {
+            let entered = probe.kind == EventKind::Entry;
+            let mut room: Frames = [0; MAX_FRAMES];
+            let frames = first(&mut room, capture.user_stack);
+            let found = self.stacks.user(hit, entered, frames);
+            record.user_stack(frames.get(..found).unwrap_or_default());
+        }
+        for wanted in &capture.strings {
+            if let Some(address) = fired.arguments.get(wanted.argument) {
+                let space = hit.space();
+                strings::read(hit.memory, space, Gva(*address), wanted, record);
+            }
+        }
+    }
+}
+
+impl Header {
+    #[inline]
+    fn of(hit: &Hit<'_>, probe: &Enabled, pc: u64) -> Self {
+        let identity = hit.current.identity();
+        Self {
+            probe: probe.number,
+            kind: probe.kind,
+            vcpu: hit.vcpu,
+            pid: identity.pid,
+            tid: identity.tid,
+            pc,
+        }
+    }
+}
+
+/// Adds a record of the first `most` arguments, as many as a slot has room for.
+#[inline(never)]
+fn push_some(visit: &Visit<'_>, header: &Header, arguments: &[u64], most: usize) -> bool {
+    visit.push_with(|slot| {
+        let mut record = Recorder::new(slot, header);
+        record.arguments(arguments, most);
+        record.finish();
+    })
+}
+
+/// The first so many places for frames.
+fn first(room: &mut Frames, most: usize) -> &mut [u64] {
+    room.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default()
+}
+
+/// What a probe fires with.
+pub(crate) struct Fired<'a> {
+    pub(in crate::engine) pc: u64,
+    pub(in crate::engine) arguments: &'a [u64],
+    /// At a return: RAX.
+    pub(in crate::engine) returned: Option<u64>,
+}
+
+impl Fired<'_> {
+    pub(in crate::engine) fn at(pc: u64) -> Self {
+        Self {
+            pc,
+            arguments: &[0; MAX_ARGUMENTS],
+            returned: None,
+        }
+    }
+}
