@@ -192,3 +192,19 @@ fn every_attempt_is_read_or_counted_as_dropped() {
     assert_eq!((stats.read, stats.pushed), (seen, seen));
     assert_eq!(stats.read + stats.dropped, ATTEMPTS);
 }
+
+#[test]
+fn a_whole_record_is_as_one_that_is_pushed_or_left_to_the_caller() {
+    for (words, fits) in [(2, false), (3, true), (4, true)] {
+        let ring = Ring::new(2, words).unwrap();
+        let pushed = [1, 2, 3].map(|time| ring.visit(|| time).push_both(&[time, 8], &[9]));
+        let expected = [Some(true), Some(true), Some(false)];
+        assert_eq!(pushed, expected.map(|done| done.filter(|_| fits)));
+        let records = [1, 2].map(|time| (time, vec![time, 8, 9]));
+        assert_eq!(
+            popped(&ring),
+            records.get(..if fits { 2 } else { 0 }).unwrap()
+        );
+        assert_eq!(ring.stats().dropped, u64::from(fits));
+    }
+}

@@ -356,3 +356,33 @@ fn every_hit_is_filtered_recorded_or_dropped() {
         returns.iter().sum::<u64>() + lost + waiting
     );
 }
+
+/// Rings and programs go with their session, though vCPUs have looked their probes up.
+#[test]
+fn what_hits_have_looked_up_is_let_go() {
+    let (mut guest, rings) = Guest::traced(16);
+    let session = Arc::downgrade(&rings.0);
+    guest.call(0, READ, STACK, CALLER);
+    for site in [READ, WRITE] {
+        guest.path.plans.remove(site);
+        guest.path.return_plans.remove(site);
+    }
+    drop(rings);
+    assert!(session.upgrade().is_some());
+    guest.path.let_go();
+    assert!(session.upgrade().is_none());
+}
+
+/// Slots with room for two arguments only.
+#[test]
+fn arguments_that_do_not_fit_are_left_out() {
+    let guest = Guest::new();
+    let rings = Rings(Arc::new(SessionShared {
+        rings: vec![Ring::new(4, 6).unwrap()],
+        skipped_ticks: Arc::default(),
+    }));
+    guest.enable(READ, &rings.probe(0, Entry, Filter::default()));
+    guest.hit(0, READ, STACK, 0);
+    let found: Vec<_> = rings.events().into_iter().map(|e| e.arguments).collect();
+    assert_eq!(found, [&ARGUMENTS[..2]]);
+}
