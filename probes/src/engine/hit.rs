@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use introspect::x86_64::paging::AddressSpace;
@@ -48,6 +49,8 @@ const NO_SPACE: AddressSpace = AddressSpace {
     root: Gpa(0x000f_ffff_ffff_f000),
     levels: 4,
 };
+/// Longer than hits take.
+const MOST_OF_A_HIT: Duration = Duration::from_millis(100);
 /// What puts traps at return addresses.
 pub(crate) trait Arm {
     /// A site in kernel text.
@@ -211,10 +214,24 @@ impl HitPath {
     #[inline(never)]
     fn take_other(&self, hit: &Hit<'_>, spot: &Spot, arm: &dyn Arm) {
         // Where code follows a call that never returns, one address can be both.
-        let returned = spot.is_return && self.leave(hit, spot);
+        let is_return = spot.is_return;
+        let returned = is_return && self.leave(hit, spot);
+        // A watch of the call may have armed or removed what stands here.
+        let renewed;
+        let spot = match spot.changes == self.changes.number() {
+            true => spot,
+            false => {
+                renewed = self.spot(At {
+                    site: hit.site,
+                    address: hit.address.0,
+                    user: hit.user,
+                });
+                &renewed
+            }
+        };
         let Some(plan) = &spot.plan else {
             // Asked again: the trap may have been taken away since, and its calls forgotten.
-            if spot.is_return && !returned && self.is_return(hit) {
+            if is_return && !returned && self.is_return(hit) {
                 count(&self.counters.unpaired);
             }
             return;
@@ -267,10 +284,11 @@ impl HitPath {
         }
     }
 
-    /// Lets go of what lists still hold of plans that are no more. A vCPU that is at a hit does so by itself, at its next.
+    /// Lets go of what lists still hold of plans that are no more. A vCPU that is at a hit for longer does so by itself,
+    /// at its next.
     pub(super) fn let_go(&self) {
         for seen in &self.seen {
-            if let Some(mut seen) = seen.try_lock() {
+            if let Some(mut seen) = seen.try_lock_for(MOST_OF_A_HIT) {
                 seen.clear();
             }
         }

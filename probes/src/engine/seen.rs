@@ -54,8 +54,8 @@ pub(crate) struct Spot {
     /// Nothing but probes stands there, and a return may be waited for.
     pub(super) is_plain: bool,
     pub(super) plan: Option<Arc<SitePlan>>,
-    /// Where the last call of the function returns to that is entered there, which has a trap; 0 if there was none.
-    pub(super) returns_to: Cell<u64>,
+    /// Where the last call of the function returns to that is entered there, which has a trap.
+    pub(super) returns_to: Cell<Option<u64>>,
     /// Of the function that is entered there.
     pub(super) entered: Option<Arc<ReturnPlan>>,
     /// Of one function that returns there, which is known by its key.

@@ -72,14 +72,14 @@ impl HitPath {
         };
         // The trap may have been taken away since the spot was looked up.
         let is_known = spot.is_some_and(|spot| {
-            spot.returns_to.get() == waits_at && spot.changes == self.changes.number()
+            spot.returns_to.get() == Some(waits_at) && spot.changes == self.changes.number()
         });
         if !is_known {
             if !self.is_armed_for(hit, function, return_address, waits_at, arm) {
                 return;
             }
             if let Some(spot) = spot {
-                spot.returns_to.set(waits_at);
+                spot.returns_to.set(Some(waits_at));
             }
         }
         let task = hit.current.task();
