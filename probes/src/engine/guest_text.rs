@@ -39,6 +39,7 @@ use super::hit::{Hit, HitPath};
 use super::returns::Returning;
 use super::watch::Watch;
 use crate::kernel_view::KernelView;
+use crate::provider::kprobe::starts_with_tracers_nop;
 
 /// Longest instruction that the kernel writes over or compares.
 const PATCH: u64 = 8;
@@ -50,8 +51,7 @@ const ENTRY: u64 = 4 + 5 + LONGEST_INSTRUCTION;
 const LONGEST_INSTRUCTION: u64 = 15;
 /// Most memory of one module.
 const LARGEST_MODULE: u64 = 256 << 20;
-/// The NOP in the place of the function tracer's call, and the first byte of that.
-const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// The first byte of the function tracer's call.
 const CALL: u8 = 0xe8;
 /// Bytes of ENDBR64, which may stand before it.
 const LANDING: u64 = 4;
@@ -282,7 +282,7 @@ impl PartWatch {
         // Of modules' functions it is not known where they start.
         let is_first = !is_known || starts(address.0) || starts(address.0.wrapping_sub(LANDING));
         let code = cpu.code(address);
-        is_first && (code.starts_with(&NOP) || code.first() == Some(&CALL))
+        is_first && (starts_with_tracers_nop(&code) || code.first() == Some(&CALL))
     }
 
     /// The parts of a range that no watch stands in.

@@ -152,8 +152,12 @@ fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signat
 
 /// ENDBR64, where kernels are built with indirect branch tracking.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-/// The nop of 5 bytes that stands for a call which the kernel turns on and off.
-const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// The nops of 5 bytes that stand for a call which the kernel turns on and off. Before Linux 5.13 it chooses one of them by the CPU
+/// (`ideal_nops`), the second on an AMD CPU of family 15.
+const NOPS: [[u8; 5]; 2] = [
+    [0x0f, 0x1f, 0x44, 0x00, 0x00],
+    [0x66, 0x66, 0x66, 0x66, 0x90],
+];
 const CALL: u8 = 0xe8;
 /// What functions call at their start that the kernel's tracer knows: the compiler's name for it is in every kernel that has one.
 const TRACER: &str = "__fentry__";
@@ -176,10 +180,15 @@ pub(crate) fn behind_patched_entry(machine: &Handle, view: &KernelView, address:
             .wrapping_add_signed(distance);
         is_tracer(view, target)
     };
-    match patched == NOP || is_call {
+    match starts_with_tracers_nop(patched) || is_call {
         true => Gva(address.0 + landing as u64 + 5),
         false => address,
     }
+}
+
+/// Whether code starts with what the kernel puts in the place of its tracer's call.
+pub(crate) fn starts_with_tracers_nop(code: &[u8]) -> bool {
+    NOPS.iter().any(|nop| code.starts_with(nop))
 }
 
 /// Whether a function's first call to `target` is of the kernel's tracer: by name, or code that the kernel has generated for it.
