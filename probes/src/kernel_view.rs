@@ -18,6 +18,7 @@ use introspect::{Gva, PhysicalMemory};
 use vmm::Machine;
 use vmm::machine::Paused;
 
+use crate::provider::system_calls::registers_by_code;
 use crate::text_hash::{TextHash, TextHashError, hash_text};
 
 const DIVIDE_ERROR: u8 = 0;
@@ -40,6 +41,8 @@ pub struct KernelView {
     /// Whether [`space`](Self::space) is the kernel's own and stays as long as it runs. If the kernel names no such
     /// tables it is a process's, which the guest may free.
     pub space_lasts: bool,
+    /// Which argument of `do_syscall_64` is the address of `pt_regs`, where the kernel's code tells.
+    pub(crate) system_call_registers: Option<usize>,
     /// Why [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
     pub missing: Option<String>,
 }
@@ -74,6 +77,10 @@ impl KernelView {
         _paused: &Paused,
     ) -> Self {
         let mut view = Self::with_types(types, symbols, space);
+        let memory = PausedMemory::new(machine.ram());
+        view.system_call_registers = registers_by_code(&view.symbols, |address, code| {
+            memory.view(space).read(address, code).is_ok()
+        });
         if let Some(btf) = &view.btf {
             view.modules = loaded_modules(btf, &view.symbols, machine, space);
         }
@@ -110,6 +117,7 @@ impl KernelView {
             modules: LoadedModules::default(),
             tasks: None,
             space,
+            system_call_registers: None,
             missing: None,
         }
     }

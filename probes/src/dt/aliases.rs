@@ -152,8 +152,9 @@ fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<Al
             Value::Rights(name) => Found::Rights(at(name)?),
             Value::Access(name) => Found::Access(at(name)?),
             Value::Number => Found::Number(match alias.place {
-                Place::SystemCallEntry => entry_function(&view.symbols, view.btf.as_ref())
-                    .map(|(_, registers)| registers.number),
+                Place::SystemCallEntry => {
+                    entry_function(view).map(|(_, registers)| registers.number)
+                }
                 _ => None,
             }),
             Value::Untold => Found::Untold,
@@ -226,7 +227,7 @@ fn place(
             ))
         }
         Place::SystemCallEntry | Place::SystemCallReturn => {
-            let found = entry_function(&view.symbols, view.btf.as_ref());
+            let found = entry_function(view);
             let (address, _) = found.ok_or(NO_SYSTEM_CALLS)?;
             let probes = match alias.place {
                 Place::SystemCallEntry => vec![function(address.0)],

@@ -76,7 +76,7 @@ impl Table {
             ],
             missing: aliases.missing,
         };
-        if entry_function(&view.symbols, view.btf.as_ref()).is_some() {
+        if entry_function(view).is_some() {
             table.probes.extend(system_call_probes());
         } else {
             table

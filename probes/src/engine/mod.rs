@@ -159,7 +159,7 @@ impl Engine {
                 None
             }
         });
-        let system_calls = entry_function(&view.symbols, types);
+        let system_calls = entry_function(&view);
         let changes = Changes::default();
         let path = Arc::new(HitPath {
             pages: pages.clone(),

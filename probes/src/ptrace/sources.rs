@@ -112,7 +112,7 @@ impl Sources {
         for (name, vector) in TRAPS {
             sources.add(view, name, EventType::Trap, What::Trap(vector));
         }
-        match system_calls::entry_function(&view.symbols, view.btf.as_ref()) {
+        match system_calls::entry_function(view) {
             Some((address, registers)) => {
                 let what = What::SystemCall(registers.number);
                 let name = system_calls::PROVIDER;
