@@ -120,6 +120,9 @@ pub struct TracepointText {
     pub branches: Vec<(Gva, Gva)>,
     /// The functions that are called for those who listen.
     pub calls: Vec<Gva>,
+    /// The instructions that call them, as far as the sites were followed. The guest writes over these where its listeners change: what they
+    /// call in the meantime may be none of `calls`.
+    pub call_sites: Vec<Gva>,
     /// Where the pointer to those who listen stands.
     pub listeners: Gva,
     /// The tracepoint's own structure: memory that is there, in place of those who listen.

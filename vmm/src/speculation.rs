@@ -6,6 +6,7 @@
 
 use std::ops::ControlFlow;
 
+use iced_x86::FlowControl;
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
@@ -37,6 +38,12 @@ pub enum SpeculationError {
     NoInstruction {
         /// Where.
         address: Gva,
+    },
+    /// The function that the way began in has returned to its caller.
+    #[error("the function returns to {to}")]
+    Returned {
+        /// Where it was called from.
+        to: Gva,
     },
     /// An instruction has effects that cannot be kept to the scratch pad, or faults.
     #[error("{0}")]
@@ -100,7 +107,13 @@ impl StoppedCpu<'_> {
             let code = self.traps().read_code(address, pad.space);
             let instruction = emulate::decode(&code, address.0)
                 .map_err(|_| SpeculationError::NoInstruction { address })?;
+            // Return addresses of calls on the way are in the scratch pad, those of calls before are not.
+            let slot = (instruction.flow_control() == FlowControl::Return).then_some(registers.rsp);
             emulate::execute(&instruction, &mut registers, &mut pad)?;
+            if slot.is_some_and(|slot| !pad.has_written(slot)) {
+                let to = Gva(registers.rip);
+                return Err(SpeculationError::Returned { to });
+            }
         }
         Err(SpeculationError::TooLong {
             steps,
@@ -109,17 +122,25 @@ impl StoppedCpu<'_> {
     }
 }
 
-/// Whether the code at `start` leads to a call of, or jump to, one of `wanted`, looking at no more than `most` instructions. An address that
+/// An instruction that goes to a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    /// Where it stands.
+    pub at: Gva,
+    /// Whether it is a CALL, which pushes a return address; else a JMP.
+    pub is_call: bool,
+}
+
+/// Returns the CALL or JMP to one of `wanted` that the code at `start` leads to, looking at no more than `most` instructions. An address that
 /// `divert` gives another for is gone on from there.
-pub fn leads_to(
+pub fn find_call(
     traps: &TrapTable,
     space: AddressSpace,
     start: Gva,
     wanted: &[Gva],
     divert: &dyn Fn(Gva) -> Option<Gva>,
     most: usize,
-) -> bool {
-    use iced_x86::FlowControl;
+) -> Option<Transfer> {
     let mut open = vec![start];
     let mut seen = std::collections::HashSet::new();
     while let Some(at) = open.pop() {
@@ -136,9 +157,11 @@ pub fn leads_to(
         };
         let to = Gva(found.near_branch_target());
         let next = Gva(found.next_ip());
-        match found.flow_control() {
+        let flow = found.flow_control();
+        match flow {
             FlowControl::Call | FlowControl::UnconditionalBranch if wanted.contains(&to) => {
-                return true;
+                let is_call = flow == FlowControl::Call;
+                return Some(Transfer { at, is_call });
             }
             FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => open.push(next),
             FlowControl::ConditionalBranch => open.extend([to, next]),
@@ -146,7 +169,7 @@ pub fn leads_to(
             _ => {}
         }
     }
-    false
+    None
 }
 
 /// Memory with what was written on the way.
@@ -161,6 +184,11 @@ struct Pad<'c> {
 impl Pad<'_> {
     fn ram(&self) -> &GuestRam {
         self.cpu.ram()
+    }
+
+    /// Returns whether the byte at an address was written on the way.
+    fn has_written(&self, address: u64) -> bool {
+        self.written.iter().any(|(at, _)| *at == address)
     }
 
     fn translate(&self, address: u64, write: bool) -> Result<Gpa, MemoryFault> {

@@ -26,9 +26,11 @@ pub(super) fn arguments(
     target: Gva,
 ) -> Result<Option<[u64; MAX_ARGUMENTS]>, SpeculationError> {
     enum Met {
-        /// One of the functions that are called for those who listen.
-        Call,
-        /// The function has gone on behind the branch, or returned.
+        /// The CALL of one of the functions for those who listen.
+        CallSite,
+        /// One of these functions.
+        Called,
+        /// The function has gone on behind the branch.
         Behind,
     }
     let mut other = None;
@@ -39,8 +41,11 @@ pub(super) fn arguments(
     let forced = [(text.listeners, text.structure.0)];
     let behind = [Gva(site.0.wrapping_add(2)), Gva(site.0.wrapping_add(5))];
     let met = cpu.speculate(target, STEPS, &forced, |at| {
+        if text.call_sites.contains(&at) {
+            return ControlFlow::Break(Met::CallSite);
+        }
         if calls.contains(&at) {
-            return ControlFlow::Break(Met::Call);
+            return ControlFlow::Break(Met::Called);
         }
         if behind.contains(&at) {
             return ControlFlow::Break(Met::Behind);
@@ -57,15 +62,24 @@ pub(super) fn arguments(
             None => ControlFlow::Continue(at),
         }
     });
-    let (met, mut arrival) = met?;
+    let (met, mut arrival) = match met {
+        // Where a compiler knows the condition, the code need not come back to behind the branch.
+        Err(SpeculationError::Returned { .. }) => return Ok(None),
+        met => met?,
+    };
     let is_trapped = |branch: Gva| text.sites.iter().any(|(site, _)| *site == branch);
     let is_told_there = other.is_some_and(|other| is_trapped(other) && is_taken(cpu, other));
     if matches!(met, Met::Behind) || is_told_there {
         return Ok(None);
     }
-    // The first argument of the call is the listener's own.
+    // The first argument of the call is the listener's own, the seventh is on the stack.
     let r = arrival.registers();
-    let last = arrival.word(Gva(r.rsp.wrapping_add(8))).unwrap_or_default();
+    let return_address = match met {
+        Met::Called => 8,
+        Met::CallSite | Met::Behind => 0,
+    };
+    let last = arrival.word(Gva(r.rsp.wrapping_add(return_address)));
+    let last = last.unwrap_or_default();
     Ok(Some([r.rsi, r.rdx, r.rcx, r.r8, r.r9, last]))
 }
 

@@ -12,7 +12,7 @@ use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout};
 use introspect::system::Look;
 use introspect::{Gva, PausedMemory};
 use vmm::machine::Handle;
-use vmm::speculation::leads_to;
+use vmm::speculation::find_call;
 
 use super::kprobe::KERNEL;
 use crate::kernel_view::KernelView;
@@ -119,13 +119,13 @@ fn probe(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> Probe {
     }
 }
 
-/// Leaves out branches that do not lead to the tracepoint's call.
+/// Leaves out branches that do not lead to the tracepoint's call, and notes where the others do.
 pub(crate) fn keep_what_leads_to_the_call(
     text: &mut TracepointText,
     machine: &Handle,
     view: &KernelView,
 ) {
-    let branches = text.branches.clone();
+    let (branches, mut call_sites) = (text.branches.clone(), Vec::new());
     let divert = |at: Gva| {
         branches
             .iter()
@@ -133,15 +133,13 @@ pub(crate) fn keep_what_leads_to_the_call(
             .map(|(_, to)| *to)
     };
     text.sites.retain(|(_, target)| {
-        leads_to(
-            machine.traps(),
-            view.space,
-            *target,
-            &text.calls,
-            &divert,
-            WAY,
-        )
+        let (traps, wanted) = (machine.traps(), &text.calls);
+        let found = find_call(traps, view.space, *target, wanted, &divert, WAY);
+        let call = found.filter(|found| found.is_call);
+        call_sites.extend(call.map(|call| call.at));
+        found.is_some()
     });
+    text.call_sites = call_sites;
 }
 
 fn text(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> TracepointText {
@@ -158,6 +156,7 @@ fn text(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> TracepointText {
             .into_iter()
             .flatten()
             .collect(),
+        call_sites: Vec::new(),
         listeners: tracepoint.funcs,
         structure: tracepoint.address,
     }

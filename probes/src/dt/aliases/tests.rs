@@ -41,6 +41,7 @@ pub(in crate::dt) fn tracepoint(system: &str, event: &str, arguments: &[(&str, &
             sites: vec![(Gva(1), Gva(2))],
             branches: vec![(Gva(1), Gva(2))],
             calls: vec![Gva(3)],
+            call_sites: Vec::new(),
             listeners: Gva(4),
             structure: Gva(5),
         }),
