@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps out of all text until it is done |
 //! | `uprobe_mmap` | the same, in a program that maps a file, if there is any uprobe | traps out of that file's text until it is done |
-//! | `uprobe_write_opcode` | a program gets a copy with an int3, or without, or the file's page again | traps out for good, and into what it has then |
+//! | `uprobe_write`, up to 6.17 `uprobe_write_opcode` | a program gets a copy with an int3, or without, or the file's page again | traps out for good, and into what it has then |
 //!
 //! Where the guest's int3 stands at a place of ours both are hit.
 
@@ -33,19 +33,26 @@ pub(super) enum UprobeEvent {
     Changes,
     /// A program maps a file.
     Maps,
-    /// A program's page is replaced: its `mm_struct` and the address among the arguments.
-    Writes { mm: usize, address: usize },
+    /// A program's page is replaced: the program and the address among the arguments.
+    Writes { program: Program, address: usize },
+}
+
+/// An argument that tells a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Program {
+    /// Its `mm_struct`.
+    Memory(usize),
+    /// One of its areas: `vm_area_struct`.
+    Area(usize),
 }
 
 /// The functions to be watched, with their addresses.
 pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
-    const WRITES: &str = "uprobe_write_opcode";
-    let writes = || {
-        Some(UprobeEvent::Writes {
-            mm: parameter(btf, WRITES, "mm")?,
-            address: parameter(btf, WRITES, "vaddr")?,
-        })
-    };
+    // Each calls the next in a kernel that has both.
+    let writes = ["uprobe_write", "uprobe_write_opcode"]
+        .into_iter()
+        .find(|name| symbols.address_of(name).is_some());
+    let writes = writes.map(|function| (function, writes_of(btf, function)));
     let changes = [
         "uprobe_register",
         "uprobe_register_refctr",
@@ -54,10 +61,25 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
         "uprobe_unregister_nosync",
     ];
     let changes = changes.map(|name| (name, Some(UprobeEvent::Changes)));
-    let others = [("uprobe_mmap", Some(UprobeEvent::Maps)), (WRITES, writes())];
-    let all = changes.into_iter().chain(others);
+    let maps = ("uprobe_mmap", Some(UprobeEvent::Maps));
+    let all = changes.into_iter().chain([maps]).chain(writes);
     all.filter_map(|(name, event)| Some((Gva(symbols.address_of(name)?), event?)))
         .collect()
+}
+
+/// Reads from a function's type how it tells the page that it replaces. Since Linux 6.16 it is given an area.
+fn writes_of(btf: &Btf, function: &str) -> Option<UprobeEvent> {
+    let at = |name| parameter(btf, function, name);
+    let program = at("mm").map(Program::Memory);
+    let program = program.or_else(|| at("vma").map(Program::Area))?;
+    let mut addresses = ["vaddr", "opcode_vaddr", "insn_vaddr"].into_iter();
+    let Some(address) = addresses.find_map(at) else {
+        log::warn!(
+            "{function} has other arguments than those known: the guest's uprobes may lose ours"
+        );
+        return None;
+    };
+    Some(UprobeEvent::Writes { program, address })
 }
 
 /// A page of a program.
@@ -123,11 +145,15 @@ impl UprobeWatch {
         })
     }
 
-    fn place(&self, hit: &Hit<'_>, mm: usize, address: usize) -> Option<Place> {
-        let arguments = hit.arguments();
-        let mm = *arguments.get(mm)?;
-        let address = *arguments.get(address)? & !(PAGE - 1);
-        let space = self.pages.tables_of(hit.memory, mm)?;
+    fn place(&self, hit: &Hit<'_>, program: Program, address: usize) -> Option<Place> {
+        let (arguments, pages) = (hit.arguments(), &self.pages);
+        let argument = |number: usize| arguments.get(number).copied();
+        let mm = match program {
+            Program::Memory(number) => argument(number)?,
+            Program::Area(number) => pages.word(hit.memory, argument(number)?, pages.area_mm)?,
+        };
+        let address = argument(address)? & !(PAGE - 1);
+        let space = pages.tables_of(hit.memory, mm)?;
         let page = translate(hit.memory, space, Gva(address));
         Some(Place {
             mm: Gva(mm),
@@ -184,8 +210,8 @@ impl Watch for UprobeWatch {
             return false;
         }
         let mut written = None;
-        if let UprobeEvent::Writes { mm, address } = self.event {
-            written = self.place(hit, mm, address);
+        if let UprobeEvent::Writes { program, address } = self.event {
+            written = self.place(hit, program, address);
         }
         if let Some(place) = written {
             let returns = &path.user_returns;
