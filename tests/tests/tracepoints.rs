@@ -146,13 +146,17 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
         let (found, labels) = read(&look, &btf);
         let symbols = look.system().symbols();
 
-        // Each with its name and at its address, and no other.
+        // Each with its name and at its address, and no other. Since Linux 6.16 some have a `tracepoint_ext` besides.
+        let is_extension = |name: &str| {
+            let of = name.strip_prefix("ext_").map(|of| format!("__tracepoint_{of}"));
+            of.is_some_and(|of| symbols.address_of(&of).is_some())
+        };
         let mut named: Vec<(&str, u64)> = symbols
             .iter()
             .filter(|symbol| !symbol.is_text())
             .filter_map(|symbol| {
                 let name = symbol.name.strip_prefix("__tracepoint_")?;
-                Some((name, symbol.address))
+                (!is_extension(name)).then_some((name, symbol.address))
             })
             .collect();
         let items = found.items.iter();
