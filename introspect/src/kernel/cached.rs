@@ -17,7 +17,7 @@ use crate::bytes::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"\x89exokern";
 /// To be raised with every change of this format, of the symbols' and of the types' tables.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Bytes of the header: magic, version, padding, checksum, and 11 numbers.
 const HEADER: usize = 24 + 11 * 8;
 const CHECKSUM: std::ops::Range<usize> = 16..24;
@@ -338,7 +338,7 @@ mod tests {
             (Vec::new(), "starts with the bytes []"),
             (good[..10].to_vec(), "(no header)"),
             (good[..100].to_vec(), "(no header)"),
-            (with(8, &[9]), "has format 9, this program reads 2"),
+            (with(8, &[9]), "has format 9, this program reads 3"),
             (good[..good.len() - 1].to_vec(), "not as long as it is"),
             ([good.as_slice(), b"x"].concat(), "not as long as it is"),
             (with(24, &[0xff; 8]), "not as long as it is"),

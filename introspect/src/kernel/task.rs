@@ -25,6 +25,8 @@ pub struct TaskLayout {
     pub current: u64,
     /// Per-CPU address of the preemption counter, if the kernel names it.
     pub preempt_count: Option<u64>,
+    /// The counter's bits.
+    pub preempt_form: PreemptForm,
     /// Offsets in `task_struct`, in bytes.
     pub pid: u64,
     /// See `pid`.
@@ -147,11 +149,30 @@ pub struct Thread {
     pub tgid: i32,
 }
 
-/// The kernel's nesting counter of one CPU (include/linux/preempt.h).
+/// The bits of a kernel's nesting counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PreemptForm {
+    /// An `int`: device interrupts from bit 16 on, non-maskable ones from bit 20 on.
+    #[default]
+    Int,
+    /// An `unsigned long`, since Linux 7.3: a count of who has disabled interrupts stands before them, so that they are 8 bits higher.
+    Long,
+}
+
+/// The kernel's nesting counter of one CPU (include/linux/preempt.h), with the bits of [`PreemptForm::Int`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PreemptCount(pub u32);
+pub struct PreemptCount(u32);
 
 impl PreemptCount {
+    /// Makes it of the low 32 bits of the kernel's counter.
+    #[must_use]
+    pub fn of(word: u32, form: PreemptForm) -> Self {
+        match form {
+            PreemptForm::Int => Self(word),
+            PreemptForm::Long => Self(word & 0xffff | word >> 8 & 0x00ff_0000),
+        }
+    }
+
     /// In a handler of a non-maskable interrupt. Debug exceptions and breakpoints count as such.
     #[must_use]
     pub fn in_nmi(self) -> bool {
@@ -195,9 +216,14 @@ impl TaskLayout {
             (None, Some(current)) => (current, symbols.address_of("__preempt_count")),
             (None, None) => return Err(TaskLayoutError::NoCurrent),
         };
+        let preempt_form = match btf.variable_size("__preempt_count") {
+            Some(8) => PreemptForm::Long,
+            _ => PreemptForm::Int,
+        };
         Ok(Self {
             current,
             preempt_count,
+            preempt_form,
             pid: offset(btf, "task_struct.pid", 4)?,
             tgid: offset(btf, "task_struct.tgid", 4)?,
             comm: offset(btf, "task_struct.comm", COMM_LENGTH as u64)?,
@@ -359,7 +385,8 @@ impl TaskLayout {
         let Some(place) = per_cpu.preempt_count else {
             return Ok(None);
         };
-        Ok(Some(PreemptCount(read_number(memory, place)?)))
+        let word = read_number(memory, place)?;
+        Ok(Some(PreemptCount::of(word, self.preempt_form)))
     }
 }
 
@@ -465,6 +492,7 @@ impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::kernel::btf::Kind;
     use crate::kernel::btf::test_types::task_types;
     use crate::kernel::symbols::SymbolsBuilder;
     use crate::test_memory::{Flags, TestMemory};
@@ -511,6 +539,7 @@ mod tests {
         let layout = TaskLayout {
             current: 0x100,
             preempt_count: None,
+            preempt_form: PreemptForm::Int,
             pid: 0x20,
             tgid: 0x24,
             comm: 0x30,
@@ -598,6 +627,22 @@ mod tests {
     }
 
     #[test]
+    fn a_preemption_counter_of_64_bits_has_others_than_one_of_32() {
+        let symbols = symbols(&[
+            ("current_task", 0x100, true),
+            ("__preempt_count", 0x80, true),
+        ]);
+        for (size, form) in [(4, PreemptForm::Int), (8, PreemptForm::Long)] {
+            let mut types = task_types();
+            let number = types.add("number", Kind::Int, 0, size, &[size * 8]);
+            types.add("__preempt_count", Kind::Variable, 0, number, &[1]);
+            let btf = Btf::parse(&types.bytes()).unwrap();
+            let layout = TaskLayout::new(&btf, &symbols).unwrap();
+            assert_eq!(layout.preempt_form, form);
+        }
+    }
+
+    #[test]
     fn cpus_that_run_no_task_say_why() {
         let layout = TaskLayout::new(&btf(), &symbols(&[("current_task", 0x100, true)])).unwrap();
         let (mut memory, space) = guest(0x100, 0x80);
@@ -653,14 +698,19 @@ mod tests {
 
     #[test]
     fn the_preemption_counter_tells_contexts_apart() {
-        for (count, nmi, hard, soft, task) in [
-            (0x8000_0000, false, false, false, true),
-            (0x0000_0203, false, false, false, true),
-            (0x0000_0100, false, false, true, false),
-            (0x0001_0000, false, true, false, false),
-            (0x0011_0001, true, true, false, false),
+        use PreemptForm::{Int, Long};
+        for (form, count, nmi, hard, soft, task) in [
+            (Int, 0x8000_0000, false, false, false, true),
+            (Int, 0x0000_0203, false, false, false, true),
+            (Int, 0x0000_0100, false, false, true, false),
+            (Int, 0x0001_0000, false, true, false, false),
+            (Int, 0x0011_0001, true, true, false, false),
+            (Long, 0x0003_0203, false, false, false, true),
+            (Long, 0x0001_0100, false, false, true, false),
+            (Long, 0x0101_0000, false, true, false, false),
+            (Long, 0x1100_0001, true, true, false, false),
         ] {
-            let count = PreemptCount(count);
+            let count = PreemptCount::of(count, form);
             let found = (
                 count.in_nmi(),
                 count.in_hard_interrupt(),

@@ -253,6 +253,7 @@ fn is_interrupt(nesting: PreemptCount) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use introspect::kernel::task::PreemptForm;
     use introspect::test_memory::{Flags, TestMemory};
 
     use super::*;
@@ -260,6 +261,7 @@ mod tests {
     const LAYOUT: TaskLayout = TaskLayout {
         current: 0x10,
         preempt_count: None,
+        preempt_form: PreemptForm::Int,
         pid: 0x20,
         tgid: 0x24,
         comm: 0x28,

@@ -279,6 +279,13 @@ impl Btf {
         self.size(id)
     }
 
+    /// Returns the size in bytes of the variable called `name`. A kernel's types tell of its per-CPU variables.
+    #[must_use]
+    pub fn variable_size(&self, name: &str) -> Option<u64> {
+        let variable = self.record(self.find(name, &[Kind::Variable])?)?;
+        self.size(TypeId(variable.size_or_type))
+    }
+
     /// The record of a type; `None` for `void` and for numbers that are none.
     fn record(&self, id: TypeId) -> Option<Record<'_>> {
         let index = usize::try_from(id.0.checked_sub(1)?).ok()?;

@@ -67,7 +67,13 @@ impl Kind {
     pub(super) fn is_named(self) -> bool {
         matches!(
             self,
-            Self::Struct | Self::Union | Self::Typedef | Self::Function | Self::Enum | Self::Enum64
+            Self::Struct
+                | Self::Union
+                | Self::Typedef
+                | Self::Function
+                | Self::Variable
+                | Self::Enum
+                | Self::Enum64
         )
     }
 

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use introspect::kernel::task::TaskLayout;
+use introspect::kernel::task::{PreemptForm, TaskLayout};
 use introspect::test_memory::{Flags, TestMemory};
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::{AddressSpace, translate};
@@ -55,6 +55,7 @@ const USER_STACK: u64 = 0x7ffe_0000_0000;
 const LAYOUT: TaskLayout = TaskLayout {
     current: 0x100,
     preempt_count: Some(0x200),
+    preempt_form: PreemptForm::Int,
     pid: 0x10,
     tgid: 0x14,
     comm: 0x20,
