@@ -149,7 +149,7 @@ fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<Al
                 Ok(end) => Found::Word(end),
                 Err(_) => Found::Sum(at(start)?, at(length)?),
             },
-            Value::Rights(name) => Found::Rights(at(name)?),
+            Value::Rights([name, newer]) => Found::Rights(at(name).or_else(|_| at(newer))?),
             Value::Access(name) => Found::Access(at(name)?),
             Value::Number => Found::Number(match alias.place {
                 Place::SystemCallEntry => {

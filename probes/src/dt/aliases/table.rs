@@ -32,8 +32,9 @@ pub(super) enum Value {
         length: &'static str,
         end: &'static str,
     },
-    /// Rights of a `vm_flags`: VM_READ, VM_WRITE and VM_EXEC are PROT_READ, PROT_WRITE and PROT_EXEC.
-    Rights(&'static str),
+    /// Rights of a `vm_flags`: VM_READ, VM_WRITE and VM_EXEC are PROT_READ, PROT_WRITE and PROT_EXEC. Linux 7.3 passes a structure of the
+    /// same bits by another name.
+    Rights([&'static str; 2]),
     /// Access of a `fault_flag`, as PROT_ bits.
     Access(&'static str),
     /// Number of the system call.
@@ -195,7 +196,7 @@ pub(super) static ALIASES: &[Alias] = &[
                     end: "",
                 },
             ),
-            ("vm_prot_t", Value::Rights("vm_flags")),
+            ("vm_prot_t", Value::Rights(["vm_flags", "vma_flags"])),
         ],
     ),
     // The rights of what is unmapped may be several.
