@@ -341,8 +341,8 @@ fn stacks_lead_through_the_modules_code() {
         "while true; do dd if=/dev/zero of=/dev/ram0 bs=64k count=8; rmmod brd; insmod /lib/brd.ko; done 2> /dev/null &",
     );
     let is_own = |frame: &String| frame.ends_with(" [brd]");
-    // One of them is called for each page that is written first: the second since Linux 6.5.
-    let inserts = ["radix_tree_insert", "__xa_insert"];
+    // One of them is called for each page that is written first: the second since Linux 6.5, the third since 6.16.
+    let inserts = ["radix_tree_insert", "__xa_insert", "__xa_cmpxchg"];
     let through = |seen: &&Trapped| seen.running.frames.get(1).is_some_and(is_own);
     let seen =
         Watched::new(&shell).stacks_at(&inserts, |seen| seen.iter().filter(through).count() >= 10);
