@@ -176,7 +176,7 @@ impl ProbeHit<'_> {
     pub fn kernel_stack(&self, frames: &mut [u64]) -> usize {
         match self.hit.user {
             true => 0,
-            false => self.path.stacks.kernel(self.hit, frames),
+            false => self.path.stacks.kernel(self.hit, self.fired.pc, frames),
         }
     }
 

@@ -38,8 +38,18 @@ impl Stacks {
         self.unwinder.store(Some(unwinder.into()));
     }
 
-    /// Fills `frames` with the kernel stack of a hit in kernel mode: the hit's address, then its callers. Gives how many there are.
-    pub(super) fn kernel(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
+    /// Fills `frames` with the kernel stack of a hit in kernel mode: `pc`, the address that is reported of it, then its callers. Gives how
+    /// many there are.
+    pub(super) fn kernel(&self, hit: &Hit<'_>, pc: u64, frames: &mut [u64]) -> usize {
+        let found = self.kernel_from(hit, frames);
+        if let Some(first) = frames.first_mut().filter(|_| found > 0) {
+            *first = pc;
+        }
+        found
+    }
+
+    /// The same, with the hit's own address, which may be behind the first instructions of a function.
+    fn kernel_from(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
         let unwinder = self.unwinder.load();
         let (Some(unwinder), Some(space)) = (&*unwinder, self.space) else {
             let space = self.space.unwrap_or_else(|| hit.space());

@@ -114,7 +114,7 @@ impl HitPath {
         if capture.kernel_stack > 0 && !hit.user {
             let mut room: Frames = [0; MAX_FRAMES];
             let frames = first(&mut room, capture.kernel_stack);
-            let found = self.stacks.kernel(hit, frames);
+            let found = self.stacks.kernel(hit, fired.pc, frames);
             record.kernel_stack(frames.get(..found).unwrap_or_default());
         }
         if capture.user_stack > 0 {

@@ -105,6 +105,18 @@ impl Rings {
         ))
     }
 
+    /// A probe that keeps the kernel's stack.
+    fn with_stack(&self, number: u32, kind: EventKind) -> Arc<Enabled> {
+        let capture = Capture {
+            kernel_stack: 4,
+            ..Capture::default()
+        };
+        let (filter, session) = (HitFilter::new(Filter::default(), None), self.0.clone());
+        Arc::new(Enabled::new(
+            number, kind, filter, capture, None, session, 0,
+        ))
+    }
+
     fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         drain_in_order(

@@ -68,14 +68,20 @@ fn a_point_at_a_return_address_fires_besides_the_return() {
 #[test]
 fn a_function_is_reported_at_its_first_byte_and_a_point_where_it_is() {
     let (guest, rings) = (Guest::new(), Rings::new(8));
-    let [entry, point] =
-        [(0, Entry), (1, Point)].map(|(number, kind)| rings.probe(number, kind, Filter::default()));
-    guest.enable(READ + 5, &entry);
-    guest.enable(READ + 5, &point);
+    for (number, kind) in [(0, Entry), (1, Point)] {
+        guest.enable(READ + 5, &rings.with_stack(number, kind));
+    }
     guest.plan(READ + 5, |plan| plan.reported = Some(READ));
     guest.hit(0, READ + 5, STACK + 0x100, 0);
-    let found: Vec<_> = rings.short().into_iter().map(|e| (e.0, e.2)).collect();
-    assert_eq!(found, [(Entry, READ), (Point, READ + 5)]);
+    let found: Vec<_> = rings
+        .events()
+        .into_iter()
+        .map(|e| (e.kind, e.pc, e.kernel_stack.first().copied()))
+        .collect();
+    assert_eq!(
+        found,
+        [(Entry, READ, Some(READ)), (Point, READ + 5, Some(READ + 5))]
+    );
 }
 
 /// Another session's probe has seen the call, this one has not.
