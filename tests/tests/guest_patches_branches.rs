@@ -323,9 +323,9 @@ fn other_jump_labels_and_static_calls() {
         let hits = of_labels(&seen);
         let told = seen.iter().filter(|event| event.probe == fault).count();
         println!("{what}: {hits} hits of the label, {told} of the tracepoint");
-        // Starting a program takes some, most of them in user mode.
+        // Starting a program takes some, most of them in user mode. One may have been between the two when the ring was read before.
         assert!(
-            hits > 20 && told > 20 && told <= hits,
+            hits > 20 && told > 20 && told <= hits + 1,
             "{what}: {hits} {told}"
         );
     };
