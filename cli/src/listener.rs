@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::net::Shutdown;
 
 use crate::registry;
@@ -119,7 +120,7 @@ impl Listener {
             },
             source,
         };
-        let listener = UnixListener::bind(path).map_err(failed)?;
+        let listener = listen(path).map_err(failed)?;
         let accepting = listener.try_clone().map_err(failed)?;
         let shared = Arc::new(Shared {
             rules,
@@ -138,6 +139,25 @@ impl Listener {
             thread: Some(thread),
         })
     }
+}
+
+/// Makes a socket at `path` that takes connections from when it is seen there: bind(2) shows it before listen(2), and who connects
+/// in between is refused.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    // No longer than the name: there is not room for many bytes in an address.
+    let hidden = match name.and_then(|name| name.get(1..)) {
+        Some(rest) if !rest.is_empty() => format!(".{rest}"),
+        _ => ".socket".to_owned(),
+    };
+    let hidden = path.with_file_name(hidden);
+    let listener = UnixListener::bind(&hidden)?;
+    if let Err(error) = renameat_with(CWD, &hidden, CWD, path, RenameFlags::NOREPLACE) {
+        // What was made for nothing.
+        let _ = std::fs::remove_file(&hidden);
+        return Err(error.into());
+    }
+    Ok(listener)
 }
 
 impl Drop for Listener {
@@ -350,6 +370,16 @@ mod tests {
             0 => None,
             _ => Some(answer[0]),
         }
+    }
+
+    #[test]
+    fn a_socket_that_is_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = Listener::start(&path, rules(2, Some(Duration::ZERO)), echo).unwrap();
+        assert!(Listener::start(&path, rules(2, None), echo).is_err());
+        assert_eq!(ask(&connect(&path), b'1'), Some(b'1'));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
