@@ -146,7 +146,10 @@ fn a_breakpoint_of_another_debugger_is_hit_by_both() {
     ));
     assert_eq!(other.recorded("one_round"), (before.0 + 1, before.1));
     other.finish();
-    guest.assert_clean(&all);
+    // The other's own breakpoint stays in the page that is free now, until somebody gets it.
+    let mut ours = all;
+    ours.retain(|site| site.0.0 % PAGE != at % PAGE);
+    guest.assert_clean(&ours);
 }
 
 /// A program's own page, and what becomes of it. In each way `moves` calls the function there once before somebody writes to the page and
