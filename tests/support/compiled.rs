@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::data;
+use crate::strace;
 
 /// Folders and files of the source tree that tests read when they run.
 const READ: [&str; 6] = [
@@ -84,7 +85,7 @@ impl Program {
 /// If something cannot be read or written.
 ///
 /// # Panics
-/// If a program cannot be compiled.
+/// If a program cannot be compiled or a package not be fetched.
 pub fn ship(folder: &Path) -> io::Result<()> {
     for path in READ {
         copy_tree(&data::source(path), &folder.join(path))?;
@@ -94,7 +95,7 @@ pub fn ship(folder: &Path) -> io::Result<()> {
     for program in Program::ALL {
         program.compile(&built.join(program.name()));
     }
-    Ok(())
+    strace::ship(folder)
 }
 
 fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {

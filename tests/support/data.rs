@@ -1,8 +1,9 @@
 //! Files that tests read, found when the test runs.
 //!
 //! `EXOTRACE_TEST_DATA` names a folder for test programs that run elsewhere than where they were built: it
-//! mirrors the source tree, and `built` in it has the programs that tests compile otherwise. The example
-//! `test-data` makes one. Without the variable it is the source tree as it was at build time.
+//! mirrors the source tree, `built` in it has the programs that tests compile otherwise, and `debian` the files
+//! of packages that they fetch otherwise. The example `test-data` makes one. Without the variable it is the
+//! source tree as it was at build time.
 //!
 //! This file is included by the tests of several crates, so that there is one such place.
 #![allow(dead_code, reason = "each test program uses a part of it")]
@@ -14,7 +15,7 @@ const VARIABLE: &str = "EXOTRACE_TEST_DATA";
 
 /// Returns where a file or folder of the source tree is; `path` is relative to the tree's root.
 pub fn source(path: &str) -> PathBuf {
-    shipped().unwrap_or_else(tree).join(path)
+    folder().unwrap_or_else(tree).join(path)
 }
 
 /// Returns a program that was compiled beforehand; `None` where the test is to compile it.
@@ -22,21 +23,29 @@ pub fn source(path: &str) -> PathBuf {
 /// # Panics
 /// If the folder is there and the program is not.
 pub fn built(name: &str) -> Option<PathBuf> {
-    let program = shipped()?.join("built").join(name);
+    shipped(&format!("built/{name}"))
+}
+
+/// Returns something that was shipped for the tests; `None` where they are to make or fetch it.
+///
+/// # Panics
+/// If the folder is there and the thing is not.
+pub fn shipped(path: &str) -> Option<PathBuf> {
+    let thing = folder()?.join(path);
     assert!(
-        program.is_file(),
+        thing.exists(),
         "{} is missing; {VARIABLE} must name a folder as the example test-data makes it",
-        program.display()
+        thing.display()
     );
-    Some(program)
+    Some(thing)
 }
 
 /// Returns whether the test runs elsewhere than where it was built.
 pub fn is_elsewhere() -> bool {
-    shipped().is_some()
+    folder().is_some()
 }
 
-fn shipped() -> Option<PathBuf> {
+fn folder() -> Option<PathBuf> {
     std::env::var_os(VARIABLE).map(PathBuf::from)
 }
 

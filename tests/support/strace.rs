@@ -1,14 +1,16 @@
 //! A guest with the small kernel and Debian's strace: a second opinion about system calls, from within.
 //!
-//! Booted once and kept in the cache, as the [shell](crate::shell) is. The packages are fetched without being installed.
+//! Booted once and kept in the cache, as the [shell](crate::shell) is. The packages are fetched without being installed, or were shipped.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use guest::initramfs::ExtraFile;
 use guest::{Terminal, debian};
 
+use crate::data;
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
 use crate::shell::{self, Parts, Shell};
@@ -55,8 +57,8 @@ fn snapshot_folder(host: &Host) -> &'static Path {
 fn files() -> Vec<ExtraFile> {
     let mut files = Vec::new();
     for (package, paths) in FILES {
-        let folder = debian::fetch(package, &cache(), &Terminal::new());
-        let folder = folder.unwrap_or_else(|e| panic!("{e}"));
+        let folder = data::shipped(&shipped_as(package));
+        let folder = folder.unwrap_or_else(|| fetched(package));
         for path in paths {
             let content = fs::read(folder.join(path));
             let content = content.unwrap_or_else(|e| panic!("{package}: {path}: {e}"));
@@ -69,4 +71,32 @@ fn files() -> Vec<ExtraFile> {
         }
     }
     files
+}
+
+/// Copies the packages' files into `folder`, for tests on another machine: see [`data`].
+///
+/// # Errors
+/// If one cannot be copied.
+///
+/// # Panics
+/// If a package cannot be fetched.
+pub(crate) fn ship(folder: &Path) -> io::Result<()> {
+    for (package, paths) in FILES {
+        let (from, to) = (fetched(package), folder.join(shipped_as(package)));
+        for path in paths {
+            let target = to.join(path);
+            fs::create_dir_all(target.parent().unwrap_or(&to))?;
+            fs::copy(from.join(path), target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns where a package lies in the folder for another machine.
+fn shipped_as(package: &str) -> String {
+    format!("debian/{package}")
+}
+
+fn fetched(package: &str) -> PathBuf {
+    debian::fetch(package, &cache(), &Terminal::new()).unwrap_or_else(|e| panic!("{e}"))
 }
