@@ -26,7 +26,12 @@ pub const QUIET: Duration = Duration::from_millis(500);
 /// Callers of `handle_mm_fault` where a page fault is an exception: which of them it is depends on what the compiler has inlined.
 pub const FAULT_HANDLERS: [&str; 3] = ["exc_page_fault", "do_user_addr_fault", "handle_page_fault"];
 /// Functions in which the kernels' idle loops execute HLT.
-const WAITS: [&str; 3] = ["default_idle", "native_safe_halt", "pv_native_safe_halt"];
+const WAITS: [&str; 4] = [
+    "default_idle",
+    "amd_e400_idle",
+    "native_safe_halt",
+    "pv_native_safe_halt",
+];
 /// Most bytes of one read.
 const READ: usize = 1 << 20;
 

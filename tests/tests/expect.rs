@@ -271,7 +271,7 @@ fn a_report_that_cannot_be_written_is_a_failure() {
 
 #[test]
 fn a_crash_of_any_kind_fails() {
-    let _ = host!();
+    let host = host!();
     let world = World::new();
     let ended = ended(&world, "triple", &["--expect", "micro_leaf==0"]);
     assert_eq!(ended.status, 1, "{ended:?}");
@@ -279,15 +279,18 @@ fn a_crash_of_any_kind_fails() {
         &ended.stderr,
         &[
             "exotrace: the console's last lines:\n  micro: triple 1\n",
-            " micro_triple+0x",
             "exotrace: the last events: none\n",
         ],
     );
+    // A host that resets the vCPU before it reports the fault knows no place.
+    let (stack, place) = match host.profile.triple_fault_keeps_registers {
+        true => (" micro_triple+0x", " at 0x"),
+        false => ("innermost first: none\n", "; its place is not known"),
+    };
+    assert_parts(&ended.stderr, &[stack]);
+    let message = format!("<failure type=\"crash\" message=\"triple fault on vCPU 0{place}");
     let (xml, _) = reports(&world);
-    assert_parts(
-        &xml,
-        &["<failure type=\"crash\" message=\"triple fault on vCPU 0 at 0x"],
-    );
+    assert_parts(&xml, &[&message]);
 }
 
 #[test]
@@ -363,7 +366,9 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
         "--cmdline",
     ];
     let mut line: Vec<OsString> = words.map(Into::into).into();
-    line.extend([guest::kernel::cmdline().into(), "--kernel".into()]);
+    // The kernel waits before it makes the root file system's device, or a fast host is past it when the trace begins.
+    let command_line = format!("{} rootdelay=3", guest::kernel::cmdline());
+    line.extend([command_line.into(), "--kernel".into()]);
     line.push(Kernel::small().path.clone().into());
     // Without an initramfs there is no root file system to be found.
     let ended = world.run(line, BOOT_LIMIT);
@@ -374,7 +379,7 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
         " panic\n",
         " mount_block_root+0x",
         " kernel_init+0x",
-        "kdevtmpfs       kprobe:vmlinux:vfs_mknod:entry\n",
+        "swapper/0       kprobe:vmlinux:vfs_mknod:entry\n",
     ];
     assert_parts(&ended.stderr, &told);
     assert_parts(&xml, &told);
@@ -392,7 +397,7 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
             "\"holds\": true",
             "Kernel panic - not syncing: VFS: Unable to mount root fs",
             " mount_block_root+0x",
-            "\"comm\": \"kdevtmpfs\"",
+            "\"comm\": \"swapper/0\"",
         ],
     );
     let trace = fs::read_to_string(world.path("trace")).unwrap_or_default();

@@ -1,11 +1,13 @@
 //! What is read from a kernel's image alone, compared with what other people's programs read from the same image: every symbol, every member
-//! of every struct, every record of unwind information. No KVM is needed; the network only the first time.
+//! of every struct, every record of unwind information; and what it tells of tracepoints. No KVM is needed; the network only the first time.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
 
 use introspect::kernel::btf::Btf;
+use introspect::kernel::jump_label::JumpLabelLayout;
+use introspect::kernel::tracepoint::{TracepointLayout, parameters};
 use introspect::stack::orc::{OrcCopy, OrcError};
 use introspect::stack::orc_versions::{OrcEntry, OrcFormat, OrcType};
 use support::second_opinion::{DEBIAN_VERSIONS, Member, OtherKernel, Structures};
@@ -305,4 +307,28 @@ fn text_with_signal(entry: &OrcEntry) -> String {
         places(entry),
         u8::from(entry.signal)
     )
+}
+
+/// What the small and the rich kernel have alike may be otherwise elsewhere: 6.12 is built of other structures.
+#[test]
+fn debians_kernels_tell_of_their_tracepoints() {
+    for version in DEBIAN_VERSIONS {
+        let OtherKernel { name, image, .. } = &OtherKernel::debian(version);
+        let btf = image.btf().unwrap_or_else(|e| panic!("{name}: {e}"));
+        let symbols = image.symbols().unwrap_or_else(|e| panic!("{name}: {e}"));
+        let layout = TracepointLayout::new(&btf, &symbols);
+        let layout = layout.unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(layout.funcs_offset().is_some(), "{name}");
+        JumpLabelLayout::new(&btf, &symbols).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let (mut all, mut untold) = (0, Vec::new());
+        // `__tracepoint_probe_module_cb` is a function.
+        for symbol in symbols.iter().filter(|symbol| !symbol.is_text()) {
+            if let Some(event) = symbol.name.strip_prefix("__tracepoint_") {
+                all += 1;
+                untold.extend(parameters(&btf, event).is_none().then_some(event));
+            }
+        }
+        println!("{name}: {all} tracepoints, parameters of {untold:?} are not told");
+        assert!(all > 500 && untold.is_empty(), "{name}: {untold:?}");
+    }
 }
