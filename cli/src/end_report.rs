@@ -87,9 +87,6 @@ pub fn message(end: &RunEnd, symbols: Option<&Symbols>, session: &Session) -> St
         } => {
             format!("{end} at {}", symbolize(symbols, registers.regs.rip))
         }
-        RunEnd::UnknownInstruction { address, .. } => {
-            format!("{end} in {}", symbolize(symbols, address.0))
-        }
         _ => end.to_string(),
     }
 }

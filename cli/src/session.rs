@@ -314,6 +314,7 @@ impl Session {
                 hits: site.hits,
                 stepped: site.stepped,
                 suspended: site.suspended,
+                given_up: site.given_up,
             }
         });
         Stat {
@@ -327,6 +328,7 @@ impl Session {
             guest_int3: stats.guest_int3,
             syscalls_repaired: stats.syscalls_repaired,
             completed: stats.completed,
+            refused: stats.refused,
             virtio: stats.virtio.iter().map(Into::into).collect(),
             unknown_ports,
             unknown_memory,
@@ -348,6 +350,7 @@ fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
         ("hidden bytes", stats.hidden),
         ("ticks joined", stats.joined_ticks),
         ("without arguments", stats.without_arguments),
+        ("traps given up", stats.given_up),
     ];
     counts
         .map(|(name, count)| (name.to_owned(), count))

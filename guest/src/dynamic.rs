@@ -13,11 +13,12 @@ use crate::make_error::MakeError;
 use crate::progress::Progress;
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
     ("workers", include_str!("../programs/dynamic/workers.c")),
     ("allocs", include_str!("../programs/dynamic/allocs.c")),
     ("statics", include_str!("../programs/dynamic/statics.c")),
     ("throws", include_str!("../programs/dynamic/throws.c")),
+    ("states", include_str!("../programs/dynamic/states.c")),
 ];
 /// What gcc is told: as Debian's packages are built, symbols kept.
 const FLAGS: [&str; 6] = [
@@ -96,6 +97,11 @@ mod tests {
                 "statics: 3 rounds, 0 guarded by 0, 0 quiet by 0",
             ),
             ("throws", ["5", "0"], "throws: 5 exceptions"),
+            (
+                "states",
+                ["2", "0"],
+                "states: 4 traps, sum 2.50, 2 exceptions with code 3, quotient inf",
+            ),
         ] {
             let path = directory.path().join(BATCH.entry_name()).join(program);
             let output = Command::new(&path).args(arguments).output().unwrap();

@@ -26,6 +26,8 @@ pub const ALLOCS: &str = "/bin/allocs";
 pub const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 /// A program with static probes, linked with the C library.
 pub const STATICS: &str = "/bin/statics";
+/// A program that calls functions in states of the CPU in which few programs are.
+pub const STATES: &str = "/bin/states";
 /// Milliseconds: for a program that is to stay where it is.
 pub const FOR_EVER: &str = "100000000";
 /// How often it is looked whether a process has mapped a file.

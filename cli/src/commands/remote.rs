@@ -119,6 +119,9 @@ fn stat_text(stat: &Stat) -> String {
     for (instruction, count) in &stat.completed {
         text += &format!("completed {instruction:12} {count:>12}\n");
     }
+    for (instruction, count) in &stat.refused {
+        text += &format!("refused {instruction:14} {count:>12}\n");
+    }
     for device in &stat.virtio {
         text += &format!(
             "{} at {:#x}: {} used, {} rejected, {} queues broken, {} interrupts, {} lost{}\n",
@@ -154,11 +157,12 @@ fn stat_text(stat: &Stat) -> String {
     hottest.sort_by_key(|site| std::cmp::Reverse(site.hits));
     for site in hottest.iter().take(LISTED) {
         text += &format!(
-            "trap at {:#x} {}: {} hits, {} stepped\n",
+            "trap at {:#x} {}: {} hits, {} stepped{}\n",
             site.address,
             printable(&site.symbol),
             site.hits,
-            site.stepped
+            site.stepped,
+            if site.given_up { ", given up" } else { "" }
         );
     }
     for (what, list) in [
@@ -250,6 +254,7 @@ mod tests {
             guest_int3: 13,
             syscalls_repaired: 14,
             completed: vec![("popcnt".into(), 15)],
+            refused: vec![("vaddps".into(), 2)],
             text: None,
             sites: vec![SiteCount {
                 address: 0x1000,
@@ -257,6 +262,7 @@ mod tests {
                 hits: 21,
                 stepped: 1,
                 suspended: false,
+                given_up: false,
             }],
             engine: vec![("lifted".into(), 0), ("hidden bytes".into(), 9)],
             virtio: vec![VirtioCount {
@@ -276,6 +282,7 @@ mod tests {
         for expected in [
             "traps of probes                  12\n",
             "completed popcnt                 15\n",
+            "refused vaddps                    2\n",
             "hits emulated                    20\n",
             "hidden bytes                      9\n",
             "virtio disk at 0xe0000000: 7 used, 1 rejected, 0 queues broken, 6 interrupts, 0 lost; the last: too short\n",

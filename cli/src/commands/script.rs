@@ -7,6 +7,7 @@ use std::path::Path;
 use probes::bt::ast::ProbeKind;
 use probes::bt::library::{SCRIPTS, about};
 
+use super::run::tell_given_up;
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
 use crate::control::Command;
@@ -250,6 +251,7 @@ pub fn tell(counts: &Counts, verbose: bool) {
             say(format_args!("{count} {what}"));
         }
     }
+    tell_given_up(&counts.given_up);
     if verbose && counts.failed_reads > 0 {
         let count = counts.failed_reads;
         say(format_args!(

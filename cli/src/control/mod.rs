@@ -163,6 +163,8 @@ pub struct Stat {
     pub syscalls_repaired: u64,
     /// (instruction, times) completed for the guest.
     pub completed: Vec<(String, u64)>,
+    /// (instruction, times) that could not be completed; the guest got #UD.
+    pub refused: Vec<(String, u64)>,
     /// SHA-256 of the kernel's text in memory, or why there is none, if asked for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub text: Option<String>,
@@ -235,6 +237,8 @@ pub struct SiteCount {
     pub stepped: u64,
     /// The guest has something else there now.
     pub suspended: bool,
+    /// This host cannot execute its instruction in the state that a program was in: it stands no more.
+    pub given_up: bool,
 }
 
 /// Accesses to an address that no device answers.
@@ -333,6 +337,7 @@ mod tests {
             guest_int3: 3,
             syscalls_repaired: 4,
             completed: vec![("popcnt".into(), 5)],
+            refused: vec![("vaddps".into(), 2)],
             text: None,
             sites: vec![SiteCount {
                 address: 7,
@@ -340,6 +345,7 @@ mod tests {
                 hits: 6,
                 stepped: 5,
                 suspended: false,
+                given_up: false,
             }],
             engine: vec![("lifted".into(), 4)],
             virtio: Vec::new(),

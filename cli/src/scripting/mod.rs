@@ -62,6 +62,8 @@ pub struct Counts {
     pub joined_ticks: u64,
     /// Hits of each probe.
     pub each: Vec<(String, u64)>,
+    /// Probes with places in programs that stand no more: see [`probes::engine::ProbeStats::given_up`].
+    pub given_up: Vec<String>,
 }
 
 /// A script at work on a machine.
@@ -128,8 +130,13 @@ impl Job {
         let machine = self.renderer.machine.clone();
         let paused = machine.machine.pause();
         let each = self.script.each();
-        let hits = each.iter().map(|stats| stats.map_or(0, |stats| stats.hits));
-        let each = self.probes().into_iter().zip(hits).collect();
+        let each: Vec<_> = each.into_iter().map(Option::unwrap_or_default).collect();
+        let of_probes = || self.probes().into_iter().zip(&each);
+        let given_up = of_probes().filter(|(_, stats)| stats.given_up > 0);
+        let given_up = given_up.map(|(name, _)| name).collect();
+        let each = of_probes()
+            .map(|(name, stats)| (name, stats.hits))
+            .collect();
         let engine = self.renderer.machine.engine.get().map(Engine::stats);
         let joined_ticks = engine.map_or(0, |stats| stats.joined_ticks) - self.ticks_before;
         let mut outputs = Vec::new();
@@ -146,6 +153,7 @@ impl Job {
             endless: stats.endless,
             joined_ticks,
             each,
+            given_up,
         };
         (self.renderer.render(&outputs), counts)
     }

@@ -71,6 +71,8 @@ pub struct Counts {
     pub waiting_returns: u64,
     /// Hits whose process could not be read.
     pub unknown_task: u64,
+    /// Probes with places in programs that stand no more: see [`ProbeStats::given_up`].
+    pub given_up: Vec<String>,
 }
 
 /// A session of the machine's engine.
@@ -276,6 +278,9 @@ impl Tracing {
             ..Counts::default()
         };
         for (probe, stats) in self.probes.iter().zip(each) {
+            if stats.given_up > 0 {
+                counts.given_up.push(probe.name.to_string());
+            }
             let seen = stats.recorded + stats.dropped;
             match probe.kind() {
                 EventKind::Entry => counts.entries += seen,

@@ -144,6 +144,8 @@ pub(crate) struct Counters {
     pub(crate) hidden: AtomicU64,
     /// Sites in text that the guest has freed.
     pub(crate) freed: AtomicU64,
+    /// Sites in programs that the machine has given up.
+    pub(crate) given_up: AtomicU64,
     /// Tracepoints whose arguments could not be found.
     pub(crate) without_arguments: AtomicU64,
 }
@@ -281,6 +283,24 @@ impl HitPath {
         match hit.user {
             true => self.user_returns.is_armed(hit.site),
             false => self.kernel_returns.is_armed(hit.address.0),
+        }
+    }
+
+    /// Counts a program's site that stands no more, for each probe that was hit there.
+    pub(crate) fn give_up(&self, site: SiteId) {
+        count(&self.counters.given_up);
+        let spot = self.spot(At {
+            site: site.0.0,
+            address: site.0.0,
+            user: true,
+        });
+        let here = spot.plan.iter().flat_map(|plan| &plan.probes);
+        let returning = spot.returning.iter().flat_map(|(_, plan)| &plan.probes);
+        for probe in here.chain(returning) {
+            count(&probe.counters.given_up);
+        }
+        for plan in spot.plan.iter().flat_map(|plan| &plan.statics) {
+            count(&plan.probe.counters.given_up);
         }
     }
 

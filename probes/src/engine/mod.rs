@@ -112,6 +112,9 @@ pub struct EngineStats {
     pub joined_ticks: u64,
     /// Hits of tracepoints and of programs' static probes whose arguments could not all be found; their events have zeros there.
     pub without_arguments: u64,
+    /// Traps in programs that were given up: this host could not execute their instruction in the state that a program
+    /// was in.
+    pub given_up: u64,
     /// Calls that have not returned yet.
     pub waiting_returns: u64,
     /// Hits at which the kernel's current task could not be read; they belong to no process.
@@ -247,6 +250,7 @@ impl Engine {
             hidden: load(&path.counters.hidden),
             joined_ticks: self.0.ticker.joined(),
             without_arguments: load(&path.counters.without_arguments),
+            given_up: load(&path.counters.given_up),
             lost_returns: path.returns.lost(),
             waiting_returns: path.returns.waiting(),
             unknown_task: load(&path.tasks.unknown),

@@ -77,6 +77,8 @@ pub(crate) struct ProbeCounters {
     pub(crate) filtered: AtomicU64,
     pub(crate) recorded: AtomicU64,
     pub(crate) dropped: AtomicU64,
+    /// Its places that the machine has given up.
+    pub(crate) given_up: AtomicU64,
 }
 
 /// One probe that a session has enabled, at all its places.

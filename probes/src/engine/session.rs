@@ -63,6 +63,9 @@ pub struct ProbeStats {
     pub recorded: u64,
     /// Hits lost to a full ring.
     pub dropped: u64,
+    /// Its places that stand no more, since this host could not execute their instruction in the state that a program
+    /// was in. Hits there are not seen any more.
+    pub given_up: u64,
 }
 
 impl std::ops::AddAssign for ProbeStats {
@@ -71,6 +74,7 @@ impl std::ops::AddAssign for ProbeStats {
         self.filtered += other.filtered;
         self.recorded += other.recorded;
         self.dropped += other.dropped;
+        self.given_up += other.given_up;
     }
 }
 
@@ -286,5 +290,6 @@ pub(super) fn stats(counters: &ProbeCounters) -> ProbeStats {
         filtered,
         recorded,
         dropped,
+        given_up: load(&counters.given_up),
     }
 }

@@ -131,6 +131,10 @@ impl TrapSink for Sink {
         }
     }
 
+    fn given_up(&self, site: SiteId) {
+        self.0.give_up(site);
+    }
+
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
         if self.0.active.load(Ordering::Relaxed) {
             let at = At {

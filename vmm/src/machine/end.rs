@@ -1,9 +1,6 @@
 //! Why a run ended.
 
-use introspect::Gva;
-
 use super::PanicReport;
-use crate::hex::hex;
 use crate::vcpu::VcpuRegisters;
 
 /// Why a run ended.
@@ -28,17 +25,6 @@ pub enum RunEnd {
         vcpu: usize,
         /// Its registers. `None` where the host has reset them before it reports the fault.
         registers: Option<Box<VcpuRegisters>>,
-    },
-    /// The host's KVM does not know an instruction and neither does this program.
-    UnknownInstruction {
-        /// The vCPU that met it.
-        vcpu: usize,
-        /// Where.
-        address: Gva,
-        /// The instruction's bytes and maybe some after it.
-        bytes: Vec<u8>,
-        /// The instruction, or why it is none.
-        text: String,
     },
     /// The host's KVM failed.
     Host {
@@ -78,18 +64,6 @@ impl std::fmt::Display for RunEnd {
                         "; its place is not known, since this host's KVM resets the vCPU first"
                     ),
                 }
-            }
-            Self::UnknownInstruction {
-                vcpu,
-                address,
-                bytes,
-                text,
-            } => {
-                write!(
-                    f,
-                    "vCPU {vcpu} at {address}: cannot complete `{text}` (bytes {})",
-                    hex(bytes)
-                )
             }
             Self::Host { message } => write!(f, "{message}"),
         }

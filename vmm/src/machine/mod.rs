@@ -74,6 +74,8 @@ pub struct MachineStats {
     pub syscalls_repaired: u64,
     /// (instruction, times) completed for the guest.
     pub completed: Vec<(String, u64)>,
+    /// (instruction, times) that could not be completed; the guest got #UD.
+    pub refused: Vec<(String, u64)>,
     /// Ports without a device.
     pub ports: BusStats,
     /// Memory without a device.
@@ -166,6 +168,7 @@ impl Machine {
             guest_int3: load(&counters.guest_int3),
             syscalls_repaired: load(&counters.syscalls_repaired),
             completed: self.shared.completed.list(),
+            refused: self.shared.refused.list(),
             ports: self.shared.pio.stats(),
             memory: self.shared.mmio.stats(),
             virtio: self.devices.virtio.stats(),

@@ -54,8 +54,8 @@ impl Handle {
     /// Returns how a run that ended by `end` is told of: as a panic, if the guest panicked before.
     pub(super) fn told(&self, end: RunEnd) -> RunEnd {
         let told = self.shared.told.get_or_init(|| match end {
-            // Neither says anything of the guest.
-            RunEnd::Host { .. } | RunEnd::UnknownInstruction { .. } => end,
+            // It says nothing of the guest.
+            RunEnd::Host { .. } => end,
             RunEnd::Reset { .. }
             | RunEnd::PoweredOff
             | RunEnd::Halted

@@ -36,7 +36,10 @@ pub(crate) struct Shared {
     /// Taken while user sites, and with them the watch on the guest's #BP entry, come or go. How many hold user traps.
     pub(crate) user_sites: Mutex<usize>,
     pub(crate) counters: Counters,
-    pub(crate) completed: Completed,
+    /// Instructions that were completed for the guest.
+    pub(crate) completed: Instructions,
+    /// Instructions that could not be, of which the guest got #UD.
+    pub(crate) refused: Instructions,
     pub(crate) signals: Arc<Signals>,
     /// The guest's first panic. Own lock, held for an instant.
     panic: Mutex<Option<PanicReport>>,
@@ -79,7 +82,8 @@ impl Shared {
             control: parts.control,
             user_sites: Mutex::default(),
             counters: Counters::default(),
-            completed: Completed::default(),
+            completed: Instructions::default(),
+            refused: Instructions::default(),
             signals: parts.signals,
             panic: Mutex::new(None),
             witness: OnceLock::new(),
@@ -135,18 +139,17 @@ pub(crate) struct Counters {
     pub(crate) syscalls_repaired: AtomicU64,
 }
 
-/// How often which instruction was completed for the guest.
+/// How often which instruction was met.
 #[derive(Debug, Default)]
-pub(crate) struct Completed(Mutex<HashMap<Mnemonic, u64>>);
+pub(crate) struct Instructions(Mutex<HashMap<Mnemonic, u64>>);
 
-impl Completed {
-    pub(crate) fn count(&self, mnemonic: Mnemonic) {
-        *self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(mnemonic)
-            .or_default() += 1;
+impl Instructions {
+    /// Counts one; returns how many there were.
+    pub(crate) fn count(&self, mnemonic: Mnemonic) -> u64 {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(mnemonic).or_default();
+        *count += 1;
+        *count
     }
 
     pub(crate) fn list(&self) -> Vec<(String, u64)> {

@@ -64,6 +64,12 @@ pub trait TrapSink: Send + Sync {
     /// The vCPU of `trap` stands before the trapped instruction, with its registers in `cpu`.
     fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>);
 
+    /// A site stands no more: a program came there in a state in which this host cannot execute the displaced
+    /// instruction. That hit was reported, later ones will not be.
+    fn given_up(&self, site: SiteId) {
+        let _ = site;
+    }
+
     /// The vCPU was made to come out of the guest, wherever it was, by [`crate::Machine::sample`]; a halted one too.
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
         let _ = (vcpu, mask, cpu);

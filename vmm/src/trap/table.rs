@@ -45,6 +45,8 @@ pub struct SiteStats {
     pub stepped: u64,
     /// The guest has written something over its instruction that it cannot stand in, or has freed its memory.
     pub suspended: bool,
+    /// A program came there in a state in which this host cannot execute the displaced instruction.
+    pub given_up: bool,
 }
 
 struct Entry {
@@ -56,6 +58,8 @@ struct Entry {
     suspended: bool,
     /// The guest has freed the memory that it stood in: it is nowhere any more, and only waits for being disarmed.
     gone: bool,
+    /// Its instruction could not be executed at a hit. It stands again when it is armed again.
+    given_up: bool,
     /// While it was out, the guest has written from before it to behind its first byte.
     written_inside: bool,
 }
@@ -63,7 +67,7 @@ struct Entry {
 impl Entry {
     /// Whether its int3 stands in memory.
     fn is_in(&self) -> bool {
-        self.lifted == 0 && !self.suspended && !self.gone
+        self.lifted == 0 && !self.suspended && !self.gone && !self.given_up
     }
 }
 
@@ -193,6 +197,7 @@ impl TrapTable {
                 return Err(ArmError::Reserved { address });
             } else {
                 entry.users += 1;
+                self.stand_again(entry);
                 return Ok(id);
             }
         }
@@ -221,6 +226,7 @@ impl TrapTable {
             lifted,
             suspended: false,
             gone: false,
+            given_up: false,
             written_inside: false,
         };
         if entry.is_in() {
@@ -310,6 +316,40 @@ impl TrapTable {
         true
     }
 
+    /// Takes a user site out whose instruction this host cannot execute in the state that a program is in. Who armed
+    /// it still disarms it. Returns whether it stood until now.
+    pub(crate) fn give_up(&self, id: SiteId) -> bool {
+        let mut entries = self.lock();
+        let Some(entry) = entries.by_id.get_mut(&id).filter(|entry| !entry.given_up) else {
+            return false;
+        };
+        self.take_out(entry);
+        entry.lifted -= 1;
+        entry.given_up = true;
+        self.map(entry.site.purpose).remove(entry.site.key());
+        true
+    }
+
+    /// Puts a site in again if it was given up: who traces it anew may have another program in mind.
+    pub fn take_up_again(&self, id: SiteId) {
+        if let Some(entry) = self.lock().by_id.get_mut(&id) {
+            self.stand_again(entry);
+        }
+    }
+
+    fn stand_again(&self, entry: &mut Entry) {
+        if !std::mem::take(&mut entry.given_up) {
+            return;
+        }
+        let site = &entry.site;
+        self.map(site.purpose).insert(site.key(), site.clone());
+        if entry.is_in()
+            && let Some(byte) = self.byte(site.id.0)
+        {
+            let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
     /// Reads guest-physical memory as it would be without any site.
     ///
     /// # Errors
@@ -350,6 +390,7 @@ impl TrapTable {
                 hits: load(&entry.site.counters.hits),
                 stepped: load(&entry.site.counters.stepped),
                 suspended: entry.suspended || entry.gone,
+                given_up: entry.given_up,
             })
             .collect()
     }
@@ -414,7 +455,9 @@ impl TrapTable {
     pub(crate) fn owner_of(&self, physical: Gpa) -> Int3Owner {
         let entries = self.lock();
         match entries.by_id.get(&SiteId(physical)) {
-            Some(entry) if !entry.suspended && !entry.gone => Int3Owner::Ours(entry.site.clone()),
+            Some(entry) if !entry.suspended && !entry.gone && !entry.given_up => {
+                Int3Owner::Ours(entry.site.clone())
+            }
             _ if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => {
                 Int3Owner::JustRemoved
             }

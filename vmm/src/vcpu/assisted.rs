@@ -3,22 +3,25 @@
 //!
 //! See [`crate::assist`] for what is done about each.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use iced_x86::Mnemonic;
 use introspect::Gva;
 use introspect::x86_64::{paging, read_virtual};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use super::environment::{address_space, in_user_mode};
 use super::exit::EmulationFailure;
+use super::hit::without_resume;
 use super::run::Flow;
 use super::{Vcpu, debug};
 use crate::assist::syscall;
 use crate::machine::RunEnd;
 use crate::trap::{Displaced, INT3, Int3Owner, Site, TrapKind};
 use crate::vm::{KvmError, NameCall};
-use crate::x86_64::emulate::{self, EmulateError, vector};
+use crate::x86_64::emulate::{self, EmulateError, StateError, vector};
 use crate::x86_64::exception_frame::ExceptionFrame;
 use crate::x86_64::{msr, segments};
 
@@ -30,6 +33,13 @@ const PF_PRESENT: u32 = 1;
 /// Bytes of the error code that #PF pushes below its frame.
 const ERROR_CODE: u64 = 8;
 const IDT_GATE: u64 = 16;
+
+/// The end of a run that the host's KVM failed.
+fn host(error: &StateError) -> RunEnd {
+    RunEnd::Host {
+        message: error.to_string(),
+    }
+}
 
 impl Vcpu {
     /// KVM gave up on an instruction: an int3 of ours or the guest's, or one to complete.
@@ -64,14 +74,10 @@ impl Vcpu {
         mut regs: kvm_regs,
         sregs: &kvm_sregs,
     ) -> Result<Flow, RunEnd> {
-        let (vcpu, rip) = (self.index, regs.rip);
-        let unknown = |text: String| RunEnd::UnknownInstruction {
-            vcpu,
-            address: Gva(rip),
-            bytes: code.to_vec(),
-            text,
+        let instruction = match emulate::decode(code, regs.rip) {
+            Ok(instruction) => instruction,
+            Err(error) => return self.refuse(Mnemonic::INVALID, &error),
         };
-        let instruction = emulate::decode(code, rip).map_err(|e| unknown(e.to_string()))?;
         match self.emulate(&instruction, &mut regs, Some(sregs), None, false) {
             Ok(()) => {
                 self.machine.completed.count(instruction.mnemonic());
@@ -82,8 +88,21 @@ impl Vcpu {
             }
             Err(EmulateError::Exception { vector, .. }) => self.raise(vector)?,
             Err(EmulateError::Contended { .. }) => {}
-            Err(error) => return Err(unknown(error.to_string())),
+            Err(EmulateError::State(error)) => return Err(host(&error)),
+            Err(error) => return self.refuse(instruction.mnemonic(), &error),
         }
+        Ok(Flow::Run)
+    }
+
+    /// Makes the guest take #UD, as of a CPU that does not know the instruction: neither KVM nor the emulator does.
+    fn refuse(&mut self, mnemonic: Mnemonic, why: &dyn Error) -> Result<Flow, RunEnd> {
+        if self.machine.refused.count(mnemonic) == 1 {
+            log::warn!(
+                "vCPU {}: the guest gets #UD for an instruction that neither this host's KVM nor exotrace executes: {why}",
+                self.index
+            );
+        }
+        self.raise(vector::INVALID_OPCODE)?;
         Ok(Flow::Run)
     }
 
@@ -129,18 +148,18 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
-    /// Reads the SYSCALL MSRs and puts the watch on the guest's page-fault entry.
+    /// Reads the SYSCALL MSRs and puts the watch on the guest's page-fault entry. A guest that has no such entry yet is
+    /// looked at again at its next exits: until then this host cannot repair its system calls.
     pub(crate) fn watch_syscalls(&mut self) -> Result<(), RunEnd> {
         // By ioctl: a vCPU that was just loaded has had no exit yet.
         let sregs = self.fd.get_sregs().call("KVM_GET_SREGS")?;
         self.syscall = self.syscall_msrs()?;
-        let Some(entry) = self.gate(&sregs, VECTOR_PF) else {
-            return Err(RunEnd::Host {
-                message: "the guest set up SYSCALL before its page-fault handler, which this host cannot repair".into(),
-            });
-        };
-        self.debug
-            .set_breakpoint(&self.fd, debug::PAGE_FAULT_ENTRY, Some(entry))?;
+        let entry = self.gate(&sregs, VECTOR_PF);
+        if let Some(entry) = entry {
+            self.debug
+                .set_breakpoint(&self.fd, debug::PAGE_FAULT_ENTRY, Some(entry))?;
+        }
+        self.syscalls_unwatched = entry.is_none();
         Ok(())
     }
 
@@ -249,6 +268,7 @@ impl Vcpu {
             };
         };
         let before = user;
+        let again = self.is_met_again(&site, &before);
         if site.displaced == Displaced::Breakpoint {
             // The guest has its own int3 there, and is at its own handler already.
             let trap = self.trap(&site, TrapKind::User, rip);
@@ -263,29 +283,53 @@ impl Vcpu {
             site.behind_sti,
         ) {
             Ok(()) => {
-                let trap = self.trap(&site, TrapKind::User, rip);
-                self.deliver(&trap, &before, &user_sregs, true);
+                self.deliver_once(&site, &before, &user_sregs, again);
                 self.return_to(&user, &user_sregs)?;
             }
             Err(EmulateError::Fault(fault)) => {
                 // The guest brings the page and comes back to the int3: no hit yet.
+                self.again = again.then(|| (site, without_resume(before)));
                 self.return_to(&before, &user_sregs)?;
                 self.page_fault(fault.address, fault.write, true, user_sregs)?;
             }
             Err(EmulateError::Exception { vector, .. }) => {
+                // Few programs come back from it.
+                self.deliver_once(&site, &before, &user_sregs, again);
+                self.again = Some((site, without_resume(before)));
                 self.return_to(&before, &user_sregs)?;
                 self.raise(vector)?;
             }
-            Err(EmulateError::Contended { .. }) => self.return_to(&before, &user_sregs)?,
+            Err(EmulateError::Contended { .. }) => {
+                self.again = again.then(|| (site, without_resume(before)));
+                self.return_to(&before, &user_sregs)?;
+            }
+            Err(EmulateError::State(error)) => return Err(host(&error)),
             Err(error) => {
-                return Err(RunEnd::Host {
-                    message: format!(
-                        "user trap at {rip:#x}: the displaced instruction cannot be executed: {error}"
-                    ),
-                });
+                self.deliver_once(&site, &before, &user_sregs, again);
+                self.give_up(&site, &error);
+                self.return_to(&before, &user_sregs)?;
             }
         }
         Ok(Flow::Run)
+    }
+
+    /// Gives the hit of a program's site to whoever listens, unless it was given `again`.
+    fn deliver_once(&self, site: &Site, regs: &kvm_regs, sregs: &kvm_sregs, again: bool) {
+        if !again {
+            let trap = self.trap(site, TrapKind::User, regs.rip);
+            self.deliver(&trap, regs, sregs, true);
+        }
+    }
+
+    /// Takes a site out of a program's text for good: the program goes on with the instruction itself.
+    fn give_up(&self, site: &Site, why: &dyn Error) {
+        if !self.machine.traps.give_up(site.id) {
+            return;
+        }
+        log::debug!("the trap at {} of memory is given up: {why}", site.id.0);
+        if let Some(sink) = self.machine.sink.load().as_deref() {
+            sink.given_up(site.id);
+        }
     }
 
     /// Lets the vCPU go on with these registers.

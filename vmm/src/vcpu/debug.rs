@@ -8,6 +8,7 @@ use kvm_ioctls::VcpuFd;
 
 use crate::host::{HostProfile, Int3};
 use crate::vm::{KvmError, NameCall};
+use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_DB};
 
 /// Hardware breakpoints of an x86 CPU.
 pub(crate) const BREAKPOINTS: usize = 4;
@@ -108,6 +109,18 @@ impl GuestDebug {
         }
         request
     }
+}
+
+/// Makes the guest take the #DB that follows an instruction under its own RFLAGS.TF.
+pub(super) fn raise_step(fd: &VcpuFd) -> Result<(), KvmError> {
+    let mut registers = fd.get_debug_regs().call("KVM_GET_DEBUGREGS")?;
+    registers.dr6 |= DR6_STEP;
+    fd.set_debug_regs(&registers).call("KVM_SET_DEBUGREGS")?;
+    let mut events = fd.get_vcpu_events().call("KVM_GET_VCPU_EVENTS")?;
+    events.exception.injected = 1;
+    events.exception.nr = VECTOR_DB as u8;
+    events.exception.has_error_code = 0;
+    fd.set_vcpu_events(&events).call("KVM_SET_VCPU_EVENTS")
 }
 
 #[cfg(test)]

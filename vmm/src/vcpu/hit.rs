@@ -20,12 +20,12 @@ use crate::trap::{
 };
 use crate::vm::NameCall;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
-use crate::x86_64::emulate::{self, EmulateError};
+use crate::x86_64::emulate::{self, EmulateError, StateError};
 use crate::x86_64::rflags;
 
 /// The byte of RFLAGS that the trap flag lies in.
 const TRAP_FLAG_BYTE: u64 = 1;
-/// Exits that one stepped instruction may take (a string instruction's port accesses) before it is given up.
+/// Exits that one stepped instruction may take (a string instruction's port accesses) before it is left for the next hit.
 const STEP_EXITS: usize = 10_000;
 /// Rounds of a repeated string instruction that are stepped before the other vCPUs get their turn.
 const STEP_ROUNDS: usize = 2_000;
@@ -36,7 +36,7 @@ pub(super) fn is_step(arch: &kvm_debug_exit_arch) -> bool {
 }
 
 /// The registers without RFLAGS.RF, which a CPU sets when it comes back to an instruction that has faulted.
-fn without_resume(regs: kvm_regs) -> kvm_regs {
+pub(super) fn without_resume(regs: kvm_regs) -> kvm_regs {
     kvm_regs {
         rflags: regs.rflags & !rflags::RF,
         ..regs
@@ -127,7 +127,7 @@ impl Vcpu {
 
     /// Returns whether this is the rest of a string instruction whose first rounds were stepped, or the guest's second
     /// try after a fault: one execution, one hit.
-    fn is_met_again(&mut self, site: &Arc<Site>, regs: &kvm_regs) -> bool {
+    pub(super) fn is_met_again(&mut self, site: &Arc<Site>, regs: &kvm_regs) -> bool {
         let again = self.again.as_ref();
         let is_again = again.is_some_and(|(stepped, at)| {
             Arc::ptr_eq(stepped, site) && *at == without_resume(*regs)
@@ -269,9 +269,9 @@ impl Vcpu {
         self.step_over(site)
     }
 
-    /// Runs one instruction through the emulator. Being done, it ends what STI before it held off
-    /// (`behind_sti`); where it masks interrupts it does so always, since a CPU refuses to be entered
-    /// with both.
+    /// Runs one instruction through the emulator, with the #DB that the guest wants after it if RFLAGS.TF is set.
+    /// Being done, it ends what STI before it held off (`behind_sti`); where it masks interrupts it does so always,
+    /// since a CPU refuses to be entered with both.
     pub(super) fn emulate(
         &mut self,
         instruction: &iced_x86::Instruction,
@@ -288,9 +288,16 @@ impl Vcpu {
             sregs: sregs.copied(),
         };
         let was_open = regs.rflags & rflags::IF != 0;
+        let is_stepped = regs.rflags & rflags::TF != 0;
         emulate::execute(instruction, regs, &mut environment)?;
         if was_open && (behind_sti || regs.rflags & rflags::IF == 0) {
             environment.end_interrupt_shadow()?;
+        }
+        if is_stepped {
+            debug::raise_step(&self.fd).map_err(|error| StateError {
+                action: "raise a debug exception",
+                source: error.source.into(),
+            })?;
         }
         Ok(())
     }
@@ -316,7 +323,13 @@ impl Vcpu {
         let start = self.registers.general(&self.fd)?;
         let instruction = site.instruction_at(start.rip);
         let flow = self.step(instruction)?;
-        let end = self.registers.general(&self.fd)?;
+        let mut end = self.registers.general(&self.fd)?;
+        if start.rflags & rflags::TF != 0 && end.rip == instruction.next_ip() {
+            // KVM has taken the flag away with its own; what the guest steps by is the guest's.
+            end.rflags |= rflags::TF;
+            self.registers.set_general(&mut self.fd, &end)?;
+            debug::raise_step(&self.fd)?;
+        }
         let again = if end.rip == start.rip {
             (end != start).then_some(end)
         } else if end.rip != instruction.next_ip() && self.clean_frame(&start, &end)? {
@@ -378,11 +391,8 @@ impl Vcpu {
         self.debug.set_step(&self.fd, Some(start))?;
         let mut kicked = false;
         let mut rounds = 0;
-        let mut outcome = Err(RunEnd::Host {
-            message: format!(
-                "the instruction at {start:#x} did not end within {STEP_EXITS} exits while single-stepped"
-            ),
-        });
+        // One that takes more exits is met, and stepped, again.
+        let mut outcome = Ok(Flow::Run);
         for _ in 0..STEP_EXITS {
             match self.enter() {
                 Ok(Flow::Stepped) => {

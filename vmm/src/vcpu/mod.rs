@@ -59,7 +59,9 @@ pub(crate) struct Vcpu {
     debug: GuestDebug,
     /// The guest's SYSCALL MSRs, once it has written LSTAR; only kept where SYSCALL is repaired.
     syscall: SyscallMsrs,
-    /// A site whose instruction was stepped but is not done (a string instruction in part, or a fault), and the
+    /// It has written LSTAR and has no page-fault entry to watch yet.
+    syscalls_unwatched: bool,
+    /// A site whose instruction was stepped but is not done (a string instruction in part, or an exception), and the
     /// registers with which the guest comes back to it.
     again: Option<(Arc<Site>, kvm_regs)>,
     /// The machine's, found by one look at whether it is still the same.
@@ -92,6 +94,7 @@ impl Vcpu {
             registers,
             debug,
             syscall: SyscallMsrs::default(),
+            syscalls_unwatched: false,
             again: None,
             sink: Cache::new(machine.sink.clone()),
             caches: Caches::default(),

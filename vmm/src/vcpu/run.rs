@@ -169,6 +169,9 @@ impl Vcpu {
                 };
             }
         };
+        if self.syscalls_unwatched {
+            self.watch_syscalls()?;
+        }
         match kind {
             Kind::Done => Ok(Flow::Run),
             Kind::Port => {

@@ -27,7 +27,7 @@ use crate::host::Host;
 use crate::output_file::trace_output;
 use crate::ports;
 use crate::registry::{Entry, Registry, VmName};
-use crate::report::{Failure, say};
+use crate::report::{Failure, printable, say};
 use crate::scripting::output::Running;
 use crate::scripting::request::ScriptRequest;
 use crate::scripting::{Counts as ScriptCounts, Job};
@@ -423,6 +423,29 @@ pub fn tell(counts: &Counts) {
             say(format_args!("{count} {what}"));
         }
     }
+    tell_given_up(&counts.given_up);
+}
+
+/// Names the probes with places that stand no more.
+pub fn tell_given_up(probes: &[String]) {
+    /// Names that are shown.
+    const SHOWN: usize = 10;
+    if probes.is_empty() {
+        return;
+    }
+    let shown: Vec<_> = probes
+        .iter()
+        .take(SHOWN)
+        .map(|name| printable(name))
+        .collect();
+    let more = match probes.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    say(format_args!(
+        "not traced to the end: {}{more}; this host cannot execute the instruction there in the state that a program was in",
+        shown.join(", ")
+    ));
 }
 
 /// A reader of the trace that has gone is no failure.

@@ -322,7 +322,7 @@ impl TrapTable {
             .is_empty()
     }
 
-    fn take_out(&self, entry: &mut Entry) {
+    pub(super) fn take_out(&self, entry: &mut Entry) {
         if entry.is_in()
             && let Some(byte) = self.byte(entry.site.id.0)
         {

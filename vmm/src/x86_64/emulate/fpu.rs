@@ -10,6 +10,7 @@ const CR0_MP: u64 = 1 << 1;
 const CR0_EM: u64 = 1 << 2;
 const CR0_TS: u64 = 1 << 3;
 const CR4_OSFXSR: u64 = 1 << 9;
+const CR4_OSXMMEXCPT: u64 = 1 << 10;
 /// Exception summary of the x87 status word: an unmasked exception waits.
 const FSW_ES: u16 = 1 << 7;
 /// MXCSR bits that exist where FXSAVE says nothing about it (SDM volume 1, 11.6.6).
@@ -47,6 +48,15 @@ pub(super) fn check_sse(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
         return Err(cpu.exception(vector::DEVICE_NOT_AVAILABLE));
     }
     Ok(())
+}
+
+/// Returns the exception that an unmasked SSE exception raises: #XM where the guest's system is ready for it.
+pub(super) fn simd_vector(cpu: &mut Cpu<'_>) -> Result<u8, EmulateError> {
+    let cr4 = cpu.env.control_register(ControlRegister::Cr4)?;
+    Ok(match cr4 & CR4_OSXMMEXCPT {
+        0 => vector::INVALID_OPCODE,
+        _ => vector::SIMD_FLOATING_POINT,
+    })
 }
 
 fn fwait(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {

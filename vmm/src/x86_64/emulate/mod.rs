@@ -59,6 +59,8 @@ pub mod vector {
     pub const GENERAL_PROTECTION: u8 = 13;
     /// #MF, x87 floating-point error. No error code.
     pub const X87_FLOATING_POINT: u8 = 16;
+    /// #XM, SIMD floating-point exception. No error code.
+    pub const SIMD_FLOATING_POINT: u8 = 19;
 }
 
 /// How often a locked instruction is tried again after another CPU changed its memory in between.
@@ -95,7 +97,8 @@ pub enum DecodeError {
     },
 }
 
-/// Why an instruction was not executed. Nothing has changed: not a register, not a byte of memory.
+/// Why an instruction was not executed. Nothing has changed, not a register nor a byte of memory; but MXCSR holds the
+/// flags of the exceptions for which #XM is raised.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulateError {
     /// Outside the emulated set, or in a state that the emulator refuses. Step the original instruction instead.
@@ -210,7 +213,7 @@ pub fn decode(bytes: &[u8], ip: u64) -> Result<Instruction, DecodeError> {
 }
 
 /// Whether [`execute`] knows this instruction on this host. It may still refuse it in an unusual vCPU state
-/// (single-stepping, shadow stacks, unmasked SSE exceptions).
+/// (shadow stacks, unknown bits in MXCSR).
 #[must_use]
 pub fn is_supported(instruction: &Instruction) -> bool {
     interpreter(instruction).is_some() || native::is_supported(instruction)
@@ -219,8 +222,10 @@ pub fn is_supported(instruction: &Instruction) -> bool {
 /// Executes `instruction` on `regs` and `env`. RIP is then the next instruction's, or the branch target; RFLAGS.RF is
 /// clear, as after every completed instruction.
 ///
+/// Where RFLAGS.TF was set before, a CPU takes #DB after the instruction: the caller raises it.
+///
 /// # Errors
-/// See [`EmulateError`]; nothing has changed then.
+/// See [`EmulateError`]; nothing has changed then, but for the flags in MXCSR that say why #XM is raised.
 pub fn execute(
     instruction: &Instruction,
     regs: &mut kvm_regs,
@@ -233,9 +238,6 @@ pub fn execute(
         });
     }
     let handler = interpreter(instruction).unwrap_or(native::run);
-    if regs.rflags & flags::TF != 0 {
-        return Err(unsupported(instruction, "RFLAGS.TF asks for #DB after it"));
-    }
     let mut contended = 0;
     for _ in 0..EXCHANGE_ATTEMPTS {
         let mut cpu = Cpu::new(instruction, *regs, env);

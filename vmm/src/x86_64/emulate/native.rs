@@ -5,10 +5,11 @@
 //! named in [`available`], only general registers other than RSP, XMM registers, immediates and one explicit memory
 //! operand. Such an instruction cannot branch, change segments or privilege, or reach host memory.
 //!
-//! A guest must not be able to make the host fault: all SSE exceptions are masked (a guest that unmasks one is
-//! refused), the buffer is aligned for every instruction, the guest's alignment is checked here, and the guest's x87
-//! state never reaches the host CPU.
+//! A guest must not be able to make the host fault: all SSE exceptions are masked, the buffer is aligned for every
+//! instruction, the guest's alignment is checked here, and the guest's x87 state never reaches the host CPU. An SSE
+//! exception that the guest has unmasked is found by the flags that the instruction leaves (`simd`).
 
+mod simd;
 mod stub;
 
 use std::arch::is_x86_feature_detected as detected;
@@ -24,16 +25,13 @@ use iced_x86::{
 use super::cpu::{Cpu, is_immediate, slot};
 use super::environment::FxState;
 use super::{EmulateError, flags, fpu, vector};
+use simd::Exceptions;
 use stub::{Context, Stub};
 
 /// Stubs kept per thread; each takes a page.
 const CACHED: usize = 64;
 /// Largest memory operand in bytes.
 const MEMORY_MAX: usize = stub::MEMORY_SIZE;
-/// MXCSR bits 7 to 12: an SSE exception is masked where its bit is set.
-const MXCSR_MASKED: u32 = 0x1f80;
-/// MXCSR bits that a guest may choose: exception flags, DAZ, rounding, FZ, and the masks.
-const MXCSR_ALLOWED: u32 = 0xffff;
 
 thread_local! {
     /// Instructions seen by this thread; `None` for those that are refused.
@@ -239,13 +237,12 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
     let guest_fx = if plan.sse {
         fpu::check_sse(cpu)?;
         let state = cpu.env.fx_state()?;
-        if state.mxcsr() & MXCSR_MASKED != MXCSR_MASKED || state.mxcsr() & !MXCSR_ALLOWED != 0 {
-            return Err(cpu.unsupported("MXCSR unmasks an exception or has unknown bits"));
-        }
+        let exceptions = Exceptions::of(state.mxcsr())
+            .ok_or_else(|| cpu.unsupported("MXCSR has unknown bits"))?;
         // of the guest's, only MXCSR and the XMM registers; the x87 part stays that of `FNINIT`
-        context.fx.set_u32(FxState::MXCSR, state.mxcsr());
+        context.fx.set_u32(FxState::MXCSR, exceptions.to_run_with());
         context.fx.0[FxState::XMM].copy_from_slice(&state.0[FxState::XMM]);
-        Some(state)
+        Some((state, exceptions))
     } else {
         None
     };
@@ -274,6 +271,18 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
         .map_err(|reason| cpu.unsupported(reason))?
         .run(&mut context);
 
+    let guest_fx = match guest_fx {
+        None => None,
+        Some((mut state, exceptions)) => match exceptions.after(context.fx.mxcsr()) {
+            Ok(mxcsr) => Some((state, mxcsr)),
+            Err(mxcsr) => {
+                state.set_u32(FxState::MXCSR, mxcsr);
+                cpu.env.set_fx_state(&state)?;
+                let vector = fpu::simd_vector(cpu)?;
+                return Err(cpu.exception(vector));
+            }
+        },
+    };
     for (value, &register) in context.registers.iter().zip(&stub::REGISTERS) {
         if let Some(slot) = slot(&mut cpu.regs, register)
             && register != plan.scratch
@@ -293,9 +302,9 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
                 .to_vec(),
         )?;
     }
-    if let Some(before) = guest_fx {
+    if let Some((before, mxcsr)) = guest_fx {
         let mut after = before.clone();
-        after.set_u32(FxState::MXCSR, context.fx.mxcsr());
+        after.set_u32(FxState::MXCSR, mxcsr);
         after.0[FxState::XMM].copy_from_slice(&context.fx.0[FxState::XMM]);
         if after != before {
             cpu.put_fx(Box::new(after))?;

@@ -4,7 +4,7 @@ use iced_x86::{Instruction, Mnemonic, Register};
 
 use super::cpu::Cpu;
 use super::environment::{ControlRegister, Segment};
-use super::flags::{AC, AF, CF, DF, IF, PF, SF, ZF};
+use super::flags::{AC, AF, CF, DF, IF, PF, SF, TF, ZF};
 use super::stack::io_privilege;
 use super::{EmulateError, Handler, vector};
 
@@ -79,6 +79,9 @@ fn sti(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
 fn hlt(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     if cpu.env.cpl()? != 0 {
         return Err(cpu.exception(vector::GENERAL_PROTECTION));
+    }
+    if cpu.regs.rflags & TF != 0 {
+        return Err(cpu.unsupported("it would wait, and #DB is to follow it"));
     }
     cpu.put_halt()
 }

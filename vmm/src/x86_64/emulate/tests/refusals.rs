@@ -314,8 +314,8 @@ const STATES: &[Case] = &[
     ),
     (
         "0f 58 c1",
-        "addps, exception unmasked",
-        |_, m| m.fx.0[24] = 0,
+        "addps, MXCSR with a bit of AMD's",
+        |_, m| m.fx.0[26] = 2,
         Unsupported,
     ),
     (
@@ -325,8 +325,8 @@ const STATES: &[Case] = &[
         Fault(MEMORY + 0x1ff8, true),
     ),
     (
-        "90",
-        "single-stepping",
+        "f4",
+        "hlt, single-stepping",
         |r, _| r.rflags |= 0x100,
         Unsupported,
     ),

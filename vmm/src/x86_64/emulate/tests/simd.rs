@@ -81,6 +81,135 @@ fn exceptions_set_flags_in_the_guest_and_nothing_in_the_host() {
     assert_eq!(machine.fx.0[..24], before.fx.0[..24], "the x87 part stays");
 }
 
+/// Exceptions of SSE that a guest has unmasked, by what Intel SDM volume 1, 11.5.2 says of each.
+#[test]
+fn unmasked_exceptions_are_raised_and_others_are_not() {
+    const MASKED: u32 = 0x1f80;
+    let unmask = |flags: u32| MASKED & !(flags << 7);
+    let one = |value: f32| u128::from(value.to_bits());
+    let tiny = one(f32::MIN_POSITIVE);
+    // Instruction, MXCSR, XMM0, XMM1; MXCSR afterwards, and the result or `None` where #XM is raised.
+    type Case = (&'static str, u32, u128, u128, u32, Option<u128>);
+    let cases: [Case; 13] = [
+        ("movaps xmm0, xmm1", 0, 1, 2, 0, Some(2)),
+        ("addss xmm0, xmm1", 0, one(1.0), one(2.0), 0, Some(one(3.0))),
+        (
+            "addss xmm0, xmm1",
+            0x3f,
+            one(1.0),
+            one(2.0),
+            0x3f,
+            Some(one(3.0)),
+        ),
+        // 1/0: alone, with a flag that was set before, and where another exception is unmasked
+        (
+            "divss xmm0, xmm1",
+            unmask(4),
+            one(1.0),
+            0,
+            unmask(4) | 4,
+            None,
+        ),
+        (
+            "divss xmm0, xmm1",
+            unmask(4) | 1,
+            one(1.0),
+            0,
+            unmask(4) | 5,
+            None,
+        ),
+        (
+            "divss xmm0, xmm1",
+            unmask(1),
+            one(1.0),
+            0,
+            unmask(1) | 4,
+            Some(one(f32::INFINITY)),
+        ),
+        // 0/0, and 1/3
+        ("divss xmm0, xmm1", unmask(1), 0, 0, unmask(1) | 1, None),
+        (
+            "divss xmm0, xmm1",
+            unmask(0x20),
+            one(1.0),
+            one(3.0),
+            unmask(0x20) | 0x20,
+            None,
+        ),
+        (
+            "divss xmm0, xmm1",
+            unmask(4),
+            one(1.0),
+            one(3.0),
+            unmask(4) | 0x20,
+            Some(one(1.0 / 3.0)),
+        ),
+        // Tiny and exact, which is no underflow where that is masked; with FZ, which holds there alone.
+        (
+            "mulss xmm0, xmm1",
+            unmask(0x10),
+            tiny,
+            one(0.5),
+            unmask(0x10) | 0x30,
+            None,
+        ),
+        (
+            "mulss xmm0, xmm1",
+            unmask(4),
+            tiny,
+            one(0.5),
+            unmask(4),
+            Some(one(f32::MIN_POSITIVE / 2.0)),
+        ),
+        (
+            "mulss xmm0, xmm1",
+            0x8000 | unmask(4),
+            tiny,
+            one(0.5),
+            0x8000 | unmask(4) | 0x30,
+            Some(0),
+        ),
+        // Too large, which is inexact too
+        (
+            "mulss xmm0, xmm1",
+            unmask(8),
+            one(f32::MAX),
+            one(2.0),
+            unmask(8) | 0x28,
+            None,
+        ),
+    ];
+    for (text, before, first, second, after, result) in cases {
+        let bytes = match &text[..5] {
+            "movap" => "0f 28 c1",
+            "addss" => "f3 0f 58 c1",
+            "divss" => "f3 0f 5e c1",
+            _ => "f3 0f 59 c1",
+        };
+        let (mut regs, mut machine) = (registers(), Machine::default());
+        machine.cr4 |= 1 << 10; // OSXMMEXCPT
+        machine.fx.set_u32(FxState::MXCSR, before);
+        set_xmm(&mut machine, 0, first);
+        set_xmm(&mut machine, 1, second);
+        let host = mxcsr();
+        let ended = run(&hex(bytes), &mut regs, &mut machine);
+        let case = format!("{text} of {first:x} and {second:x} with {before:#x}: {ended:?}");
+        match result {
+            Some(result) => {
+                assert!(ended.is_ok(), "{case}");
+                assert_eq!(xmm(&machine, 0), result, "{case}");
+            }
+            None => {
+                let is_raised = matches!(ended, Err(EmulateError::Exception { vector: 19, .. }));
+                assert!(is_raised, "{case}");
+                assert_eq!((xmm(&machine, 0), regs.rip), (first, IP), "{case}");
+            }
+        }
+        assert_eq!(machine.fx.mxcsr(), after, "{case}");
+        assert_eq!(mxcsr(), host, "{case}");
+    }
+}
+
 #[test]
 fn flags_and_general_registers_come_back() {
     let (mut regs, mut machine) = (registers(), Machine::default());
