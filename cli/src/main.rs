@@ -10,6 +10,7 @@ mod control;
 mod disk;
 mod dt;
 mod end_report;
+mod ending;
 mod expect;
 mod guest_kernel;
 mod guest_ports;
@@ -18,6 +19,7 @@ mod image_tables;
 mod inspection;
 mod listener;
 mod memory_size;
+mod messages;
 mod mount;
 mod output_file;
 mod panic_witness;
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
     let log = env_logger::Env::new().filter_or("EXOTRACE_LOG", "warn,fuser=off");
     env_logger::Builder::from_env(log)
         .format_timestamp(None)
+        .target(env_logger::Target::Pipe(Box::new(messages::Messages)))
+        .write_style(messages::style())
         .init();
     match args::Cli::try_parse() {
         Ok(cli) => report::finish(commands::execute(cli.command)),

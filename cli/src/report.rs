@@ -6,7 +6,10 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::messages::{Messages, PATIENCE};
 
 /// Exit status of a command that could not do what it was asked.
 const FAILED: u8 = 1;
@@ -73,10 +76,12 @@ impl<T> ToOutput<T> for io::Result<T> {
 /// Whether the guest has begun a line where messages go, too. Held while either writes.
 static GUEST_LINE_OPEN: Mutex<bool> = Mutex::new(false);
 
-fn guest_line_open() -> MutexGuard<'static, bool> {
-    GUEST_LINE_OPEN
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
+/// Returns what ends the guest's line, if it has begun one; and keeps it from beginning another. The guest's writer may
+/// hold the screen for as long as that takes nothing: then a message does not wait for it.
+fn end_guest_line() -> (&'static str, Option<MutexGuard<'static, bool>>) {
+    let mut open = GUEST_LINE_OPEN.try_lock_for(PATIENCE);
+    let was_open = open.as_deref_mut().is_some_and(std::mem::take);
+    (if was_open { "\n" } else { "" }, open)
 }
 
 /// The guest's output on a stream that shows messages, too.
@@ -84,7 +89,7 @@ pub struct BesideMessages<W>(pub W);
 
 impl<W: Write> Write for BesideMessages<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut open = guest_line_open();
+        let mut open = GUEST_LINE_OPEN.lock();
         let written = self.0.write(bytes)?;
         if let Some(last) = bytes.get(..written).and_then(<[u8]>::last) {
             *open = *last != b'\n';
@@ -101,9 +106,8 @@ impl<W: Write> Write for BesideMessages<W> {
 /// cannot move the cursor.
 pub fn say(message: impl fmt::Display) {
     let message = printable(&message.to_string());
-    let mut open = guest_line_open();
-    let start = if std::mem::take(&mut *open) { "\n" } else { "" };
-    let _ = writeln!(io::stderr(), "{start}exotrace: {message}");
+    let (start, _open) = end_guest_line();
+    let _ = Messages.write_all(format!("{start}exotrace: {message}\n").as_bytes());
 }
 
 /// What a guest wrote, without what would move the cursor of a terminal.
@@ -149,13 +153,8 @@ pub fn show(text: &[u8]) {
     if text.is_empty() {
         return;
     }
-    let mut open = guest_line_open();
-    let start: &[u8] = if std::mem::take(&mut *open) {
-        b"\n"
-    } else {
-        b""
-    };
-    let _ = io::stderr().write_all(&[start, &harmless(text)].concat());
+    let (start, _open) = end_guest_line();
+    let _ = Messages.write_all(&[start.as_bytes(), &harmless(text)].concat());
 }
 
 /// Reports the end of a command.
@@ -241,7 +240,7 @@ mod tests {
             (": done\n", false),
         ] {
             screen.write_all(text.as_bytes()).expect("memory takes it");
-            assert_eq!(*guest_line_open(), begun, "{text:?}");
+            assert_eq!(*GUEST_LINE_OPEN.lock(), begun, "{text:?}");
         }
         assert_eq!(screen.0, b"micro: count 50\nmicro: done\n");
     }

@@ -1,6 +1,7 @@
-//! SIGINT, SIGTERM and SIGHUP end a run in order: whoever owns the machine is told, disarms, and leaves.
+//! SIGINT, SIGTERM and SIGHUP end a run in order: whoever owns the machine is told, disarms, and leaves. The second one
+//! ends the process at once.
 //!
-//! From [`StopSignals::watch`] on these signals no longer kill the process.
+//! From [`StopSignals::watch`] on the first of these signals no longer kills the process.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +9,8 @@ use std::thread::JoinHandle;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
+
+use crate::ending;
 
 /// The handlers or their thread cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -42,9 +45,12 @@ impl StopSignals {
         let thread = std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
-                for _ in signals.forever() {
+                for signal in signals.forever() {
                     let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                    state.arrived = true;
+                    if std::mem::replace(&mut state.arrived, true) {
+                        leave(signal);
+                    }
+                    ending::hurry();
                     if let Some(action) = &state.action {
                         action();
                     }
@@ -70,6 +76,16 @@ impl StopSignals {
             action();
         }
         state.action = Some(Box::new(action));
+    }
+}
+
+/// Ends the process as the signal does by default. Traps and snapshots need no care: the guest's memory goes with the
+/// process, and what a save leaves behind is cleared by the next one.
+fn leave(signal: i32) {
+    vmm::machine::console::restore_terminal();
+    // Does not return for these signals.
+    if let Err(error) = signal_hook::low_level::emulate_default_handler(signal) {
+        log::error!("cannot leave: {error}");
     }
 }
 

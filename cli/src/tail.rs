@@ -42,6 +42,12 @@ impl Tail {
         }
     }
 
+    /// Returns a function that keeps the end of all bytes it is given.
+    pub fn observer(&self) -> impl FnMut(&[u8]) + Send + 'static {
+        let tail = self.clone();
+        move |bytes| tail.push(bytes)
+    }
+
     /// The last lines, without what a terminal would obey.
     pub fn lines(&self) -> Vec<String> {
         let mut bytes: Vec<u8> = self.bytes().iter().copied().collect();

@@ -242,6 +242,78 @@ fn signals_end_a_run_in_order() {
     }
 }
 
+/// A line, and how often it is printed: more than a pipe and the queue before it hold.
+const LINE: &str = "nobody reads this line";
+const LINES: usize = 10_000;
+
+/// A machine whose guest prints more than a pipe and the queue before it hold, to a standard output that nobody reads.
+/// Returned when it has come to stand still over that.
+fn stalled(world: &World, options: &str) -> support::Running {
+    world.write("typed", format!("{LINE}\n").repeat(LINES).as_bytes());
+    let mut command = world.micro_command("echo", options);
+    command.stdin(std::fs::File::open(world.path("typed")).unwrap());
+    let running = support::Running::of(command);
+    let mut last = 0;
+    world.wait_until("a guest that waits", || {
+        let stat = world.run("stat --json");
+        let told: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap_or_default();
+        let exits = told["port_exits"].as_u64().unwrap_or(0);
+        let stands = exits > 128 << 10 && exits == last;
+        last = exits;
+        stands
+    });
+    running
+}
+
+#[test]
+fn a_reader_that_stands_still_holds_up_no_command_and_no_end() {
+    if !has_kvm() {
+        return;
+    }
+    for end in ["SIGTERM", "SIGINT", "stop"] {
+        let world = World::new();
+        let running = stalled(&world, "");
+        let saved = world.run("snapshot saved");
+        assert_eq!(saved.status, 0, "{saved:?}");
+        match end {
+            "SIGTERM" => running.signal(Signal::TERM),
+            "SIGINT" => running.signal(Signal::INT),
+            _ => assert_eq!(world.run("stop").status, 0),
+        }
+        let ended = running.finish();
+        assert_eq!(ended.status, 0, "{end}: {ended:?}");
+        assert!(ended.stderr.contains("exotrace: stopped"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_comes_late_gets_all_that_the_guest_has_printed() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let mut running = stalled(&world, "");
+    let mut lines = running.read_lines(LINES + 1);
+    lines.retain(|line| line.trim_end() == LINE);
+    assert_eq!(lines.len(), LINES);
+    assert_eq!(world.run("stop").status, 0);
+}
+
+/// The first signal asks for the end, which may have to wait for somebody; the second one does not.
+#[test]
+fn a_second_signal_ends_the_process_whatever_it_waits_for() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let running = stalled(&world, "");
+    // Not the same one twice, which may arrive as one.
+    running.signal(Signal::TERM);
+    running.signal(Signal::INT);
+    let ended = running.finish();
+    assert_eq!(ended.status, -1, "{ended:?}");
+}
+
 #[test]
 fn a_running_machine_answers_and_stops() {
     if !has_kvm() {

@@ -24,6 +24,7 @@ pub use i8042::{I8042, I8042_BASE, I8042_LENGTH};
 pub use null::NullDevice;
 pub use reset_port::{RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, ResetPortState};
 pub use serial::{
-    COM1_BASE, COM1_IRQ, ConsoleOutput, Serial, SerialError, SerialState, SerialStats, UART_LENGTH,
+    Backlog, COM1_BASE, COM1_IRQ, ConsoleOutput, Promptness, Serial, SerialError, SerialState,
+    SerialStats, UART_LENGTH,
 };
 pub use signals::{InterruptLine, MachineSignals, ResetCause};

@@ -19,7 +19,7 @@ use vm_superio::serial::{NoEvents, Serial as Uart, SerialState as UartState};
 use crate::bus::BusDevice;
 use crate::signals::InterruptLine;
 
-pub use output::ConsoleOutput;
+pub use output::{Backlog, ConsoleOutput, Promptness};
 pub use state::SerialState;
 
 /// First port of the first serial port, Linux's ttyS0.
@@ -137,12 +137,6 @@ impl Serial {
         }
     }
 
-    /// Writes out what a buffered [`ConsoleOutput`] still holds: for when the guest is idle,
-    /// paused, saved or gone.
-    pub fn flush_output(&mut self) {
-        self.uart.writer_mut().drain();
-    }
-
     /// What was counted so far.
     #[must_use]
     pub fn stats(&self) -> SerialStats {
@@ -152,8 +146,7 @@ impl Serial {
         }
     }
 
-    /// The state to save: all registers and the FIFO. Buffered output is not part of it; flush it
-    /// first.
+    /// The state to save: all registers and the FIFO. What is on its way to the far end is not part of it.
     #[must_use]
     pub fn state(&self) -> SerialState {
         self.uart.state().into()

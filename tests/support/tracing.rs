@@ -181,11 +181,24 @@ impl<'l> Tracing<'l> {
         let stats = self.stats();
         let engine = self.session.engine().stats();
         let traps = self.linux.machine.stats().traps - self.traps;
+        let sites = self.linux.machine.traps().stats().into_iter();
+        let symbols = &self.session.engine().view().symbols;
+        let hit: Vec<_> = sites
+            .filter(|site| site.hits > 0)
+            .map(|site| {
+                (
+                    symbols
+                        .resolve(site.address.0)
+                        .map(|it| it.0.name.to_owned()),
+                    site.hits,
+                )
+            })
+            .collect();
         self.session.disable_all();
         drop(paused);
         let events = all_events(&mut self.session);
         let [entries, returns] = stats;
-        let told = format!("entries {entries:?}, returns {returns:?}, {engine:?}");
+        let told = format!("entries {entries:?}, returns {returns:?}, {engine:?}, {hit:?}");
         let mut all = entries;
         all += returns;
         assert_eq!(self.session.stats().probes, all, "{told}");

@@ -8,16 +8,19 @@ use support::host;
 use support::user_guest::{FOR_EVER, STATES, UserGuest};
 use vmm::host::Int3;
 
-/// What the program prints after three rounds, traced or not.
-const SEEN: &str = "states: 6 traps, sum 3.75, 3 exceptions with code 3, quotient inf";
-
 #[test]
 fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     let host = host!();
     let guest = UserGuest::new(host);
     // So that the file is mapped when its functions are asked for.
     guest.spawn_sleeper(&format!("states 0 {FOR_EVER}"));
-    assert_eq!(guest.shell.output("states 3"), SEEN);
+    let runs = ["states 3", "states 1"];
+    // Exceptions are raised by real CPUs alone: not by QEMU's.
+    let untraced = runs.map(|run| guest.shell.output(run));
+    assert!(
+        untraced[0].starts_with("states: 6 traps, sum 3.75, "),
+        "{untraced:?}"
+    );
     let mut traced = guest.session();
     let mut entries = Vec::new();
     for function in ["stepped", "sums", "divides", "shifts"] {
@@ -27,7 +30,7 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
         ));
     }
     let sites = guest.user_sites();
-    assert_eq!(guest.shell.output("states 3"), SEEN);
+    assert_eq!(guest.shell.output(runs[0]), untraced[0]);
     let counts: Vec<_> = entries.iter().map(|entry| traced.stats(*entry)).collect();
     let hits: Vec<u64> = counts.iter().map(|stats| stats.hits).collect();
     let given_up: Vec<u64> = counts.iter().map(|stats| stats.given_up).collect();
@@ -40,12 +43,7 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     let before = counts[3].given_up;
     let mut second = guest.session();
     let again = second.enable(&format!("uprobe:{STATES}:shifts:entry"), &Filter::default());
-    assert_eq!(
-        guest.shell.output("states 1"),
-        SEEN.replace('6', "2")
-            .replace("3.75", "1.25")
-            .replace("3 exc", "1 exc")
-    );
+    assert_eq!(guest.shell.output(runs[1]), untraced[1]);
     let stats = second.stats(again[0]);
     assert_eq!((stats.hits, stats.given_up), (1, before));
     second.finish();

@@ -306,6 +306,8 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     shell.linux.wait("first sectors", from, COMMAND_LIMIT, |_| {
         (read(&images.empty())[..4096] != [0; 4096]).then_some(())
     });
+    // The shell is at its prompt: what is typed while it changes the terminal's mode may be an end of its input.
+    tell(&shell, "true");
     shell.save(host, &saved);
     drop(shell);
 

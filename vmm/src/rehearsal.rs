@@ -50,6 +50,7 @@ impl Rehearsal {
             mmio: Bus::new(),
             control,
             signals: Arc::new(Signals::default()),
+            backlog: None,
         });
         let mut sregs = kvm_sregs {
             cr0: CR0,

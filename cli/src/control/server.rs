@@ -1,14 +1,16 @@
 //! Answering on a machine's control socket.
 //!
-//! What is asked is answered one after the other, whoever asks: a snapshot must be alone. A client that says nothing keeps nobody waiting, and is
-//! hung up on after a while. Traces and scripts stream beside all that.
+//! What is asked is answered one after the other, whoever asks: a snapshot must be alone. Only the end can be asked for
+//! at any time, and what the machine is. A client that says nothing keeps nobody waiting, and is hung up on after a while.
+//! Traces and scripts stream beside all that.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::{Answer, Command, LONGEST_QUESTION};
 use crate::listener::{ListenError, Listener, Rules, check_peer};
@@ -17,6 +19,8 @@ use crate::listener::{ListenError, Listener, Rules, check_peer};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take our answer.
 const LONGEST_TALK: Duration = Duration::from_secs(30);
+/// How long a question waits until those before it are answered.
+const LONGEST_TURN: Duration = Duration::from_secs(60);
 /// A stream ends with its machine, once its client has what was recorded: it is not cut.
 const RULES: Rules = Rules {
     name: "control",
@@ -110,10 +114,17 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
                     machine.stream(command, stream.try_clone()?);
                     return Ok(());
                 }
-                Ok(command) => {
-                    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-                    answer(machine, command)
-                }
+                // A machine that does not come to stand still can be told to end all the same.
+                Ok(command @ (Command::Stop | Command::Info)) => answer(machine, command),
+                Ok(command) => match turn.try_lock_for(LONGEST_TURN) {
+                    Some(_turn) => answer(machine, command),
+                    None => Answer::Error {
+                        message: format!(
+                            "busy with another command for {} s; `exotrace stop` is answered all the same",
+                            LONGEST_TURN.as_secs()
+                        ),
+                    },
+                },
                 Err(error) => Answer::Error {
                     message: error.to_string(),
                 },

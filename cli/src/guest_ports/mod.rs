@@ -1,8 +1,8 @@
 //! The virtio-console that `--guest-ports` gives a guest: its console, and the trace devices as ports by name.
 //!
 //! The far ends are called on the machine's device thread and never wait: what the guest prints goes through a bounded
-//! queue to a thread of its own, and is dropped, and counted, while a reader of this process's output stands still. Each of the trace
-//! devices' ports has a [thread](stream_end), too. A hostile guest reaches the devices' commands and events, and dt(4)'s
+//! queue to a thread, and stays with the guest while that is full. Each of the trace devices' ports has a
+//! [thread](stream_end), too. A hostile guest reaches the devices' commands and events, and dt(4)'s
 //! requests, all of them about itself, and nothing else.
 
 mod devices;
@@ -11,24 +11,18 @@ mod stream_end;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use probes::port::stream::Access;
 use vmm::Machine;
 use vmm::machine::{
-    ConsoleConfig, ConsolePorts, EndOfFile, NoEnd, PortConfig, PortEnd, SerialOutput,
+    Backlog, ConsoleConfig, ConsolePorts, EndOfFile, NoEnd, PortConfig, PortEnd, SerialOutput,
 };
 
 use crate::args::GuestPorts;
 use crate::ports::Ports;
 use crate::report::Failure;
 
-/// Pieces of output, each of at most what the device gives at once, that wait for a slow reader.
-const WAITING: usize = 64;
-/// How long the rest of the output is waited for when the run has ended.
-const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The console's number.
 const CONSOLE: u32 = 0;
 
@@ -55,30 +49,23 @@ pub fn config(access: GuestPorts) -> Option<ConsoleConfig> {
 /// The far ends of a machine's console, while it runs.
 pub struct Connected {
     ports: ConsolePorts,
-    screen: Option<JoinHandle<()>>,
     devices: Vec<JoinHandle<()>>,
 }
 
 /// Connects the console of a machine that has one; what the guest prints on it goes to `output`.
 ///
-/// # Errors
-/// If a thread cannot be started.
-pub fn connect(machine: &Machine, output: SerialOutput) -> Result<Option<Connected>, Failure> {
-    let Some(ports) = machine.console_ports() else {
-        return Ok(None);
-    };
-    let (screen, printed) = sync_channel(WAITING);
-    let thread = std::thread::Builder::new()
-        .name("hvc0".into())
-        .spawn(move || show(&printed, output));
-    let thread =
-        thread.map_err(|error| Failure::new(format_args!("the guest's console: {error}")))?;
-    ports.attach(CONSOLE, Box::new(Screen(screen)));
-    Ok(Some(Connected {
+/// `None` if it has none.
+pub fn connect(machine: &Machine, output: SerialOutput) -> Option<Connected> {
+    let ports = machine.console_ports()?;
+    if let Some(backlog) = output.backlog() {
+        let ports = ports.clone();
+        backlog.on_room(move || ports.wake());
+    }
+    ports.attach(CONSOLE, Box::new(Screen::of(output)));
+    Some(Connected {
         ports: ports.clone(),
-        screen: Some(thread),
         devices: Vec::new(),
-    }))
+    })
 }
 
 impl Connected {
@@ -115,16 +102,9 @@ impl Connected {
     }
 }
 
-fn show(printed: &Receiver<Vec<u8>>, mut output: SerialOutput) {
-    for bytes in printed {
-        // It cannot fail: it counts what it loses.
-        let _ = output.write_all(&bytes);
-    }
-}
-
 impl Drop for Connected {
     fn drop(&mut self) {
-        // The thread ends when it has shown everything.
+        // Waits until everything is shown, as long as somebody reads it.
         drop(self.ports.detach(CONSOLE));
         for (name, _) in PORTS {
             if let Some(id) = self.ports.find(name) {
@@ -134,19 +114,6 @@ impl Drop for Connected {
         for thread in self.devices.drain(..) {
             if thread.join().is_err() {
                 log::error!("the thread of a port of the guest's panicked");
-            }
-        }
-        let until = Instant::now() + LAST_WORDS;
-        if let Some(thread) = self.screen.take() {
-            while !thread.is_finished() {
-                if Instant::now() > until {
-                    // Whoever reads our output has stopped: it is left behind.
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if thread.join().is_err() {
-                log::error!("the thread of the guest's console panicked");
             }
         }
         for id in 0..=PORTS.len() as u32 {
@@ -159,14 +126,27 @@ impl Drop for Connected {
     }
 }
 
-/// The far end of the console.
-struct Screen(SyncSender<Vec<u8>>);
+/// The far end of the console. What finds no room stays with the guest.
+struct Screen {
+    output: SerialOutput,
+    backlog: Option<Backlog>,
+}
+
+impl Screen {
+    fn of(output: SerialOutput) -> Self {
+        Self {
+            backlog: output.backlog(),
+            output,
+        }
+    }
+}
 
 impl PortEnd for Screen {
     fn write(&mut self, bytes: &[u8]) -> usize {
-        match self.0.try_send(bytes.to_vec()) {
-            Ok(()) => bytes.len(),
-            Err(_) => 0,
+        match &self.backlog {
+            Some(backlog) if backlog.is_full() => 0,
+            // It cannot fail: it counts what it loses.
+            _ => self.output.write(bytes).unwrap_or(0),
         }
     }
 
@@ -181,6 +161,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io;
     use std::sync::Mutex;
+
+    use vmm::machine::Promptness;
 
     use super::*;
 
@@ -203,16 +185,13 @@ mod tests {
     fn a_reader_that_stands_still_holds_nobody_up_and_misses_only_what_does_not_wait() {
         let shown = Slow::default();
         let standing = shown.0.lock().unwrap();
-        let (screen, printed) = sync_channel(WAITING);
-        let mut screen = Screen(screen);
-        let output = SerialOutput::write_through(shown.clone());
-        let thread = std::thread::spawn(move || show(&printed, output));
-        let taken: usize = (0..1000).map(|_| screen.write(b"line\n")).sum();
-        let room = 5 * WAITING..=5 * (WAITING + 1);
-        assert!(room.contains(&taken), "{taken}");
+        let output = SerialOutput::queued(shown.clone(), Promptness::Bytes).unwrap();
+        let mut screen = Screen::of(output);
+        let line = [b'x'; 1000];
+        let taken: usize = (0..1000).map(|_| screen.write(&line)).sum();
+        assert!((64 << 10..128 << 10).contains(&taken), "{taken}");
         drop(standing);
         drop(screen);
-        thread.join().unwrap();
         assert_eq!(shown.0.lock().unwrap().len(), taken);
     }
 

@@ -1,11 +1,20 @@
 //! Output that may be slow, on a thread of its own: whoever has events to write does not wait for whoever reads them.
+//! How long the end waits for them, [`ending`] says.
 
 use std::io::{self, Write};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{
+    Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel,
+};
 use std::thread::JoinHandle;
+
+use crate::ending;
 
 /// Parts that wait to be written.
 const WAITING: usize = 64;
+/// Bytes that are written at once.
+const PIECE: usize = 16 << 10;
 
 /// The output.
 pub struct Outbox {
@@ -13,6 +22,10 @@ pub struct Outbox {
     /// What found no room.
     left: Option<Vec<u8>>,
     thread: JoinHandle<io::Result<()>>,
+    /// Bytes that the output has taken.
+    taken: Arc<AtomicU64>,
+    /// Hangs up when the thread is done.
+    done: Receiver<()>,
 }
 
 impl Outbox {
@@ -22,12 +35,20 @@ impl Outbox {
     /// If the thread cannot be made.
     pub fn new(mut output: Box<dyn Write + Send>) -> io::Result<Self> {
         let (parts, received) = sync_channel::<Vec<u8>>(WAITING);
+        let (working, done) = channel();
+        let taken = Arc::new(AtomicU64::new(0));
+        let count = taken.clone();
         let thread = std::thread::Builder::new()
             .name("output".into())
             .spawn(move || {
+                let _working = working;
                 for part in received {
-                    output.write_all(&part)?;
-                    output.flush()?;
+                    // In pieces, so that it is seen whether a slow reader takes something.
+                    for piece in part.chunks(PIECE) {
+                        output.write_all(piece)?;
+                        output.flush()?;
+                        count.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                    }
                 }
                 Ok(())
             })?;
@@ -35,6 +56,8 @@ impl Outbox {
             parts,
             left: None,
             thread,
+            taken,
+            done,
         })
     }
 
@@ -71,13 +94,29 @@ impl Outbox {
     /// Waits until all is written.
     ///
     /// # Errors
-    /// What went wrong with the output.
-    pub fn finish(mut self) -> io::Result<()> {
-        if let Some(left) = self.left.take() {
-            // If that is not taken any more, the thread tells why.
-            let _ = self.parts.send(left);
+    /// What went wrong with the output; that its reader has stopped, where the run is to end.
+    pub fn finish(self) -> io::Result<()> {
+        let mut parts = Some(self.parts);
+        let mut left = self.left;
+        let is_done = |limit| {
+            if let Some(part) = left.take()
+                && let Some(parts) = &parts
+                && let Err(TrySendError::Full(part)) = parts.try_send(part)
+            {
+                left = Some(part);
+            }
+            // If what is left is not taken any more, the thread tells why.
+            if left.is_none() {
+                parts = None;
+            }
+            self.done.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected)
+        };
+        if !ending::wait(is_done, || self.taken.load(Ordering::Relaxed)) {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "whoever reads it has stopped; what was left is lost",
+            ));
         }
-        drop(self.parts);
         let panicked = |_| Err(io::Error::other("the output's thread panicked"));
         self.thread.join().unwrap_or_else(panicked)
     }

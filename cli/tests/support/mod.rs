@@ -5,6 +5,7 @@
 mod data;
 
 use std::fs;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -98,13 +99,14 @@ impl World {
 
     /// Waits until the hits of the traps that stand are as wanted.
     pub fn wait_for_traps(&self, wanted: impl Fn(&[u64]) -> bool) {
+        self.wait_until("the traps", || wanted(&self.traps()));
+    }
+
+    /// Waits until `is_so`; `what` says what was waited for.
+    pub fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let start = Instant::now();
-        loop {
-            let hits = self.traps();
-            if wanted(&hits) {
-                return;
-            }
-            assert!(start.elapsed() < PATIENCE, "{hits:?}");
+        while !is_so() {
+            assert!(start.elapsed() < PATIENCE, "no {what} after {PATIENCE:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -187,6 +189,13 @@ impl Running {
         let child = self.child.as_ref().unwrap();
         let pid = rustix::process::Pid::from_child(child);
         rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Reads so many lines of what the command prints; it runs on.
+    pub fn read_lines(&mut self, count: usize) -> Vec<String> {
+        let output = self.child.as_mut().unwrap().stdout.as_mut().unwrap();
+        let lines = std::io::BufReader::new(output).lines();
+        lines.take(count).map(Result::unwrap).collect()
     }
 
     /// Waits for the end of a command that writes more than a pipe holds.

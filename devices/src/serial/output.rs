@@ -1,86 +1,112 @@
-//! Where a serial port's output goes, and how promptly.
+//! Where a guest's console output goes.
+//!
+//! A far end may stand still: a pipe that nobody reads, a terminal stopped with Ctrl-S, a disk that hangs. So bytes go
+//! through a queue to a thread that writes them. A queue that is full is told by its [`Backlog`]: whoever runs the guest
+//! waits for room there, in a way that can be interrupted.
+
+mod queue;
 
 use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
 
-/// Bytes kept before a buffered output is written in the middle of a line.
-const BUFFER: usize = 4096;
+use queue::Queue;
+pub use queue::{Backlog, Promptness};
 
-/// A writer that cannot fail: what cannot be written is counted and forgotten.
-///
-/// A closed pipe or a full disk must not stop the guest, and retrying would stall its vCPU.
-/// Writing blocks as long as the writer does, so a terminal stopped with Ctrl-S stops a guest that
-/// prints.
+/// Sees all bytes as the guest sends them.
+type Observer = Box<dyn FnMut(&[u8]) + Send>;
+
+/// A writer that neither fails nor blocks: bytes that cannot be written are counted and forgotten.
 pub struct ConsoleOutput {
-    writer: Box<dyn Write + Send>,
-    /// Bytes not yet written; always empty for a write-through output.
-    pending: Vec<u8>,
-    write_through: bool,
-    lost: u64,
+    far: Far,
+    observer: Option<Observer>,
+}
+
+enum Far {
+    /// Written at once.
+    Direct {
+        writer: Box<dyn Write + Send>,
+        lost: u64,
+    },
+    Queued(Arc<Queue>),
 }
 
 impl ConsoleOutput {
-    /// Every byte is written and flushed at once: for terminals and pipes, where prompts without a
-    /// newline must show.
+    /// Takes bytes through a queue to a thread that writes them to `writer`. [`Backlog`] has the queue's bounds.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn queued(writer: impl Write + Send + 'static, promptness: Promptness) -> io::Result<Self> {
+        Ok(Self::to(Far::Queued(Queue::start(
+            Box::new(writer),
+            promptness,
+        )?)))
+    }
+
+    /// Writes every byte at once, on the guest's own thread: for writers that never block.
     #[must_use]
     pub fn write_through(writer: impl Write + Send + 'static) -> Self {
-        Self::with(Box::new(writer), true)
+        Self::to(Far::Direct {
+            writer: Box::new(writer),
+            lost: 0,
+        })
     }
 
-    /// Bytes are written by lines, or every 4096 bytes: for files. [`ConsoleOutput::drain`]
-    /// writes an unfinished line; dropping the output does too.
-    #[must_use]
-    pub fn by_lines(writer: impl Write + Send + 'static) -> Self {
-        Self::with(Box::new(writer), false)
-    }
-
-    /// Everything is accepted and forgotten.
+    /// Accepts everything and forgets it.
     #[must_use]
     pub fn null() -> Self {
-        Self::with(Box::new(io::sink()), true)
+        Self::write_through(io::sink())
     }
 
-    fn with(writer: Box<dyn Write + Send>, write_through: bool) -> Self {
+    fn to(far: Far) -> Self {
         Self {
-            writer,
-            pending: Vec::new(),
-            write_through,
-            lost: 0,
+            far,
+            observer: None,
         }
+    }
+
+    /// Gives all bytes to `observer` too, before the far end has them.
+    #[must_use]
+    pub fn observed_by(mut self, observer: impl FnMut(&[u8]) + Send + 'static) -> Self {
+        self.observer = Some(Box::new(observer));
+        self
     }
 
     /// Bytes that could not be written so far.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.lost
-    }
-
-    /// Writes what is pending.
-    pub fn drain(&mut self) {
-        let pending = std::mem::take(&mut self.pending);
-        self.send(&pending);
-        // The allocation is used again.
-        self.pending = pending;
-        self.pending.clear();
-    }
-
-    fn send(&mut self, mut bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
+        match &self.far {
+            Far::Direct { lost, .. } => *lost,
+            Far::Queued(queue) => queue.lost(),
         }
-        let length = bytes.len();
-        while !bytes.is_empty() {
-            match self.writer.write(bytes) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Ok(written) if written > 0 => bytes = bytes.get(written..).unwrap_or_default(),
-                Ok(_) | Err(_) => break,
+    }
+
+    /// Returns the queue's state; `None` of an output that has no queue.
+    #[must_use]
+    pub fn backlog(&self) -> Option<Backlog> {
+        match &self.far {
+            Far::Direct { .. } => None,
+            Far::Queued(queue) => Some(Backlog::of(queue)),
+        }
+    }
+}
+
+/// Writes `bytes`; returns how many were lost.
+fn send(writer: &mut dyn Write, mut bytes: &[u8], mut written: impl FnMut(usize)) -> usize {
+    let length = bytes.len();
+    while !bytes.is_empty() {
+        match writer.write(bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(count) if count > 0 => {
+                bytes = bytes.get(count..).unwrap_or_default();
+                written(count);
             }
+            Ok(_) | Err(_) => break,
         }
-        // A writer with a buffer of its own fails only here, with all that it had accepted.
-        let flushed = self.writer.flush().is_ok();
-        let lost = if flushed { bytes.len() } else { length };
-        self.lost = self
-            .lost
-            .saturating_add(u64::try_from(lost).unwrap_or(u64::MAX));
+    }
+    // A writer with a buffer of its own fails only here, with all that it had accepted.
+    match writer.flush() {
+        Ok(()) => bytes.len(),
+        Err(_) => length,
     }
 }
 
@@ -92,25 +118,26 @@ impl Default for ConsoleOutput {
 
 impl Drop for ConsoleOutput {
     fn drop(&mut self) {
-        self.drain();
+        if let Far::Queued(queue) = &self.far {
+            queue.finish();
+        }
     }
 }
 
 /// The register model's side: one call of each per byte. Neither returns an error.
 impl Write for ConsoleOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.write_through {
-            self.send(bytes);
-        } else {
-            self.pending.extend_from_slice(bytes);
-            if bytes.contains(&b'\n') || self.pending.len() >= BUFFER {
-                self.drain();
-            }
+        if let Some(observer) = &mut self.observer {
+            observer(bytes);
+        }
+        match &mut self.far {
+            Far::Direct { writer, lost } => *lost += send(writer, bytes, |_| ()) as u64,
+            Far::Queued(queue) => queue.push(bytes),
         }
         Ok(bytes.len())
     }
 
-    /// Does nothing: the register model flushes after every byte. See [`ConsoleOutput::drain`].
+    /// Does nothing: the register model flushes after every byte.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

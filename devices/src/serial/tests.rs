@@ -1,8 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{self, Write};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
 
 use super::*;
 use crate::signals::testing::Line as TestLine;
@@ -30,7 +31,6 @@ struct Screen(Arc<Mutex<ScreenState>>);
 #[derive(Default)]
 struct ScreenState {
     text: Vec<u8>,
-    writes: usize,
     closed: bool,
 }
 
@@ -46,7 +46,6 @@ impl Write for Screen {
         if state.closed {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        state.writes += 1;
         state.text.extend_from_slice(bytes);
         Ok(bytes.len())
     }
@@ -297,42 +296,117 @@ fn a_lost_interrupt_is_counted() {
     assert_eq!(serial.stats().interrupts_lost, 1);
 }
 
-#[test]
-fn output_is_as_prompt_as_its_kind() {
-    // (write through?, writes after "$ ", after "\n", after a flush of "end")
-    for (through, expected) in [(true, [2, 3, 6]), (false, [0, 1, 2])] {
-        let screen = Screen::default();
-        let output = if through {
-            ConsoleOutput::write_through(screen.clone())
-        } else {
-            ConsoleOutput::by_lines(screen.clone())
-        };
-        let mut serial = Serial::new(Arc::new(TestLine::default()), output);
-        let mut writes = Vec::new();
-        for text in ["$ ", "\n", "end"] {
-            for byte in text.bytes() {
-                put(&mut serial, DATA, byte);
-            }
-            if text == "end" {
-                serial.flush_output();
-            }
-            writes.push(screen.0.lock().unwrap().writes);
-        }
-        assert_eq!(writes, expected, "write through: {through}");
-        assert_eq!(screen.text(), "$ \nend");
+/// Longest wait for what takes no time on an idle host.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A far end that takes nothing until it is let, and then tells how its bytes came.
+#[derive(Clone, Default)]
+struct Gate(Arc<GateState>);
+
+#[derive(Default)]
+struct GateState {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+    pieces: Mutex<Vec<String>>,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.0.is_open.lock().unwrap() = true;
+        self.0.opened.notify_all();
+    }
+
+    fn pieces(&self) -> Vec<String> {
+        self.0.pieces.lock().unwrap().clone()
+    }
+}
+
+impl std::io::Write for Gate {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let is_open = self.0.is_open.lock().unwrap();
+        drop(self.0.opened.wait_while(is_open, |open| !*open).unwrap());
+        let piece = String::from_utf8_lossy(bytes).into_owned();
+        self.0.pieces.lock().unwrap().push(piece);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
 #[test]
-fn buffered_output_is_bounded_and_written_when_dropped() {
-    let screen = Screen::default();
-    let mut output = ConsoleOutput::by_lines(screen.clone());
-    for _ in 0..5000 {
-        output.write_all(b"x").unwrap();
+fn a_line_is_written_whole_and_a_prompt_at_once() {
+    for (promptness, expected) in [
+        (Promptness::Bytes, vec!["$", " ", "\n", "end"]),
+        (Promptness::Lines, vec!["$ \n", "end"]),
+    ] {
+        let screen = Gate::default();
+        screen.open();
+        let output = ConsoleOutput::queued(screen.clone(), promptness).unwrap();
+        let backlog = output.backlog().unwrap();
+        let mut serial = Serial::new(Arc::new(TestLine::default()), output);
+        for byte in *b"$ \n" {
+            put(&mut serial, DATA, byte);
+            if promptness == Promptness::Bytes {
+                assert!(backlog.settle(LIMIT));
+            }
+        }
+        assert!(backlog.settle(LIMIT));
+        for byte in *b"end" {
+            put(&mut serial, DATA, byte);
+        }
+        drop(serial);
+        let pieces = screen.pieces();
+        let told = pieces.concat();
+        assert_eq!(told, "$ \nend");
+        // What comes together may be written so.
+        assert_eq!(pieces[..expected.len() - 1], expected[..expected.len() - 1]);
     }
-    assert_eq!(screen.text().len(), 4096);
+}
+
+#[test]
+fn a_far_end_that_stands_still_holds_nobody_up_and_is_told_to_who_waits() {
+    let screen = Gate::default();
+    let seen = Arc::new(AtomicU64::new(0));
+    let count = seen.clone();
+    let mut output = ConsoleOutput::queued(screen.clone(), Promptness::Bytes)
+        .unwrap()
+        .observed_by(move |bytes| {
+            count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        });
+    let backlog = output.backlog().unwrap();
+    let (told, room) = std::sync::mpsc::channel();
+    backlog.on_room(move || told.send(()).unwrap());
+    let piece = [b'x'; 1024];
+    for _ in 0..64 {
+        assert!(!backlog.is_full());
+        output.write_all(&piece).unwrap();
+    }
+    assert!(backlog.is_full());
+    // Who does not wait loses what is too much.
+    for _ in 0..2048 {
+        output.write_all(&piece).unwrap();
+    }
+    let lost = output.lost();
+    assert_eq!(seen.load(Ordering::Relaxed), (64 + 2048) * 1024);
+    assert!(lost >= 1 << 20, "{lost}");
+    screen.open();
+    room.recv().unwrap();
+    assert!(!backlog.is_full());
     drop(output);
-    assert_eq!(screen.text().len(), 5000);
+    let written = screen.pieces().concat().len() as u64;
+    assert_eq!(written + lost, (64 + 2048) * 1024);
+}
+
+#[test]
+fn the_end_does_not_wait_for_a_far_end_that_takes_nothing() {
+    let screen = Gate::default();
+    let mut output = ConsoleOutput::queued(screen.clone(), Promptness::Bytes).unwrap();
+    output.write_all(b"nobody reads").unwrap();
+    drop(output);
+    assert_eq!(screen.pieces(), [""; 0]);
+    screen.open();
 }
 
 #[test]

@@ -207,7 +207,6 @@ impl Micro {
                 break end;
             }
         };
-        self.machine.flush_serial();
         assert!(
             matches!(end, Some(RunEnd::Reset { .. })),
             "{end:?}: {}",

@@ -212,6 +212,11 @@ pub(crate) fn assemble(
     vm::furnish(&vm, ram, pit)?;
     let signals = Arc::new(Signals::default());
     let control = Arc::new(Control::new(usize::from(cpus)));
+    let backlog = serial.backlog();
+    if let Some(backlog) = &backlog {
+        let control = control.clone();
+        backlog.on_room(move || control.wake());
+    }
     let mut mmio = Bus::new();
     let host = virtio::Host {
         vm: &vm,
@@ -252,6 +257,7 @@ pub(crate) fn assemble(
         mmio,
         control,
         signals,
+        backlog,
     });
     Ok((Arc::new(shared), devices))
 }

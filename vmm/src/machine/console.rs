@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -30,7 +31,6 @@ const READ: usize = 256;
 pub struct Console {
     exit: EventFd,
     thread: Option<JoinHandle<()>>,
-    raw: bool,
 }
 
 /// The console cannot be connected.
@@ -50,12 +50,11 @@ impl Console {
         let raw = io::stdin().is_terminal();
         let serial = machine.devices().serial.clone();
         let control = machine.shared().control.clone();
-        let mut console = Self::start(source, raw, serial, control)?;
+        let console = Self::start(source, raw, serial, control)?;
         if raw {
             let set = io::stdin().lock().set_raw_mode();
-            console.raw = set
-                .map(|()| true)
-                .map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+            set.map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
+            RAW.store(true, Ordering::SeqCst);
         }
         Ok(console)
     }
@@ -107,8 +106,19 @@ impl Console {
         Ok(Self {
             exit,
             thread: Some(thread),
-            raw: false,
         })
+    }
+}
+
+/// Whether a terminal is raw by this process's doing.
+static RAW: AtomicBool = AtomicBool::new(false);
+
+/// Makes the terminal as it was, for a process that ends at once.
+pub fn restore_terminal() {
+    if RAW.swap(false, Ordering::SeqCst)
+        && let Err(error) = io::stdin().lock().set_canon_mode()
+    {
+        log::error!("the terminal stays raw (type `reset`): {error}");
     }
 }
 
@@ -120,11 +130,7 @@ impl Drop for Console {
         {
             log::error!("the console thread panicked");
         }
-        if self.raw
-            && let Err(error) = io::stdin().lock().set_canon_mode()
-        {
-            log::error!("the terminal stays raw (type `reset`): {error}");
-        }
+        restore_terminal();
     }
 }
 

@@ -13,10 +13,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::RunEnd;
 use crate::vcpu::Vcpu;
 use crate::vcpu::kick::Kick;
+
+/// How long a disk that does not answer is waited for when the run has ended.
+const DISK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Work for a parked vCPU, done on its own thread.
 pub(crate) type Job = Box<dyn FnOnce(&mut Vcpu) + Send>;
@@ -157,6 +161,7 @@ impl Control {
             if !state.must_park(index) && !state.leave {
                 state.exclusive = Some(index);
                 state.kick_running(Some(index));
+                self.changed.notify_all();
                 while state.others_run(index) {
                     state = self.wait(state);
                 }
@@ -175,6 +180,28 @@ impl Control {
         self.changed.notify_all();
     }
 
+    /// Called by a vCPU thread that is to go on only once it is `ready`: waits for that, or until it is to stand still.
+    /// Returns whether it is ready. [`Self::wake`] makes it ask again.
+    pub(crate) fn wait_until(&self, vcpu: usize, ready: impl Fn() -> bool) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.must_park(vcpu) || state.leave {
+                return false;
+            }
+            if ready() {
+                return true;
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Makes vCPU threads ask again whether they are [ready](Self::wait_until).
+    pub(crate) fn wake(&self) {
+        // Nobody is between the question and the wait.
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
     /// A pause from before the vCPU threads start: they park before their first instruction.
     pub(crate) fn hold(self: &Arc<Self>) -> Paused {
         self.lock().pauses += 1;
@@ -189,22 +216,49 @@ impl Control {
         state.pauses += 1;
         state.kick_running(None);
         drop(state);
+        self.changed.notify_all();
         Paused {
             control: self.clone(),
         }
     }
 
-    /// Pauses all vCPUs and the device thread; returns when each stands still. Not to be called by the device thread.
+    /// Pauses all vCPUs and the device thread; returns when each stands still. Not to be called by the device thread. Of a
+    /// run that has ended, a disk that does not answer is waited for only so long ([`DISK_PATIENCE`]).
     pub(crate) fn pause(self: &Arc<Self>) -> Paused {
         let mut state = self.lock();
         state.pauses += 1;
         state.kick_running(None);
-        while state.device_works || state.slots.iter().any(|s| s.standing == Standing::Running) {
+        self.changed.notify_all();
+        while state.slots.iter().any(|s| s.standing == Standing::Running) {
             state = self.wait(state);
         }
+        self.wait_for_device(state);
         Paused {
             control: self.clone(),
         }
+    }
+
+    /// Waits until the device thread is between two calls. Returns whether it is: a disk that does not answer is waited
+    /// for as long as the guest needs it, and [`DISK_PATIENCE`] after the end of the run.
+    pub(crate) fn device_stands(&self) -> bool {
+        self.wait_for_device(self.lock())
+    }
+
+    fn wait_for_device(&self, mut state: MutexGuard<'_, State>) -> bool {
+        let mut until = None;
+        while state.device_works {
+            if state.end.is_none() && !state.leave {
+                state = self.wait(state);
+                continue;
+            }
+            let until = *until.get_or_insert_with(|| Instant::now() + DISK_PATIENCE);
+            let Some(left) = until.checked_duration_since(Instant::now()) else {
+                return false;
+            };
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Waits until the machine may run, and keeps it from standing still until the result is dropped. `None`: its threads
@@ -250,13 +304,13 @@ impl Control {
     }
 
     /// Waits until the run ends, at most until `deadline`.
-    pub(crate) fn wait_end(&self, deadline: Option<std::time::Instant>) -> Option<RunEnd> {
+    pub(crate) fn wait_end(&self, deadline: Option<Instant>) -> Option<RunEnd> {
         let mut state = self.lock();
         while state.end.is_none() {
             state = match deadline {
                 None => self.wait(state),
                 Some(at) => {
-                    let left = at.checked_duration_since(std::time::Instant::now())?;
+                    let left = at.checked_duration_since(Instant::now())?;
                     let waited = self.changed.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -362,7 +416,6 @@ impl Drop for Paused {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use super::*;
 
@@ -398,6 +451,27 @@ mod tests {
             release.send(()).unwrap();
             assert!(begun.recv_timeout(LIMIT).unwrap());
         });
+    }
+
+    /// Such as one on a file system whose server has gone.
+    #[test]
+    fn a_disk_that_does_not_answer_holds_up_no_end() {
+        let control = Arc::new(Control::new(0));
+        let work = control.begin_device_work();
+        std::thread::scope(|scope| {
+            let pauser = control.clone();
+            let (told, paused) = channel();
+            scope.spawn(move || {
+                let _pause = pauser.pause();
+                told.send(()).unwrap();
+            });
+            assert!(paused.recv_timeout(MOMENT).is_err(), "paused during work");
+            control.end(RunEnd::Stopped);
+            paused.recv_timeout(LIMIT).unwrap();
+        });
+        assert!(!control.device_stands());
+        drop(work);
+        assert!(control.device_stands());
     }
 
     #[test]

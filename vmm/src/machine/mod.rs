@@ -140,9 +140,9 @@ impl Machine {
         self.serial().push_input(bytes)
     }
 
-    /// Writes out what the serial port holds back.
-    pub fn flush_serial(&self) {
-        self.serial().flush_output();
+    /// The state of the serial port's output, where that has a queue.
+    pub fn backlog(&self) -> Option<&Backlog> {
+        self.shared.backlog.as_ref()
     }
 
     pub(crate) fn serial(&self) -> MutexGuard<'_, Serial> {
@@ -195,9 +195,9 @@ impl Drop for Machine {
                 log::error!("a vCPU thread panicked");
             }
         }
-        self.flush_serial();
     }
 }
 
 /// Where the serial port's output goes.
 pub type SerialOutput = ConsoleOutput;
+pub use devices::{Backlog, Promptness};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
-use devices::{Bus, InterruptLine, MachineSignals, ResetCause};
+use devices::{Backlog, Bus, InterruptLine, MachineSignals, ResetCause};
 use iced_x86::Mnemonic;
 use kvm_ioctls::VmFd;
 
@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     /// Instructions that could not be, of which the guest got #UD.
     pub(crate) refused: Instructions,
     pub(crate) signals: Arc<Signals>,
+    /// Of the serial port's output, where that has a queue.
+    pub(crate) backlog: Option<Backlog>,
     /// The guest's first panic. Own lock, held for an instant.
     panic: Mutex<Option<PanicReport>>,
     /// Looks for panics that no trap sees.
@@ -58,6 +60,7 @@ pub(crate) struct Parts {
     pub(crate) mmio: Bus,
     pub(crate) control: Arc<Control>,
     pub(crate) signals: Arc<Signals>,
+    pub(crate) backlog: Option<Backlog>,
 }
 
 impl Shared {
@@ -85,6 +88,7 @@ impl Shared {
             completed: Instructions::default(),
             refused: Instructions::default(),
             signals: parts.signals,
+            backlog: parts.backlog,
             panic: Mutex::new(None),
             witness: OnceLock::new(),
             told: OnceLock::new(),

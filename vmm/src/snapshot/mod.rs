@@ -223,7 +223,6 @@ fn collect(
     }
     let clock: kvm_clock_data = vm.get_clock().call("KVM_GET_CLOCK")?;
     let devices = machine.devices();
-    machine.flush_serial();
     Ok(SavedMachine {
         cpu: host_name(),
         interpreted: shared.profile.kernel_mode.is_interpreted(),

@@ -48,7 +48,7 @@ impl Vcpu {
         failure: &EmulationFailure,
     ) -> Result<Flow, RunEnd> {
         if failure.bytes().first() == Some(&INT3) {
-            return self.on_failed_int3();
+            return self.on_int3_not_emulated();
         }
         let regs = self.registers.general(&self.fd)?;
         let sregs = self.registers.system(&self.fd)?;
@@ -62,9 +62,22 @@ impl Vcpu {
             bytes => bytes,
         };
         if code.first() == Some(&INT3) {
-            return self.on_failed_int3();
+            return self.on_int3_not_emulated();
         }
         self.complete(code, regs, &sregs)
+    }
+
+    /// KVM was to emulate an int3. An interpreting one so reports it. One that reports it by a debug exit comes to that
+    /// only where the guest's own #BP cannot be delivered, since its descriptor table lies in no memory: a CPU would shut
+    /// down, and KVM on AMD begins again without end.
+    fn on_int3_not_emulated(&mut self) -> Result<Flow, RunEnd> {
+        if !self.debug.reports_int3() {
+            return self.on_failed_int3();
+        }
+        Err(RunEnd::TripleFault {
+            vcpu: self.index,
+            registers: Some(Box::new(self.snapshot_registers()?)),
+        })
     }
 
     /// Executes the instruction in `code` for the guest.

@@ -37,6 +37,11 @@ impl GuestDebug {
         }
     }
 
+    /// Returns whether KVM reports an int3 by a debug exit.
+    pub(crate) fn reports_int3(&self) -> bool {
+        self.report_int3
+    }
+
     pub(crate) fn breakpoint(&self, number: usize) -> Option<u64> {
         self.breakpoints.get(number).copied().flatten()
     }
@@ -64,12 +69,15 @@ impl GuestDebug {
         self.step
     }
 
-    /// Queues a #BP for the guest, as its own int3 would have.
+    /// Queues a #BP for the guest, as its own int3 would have. While another exception is pending nothing is done: the
+    /// guest takes that first, and comes back to its int3.
     pub(crate) fn inject_breakpoint(&self, fd: &VcpuFd) -> Result<(), KvmError> {
         let mut request = self.request();
         request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_INJECT_BP;
-        fd.set_guest_debug(&request)
-            .call("KVM_SET_GUEST_DEBUG (inject #BP)")
+        match fd.set_guest_debug(&request) {
+            Err(error) if error.errno() == libc::EBUSY => Ok(()),
+            result => result.call("KVM_SET_GUEST_DEBUG (inject #BP)"),
+        }
     }
 
     pub(crate) fn apply(&mut self, fd: &VcpuFd) -> Result<(), KvmError> {

@@ -21,7 +21,7 @@ use crate::x86_64::debug_exception::VECTOR_BP;
 pub(super) enum Flow {
     /// Enter the guest again.
     Run,
-    /// KVM_RUN was interrupted: somebody wants this vCPU to stand still.
+    /// KVM_RUN, or a wait, was interrupted: somebody wants this vCPU to stand still.
     Interrupted,
     /// The stepped instruction is done.
     Stepped,
@@ -174,10 +174,7 @@ impl Vcpu {
         }
         match kind {
             Kind::Done => Ok(Flow::Run),
-            Kind::Port => {
-                self.port()?;
-                Ok(Flow::Run)
-            }
+            Kind::Port => self.port(),
             Kind::Debug(arch) if self.is_beside_step(arch.pc) && !is_step(&arch) => {
                 Ok(Flow::Trapped)
             }
@@ -233,7 +230,7 @@ impl Vcpu {
         }
     }
 
-    fn port(&mut self) -> Result<(), RunEnd> {
+    fn port(&mut self) -> Result<Flow, RunEnd> {
         self.machine.counters.port.fetch_add(1, Ordering::Relaxed);
         let run_size = self.machine.run_size;
         let Some(access) = exit::port_access(&mut self.fd, run_size) else {
@@ -251,7 +248,25 @@ impl Vcpu {
         }
         match self.machine.take_reset() {
             Some(cause) => Err(self.machine.reset_end(Some(cause))),
-            None => Ok(()),
+            None => Ok(self.wait_for_console()),
+        }
+    }
+
+    /// Waits while the console's output has no room, or until somebody wants this vCPU to stand still. So a guest prints
+    /// as fast as its output is read.
+    fn wait_for_console(&self) -> Flow {
+        let machine = &self.machine;
+        match &machine.backlog {
+            Some(backlog) if backlog.is_full() => {
+                match machine
+                    .control
+                    .wait_until(self.index, || !backlog.is_full())
+                {
+                    true => Flow::Run,
+                    false => Flow::Interrupted,
+                }
+            }
+            _ => Flow::Run,
         }
     }
 }

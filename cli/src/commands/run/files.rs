@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
-use vmm::machine::SerialOutput;
+use vmm::machine::{Promptness, SerialOutput};
 
 use crate::args;
 use crate::output_file::OutputFile;
@@ -83,25 +83,26 @@ pub fn is_beside_messages(args: &args::Run) -> bool {
 /// The serial port's output; the end of it is kept in `tail`, too.
 ///
 /// # Errors
-/// If this process is out of descriptors.
+/// If this process is out of descriptors or threads.
 pub fn serial_output(
     args: &args::Run,
     file: Option<&OutputFile>,
     tail: &Tail,
 ) -> Result<SerialOutput, Failure> {
-    let kept = |writer| kept(writer, Some(tail));
-    let through = |writer: Box<dyn Write + Send>| SerialOutput::write_through(kept(writer));
-    Ok(match (Serial::of(args), file) {
-        (Serial::File(_), Some(file)) => SerialOutput::by_lines(kept(Box::new(file.writer()?))),
+    let (writer, promptness): (Box<dyn Write + Send>, _) = match (Serial::of(args), file) {
+        (Serial::File(_), Some(file)) => (Box::new(file.writer()?), Promptness::Lines),
         // Standard output is the trace's.
         (Serial::Stdio, _) if args.is_traced() && args.output.is_none() => {
-            through(Box::new(BesideMessages(io::stderr())))
+            (Box::new(BesideMessages(io::stderr())), Promptness::Bytes)
         }
         // One screen.
         (Serial::Stdio, _) if io::stdout().is_terminal() && io::stderr().is_terminal() => {
-            through(Box::new(BesideMessages(io::stdout())))
+            (Box::new(BesideMessages(io::stdout())), Promptness::Bytes)
         }
-        (Serial::Stdio, _) => through(Box::new(io::stdout())),
-        _ => through(Box::new(io::sink())),
-    })
+        (Serial::Stdio, _) => (Box::new(io::stdout()), Promptness::Bytes),
+        _ => return Ok(SerialOutput::null().observed_by(tail.observer())),
+    };
+    let output = SerialOutput::queued(writer, promptness);
+    let output = output.map_err(|error| Failure::new(format_args!("the console: {error}")))?;
+    Ok(output.observed_by(tail.observer()))
 }

@@ -21,6 +21,7 @@ use crate::args::{self, Format, Switch};
 use crate::control::server::Server;
 use crate::dt;
 use crate::end_report;
+use crate::ending;
 use crate::expect::counting::{self, Counted, Counting};
 use crate::guest_ports;
 use crate::host::Host;
@@ -54,13 +55,14 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let script = script(&args)?;
     let inputs = Inputs::read(&args)?;
     let host = Host::open()?;
-    let signals = StopSignals::watch()?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
     let console = Tail::of_console();
     let expecting = Expecting::of(&args, &console)?;
     let serial = serial_output(&args, files.serial.as_ref(), &console)?;
     let session = make(&args, inputs, host, &entry, (serial, console))?;
+    // Until now a signal ends this process, whatever it waits for.
+    let signals = StopSignals::watch()?;
     let mut plan = Plan {
         args: &args,
         entry: &entry,
@@ -175,7 +177,7 @@ impl Plan<'_> {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
         let printed = serial_output(self.args, files.serial.as_ref(), &session.console)?;
-        let mut guest_ports = guest_ports::connect(&session.machine, printed)?;
+        let mut guest_ports = guest_ports::connect(&session.machine, printed);
         session.machine.start();
         let session = Arc::new(session);
         session.stop_on(self.signals);
@@ -195,7 +197,10 @@ impl Plan<'_> {
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
         let result = self.watch(&session, armed, files);
         drop((console, guest_ports, ports, device, server));
-        session.machine.flush_serial();
+        if let Some(backlog) = session.machine.backlog() {
+            // What it has not taken is told where the output ends.
+            ending::wait(|limit| backlog.settle(limit), || backlog.taken());
+        }
         let watched = result?;
         match &watched.traced {
             Some(Traced::Probes(summary)) => tell(&summary.counts),
@@ -382,13 +387,17 @@ impl Plan<'_> {
 /// Waits for the end of the run, and brings it about at `deadline`; whether it came to that.
 fn wait(session: &Session, deadline: Option<Instant>) -> (RunEnd, bool) {
     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    match session.machine.wait(left) {
+    let ended = match session.machine.wait(left) {
         Some(end) => (end, false),
         None => {
             session.machine.stop();
             (RunEnd::Stopped, true)
         }
+    };
+    if matches!(ended.0, RunEnd::Stopped) {
+        ending::hurry();
     }
+    ended
 }
 
 /// A trace's counts, for the user.

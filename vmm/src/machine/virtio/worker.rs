@@ -112,6 +112,12 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.control.leave();
         raise(&self.stop);
+        if !self.control.device_stands() {
+            log::warn!(
+                "a disk has not answered; what the guest has last written to it may be lost"
+            );
+            return;
+        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
