@@ -13,6 +13,7 @@ pub mod core_file;
 pub mod kernel;
 pub mod memory;
 pub mod memory_view;
+pub mod regular_file;
 pub mod stack;
 pub mod system;
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use guest::initramfs::ExtraFile;
 use guest::{Terminal, dynamic, initramfs};
 use vmm::machine::VirtioConfig;
-use vmm::snapshot::{self, FORMAT_VERSION, SnapshotInfo};
+use vmm::snapshot::{self, FORMAT_VERSION, RestoredDisks, SnapshotInfo};
 
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
@@ -181,7 +181,13 @@ impl Shell {
     /// If it cannot be restored, or runs another kernel.
     pub fn restore(host: &Host, kernel: &'static Kernel, folder: &Path) -> Self {
         let serial = SerialLog::default();
-        let restored = snapshot::restore(&host.kvm, &host.profile, folder, serial.output());
+        let restored = snapshot::restore(
+            &host.kvm,
+            &host.profile,
+            folder,
+            &RestoredDisks::AsSaved,
+            serial.output(),
+        );
         let restored = restored.unwrap_or_else(|e| panic!("{e}"));
         let told = restored.kernel.as_ref();
         assert!(

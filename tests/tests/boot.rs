@@ -1,15 +1,13 @@
-//! Kernels that boot in other ways than the fixture: through PVH, on two vCPUs; and Debian's image, read.
+//! Kernels that boot in other ways than the fixture: through PVH, on two vCPUs.
 
 use std::sync::Arc;
 
-use guest::{Terminal, debian};
-use introspect::kernel::image::KernelImage;
 use probes::engine::Filter;
 use support::linux::BootOptions;
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, full_initramfs};
 use support::tracing::{self, SLOTS};
 use support::{Kernel, Linux, Shell, Tracing, host};
-use vmm::boot::{EntryProtocol, KernelFile};
+use vmm::boot::EntryProtocol;
 
 #[test]
 fn the_small_kernel_enters_through_pvh() {
@@ -102,36 +100,4 @@ fn two_vcpus_boot_work_and_are_traced() {
     shell.type_line("reboot -f");
     let end = shell.linux.end(COMMAND_LIMIT);
     assert!(end.is_orderly(), "{end}");
-}
-
-#[test]
-fn debians_bzimage_unpacks_to_a_kernel_with_names_and_types() {
-    let cache = support::host::cache();
-    let kernel = debian::cloud_kernel(&cache, None, &Terminal::new());
-    let path = kernel.unwrap_or_else(|e| panic!("{e}")).image;
-    let file = KernelFile::open(&path).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(file.elf().get(..4), Some(&b"\x7fELF"[..]));
-    let image = KernelImage::parse(file.shared_elf()).unwrap_or_else(|e| panic!("{e}"));
-    let symbols = image.symbols().unwrap_or_else(|e| panic!("{e}"));
-    for name in [
-        "vfs_read",
-        "vfs_write",
-        "panic",
-        "entry_SYSCALL_64",
-        "init_top_pgt",
-    ] {
-        let address = symbols.address_of(name);
-        assert!(
-            address.is_some_and(|a| a > 0xffff_ffff_8000_0000),
-            "{name}: {address:x?}"
-        );
-    }
-    let btf = image.btf().unwrap_or_else(|e| panic!("{e}"));
-    let read = btf
-        .func_proto_args("vfs_read")
-        .unwrap_or_else(|e| panic!("{e}"));
-    let names: Vec<_> = read.parameters.iter().map(|p| p.name.as_str()).collect();
-    assert_eq!(names, ["file", "buf", "count", "pos"]);
-    let tasks = introspect::kernel::task::TaskLayout::new(&btf, &symbols);
-    assert!(tasks.is_ok(), "where task_struct has pid: {tasks:?}");
 }

@@ -5,13 +5,16 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
 
+use guest::{Terminal, debian};
 use introspect::kernel::btf::Btf;
+use introspect::kernel::image::KernelImage;
 use introspect::kernel::jump_label::JumpLabelLayout;
 use introspect::kernel::tracepoint::{TracepointLayout, parameters};
 use introspect::stack::orc::{OrcCopy, OrcError};
 use introspect::stack::orc_versions::{OrcEntry, OrcFormat, OrcType};
 use support::second_opinion::{DEBIAN_VERSIONS, Member, OtherKernel, Structures};
 use support::{Kernel, data};
+use vmm::boot::KernelFile;
 
 /// Most differences that a failure lists.
 const LISTED: usize = 10;
@@ -331,4 +334,36 @@ fn debians_kernels_tell_of_their_tracepoints() {
         println!("{name}: {all} tracepoints, parameters of {untold:?} are not told");
         assert!(all > 500 && untold.is_empty(), "{name}: {untold:?}");
     }
+}
+
+#[test]
+fn debians_bzimage_unpacks_to_a_kernel_with_names_and_types() {
+    let cache = support::host::cache();
+    let kernel = debian::cloud_kernel(&cache, None, &Terminal::new());
+    let path = kernel.unwrap_or_else(|e| panic!("{e}")).image;
+    let file = KernelFile::open(&path).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(file.elf().get(..4), Some(&b"\x7fELF"[..]));
+    let image = KernelImage::parse(file.shared_elf()).unwrap_or_else(|e| panic!("{e}"));
+    let symbols = image.symbols().unwrap_or_else(|e| panic!("{e}"));
+    for name in [
+        "vfs_read",
+        "vfs_write",
+        "panic",
+        "entry_SYSCALL_64",
+        "init_top_pgt",
+    ] {
+        let address = symbols.address_of(name);
+        assert!(
+            address.is_some_and(|a| a > 0xffff_ffff_8000_0000),
+            "{name}: {address:x?}"
+        );
+    }
+    let btf = image.btf().unwrap_or_else(|e| panic!("{e}"));
+    let read = btf
+        .func_proto_args("vfs_read")
+        .unwrap_or_else(|e| panic!("{e}"));
+    let names: Vec<_> = read.parameters.iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["file", "buf", "count", "pos"]);
+    let tasks = introspect::kernel::task::TaskLayout::new(&btf, &symbols);
+    assert!(tasks.is_ok(), "where task_struct has pid: {tasks:?}");
 }

@@ -14,7 +14,7 @@ use support::{Host, Kernel, Linux, SerialLog, Shell, host};
 use vmm::machine::{
     ConsoleConfig, ConsolePorts, DiskConfig, EndOfFile, PortConfig, PortEnd, VirtioConfig,
 };
-use vmm::snapshot;
+use vmm::snapshot::{self, RestoreError, RestoredDisks, RestoredMachine};
 
 /// Bytes of each disk.
 const DISK: usize = 1 << 20;
@@ -311,15 +311,15 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     shell.save(host, &saved);
     drop(shell);
 
-    let refused = |what: &str| match snapshot::restore(
-        &host.kvm,
-        &host.profile,
-        &saved,
-        SerialLog::default().output(),
-    ) {
+    let restored = |disks: &RestoredDisks| {
+        let output = SerialLog::default().output();
+        snapshot::restore(&host.kvm, &host.profile, &saved, disks, output)
+    };
+    let refused_with = |what: &str, disks: &RestoredDisks| match restored(disks) {
         Ok(_) => panic!("restored with {what}"),
         Err(error) => error.to_string(),
     };
+    let refused = |what: &str| refused_with(what, &RestoredDisks::AsSaved);
     let (image, away) = (images.empty(), images.folder.path().join("away"));
     fs::rename(&image, &away).unwrap_or_else(|e| panic!("{e}"));
     let message = refused("no disk");
@@ -331,6 +331,7 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
         "{message}"
     );
     fs::rename(&away, &image).unwrap_or_else(|e| panic!("{e}"));
+    only_named_disks_are_opened(images, &restored, &refused_with);
 
     // Also where events do not work, and every call is an exit.
     let mut without_events = Host {
@@ -345,6 +346,42 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
         let shell = Shell::restore(host, Kernel::small(), &saved);
         goes_on_after_a_restore(&shell, images);
     }
+}
+
+/// Whoever wrote a snapshot chose the files that it names.
+fn only_named_disks_are_opened(
+    images: &Images,
+    restored: &dyn Fn(&RestoredDisks) -> Result<RestoredMachine, RestoreError>,
+    refused: &dyn Fn(&str, &RestoredDisks) -> String,
+) {
+    let disk = |path: PathBuf, read_only| DiskConfig { path, read_only };
+    let (full, empty) = (disk(images.full(), true), disk(images.empty(), false));
+    let options = format!(
+        "--disk {},ro --disk {}",
+        full.path.display(),
+        empty.path.display()
+    );
+    let message = refused("disks elsewhere", &RestoredDisks::Named(Vec::new()));
+    assert!(
+        message.contains("outside its folder") && message.contains(&options),
+        "{message}"
+    );
+    let message = refused("one disk", &RestoredDisks::Named(vec![full.clone()]));
+    assert!(
+        message.contains("1 of its 2 disks are named") && message.contains(&options),
+        "{message}"
+    );
+    let read_only = disk(images.empty(), true);
+    let message = refused("ro", &RestoredDisks::Named(vec![full.clone(), read_only]));
+    assert!(message.contains("name it without `ro`"), "{message}");
+    // A file may have moved; one that is only read stays so.
+    let moved = images.folder.path().join("moved");
+    fs::rename(images.full(), &moved).unwrap_or_else(|e| panic!("{e}"));
+    let named = RestoredDisks::Named(vec![disk(moved.clone(), false), empty.clone()]);
+    let machine = restored(&named).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(machine.disks, [disk(moved.clone(), true), empty]);
+    drop(machine);
+    fs::rename(moved, images.full()).unwrap_or_else(|e| panic!("{e}"));
 }
 
 fn goes_on_after_a_restore(shell: &Shell, images: &Images) {

@@ -12,8 +12,13 @@ use std::time::Duration;
 use kvm_bindings::kvm_regs;
 use support::{Captured, Guest, Host, micro, micro_on};
 use vmm::machine::Paused;
-use vmm::snapshot::{KernelReference, RestoreError, SaveError, SnapshotInfo, restore, save};
+use vmm::snapshot::{
+    KernelReference, RestoreError, RestoredDisks, SaveError, SnapshotInfo, restore, save,
+};
 use vmm::trap::INT3;
+
+/// None of these machines has a disk.
+const NO_DISKS: RestoredDisks = RestoredDisks::Named(Vec::new());
 
 fn info() -> SnapshotInfo {
     SnapshotInfo {
@@ -76,7 +81,7 @@ fn any_snapshot(host: &Host, folder: &Path) {
 
 fn restored(host: &Host, folder: &Path) -> Guest {
     let serial = Captured::default();
-    let restored = restore(&host.kvm, &host.profile, folder, serial.output());
+    let restored = restore(&host.kvm, &host.profile, folder, &NO_DISKS, serial.output());
     let restored = restored.unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(restored.command_line, "micro");
     assert_eq!(restored.kernel, info().kernel);
@@ -276,6 +281,7 @@ fn a_damaged_snapshot_is_refused_with_the_reason() {
             &host.kvm,
             &host.profile,
             &broken,
+            &NO_DISKS,
             Captured::default().output(),
         );
         let error = result
@@ -295,6 +301,7 @@ fn a_damaged_snapshot_is_refused_with_the_reason() {
             &host.kvm,
             &host.profile,
             &snapshot,
+            &NO_DISKS,
             Captured::default().output()
         )
         .is_ok()
@@ -324,7 +331,13 @@ fn a_snapshot_of_another_kind_of_host_is_refused() {
         vmm::host::KernelMode::Native => vmm::host::KernelMode::Interpreted,
         vmm::host::KernelMode::Interpreted => vmm::host::KernelMode::Native,
     };
-    let result = restore(&host.kvm, &other, &snapshot, Captured::default().output());
+    let result = restore(
+        &host.kvm,
+        &other,
+        &snapshot,
+        &NO_DISKS,
+        Captured::default().output(),
+    );
     let error = result.err().unwrap();
     assert!(matches!(error, RestoreError::HostKind { .. }), "{error}");
     assert!(error.to_string().contains("anew"), "{error}");

@@ -84,13 +84,13 @@ pub struct Run {
     /// Name of the machine for other commands; vm1, vm2 ... by default
     #[arg(long, value_name = "NAME")]
     pub name: Option<VmName>,
-    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it may only be read
-    #[arg(
-        long = "disk",
-        value_name = "[path=]FILE[,ro]",
-        conflicts_with = "restore"
-    )]
+    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it may only be read. A restored
+    /// machine has the disks it was saved with: those that do not lie in the snapshot's folder are named again, in order
+    #[arg(long = "disk", value_name = "[path=]FILE[,ro]")]
     pub disks: Vec<Disk>,
+    /// Take the disks that the snapshot names, wherever their files are: for a snapshot that is trusted like a program
+    #[arg(long, requires = "restore", conflicts_with = "disks")]
+    pub disks_as_saved: bool,
     /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a Linux has it, unless
     /// nothing is added to its command line
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]

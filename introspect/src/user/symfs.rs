@@ -4,6 +4,7 @@
 //! The user names the directory; paths come from the guest and never lead out of it: symbolic links are followed as if it
 //! were the root. A file is taken only if its build id is the guest's, where both have one.
 
+use crate::regular_file;
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -34,11 +35,7 @@ impl HostFile {
     /// # Errors
     /// If it cannot be opened or is a directory or device.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Asked first: to open a pipe would wait for its writer.
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
-        let file = File::open(path)?;
+        let file = regular_file::open(path)?;
         let size = file.metadata()?.len();
         Ok(Self { file, size })
     }

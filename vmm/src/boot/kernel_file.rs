@@ -3,8 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use introspect::regular_file;
+
 use super::payload::{self, PayloadError};
 use crate::hex::hex;
+
+/// Bytes of a kernel file that are read at most: one with all its debug information has 800 MiB.
+const LONGEST: u64 = 2 << 30;
 
 /// A kernel file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +65,7 @@ impl KernelFile {
     /// # Errors
     /// If it is not a kernel for x86-64, truncated, or packed in a way that is not supported.
     pub fn open(path: &Path) -> Result<Self, KernelFileError> {
-        let bytes = std::fs::read(path).map_err(|source| KernelFileError::Read {
+        let bytes = regular_file::read(path, LONGEST).map_err(|source| KernelFileError::Read {
             path: path.to_path_buf(),
             source,
         })?;

@@ -5,10 +5,12 @@
 //! of them share one file, which must stay as it is while they run.
 //!
 //! Disks are not part of a snapshot: it names their files, which must be there with the size they had, and should have
-//! the contents they had, or the guest finds a file system that has changed under it.
+//! the contents they had, or the guest finds a file system that has changed under it. [`disks`] has the rule by which
+//! those files are opened.
 //!
 //! Traps are not part of a snapshot: the saved memory is what the guest would have without them.
 
+mod disks;
 mod format;
 mod memory_file;
 mod restore;
@@ -23,6 +25,7 @@ use kvm_bindings::{kvm_clock_data, kvm_irqchip, kvm_pit_state2};
 use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
 
+pub use disks::{DiskRefusal, RestoredDisks};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
 pub use restore::{RestoreError, RestoredMachine, restore};
 
@@ -34,6 +37,8 @@ use crate::x86_64::cpuid::host_name;
 
 const STATE_FILE: &str = "state";
 const MEMORY_FILE: &str = "memory";
+/// Bytes of a state file that are read at most: some thousand for each vCPU are usual.
+const LONGEST_STATE: u64 = 64 << 20;
 
 /// Which kernel a snapshot runs: what a later session needs for symbols.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

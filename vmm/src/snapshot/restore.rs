@@ -4,17 +4,20 @@
 //! last. Where the host cannot set a guest's TSC, its kvmclock still goes on where it stopped (KVM_SET_CLOCK),
 //! and an armed TSC deadline is moved by the difference.
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 use devices::ConsoleOutput;
+use introspect::regular_file;
 use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::Kvm;
 
-use super::{KernelReference, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotDamage, format};
+use super::disks::{self, DiskRefusal, RestoredDisks};
+use super::{
+    KernelReference, LONGEST_STATE, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotDamage, format,
+};
 use crate::host::HostProfile;
-use crate::machine::virtio::SavedDevice;
+use crate::machine::virtio::{DiskConfig, SavedDevice};
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
@@ -79,6 +82,14 @@ pub enum RestoreError {
         /// How this one does.
         here: &'static str,
     },
+    /// Its disks are not opened.
+    #[error("snapshot {path}: {source}")]
+    Disks {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: DiskRefusal,
+    },
     /// The machine cannot be made.
     #[error("snapshot {path}: {source}")]
     Machine {
@@ -97,22 +108,31 @@ pub struct RestoredMachine {
     pub command_line: String,
     /// The kernel that its symbols come from.
     pub kernel: Option<KernelReference>,
+    /// The files that are its disks.
+    pub disks: Vec<DiskConfig>,
 }
 
 /// Makes a machine from the snapshot in `folder`, held before its next instruction.
 ///
 /// # Errors
-/// If the snapshot is damaged, of another version, CPU or kind of host, or the machine cannot be made.
+/// If the snapshot is damaged, of another version, CPU or kind of host, it has disks that are not to be opened, or the
+/// machine cannot be made.
 pub fn restore(
     kvm: &Kvm,
     profile: &HostProfile,
     folder: &Path,
+    disks: &RestoredDisks,
     serial: ConsoleOutput,
 ) -> Result<RestoredMachine, RestoreError> {
-    let saved = read_state(&folder.join(STATE_FILE))?;
+    let mut saved = read_state(&folder.join(STATE_FILE))?;
     check_host(&saved, profile, folder)?;
+    let disks = disks::permit(&mut saved.virtio, folder, disks);
+    let disks = disks.map_err(|source| RestoreError::Disks {
+        path: folder.to_path_buf(),
+        source,
+    })?;
     let memory = folder.join(MEMORY_FILE);
-    let file = File::open(&memory).map_err(|source| RestoreError::Read {
+    let file = regular_file::open(&memory).map_err(|source| RestoreError::Read {
         path: memory.clone(),
         source,
     })?;
@@ -130,12 +150,13 @@ pub fn restore(
         machine,
         command_line: saved.command_line,
         kernel: saved.kernel,
+        disks,
     })
 }
 
 fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
     let own = || path.to_path_buf();
-    let file = fs::read(path).map_err(|source| RestoreError::Read {
+    let file = regular_file::read(path, LONGEST_STATE).map_err(|source| RestoreError::Read {
         path: own(),
         source,
     })?;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ::guest::{Cache, Progress, Terminal, debian, initramfs, kernel};
 use vmm::machine::MachineConfig;
-use vmm::snapshot::FORMAT_VERSION;
+use vmm::snapshot::{self, FORMAT_VERSION, RestoredDisks};
 
 use super::serial::Serial;
 use crate::guest_kernel::GuestKernel;
@@ -158,7 +158,13 @@ pub fn start(
     let started = Instant::now();
     let restored = match folder.is_dir() {
         false => None,
-        true => match vmm::snapshot::restore(&host.kvm, &host.profile, &folder, serial.output()) {
+        true => match snapshot::restore(
+            &host.kvm,
+            &host.profile,
+            &folder,
+            &RestoredDisks::Named(Vec::new()),
+            serial.output(),
+        ) {
             Ok(restored) => Some(restored),
             Err(error) => {
                 say(format_args!("{error}; booting the guest anew"));

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use introspect::regular_file;
 use probes::name::ProbePattern;
 use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
-use vmm::snapshot::KernelReference;
+use vmm::snapshot::{KernelReference, RestoredDisks};
 
 use crate::args::{self, Switch};
 use crate::disk::Disk;
@@ -20,6 +21,9 @@ use crate::registry::Entry;
 use crate::report::{Failure, say};
 use crate::session::{Session, TraceDevices};
 use crate::tail::Tail;
+
+/// Bytes of an initramfs that are read at most: more than a guest has memory for.
+const LONGEST_INITRAMFS: u64 = 3 << 30;
 
 /// What was read before anything is made.
 pub struct Inputs {
@@ -58,7 +62,7 @@ impl Inputs {
 }
 
 fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path)
+    regular_file::read(path, LONGEST_INITRAMFS)
         .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
 }
 
@@ -76,7 +80,14 @@ pub fn make(
     let started = Instant::now();
     let name = entry.name().clone();
     if let Some(folder) = &args.restore {
-        let restored = vmm::snapshot::restore(&host.kvm, &host.profile, folder, serial)?;
+        let disks = match args.disks_as_saved {
+            true => RestoredDisks::AsSaved,
+            false => RestoredDisks::Named(args.disks.iter().map(disk).collect()),
+        };
+        let restored = vmm::snapshot::restore(&host.kvm, &host.profile, folder, &disks, serial)?;
+        for disk in &restored.disks {
+            say(format_args!("{name}: disk {disk}"));
+        }
         let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
         let (machine, command_line) = (restored.machine, restored.command_line);
@@ -145,12 +156,15 @@ pub fn make(
     })
 }
 
-/// The virtio devices that were asked for, and what a guest that is told of it (`announced`) has by default.
-fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
-    let disk = |disk: &Disk| DiskConfig {
+fn disk(disk: &Disk) -> DiskConfig {
+    DiskConfig {
         path: disk.path.clone(),
         read_only: disk.read_only,
-    };
+    }
+}
+
+/// The virtio devices that were asked for, and what a guest that is told of it (`announced`) has by default.
+fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
     VirtioConfig {
         console: guest_ports::config(args.guest_ports),
         disks: args.disks.iter().map(disk).collect(),

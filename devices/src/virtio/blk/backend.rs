@@ -3,10 +3,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 use rustix::io::Errno;
 
 use super::SECTOR;
@@ -97,8 +97,15 @@ impl FileBackend {
         let mut file = OpenOptions::new()
             .read(true)
             .write(!read_only)
+            // A FIFO would wait for its other end.
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
             .map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let message = "neither a regular file nor a block device";
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
+        }
         let lock = match read_only {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,

@@ -58,6 +58,17 @@ pub struct DiskConfig {
     pub read_only: bool,
 }
 
+impl std::fmt::Display for DiskConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let access = if self.read_only {
+            "only read"
+        } else {
+            "read and written"
+        };
+        write!(f, "{} ({access})", self.path.display())
+    }
+}
+
 /// One device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DeviceConfig {

@@ -231,6 +231,22 @@ impl SavedDevice {
     pub(crate) fn config(&self) -> DeviceConfig {
         self.identity.config.clone()
     }
+
+    /// Its file, if it is a disk.
+    pub(crate) fn disk(&self) -> Option<&DiskConfig> {
+        match &self.identity.config {
+            DeviceConfig::Disk(disk) => Some(disk),
+            DeviceConfig::Console(_) | DeviceConfig::Rng => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn disk_mut(&mut self) -> Option<&mut DiskConfig> {
+        match &mut self.identity.config {
+            DeviceConfig::Disk(disk) => Some(disk),
+            DeviceConfig::Console(_) | DeviceConfig::Rng => None,
+        }
+    }
 }
 
 impl Device {
