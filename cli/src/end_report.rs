@@ -1,8 +1,11 @@
 //! Telling why a run ended, with symbols where the kernel is known.
 
+use std::time::Duration;
+
 use introspect::Gva;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::virtual_memory::{read_c_string, read_u64};
+use serde::{Deserialize, Serialize};
 use vmm::machine::PanicReport;
 use vmm::{RunEnd, VcpuRegisters};
 
@@ -43,6 +46,46 @@ pub fn report(
         show_lines(lines.get(first_shown(&lines)..));
     }
     Err(Failure::new(message(end, symbols, session)))
+}
+
+/// The end of a machine, as its clients are told of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineEnd {
+    /// What has happened, with its place.
+    pub message: String,
+    /// Whether the guest ended by its own will, or ours.
+    pub is_orderly: bool,
+}
+
+impl MachineEnd {
+    /// Returns the end of a machine, if it has come.
+    pub fn of(session: &Session, symbols: Option<&Symbols>) -> Option<Self> {
+        let end = session.machine.wait(Some(Duration::ZERO))?;
+        Some(Self {
+            message: message(&end, symbols, session),
+            is_orderly: end.is_orderly(),
+        })
+    }
+
+    /// Reports it in a client.
+    ///
+    /// # Errors
+    /// If the guest crashed or the host failed.
+    pub fn report(end: Option<&Self>) -> Result<(), Failure> {
+        let Some(Self {
+            message,
+            is_orderly,
+        }) = end
+        else {
+            return Ok(());
+        };
+        let told = format!("the machine has ended: {message}");
+        match is_orderly {
+            true => say(told),
+            false => return Err(Failure::new(told)),
+        }
+        Ok(())
+    }
 }
 
 /// The first line that is shown: the one in which a panic begins, or one near the end.

@@ -35,6 +35,8 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
     assert_eq!(world.run("stop").status, 0);
     let ended = trace.finish();
     assert_eq!(ended.status, 0, "{ended:?}");
+    let last = ended.stderr.lines().last().unwrap();
+    assert_eq!(last, "exotrace: the machine has ended: stopped");
     assert_eq!(machine.finish().status, 0);
     assert!(std::fs::metadata(world.path("file")).unwrap().len() > 0);
 }

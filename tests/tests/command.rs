@@ -3,7 +3,7 @@
 use support::command::{Ended, World, words};
 use support::crowd;
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, Shell, snapshot_folder};
-use support::{Kernel, host};
+use support::{Kernel, host, rich};
 use vmm::snapshot::{self, KernelReference, SnapshotInfo};
 
 #[test]
@@ -85,6 +85,42 @@ fn a_running_linux_is_saved_restored_and_traced() {
         "{ended:?}"
     );
     assert!(lines.iter().any(|line| line.starts_with("X ")), "{ended:?}");
+}
+
+#[test]
+fn whoever_traces_a_guest_is_told_of_its_crash() {
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name rich --restore");
+    line.push(rich::snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        let vms = world.run(words("vms"), COMMAND_LIMIT);
+        vms.stdout.contains("rich")
+    });
+    let mut script = words("trace --vm rich -e");
+    script.push("syscall:sync:entry { @ = count(); }".into());
+    let clients = [words("trace --vm rich syscall:sync:entry"), script];
+    let mut clients = clients.map(|line| world.start(line));
+    for client in &mut clients {
+        client.wait_until("trace", COMMAND_LIMIT, |_, stderr| {
+            stderr.contains("probes; ") || stderr.contains("attached")
+        });
+    }
+    machine.type_line("echo c > /proc/sysrq-trigger");
+    let told = "guest kernel panic on vCPU 0: sysrq triggered crash";
+    for client in clients {
+        let ended = client.finish(COMMAND_LIMIT);
+        assert_eq!(ended.status, 1, "{ended:?}");
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        let expected = format!("exotrace: the machine has ended: {told}");
+        assert!(last.starts_with(&expected), "{ended:?}");
+    }
+    let ended = machine.finish(COMMAND_LIMIT);
+    assert!(
+        ended.status == 1 && ended.stderr.contains(told),
+        "{ended:?}"
+    );
 }
 
 /// The number in the JSON line of the first process that `ps` finds with all of `parts` in its line.

@@ -11,6 +11,7 @@ use super::run::tell_given_up;
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
 use crate::control::Command;
+use crate::end_report::MachineEnd;
 use crate::output_file::{OutputFile, kept_output};
 use crate::report::{Failure, ToOutput, say, show};
 use crate::scripting::request::{Form, ScriptRequest};
@@ -209,9 +210,9 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
                 tell_attached(probes.len());
             }
             Line::Output { out, err } => put(&mut output, out.as_bytes(), err.as_bytes())?,
-            Line::End { counts } => {
+            Line::End { counts, machine } => {
                 tell(&counts, verbose);
-                return Ok(());
+                return MachineEnd::report(machine.as_ref());
             }
             Line::Refused { message } => return Err(Failure::Shown(message)),
         }

@@ -16,6 +16,7 @@ use super::script::{self, Source};
 use crate::args::{self, Format};
 use crate::control::client::{ask, connect, unexpected};
 use crate::control::{Answer, Command};
+use crate::end_report::MachineEnd;
 use crate::output_file::{OutputFile, kept_output};
 use crate::report::{Failure, ToOutput, say};
 use crate::signals::StopSignals;
@@ -179,14 +180,18 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
                 traced.push(probe);
             }
             Line::Event { probe, event } => writer.line(&event, traced.get(probe)),
-            Line::End { counts, hits } => {
+            Line::End {
+                counts,
+                hits,
+                machine,
+            } => {
                 write(&mut output, &mut writer)?;
                 tell(&counts);
                 let counts = traced.iter().zip(hits).filter(|(_, hits)| *hits > 0);
                 for (probe, hits) in counts.take(MOST_COUNTS) {
                     say(format_args!("{hits:>10} {}", probe.name));
                 }
-                return Ok(());
+                return MachineEnd::report(machine.as_ref());
             }
             Line::Refused { message } => return Err(Failure::new(message)),
         }

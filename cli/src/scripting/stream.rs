@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::request::ScriptRequest;
 use super::{Counts, Job, Rendered};
+use crate::end_report::MachineEnd;
 use crate::session::Session;
 use crate::tracing::Refusal;
 use crate::tracing::outbox::Outbox;
@@ -49,6 +50,8 @@ pub enum Line {
     End {
         /// What it came to.
         counts: Counts,
+        /// Why the machine has ended, if it has.
+        machine: Option<MachineEnd>,
     },
     /// Nothing is traced.
     Refused {
@@ -165,7 +168,9 @@ pub fn serve(
     let (rendered, counts) = job.finish();
     let mut last = Vec::new();
     write_output(&mut last, &rendered)?;
-    write(&mut last, &Line::End { counts })?;
+    let symbols = session.engine.get().map(|engine| &engine.view().symbols);
+    let machine = MachineEnd::of(session, symbols);
+    write(&mut last, &Line::End { counts, machine })?;
     // A client that has gone is told of by `finish`.
     let _ = outbox.put(last);
     outbox.finish()

@@ -16,6 +16,7 @@ use super::outbox::Outbox;
 use super::output::{ClockPair, DRAIN_INTERVAL};
 use super::request::Request;
 use super::{Counts, Refusal, Traced, Tracing};
+use crate::end_report::MachineEnd;
 use crate::guest_kernel::symbolize;
 use crate::session::Session;
 
@@ -60,6 +61,8 @@ pub enum Line {
         counts: Counts,
         /// Hits of each probe.
         hits: Vec<u64>,
+        /// Why the machine has ended, if it has.
+        machine: Option<MachineEnd>,
     },
     /// Nothing is traced.
     Refused {
@@ -122,7 +125,13 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
         if ended {
             let hits = each.iter().map(|stats| stats.hits).collect();
             let counts = tracing.counts(&each);
-            write(&mut lines, &Line::End { counts, hits })?;
+            let machine = MachineEnd::of(session, Some(&symbols));
+            let end = Line::End {
+                counts,
+                hits,
+                machine,
+            };
+            write(&mut lines, &end)?;
         }
         failed = room.is_err() || outbox.put(lines).is_err();
     }
@@ -146,11 +155,14 @@ fn start(
 /// # Errors
 /// If the stream fails.
 pub fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
-    let mut byte = [0];
-    match stream.read(&mut byte) {
+    let mut bytes = [0; 4096];
+    match stream.read(&mut bytes) {
         Ok(0) => Ok(true),
-        // What it sends is not asked for.
-        Ok(_) => Ok(false),
+        Ok(_) => {
+            // What it sends is not asked for, and gets it no more of this thread's time.
+            std::thread::sleep(DRAIN_INTERVAL);
+            Ok(false)
+        }
         Err(error) => match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
                 Ok(false)
