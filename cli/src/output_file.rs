@@ -1,11 +1,15 @@
 //! Files that a run writes, and that a run which does not come about leaves as they were.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::report::Harmless;
 use crate::tracing::output::Output;
+
+/// Permissions of a new file: its owner's.
+pub const PRIVATE: u32 = 0o600;
 
 /// A file cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +35,12 @@ impl OutputFile {
     /// # Errors
     /// If it cannot be written.
     pub fn open(path: &Path) -> Result<Self, OutputFileError> {
-        let new = OpenOptions::new().write(true).create_new(true).open(path);
+        // What a guest does is its owner's alone.
+        let new = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(PRIVATE)
+            .open(path);
         let (opened, created) = match new {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 (OpenOptions::new().write(true).open(path), false)
@@ -79,13 +88,50 @@ impl OutputFile {
     }
 }
 
+/// A file whose errors say which it is.
+struct Named {
+    path: PathBuf,
+    file: File,
+}
+
+impl Named {
+    fn named(&self, error: io::Error) -> io::Error {
+        let kind = error.kind();
+        // A closed pipe is told by its kind alone.
+        if matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) {
+            return error;
+        }
+        let path = self.path.clone();
+        io::Error::new(
+            kind,
+            OutputFileError {
+                path,
+                source: error,
+            },
+        )
+    }
+}
+
+impl Write for Named {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes).map_err(|error| self.named(error))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush().map_err(|error| self.named(error))
+    }
+}
+
 /// Where a trace is written: to its file, or to standard output.
 ///
 /// # Errors
 /// If this process is out of descriptors.
 pub fn trace_output(file: Option<&OutputFile>) -> Result<Output, OutputFileError> {
     Ok(match file {
-        Some(file) => Box::new(BufWriter::new(file.writer()?)),
+        Some(file) => Box::new(BufWriter::new(Named {
+            path: file.path.clone(),
+            file: file.writer()?,
+        })),
         None if io::stdout().is_terminal() => Box::new(Harmless(BufWriter::new(io::stdout()))),
         None => Box::new(BufWriter::new(io::stdout())),
     })
@@ -118,6 +164,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io::Write;
 
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -128,6 +176,10 @@ mod tests {
         drop(OutputFile::open(&old).unwrap());
         drop(OutputFile::open(&new).unwrap());
         assert_eq!(fs::read_to_string(&old).unwrap(), "old contents");
+        let made = OutputFile::open(&new).unwrap();
+        let mode = fs::metadata(&new).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, PRIVATE);
+        drop(made);
         assert!(!new.exists());
     }
 

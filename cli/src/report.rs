@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::messages::{Messages, PATIENCE};
+use crate::output_file::OutputFileError;
 
 /// Exit status of a command that could not do what it was asked.
 const FAILED: u8 = 1;
@@ -47,9 +48,17 @@ impl Failure {
     pub fn of_output(what: &str, error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            // It says which file.
+            _ if is_of_file(error) => Self::new(error),
             _ => Self::new(format_args!("{what}: {error}")),
         }
     }
+}
+
+fn is_of_file(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(|inner| inner.is::<OutputFileError>())
 }
 
 impl<E: std::error::Error> From<E> for Failure {
@@ -110,11 +119,18 @@ pub fn say(message: impl fmt::Display) {
     let _ = Messages.write_all(format!("{start}exotrace: {message}\n").as_bytes());
 }
 
-/// What a guest wrote, without what would move the cursor of a terminal.
+/// What a guest wrote, without what would move the cursor of a terminal or turn the order of its text around.
 pub fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
+        .map(|c| if is_obeyed(c) { '?' } else { c })
         .collect()
+}
+
+/// Returns whether a terminal does something else with a character than show it: controls, and those that change the
+/// direction of what follows (Unicode's Bidi_Control).
+fn is_obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Bytes that a guest has a word in, without what a terminal obeys; lines and tabs stay.
@@ -124,11 +140,16 @@ fn harmless(bytes: &[u8]) -> Vec<u8> {
         let text = chunk.valid().chars();
         let text = text.map(|c| match c {
             '\n' | '\t' => c,
-            c if c.is_control() => '?',
+            c if is_obeyed(c) => '?',
             c => c,
         });
         shown.extend(text.collect::<String>().bytes());
-        shown.extend(chunk.invalid());
+        // A terminal without UTF-8 obeys some of them.
+        let invalid = chunk.invalid().iter();
+        shown.extend(invalid.map(|byte| match byte {
+            0x80..=0x9f => b'?',
+            byte => *byte,
+        }));
     }
     shown
 }
@@ -220,15 +241,16 @@ mod tests {
     #[test]
     fn what_moves_the_cursor_is_not_printed() {
         assert_eq!(printable("a\u{1b}[2J\n\u{9b}\u{7f}é"), "a?[2J???é");
+        assert_eq!(printable("a\u{202e}b\u{2067}c\u{200f}d"), "a?b?c?d");
     }
 
     #[test]
     fn a_guest_does_not_move_the_cursor_of_a_terminal() {
         let mut screen = Harmless(Vec::new());
         screen
-            .write_all(b"a\x1b[2J\tb\r\n\xc2\x9b\xc3\xa9\xff\n")
+            .write_all(b"a\x1b[2J\tb\r\n\xc2\x9b\xc3\xa9\xff\x9b\n")
             .expect("memory takes it");
-        assert_eq!(screen.0, b"a?[2J\tb?\n?\xc3\xa9\xff\n");
+        assert_eq!(screen.0, b"a?[2J\tb?\n?\xc3\xa9\xff?\n");
     }
 
     #[test]

@@ -29,6 +29,13 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
         assert!(ended.stderr.contains(" dropped"), "{ended:?}");
     }
     assert_eq!(world.traps().len(), 0);
+    let full = world.run("trace micro_leaf --for 0.3 -o /dev/full");
+    assert_eq!(full.status, 1, "{full:?}");
+    let last = full.stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("exotrace: output /dev/full: No space"),
+        "{last}"
+    );
     // The machine's own process is the one that is traced by: it ends a trace that still runs.
     let trace = Running::of(world.command("trace micro_leaf -o file"));
     world.wait_for_hits();

@@ -21,11 +21,13 @@ pub fn open(path: &Path) -> io::Result<File> {
         .open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        )),
+        false => Err(refused()),
     }
+}
+
+/// Returns the error of a file that is none of these.
+pub(crate) fn refused() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
 /// Reads a file of at most `most` bytes.

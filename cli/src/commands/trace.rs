@@ -18,7 +18,7 @@ use crate::control::client::{ask, connect, unexpected};
 use crate::control::{Answer, Command};
 use crate::end_report::MachineEnd;
 use crate::output_file::{OutputFile, kept_output};
-use crate::report::{Failure, ToOutput, say};
+use crate::report::{Failure, ToOutput, printable, say};
 use crate::signals::StopSignals;
 use crate::tracing::output::{Output, Writer};
 use crate::tracing::request::Request;
@@ -248,7 +248,9 @@ pub fn list(args: args::List) -> Result<(), Failure> {
                 let shown = arguments.map_or_else(String::new, |a| format!(" ({})", a.join(", ")));
                 let returns = probe.returns.as_ref();
                 let returns = returns.map_or_else(String::new, |r| format!(" -> {r}"));
-                writeln!(out, "{}{shown}{returns}", probe.name).to_output()?;
+                // Names are what the guest's files say.
+                let line = printable(&format!("{}{shown}{returns}", probe.name));
+                writeln!(out, "{line}").to_output()?;
             }
         }
     }

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use probes::port::stream::{Access, ControlStream, EventStream, PortStream};
-use probes::port::{ControlPort, EventPort, EventReader, PortError};
+use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 use probes::ptrace::record::RECORD_BYTES;
 use probes::trace_line::LINE_BYTES;
 
 use crate::ports::{ControlName, EventName, Ports};
 
+/// Lines of trace(3)'s log that a guest may ask for: 16 MB.
+const MOST_LINES: u64 = 1 << 17;
 /// How long a message may take to the device's server.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it is looked for messages of the server.
@@ -56,6 +58,10 @@ struct Control(Arc<Ports>, ControlName);
 
 impl ControlPort for Control {
     fn command(&self, text: &str) -> Result<(), PortError> {
+        if asks_too_much(self.1, text) {
+            let why = format!("a guest's log has at most {MOST_LINES} lines");
+            return Err(PortError::new(Refusal::NoRoom, why));
+        }
         self.0.control(self.1).command(text.as_bytes())
     }
 
@@ -63,6 +69,22 @@ impl ControlPort for Control {
         let configuration = self.0.control(self.1).configuration();
         configuration.unwrap_or_else(|error| format!("#error {error}\n"))
     }
+}
+
+/// Returns whether a command asks for more of the host's memory than a guest may have: of the two logs, that of trace(3) has
+/// no small bound of its own.
+fn asks_too_much(name: ControlName, text: &str) -> bool {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let lines = match (name, words.as_slice()) {
+        (ControlName::Tracectl, ["size", exponent]) => {
+            let exponent = exponent.parse().ok();
+            exponent.map(|exponent| 1u64.checked_shl(exponent).unwrap_or(u64::MAX))
+        }
+        (ControlName::Tracectl, ["logsize", lines]) => lines.parse().ok(),
+        _ => None,
+    };
+    // What is no number the device refuses.
+    lines.is_some_and(|lines| lines > MOST_LINES)
 }
 
 struct Events(Arc<Ports>, EventName);
@@ -151,5 +173,32 @@ impl PortStream for Dt {
             }
         }
         !self.pending.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_has_a_share_of_the_hosts_memory() {
+        for (text, expected) in [
+            ("size 17", false),
+            ("size 18", true),
+            (" size\t28\n", true),
+            ("size 64", true),
+            ("size 4294967296", false),
+            ("logsize 131072", false),
+            ("logsize 262144", true),
+            ("size many", false),
+            ("trace f on", false),
+        ] {
+            assert_eq!(
+                asks_too_much(ControlName::Tracectl, text),
+                expected,
+                "{text:?}"
+            );
+        }
+        assert!(!asks_too_much(ControlName::Ptracectl, "size 524288"));
     }
 }

@@ -1,7 +1,7 @@
 //! Ports as plain sockets: bytes as the device's files have them, for socat, Python and shell scripts.
 //!
 //! A connection to an event port is a reader, which gets records as they come until either side closes. One that reads slowly loses
-//! records by the log's rules, and holds up nobody. A second reader where only one is allowed is hung up on: there is no room for a text.
+//! records by the log's rules, and holds up nobody; one that reads nothing for a minute is hung up on. A second reader where only one is allowed is hung up on: there is no room for a text.
 //!
 //! On a control port each line is a command, and is answered by a line: empty when it is done, else why not. A client that closes its writing side
 //! without having sent a command gets the port's text.
@@ -20,6 +20,8 @@ use crate::listener::{Leave, Seen, has_gone, look};
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes of events that are sent in one go.
 const MOST_AT_ONCE: usize = 64 << 10;
+/// How long a reader may take nothing while there is something: then its place is another's.
+const READER_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may take for an answer to a command.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -28,6 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// If the client has gone while something was sent.
 pub fn events(mut stream: &UnixStream, leave: &Leave, events: &Arc<Events>) -> io::Result<()> {
+    stream.set_write_timeout(Some(READER_PATIENCE))?;
     let mut reader = match events.open() {
         Ok(reader) => reader,
         Err(refused) => {

@@ -4,9 +4,10 @@
 //! no longer than until somebody wants the end; one whose reader has gone is told of, also while there is nothing to write.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use super::shape::Shape;
 use crate::listener::{has_gone, takes_more};
-use crate::output_file::OutputFile;
+use crate::output_file::{OutputFile, PRIVATE};
 use crate::report::{Failure, Harmless};
 
 /// How often it is looked whether somebody wants the end while a pipe takes nothing.
@@ -196,13 +197,26 @@ impl Sink {
         self.end_shape()?;
         if let Some(rotation) = &self.rotation {
             let path = &self.output.path;
-            let anew = shift(path, rotation.keep).and_then(|()| File::create(path));
+            let anew = shift(path, rotation.keep).and_then(|()| begin(path));
             self.output.file = anew.map_err(|error| self.output.failed(&error))?;
         }
         self.shape = (self.make)().map_err(Failure::new)?;
         (self.taken, self.made) = (0, 0);
         Ok(())
     }
+}
+
+/// Makes the next file. What has come to its name meanwhile, a link too, is not written to.
+fn begin(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(PRIVATE)
+        .open(path)
 }
 
 /// `FILE.1` becomes `FILE.2` and so on; the oldest goes.
