@@ -10,7 +10,7 @@ use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::name::ProbePattern;
 use probes::{ptrace, trace};
-use vmm::snapshot::SnapshotInfo;
+use vmm::snapshot::{SnapshotInfo, Taken};
 use vmm::{Machine, RunEnd};
 
 use crate::control::{Answer, Command, Info, ListedProbe, SiteCount, Stat, Unknown, server};
@@ -272,7 +272,7 @@ impl Session {
         }
         let start = Instant::now();
         let paused = self.machine.pause();
-        let saved = vmm::snapshot::save(
+        let taken = vmm::snapshot::take(
             &self.host.kvm,
             &self.machine,
             &paused,
@@ -281,7 +281,8 @@ impl Session {
         );
         drop(paused);
         let paused_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-        match saved {
+        // The guest does not wait for the disk.
+        match taken.and_then(Taken::finish) {
             Ok(()) => Answer::Saved { paused_us },
             Err(error) => Answer::Error {
                 message: error.to_string(),

@@ -244,7 +244,7 @@ fn signals_end_a_run_in_order() {
 
 /// A line, and how often it is printed: more than a pipe and the queue before it hold.
 const LINE: &str = "nobody reads this line";
-const LINES: usize = 10_000;
+const LINES: usize = 6_500;
 
 /// A machine whose guest prints more than a pipe and the queue before it hold, to a standard output that nobody reads.
 /// Returned when it has come to stand still over that.

@@ -13,6 +13,7 @@
 mod disks;
 mod format;
 mod memory_file;
+mod partial;
 mod restore;
 
 use std::fs::{self, File, OpenOptions};
@@ -125,7 +126,7 @@ pub enum SaveError {
 }
 
 /// Writes `machine`, which `paused` holds, to the new folder `folder`. Either the whole folder is there
-/// afterwards or nothing.
+/// afterwards or nothing, also after a crash of the host.
 ///
 /// # Errors
 /// If the folder exists, cannot be written, or KVM does not give its state.
@@ -136,27 +137,81 @@ pub fn save(
     info: &SnapshotInfo,
     folder: &Path,
 ) -> Result<(), SaveError> {
+    take(kvm, machine, paused, info, folder)?.finish()
+}
+
+/// Takes the first step of [`save`]: all that a paused machine is needed for. It may go on before the second,
+/// [`Taken::finish`].
+///
+/// # Errors
+/// As [`save`].
+pub fn take(
+    kvm: &Kvm,
+    machine: &Machine,
+    paused: &Paused,
+    info: &SnapshotInfo,
+    folder: &Path,
+) -> Result<Taken, SaveError> {
     if folder.exists() {
         return Err(SaveError::Exists {
             path: folder.to_path_buf(),
         });
     }
-    let mut name = folder.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.partial", std::process::id()));
-    let partial = folder.with_file_name(name);
-    let write = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| SaveError::Write { path, source }
+    let taken = Taken {
+        partial: partial::name(folder),
+        folder: folder.to_path_buf(),
+        is_done: false,
     };
-    fs::create_dir_all(&partial).map_err(write(&partial))?;
-    let result = write_files(kvm, machine, paused, info, &partial)
-        .and_then(|()| fs::rename(&partial, folder).map_err(write(folder)));
-    if result.is_err()
-        && let Err(error) = fs::remove_dir_all(&partial)
-    {
-        log::warn!("{} stays behind: {error}", partial.display());
+    fs::create_dir_all(&taken.partial).map_err(failed(&taken.partial))?;
+    write_files(kvm, machine, paused, info, &taken.partial)?;
+    Ok(taken)
+}
+
+/// A snapshot whose files are written, and not yet in their place. Dropped, it is gone.
+#[derive(Debug)]
+#[must_use = "the snapshot is thrown away if it is not finished"]
+pub struct Taken {
+    partial: PathBuf,
+    folder: PathBuf,
+    is_done: bool,
+}
+
+impl Taken {
+    /// Has everything on the disk before the folder has its name, and then that; clears what saves to the same folder have
+    /// left behind that were killed.
+    ///
+    /// # Errors
+    /// If a file cannot be written, or the folder has come to be there.
+    pub fn finish(mut self) -> Result<(), SaveError> {
+        for name in [STATE_FILE, MEMORY_FILE, "."] {
+            let path = self.partial.join(name);
+            let synced = File::open(&path).and_then(|file| file.sync_all());
+            synced.map_err(failed(&path))?;
+        }
+        fs::rename(&self.partial, &self.folder).map_err(failed(&self.folder))?;
+        self.is_done = true;
+        let around = partial::around(&self.folder);
+        let synced = File::open(around).and_then(|folder| folder.sync_all());
+        synced.map_err(failed(around))?;
+        partial::clear(&self.folder);
+        Ok(())
     }
-    result
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !self.is_done
+            && let Err(error) = fs::remove_dir_all(&self.partial)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::warn!("{} stays behind: {error}", self.partial.display());
+        }
+    }
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> SaveError {
+    let path = path.to_path_buf();
+    move |source| SaveError::Write { path, source }
 }
 
 fn write_files(
