@@ -11,6 +11,7 @@ use introspect::Gva;
 use introspect::kernel::btf::Btf;
 use introspect::kernel::image::KernelImage;
 use introspect::kernel::loaded_modules::LoadedModules;
+use introspect::kernel::panic::PanicFinder;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u32;
@@ -27,13 +28,12 @@ const LINUX: &str = "entry_SYSCALL_64";
 /// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is done.
 const SYSTEM_SCHEDULING: u32 = 1;
 
-/// A kernel file, read.
+/// What is known of a kernel from its file. The file's contents, some 20 MB, are not kept.
 pub struct GuestKernel {
-    /// The file's contents, unpacked.
-    pub file: KernelFile,
     /// Which file, for snapshots.
     pub reference: KernelReference,
     known: ImageTables,
+    panic_finder: Option<PanicFinder>,
 }
 
 /// A kernel file cannot be used.
@@ -86,7 +86,7 @@ impl GuestKernel {
     ///
     /// # Errors
     /// If it is not a kernel for this machine.
-    pub fn open(path: &Path) -> Result<Self, GuestKernelError> {
+    pub fn open(path: &Path) -> Result<(Self, KernelFile), GuestKernelError> {
         Self::read(KernelFile::open(path)?, path)
     }
 
@@ -94,22 +94,26 @@ impl GuestKernel {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, GuestKernelError> {
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<(Self, KernelFile), GuestKernelError> {
         Self::read(KernelFile::from_bytes(bytes, path)?, path)
     }
 
-    fn read(file: KernelFile, path: &Path) -> Result<Self, GuestKernelError> {
+    fn read(file: KernelFile, path: &Path) -> Result<(Self, KernelFile), GuestKernelError> {
         let image =
             KernelImage::parse(file.shared_elf()).map_err(|source| GuestKernelError::Image {
                 path: path.to_path_buf(),
                 source,
             })?;
         let reference = KernelReference::new(path, file.elf());
-        Ok(Self {
-            known: ImageTables::of(&image, &reference),
+        let known = ImageTables::of(&image, &reference);
+        let symbols = known.symbols.as_ref().ok();
+        let panic_cpu = symbols.and_then(|symbols| symbols.address_of(PanicFinder::symbol()));
+        let kernel = Self {
+            panic_finder: PanicFinder::of_image(&image, panic_cpu),
+            known,
             reference,
-            file,
-        })
+        };
+        Ok((kernel, file))
     }
 
     /// Reads the kernel that a snapshot runs, from `path` or from where it was.
@@ -120,7 +124,7 @@ impl GuestKernel {
         saved: &KernelReference,
         path: Option<&Path>,
     ) -> Result<Self, GuestKernelError> {
-        let kernel = Self::open(path.unwrap_or(&saved.path))?;
+        let (kernel, _) = Self::open(path.unwrap_or(&saved.path))?;
         if saved.is_same_kernel(&kernel.reference) {
             return Ok(kernel);
         }
@@ -130,6 +134,11 @@ impl GuestKernel {
             size: saved.size,
             crc32: saved.crc32,
         })
+    }
+
+    /// Returns what finds a panic in the guest's memory; `None` of a kernel that is no Linux.
+    pub fn panic_finder(&self) -> Option<PanicFinder> {
+        self.panic_finder.clone()
     }
 
     /// Whether this is a Linux kernel; `true` if nothing is known.

@@ -4,9 +4,8 @@
 //! restored machine without it they are found in memory; as long as they are not, only the end of the run
 //! is worth a search of all memory.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use introspect::kernel::image::KernelImage;
 use introspect::kernel::live::LiveKernel;
 use introspect::kernel::panic::PanicFinder;
 use introspect::{Gva, PausedMemory};
@@ -15,12 +14,8 @@ use vmm::machine::{Handle, PanicReport, PanicWitness};
 
 use crate::guest_kernel::GuestKernel;
 
-/// Looks for the panic of a guest whose kernel's file is at hand.
-struct OfFile {
-    kernel: Kernel,
-    /// The finder, made at the first question. It is `None` if the guest does not run Linux.
-    finder: OnceLock<Option<PanicFinder>>,
-}
+/// Looks for the panic of a guest whose kernel's file was at hand. No finder: the guest does not run Linux.
+struct OfFile(Option<PanicFinder>);
 
 /// The same for one of which only the memory is.
 #[derive(Default)]
@@ -33,35 +28,17 @@ struct Search {
     looks: u32,
 }
 
-/// The needed parts of the kernel's file.
-struct Kernel {
-    elf: Arc<Vec<u8>>,
-    /// Link address of the variable that says which CPU panicked.
-    panic_cpu: Option<u64>,
-}
-
 /// Installs the witness of panics in `machine`, which has not started; `kernel` is what it runs, if that is at hand.
 pub fn watch(machine: &Machine, kernel: Option<&GuestKernel>) {
     let Some(kernel) = kernel else {
         return machine.set_panic_witness(Box::<OfMemory>::default());
     };
-    let symbols = kernel.symbols().ok();
-    machine.set_panic_witness(Box::new(OfFile {
-        kernel: Kernel {
-            elf: kernel.file.shared_elf(),
-            panic_cpu: symbols.and_then(|symbols| symbols.address_of(PanicFinder::symbol())),
-        },
-        finder: OnceLock::new(),
-    }));
+    machine.set_panic_witness(Box::new(OfFile(kernel.panic_finder())));
 }
 
 impl PanicWitness for OfFile {
     fn look(&self, machine: &Handle, ended: bool) -> Option<PanicReport> {
-        let finder = self.finder.get_or_init(|| {
-            let image = KernelImage::parse(self.kernel.elf.clone()).ok()?;
-            PanicFinder::of_image(&image, self.kernel.panic_cpu)
-        });
-        look_with(finder.as_ref()?, machine, ended)
+        look_with(self.0.as_ref()?, machine, ended)
     }
 }
 

@@ -87,6 +87,29 @@ fn a_running_linux_is_saved_restored_and_traced() {
     assert!(lines.iter().any(|line| line.starts_with("X ")), "{ended:?}");
 }
 
+/// What a machine has for itself, beside its guest's memory, which it shares with others of the same snapshot.
+#[test]
+fn a_restored_machine_takes_little_memory_of_its_own() {
+    const MOST_KIB: u64 = 5 << 10;
+    let host = host!();
+    let world = World::new();
+    let mut line = words("run --name small --serial null --restore");
+    line.push(snapshot_folder(host).into());
+    let mut machine = world.start(line);
+    machine.wait_until("machine", COMMAND_LIMIT, |_, _| {
+        let vms = world.run(words("vms"), COMMAND_LIMIT);
+        vms.stdout.contains("small")
+    });
+    let status = std::fs::read_to_string(format!("/proc/{}/status", machine.pid()));
+    let status = status.unwrap_or_else(|e| panic!("{e}"));
+    let anonymous = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = anonymous.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    assert!(kib.is_some_and(|kib| kib <= MOST_KIB), "{status}");
+    world.stop("small", machine);
+}
+
 #[test]
 fn whoever_traces_a_guest_is_told_of_its_crash() {
     let host = host!();

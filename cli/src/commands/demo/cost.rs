@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use probes::engine::{Capture, Engine, EngineLimits, Filter, RingSize};
 use probes::name::ProbePattern;
 use probes::provider;
+use vmm::boot::KernelFile;
 use vmm::machine::{MachineConfig, SerialOutput};
 
 use crate::guest_kernel::GuestKernel;
@@ -57,9 +58,10 @@ impl fmt::Display for Cost {
 /// If the micro guest does not run.
 pub fn measure(host: &Host) -> Result<Cost, Failure> {
     let kernel = GuestKernel::from_bytes(::guest::micro::elf(), Path::new("micro guest"))?;
-    let exit = per_count(host, &kernel, "out", false)?;
-    let call = per_count(host, &kernel, "calls", false)?;
-    let traced = per_count(host, &kernel, "calls", true)?;
+    let kernel = (&kernel.0, &kernel.1);
+    let exit = per_count(host, kernel, "out", false)?;
+    let call = per_count(host, kernel, "calls", false)?;
+    let traced = per_count(host, kernel, "calls", true)?;
     Ok(Cost {
         hit: traced.saturating_sub(call) / 2,
         exit,
@@ -68,7 +70,7 @@ pub fn measure(host: &Host) -> Result<Cost, Failure> {
 
 fn per_count(
     host: &Host,
-    kernel: &GuestKernel,
+    kernel: (&GuestKernel, &KernelFile),
     program: &str,
     traced: bool,
 ) -> Result<Duration, Failure> {
@@ -85,14 +87,14 @@ fn per_count(
 /// Time from the first instruction to the reset.
 fn run(
     host: &Host,
-    kernel: &GuestKernel,
+    kernel: (&GuestKernel, &KernelFile),
     command_line: &str,
     traced: bool,
 ) -> Result<Duration, Failure> {
     let config = MachineConfig {
         memory: MEMORY,
         cpus: 1,
-        kernel: &kernel.file,
+        kernel: kernel.1,
         initramfs: None,
         command_line,
         add_words: false,
@@ -106,6 +108,7 @@ fn run(
         false => None,
         true => {
             let view = kernel
+                .0
                 .locate(&machine, &machine.pause())?
                 .ok_or_else(|| Failure::new("the micro guest has no symbols"))?;
             let view = Arc::new(view);

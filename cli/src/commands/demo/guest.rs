@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::guest::{Cache, Progress, Terminal, debian, initramfs, kernel};
+use vmm::boot::KernelFile;
 use vmm::machine::MachineConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, RestoredDisks};
 
@@ -38,6 +39,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// What the guest is made of.
 pub struct Files {
     kernel: GuestKernel,
+    kernel_file: KernelFile,
     initramfs: Vec<u8>,
     memory: u64,
     cache: Cache,
@@ -100,8 +102,10 @@ pub fn files(host: &Host, progress: &Terminal) -> Result<Files, Failure> {
         ),
     };
     let initramfs = initramfs::tiny(&cache, &[], progress)?;
+    let (kernel, kernel_file) = GuestKernel::open(&path)?;
     Ok(Files {
-        kernel: GuestKernel::open(&path)?,
+        kernel,
+        kernel_file,
         initramfs,
         memory,
         cache,
@@ -183,7 +187,7 @@ pub fn start(
                 MachineConfig {
                     memory: files.memory,
                     cpus: 1,
-                    kernel: &files.kernel.file,
+                    kernel: &files.kernel_file,
                     initramfs: Some(&files.initramfs),
                     command_line: &kernel::cmdline(),
                     add_words: true,

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use introspect::regular_file;
 use probes::name::ProbePattern;
+use vmm::boot::KernelFile;
 use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
 use vmm::snapshot::{KernelReference, RestoredDisks};
 
@@ -27,7 +28,7 @@ const LONGEST_INITRAMFS: u64 = 3 << 30;
 
 /// What was read before anything is made.
 pub struct Inputs {
-    kernel: Option<GuestKernel>,
+    kernel: Option<(GuestKernel, KernelFile)>,
     initramfs: Option<Vec<u8>>,
 }
 
@@ -39,7 +40,7 @@ impl Inputs {
     pub fn read(args: &args::Run) -> Result<Self, Failure> {
         let booted = args.kernel.as_deref().filter(|_| args.restore.is_none());
         let kernel = booted.map(GuestKernel::open).transpose()?;
-        if let Some(kernel) = &kernel
+        if let Some((kernel, _)) = &kernel
             && !args.trace.is_empty()
         {
             // Functions named alone: what else there is to trace is known once the guest runs.
@@ -105,7 +106,7 @@ pub fn make(
             devices: TraceDevices::default(),
         });
     }
-    let Some(kernel) = inputs.kernel else {
+    let Some((kernel, kernel_file)) = inputs.kernel else {
         return Err(Failure::Usage(
             "nothing to run: give --kernel or --restore".into(),
         ));
@@ -117,7 +118,7 @@ pub fn make(
         MachineConfig {
             memory: args.memory,
             cpus: args.cpus,
-            kernel: &kernel.file,
+            kernel: &kernel_file,
             initramfs: inputs.initramfs.as_deref(),
             command_line: &args.cmdline,
             add_words,
