@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod confinement;
 mod control;
 mod disk;
 mod dt;
@@ -18,6 +19,7 @@ mod host;
 mod image_tables;
 mod inspection;
 mod listener;
+mod log_lines;
 mod memory_size;
 mod messages;
 mod mount;
@@ -41,9 +43,8 @@ fn main() -> ExitCode {
     // What fuser warns of is told better where it happens.
     let log = env_logger::Env::new().filter_or("EXOTRACE_LOG", "warn,fuser=off");
     env_logger::Builder::from_env(log)
-        .format_timestamp(None)
+        .format(log_lines::write)
         .target(env_logger::Target::Pipe(Box::new(messages::Messages)))
-        .write_style(messages::style())
         .init();
     match args::Cli::try_parse() {
         Ok(cli) => report::finish(commands::execute(cli.command)),

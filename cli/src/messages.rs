@@ -3,12 +3,11 @@
 //! Any thread may have something to say, also those that the machine's end waits for. So a standard error that takes
 //! nothing for a second (a full pipe, a terminal stopped with Ctrl-S) gets nothing more until it does again.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use env_logger::WriteStyle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long standard error is waited for.
@@ -62,12 +61,4 @@ fn takes(stderr: &impl AsFd) -> bool {
     };
     STALLED.store(!takes, Ordering::Relaxed);
     takes
-}
-
-/// Returns how log lines are shown: in colour on a terminal.
-pub fn style() -> WriteStyle {
-    match io::stderr().is_terminal() {
-        true => WriteStyle::Auto,
-        false => WriteStyle::Never,
-    }
 }

@@ -315,6 +315,36 @@ fn a_second_signal_ends_the_process_whatever_it_waits_for() {
 }
 
 #[test]
+fn a_machine_gives_up_what_it_does_not_need() {
+    if !has_kvm() {
+        return;
+    }
+    for (confine, expected) in [("on", "1"), ("off", "0")] {
+        let world = World::new();
+        let machine = world.start("spin", &format!("--serial null --confine {confine}"));
+        let status = machine.proc("status");
+        let privileges = status
+            .lines()
+            .find_map(|line| line.strip_prefix("NoNewPrivs:"));
+        assert_eq!(
+            privileges.map(str::trim),
+            Some(expected),
+            "{confine}: {status}"
+        );
+        // The guest's memory, a file of 4 MiB, is in no core dump ("dd", proc(5)).
+        let smaps = machine.proc("smaps");
+        let (_, memory) = smaps.split_once("/memfd:").unwrap();
+        let flags = memory.lines().find(|line| line.starts_with("VmFlags:"));
+        assert!(
+            flags.unwrap().split(' ').any(|flag| flag == "dd"),
+            "{flags:?}"
+        );
+        assert_eq!(world.run("stop").status, 0);
+        machine.finish();
+    }
+}
+
+#[test]
 fn a_running_machine_answers_and_stops() {
     if !has_kvm() {
         return;

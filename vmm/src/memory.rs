@@ -206,6 +206,13 @@ impl GuestRam {
                 .map_err(|e| host(io::Error::other(e)))?;
             let region = GuestRegionMmap::new(region, GuestAddress(range.start))
                 .ok_or_else(|| host(io::Error::other("address overflow")))?;
+            // SAFETY: the range is the mapping that was just made; the advice changes what a core dump has, and nothing else.
+            let advised = unsafe {
+                libc::madvise(region.as_ptr().cast(), length as usize, libc::MADV_DONTDUMP)
+            };
+            if advised != 0 {
+                return Err(host(io::Error::last_os_error()));
+            }
             regions.push(region);
             offset += length;
         }

@@ -185,7 +185,7 @@ fn a_machine_that_cannot_be_is_refused_with_the_value_and_a_remedy() {
                 virtio: disks(1, "/dev/null"),
                 ..good()
             },
-            &["/dev/null", "0 bytes", "whole sectors"],
+            &["/dev/null", "neither a regular file nor a block device"],
         ),
         (
             "too many disks",

@@ -153,6 +153,10 @@ pub struct Run {
     /// How trace events are written: text where functions are named alone, else events
     #[arg(long, value_enum)]
     pub format: Option<Format>,
+    /// Whether the machine's process gives up what it does not need: privileges by what it executes, core dumps, and being
+    /// read by other processes of the user
+    #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
+    pub confine: Switch,
     /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run directory
     #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     pub dt: Switch,

@@ -64,7 +64,7 @@ impl Shared {
 pub struct StreamEnd {
     requests: SyncSender<Request>,
     shared: Arc<Shared>,
-    /// Opens and closes that found no room: they go before anything else.
+    /// Opens and closes that found no room: they go before anything else. A close and an open at most.
     postponed: VecDeque<Request>,
 }
 
@@ -131,6 +131,13 @@ impl PortEnd for StreamEnd {
     }
 
     fn closed(&mut self, unread: u64) {
+        // An open that the thread has not come to has given and taken nothing: a guest that opens and closes without end
+        // makes no queue of it.
+        if matches!(self.postponed.back(), Some(Request::Open)) {
+            self.postponed.pop_back();
+            self.shared.lock().requests -= 1;
+            return;
+        }
         // What lies ready was not given to the guest: it is the thread's again.
         self.insist(Request::Close { unread });
     }

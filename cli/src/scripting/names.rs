@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use probes::bt::maps::{MapSnapshot, Reading};
 use probes::bt::render::Output;
@@ -16,11 +17,15 @@ use crate::session::Session;
 
 /// Names that are kept; when there are more, all are looked up anew.
 const MOST_NAMES: usize = 1 << 16;
+/// How long they are kept: a process may become another program, and its number another process's.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// A guest's.
 pub(super) struct GuestNames {
     view: Arc<KernelView>,
     user: HashMap<(u32, u64), String>,
+    /// When the oldest of them was looked up.
+    since: Instant,
 }
 
 impl GuestNames {
@@ -28,14 +33,16 @@ impl GuestNames {
         Self {
             view,
             user: HashMap::new(),
+            since: Instant::now(),
         }
     }
 
     /// Looks up the names of programs' functions in `outputs`.
     pub(super) fn prepare(&mut self, machine: &Session, outputs: &[Output]) {
         let mut wanted: HashMap<u32, Vec<u64>> = HashMap::new();
-        if self.user.len() > MOST_NAMES {
+        if self.user.len() > MOST_NAMES || self.since.elapsed() > KEPT {
             self.user.clear();
+            self.since = Instant::now();
         }
         let mut each = |pid: u32, address: u64| {
             if !self.user.contains_key(&(pid, address)) {

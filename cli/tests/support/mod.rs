@@ -185,6 +185,12 @@ impl Running {
         }
     }
 
+    /// What /proc says of the process in `file`.
+    pub fn proc(&self, file: &str) -> String {
+        let pid = self.child.as_ref().unwrap().id();
+        fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
+    }
+
     pub fn signal(&self, signal: rustix::process::Signal) {
         let child = self.child.as_ref().unwrap();
         let pid = rustix::process::Pid::from_child(child);

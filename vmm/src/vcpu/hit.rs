@@ -12,7 +12,7 @@ use super::environment::{VcpuEnvironment, address_space, in_user_mode};
 use super::quick::{Quick, Surroundings};
 use super::run::Flow;
 use super::system::System;
-use super::{Vcpu, debug};
+use super::{Vcpu, debug, kick};
 use crate::machine::control::AfterPark;
 use crate::machine::{PanicReport, RunEnd};
 use crate::trap::{
@@ -422,7 +422,7 @@ impl Vcpu {
         }
         self.debug.set_step(&self.fd, None)?;
         if kicked {
-            self.fd.set_kvm_immediate_exit(1);
+            kick::set_immediate_exit(&mut self.fd, true);
         }
         outcome
     }

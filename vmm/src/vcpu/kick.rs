@@ -41,6 +41,14 @@ pub(crate) struct Kick {
 // the kick is dropped before that (see the type). The byte is only accessed atomically.
 unsafe impl Send for Kick {}
 
+/// Sets whether the next KVM_RUN of `fd` returns at once. Atomically: other threads [kick](Kick::kick) meanwhile.
+pub(super) fn set_immediate_exit(fd: &mut VcpuFd, on: bool) {
+    let byte: *mut u8 = &mut fd.get_kvm_run().immediate_exit;
+    // SAFETY: the byte lies in the mapping that `fd` owns, a u8 is always aligned, and all of this process access it
+    // atomically.
+    unsafe { AtomicU8::from_ptr(byte) }.store(u8::from(on), Ordering::SeqCst);
+}
+
 impl Kick {
     /// For the vCPU `fd`, which the calling thread runs.
     pub(crate) fn of_this_thread(fd: &mut VcpuFd) -> Self {

@@ -109,7 +109,7 @@ impl Vcpu {
 
     /// Takes back a kick whose reason has gone.
     pub(crate) fn clear_kick(&mut self) {
-        self.fd.set_kvm_immediate_exit(0);
+        kick::set_immediate_exit(&mut self.fd, false);
     }
 
     /// Gives a vCPU that has not run the registers that `prepare` makes of its initial ones.

@@ -18,6 +18,7 @@ use vmm::machine::console::Console;
 
 use super::script::Source;
 use crate::args::{self, Format, Switch};
+use crate::confinement;
 use crate::control::server::Server;
 use crate::dt;
 use crate::end_report;
@@ -51,6 +52,9 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         return Err(Failure::Usage(
             "--format collapsed: not for a trace of probes".into(),
         ));
+    }
+    if args.confine == Switch::On {
+        confinement::confine()?;
     }
     let script = script(&args)?;
     let inputs = Inputs::read(&args)?;
