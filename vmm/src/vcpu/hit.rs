@@ -15,6 +15,7 @@ use super::system::System;
 use super::{Vcpu, debug, kick};
 use crate::machine::control::AfterPark;
 use crate::machine::{PanicReport, RunEnd};
+use crate::memory::PAGE_SIZE;
 use crate::trap::{
     Displaced, GiveBack, Int3Owner, Purpose, Site, StoppedCpu, Trap, TrapKind, foreign_int3,
 };
@@ -41,6 +42,12 @@ pub(super) fn without_resume(regs: kvm_regs) -> kvm_regs {
         rflags: regs.rflags & !rflags::RF,
         ..regs
     }
+}
+
+/// How far the guest is in its handler of an exception.
+enum Handler {
+    JustBegun,
+    UnderWay,
 }
 
 /// The outcome of taking an int3 for a usual one.
@@ -332,14 +339,18 @@ impl Vcpu {
         }
         let again = if end.rip == start.rip {
             (end != start).then_some(end)
-        } else if end.rip != instruction.next_ip() && self.clean_frame(&start, &end)? {
+        } else if end.rip != instruction.next_ip() {
             // In a handler: it comes back with the registers it has interrupted.
-            Some(kvm_regs {
-                rip: start.rip,
-                rsp: start.rsp,
-                rflags: start.rflags,
-                ..end
-            })
+            self.clean_frame(&start, &end)?
+                .map(|handler| match handler {
+                    Handler::JustBegun => kvm_regs {
+                        rip: start.rip,
+                        rsp: start.rsp,
+                        rflags: start.rflags,
+                        ..end
+                    },
+                    Handler::UnderWay => start,
+                })
         } else {
             None
         };
@@ -347,40 +358,55 @@ impl Vcpu {
         Ok(flow)
     }
 
-    /// If the stepped instruction has raised an exception, the guest's handler has just begun, and the frame on its
-    /// stack holds the flags with the trap flag that KVM steps by: the handler would return with it and the guest
-    /// take a #DB. Clears it there; gives whether there is such a frame.
-    fn clean_frame(&mut self, start: &kvm_regs, end: &kvm_regs) -> Result<bool, RunEnd> {
-        /// The frame may lie below an error code and what the handler's first instruction has pushed.
-        const WORDS: usize = 12;
+    /// If the stepped instruction has raised an exception, the guest is in its handler, and the frame on its stack holds
+    /// the flags with the trap flag that KVM steps by: the handler would return with it and the guest take a #DB. Clears
+    /// it there. Returns whether there is such a frame, and whether the handler has just begun: then the general registers
+    /// are still those that it has interrupted.
+    fn clean_frame(&mut self, start: &kvm_regs, end: &kvm_regs) -> Result<Option<Handler>, RunEnd> {
+        /// The frame lies below an error code and what the handler's first instruction has pushed, at most.
+        const FIRST_WORDS: usize = 12;
+        /// Bytes of a kernel stack (THREAD_SIZE of Linux, with KASAN), whose first words are the program's frame.
+        const STACK: usize = 32 << 10;
         let sregs = self.registers.system(&self.fd)?;
         let space = address_space(&sregs);
-        let mut words = [0u64; WORDS];
-        for (place, word) in (0u64..).zip(&mut words) {
-            let mut bytes = [0; 8];
-            let at = Gva(end.rsp.wrapping_add(place * 8));
-            if read_virtual(&self.machine.ram, space, at, &mut bytes).is_err() {
+        let mut stack = Vec::new();
+        // As far as it is mapped: page by page.
+        while stack.len() < STACK {
+            let at = end.rsp.wrapping_add(stack.len() as u64);
+            let mut piece = [0; PAGE_SIZE as usize];
+            let length = (PAGE_SIZE - at % PAGE_SIZE) as usize;
+            let piece = piece.get_mut(..length).unwrap_or_default();
+            if read_virtual(&self.machine.ram, space, Gva(at), piece).is_err() {
                 break;
             }
-            *word = u64::from_le_bytes(bytes);
+            stack.extend_from_slice(piece);
         }
+        let words: Vec<u64> = stack
+            .chunks_exact(8)
+            .map(|word| word.try_into().map_or(0, u64::from_le_bytes))
+            .collect();
         // RIP, CS, RFLAGS, RSP, SS, with the registers that were interrupted.
-        let frame = words
-            .windows(5)
-            .position(|w| w[0] == start.rip && w[3] == start.rsp && w[1] & !3 != 0);
-        let Some(frame) = frame else { return Ok(false) };
-        let flags = words.get(frame + 2).copied().unwrap_or_default();
-        if flags & rflags::TF != 0 && start.rflags & rflags::TF == 0 {
-            let at = end
-                .rsp
-                .wrapping_add((frame as u64 + 2) * 8 + TRAP_FLAG_BYTE);
-            if let Some(gpa) = self.physical(&sregs, at) {
+        let frames = words.windows(5).enumerate().filter(|(_, frame)| {
+            frame[0] == start.rip && frame[3] == start.rsp && frame[1] & !3 != 0
+        });
+        let mut found = None;
+        for (place, frame) in frames {
+            found.get_or_insert(match place + 5 <= FIRST_WORDS {
+                true => Handler::JustBegun,
+                false => Handler::UnderWay,
+            });
+            let flags = frame.get(2).copied().unwrap_or_default();
+            if flags & rflags::TF == 0 || start.rflags & rflags::TF != 0 {
+                continue;
+            }
+            let offset = (place as u64 + 2) * 8 + TRAP_FLAG_BYTE;
+            if let Some(gpa) = self.physical(&sregs, end.rsp.wrapping_add(offset)) {
                 let byte = ((flags & !rflags::TF) >> (8 * TRAP_FLAG_BYTE)) as u8;
                 // Just read there.
                 let _ = self.machine.ram.write_physical(gpa, &[byte]);
             }
         }
-        Ok(true)
+        Ok(found)
     }
 
     /// One instruction of the guest by KVM's single-step. A repeated string instruction stops after every round: it is
