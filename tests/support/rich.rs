@@ -1,6 +1,6 @@
 //! A guest with the rich kernel and a crowd of processes: what the small one has not, modules and ORC among them.
 //!
-//! Booted and crowded once and kept in the cache, as the [shell](crate::shell) of the small kernel is.
+//! Booted and crowded once and kept in the cache, as the shell (`shell.rs`) of the small kernel is.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,6 +1,6 @@
 //! A guest with the small kernel and Debian's strace: a second opinion about system calls, from within.
 //!
-//! Booted once and kept in the cache, as the [shell](crate::shell) is. The packages are fetched without being installed, or were shipped.
+//! Booted once and kept in the cache, as the shell (`shell.rs`) is. The packages are fetched without being installed, or were shipped.
 
 use std::fs;
 use std::io;

@@ -5,7 +5,7 @@
 //! of them share one file, which must stay as it is while they run.
 //!
 //! Disks are not part of a snapshot: it names their files, which must be there with the size they had, and should have
-//! the contents they had, or the guest finds a file system that has changed under it. [`disks`] has the rule by which
+//! the contents they had, or the guest finds a file system that has changed under it. [`RestoredDisks`] has the rule by which
 //! those files are opened.
 //!
 //! Traps are not part of a snapshot: the saved memory is what the guest would have without them.

@@ -70,7 +70,7 @@ pub trait TrapSink: Send + Sync {
         let _ = site;
     }
 
-    /// The vCPU was made to come out of the guest, wherever it was, by [`crate::Machine::sample`]; a halted one too.
+    /// The vCPU was made to come out of the guest, wherever it was, by [`crate::machine::Handle::sample`]; a halted one too.
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
         let _ = (vcpu, mask, cpu);
     }

@@ -161,7 +161,7 @@ impl TrapTable {
 
     /// Arms a site in a user program's text at a guest-physical byte, which need not be mapped yet. `code` is what stands
     /// there without any site: a whole instruction at least, of which the rest may lie in another page. On a host that
-    /// does not report user int3s the machine must [hold user traps](crate::Machine::hold_user_traps) meanwhile.
+    /// does not report user int3s the machine must [hold user traps](crate::machine::Handle::hold_user_traps) meanwhile.
     ///
     /// # Errors
     /// If that is no instruction, or one that this host cannot get past.

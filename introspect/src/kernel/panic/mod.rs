@@ -7,7 +7,7 @@
 //!
 //! Two things tell of a panic. `panic_cpu` (kernel/panic.c, since Linux 4.5) holds the number of the CPU
 //! that panicked, or -1; it decides where the image names it. A kernel whose symbols are functions alone
-//! is judged by its log: see [`record`].
+//! is judged by its log: see `record`.
 
 mod record;
 
