@@ -48,10 +48,10 @@ pub fn report(
     Err(Failure::new(message(end, symbols, session)))
 }
 
-/// The end of a machine, as its clients are told of it.
+/// The end of a machine, as reported to its clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineEnd {
-    /// What has happened, with its place.
+    /// The reason, with its place where that is known.
     pub message: String,
     /// Whether the guest ended by its own will, or ours.
     pub is_orderly: bool,

@@ -28,7 +28,7 @@ const LINUX: &str = "entry_SYSCALL_64";
 /// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is done.
 const SYSTEM_SCHEDULING: u32 = 1;
 
-/// What is known of a kernel from its file. The file's contents, some 20 MB, are not kept.
+/// A kernel's symbols and types, read from its file. The file's contents, some 20 MB, are not kept.
 pub struct GuestKernel {
     /// Which file, for snapshots.
     pub reference: KernelReference,

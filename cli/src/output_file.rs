@@ -8,8 +8,20 @@ use std::path::{Path, PathBuf};
 use crate::report::Harmless;
 use crate::tracing::output::Output;
 
-/// Permissions of a new file: its owner's.
-pub const PRIVATE: u32 = 0o600;
+/// Permissions of a new file: it holds what a guest does, and is its owner's alone.
+const PRIVATE: u32 = 0o600;
+
+/// Makes a file that is not there yet, for its owner alone. A link in its place is not followed.
+///
+/// # Errors
+/// If it is there, or cannot be made.
+pub fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(PRIVATE)
+        .open(path)
+}
 
 /// A file cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -35,13 +47,7 @@ impl OutputFile {
     /// # Errors
     /// If it cannot be written.
     pub fn open(path: &Path) -> Result<Self, OutputFileError> {
-        // What a guest does is its owner's alone.
-        let new = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(PRIVATE)
-            .open(path);
-        let (opened, created) = match new {
+        let (opened, created) = match create(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 (OpenOptions::new().write(true).open(path), false)
             }

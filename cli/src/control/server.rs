@@ -114,7 +114,7 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
                     machine.stream(command, stream.try_clone()?);
                     return Ok(());
                 }
-                // A machine that does not come to stand still can be told to end all the same.
+                // Needs no pause: answered while another command waits for one.
                 Ok(command @ (Command::Stop | Command::Info)) => answer(machine, command),
                 Ok(command) => match turn.try_lock_for(LONGEST_TURN) {
                     Some(_turn) => answer(machine, command),

@@ -4,10 +4,9 @@
 //! no longer than until somebody wants the end; one whose reader has gone is told of, also while there is nothing to write.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +14,7 @@ use std::time::Duration;
 
 use super::shape::Shape;
 use crate::listener::{has_gone, takes_more};
-use crate::output_file::{OutputFile, PRIVATE};
+use crate::output_file::{self, OutputFile};
 use crate::report::{Failure, Harmless};
 
 /// How often it is looked whether somebody wants the end while a pipe takes nothing.
@@ -212,11 +211,7 @@ fn begin(path: &Path) -> io::Result<File> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(PRIVATE)
-        .open(path)
+    output_file::create(path)
 }
 
 /// `FILE.1` becomes `FILE.2` and so on; the oldest goes.

@@ -21,7 +21,7 @@ use crate::assist::syscall;
 use crate::machine::RunEnd;
 use crate::trap::{Displaced, INT3, Int3Owner, Site, TrapKind};
 use crate::vm::{KvmError, NameCall};
-use crate::x86_64::emulate::{self, EmulateError, StateError, vector};
+use crate::x86_64::emulate::{self, EmulateError, vector};
 use crate::x86_64::exception_frame::ExceptionFrame;
 use crate::x86_64::{msr, segments};
 
@@ -33,13 +33,6 @@ const PF_PRESENT: u32 = 1;
 /// Bytes of the error code that #PF pushes below its frame.
 const ERROR_CODE: u64 = 8;
 const IDT_GATE: u64 = 16;
-
-/// The end of a run that the host's KVM failed.
-fn host(error: &StateError) -> RunEnd {
-    RunEnd::Host {
-        message: error.to_string(),
-    }
-}
 
 impl Vcpu {
     /// KVM gave up on an instruction: an int3 of ours or the guest's, or one to complete.
@@ -101,7 +94,7 @@ impl Vcpu {
             }
             Err(EmulateError::Exception { vector, .. }) => self.raise(vector)?,
             Err(EmulateError::Contended { .. }) => {}
-            Err(EmulateError::State(error)) => return Err(host(&error)),
+            Err(EmulateError::State(error)) => return Err(error.into()),
             Err(error) => return self.refuse(instruction.mnemonic(), &error),
         }
         Ok(Flow::Run)
@@ -316,7 +309,7 @@ impl Vcpu {
                 self.again = again.then(|| (site, without_resume(before)));
                 self.return_to(&before, &user_sregs)?;
             }
-            Err(EmulateError::State(error)) => return Err(host(&error)),
+            Err(EmulateError::State(error)) => return Err(error.into()),
             Err(error) => {
                 self.deliver_once(&site, &before, &user_sregs, again);
                 self.give_up(&site, &error);

@@ -124,10 +124,16 @@ pub(super) fn raise_step(fd: &VcpuFd) -> Result<(), KvmError> {
     let mut registers = fd.get_debug_regs().call("KVM_GET_DEBUGREGS")?;
     registers.dr6 |= DR6_STEP;
     fd.set_debug_regs(&registers).call("KVM_SET_DEBUGREGS")?;
+    queue_exception(fd, VECTOR_DB as u8, None)
+}
+
+/// Makes the guest take an exception before its next instruction.
+pub(super) fn queue_exception(fd: &VcpuFd, vector: u8, error: Option<u32>) -> Result<(), KvmError> {
     let mut events = fd.get_vcpu_events().call("KVM_GET_VCPU_EVENTS")?;
     events.exception.injected = 1;
-    events.exception.nr = VECTOR_DB as u8;
-    events.exception.has_error_code = 0;
+    events.exception.nr = vector;
+    events.exception.has_error_code = u8::from(error.is_some());
+    events.exception.error_code = error.unwrap_or(0);
     fd.set_vcpu_events(&events).call("KVM_SET_VCPU_EVENTS")
 }
 

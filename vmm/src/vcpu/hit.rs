@@ -19,7 +19,6 @@ use crate::memory::PAGE_SIZE;
 use crate::trap::{
     Displaced, GiveBack, Int3Owner, Purpose, Site, StoppedCpu, Trap, TrapKind, foreign_int3,
 };
-use crate::vm::NameCall;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::emulate::{self, EmulateError, StateError};
 use crate::x86_64::rflags;
@@ -494,16 +493,8 @@ impl Vcpu {
     }
 
     /// Makes the guest take an exception before its next instruction.
-    pub(super) fn queue_exception(&mut self, vector: u8, error: Option<u32>) -> Result<(), RunEnd> {
-        let mut events = self.fd.get_vcpu_events().call("KVM_GET_VCPU_EVENTS")?;
-        events.exception.injected = 1;
-        events.exception.nr = vector;
-        events.exception.has_error_code = u8::from(error.is_some());
-        events.exception.error_code = error.unwrap_or(0);
-        self.fd
-            .set_vcpu_events(&events)
-            .call("KVM_SET_VCPU_EVENTS")?;
-        Ok(())
+    pub(super) fn queue_exception(&self, vector: u8, error: Option<u32>) -> Result<(), RunEnd> {
+        Ok(debug::queue_exception(&self.fd, vector, error)?)
     }
 
     /// One of the caller's hardware breakpoints.

@@ -15,6 +15,7 @@ use crate::machine::RunEnd;
 use crate::machine::control::{AfterPark, Control};
 use crate::vm::KvmError;
 use crate::x86_64::debug_exception::VECTOR_BP;
+use crate::x86_64::emulate::StateError;
 
 /// What follows an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,14 @@ enum Kind {
 
 impl From<KvmError> for RunEnd {
     fn from(error: KvmError) -> Self {
+        RunEnd::Host {
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<StateError> for RunEnd {
+    fn from(error: StateError) -> Self {
         RunEnd::Host {
             message: error.to_string(),
         }

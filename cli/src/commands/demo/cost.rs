@@ -57,8 +57,8 @@ impl fmt::Display for Cost {
 /// # Errors
 /// If the micro guest does not run.
 pub fn measure(host: &Host) -> Result<Cost, Failure> {
-    let kernel = GuestKernel::from_bytes(::guest::micro::elf(), Path::new("micro guest"))?;
-    let kernel = (&kernel.0, &kernel.1);
+    let (kernel, file) = GuestKernel::from_bytes(::guest::micro::elf(), Path::new("micro guest"))?;
+    let kernel = (&kernel, &file);
     let exit = per_count(host, kernel, "out", false)?;
     let call = per_count(host, kernel, "calls", false)?;
     let traced = per_count(host, kernel, "calls", true)?;
@@ -87,14 +87,14 @@ fn per_count(
 /// Time from the first instruction to the reset.
 fn run(
     host: &Host,
-    kernel: (&GuestKernel, &KernelFile),
+    (kernel, file): (&GuestKernel, &KernelFile),
     command_line: &str,
     traced: bool,
 ) -> Result<Duration, Failure> {
     let config = MachineConfig {
         memory: MEMORY,
         cpus: 1,
-        kernel: kernel.1,
+        kernel: file,
         initramfs: None,
         command_line,
         add_words: false,
@@ -108,7 +108,6 @@ fn run(
         false => None,
         true => {
             let view = kernel
-                .0
                 .locate(&machine, &machine.pause())?
                 .ok_or_else(|| Failure::new("the micro guest has no symbols"))?;
             let view = Arc::new(view);

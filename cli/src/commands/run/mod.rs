@@ -202,7 +202,7 @@ impl Plan<'_> {
         let result = self.watch(&session, armed, files);
         drop((console, guest_ports, ports, device, server));
         if let Some(backlog) = session.machine.backlog() {
-            // What it has not taken is told where the output ends.
+            // The output itself warns of bytes that nobody has read.
             ending::wait(|limit| backlog.settle(limit), || backlog.taken());
         }
         let watched = result?;
