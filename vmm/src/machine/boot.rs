@@ -21,7 +21,7 @@ use crate::memory::{GuestRam, HOLE_START, RamError};
 use crate::vcpu::{Vcpu, kick};
 use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::cpuid::{self, Shape};
-use crate::x86_64::{entry, msr};
+use crate::x86_64::{emulate, entry, msr};
 
 /// Most vCPUs of a machine.
 pub const MAX_CPUS: u8 = 4;
@@ -298,6 +298,7 @@ pub(crate) fn launch(
 ) -> Result<Machine, MachineError> {
     watch.wait()?;
     kick::install_handler().map_err(MachineError::Thread)?;
+    emulate::prepare_host_code();
     let hold = shared.control.hold();
     let worker = devices.virtio.start(&shared.control)?;
     let mut threads = Vec::new();

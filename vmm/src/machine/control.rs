@@ -25,6 +25,9 @@ const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// Work for a parked vCPU, done on its own thread.
 pub(crate) type Job = Box<dyn FnOnce(&mut Vcpu) + Send>;
 
+/// Work for the device thread, between two calls of devices.
+pub(crate) type DeviceJob = Box<dyn FnOnce() + Send>;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Running,
@@ -47,6 +50,8 @@ struct State {
     exclusive: Option<usize>,
     /// The device thread may be touching guest memory.
     device_works: bool,
+    /// In the order in which they were asked for.
+    device_jobs: VecDeque<DeviceJob>,
     /// Why the run ended; the first reason counts.
     end: Option<RunEnd>,
     /// The threads are to leave.
@@ -79,6 +84,7 @@ impl Control {
                 pauses: 0,
                 exclusive: None,
                 device_works: false,
+                device_jobs: VecDeque::new(),
                 end: None,
                 leave: false,
             }),
@@ -266,6 +272,12 @@ impl Control {
     pub(crate) fn begin_device_work(&self) -> Option<DeviceWork<'_>> {
         let mut state = self.lock();
         while state.pauses > 0 && !state.leave {
+            if let Some(job) = state.device_jobs.pop_front() {
+                drop(state);
+                job();
+                state = self.lock();
+                continue;
+            }
             state = self.wait(state);
         }
         if state.leave {
@@ -273,6 +285,28 @@ impl Control {
         }
         state.device_works = true;
         Some(DeviceWork { control: self })
+    }
+
+    /// Gives the device thread work, which it does also while the machine is paused: at once where it waits for the end of the
+    /// pause, else when it calls [`Self::do_device_jobs`].
+    pub(crate) fn give_device(&self, job: DeviceJob) {
+        self.lock().device_jobs.push_back(job);
+        self.changed.notify_all();
+    }
+
+    /// Called by the device thread between two calls of devices.
+    pub(crate) fn do_device_jobs(&self) {
+        loop {
+            let Some(job) = self.lock().device_jobs.pop_front() else {
+                return;
+            };
+            job();
+        }
+    }
+
+    /// Returns whether the threads are to leave.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.lock().leave
     }
 
     /// Makes a running vCPU leave KVM_RUN once, without parking it.

@@ -14,6 +14,7 @@ pub(crate) mod shared;
 pub(crate) mod virtio;
 mod watch;
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -57,6 +58,15 @@ pub struct Machine {
     watchdog: Option<watch::Watchdog>,
     /// Held until [`Machine::start`].
     held: Option<Paused>,
+}
+
+/// A thread of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MachineThread {
+    /// Executes the guest, and what a hit asks for.
+    Vcpu,
+    /// Serves the virtio devices.
+    Devices,
 }
 
 /// What a machine has counted.
@@ -105,6 +115,31 @@ impl Machine {
     /// A share of this machine, for whoever arms traps or reads memory.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
+    }
+
+    /// Does `work` on each thread of a machine that was just made, before its guest runs: to confine them, for example.
+    ///
+    /// # Errors
+    /// The first one of `work`, or that a thread is gone.
+    pub fn on_threads<E: From<io::Error> + Send + 'static>(
+        &self,
+        work: impl Fn(MachineThread) -> Result<(), E> + Send + Sync + 'static,
+    ) -> Result<(), E> {
+        let gone = || Err(io::Error::other("a thread of the machine is gone").into());
+        let Some(held) = &self.held else {
+            return Err(io::Error::other("the guest runs already").into());
+        };
+        let work = Arc::new(work);
+        for vcpu in 0..self.vcpus() {
+            let work = work.clone();
+            let done = held.on_vcpu(vcpu, move |_| work(MachineThread::Vcpu));
+            done.unwrap_or_else(gone)?;
+        }
+        let Some(worker) = &self.worker else {
+            return Ok(());
+        };
+        let done = worker.on_thread(move || work(MachineThread::Devices));
+        done.unwrap_or_else(gone)
     }
 
     /// Lets the vCPUs of a machine that was just made run.

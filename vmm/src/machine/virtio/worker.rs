@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ use crate::machine::control::Control;
 
 /// Longest wait for a deadline that the host's clock is asked for at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+/// How often who waits for a job looks whether the thread is still there.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A far end has something for its device.
 pub(super) struct FarEndEvent(EventFd);
@@ -106,6 +109,27 @@ impl Worker {
             thread: Some(thread),
         })
     }
+
+    /// Does `work` on the thread. Returns its result; `None` if the thread is gone.
+    pub(crate) fn on_thread<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Option<R> {
+        let (tell, told) = channel();
+        let job = move || {
+            // It is waited for below.
+            let _ = tell.send(work());
+        };
+        self.control.give_device(Box::new(job));
+        raise(&self.stop);
+        while self.thread.as_ref().is_some_and(|t| !t.is_finished()) {
+            match told.recv_timeout(LOOK_INTERVAL) {
+                Ok(result) => return Some(result),
+                Err(_) => continue,
+            }
+        }
+        told.try_recv().ok()
+    }
 }
 
 impl Drop for Worker {
@@ -173,6 +197,7 @@ struct Server {
     turns: Vec<Turn>,
     /// By the number that an event carries.
     sources: Vec<Source>,
+    /// Raised when there is a job, and at the end.
     stop: EventFd,
     stopped: bool,
     control: Arc<Control>,
@@ -272,7 +297,10 @@ impl MutEventSubscriber for Server {
         // How often it was raised does not matter.
         let _ = self.event(source).map(EventFd::read);
         match source {
-            Source::Stop => self.stopped = true,
+            Source::Stop => {
+                self.control.do_device_jobs();
+                self.stopped = self.control.is_leaving();
+            }
             Source::Queue { device, queue } => {
                 let turn = self.turns.get_mut(device);
                 if let Some(due) = turn.and_then(|turn| turn.queues.get_mut(usize::from(queue))) {

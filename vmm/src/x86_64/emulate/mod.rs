@@ -43,6 +43,7 @@ use kvm_bindings::kvm_regs;
 
 use cpu::{Commit, Cpu};
 pub use environment::{ControlRegister, Environment, FxState, MemoryFault, Segment, StateError};
+pub(crate) use native::prepare as prepare_host_code;
 pub(crate) use prepared::Prepared;
 
 /// Exception vectors that [`EmulateError::Exception`] may carry (SDM volume 3, table 7-1).

@@ -9,6 +9,7 @@
 //! instruction, the guest's alignment is checked here, and the guest's x87 state never reaches the host CPU. An SSE
 //! exception that the guest has unmasked is found by the flags that the instruction leaves (`simd`).
 
+mod code_memory;
 mod simd;
 mod stub;
 
@@ -28,7 +29,7 @@ use super::{EmulateError, flags, fpu, vector};
 use simd::Exceptions;
 use stub::{Context, Stub};
 
-/// Stubs kept per thread; each takes a page.
+/// Stubs kept per thread.
 const CACHED: usize = 64;
 /// Largest memory operand in bytes.
 const MEMORY_MAX: usize = stub::MEMORY_SIZE;
@@ -36,6 +37,11 @@ const MEMORY_MAX: usize = stub::MEMORY_SIZE;
 thread_local! {
     /// Instructions seen by this thread; `None` for those that are refused.
     static PLANS: RefCell<HashMap<Instruction, Option<Rc<Plan>>>> = RefCell::new(HashMap::new());
+}
+
+/// Makes the memory that stubs stand in, before this process is forbidden to make any executable.
+pub(crate) fn prepare() {
+    code_memory::prepare();
 }
 
 /// Whether [`run`] executes this instruction.

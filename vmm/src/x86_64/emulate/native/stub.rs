@@ -4,7 +4,7 @@
 //! registers, MXCSR flags, status flags, and [`Context::memory`] through the scratch register, and nothing else.
 
 use std::mem::offset_of;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use iced_x86::code_asm::registers::gpr64::get_gpr64;
 use iced_x86::code_asm::{
@@ -13,6 +13,7 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Instruction, Register};
 
 use super::super::environment::FxState;
+use super::code_memory::Place;
 
 /// Bytes of the buffer that stands for the memory operand.
 pub(super) const MEMORY_SIZE: usize = 64;
@@ -49,9 +50,6 @@ pub(super) const SCRATCH: [Register; 8] = [
     Register::R11,
 ];
 
-/// Size of the mapping that holds a stub; the code takes about 300 bytes.
-const PAGE: usize = 4096;
-
 /// The memory operand's stand-in, aligned for every instruction.
 #[repr(C, align(64))]
 pub(super) struct Buffer(pub(super) [u8; MEMORY_SIZE]);
@@ -86,9 +84,9 @@ impl Default for Context {
     }
 }
 
-/// The machine code for one instruction, in pages of its own that are never written again.
+/// The machine code for one instruction, in a place of its own that is not written again while this lives.
 pub(super) struct Stub {
-    page: NonNull<libc::c_void>,
+    place: Place,
 }
 
 impl Stub {
@@ -96,36 +94,8 @@ impl Stub {
     pub(super) fn new(insn: &Instruction, scratch: Register) -> Result<Self, &'static str> {
         let base = get_gpr64(scratch).ok_or("its scratch register is no 64-bit register")?;
         let code = assemble(insn, base).map_err(|_| "it cannot be encoded for the host")?;
-        if code.len() > PAGE {
-            return Err("its host code is longer than a page");
-        }
-        // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no other mapping.
-        let page = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        let page = match NonNull::new(page) {
-            Some(page) if page.as_ptr() != libc::MAP_FAILED => page,
-            _ => return Err("no memory for host code"),
-        };
-        // from here on, dropping it unmaps the page
-        let stub = Self { page };
-        // SAFETY: the page was mapped writable above, `PAGE` bytes long, nothing else points into it, and `code` is no
-        // longer than that.
-        unsafe { ptr::copy_nonoverlapping(code.as_ptr(), page.as_ptr().cast::<u8>(), code.len()) };
-        // SAFETY: the range is the mapping made above, owned by `stub`, and no reference into it exists.
-        let status =
-            unsafe { libc::mprotect(page.as_ptr(), PAGE, libc::PROT_READ | libc::PROT_EXEC) };
-        if status != 0 {
-            return Err("the host forbids executable memory");
-        }
-        Ok(stub)
+        let place = Place::with(&code)?;
+        Ok(Self { place })
     }
 
     /// Runs the instruction on `context`.
@@ -134,20 +104,12 @@ impl Stub {
             context.fx.mxcsr() & !0xffff == 0,
             "FXRSTOR faults on unknown MXCSR bits"
         );
-        // SAFETY: the page holds a whole function made by `assemble`, in the System V calling convention with one
-        // pointer argument; the page is executable and stays mapped as long as `self`.
+        // SAFETY: the place holds a whole function made by `assemble`, in the System V calling convention with one
+        // pointer argument; it is executable and stays as it is as long as `self`.
         let code: extern "sysv64" fn(*mut Context) =
-            unsafe { std::mem::transmute(self.page.as_ptr()) };
+            unsafe { std::mem::transmute(self.place.address().as_ptr()) };
         // the code writes only inside `context`, which is exclusively ours, and on the stack below its frame
         code(ptr::from_mut(context));
-    }
-}
-
-impl Drop for Stub {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new`, is this long, and no code in it runs: `run` borrows `self`.
-        let status = unsafe { libc::munmap(self.page.as_ptr(), PAGE) };
-        debug_assert_eq!(status, 0);
     }
 }
 
