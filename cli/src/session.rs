@@ -1,5 +1,6 @@
 //! A running machine, shared by the threads that watch it: the command's own, the control socket's, the trace's.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::name::ProbePattern;
 use probes::{ptrace, trace};
-use vmm::snapshot::{SnapshotInfo, Taken};
+use vmm::snapshot::{self, Files, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
 use crate::control::{Answer, Command, Info, ListedProbe, SiteCount, Stat, Unknown, server};
@@ -259,35 +260,16 @@ impl Session {
         }
     }
 
-    fn snapshot(&self, folder: &std::path::Path) -> Answer {
-        if !folder.is_absolute() {
-            return Answer::Error {
-                message: format!("snapshot {}: not an absolute path", folder.display()),
-            };
-        }
+    fn save_to(&self, descriptors: Vec<OwnedFd>) -> Result<Saved, String> {
         if let Some(end) = self.machine.wait(Some(Duration::ZERO)) {
-            return Answer::Error {
-                message: format!("cannot be saved any more: {end}"),
-            };
+            return Err(format!("cannot be saved any more: {end}"));
         }
-        let start = Instant::now();
-        let paused = self.machine.pause();
-        let taken = vmm::snapshot::take(
-            &self.host.kvm,
-            &self.machine,
-            &paused,
-            &self.snapshot_info(),
-            folder,
-        );
-        drop(paused);
-        let paused_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-        // The guest does not wait for the disk.
-        match taken.and_then(Taken::finish) {
-            Ok(()) => Answer::Saved { paused_us },
-            Err(error) => Answer::Error {
-                message: error.to_string(),
-            },
-        }
+        let count = descriptors.len();
+        let [state, memory] = <[OwnedFd; 2]>::try_from(descriptors)
+            .map_err(|_| format!("a snapshot is written to two files: {count} were sent"))?;
+        let files = Files::new(state, memory).map_err(|error| error.to_string())?;
+        let (kvm, info) = (&self.host.kvm, self.snapshot_info());
+        snapshot::write(kvm, &self.machine, &info, files).map_err(|error| error.to_string())
     }
 
     fn stat(&self, hash: bool) -> Stat {
@@ -370,10 +352,16 @@ impl server::Machine for Arc<Session> {
         }
     }
 
+    fn save(&self, descriptors: Vec<OwnedFd>, _client: &UnixStream) -> Answer {
+        answer(self.save_to(descriptors), |saved| Answer::Saved {
+            bytes: self.machine.ram().size(),
+            paused_us: u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
+        })
+    }
+
     fn answer(&self, command: Command) -> Answer {
         match command {
             Command::Info => Answer::Info(self.info()),
-            Command::Snapshot { folder } => self.snapshot(&folder),
             Command::Stat { hash } => Answer::Stat(self.stat(hash)),
             Command::Ps { threads } => {
                 let found = self
@@ -406,9 +394,9 @@ impl server::Machine for Arc<Session> {
             Command::List { pattern } => {
                 answer(self.list(&pattern), |probes| Answer::Probes { probes })
             }
-            // Answered as a stream.
-            Command::Trace(_) | Command::Script(_) => Answer::Error {
-                message: "a trace is a stream, not an answer".into(),
+            // Answered elsewhere.
+            Command::Trace(_) | Command::Script(_) | Command::Snapshot => Answer::Error {
+                message: "a trace is a stream, and a snapshot needs files".into(),
             },
             Command::Stop => {
                 self.machine.stop();
@@ -418,6 +406,6 @@ impl server::Machine for Arc<Session> {
     }
 }
 
-fn answer<T>(found: Result<T, String>, answer: fn(T) -> Answer) -> Answer {
+fn answer<T>(found: Result<T, String>, answer: impl FnOnce(T) -> Answer) -> Answer {
     found.map_or_else(|message| Answer::Error { message }, answer)
 }

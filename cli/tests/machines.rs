@@ -392,7 +392,7 @@ fn a_snapshot_goes_on_where_it_was_taken_and_can_be_traced() {
     let saved = world.run("snapshot saved");
     assert_eq!(saved.status, 0, "{saved:?}");
     assert!(
-        saved.stderr.contains("the guest stood still for"),
+        saved.stderr.contains("the guest was paused for"),
         "{saved:?}"
     );
     let again = world.run("snapshot saved");

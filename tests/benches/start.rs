@@ -115,8 +115,8 @@ fn save_full_micro(host: &Host, micro: &Path, folder: &Path) -> Result<(), Box<d
         command_line: "echo".into(),
         kernel: Some(KernelReference::new(micro, kernel.elf())),
     };
-    let paused = machine.pause();
-    Ok(save(&host.kvm, &machine, &paused, &info, folder)?)
+    save(&host.kvm, &machine, &info, folder)?;
+    Ok(())
 }
 
 /// Time from nothing to the first system call of a user program, if the host counts those, and to `init`'s first line.

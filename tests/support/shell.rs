@@ -240,12 +240,11 @@ impl Shell {
     /// # Panics
     /// If it cannot be saved.
     pub fn save(&self, host: &Host, folder: &Path) {
-        let paused = self.linux.machine.pause();
         let info = SnapshotInfo {
             command_line: self.linux.command_line.clone(),
             kernel: Some(self.linux.kernel.reference.clone()),
         };
-        let saved = snapshot::save(&host.kvm, &self.linux.machine, &paused, &info, folder);
+        let saved = snapshot::save(&host.kvm, &self.linux.machine, &info, folder);
         saved.unwrap_or_else(|e| panic!("{e}"));
     }
 

@@ -266,10 +266,8 @@ fn without_the_kernels_file_its_symbols_come_from_the_guests_memory() {
                 ..Kernel::small().reference.clone()
             }),
         };
-        let paused = machine.pause();
-        let done = snapshot::save(&host.kvm, machine, &paused, &info, &saved);
+        let done = snapshot::save(&host.kvm, machine, &info, &saved);
         done.unwrap_or_else(|e| panic!("{e}"));
-        drop(paused);
         let view = shell.linux.view();
         view.symbols.address_of("vfs_read").unwrap_or_default()
     };

@@ -121,10 +121,8 @@ fn a_panic_is_told_of_a_restored_machine() {
             }),
         };
         let folder = world.path(name);
-        let paused = booted.machine.pause();
-        snapshot::save(&host.kvm, &booted.machine, &paused, &info, &folder)
+        snapshot::save(&host.kvm, &booted.machine, &info, &folder)
             .unwrap_or_else(|e| panic!("{e}"));
-        drop(paused);
         let mut line: Vec<OsString> = words("run --serial null --restore");
         line.push(folder.into());
         let ended = world.run(line, BOOT_LIMIT);

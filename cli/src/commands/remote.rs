@@ -4,8 +4,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use vmm::snapshot::NewFolder;
+
 use crate::args;
-use crate::control::client::{ask, ask_within, unexpected};
+use crate::control::client::{ask, ask_with, ask_within, unexpected};
 use crate::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
 use crate::memory_size::Human;
 use crate::registry::{self, Registry, Running};
@@ -38,22 +40,20 @@ pub(super) fn find(which: args::Which) -> Result<Running, Failure> {
     Ok(registry::choose(running, which.vm)?)
 }
 
-/// Runs `exotrace snapshot`.
+/// Runs `exotrace snapshot`: makes the folder and its files, which the machine's process may not be able to, and has the
+/// machine write them.
 pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
     let machine = find(args.which)?;
-    let folder = absolute("snapshot", args.folder)?;
-    match ask(
-        &machine,
-        &Command::Snapshot {
-            folder: folder.clone(),
-        },
-    )? {
-        Answer::Saved { paused_us } => {
+    let folder = NewFolder::create(&args.folder)?;
+    match ask_with(&machine, &Command::Snapshot, &folder.descriptors())? {
+        Answer::Saved { bytes, paused_us } => {
+            folder.finish()?;
             let (whole, part) = (paused_us / 1000, paused_us % 1000 / 100);
             say(format_args!(
-                "{}: saved to {}; the guest stood still for {whole}.{part} ms",
+                "{}: saved {} to {}; the guest was paused for {whole}.{part} ms",
                 machine.name,
-                folder.display()
+                Human(bytes),
+                args.folder.display()
             ));
             Ok(())
         }

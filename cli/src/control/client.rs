@@ -1,9 +1,13 @@
 //! Asking a running machine.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::{Answer, Command, LONGEST_ANSWER, MessageError};
 use crate::registry::Running;
@@ -63,7 +67,19 @@ pub enum AskError {
 /// # Errors
 /// If the machine cannot be reached, or says that it could not do it.
 pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
-    ask_for(machine, command, None)
+    ask_for(machine, command, &[], None)
+}
+
+/// As [`ask`]; the machine also gets `descriptors`, at most [`MOST_DESCRIPTORS`](super::MOST_DESCRIPTORS).
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_with(
+    machine: &Running,
+    command: &Command,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<Answer, AskError> {
+    ask_for(machine, command, descriptors, None)
 }
 
 /// As [`ask`], but no longer than `patience`: where one machine must not keep a user from the others.
@@ -75,18 +91,19 @@ pub fn ask_within(
     command: &Command,
     patience: Duration,
 ) -> Result<Answer, AskError> {
-    ask_for(machine, command, Some(patience))
+    ask_for(machine, command, &[], Some(patience))
 }
 
 fn ask_for(
     machine: &Running,
     command: &Command,
+    descriptors: &[BorrowedFd<'_>],
     patience: Option<Duration>,
 ) -> Result<Answer, AskError> {
     let name = || machine.name.to_string();
     let line = super::encode(command).map_err(io::Error::other);
     let answer = line
-        .and_then(|line| exchange(machine, &line, patience))
+        .and_then(|line| exchange(machine, &line, descriptors, patience))
         .map_err(|source| match (source.kind(), patience) {
             (io::ErrorKind::WouldBlock, Some(patience)) => AskError::Silent {
                 name: name(),
@@ -137,14 +154,35 @@ pub fn connect(machine: &Running, command: &Command) -> Result<UnixStream, AskEr
     })
 }
 
-fn exchange(machine: &Running, line: &str, patience: Option<Duration>) -> io::Result<String> {
+fn exchange(
+    machine: &Running,
+    line: &str,
+    descriptors: &[BorrowedFd<'_>],
+    patience: Option<Duration>,
+) -> io::Result<String> {
     let mut stream = UnixStream::connect(&machine.socket)?;
     stream.set_read_timeout(patience)?;
-    stream.write_all(line.as_bytes())?;
+    let sent = match descriptors {
+        [] => 0,
+        _ => send(&stream, line.as_bytes(), descriptors)?,
+    };
+    stream.write_all(line.as_bytes().get(sent..).unwrap_or_default())?;
     let mut answer = String::new();
     BufReader::new(stream.take(LONGEST_ANSWER)).read_line(&mut answer)?;
     if answer.is_empty() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(answer)
+}
+
+/// Sends descriptors with the first bytes of `bytes`; returns how many those are.
+fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(super::MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let parts = [IoSlice::new(bytes)];
+    Ok(sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL)?)
 }

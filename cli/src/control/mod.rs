@@ -1,8 +1,11 @@
 //! The control socket: one JSON line asks, one JSON line answers, then the connection ends.
 //!
-//! `{"version":1,"command":"snapshot","folder":"/tmp/s"}` is answered by `{"version":1,"answer":"saved","paused_us":900}` or
-//! `{"version":1,"answer":"error","message":"..."}`. Both sides refuse another version by name. The folder that
+//! `{"version":2,"command":"snapshot"}` is answered by `{"version":2,"answer":"saved","bytes":134217728,"paused_us":900}` or
+//! `{"version":2,"answer":"error","message":"..."}`. Both sides refuse another version by name. The folder that
 //! the socket stands in keeps other users out, and the server looks at who they are besides.
+//!
+//! With `snapshot` come the descriptors of the two files that it is to be written to (SCM_RIGHTS): the machine's process may
+//! be confined to a folder of its own, the client is not.
 
 pub mod client;
 pub mod inspection;
@@ -19,11 +22,14 @@ use crate::tracing::request::Request;
 use inspection::ProcessName;
 
 /// Raised when a message changes its meaning.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest question the server takes, in bytes: a script and its library.
 const LONGEST_QUESTION: u64 = 4 << 20;
 /// Longest answer a client takes: stacks of thousands of threads.
 const LONGEST_ANSWER: u64 = 256 << 20;
+
+/// Descriptors that come with a question at most; further ones are closed.
+pub const MOST_DESCRIPTORS: usize = 2;
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,11 +37,8 @@ const LONGEST_ANSWER: u64 = 256 << 20;
 pub enum Command {
     /// Who is there?
     Info,
-    /// Save the machine to a new folder, an absolute path.
-    Snapshot {
-        /// The folder.
-        folder: PathBuf,
-    },
+    /// Save the machine to the files whose descriptors come along: `state`, then `memory`.
+    Snapshot,
     /// The counts so far.
     Stat {
         /// And a hash of the kernel's text in memory.
@@ -99,7 +102,9 @@ pub enum Answer {
     Stack(inspection::Stacks),
     /// To [`Command::Snapshot`].
     Saved {
-        /// How long the guest stood still, in microseconds.
+        /// The machine's memory in bytes.
+        bytes: u64,
+        /// How long the guest was paused, in microseconds.
         paused_us: u64,
     },
     /// To [`Command::List`].
@@ -316,12 +321,13 @@ mod tests {
 
     #[test]
     fn every_message_survives_its_line() {
-        let snapshot = Command::Snapshot {
-            folder: "/tmp/a b".into(),
+        let maps = Command::Maps {
+            process: "a b".parse().unwrap(),
         };
         for command in [
             Command::Info,
-            snapshot,
+            maps,
+            Command::Snapshot,
             Command::Stat { hash: true },
             Command::Stop,
         ] {
@@ -358,7 +364,10 @@ mod tests {
         };
         let answers = [
             Answer::Stat(stat),
-            Answer::Saved { paused_us: 7 },
+            Answer::Saved {
+                bytes: 8,
+                paused_us: 7,
+            },
             Answer::Stopping,
             Answer::Error {
                 message: "a\nb".into(),
@@ -371,14 +380,8 @@ mod tests {
 
     #[test]
     fn the_line_is_as_documented() {
-        let line = encode(Command::Snapshot {
-            folder: "/tmp/s".into(),
-        })
-        .unwrap();
-        assert_eq!(
-            line,
-            "{\"version\":1,\"command\":\"snapshot\",\"folder\":\"/tmp/s\"}\n"
-        );
+        let line = encode(Command::Snapshot).unwrap();
+        assert_eq!(line, "{\"version\":2,\"command\":\"snapshot\"}\n");
     }
 
     #[test]
@@ -387,11 +390,11 @@ mod tests {
             ("GET / HTTP/1.1", "not a message"),
             ("", "not a message"),
             (
-                "{\"version\":2,\"command\":\"brew\"}",
-                "version 2, this exotrace speaks 1",
+                "{\"version\":1,\"command\":\"brew\"}",
+                "version 1, this exotrace speaks 2",
             ),
-            ("{\"version\":1,\"command\":\"brew\"}", "brew"),
-            ("{\"version\":1,\"command\":\"snapshot\"}", "folder"),
+            ("{\"version\":2,\"command\":\"brew\"}", "brew"),
+            ("{\"version\":2,\"command\":\"maps\"}", "process"),
         ] {
             let message = decode::<Command>(line).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");

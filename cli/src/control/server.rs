@@ -4,15 +4,18 @@
 //! at any time, and what the machine is. A client that says nothing keeps nobody waiting, and is hung up on after a while.
 //! Traces and scripts stream beside all that.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::{Answer, Command, LONGEST_QUESTION};
+use super::{Answer, Command, LONGEST_QUESTION, MOST_DESCRIPTORS};
 use crate::listener::{ListenError, Listener, Rules, check_peer};
 
 /// How long a client may take to send its line, and how long it may do nothing while we answer.
@@ -32,6 +35,9 @@ const RULES: Rules = Rules {
 pub trait Machine: Send + Sync + 'static {
     /// Does what `command` says. For [`Command::Stop`] this only starts the end.
     fn answer(&self, command: Command) -> Answer;
+
+    /// Saves to files, of which these are the descriptors that `client` has sent: for [`Command::Snapshot`].
+    fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer;
 
     /// Traces to `stream` until its other end is closed, or the machine ends: for [`Command::Trace`] and [`Command::Script`].
     fn stream(&self, command: Command, stream: UnixStream);
@@ -57,6 +63,8 @@ impl Server {
 struct Client<'s> {
     stream: &'s UnixStream,
     until: Instant,
+    /// Those that it has sent, at most [`MOST_DESCRIPTORS`].
+    descriptors: Vec<OwnedFd>,
 }
 
 impl<'s> Client<'s> {
@@ -64,6 +72,7 @@ impl<'s> Client<'s> {
         Self {
             stream,
             until: Instant::now() + time,
+            descriptors: Vec::new(),
         }
     }
 
@@ -79,7 +88,23 @@ impl<'s> Client<'s> {
 impl Read for Client<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buf)
+        // The kernel closes those that there is no room for.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(buf)];
+        let received = recvmsg(
+            self.stream,
+            &mut parts,
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                let room = MOST_DESCRIPTORS - self.descriptors.len();
+                self.descriptors.extend(descriptors.take(room));
+            }
+        }
+        Ok(received.bytes)
     }
 }
 
@@ -94,9 +119,9 @@ impl Write for Client<'_> {
     }
 }
 
-/// What the machine says; that it failed, if it panics: the client is told.
-fn answer(machine: &impl Machine, command: Command) -> Answer {
-    let answer = catch_unwind(AssertUnwindSafe(|| machine.answer(command)));
+/// Returns what the machine says; that it failed, if it panics.
+fn guarded(answer: impl FnOnce() -> Answer) -> Answer {
+    let answer = catch_unwind(AssertUnwindSafe(answer));
     answer.unwrap_or_else(|_| Answer::Error {
         message: "a fault in exotrace itself; its own standard error has more. Please report it"
             .to_owned(),
@@ -107,17 +132,23 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
     let answer = match check_peer(stream) {
         Ok(()) => {
             let mut line = String::new();
-            let question = Client::new(stream, PATIENCE).take(LONGEST_QUESTION);
-            BufReader::new(question).read_line(&mut line)?;
+            let mut client = Client::new(stream, PATIENCE);
+            BufReader::new(Read::take(&mut client, LONGEST_QUESTION)).read_line(&mut line)?;
+            let descriptors = client.descriptors;
             match super::decode(&line) {
                 Ok(command @ (Command::Trace(_) | Command::Script(_))) => {
                     machine.stream(command, stream.try_clone()?);
                     return Ok(());
                 }
                 // Needs no pause: answered while another command waits for one.
-                Ok(command @ (Command::Stop | Command::Info)) => answer(machine, command),
+                Ok(command @ (Command::Stop | Command::Info)) => {
+                    guarded(|| machine.answer(command))
+                }
                 Ok(command) => match turn.try_lock_for(LONGEST_TURN) {
-                    Some(_turn) => answer(machine, command),
+                    Some(_turn) => guarded(|| match command {
+                        Command::Snapshot => machine.save(descriptors, stream),
+                        command => machine.answer(command),
+                    }),
                     None => Answer::Error {
                         message: format!(
                             "busy with another command for {} s; `exotrace stop` is answered all the same",
@@ -141,6 +172,7 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
 
@@ -152,6 +184,18 @@ mod tests {
     impl Machine for Echo {
         fn stream(&self, command: Command, mut stream: UnixStream) {
             writeln!(stream, "{command:?}").unwrap();
+        }
+
+        /// Writes to each file.
+        fn save(&self, descriptors: Vec<OwnedFd>, _: &UnixStream) -> Answer {
+            let bytes = descriptors.len() as u64;
+            for descriptor in descriptors {
+                std::fs::File::from(descriptor).write_all(b"saved").unwrap();
+            }
+            Answer::Saved {
+                bytes,
+                paused_us: 0,
+            }
         }
 
         fn answer(&self, command: Command) -> Answer {
@@ -194,6 +238,21 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(gone.contains("has it just ended?"), "{gone}");
+    }
+
+    #[test]
+    fn the_machine_gets_the_descriptors_that_a_client_sends() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control");
+        let _server = Server::start(&socket, Echo).unwrap();
+        let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let descriptors = files.each_ref().map(AsFd::as_fd);
+        let answer = client::ask_with(&running(socket), &Command::Snapshot, &descriptors);
+        let (bytes, paused_us) = (2, 0);
+        assert_eq!(answer.unwrap(), Answer::Saved { bytes, paused_us });
+        for file in files {
+            assert_eq!(file.metadata().unwrap().len(), 5);
+        }
     }
 
     #[test]

@@ -3,20 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use introspect::{Gpa, PhysicalMemory};
 
-use super::create_private;
 use crate::memory::{GuestRam, PAGE_SIZE};
 
 /// Bytes looked at at once. A run of non-zero pages is written in one call.
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// Writes all of `ram`, in the order of its ranges, to the new file `path`.
-pub(super) fn write(ram: &GuestRam, path: &Path) -> io::Result<()> {
-    let file = create_private(path)?;
+/// Writes all of `ram`, in the order of its ranges, to the empty `file`.
+pub(super) fn write(ram: &GuestRam, file: &File) -> io::Result<()> {
     file.set_len(ram.size())?;
     let mut offset = 0u64;
     let mut chunk = vec![0u8; CHUNK];
@@ -27,7 +24,7 @@ pub(super) fn write(ram: &GuestRam, path: &Path) -> io::Result<()> {
             let piece = chunk.get_mut(..length).unwrap_or_default();
             ram.read_physical(Gpa(at), piece)
                 .map_err(io::Error::other)?;
-            write_used_pages(&file, piece, offset)?;
+            write_used_pages(file, piece, offset)?;
             at += length as u64;
             offset += length as u64;
         }
@@ -75,11 +72,10 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
-        write(&ram, &path).unwrap();
+        write(&ram, &File::create(&path).unwrap()).unwrap();
         let meta = std::fs::metadata(&path).unwrap();
         assert_eq!(meta.len(), 16 << 20);
         assert!(meta.blocks() * 512 <= 64 << 10, "{} blocks", meta.blocks());
-        assert_eq!(meta.mode() & 0o777, 0o600);
         let back = std::fs::read(&path).unwrap();
         let ones: Vec<usize> = (0..back.len()).filter(|i| back[*i] != 0).collect();
         assert_eq!(ones, [0, 4096, 5 << 20, (16 << 20) - 1]);

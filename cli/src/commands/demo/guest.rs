@@ -273,15 +273,9 @@ fn keep(session: &Session, cache: &Cache, folder: &Path) -> Result<(), Failure> 
             break;
         }
     }
-    let paused = session.machine.pause();
     let info = session.snapshot_info();
-    Ok(vmm::snapshot::save(
-        &session.host.kvm,
-        &session.machine,
-        &paused,
-        &info,
-        folder,
-    )?)
+    vmm::snapshot::save(&session.host.kvm, &session.machine, &info, folder)?;
+    Ok(())
 }
 
 /// Removes a snapshot; machines that were restored from it keep their memory.
