@@ -153,7 +153,11 @@ pub struct Snapshot {
     /// Which machine
     #[command(flatten)]
     pub which: Which,
-    /// A new folder
+    /// Check a snapshot instead: compare the memory in the folder with its hashes, and name each damaged piece. Needs no
+    /// machine
+    #[arg(long, conflicts_with = "vm")]
+    pub verify: bool,
+    /// A new folder; with --verify one that is there
     pub folder: PathBuf,
 }
 

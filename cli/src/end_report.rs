@@ -7,6 +7,7 @@ use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::virtual_memory::{read_c_string, read_u64};
 use serde::{Deserialize, Serialize};
 use vmm::machine::PanicReport;
+use vmm::snapshot::Checks;
 use vmm::{RunEnd, VcpuRegisters};
 
 use crate::guest_kernel::symbolize;
@@ -33,6 +34,14 @@ pub fn report(
     session: &Session,
     with_console: bool,
 ) -> Result<(), Failure> {
+    let checked = session.checks.as_ref().map(Checks::stats);
+    if let Some(stats) = checked.filter(|stats| !stats.damaged.is_empty()) {
+        say(format_args!(
+            "the guest ran on damaged memory: {} of {} checked pieces of its snapshot are not what was saved; see `exotrace snapshot --verify`",
+            stats.damaged.len(),
+            stats.checked
+        ));
+    }
     if end.is_orderly() {
         say(end);
         return Ok(());

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod byte_progress;
 mod commands;
 mod confinement;
 mod control;

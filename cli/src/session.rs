@@ -11,7 +11,7 @@ use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::name::ProbePattern;
 use probes::{ptrace, trace};
-use vmm::snapshot::{self, Files, Saved, SnapshotInfo};
+use vmm::snapshot::{self, Checks, Files, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
 use crate::control::{Answer, Command, Info, ListedProbe, SiteCount, Stat, Unknown, server};
@@ -48,6 +48,8 @@ pub struct Session {
     pub inspector: Inspector,
     /// Its probe engine, from the first trace on.
     pub engine: OnceLock<Engine>,
+    /// Checks of its memory, if it was restored.
+    pub checks: Option<Checks>,
     /// Its devices trace(3) and ptrace(3), from when they are first used.
     pub devices: TraceDevices,
 }
@@ -302,6 +304,7 @@ impl Session {
         });
         Stat {
             text: hash.then(|| self.text_hash()),
+            restored_memory: self.checks.as_ref().map(|checks| (&checks.stats()).into()),
             sites: sites.collect(),
             engine: self.engine.get().map(engine_counts).unwrap_or_default(),
             name: self.name.to_string(),
@@ -362,7 +365,7 @@ impl server::Machine for Arc<Session> {
     fn answer(&self, command: Command) -> Answer {
         match command {
             Command::Info => Answer::Info(self.info()),
-            Command::Stat { hash } => Answer::Stat(self.stat(hash)),
+            Command::Stat { hash } => Answer::Stat(Box::new(self.stat(hash))),
             Command::Ps { threads } => {
                 let found = self
                     .inspector

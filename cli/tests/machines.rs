@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -415,6 +416,35 @@ fn a_snapshot_goes_on_where_it_was_taken_and_can_be_traced() {
     assert!(
         other.status == 1 && other.stderr.contains("not the one that the snapshot runs"),
         "{other:?}"
+    );
+
+    let whole = world.run("snapshot --verify saved");
+    assert!(
+        whole.status == 0 && whole.stderr.contains("all as they were written"),
+        "{whole:?}"
+    );
+    // In the piece of memory that the guest lies in, and in no page that it uses.
+    let memory = std::fs::OpenOptions::new()
+        .write(true)
+        .open(world.path("saved/memory"))
+        .unwrap();
+    memory.write_all_at(b"x", (2 << 20) - 100).unwrap();
+    let piece = "bytes 0x0 to 0x200000 have changed";
+    for line in ["snapshot --verify saved", "run --restore saved --verify"] {
+        let refused = world.run(line);
+        assert!(
+            refused.status == 1 && refused.stderr.contains(piece),
+            "{line}: {refused:?}"
+        );
+    }
+    let running = world.started(world.command("run --restore saved --serial null"));
+    let damage = format!("snapshot's memory: {piece}");
+    world.wait_until("damage", || world.run("stat").stdout.contains(&damage));
+    assert_eq!(world.run("stop").status, 0);
+    let ended = running.finish();
+    assert!(
+        ended.stderr.contains("ran on damaged memory: 1 of"),
+        "{ended:?}"
     );
 
     let state = world.path("saved/state");

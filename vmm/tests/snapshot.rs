@@ -220,7 +220,7 @@ fn a_damaged_snapshot_is_refused_with_the_reason() {
         (
             "a flipped bit",
             |p| flip(&p.join("state"), 100),
-            &["state", "checksum"],
+            &["state", "SHA-256"],
         ),
         (
             "another version",

@@ -91,6 +91,10 @@ pub struct Run {
     /// Take the disks that the snapshot names, wherever their files are: for a snapshot that is trusted like a program
     #[arg(long, requires = "restore", conflicts_with = "disks")]
     pub disks_as_saved: bool,
+    /// Check all of the snapshot's memory before the guest runs, which takes as long as reading it. Without this, pieces of it
+    /// are checked as the guest comes to use them: damage is then reported, and the guest goes on
+    #[arg(long, requires = "restore")]
+    pub verify: bool,
     /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a Linux has it, unless
     /// nothing is added to its command line
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]

@@ -1,12 +1,13 @@
-//! Commands for machines that run in another process: `snapshot`, `stop`, `stat`, `vms`.
+//! Commands for machines that run in another process: `snapshot`, `stop`, `stat`, `vms`. `snapshot --verify` needs none.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vmm::snapshot::NewFolder;
+use vmm::snapshot::{NewFolder, SavedMemory};
 
 use crate::args;
+use crate::byte_progress;
 use crate::control::client::{ask, ask_with, ask_within, unexpected};
 use crate::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
 use crate::memory_size::Human;
@@ -43,6 +44,9 @@ pub(super) fn find(which: args::Which) -> Result<Running, Failure> {
 /// Runs `exotrace snapshot`: makes the folder and its files, which the machine's process may not be able to, and has the
 /// machine write them.
 pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
+    if args.verify {
+        return verify(&args.folder);
+    }
     let machine = find(args.which)?;
     let folder = NewFolder::create(&args.folder)?;
     match ask_with(&machine, &Command::Snapshot, &folder.descriptors())? {
@@ -58,6 +62,43 @@ pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
             Ok(())
         }
         other => Err(unexpected(&machine, &other).into()),
+    }
+}
+
+/// Runs `exotrace snapshot --verify`.
+fn verify(folder: &Path) -> Result<(), Failure> {
+    let memory = SavedMemory::open(folder)?;
+    report_damage(folder, &memory)?;
+    say(format_args!(
+        "{}: {} of memory in {} pieces: all as they were written",
+        folder.display(),
+        Human(memory.size()),
+        memory.pieces()
+    ));
+    Ok(())
+}
+
+/// Checks all of a snapshot's memory, with progress; names each damaged piece.
+///
+/// # Errors
+/// If one is damaged.
+pub(super) fn report_damage(folder: &Path, memory: &SavedMemory) -> Result<(), Failure> {
+    let bar = byte_progress::bar("checking");
+    let damaged = memory.verify(|done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    for piece in &damaged {
+        say(format_args!("{}/memory: {piece}", folder.display()));
+    }
+    match damaged.len() {
+        0 => Ok(()),
+        count => Err(Failure::new(format_args!(
+            "snapshot {}: damaged: {count} of {} pieces of its memory; restore it from a copy, or save the machine anew",
+            folder.display(),
+            memory.pieces()
+        ))),
     }
 }
 
@@ -115,6 +156,18 @@ fn stat_text(stat: &Stat) -> String {
     }
     if let Some(hash) = &stat.text {
         text += &format!("{:22} {hash}\n", "kernel text");
+    }
+    if let Some(memory) = &stat.restored_memory {
+        let counts = [
+            ("memory pieces checked", memory.checked as u64),
+            ("memory pieces damaged", memory.damaged.len() as u64),
+        ];
+        for (what, count) in counts {
+            text += &format!("{what:22} {count:>12}\n");
+        }
+        for damaged in memory.damaged.iter().take(LISTED) {
+            text += &format!("snapshot's memory: {damaged}\n");
+        }
     }
     for (instruction, count) in &stat.completed {
         text += &format!("completed {instruction:12} {count:>12}\n");
@@ -237,7 +290,7 @@ pub fn vms(args: &args::Vms) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::VirtioCount;
+    use crate::control::{RestoredMemory, VirtioCount};
 
     #[test]
     fn counts_are_listed_and_long_lists_cut() {
@@ -256,6 +309,11 @@ mod tests {
             completed: vec![("popcnt".into(), 15)],
             refused: vec![("vaddps".into(), 2)],
             text: None,
+            restored_memory: Some(RestoredMemory {
+                pieces: 64,
+                checked: 31,
+                damaged: vec!["bytes 0x0 to 0x1000 have changed".into()],
+            }),
             sites: vec![SiteCount {
                 address: 0x1000,
                 symbol: "vfs_read".into(),
@@ -282,6 +340,9 @@ mod tests {
         for expected in [
             "traps of probes                  12\n",
             "completed popcnt                 15\n",
+            "memory pieces checked            31\n",
+            "memory pieces damaged             1\n",
+            "snapshot's memory: bytes 0x0 to 0x1000 have changed\n",
             "refused vaddps                    2\n",
             "hits emulated                    20\n",
             "hidden bytes                      9\n",

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use vmm::machine::VirtioStats;
+use vmm::snapshot::CheckStats;
 
 use crate::scripting::request::ScriptRequest;
 use crate::tracing::request::Request;
@@ -91,7 +92,7 @@ pub enum Answer {
     /// To [`Command::Info`].
     Info(Info),
     /// To [`Command::Stat`].
-    Stat(Stat),
+    Stat(Box<Stat>),
     /// To [`Command::Ps`].
     Ps(inspection::Processes),
     /// To [`Command::Maps`].
@@ -173,6 +174,9 @@ pub struct Stat {
     /// SHA-256 of the kernel's text in memory, or why there is none, if asked for.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub text: Option<String>,
+    /// Of a restored machine, what checks of its snapshot's memory have found.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub restored_memory: Option<RestoredMemory>,
     /// Places where traps stand.
     pub sites: Vec<SiteCount>,
     /// What the probe engine has counted, all traces together; by name.
@@ -184,6 +188,27 @@ pub struct Stat {
     pub unknown_ports: Vec<Unknown>,
     /// Memory that no device answers.
     pub unknown_memory: Vec<Unknown>,
+}
+
+/// The memory of the snapshot that a machine was restored from, in pieces that are checked as they come into use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoredMemory {
+    /// Pieces.
+    pub pieces: usize,
+    /// Those that were checked.
+    pub checked: usize,
+    /// Those of them that are not what was written, by their bytes in the file.
+    pub damaged: Vec<String>,
+}
+
+impl From<&CheckStats> for RestoredMemory {
+    fn from(stats: &CheckStats) -> Self {
+        Self {
+            pieces: stats.pieces,
+            checked: stats.checked,
+            damaged: stats.damaged.iter().map(ToString::to_string).collect(),
+        }
+    }
 }
 
 /// What a virtio device has counted, its queues together.
@@ -345,6 +370,7 @@ mod tests {
             completed: vec![("popcnt".into(), 5)],
             refused: vec![("vaddps".into(), 2)],
             text: None,
+            restored_memory: None,
             sites: vec![SiteCount {
                 address: 7,
                 symbol: "vfs_read".into(),
@@ -363,7 +389,7 @@ mod tests {
             unknown_memory: vec![],
         };
         let answers = [
-            Answer::Stat(stat),
+            Answer::Stat(Box::new(stat)),
             Answer::Saved {
                 bytes: 8,
                 paused_us: 7,

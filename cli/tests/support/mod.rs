@@ -132,8 +132,12 @@ impl World {
 
     /// Starts a machine that goes on until it is stopped, and waits until it can be asked.
     pub fn start(&self, program: &str, options: &str) -> Running {
-        let child = self.micro_command(program, options).spawn().unwrap();
-        let running = Running { child: Some(child) };
+        self.started(self.micro_command(program, options))
+    }
+
+    /// Starts a machine by `command`, and waits until it can be asked.
+    pub fn started(&self, command: Command) -> Running {
+        let running = Running::of(command);
         let start = Instant::now();
         while self.run("vms").stdout.lines().count() < 2 {
             assert!(start.elapsed() < PATIENCE, "no machine after {PATIENCE:?}");

@@ -1,13 +1,15 @@
 //! The `state` file: a header that any version can read, then the version's own body.
 //!
-//! Header, little endian: 8 bytes `EXOTSNAP`, u32 version, u32 CRC-32 of the body, u64 body length.
+//! Header, little endian: 8 bytes `EXOTSNAP`, u32 version, u32 zero, u64 body length, SHA-256 of the body.
+
+use sha2::{Digest, Sha256};
 
 use crate::hex::hex;
 
 /// Version of the body. Raised with every change of what is saved.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
-const HEADER: usize = 24;
+const HEADER: usize = 56;
 
 /// A state file is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,12 +39,12 @@ pub enum SnapshotDamage {
         expected: u64,
     },
     /// Changed.
-    #[error("damaged: checksum {found:08x}, {expected:08x} was written")]
-    Checksum {
-        /// Of what is there.
-        found: u32,
+    #[error("damaged: SHA-256 {found}, {expected} was written")]
+    Hash {
+        /// Of what is there, in hexadecimal.
+        found: String,
         /// Of what was written.
-        expected: u32,
+        expected: String,
     },
 }
 
@@ -51,8 +53,9 @@ pub(super) fn encode(body: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER + body.len());
     file.extend_from_slice(MAGIC);
     file.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
-    file.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
+    file.extend_from_slice(&[0; 4]);
     file.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    file.extend_from_slice(&Sha256::digest(body));
     file.extend_from_slice(body);
     file
 }
@@ -64,7 +67,7 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
         bytes.map(u32::from_le_bytes)
     };
     let length = file
-        .get(16..HEADER)
+        .get(16..24)
         .and_then(|b| b.try_into().ok())
         .map(u64::from_le_bytes);
     let (Some(MAGIC), Some(version)) = (file.first_chunk::<8>(), word(8)) else {
@@ -75,7 +78,7 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
         return Err(SnapshotDamage::Version { found: version });
     }
     let body = file.get(HEADER..).unwrap_or_default();
-    let (Some(expected_sum), Some(expected)) = (word(12), length) else {
+    let (Some(expected_hash), Some(expected)) = (file.get(24..HEADER), length) else {
         return Err(SnapshotDamage::Truncated {
             found: 0,
             expected: HEADER as u64,
@@ -87,11 +90,11 @@ pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
             expected,
         });
     }
-    let found = crc32fast::hash(body);
-    if found != expected_sum {
-        return Err(SnapshotDamage::Checksum {
-            found,
-            expected: expected_sum,
+    let found = Sha256::digest(body);
+    if found.as_slice() != expected_hash {
+        return Err(SnapshotDamage::Hash {
+            found: hex(&found),
+            expected: hex(expected_hash),
         });
     }
     Ok(body)
@@ -123,7 +126,7 @@ mod tests {
                 "8 bytes of state, 9 were written",
             ),
             (good[..20].to_vec(), "damaged"),
-            (flipped, "checksum"),
+            (flipped, "SHA-256"),
         ];
         for (file, expected) in cases {
             let message = decode(&file).unwrap_err().to_string();

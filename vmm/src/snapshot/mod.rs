@@ -1,7 +1,7 @@
 //! Saving a machine to a folder, and making machines from it.
 //!
-//! A folder holds two files: `state` (vCPUs, interrupt controllers, timer, devices; versioned and checked)
-//! and `memory` (guest RAM as a sparse file). A restored machine maps `memory` copy-on-write, so any number
+//! A folder holds two files: `state` (vCPUs, interrupt controllers, timer, devices, hashes of `memory`; versioned and
+//! with a SHA-256 of its own) and `memory` (guest RAM as a sparse file). A restored machine maps `memory` copy-on-write, so any number
 //! of them share one file, which must stay as it is while they run.
 //!
 //! Disks are not part of a snapshot: it names their files, which must be there with the size they had, and should have
@@ -18,8 +18,10 @@ mod folder;
 mod format;
 mod memory_file;
 mod partial;
+mod pieces;
 mod restore;
 mod save;
+mod verify;
 
 use std::path::{Path, PathBuf};
 
@@ -32,13 +34,14 @@ pub use folder::{FolderError, NewFolder};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
 pub use restore::{RestoreError, RestoredMachine, restore};
 pub use save::{SaveError, Saved, save, write};
+pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
 
 use crate::machine::virtio::SavedDevice;
 use crate::vcpu::state::VcpuState;
 
 const STATE_FILE: &str = "state";
 const MEMORY_FILE: &str = "memory";
-/// Bytes of a state file that are read at most: some thousand for each vCPU are usual.
+/// Bytes of a state file that are read at most: some thousand for each vCPU are usual, and 33 for each 2 MiB of memory.
 const LONGEST_STATE: u64 = 64 << 20;
 
 /// Which kernel a snapshot runs: what a later session needs for symbols.
@@ -75,6 +78,8 @@ pub(crate) struct SavedMachine {
     pub(crate) cpu: String,
     pub(crate) interpreted: bool,
     pub(crate) memory: u64,
+    /// Of the file `memory`, in its order.
+    pieces: Vec<pieces::Piece>,
     pub(crate) command_line: String,
     pub(crate) kernel: Option<KernelReference>,
     /// Nanoseconds of the guest's kvmclock.

@@ -14,7 +14,8 @@ use kvm_ioctls::Kvm;
 
 use super::disks::{self, DiskRefusal, RestoredDisks};
 use super::{
-    KernelReference, LONGEST_STATE, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotDamage, format,
+    KernelReference, LONGEST_STATE, MEMORY_FILE, STATE_FILE, SavedMachine, SavedMemory,
+    SnapshotDamage, format, pieces,
 };
 use crate::host::HostProfile;
 use crate::machine::virtio::{DiskConfig, SavedDevice};
@@ -49,6 +50,16 @@ pub enum RestoreError {
         path: PathBuf,
         /// Why.
         source: postcard::Error,
+    },
+    /// The hashes are not those of this memory.
+    #[error("snapshot {path}: damaged: {found} hashes of its memory, expected {expected}")]
+    Pieces {
+        /// The file.
+        path: PathBuf,
+        /// Hashes that are there.
+        found: usize,
+        /// Pieces of memory.
+        expected: u64,
     },
     /// The memory file is damaged.
     #[error("snapshot {path}: {source}")]
@@ -110,6 +121,8 @@ pub struct RestoredMachine {
     pub kernel: Option<KernelReference>,
     /// The files that are its disks.
     pub disks: Vec<DiskConfig>,
+    /// The file behind its memory, for checks of what it holds.
+    pub memory: SavedMemory,
 }
 
 /// Makes a machine from the snapshot in `folder`, held before its next instruction.
@@ -136,6 +149,10 @@ pub fn restore(
         path: memory.clone(),
         source,
     })?;
+    let checked = file.try_clone().map_err(|source| RestoreError::Read {
+        path: memory.clone(),
+        source,
+    })?;
     let ram =
         GuestRam::copy_on_write(file, saved.memory).map_err(|source| RestoreError::Memory {
             path: memory,
@@ -151,10 +168,11 @@ pub fn restore(
         command_line: saved.command_line,
         kernel: saved.kernel,
         disks,
+        memory: SavedMemory::new(checked, saved.pieces, saved.memory),
     })
 }
 
-fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
+pub(super) fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
     let own = || path.to_path_buf();
     let file = regular_file::read(path, LONGEST_STATE).map_err(|source| RestoreError::Read {
         path: own(),
@@ -164,10 +182,19 @@ fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
         path: own(),
         source,
     })?;
-    postcard::from_bytes(body).map_err(|source| RestoreError::Body {
+    let saved: SavedMachine = postcard::from_bytes(body).map_err(|source| RestoreError::Body {
         path: own(),
         source,
-    })
+    })?;
+    let (found, expected) = (saved.pieces.len(), pieces::count(saved.memory));
+    match found as u64 == expected {
+        true => Ok(saved),
+        false => Err(RestoreError::Pieces {
+            path: own(),
+            found,
+            expected,
+        }),
+    }
 }
 
 fn check_host(

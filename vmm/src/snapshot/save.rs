@@ -1,5 +1,6 @@
 //! Writing a machine to the files of a snapshot.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::PoisonError;
@@ -9,6 +10,7 @@ use kvm_bindings::{kvm_clock_data, kvm_irqchip};
 use kvm_ioctls::Kvm;
 
 use super::folder::{FolderError, NewFolder};
+use super::pieces::{self, Piece, Reader};
 use super::{
     FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotInfo, format, memory_file,
 };
@@ -81,13 +83,14 @@ pub fn write(
 ) -> Result<Saved, SaveError> {
     let began = Instant::now();
     let paused = machine.pause();
-    let state = collect(kvm, machine, &paused, info)?;
+    let mut state = collect(kvm, machine, &paused, info)?;
     machine
         .traps()
         .with_bytes_restored(|| memory_file::write(machine.ram(), &files.memory))
         .map_err(failed(MEMORY_FILE))?;
     drop(paused);
     let paused = began.elapsed();
+    state.pieces = hashes(&files.memory, state.memory).map_err(failed(MEMORY_FILE))?;
     let body = postcard::to_stdvec(&state).map_err(SaveError::Encode)?;
     let written = files.state.write_all(&format::encode(&body));
     written
@@ -95,6 +98,13 @@ pub fn write(
         .map_err(failed(STATE_FILE))?;
     files.memory.sync_all().map_err(failed(MEMORY_FILE))?;
     Ok(Saved { paused })
+}
+
+/// Hashes what was written.
+fn hashes(memory: &File, size: u64) -> io::Result<Vec<Piece>> {
+    let mut reader = Reader::new();
+    let all = (0..pieces::count(size)).map(|index| pieces::range(index, size));
+    all.map(|piece| reader.read(memory, &piece)).collect()
 }
 
 fn failed(name: &'static str) -> impl FnOnce(io::Error) -> SaveError {
@@ -139,6 +149,7 @@ fn collect(
         cpu: host_name(),
         interpreted: shared.profile.kernel_mode.is_interpreted(),
         memory: shared.ram.size(),
+        pieces: Vec::new(),
         command_line: info.command_line.clone(),
         kernel: info.kernel.clone(),
         clock: clock.clock,

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use ::guest::{Cache, Progress, Terminal, debian, initramfs, kernel};
 use vmm::boot::KernelFile;
 use vmm::machine::MachineConfig;
-use vmm::snapshot::{self, FORMAT_VERSION, RestoredDisks};
+use vmm::snapshot::{self, FORMAT_VERSION, PageMap, RestoredDisks};
 
 use super::serial::Serial;
+use crate::commands::run::making::check_in_use;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::Inspector;
@@ -178,8 +179,11 @@ pub fn start(
         },
     };
     let is_new = restored.is_none();
-    let (machine, command_line) = match restored {
-        Some(restored) => (restored.machine, restored.command_line),
+    let (machine, command_line, checks) = match restored {
+        Some(restored) => {
+            let checks = check_in_use(restored.memory, &restored.machine, PageMap::open());
+            (restored.machine, restored.command_line, checks)
+        }
         None => {
             let booted = vmm::machine::boot(
                 &host.kvm,
@@ -197,7 +201,7 @@ pub fn start(
                     serial: serial.output(),
                 },
             )?;
-            (booted.machine, booted.command_line)
+            (booted.machine, booted.command_line, None)
         }
     };
     panic_witness::watch(&machine, Some(&files.kernel));
@@ -211,6 +215,7 @@ pub fn start(
         console: serial.tail(),
         inspector: Inspector::default(),
         engine: std::sync::OnceLock::new(),
+        checks,
         devices: crate::session::TraceDevices::default(),
     };
     session.machine.start();

@@ -1,16 +1,19 @@
 //! Making the machine of a run: what goes into it is read first, then it is booted or restored, and held.
 
+use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Instant;
 
 use introspect::regular_file;
 use probes::name::ProbePattern;
+use vmm::Machine;
 use vmm::boot::KernelFile;
 use vmm::machine::{DiskConfig, MachineConfig, SerialOutput, VirtioConfig};
-use vmm::snapshot::{KernelReference, RestoredDisks};
+use vmm::snapshot::{Checks, KernelReference, PageMap, RestoredDisks, SavedMemory};
 
 use crate::args::{self, Switch};
+use crate::commands::remote::report_damage;
 use crate::disk::Disk;
 use crate::guest_kernel::GuestKernel;
 use crate::guest_ports;
@@ -67,7 +70,8 @@ fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
 }
 
-/// The machine, held before its first instruction. What its serial port puts out is kept in the second of `console`.
+/// The machine, held before its first instruction. What its serial port puts out is kept in the second of `console`. By
+/// `pages` it is seen which of a restored machine's memory is in use.
 ///
 /// # Errors
 /// If something does not fit, or the snapshot cannot be restored.
@@ -77,6 +81,7 @@ pub fn make(
     host: Host,
     entry: &Entry,
     (serial, console): (SerialOutput, Tail),
+    pages: io::Result<PageMap>,
 ) -> Result<Session, Failure> {
     let started = Instant::now();
     let name = entry.name().clone();
@@ -89,6 +94,13 @@ pub fn make(
         for disk in &restored.disks {
             say(format_args!("{name}: disk {disk}"));
         }
+        if args.verify {
+            report_damage(folder, &restored.memory)?;
+        }
+        let checks = match args.verify {
+            true => None,
+            false => check_in_use(restored.memory, &restored.machine, pages),
+        };
         let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
         let (machine, command_line) = (restored.machine, restored.command_line);
@@ -103,6 +115,7 @@ pub fn make(
             console,
             inspector: Inspector::default(),
             engine: OnceLock::new(),
+            checks,
             devices: TraceDevices::default(),
         });
     }
@@ -153,6 +166,7 @@ pub fn make(
         console,
         inspector: Inspector::default(),
         engine: OnceLock::new(),
+        checks: None,
         devices: TraceDevices::default(),
     })
 }
@@ -171,6 +185,17 @@ fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
         disks: args.disks.iter().map(disk).collect(),
         rng: args.rng.map_or(announced, |rng| rng == Switch::On),
     }
+}
+
+/// Checks a restored machine's memory as it comes into use. Where that cannot be done, the machine runs all the same.
+pub fn check_in_use(
+    memory: SavedMemory,
+    machine: &Machine,
+    pages: io::Result<PageMap>,
+) -> Option<Checks> {
+    let checks = pages.and_then(|pages| memory.watch(machine.ram(), pages));
+    let warned = |error: &io::Error| log::warn!("the snapshot's memory is not checked: {error}");
+    checks.inspect_err(warned).ok()
 }
 
 /// The kernel of a snapshot. Without its file the machine runs all the same, and is known as far as its memory tells.

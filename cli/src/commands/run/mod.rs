@@ -5,7 +5,7 @@
 
 mod expecting;
 mod files;
-mod making;
+pub mod making;
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use indicatif::ProgressBar;
 use probes::kernel_view::KernelView;
 use vmm::RunEnd;
 use vmm::machine::console::Console;
+use vmm::snapshot::PageMap;
 
 use super::script::Source;
 use crate::args::{self, Format, Switch};
@@ -53,6 +54,8 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
             "--format collapsed: not for a trace of probes".into(),
         ));
     }
+    // A confined process cannot open it any more.
+    let pages = PageMap::open();
     if args.confine == Switch::On {
         confinement::confine()?;
     }
@@ -64,7 +67,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let console = Tail::of_console();
     let expecting = Expecting::of(&args, &console)?;
     let serial = serial_output(&args, files.serial.as_ref(), &console)?;
-    let session = make(&args, inputs, host, &entry, (serial, console))?;
+    let session = make(&args, inputs, host, &entry, (serial, console), pages)?;
     // Until now a signal ends this process, whatever it waits for.
     let signals = StopSignals::watch()?;
     let mut plan = Plan {

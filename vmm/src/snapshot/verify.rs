@@ -1,0 +1,377 @@
+//! Whether the `memory` of a snapshot is what was written.
+//!
+//! Against damage, by a disk or by somebody's mistake, not against an attacker: who can change `memory` can change its
+//! hashes, and a snapshot is to be trusted like a program in any case.
+//!
+//! All can be checked before a guest runs ([`SavedMemory::verify`]), which takes as long as reading the whole file. Else
+//! pieces are checked as they come into use ([`SavedMemory::watch`]). A guest's first touch of a page is a page fault of the
+//! host that no program sees, so a thread looks at the process's own page table (/proc/self/pagemap) from time to time and
+//! checks pieces of which pages are mapped that were not checked yet. Damage is therefore found soon after its first use, not
+//! before it: it is logged and counted, and the guest is not stopped. A page that is mapped and evicted again between two
+//! looks is not seen. userfaultfd(2) would see each touch before the guest does, but needs privileges on common hosts, and
+//! a copy of each page where machines now share them.
+//!
+//! So many machines beside each other read no more of a file than their guests use, and one that does nothing reads nothing.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use introspect::regular_file;
+
+use super::pieces::{self, Piece, Reader};
+use super::restore::{RestoreError, read_state};
+use super::{MEMORY_FILE, STATE_FILE};
+use crate::memory::{GuestRam, PAGE_SIZE};
+
+/// Time between two looks for pieces in use.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Pieces that are checked at a look: 64 MiB in a second at most.
+const CHECKED_AT_ONCE: usize = 32;
+/// Pieces that are looked for at a look: the page table of 8 GiB, 16 MiB of the pagemap.
+const LOOKED_FOR: u64 = 4096;
+/// Bytes of an entry of the pagemap, one for each page.
+const ENTRY: u64 = 8;
+/// Bits of an entry: the page is present, or swapped out.
+const IN_USE: u64 = 1 << 63 | 1 << 62;
+
+/// A piece of `memory` that is not what was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedPiece {
+    /// Its bytes in the file.
+    pub bytes: Range<u64>,
+    /// Why it cannot be read, if it cannot.
+    pub unreadable: Option<String>,
+}
+
+impl std::fmt::Display for DamagedPiece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Range { start, end } = self.bytes;
+        match &self.unreadable {
+            None => write!(f, "bytes {start:#x} to {end:#x} have changed"),
+            Some(why) => write!(f, "bytes {start:#x} to {end:#x} cannot be read: {why}"),
+        }
+    }
+}
+
+/// The `memory` of a snapshot, and the hashes of what was written.
+#[derive(Debug)]
+pub struct SavedMemory {
+    file: File,
+    pieces: Vec<Piece>,
+    size: u64,
+}
+
+impl SavedMemory {
+    /// Opens that of the snapshot in `folder`. Needs no KVM.
+    ///
+    /// # Errors
+    /// If a file is missing, or `state` is damaged.
+    pub fn open(folder: &Path) -> Result<Self, RestoreError> {
+        let saved = read_state(&folder.join(STATE_FILE))?;
+        let path = folder.join(MEMORY_FILE);
+        let opened = regular_file::open(&path);
+        let file = opened.map_err(|source| RestoreError::Read { path, source })?;
+        Ok(Self::new(file, saved.pieces, saved.memory))
+    }
+
+    pub(super) fn new(file: File, pieces: Vec<Piece>, size: u64) -> Self {
+        Self { file, pieces, size }
+    }
+
+    /// Returns the bytes of memory.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns how many pieces have a hash.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Checks all pieces, in the order of the file; tells `progress` the bytes that are done, and all. Returns those that are
+    /// damaged.
+    pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Vec<DamagedPiece> {
+        let mut reader = Reader::new();
+        let check = |index| {
+            let damaged = self.check(&mut reader, index);
+            progress(pieces::range(index, self.size).end, self.size);
+            damaged
+        };
+        (0..self.pieces.len() as u64).filter_map(check).collect()
+    }
+
+    fn check(&self, reader: &mut Reader, index: u64) -> Option<DamagedPiece> {
+        let bytes = pieces::range(index, self.size);
+        let expected = self.pieces.get(usize::try_from(index).ok()?)?;
+        let unreadable = match reader.read(&self.file, &bytes) {
+            Ok(found) if found == *expected => return None,
+            Ok(_) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        Some(DamagedPiece { bytes, unreadable })
+    }
+
+    /// Checks pieces as they come into use in `ram`, on a thread of its own, until the result is dropped.
+    ///
+    /// # Errors
+    /// If the host gives no thread.
+    pub fn watch(self, ram: &GuestRam, map: PageMap) -> io::Result<Checks> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                stats: CheckStats {
+                    pieces: self.pieces.len(),
+                    checked: 0,
+                    damaged: Vec::new(),
+                },
+                leave: false,
+            }),
+            left: Condvar::new(),
+        });
+        let watcher = Watcher {
+            unchecked: (0..self.pieces.len() as u64).collect(),
+            memory: self,
+            map,
+            places: ram.slots(),
+            next: 0,
+        };
+        let checks = shared.clone();
+        // Nobody waits for its end: a file system that does not answer must not hold up the machine's.
+        std::thread::Builder::new()
+            .name("verify".into())
+            .spawn(move || watcher.run(&checks))?;
+        Ok(Checks(shared))
+    }
+}
+
+/// The page table of this process, as the host shows it.
+#[derive(Debug)]
+pub struct PageMap(File);
+
+impl PageMap {
+    /// Opens it. A process that has made itself undumpable cannot any more, unless it is root's.
+    ///
+    /// # Errors
+    /// If /proc is not there.
+    pub fn open() -> io::Result<Self> {
+        File::open("/proc/self/pagemap").map(Self)
+    }
+
+    /// Returns whether any page of a range of this process's addresses is in use.
+    fn is_in_use(&self, address: u64, length: u64, entries: &mut Vec<u8>) -> io::Result<bool> {
+        entries.resize((length / PAGE_SIZE * ENTRY) as usize, 0);
+        self.0.read_exact_at(entries, address / PAGE_SIZE * ENTRY)?;
+        let (words, _) = entries.as_chunks();
+        Ok(words
+            .iter()
+            .any(|word| u64::from_ne_bytes(*word) & IN_USE != 0))
+    }
+}
+
+/// What checks of pieces in use have come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckStats {
+    /// Pieces of the file.
+    pub pieces: usize,
+    /// Those that were checked.
+    pub checked: usize,
+    /// Those of them that are damaged.
+    pub damaged: Vec<DamagedPiece>,
+}
+
+/// Checks of a restored machine's memory. They end when this is dropped.
+#[derive(Debug)]
+pub struct Checks(Arc<Shared>);
+
+impl Checks {
+    /// Returns what was found until now.
+    #[must_use]
+    pub fn stats(&self) -> CheckStats {
+        self.0.lock().stats.clone()
+    }
+}
+
+impl Drop for Checks {
+    fn drop(&mut self) {
+        self.0.lock().leave = true;
+        self.0.left.notify_all();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// It has been told to leave.
+    left: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    stats: CheckStats,
+    leave: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next look; `false`: for the end.
+    fn wait(&self) -> bool {
+        let left = self
+            .left
+            .wait_timeout_while(self.lock(), LOOK_INTERVAL, |s| !s.leave);
+        !left.unwrap_or_else(PoisonError::into_inner).0.leave
+    }
+
+    fn note(&self, damaged: Option<DamagedPiece>) {
+        let mut state = self.lock();
+        state.stats.checked += 1;
+        if let Some(damaged) = damaged {
+            log::error!("the snapshot's memory is damaged, and the guest uses it: {damaged}");
+            state.stats.damaged.push(damaged);
+        }
+    }
+}
+
+/// What the thread has.
+struct Watcher {
+    memory: SavedMemory,
+    map: PageMap,
+    /// (guest-physical start, length, address in this process) of the parts of memory, in the order of the file. Of addresses
+    /// that are unmapped by now the host says that they are not in use.
+    places: Vec<(u64, u64, u64)>,
+    /// Pieces that are not checked yet, in the order of the file.
+    unchecked: Vec<u64>,
+    /// Where in `unchecked` the next look begins.
+    next: usize,
+}
+
+impl Watcher {
+    fn run(mut self, shared: &Shared) {
+        while !self.unchecked.is_empty() && shared.wait() {
+            if let Err(error) = self.look(shared) {
+                log::warn!("the snapshot's memory is not checked any more: {error}");
+                return;
+            }
+        }
+    }
+
+    /// Checks pieces that have come into use.
+    fn look(&mut self, shared: &Shared) -> io::Result<()> {
+        let mut reader = Reader::new();
+        let mut entries = Vec::new();
+        let mut checked = 0;
+        let looked = (self.unchecked.len() as u64).min(LOOKED_FOR);
+        for _ in 0..looked {
+            if checked == CHECKED_AT_ONCE || shared.lock().leave {
+                break;
+            }
+            if self.next >= self.unchecked.len() {
+                self.next = 0;
+            }
+            let Some(&index) = self.unchecked.get(self.next) else {
+                break;
+            };
+            if self.is_in_use(index, &mut entries)? {
+                shared.note(self.memory.check(&mut reader, index));
+                self.unchecked.remove(self.next);
+                checked += 1;
+            } else {
+                self.next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_in_use(&self, index: u64, entries: &mut Vec<u8>) -> io::Result<bool> {
+        let piece = pieces::range(index, self.memory.size);
+        let mut begin = 0;
+        for &(_, length, host) in &self.places {
+            let (from, to) = (piece.start.max(begin), piece.end.min(begin + length));
+            if from < to
+                && self
+                    .map
+                    .is_in_use(host + (from - begin), to - from, entries)?
+            {
+                return Ok(true);
+            }
+            begin += length;
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use introspect::{Gpa, PhysicalMemory};
+    use std::time::Instant;
+
+    const SIZE: u64 = 4 * pieces::PIECE;
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Memory of which each piece begins with its number and is damaged behind that, but the first.
+    fn damaged() -> (SavedMemory, GuestRam) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SIZE).unwrap();
+        let mut reader = Reader::new();
+        let mut all = Vec::new();
+        for index in 0..pieces::count(SIZE) {
+            let range = pieces::range(index, SIZE);
+            file.write_all_at(&[index as u8 + 1], range.start).unwrap();
+            all.push(reader.read(&file, &range).unwrap());
+            if index > 0 {
+                file.write_all_at(&[0xff], range.end - 1).unwrap();
+            }
+        }
+        let ram = GuestRam::copy_on_write(file.try_clone().unwrap(), SIZE).unwrap();
+        (SavedMemory::new(file, all, SIZE), ram)
+    }
+
+    #[test]
+    fn all_damage_is_found_at_once() {
+        let (memory, _) = damaged();
+        let mut last = 0;
+        let found = memory.verify(|done, all| {
+            assert!(done > last && all == SIZE);
+            last = done;
+        });
+        let starts: Vec<u64> = found.iter().map(|piece| piece.bytes.start).collect();
+        assert_eq!(starts, [1, 2, 3].map(|index| index * pieces::PIECE));
+        assert_eq!(last, SIZE);
+        memory.file.set_len(SIZE - 1).unwrap();
+        let cut = memory.verify(|_, _| ()).pop().unwrap();
+        assert!(cut.unreadable.is_some(), "{cut}");
+    }
+
+    #[test]
+    fn damage_is_found_in_what_is_used_and_nothing_else_is_read() {
+        let (memory, ram) = damaged();
+        let checks = memory.watch(&ram, PageMap::open().unwrap()).unwrap();
+        let mut byte = [0];
+        for piece in [0, 2] {
+            ram.read_physical(Gpa(piece * pieces::PIECE), &mut byte)
+                .unwrap();
+        }
+        let until = Instant::now() + LIMIT;
+        while checks.stats().checked < 2 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let stats = checks.stats();
+        assert_eq!((stats.pieces, stats.checked), (4, 2));
+        let damaged: Vec<u64> = stats
+            .damaged
+            .iter()
+            .map(|piece| piece.bytes.start)
+            .collect();
+        assert_eq!(damaged, [2 * pieces::PIECE]);
+    }
+}
