@@ -12,7 +12,7 @@ use crate::control::inspection::ProcessName;
 use crate::registry::VmName;
 use crate::tracing::request::DEFAULT_SLOTS;
 pub use ports::{Ctl, Mount, Read, ReadPort, StreamFormat};
-pub use run::{GuestPorts, Run, Switch};
+pub use run::{Confine, GuestPorts, Run, Switch, User};
 
 /// Bytes of a string that a script reads unless told otherwise.
 const DEFAULT_STRLEN: u16 = 256;
@@ -100,6 +100,9 @@ pub struct Doctor {
     /// Print the record as JSON
     #[arg(long)]
     pub json: bool,
+    /// List the system calls that each kind of thread of a machine's process may make, with the reasons
+    #[arg(long, conflicts_with_all = ["fresh", "json"])]
+    pub calls: bool,
 }
 
 /// Options of `demo`.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use guest::Cache;
-use vmm::host::HostProfile;
+use vmm::host::{HostProfile, Kvm};
 
 use crate::report::Failure;
 
@@ -13,7 +13,7 @@ pub const KVM: &str = "/dev/kvm";
 /// An open KVM and its record.
 pub struct Host {
     /// The device.
-    pub kvm: vmm::host::Kvm,
+    pub kvm: Kvm,
     /// What it does.
     pub profile: HostProfile,
 }
@@ -29,13 +29,28 @@ fn record_file() -> Option<PathBuf> {
     }
 }
 
+/// Opens the device.
+///
+/// # Errors
+/// If it is not usable.
+pub fn device() -> Result<Kvm, Failure> {
+    Ok(vmm::host::open(Path::new(KVM))?)
+}
+
 impl Host {
     /// Opens KVM and takes its record from the cache, or measures it.
     ///
     /// # Errors
     /// If KVM is not usable.
     pub fn open() -> Result<Self, Failure> {
-        let kvm = vmm::host::open(Path::new(KVM))?;
+        Self::of(device()?)
+    }
+
+    /// The same for the device that is open.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn of(kvm: Kvm) -> Result<Self, Failure> {
         let profile = match record_file() {
             Some(file) => HostProfile::load_or_probe(&kvm, guest::micro::elf, &file)?,
             None => HostProfile::probe(&kvm, &guest::micro::elf())?,

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::confinement::{Confinement, Kind};
 use crate::ending;
 
 /// The handlers or their thread cannot be made.
@@ -38,13 +39,25 @@ impl StopSignals {
     /// # Errors
     /// If the handlers or their thread cannot be made.
     pub fn watch() -> Result<Self, WatchError> {
+        Self::watch_in(&Confinement::none())
+    }
+
+    /// Starts watching, on a thread in `confinement`.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub fn watch_in(confinement: &Confinement) -> Result<Self, WatchError> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let handle = signals.handle();
         let state = Arc::new(Mutex::new(State::default()));
         let shared = state.clone();
+        let confinement = confinement.clone();
         let thread = std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
+                if let Err(error) = confinement.enter(Kind::Signals) {
+                    log::warn!("the thread that waits for signals: {error}");
+                }
                 for signal in signals.forever() {
                     let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
                     if std::mem::replace(&mut state.arrived, true) {

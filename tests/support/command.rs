@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -138,10 +139,22 @@ impl World {
         assert_eq!(ended.status, 0, "{ended:?}");
     }
 
-    /// The bare command, with a pipe as its standard input.
+    /// The bare command, with a pipe as its standard input. A system call that a machine's process should not make ends it.
     pub fn command(&self) -> Command {
+        static HAS_WALLS: OnceLock<bool> = OnceLock::new();
+        let has_walls = HAS_WALLS.get_or_init(|| {
+            let told = Command::new(executable())
+                .args(["doctor", "--json"])
+                .output();
+            let told = told.unwrap_or_else(|e| panic!("exotrace doctor: {e}"));
+            let told = String::from_utf8_lossy(&told.stdout);
+            ["\"seccomp\": true", "\"landlock\": true"]
+                .iter()
+                .all(|wall| told.contains(wall))
+        });
         let mut command = Command::new(executable());
         command
+            .env("EXOTRACE_CONFINE", if *has_walls { "strict" } else { "on" })
             .current_dir(self.folder.path())
             .env("XDG_RUNTIME_DIR", self.path("run"))
             .env_remove("EXOTRACE_LOG")

@@ -157,10 +157,20 @@ pub struct Run {
     /// How trace events are written: text where functions are named alone, else events
     #[arg(long, value_enum)]
     pub format: Option<Format>,
-    /// Whether the machine's process gives up what it does not need: privileges by what it executes, core dumps, and being
-    /// read by other processes of the user
-    #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
-    pub confine: Switch,
+    /// Whether the machine's process gives up what it does not need: files, system calls, capabilities, core dumps, and being
+    /// read by other processes of the user. With `strict`, a system call that it should not make ends it
+    #[arg(
+        long,
+        value_name = "on|strict|off",
+        value_enum,
+        default_value = "on",
+        env = "EXOTRACE_CONFINE"
+    )]
+    pub confine: Confine,
+    /// Run as this user, with this group alone (by default the one of the same number): for root, who opens /dev/kvm. The other
+    /// files must be the user's to open
+    #[arg(long, value_name = "UID[:GID]", value_parser = parse_user)]
+    pub user: Option<User>,
     /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run directory
     #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     pub dt: Switch,
@@ -178,6 +188,39 @@ pub enum GuestPorts {
     Ro,
     /// Also change what is traced.
     Rw,
+}
+
+/// How a machine's process is confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Confine {
+    /// As far as the host can; what is refused fails.
+    On,
+    /// Wholly, or it does not run; what is refused ends it.
+    Strict,
+    /// Not at all.
+    Off,
+}
+
+/// A user and a group by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    /// The user.
+    pub user: u32,
+    /// The group.
+    pub group: u32,
+}
+
+fn parse_user(text: &str) -> Result<User, String> {
+    let number = |text: &str| {
+        let parsed = text.parse().ok().filter(|&number| number != u32::MAX);
+        parsed
+            .ok_or_else(|| format!("{text:?} is no user's or group's number; give UID or UID:GID"))
+    };
+    let (user, group) = text.split_once(':').unwrap_or((text, text));
+    Ok(User {
+        user: number(user)?,
+        group: number(group)?,
+    })
 }
 
 /// On or off.
@@ -263,6 +306,10 @@ mod tests {
             "run --kernel k --for -1",
             "run --kernel k --for soon",
             "run --kernel k --for inf",
+            "run --kernel k --user root",
+            "run --kernel k --user 1000:",
+            "run --kernel k --user 4294967295",
+            "run --kernel k --confine perhaps",
         ] {
             let words = ["exotrace"].into_iter().chain(words.split_whitespace());
             assert!(Cli::try_parse_from(words.clone()).is_err(), "{words:?}");

@@ -1,10 +1,13 @@
-//! `exotrace doctor`: what this host's KVM does, and what follows from it for the user.
+//! `exotrace doctor`: this host's KVM and confinement as they were tried, and what follows for the user.
 
-use std::io::Write;
+use std::io::{self, Write};
+use std::iter;
 
+use serde::Serialize;
 use vmm::host::{Breakpoint, HostProfile, Int3, KernelMode};
 
 use crate::args;
+use crate::confinement::{EVERY_THREAD, Kind, Walls};
 use crate::host::{Host, KVM};
 use crate::report::{Failure, ToOutput};
 
@@ -25,17 +28,23 @@ fn row(what: &'static str, found: &str, consequence: &'static str) -> Row {
 
 /// Runs the command.
 pub fn doctor(args: &args::Doctor) -> Result<(), Failure> {
+    if args.calls {
+        return list_calls(&mut std::io::stdout().lock()).to_output();
+    }
     let host = if args.fresh {
         Host::open_fresh()?
     } else {
         Host::open()?
     };
+    let walls = Walls::of_host();
     let mut out = std::io::stdout().lock();
     if args.json {
-        let json = serde_json::to_string_pretty(&host.profile)?;
+        let profile = &host.profile;
+        let json = serde_json::to_string_pretty(&Record { profile, walls })?;
         return writeln!(out, "{json}").to_output();
     }
-    let rows = rows(&host.profile);
+    let mut rows = rows(&host.profile);
+    rows.push(confinement(walls));
     let width = |of: fn(&Row) -> usize| rows.iter().map(of).max().unwrap_or_default();
     let (first, second) = (width(|r| r.what.len()), width(|r| r.found.len()));
     for Row {
@@ -47,6 +56,53 @@ pub fn doctor(args: &args::Doctor) -> Result<(), Failure> {
         writeln!(out, "{what:first$}  {found:second$}  {consequence}").to_output()?;
     }
     Ok(())
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Record<'p> {
+    #[serde(flatten)]
+    profile: &'p HostProfile,
+    #[serde(rename = "confinement")]
+    walls: Walls,
+}
+
+/// Writes a line for each system call of each kind of thread.
+fn list_calls(out: &mut impl Write) -> io::Result<()> {
+    let lists = Kind::ALL.map(|kind| (kind.name(), kind.own()));
+    for (kind, calls) in iter::once(("every thread", EVERY_THREAD)).chain(lists) {
+        for call in calls {
+            let only = match call.only {
+                [] => "",
+                _ => " (some)",
+            };
+            let name = format!("{}{only}", call.name());
+            writeln!(out, "{kind:13}{name:24}{}", call.reason)?;
+        }
+    }
+    Ok(())
+}
+
+fn confinement(walls: Walls) -> Row {
+    let (found, consequence) = match (walls.seccomp, walls.landlock) {
+        (true, true) => (
+            "seccomp and Landlock",
+            "a machine's process makes the calls of `doctor --calls` and opens no files but its own",
+        ),
+        (true, false) => (
+            "seccomp, no Landlock",
+            "a machine's process makes the calls of `doctor --calls`; it opens the files that its user may",
+        ),
+        (false, true) => (
+            "Landlock, no seccomp",
+            "a machine's process opens no files but its own, and makes any system call",
+        ),
+        (false, false) => (
+            "no seccomp, no Landlock",
+            "a machine's process may do what its user may: run it as a user of its own",
+        ),
+    };
+    row("confinement", found, consequence)
 }
 
 fn rows(profile: &HostProfile) -> Vec<Row> {
@@ -250,8 +306,12 @@ mod tests {
             HostProfile::svm_example(),
             HostProfile::interpreted_example(),
         ] {
-            let rows = rows(&profile);
+            let mut rows = rows(&profile);
             assert_eq!(rows.len(), 18);
+            for (seccomp, landlock) in [(true, true), (true, false), (false, true), (false, false)]
+            {
+                rows.push(confinement(Walls { seccomp, landlock }));
+            }
             for row in rows {
                 assert!(
                     !row.found.is_empty() && row.consequence.len() > 10,

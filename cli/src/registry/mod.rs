@@ -1,7 +1,7 @@
 //! The run directory: which machines of this user run, and where their control sockets are.
 //!
-//! `$XDG_RUNTIME_DIR/exotrace/NAME/` (without the variable `/tmp/exotrace-UID/NAME/`) belongs to the process that
-//! holds the lock on its file `lock`, which names that process; the kernel lets go of the lock when the process dies,
+//! `$XDG_RUNTIME_DIR/exotrace/NAME/` (if that folder is not the user's own `/run/user/UID/exotrace/NAME/`, or without one
+//! `/tmp/exotrace-UID/NAME/`) belongs to the process that holds the lock on its file `lock`, which names that process; the kernel lets go of the lock when the process dies,
 //! however it dies. `control` beside it is the socket, `dt` that of the device dt(4), and the other trace devices' ports have theirs.
 //! Everything is for its owner only (0700), and a directory that belongs to somebody else or is a symbolic link is refused.
 
@@ -140,10 +140,15 @@ impl Registry {
     /// # Errors
     /// If it cannot be made or is not safe to use.
     pub fn open() -> Result<Self, RegistryError> {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
-        let base = match runtime {
-            Some(folder) => PathBuf::from(folder).join("exotrace"),
-            None => PathBuf::from(format!("/tmp/exotrace-{}", user())),
+        let user = user();
+        let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
+        let of_session = PathBuf::from(format!("/run/user/{user}"));
+        let places = named.map(PathBuf::from).into_iter().chain([of_session]);
+        // Who has become another user has the variable of the one before.
+        let is_own = |place: &PathBuf| fs::metadata(place).is_ok_and(|meta| meta.uid() == user);
+        let base = match places.into_iter().find(is_own) {
+            Some(place) => place.join("exotrace"),
+            None => PathBuf::from(format!("/tmp/exotrace-{user}")),
         };
         Self::at(base)
     }

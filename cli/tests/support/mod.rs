@@ -8,6 +8,7 @@ use std::fs;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// How long anything may take here.
@@ -55,7 +56,17 @@ impl World {
         self.command_of(&words)
     }
 
+    /// The command with arguments. A system call that a machine's process should not make ends it.
     pub fn command_of(&self, words: &[&str]) -> Command {
+        let mut command = self.unconfined(words);
+        let walls = self.confinement();
+        if walls.seccomp && walls.landlock {
+            command.env("EXOTRACE_CONFINE", "strict");
+        }
+        command
+    }
+
+    fn unconfined(&self, words: &[&str]) -> Command {
         let mut command = Command::new(executable());
         command
             .args(words)
@@ -64,10 +75,27 @@ impl World {
             .env("XDG_CACHE_HOME", shared_cache())
             .env_remove("EXOTRACE_CACHE")
             .env_remove("EXOTRACE_LOG")
+            .env_remove("EXOTRACE_CONFINE")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command
+    }
+
+    /// The walls that this host's kernel has.
+    pub fn confinement(&self) -> Walls {
+        static WALLS: OnceLock<Walls> = OnceLock::new();
+        *WALLS.get_or_init(|| {
+            let mut doctor = self.unconfined(&["doctor", "--json"]);
+            let told = Ended::from(doctor.output().unwrap());
+            let record: serde_json::Value =
+                serde_json::from_str(&told.stdout).unwrap_or_else(|e| panic!("{e}: {told:?}"));
+            let has = |wall: &str| record["confinement"][wall].as_bool().unwrap();
+            Walls {
+                seccomp: has("seccomp"),
+                landlock: has("landlock"),
+            }
+        })
     }
 
     /// Runs the command to its end.
@@ -146,6 +174,19 @@ impl World {
         running
     }
 
+    /// The same of a machine that runs as `user`, UID:GID: all that is in this world is that user's.
+    pub fn start_as(&self, user: &str, program: &str, options: &str) -> Running {
+        let uid = user.split(':').next().and_then(|uid| uid.parse().ok());
+        for path in ["", "run", "micro"] {
+            std::os::unix::fs::chown(self.path(path), uid, None).unwrap();
+        }
+        let options = format!("--user {user} {options}");
+        let running = Running::of(self.micro_command(program, &options));
+        let control = self.path("run/exotrace/vm1/control");
+        self.wait_until("control socket", || control.exists());
+        running
+    }
+
     /// Names in the run directory.
     pub fn registered(&self) -> Vec<String> {
         match fs::read_dir(self.path("run/exotrace")) {
@@ -155,6 +196,13 @@ impl World {
             Err(_) => Vec::new(),
         }
     }
+}
+
+/// What a host's kernel confines a process by.
+#[derive(Debug, Clone, Copy)]
+pub struct Walls {
+    pub seccomp: bool,
+    pub landlock: bool,
 }
 
 /// A command that has ended.
@@ -193,6 +241,14 @@ impl Running {
     pub fn proc(&self, file: &str) -> String {
         let pid = self.child.as_ref().unwrap().id();
         fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
+    }
+
+    /// The same of each of its threads that has not ended.
+    pub fn threads(&self, file: &str) -> Vec<String> {
+        let pid = self.child.as_ref().unwrap().id();
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let read = |thread: fs::DirEntry| fs::read_to_string(thread.path().join(file)).ok();
+        threads.flatten().filter_map(read).collect()
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {

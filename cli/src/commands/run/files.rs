@@ -6,6 +6,7 @@ use std::path::Path;
 use vmm::machine::{Promptness, SerialOutput};
 
 use crate::args;
+use crate::confinement::Confinement;
 use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
 use crate::tail::Tail;
@@ -80,7 +81,7 @@ pub fn is_beside_messages(args: &args::Run) -> bool {
     matches!(Serial::of(args), Serial::Stdio) && (traced || one_screen)
 }
 
-/// The serial port's output; the end of it is kept in `tail`, too.
+/// The serial port's output, written by a thread in `confinement`; the end of it is kept in `tail`, too.
 ///
 /// # Errors
 /// If this process is out of descriptors or threads.
@@ -88,6 +89,7 @@ pub fn serial_output(
     args: &args::Run,
     file: Option<&OutputFile>,
     tail: &Tail,
+    confinement: &Confinement,
 ) -> Result<SerialOutput, Failure> {
     let (writer, promptness): (Box<dyn Write + Send>, _) = match (Serial::of(args), file) {
         (Serial::File(_), Some(file)) => (Box::new(file.writer()?), Promptness::Lines),
@@ -102,6 +104,7 @@ pub fn serial_output(
         (Serial::Stdio, _) => (Box::new(io::stdout()), Promptness::Bytes),
         _ => return Ok(SerialOutput::null().observed_by(tail.observer())),
     };
+    let writer = Box::new(confinement.of_writer(writer));
     let output = SerialOutput::queued(writer, promptness);
     let output = output.map_err(|error| Failure::new(format_args!("the console: {error}")))?;
     Ok(output.observed_by(tail.observer()))

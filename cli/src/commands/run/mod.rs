@@ -14,19 +14,20 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use probes::kernel_view::KernelView;
 use vmm::RunEnd;
+use vmm::machine::MachineThread;
 use vmm::machine::console::Console;
 use vmm::snapshot::PageMap;
 
 use super::script::Source;
-use crate::args::{self, Format, Switch};
-use crate::confinement;
+use crate::args::{self, Format, Switch, User};
+use crate::confinement::{self, Confinement, Kind, Reach};
 use crate::control::server::Server;
 use crate::dt;
 use crate::end_report;
 use crate::ending;
 use crate::expect::counting::{self, Counted, Counting};
 use crate::guest_ports;
-use crate::host::Host;
+use crate::host::{self, Host};
 use crate::output_file::trace_output;
 use crate::ports;
 use crate::registry::{Entry, Registry, VmName};
@@ -54,24 +55,34 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
             "--format collapsed: not for a trace of probes".into(),
         ));
     }
-    // A confined process cannot open it any more.
+    // A confined process cannot open it any more, nor one that has become another user's.
     let pages = PageMap::open();
-    if args.confine == Switch::On {
-        confinement::confine()?;
+    let device = host::device()?;
+    if let Some(user) = args.user {
+        become_user(user)?;
     }
+    let confinement = Confinement::begin(args.confine)?;
     let script = script(&args)?;
     let inputs = Inputs::read(&args)?;
-    let host = Host::open()?;
+    let host = Host::of(device)?;
     let entry = claim(args.name.clone())?;
     let mut files = Files::open(&args)?;
     let console = Tail::of_console();
     let expecting = Expecting::of(&args, &console)?;
-    let serial = serial_output(&args, files.serial.as_ref(), &console)?;
+    let serial = serial_output(&args, files.serial.as_ref(), &console, &confinement)?;
     let session = make(&args, inputs, host, &entry, (serial, console), pages)?;
+    let on_threads = confinement.clone();
+    session.machine.on_threads(move |thread| {
+        on_threads.enter(match thread {
+            MachineThread::Vcpu => Kind::Vcpu,
+            MachineThread::Devices => Kind::Devices,
+        })
+    })?;
     // Until now a signal ends this process, whatever it waits for.
-    let signals = StopSignals::watch()?;
+    let signals = StopSignals::watch_in(&confinement)?;
     let mut plan = Plan {
         args: &args,
+        confinement: &confinement,
         entry: &entry,
         signals: &signals,
         script,
@@ -82,6 +93,16 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         expecting.write_refusal(entry.name().to_string(), failure);
     }
     result
+}
+
+/// Becomes the user of `--user`.
+fn become_user(user: User) -> Result<(), Failure> {
+    let User { user, group } = user;
+    confinement::become_user(user, group).map_err(|error| {
+        Failure::new(format_args!(
+            "--user {user}:{group}: {error}; only root may run a machine as another user"
+        ))
+    })
 }
 
 /// The script that the run is traced by. What is wrong with its text is said before anything is made.
@@ -119,6 +140,7 @@ pub fn claim(name: Option<VmName>) -> Result<Entry, Failure> {
 /// What the run is about.
 struct Plan<'a> {
     args: &'a args::Run,
+    confinement: &'a Confinement,
     entry: &'a Entry,
     signals: &'a StopSignals,
     /// The script that it is traced by.
@@ -176,6 +198,16 @@ impl Plan<'_> {
         let early = session.locate()?;
         let armed = early.map(|view| self.arm(&session, view)).transpose()?;
         files.keep()?;
+        let printed = serial_output(
+            self.args,
+            files.serial.as_ref(),
+            &session.console,
+            self.confinement,
+        )?;
+        let mut guest_ports = guest_ports::connect(&session.machine, printed);
+        // All files are open. What is made from here on is confined as this thread is.
+        let reach = Reach::of_run(self.entry.folder(), self.args.symfs.as_deref());
+        self.confinement.enter_within(Kind::Service, &reach)?;
         let console = match Serial::of(self.args) {
             Serial::Stdio => Some(Console::connect(&session.machine)?),
             Serial::Null | Serial::File(_) => None,
@@ -183,8 +215,6 @@ impl Plan<'_> {
         if console.is_some() && io::stdin().is_terminal() {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
-        let printed = serial_output(self.args, files.serial.as_ref(), &session.console)?;
-        let mut guest_ports = guest_ports::connect(&session.machine, printed);
         session.machine.start();
         let session = Arc::new(session);
         session.stop_on(self.signals);

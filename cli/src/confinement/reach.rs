@@ -1,0 +1,73 @@
+//! Landlock: the files that a thread reaches by name. Those that are open already stay so.
+//!
+//! Nothing is reached over TCP, and no abstract socket of others.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, PathFd, RestrictionStatus, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+
+/// The newest version of Landlock whose restrictions are asked for; of an older one, those that it has.
+const NEWEST: ABI = ABI::V6;
+
+/// The files that the threads of a run reach, besides those that are open.
+#[derive(Debug, Default)]
+pub struct Reach {
+    /// A folder to make and remove files and sockets in.
+    pub own: Option<PathBuf>,
+    /// Folders and files to read.
+    pub read: Vec<PathBuf>,
+}
+
+impl Reach {
+    /// Returns the reach of a run: its folder in the run directory, the zones of time, and `--symfs`.
+    pub fn of_run(folder: &Path, symfs: Option<&Path>) -> Self {
+        let zones = ["/usr/share/zoneinfo", "/etc/localtime"].map(PathBuf::from);
+        Self {
+            own: Some(folder.to_path_buf()),
+            read: zones.into_iter().chain(symfs.map(Into::into)).collect(),
+        }
+    }
+}
+
+/// Confines this thread, and those that it makes from now on, to `reach`. Returns whether the host's kernel has Landlock.
+///
+/// # Errors
+/// If the kernel has it and refuses.
+pub(super) fn restrict(reach: &Reach) -> io::Result<bool> {
+    let status = restrict_with(reach).map_err(io::Error::other)?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+fn restrict_with(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::AbstractUnixSocket)?
+        .create()?;
+    // A path that is not there needs no rule.
+    if let Some(own) = &reach.own {
+        let within = AccessFs::from_read(NEWEST) | AccessFs::from_write(NEWEST);
+        if let Ok(folder) = PathFd::new(own) {
+            rules = rules.add_rule(PathBeneath::new(folder, within & !AccessFs::Execute))?;
+        }
+        // The folder itself is removed at the end; others beside it are not empty.
+        if let Some(Ok(around)) = own.parent().map(PathFd::new) {
+            rules = rules.add_rule(PathBeneath::new(around, AccessFs::RemoveDir))?;
+        }
+    }
+    for path in &reach.read {
+        let Ok(opened) = PathFd::new(path) else {
+            continue;
+        };
+        let access: BitFlags<AccessFs> = match path.is_dir() {
+            true => AccessFs::ReadFile | AccessFs::ReadDir,
+            false => AccessFs::ReadFile.into(),
+        };
+        rules = rules.add_rule(PathBeneath::new(opened, access))?;
+    }
+    rules.restrict_self()
+}
