@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use introspect::Gva;
+use introspect::memory_budget::{self, Purpose};
 use probes::clock::Clock;
 use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
@@ -14,7 +15,9 @@ use probes::{ptrace, trace};
 use vmm::snapshot::{self, Checks, Files, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
-use crate::control::{Answer, Command, Info, ListedProbe, SiteCount, Stat, Unknown, server};
+use crate::control::{
+    Answer, Command, Info, ListedProbe, MemoryCount, SiteCount, Stat, Unknown, server,
+};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::Inspector;
@@ -316,6 +319,13 @@ impl Session {
             completed: stats.completed,
             refused: stats.refused,
             virtio: stats.virtio.iter().map(Into::into).collect(),
+            memory: MemoryCount {
+                guest: self.machine.ram().size(),
+                held: Purpose::ALL
+                    .map(|p| (p.name().to_owned(), p.held()))
+                    .to_vec(),
+                most: memory_budget::LIMIT,
+            },
             unknown_ports,
             unknown_memory,
         }

@@ -12,6 +12,7 @@ mod bytes;
 pub mod core_file;
 pub mod kernel;
 pub mod memory;
+pub mod memory_budget;
 pub mod memory_view;
 pub mod regular_file;
 pub mod stack;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use introspect::kernel::symbols::SymbolsBuilder;
-use probes::engine::{Engine, EngineLimits, Session};
+use introspect::memory_budget;
+use probes::engine::{Engine, EngineLimits, RingSize, Session};
 use probes::event::{Event, EventKind};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
@@ -254,4 +255,26 @@ fn a_function_that_cannot_be_trapped_is_named_and_the_others_stay() {
     assert!(!session.disable(1), "it has no number");
     drop(session);
     micro.assert_untouched(&before);
+}
+
+/// Each ring alone would be permitted. Other tests hold little, and are not to be refused because of this one.
+#[test]
+fn rings_beyond_what_the_process_holds_for_all_are_refused() {
+    let Some(micro) = micro("smp 1 2", 2) else {
+        return;
+    };
+    let words = RingSize::default().words;
+    let slots = (memory_budget::LIMIT as usize / words / size_of::<u64>()).next_power_of_two() / 2;
+    let engine = Engine::new(
+        micro.machine.handle(),
+        micro.view.clone(),
+        &EngineLimits::default(),
+    );
+    let refused = engine.session(ring(slots)).err();
+    let text = refused.map(|error| error.to_string()).unwrap_or_default();
+    assert!(
+        text.contains("for rings") && text.contains("end a trace"),
+        "{text}"
+    );
+    engine.session(ring(64)).unwrap();
 }

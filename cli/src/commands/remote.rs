@@ -154,6 +154,19 @@ fn stat_text(stat: &Stat) -> String {
     for (what, count) in counts {
         text += &format!("{what:22} {count:>12}\n");
     }
+    text += &format!("{:22} {:>12}\n", "guest memory", stat.memory.guest);
+    let held = stat
+        .memory
+        .held
+        .iter()
+        .map(|(what, bytes)| format!("{bytes} for {what}"));
+    text += &format!(
+        "{:22} {:>12}, of at most {}: {}\n",
+        "memory held",
+        stat.memory.held.iter().map(|(_, bytes)| bytes).sum::<u64>(),
+        stat.memory.most,
+        held.collect::<Vec<_>>().join(", "),
+    );
     if let Some(hash) = &stat.text {
         text += &format!("{:22} {hash}\n", "kernel text");
     }
@@ -290,7 +303,7 @@ pub fn vms(args: &args::Vms) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{RestoredMemory, VirtioCount};
+    use crate::control::{MemoryCount, RestoredMemory, VirtioCount};
 
     #[test]
     fn counts_are_listed_and_long_lists_cut() {
@@ -333,12 +346,19 @@ mod tests {
                 lost_interrupts: 0,
                 problem: Some("too short".into()),
             }],
+            memory: MemoryCount {
+                guest: 4096,
+                held: vec![("rings".into(), 30), ("objects".into(), 4)],
+                most: 50,
+            },
             unknown_ports: (0..20).map(unknown).collect(),
             unknown_memory: vec![unknown(0xd000_0000)],
         };
         let text = stat_text(&stat);
         for expected in [
             "traps of probes                  12\n",
+            "guest memory                   4096\n",
+            "memory held                      34, of at most 50: 30 for rings, 4 for objects\n",
             "completed popcnt                 15\n",
             "memory pieces checked            31\n",
             "memory pieces damaged             1\n",

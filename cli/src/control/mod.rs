@@ -184,6 +184,9 @@ pub struct Stat {
     /// Its virtio devices.
     #[serde(default)]
     pub virtio: Vec<VirtioCount>,
+    /// Memory of its process.
+    #[serde(default)]
+    pub memory: MemoryCount,
     /// Ports that no device answers.
     pub unknown_ports: Vec<Unknown>,
     /// Memory that no device answers.
@@ -209,6 +212,17 @@ impl From<&CheckStats> for RestoredMemory {
             damaged: stats.damaged.iter().map(ToString::to_string).collect(),
         }
     }
+}
+
+/// Memory of a machine's process, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MemoryCount {
+    /// RAM of the guest, of which only what it has used takes memory of the host.
+    pub guest: u64,
+    /// Held for guests and clients, by purpose.
+    pub held: Vec<(String, u64)>,
+    /// Most that is held for all purposes together.
+    pub most: u64,
 }
 
 /// What a virtio device has counted, its queues together.
@@ -381,6 +395,7 @@ mod tests {
             }],
             engine: vec![("lifted".into(), 4)],
             virtio: Vec::new(),
+            memory: MemoryCount::default(),
             unknown_ports: vec![Unknown {
                 address: 0x64,
                 reads: 1,

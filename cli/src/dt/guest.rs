@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 
 use introspect::kernel::page_cache::CachedPage;
 use introspect::kernel::vma::VmaFlags;
+use introspect::memory_budget::{Held, Purpose};
 use introspect::system::Look;
 use introspect::user::file_bytes::{FileBytes, LayeredBytes, PagedBytes};
 use introspect::user::object_file::ObjectFile;
@@ -123,6 +124,9 @@ fn mapped(
         );
         return Err(Refused::new(Errno::Enomem, why));
     }
+    // Of all that are made at once.
+    let _held = Held::take(Purpose::Objects, cached.size)
+        .map_err(|over| Refused::new(Errno::Enomem, over.to_string()))?;
     let page = |index| match layout.page(look.kernel(), &cached, index) {
         Ok(CachedPage::Present { gpa, .. }) => Some(gpa),
         _ => None,

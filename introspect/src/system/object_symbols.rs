@@ -6,6 +6,7 @@
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
+use crate::memory_budget::{Held, Purpose};
 use crate::user::file_bytes::FileBytes;
 use crate::user::object_file::ObjectFile;
 use crate::user::symbols::FunctionSymbols;
@@ -33,6 +34,8 @@ pub(super) struct ObjectSymbols {
 #[derive(Default)]
 struct Read {
     functions: FunctionSymbols,
+    /// Of the budget of the process.
+    _held: Option<Held>,
     /// Why there are none.
     refused: Option<String>,
 }
@@ -69,9 +72,16 @@ impl ObjectSymbols {
         match ObjectFile::parse(bytes) {
             Ok(object) => {
                 let functions = FunctionSymbols::read(&object);
+                let held = match Held::take(Purpose::Symbols, functions.size() as u64) {
+                    Ok(held) => held,
+                    Err(over) => {
+                        return Read::refused(format!("its functions are left out: {over}"));
+                    }
+                };
                 left.set(left.get().saturating_sub(functions.size()));
                 Read {
                     functions,
+                    _held: Some(held),
                     refused: None,
                 }
             }

@@ -481,7 +481,7 @@ fn probes(engine: &Engine, listed: &Listed, period: Duration) -> Vec<Probe> {
     probes
 }
 
-fn no_rings(error: crate::ring::RingSizeError) -> Refused {
+fn no_rings(error: crate::engine::SessionError) -> Refused {
     Refused::new(Errno::Enomem, error.to_string())
 }
 

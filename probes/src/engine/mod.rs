@@ -54,11 +54,10 @@ pub use guest_files::{NewFile, NewFiles};
 pub(crate) use plan::SystemCallRegisters;
 pub use plan::{Capture, StringArgument};
 pub use program::{ProbeHit, Program, Ran, Who};
-pub use session::{ProbeStats, RingSize, Session, SessionStats};
+pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats};
 
 use crate::kernel_view::KernelView;
 use crate::provider::system_calls::entry_function;
-use crate::ring::RingSizeError;
 use current::Tasks;
 use filter::HitFilter;
 use guest_files::Listeners;
@@ -202,7 +201,7 @@ impl Engine {
     ///
     /// # Errors
     /// If rings of this size cannot be made.
-    pub fn session(&self, size: RingSize) -> Result<Session, RingSizeError> {
+    pub fn session(&self, size: RingSize) -> Result<Session, SessionError> {
         Session::new(self.clone(), size)
     }
 

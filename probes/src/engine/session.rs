@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use introspect::memory_budget::{Held, OverBudget, Purpose};
+
 use super::plan::{Capture, Enabled, ProbeCounters};
 use super::program::Program;
 use super::{EnableError, Engine, Filter, Place};
@@ -93,8 +95,21 @@ pub(super) struct Active {
     pub(super) places: Vec<Place>,
 }
 
+/// A session cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// Its rings are of no usable size.
+    #[error(transparent)]
+    Ring(#[from] RingSizeError),
+    /// There is no room for them.
+    #[error(transparent)]
+    Memory(#[from] OverBudget),
+}
+
 /// A user of the engine.
 pub struct Session {
+    /// The memory of the rings.
+    _held: Held,
     engine: Engine,
     shared: Arc<SessionShared>,
     active: Vec<Option<Active>>,
@@ -105,11 +120,19 @@ pub struct Session {
 }
 
 impl Session {
-    pub(super) fn new(engine: Engine, size: RingSize) -> Result<Self, RingSizeError> {
+    pub(super) fn new(engine: Engine, size: RingSize) -> Result<Self, SessionError> {
+        let words = size.words.max(HEADER_WORDS);
+        let each = size
+            .slots
+            .saturating_mul(words)
+            .saturating_mul(size_of::<u64>());
+        let bytes = each.saturating_mul(engine.vcpus()) as u64;
+        let held = Held::take(Purpose::Rings, bytes)?;
         let rings = (0..engine.vcpus())
-            .map(|_| Ring::new(size.slots, size.words.max(HEADER_WORDS)))
+            .map(|_| Ring::new(size.slots, words))
             .collect::<Result<_, _>>()?;
         Ok(Self {
+            _held: held,
             engine,
             shared: Arc::new(SessionShared {
                 rings,

@@ -14,10 +14,9 @@ use crate::bt::program::Code;
 use crate::bt::render::Output;
 use crate::bt::run::{Faults, ProbeTexts, Shared};
 use crate::bt::snapshots::Snapshots;
-use crate::engine::{EnableError, Engine, Filter, RingSize};
+use crate::engine::{EnableError, Engine, Filter, RingSize, SessionError};
 use crate::name::{ProbeName, ProbePattern};
 use crate::probe::{Probe, Target};
-use crate::ring::RingSizeError;
 
 /// Memory of a ring, in bytes: what a script puts out while nobody reads.
 const RING_BYTES: usize = 16 << 20;
@@ -127,7 +126,7 @@ impl Places {
 pub enum StartError {
     /// The rings.
     #[error(transparent)]
-    Rings(#[from] RingSizeError),
+    Rings(#[from] SessionError),
     /// A probe.
     #[error(transparent)]
     Enable(#[from] EnableError),
