@@ -130,9 +130,14 @@ fn whoever_traces_a_guest_is_told_of_its_crash() {
             stderr.contains("probes; ") || stderr.contains("attached")
         });
     }
+    let device = world.start(words("read --vm rich dt kprobe:vfs_fsync_range:entry"));
+    machine.wait_until("trap of the device", COMMAND_LIMIT, |_, _| {
+        let stat = world.run(words("stat --json --vm rich"), COMMAND_LIMIT);
+        stat.stdout.contains("vfs_fsync_range")
+    });
     machine.type_line("echo c > /proc/sysrq-trigger");
     let told = "guest kernel panic on vCPU 0: sysrq triggered crash";
-    for client in clients {
+    for client in clients.into_iter().chain([device]) {
         let ended = client.finish(COMMAND_LIMIT);
         assert_eq!(ended.status, 1, "{ended:?}");
         let last = ended.stderr.lines().last().unwrap_or_default();

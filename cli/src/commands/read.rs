@@ -16,6 +16,7 @@ use super::remote::find;
 use crate::args::{self, ReadPort, StreamFormat};
 use crate::dt::client::{ABI, DtClient, DtError};
 use crate::dt::show;
+use crate::end_report::MachineEnd;
 use crate::output_file::OutputFile;
 use crate::ports::client::{CallError, Client};
 use crate::ports::server::FRAMED;
@@ -46,6 +47,7 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
         let stop = stop.clone();
         move || stop.ask()
     });
+    let mut asked = Client::open(&machine.beside(FRAMED), Target::Stat)?;
     let (mut source, make): (Box<dyn Source>, MakeShape) = match args.port {
         ReadPort::Trace => of_port(&machine, EventName::Trace, &args)?,
         ReadPort::Ptrace => of_port(&machine, EventName::Ptrace, &args)?,
@@ -67,11 +69,12 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
     let mut records = 0;
     let mut followed = follow(source.as_mut(), &mut sink, &end, &mut records);
     if matches!(followed, Err(Failure::OutputClosed)) {
-        return followed;
+        return followed.map(drop);
     }
     let ended = source.end();
-    if let (Ok(()), Ok((last, _))) = (&followed, &ended) {
-        followed = pass_on(last, source.record_bytes(), &mut sink, &mut records);
+    if let (Ok(until), Ok((last, _))) = (&followed, &ended) {
+        let passed = pass_on(last, source.record_bytes(), &mut sink, &mut records);
+        followed = passed.map(|()| *until);
     }
     // Also what was begun before the machine went is whole in the file.
     let finished = sink.finish();
@@ -79,7 +82,19 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
         Ok((_, dropped)) => say(format_args!("{records} records, {dropped} dropped")),
         Err(_) => say(format_args!("{records} records")),
     }
-    followed.and(finished)
+    match followed.and_then(|until| finished.map(|()| until))? {
+        Until::Asked => Ok(()),
+        Until::MachineEnd => MachineEnd::report(asked.end()?.as_ref()),
+    }
+}
+
+/// How reading has ended.
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    /// The user wanted no more.
+    Asked,
+    /// The machine gives no more.
+    MachineEnd,
 }
 
 /// What events come from.
@@ -154,7 +169,7 @@ impl Source for DtClient {
         match self.read(DT_EVENTS, limit) {
             Ok(events) => Ok(Some(events)),
             // The machine closes the device when it ends.
-            Err(DtError::Gone(_)) => Ok(None),
+            Err(DtError::Ended | DtError::Gone(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -231,19 +246,19 @@ fn follow(
     sink: &mut Sink,
     end: &End,
     records: &mut u64,
-) -> Result<(), Failure> {
+) -> Result<Until, Failure> {
     while let Some(left) = end.left() {
         let limit = if end.now { Duration::ZERO } else { left };
         let Some(bytes) = source.next(limit)? else {
-            return Ok(());
+            return Ok(Until::MachineEnd);
         };
         if bytes.is_empty() && end.now {
-            return Ok(());
+            return Ok(Until::Asked);
         }
         pass_on(&bytes, source.record_bytes(), sink, records)?;
         sink.check()?;
     }
-    Ok(())
+    Ok(Until::Asked)
 }
 
 fn pass_on(bytes: &[u8], size: usize, sink: &mut Sink, records: &mut u64) -> Result<(), Failure> {

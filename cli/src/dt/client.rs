@@ -30,6 +30,9 @@ pub enum DtError {
     /// There is no such probe.
     #[error("dt: no probe {0:?}; one is named by its three parts, such as kprobe:vfs_read:entry")]
     NoProbe(String),
+    /// The machine has ended, and all events were read.
+    #[error("dt: the machine has ended")]
+    Ended,
     /// The machine does not answer.
     #[error(transparent)]
     Gone(#[from] GoneError),
@@ -164,6 +167,7 @@ impl DtClient {
             0 => Ok(bytes),
             // It ends since something else is asked.
             _ if error == Errno::Eintr.number() => Ok(Vec::new()),
+            _ if error == Errno::Enxio.number() => Err(DtError::Ended),
             _ => Err(self.refusal(error)),
         }
     }

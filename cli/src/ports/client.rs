@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::wire::{LONGEST_REQUEST, Request, Target, Waited, clock_of, receive_answer};
 use crate::control::socket::{GoneError, connect};
+use crate::end_report::MachineEnd;
 
 /// How long an answer may take: to arm a thousand probes takes seconds, and a machine that is stopped never answers.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -126,6 +127,18 @@ impl Client {
         let name = self.call(&Request::Name(address))?;
         let name = String::from_utf8_lossy(&name).into_owned();
         Ok(Some(name).filter(|name| !name.is_empty()))
+    }
+
+    /// The machine's end, if it has come.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn end(&mut self) -> Result<Option<MachineEnd>, CallError> {
+        let end = self.call(&Request::End)?;
+        match end.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(serde_json::from_slice(&end).map_err(|_| garbled())?)),
+        }
     }
 
     fn call(&mut self, request: &Request) -> Result<Vec<u8>, CallError> {

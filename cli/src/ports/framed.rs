@@ -45,6 +45,10 @@ pub fn serve(mut stream: &UnixStream, leave: &Leave, ports: &Arc<Ports>) -> io::
                 let name = (ports.guest.name)(address);
                 Ok(name.unwrap_or_default().into_bytes())
             }
+            (Ok(Request::End), Some(_)) => Ok(match (ports.guest.end)() {
+                Some(end) => serde_json::to_vec(&end).map_err(io::Error::other)?,
+                None => Vec::new(),
+            }),
             (Ok(request), Some(open)) => open.answer(request, stream, leave)?,
             (Ok(_), None) => Err(PortError::new(Refusal::Invalid, "no port is open")),
         };
@@ -114,7 +118,7 @@ impl<'p> Open<'p> {
         let invalid = |why: &str| Err(PortError::new(Refusal::Invalid, why));
         Ok(match (request, self) {
             (Request::Open(_), _) => invalid("a port is open already"),
-            (Request::Clock | Request::Name(_), _) => invalid("not asked of a port"),
+            (Request::Clock | Request::Name(_) | Request::End, _) => invalid("not asked of a port"),
             (Request::Command(command), Self::Control(control)) => {
                 control.command(&command).map(|()| Vec::new())
             }

@@ -22,6 +22,7 @@ use probes::clock::Clock;
 pub use probes::port::stream::LONGEST_COMMAND;
 use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
+use crate::end_report::MachineEnd;
 use crate::session::Session;
 
 /// How long it may take until a reader that was closed has gone.
@@ -86,6 +87,8 @@ pub struct Guest {
     pub clock: Box<dyn Fn() -> Option<Clock> + Send + Sync>,
     /// What is at an address of the kernel: `vfs_read` or `vfs_read+0x1c`.
     pub name: Box<dyn Fn(u64) -> Option<String> + Send + Sync>,
+    /// The machine's end, if it has come.
+    pub end: Box<dyn Fn() -> Option<MachineEnd> + Send + Sync>,
 }
 
 /// A machine's ports.
@@ -383,7 +386,7 @@ pub fn of_session(session: &Arc<Session>) -> Ports {
         ptracectl: maker(&session, |session| Ok(Arc::new(session.ptrace_device()?))),
         ptrace: maker(&session, |session| Ok(Arc::new(session.ptrace_device()?))),
     };
-    let named = session.clone();
+    let (named, ended) = (session.clone(), session.clone());
     let guest = Guest {
         clock: Box::new(move || {
             let session = session.upgrade()?;
@@ -398,6 +401,11 @@ pub fn of_session(session: &Arc<Session>) -> Ports {
                 0 => symbol.name.to_owned(),
                 offset => format!("{}+{offset:#x}", symbol.name),
             })
+        }),
+        end: Box::new(move || {
+            let session = ended.upgrade()?;
+            let symbols = session.engine.get().map(|engine| &engine.view().symbols);
+            MachineEnd::of(&session, symbols)
         }),
     };
     Ports::new(makers, guest)

@@ -11,6 +11,7 @@ use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 
 use super::server::Server;
 use super::{Guest, Makers, Ports};
+use crate::end_report::MachineEnd;
 
 /// Lines that the log of trace(3) holds.
 pub const LINES: usize = 64;
@@ -216,6 +217,12 @@ pub fn guest() -> Guest {
             })
         }),
         name: Box::new(|address| (address < 10).then(|| format!("f{address}"))),
+        end: Box::new(|| {
+            Some(MachineEnd {
+                message: "halted".to_owned(),
+                is_orderly: true,
+            })
+        }),
     }
 }
 

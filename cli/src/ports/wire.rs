@@ -19,6 +19,7 @@
 //! | 4 `DROPPED` | | u64 records that this open has lost |
 //! | 5 `CLOCK` | | u64 ticks, u64 nanoseconds since 1970 at the same moment, u64 ticks in a second; or none of them, if that is not known |
 //! | 6 `NAME` | u64 an address of the kernel | what is there: `vfs_read` or `vfs_read+0x1c`; none if that is not known |
+//! | 7 `END` | | nothing as long as the machine runs; else JSON: why it ended, and whether that was in order |
 //!
 //! Why a socket of its own: the control socket answers one question at a time, and nobody should wait for a snapshot to read events.
 
@@ -48,6 +49,7 @@ const WAIT: u32 = 3;
 const DROPPED: u32 = 4;
 const CLOCK: u32 = 5;
 const NAME: u32 = 6;
+const END: u32 = 7;
 
 /// What may be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +98,8 @@ pub enum Request {
     Clock,
     /// `NAME` of an address.
     Name(u64),
+    /// `END`.
+    End,
 }
 
 /// What a `WAIT` came to.
@@ -139,6 +143,7 @@ impl Request {
             Self::Wait(limit) => send(stream, WAIT, &limit.to_le_bytes()),
             Self::Dropped => send(stream, DROPPED, &[]),
             Self::Clock => send(stream, CLOCK, &[]),
+            Self::End => send(stream, END, &[]),
             Self::Name(address) => send(stream, NAME, &address.to_le_bytes()),
         }
     }
@@ -164,6 +169,7 @@ impl Request {
             (WAIT, Ok(limit)) => Some(Self::Wait(limit)),
             (DROPPED, _) if bytes.is_empty() => Some(Self::Dropped),
             (CLOCK, _) if bytes.is_empty() => Some(Self::Clock),
+            (END, _) if bytes.is_empty() => Some(Self::End),
             (NAME, _) => {
                 let address = <[u8; 8]>::try_from(bytes.as_slice()).ok();
                 address.map(|address| Self::Name(u64::from_le_bytes(address)))
@@ -286,6 +292,7 @@ mod tests {
             (Request::Wait(258), vec![3, 0, 0, 0, 4, 0, 0, 0, 2, 1, 0, 0]),
             (Request::Dropped, vec![4, 0, 0, 0, 0, 0, 0, 0]),
             (Request::Clock, vec![5, 0, 0, 0, 0, 0, 0, 0]),
+            (Request::End, vec![7, 0, 0, 0, 0, 0, 0, 0]),
             (
                 Request::Name(0x102),
                 vec![6, 0, 0, 0, 8, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0],
@@ -303,7 +310,7 @@ mod tests {
     #[test]
     fn what_is_no_request_is_told_and_what_is_too_long_is_not_read() {
         for (bytes, expected) in [
-            (&[7, 0, 0, 0, 0, 0, 0, 0][..], "no request 7"),
+            (&[8, 0, 0, 0, 0, 0, 0, 0][..], "no request 8"),
             (&[6, 0, 0, 0, 1, 0, 0, 0, 1], "no request 6"),
             (&[2, 0, 0, 0, 1, 0, 0, 0, 1], "no request 2"),
             (&[4, 0, 0, 0, 1, 0, 0, 0, 1], "no request 4"),

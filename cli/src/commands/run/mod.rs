@@ -233,7 +233,8 @@ impl Plan<'_> {
         }
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
         let result = self.watch(&session, armed, files);
-        drop((console, guest_ports, ports, device, server));
+        // The ports after the device: its readers ask there for the reason.
+        drop((console, guest_ports, device, ports, server));
         if let Some(backlog) = session.machine.backlog() {
             // The output itself warns of bytes that nobody has read.
             ending::wait(|limit| backlog.settle(limit), || backlog.taken());
