@@ -345,28 +345,34 @@ fn a_second_signal_ends_the_process_whatever_it_waits_for() {
     assert_eq!(ended.status, -1, "{ended:?}");
 }
 
+/// Waits until all threads of a machine are confined, or none: one that has just been made has yet to confine itself.
+fn wait_for_threads(world: &World, machine: &support::Running, confined: bool) {
+    let walls = world.confinement();
+    let is_right = |status: &String| {
+        let is = |field: &str, value: &str| status.contains(&format!("\n{field}:\t{value}\n"));
+        let none = "0000000000000000";
+        // A thread of KVM's own, in the kernel, is none of ours.
+        status.starts_with("Name:\tkvm-")
+            || is("NoNewPrivs", "1") == confined
+                && is("Seccomp", "2") == (confined && walls.seccomp)
+                && (!confined || is("CapEff", none) && is("CapBnd", none))
+    };
+    world.wait_until("confinement as wanted of all threads", || {
+        let threads = machine.threads("status");
+        threads.len() > 5 && threads.iter().all(is_right)
+    });
+}
+
 #[test]
 fn a_machine_gives_up_what_it_does_not_need() {
     if !has_kvm() {
         return;
     }
-    let walls = World::new().confinement();
     for confined in [true, false] {
         let world = World::new();
         let mode = if confined { "on" } else { "off" };
         let machine = world.start("spin", &format!("--serial null --confine {mode}"));
-        // A thread of KVM's own, in the kernel, is none of ours.
-        let of_kvm = |status: &str| status.starts_with("Name:\tkvm-");
-        let threads = machine.threads("status");
-        let threads: Vec<_> = threads.iter().filter(|status| !of_kvm(status)).collect();
-        assert!(threads.len() > 5, "{threads:?}");
-        for status in threads {
-            let is = |field: &str, value: &str| status.contains(&format!("\n{field}:\t{value}\n"));
-            assert_eq!(is("NoNewPrivs", "1"), confined, "{status}");
-            assert_eq!(is("Seccomp", "2"), confined && walls.seccomp, "{status}");
-            assert!(!confined || is("CapEff", "0000000000000000"), "{status}");
-            assert!(!confined || is("CapBnd", "0000000000000000"), "{status}");
-        }
+        wait_for_threads(&world, &machine, confined);
         // The guest's memory, a file of 4 MiB, is in no core dump ("dd", proc(5)).
         let smaps = machine.proc("smaps");
         let (_, memory) = smaps.split_once("/memfd:exotrace-guest-ram").unwrap();
@@ -375,8 +381,15 @@ fn a_machine_gives_up_what_it_does_not_need() {
             flags.unwrap().split(' ').any(|flag| flag == "dd"),
             "{flags:?}"
         );
+        assert_eq!(world.run("snapshot saved").status, 0);
         assert_eq!(world.run("stop").status, 0);
         machine.finish();
+        let restore = format!("run --restore saved --serial null --confine {mode}");
+        let restored = support::Running::of(world.command(&restore));
+        world.wait_until("machine", || world.run("vms").stdout.lines().count() > 1);
+        wait_for_threads(&world, &restored, confined);
+        assert_eq!(world.run("stop").status, 0);
+        restored.finish();
     }
 }
 

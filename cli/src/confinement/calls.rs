@@ -13,15 +13,14 @@ use libc::{
     SYS_fchmod, SYS_fcntl, SYS_fdatasync, SYS_flock, SYS_fstat, SYS_fsync, SYS_ftruncate,
     SYS_futex, SYS_getcwd, SYS_getdents64, SYS_getegid, SYS_geteuid, SYS_getpeername, SYS_getpid,
     SYS_getrandom, SYS_getsockname, SYS_getsockopt, SYS_gettid, SYS_getuid, SYS_ioctl, SYS_kill,
-    SYS_listen, SYS_lseek, SYS_madvise, SYS_memfd_create, SYS_mincore, SYS_mkdir, SYS_mmap,
-    SYS_mprotect, SYS_mremap, SYS_munmap, SYS_newfstatat, SYS_open, SYS_openat, SYS_openat2,
-    SYS_poll, SYS_ppoll, SYS_prctl, SYS_pread64, SYS_prlimit64, SYS_pwrite64, SYS_read,
-    SYS_readlink, SYS_readlinkat, SYS_recvfrom, SYS_recvmsg, SYS_rename, SYS_renameat2,
-    SYS_restart_syscall, SYS_rmdir, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigprocmask,
-    SYS_rt_sigreturn, SYS_sched_getaffinity, SYS_sched_yield, SYS_sendmsg, SYS_sendto,
-    SYS_set_robust_list, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_socket, SYS_socketpair,
-    SYS_stat, SYS_statx, SYS_tgkill, SYS_unlink, SYS_unlinkat, SYS_utimensat, SYS_write,
-    SYS_writev,
+    SYS_listen, SYS_lseek, SYS_madvise, SYS_memfd_create, SYS_mkdir, SYS_mmap, SYS_mprotect,
+    SYS_mremap, SYS_munmap, SYS_newfstatat, SYS_open, SYS_openat, SYS_openat2, SYS_poll, SYS_ppoll,
+    SYS_prctl, SYS_pread64, SYS_prlimit64, SYS_pwrite64, SYS_read, SYS_readlink, SYS_readlinkat,
+    SYS_recvfrom, SYS_recvmsg, SYS_rename, SYS_renameat2, SYS_restart_syscall, SYS_rmdir, SYS_rseq,
+    SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_getaffinity, SYS_sched_yield,
+    SYS_sendmsg, SYS_sendto, SYS_set_robust_list, SYS_setsockopt, SYS_shutdown, SYS_sigaltstack,
+    SYS_socket, SYS_socketpair, SYS_stat, SYS_statx, SYS_tgkill, SYS_unlink, SYS_unlinkat,
+    SYS_utimensat, SYS_write, SYS_writev,
 };
 
 /// A kind of thread of a machine's process.
@@ -33,6 +32,8 @@ pub enum Kind {
     Devices,
     /// Writes what the guest prints.
     Writer,
+    /// Reads the memory of a snapshot as it comes into use.
+    Verify,
     /// Waits for signals, and ends the run.
     Signals,
     /// All others: clients, traces, scripts, ports, the terminal, and the end of the run.
@@ -74,10 +75,11 @@ impl Call {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Vcpu,
         Self::Devices,
         Self::Writer,
+        Self::Verify,
         Self::Signals,
         Self::Service,
     ];
@@ -88,6 +90,7 @@ impl Kind {
             Self::Vcpu => "vCPU",
             Self::Devices => "devices",
             Self::Writer => "writer",
+            Self::Verify => "verify",
             Self::Signals => "signals",
             Self::Service => "service",
         }
@@ -99,6 +102,7 @@ impl Kind {
             Self::Vcpu => VCPU,
             Self::Devices => DEVICES,
             Self::Writer => &[],
+            Self::Verify => VERIFY,
             Self::Signals => SIGNALS,
             Self::Service => SERVICE,
         }
@@ -254,6 +258,14 @@ const DEVICES: &[Call] = &[
     ),
 ];
 
+const VERIFY: &[Call] = &[
+    call!(
+        SYS_pread64,
+        "the snapshot's memory, and which of it is in use"
+    ),
+    call!(SYS_lseek, "pieces of it that are holes"),
+];
+
 const SIGNALS: &[Call] = &[
     call!(SYS_read, "the end of the pipe that the handler writes to"),
     call!(SYS_recvfrom, "the same"),
@@ -345,7 +357,6 @@ const SERVICE: &[Call] = &[
         "sockets that do not block; shared memory that is sealed",
     ),
     call!(SYS_memfd_create, "objects of dt(4) for its clients"),
-    call!(SYS_mincore, "pieces of a snapshot that the guest has used"),
     call!(SYS_eventfd2, "threads that wake each other"),
     call!(SYS_epoll_create1, "the terminal"),
     call!(SYS_epoll_ctl, "the terminal"),

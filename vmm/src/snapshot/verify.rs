@@ -118,11 +118,17 @@ impl SavedMemory {
         Some(DamagedPiece { bytes, unreadable })
     }
 
-    /// Checks pieces as they come into use in `ram`, on a thread of its own, until the result is dropped.
+    /// Checks pieces as they come into use in `ram`, on a thread of its own, until the result is dropped. The thread does `begin`
+    /// first, and checks nothing if that fails.
     ///
     /// # Errors
     /// If the host gives no thread.
-    pub fn watch(self, ram: &GuestRam, map: PageMap) -> io::Result<Checks> {
+    pub fn watch(
+        self,
+        ram: &GuestRam,
+        map: PageMap,
+        begin: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Checks> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 stats: CheckStats {
@@ -145,7 +151,10 @@ impl SavedMemory {
         // Nobody waits for its end: a file system that does not answer must not hold up the machine's.
         std::thread::Builder::new()
             .name("verify".into())
-            .spawn(move || watcher.run(&checks))?;
+            .spawn(move || match begin() {
+                Ok(()) => watcher.run(&checks),
+                Err(error) => log::warn!("the snapshot's memory is not checked: {error}"),
+            })?;
         Ok(Checks(shared))
     }
 }
@@ -355,7 +364,9 @@ mod tests {
     #[test]
     fn damage_is_found_in_what_is_used_and_nothing_else_is_read() {
         let (memory, ram) = damaged();
-        let checks = memory.watch(&ram, PageMap::open().unwrap()).unwrap();
+        let checks = memory
+            .watch(&ram, PageMap::open().unwrap(), || Ok(()))
+            .unwrap();
         let mut byte = [0];
         for piece in [0, 2] {
             ram.read_physical(Gpa(piece * pieces::PIECE), &mut byte)

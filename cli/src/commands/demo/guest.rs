@@ -18,6 +18,7 @@ use vmm::snapshot::{self, FORMAT_VERSION, PageMap, RestoredDisks};
 
 use super::serial::Serial;
 use crate::commands::run::making::check_in_use;
+use crate::confinement::Confinement;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::Inspector;
@@ -181,7 +182,12 @@ pub fn start(
     let is_new = restored.is_none();
     let (machine, command_line, checks) = match restored {
         Some(restored) => {
-            let checks = check_in_use(restored.memory, &restored.machine, PageMap::open());
+            let checks = check_in_use(
+                restored.memory,
+                &restored.machine,
+                PageMap::open(),
+                &Confinement::none(),
+            );
             (restored.machine, restored.command_line, checks)
         }
         None => {

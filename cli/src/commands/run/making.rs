@@ -14,6 +14,7 @@ use vmm::snapshot::{Checks, KernelReference, PageMap, RestoredDisks, SavedMemory
 
 use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
+use crate::confinement::{Confinement, Kind};
 use crate::disk::Disk;
 use crate::guest_kernel::GuestKernel;
 use crate::guest_ports;
@@ -70,8 +71,8 @@ fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
 }
 
-/// The machine, held before its first instruction. What its serial port puts out is kept in the second of `console`. By
-/// `pages` it is seen which of a restored machine's memory is in use.
+/// The machine, held before its first instruction, with its threads in `confinement`. What its serial port puts out is kept in the
+/// second of `console`. By `pages` it is seen which of a restored machine's memory is in use.
 ///
 /// # Errors
 /// If something does not fit, or the snapshot cannot be restored.
@@ -82,6 +83,7 @@ pub fn make(
     entry: &Entry,
     (serial, console): (SerialOutput, Tail),
     pages: io::Result<PageMap>,
+    confinement: &Confinement,
 ) -> Result<Session, Failure> {
     let started = Instant::now();
     let name = entry.name().clone();
@@ -99,7 +101,7 @@ pub fn make(
         }
         let checks = match args.verify {
             true => None,
-            false => check_in_use(restored.memory, &restored.machine, pages),
+            false => check_in_use(restored.memory, &restored.machine, pages, confinement),
         };
         let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
@@ -187,13 +189,16 @@ fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
     }
 }
 
-/// Checks a restored machine's memory as it comes into use. Where that cannot be done, the machine runs all the same.
+/// Checks a restored machine's memory as it comes into use, on a thread in `confinement`. Where that cannot be done, the machine runs all the same.
 pub fn check_in_use(
     memory: SavedMemory,
     machine: &Machine,
     pages: io::Result<PageMap>,
+    confinement: &Confinement,
 ) -> Option<Checks> {
-    let checks = pages.and_then(|pages| memory.watch(machine.ram(), pages));
+    let confinement = confinement.clone();
+    let begin = move || confinement.enter(Kind::Verify).map_err(io::Error::other);
+    let checks = pages.and_then(|pages| memory.watch(machine.ram(), pages, begin));
     let warned = |error: &io::Error| log::warn!("the snapshot's memory is not checked: {error}");
     checks.inspect_err(warned).ok()
 }

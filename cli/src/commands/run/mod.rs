@@ -70,7 +70,8 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let console = Tail::of_console();
     let expecting = Expecting::of(&args, &console)?;
     let serial = serial_output(&args, files.serial.as_ref(), &console, &confinement)?;
-    let session = make(&args, inputs, host, &entry, (serial, console), pages)?;
+    let ends = (serial, console);
+    let session = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
     let on_threads = confinement.clone();
     session.machine.on_threads(move |thread| {
         on_threads.enter(match thread {
