@@ -12,11 +12,11 @@ use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::name::ProbePattern;
 use probes::{ptrace, trace};
-use vmm::snapshot::{self, Checks, Files, Saved, SnapshotInfo};
+use vmm::snapshot::{Checks, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
 use crate::control::{
-    Answer, Command, Info, ListedProbe, MemoryCount, SiteCount, Stat, Unknown, server,
+    Answer, Command, Info, ListedProbe, MemoryCount, SiteCount, Stat, Unknown, saving, server,
 };
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
@@ -265,18 +265,6 @@ impl Session {
         }
     }
 
-    fn save_to(&self, descriptors: Vec<OwnedFd>) -> Result<Saved, String> {
-        if let Some(end) = self.machine.wait(Some(Duration::ZERO)) {
-            return Err(format!("cannot be saved any more: {end}"));
-        }
-        let count = descriptors.len();
-        let [state, memory] = <[OwnedFd; 2]>::try_from(descriptors)
-            .map_err(|_| format!("a snapshot is written to two files: {count} were sent"))?;
-        let files = Files::new(state, memory).map_err(|error| error.to_string())?;
-        let (kvm, info) = (&self.host.kvm, self.snapshot_info());
-        snapshot::write(kvm, &self.machine, &info, files).map_err(|error| error.to_string())
-    }
-
     fn stat(&self, hash: bool) -> Stat {
         let stats = self.machine.stats();
         let [unknown_ports, unknown_memory] = [stats.ports, stats.memory].map(|bus| {
@@ -365,10 +353,12 @@ impl server::Machine for Arc<Session> {
         }
     }
 
-    fn save(&self, descriptors: Vec<OwnedFd>, _client: &UnixStream) -> Answer {
-        answer(self.save_to(descriptors), |saved| Answer::Saved {
-            bytes: self.machine.ram().size(),
-            paused_us: u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
+    fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer {
+        answer(saving::save(self, descriptors, client), |saved| {
+            Answer::Saved {
+                bytes: self.machine.ram().size(),
+                paused_us: u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
+            }
         })
     }
 

@@ -3,11 +3,16 @@
 
 mod support;
 
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::Signal;
-use support::{World, has_kvm};
+use support::{Running, World, has_kvm};
 
 /// A user that nobody is.
 const USER: &str = "12345:54321";
@@ -562,4 +567,51 @@ fn a_reader_that_has_gone_is_no_failure() {
             "{line}: {output:?}"
         );
     }
+}
+
+/// One that is killed, say. Its files stay without a state, so nobody takes them for a snapshot.
+#[test]
+fn a_save_ends_with_its_client() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let machine = world.start("hlt", "");
+    let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+    // It reads the question when the client has gone.
+    machine.signal(Signal::STOP);
+    let client = UnixStream::connect(world.path("run/exotrace/vm1/control")).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = files.each_ref().map(AsFd::as_fd);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let line = [IoSlice::new(b"{\"version\":2,\"command\":\"snapshot\"}\n")];
+    sendmsg(&client, &line, &mut control, SendFlags::empty()).unwrap();
+    drop(client);
+    machine.signal(Signal::CONT);
+    // The next is saved when that one has ended.
+    world.wait_until("the save", || files[1].metadata().unwrap().len() > 0);
+    assert_eq!(world.run("snapshot saved").status, 0);
+    assert_eq!(files[0].metadata().unwrap().len(), 0, "a state");
+    assert_eq!(world.run("stop").status, 0);
+    assert_eq!(machine.finish().status, 0);
+}
+
+#[test]
+fn a_client_whose_machine_dies_leaves_no_folder() {
+    if !has_kvm() {
+        return;
+    }
+    let world = World::new();
+    let machine = world.start("hlt", "");
+    machine.signal(Signal::STOP);
+    std::fs::create_dir(world.path("place")).unwrap();
+    let entries = || std::fs::read_dir(world.path("place")).unwrap().count();
+    let client = Running::of(world.command("snapshot place/saved"));
+    world.wait_until("partial folder", || entries() == 1);
+    machine.signal(Signal::KILL);
+    let ended = client.finish();
+    assert_eq!(ended.status, 1, "{ended:?}");
+    assert!(ended.stderr.contains("vm1"), "{ended:?}");
+    assert_eq!(entries(), 0, "{ended:?}");
 }

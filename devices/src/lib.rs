@@ -11,6 +11,7 @@
 
 mod bus;
 mod cmos;
+mod host_writes;
 mod i8042;
 mod null;
 mod reset_port;
@@ -20,6 +21,7 @@ pub mod virtio;
 
 pub use bus::{Bus, BusDevice, BusError, BusStats, SharedDevice, UnknownAccess};
 pub use cmos::{CMOS_BASE, CMOS_LENGTH, Cmos, CmosError, CmosMemory, CmosState, WallClock};
+pub use host_writes::{HostWrites, HostWritesSlice, WatchedMemory};
 pub use i8042::{I8042, I8042_BASE, I8042_LENGTH};
 pub use null::NullDevice;
 pub use reset_port::{RESET_PORT_BASE, RESET_PORT_LENGTH, ResetPort, ResetPortState};

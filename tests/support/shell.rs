@@ -6,6 +6,7 @@
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
 use std::hash::{Hash, Hasher};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use guest::initramfs::ExtraFile;
 use guest::{Terminal, dynamic, initramfs};
+use introspect::Gpa;
 use vmm::machine::VirtioConfig;
-use vmm::snapshot::{self, FORMAT_VERSION, RestoredDisks, SnapshotInfo};
+use vmm::snapshot::{self, FORMAT_VERSION, NewFolder, RestoredDisks, SnapshotInfo, Stage};
 
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
@@ -235,17 +237,31 @@ impl Shell {
         shell
     }
 
-    /// Saves the guest to a new folder.
+    /// Saves the guest to a new folder, and compares the file with memory as it is when the guest is paused for it.
     ///
     /// # Panics
-    /// If it cannot be saved.
+    /// If it cannot be saved, or the file has other bytes.
     pub fn save(&self, host: &Host, folder: &Path) {
+        let machine = &self.linux.machine;
         let info = SnapshotInfo {
             command_line: self.linux.command_line.clone(),
             kernel: Some(self.linux.kernel.reference.clone()),
         };
-        let saved = snapshot::save(&host.kvm, &self.linux.machine, &info, folder);
+        let new = NewFolder::create(folder).unwrap_or_else(|e| panic!("{e}"));
+        let files = new.files().unwrap_or_else(|e| panic!("{e}"));
+        let mut memory = vec![0; usize::try_from(machine.ram().size()).unwrap_or_default()];
+        let mut watch = |stage| {
+            if stage == Stage::Paused {
+                let read = machine.traps().read_unpatched(Gpa(0), &mut memory);
+                read.unwrap_or_else(|e| panic!("{e}"));
+            }
+            ControlFlow::Continue(())
+        };
+        let saved = snapshot::write(&host.kvm, machine, &info, files, &mut watch);
         saved.unwrap_or_else(|e| panic!("{e}"));
+        new.finish().unwrap_or_else(|e| panic!("{e}"));
+        let file = std::fs::read(folder.join("memory")).unwrap_or_else(|e| panic!("{e}"));
+        assert!(file == memory, "the file is not what memory was");
     }
 
     /// Types a line, return key included.

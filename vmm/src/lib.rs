@@ -14,6 +14,7 @@ pub mod host;
 pub mod lookaside;
 pub mod machine;
 pub mod memory;
+mod page_set;
 #[cfg(feature = "test-utils")]
 pub mod rehearsal;
 pub mod sharded_map;

@@ -9,14 +9,17 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::FromRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 
+use devices::{HostWrites, WatchedMemory};
 use introspect::{Gpa, PhysicalMemory, PhysicalReadError};
+use vm_memory::bitmap::Bitmap;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap,
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
 };
+
+use crate::page_set::PageSet;
 
 /// Start of the hole for devices and APICs below 4 GiB.
 pub const HOLE_START: u64 = 0xc000_0000;
@@ -83,11 +86,15 @@ pub struct PhysicalWriteError {
 /// Guest RAM. Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct GuestRam {
-    map: GuestMemoryMmap<()>,
+    map: WatchedMemory,
     /// The regions of `map`, for accesses on the hit path.
     mapped: [Mapped; REGIONS],
     file: Arc<File>,
     size: u64,
+    /// Whether the host's writes are noted.
+    watched: Arc<AtomicBool>,
+    /// The notes of each region.
+    writes: Arc<[HostWrites]>,
     /// Of this RAM and its clones, and of no other.
     number: u64,
 }
@@ -105,6 +112,8 @@ const WORD: usize = 8;
 
 /// A short range of RAM: its words, then its bytes.
 struct Short<'a> {
+    /// Where it begins in the host.
+    start: *const u8,
     words: &'a [AtomicU64],
     bytes: &'a [AtomicU8],
 }
@@ -142,7 +151,7 @@ impl GuestRam {
     }
 
     /// The same on a host that says what it has.
-    fn within(size: u64, available: Option<u64>) -> Result<Self, RamError> {
+    pub(crate) fn within(size: u64, available: Option<u64>) -> Result<Self, RamError> {
         check_size(size)?;
         if let Some(available) = available
             && size > available
@@ -194,11 +203,15 @@ impl GuestRam {
             source,
         };
         let file = Arc::new(file);
+        let watched = Arc::<AtomicBool>::default();
+        let mut writes = Vec::new();
         let mut regions = Vec::new();
         let mut offset = 0;
         for range in layout(size) {
             let length = range.end - range.start;
-            let region = MmapRegionBuilder::new(length as usize)
+            let notes = HostWrites::new(length as usize, watched.clone());
+            writes.push(notes.clone());
+            let region = MmapRegionBuilder::new_with_bitmap(length as usize, notes)
                 .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
                 .with_mmap_flags(sharing | libc::MAP_NORESERVE)
                 .with_file_offset(FileOffset::from_arc(file.clone(), offset))
@@ -216,7 +229,7 @@ impl GuestRam {
             regions.push(region);
             offset += length;
         }
-        let map = GuestMemoryMmap::from_regions(regions).map_err(|e| host(io::Error::other(e)))?;
+        let map = WatchedMemory::from_regions(regions).map_err(|e| host(io::Error::other(e)))?;
         let mut mapped = [Mapped::default(); REGIONS];
         for (slot, region) in mapped.iter_mut().zip(map.iter()) {
             *slot = Mapped {
@@ -230,6 +243,8 @@ impl GuestRam {
             mapped,
             file,
             size,
+            watched,
+            writes: writes.into(),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -252,8 +267,49 @@ impl GuestRam {
     }
 
     /// The rust-vmm view of the same memory.
-    pub fn map_ref(&self) -> &GuestMemoryMmap<()> {
+    pub fn map_ref(&self) -> &WatchedMemory {
         &self.map
+    }
+
+    /// Notes from now on which pages the host writes, or no longer. Those who write must be paused when this begins, or write
+    /// with sequentially consistent operations.
+    pub(crate) fn watch_writes(&self, watch: bool) {
+        if watch {
+            // What an earlier watch has left.
+            let _ = self.take_written();
+        }
+        self.watched.store(watch, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Returns the pages that the host has written since the last time, or since watching began. Reads that come after this
+    /// see those writes.
+    pub(crate) fn take_written(&self) -> PageSet {
+        let mut written = PageSet::empty(self);
+        for (region, writes) in self.writes.iter().enumerate() {
+            written.add_words(region, &writes.take());
+        }
+        written
+    }
+
+    /// To be called by whoever has written RAM through a pointer into it, or a word of it. Costs a relaxed load while nobody
+    /// watches.
+    #[inline]
+    pub(crate) fn wrote(&self, pointer: *const u8, length: usize) {
+        if self.watched.load(Ordering::Relaxed) {
+            self.note_write(pointer, length);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note_write(&self, pointer: *const u8, length: usize) {
+        for (region, writes) in self.mapped.iter().zip(self.writes.iter()) {
+            let offset = pointer.addr().wrapping_sub(region.host);
+            if (offset as u64) < region.length {
+                writes.mark_dirty(offset, length);
+            }
+        }
     }
 
     /// (guest-physical start, length, host address) of each region, for KVM's memory slots.
@@ -289,6 +345,7 @@ impl GuestRam {
     /// If any byte of the range is not RAM; what lies in RAM before it may have been written.
     pub fn write_physical(&self, address: Gpa, data: &[u8]) -> Result<(), PhysicalWriteError> {
         if let Some(short) = self.short(address, data.len()) {
+            let start = short.start;
             let (words, bytes) = data.split_at(short.words.len() * WORD);
             for (place, word) in short.words.iter().zip(words.as_chunks().0) {
                 place.store(u64::from_le_bytes(*word), Ordering::Relaxed);
@@ -296,6 +353,7 @@ impl GuestRam {
             for (place, byte) in short.bytes.iter().zip(bytes) {
                 place.store(*byte, Ordering::Relaxed);
             }
+            self.wrote(start, data.len());
             return Ok(());
         }
         self.map
@@ -316,7 +374,8 @@ impl GuestRam {
         Ok(byte[0])
     }
 
-    /// Host address of `length` bytes of RAM that do not cross a region, for atomic access.
+    /// Host address of `length` bytes of RAM that do not cross a region, for atomic access. Who writes there says so
+    /// ([`wrote`](Self::wrote)).
     pub(crate) fn host_address(&self, address: Gpa, length: u64) -> Option<*mut u8> {
         self.mapped.iter().find_map(|region| {
             let offset = address.0.checked_sub(region.start)?;
@@ -329,7 +388,7 @@ impl GuestRam {
     }
 
     /// The word at an address that is a multiple of 8, which the guest may change at any time. It stays where it is for
-    /// as long as RAM of this [number](Self::number) lives.
+    /// as long as RAM of this [number](Self::number) lives. Who writes it says so ([`wrote`](Self::wrote)).
     #[inline]
     pub(crate) fn word(&self, address: Gpa) -> Option<&AtomicU64> {
         if !address.0.is_multiple_of(WORD as u64) {
@@ -351,10 +410,12 @@ impl GuestRam {
     /// Stores a word at an address that is a multiple of 8; `false`, and nothing stored, at another or outside RAM.
     #[inline]
     pub(crate) fn store_word(&self, address: Gpa, value: u64) -> bool {
-        let place = self.word(address);
-        place
-            .map(|word| word.store(value.to_le(), Ordering::Relaxed))
-            .is_some()
+        let Some(word) = self.word(address) else {
+            return false;
+        };
+        word.store(value.to_le(), Ordering::Relaxed);
+        self.wrote(word.as_ptr().cast(), WORD);
+        true
     }
 
     /// The bytes of a short range of RAM, which the guest may change at any time: as words where they are aligned, and
@@ -376,7 +437,11 @@ impl GuestRam {
         let bytes = unsafe {
             std::slice::from_raw_parts(pointer.wrapping_add(done).cast::<AtomicU8>(), length - done)
         };
-        Some(Short { words, bytes })
+        Some(Short {
+            start: pointer,
+            words,
+            bytes,
+        })
     }
 }
 
@@ -515,6 +580,27 @@ mod tests {
         for address in [last + 1, MIN_RAM, u64::MAX - 7] {
             assert!(ram.read_word(Gpa(address)).is_err(), "{address:#x}");
         }
+    }
+
+    #[test]
+    fn what_the_host_writes_is_noted_while_that_is_watched() {
+        let ram = GuestRam::new(MIN_RAM).unwrap();
+        ram.write_physical(Gpa(0), &[1]).unwrap();
+        ram.watch_writes(true);
+        ram.write_physical(Gpa(PAGE_SIZE - 1), &[1, 2]).unwrap();
+        ram.write_physical(Gpa(4 * PAGE_SIZE), &[1; 100]).unwrap();
+        ram.store_word(Gpa(6 * PAGE_SIZE), 1);
+        ram.map_ref()
+            .write_obj(1u16, GuestAddress(8 * PAGE_SIZE))
+            .unwrap();
+        let pages = |set: PageSet| -> Vec<u64> {
+            let runs = set.runs(PAGE_SIZE);
+            runs.map(|run| run.start / PAGE_SIZE).collect()
+        };
+        assert_eq!(pages(ram.take_written()), [0, 1, 4, 6, 8]);
+        ram.watch_writes(false);
+        ram.store_word(Gpa(6 * PAGE_SIZE), 1);
+        assert_eq!(pages(ram.take_written()), [0; 0]);
     }
 
     #[test]

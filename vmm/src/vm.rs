@@ -1,9 +1,12 @@
 //! A KVM virtual machine with guest RAM, interrupt controllers and timer, before it has vCPUs.
 
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
+};
 use kvm_ioctls::{Kvm, VmFd};
 
 use crate::memory::GuestRam;
+use crate::page_set::PageSet;
 
 /// Three pages that VMX needs for real mode, in the hole below 4 GiB.
 const TSS_ADDRESS: usize = 0xfffb_d000;
@@ -39,18 +42,7 @@ pub(crate) fn create(kvm: &Kvm) -> Result<VmFd, KvmError> {
 /// The memory slots come first: with them in place the controllers are made several times faster.
 pub(crate) fn furnish(vm: &VmFd, ram: &GuestRam, pit: bool) -> Result<(), KvmError> {
     vm.set_tss_address(TSS_ADDRESS).call("KVM_SET_TSS_ADDR")?;
-    for (slot, (start, length, host)) in (0..).zip(ram.slots()) {
-        let region = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: start,
-            memory_size: length,
-            userspace_addr: host,
-        };
-        // SAFETY: the region is mapped for as long as `ram` lives, and every owner of the VmFd holds a clone
-        // of it; slots do not overlap since the layout's ranges do not.
-        unsafe { vm.set_user_memory_region(region) }.call("KVM_SET_USER_MEMORY_REGION")?;
-    }
+    set_slots(vm, ram, 0)?;
     vm.create_irq_chip().call("KVM_CREATE_IRQCHIP")?;
     if pit {
         let config = kvm_pit_config {
@@ -60,4 +52,36 @@ pub(crate) fn furnish(vm: &VmFd, ram: &GuestRam, pit: bool) -> Result<(), KvmErr
         vm.create_pit2(config).call("KVM_CREATE_PIT2")?;
     }
     Ok(())
+}
+
+/// Gives KVM its memory slots, or those that it has other flags.
+fn set_slots(vm: &VmFd, ram: &GuestRam, flags: u32) -> Result<(), KvmError> {
+    for (slot, (start, length, host)) in (0..).zip(ram.slots()) {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags,
+            guest_phys_addr: start,
+            memory_size: length,
+            userspace_addr: host,
+        };
+        // SAFETY: the region is mapped for as long as `ram` lives, and every owner of the VmFd holds a clone
+        // of it; slots do not overlap since the layout's ranges do not.
+        unsafe { vm.set_user_memory_region(region) }.call("KVM_SET_USER_MEMORY_REGION")?;
+    }
+    Ok(())
+}
+
+/// Has KVM log which pages of `ram` the guest writes from now on, or no longer. The guest may run meanwhile.
+pub(crate) fn log_written_pages(vm: &VmFd, ram: &GuestRam, log: bool) -> Result<(), KvmError> {
+    set_slots(vm, ram, if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
+}
+
+/// Returns the pages of `ram` that the guest, or KVM for it, has written since the last time or since KVM has logged them.
+pub(crate) fn written_pages(vm: &VmFd, ram: &GuestRam) -> Result<PageSet, KvmError> {
+    let mut written = PageSet::empty(ram);
+    for ((region, slot), (_, length, _)) in (0..).zip(0..).zip(ram.slots()) {
+        let words = vm.get_dirty_log(slot, length as usize);
+        written.add_words(region, &words.call("KVM_GET_DIRTY_LOG")?);
+    }
+    Ok(written)
 }

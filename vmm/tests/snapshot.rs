@@ -5,17 +5,22 @@
 mod support;
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use introspect::{Gpa, Gva, PhysicalMemory};
 
 use kvm_bindings::kvm_regs;
 use support::{Captured, Guest, Host, micro, micro_on};
+use vm_memory::{Bytes, GuestAddress};
 use vmm::machine::Paused;
 use vmm::snapshot::{
-    FolderError, KernelReference, RestoreError, RestoredDisks, SaveError, SnapshotInfo, restore,
-    save,
+    FolderError, KernelReference, NewFolder, RestoreError, RestoredDisks, SaveError, SavedMemory,
+    SnapshotInfo, Stage, restore, save,
 };
-use vmm::trap::INT3;
+use vmm::trap::{INT3, StoppedCpu, Trap, TrapSink};
 
 /// None of these machines has a disk.
 const NO_DISKS: RestoredDisks = RestoredDisks::Named(Vec::new());
@@ -165,7 +170,7 @@ fn traps_are_not_part_of_a_snapshot_and_stay_in_the_machine() {
         let paused = midway(&guest, None)?;
         let before = guest.machine.stats().traps;
         save(&host.kvm, &guest.machine, &info(), &snapshot).unwrap();
-        let byte = guest.machine.ram().read_byte(introspect::Gpa(leaf.0));
+        let byte = guest.machine.ram().read_byte(Gpa(leaf.0));
         assert_eq!(byte.unwrap(), INT3);
         drop(paused);
         let copy = restored(host, &snapshot);
@@ -195,6 +200,151 @@ fn traps_work_in_a_restored_machine() {
     assert_eq!(copy.count(), 200, "{}", copy.situation());
     assert_eq!(recorder.rdi(), (0..200).collect::<Vec<_>>());
     assert!(copy.machine.disarm(user));
+}
+
+/// Code that adds to a word of each page of [`WRITTEN`], one after the other, for ever.
+mod writer {
+    use std::ops::Range;
+
+    /// Where it stands, in memory that the micro guest does not use.
+    pub const CODE: u64 = super::support::SPARE;
+    /// Pages that it writes.
+    pub const WRITTEN: Range<u64> = 0x21_0000..0x3f_0000;
+    /// Pages that the sink writes, on the thread of a vCPU.
+    pub const HOST_WRITTEN: Range<u64> = 0x20_1000..0x20_f000;
+    /// The instruction that gets a trap: it advances to the next page.
+    pub const TRAPPED: u64 = CODE + 8;
+
+    /// `start: mov edi, first; next: inc qword [rdi]; add edi, 4096; cmp edi, end; jb next; jmp start`.
+    pub fn code() -> Vec<u8> {
+        let [first, end] = [WRITTEN.start, WRITTEN.end].map(|a| (a as u32).to_le_bytes());
+        [
+            &[0xbf][..],
+            &first,
+            &[0x48, 0xff, 0x07],
+            &[0x81, 0xc7, 0x00, 0x10, 0x00, 0x00],
+            &[0x81, 0xff],
+            &end,
+            &[0x72, 0xef],
+            &[0xeb, 0xe8],
+        ]
+        .concat()
+    }
+}
+
+/// Writes to one page of [`writer::HOST_WRITTEN`] after the other, by each way that the host has.
+#[derive(Default)]
+struct HostWriter(AtomicU64);
+
+impl TrapSink for HostWriter {
+    fn trap(&self, _: &Trap, cpu: &StoppedCpu<'_>) {
+        let pages = (writer::HOST_WRITTEN.end - writer::HOST_WRITTEN.start) / 4096;
+        let hit = self.0.fetch_add(1, Ordering::Relaxed);
+        let at = writer::HOST_WRITTEN.start + hit % pages * 4096;
+        let (count, ram) = (hit.to_le_bytes(), cpu.ram());
+        match hit % 3 {
+            0 => ram.write_physical(Gpa(at), &count).unwrap(),
+            1 => ram.write_physical(Gpa(at), &[count; 16].concat()).unwrap(),
+            _ => ram.map_ref().write_obj(hit, GuestAddress(at)).unwrap(),
+        }
+    }
+}
+
+/// Saves a guest and compares the file with memory as it is in the pause, without traps. Returns that memory.
+fn saved_exactly(host: &Host, guest: &Guest, folder: &Path) -> Vec<u8> {
+    let machine = &guest.machine;
+    let new = NewFolder::create(folder).unwrap();
+    let mut memory = vec![0; support::MEMORY as usize];
+    let mut watch = |stage| {
+        if stage == Stage::Paused {
+            machine.traps().read_unpatched(Gpa(0), &mut memory).unwrap();
+        }
+        ControlFlow::Continue(())
+    };
+    let files = new.files().unwrap();
+    vmm::snapshot::write(&host.kvm, machine, &info(), files, &mut watch).unwrap();
+    new.finish().unwrap();
+    let file = fs::read(folder.join("memory")).unwrap();
+    let different = (0..file.len()).step_by(4096);
+    let different: Vec<usize> = different
+        .filter(|at| file[*at..at + 4096] != memory[*at..at + 4096])
+        .collect();
+    assert!(different.is_empty(), "pages {different:x?}");
+    assert_eq!(SavedMemory::open(folder).unwrap().verify(|_, _| ()), []);
+    memory
+}
+
+#[test]
+fn a_running_guest_is_saved_as_it_is_in_the_pause() {
+    let logging = host!();
+    let paused_for_all = Host {
+        kvm: vmm::host::open(Path::new("/dev/kvm")).unwrap(),
+        profile: {
+            let mut profile = logging.profile.clone();
+            profile.write_log = false;
+            profile
+        },
+    };
+    let cases = [
+        (logging, "calls 1", 1),
+        (logging, "smp 1 2", 2),
+        (&paused_for_all, "calls 1", 1),
+    ];
+    for (host, program, cpus) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let mut guest = micro_on(host, program, cpus);
+        guest.write(writer::CODE, &writer::code());
+        guest.write_jump(guest.symbol("micro_leaf").0, writer::CODE);
+        let site = guest.arm_kernel(Gva(writer::TRAPPED));
+        let sink = Some(Box::new(HostWriter::default()) as Box<dyn TrapSink>);
+        guest.machine.set_sink(sink);
+        guest.machine.start();
+        let count = |guest: &Guest, page: u64| {
+            let word = guest.machine.ram().read_word(Gpa(page));
+            word.unwrap()
+        };
+        let last = writer::WRITTEN.end - 4096;
+        guest.wait_until("a round", || count(&guest, last) > 0);
+        let mut before = 0;
+        for save in ["one", "two"] {
+            let memory = saved_exactly(host, &guest, &folder.path().join(save));
+            assert_eq!(memory[writer::TRAPPED as usize], 0x81, "an int3 was saved");
+            let now = u64::from_le_bytes(memory[last as usize..][..8].try_into().unwrap());
+            assert!(now > before, "{program}: {now} rounds");
+            before = now;
+            guest.wait_until("another round", || count(&guest, last) > now);
+        }
+        let mut copy = restored(host, &folder.path().join("two"));
+        copy.machine.start();
+        copy.wait_until("a round of the copy", || count(&copy, last) > before);
+        assert!(guest.machine.disarm(site));
+    }
+}
+
+#[test]
+fn a_save_that_is_broken_off_leaves_nothing_and_can_be_made_again() {
+    let host = host!();
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = folder.path().join("snapshot");
+    let mut guest = micro(host, "calls 4000000000");
+    guest.machine.start();
+    for last in [0, 1, 3] {
+        let new = NewFolder::create(&snapshot).unwrap();
+        let mut calls = 0;
+        let mut watch = |_| {
+            calls += 1;
+            match calls > last {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        };
+        let files = new.files().unwrap();
+        let broken = vmm::snapshot::write(&host.kvm, &guest.machine, &info(), files, &mut watch);
+        assert!(matches!(broken, Err(SaveError::BrokenOff)), "{broken:?}");
+        drop(new);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+    saved_exactly(host, &guest, &snapshot);
 }
 
 /// Something done to the files of a whole snapshot.

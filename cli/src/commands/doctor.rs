@@ -158,6 +158,18 @@ fn rows(profile: &HostProfile) -> Vec<Row> {
             ),
         },
         virtio_events(profile),
+        match profile.write_log {
+            true => row(
+                "pages that a guest writes",
+                "logged by KVM",
+                "a machine is saved while its guest runs: it is paused for some milliseconds",
+            ),
+            false => row(
+                "pages that a guest writes",
+                "not logged",
+                "a guest is paused for as long as its memory is written to a snapshot",
+            ),
+        },
         row(
             "virtual CPUs",
             &format!("{} recommended", profile.recommended_vcpus),
@@ -307,7 +319,7 @@ mod tests {
             HostProfile::interpreted_example(),
         ] {
             let mut rows = rows(&profile);
-            assert_eq!(rows.len(), 18);
+            assert_eq!(rows.len(), 19);
             for (seccomp, landlock) in [(true, true), (true, false), (false, true), (false, false)]
             {
                 rows.push(confinement(Walls { seccomp, landlock }));

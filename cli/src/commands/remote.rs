@@ -49,7 +49,26 @@ pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
     }
     let machine = find(args.which)?;
     let folder = NewFolder::create(&args.folder)?;
-    match ask_with(&machine, &Command::Snapshot, &folder.descriptors())? {
+    let bar = byte_progress::bar("saving");
+    let answer = ask_with(
+        &machine,
+        &Command::Snapshot,
+        &folder.descriptors(),
+        |progress| {
+            if let Answer::Saving {
+                hashing,
+                done,
+                total,
+            } = progress
+            {
+                bar.set_message(if hashing { "hashing" } else { "saving" });
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+        },
+    );
+    bar.finish_and_clear();
+    match answer? {
         Answer::Saved { bytes, paused_us } => {
             folder.finish()?;
             let (whole, part) = (paused_us / 1000, paused_us % 1000 / 100);

@@ -67,10 +67,16 @@ pub enum AskError {
 /// # Errors
 /// If the machine cannot be reached, or says that it could not do it.
 pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
-    ask_for(machine, command, &[], None)
+    Talk {
+        descriptors: &[],
+        progress: &mut |_| (),
+        patience: None,
+    }
+    .ask(machine, command)
 }
 
-/// As [`ask`]; the machine also gets `descriptors`, at most [`MOST_DESCRIPTORS`](super::MOST_DESCRIPTORS).
+/// As [`ask`]; the machine also gets `descriptors`, at most [`MOST_DESCRIPTORS`](super::MOST_DESCRIPTORS), and `progress` what
+/// comes before the answer.
 ///
 /// # Errors
 /// As [`ask`].
@@ -78,8 +84,14 @@ pub fn ask_with(
     machine: &Running,
     command: &Command,
     descriptors: &[BorrowedFd<'_>],
+    mut progress: impl FnMut(Answer),
 ) -> Result<Answer, AskError> {
-    ask_for(machine, command, descriptors, None)
+    Talk {
+        descriptors,
+        progress: &mut progress,
+        patience: None,
+    }
+    .ask(machine, command)
 }
 
 /// As [`ask`], but no longer than `patience`: where one machine must not keep a user from the others.
@@ -91,20 +103,29 @@ pub fn ask_within(
     command: &Command,
     patience: Duration,
 ) -> Result<Answer, AskError> {
-    ask_for(machine, command, &[], Some(patience))
+    Talk {
+        descriptors: &[],
+        progress: &mut |_| (),
+        patience: Some(patience),
+    }
+    .ask(machine, command)
 }
 
-fn ask_for(
-    machine: &Running,
-    command: &Command,
-    descriptors: &[BorrowedFd<'_>],
+/// How a question is asked.
+struct Talk<'t> {
+    /// What the machine gets besides.
+    descriptors: &'t [BorrowedFd<'t>],
+    /// Is told what comes before the answer.
+    progress: &'t mut dyn FnMut(Answer),
+    /// How long the machine may say nothing.
     patience: Option<Duration>,
-) -> Result<Answer, AskError> {
-    let name = || machine.name.to_string();
-    let line = super::encode(command).map_err(io::Error::other);
-    let answer = line
-        .and_then(|line| exchange(machine, &line, descriptors, patience))
-        .map_err(|source| match (source.kind(), patience) {
+}
+
+impl Talk<'_> {
+    fn ask(&mut self, machine: &Running, command: &Command) -> Result<Answer, AskError> {
+        let name = || machine.name.to_string();
+        let patience = self.patience;
+        let failed = |source: io::Error| match (source.kind(), patience) {
             (io::ErrorKind::WouldBlock, Some(patience)) => AskError::Silent {
                 name: name(),
                 patience,
@@ -114,16 +135,43 @@ fn ask_for(
                 path: machine.socket.clone(),
                 source,
             },
-        })?;
-    match super::decode(&answer).map_err(|source| AskError::Message {
-        name: name(),
-        source,
-    })? {
-        Answer::Error { message } => Err(AskError::Refused {
-            name: name(),
-            message,
-        }),
-        answer => Ok(answer),
+        };
+        let line = super::encode(command).map_err(io::Error::other);
+        let answers = line.and_then(|line| self.send(machine, &line));
+        let mut answers = BufReader::new(answers.map_err(failed)?);
+        loop {
+            let mut line = String::new();
+            let read = answers.by_ref().take(LONGEST_ANSWER).read_line(&mut line);
+            if read.map_err(failed)? == 0 {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let answer = super::decode(&line).map_err(|source| AskError::Message {
+                name: name(),
+                source,
+            })?;
+            match answer {
+                Answer::Error { message } => {
+                    return Err(AskError::Refused {
+                        name: name(),
+                        message,
+                    });
+                }
+                progress @ Answer::Saving { .. } => (self.progress)(progress),
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Sends a line; returns the connection that the answer comes on.
+    fn send(&self, machine: &Running, line: &str) -> io::Result<UnixStream> {
+        let mut stream = UnixStream::connect(&machine.socket)?;
+        stream.set_read_timeout(self.patience)?;
+        let sent = match self.descriptors {
+            [] => 0,
+            descriptors => send_with(&stream, line.as_bytes(), descriptors)?,
+        };
+        stream.write_all(line.as_bytes().get(sent..).unwrap_or_default())?;
+        Ok(stream)
     }
 }
 
@@ -154,29 +202,12 @@ pub fn connect(machine: &Running, command: &Command) -> Result<UnixStream, AskEr
     })
 }
 
-fn exchange(
-    machine: &Running,
-    line: &str,
-    descriptors: &[BorrowedFd<'_>],
-    patience: Option<Duration>,
-) -> io::Result<String> {
-    let mut stream = UnixStream::connect(&machine.socket)?;
-    stream.set_read_timeout(patience)?;
-    let sent = match descriptors {
-        [] => 0,
-        _ => send(&stream, line.as_bytes(), descriptors)?,
-    };
-    stream.write_all(line.as_bytes().get(sent..).unwrap_or_default())?;
-    let mut answer = String::new();
-    BufReader::new(stream.take(LONGEST_ANSWER)).read_line(&mut answer)?;
-    if answer.is_empty() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(answer)
-}
-
 /// Sends descriptors with the first bytes of `bytes`; returns how many those are.
-fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+fn send_with(
+    stream: &UnixStream,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(super::MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

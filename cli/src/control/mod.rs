@@ -1,7 +1,7 @@
 //! The control socket: one JSON line asks, one JSON line answers, then the connection ends.
 //!
 //! `{"version":2,"command":"snapshot"}` is answered by `{"version":2,"answer":"saved","bytes":134217728,"paused_us":900}` or
-//! `{"version":2,"answer":"error","message":"..."}`. Both sides refuse another version by name. The folder that
+//! `{"version":2,"answer":"error","message":"..."}`, after lines that say how far it is (`saving`). Both sides refuse another version by name. The folder that
 //! the socket stands in keeps other users out, and the server looks at who they are besides.
 //!
 //! With `snapshot` come the descriptors of the two files that it is to be written to (SCM_RIGHTS): the machine's process may
@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod inspection;
+pub mod saving;
 pub mod server;
 pub mod socket;
 
@@ -101,6 +102,15 @@ pub enum Answer {
     Sym(inspection::Symbols),
     /// To [`Command::Stack`].
     Stack(inspection::Stacks),
+    /// To [`Command::Snapshot`], any number of times before the answer: how far it is.
+    Saving {
+        /// Everything is written and the guest runs: it is hashed.
+        hashing: bool,
+        /// Bytes done.
+        done: u64,
+        /// All bytes, as far as is known.
+        total: u64,
+    },
     /// To [`Command::Snapshot`].
     Saved {
         /// The machine's memory in bytes.
@@ -405,6 +415,11 @@ mod tests {
         };
         let answers = [
             Answer::Stat(Box::new(stat)),
+            Answer::Saving {
+                hashing: true,
+                done: 1,
+                total: 2,
+            },
             Answer::Saved {
                 bytes: 8,
                 paused_us: 7,

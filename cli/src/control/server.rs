@@ -165,7 +165,15 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
             message: error.to_string(),
         },
     };
-    let line = super::encode(&answer).map_err(io::Error::other)?;
+    send(stream, &answer)
+}
+
+/// Sends a message to a client, who may take a while.
+///
+/// # Errors
+/// If it has gone, or takes nothing.
+pub(super) fn send(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+    let line = super::encode(answer).map_err(io::Error::other)?;
     Client::new(stream, LONGEST_TALK).write_all(line.as_bytes())
 }
 
@@ -247,7 +255,7 @@ mod tests {
         let _server = Server::start(&socket, Echo).unwrap();
         let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
         let descriptors = files.each_ref().map(AsFd::as_fd);
-        let answer = client::ask_with(&running(socket), &Command::Snapshot, &descriptors);
+        let answer = client::ask_with(&running(socket), &Command::Snapshot, &descriptors, |_| ());
         let (bytes, paused_us) = (2, 0);
         assert_eq!(answer.unwrap(), Answer::Saved { bytes, paused_us });
         for file in files {

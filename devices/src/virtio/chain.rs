@@ -1,8 +1,9 @@
 //! A chain of descriptors, checked.
 
+use crate::WatchedMemory;
 use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, Permissions};
 
 /// Why a chain is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -47,9 +48,9 @@ pub struct Chain {
 impl Chain {
     /// Checks a chain of a queue of `size` descriptors.
     pub(super) fn collect(
-        memory: &GuestMemoryMmap,
+        memory: &WatchedMemory,
         size: u16,
-        descriptors: DescriptorChain<&GuestMemoryMmap>,
+        descriptors: DescriptorChain<&WatchedMemory>,
     ) -> Result<Self, ChainError> {
         let mut chain = Self {
             head: descriptors.head_index(),
@@ -72,7 +73,7 @@ impl Chain {
         }
     }
 
-    fn add(&mut self, memory: &GuestMemoryMmap, descriptor: Descriptor) -> Result<(), ChainError> {
+    fn add(&mut self, memory: &WatchedMemory, descriptor: Descriptor) -> Result<(), ChainError> {
         let buffer = Buffer {
             address: descriptor.addr(),
             length: descriptor.len(),
@@ -119,7 +120,7 @@ impl Chain {
 
     /// Reads from `offset` of the readable bytes; how many bytes there were, up to `data`'s length.
     #[must_use]
-    pub fn read(&self, memory: &GuestMemoryMmap, offset: usize, data: &mut [u8]) -> usize {
+    pub fn read(&self, memory: &WatchedMemory, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0usize;
         for (address, length) in parts(&self.readable, offset, data.len()) {
             let Some(target) = data.get_mut(done..done.saturating_add(length)) else {
@@ -134,7 +135,7 @@ impl Chain {
     }
 
     /// Writes at `offset` of the writable bytes; how many bytes there was room for.
-    pub fn write(&self, memory: &GuestMemoryMmap, offset: usize, data: &[u8]) -> usize {
+    pub fn write(&self, memory: &WatchedMemory, offset: usize, data: &[u8]) -> usize {
         let mut done = 0usize;
         for (address, length) in parts(&self.writable, offset, data.len()) {
             let Some(source) = data.get(done..done.saturating_add(length)) else {

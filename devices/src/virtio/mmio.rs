@@ -10,12 +10,12 @@ use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_NEEDS_RESET,
 };
 use virtio_bindings::virtio_mmio as register;
-use vm_memory::GuestMemoryMmap;
 
 use super::device::{DeviceStateError, VirtioDevice};
 use super::handle::{Core, DeviceHandle, Shared};
 use super::queue::{QueueError, Queues, SavedQueue};
 use super::{FEATURE_VERSION_1, TRANSPORT_FEATURES};
+use crate::WatchedMemory;
 use crate::bus::BusDevice;
 use crate::signals::InterruptLine;
 
@@ -155,7 +155,7 @@ impl MmioTransport {
     #[must_use]
     pub fn new(
         device: Box<dyn VirtioDevice>,
-        memory: GuestMemoryMmap,
+        memory: WatchedMemory,
         line: Arc<dyn InterruptLine>,
         notifier: Arc<dyn QueueNotifier>,
     ) -> Self {

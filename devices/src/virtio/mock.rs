@@ -14,12 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_mmio as register;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::{
     DeviceHandle, MMIO_LENGTH, MmioState, MmioStateError, MmioTransport, Progress, QueueNotifier,
     VirtioDevice,
 };
+use crate::WatchedMemory;
 use crate::bus::BusDevice;
 use crate::signals::InterruptLine;
 
@@ -79,7 +80,7 @@ impl QueueNotifier for Notifications {
 /// A driver with its device, the guest's memory, and the thread that serves the device.
 pub struct Driver {
     /// The guest's memory.
-    pub memory: GuestMemoryMmap,
+    pub memory: WatchedMemory,
     /// The device's registers.
     pub transport: MmioTransport,
     /// The device's thread.
@@ -102,12 +103,12 @@ pub struct Driver {
 impl Driver {
     /// A driver that has not touched the device yet.
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
-        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let memory = WatchedMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Self::with_memory(device, memory)
     }
 
     /// The same over memory that is there.
-    pub fn with_memory(device: Box<dyn VirtioDevice>, memory: GuestMemoryMmap) -> Self {
+    pub fn with_memory(device: Box<dyn VirtioDevice>, memory: WatchedMemory) -> Self {
         let line = Arc::<Line>::default();
         let notifications = Arc::<Notifications>::default();
         let transport =

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT};
 use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 use super::chain::{Chain, ChainError};
 use super::{FEATURE_EVENT_INDEX, FEATURE_INDIRECT_DESCRIPTORS};
+use crate::WatchedMemory;
 
 /// Bytes of the available ring beside its elements: flags, index, used_event.
 const AVAILABLE_EXTRA: usize = 6;
@@ -89,7 +90,7 @@ struct Slot {
 ///
 /// An index that the device does not have, a queue that the driver has not set up and one that broke are empty queues.
 pub struct Queues {
-    memory: GuestMemoryMmap,
+    memory: WatchedMemory,
     slots: Vec<Slot>,
     /// Negotiated, known from DRIVER_OK on.
     features: u64,
@@ -101,7 +102,7 @@ pub struct Queues {
 
 impl Queues {
     /// Queues of at most these sizes; a size that virtio does not know becomes one descriptor.
-    pub(super) fn new(memory: GuestMemoryMmap, sizes: &[u16]) -> Self {
+    pub(super) fn new(memory: WatchedMemory, sizes: &[u16]) -> Self {
         let slots = sizes
             .iter()
             .filter_map(|&size| Queue::new(size).or_else(|_| Queue::new(1)).ok())
@@ -135,7 +136,7 @@ impl Queues {
 
     /// The guest's memory.
     #[must_use]
-    pub fn memory(&self) -> &GuestMemoryMmap {
+    pub fn memory(&self) -> &WatchedMemory {
         &self.memory
     }
 
@@ -418,20 +419,20 @@ fn usable(slot: &Slot) -> bool {
 }
 
 /// Whether a chain that begins at `head` begins with the name of an indirect table.
-fn begins_indirect(memory: &GuestMemoryMmap, table: u64, head: u16) -> bool {
+fn begins_indirect(memory: &WatchedMemory, table: u64, head: u16) -> bool {
     let flags = table + u64::from(head) * DESCRIPTOR as u64 + 12;
     let flags = memory.read_obj::<u16>(GuestAddress(flags));
     flags.is_ok_and(|flags| u16::from_le(flags) & INDIRECT != 0)
 }
 
 /// Without event index, a flag of the available ring says it.
-fn interrupts_refused(memory: &GuestMemoryMmap, queue: &Queue) -> bool {
+fn interrupts_refused(memory: &WatchedMemory, queue: &Queue) -> bool {
     let flags = memory.load::<u16>(GuestAddress(queue.avail_ring()), Ordering::Relaxed);
     !queue.event_idx_enabled() && flags.is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT != 0)
 }
 
 /// Whether a queue that is said to be ready can be: checked once, so that later accesses to its rings cannot fail.
-fn check(memory: &GuestMemoryMmap, queue: &SavedQueue, most: u16) -> Result<(), QueueError> {
+fn check(memory: &WatchedMemory, queue: &SavedQueue, most: u16) -> Result<(), QueueError> {
     if queue.size == 0 || !queue.size.is_power_of_two() || queue.size > most {
         return Err(QueueError::Size);
     }

@@ -17,7 +17,7 @@ pub use open::{OpenError, open};
 pub use probe::ProbeError;
 
 /// Raised when a field is added or its meaning changes, so that old caches are dropped.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// How guest kernel mode runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +96,8 @@ pub struct HostProfile {
     pub ioeventfd: bool,
     /// KVM turns an event into an interrupt (KVM_IRQFD).
     pub irqfd: bool,
+    /// KVM logs which pages a guest writes (KVM_MEM_LOG_DIRTY_PAGES), also once they are mapped: a guest is saved while it runs.
+    pub write_log: bool,
     /// vCPUs that KVM recommends at most for one machine.
     pub recommended_vcpus: usize,
     /// One port write from guest kernel mode and back.
@@ -171,6 +173,7 @@ impl HostProfile {
             tsc_deadline: true,
             ioeventfd: true,
             irqfd: true,
+            write_log: true,
             recommended_vcpus: 1,
             exit_kernel_ns: 7_055,
             exit_user_ns: 12_255,

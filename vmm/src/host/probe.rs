@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use introspect::{Gpa, PhysicalMemory};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
     KVM_IRQCHIP_PIC_MASTER, kvm_guest_debug, kvm_irqchip, kvm_regs,
@@ -16,7 +17,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Breakpoint, FORMAT, HostProfile, Int3, KernelMode};
 use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
-use crate::memory::{GuestRam, RamError};
+use crate::memory::{GuestRam, PAGE_SIZE, RamError};
 use crate::trap::INT3;
 use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
@@ -109,7 +110,8 @@ struct Bench {
     fd: VcpuFd,
     /// Keeps the machine alive.
     vm: VmFd,
-    _ram: GuestRam,
+    /// Mapped as long as the machine lives.
+    ram: GuestRam,
     output: String,
     kernel: KernelFile,
 }
@@ -149,7 +151,7 @@ impl Bench {
         Ok(Self {
             fd,
             vm,
-            _ram: ram,
+            ram,
             output: String::new(),
             kernel,
         })
@@ -216,6 +218,32 @@ impl Bench {
             }
         }
         Stop::Other("too many exits".into())
+    }
+
+    /// Runs until the guest has printed a line; `false` if it does not get there.
+    fn runs_to_first_line(&mut self) -> bool {
+        for _ in 0..MOST_EXITS {
+            match self.fd.run() {
+                Ok(VcpuExit::IoOut(SERIAL, b"\n")) => return true,
+                Ok(VcpuExit::IoOut(KEYBOARD, [RESET_COMMAND])) => return false,
+                Ok(VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..)) => {}
+                Ok(VcpuExit::IoIn(_, data) | VcpuExit::MmioRead(_, data)) => data.fill(0xff),
+                Err(error) if error.errno() == libc::EINTR => {}
+                Ok(_) | Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Returns a copy of each page of its memory.
+    fn pages(&self) -> Vec<Vec<u8>> {
+        let page = |address| {
+            let mut page = vec![0; PAGE_SIZE as usize];
+            // All of it is RAM.
+            let _ = self.ram.read_physical(Gpa(address), &mut page);
+            page
+        };
+        (0..MEMORY).step_by(PAGE_SIZE as usize).map(page).collect()
     }
 
     /// Whether the guest counted `count` itself.
@@ -429,6 +457,37 @@ fn do_events_become_interrupts(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeErr
     }
 }
 
+/// Returns whether KVM's log has every page that a guest writes, in kernel and in user mode. The log begins when the guest has
+/// run a while: its pages are mapped for writing then.
+fn are_writes_logged(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
+    for program in ["calls 20", "usercalls 20"] {
+        let mut bench = Bench::new(kvm, image, program)?;
+        if !bench.runs_to_first_line()
+            || vm::log_written_pages(&bench.vm, &bench.ram, true).is_err()
+        {
+            return Ok(false);
+        }
+        let before = bench.pages();
+        let stop = bench.run(&mut 0);
+        if stop != Stop::Done {
+            return Err(bench.failed(program, &stop));
+        }
+        let Ok(log) = vm::written_pages(&bench.vm, &bench.ram) else {
+            return Ok(false);
+        };
+        let after = bench.pages();
+        let changed = before.iter().zip(&after).zip(0u64..);
+        let mut changed = changed
+            .filter(|((before, after), _)| before != after)
+            .map(|(_, number)| number * PAGE_SIZE)
+            .peekable();
+        if changed.peek().is_none() || !changed.all(|page| log.has(page)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError> {
     let int3_kernel = what_int3_does(kvm, image, "int3k 1")?;
     let kernel_mode = match int3_kernel {
@@ -454,6 +513,7 @@ pub(super) fn measure(kvm: &Kvm, image: &[u8]) -> Result<HostProfile, ProbeError
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
         ioeventfd: do_writes_become_events(kvm, image)?,
         irqfd: do_events_become_interrupts(kvm, image)?,
+        write_log: are_writes_logged(kvm, image)?,
         recommended_vcpus: kvm.get_nr_vcpus(),
         exit_kernel_ns: exit_cost(kvm, image, "out")?,
         exit_user_ns: exit_cost(kvm, image, "usermmio")?,

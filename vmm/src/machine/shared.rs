@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) samples: Vec<AtomicU64>,
     /// Taken while user sites, and with them the watch on the guest's #BP entry, come or go. How many hold user traps.
     pub(crate) user_sites: Mutex<usize>,
+    /// Held while the machine is saved.
+    pub(crate) saving: Mutex<()>,
     pub(crate) counters: Counters,
     /// Instructions that were completed for the guest.
     pub(crate) completed: Instructions,
@@ -84,6 +86,7 @@ impl Shared {
                 .collect(),
             control: parts.control,
             user_sites: Mutex::default(),
+            saving: Mutex::default(),
             counters: Counters::default(),
             completed: Instructions::default(),
             refused: Instructions::default(),

@@ -2,34 +2,119 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use introspect::{Gpa, PhysicalMemory};
 
-use crate::memory::{GuestRam, PAGE_SIZE};
+use crate::memory::{GuestRam, HOLE_END, HOLE_START, PAGE_SIZE};
+use crate::page_set::PageSet;
 
 /// Bytes looked at at once. A run of non-zero pages is written in one call.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: u64 = 1 << 20;
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// Writes all of `ram`, in the order of its ranges, to the empty `file`.
-pub(super) fn write(ram: &GuestRam, file: &File) -> io::Result<()> {
-    file.set_len(ram.size())?;
-    let mut offset = 0u64;
-    let mut chunk = vec![0u8; CHUNK];
-    for range in ram.ram() {
-        let mut at = range.start;
-        while at < range.end {
-            let length = CHUNK.min((range.end - at) as usize);
-            let piece = chunk.get_mut(..length).unwrap_or_default();
-            ram.read_physical(Gpa(at), piece)
-                .map_err(io::Error::other)?;
-            write_used_pages(file, piece, offset)?;
-            at += length as u64;
-            offset += length as u64;
+/// Writes pages of RAM to a file, in the order of its ranges.
+pub(super) struct MemoryFile<'a> {
+    ram: &'a GuestRam,
+    file: &'a File,
+    chunk: Vec<u8>,
+}
+
+/// Whether pages of zeros are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Zeros {
+    /// They are: something else may be there.
+    Written,
+    /// The file has nothing there, and stays so.
+    Left,
+}
+
+impl<'a> MemoryFile<'a> {
+    /// Makes the empty `file` as long as `ram`.
+    pub(super) fn new(ram: &'a GuestRam, file: &'a File) -> io::Result<Self> {
+        file.set_len(ram.size())?;
+        Ok(Self {
+            ram,
+            file,
+            chunk: vec![0; CHUNK as usize],
+        })
+    }
+
+    /// Writes a guest-physical range of whole pages, at most [`CHUNK`] bytes.
+    pub(super) fn write(&mut self, run: &Range<u64>, zeros: Zeros) -> io::Result<()> {
+        let length = (run.end - run.start) as usize;
+        let chunk = self.chunk.get_mut(..length).unwrap_or_default();
+        let read = self.ram.read_physical(Gpa(run.start), chunk);
+        read.map_err(io::Error::other)?;
+        let offset = offset(run.start);
+        match zeros {
+            Zeros::Written => self.file.write_all_at(chunk, offset),
+            Zeros::Left => write_used_pages(self.file, chunk, offset),
         }
     }
-    Ok(())
+}
+
+/// Pages that were copied while the guest was paused, to be written when it runs again: it does not wait for the disk.
+pub(super) struct Copied {
+    bytes: Vec<u8>,
+    /// Guest-physical addresses.
+    runs: Vec<Range<u64>>,
+    used: usize,
+}
+
+impl Copied {
+    /// Makes room, all of it touched: the guest does not wait for the host to find pages either.
+    pub(super) fn with_room(bytes: u64) -> Self {
+        Self {
+            bytes: vec![0xff; bytes as usize],
+            runs: Vec::new(),
+            used: 0,
+        }
+    }
+
+    /// Copies a range of RAM; `false` if there is no room.
+    pub(super) fn add(&mut self, ram: &GuestRam, run: &Range<u64>) -> io::Result<bool> {
+        let end = self.used + (run.end - run.start) as usize;
+        let Some(place) = self.bytes.get_mut(self.used..end) else {
+            return Ok(false);
+        };
+        let read = ram.read_physical(Gpa(run.start), place);
+        read.map_err(io::Error::other)?;
+        self.used = end;
+        self.runs.push(run.clone());
+        Ok(true)
+    }
+
+    /// Writes the copies.
+    pub(super) fn write(&self, file: &File, zeros: Zeros) -> io::Result<()> {
+        let mut rest = self.bytes.as_slice();
+        for run in &self.runs {
+            let (copy, behind) = rest
+                .split_at_checked((run.end - run.start) as usize)
+                .unwrap_or_default();
+            let offset = offset(run.start);
+            match zeros {
+                Zeros::Written => file.write_all_at(copy, offset)?,
+                Zeros::Left => write_used_pages(file, copy, offset)?,
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+/// Returns where RAM at a guest-physical address is in the file.
+fn offset(address: u64) -> u64 {
+    match address < HOLE_END {
+        true => address,
+        false => address - (HOLE_END - HOLE_START),
+    }
+}
+
+/// Returns `pages` as runs that are read and written at once.
+pub(super) fn chunks(pages: &PageSet) -> impl Iterator<Item = Range<u64>> {
+    pages.runs(CHUNK)
 }
 
 fn write_used_pages(file: &File, chunk: &[u8], offset: u64) -> io::Result<()> {
@@ -64,20 +149,44 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
+    const USED: [u64; 4] = [0, 4096, 5 << 20, (16 << 20) - 1];
+
+    fn ones(file: &File) -> Vec<u64> {
+        let mut back = vec![0; 16 << 20];
+        file.read_exact_at(&mut back, 0).unwrap();
+        let all = 0..back.len();
+        all.filter(|i| back[*i] != 0).map(|i| i as u64).collect()
+    }
+
     #[test]
     fn the_file_has_the_whole_memory_and_only_the_used_pages() {
         let ram = GuestRam::new(16 << 20).unwrap();
-        for address in [0u64, 4096, 5 << 20, (16 << 20) - 1] {
+        for address in USED {
             ram.write_physical(Gpa(address), &[0xa5]).unwrap();
         }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("memory");
-        write(&ram, &File::create(&path).unwrap()).unwrap();
-        let meta = std::fs::metadata(&path).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let mut memory = MemoryFile::new(&ram, &file).unwrap();
+        for run in chunks(&PageSet::all(&ram)) {
+            memory.write(&run, Zeros::Left).unwrap();
+        }
+        let meta = file.metadata().unwrap();
         assert_eq!(meta.len(), 16 << 20);
         assert!(meta.blocks() * 512 <= 64 << 10, "{} blocks", meta.blocks());
-        let back = std::fs::read(&path).unwrap();
-        let ones: Vec<usize> = (0..back.len()).filter(|i| back[*i] != 0).collect();
-        assert_eq!(ones, [0, 4096, 5 << 20, (16 << 20) - 1]);
+        assert_eq!(ones(&file), USED);
+
+        ram.write_physical(Gpa(4096), &[0]).unwrap();
+        memory.write(&(4096..8192), Zeros::Written).unwrap();
+        ram.write_physical(Gpa(0), &[0]).unwrap();
+        let mut copied = Copied::with_room(4096);
+        assert!(copied.add(&ram, &(0..4096)).unwrap());
+        assert!(!copied.add(&ram, &(0..4096)).unwrap());
+        copied.write(&file, Zeros::Written).unwrap();
+        assert_eq!(ones(&file), USED[2..]);
+    }
+
+    #[test]
+    fn memory_above_the_hole_follows_that_below() {
+        assert_eq!(offset(HOLE_START - 1), HOLE_START - 1);
+        assert_eq!(offset(HOLE_END), HOLE_START);
     }
 }

@@ -8,6 +8,8 @@
 //! the contents they had, or the guest finds a file system that has changed under it. [`RestoredDisks`] has the rule by which
 //! those files are opened.
 //!
+//! The guest runs while its memory is written, but for a moment, where the host's KVM can tell what it writes.
+//!
 //! Whoever makes the folder ([`NewFolder`]) need not be the machine's process, which writes to descriptors ([`write()`]).
 //!
 //! Traps are not part of a snapshot: the saved memory is what the guest would have without them.
@@ -20,6 +22,7 @@ mod memory_file;
 mod partial;
 mod pieces;
 mod restore;
+mod running;
 mod save;
 mod verify;
 
@@ -33,7 +36,7 @@ pub use files::{FileRefusal, Files};
 pub use folder::{FolderError, NewFolder};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
 pub use restore::{RestoreError, RestoredMachine, restore};
-pub use save::{SaveError, Saved, save, write};
+pub use save::{SaveError, Saved, Stage, save, write};
 pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
 
 use crate::machine::virtio::SavedDevice;

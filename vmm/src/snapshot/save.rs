@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -11,9 +12,8 @@ use kvm_ioctls::Kvm;
 
 use super::folder::{FolderError, NewFolder};
 use super::pieces::{self, Piece, Reader};
-use super::{
-    FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotInfo, format, memory_file,
-};
+use super::running::Writing;
+use super::{FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotInfo, format};
 use crate::machine::{Machine, Paused};
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::cpuid::host_name;
@@ -41,6 +41,9 @@ pub enum SaveError {
     /// A vCPU is gone.
     #[error("vCPU {0} has ended; a snapshot needs a whole machine")]
     VcpuGone(usize),
+    /// Whoever watches it did not want it any more.
+    #[error("broken off")]
+    BrokenOff,
     /// The state cannot be encoded.
     #[error("state: {0}")]
     Encode(postcard::Error),
@@ -65,32 +68,61 @@ pub fn save(
     folder: &Path,
 ) -> Result<Saved, SaveError> {
     let folder = NewFolder::create(folder)?;
-    let saved = write(kvm, machine, info, folder.files()?)?;
+    let mut watch = |_| ControlFlow::Continue(());
+    let saved = write(kvm, machine, info, folder.files()?, &mut watch)?;
     folder.finish()?;
     Ok(saved)
 }
 
+/// How far a snapshot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Memory is written while the guest runs. `total` grows by what the guest writes meanwhile.
+    Writing {
+        /// Bytes that were written.
+        done: u64,
+        /// Bytes that are to be written as far as is known.
+        total: u64,
+    },
+    /// The guest is paused, and all that is saved is what it has now. Comes once; the guest waits for the answer.
+    Paused,
+    /// The guest runs again, and what was written is hashed.
+    Hashing {
+        /// Bytes that were hashed.
+        done: u64,
+        /// All bytes.
+        total: u64,
+    },
+}
+
 /// Writes `machine` to the files of a [`NewFolder`], which another process may have made. They are on the disk when this
-/// returns; the guest does not wait for that.
+/// returns. The guest runs meanwhile, but for a moment, where the host's KVM logs what it writes ([`write_log`](crate::host::HostProfile::write_log)).
+/// `watch` is told how far it is, at least for each 2 MiB, and breaks it off.
 ///
 /// # Errors
-/// If a file cannot be written, or KVM does not give its state. What was written is of no use then.
+/// If a file cannot be written, KVM does not give its state, or `watch` has broken it off. What was written is of no use
+/// then.
 pub fn write(
     kvm: &Kvm,
     machine: &Machine,
     info: &SnapshotInfo,
     mut files: Files,
+    watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
 ) -> Result<Saved, SaveError> {
+    // Another save would take this one's log of written pages.
+    let _alone = machine.shared().saving.lock();
+    let mut memory = Writing::start(machine, &files.memory, watch)?;
     let began = Instant::now();
     let paused = machine.pause();
-    let mut state = collect(kvm, machine, &paused, info)?;
-    machine
-        .traps()
-        .with_bytes_restored(|| memory_file::write(machine.ram(), &files.memory))
-        .map_err(failed(MEMORY_FILE))?;
+    let state = collect(kvm, machine, &paused, info);
+    let copied = memory.copy_the_rest();
+    let goes_on = go_on(watch(Stage::Paused));
     drop(paused);
     let paused = began.elapsed();
-    state.pieces = hashes(&files.memory, state.memory).map_err(failed(MEMORY_FILE))?;
+    let mut state = state?;
+    copied.and(goes_on)?;
+    memory.finish(&files.memory)?;
+    state.pieces = hashes(&files.memory, state.memory, watch)?;
     let body = postcard::to_stdvec(&state).map_err(SaveError::Encode)?;
     let written = files.state.write_all(&format::encode(&body));
     written
@@ -101,13 +133,30 @@ pub fn write(
 }
 
 /// Hashes what was written.
-fn hashes(memory: &File, size: u64) -> io::Result<Vec<Piece>> {
+fn hashes(
+    memory: &File,
+    total: u64,
+    watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
+) -> Result<Vec<Piece>, SaveError> {
     let mut reader = Reader::new();
-    let all = (0..pieces::count(size)).map(|index| pieces::range(index, size));
-    all.map(|piece| reader.read(memory, &piece)).collect()
+    let mut all = Vec::new();
+    for index in 0..pieces::count(total) {
+        let piece = pieces::range(index, total);
+        let done = piece.end;
+        all.push(reader.read(memory, &piece).map_err(failed(MEMORY_FILE))?);
+        go_on(watch(Stage::Hashing { done, total }))?;
+    }
+    Ok(all)
 }
 
-fn failed(name: &'static str) -> impl FnOnce(io::Error) -> SaveError {
+pub(super) fn go_on(answer: ControlFlow<()>) -> Result<(), SaveError> {
+    match answer {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(SaveError::BrokenOff),
+    }
+}
+
+pub(super) fn failed(name: &'static str) -> impl FnOnce(io::Error) -> SaveError {
     move |source| SaveError::Write { name, source }
 }
 

@@ -24,6 +24,7 @@ use super::{INT3, Int3Owner};
 use crate::hex::hex;
 use crate::lookaside::Lookaside;
 use crate::memory::{GuestRam, PAGE_SIZE};
+use crate::page_set::PageSet;
 use crate::sharded_map::ShardedMap;
 use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
 
@@ -47,6 +48,30 @@ pub struct SiteStats {
     pub suspended: bool,
     /// A program came there in a state in which this host cannot execute the displaced instruction.
     pub given_up: bool,
+}
+
+/// A byte of guest memory that an int3 may stand over. Writes are sequentially consistent, so that they are noted also where
+/// nobody pauses for them.
+struct TrapByte<'r> {
+    byte: &'r AtomicU8,
+    ram: &'r GuestRam,
+}
+
+impl TrapByte<'_> {
+    /// Puts `new` in place of `old`; returns whether that stood there.
+    fn replace(&self, old: u8, new: u8) -> bool {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        let replaced = self.byte.compare_exchange(old, new, success, failure);
+        if replaced.is_ok() {
+            self.ram.wrote(self.byte.as_ptr(), 1);
+        }
+        replaced.is_ok()
+    }
+
+    fn store(&self, value: u8) {
+        self.byte.store(value, Ordering::SeqCst);
+        self.ram.wrote(self.byte.as_ptr(), 1);
+    }
 }
 
 struct Entry {
@@ -230,7 +255,7 @@ impl TrapTable {
             written_inside: false,
         };
         if entry.is_in() {
-            byte.store(INT3, Ordering::SeqCst);
+            byte.store(INT3);
         }
         entries.by_id.insert(id, entry);
         Ok(id)
@@ -303,7 +328,7 @@ impl TrapTable {
         let (site, is_in, gone) = (entry.site.clone(), entry.is_in(), entry.gone);
         if is_in && let Some(byte) = self.byte(id.0) {
             // A byte that the guest has overwritten meanwhile is the guest's.
-            let _ = byte.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = byte.replace(INT3, site.original);
         }
         entries.by_id.remove(&id);
         if site.is_user() {
@@ -346,7 +371,7 @@ impl TrapTable {
         if entry.is_in()
             && let Some(byte) = self.byte(site.id.0)
         {
-            let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = byte.replace(site.original, INT3);
         }
     }
 
@@ -401,21 +426,14 @@ impl TrapTable {
         let mut put_back = Vec::new();
         for entry in entries.by_id.values().filter(|entry| entry.is_in()) {
             if let Some(byte) = self.byte(entry.site.id.0)
-                && byte
-                    .compare_exchange(
-                        INT3,
-                        entry.site.original,
-                        Ordering::SeqCst,
-                        Ordering::SeqCst,
-                    )
-                    .is_ok()
+                && byte.replace(INT3, entry.site.original)
             {
                 put_back.push(byte);
             }
         }
         let result = work();
         for byte in put_back {
-            byte.store(INT3, Ordering::SeqCst);
+            byte.store(INT3);
         }
         result
     }
@@ -468,11 +486,8 @@ impl TrapTable {
     /// Takes the int3 of `site` out for a step; whether it was in.
     pub(crate) fn lift_for_step(&self, site: &Site) -> bool {
         let _entries = self.lock();
-        let lifted = |b: &AtomicU8| {
-            b.compare_exchange(INT3, site.original, Ordering::SeqCst, Ordering::SeqCst)
-                .is_ok()
-        };
-        self.byte(site.id.0).is_some_and(lifted)
+        let byte = self.byte(site.id.0);
+        byte.is_some_and(|byte| byte.replace(INT3, site.original))
     }
 
     /// Puts back what [`Self::lift_for_step`] took, if the site was not removed meanwhile.
@@ -484,7 +499,7 @@ impl TrapTable {
             .is_some_and(|entry| entry.is_in() && Arc::ptr_eq(&entry.site, site));
         if stands && let Some(byte) = self.byte(site.id.0) {
             // What the guest wrote over the byte meanwhile stays.
-            let _ = byte.compare_exchange(site.original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = byte.replace(site.original, INT3);
         }
     }
 
@@ -515,12 +530,23 @@ impl TrapTable {
     }
 
     /// The byte in guest memory under a site.
-    fn byte(&self, physical: Gpa) -> Option<&AtomicU8> {
+    fn byte(&self, physical: Gpa) -> Option<TrapByte<'_>> {
         let pointer = self.ram.host_address(physical, 1)?;
         // SAFETY: the pointer is into guest RAM, mapped as long as `self.ram` lives, which the returned
         // borrow cannot outlive; a byte is always aligned and all host access to it here is atomic. The
         // guest may change it at any time, which atomics allow.
-        Some(unsafe { AtomicU8::from_ptr(pointer) })
+        let byte = unsafe { AtomicU8::from_ptr(pointer) };
+        Some(TrapByte {
+            byte,
+            ram: &self.ram,
+        })
+    }
+
+    /// Adds the pages that sites stand in.
+    pub(crate) fn add_pages(&self, pages: &mut PageSet) {
+        for id in self.lock().by_id.keys() {
+            pages.add(id.0.0);
+        }
     }
 
     /// A site is not found any more, by those who hit it or by those who write over it.

@@ -196,7 +196,9 @@ impl Environment for VcpuEnvironment<'_> {
         };
         let gpa = self.translate(address, true)?;
         let pointer = self.ram.host_address(gpa, length as u64).ok_or(fault)?;
-        exchange(pointer, old, new).ok_or(fault)
+        let exchanged = exchange(pointer, old, new).ok_or(fault)?;
+        self.ram.wrote(pointer, length);
+        Ok(exchanged)
     }
 
     fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError> {

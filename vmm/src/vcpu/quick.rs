@@ -172,10 +172,12 @@ impl<'m> Surroundings<'m> {
             // The kernel's stacks are mapped as its text is: the vCPU need not be asked for its page tables.
             Some(space) if address >> 63 == site.address.0 >> 63 => {
                 let found = self.memory().word(space, Gva(address));
-                let found = found.filter(|found| found.writable && !found.user);
-                found
-                    .map(|found| found.word.store(value.to_le(), Ordering::Relaxed))
-                    .is_some()
+                let Some(found) = found.filter(|found| found.writable && !found.user) else {
+                    return false;
+                };
+                found.word.store(value.to_le(), Ordering::Relaxed);
+                self.ram.wrote(found.word.as_ptr().cast(), size_of::<u64>());
+                true
             }
             _ => self.store_by_system(site, system, address, value),
         }

@@ -10,9 +10,9 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_GET_ID as GET_ID, VIRTIO_BLK_T_IN as IN, VIRTIO_BLK_T_OUT as OUT,
     VIRTIO_BLK_T_WRITE_ZEROES as WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP as UNMAP,
 };
-use vm_memory::GuestMemoryMmap;
 
 use super::{BlockBackend, SECTOR};
+use crate::WatchedMemory;
 use crate::virtio::Chain;
 
 /// Most bytes of one request's data: more than a driver that keeps to `size_max` and `seg_max` can ask for.
@@ -46,7 +46,7 @@ pub(super) enum Status {
 #[derive(Clone, Copy)]
 struct Request<'a> {
     chain: &'a Chain,
-    memory: &'a GuestMemoryMmap,
+    memory: &'a WatchedMemory,
 }
 
 impl Request<'_> {
@@ -126,7 +126,7 @@ impl Disk {
 
     /// Carries out a request, and gives the bytes that it wrote from the start of the writable part on. `None`: there is no
     /// place for its status.
-    pub(super) fn serve(&mut self, chain: &Chain, memory: &GuestMemoryMmap) -> Option<usize> {
+    pub(super) fn serve(&mut self, chain: &Chain, memory: &WatchedMemory) -> Option<usize> {
         let request = Request { chain, memory };
         let status_at = chain.writable().checked_sub(1)?;
         let done = match request.header() {

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
+use crate::WatchedMemory;
 use crate::virtio::FEATURE_EVENT_INDEX;
 
 const NEXT: u16 = 1;
@@ -45,7 +46,7 @@ impl Descriptor {
     }
 
     /// Writes it into a table.
-    pub fn store(&self, memory: &GuestMemoryMmap, table: u64, number: u16) {
+    pub fn store(&self, memory: &WatchedMemory, table: u64, number: u16) {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.length.to_le_bytes());
@@ -91,7 +92,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(memory: &GuestMemoryMmap, base: u64, size: u16, features: u64) -> Self {
+    pub(super) fn new(memory: &WatchedMemory, base: u64, size: u16, features: u64) -> Self {
         // The rings; tables are written before they are used.
         let zeros = vec![0; 0x3000];
         memory.write_slice(&zeros, GuestAddress(base)).unwrap();
@@ -117,7 +118,7 @@ impl Ring {
 
     pub(super) fn add(
         &mut self,
-        memory: &GuestMemoryMmap,
+        memory: &WatchedMemory,
         chain: &[Descriptor],
         indirect: bool,
     ) -> u16 {
@@ -145,7 +146,7 @@ impl Ring {
     }
 
     /// Puts a head into the available ring, whatever it is.
-    pub fn publish(&mut self, memory: &GuestMemoryMmap, head: u16) {
+    pub fn publish(&mut self, memory: &WatchedMemory, head: u16) {
         let at = self.available + 4 + u64::from(self.next % self.size) * 2;
         memory.write_obj(head.to_le(), GuestAddress(at)).unwrap();
         self.next = self.next.wrapping_add(1);
@@ -153,16 +154,16 @@ impl Ring {
     }
 
     /// Sets the available ring's index, whatever it is.
-    pub fn set_index(&mut self, memory: &GuestMemoryMmap, index: u16) {
+    pub fn set_index(&mut self, memory: &WatchedMemory, index: u16) {
         let at = GuestAddress(self.available + 2);
         memory.write_obj(index.to_le(), at).unwrap();
     }
 
-    fn word(&self, memory: &GuestMemoryMmap, at: u64) -> u16 {
+    fn word(&self, memory: &WatchedMemory, at: u64) -> u16 {
         u16::from_le(memory.read_obj(GuestAddress(at)).unwrap())
     }
 
-    pub(super) fn wants_kick(&mut self, memory: &GuestMemoryMmap) -> bool {
+    pub(super) fn wants_kick(&mut self, memory: &WatchedMemory) -> bool {
         let (new, old) = (self.next, self.kicked);
         self.kicked = new;
         if self.event_index {
@@ -174,18 +175,18 @@ impl Ring {
     }
 
     /// The index after which the driver wants an interrupt, with event index.
-    pub fn set_used_event(&self, memory: &GuestMemoryMmap, index: u16) {
+    pub fn set_used_event(&self, memory: &WatchedMemory, index: u16) {
         let at = self.available + 4 + u64::from(self.size) * 2;
         memory.write_obj(index.to_le(), GuestAddress(at)).unwrap();
     }
 
     /// Asks for no interrupts, or for them, without event index.
-    pub fn set_no_interrupt(&self, memory: &GuestMemoryMmap, none: bool) {
+    pub fn set_no_interrupt(&self, memory: &WatchedMemory, none: bool) {
         let at = GuestAddress(self.available);
         memory.write_obj(u16::from(none).to_le(), at).unwrap();
     }
 
-    pub(super) fn next_used(&mut self, memory: &GuestMemoryMmap) -> Option<Used> {
+    pub(super) fn next_used(&mut self, memory: &WatchedMemory) -> Option<Used> {
         if self.word(memory, self.used + 2) == self.seen {
             return None;
         }
@@ -215,7 +216,7 @@ impl Ring {
 }
 
 /// Writes a chain at these numbers of a table.
-fn link(memory: &GuestMemoryMmap, table: u64, numbers: &[u16], chain: &[Descriptor]) {
+fn link(memory: &WatchedMemory, table: u64, numbers: &[u16], chain: &[Descriptor]) {
     for (at, (&number, descriptor)) in numbers.iter().zip(chain).enumerate() {
         let mut descriptor = *descriptor;
         if let Some(&next) = numbers.get(at + 1) {

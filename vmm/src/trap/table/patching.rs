@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva};
@@ -221,7 +220,7 @@ impl TrapTable {
         if entry.is_in()
             && let Some(byte) = self.byte(id.0)
         {
-            byte.store(INT3, Ordering::SeqCst);
+            byte.store(INT3);
         }
     }
 
@@ -298,7 +297,7 @@ impl TrapTable {
                 && let Some(byte) = self.byte(id.0)
             {
                 let original = entry.site.original;
-                let _ = byte.compare_exchange(original, INT3, Ordering::SeqCst, Ordering::SeqCst);
+                let _ = byte.replace(original, INT3);
             }
         }
     }
@@ -327,7 +326,7 @@ impl TrapTable {
             && let Some(byte) = self.byte(entry.site.id.0)
         {
             let original = entry.site.original;
-            let _ = byte.compare_exchange(INT3, original, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = byte.replace(INT3, original);
         }
         entry.lifted += 1;
     }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::WatchedMemory;
 
 const QUEUE: u16 = 16;
 const MEMORY: usize = 1 << 20;
@@ -109,7 +110,7 @@ struct Answer {
 /// Puts a request into guest memory, its readable part cut into descriptors of the lengths of `given`, its writable
 /// part into those of `room`, and has it served.
 fn serve(disk: &mut Disk, given: &[&[u8]], room: &[usize]) -> Option<Answer> {
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+    let memory = WatchedMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
     let mut at = BUFFERS;
     let mut descriptors = Vec::new();
     // There are no descriptors of zero length.

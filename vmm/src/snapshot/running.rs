@@ -1,0 +1,187 @@
+//! Writing memory while the guest runs.
+//!
+//! All of memory is written first, then again and again the pages that were written to meanwhile, until few are left or they
+//! do not get fewer. The last ones are copied while the guest is paused, together with its registers and devices, and
+//! written when it runs again. So a pause is as long as it takes to copy those pages, and depends neither on the disk nor on
+//! the size of memory, unless the guest writes faster than the disk: rounds are bounded ([`MOST_ROUNDS`]), and so is what
+//! is copied ([`MOST_COPIED`]); what is left is then written while the guest is paused.
+//!
+//! Which pages are written to is known from two sources: KVM's log, where the host's record says that it works, for what the
+//! guest does ([`vm::log_written_pages`]); and notes of the host's own writes ([`GuestRam::watch_writes`](crate::memory::GuestRam::watch_writes)).
+//!
+//! Pages with traps are among the last ones: for those the original bytes are put back.
+
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+
+use super::MEMORY_FILE;
+use super::memory_file::{Copied, MemoryFile, Zeros, chunks};
+use super::save::{SaveError, Stage, failed, go_on};
+use crate::machine::Machine;
+use crate::page_set::PageSet;
+use crate::vm::{self, KvmError};
+
+/// How often pages are written again at most.
+const MOST_ROUNDS: usize = 8;
+/// Bytes that are few: copied in well under a millisecond.
+const FEW: u64 = 1 << 20;
+/// Bytes that are copied at most while the guest is paused: some milliseconds.
+const MOST_COPIED: u64 = 32 << 20;
+
+/// Who is told how far it is, and says whether to go on.
+pub(super) type Watch<'w> = &'w mut dyn FnMut(Stage) -> ControlFlow<()>;
+
+/// Memory on its way to its file.
+pub(super) struct Writing<'a> {
+    machine: &'a Machine,
+    memory: MemoryFile<'a>,
+    /// Written pages are known; dropped, they are not watched any more.
+    log: Option<WriteLog<'a>>,
+    /// Pages whose last content is not in the file.
+    left: PageSet,
+    /// Bytes that were written, and that have been found to be written.
+    done: u64,
+    total: u64,
+    copied: Copied,
+}
+
+impl<'a> Writing<'a> {
+    /// Writes what can be while the guest runs. On a host that does not log writes, that is nothing.
+    pub(super) fn start(
+        machine: &'a Machine,
+        file: &'a File,
+        watch: Watch<'_>,
+    ) -> Result<Self, SaveError> {
+        let ram = machine.ram();
+        let memory = MemoryFile::new(ram, file).map_err(failed(MEMORY_FILE))?;
+        let log = WriteLog::start(machine);
+        let mut writing = Self {
+            machine,
+            memory,
+            log,
+            left: PageSet::all(ram),
+            done: 0,
+            total: 0,
+            copied: Copied::with_room(0),
+        };
+        writing.rounds(watch)?;
+        // As much again as the last round has left may come until the guest is paused.
+        let room = writing.left.bytes().saturating_mul(2) + (4 << 20);
+        writing.copied = Copied::with_room(room.min(MOST_COPIED).min(ram.size()));
+        Ok(writing)
+    }
+
+    fn rounds(&mut self, watch: Watch<'_>) -> Result<(), SaveError> {
+        for round in 0..=MOST_ROUNDS {
+            let Some(log) = &self.log else {
+                return Ok(());
+            };
+            let before = self.left.bytes();
+            if round == MOST_ROUNDS || before <= FEW {
+                return Ok(());
+            }
+            let left = std::mem::replace(&mut self.left, PageSet::empty(self.machine.ram()));
+            let zeros = match round {
+                0 => Zeros::Left,
+                _ => Zeros::Written,
+            };
+            self.total += before;
+            for run in chunks(&left) {
+                self.memory
+                    .write(&run, zeros)
+                    .map_err(failed(MEMORY_FILE))?;
+                self.done += run.end - run.start;
+                let (done, total) = (self.done, self.total);
+                go_on(watch(Stage::Writing { done, total }))?;
+            }
+            self.left = log.take()?;
+            // They must get fewer by a quarter to be worth another round.
+            if self.left.bytes() > before / 4 * 3 {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what is left, while the machine is paused.
+    pub(super) fn copy_the_rest(&mut self) -> Result<(), SaveError> {
+        let zeros = self.zeros();
+        if let Some(log) = &self.log {
+            self.left.merge(&log.take()?);
+            self.machine.traps().add_pages(&mut self.left);
+        }
+        let ram = self.machine.ram();
+        let copy = || -> io::Result<()> {
+            for run in chunks(&self.left) {
+                if !self.copied.add(ram, &run)? {
+                    self.memory.write(&run, zeros)?;
+                }
+            }
+            Ok(())
+        };
+        self.machine
+            .traps()
+            .with_bytes_restored(copy)
+            .map_err(failed(MEMORY_FILE))
+    }
+
+    /// Writes what was copied; the machine may run again.
+    pub(super) fn finish(mut self, file: &File) -> Result<(), SaveError> {
+        let zeros = self.zeros();
+        self.log = None;
+        self.copied.write(file, zeros).map_err(failed(MEMORY_FILE))
+    }
+
+    fn zeros(&self) -> Zeros {
+        match self.log {
+            Some(_) => Zeros::Written,
+            None => Zeros::Left,
+        }
+    }
+}
+
+/// Watches all writes to a machine's memory, the guest's and the host's.
+struct WriteLog<'a> {
+    machine: &'a Machine,
+}
+
+impl<'a> WriteLog<'a> {
+    /// Begins. `None` where the host's KVM does not log writes.
+    fn start(machine: &'a Machine) -> Option<Self> {
+        if !machine.profile().write_log {
+            return None;
+        }
+        let log = Self { machine };
+        if let Err(error) = log.set_kvm(true) {
+            log::warn!("the guest is paused while its memory is written: {error}");
+            return None;
+        }
+        let paused = machine.pause();
+        machine.ram().watch_writes(true);
+        drop(paused);
+        Some(log)
+    }
+
+    fn set_kvm(&self, log: bool) -> Result<(), KvmError> {
+        let shared = self.machine.shared();
+        vm::log_written_pages(shared.vm()?, &shared.ram, log)
+    }
+
+    /// Returns the pages that were written to since the last time.
+    fn take(&self) -> Result<PageSet, KvmError> {
+        let shared = self.machine.shared();
+        let mut written = vm::written_pages(shared.vm()?, &shared.ram)?;
+        written.merge(&shared.ram.take_written());
+        Ok(written)
+    }
+}
+
+impl Drop for WriteLog<'_> {
+    fn drop(&mut self) {
+        self.machine.ram().watch_writes(false);
+        if let Err(error) = self.set_kvm(false) {
+            log::warn!("the guest's writes are logged on, which costs time: {error}");
+        }
+    }
+}
