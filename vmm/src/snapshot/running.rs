@@ -26,8 +26,9 @@ use crate::vm::{self, KvmError};
 const MOST_ROUNDS: usize = 8;
 /// Bytes that are few: copied in well under a millisecond.
 const FEW: u64 = 1 << 20;
-/// Bytes that are copied at most while the guest is paused: some milliseconds.
-const MOST_COPIED: u64 = 32 << 20;
+/// Bytes that are copied at most while the guest is paused: some ten milliseconds. Only a guest that writes so much between
+/// two rounds costs its host that memory, for as long as it is saved.
+const MOST_COPIED: u64 = 128 << 20;
 
 /// Who is told how far it is, and says whether to go on.
 pub(super) type Watch<'w> = &'w mut dyn FnMut(Stage) -> ControlFlow<()>;
