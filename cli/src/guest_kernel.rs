@@ -21,7 +21,7 @@ use probes::provider::kprobe::unknown_functions;
 use vmm::Machine;
 use vmm::boot::{KernelFile, KernelFileError};
 use vmm::machine::Paused;
-use vmm::snapshot::KernelReference;
+use vmm::snapshot::{KernelHash, KernelReference};
 
 /// Symbol that every x86-64 Linux has and nothing else does.
 const LINUX: &str = "entry_SYSCALL_64";
@@ -52,7 +52,7 @@ pub enum GuestKernelError {
     },
     /// The snapshot runs another one.
     #[error(
-        "kernel {path}: not the one that the snapshot runs ({size} bytes unpacked, CRC-32 {crc32:08x}); give --kernel the file it was booted from",
+        "kernel {path}: not the one that the snapshot runs ({size} bytes unpacked, BLAKE3 {hash}); give --kernel the file it was booted from",
         path = path.display()
     )]
     Other {
@@ -60,8 +60,8 @@ pub enum GuestKernelError {
         path: PathBuf,
         /// Size of the snapshot's kernel.
         size: u64,
-        /// Its checksum.
-        crc32: u32,
+        /// Its hash.
+        hash: KernelHash,
     },
 }
 
@@ -132,7 +132,7 @@ impl GuestKernel {
         Err(GuestKernelError::Other {
             path,
             size: saved.size,
-            crc32: saved.crc32,
+            hash: saved.hash,
         })
     }
 

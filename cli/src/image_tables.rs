@@ -1,6 +1,6 @@
 //! A kernel's symbols and types from its image, and the cache that keeps them decoded from one run to the next.
 //!
-//! The cache is a folder of files, one for each kernel, named by the image's size and CRC-32. A file appears whole and is never
+//! The cache is a folder of files, one for each kernel, named by the image's hash. A file appears whole and is never
 //! changed; without a usable cache everything is decoded anew and nothing is lost but time.
 
 use std::fs;
@@ -54,7 +54,7 @@ impl ImageTables {
     }
 
     fn through(folder: &Path, image: &KernelImage, reference: &KernelReference) -> Self {
-        let key = format!("{:016x}-{:08x}", reference.size, reference.crc32);
+        let key = reference.hash.to_string();
         let file = folder.join(&key);
         match read(&file, key.as_bytes()) {
             Ok(kept) => {
@@ -124,6 +124,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::time::Duration;
 
+    use vmm::snapshot::KernelHash;
+
     use super::*;
 
     fn micro() -> (KernelImage, KernelReference) {
@@ -165,7 +167,7 @@ mod tests {
         }
         // The file of another kernel under this one's name.
         let other = KernelReference {
-            crc32: !reference.crc32,
+            hash: KernelHash([7; 32]),
             ..reference.clone()
         };
         ImageTables::through(&folder, &image, &other);
@@ -192,27 +194,24 @@ mod tests {
     fn kernels_used_long_ago_are_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let (image, reference) = micro();
-        let of = |crc32| {
+        let of = |number| {
             let reference = KernelReference {
-                crc32,
+                hash: KernelHash([number; 32]),
                 ..reference.clone()
             };
             ImageTables::through(folder.path(), &image, &reference)
         };
-        let file = |crc32: u32| {
-            let name = format!("{:016x}-{crc32:08x}", reference.size);
-            folder.path().join(name)
-        };
+        let file = |number| folder.path().join(KernelHash([number; 32]).to_string());
         let long_ago = SystemTime::now() - Duration::from_secs(86400);
-        for crc32 in 0..8 {
-            of(crc32);
-            let open = fs::File::open(file(crc32)).unwrap();
-            open.set_modified(long_ago + Duration::from_secs(crc32.into()))
+        for number in 0..8 {
+            of(number);
+            let open = fs::File::open(file(number)).unwrap();
+            open.set_modified(long_ago + Duration::from_secs(number.into()))
                 .unwrap();
         }
         of(0);
         of(8);
-        let kept: Vec<bool> = (0..9).map(|crc32| file(crc32).exists()).collect();
+        let kept: Vec<bool> = (0..9).map(|number| file(number).exists()).collect();
         assert_eq!(
             kept,
             [true, false, true, true, true, true, true, true, true]

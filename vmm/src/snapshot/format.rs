@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::hex::hex;
 
 /// Version of the body. Raised with every change of what is saved.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
 const HEADER: usize = 56;
 

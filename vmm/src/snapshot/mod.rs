@@ -18,6 +18,7 @@ mod disks;
 mod files;
 mod folder;
 mod format;
+mod kernel;
 mod memory_file;
 mod partial;
 mod pieces;
@@ -26,8 +27,6 @@ mod running;
 mod save;
 mod verify;
 
-use std::path::{Path, PathBuf};
-
 use kvm_bindings::{kvm_irqchip, kvm_pit_state2};
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +34,7 @@ pub use disks::{DiskRefusal, RestoredDisks};
 pub use files::{FileRefusal, Files};
 pub use folder::{FolderError, NewFolder};
 pub use format::{FORMAT_VERSION, SnapshotDamage};
+pub use kernel::{KernelHash, KernelReference};
 pub use restore::{RestoreError, RestoredMachine, restore};
 pub use save::{SaveError, Saved, Stage, save, write};
 pub use verify::{CheckStats, Checks, DamagedPiece, PageMap, SavedMemory};
@@ -46,34 +46,6 @@ const STATE_FILE: &str = "state";
 const MEMORY_FILE: &str = "memory";
 /// Bytes of a state file that are read at most: some thousand for each vCPU are usual, and 33 for each 2 MiB of memory.
 const LONGEST_STATE: u64 = 64 << 20;
-
-/// Which kernel a snapshot runs: what a later session needs for symbols.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelReference {
-    /// The file as it was named when the machine was booted.
-    pub path: PathBuf,
-    /// Size of the unpacked ELF in bytes.
-    pub size: u64,
-    /// CRC-32 of the unpacked ELF.
-    pub crc32: u32,
-}
-
-impl KernelReference {
-    /// For an unpacked kernel.
-    pub fn new(path: &Path, elf: &[u8]) -> Self {
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-        Self {
-            path,
-            size: elf.len() as u64,
-            crc32: crc32fast::hash(elf),
-        }
-    }
-
-    /// Whether both are of the same kernel, wherever its file stands.
-    pub fn is_same_kernel(&self, other: &Self) -> bool {
-        (self.size, self.crc32) == (other.size, other.crc32)
-    }
-}
 
 /// The machine as it is written.
 #[derive(Debug, Serialize, Deserialize)]

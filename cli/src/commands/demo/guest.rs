@@ -127,7 +127,7 @@ impl Files {
             .hash(&mut hash);
         (
             self.kernel.reference.size,
-            self.kernel.reference.crc32,
+            self.kernel.reference.hash,
             &self.initramfs,
         )
             .hash(&mut hash);
