@@ -139,7 +139,7 @@ impl Parts {
         (FORMAT_VERSION, memory(), command_line(), QUIET).hash(&mut hash);
         (&self.initramfs, self.lines, self.has_ports).hash(&mut hash);
         let kernel = &self.kernel.reference;
-        (kernel.size, kernel.crc32, &kernel.path, &host.profile.host).hash(&mut hash);
+        (kernel.size, kernel.hash, &kernel.path, &host.profile.host).hash(&mut hash);
         format!("{:016x}", hash.finish())
     }
 

@@ -264,6 +264,8 @@ const VERIFY: &[Call] = &[
         "the snapshot's memory, and which of it is in use"
     ),
     call!(SYS_lseek, "pieces of it that are holes"),
+    call!(SYS_statx, "the file's length, where a hole ends it"),
+    call!(SYS_fstat, "the same, of kernels without statx"),
 ];
 
 const SIGNALS: &[Call] = &[
