@@ -146,8 +146,12 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         needed,
         memory: ram.size(),
     };
+    // Also of segments that have nothing in the file, which the loader passes over.
+    if needed > low_end {
+        return Err(does_not_fit("its end lies beyond RAM".into()));
+    }
     // Touching the kernel's pages one by one would cost a host page fault each.
-    ram.prefault(place::HIGH_MEMORY..needed.min(low_end));
+    ram.prefault(place::HIGH_MEMORY..needed);
     let mut image = Cursor::new(config.kernel.elf());
     let loaded = Elf::load(
         ram.map_ref(),
@@ -156,12 +160,9 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         Some(GuestAddress(place::HIGH_MEMORY)),
     )
     .map_err(|e| does_not_fit(e.to_string()))?;
-    if loaded.kernel_end > low_end {
-        return Err(does_not_fit("its end lies beyond RAM".into()));
-    }
 
     let initramfs = match config.initramfs {
-        Some(data) => Some(load_initramfs(ram, data, loaded.kernel_end, low_end)?),
+        Some(data) => Some(load_initramfs(ram, data, needed, low_end)?),
         None => None,
     };
     ram.write_physical(Gpa(place::COMMAND_LINE), config.command_line.as_bytes())?;
@@ -223,5 +224,58 @@ fn load_initramfs(
             memory_end: low_end,
             wanted: (kernel_end + KERNEL_ROOM + size).div_ceil(1 << 20) + 1,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+
+    use super::*;
+
+    /// An ELF of a segment with code and one with nothing in the file.
+    fn kernel(bss: u64, bss_size: u64) -> KernelFile {
+        const HEADERS: u64 = 64 + 2 * 56;
+        let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+        elf.resize(16, 0);
+        elf.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+        for word in [place::HIGH_MEMORY, 64, 0] {
+            elf.extend(word.to_le_bytes());
+        }
+        elf.extend([0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 64, 0, 0, 0, 0, 0]);
+        for (place, file_size, size) in [(place::HIGH_MEMORY, 1, 0x1000), (bss, 0, bss_size)] {
+            elf.extend([1, 0, 0, 0, 7, 0, 0, 0]);
+            for word in [HEADERS, place, place, file_size, size, 0x1000] {
+                elf.extend(word.to_le_bytes());
+            }
+        }
+        elf.push(0xf4);
+        KernelFile::from_bytes(elf, Path::new("kernel")).unwrap()
+    }
+
+    #[test]
+    fn memory_that_a_kernel_has_without_bytes_in_its_file_is_its_own() {
+        const RAM: u64 = 16 << 20;
+        let ram = GuestRam::new(RAM).unwrap();
+        let load = |kernel: &KernelFile| {
+            let config = BootConfig {
+                kernel,
+                initramfs: Some(b"initramfs"),
+                command_line: "",
+                cpus: 1,
+                interrupts: 16,
+                protocol: None,
+                rng_seed: [0; 32],
+            };
+            super::load(&ram, &config).map(|entry| entry.address)
+        };
+        let fits = load(&kernel(2 << 20, 1 << 20));
+        assert_eq!(fits.unwrap(), place::HIGH_MEMORY);
+        let beyond = load(&kernel(2 << 20, RAM));
+        assert!(matches!(beyond, Err(BootError::KernelDoesNotFit { .. })));
+        // The initramfs would lie in it.
+        let whole = load(&kernel(2 << 20, RAM - (2 << 20)));
+        assert!(matches!(whole, Err(BootError::InitramfsDoesNotFit { .. })));
     }
 }
