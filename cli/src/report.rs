@@ -126,6 +126,17 @@ pub fn printable(text: &str) -> String {
         .collect()
 }
 
+/// Lines that a guest, or its machine's process, has a word in: as [`printable`], but for newlines and tabs.
+pub fn printable_lines(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '\n' | '\t' => c,
+            c if is_obeyed(c) => '?',
+            c => c,
+        })
+        .collect()
+}
+
 /// Returns whether a terminal does something else with a character than show it: controls, and those that change the
 /// direction of what follows (Unicode's Bidi_Control).
 fn is_obeyed(c: char) -> bool {
@@ -137,13 +148,7 @@ fn is_obeyed(c: char) -> bool {
 fn harmless(bytes: &[u8]) -> Vec<u8> {
     let mut shown = Vec::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
-        let text = chunk.valid().chars();
-        let text = text.map(|c| match c {
-            '\n' | '\t' => c,
-            c if is_obeyed(c) => '?',
-            c => c,
-        });
-        shown.extend(text.collect::<String>().bytes());
+        shown.extend(printable_lines(chunk.valid()).bytes());
         // A terminal without UTF-8 obeys some of them.
         let invalid = chunk.invalid().iter();
         shown.extend(invalid.map(|byte| match byte {

@@ -14,7 +14,7 @@ use crate::control::client::{ask, unexpected};
 use crate::control::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
 use crate::control::{Answer, Command};
 use crate::registry::Running;
-use crate::report::{Failure, ToOutput, printable, say};
+use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
 /// Column before which the name of a mapping does not start (fs/proc/task_mmu.c).
 const MAPS_NAME_COLUMN: usize = 73;
@@ -62,9 +62,7 @@ pub fn sym(args: args::Sym) -> Result<(), Failure> {
         other => return Err(unexpected(&machine, &other).into()),
     };
     tell(&machine, &found.reading);
-    print(args.json, &found.symbols, |symbols| {
-        symbols.iter().map(symbol_line).collect()
-    })?;
+    print(args.json, &found.symbols, symbols_text)?;
     let Some((last, others)) = found.unknown.split_last() else {
         return Ok(());
     };
@@ -86,10 +84,7 @@ pub fn stack(args: args::Stack) -> Result<(), Failure> {
         other => return Err(unexpected(&machine, &other).into()),
     };
     tell(&machine, &found.reading);
-    print(args.json, &found.threads, |threads| {
-        let texts: Vec<String> = threads.iter().map(stack_text).collect();
-        texts.join("\n")
-    })
+    print(args.json, &found.threads, stacks_text)
 }
 
 fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
@@ -130,7 +125,7 @@ fn print<T: Serialize>(
     Ok(())
 }
 
-fn ps_text(processes: &[Process], threads: bool) -> String {
+pub(super) fn ps_text(processes: &[Process], threads: bool) -> String {
     let tid = if threads { "    TID " } else { "" };
     let mut text = format!("    PID {tid}   PPID S CPU     START COMMAND\n");
     for process in processes {
@@ -150,7 +145,7 @@ fn ps_text(processes: &[Process], threads: bool) -> String {
             command(process)
         );
     }
-    text
+    printable_lines(&text)
 }
 
 /// The command line; the name where there is none or where a thread has its own, in brackets as ps(1) writes it.
@@ -165,7 +160,7 @@ fn command(process: &Process) -> String {
     }
 }
 
-fn maps_text(mappings: &[Mapping]) -> String {
+pub(super) fn maps_text(mappings: &[Mapping]) -> String {
     let line = |mapping: &Mapping| {
         let (major, minor) = mapping.device;
         let head = format!(
@@ -177,7 +172,11 @@ fn maps_text(mappings: &[Mapping]) -> String {
             false => format!("{head:<MAPS_NAME_COLUMN$}{}\n", printable(&mapping.name)),
         }
     };
-    mappings.iter().map(line).collect()
+    printable_lines(&mappings.iter().map(line).collect::<String>())
+}
+
+pub(super) fn symbols_text(symbols: &[Symbol]) -> String {
+    symbols.iter().map(symbol_line).collect()
 }
 
 fn symbol_line(symbol: &Symbol) -> String {
@@ -195,6 +194,11 @@ fn symbol_line(symbol: &Symbol) -> String {
     } = symbol;
     // The letter is the guest's as well.
     printable(&format!("{address:016x} {kind} {name}{offset}{object}")) + "\n"
+}
+
+pub(super) fn stacks_text(threads: &[ThreadStack]) -> String {
+    let texts: Vec<String> = threads.iter().map(stack_text).collect();
+    printable_lines(&texts.join("\n"))
 }
 
 fn stack_text(thread: &ThreadStack) -> String {
@@ -278,6 +282,46 @@ mod tests {
              \u{20}     8       8       1 S   1     12.34 work\n\
              \u{20}     8       9       1 S   1     12.34 {work?er} work\n"
         );
+    }
+
+    /// Also where a guest of good faith has one letter, since a guest may have taken over its machine's process.
+    #[test]
+    fn no_part_of_an_answer_moves_the_cursor() {
+        let process = Process {
+            state: '\u{9b}',
+            ..process(7, 7, &[])
+        };
+        let mapping = Mapping {
+            start: 0,
+            end: 0x1000,
+            permissions: "\u{1b}[2J".into(),
+            offset: 0,
+            device: (0, 2),
+            inode: 65,
+            name: String::new(),
+        };
+        let thread = ThreadStack {
+            tid: 1,
+            comm: "a".into(),
+            state: '\u{7f}',
+            kernel: vec![Frame {
+                address: 1,
+                name: None,
+                offset: 0,
+                object: None,
+                doubt: Some("\u{1b}c".into()),
+            }],
+            kernel_end: Some("\u{202e}".into()),
+            user: Vec::new(),
+            user_end: None,
+        };
+        for text in [
+            ps_text(&[process], true),
+            maps_text(&[mapping]),
+            stacks_text(&[thread]),
+        ] {
+            assert_eq!(text, printable(&text.replace('\n', "|")).replace('|', "\n"));
+        }
     }
 
     #[test]

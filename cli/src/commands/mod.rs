@@ -44,3 +44,18 @@ pub fn execute(command: Command) -> Result<(), Failure> {
         Command::Man { folder } => generate::man(&folder),
     }
 }
+
+/// The text that a machine's answer is shown as, if it is shown as text.
+#[cfg(feature = "test-utils")]
+pub(crate) fn shown(answer: &crate::control::Answer) -> Option<String> {
+    use crate::control::Answer;
+    Some(match answer {
+        Answer::Info(info) => remote::info_line(info),
+        Answer::Stat(stat) => remote::stat_text(stat),
+        Answer::Ps(found) => inspect::ps_text(&found.processes, true),
+        Answer::Maps(found) => inspect::maps_text(&found.mappings),
+        Answer::Sym(found) => inspect::symbols_text(&found.symbols),
+        Answer::Stack(found) => inspect::stacks_text(&found.threads),
+        _ => return None,
+    })
+}

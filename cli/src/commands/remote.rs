@@ -12,7 +12,7 @@ use crate::control::client::{ask, ask_with, ask_within, unexpected};
 use crate::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
 use crate::memory_size::Human;
 use crate::registry::{self, Registry, Running};
-use crate::report::{Failure, ToOutput, printable, say};
+use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
 /// Most unknown addresses listed by `stat`.
 const LISTED: usize = 16;
@@ -161,7 +161,12 @@ pub fn stat(args: args::Stat) -> Result<(), Failure> {
     out.write_all(stat_text(&stat).as_bytes()).to_output()
 }
 
-fn stat_text(stat: &Stat) -> String {
+/// What a machine counts can be any numbers.
+fn sum_of(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
+
+pub(super) fn stat_text(stat: &Stat) -> String {
     let mut text = String::new();
     let counts = [
         ("port exits", stat.port_exits),
@@ -182,7 +187,7 @@ fn stat_text(stat: &Stat) -> String {
     text += &format!(
         "{:22} {:>12}, of at most {}: {}\n",
         "memory held",
-        stat.memory.held.iter().map(|(_, bytes)| bytes).sum::<u64>(),
+        sum_of(stat.memory.held.iter().map(|(_, bytes)| *bytes)),
         stat.memory.most,
         held.collect::<Vec<_>>().join(", "),
     );
@@ -223,7 +228,7 @@ fn stat_text(stat: &Stat) -> String {
                 .map_or_else(String::new, |problem| format!("; the last: {problem}")),
         );
     }
-    let sum = |count: fn(&SiteCount) -> u64| stat.sites.iter().map(count).sum::<u64>();
+    let sum = |count: fn(&SiteCount) -> u64| sum_of(stat.sites.iter().map(count));
     if !stat.sites.is_empty() {
         let (hits, stepped) = (sum(|s| s.hits), sum(|s| s.stepped));
         for (what, count) in [
@@ -269,7 +274,7 @@ fn stat_text(stat: &Stat) -> String {
             );
         }
     }
-    text
+    printable_lines(&text)
 }
 
 /// Runs `exotrace vms`.
@@ -300,23 +305,25 @@ pub fn vms(args: &args::Vms) -> Result<(), Failure> {
         )
         .to_output()?;
     }
-    for Info {
+    for info in &infos {
+        out.write_all(info_line(info).as_bytes()).to_output()?;
+    }
+    Ok(())
+}
+
+pub(super) fn info_line(info: &Info) -> String {
+    let Info {
         name,
         pid,
         memory,
         cpus,
         kernel,
         running_s,
-    } in &infos
-    {
-        let memory = Human(*memory).to_string();
-        writeln!(
-            out,
-            "{name:16} {pid:>8} {memory:>10} {cpus:>4} {running_s:>8}  {kernel}"
-        )
-        .to_output()?;
-    }
-    Ok(())
+    } = info;
+    let memory = Human(*memory).to_string();
+    printable_lines(&format!(
+        "{name:16} {pid:>8} {memory:>10} {cpus:>4} {running_s:>8}  {kernel}\n"
+    ))
 }
 
 #[cfg(test)]
@@ -394,5 +401,13 @@ mod tests {
             assert!(text.contains(expected), "{expected:?} is not in:\n{text}");
         }
         assert!(!text.contains("port 0x10:"));
+        // From a machine that a guest has taken over.
+        let memory = MemoryCount {
+            held: vec![("\u{1b}[2J".into(), u64::MAX), ("rings".into(), 1)],
+            ..stat.memory.clone()
+        };
+        let text = stat_text(&Stat { memory, ..stat });
+        let held = format!("{} for ?[2J, 1 for rings\n", u64::MAX);
+        assert!(text.contains(&held), "{text}");
     }
 }

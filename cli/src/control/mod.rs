@@ -341,7 +341,7 @@ pub enum MessageError {
     },
 }
 
-fn encode<T: Serialize>(message: T) -> Result<String, serde_json::Error> {
+pub(crate) fn encode<T: Serialize>(message: T) -> Result<String, serde_json::Error> {
     let mut line = serde_json::to_string(&Versioned {
         version: VERSION,
         message,
@@ -350,7 +350,7 @@ fn encode<T: Serialize>(message: T) -> Result<String, serde_json::Error> {
     Ok(line)
 }
 
-fn decode<T: for<'a> Deserialize<'a>>(line: &str) -> Result<T, MessageError> {
+pub(crate) fn decode<T: for<'a> Deserialize<'a>>(line: &str) -> Result<T, MessageError> {
     let malformed = |source| MessageError::Malformed {
         line: line.chars().take(80).collect(),
         source,

@@ -69,13 +69,16 @@ impl Expectation {
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let (rule, comparison, number) = split_count(text)?;
         let (probe, predicate) = split_rule(rule)?;
-        Ok(Self {
+        let expectation = Self {
             text: text.trim().to_owned(),
             probe: entry_of(probe)?,
             predicate,
             comparison,
             number,
-        })
+        };
+        // A name that ends within quotation marks has taken what was put behind it.
+        split_rule(&expectation.rule())?;
+        Ok(expectation)
     }
 
     /// The rule without what is done.
@@ -180,9 +183,14 @@ fn entry_of(name: &str) -> Result<String, PatternError> {
     if !(of_functions && pattern.name.is_empty()) {
         return Ok(name.to_owned());
     }
-    Ok(match name.contains(':') {
-        false => format!("kprobe:{name}:entry"),
-        true if name.ends_with(':') => format!("{name}entry"),
-        true => format!("{name}:entry"),
+    // Two parts are provider and function; of more the name is the fourth, or the last of three, and empty here.
+    let (head, colons) = match name.matches(':').count() {
+        colons @ 4.. => (name.rsplit_once(':').map_or(name, |(head, _)| head), colons),
+        colons => (name, colons),
+    };
+    Ok(match colons {
+        0 => format!("kprobe:{name}:entry"),
+        1 => format!("{name}:entry"),
+        _ => format!("{}entry", head.trim_end()),
     })
 }

@@ -29,6 +29,15 @@ fn expectations_are_read() {
             AtLeast,
             1,
         ),
+        // All system calls, not one of the name "entry".
+        ("syscall:", "syscall::entry", None, AtLeast, 1),
+        (
+            "syscall::openat::>2",
+            "syscall::openat:entry",
+            None,
+            More,
+            2,
+        ),
         (
             "tracepoint:sched:sched_switch",
             "tracepoint:sched:sched_switch",
@@ -131,6 +140,8 @@ fn what_is_no_expectation_says_why() {
         ("vfs_read /pid ==/", "an expression is expected"),
         ("vfs_read /pid/ // all of them", "is no predicate"),
         ("a:b:c:d:e:f", "has 6 parts"),
+        // What is put behind it stands between quotation marks.
+        ("syscall::\"read::\"", "has a \" too few"),
     ] {
         let error = match Expectation::parse(text) {
             Ok(read) => panic!("{text}: {read:?}"),

@@ -197,7 +197,7 @@ fn is_current(lock: &File, folder: &Path) -> bool {
 }
 
 /// The process id in a lock file; empty if there is none.
-fn read_pid(lock: &mut File) -> String {
+pub(crate) fn read_pid(lock: &mut impl Read) -> String {
     let mut text = String::new();
     match Read::take(lock, LONGEST_PID).read_to_string(&mut text) {
         Ok(_) => text.trim().chars().filter(char::is_ascii_digit).collect(),

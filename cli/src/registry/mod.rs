@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 pub use entry::Entry;
 #[cfg(test)]
 pub use entry::SOCKETS;
+#[cfg(feature = "test-utils")]
+pub(crate) use entry::read_pid as pid_in;
 pub use name::VmName;
 
 /// How often a machine that is to go is looked at.

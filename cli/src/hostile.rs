@@ -1,0 +1,175 @@
+//! Decoders of what strangers send and write, for fuzz targets: each takes bytes and returns what came of them.
+//!
+//! Strangers are the clients of a machine, and for a client the machine itself, whose process a guest may have taken over.
+
+use clap::ValueEnum;
+use probes::clock::Clock;
+use serde::de::DeserializeOwned;
+
+use crate::args::{Format, StreamFormat};
+use crate::control::{Answer, Command, decode, encode};
+use crate::dt;
+use crate::expect::Expectation;
+use crate::ports::EventName;
+use crate::ports::wire::{self, Request, Waited};
+use crate::registry::{VmName, pid_in};
+use crate::scripting;
+use crate::streams::shape::{Guest, shape};
+use crate::tracing::Traced;
+use crate::tracing::output::Writer;
+use crate::tracing::stream::Line;
+
+/// Decodes a question on the control socket, and what it has in it; returns it encoded anew.
+#[must_use]
+pub fn question(line: &str) -> Option<String> {
+    let command: Command = decode(line).ok()?;
+    match &command {
+        Command::Trace(request) => {
+            let _ = (request.frames(), request.filter(None));
+        }
+        Command::Script(request) => {
+            let _ = (request.parse().is_ok(), request.options());
+        }
+        _ => {}
+    }
+    encode(command).ok()
+}
+
+/// Decodes an answer on the control socket; returns it encoded anew, and the text that a user sees.
+#[must_use]
+pub fn answer(line: &str) -> Option<(String, Option<String>)> {
+    let answer: Answer = decode(line).ok()?;
+    let shown = crate::commands::shown(&answer);
+    Some((encode(answer).ok()?, shown))
+}
+
+/// Receives requests for ports until one is malformed; returns those that are known, sent again, and how many bytes of
+/// `stream` they are, as long as each one so far was known.
+#[must_use]
+pub fn port_requests(mut stream: &[u8]) -> (Vec<u8>, usize) {
+    let whole = stream.len();
+    let mut sent = Vec::new();
+    let mut known = 0;
+    while let Ok(Ok(request)) = Request::receive(&mut stream) {
+        if request.send(&mut sent).is_err() {
+            break;
+        }
+        known = whole - stream.len();
+    }
+    (sent, known)
+}
+
+/// Receives a machine's answers about ports; returns how many bytes they had.
+#[must_use]
+pub fn port_answers(mut stream: &[u8]) -> usize {
+    let mut all = 0;
+    while let Ok((_, bytes)) = wire::receive_answer(&mut stream) {
+        all += bytes.len();
+        let _ = wire::clock_of(&bytes);
+        let _ = bytes.first().map(|byte| Waited::of(*byte));
+    }
+    all
+}
+
+fn lines<L: DeserializeOwned>(stream: &[u8]) -> impl Iterator<Item = L> {
+    let lines = stream.split_inclusive(|byte| *byte == b'\n');
+    lines.map_while(|line| serde_json::from_slice(line).ok())
+}
+
+/// Takes what a machine sends of a trace; returns what a user sees of it, in the format of this number.
+#[must_use]
+pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
+    let formats = Format::value_variants();
+    let format = formats.get(usize::from(format) % formats.len().max(1));
+    let format = format.copied().unwrap_or(Format::Events);
+    let mut writer = Writer::new(format, 1);
+    let mut traced: Vec<Traced> = Vec::new();
+    for line in lines::<Line>(stream) {
+        match line {
+            Line::Begin {
+                probes, clock, hz, ..
+            } => {
+                traced = probes;
+                writer = Writer::new(format, hz);
+                writer.begin(clock);
+            }
+            Line::More { probe } => traced.push(probe),
+            Line::Event { probe, event } => writer.line(&event, traced.get(probe)),
+            Line::End { .. } | Line::Refused { .. } => break,
+        }
+    }
+    writer.take()
+}
+
+/// Takes what a machine sends of a script; returns its output.
+#[must_use]
+pub fn script_stream(stream: &[u8]) -> Vec<u8> {
+    let mut shown = Vec::new();
+    for line in lines::<scripting::stream::Line>(stream) {
+        if let scripting::stream::Line::Output { out, err } = line {
+            shown.extend_from_slice(out.as_bytes());
+            shown.extend_from_slice(err.as_bytes());
+        }
+    }
+    shown
+}
+
+/// Shows records of a trace device's port, cut from `records`, in the format of this number; `None` if there is no such format.
+#[must_use]
+pub fn events(records: &[u8], ptrace: bool, format: u8, hz: u64) -> Option<Vec<u8>> {
+    let formats = StreamFormat::value_variants();
+    let format = *formats.get(usize::from(format) % formats.len().max(1))?;
+    let (port, size) = match ptrace {
+        true => (EventName::Ptrace, probes::ptrace::record::RECORD_BYTES),
+        false => (EventName::Trace, probes::trace_line::LINE_BYTES),
+    };
+    let clock = Clock {
+        tsc: 1 << 20,
+        unix_ns: 1 << 60,
+        hz,
+    };
+    let name = |address: u64| (address & 1 != 0).then(|| format!("f{address:x}"));
+    let mut shape = shape(port, format, &Guest::new(Some(clock), name)).ok()?;
+    let mut shown = Vec::new();
+    for record in records.chunks(size) {
+        let _ = shape.record(record, &mut shown);
+    }
+    let _ = shape.finish(&mut shown);
+    Some(shown)
+}
+
+/// Shows events of the device dt(4), cut from `events`.
+#[must_use]
+pub fn dt_events(events: &[u8], json: bool) -> Option<Vec<u8>> {
+    let format = match json {
+        true => StreamFormat::Json,
+        false => StreamFormat::Text,
+    };
+    let mut shape = dt::show::shape(format, &dt::show::Names::default()).ok()?;
+    let mut shown = Vec::new();
+    for event in events.chunks(dt::client::ABI.event_size()) {
+        let _ = shape.record(event, &mut shown);
+    }
+    let _ = shape.finish(&mut shown);
+    Some(shown)
+}
+
+/// Reads an expectation; returns its rule, and its count as it is compared.
+#[must_use]
+pub fn expectation(text: &str) -> Option<(String, String)> {
+    let expectation = Expectation::parse(text).ok()?;
+    Some((expectation.rule(), expectation.bound()))
+}
+
+/// Reads a machine's name.
+#[must_use]
+pub fn machine_name(text: &str) -> Option<String> {
+    let name: VmName = text.parse().ok()?;
+    Some(name.as_str().to_owned())
+}
+
+/// Reads the process that a lock file names.
+#[must_use]
+pub fn process_of_lock(mut file: &[u8]) -> String {
+    pid_in(&mut file)
+}
