@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use introspect::core_file::{CoreFile, write_core};
 use introspect::kernel::btf::Btf;
+use introspect::kernel::cached::DecodedKernel;
 // Layout: where `test_tables` looks for it.
 use introspect::kernel::kallsyms::{self, Layout};
 use introspect::kernel::live::LiveKernel;
@@ -57,8 +58,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         let symbols = test_tables::kernel_like(SYMBOLS, variant.absolute_per_cpu);
         let tables = test_tables::write_at(test_tables::BASE - NOISE as u64, &symbols, variant);
         let tables = tables.get(NOISE..).unwrap_or_default();
-        kallsyms::find(tables, kallsyms::standing_at(test_tables::BASE))?.symbols(None)?;
+        let found = kallsyms::find(tables, kallsyms::standing_at(test_tables::BASE))?;
         seeds.put("kallsyms", name, tables)?;
+        if layout == Layout::AddressesLast {
+            let kernel = DecodedKernel {
+                symbols: found.symbols(None)?,
+                btf: Some(Btf::parse(&types())?),
+                banner: Some("Linux version".to_owned()),
+            };
+            let block = kernel.to_bytes(b"key");
+            seeds.put("kernel_tables", "symbols-and-types", &block)?;
+        } else {
+            found.symbols(None)?;
+        }
     }
     Btf::parse(&types())?.member("task_struct.comm")?;
     seeds.put("btf", "task", &types())?;

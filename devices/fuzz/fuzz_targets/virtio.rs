@@ -11,7 +11,8 @@ use devices::virtio::console::{
     CONTROL_TRANSMIT, Console, ConsoleConfig, ConsoleHandle, EndOfFile, FEATURE_MULTIPORT,
     FEATURE_SIZE, Message, NoEnd, PortConfig, PortEnd, Size,
 };
-use devices::virtio::mock::{BUFFERS, Descriptor, LinuxConsole, MEMORY, RING_AREA, RINGS, status};
+use devices::virtio::mock::{Descriptor, LinuxConsole, RING_AREA, RINGS, status};
+use hostile::Input;
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -67,45 +68,8 @@ fn device() -> (Console, ConsoleHandle) {
     (console, handle)
 }
 
-/// The input, read to its end; zeros follow.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        let mut out = [0; N];
-        let count = N.min(self.0.len());
-        let (head, rest) = self.0.split_at(count);
-        out[..count].copy_from_slice(head);
-        self.0 = rest;
-        out
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.bytes::<1>()[0]
-    }
-
-    fn short(&mut self) -> u16 {
-        u16::from_le_bytes(self.bytes())
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes(self.bytes())
-    }
-
-    fn queue(&mut self) -> u16 {
-        u16::from(self.byte()) % QUEUES
-    }
-
-    /// An address that means something more often than not.
-    fn address(&mut self) -> u64 {
-        let offset = u64::from(self.short());
-        match self.byte() % 4 {
-            0 => BUFFERS + offset,
-            1 => RINGS + offset * 8,
-            2 => MEMORY as u64 - offset,
-            _ => u64::from_le_bytes(self.bytes()),
-        }
-    }
+fn queue(input: &mut Input) -> u16 {
+    u16::from(input.byte()) % QUEUES
 }
 
 fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Input) {
@@ -113,7 +77,7 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
     let memory = driver.memory.clone();
     match input.byte() % 14 {
         0 => {
-            let queue = input.queue();
+            let queue = queue(input);
             let number = u16::from(input.byte()) % 64;
             let descriptor = Descriptor {
                 address: input.address(),
@@ -125,14 +89,14 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
             descriptor.store(&memory, table, number);
         }
         1 | 2 => {
-            let (queue, head) = (input.queue(), u16::from(input.byte()));
+            let (queue, head) = (queue(input), u16::from(input.byte()));
             if let Some(ring) = driver.rings.get_mut(usize::from(queue)) {
                 ring.publish(&memory, head);
             }
             driver.notify(queue);
         }
         3 => {
-            let (queue, index) = (input.queue(), input.short());
+            let (queue, index) = (queue(input), input.short());
             if let Some(ring) = driver.rings.get_mut(usize::from(queue)) {
                 ring.set_index(&memory, index);
             }
@@ -146,7 +110,7 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
             driver.raw_send(CONTROL_TRANSMIT, &message.encode());
         }
         6 => {
-            let (queue, length) = (input.queue(), usize::from(input.short()));
+            let (queue, length) = (queue(input), usize::from(input.short()));
             driver.raw_send(queue, &vec![1; length + 1]);
         }
         7 => {
@@ -160,7 +124,7 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
         }
         9 => {
             let at =
-                RINGS + u64::from(input.queue()) * RING_AREA + u64::from(input.short() % 0x7000);
+                RINGS + u64::from(queue(input)) * RING_AREA + u64::from(input.short() % 0x7000);
             let bytes: [u8; 8] = input.bytes();
             let _ = memory.write_slice(&bytes, GuestAddress(at));
         }
@@ -186,7 +150,7 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
             *host = handle;
         }
         _ => {
-            let (queue, event) = (input.queue(), input.short());
+            let (queue, event) = (queue(input), input.short());
             if let Some(ring) = driver.rings.get(usize::from(queue)) {
                 ring.set_used_event(&memory, event);
             }

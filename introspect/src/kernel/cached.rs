@@ -212,6 +212,15 @@ impl DecodedKernel {
     }
 }
 
+/// Puts the right checksum into a block, for tests of what else may be wrong with it.
+#[cfg(feature = "test-utils")]
+pub fn set_checksum(block: &mut [u8]) {
+    let sum = checksum(block).to_le_bytes();
+    if let Some(place) = block.get_mut(CHECKSUM) {
+        place.copy_from_slice(&sum);
+    }
+}
+
 /// Step from sample to sample, and bytes of one. A file that lost pages has zeroes there.
 const STEP: usize = 4096;
 const SAMPLE: usize = 64;

@@ -38,3 +38,12 @@ mod sleeps;
 mod sources;
 
 pub use device::Device;
+
+/// Reads a command of `ptracectl` and does nothing.
+///
+/// # Errors
+/// In Plan 9's words.
+#[cfg(feature = "test-utils")]
+pub fn read_command(text: &str) -> Result<(), crate::port::PortError> {
+    control::parse(text).map(drop)
+}

@@ -22,3 +22,11 @@ mod functions;
 mod program;
 
 pub use device::{Device, DeviceCounts};
+/// Reads a command of `tracectl` and does nothing.
+///
+/// # Errors
+/// In the words of the manual page.
+#[cfg(feature = "test-utils")]
+pub fn read_command(text: &str) -> Result<(), crate::port::PortError> {
+    command::Command::parse(text).map(drop)
+}

@@ -25,6 +25,8 @@ mod pieces;
 mod restore;
 mod running;
 mod save;
+#[cfg(feature = "test-utils")]
+pub mod test_utils;
 mod verify;
 
 use kvm_bindings::{kvm_irqchip, kvm_pit_state2};

@@ -178,7 +178,13 @@ pub(super) fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
         path: own(),
         source,
     })?;
-    let body = format::decode(&file).map_err(|source| RestoreError::Damaged {
+    decode_state(&file, path)
+}
+
+/// Decodes the contents of a state file; `path` is only for messages.
+pub(super) fn decode_state(file: &[u8], path: &Path) -> Result<SavedMachine, RestoreError> {
+    let own = || path.to_path_buf();
+    let body = format::decode(file).map_err(|source| RestoreError::Damaged {
         path: own(),
         source,
     })?;

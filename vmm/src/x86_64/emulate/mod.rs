@@ -99,7 +99,7 @@ pub enum DecodeError {
 }
 
 /// Why an instruction was not executed. Nothing has changed, not a register nor a byte of memory; but MXCSR holds the
-/// flags of the exceptions for which #XM is raised.
+/// flags of the exceptions for which #XM is raised, or #UD where the guest has not asked for #XM (CR4.OSXMMEXCPT).
 #[derive(Debug, thiserror::Error)]
 pub enum EmulateError {
     /// Outside the emulated set, or in a state that the emulator refuses. Step the original instruction instead.
@@ -226,7 +226,7 @@ pub fn is_supported(instruction: &Instruction) -> bool {
 /// Where RFLAGS.TF was set before, a CPU takes #DB after the instruction: the caller raises it.
 ///
 /// # Errors
-/// See [`EmulateError`]; nothing has changed then, but for the flags in MXCSR that say why #XM is raised.
+/// See [`EmulateError`]; nothing has changed then, but for flags in MXCSR.
 pub fn execute(
     instruction: &Instruction,
     regs: &mut kvm_regs,

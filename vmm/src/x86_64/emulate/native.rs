@@ -321,7 +321,7 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
 
 /// Executes any instruction that [`Plan::new`] takes on the host CPU: the truth for tests. `None` if it does not, or
 /// the host would take the instruction for another (LZCNT for BSR).
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 pub(super) fn oracle(cpu: &mut Cpu<'_>) -> Option<Result<(), EmulateError>> {
     let is_count = matches!(
         cpu.insn.mnemonic(),

@@ -1,9 +1,16 @@
 //! What tests of the emulator need, this crate's own and those against a CPU (feature `test-utils`): a vCPU made of plain
-//! memory, and numbers to try.
+//! memory, numbers and instructions to try, and what the host's CPU makes of them.
+#![allow(clippy::unwrap_used)]
+
+pub mod builder;
+pub mod oracle;
 
 use std::io;
 
-use super::{ControlRegister, Environment, FxState, MemoryFault, Segment, StateError};
+use iced_x86::Instruction;
+use kvm_bindings::kvm_regs;
+
+use super::{ControlRegister, Environment, FxState, MemoryFault, Prepared, Segment, StateError};
 
 /// Numbers at which arithmetic changes its mind.
 pub const EDGES: [u64; 14] = [
@@ -180,4 +187,34 @@ impl Environment for Machine {
         (self.halted, self.shadow) = (true, false);
         Ok(())
     }
+}
+
+/// Runs an instruction as a trap prepares it, at the RIP of `regs`; `None` where that is left to the emulator.
+///
+/// # Panics
+/// If it is left to the emulator and has done something.
+#[must_use]
+pub fn prepared(
+    insn: &Instruction,
+    regs: &kvm_regs,
+    machine: &Machine,
+) -> Option<(kvm_regs, Machine)> {
+    let (mut regs, mut machine) = (*regs, machine.clone());
+    let before = (regs, machine.clone());
+    let store = |at: u64, value: u64| machine.write(at, &value.to_le_bytes()).is_ok();
+    if Prepared::of(insn)?.execute(&mut regs, store) {
+        return Some((regs, machine));
+    }
+    assert_eq!(
+        (regs, &machine),
+        (before.0, &before.1),
+        "`{insn}` was refused and did something"
+    );
+    None
+}
+
+/// The instruction as it is at another address; see [`super::moved`].
+#[must_use]
+pub fn moved(insn: &Instruction, ip: u64) -> Option<Instruction> {
+    super::moved(insn, ip)
 }

@@ -1,70 +1,13 @@
 //! The interpreter against the host CPU: the same instruction on the same registers, flags and memory.
 
-use iced_x86::{Code, Instruction, Mnemonic, OpKind, RflagsBits};
+use iced_x86::{Code, Mnemonic, OpKind};
 use proptest::prelude::*;
 
 use super::super::cpu::{Commit, Cpu, slot};
-use super::super::{Handler, alu, atomic, bits, data, flags, multiply, native, shift, system};
-use super::builder::{Choices, build, general_registers};
+use super::super::flags;
+use super::super::test_utils::builder::{Choices, build, general_registers};
+use super::super::test_utils::oracle::{interpreted, on_the_host, reaches_far, undefined_flags};
 use super::*;
-
-/// Handlers whose instructions the host CPU can run with the registers of a guest.
-fn interpreted(insn: &Instruction) -> Option<Handler> {
-    if let Mnemonic::Clc | Mnemonic::Stc | Mnemonic::Cmc | Mnemonic::Lahf | Mnemonic::Sahf =
-        insn.mnemonic()
-    {
-        return system::handler(insn);
-    }
-    [
-        alu::handler,
-        shift::handler,
-        multiply::handler,
-        bits::handler,
-        atomic::handler,
-        data::handler,
-    ]
-    .into_iter()
-    .find_map(|handler| handler(insn))
-}
-
-fn undefined_flags(insn: &Instruction) -> u64 {
-    [
-        (RflagsBits::CF, flags::CF),
-        (RflagsBits::PF, flags::PF),
-        (RflagsBits::AF, flags::AF),
-        (RflagsBits::ZF, flags::ZF),
-        (RflagsBits::SF, flags::SF),
-        (RflagsBits::OF, flags::OF),
-    ]
-    .into_iter()
-    .filter(|(bit, _)| insn.rflags_undefined() & bit != 0)
-    .fold(0, |all, (_, flag)| all | flag)
-        | undefined_overflow(insn)
-}
-
-/// OF is defined for rotations by one alone, as the masked count has it: a whole turn through CF, such as nine bits of a byte, leaves the
-/// operand as it was, and OF on some CPUs only.
-fn undefined_overflow(insn: &Instruction) -> u64 {
-    let through_carry = matches!(insn.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr);
-    match through_carry && insn.op1_kind() == OpKind::Immediate8 && insn.immediate8() & 0x1f > 1 {
-        true => flags::OF,
-        false => 0,
-    }
-}
-
-/// Registers and memory after the host CPU executed the instruction; `None` if it cannot.
-fn on_the_host(
-    insn: &Instruction,
-    regs: &kvm_regs,
-    machine: &Machine,
-) -> Option<(kvm_regs, Machine)> {
-    let mut machine = machine.clone();
-    let mut cpu = Cpu::new(insn, *regs, &mut machine);
-    native::oracle(&mut cpu)?.unwrap();
-    let regs = cpu.regs;
-    assert!(matches!(cpu.commit().unwrap(), Commit::Done));
-    Some((regs, machine))
-}
 
 /// Numbers at which arithmetic changes its mind, and others.
 fn value() -> impl Strategy<Value = u64> {
@@ -88,10 +31,8 @@ proptest! {
             let Some(mut insn) = build(code, &Choices(&choices)) else { continue };
             let Some(handler) = interpreted(&insn) else { continue };
             let in_memory = (0..insn.op_count()).any(|operand| insn.op_kind(operand) == OpKind::Memory);
-            if in_memory && insn.op_count() == 2 && insn.op1_kind() == OpKind::Register
-                && matches!(insn.mnemonic(), Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc)
-            {
-                // may reach far outside the operand: see the table
+            if reaches_far(&insn) {
+                // see the table
                 continue;
             }
             let mut regs = registers();
@@ -108,7 +49,6 @@ proptest! {
             }
             let before = (regs, machine.clone());
 
-            let unlocked = insn;
             let lockable = in_memory && insn.op0_kind() == OpKind::Memory && code.op_code().can_use_lock_prefix();
             insn.set_has_lock_prefix(lockable && lock);
             let mut cpu = Cpu::new(&insn, regs, &mut machine);
@@ -123,7 +63,7 @@ proptest! {
             let mut ours = cpu.regs;
             prop_assert!(matches!(cpu.commit().unwrap(), Commit::Done));
 
-            let Some((mut theirs, their_machine)) = on_the_host(&unlocked, &before.0, &before.1) else { continue };
+            let Some((mut theirs, their_machine)) = on_the_host(&insn, &before.0, &before.1) else { continue };
             // vendors and generations differ in these
             ours.rflags &= !undefined_flags(&insn);
             theirs.rflags &= !undefined_flags(&insn);

@@ -1,7 +1,6 @@
 //! The emulator on a vCPU made of plain memory.
 #![allow(clippy::unwrap_used)]
 
-mod builder;
 mod differential;
 mod prepared;
 mod refusals;
@@ -10,11 +9,10 @@ mod table;
 
 use kvm_bindings::kvm_regs;
 
+use super::test_utils::builder::IP;
 use super::test_utils::{EDGES, Machine};
 use super::{EmulateError, Environment, FxState, decode, execute};
 
-/// Where the instruction stands.
-const IP: u64 = 0x40_0000;
 /// First address of the memory that can be read and written, two pages.
 const MEMORY: u64 = Machine::MEMORY;
 /// Bytes of memory; the last page can only be read.

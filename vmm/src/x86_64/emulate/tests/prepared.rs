@@ -4,27 +4,12 @@ use iced_x86::{Code, Instruction};
 use proptest::prelude::*;
 
 use super::super::cpu::slot;
+use super::super::test_utils::builder::{Choices, build, general_registers};
+use super::super::test_utils::prepared;
 use super::super::{Prepared, flags, moved};
-use super::builder::{Choices, build, general_registers};
 use super::*;
 
-/// Registers and memory after a prepared instruction that is now at the RIP of `regs`.
-fn prepared(insn: &Instruction, regs: &kvm_regs, machine: &Machine) -> Option<(kvm_regs, Machine)> {
-    let (mut regs, mut machine) = (*regs, machine.clone());
-    let before = (regs, machine.clone());
-    let store = |at: u64, value: u64| machine.write(at, &value.to_le_bytes()).is_ok();
-    if Prepared::of(insn)?.execute(&mut regs, store) {
-        return Some((regs, machine));
-    }
-    assert_eq!(
-        (regs, &machine),
-        (before.0, &before.1),
-        "`{insn}` was refused and did something"
-    );
-    None
-}
-
-/// The same by the emulator.
+/// Registers and memory after the emulator has executed it at the RIP of `regs`.
 fn emulated(insn: &Instruction, regs: &kvm_regs, machine: &Machine) -> Option<(kvm_regs, Machine)> {
     let (mut regs, mut machine) = (*regs, machine.clone());
     let insn = moved(insn, regs.rip)?;

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use iced_x86::{Code, InstructionInfoFactory, OpAccess, OpKind, Register};
 
 use super::super::cpu::slot;
+use super::super::test_utils::builder::{Choices, build, general_registers};
 use super::super::{interpreter, is_supported, native};
-use super::builder::{Choices, build, general_registers};
 use super::*;
 
 fn set_xmm(machine: &mut Machine, index: usize, value: u128) {

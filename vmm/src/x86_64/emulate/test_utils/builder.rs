@@ -3,15 +3,17 @@
 use iced_x86::{Code, Encoder, Instruction, OpCodeOperandKind, OpKind, Register};
 
 use super::super::decode;
-use super::IP;
+
+/// Where the instruction stands.
+pub const IP: u64 = 0x40_0000;
 
 /// All 15 general registers but RSP, which is never a data operand here.
-pub(super) fn general_registers() -> impl Iterator<Item = Register> {
+pub fn general_registers() -> impl Iterator<Item = Register> {
     Register::values().filter(|r| r.is_gpr64() && *r != Register::RSP)
 }
 
-/// Whether an operand is in memory, and choices for everything else: any bytes will do.
-pub(super) struct Choices<'a>(pub(super) &'a [u8]);
+/// Whether an operand is in memory, and choices for everything else: any bytes will do, at least one.
+pub struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {
     fn at(&self, index: usize) -> usize {
@@ -37,7 +39,7 @@ impl Choices<'_> {
 
 /// The instruction with opcode `code`, decoded from its bytes at [`IP`]; `None` if it has an operand of another kind
 /// than general and XMM registers, memory and immediates, or the choices cannot be encoded. Memory is `[RSI]`.
-pub(super) fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
+pub fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
     let mut insn = Instruction::default();
     insn.set_code(code);
     let op_code = code.op_code();

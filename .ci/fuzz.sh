@@ -1,0 +1,59 @@
+# What .ci/run and .ci/fuzz-long share: the fuzz targets, and how they are built and run. To be sourced in the root of the
+# repository. Without a sanitizer the stable toolchain does, and what is fuzzed has next to no unsafe code.
+
+# Crate, target, and runs of .ci/run.
+fuzz_targets() {
+    cat <<'TARGETS'
+introspect btf 20000
+introspect core_file 100000
+introspect elf 50000
+introspect kallsyms 20000
+introspect kernel_tables 50000
+introspect maple_tree 50000
+introspect notes 100000
+introspect orc 20000
+introspect panic 50000
+introspect processes 3000
+introspect saved_image 5000
+introspect xarray 20000
+probes port_streams 20000
+probes script 30000
+devices mmio 10000
+devices ports 50000
+devices virtio 20000
+vmm emulator 50000
+vmm kernel 30000
+vmm snapshot 50000
+cli expect 30000
+cli protocol 100000
+TARGETS
+}
+
+# A cargo subcommand as a prebuilt wheel, named by version and hash: building one takes longer than all other checks
+# together. Sets `program`.
+tool() {
+    local tools=${XDG_CACHE_HOME:-$HOME/.cache}/exotrace/ci-tools
+    program=$tools/bin/$1
+    if [ ! -x "$program" ] && ! command -v "$1" >/dev/null; then
+        python3 -m venv "$tools"
+        "$tools/bin/pip" install --quiet --no-deps --require-hashes --requirement /dev/stdin \
+            <<<"astral-dev-toolchain-$1==$2 --hash=sha256:$3"
+    fi
+    [ -x "$program" ] || program=$1
+}
+
+# Builds the targets of a crate ($1) into a folder ($2).
+fuzz_build() {
+    local program
+    tool cargo-fuzz 0.13.2 612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f
+    "$program" build --sanitizer none --fuzz-dir "$1/fuzz" --target-dir "$2"
+}
+
+# Runs a target ($2) of a crate ($1), built into a folder ($3), from its seeds, adding to a corpus ($4); what follows are
+# libFuzzer's own options. What it prints goes to $3/TARGET.txt, and an input that fails to $3/TARGET-*.
+fuzz_run() {
+    local crate=$1 target=$2 built=$3 corpus=$4
+    shift 4
+    "$built/x86_64-unknown-linux-gnu/release/$target" -max_len=20000 -timeout=20 -rss_limit_mb=2048 \
+        -artifact_prefix="$built/$target-" "$@" "$corpus" "$crate/fuzz/seeds/$target" >"$built/$target.txt" 2>&1
+}

@@ -1,0 +1,323 @@
+//! A driver of a disk, of random numbers or of a console that accesses registers and configuration space by any offset and
+//! width, has rings that make no sense, and whose device is saved, damaged and restored.
+//!
+//! The input is a list of moves: a byte for the kind, then its operands; its first byte says which device. A panic, a device
+//! that never comes to rest, a disk asked for what it has not, and a device that no proper driver can use afterwards are
+//! what is looked for.
+#![no_main]
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use devices::BusDevice;
+use devices::virtio::blk::{Block, BlockBackend, BlockOptions};
+use devices::virtio::console::{Console, ConsoleConfig, EndOfFile, NoEnd, PortConfig, Size};
+use devices::virtio::mock::{Descriptor, Driver, RING_AREA, RINGS, status};
+use devices::virtio::rng::Rng;
+use devices::virtio::{FEATURE_VERSION_1, MMIO_LENGTH, VirtioDevice};
+use hostile::Input;
+use libfuzzer_sys::fuzz_target;
+use vm_memory::{Bytes, GuestAddress};
+
+/// Moves of one run.
+const MOST: usize = 200;
+/// Bytes of the disk.
+const DISK: u64 = 64 << 10;
+const SECTOR: u64 = 512;
+/// Bytes of a register access.
+const WIDEST: usize = 16;
+
+/// A disk that fails now and then while it is told to.
+struct Moody {
+    bytes: Vec<u8>,
+    read_only: bool,
+    fails: Arc<AtomicBool>,
+    turn: usize,
+}
+
+impl Moody {
+    fn check(&mut self, range: &Range<u64>, write: bool) -> io::Result<()> {
+        assert!(range.start <= range.end && range.end <= DISK, "{range:?}");
+        assert!(
+            !(write && self.read_only),
+            "a write to a disk that is only read"
+        );
+        self.turn += 1;
+        match self.fails.load(Ordering::Relaxed) && self.turn.is_multiple_of(5) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl BlockBackend for Moody {
+    fn length(&self) -> u64 {
+        DISK
+    }
+
+    fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let range = offset..offset + buffer.len() as u64;
+        self.check(&range, false)?;
+        buffer.copy_from_slice(&self.bytes[range.start as usize..range.end as usize]);
+        Ok(())
+    }
+
+    fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()> {
+        let range = offset..offset + data.len() as u64;
+        self.check(&range, true)?;
+        self.bytes[range.start as usize..range.end as usize].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.check(&(0..0), false)
+    }
+
+    fn discard(&mut self, range: Range<u64>) -> io::Result<bool> {
+        self.check(&range, true)?;
+        let holes = self.turn.is_multiple_of(2);
+        if holes {
+            self.bytes[range.start as usize..range.end as usize].fill(0);
+        }
+        Ok(holes)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Disk { read_only: bool },
+    Random,
+    Console,
+}
+
+/// Makes devices of one kind, one after the other.
+struct Maker {
+    kind: Kind,
+    fails: Arc<AtomicBool>,
+}
+
+impl Maker {
+    fn device(&self) -> Box<dyn VirtioDevice> {
+        match self.kind {
+            Kind::Disk { read_only } => {
+                let backend = Moody {
+                    bytes: vec![0x5a; DISK as usize],
+                    read_only,
+                    fails: self.fails.clone(),
+                    turn: 0,
+                };
+                let id = "disk";
+                let options = BlockOptions { read_only, id };
+                Box::new(Block::new(Box::new(backend), options))
+            }
+            Kind::Random => Box::new(Rng::new(io::repeat(7))),
+            Kind::Console => {
+                let port = PortConfig::named("one", EndOfFile::WhenIdle);
+                let config = ConsoleConfig {
+                    ports: vec![
+                        (PortConfig::console(), Box::new(NoEnd)),
+                        (port, Box::new(NoEnd)),
+                    ],
+                    max_ports: 2,
+                    size: Size {
+                        columns: 80,
+                        rows: 24,
+                    },
+                };
+                Box::new(Console::new(config, || {}).expect("a proper configuration"))
+            }
+        }
+    }
+}
+
+/// A register's offset, or any other.
+fn offset(input: &mut Input) -> u64 {
+    let which = input.byte();
+    let any = u64::from(input.byte());
+    match which % 4 {
+        0 | 1 => any % 0x44 * 4,
+        2 => 0x100 + any % 64,
+        _ => (any << 1 | u64::from(which >> 7)) % MMIO_LENGTH,
+    }
+}
+
+/// Features that the device offers, some of them left out.
+fn set_up(driver: &mut Driver, input: &mut Input) {
+    let left_out = u64::from(input.word()) | u64::from(input.byte() & 0xe) << 32;
+    let features = driver.offered() & !left_out | FEATURE_VERSION_1;
+    if !driver.negotiate(features) {
+        return;
+    }
+    let queues = usize::from(input.byte() % 7);
+    for _ in 0..queues.min(usize::from(driver.handle.queues())) {
+        let size = match input.byte() {
+            0..128 => None,
+            other => Some(u32::from(other - 127)),
+        };
+        driver.set_up(size);
+    }
+    driver.ready();
+}
+
+/// A disk's request, well made but for what it says.
+fn request(driver: &mut Driver, input: &mut Input) {
+    let mut header = [0; 16];
+    header[..4].copy_from_slice(&u32::from(input.byte() % 16).to_le_bytes());
+    let sector = match input.byte() % 4 {
+        0..3 => u64::from(input.byte()),
+        _ => u64::from_le_bytes(input.bytes()),
+    };
+    header[8..].copy_from_slice(&sector.to_le_bytes());
+    let given: [u8; 32] = input.bytes();
+    let data = vec![0x11; usize::from(input.byte() % 4) * SECTOR as usize];
+    let room = u32::from(input.short());
+    let readable: [&[u8]; 2] = match input.byte() % 3 {
+        0 => [&header, &[]],
+        1 => [&header, &data],
+        _ => [&header, &given[..usize::from(input.byte() % 33)]],
+    };
+    let readable = &readable[..1 + usize::from(!readable[1].is_empty())];
+    let writable = if room == 0 { vec![1] } else { vec![room, 1] };
+    driver.indirect = input.byte() & 1 != 0;
+    let free = driver.rings.first().map_or(0, |ring| ring.room());
+    if free >= readable.len() + writable.len() {
+        driver.add(0, readable, &writable);
+    }
+    driver.notify(0);
+}
+
+/// Saves the device, and goes on with one that takes on its state with some bytes damaged.
+fn replace(driver: &mut Driver, maker: &Maker, input: &mut Input) {
+    let state = driver.transport.state();
+    let good = postcard::to_stdvec(&state).expect("a state");
+    let mut bytes = good.clone();
+    for _ in 0..input.byte() % 4 {
+        let at = usize::from(input.short()) % bytes.len();
+        bytes[at] = input.byte();
+    }
+    if let Ok(damaged) = postcard::from_bytes(&bytes) {
+        // Whether it is refused or not, the guest goes on.
+        let _ = driver.restore(maker.device(), &damaged);
+    }
+}
+
+fn make_move(driver: &mut Driver, maker: &Maker, input: &mut Input) {
+    let memory = driver.memory.clone();
+    let queues = driver.handle.queues();
+    let queue = |input: &mut Input| u16::from(input.byte()) % queues;
+    match input.byte() % 14 {
+        0 => {
+            let at = offset(input);
+            let width = 1 + usize::from(input.byte()) % WIDEST;
+            let mut data = [0xee; WIDEST];
+            let width = width.min((MMIO_LENGTH - at) as usize);
+            driver.transport.read(at, &mut data[..width]);
+        }
+        1 => {
+            let at = offset(input);
+            let width = 1 + usize::from(input.byte()) % WIDEST;
+            let data: [u8; WIDEST] = input.bytes();
+            let width = width.min((MMIO_LENGTH - at) as usize);
+            driver.transport.write(at, &data[..width]);
+        }
+        2 | 3 => {
+            let at = u32::from(input.byte()) % 0x44 * 4;
+            let value = match input.byte() % 4 {
+                0 => input.word(),
+                _ => u32::from(input.byte()),
+            };
+            driver.write(at, value);
+        }
+        4 => {
+            let (queue, number) = (queue(input), u16::from(input.byte()) % 64);
+            let descriptor = Descriptor {
+                address: input.address(),
+                length: input.word(),
+                flags: input.short(),
+                next: input.short(),
+            };
+            descriptor.store(&memory, RINGS + u64::from(queue) * RING_AREA, number);
+        }
+        5 => {
+            let (queue, head) = (queue(input), u16::from(input.byte()));
+            if let Some(ring) = driver.rings.get_mut(usize::from(queue)) {
+                ring.publish(&memory, head);
+            }
+            driver.notify(queue);
+        }
+        6 => {
+            let (queue, index) = (queue(input), input.short());
+            if let Some(ring) = driver.rings.get_mut(usize::from(queue)) {
+                ring.set_index(&memory, index);
+            }
+            driver.notify(queue);
+        }
+        7 => {
+            let area = u64::from(queue(input)) * RING_AREA;
+            let at = RINGS + area + u64::from(input.short() % 0x7000);
+            let bytes: [u8; 8] = input.bytes();
+            let _ = memory.write_slice(&bytes, GuestAddress(at));
+        }
+        8..=10 => request(driver, input),
+        11 => set_up(driver, input),
+        12 => replace(driver, maker, input),
+        _ => {
+            driver.sleep(Duration::from_millis(u64::from(input.byte())));
+        }
+    }
+    driver.run();
+    driver.poll();
+}
+
+/// Whatever was done: a proper driver gets what it asks for.
+fn check(driver: &mut Driver, kind: Kind) {
+    let features = driver.offered();
+    driver.indirect = false;
+    driver.probe(features, usize::from(driver.handle.queues()));
+    driver.run();
+    assert_eq!(driver.status() & status::NEEDS_RESET, 0);
+    match kind {
+        Kind::Disk { .. } => {
+            driver.add(0, &[&[0; 16]], &[SECTOR as u32, 1]);
+        }
+        Kind::Random => {
+            driver.add(0, &[], &[SECTOR as u32 + 1]);
+        }
+        Kind::Console => return,
+    }
+    driver.kick(0);
+    driver.run();
+    let used = driver.used(0);
+    assert_eq!(used.len(), 1);
+    assert_eq!(used[0].bytes.len(), SECTOR as usize + 1);
+    if kind != Kind::Random {
+        assert_eq!(used[0].bytes.last(), Some(&0), "the request failed");
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut input = Input(bytes);
+    let kind = match input.byte() % 4 {
+        0 => Kind::Disk { read_only: false },
+        1 => Kind::Disk { read_only: true },
+        2 => Kind::Random,
+        _ => Kind::Console,
+    };
+    let fails = Arc::new(AtomicBool::new(true));
+    let maker = Maker {
+        kind,
+        fails: fails.clone(),
+    };
+    let mut driver = Driver::new(maker.device());
+    for _ in 0..MOST {
+        if input.0.is_empty() {
+            break;
+        }
+        make_move(&mut driver, &maker, &mut input);
+    }
+    fails.store(false, Ordering::Relaxed);
+    check(&mut driver, kind);
+});
