@@ -213,7 +213,7 @@ pub fn prepared(
     None
 }
 
-/// The instruction as it is at another address; see [`super::moved`].
+/// Returns the instruction as it is at another address.
 #[must_use]
 pub fn moved(insn: &Instruction, ip: u64) -> Option<Instruction> {
     super::moved(insn, ip)
