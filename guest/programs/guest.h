@@ -6,7 +6,7 @@
 #define GUEST_H
 
 enum {
-	SYS_read = 0, SYS_write = 1, SYS_open = 2, SYS_close = 3, SYS_stat = 4, SYS_mprotect = 10, SYS_ioctl = 16, SYS_readv = 19,
+	SYS_read = 0, SYS_write = 1, SYS_open = 2, SYS_close = 3, SYS_stat = 4, SYS_mmap = 9, SYS_mprotect = 10, SYS_ioctl = 16, SYS_readv = 19,
 	SYS_nanosleep = 35,
 	SYS_fork = 57, SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_rename = 82, SYS_mkdir = 83, SYS_unlink = 87,
 	SYS_symlink = 88, SYS_getdents64 = 217, SYS_sched_yield = 24, SYS_sched_setattr = 314,
@@ -14,7 +14,7 @@ enum {
 	SYS_finit_module = 313, SYS_clock_gettime = 228,
 };
 
-enum { O_RDONLY = 0, O_RDWR = 2, O_CREAT_TRUNC_WRONLY = 0x241 };
+enum { O_RDONLY = 0, O_RDWR = 2, O_CREAT_TRUNC_WRONLY = 0x241, O_CREAT_TRUNC_RDWR = 0x242 };
 
 /* A probe by function name should find the function, and a stack walk its caller. */
 #define TRACEABLE __attribute__((noinline, noclone))
@@ -36,6 +36,21 @@ static inline long syscall5(long number, long a, long b, long c, long d, long e)
 #define syscall1(n, a) syscall5((n), (long)(a), 0, 0, 0, 0)
 #define syscall2(n, a, b) syscall5((n), (long)(a), (long)(b), 0, 0, 0)
 #define syscall3(n, a, b, c) syscall5((n), (long)(a), (long)(b), (long)(c), 0, 0)
+
+/* mmap(2) with MAP_SHARED, anywhere; 0 if it cannot be. */
+static inline void *map_shared(long fd, unsigned long offset, unsigned long bytes, long access)
+{
+	register long flags __asm__("r10") = 1;
+	register long r8 __asm__("r8") = fd;
+	register unsigned long r9 __asm__("r9") = offset;
+	long result;
+
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "a"(SYS_mmap), "D"(0), "S"(bytes), "d"(access), "r"(flags), "r"(r8), "r"(r9)
+			 : "rcx", "r11", "memory");
+	return result < 0 && result > -4096 ? 0 : (void *)result;
+}
 
 static inline unsigned long length(const char *text)
 {

@@ -13,7 +13,8 @@ use crate::progress::Progress;
 const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
 
 /// Name and source of each.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 15] = [
+    ("alarms", include_str!("../programs/alarms.c")),
     ("cat", include_str!("../programs/cat.c")),
     ("deadline", include_str!("../programs/deadline.c")),
     ("forks", include_str!("../programs/forks.c")),
@@ -21,11 +22,13 @@ const SOURCES: [(&str, &str); 12] = [
     ("init", include_str!("../programs/init.c")),
     ("insmod", include_str!("../programs/insmod.c")),
     ("moves", include_str!("../programs/moves.c")),
+    ("queues", include_str!("../programs/queues.c")),
     ("scatter", include_str!("../programs/scatter.c")),
     ("selfmod", include_str!("../programs/selfmod.c")),
     ("sh", include_str!("../programs/sh.c")),
     ("spin", include_str!("../programs/spin.c")),
     ("syscount", include_str!("../programs/syscount.c")),
+    ("twins", include_str!("../programs/twins.c")),
 ];
 
 /// What gcc is told: no library, no code that a guest's CPU or an interpreting host may lack, one page of file for most.
@@ -120,6 +123,9 @@ mod tests {
                 1,
             ),
             (&["insmod"], "insmod: error 2\n", 1),
+            (&["alarms", "500"], "alarms: 500\n", 0),
+            (&["twins", "300"], "twins: 300\n", 0),
+            (&["queues"], "", 2),
         ] {
             let output = Command::new(programs.path(command[0]))
                 .args(&command[1..])

@@ -1,0 +1,54 @@
+/* alarms [N]: calls `counted` N times (1000) while a timer sends SIGALRM each millisecond, whose handler calls `handled`. Prints
+ * `alarms: N`; ends with status 1 where a call was lost or made twice. */
+#include "guest.h"
+
+enum { SYS_rt_sigaction = 13, SYS_setitimer = 38, SIGALRM = 14, RESTORER = 0x04000000, MASK_SIZE = 8 };
+
+static volatile long calls, alarms;
+
+void restorer(void);
+__asm__("restorer:\n"
+	"	mov $15, %eax\n" /* rt_sigreturn(2) */
+	"	syscall\n");
+
+TRACEABLE static long counted(long value)
+{
+	__asm__ volatile("incq %0" : "+m"(calls));
+	return value + 1;
+}
+
+TRACEABLE static void handled(int signal)
+{
+	(void)signal;
+	__asm__ volatile("incq %0" : "+m"(alarms));
+}
+
+int program(int argc, char **argv, char **envp)
+{
+	struct {
+		void (*handler)(int);
+		unsigned long flags;
+		void (*restorer)(void);
+		unsigned long mask;
+	} action = { handled, RESTORER, restorer, 0 };
+	/* microseconds: each, and the first */
+	long timer[4] = { 0, 1000, 0, 1000 };
+	long count = number(argc > 1 ? argv[1] : 0, 1000), value = 0;
+	char digits[2][DIGITS];
+
+	(void)envp;
+	if (syscall5(SYS_rt_sigaction, SIGALRM, (long)&action, 0, MASK_SIZE, 0))
+		return 2;
+	if (syscall3(SYS_setitimer, 0, timer, 0))
+		return 2;
+	for (long i = 0; i < count; i++)
+		value = counted(value);
+	timer[1] = timer[3] = 0;
+	syscall3(SYS_setitimer, 0, timer, 0);
+	if (value != count || calls != count) {
+		print("alarms: ", decimal(calls, digits[0]), " calls, not ", decimal(count, digits[1]), "\n");
+		return 1;
+	}
+	print("alarms: ", decimal(count, digits[0]), "\n");
+	return 0;
+}
