@@ -168,6 +168,28 @@ fn every_tracepoint_at_once() {
     traced.assert_well();
 }
 
+/// Placing one, the guest decodes the branches of all tracepoints; it takes a trap there for an instruction of another length.
+#[test]
+fn the_guests_own_probe_beside_tracepoints() {
+    let host = host!();
+    let traced = Traced::new(host, &[]);
+    let before = traced.hash();
+    let mut session = traced.session(&[
+        "tracepoint::sched:sched_switch",
+        "tracepoint::sched:sched_waking",
+    ]);
+    traced.tell("echo 'p:beside vfs_read' > kprobe_events");
+    traced.tell("echo > kprobe_events");
+    let sites = traced.engine.machine().traps().stats();
+    assert!(sites.iter().all(|site| !site.suspended), "{sites:?}");
+    // Those of before are taken away.
+    session.drain(|_| ());
+    traced.wait_for(&mut session, 10);
+    drop(session);
+    assert_eq!(traced.hash(), before);
+    traced.assert_well();
+}
+
 /// The branch of `softirq_exit` stands where the functions of soft interrupts return to.
 #[test]
 fn a_tracepoint_where_calls_return() {

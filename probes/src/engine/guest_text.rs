@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `__text_poke`, `text_poke_early` | all that writes text, bytes of one instruction at a time | out from entry to return |
 //! | `arch_jump_label_transform_queue`, `arch_jump_label_transform` | jump labels, tracepoints with them: compare the old instruction | the same |
+//! | `jump_label_text_reserved` | whoever places a kprobe: decodes the instructions of all jump labels, and dies of one of another length | what stands on such instructions |
 //! | `arch_static_call_transform` | static calls: compare the old instruction, of the call and of its trampoline | the same |
 //! | `bpf_arch_text_poke` | BPF: compares the old instruction | the same |
 //! | `ftrace_replace_code`, `ftrace_make_call`, `ftrace_make_nop` | its function tracer: compares the first instruction of functions | what stands on those |
@@ -55,6 +56,13 @@ const LARGEST_MODULE: u64 = 256 << 20;
 const CALL: u8 = 0xe8;
 /// Bytes of ENDBR64, which may stand before it.
 const LANDING: u64 = 4;
+/// How instructions of jump labels begin (`arch/x86/include/asm/nops.h`, `arch/x86/kernel/jump_label.c`).
+const JUMP_LABELS: [&[u8]; 4] = [
+    &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+    &[0x66, 0x90],
+    &[0xe9],
+    &[0xeb],
+];
 /// Most probes that the guest turns into jumps at once (`MAX_OPTIMIZE_PROBES`, kernel/kprobes.c).
 const MOST_JUMPS: usize = 256;
 /// Most watched calls that are under way at once; more are let go by.
@@ -73,6 +81,8 @@ enum Part {
     Kprobe { kprobe: usize, address: u64 },
     /// The first instructions of functions, where the tracer's call stands.
     Entries,
+    /// The instructions of all jump labels.
+    JumpLabels,
     /// What the `struct optimized_kprobe`s in a list will jump over; an argument points to the list.
     Jumps {
         list: usize,
@@ -153,6 +163,7 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
             kprobe("arch_prepare_optimized_kprobe", "__unused"),
         ),
         ("arch_optimize_kprobes", jumps),
+        ("jump_label_text_reserved", Some(Part::JumpLabels)),
         ("ftrace_replace_code", Some(Part::Entries)),
         ("ftrace_make_call", Some(Part::Entries)),
         ("ftrace_make_nop", Some(Part::Entries)),
@@ -252,9 +263,12 @@ impl PartWatch {
                 Some(iter::once(start..next.min(start.saturating_add(FUNCTION))).collect())
             }),
             Part::Entries => {
-                let sites = cpu.traps().stats().into_iter().filter(|site| !site.user);
-                let entries = sites.filter(|site| self.is_traced_entry(cpu, site.address));
-                Some(entries.map(|site| at(site.address.0)).collect())
+                let is_looked_at = |address: Gva| self.is_traced_entry(cpu, address);
+                Some(sites(cpu, is_looked_at).map(at).collect())
+            }
+            Part::JumpLabels => {
+                let is_looked_at = |address: Gva| may_be_jump_label(&cpu.code(address));
+                Some(sites(cpu, is_looked_at).map(at).collect())
             }
             Part::Jumps {
                 list,
@@ -296,6 +310,18 @@ impl PartWatch {
         }
         parts
     }
+}
+
+/// Where traps in kernel text stand that the guest is about to look at.
+fn sites(cpu: &StoppedCpu<'_>, is_looked_at: impl Fn(Gva) -> bool) -> impl Iterator<Item = u64> {
+    let sites = cpu.traps().stats().into_iter();
+    let sites = sites.filter(move |site| !site.user && is_looked_at(site.address));
+    sites.map(|site| site.address.0)
+}
+
+/// Whether code begins as a jump label does: a NOP of two or five bytes, or a jump of as many.
+fn may_be_jump_label(code: &[u8]) -> bool {
+    JUMP_LABELS.iter().any(|label| code.starts_with(label))
 }
 
 /// What is left of a range without `length` bytes at `start`.
