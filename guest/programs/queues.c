@@ -1,6 +1,7 @@
 /* queues REGISTERS AREA ROUNDS SEED: drives a virtio-mmio device by /dev/mem as no driver would. REGISTERS and AREA are physical addresses, the
- * area 64 KiB that nobody else uses: what is random in rings and descriptors points there, or to where no memory is. ROUNDS times
- * the device is set up anew, told of random descriptors, and read and written at random registers. Prints `queues: ROUNDS`. */
+ * area the last 64 KiB of RAM, which nobody else uses: what is random in rings and descriptors points there, to where no memory is, or to the
+ * first pages, which no Linux uses once all its CPUs are up. ROUNDS times the device is set up anew, told of random descriptors, and read
+ * and written at random registers. Prints `queues: ROUNDS`. */
 #include "guest.h"
 
 enum { PAGE = 4096, AREA = 65536, READ_WRITE = 3, O_RDWR_SYNC = 0x101002 };
@@ -43,7 +44,7 @@ static unsigned long somewhere(unsigned long area)
 	case 1:
 		return -(random() % PAGE);
 	default:
-		return area + random() % AREA;
+		return area + (random() % AREA & -16UL);
 	}
 }
 
@@ -71,14 +72,14 @@ static void set_up(unsigned long area)
 	tell(STATUS, 15);
 }
 
-/* Random descriptors, some of which make sense. */
+/* Random descriptors, some of which make sense. None is longer than a page and lies in RAM: a device writes what it is told to. */
 static void fill(unsigned char *memory, unsigned long area)
 {
 	for (unsigned long at = 0; at < AREA; at += 16) {
 		unsigned long *words = (unsigned long *)(memory + at);
 
 		words[0] = random() % 4 ? somewhere(area) : random() % 4;
-		words[1] = random() % 4 ? (random() % 4096) | (random() & 7) << 32 | (random() % 64) << 48 : random();
+		words[1] = random() % 4 ? (random() % 4096) | (random() & 7) << 32 | (random() % 64) << 48 : random() | 1UL << 31;
 	}
 }
 

@@ -49,6 +49,9 @@ pub struct ExtraFile {
 /// Directories that `init` mounts on, and what else should be there.
 const DIRECTORIES: [&str; 7] = ["bin", "dev", "etc", "proc", "root", "sys", "tmp"];
 
+/// Programs that are in a guest only where they are given as further files: those that try what a machine withstands.
+const APART: [&str; 3] = ["alarms", "queues", "twins"];
+
 /// The commands of busybox that get a link. Each link costs the guest a file at boot, so not all 270 do.
 const APPLETS: [&str; 49] = [
     "sh", "ash", "awk", "basename", "cat", "chmod", "clear", "cp", "cut", "date", "dd", "df",
@@ -69,7 +72,7 @@ pub fn tiny(
 ) -> Result<Vec<u8>, InitramfsError> {
     let programs = programs::build(cache, progress)?;
     let mut archive = skeleton(&programs)?;
-    for name in Programs::names().filter(|name| *name != "init") {
+    for name in usual() {
         archive = add_program(archive, &programs, name)?;
     }
     Ok(add_extra(archive, extra).finish()?)
@@ -91,13 +94,18 @@ pub fn full(
     for applet in APPLETS {
         archive = archive.symlink(&format!("bin/{applet}"), "busybox");
     }
-    for name in Programs::names().filter(|name| *name != "init" && !APPLETS.contains(name)) {
+    for name in usual().filter(|name| !APPLETS.contains(name)) {
         archive = add_program(archive, &programs, name)?;
     }
     let dynamic = dynamic::files(cache, progress)?;
     let given = |file: &&ExtraFile| !extra.iter().any(|other| other.path == file.path);
     let dynamic: Vec<ExtraFile> = dynamic.iter().filter(given).cloned().collect();
     Ok(add_extra(add_extra(archive, &dynamic), extra).finish()?)
+}
+
+/// Returns the programs that every guest has besides `init`: their bytes cost each boot time.
+fn usual() -> impl Iterator<Item = &'static str> {
+    Programs::names().filter(|name| *name != "init" && !APART.contains(name))
 }
 
 /// Directories, the console that the kernel opens for `init` before anything is mounted, and `init`.
