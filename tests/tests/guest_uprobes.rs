@@ -100,3 +100,36 @@ fn the_guests_uprobes_and_ours_see_the_same_calls() {
     let complaints = "dmesg | grep -e BUG -e WARNING -e Oops -e 'cut here' | head; true";
     assert_eq!(tell(&guest, complaints), "");
 }
+
+/// The guest takes long to place one: it waits for all its CPUs, and other programs run meanwhile.
+#[test]
+fn calls_of_other_files_are_seen_while_the_guests_uprobes_come_and_go() {
+    let host = host!();
+    let guest = UserGuest::of(rich::guest(host));
+    tell(
+        &guest,
+        &format!(
+            "mount -t tracefs t {TRACEFS}; cd {TRACEFS} && cp {FSLOAD} /tmp/y && cp {FSLOAD} /tmp/z"
+        ),
+    );
+    let theirs = guest.spawn_sleeper(&format!("/tmp/y 0 {FOR_EVER}"));
+    let ours = guest.spawn_sleeper(&format!("/tmp/z 0 {FOR_EVER}"));
+    let [place, _] = instructions(&guest, "one_round");
+    let mut traced = guest.session();
+    traced.enable_fsload("/tmp/z");
+    let on = format!("echo 'p:over /tmp/y:{place:#x}' > uprobe_events");
+    let rounds = tell(
+        &guest,
+        &format!(
+            "(for i in 1 2 3; do {on}; echo 1 > events/uprobes/enable; echo 0 > events/uprobes/enable; echo > uprobe_events; done; \
+             touch /tmp/done) & n=0; until [ -e /tmp/done ]; do /tmp/z 1 0 > /dev/null; n=$((n + 1)); done; echo $n"
+        ),
+    );
+    let rounds: u64 = rounds.parse().unwrap_or_else(|e| panic!("{rounds:?}: {e}"));
+    assert!(rounds > 3, "{rounds} rounds");
+    assert_eq!(traced.recorded("one_round"), (rounds, rounds));
+    traced.finish();
+    for pid in [theirs, ours] {
+        guest.kill(pid);
+    }
+}

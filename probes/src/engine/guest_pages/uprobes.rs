@@ -3,9 +3,12 @@
 //!
 //! | Function | What happens there | What is done |
 //! |---|---|---|
-//! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps out of all text until it is done |
-//! | `uprobe_mmap` | the same, in a program that maps a file, if there is any uprobe | traps out of that file's text until it is done |
-//! | `uprobe_write`, up to 6.17 `uprobe_write_opcode` | a program gets a copy with an int3, or without, or the file's page again | traps out for good, and into what it has then |
+//! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps out of that file's text until it is done |
+//! | `uprobe_mmap` | the same, in a program that maps a file, if there is any uprobe | the same |
+//! | `uprobe_write`, up to 6.17 `uprobe_write_opcode` | a program gets a copy with an int3, or without, or the file's page again | the same; out of the copy for good, and into what it has then |
+//!
+//! That takes as long as all CPUs take to notice, and programs run meanwhile: their calls are not seen, but of other files they are. Where
+//! the kernel does not tell which file it is about, traps are out of all.
 //!
 //! Where the guest's int3 stands at a place of ours both are hit.
 
@@ -29,12 +32,22 @@ use crate::engine::watch::Watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UprobeEvent {
-    /// Uprobes come, go or change.
-    Changes,
+    /// Uprobes of a file come, go or change.
+    Changes(Option<File>),
     /// A program maps a file.
     Maps,
     /// A program's page is replaced: the program and the address among the arguments.
     Writes { program: Program, address: usize },
+}
+
+/// An argument that tells a file, and where its `address_space` is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct File {
+    argument: usize,
+    /// Of a `struct uprobe` the offset of its inode; `None` if the argument is the inode.
+    inode: Option<u64>,
+    /// Offset of `i_mapping` in an inode.
+    mapping: u64,
 }
 
 /// An argument that tells a program.
@@ -60,11 +73,29 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
         "uprobe_unregister",
         "uprobe_unregister_nosync",
     ];
-    let changes = changes.map(|name| (name, Some(UprobeEvent::Changes)));
+    let changes = changes.map(|name| (name, Some(UprobeEvent::Changes(file_of(btf, name)))));
     let maps = ("uprobe_mmap", Some(UprobeEvent::Maps));
     let all = changes.into_iter().chain([maps]).chain(writes);
     all.filter_map(|(name, event)| Some((Gva(symbols.address_of(name)?), event?)))
         .collect()
+}
+
+/// Reads from a function's type how it tells the file. Since Linux 6.12 some are given a uprobe.
+fn file_of(btf: &Btf, function: &str) -> Option<File> {
+    let offset = |path: &str| Some(btf.member(path).ok()?.byte_offset);
+    let mapping = offset("inode.i_mapping")?;
+    let file = |argument, inode| File {
+        argument,
+        inode,
+        mapping,
+    };
+    match parameter(btf, function, "inode") {
+        Some(argument) => Some(file(argument, None)),
+        None => {
+            let inode = offset("uprobe.inode")?;
+            Some(file(parameter(btf, function, "uprobe")?, Some(inode)))
+        }
+    }
 }
 
 /// Reads from a function's type how it tells the page that it replaces. Since Linux 6.16 it is given an area.
@@ -90,6 +121,8 @@ struct Place {
     address: u64,
     /// What it was before.
     page: Option<Gpa>,
+    /// The `address_space` of the file that is mapped there.
+    mapping: Option<Gva>,
 }
 
 /// What is to be done when a call returns.
@@ -127,32 +160,60 @@ impl UprobeWatch {
         self.pages.word(hit.memory, tree.0, 0) != Some(0)
     }
 
-    /// Takes traps out: of the file that is mapped, or all.
-    fn lift(&self, hit: &Hit<'_>, cpu: &StoppedCpu<'_>) -> LiftedUser {
-        if self.event != UprobeEvent::Maps {
-            return cpu.traps().lift_user(|_| true);
-        }
+    /// Takes traps out: of the file that it is about, or all.
+    fn lift(&self, hit: &Hit<'_>, cpu: &StoppedCpu<'_>, written: Option<&Place>) -> LiftedUser {
         let pages = &self.pages;
-        let [area, ..] = hit.arguments();
-        let Some(mapping) = pages.area_mapping(hit.memory, area) else {
-            return LiftedUser::default();
+        let mapping = match self.event {
+            UprobeEvent::Changes(file) => file.and_then(|file| self.mapping(hit, file)),
+            UprobeEvent::Maps => {
+                let [area, ..] = hit.arguments();
+                let Some(mapping) = pages.area_mapping(hit.memory, area) else {
+                    return LiftedUser::default();
+                };
+                Some(mapping)
+            }
+            UprobeEvent::Writes { .. } => written.and_then(|place| place.mapping),
         };
+        let Some(mapping) = mapping else {
+            return cpu.traps().lift_user(|_| true);
+        };
+        let own = written.and_then(|place| place.page);
         let paused = PausedMemory::new(hit.memory);
         let view = paused.view(pages.space);
         cpu.traps().lift_user(|page| {
             let owner = pages.layout.owner(view, page);
-            matches!(owner, Ok(Some(owner)) if owner.mapping == mapping)
+            let is_of_file = matches!(owner, Ok(Some(owner)) if owner.mapping == mapping);
+            is_of_file || own.is_some_and(|own| own.0 / PAGE == page.0 / PAGE)
         })
+    }
+
+    fn mapping(&self, hit: &Hit<'_>, file: File) -> Option<Gva> {
+        let word = |at, offset| {
+            let read = self.pages.word(hit.memory, at, offset);
+            read.filter(|pointer| *pointer != 0)
+        };
+        let told = hit.arguments().get(file.argument).copied()?;
+        let inode = match file.inode {
+            Some(offset) => word(told, offset)?,
+            None => told,
+        };
+        word(inode, file.mapping).map(Gva)
     }
 
     fn place(&self, hit: &Hit<'_>, program: Program, address: usize) -> Option<Place> {
         let (arguments, pages) = (hit.arguments(), &self.pages);
         let argument = |number: usize| arguments.get(number).copied();
-        let mm = match program {
-            Program::Memory(number) => argument(number)?,
-            Program::Area(number) => pages.word(hit.memory, argument(number)?, pages.area_mm)?,
-        };
         let address = argument(address)? & !(PAGE - 1);
+        let (mm, area) = match program {
+            Program::Memory(number) => {
+                let mm = argument(number)?;
+                (mm, self.area(hit, mm, address))
+            }
+            Program::Area(number) => {
+                let area = argument(number)?;
+                (pages.word(hit.memory, area, pages.area_mm)?, Some(area))
+            }
+        };
         let space = pages.tables_of(hit.memory, mm)?;
         let page = translate(hit.memory, space, Gva(address));
         Some(Place {
@@ -160,7 +221,15 @@ impl UprobeWatch {
             space,
             address,
             page: page.ok().map(|page| page.gpa),
+            mapping: area.and_then(|area| pages.area_mapping(hit.memory, area)),
         })
+    }
+
+    fn area(&self, hit: &Hit<'_>, mm: u64, address: u64) -> Option<u64> {
+        let paused = PausedMemory::new(hit.memory);
+        let view = paused.view(self.pages.space);
+        let found = self.pages.areas.as_ref()?.find(view, Gva(mm), address);
+        found.ok()?.map(|area| area.address.0)
     }
 
     /// What a program has at a place now is noted if it is a page of its own.
@@ -220,7 +289,7 @@ impl Watch for UprobeWatch {
                     copy.space == place.space && copy.address == place.address
                 });
         }
-        let lifted = self.lift(hit, cpu);
+        let lifted = self.lift(hit, cpu, written.as_ref());
         path.count_lifted(lifted.len());
         match self.calls.enter(hit, Open { lifted, written }) {
             Ok(()) => true,
