@@ -29,6 +29,7 @@ pub mod timing;
 pub mod traced;
 pub mod tracing;
 pub mod user_guest;
+pub mod victims;
 pub mod watched;
 
 pub use host::{Host, host};

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use vmm::machine::{ConsoleConfig, EndOfFile, PortConfig};
+use vmm::machine::{ConsoleConfig, EndOfFile, PortConfig, VirtioConfig};
 
 use crate::host::Host;
 use crate::kernel::Kernel;
-use crate::shell::{Parts, full_initramfs};
+use crate::shell::{Parts, Shape, full_initramfs};
 
 /// What the cache's entries and lock are called.
 const TOPIC: &str = "tests-ports";
@@ -41,7 +41,13 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         let parts = Parts {
             kernel: Kernel::small(),
             initramfs: full_initramfs(),
-            has_ports: true,
+            shape: Shape {
+                virtio: VirtioConfig {
+                    console: Some(console()),
+                    ..VirtioConfig::default()
+                },
+                ..Shape::default()
+            },
             lines: &["cd /dev/virtio-ports"],
         };
         parts.kept(host, TOPIC)

@@ -10,7 +10,7 @@ use guest::initramfs::ExtraFile;
 use crate::crowd;
 use crate::host::Host;
 use crate::kernel::Kernel;
-use crate::shell::{self, Parts, Shell};
+use crate::shell::{self, Parts, Shape, Shell};
 
 /// Where the module of the RAM disk is in the guest. It is not loaded yet.
 pub const BRD: &str = "/lib/brd.ko";
@@ -42,7 +42,7 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         let parts = Parts {
             kernel,
             initramfs: shell::full_initramfs_with(vec![module]),
-            has_ports: false,
+            shape: Shape::default(),
             lines: &crowd::START,
         };
         parts.kept(host, TOPIC)

@@ -21,7 +21,6 @@ use vmm::snapshot::{self, FORMAT_VERSION, NewFolder, RestoredDisks, SnapshotInfo
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
 use crate::linux::{BootOptions, Linux, command_line, memory};
-use crate::ports;
 use crate::serial::SerialLog;
 
 /// How long a boot may take on a busy host that interprets kernel code. The rich kernel takes 150 s of an idle one.
@@ -86,7 +85,7 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
         let parts = Parts {
             kernel: Kernel::small(),
             initramfs: full_initramfs(),
-            has_ports: false,
+            shape: Shape::default(),
             lines: &[],
         };
         parts.kept(host, TOPIC)
@@ -119,10 +118,28 @@ pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf
 pub(crate) struct Parts {
     pub(crate) kernel: &'static Kernel,
     pub(crate) initramfs: Vec<u8>,
-    /// A console with the ports of the trace devices.
-    pub(crate) has_ports: bool,
+    pub(crate) shape: Shape,
     /// What is typed before the guest is saved; each line must succeed.
     pub(crate) lines: &'static [&'static str],
+}
+
+/// The machine of such a guest.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) cpus: u8,
+    /// Words of the kernel's command line besides the usual ones.
+    pub(crate) words: &'static str,
+    pub(crate) virtio: VirtioConfig,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            cpus: 1,
+            words: "",
+            virtio: VirtioConfig::default(),
+        }
+    }
 }
 
 impl Parts {
@@ -137,7 +154,8 @@ impl Parts {
     fn name(&self, host: &Host) -> String {
         let mut hash = DefaultHasher::new();
         (FORMAT_VERSION, memory(), command_line(), QUIET).hash(&mut hash);
-        (&self.initramfs, self.lines, self.has_ports).hash(&mut hash);
+        (&self.initramfs, self.lines).hash(&mut hash);
+        format!("{:?}", self.shape).hash(&mut hash);
         let kernel = &self.kernel.reference;
         (kernel.size, kernel.hash, &kernel.path, &host.profile.host).hash(&mut hash);
         format!("{:016x}", hash.finish())
@@ -152,13 +170,10 @@ impl Parts {
             &BootOptions {
                 kernel: self.kernel,
                 initramfs: Some(&self.initramfs),
-                command_line: &command_line(),
-                cpus: 1,
+                command_line: format!("{} {}", command_line(), self.shape.words).trim_end(),
+                cpus: self.shape.cpus,
                 protocol: None,
-                virtio: VirtioConfig {
-                    console: self.has_ports.then(ports::console),
-                    ..VirtioConfig::default()
-                },
+                virtio: self.shape.virtio.clone(),
             },
         );
         let shell = Shell::at_prompt(linux);
@@ -357,17 +372,17 @@ impl Started<'_> {
 }
 
 /// What is printed around the output of a command that is typed into a shell; the number is the command's own.
-pub(crate) struct Marks(pub(crate) usize);
+pub struct Marks(pub usize);
 
 impl Marks {
     /// The line to be typed. If it is echoed, it has no digit behind the last equals sign and a semicolon behind the first.
-    pub(crate) fn line(&self, command: &str) -> String {
+    pub fn line(&self, command: &str) -> String {
         let number = self.0;
         format!("echo begin{number}=1; {command}; echo end{number}=$?")
     }
 
     /// The command's answer in what the shell has printed, once it is there.
-    pub(crate) fn answer(&self, printed: &str) -> Option<Answer> {
+    pub fn answer(&self, printed: &str) -> Option<Answer> {
         let (begin, end) = (format!("begin{}=1\n", self.0), format!("end{}=", self.0));
         let text = printed.replace('\r', "");
         let (_, output) = text.split_once(&begin)?;

@@ -13,7 +13,7 @@ use guest::{Terminal, debian};
 use crate::data;
 use crate::host::{Host, cache};
 use crate::kernel::Kernel;
-use crate::shell::{self, Parts, Shell};
+use crate::shell::{self, Parts, Shape, Shell};
 
 /// What the cache's entries and lock are called.
 const TOPIC: &str = "tests-strace";
@@ -45,7 +45,7 @@ fn snapshot_folder(host: &Host) -> &'static Path {
     FOLDER.get_or_init(|| {
         let parts = Parts {
             kernel: Kernel::small(),
-            has_ports: false,
+            shape: Shape::default(),
             initramfs: shell::full_initramfs_with(files()),
             lines: &[],
         };

@@ -65,6 +65,16 @@ struct Arguments {
         requires = "tests"
     )]
     each: u64,
+    /// More words for every test program, such as "--for 20" for torture
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true,
+        requires = "tests"
+    )]
+    words: String,
     /// The command and its arguments; none: a shell
     #[arg(last = true)]
     command: Vec<String>,

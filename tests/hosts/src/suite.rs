@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<i32, JobError> {
         .into_iter()
         .filter(|built| is_wanted(built, &arguments.command))
         .collect();
-    let mut job = Job::new(script(&programs, arguments.each), arguments)?;
+    let mut job = Job::new(script(&programs, arguments), arguments)?;
     let log = job.cache().root().join("host.log");
     for built in &programs {
         job.tree.built(&path(built), &built.path, &log)?;
@@ -127,7 +127,15 @@ fn path(built: &Built) -> String {
 }
 
 /// Returns the script that runs the programs, with a line for each in `/out/tests.txt`.
-fn script(programs: &[Built], each: u64) -> String {
+fn script(programs: &[Built], arguments: &Arguments) -> String {
+    let each = arguments.each;
+    let words: String = arguments
+        .words
+        .split_whitespace()
+        .fold(String::new(), |mut line, word| {
+            let _ = write!(line, " {}", quoted(word));
+            line
+        });
     let mut script = format!(
         "export EXOTRACE_BIN=/bin/exotrace EXOTRACE_TEST_DATA=/source\n\
          exotrace doctor\n\
@@ -136,7 +144,7 @@ fn script(programs: &[Built], each: u64) -> String {
          one() {{\n\
          \x20   log=/out/$1.$2.log\n\
          \x20   begun=$(cut -d. -f1 /proc/uptime)\n\
-         \x20   timeout -k 10 {each} /tests/$1/$2 --test-threads=1 >$log 2>&1 </dev/null\n\
+         \x20   timeout -k 10 {each} /tests/$1/$2 --test-threads=1{words} >$log 2>&1 </dev/null\n\
          \x20   status=$?\n\
          \x20   seconds=$(($(cut -d. -f1 /proc/uptime) - begun))\n\
          \x20   result=$(grep -a '^test result:' $log | sed 's/^test result: //; s/; finished.*//')\n\
@@ -166,6 +174,7 @@ fn script(programs: &[Built], each: u64) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use clap::Parser;
     use std::path::PathBuf;
 
     fn built(package: &str, name: &str) -> Built {
@@ -192,12 +201,15 @@ mod tests {
 
     #[test]
     fn the_script_is_one_that_a_shell_takes() {
-        let script = script(&[built("exotrace-vmm", "traps")], 60);
+        let line = ["host", "svm", "--tests", "--words", "--for 20"];
+        let arguments = Arguments::try_parse_from(line).unwrap();
+        let script = script(&[built("exotrace-vmm", "traps")], &arguments);
         let checked = std::process::Command::new("sh")
             .args(["-n", "-c", &script])
             .output()
             .unwrap();
         assert!(checked.status.success(), "{checked:?}");
         assert!(script.contains("one 'exotrace-vmm' 'traps'\n"));
+        assert!(script.contains("--test-threads=1 '--for' '20' >"));
     }
 }

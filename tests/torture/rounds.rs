@@ -1,0 +1,102 @@
+//! Probes that are armed and removed at random places.
+
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use serde_json::{Value, json};
+
+use crate::phase::Crowd;
+
+/// The figure of rounds.
+pub const FIGURE: &str = "rounds";
+/// Most probes that one round arms by name.
+const MOST: usize = 24;
+/// Longest time that they stand, and longest time until the next: guests stand still while probes are armed, and are to get on.
+const LONGEST: Duration = Duration::from_millis(50);
+/// Patterns of many probes, and places that the guest's programs change, move or trace themselves.
+const PATTERNS: [&str; 16] = [
+    "kprobe:vfs_*:entry",
+    "kprobe:vfs_*:return",
+    "kprobe:do_sys_*:entry",
+    "kprobe:*_page_*:entry",
+    "tracepoint:sched:*",
+    "syscall:*:entry",
+    "syscall:*:return",
+    "uprobe:/bin/selfmod:*:entry",
+    "uprobe:/bin/twins:changing:entry",
+    "uprobe:/tmp/twins:*",
+    "uprobe:/bin/moves:far:entry",
+    "uprobe:/bin/moves:near:entry",
+    "uprobe:/bin/alarms:counted:entry",
+    "uprobe:/bin/alarms:counted:return",
+    "uprobe:/bin/states:*:entry",
+    "uprobe:/bin/forks:*:return",
+];
+
+/// Arms and removes until the phase ends.
+///
+/// # Panics
+/// If the machine does not answer.
+pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
+    let control = crowd.guest.control();
+    let listed = control.ask(&json!({"command": "list", "pattern": ""}));
+    let listed = listed.unwrap_or_else(|e| panic!("list: {e}"));
+    let listed = listed["probes"].as_array().cloned().unwrap_or_default();
+    let names: Vec<String> = listed
+        .iter()
+        .filter_map(|probe| Some(probe["name"].as_str()?.to_owned()))
+        .collect();
+    assert!(names.len() > 1000, "{} probes", names.len());
+    while crowd.goes_on() {
+        thread::sleep(LONGEST.mul_f64(random.f64()));
+        let probes = choose(&names, &mut random);
+        let request = request(&mut random);
+        let trace = control.trace(&probes, &request);
+        let trace = trace.unwrap_or_else(|e| panic!("no answer to a trace of {probes:?}: {e}"));
+        crowd.count(FIGURE, 1);
+        let Ok(trace) = trace else {
+            crowd.count("rounds refused", 1);
+            continue;
+        };
+        let armed = trace.begin["probes"].as_array().map_or(0, Vec::len);
+        crowd.count("probes armed", armed as u64);
+        if random.bool() {
+            thread::sleep(LONGEST.mul_f64(random.f64()));
+        }
+        // The other half of the clients goes without a word.
+        if random.bool() {
+            let end = trace.end();
+            let end = end.unwrap_or_else(|e| panic!("a trace of {probes:?} did not end: {e}"));
+            assert_eq!(end["machine"], Value::Null, "{end}");
+            let hits: u64 = end["hits"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_u64)
+                .sum();
+            crowd.count("hits of rounds", hits);
+        }
+    }
+}
+
+fn choose(names: &[String], random: &mut Rng) -> Vec<String> {
+    let mut probes = Vec::new();
+    if random.u8(..4) == 0 {
+        probes.extend(random.choice(PATTERNS).map(str::to_owned));
+    }
+    for _ in 0..random.usize(1..=MOST) {
+        probes.extend(random.choice(names).cloned());
+    }
+    probes
+}
+
+fn request(random: &mut Rng) -> Value {
+    match random.u8(..6) {
+        0 => json!({"kernel_stack": 16, "user_stack": 8}),
+        1 => json!({"comms": ["busybox"]}),
+        2 => json!({"pids": [1], "follow": true}),
+        3 => json!({"one_in": 3}),
+        _ => json!({}),
+    }
+}
