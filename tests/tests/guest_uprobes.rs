@@ -121,12 +121,12 @@ fn calls_of_other_files_are_seen_while_the_guests_uprobes_come_and_go() {
     let rounds = tell(
         &guest,
         &format!(
-            "(for i in 1 2 3; do {on}; echo 1 > events/uprobes/enable; echo 0 > events/uprobes/enable; echo > uprobe_events; done; \
+            "(for i in 1 2 3 4 5; do {on}; echo 1 > events/uprobes/enable; echo 0 > events/uprobes/enable; echo > uprobe_events; done; \
              touch /tmp/done) & n=0; until [ -e /tmp/done ]; do /tmp/z 1 0 > /dev/null; n=$((n + 1)); done; echo $n"
         ),
     );
     let rounds: u64 = rounds.parse().unwrap_or_else(|e| panic!("{rounds:?}: {e}"));
-    assert!(rounds > 3, "{rounds} rounds");
+    assert!(rounds > 1, "{rounds} rounds");
     assert_eq!(traced.recorded("one_round"), (rounds, rounds));
     traced.finish();
     for pid in [theirs, ours] {

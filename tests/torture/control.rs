@@ -4,6 +4,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -72,12 +73,31 @@ impl Control {
 }
 
 impl Trace {
+    /// Reads events while `work` is done, ends it in order, and returns its last line: a machine gives up who reads nothing.
+    ///
+    /// # Errors
+    /// As [`Self::end`].
+    pub fn during(mut self, work: impl FnOnce()) -> io::Result<Value> {
+        let stream = self.lines.get_ref().try_clone()?;
+        thread::scope(|scope| {
+            let last = scope.spawn(move || self.last_line());
+            work();
+            stream.shutdown(Shutdown::Write)?;
+            let last = last.join();
+            last.unwrap_or_else(|_| Err(io::Error::other("the reader has panicked")))
+        })
+    }
+
     /// Ends it in order and returns its last line.
     ///
     /// # Errors
     /// If it ends without one.
     pub fn end(mut self) -> io::Result<Value> {
         self.lines.get_ref().shutdown(Shutdown::Write)?;
+        self.last_line()
+    }
+
+    fn last_line(&mut self) -> io::Result<Value> {
         loop {
             let line = line(&mut self.lines)?;
             if line["line"] == "end" {

@@ -43,9 +43,12 @@ pub fn run(crowd: &Crowd<'_>, shell: &mut Shell, mut random: Rng) {
             "{}",
             trace.begin
         );
-        shell.succeed(&format!("{program} {number} > /dev/null"));
-        let stat = control.ask(&json!({"command": "stat"}));
-        let end = trace.end().unwrap_or_else(|e| panic!("{probe}: {e}"));
+        let mut stat = None;
+        let end = trace.during(|| {
+            shell.succeed(&format!("{program} {number} > /dev/null"));
+            stat = control.ask(&json!({"command": "stat"})).ok();
+        });
+        let end = end.unwrap_or_else(|e| panic!("{probe}: {e}"));
         let hits: Vec<_> = end["hits"]
             .as_array()
             .into_iter()
