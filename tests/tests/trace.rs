@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use introspect::Gva;
+use introspect::x86_64::paging::translate;
 use probes::engine::{Capture, Engine, Filter, Only, RingSize, StringArgument};
 use probes::event::{Event, EventKind};
 use probes::kernel_view::KernelView;
@@ -12,6 +14,7 @@ use probes::provider;
 use support::shell::COMMAND_LIMIT;
 use support::tracing::{self, SLOTS, is_entry};
 use support::{Host, Shell, Tracing, host, rich};
+use vmm::trap::ArmError;
 
 const WRITES: usize = 200;
 const BLOCK: u64 = 0x400;
@@ -21,6 +24,26 @@ fn traced_shell(host: &Host) -> (Shell, Arc<KernelView>, Engine) {
     let view = Arc::new(shell.linux.view());
     let engine = tracing::engine(&shell.linux, &view);
     (shell, view, engine)
+}
+
+/// What is taken for a return address may be anything that lies on a stack.
+#[test]
+fn no_trap_stands_where_the_kernel_executes_nothing() {
+    let host = host!();
+    let (shell, view, _) = traced_shell(host);
+    let data = view.symbols.address_of("init_task");
+    let data = data.unwrap_or_else(|| panic!("no init_task"));
+    let traps = shell.linux.machine.traps();
+    let ram = shell.linux.machine.ram();
+    // Not every host offers its guests pages that are not executed.
+    let place = translate(ram, view.space, Gva(data)).unwrap_or_else(|e| panic!("{e}"));
+    let armed = traps.arm_kernel(Gva(data), view.space);
+    match &armed {
+        Ok(site) => assert!(traps.disarm(*site)),
+        Err(ArmError::NotExecutable { address }) => assert_eq!(address.0, data),
+        Err(error) => panic!("{error}"),
+    }
+    assert_eq!(armed.is_err(), place.no_execute);
 }
 
 #[test]

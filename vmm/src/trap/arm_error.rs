@@ -14,6 +14,14 @@ pub enum ArmError {
         /// How the page walk ended.
         source: paging::TranslateError,
     },
+    /// Nobody executes what is there: a return address that was none, say.
+    #[error(
+        "trap at {address}: the guest does not execute that page; give the address of an instruction"
+    )]
+    NotExecutable {
+        /// The address asked for.
+        address: Gva,
+    },
     /// What it maps to is not RAM.
     #[error("trap at {address}: guest-physical {physical} is not RAM")]
     NotRam {

@@ -177,11 +177,14 @@ impl TrapTable {
         purpose: Purpose,
         tables: Option<AddressSpace>,
     ) -> Result<SiteId, ArmError> {
-        let physical = paging::translate(&self.ram, space, address)
-            .map_err(|source| ArmError::NotMapped { address, source })?
-            .gpa;
+        let place = paging::translate(&self.ram, space, address)
+            .map_err(|source| ArmError::NotMapped { address, source })?;
+        // An int3 in data is never met, and changes them.
+        if place.no_execute {
+            return Err(ArmError::NotExecutable { address });
+        }
         let code = |entries: &Entries| self.original_code(entries, address, space);
-        self.arm_at(physical, address, purpose, tables, code)
+        self.arm_at(place.gpa, address, purpose, tables, code)
     }
 
     /// Arms a site in a user program's text at a guest-physical byte, which need not be mapped yet. `code` is what stands
