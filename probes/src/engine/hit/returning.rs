@@ -18,6 +18,8 @@ use crate::event::MAX_ARGUMENTS;
 
 /// Bytes of a return address.
 const RETURN_ADDRESS: u64 = 8;
+/// How far a call reaches either way.
+const CALL_REACH: u64 = 1 << 31;
 
 impl HitPath {
     /// Ends the probing of a function's return, while the guest runs. The traps at its return addresses
@@ -191,12 +193,15 @@ impl HitPath {
     }
 
     /// The return address on the stack, if it can be one: a guest that is not Linux, or is hostile, may have anything
-    /// there, and a trap goes to nobody's memory but that of the half of the address space that was called.
+    /// there, and a trap goes to nobody's memory but that of the half of the address space that was called. A kernel's function that is
+    /// jumped to, such as the cold part of another, may have a pointer to data there: code of a kernel is no further apart than a
+    /// call reaches.
     fn return_address(&self, hit: &Hit<'_>) -> Option<Gva> {
         let space = if hit.user { hit.space() } else { self.space };
         let found = read_u64(hit.memory, space, Gva(hit.registers.rsp)).ok()?;
+        let is_near = hit.user || found.abs_diff(hit.address.0) < CALL_REACH;
         let same_half = found >> 63 == hit.address.0 >> 63;
-        (same_half && found != 0).then_some(Gva(found))
+        (same_half && is_near && found != 0).then_some(Gva(found))
     }
 }
 
