@@ -26,7 +26,7 @@ fn traced_shell(host: &Host) -> (Shell, Arc<KernelView>, Engine) {
     (shell, view, engine)
 }
 
-/// What is taken for a return address may be anything that lies on a stack.
+/// Checks that data of the kernel gets no trap: a word on the stack may look like a return address.
 #[test]
 fn no_trap_stands_where_the_kernel_executes_nothing() {
     let host = host!();

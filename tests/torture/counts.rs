@@ -17,18 +17,10 @@ pub const FIGURE: &str = "exact counts";
 pub fn run(crowd: &Crowd<'_>, shell: &mut Shell, mut random: Rng) {
     let control = crowd.guest.control();
     while crowd.goes_on() {
-        let (program, probe, number) = if random.bool() {
-            (
-                EXACT,
-                format!("uprobe:{EXACT}:counted:entry"),
-                random.u32(100..1000),
-            )
-        } else {
-            (
-                CALLS,
-                "syscall:getppid:entry".to_owned(),
-                random.u32(100..1000),
-            )
+        let number = random.u32(100..1000);
+        let (program, probe) = match random.bool() {
+            true => (EXACT, format!("uprobe:{EXACT}:counted:entry")),
+            false => (CALLS, "syscall:getppid:entry".to_owned()),
         };
         let name = program.rsplit('/').next().unwrap_or(program);
         let trace = control.trace(

@@ -28,7 +28,7 @@ pub const SOCKETS: [&str; 7] = [
 ];
 /// How long a command on the host may take beside everything else.
 pub const HOST_LIMIT: Duration = Duration::from_secs(180);
-/// What the guest's kernel says when something went wrong in it.
+/// Parts of the kernel's messages that mean a fault in the guest's kernel.
 const COMPLAINTS: [&str; 5] = [
     "BUG:",
     "Oops",
@@ -43,7 +43,7 @@ pub struct Guest {
     pub world: World,
 }
 
-/// What a machine has when nobody uses it.
+/// Resources of a machine, compared while no client uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
     /// Hash of the kernel's text.

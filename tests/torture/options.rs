@@ -27,7 +27,7 @@ pub struct Options {
     client_kills: u64,
     /// Machines that are killed
     #[arg(long, value_name = "N", default_value_t = 5)]
-    machine_kills: u64,
+    pub machine_kills: u64,
     /// Only these clients besides those who count, to find out who is to blame
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub clients: Option<Vec<String>>,
@@ -76,11 +76,6 @@ impl Options {
             rounds: self.rounds,
             client_kills: self.client_kills.div_ceil(phases),
         }
-    }
-
-    /// Returns how many machines are killed.
-    pub fn machine_kills(&self) -> u64 {
-        self.machine_kills
     }
 
     /// Returns about how long everything takes on a host of two CPUs with software KVM, guests that are kept already.

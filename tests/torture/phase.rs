@@ -24,7 +24,7 @@ const TELL_INTERVAL: Duration = Duration::from_secs(60);
 /// How long victims may take to end. A loop's last round may be one of many processes, and nothing has priority.
 const VICTIMS_LIMIT: Duration = Duration::from_secs(300);
 
-/// What runs from start to end by itself.
+/// One part of a run, with its own machines.
 #[derive(Debug, Clone, Copy)]
 pub enum Phase {
     /// A guest with so many vCPUs and everything at once.
@@ -33,7 +33,7 @@ pub enum Phase {
     Kills,
 }
 
-/// What a phase with a guest has to reach before it ends.
+/// Least time, rounds and kills of a phase with a guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
     /// Time.
@@ -44,7 +44,7 @@ pub struct Share {
     pub client_kills: u64,
 }
 
-/// What the threads of a phase share.
+/// State shared by the client threads of a phase.
 pub struct Crowd<'g> {
     /// The guest's machine.
     pub guest: &'g Guest,
@@ -71,7 +71,7 @@ impl Phase {
     pub fn run(self, host: &Host, options: &Options) {
         match self {
             Self::Crowd(cpus) => crowd(host, cpus, options),
-            Self::Kills => kills::run(host, options.seed(), options.machine_kills()),
+            Self::Kills => kills::run(host, options.seed(), options.machine_kills),
         }
     }
 }
