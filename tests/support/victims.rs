@@ -44,7 +44,7 @@ const RESERVED: &str = "memmap=64K$0x3ff0000";
 const AREA: u64 = 0x3ff_0000;
 /// RAM of the guest.
 const MEMORY: u64 = 64 << 20;
-/// Where non-PIE programs are linked to.
+/// Address at which the linker places programs without PIE.
 const BASE: u64 = 0x40_0000;
 
 /// The folder of the snapshot. A machine that is restored from it is to be given a disk of its own: see [`make_disk`].

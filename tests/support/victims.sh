@@ -69,7 +69,7 @@ functions() {
     echo > $tracing/trace
 }
 
-# What is refused is no failure.
+# The machine may refuse these.
 floods() {
     for command in 'trace vfs_read vfs_write new flood' 'trace flood on' 'trace flood off' 'trace flood remove'; do
         echo "$command" > $ports/tracectl
@@ -96,7 +96,7 @@ rings() {
     dd if=/dev/vda of=/dev/null bs=4k count=8
 }
 
-# What untraced programs print.
+# Keeps the output of programs while nothing is traced, and starts the one that counts.
 victims_prepare() {
     mount -t tracefs t $tracing || return 1
     STATES=$(states 2) && SELFMOD=$(selfmod 5) && export STATES SELFMOD

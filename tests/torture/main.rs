@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         let began = Instant::now();
         let ended = catch_unwind(AssertUnwindSafe(|| phase.run(host, &options)));
         let seconds = began.elapsed().as_secs();
-        // What went wrong was printed by the panic.
+        // The panic has printed its message.
         if ended.is_ok() {
             passed += 1;
             println!("test {name} ... ok ({seconds} s)");

@@ -312,14 +312,14 @@ impl PartWatch {
     }
 }
 
-/// Where traps in kernel text stand that the guest is about to look at.
+/// Returns the addresses of sites in kernel text whose code the guest is about to read.
 fn sites(cpu: &StoppedCpu<'_>, is_looked_at: impl Fn(Gva) -> bool) -> impl Iterator<Item = u64> {
     let sites = cpu.traps().stats().into_iter();
     let sites = sites.filter(move |site| !site.user && is_looked_at(site.address));
     sites.map(|site| site.address.0)
 }
 
-/// Whether code begins as a jump label does: a NOP of two or five bytes, or a jump of as many.
+/// Returns whether code begins as a jump label does: a NOP of two or five bytes, or a jump of as many.
 fn may_be_jump_label(code: &[u8]) -> bool {
     JUMP_LABELS.iter().any(|label| code.starts_with(label))
 }
