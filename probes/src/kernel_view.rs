@@ -11,9 +11,10 @@ pub use introspect::kernel::btf::Btf;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::module_readers::ModuleReaders;
 use introspect::kernel::slide::{self, LiveEntries, SlideError};
-use introspect::kernel::symbols::Symbols;
+use introspect::kernel::symbols::{Function, Symbols};
 use introspect::kernel::task::TaskLayout;
 use introspect::x86_64::paging::{AddressSpace, TranslateError, translate};
+use introspect::x86_64::virtual_memory::read_u32;
 use introspect::{Gva, PhysicalMemory};
 use vmm::Machine;
 use vmm::machine::Paused;
@@ -43,6 +44,8 @@ pub struct KernelView {
     pub space_lasts: bool,
     /// Which argument of `do_syscall_64` is the address of `pt_regs`, where the kernel's code tells.
     pub(crate) system_call_registers: Option<usize>,
+    /// First of the addresses at which the image's functions are gone.
+    freed_from: Option<u64>,
     /// Why [`btf`](Self::btf) or [`tasks`](Self::tasks) is missing, for the user.
     pub missing: Option<String>,
 }
@@ -84,6 +87,7 @@ impl KernelView {
         if let Some(btf) = &view.btf {
             view.modules = loaded_modules(btf, &view.symbols, machine, space);
         }
+        view.freed_from = freed_from(&view, machine.ram());
         view
     }
 
@@ -118,8 +122,22 @@ impl KernelView {
             tasks: None,
             space,
             system_call_registers: None,
+            freed_from: None,
             missing: None,
         }
+    }
+
+    /// Returns whether the kernel has freed its image's function at `address`, which runs at boot only: other things are in
+    /// its memory.
+    #[must_use]
+    pub fn has_freed(&self, address: u64) -> bool {
+        self.freed_from.is_some_and(|start| address >= start)
+    }
+
+    /// Returns the functions of the kernel's image that are still there, ascending.
+    pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
+        let functions = self.symbols.text_functions();
+        functions.filter(|function| !self.has_freed(function.symbol.address))
     }
 
     /// Returns the view of a kernel that never gives up the page tables in [`space`](Self::space), though it names
@@ -158,6 +176,15 @@ impl KernelView {
         _paused: &Paused,
     ) -> Result<TextHash, TextHashError> {
         hash_text(machine.ram(), self.space, self.text()?)
+    }
+
+    /// Returns the first state of the system in which code that runs at boot only is gone, if its types tell: a state of its own
+    /// since Linux 5.16.
+    fn running_state(&self) -> Option<i64> {
+        let btf = self.btf.as_ref()?;
+        ["SYSTEM_FREEING_INITMEM", "SYSTEM_RUNNING"]
+            .into_iter()
+            .find_map(|state| btf.enumerator(&format!("system_states.{state}")).ok())
     }
 
     /// How many argument registers the function `name` takes, if BTF tells.
@@ -234,6 +261,22 @@ fn loaded_modules(
         log::warn!("not all functions of the guest's modules are known: {error}");
     }
     loaded
+}
+
+/// Returns where the functions begin that the kernel has freed, which are the last in its image (arch/x86/kernel/vmlinux.lds.S);
+/// `None` if they are still there, or if that is not known.
+///
+/// By its state it has freed them, or is about to (`kernel_init`, init/main.c). A kernel whose state cannot be read shows it by its
+/// page tables: freed pages are not executed (`free_init_pages`, arch/x86/mm/init.c).
+fn freed_from(view: &KernelView, memory: &impl PhysicalMemory) -> Option<u64> {
+    let start = view.symbols.address_of("_sinittext")?;
+    let state = view.symbols.address_of("system_state");
+    let state = state.and_then(|state| read_u32(memory, view.space, Gva(state)).ok());
+    let is_freed = match (state, view.running_state()) {
+        (Some(state), Some(running)) => i64::from(state) >= running,
+        _ => translate(memory, view.space, Gva(start)).is_ok_and(|page| page.no_execute),
+    };
+    is_freed.then_some(start)
 }
 
 /// Page tables for the kernel which stay when the process that happens to run now ends, if the kernel names them.

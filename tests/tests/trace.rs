@@ -26,7 +26,7 @@ fn traced_shell(host: &Host) -> (Shell, Arc<KernelView>, Engine) {
     (shell, view, engine)
 }
 
-/// Checks that data of the kernel gets no trap: a word on the stack may look like a return address.
+/// Checks that data of the kernel gets no trap.
 #[test]
 fn no_trap_stands_where_the_kernel_executes_nothing() {
     let host = host!();
@@ -44,6 +44,26 @@ fn no_trap_stands_where_the_kernel_executes_nothing() {
         Err(error) => panic!("{error}"),
     }
     assert_eq!(armed.is_err(), place.no_execute);
+}
+
+/// The memory of code that runs at boot only is the guest's to use for anything.
+#[test]
+fn functions_that_the_kernel_has_freed_are_not_offered() {
+    let host = host!();
+    let shell = Shell::new(host);
+    let view = shell.linux.view();
+    let exact = tracing::pattern("kprobe::start_kernel:entry");
+    assert!(provider::find(&view, &exact).probes.is_empty());
+    let all = tracing::pattern("kprobe:::entry");
+    let found = provider::find(&view, &all).probes;
+    assert!(found.len() > 1000, "{}", found.len());
+    for probe in found {
+        let Target::Kernel { address, .. } = probe.target else {
+            panic!("{probe:?}")
+        };
+        let place = translate(shell.linux.machine.ram(), view.space, address);
+        assert!(place.is_ok_and(|place| !place.no_execute), "{probe:?}");
+    }
 }
 
 #[test]

@@ -379,7 +379,12 @@ pub fn find_probes(
         return Ok(found);
     }
     let function = &pattern.function;
+    let symbols = view.symbols.all_of(function);
+    let mut functions = symbols.filter(|symbol| symbol.is_text());
     let what = match pattern.text.contains(':') {
+        _ if functions.any(|symbol| view.has_freed(symbol.address)) => format!(
+            "no probe {pattern}: {function} runs at boot only, and the kernel has freed its memory since"
+        ),
         false => format!("the guest's kernel and its loaded modules have no function {function:?}"),
         true => format!("no probe {pattern}"),
     };

@@ -95,7 +95,7 @@ impl Table {
             .extend(aliases.found.into_iter().map(alias_probe));
         table.probes.extend(own);
         table.missing.extend(why);
-        for function in view.symbols.text_functions() {
+        for function in view.text_functions() {
             table.add_function(view, function.symbol.name, function.symbol.address);
         }
         for module in view.modules.modules() {

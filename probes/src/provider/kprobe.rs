@@ -64,7 +64,8 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
     };
     match ProbePattern::is_exact(&pattern.function) {
         true => {
-            for symbol in view.symbols.all_of(&pattern.function) {
+            let symbols = view.symbols.all_of(&pattern.function);
+            for symbol in symbols.filter(|symbol| !view.has_freed(symbol.address)) {
                 of_symbol(KERNEL, symbol);
             }
             for found in view.modules.all_of(&pattern.function, None) {
@@ -72,7 +73,7 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
             }
         }
         false => {
-            for function in view.symbols.text_functions() {
+            for function in view.text_functions() {
                 of_symbol(KERNEL, function.symbol);
             }
             for module in view.modules.modules() {

@@ -23,7 +23,7 @@ pub(super) fn in_range(
     start: u64,
     end: u64,
 ) -> Result<Vec<Function>, PortError> {
-    let functions = view.symbols.text_functions().map(|f| f.symbol);
+    let functions = view.text_functions().map(|f| f.symbol);
     let mut found: Vec<_> = functions
         .filter(|symbol| !symbol.absolute && (start..=end).contains(&symbol.address))
         .collect();
