@@ -31,6 +31,7 @@ pub mod structure;
 pub mod symbols;
 pub mod task;
 pub mod task_list;
+pub mod text;
 pub mod tracepoint;
 pub mod vma;
 pub mod vma_list;

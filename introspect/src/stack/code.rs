@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::orc::OrcTable;
 use crate::kernel::symbols::Symbols;
+use crate::kernel::text::{KernelText, Section};
 use crate::{Gva, MemoryView};
 
 /// Modules and generated code lie in the upper part of the kernel's two gigabytes (`MODULES_VADDR`, with the smaller of
@@ -37,9 +38,7 @@ pub(super) enum Code<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct KernelCode {
     pub(super) symbols: Symbols,
-    text: Vec<Range<u64>>,
-    /// All of the image, data included.
-    image: Range<u64>,
+    text: KernelText,
     scheduler: Range<u64>,
     return_thunk: Option<u64>,
     error_entry: Option<u64>,
@@ -51,10 +50,8 @@ impl KernelCode {
     /// Of a running kernel: `symbols` have its slide.
     pub(super) fn new(symbols: &Symbols) -> Self {
         let range = |start, end| Some(symbols.address_of(start)?..symbols.address_of(end)?);
-        let text = [range("_stext", "_etext"), range("_sinittext", "_einittext")];
         Self {
-            text: text.into_iter().flatten().collect(),
-            image: range("_stext", "_end").unwrap_or(0..0),
+            text: KernelText::new(symbols),
             scheduler: range("__sched_text_start", "__sched_text_end").unwrap_or(0..0),
             return_thunk: symbols.address_of("__x86_return_thunk"),
             error_entry: symbols.address_of("error_entry"),
@@ -66,11 +63,10 @@ impl KernelCode {
 
     /// What `address` is; `None` if no code.
     pub(super) fn at(&self, address: u64) -> Option<Code<'_>> {
-        if self.text.iter().any(|range| range.contains(&address)) {
-            return Some(Code::Kernel);
-        }
-        if self.image.contains(&address) {
-            return None;
+        match self.text.section(address) {
+            Section::Text => return Some(Code::Kernel),
+            Section::Data => return None,
+            Section::Elsewhere => {}
         }
         let holds = |module: &&ModuleCode| module.text.iter().any(|range| range.contains(&address));
         match self.modules.iter().find(holds) {

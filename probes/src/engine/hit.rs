@@ -25,6 +25,7 @@ use super::filter::HitFilter;
 use super::guest_pages::GuestPages;
 use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, count};
 use super::return_sites::ReturnSites;
+use super::return_targets::ReturnTargets;
 use super::returns::PendingReturns;
 use super::seen::{At, Lists, Seen, Spot};
 use super::semaphores::Semaphores;
@@ -168,6 +169,7 @@ pub(crate) struct HitPath {
     pub(crate) returns: PendingReturns,
     pub(crate) kernel_returns: ReturnSites,
     pub(crate) user_returns: ReturnSites,
+    pub(crate) return_targets: ReturnTargets,
     pub(crate) user_sites: UserSites,
     pub(crate) semaphores: Semaphores,
     pub(crate) pages: Option<Arc<GuestPages>>,

@@ -22,6 +22,7 @@ mod plan;
 mod processes;
 mod program;
 mod return_sites;
+mod return_targets;
 mod returns;
 mod seen;
 mod semaphores;
@@ -66,6 +67,7 @@ use guest_processes::Followers;
 use hit::{Counters, HitPath};
 use processes::Followed;
 use return_sites::ReturnSites;
+use return_targets::ReturnTargets;
 use returns::PendingReturns;
 use semaphores::Semaphores;
 use sink::Sink;
@@ -177,6 +179,7 @@ impl Engine {
             returns: PendingReturns::new(limits.pending_returns),
             kernel_returns: ReturnSites::new(limits.return_sites, &changes),
             user_returns: ReturnSites::new(limits.return_sites, &changes),
+            return_targets: ReturnTargets::new(view.clone()),
             counters: Counters::default(),
             tsc_hz,
             changes,

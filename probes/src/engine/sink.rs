@@ -21,11 +21,16 @@ struct ArmBy<'c> {
 
 impl Arm for ArmBy<'_> {
     fn kernel(&self, address: Gva) -> Result<SiteId, ArmError> {
-        self.path.arm_kernel(self.cpu.traps(), address)
+        let traps = self.cpu.traps();
+        self.path.return_targets.check(traps, address)?;
+        self.path.arm_kernel(traps, address)
     }
 
     /// Only in pages of files, and private copies of such, whose coming and going is seen.
     fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
+        if !self.cpu.traps().is_returned_to(address, space) {
+            return Err(ArmError::NoReturnAddress { address });
+        }
         let Some(pages) = &self.path.pages else {
             return self.cpu.traps().arm_user(address, space);
         };

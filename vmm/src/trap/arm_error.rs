@@ -22,6 +22,12 @@ pub enum ArmError {
         /// The address asked for.
         address: Gva,
     },
+    /// What lies where a return address should.
+    #[error("trap at {address}: no call returns there")]
+    NoReturnAddress {
+        /// The address asked for.
+        address: Gva,
+    },
     /// What it maps to is not RAM.
     #[error("trap at {address}: guest-physical {physical} is not RAM")]
     NotRam {

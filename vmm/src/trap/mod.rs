@@ -7,6 +7,7 @@
 
 mod arm_error;
 mod classify;
+mod return_target;
 mod site;
 mod table;
 

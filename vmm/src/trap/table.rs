@@ -19,6 +19,7 @@ use introspect::{Gpa, Gva, PhysicalMemory};
 pub use patching::{Lifted, LiftedUser};
 
 use super::arm_error::ArmError;
+use super::return_target;
 use super::site::{Displaced, Original, Purpose, Site, SiteCounters, SiteId};
 use super::{INT3, Int3Owner};
 use crate::hex::hex;
@@ -399,6 +400,23 @@ impl TrapTable {
         self.original_code(&self.lock(), address, space)
     }
 
+    /// Returns whether code returns to `address`, by the code before it as it would be without any site: an instruction ends there, and
+    /// it is a call, or a no-operation as trampolines have before them.
+    pub fn is_returned_to(&self, address: Gva, space: AddressSpace) -> bool {
+        let looked_at = return_target::LOOKED_AT as u64;
+        let entries = self.lock();
+        // The page before it may be missing.
+        [looked_at, looked_at.min(address.0 % PAGE_SIZE)]
+            .into_iter()
+            .map(|length| {
+                let start = Gva(address.0.wrapping_sub(length));
+                let code = self.original_bytes(&entries, start, space, length as usize);
+                (code, length)
+            })
+            .find(|(code, length)| code.len() as u64 == *length)
+            .is_some_and(|(code, _)| return_target::ends_with_call(&code))
+    }
+
     /// (site, hits, hits whose instruction was stepped) of every site that a probe uses.
     pub fn hits(&self) -> Vec<(SiteId, u64, u64)> {
         let stats = self.stats().into_iter();
@@ -571,7 +589,18 @@ impl TrapTable {
 
     /// [`Self::read_code`] with the lock held.
     fn original_code(&self, entries: &Entries, address: Gva, space: AddressSpace) -> Vec<u8> {
-        let mut code = vec![0; LONGEST_INSTRUCTION];
+        self.original_bytes(entries, address, space, LONGEST_INSTRUCTION)
+    }
+
+    /// Reads up to `length` bytes as they would be without any site: fewer where a page is missing behind the first.
+    fn original_bytes(
+        &self,
+        entries: &Entries,
+        address: Gva,
+        space: AddressSpace,
+        length: usize,
+    ) -> Vec<u8> {
+        let mut code = vec![0; length];
         let mut done = 0;
         while done < code.len() {
             let at = Gva(address.0.wrapping_add(done as u64));

@@ -192,10 +192,9 @@ impl HitPath {
         }
     }
 
-    /// The return address on the stack, if it can be one: a guest that is not Linux, or is hostile, may have anything
-    /// there, and a trap goes to nobody's memory but that of the half of the address space that was called. A kernel's function that is
-    /// jumped to, such as the cold part of another, may have a pointer to data there: code of a kernel is no further apart than a
-    /// call reaches.
+    /// Returns the word on top of the stack if it can be a return address by its value: in the half of the address space that
+    /// the function is in, and in the kernel no further away than a call reaches. What is there is looked at where a trap is
+    /// put ([`ReturnTargets`](super::super::return_targets::ReturnTargets)).
     fn return_address(&self, hit: &Hit<'_>) -> Option<Gva> {
         let space = if hit.user { hit.space() } else { self.space };
         let found = read_u64(hit.memory, space, Gva(hit.registers.rsp)).ok()?;

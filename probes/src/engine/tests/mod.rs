@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use introspect::kernel::symbols::SymbolsBuilder;
 use introspect::kernel::task::{PreemptForm, TaskLayout};
 use introspect::test_memory::{Flags, TestMemory};
 use introspect::x86_64::GeneralRegisters;
@@ -24,6 +25,7 @@ use super::plan::{
     Capture, Enabled, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters, SystemCalls,
 };
 use super::return_sites::ReturnSites;
+use super::return_targets::ReturnTargets;
 use super::returns::{FunctionKey, PendingReturns};
 use super::seen::At;
 use super::semaphores::Semaphores;
@@ -32,6 +34,7 @@ use super::stacks::Stacks;
 use super::system_call::system_call_key;
 use super::user_text::UserSites;
 use crate::event::{Event, EventKind};
+use crate::kernel_view::KernelView;
 use crate::merge::drain_in_order;
 use crate::ring::Ring;
 
@@ -192,6 +195,7 @@ impl Guest {
         });
         let bases = PER_CPU.map(|base| Some(Gva(base)));
         let changes = Changes::default();
+        let kernel = KernelView::without_types(SymbolsBuilder::default().finish(None), space);
         let path = HitPath {
             plans: ShardedMap::counted_by(&changes),
             return_plans: ShardedMap::counted_by(&changes),
@@ -203,6 +207,7 @@ impl Guest {
             returns: PendingReturns::new(1024),
             kernel_returns: ReturnSites::new(64, &changes),
             user_returns: ReturnSites::new(64, &changes),
+            return_targets: ReturnTargets::new(Arc::new(kernel)),
             user_sites: UserSites::default(),
             semaphores: Semaphores::default(),
             pages: None,

@@ -1,0 +1,92 @@
+//! Which addresses are code of the kernel's image, and which are its data.
+//!
+//! The caller brings symbols that have the running kernel's slide. Modules and code that the kernel writes itself lie
+//! elsewhere.
+//!
+//! Sections: include/asm-generic/vmlinux.lds.h, arch/x86/kernel/vmlinux.lds.S.
+
+use std::ops::Range;
+
+use super::symbols::Symbols;
+
+/// Part of the address space that an address is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// Code of the kernel's image, including code that runs at boot only.
+    Text,
+    /// The rest of the kernel's image.
+    Data,
+    /// Not in the image, or the symbols do not tell.
+    Elsewhere,
+}
+
+/// The kernel's image in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelText {
+    text: Vec<Range<u64>>,
+    image: Range<u64>,
+}
+
+impl KernelText {
+    /// Looks the bounds up; those that the symbols lack are left out.
+    #[must_use]
+    pub fn new(symbols: &Symbols) -> Self {
+        let range = |start, end| Some(symbols.address_of(start)?..symbols.address_of(end)?);
+        let text = [range("_stext", "_etext"), range("_sinittext", "_einittext")];
+        Self {
+            text: text.into_iter().flatten().collect(),
+            image: range("_stext", "_end").unwrap_or(0..0),
+        }
+    }
+
+    /// Returns which part of the image `address` is in.
+    #[must_use]
+    pub fn section(&self, address: u64) -> Section {
+        if self.text.iter().any(|range| range.contains(&address)) {
+            return Section::Text;
+        }
+        match self.image.contains(&address) {
+            true => Section::Data,
+            false => Section::Elsewhere,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::kernel::symbols::SymbolsBuilder;
+
+    const TEXT: u64 = 0xffff_ffff_8100_0000;
+
+    #[test]
+    fn an_address_is_in_the_section_that_symbols_bound() {
+        let mut builder = SymbolsBuilder::default();
+        for (name, offset) in [
+            ("_stext", 0),
+            ("_etext", 0x300),
+            ("_sinittext", 0x800),
+            ("_einittext", 0x900),
+            ("_end", 0x1000),
+        ] {
+            builder
+                .push(name.as_bytes(), TEXT + offset, b'T', false)
+                .unwrap();
+        }
+        let text = KernelText::new(&builder.finish(None).with_slide(0x20_0000));
+        for (offset, expected) in [
+            (0x20_0000, Section::Text),
+            (0x20_02ff, Section::Text),
+            (0x20_0300, Section::Data),
+            (0x20_0800, Section::Text),
+            (0x20_0900, Section::Data),
+            (0x20_1000, Section::Elsewhere),
+            (0x1f_ffff, Section::Elsewhere),
+        ] {
+            assert_eq!(text.section(TEXT + offset), expected, "{offset:#x}");
+        }
+        let unknown = KernelText::new(&SymbolsBuilder::default().finish(None));
+        assert_eq!(unknown.section(TEXT), Section::Elsewhere);
+    }
+}

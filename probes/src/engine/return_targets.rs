@@ -1,0 +1,51 @@
+//! Whether a word on the kernel's stack is a return address, before a trap is put there.
+//!
+//! Code that is jumped to, such as the cold part of a function or the kernel's way out to programs, has something else on top
+//! of its stack: a pointer to data, or a register of a program. An int3 in data would change the guest.
+
+use std::sync::Arc;
+
+use introspect::Gva;
+use introspect::kernel::text::{KernelText, Section};
+use vmm::trap::{ArmError, TrapTable};
+
+use crate::kernel_view::KernelView;
+
+/// The places in a kernel that code returns to.
+pub(crate) struct ReturnTargets {
+    view: Arc<KernelView>,
+    text: KernelText,
+}
+
+impl ReturnTargets {
+    /// Makes them for a running kernel.
+    pub(super) fn new(view: Arc<KernelView>) -> Self {
+        Self {
+            text: KernelText::new(&view.symbols),
+            view,
+        }
+    }
+
+    /// Checks that a call ends at `address`, or that it is the first byte of a function: by such an address the kernel's own
+    /// return probes and tracers, and new threads, come to their code.
+    ///
+    /// # Errors
+    /// If it is data, or an address within code that no call returns to.
+    pub(super) fn check(&self, table: &TrapTable, address: Gva) -> Result<(), ArmError> {
+        let is_target = match self.text.section(address.0) {
+            Section::Data => false,
+            Section::Text | Section::Elsewhere => {
+                self.begins_function(address) || table.is_returned_to(address, self.view.space)
+            }
+        };
+        match is_target {
+            true => Ok(()),
+            false => Err(ArmError::NoReturnAddress { address }),
+        }
+    }
+
+    fn begins_function(&self, address: Gva) -> bool {
+        let found = self.view.symbols.resolve(address.0);
+        found.is_some_and(|(symbol, offset)| offset == 0 && symbol.is_text())
+    }
+}
