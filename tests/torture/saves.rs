@@ -14,6 +14,8 @@ use crate::phase::Crowd;
 
 /// The figure of whole saves.
 pub const FIGURE: &str = "saves restored";
+/// What a machine says that has too much to do for another command.
+const BUSY: &str = "busy with another command for";
 
 /// Saves and restores until the phase ends.
 ///
@@ -36,6 +38,11 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
             words(&format!("snapshot --vm {NAME} saves/whole")),
             HOST_LIMIT,
         );
+        // On a slow host others may have their turn for longer than a command waits.
+        if saved.status == 1 && saved.stderr.contains(BUSY) {
+            crowd.count("saves refused", 1);
+            continue;
+        }
         assert_eq!(saved.status, 0, "{saved:?}");
         let verified = world.run(words("snapshot --verify saves/whole"), HOST_LIMIT);
         assert_eq!(verified.status, 0, "{verified:?}");
