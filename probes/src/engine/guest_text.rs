@@ -27,14 +27,14 @@ use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::kernel::btf::Btf;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::{read_u32, read_u64};
 use introspect::{Gva, PhysicalMemory};
-use vmm::trap::{Lifted, StoppedCpu, TrapTable};
+use vmm::trap::{Choice, Lifted, StoppedCpu, TrapTable};
 
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
@@ -175,6 +175,7 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
     let found: Vec<(u64, Part)> = found.collect();
     let mut watched: Vec<u64> = found.iter().map(|(address, _)| *address).collect();
     watched.sort_unstable();
+    let watched: Arc<[u64]> = watched.into();
     let mut watches: Vec<(Gva, Arc<dyn Watch>)> = Vec::new();
     for (address, part) in found {
         let watch = PartWatch::new(view, part, watched.clone());
@@ -207,29 +208,29 @@ struct PartWatch {
     part: Part,
     space: AddressSpace,
     /// First bytes of the kernel's functions, ascending.
-    functions: Vec<u64>,
+    functions: Arc<[u64]>,
     /// First bytes of the functions that are watched, ascending: these stay, so that what is written meanwhile is seen.
-    watched: Vec<u64>,
-    /// By task and stack: what was taken out for a call that is under way.
-    out: Mutex<HashMap<(u64, u64), Lifted>>,
+    watched: Arc<[u64]>,
+    /// By task and stack: what was taken out for a call that is under way. `None` once the watch was taken off.
+    out: Mutex<Option<HashMap<(u64, u64), Lifted>>>,
 }
 
 impl PartWatch {
-    fn new(view: &KernelView, part: Part, watched: Vec<u64>) -> Self {
+    fn new(view: &KernelView, part: Part, watched: Arc<[u64]>) -> Self {
         let functions = match part {
             Part::Kprobe { .. } | Part::Entries => view
                 .symbols
                 .text_functions()
                 .map(|f| f.symbol.address)
                 .collect(),
-            _ => Vec::new(),
+            _ => Arc::default(),
         };
         Self {
             part,
             space: view.space,
             functions,
             watched,
-            out: Mutex::default(),
+            out: Mutex::new(Some(HashMap::new())),
         }
     }
 
@@ -262,14 +263,8 @@ impl PartWatch {
                 let next = self.functions.get(after).copied().unwrap_or(u64::MAX);
                 Some(iter::once(start..next.min(start.saturating_add(FUNCTION))).collect())
             }),
-            Part::Entries => {
-                let is_looked_at = |address: Gva| self.is_traced_entry(cpu, address);
-                Some(sites(cpu, is_looked_at).map(at).collect())
-            }
-            Part::JumpLabels => {
-                let is_looked_at = |address: Gva| may_be_jump_label(&cpu.code(address));
-                Some(sites(cpu, is_looked_at).map(at).collect())
-            }
+            // These are chosen by their instruction.
+            Part::Entries | Part::JumpLabels => None,
             Part::Jumps {
                 list,
                 links,
@@ -288,21 +283,27 @@ impl PartWatch {
             .collect()
     }
 
-    /// Whether the function tracer's call, or the NOP in its place, stands at `address`.
-    fn is_traced_entry(&self, cpu: &StoppedCpu<'_>, address: Gva) -> bool {
-        let starts = |at: u64| self.functions.binary_search(&at).is_ok();
-        let is_known =
-            self.functions.first() <= Some(&address.0) && Some(&address.0) <= self.functions.last();
-        // Of modules' functions it is not known where they start.
-        let is_first = !is_known || starts(address.0) || starts(address.0.wrapping_sub(LANDING));
-        let code = cpu.code(address);
-        is_first && (starts_with_tracers_nop(&code) || code.first() == Some(&CALL))
+    /// Returns which instructions the call looks at, wherever they stand, where it is about such: not those that the watches
+    /// stand on, and not the one at `back`, where it returns to.
+    fn choice(&self, back: Option<u64>) -> Option<Choice> {
+        let is_looked_at: Choice = match self.part {
+            Part::Entries => {
+                let functions = self.functions.clone();
+                Box::new(move |address, code| is_traced_entry(&functions, address, code))
+            }
+            Part::JumpLabels => Box::new(|_, code| may_be_jump_label(code)),
+            _ => return None,
+        };
+        let watched = self.watched.clone();
+        Some(Box::new(move |address, code| {
+            is_looked_at(address, code) && back != Some(address.0) && !is_watched(&watched, address)
+        }))
     }
 
     /// The parts of a range that no watch stands in.
     fn without_watched(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut parts = vec![range];
-        for watched in &self.watched {
+        for watched in self.watched.iter() {
             parts = parts
                 .into_iter()
                 .flat_map(|part| without(part, *watched, ENTRY))
@@ -312,11 +313,30 @@ impl PartWatch {
     }
 }
 
-/// Returns the addresses of sites in kernel text whose code the guest is about to read.
-fn sites(cpu: &StoppedCpu<'_>, is_looked_at: impl Fn(Gva) -> bool) -> impl Iterator<Item = u64> {
-    let sites = cpu.traps().stats().into_iter();
-    let sites = sites.filter(move |site| !site.user && is_looked_at(site.address));
-    sites.map(|site| site.address.0)
+/// Returns whether the function tracer's call, or the NOP in its place, stands at `address`.
+fn is_traced_entry(functions: &[u64], address: Gva, code: &[u8]) -> bool {
+    let starts = |at: u64| functions.binary_search(&at).is_ok();
+    let is_known = functions.first() <= Some(&address.0) && Some(&address.0) <= functions.last();
+    // Of modules' functions it is not known where they start.
+    let is_first = !is_known || starts(address.0) || starts(address.0.wrapping_sub(LANDING));
+    is_first && (starts_with_tracers_nop(code) || code.first() == Some(&CALL))
+}
+
+/// Returns which instructions a call may look at that has begun before the watches were put in, whichever function it is of:
+/// not those `watched`.
+pub(super) fn any_patched(watched: Vec<Gva>) -> Choice {
+    Box::new(move |address, code| {
+        let may_change =
+            may_be_jump_label(code) || starts_with_tracers_nop(code) || code.first() == Some(&CALL);
+        may_change && !watched.contains(&address)
+    })
+}
+
+/// Returns whether a watch may stand at `address`.
+fn is_watched(watched: &[u64], address: Gva) -> bool {
+    let after = watched.partition_point(|start| *start <= address.0);
+    let start = after.checked_sub(1).and_then(|last| watched.get(last));
+    start.is_some_and(|start| address.0 - start < ENTRY)
 }
 
 /// Returns whether code begins as a jump label does: a NOP of two or five bytes, or a jump of as many.
@@ -334,21 +354,21 @@ fn without(range: Range<u64>, start: u64, length: u64) -> impl Iterator<Item = R
 impl Watch for PartWatch {
     fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
-        let mut ranges = self.ranges(cpu, &hit.arguments());
-        if let Ok(back) = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)) {
-            // Where this call returns to a trap must stand, or the sites stay out.
-            ranges = ranges
-                .into_iter()
-                .flat_map(|range| without(range, back, LONGEST_INSTRUCTION))
-                .collect();
-        }
-        if ranges.is_empty() {
-            return false;
-        }
+        // Where this call returns to a trap must stand, or the sites stay out.
+        let back = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)).ok();
         // Where none stands the place is kept free: somebody may be arming.
         let mut lifted = Lifted::default();
-        for range in ranges {
-            lifted.append(cpu.traps().lift(range));
+        if let Some(choice) = self.choice(back) {
+            lifted.append(cpu.traps().lift_chosen(choice));
+        }
+        for range in self.ranges(cpu, &hit.arguments()) {
+            let (start, length) = back.map_or((0, 0), |back| (back, LONGEST_INSTRUCTION));
+            for part in without(range, start, length) {
+                lifted.append(cpu.traps().lift(part));
+            }
+        }
+        if lifted.is_nothing() {
+            return false;
         }
         path.count_lifted(lifted.len());
         // As at the return, which takes the return address off the stack.
@@ -356,13 +376,13 @@ impl Watch for PartWatch {
             hit.current.task().address,
             hit.registers.rsp.wrapping_add(8),
         );
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        if out.len() >= MOST_CALLS {
+        let mut out = self.out();
+        let Some(calls) = out.as_mut().filter(|calls| calls.len() < MOST_CALLS) else {
             drop(out);
             self.put_down(cpu.traps(), lifted, None);
             return false;
-        }
-        let left = out.insert(key, lifted);
+        };
+        let left = calls.insert(key, lifted);
         drop(out);
         // A call at the same place that never returned.
         if let Some(left) = left {
@@ -374,20 +394,29 @@ impl Watch for PartWatch {
     fn leave(&self, _: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
         let key = (hit.current.task().address, from_stack.0);
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(lifted) = out.remove(&key) else {
-            return;
-        };
-        drop(out);
+        let lifted = self.out().as_mut().and_then(|calls| calls.remove(&key));
+        let Some(lifted) = lifted else { return };
         let written = match self.part {
             Part::Written { .. } => self.ranges(cpu, &call.arguments).into_iter().next(),
             _ => None,
         };
         self.put_down(cpu.traps(), lifted, written);
     }
+
+    /// Nobody is told of the end of the calls that are under way: what they keep free is to be free no more.
+    fn taken_off(&self, traps: &TrapTable) {
+        let calls = self.out().take();
+        for lifted in calls.into_iter().flat_map(HashMap::into_values) {
+            self.put_down(traps, lifted, None);
+        }
+    }
 }
 
 impl PartWatch {
+    fn out(&self) -> MutexGuard<'_, Option<HashMap<(u64, u64), Lifted>>> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn put_down(&self, traps: &TrapTable, lifted: Lifted, written: Option<Range<u64>>) {
         traps.put_down(lifted, written, self.space);
     }

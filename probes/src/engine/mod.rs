@@ -34,12 +34,13 @@ mod strings;
 mod system_call;
 #[cfg(test)]
 mod tests;
+mod text_locks;
 mod timers;
 mod tracepoint;
 mod user_text;
 mod watch;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -72,6 +73,7 @@ use returns::PendingReturns;
 use semaphores::Semaphores;
 use sink::Sink;
 use stacks::Stacks;
+use text_locks::TextLocks;
 use user_text::UserSites;
 
 /// Limits of an engine.
@@ -132,6 +134,9 @@ struct Inner {
     /// Where system calls pass; `None` in a kernel without such a function.
     system_calls: Option<(Gva, SystemCallRegisters)>,
     armed: Mutex<arming::Armed>,
+    text_locks: TextLocks,
+    /// Whether traps are kept out of the way of a change of the guest's text that had begun before the first probe.
+    keeps_free: AtomicBool,
     followers: Followers,
     listeners: Listeners,
     ticker: timers::Ticker,
@@ -189,6 +194,8 @@ impl Engine {
         machine.set_sink(Some(Box::new(Sink(path.clone()))));
         Self(Arc::new(Inner {
             ticker: timers::Ticker::new(machine.clone()),
+            text_locks: TextLocks::new(&view),
+            keeps_free: AtomicBool::default(),
             machine,
             view,
             system_calls,

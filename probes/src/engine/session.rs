@@ -243,6 +243,7 @@ impl Session {
 
     /// Gives what was recorded since the last time, in time order (see [`crate::merge`]); gives how many. Never waits.
     pub fn drain(&mut self, mut each: impl FnMut(Event)) -> usize {
+        self.engine.follow_up();
         drain_in_order(&self.shared.rings, vmm::host_tsc, |_, tsc, words| {
             if let Some(event) = Event::decode(tsc, words) {
                 each(event);
@@ -252,6 +253,7 @@ impl Session {
 
     /// As [`drain`](Self::drain), of what programs have put into the rings: vCPU, time stamp counter and words of each record.
     pub fn drain_records(&mut self, each: impl FnMut(usize, u64, &[u64])) -> usize {
+        self.engine.follow_up();
         drain_in_order(&self.shared.rings, vmm::host_tsc, each)
     }
 

@@ -4,6 +4,7 @@
 //! is called: on the vCPU's own thread, while the guest waits.
 
 use introspect::Gva;
+use vmm::trap::TrapTable;
 
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
@@ -16,5 +17,10 @@ pub(crate) trait Watch: Send + Sync {
     /// It returns. `call` is what it was entered with; `from_stack` is the stack pointer after the return.
     fn leave(&self, path: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
         let _ = (path, hit, call, from_stack);
+    }
+
+    /// The watch was taken off its function: of calls that are under way no return is told.
+    fn taken_off(&self, traps: &TrapTable) {
+        let _ = traps;
     }
 }

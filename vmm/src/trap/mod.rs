@@ -23,7 +23,7 @@ pub(crate) use classify::{GiveBack, Int3Owner, foreign_int3};
 pub(crate) use site::{Displaced, Purpose, Site};
 pub use site::{SiteId, same_instruction};
 pub(crate) use table::SeenSites;
-pub use table::{Lifted, LiftedUser, SiteStats, TrapTable};
+pub use table::{Choice, Lifted, LiftedUser, SiteStats, TrapTable};
 
 use crate::machine::Paused;
 use crate::machine::control::Control;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
 
-pub use patching::{Lifted, LiftedUser};
+pub use patching::{Choice, Lifted, LiftedUser};
 
 use super::arm_error::ArmError;
 use super::return_target;

@@ -14,7 +14,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use introspect::x86_64::paging;
 use introspect::{Gpa, Gva};
 use vmm::host::{HostProfile, Int3};
-use vmm::trap::{ArmError, SiteId};
+use vmm::trap::{ArmError, Lifted, SiteId};
 
 use super::Engine;
 use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};
@@ -116,6 +116,8 @@ pub(crate) struct Armed {
     active: usize,
     /// Watches on the guest's own changes of its text, while there is any probe.
     text_watches: Vec<Spot>,
+    /// What is kept out of the way of a change of the guest's text that had begun before these were put in.
+    kept_free: Lifted,
     /// Watches on files that are mapped, where somebody waits for one.
     file_watches: Vec<Spot>,
     /// Watches on processes that are made and end, where a filter follows them.
@@ -159,6 +161,7 @@ impl Engine {
             for spot in watches.into_iter().chain(processes).chain(files) {
                 self.unwatch(armed, spot);
             }
+            self.put_down_kept(armed);
         }
     }
 

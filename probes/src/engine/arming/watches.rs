@@ -1,6 +1,7 @@
 //! Watches: the engine's own probes, put on and taken off as sessions need them.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 
 use introspect::Gva;
 use vmm::trap::ArmError;
@@ -19,6 +20,38 @@ impl Engine {
                 Err(error) => log::warn!("changes of the guest's text are not all seen: {error}"),
             }
         }
+        if self.0.text_locks.are_held(self.0.machine.ram()) {
+            let watched = armed.text_watches.iter().map(|spot| spot.address);
+            let patched = guest_text::any_patched(watched.collect());
+            armed.kept_free = self.0.machine.traps().lift_chosen(patched);
+            self.0.keeps_free.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts in what was kept out of the way of a change of the guest's text that was under way when the first probe was
+    /// enabled, if that is over now. Never waits.
+    pub(in crate::engine) fn follow_up(&self) {
+        if !self.0.keeps_free.load(Ordering::Relaxed)
+            || self.0.text_locks.are_held(self.0.machine.ram())
+        {
+            return;
+        }
+        match self.0.armed.try_lock() {
+            Ok(mut armed) => self.put_down_kept(&mut armed),
+            Err(TryLockError::Poisoned(armed)) => self.put_down_kept(&mut armed.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
+    /// The same, whether it is over or not.
+    pub(super) fn put_down_kept(&self, armed: &mut Armed) {
+        let lifted = std::mem::take(&mut armed.kept_free);
+        self.0.path.count_lifted(lifted.len());
+        self.0
+            .machine
+            .traps()
+            .put_down(lifted, None, self.0.view.space);
+        self.0.keeps_free.store(false, Ordering::Relaxed);
     }
 
     /// Puts watches on files that are mapped, for as long as there is any probe or anybody who waits for one; whether there is
@@ -95,9 +128,10 @@ impl Engine {
     /// Takes the watches off a kernel function.
     pub(super) fn unwatch(&self, armed: &mut Armed, spot: Spot) {
         let function = spot.reported.0;
+        let mut taken_off = Vec::new();
         self.less_at_return(
             function,
-            |plan| plan.watches.clear(),
+            |plan| taken_off = std::mem::take(&mut plan.watches),
             |last| {
                 let _ = self.change(armed, spot, |plan| {
                     plan.watches.clear();
@@ -107,5 +141,8 @@ impl Engine {
                 });
             },
         );
+        for watch in taken_off {
+            watch.taken_off(self.0.machine.traps());
+        }
     }
 }

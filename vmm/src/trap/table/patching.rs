@@ -30,6 +30,11 @@ impl Lifted {
         self.sites == 0
     }
 
+    /// Returns whether no part of the text is kept free, and there is nothing to put down.
+    pub fn is_nothing(&self) -> bool {
+        self.windows.is_empty()
+    }
+
     /// How many sites were taken out.
     pub fn len(&self) -> usize {
         self.sites
@@ -73,16 +78,36 @@ pub(super) struct Windows {
     open: BTreeMap<u64, Window>,
 }
 
+/// Tells which kernel sites are meant, by the address and the bytes of their instruction.
+pub type Choice = Box<dyn Fn(Gva, &[u8]) -> bool + Send + Sync>;
+
+/// Which kernel sites are kept out of memory.
+enum Kept {
+    /// Those whose instruction has a byte there.
+    Addresses(Range<u64>),
+    /// Those of some instructions, wherever they stand.
+    Chosen(Choice),
+}
+
+impl Kept {
+    fn holds(&self, site: &Site) -> bool {
+        match self {
+            Self::Addresses(addresses) => stands_in(site, addresses),
+            Self::Chosen(is_chosen) => is_chosen(site.address, site.instruction_bytes()),
+        }
+    }
+}
+
 struct Window {
-    addresses: Range<u64>,
+    kept: Kept,
     sites: Vec<SiteId>,
 }
 
 impl Windows {
-    fn open(&mut self, addresses: Range<u64>, sites: Vec<SiteId>) -> Lifted {
+    fn open(&mut self, kept: Kept, sites: Vec<SiteId>) -> Lifted {
         let (number, count) = (self.next, sites.len());
         self.next = self.next.wrapping_add(1);
-        self.open.insert(number, Window { addresses, sites });
+        self.open.insert(number, Window { kept, sites });
         Lifted {
             windows: vec![number],
             sites: count,
@@ -92,7 +117,7 @@ impl Windows {
     /// Puts a new site into the windows that it stands in; in how many.
     pub(super) fn enter(&mut self, site: &Site) -> usize {
         let windows = self.open.values_mut();
-        let around = windows.filter(|window| stands_in(site, &window.addresses));
+        let around = windows.filter(|window| window.kept.holds(site));
         around.map(|window| window.sites.push(site.id)).count()
     }
 
@@ -114,25 +139,32 @@ impl TrapTable {
     /// Takes the int3s of kernel sites out whose instruction has a byte in `addresses`, and keeps new ones from there. A hit that a
     /// vCPU is at already is still found; none is seen from then on.
     pub fn lift(&self, addresses: Range<u64>) -> Lifted {
-        let mut entries = self.lock();
-        let entries = &mut *entries;
         let first = addresses
             .start
             .saturating_sub(LONGEST_INSTRUCTION as u64 - 1);
-        let near = entries
-            .kernel
-            .range(first..addresses.end.max(first))
-            .map(|(_, id)| *id);
+        let near = first..addresses.end.max(first);
+        self.lift_kept(near, Kept::Addresses(addresses))
+    }
+
+    /// As [`Self::lift`], for the kernel sites that `is_chosen` by their instruction, wherever they stand.
+    pub fn lift_chosen(&self, is_chosen: Choice) -> Lifted {
+        self.lift_kept(0..u64::MAX, Kept::Chosen(is_chosen))
+    }
+
+    /// Takes out what is to be kept out of those sites that begin `near`.
+    fn lift_kept(&self, near: Range<u64>, kept: Kept) -> Lifted {
+        let mut entries = self.lock();
+        let entries = &mut *entries;
         let mut taken = Vec::new();
-        for id in near {
-            if let Some(entry) = entries.by_id.get_mut(&id)
-                && stands_in(&entry.site, &addresses)
+        for (_, id) in entries.kernel.range(near) {
+            if let Some(entry) = entries.by_id.get_mut(id)
+                && kept.holds(&entry.site)
             {
                 self.take_out(entry);
-                taken.push(id);
+                taken.push(*id);
             }
         }
-        entries.windows.open(addresses, taken)
+        entries.windows.open(kept, taken)
     }
 
     /// Puts sites back that were taken out by [`Self::lift`], and those that were armed there since. `written` is where the guest has

@@ -1,0 +1,110 @@
+//! Probes that come and go while the guest is about to read its text: it decodes the instructions of all jump labels, one after
+//! the other, and would die of a trap on one of them.
+
+use std::time::{Duration, Instant};
+
+use probes::engine::{Capture, Filter, Session};
+use probes::probe::Probe;
+use support::host;
+use support::shell::COMMAND_LIMIT;
+use support::traced::Traced;
+use vmm::machine::Paused;
+
+/// Makes the guest decode them, a few times.
+const PLACE_PROBES: &str = "for probe in a b c d; do echo \"p:$probe vfs_read\" > kprobe_events; echo > kprobe_events; done";
+/// How long the guest runs on before it is looked at again.
+const LOOK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Stops the guest while it is at an instruction of the functions that decode.
+fn paused_midway(traced: &Traced) -> Paused {
+    let machine = &traced.shell.linux.machine;
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    loop {
+        let paused = machine.pause();
+        let at = machine.registers(&paused, 0).map(|cpu| cpu.regs.rip);
+        let function = at.and_then(|at| traced.view.symbols.resolve(at));
+        let name = function.map_or("", |(symbol, _)| symbol.name);
+        if ["jump_label_text_reserved", "arch_jump_entry_size"].contains(&name) {
+            return paused;
+        }
+        drop(paused);
+        assert!(Instant::now() < deadline, "{}", traced.complaints());
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+/// Enables probes on jump labels while the guest decodes those; all of them are hit afterwards, and nothing is left.
+fn enable_midway(traced: &Traced, probes: &[Probe], mut session: Session) {
+    let command = traced.shell.start(PLACE_PROBES);
+    let paused = paused_midway(traced);
+    // The kernel has no place for some of its tracepoints.
+    let enable = |probe| {
+        let enabled = session.enable(probe, Filter::default(), Capture::default());
+        enabled.is_ok()
+    };
+    let enabled = probes.iter().map(enable).filter(|is_enabled| *is_enabled);
+    let enabled = enabled.count();
+    drop(paused);
+    assert!(enabled * 2 > probes.len(), "{enabled} of {}", probes.len());
+    let answer = command.answer(4 * COMMAND_LIMIT);
+    assert_eq!(answer.status, 0, "{answer:?}\n{}", traced.complaints());
+    wait_for_hits(traced, &mut session);
+    let sites = traced.engine.machine().traps().stats();
+    assert!(sites.iter().all(|site| !site.suspended), "{sites:?}");
+}
+
+/// Waits for more hits. The ring need not have room for them.
+fn wait_for_hits(traced: &Traced, session: &mut Session) {
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    let before = session.stats().probes.hits;
+    while session.stats().probes.hits < before + 10 {
+        session.drain(|_| ());
+        assert!(Instant::now() < deadline, "{}", traced.complaints());
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+#[test]
+fn the_first_probes() {
+    let host = host!();
+    let traced = Traced::new(host, &[]);
+    let before = traced.hash();
+    let probes = traced.find("tracepoint:vmlinux:sched:*");
+    enable_midway(&traced, &probes, traced.empty_session());
+    assert_eq!(traced.hash(), before);
+    traced.assert_well();
+}
+
+#[test]
+fn probes_beside_others() {
+    let host = host!();
+    let traced = Traced::new(host, &[]);
+    let before = traced.hash();
+    let probes = traced.find("tracepoint:vmlinux:sched:*");
+    let other = traced.session(&["kprobe:vmlinux:vfs_write:entry"]);
+    enable_midway(&traced, &probes, traced.empty_session());
+    drop(other);
+    assert_eq!(traced.hash(), before);
+    traced.assert_well();
+}
+
+/// What is kept out of the guest's way is not so for ever.
+#[test]
+fn probes_that_are_enabled_again_after_the_last_went() {
+    const SWITCH: &str = "tracepoint:vmlinux:sched:sched_switch";
+    let host = host!();
+    let traced = Traced::new(host, &[]);
+    let before = traced.hash();
+    let first = traced.session(&[SWITCH]);
+    let command = traced.shell.start(PLACE_PROBES);
+    let paused = paused_midway(&traced);
+    drop(first);
+    drop(paused);
+    let answer = command.answer(4 * COMMAND_LIMIT);
+    assert_eq!(answer.status, 0, "{answer:?}\n{}", traced.complaints());
+    let mut second = traced.session(&[SWITCH]);
+    wait_for_hits(&traced, &mut second);
+    drop(second);
+    assert_eq!(traced.hash(), before);
+    traced.assert_well();
+}
