@@ -26,6 +26,7 @@ pub mod shell;
 pub mod story;
 pub mod strace;
 pub mod timing;
+pub mod tiny_program;
 pub mod traced;
 pub mod tracing;
 pub mod user_guest;

@@ -13,7 +13,7 @@ use probes::probe::{Moment, Probe, Target};
 use probes::provider;
 use support::shell::COMMAND_LIMIT;
 use support::tracing::{self, SLOTS, is_entry};
-use support::{Host, Shell, Tracing, host, rich};
+use support::{Host, Shell, Tracing, host, rich, tiny_program};
 use vmm::trap::ArmError;
 
 const WRITES: usize = 200;
@@ -46,51 +46,24 @@ fn no_trap_stands_where_the_kernel_executes_nothing() {
     assert_eq!(armed.is_err(), place.no_execute);
 }
 
-/// A program whose page faults, as many as it has pages, leave the kernel with a number of its choice in R15. The kernel's way
-/// out to programs begins where all registers lie on the stack, R15 on top.
-fn faults_with(r15: u64) -> Vec<u8> {
-    const BASE: u32 = 0x40_0000;
-    const HEADERS: u32 = 0x40 + 0x38;
-    const PAGE: u32 = 0x1000;
+/// The line that makes a program and runs it, whose page faults leave the kernel with a number of its choice in R15. The kernel's
+/// way out to programs begins where all registers lie on the stack, R15 on top.
+fn fault_with(r15: u64) -> String {
     const PAGES: u32 = 64;
+    let area = tiny_program::BASE as u32 + 0x1000;
     let mut code = vec![0x49, 0xbf]; // mov $r15, %r15
     code.extend(r15.to_le_bytes());
     code.push(0xbf); // mov $area, %edi
-    code.extend((BASE + PAGE).to_le_bytes());
+    code.extend(area.to_le_bytes());
     code.push(0xb9); // mov $PAGES, %ecx
     code.extend(PAGES.to_le_bytes());
     code.extend([0xc6, 0x07, 1]); // again: movb $1, (%rdi)
-    code.extend([0x81, 0xc7, 0, 0x10, 0, 0]); // add $PAGE, %edi
+    code.extend([0x81, 0xc7, 0, 0x10, 0, 0]); // add $4096, %edi
     code.extend([0xff, 0xc9, 0x75, 0xf3]); // dec %ecx; jnz again
-    code.extend([0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05]); // exit(0)
-    let size = u64::from(HEADERS) + code.len() as u64;
-    let (start, memory) = (BASE + HEADERS, u64::from(PAGE * (1 + PAGES)));
-    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    // ET_EXEC, EM_X86_64, one program header behind this one.
-    file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    for word in [u64::from(start), 0x40, 0] {
-        file.extend(word.to_le_bytes());
-    }
-    for half in [0u16, 0, 0x40, 0x38, 1, 0, 0, 0] {
-        file.extend(half.to_le_bytes());
-    }
-    // PT_LOAD, all rights.
-    file.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-    for word in [0, u64::from(BASE), 0, size, memory, u64::from(PAGE)] {
-        file.extend(word.to_le_bytes());
-    }
-    file.extend(code);
-    file
-}
-
-/// The line that writes a program of [`faults_with`] to a file and runs it.
-fn run_faults_with(r15: u64) -> String {
-    let bytes = faults_with(r15);
-    let octal: Vec<String> = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
-    let text = octal.concat();
-    format!(
-        "printf '{text}' > /tmp/faults && chmod +x /tmp/faults && /tmp/faults && rm /tmp/faults"
-    )
+    code.extend(tiny_program::EXIT);
+    let file = tiny_program::elf(&code, PAGES.into());
+    let made = tiny_program::line_that_makes("/tmp/faults", &file);
+    format!("{made} && /tmp/faults && rm /tmp/faults")
 }
 
 /// Code that is jumped to has no return address. What its caller left on the stack may be the number of a program.
@@ -118,7 +91,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
         let place = place.unwrap_or_else(|e| panic!("{chosen}: {e}")).gpa;
         let byte = linux.byte(place);
         let refused = engine.stats().without_return;
-        let answer = shell.run(&run_faults_with(chosen.0));
+        let answer = shell.run(&fault_with(chosen.0));
         assert_eq!(answer.status, 0, "{answer:?}");
         assert!(engine.stats().without_return > refused, "{chosen}");
         assert_eq!(linux.byte(place), byte, "{chosen}");
