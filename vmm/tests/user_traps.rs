@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use iced_x86::OpKind;
+use iced_x86::{Mnemonic, OpKind};
 use introspect::{Gpa, Gva};
 use support::{micro, paused_before_program};
 use vmm::host::{Breakpoint, Int3};
@@ -60,6 +60,23 @@ fn a_user_site_on_every_instruction_changes_nothing() {
         assert!(guest.machine.disarm(site));
     }
     assert!(guest.text() == before, "a byte of the text has changed");
+}
+
+/// Who maps a page twice can write to its text behind the trap, which stays in the first byte.
+#[test]
+fn an_instruction_that_is_rewritten_behind_its_trap_is_executed_as_it_is() {
+    let host = host!();
+    let (guest, paused) = paused_before_program(host, "usercalls 100", 1);
+    let leaf = guest.instructions("micro_user_leaf");
+    // lea 1(%rdi), %rax: the program checks the sum, and stops at the first that is wrong.
+    let lea = leaf.iter().find(|i| i.mnemonic() == Mnemonic::Lea).unwrap();
+    assert_eq!((lea.len(), lea.memory_displacement64()), (4, 1));
+    let site = guest.arm_user(Gva(lea.ip()));
+    let last = Gpa(site.0.0 + 3);
+    guest.machine.ram().write_physical(last, &[2]).unwrap();
+    drop(paused);
+    assert_eq!(guest.count(), 0, "{}", guest.situation());
+    assert_eq!(guest.machine.traps().hits(), [(site, 1, 0)]);
 }
 
 /// Without a gate for #BP there is nowhere for a user int3 to arrive where the host does not report it.

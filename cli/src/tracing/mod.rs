@@ -381,10 +381,12 @@ pub fn find_probes(
     let function = &pattern.function;
     let symbols = view.symbols.all_of(function);
     let mut functions = symbols.filter(|symbol| symbol.is_text());
-    let what = match pattern.text.contains(':') {
-        _ if functions.any(|symbol| view.has_freed(symbol.address)) => format!(
+    if functions.any(|symbol| view.has_freed(symbol.address)) {
+        return Err(not_found(format!(
             "no probe {pattern}: {function} runs at boot only, and the kernel has freed its memory since"
-        ),
+        )));
+    }
+    let what = match pattern.text.contains(':') {
         false => format!("the guest's kernel and its loaded modules have no function {function:?}"),
         true => format!("no probe {pattern}"),
     };

@@ -170,7 +170,8 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
     ];
     let found = parts.into_iter().filter_map(|(name, part)| {
         let address = view.symbols.address_of(name)?;
-        Some((address, part?))
+        // Kernels without modules need some of them at boot only.
+        (!view.has_freed(address)).then_some((address, part?))
     });
     let found: Vec<(u64, Part)> = found.collect();
     let mut watched: Vec<u64> = found.iter().map(|(address, _)| *address).collect();
@@ -186,7 +187,8 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
         ("execmem_free", Freed::Region { start: 0 }),
         ("free_init_pages", Freed::Range { start: 1, end: 2 }),
     ] {
-        if let Some(address) = view.symbols.address_of(name) {
+        let address = view.symbols.address_of(name);
+        if let Some(address) = address.filter(|address| !view.has_freed(*address)) {
             let space = view.space;
             watches.push((Gva(address), Arc::new(FreedWatch { space, freed })));
         }

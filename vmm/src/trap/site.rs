@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use iced_x86::Instruction;
 use introspect::x86_64::paging::AddressSpace;
-use introspect::{Gpa, Gva};
+use introspect::{Gpa, Gva, PhysicalMemory};
 
 use super::{INT3, Trap, TrapKind};
+use crate::memory::{GuestRam, PAGE_SIZE};
+use crate::x86_64::LONGEST_INSTRUCTION;
 use crate::x86_64::emulate::{self, Prepared};
 
 /// A site's identity: the guest-physical byte.
@@ -137,6 +139,31 @@ impl Site {
     /// The bytes of its instruction.
     pub(super) fn instruction_bytes(&self) -> &[u8] {
         self.code.get(..self.instruction.len()).unwrap_or_default()
+    }
+
+    /// Returns whether a program's instruction is another than when the site was armed: who maps its page to write to it can
+    /// change what follows the trap. Bytes in the next page are not looked at.
+    #[inline]
+    pub(crate) fn is_rewritten(&self, ram: &GuestRam) -> bool {
+        let bytes = self.instruction_bytes();
+        let known = bytes.get(1..self.bytes_in_page().min(bytes.len()));
+        let Some(known) = known.filter(|known| !known.is_empty()) else {
+            return false;
+        };
+        let mut now = [0; LONGEST_INSTRUCTION];
+        let now = now.get_mut(..known.len()).unwrap_or_default();
+        let read = ram.read_physical(Gpa(self.id.0.0 + 1), now);
+        read.is_ok() && now != known
+    }
+
+    /// Bytes from its first to the end of its page.
+    pub(super) fn bytes_in_page(&self) -> usize {
+        (PAGE_SIZE - self.id.0.0 % PAGE_SIZE) as usize
+    }
+
+    /// Its instruction and what follows, as they were when it was armed.
+    pub(super) fn code(&self) -> &[u8] {
+        &self.code
     }
 
     /// The displaced instruction as it stands at `rip`: the same page may be mapped at several addresses.

@@ -281,6 +281,12 @@ impl Vcpu {
             self.deliver(&trap, &before, &user_sregs, true);
             return self.pass(entry, regs, Some(&sregs), 0);
         }
+        let Some(now) = self.as_it_stands(&site) else {
+            self.deliver_once(&site, &before, &user_sregs, again);
+            self.return_to(&before, &user_sregs)?;
+            return Ok(Flow::Run);
+        };
+        let site = now;
         match self.emulate(
             &site.instruction_at(rip),
             &mut user,
@@ -328,7 +334,7 @@ impl Vcpu {
     }
 
     /// Takes a site out of a program's text for good: the program goes on with the instruction itself.
-    fn give_up(&self, site: &Site, why: &dyn Error) {
+    pub(super) fn give_up(&self, site: &Site, why: &dyn Error) {
         if !self.machine.traps.give_up(site.id) {
             return;
         }

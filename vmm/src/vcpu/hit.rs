@@ -103,6 +103,9 @@ impl Vcpu {
                 let trap = self.trap(&site, TrapKind::User, pc);
                 self.deliver(&trap, &regs, &sregs, true);
             }
+            let Some(site) = self.as_it_stands(&site) else {
+                return Ok(Flow::Run);
+            };
             return self.pass(&site, regs, Some(&sregs), 3);
         }
         self.unknown_int3(physical, regs, &sregs)
@@ -121,6 +124,16 @@ impl Vcpu {
         let sregs = self.registers.system(&self.fd)?;
         let physical = self.physical(&sregs, regs.rip);
         self.unknown_int3(physical, regs, &sregs)
+    }
+
+    /// Returns a user site with the instruction that the program has there now; `None` if no trap can stand on it: the site is
+    /// given up.
+    pub(super) fn as_it_stands(&self, site: &Arc<Site>) -> Option<Arc<Site>> {
+        if !site.is_rewritten(&self.machine.ram) {
+            return Some(site.clone());
+        }
+        let renewed = self.machine.traps.read_anew(site);
+        renewed.map_err(|error| self.give_up(site, &error)).ok()
     }
 
     /// Where `address` stands in guest-physical memory.

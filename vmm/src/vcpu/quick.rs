@@ -113,6 +113,9 @@ impl<'m> Surroundings<'m> {
         let Some(site) = site else {
             return Quick::Left;
         };
+        if USER && site.is_rewritten(self.ram) {
+            return Quick::Left;
+        }
         let (true, Some(prepared)) = (site.is_probe(), &site.prepared) else {
             return Quick::Left;
         };

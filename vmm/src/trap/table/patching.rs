@@ -10,8 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use introspect::x86_64::paging::{self, AddressSpace};
-use introspect::{Gpa, Gva};
+use introspect::{Gpa, Gva, PhysicalMemory};
 
+use super::super::arm_error::ArmError;
 use super::{Entries, Entry, INT3, Site, SiteId, TrapTable};
 use crate::memory::PAGE_SIZE;
 use crate::x86_64::LONGEST_INSTRUCTION;
@@ -273,6 +274,34 @@ impl TrapTable {
             }
         }
         sites.len()
+    }
+
+    /// Makes a user site anew of what follows its trap now: a program has rewritten its instruction ([`Site::is_rewritten`]).
+    ///
+    /// # Errors
+    /// If that is no instruction, or one that this host cannot get past.
+    pub(crate) fn read_anew(&self, site: &Arc<Site>) -> Result<Arc<Site>, ArmError> {
+        let mut entries = self.lock();
+        let stands = |entry: &Entry| Arc::ptr_eq(&entry.site, site);
+        if !entries.by_id.get(&site.id).is_some_and(stands) {
+            // Somebody else was faster.
+            return Ok(self.user_site(site.id.0).unwrap_or_else(|| site.clone()));
+        }
+        let mut code = site.code().to_vec();
+        let in_page = site.bytes_in_page().min(code.len());
+        if let Some(rest) = code.get_mut(1..in_page) {
+            let _ = self.ram.read_physical(Gpa(site.id.0.0 + 1), rest);
+        }
+        let original = self.original(&entries, site.id, code, site.address, site.purpose)?;
+        let counters = site.counters.clone();
+        let (purpose, tables) = (site.purpose, site.tables);
+        let next = Site::new(site.id, site.address, purpose, tables, original, counters);
+        let next = Arc::new(next);
+        if let Some(entry) = entries.by_id.get_mut(&site.id) {
+            entry.site = next.clone();
+        }
+        self.map(purpose).insert(next.key(), next.clone());
+        Ok(next)
     }
 
     /// Whether a site's memory was freed by the guest: whatever stands there now is not what it was armed for.
