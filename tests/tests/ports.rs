@@ -204,7 +204,8 @@ fn a_mount_ends_with_its_machine_and_keeps_nobody_waiting() {
             false => world.stop(NAME, machine),
         }
         let ended = mounted.finish(COMMAND_LIMIT);
-        assert_eq!(ended.status, 0, "{ended:?}");
+        assert_eq!(ended.status, i32::from(is_killed), "{ended:?}");
+        assert!(ended.stderr.contains("machine"), "{ended:?}");
         assert!((&held).read(&mut [0; LINE]).is_err());
         assert_eq!(fs::read_dir(&place).map_or(9, Iterator::count), 0);
     }
@@ -305,7 +306,7 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     assert_eq!(ended.status, 1, "{ended:?}");
     assert!((&held).read(&mut [0; LINE]).is_err());
     let ended = mounted.finish(COMMAND_LIMIT);
-    assert_eq!(ended.status, 0, "{ended:?}");
+    assert_eq!(ended.status, 1, "{ended:?}");
 }
 
 /// The hash of the kernel's text as it stands in the guest's memory.

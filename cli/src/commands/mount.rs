@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::remote::find;
 use crate::args;
+use crate::end_report::MachineEnd;
 use crate::mount::{Mounted, Sockets};
 use crate::ports::client::Client;
 use crate::ports::server::FRAMED;
@@ -19,7 +20,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 /// Runs the command.
 ///
 /// # Errors
-/// If nothing can be mounted there, or no machine runs.
+/// If nothing can be mounted there, no machine runs, or the machine crashes or is killed.
 pub fn mount(args: args::Mount) -> Result<(), Failure> {
     let machine = find(args.which)?;
     let sockets = Sockets {
@@ -39,15 +40,14 @@ pub fn mount(args: args::Mount) -> Result<(), Failure> {
     let watching = std::thread::Builder::new()
         .name("machine".into())
         .spawn(move || {
-            while watched
-                .wait(QUESTION)
-                .is_ok_and(|waited| waited != Waited::Ended)
-            {}
+            while watched.wait(QUESTION)? != Waited::Ended {}
+            watched.end()
         })?;
     while !mounted.has_ended() && !signals.arrived() {
         if watching.is_finished() {
-            say(format_args!("{} has ended", machine.name));
-            break;
+            drop(mounted);
+            let end = watching.join().unwrap_or(Ok(None))?;
+            return MachineEnd::report(end.as_ref());
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
