@@ -7,13 +7,15 @@ mod support;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
+use iced_x86::Instruction;
 use introspect::{Gpa, Gva, PhysicalMemory};
 
 use kvm_bindings::kvm_regs;
-use support::{Captured, Guest, Host, micro, micro_on};
+use support::{Captured, Guest, Host, micro, micro_on, running};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::machine::Paused;
 use vmm::snapshot::{
@@ -318,6 +320,46 @@ fn a_running_guest_is_saved_as_it_is_in_the_pause() {
         copy.machine.start();
         copy.wait_until("a round of the copy", || count(&copy, last) > before);
         assert!(guest.machine.disarm(site));
+    }
+}
+
+/// Whoever arms and disarms does not wait for a save.
+#[test]
+fn traps_that_come_and_go_while_memory_is_saved_are_not_in_the_file() {
+    const SAVES: usize = 60;
+    let host = host!();
+    let folder = tempfile::tempdir().unwrap();
+    let guest = running(host, "calls 4000000000");
+    let space = guest.space();
+    // What the guest does not come to.
+    let places = guest.instructions("micro_print");
+    let (traps, is_over) = (guest.machine.traps(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let arm = |i: &Instruction| traps.arm_kernel(Gva(i.ip()), space).ok();
+                let sites: Vec<_> = places.iter().filter_map(arm).collect();
+                assert!(!sites.is_empty());
+                for site in sites {
+                    assert!(traps.disarm(site));
+                }
+            }
+        });
+        let _over = Over(&is_over);
+        for save in 0..SAVES {
+            let place = folder.path().join(save.to_string());
+            saved_exactly(host, &guest, &place);
+            fs::remove_dir_all(place).unwrap();
+        }
+    });
+}
+
+/// Ends a thread, also when a test has failed.
+struct Over<'o>(&'o AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -213,7 +213,7 @@ struct PartWatch {
     functions: Arc<[u64]>,
     /// First bytes of the functions that are watched, ascending: these stay, so that what is written meanwhile is seen.
     watched: Arc<[u64]>,
-    /// By task and stack: what was taken out for a call that is under way. `None` once the watch was taken off.
+    /// Sites taken out for calls that are under way, by task and stack. `None` once the watch was taken off.
     out: Mutex<Option<HashMap<(u64, u64), Lifted>>>,
 }
 
@@ -405,7 +405,7 @@ impl Watch for PartWatch {
         self.put_down(cpu.traps(), lifted, written);
     }
 
-    /// Nobody is told of the end of the calls that are under way: what they keep free is to be free no more.
+    /// Puts down what calls that are under way keep free: their end is told to nobody.
     fn taken_off(&self, traps: &TrapTable) {
         let calls = self.out().take();
         for lifted in calls.into_iter().flat_map(HashMap::into_values) {

@@ -1,8 +1,7 @@
 //! The locks that the guest's kernel holds while it reads or writes its own text.
 //!
-//! The watches of [`guest_text`](super::guest_text) see calls that begin. One that is under way when the first probe is
-//! enabled is seen by its lock: traps on instructions of the kinds that such calls look at stay out of memory until the lock has been
-//! free.
+//! The watches of [`guest_text`](super::guest_text) see calls that begin. A call that is under way when the first probe is
+//! enabled is known by its lock. Until that is free, traps stay off the instructions that such calls look at.
 //!
 //! Structure: `struct mutex`, include/linux/mutex.h.
 

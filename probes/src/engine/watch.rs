@@ -19,7 +19,7 @@ pub(crate) trait Watch: Send + Sync {
         let _ = (path, hit, call, from_stack);
     }
 
-    /// The watch was taken off its function: of calls that are under way no return is told.
+    /// Lets go of what is held for calls that are under way: the watch was taken off its function, and is told of no return.
     fn taken_off(&self, traps: &TrapTable) {
         let _ = traps;
     }

@@ -12,7 +12,6 @@
 //! Pages with traps are among the last ones: for those the original bytes are put back.
 
 use std::fs::File;
-use std::io;
 use std::ops::ControlFlow;
 
 use super::MEMORY_FILE;
@@ -108,23 +107,22 @@ impl<'a> Writing<'a> {
     /// Copies what is left, while the machine is paused.
     pub(super) fn copy_the_rest(&mut self) -> Result<(), SaveError> {
         let zeros = self.zeros();
-        if let Some(log) = &self.log {
-            self.left.merge(&log.take()?);
-            self.machine.traps().add_pages(&mut self.left);
-        }
         let ram = self.machine.ram();
-        let copy = || -> io::Result<()> {
+        // Whoever disarms a trap is not paused: a page that was written with it must not be missed.
+        self.machine.traps().with_bytes_restored(|with_traps| {
+            if let Some(log) = &self.log {
+                self.left.merge(&log.take()?);
+                self.left.merge(with_traps);
+            }
             for run in chunks(&self.left) {
-                if !self.copied.add(ram, &run)? {
-                    self.memory.write(&run, zeros)?;
+                let copied = self.copied.add(ram, &run);
+                if !copied.map_err(failed(MEMORY_FILE))? {
+                    let written = self.memory.write(&run, zeros);
+                    written.map_err(failed(MEMORY_FILE))?;
                 }
             }
             Ok(())
-        };
-        self.machine
-            .traps()
-            .with_bytes_restored(copy)
-            .map_err(failed(MEMORY_FILE))
+        })
     }
 
     /// Writes what was copied; the machine may run again.

@@ -441,9 +441,14 @@ impl TrapTable {
             .collect()
     }
 
-    /// Does `work` while guest memory holds the original bytes of all sites. The machine must be paused.
-    pub(crate) fn with_bytes_restored<R>(&self, work: impl FnOnce() -> R) -> R {
+    /// Does `work` while guest memory holds the original bytes of all sites, with the pages that they stand in. The machine must
+    /// be paused. No site comes or goes meanwhile.
+    pub(crate) fn with_bytes_restored<R>(&self, work: impl FnOnce(&PageSet) -> R) -> R {
         let entries = self.lock();
+        let mut pages = PageSet::empty(&self.ram);
+        for id in entries.by_id.keys() {
+            pages.add(id.0.0);
+        }
         let mut put_back = Vec::new();
         for entry in entries.by_id.values().filter(|entry| entry.is_in()) {
             if let Some(byte) = self.byte(entry.site.id.0)
@@ -452,7 +457,7 @@ impl TrapTable {
                 put_back.push(byte);
             }
         }
-        let result = work();
+        let result = work(&pages);
         for byte in put_back {
             byte.store(INT3);
         }
@@ -561,13 +566,6 @@ impl TrapTable {
             byte,
             ram: &self.ram,
         })
-    }
-
-    /// Adds the pages that sites stand in.
-    pub(crate) fn add_pages(&self, pages: &mut PageSet) {
-        for id in self.lock().by_id.keys() {
-            pages.add(id.0.0);
-        }
     }
 
     /// A site is not found any more, by those who hit it or by those who write over it.

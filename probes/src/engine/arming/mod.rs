@@ -116,7 +116,7 @@ pub(crate) struct Armed {
     active: usize,
     /// Watches on the guest's own changes of its text, while there is any probe.
     text_watches: Vec<Spot>,
-    /// What is kept out of the way of a change of the guest's text that had begun before these were put in.
+    /// Sites kept out of the way of a change of the guest's text that had begun before the watches were put in.
     kept_free: Lifted,
     /// Watches on files that are mapped, where somebody waits for one.
     file_watches: Vec<Spot>,

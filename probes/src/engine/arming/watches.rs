@@ -28,8 +28,8 @@ impl Engine {
         }
     }
 
-    /// Puts in what was kept out of the way of a change of the guest's text that was under way when the first probe was
-    /// enabled, if that is over now. Never waits.
+    /// Puts in the sites that were kept out of the way of a change of the guest's text, if that is over now. It was under way
+    /// when the first probe was enabled. Never waits.
     pub(in crate::engine) fn follow_up(&self) {
         if !self.0.keeps_free.load(Ordering::Relaxed)
             || self.0.text_locks.are_held(self.0.machine.ram())
