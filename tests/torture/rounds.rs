@@ -1,7 +1,7 @@
 //! Probes that are armed and removed at random places.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -48,12 +48,16 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
         .filter_map(|probe| Some(probe["name"].as_str()?.to_owned()))
         .collect();
     assert!(names.len() > 1000, "{} probes", names.len());
+    let mut took = Duration::ZERO;
     while crowd.goes_on() {
-        thread::sleep(LONGEST.mul_f64(random.f64()));
+        // Where arming takes long the guest is to run as long again: else it does next to nothing.
+        thread::sleep(LONGEST.mul_f64(random.f64()) + took.saturating_sub(LONGEST));
         let probes = choose(&names, &mut random);
         let request = request(&mut random);
+        let began = Instant::now();
         let trace = control.trace(&probes, &request);
         let trace = trace.unwrap_or_else(|e| panic!("no answer to a trace of {probes:?}: {e}"));
+        took = began.elapsed();
         crowd.count(FIGURE, 1);
         let Ok(trace) = trace else {
             crowd.count("rounds refused", 1);
