@@ -41,6 +41,12 @@ const RSP: u64 = STACK + 2 * PAGE + 0xe08;
 const CALLER: u64 = TEXT + 0x100;
 /// PUSH RBP; MOV RBP,RSP.
 const FUNCTION: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
+/// NOPs and the call, which ends there.
+const CALL: [u8; 21] = {
+    let mut code = [0x90; 21];
+    [code[16], code[17], code[18], code[19], code[20]] = [0xe8, 0x40, 0xff, 0xff, 0xff];
+    code
+};
 /// MOV EBX,EAX; NOPs.
 const BEHIND_CALL: [u8; 4] = [0x89, 0xc3, 0x90, 0x90];
 const FRAMES: u64 = 20;
@@ -77,7 +83,9 @@ impl Guest {
             guest.map(STACK + page * PAGE, STACK_AT + page * PAGE)?;
         }
         guest.write(TEXT_AT + (CODE - TEXT), &FUNCTION)?;
-        guest.write(TEXT_AT + (CALLER - TEXT), &BEHIND_CALL)?;
+        let caller = TEXT_AT + (CALLER - TEXT);
+        guest.write(caller - CALL.len() as u64, &CALL)?;
+        guest.write(caller, &BEHIND_CALL)?;
         guest.word(RSP, CALLER)?;
         // Frames of 64 bytes above: the outer one's address, and a return address.
         for frame in 0..FRAMES {
