@@ -1,4 +1,5 @@
-//! Programs of some instructions, small enough to be typed into a guest's shell.
+//! Programs of some instructions, small enough to be typed into a guest's shell: `guest::micro`'s writer of ELF files pads to
+//! whole pages.
 
 /// Address of a program's file in memory; its memory is one piece with all rights.
 pub const BASE: u64 = 0x40_0000;

@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use probes::engine::{Capture, Filter, Session};
-use probes::probe::Probe;
 use support::host;
 use support::shell::COMMAND_LIMIT;
 use support::traced::Traced;
@@ -33,10 +32,17 @@ fn paused_midway(traced: &Traced) -> Paused {
     }
 }
 
-/// Enables probes on jump labels while the guest decodes those; all of them are hit afterwards, and nothing is left.
-fn enable_midway(traced: &Traced, probes: &[Probe], mut session: Session) {
+/// Enables probes on jump labels while the guest decodes those, beside a session of `others`: the guest lives, they are hit
+/// afterwards, and nothing is left.
+fn probes_come_midway(others: &[&str]) {
+    let host = host!();
+    let traced = Traced::new(host, &[]);
+    let before = traced.hash();
+    let probes = traced.find("tracepoint:vmlinux:sched:*");
+    let beside = traced.session(others);
+    let mut session = traced.empty_session();
     let command = traced.shell.start(PLACE_PROBES);
-    let paused = paused_midway(traced);
+    let paused = paused_midway(&traced);
     // The kernel has no place for some of its tracepoints.
     let enable = |probe| {
         let enabled = session.enable(probe, Filter::default(), Capture::default());
@@ -48,9 +54,12 @@ fn enable_midway(traced: &Traced, probes: &[Probe], mut session: Session) {
     assert!(enabled * 2 > probes.len(), "{enabled} of {}", probes.len());
     let answer = command.answer(4 * COMMAND_LIMIT);
     assert_eq!(answer.status, 0, "{answer:?}\n{}", traced.complaints());
-    wait_for_hits(traced, &mut session);
+    wait_for_hits(&traced, &mut session);
     let sites = traced.engine.machine().traps().stats();
     assert!(sites.iter().all(|site| !site.suspended), "{sites:?}");
+    drop((session, beside));
+    assert_eq!(traced.hash(), before);
+    traced.assert_well();
 }
 
 /// Waits for more hits. The ring need not have room for them.
@@ -66,29 +75,15 @@ fn wait_for_hits(traced: &Traced, session: &mut Session) {
 
 #[test]
 fn the_first_probes() {
-    let host = host!();
-    let traced = Traced::new(host, &[]);
-    let before = traced.hash();
-    let probes = traced.find("tracepoint:vmlinux:sched:*");
-    enable_midway(&traced, &probes, traced.empty_session());
-    assert_eq!(traced.hash(), before);
-    traced.assert_well();
+    probes_come_midway(&[]);
 }
 
 #[test]
 fn probes_beside_others() {
-    let host = host!();
-    let traced = Traced::new(host, &[]);
-    let before = traced.hash();
-    let probes = traced.find("tracepoint:vmlinux:sched:*");
-    let other = traced.session(&["kprobe:vmlinux:vfs_write:entry"]);
-    enable_midway(&traced, &probes, traced.empty_session());
-    drop(other);
-    assert_eq!(traced.hash(), before);
-    traced.assert_well();
+    probes_come_midway(&["kprobe:vmlinux:vfs_write:entry"]);
 }
 
-/// What is kept out of the guest's way is not so for ever.
+/// Sites are suspended for a call that the last session does not outlive.
 #[test]
 fn probes_that_are_enabled_again_after_the_last_went() {
     const SWITCH: &str = "tracepoint:vmlinux:sched:sched_switch";

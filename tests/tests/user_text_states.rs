@@ -60,7 +60,7 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
 fn a_program_does_not_choose_where_traps_for_returns_stand() {
     const PROGRAM: &str = "/tmp/jumps";
     const ROUNDS: u8 = 64;
-    // With an argument it stands still: cmpq $1, (%rsp); je behind; mov $34, %eax; syscall: pause(); behind:
+    // It pauses if it has an argument: cmpq $1, (%rsp); je behind; mov $34, %eax; syscall: pause(); behind:
     let mut code = vec![0x48, 0x83, 0x3c, 0x24, 1, 0x74, 7];
     code.extend([0xb8, 34, 0, 0, 0, 0x0f, 0x05]);
     // Within the third instruction.

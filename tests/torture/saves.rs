@@ -14,7 +14,7 @@ use crate::phase::Crowd;
 
 /// The figure of whole saves.
 pub const FIGURE: &str = "saves restored";
-/// What a machine says that has too much to do for another command.
+/// Part of the message by which a busy machine refuses a command.
 const BUSY: &str = "busy with another command for";
 
 /// Saves and restores until the phase ends.

@@ -19,6 +19,9 @@
 //! Probes of entries stand behind the instruction that the function tracer writes over (see [`crate::provider::kprobe`]); on it are only
 //! those that were asked for by offset, and return addresses of calls that never return, with the next function behind them.
 //!
+//! Traps that are armed during such a call wait for its end, too. A call that had begun before the first probe is known by
+//! its lock ([`text_locks`](super::text_locks)).
+//!
 //! While a trap is out, another vCPU may pass it unseen; how often that could be is counted. Where the guest's own probe has become a
 //! jump over several instructions, those behind the first are not executed at their place, and traps there are not hit until the jump
 //! is gone.
@@ -405,7 +408,7 @@ impl Watch for PartWatch {
         self.put_down(cpu.traps(), lifted, written);
     }
 
-    /// Puts down what calls that are under way keep free: their end is told to nobody.
+    /// Resumes the sites that calls in progress keep out of memory.
     fn taken_off(&self, traps: &TrapTable) {
         let calls = self.out().take();
         for lifted in calls.into_iter().flat_map(HashMap::into_values) {

@@ -19,7 +19,7 @@ pub(crate) trait Watch: Send + Sync {
         let _ = (path, hit, call, from_stack);
     }
 
-    /// Lets go of what is held for calls that are under way: the watch was taken off its function, and is told of no return.
+    /// Releases what is held for calls in progress. Called when the watch was removed, so no return will be reported.
     fn taken_off(&self, traps: &TrapTable) {
         let _ = traps;
     }

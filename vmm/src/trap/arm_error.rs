@@ -22,7 +22,7 @@ pub enum ArmError {
         /// The address asked for.
         address: Gva,
     },
-    /// What lies where a return address should.
+    /// No code returns to the address: data, or the middle of an instruction, lies where the stack's return address points.
     #[error("trap at {address}: no call returns there")]
     NoReturnAddress {
         /// The address asked for.

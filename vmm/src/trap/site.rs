@@ -141,8 +141,8 @@ impl Site {
         self.code.get(..self.instruction.len()).unwrap_or_default()
     }
 
-    /// Returns whether a program's instruction is another than when the site was armed: who maps its page to write to it can
-    /// change what follows the trap. Bytes in the next page are not looked at.
+    /// Returns whether bytes behind the int3 differ from when the site was armed: a program can write to them by another mapping of
+    /// the page. Bytes in the next page are not compared.
     #[inline]
     pub(crate) fn is_rewritten(&self, ram: &GuestRam) -> bool {
         let bytes = self.instruction_bytes();
@@ -156,12 +156,19 @@ impl Site {
         read.is_ok() && now != known
     }
 
-    /// Bytes from its first to the end of its page.
+    /// Makes a site of what stands under the int3 now, with the same counters.
+    pub(super) fn renewed(&self, original: Original) -> Self {
+        let (purpose, tables) = (self.purpose, self.tables);
+        let counters = self.counters.clone();
+        Self::new(self.id, self.address, purpose, tables, original, counters)
+    }
+
+    /// Returns how many bytes there are from its first to the end of its page.
     pub(super) fn bytes_in_page(&self) -> usize {
         (PAGE_SIZE - self.id.0.0 % PAGE_SIZE) as usize
     }
 
-    /// Its instruction and what follows, as they were when it was armed.
+    /// Returns its instruction and what follows, as they were when it was armed.
     pub(super) fn code(&self) -> &[u8] {
         &self.code
     }

@@ -126,8 +126,8 @@ impl Vcpu {
         self.unknown_int3(physical, regs, &sregs)
     }
 
-    /// Returns a user site with the instruction that the program has there now; `None` if no trap can stand on it: the site is
-    /// given up.
+    /// Returns a user site with the instruction that stands there now. `None` if this host cannot execute that under a trap: the
+    /// site is given up.
     pub(super) fn as_it_stands(&self, site: &Arc<Site>) -> Option<Arc<Site>> {
         if !site.is_rewritten(&self.machine.ram) {
             return Some(site.clone());

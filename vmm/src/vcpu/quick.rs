@@ -113,12 +113,12 @@ impl<'m> Surroundings<'m> {
         let Some(site) = site else {
             return Quick::Left;
         };
-        if USER && site.is_rewritten(self.ram) {
-            return Quick::Left;
-        }
         let (true, Some(prepared)) = (site.is_probe(), &site.prepared) else {
             return Quick::Left;
         };
+        if USER && site.is_rewritten(self.ram) {
+            return Quick::Left;
+        }
         let kind = match USER {
             true => TrapKind::User,
             false => TrapKind::Kernel,

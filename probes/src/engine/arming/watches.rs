@@ -28,8 +28,8 @@ impl Engine {
         }
     }
 
-    /// Puts in the sites that were kept out of the way of a change of the guest's text, if that is over now. It was under way
-    /// when the first probe was enabled. Never waits.
+    /// Resumes the sites that were suspended for a change of the guest's text in progress when the first probe was enabled, once
+    /// that change is done. Never waits.
     pub(in crate::engine) fn follow_up(&self) {
         if !self.0.keeps_free.load(Ordering::Relaxed)
             || self.0.text_locks.are_held(self.0.machine.ram())
@@ -43,7 +43,7 @@ impl Engine {
         }
     }
 
-    /// The same, whether it is over or not.
+    /// Resumes those sites, whether the change is done or not.
     pub(super) fn put_down_kept(&self, armed: &mut Armed) {
         let lifted = std::mem::take(&mut armed.kept_free);
         self.0.path.count_lifted(lifted.len());

@@ -79,7 +79,7 @@ pub(super) struct Windows {
     open: BTreeMap<u64, Window>,
 }
 
-/// Tells which kernel sites are meant, by the address and the bytes of their instruction.
+/// A predicate of kernel sites: the address and the bytes of the instruction.
 pub type Choice = Box<dyn Fn(Gva, &[u8]) -> bool + Send + Sync>;
 
 /// Which kernel sites are kept out of memory.
@@ -152,7 +152,7 @@ impl TrapTable {
         self.lift_kept(0..u64::MAX, Kept::Chosen(is_chosen))
     }
 
-    /// Takes out what is to be kept out of those sites that begin `near`.
+    /// Takes out the sites in the range `near` that a window keeps out, and opens the window.
     fn lift_kept(&self, near: Range<u64>, kept: Kept) -> Lifted {
         let mut entries = self.lock();
         let entries = &mut *entries;
@@ -243,10 +243,7 @@ impl TrapTable {
             }
             Some(None) => {}
             Some(Some(original)) => {
-                let counters = site.counters.clone();
-                let (purpose, tables) = (site.purpose, site.tables);
-                let next = Site::new(id, site.address, purpose, tables, original, counters);
-                entry.site = Arc::new(next);
+                entry.site = Arc::new(site.renewed(original));
                 map.insert(site.key(), entry.site.clone());
             }
         }
@@ -276,7 +273,8 @@ impl TrapTable {
         sites.len()
     }
 
-    /// Makes a user site anew of what follows its trap now: a program has rewritten its instruction ([`Site::is_rewritten`]).
+    /// Replaces a user site whose instruction a program has rewritten ([`Site::is_rewritten`]) by one of the bytes that stand there
+    /// now.
     ///
     /// # Errors
     /// If that is no instruction, or one that this host cannot get past.
@@ -293,14 +291,11 @@ impl TrapTable {
             let _ = self.ram.read_physical(Gpa(site.id.0.0 + 1), rest);
         }
         let original = self.original(&entries, site.id, code, site.address, site.purpose)?;
-        let counters = site.counters.clone();
-        let (purpose, tables) = (site.purpose, site.tables);
-        let next = Site::new(site.id, site.address, purpose, tables, original, counters);
-        let next = Arc::new(next);
+        let next = Arc::new(site.renewed(original));
         if let Some(entry) = entries.by_id.get_mut(&site.id) {
             entry.site = next.clone();
         }
-        self.map(purpose).insert(next.key(), next.clone());
+        self.map(next.purpose).insert(next.key(), next.clone());
         Ok(next)
     }
 

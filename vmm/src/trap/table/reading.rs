@@ -1,0 +1,101 @@
+//! Guest memory read as it would be without any site: each int3 of ours is replaced by the byte that it stands over.
+
+use introspect::x86_64::paging::{self, AddressSpace};
+use introspect::{Gpa, Gva, PhysicalMemory};
+
+use super::super::return_target;
+use super::{Entries, INT3, SiteId, TrapTable};
+use crate::memory::PAGE_SIZE;
+use crate::x86_64::LONGEST_INSTRUCTION;
+
+impl TrapTable {
+    /// Reads guest-physical memory as it would be without any site.
+    ///
+    /// # Errors
+    /// If the range is not RAM.
+    pub fn read_unpatched(
+        &self,
+        address: Gpa,
+        buf: &mut [u8],
+    ) -> Result<(), introspect::PhysicalReadError> {
+        let entries = self.lock();
+        self.ram.read_physical(address, buf)?;
+        overlay(&entries, address, buf);
+        Ok(())
+    }
+
+    /// Reads code as it would be without any site; empty where nothing is mapped, shorter than an instruction may be where a
+    /// page is missing behind it.
+    pub fn read_code(&self, address: Gva, space: AddressSpace) -> Vec<u8> {
+        self.original_code(&self.lock(), address, space)
+    }
+
+    /// Returns whether code returns to `address`, by the code before it as it would be without any site: an instruction ends there, and
+    /// it is a call, or a no-operation as trampolines have before them.
+    pub fn is_returned_to(&self, address: Gva, space: AddressSpace) -> bool {
+        let looked_at = return_target::LOOKED_AT as u64;
+        let entries = self.lock();
+        // The page before it may be missing.
+        [looked_at, looked_at.min(address.0 % PAGE_SIZE)]
+            .into_iter()
+            .map(|length| {
+                let start = Gva(address.0.wrapping_sub(length));
+                let code = self.original_bytes(&entries, start, space, length as usize);
+                (code, length)
+            })
+            .find(|(code, length)| code.len() as u64 == *length)
+            .is_some_and(|(code, _)| return_target::ends_with_call(&code))
+    }
+
+    /// [`Self::read_code`] with the lock held.
+    pub(super) fn original_code(
+        &self,
+        entries: &Entries,
+        address: Gva,
+        space: AddressSpace,
+    ) -> Vec<u8> {
+        self.original_bytes(entries, address, space, LONGEST_INSTRUCTION)
+    }
+
+    /// Reads up to `length` bytes as they would be without any site: fewer where a page is missing behind the first.
+    fn original_bytes(
+        &self,
+        entries: &Entries,
+        address: Gva,
+        space: AddressSpace,
+        length: usize,
+    ) -> Vec<u8> {
+        let mut code = vec![0; length];
+        let mut done = 0;
+        while done < code.len() {
+            let at = Gva(address.0.wrapping_add(done as u64));
+            let Ok(translation) = paging::translate(&self.ram, space, at) else {
+                break;
+            };
+            let in_page = (PAGE_SIZE - at.0 % PAGE_SIZE) as usize;
+            let end = code.len().min(done + in_page);
+            let piece = code.get_mut(done..end).unwrap_or_default();
+            if self.ram.read_physical(translation.gpa, piece).is_err() {
+                break;
+            }
+            overlay(entries, translation.gpa, piece);
+            done = end;
+        }
+        code.truncate(done);
+        code
+    }
+}
+
+/// Puts the original bytes of sites into what was read from memory.
+pub(super) fn overlay(entries: &Entries, address: Gpa, buf: &mut [u8]) {
+    let end = Gpa(address.0.saturating_add(buf.len() as u64));
+    for (id, entry) in entries.by_id.range(SiteId(address)..SiteId(end)) {
+        let offset = usize::try_from(id.0.0 - address.0).unwrap_or(usize::MAX);
+        if entry.is_in()
+            && let Some(byte) = buf.get_mut(offset)
+            && *byte == INT3
+        {
+            *byte = entry.site.original;
+        }
+    }
+}
