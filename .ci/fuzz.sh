@@ -42,11 +42,12 @@ tool() {
     [ -x "$program" ] || program=$1
 }
 
-# Builds the targets of a crate ($1) into a folder ($2).
+# Builds the targets of a crate ($1) into a folder ($2); what follows are cargo-fuzz's own options.
 fuzz_build() {
-    local program
+    local program crate=$1 built=$2
+    shift 2
     tool cargo-fuzz 0.13.2 612108f626b6ee0e5d63b1a0e257c89c13abffbd8fff539ccbffb7205b33093f
-    "$program" build --sanitizer none --fuzz-dir "$1/fuzz" --target-dir "$2"
+    "$program" build --sanitizer none --fuzz-dir "$crate/fuzz" --target-dir "$built" "$@"
 }
 
 # Runs a target ($2) of a crate ($1), built into a folder ($3), from its seeds, adding to a corpus ($4); what follows are

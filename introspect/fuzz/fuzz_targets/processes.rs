@@ -1,4 +1,5 @@
-//! All questions about processes: the input is the first task and, wherever pointers lead, everything else.
+//! A question about processes: the input is the first task and, wherever pointers lead, everything else. Its first byte says
+//! which question, too.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -43,6 +44,6 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let memory = PausedMemory::new(&guest);
     let look = SYSTEM.look(&memory, space(), &[]);
-    ask(look, 0, MOST);
+    ask(look, bytes[0], 0, MOST);
     let _ = look.path_of(Gva(START));
 });

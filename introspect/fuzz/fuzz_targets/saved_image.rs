@@ -1,13 +1,12 @@
-//! All questions about processes, of the saved memory image of the tests with damaged words: the input says which. Most
-//! pointers are those of a real kernel, to what is of another type or no longer there. The first byte says whom to ask about,
-//! too.
+//! A question about processes, of the saved memory image of the tests with damaged words: the input says which. Most pointers
+//! are those of a real kernel, to what is of another type or no longer there. The first byte says what to ask about whom, too.
 #![no_main]
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use hostile::{ask, images, types};
+use hostile::{QUESTIONS, ask, images, types};
 use introspect::core_file::CoreFile;
 use introspect::kernel::live::LiveKernel;
 use introspect::system::System;
@@ -97,6 +96,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (system, space) = &*SYSTEM;
     let damaged = Damaged::new(bytes);
     let memory = PausedMemory::new(&damaged);
-    let first = bytes.first().copied().map_or(0, usize::from);
-    ask(system.look(&memory, *space, CORE.cpus()), first, MOST);
+    let choice = bytes.first().copied().unwrap_or(0);
+    let look = system.look(&memory, *space, CORE.cpus());
+    ask(look, choice % QUESTIONS, usize::from(choice / QUESTIONS), MOST);
 });

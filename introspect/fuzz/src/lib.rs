@@ -1,4 +1,4 @@
-//! What the fuzz targets share: a kernel's types, all questions about processes, and a guest whose whole memory is the input.
+//! What the fuzz targets share: a kernel's types, questions about processes, and a guest whose whole memory is the input.
 //!
 //! Each target hands its input to one decoder and asks all of what it yields. A panic, a walk without end and memory
 //! without bound are what is looked for; what the decoder answers is checked where something must hold for any input.
@@ -31,27 +31,53 @@ const LARGE: u64 = 1 << 7;
 
 static TYPES: LazyLock<Btf> = LazyLock::new(images::types);
 
-/// Asks all about processes: in detail about `most` threads from number `first` on, and as many open files of each. Any
-/// answer will do.
-pub fn ask(look: Look<'_>, first: usize, most: usize) {
+/// Questions that [`ask`] knows.
+pub const QUESTIONS: u8 = 4;
+
+/// Asks one thing about processes: in detail about `most` threads from number `first` on, and as many open files of each.
+/// Any answer will do.
+///
+/// One question a run, so that a run is short: programs; open files; mapped objects; stacks.
+pub fn ask(look: Look<'_>, question: u8, first: usize, most: usize) {
     let tasks = look.threads().map(|tasks| tasks.items).unwrap_or_default();
     let first = first.checked_rem(tasks.len()).unwrap_or(0);
-    let modules = look.modules().map(|found| found.items);
-    let unwinder = look.kernel_unwinder(&modules.unwrap_or_default());
-    for task in tasks.iter().skip(first).take(most) {
-        let _ = look.name(task);
-        let _ = look.program(task, 256);
-        let files = look.open_files(task).map(|files| files.items);
-        for open in files.iter().flatten().take(most) {
-            let _ = look.path_of(open.file.address);
-        }
-        if let Ok(objects) = look.objects(task, None)
-            && let Ok(unwinder) = &unwinder
-        {
-            let stack = look.stack(task, unwinder, &mut objects.unwinder());
-            for frame in stack.user.iter().flat_map(|stack| &stack.frames).take(most) {
-                let address = frame.lookup_address();
+    let mut asked = tasks.iter().skip(first).take(most);
+    match question % QUESTIONS {
+        0 => asked.for_each(|task| {
+            let _ = look.name(task);
+            let _ = look.program(task, 256);
+        }),
+        1 => asked.for_each(|task| {
+            let files = look.open_files(task).map(|files| files.items);
+            for open in files.iter().flatten().take(most) {
+                let _ = look.path_of(open.file.address);
+            }
+        }),
+        2 => asked.for_each(|task| {
+            let Ok(objects) = look.objects(task, None) else {
+                return;
+            };
+            let Ok(Some(maps)) = look.maps(task) else {
+                return;
+            };
+            for named in maps.areas.iter().take(most) {
+                let address = named.area.start;
                 let _ = objects.at(address).map(|object| object.resolve(address));
+            }
+        }),
+        _ => {
+            let modules = look.modules().map(|found| found.items);
+            let Ok(unwinder) = look.kernel_unwinder(&modules.unwrap_or_default()) else {
+                return;
+            };
+            if let Some(task) = asked.next()
+                && let Ok(objects) = look.objects(task, None)
+            {
+                let stack = look.stack(task, &unwinder, &mut objects.unwinder());
+                for frame in stack.user.iter().flat_map(|stack| &stack.frames).take(most) {
+                    let address = frame.lookup_address();
+                    let _ = objects.at(address).map(|object| object.resolve(address));
+                }
             }
         }
     }
