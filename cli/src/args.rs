@@ -52,7 +52,7 @@ pub enum Command {
     /// Save a running machine to a folder
     Snapshot(Snapshot),
     /// End a running machine in order: traps are removed first
-    Stop(Which),
+    Stop(VmSelector),
     /// Show what a running machine has counted
     Stat(Stat),
     /// List the machines that run
@@ -155,7 +155,7 @@ pub enum GuestKind {
 pub struct Snapshot {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// Check a snapshot instead: compare the memory in the folder with its hashes, and name each damaged piece. Needs no
     /// machine
     #[arg(long, conflicts_with = "vm")]
@@ -169,7 +169,7 @@ pub struct Snapshot {
 pub struct Stat {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// Print the counts as JSON
     #[arg(long)]
     pub json: bool,
@@ -191,7 +191,7 @@ pub struct Vms {
 pub struct Ps {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// List threads
     #[arg(short = 'T', long)]
     pub threads: bool,
@@ -205,7 +205,7 @@ pub struct Ps {
 pub struct Maps {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
@@ -223,7 +223,7 @@ kernel's and its modules'; with -p those of the process's program and libraries.
 pub struct Sym {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// Look in this process's program and libraries
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: Option<ProcessName>,
@@ -245,7 +245,7 @@ A frame marked ? may be wrong; the mark says how it was found. A stack that does
 pub struct Stack {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
@@ -265,7 +265,7 @@ listed. Programs' functions are listed where a pattern names them: 'uprobe:/bin/
 pub struct List {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// Print how many there are of each provider
     #[arg(short, long, conflicts_with = "json")]
     pub count: bool,
@@ -289,7 +289,7 @@ Ctrl-C ends it; nothing of it is left in the guest then, nor when it is killed."
 pub struct Trace {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// Only hits of this process; may be repeated
     #[arg(short, long = "pid", value_name = "PID")]
     pub pids: Vec<u32>,
@@ -385,7 +385,7 @@ pub struct Scripts {
 
 /// Which machine is meant.
 #[derive(Debug, Args)]
-pub struct Which {
+pub struct VmSelector {
     /// The machine; may be left out when only one runs
     #[arg(long, value_name = "NAME")]
     pub vm: Option<VmName>,

@@ -12,7 +12,7 @@ use vmm::{RunEnd, VcpuRegisters};
 
 use crate::guest_kernel::symbolize;
 use crate::report::{Failure, printable, say, show};
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// Longest panic message taken from the guest.
 const LONGEST_MESSAGE: usize = 256;
@@ -31,10 +31,10 @@ const CONSOLE_LINES: usize = 20;
 pub fn report(
     end: &RunEnd,
     symbols: Option<&Symbols>,
-    session: &Session,
+    vm: &Vm,
     with_console: bool,
 ) -> Result<(), Failure> {
-    let checked = session.checks.as_ref().map(Checks::stats);
+    let checked = vm.checks.as_ref().map(Checks::stats);
     if let Some(stats) = checked.filter(|stats| !stats.damaged.is_empty()) {
         say(format_args!(
             "the guest ran on damaged memory: {} of {} checked pieces of its snapshot are not what was saved; see `exotrace snapshot --verify`",
@@ -49,12 +49,12 @@ pub fn report(
     if let Some(registers) = registers(end) {
         show_registers(registers, symbols);
     }
-    let lines = session.console.lines();
+    let lines = vm.console.lines();
     if with_console && !lines.is_empty() {
         say("the console's last lines:");
         show_lines(lines.get(first_shown(&lines)..));
     }
-    Err(Failure::new(message(end, symbols, session)))
+    Err(Failure::new(message(end, symbols, vm)))
 }
 
 /// The end of a machine, as reported to its clients.
@@ -68,10 +68,10 @@ pub struct MachineEnd {
 
 impl MachineEnd {
     /// Returns the end of a machine, if it has come.
-    pub fn of(session: &Session, symbols: Option<&Symbols>) -> Option<Self> {
-        let end = session.machine.wait(Some(Duration::ZERO))?;
+    pub fn of(vm: &Vm, symbols: Option<&Symbols>) -> Option<Self> {
+        let end = vm.machine.wait(Some(Duration::ZERO))?;
         Some(Self {
-            message: message(&end, symbols, session),
+            message: message(&end, symbols, vm),
             is_orderly: end.is_orderly(),
         })
     }
@@ -121,14 +121,14 @@ pub fn registers(end: &RunEnd) -> Option<&VcpuRegisters> {
 }
 
 /// What has happened, with its place.
-pub fn message(end: &RunEnd, symbols: Option<&Symbols>, session: &Session) -> String {
+pub fn message(end: &RunEnd, symbols: Option<&Symbols>, vm: &Vm) -> String {
     match end {
         RunEnd::Panic(panic) => {
             let mut message = end.to_string();
-            if let Some(text) = panic_text(panic, session) {
+            if let Some(text) = panic_text(panic, vm) {
                 message += &format!(": {}", printable(text.trim_end()));
             }
-            if let Some(call) = panic_call(panic, session) {
+            if let Some(call) = panic_call(panic, vm) {
                 message += &format!(", called from {}", symbolize(symbols, call));
             }
             message
@@ -144,13 +144,13 @@ pub fn message(end: &RunEnd, symbols: Option<&Symbols>, session: &Session) -> St
 }
 
 /// The kernel's message: from its log, else as its console had it, else the format it was made by.
-fn panic_text(panic: &PanicReport, session: &Session) -> Option<String> {
-    let printed = || printed_text(&session.console.lines());
+fn panic_text(panic: &PanicReport, vm: &Vm) -> Option<String> {
+    let printed = || printed_text(&vm.console.lines());
     panic.text.clone().or_else(printed).or_else(|| {
         let registers = panic.registers.as_deref()?;
         let mut buffer = [0; LONGEST_MESSAGE];
         let format = read_c_string(
-            session.machine.ram(),
+            vm.machine.ram(),
             registers.address_space(),
             Gva(registers.regs.rdi),
             &mut buffer,
@@ -172,10 +172,10 @@ fn panic_in(line: &str) -> Option<&str> {
 }
 
 /// The address of the call of `panic`, if its entry was seen.
-fn panic_call(panic: &PanicReport, session: &Session) -> Option<u64> {
+fn panic_call(panic: &PanicReport, vm: &Vm) -> Option<u64> {
     let registers = panic.registers.as_deref()?;
     let stack = Gva(registers.regs.rsp);
-    let caller = read_u64(session.machine.ram(), registers.address_space(), stack).ok()?;
+    let caller = read_u64(vm.machine.ram(), registers.address_space(), stack).ok()?;
     // The call itself: what follows a call that never returns may be another function.
     Some(caller.wrapping_sub(1))
 }

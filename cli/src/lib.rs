@@ -36,11 +36,11 @@ mod ports;
 mod registry;
 mod report;
 mod scripting;
-mod session;
 mod signals;
 mod streams;
 mod tail;
 mod tracing;
+mod vm;
 
 use std::process::ExitCode;
 

@@ -65,9 +65,9 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
 }
 
 /// A size in the largest unit that gives a whole number: `256 MiB`.
-pub struct Human(pub u64);
+pub struct HumanSize(pub u64);
 
-impl fmt::Display for Human {
+impl fmt::Display for HumanSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
             if self.0 != 0 && self.0.is_multiple_of(1u64 << shift) {
@@ -130,7 +130,7 @@ mod tests {
             (4096, "4 KiB"),
             (5, "5 bytes"),
         ] {
-            assert_eq!(Human(bytes).to_string(), text);
+            assert_eq!(HumanSize(bytes).to_string(), text);
         }
     }
 }

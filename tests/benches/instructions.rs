@@ -11,12 +11,12 @@ use std::sync::Arc;
 use introspect::kernel::image::KernelImage;
 use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva};
-use probes::engine::{Capture, Engine, EngineLimits, Filter, Only, RingSize, Session};
+use probes::engine::{Capture, Engine, EngineLimits, Filter, Match, RingSize, Session};
 use probes::kernel_view::KernelView;
 use probes::name::ProbeName;
 use probes::probe::{Moment, Probe, Target};
 use vmm::rehearsal::Rehearsal;
-use vmm::trap::{StoppedCpu, Trap, TrapSink};
+use vmm::trap::{StoppedVcpu, Trap, TrapSink};
 
 /// Lines and the most instructions of each, one a line: the number, then the name.
 const LIMITS: &str = include_str!("instructions.txt");
@@ -56,7 +56,7 @@ const PRESENT_WRITABLE: u64 = 3;
 struct Nothing;
 
 impl TrapSink for Nothing {
-    fn trap(&self, _: &Trap, _: &StoppedCpu<'_>) {}
+    fn trap(&self, _: &Trap, _: &StoppedVcpu<'_>) {}
 }
 
 /// A machine in which a function of the kernel is entered again and again.
@@ -175,7 +175,7 @@ fn rehearse(line: &str, calls: u64) -> Result<(), Box<dyn Error>> {
     let both = &[Moment::Entry, Moment::Return][..];
     let (all, plain) = (Filter::default(), Capture::default());
     let nobody = Filter {
-        pids: Only::In(vec![1]),
+        pids: Match::In(vec![1]),
         ..Filter::default()
     };
     let stack = Capture {

@@ -18,7 +18,7 @@ use introspect::kernel::shared_bytes::SharedBytes;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::SavedRegisters;
 use introspect::stack::user::DEFAULT_FRAMES;
-use introspect::system::{Look, System};
+use introspect::system::{PausedSystem, System};
 use introspect::x86_64::AddressSpace;
 use support::insight;
 use support::second_opinion::DEBIAN_VERSIONS;
@@ -158,7 +158,7 @@ impl Guest<'_> {
     /// Looks while the guest stands still. How long it did, as the command tells it, and what was seen.
     fn look<T>(
         &self,
-        ask: impl FnOnce(Look<'_>) -> Result<T, Failure>,
+        ask: impl FnOnce(PausedSystem<'_>) -> Result<T, Failure>,
     ) -> Result<(Duration, T), Failure> {
         std::thread::sleep(PAUSE);
         let since = Instant::now();
@@ -172,7 +172,7 @@ impl Guest<'_> {
 }
 
 /// Reads of a process what the command shows; how many bytes that is.
-fn describe(look: &Look<'_>, task: &TaskInfo) -> Result<usize, Failure> {
+fn describe(look: &PausedSystem<'_>, task: &TaskInfo) -> Result<usize, Failure> {
     let name = look.name(task);
     let program = look.program(task, MOST_ARGUMENTS)?.transpose()?;
     let program = program.map_or(0, |program| {
@@ -183,7 +183,7 @@ fn describe(look: &Look<'_>, task: &TaskInfo) -> Result<usize, Failure> {
 }
 
 /// All processes; how many there are.
-fn processes(look: &Look<'_>) -> Result<usize, Failure> {
+fn processes(look: &PausedSystem<'_>) -> Result<usize, Failure> {
     let tasks = look.processes()?.complete()?;
     for task in &tasks {
         black_box(describe(look, task)?);
@@ -192,7 +192,7 @@ fn processes(look: &Look<'_>) -> Result<usize, Failure> {
 }
 
 /// A thread with a deep stack in user mode, and its registers there.
-fn deep_thread(look: &Look<'_>) -> Result<(TaskInfo, SavedRegisters), Failure> {
+fn deep_thread(look: &PausedSystem<'_>) -> Result<(TaskInfo, SavedRegisters), Failure> {
     let (name, most) = DEEP;
     let kernel = look.kernel_unwinder(&look.modules()?.complete()?)?;
     for process in look.processes()?.complete()? {
@@ -215,7 +215,7 @@ fn deep_thread(look: &Look<'_>) -> Result<(TaskInfo, SavedRegisters), Failure> {
     Err(format!("no thread of {} has {most} frames", name.escape_ascii()).into())
 }
 
-fn user_stack(look: &Look<'_>) -> Result<(), Failure> {
+fn user_stack(look: &PausedSystem<'_>) -> Result<(), Failure> {
     let (thread, registers) = deep_thread(look)?;
     let view = look.process_view(&thread).ok_or("no memory")?;
     let objects = look.objects(&thread, None)?;

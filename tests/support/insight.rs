@@ -1,6 +1,6 @@
 //! A guest looked into from outside: each look while it stands still, or from inside a trap.
 
-use introspect::system::{Look, Lost, System};
+use introspect::system::{PausedSystem, System, Unavailable};
 use introspect::x86_64::{AddressSpace, CpuState};
 use introspect::{Gpa, PausedMemory, PhysicalMemory};
 use probes::kernel_view::KernelView;
@@ -39,7 +39,7 @@ impl Insight {
     }
 
     /// Looks while the machine stands still.
-    pub fn look<T>(&self, machine: &Machine, ask: impl FnOnce(Look<'_>) -> T) -> T {
+    pub fn look<T>(&self, machine: &Machine, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         let paused = machine.pause();
         self.look_at(machine.ram(), &cpus(machine, &paused), ask)
     }
@@ -52,7 +52,7 @@ impl Insight {
         &self,
         machine: &Machine,
         pattern: &ProbePattern,
-    ) -> Result<UserMatches, Lost> {
+    ) -> Result<UserMatches, Unavailable> {
         let unpatched = |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
         self.look(machine, |look| match uprobe::is_meant(pattern) {
             true => uprobe::find(&look, pattern, &unpatched),
@@ -86,7 +86,7 @@ impl Insight {
         &self,
         memory: &dyn PhysicalMemory,
         cpus: &[CpuState],
-        ask: impl FnOnce(Look<'_>) -> T,
+        ask: impl FnOnce(PausedSystem<'_>) -> T,
     ) -> T {
         let memory = PausedMemory::new(memory);
         ask(self.system.look(&memory, self.space, cpus))

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::Frame;
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::x86_64::CpuState;
 
 use crate::crowd::{self, Asked, Copy, ProcTexts};
@@ -119,7 +119,7 @@ fn stat_fields(text: &str) -> Option<(&str, &str, Vec<&str>)> {
 /// If that is none.
 pub fn compare_stat(
     it: &mut Comparison,
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     guest: &Told,
     task: &TaskInfo,
     path: &str,
@@ -154,7 +154,7 @@ pub fn compare_stat(
 /// If the kernel does not tell how to read them.
 pub fn compare_stacks(
     it: &mut Comparison,
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     guest: &Told,
     process: &TaskInfo,
     threads: &[TaskInfo],
@@ -199,7 +199,11 @@ pub fn compare_stacks(
 }
 
 /// A frame as the kernel prints it in stacks, without the function's size: `brd_submit_bio+0x51 [brd]`.
-pub fn frame_name(look: &Look<'_>, modules: Option<&LoadedModules>, frame: &Frame) -> String {
+pub fn frame_name(
+    look: &PausedSystem<'_>,
+    modules: Option<&LoadedModules>,
+    frame: &Frame,
+) -> String {
     // Of a return address the kernel names the call before it, too (%pB).
     let behind = frame.address.0.wrapping_sub(frame.lookup_address());
     let Some(place) = look.place(frame.lookup_address(), modules) else {

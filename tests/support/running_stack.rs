@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use iced_x86::{Decoder, DecoderOptions};
 use introspect::stack::frames::{End, Found, Stack};
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::x86_64::CpuState;
 use introspect::{CpuRegisters, Gva};
-use vmm::trap::{StoppedCpu, Trap, TrapSink};
+use vmm::trap::{StoppedVcpu, Trap, TrapSink};
 
 use crate::insight::Insight;
 use crate::proc_comparison::{frame_name, lossy};
@@ -40,7 +40,7 @@ impl Running {
     ///
     /// # Panics
     /// If the kernel does not tell of its tasks and stacks.
-    pub fn of(look: &Look<'_>) -> Option<Self> {
+    pub fn of(look: &PausedSystem<'_>) -> Option<Self> {
         let threads = look.threads().unwrap_or_else(|e| panic!("{e}"));
         let task = threads
             .items
@@ -124,7 +124,7 @@ struct StackSink {
 }
 
 impl TrapSink for StackSink {
-    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+    fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         let state = CpuState {
             general: *cpu.general(),
             cs: KERNEL_CS,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use introspect::Gva;
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::x86_64::paging;
 use probes::engine::{Engine, Filter, RingSize, Session};
 use probes::event::Event;
@@ -101,7 +101,7 @@ impl Traced {
     }
 
     /// Looks at the guest while it stands still.
-    pub fn look<T>(&self, ask: impl FnOnce(Look<'_>) -> T) -> T {
+    pub fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         self.insight.look(&self.shell.linux.machine, ask)
     }
 

@@ -2,7 +2,7 @@
 
 use introspect::PausedMemory;
 use introspect::kernel::task_list::TaskInfo;
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use support::crowd::{self, Asked};
 use support::host;
 use support::insight::{self, Insight};
@@ -13,7 +13,7 @@ const STILL_PROCESSES: usize = 20;
 const STILL_THREADS: usize = 25;
 
 /// A process's own files in `/proc`.
-fn compare_process(it: &mut Comparison, look: &Look<'_>, guest: &Told, task: &TaskInfo) {
+fn compare_process(it: &mut Comparison, look: &PausedSystem<'_>, guest: &Told, task: &TaskInfo) {
     let pid = task.pid;
     let program = look
         .program(task, 1 << 16)
@@ -48,7 +48,7 @@ fn compare_process(it: &mut Comparison, look: &Look<'_>, guest: &Told, task: &Ta
     it.equal(&format!("{pid} fds"), open.items.len(), told.count());
 }
 
-fn compare_maps(it: &mut Comparison, look: &Look<'_>, guest: &Told, task: &TaskInfo) {
+fn compare_maps(it: &mut Comparison, look: &PausedSystem<'_>, guest: &Told, task: &TaskInfo) {
     let pid = task.pid;
     let Some(told) = guest.texts.get(&format!("{pid}/maps")) else {
         return;

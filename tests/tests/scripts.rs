@@ -4,7 +4,7 @@
 
 use probes::bt::compile::Options;
 use probes::bt::session::ScriptStats;
-use probes::engine::{Filter, Only};
+use probes::engine::{Filter, Match};
 use support::host;
 use support::scripts::{Ran, ScriptGuest, unix_ns};
 use support::shell::COMMAND_LIMIT;
@@ -263,7 +263,7 @@ fn every_hit_either_runs_a_rule_or_is_counted_as_filtered() {
     let pids = [guest.spawn("fsload 0 0"), guest.spawn("fsload 0 0")];
     let mut running = pids.map(|pid| {
         let wanted = Filter {
-            pids: Only::In(vec![pid]),
+            pids: Match::In(vec![pid]),
             ..Filter::default()
         };
         let script =

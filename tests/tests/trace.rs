@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use introspect::Gva;
 use introspect::x86_64::paging::translate;
-use probes::engine::{Capture, Engine, Filter, Only, RingSize, StringArgument};
+use probes::engine::{Capture, Engine, Filter, Match, RingSize, StringArgument};
 use probes::event::{Event, EventKind};
 use probes::kernel_view::KernelView;
 use probes::name::ProbeName;
@@ -234,7 +234,7 @@ fn system_calls_of_a_program_are_seen_with_arguments_strings_and_results() {
         ..Capture::default()
     };
     let filter = Filter {
-        comms: Only::In(vec![b"dd".to_vec()]),
+        comms: Match::In(vec![b"dd".to_vec()]),
         ..Filter::default()
     };
     let size = RingSize::for_capture(SLOTS, &capture);
@@ -314,7 +314,7 @@ fn only_the_chosen_process_is_recorded_and_the_others_are_counted() {
         digits.parse::<u32>().ok()
     });
     let filter = Filter {
-        pids: Only::In(vec![pid]),
+        pids: Match::In(vec![pid]),
         ..Filter::default()
     };
     let none = engine.stats();

@@ -9,7 +9,7 @@ use introspect::kernel::jump_label::{JumpEntry, JumpLabelLayout, JumpLabels};
 use introspect::kernel::page_cache::{PageCacheLayout, PageOwner};
 use introspect::kernel::process::ProcessLayout;
 use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout, Tracepoints};
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::{Gpa, Gva, MemoryView};
 use support::insight::Insight;
 use support::rich::{self, BRD};
@@ -31,7 +31,7 @@ fn types(kernel: &Kernel) -> Btf {
 }
 
 /// Tracepoints and jump labels of a guest, its modules' included.
-fn read(look: &Look<'_>, btf: &Btf) -> (Tracepoints, JumpLabels) {
+fn read(look: &PausedSystem<'_>, btf: &Btf) -> (Tracepoints, JumpLabels) {
     let symbols = look.system().symbols();
     let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(modules.error, None);
@@ -340,7 +340,7 @@ fn a_kernel_without_tracepoints_has_an_empty_list() {
 
 /// Compares the owners of all pages with the files that processes have mapped. Returns how many pages of RAM are a
 /// file's, and how many mapped pages were compared.
-fn owners(look: &Look<'_>, btf: &Btf) -> (usize, usize) {
+fn owners(look: &PausedSystem<'_>, btf: &Btf) -> (usize, usize) {
     let view = look.kernel();
     let cache = PageCacheLayout::new(btf, look.system().symbols());
     let cache = cache.unwrap_or_else(|e| panic!("{e}"));

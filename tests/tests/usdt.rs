@@ -314,7 +314,7 @@ fn one_process_is_probed_alone() {
     assert_eq!(one_round(shell, 1), said(1, 0, 0));
     let probes = guest.probes(&format!("statics{pid}:::twelve"));
     let filter = Filter {
-        pids: probes::engine::Only::In(vec![pid]),
+        pids: probes::engine::Match::In(vec![pid]),
         ..Filter::default()
     };
     let session = enabled(&guest, &guest.engine, &probes, &filter);

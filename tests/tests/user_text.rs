@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use probes::engine::{Filter, Only, ProbeStats};
+use probes::engine::{Filter, Match, ProbeStats};
 use probes::probe::{Probe, Target};
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT};
 use support::tracing::{self, SLOTS};
@@ -19,7 +19,7 @@ const MANY: u64 = 20_000;
 
 fn pid_filter(pid: u32, follow: bool) -> Filter {
     Filter {
-        pids: Only::In(vec![pid]),
+        pids: Match::In(vec![pid]),
         follow,
         ..Filter::default()
     }
@@ -66,7 +66,7 @@ fn children_are_traced_where_the_filter_follows_them() {
         let mut traced = guest.session();
         let filter = pid_filter(pid, follow);
         let filter = Filter {
-            comms: Only::In(vec![b"syscount".to_vec(), b"fsload".to_vec()]),
+            comms: Match::In(vec![b"syscount".to_vec(), b"fsload".to_vec()]),
             ..filter
         };
         traced.enable(&format!("uprobe:{FSLOAD}:one_round:entry"), &filter);

@@ -38,11 +38,14 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
     wait_for_calls(&traced, "one_round");
 
     // Its pages are written while it runs: they are as they should be, and it is traced afterwards without having to start anew.
-    let (before, lifted) = (guest.user_sites(), guest.engine.stats().lifted);
+    let (before, suspended) = (guest.user_sites(), guest.engine.stats().suspended);
     assert_eq!(guest.standing(&before), before);
     tell("sync");
     let stats = guest.engine.stats();
-    assert!(stats.lifted > lifted, "nothing was written: {stats:?}");
+    assert!(
+        stats.suspended > suspended,
+        "nothing was written: {stats:?}"
+    );
     wait_for_calls(&traced, "one_round");
     assert_eq!(guest.engine.stats().waiting_pages, 0);
 

@@ -135,7 +135,7 @@ fn whoever_reads_or_copies_traced_programs_gets_their_own_bytes() {
     let stats = guest.engine.stats();
     println!("{stats:?}");
     assert!(stats.hidden > armed as u64, "{stats:?}");
-    assert!(stats.lifted > 0, "cat to a file: {stats:?}");
+    assert!(stats.suspended > 0, "cat to a file: {stats:?}");
     // They are still there, and hit.
     let rounds = traced.recorded("one_round");
     assert_eq!(shell.output("fsload 4 0"), "fsload: 4 rounds");

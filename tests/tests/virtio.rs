@@ -12,7 +12,7 @@ use support::linux::BootOptions;
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Host, Kernel, Linux, SerialLog, Shell, host};
 use vmm::machine::{
-    ConsoleConfig, ConsolePorts, DiskConfig, EndOfFile, PortConfig, PortEnd, VirtioConfig,
+    ConsoleConfig, ConsolePorts, DiskConfig, EndOfFile, PortBackend, PortConfig, VirtioConfig,
 };
 use vmm::snapshot::{self, RestoreError, RestoredDisks, RestoredMachine};
 
@@ -215,7 +215,7 @@ impl Kept {
     }
 }
 
-impl PortEnd for Kept {
+impl PortBackend for Kept {
     fn write(&mut self, bytes: &[u8]) -> usize {
         self.lock().taken.extend(bytes);
         bytes.len()

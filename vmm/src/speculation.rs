@@ -13,7 +13,7 @@ use introspect::{Gpa, Gva, PhysicalMemory};
 use kvm_bindings::kvm_regs;
 
 use crate::memory::{GuestRam, PAGE_SIZE};
-use crate::trap::{StoppedCpu, TrapTable};
+use crate::trap::{StoppedVcpu, TrapTable};
 use crate::vcpu::general_registers;
 use crate::x86_64::emulate::{
     self, ControlRegister, EmulateError, Environment, FxState, MemoryFault, Segment, StateError,
@@ -57,12 +57,12 @@ impl From<EmulateError> for SpeculationError {
 }
 
 /// Where a way has arrived.
-pub struct Arrival<'c> {
-    pad: Pad<'c>,
+pub struct SpeculationResult<'c> {
+    buffer: StoreBuffer<'c>,
     registers: kvm_regs,
 }
 
-impl Arrival<'_> {
+impl SpeculationResult<'_> {
     /// The registers there.
     pub fn registers(&self) -> GeneralRegisters {
         *general_registers(&self.registers)
@@ -71,12 +71,12 @@ impl Arrival<'_> {
     /// A word of memory as it would be there; `None` if it is not mapped.
     pub fn word(&mut self, address: Gva) -> Option<u64> {
         let mut bytes = [0; 8];
-        self.pad.read(address.0, &mut bytes).ok()?;
+        self.buffer.read(address.0, &mut bytes).ok()?;
         Some(u64::from_le_bytes(bytes))
     }
 }
 
-impl StoppedCpu<'_> {
+impl StoppedVcpu<'_> {
     /// Follows the kernel's code from `start` on, with this vCPU's registers, for at most `steps` instructions. `look` is asked before each
     /// instruction with its address: it lets the way go on (at the same address or another one), or says that it has arrived.
     /// `forced` are words of memory that read as something else.
@@ -89,8 +89,8 @@ impl StoppedCpu<'_> {
         steps: usize,
         forced: &[(Gva, u64)],
         mut look: impl FnMut(Gva) -> ControlFlow<B, Gva>,
-    ) -> Result<(B, Arrival<'_>), SpeculationError> {
-        let mut pad = Pad {
+    ) -> Result<(B, SpeculationResult<'_>), SpeculationError> {
+        let mut buffer = StoreBuffer {
             cpu: self,
             space: self.address_space(),
             forced: forced.to_vec(),
@@ -100,17 +100,19 @@ impl StoppedCpu<'_> {
         registers.rip = start.0;
         for _ in 0..steps {
             match look(Gva(registers.rip)) {
-                ControlFlow::Break(found) => return Ok((found, Arrival { pad, registers })),
+                ControlFlow::Break(found) => {
+                    return Ok((found, SpeculationResult { buffer, registers }));
+                }
                 ControlFlow::Continue(address) => registers.rip = address.0,
             }
             let address = Gva(registers.rip);
-            let code = self.traps().read_code(address, pad.space);
+            let code = self.traps().read_code(address, buffer.space);
             let instruction = emulate::decode(&code, address.0)
                 .map_err(|_| SpeculationError::NoInstruction { address })?;
             // Return addresses of calls on the way are in the scratch pad, those of calls before are not.
             let slot = (instruction.flow_control() == FlowControl::Return).then_some(registers.rsp);
-            emulate::execute(&instruction, &mut registers, &mut pad)?;
-            if slot.is_some_and(|slot| !pad.has_written(slot)) {
+            emulate::execute(&instruction, &mut registers, &mut buffer)?;
+            if slot.is_some_and(|slot| !buffer.has_written(slot)) {
                 let to = Gva(registers.rip);
                 return Err(SpeculationError::Returned { to });
             }
@@ -173,15 +175,15 @@ pub fn find_call(
 }
 
 /// Memory with what was written on the way.
-struct Pad<'c> {
-    cpu: &'c StoppedCpu<'c>,
+struct StoreBuffer<'c> {
+    cpu: &'c StoppedVcpu<'c>,
     space: AddressSpace,
     forced: Vec<(Gva, u64)>,
     /// Address and byte, the latest last.
     written: Vec<(u64, u8)>,
 }
 
-impl Pad<'_> {
+impl StoreBuffer<'_> {
     fn ram(&self) -> &GuestRam {
         self.cpu.ram()
     }
@@ -201,7 +203,7 @@ impl Pad<'_> {
     }
 }
 
-impl Environment for Pad<'_> {
+impl Environment for StoreBuffer<'_> {
     fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault> {
         let fault = MemoryFault {
             address,

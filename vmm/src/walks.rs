@@ -42,7 +42,7 @@ impl Step {
 
 /// One walk, of the 4 KiB around an address.
 #[derive(Debug)]
-struct Walk {
+struct CachedWalk {
     /// Number of the RAM.
     ram: Cell<u64>,
     space: Cell<AddressSpace>,
@@ -59,7 +59,7 @@ struct Walk {
 /// No page begins there.
 const NO_PAGE: u64 = 1;
 
-impl Default for Walk {
+impl Default for CachedWalk {
     fn default() -> Self {
         Self {
             ram: Cell::default(),
@@ -84,13 +84,13 @@ impl Default for Walk {
 /// The walks of one vCPU.
 #[derive(Debug)]
 pub(crate) struct Walks {
-    places: Box<[Walk; PLACES]>,
+    places: Box<[CachedWalk; PLACES]>,
 }
 
 impl Default for Walks {
     fn default() -> Self {
         Self {
-            places: Box::new(std::array::from_fn(|_| Walk::default())),
+            places: Box::new(std::array::from_fn(|_| CachedWalk::default())),
         }
     }
 }
@@ -99,7 +99,7 @@ impl Walks {
     /// Returns the walk to an address if it was made before, in `ram` or a clone, and would be the same now.
     // In place: most of what it takes is the way there and back.
     #[inline(always)]
-    fn kept(&self, ram: &GuestRam, space: AddressSpace, gva: Gva) -> Option<&Walk> {
+    fn kept(&self, ram: &GuestRam, space: AddressSpace, gva: Gva) -> Option<&CachedWalk> {
         let page = gva.0 & !(PAGE - 1);
         let kept = self.places.get(place_of(page))?;
         if kept.page.get() != page || kept.space.get() != space || kept.ram.get() != ram.number() {

@@ -53,12 +53,12 @@ fn state(guest: &Guest, site: SiteId) -> (u64, bool) {
 /// What the guest does when it writes `new` at `at`, which it reads back before the sites return.
 fn poke(guest: &Guest, at: u64, new: &[u8]) {
     let range = at..at + new.len() as u64;
-    let lifted = guest.machine.traps().lift(range.clone());
+    let suspended = guest.machine.traps().suspend(range.clone());
     guest.write(at, new);
     guest
         .machine
         .traps()
-        .put_down(lifted, Some(range), guest.space());
+        .resume_sites(suspended, Some(range), guest.space());
 }
 
 /// As Linux writes instructions of several bytes (`text_poke_bp`): an int3, what follows the first byte, the first byte.
@@ -93,8 +93,8 @@ fn a_site_follows_the_instruction_that_was_written() {
         let (guest, paused) = looping(host);
         let at = BODY + 2;
         let site = guest.arm_kernel(Gva(at));
-        let lifted = guest.machine.traps().lift(at..at + 4);
-        assert_eq!(lifted.len(), 1, "{what}");
+        let suspended = guest.machine.traps().suspend(at..at + 4);
+        assert_eq!(suspended.len(), 1, "{what}");
         assert_eq!(
             bytes(&guest, at),
             [0x48, 0x83, 0xc6, 0x01],
@@ -105,7 +105,7 @@ fn a_site_follows_the_instruction_that_was_written() {
         guest
             .machine
             .traps()
-            .put_down(lifted, Some(at..at + 4), guest.space());
+            .resume_sites(suspended, Some(at..at + 4), guest.space());
         assert_eq!(bytes(&guest, at), [INT3], "{what}");
         assert_eq!(
             result(&guest, paused),
@@ -202,14 +202,14 @@ fn a_site_comes_back_when_the_last_who_took_it_out_is_done() {
     let (traps, space) = (guest.machine.traps(), guest.space());
     let site = guest.arm_kernel(Gva(BODY + 2));
     // A range that ends before it, and one that has its last byte only.
-    assert!(traps.lift(BODY..BODY + 2).is_empty());
-    let last = traps.lift(BODY + 5..BODY + 6);
-    let mut both = traps.lift(0..u64::MAX);
-    both.append(traps.lift(BODY + 3..BODY + 4));
+    assert!(traps.suspend(BODY..BODY + 2).is_empty());
+    let last = traps.suspend(BODY + 5..BODY + 6);
+    let mut both = traps.suspend(0..u64::MAX);
+    both.append(traps.suspend(BODY + 3..BODY + 4));
     assert_eq!((last.len(), both.len()), (1, 2));
-    for lifted in [last, both] {
+    for suspended in [last, both] {
         assert_eq!(bytes(&guest, BODY + 2), [0x48]);
-        traps.put_down(lifted, None, space);
+        traps.resume_sites(suspended, None, space);
     }
     assert_eq!(bytes(&guest, BODY + 2), [INT3]);
     assert_eq!(state(&guest, site), (0, false));
@@ -223,7 +223,7 @@ fn sites_that_come_and_go_meanwhile_leave_the_guest_its_bytes() {
     let (traps, space) = (guest.machine.traps(), guest.space());
     let at = BODY + 2;
     let old = guest.arm_kernel(Gva(at));
-    let lifted = traps.lift(at..at + 4);
+    let suspended = traps.suspend(at..at + 4);
     assert!(traps.disarm(old));
     let new = [0x48, 0x83, 0xc6, 0x03];
     guest.write(at, &new);
@@ -236,7 +236,7 @@ fn sites_that_come_and_go_meanwhile_leave_the_guest_its_bytes() {
     let neighbour = guest.arm_kernel(Gva(BODY + 6));
     assert_eq!(bytes(&guest, at), new, "what is armed waits");
     assert_eq!(bytes(&guest, BODY + 6), [INT3], "elsewhere it does not");
-    traps.put_down(lifted, Some(at..at + 4), space);
+    traps.resume_sites(suspended, Some(at..at + 4), space);
     assert_eq!(bytes(&guest, at), [INT3]);
     assert_eq!(
         result(&guest, paused),
@@ -256,18 +256,18 @@ fn sites_in_freed_memory_are_gone_and_their_bytes_are_anybodys() {
     let (traps, space) = (guest.machine.traps(), guest.space());
     let at = BODY + 2;
     let gone = guest.arm_kernel(Gva(at));
-    let lifted = traps.lift(0..u64::MAX);
-    assert_eq!(traps.suspend(SPARE..SPARE + 0x1000), 1);
+    let suspended = traps.suspend(0..u64::MAX);
+    assert_eq!(traps.evict(SPARE..SPARE + 0x1000), 1);
     assert!(traps.is_gone(gone) && state(&guest, gone).1);
-    traps.put_down(lifted, None, space);
+    traps.resume_sites(suspended, None, space);
     assert_eq!(
         bytes(&guest, at),
         [0x48],
         "not even where its instruction still stands"
     );
-    let none = traps.lift(0..u64::MAX);
+    let none = traps.suspend(0..u64::MAX);
     assert!(none.is_empty());
-    traps.put_down(none, None, space);
+    traps.resume_sites(none, None, space);
     // Another user of the same byte, of whom the first knows nothing.
     let again = guest.arm_kernel(Gva(at));
     assert!(!traps.is_gone(again));

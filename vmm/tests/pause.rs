@@ -240,7 +240,7 @@ fn a_sink_that_panics_ends_the_run() {
     let _turn = alone();
     struct Panics;
     impl vmm::trap::TrapSink for Panics {
-        fn trap(&self, _: &vmm::trap::Trap, _: &vmm::trap::StoppedCpu<'_>) {
+        fn trap(&self, _: &vmm::trap::Trap, _: &vmm::trap::StoppedVcpu<'_>) {
             std::panic::resume_unwind(Box::new("sink"));
         }
     }

@@ -22,7 +22,7 @@ use vmm::snapshot::{
     FolderError, KernelReference, NewFolder, RestoreError, RestoredDisks, SaveError, SavedMemory,
     SnapshotInfo, Stage, restore, save,
 };
-use vmm::trap::{INT3, StoppedCpu, Trap, TrapSink};
+use vmm::trap::{INT3, StoppedVcpu, Trap, TrapSink};
 
 /// None of these machines has a disk.
 const NO_DISKS: RestoredDisks = RestoredDisks::Named(Vec::new());
@@ -239,7 +239,7 @@ mod writer {
 struct HostWriter(AtomicU64);
 
 impl TrapSink for HostWriter {
-    fn trap(&self, _: &Trap, cpu: &StoppedCpu<'_>) {
+    fn trap(&self, _: &Trap, cpu: &StoppedVcpu<'_>) {
         let pages = (writer::HOST_WRITTEN.end - writer::HOST_WRITTEN.start) / 4096;
         let hit = self.0.fetch_add(1, Ordering::Relaxed);
         let at = writer::HOST_WRITTEN.start + hit % pages * 4096;

@@ -9,7 +9,7 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva, PhysicalMemory};
 use vmm::rehearsal::Rehearsal;
 use vmm::speculation::SpeculationError;
-use vmm::trap::{StoppedCpu, Trap, TrapSink};
+use vmm::trap::{StoppedVcpu, Trap, TrapSink};
 
 const MEMORY: u64 = 4 << 20;
 /// Page tables.
@@ -39,7 +39,7 @@ struct Follow {
 }
 
 impl TrapSink for Follow {
-    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+    fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         let start = Gva(trap.address.0 + 1);
         let arrived = cpu.speculate(start, STEPS, &[], |at| match at.0 {
             LISTENER => ControlFlow::Break(()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{Which, parse_seconds};
+use super::{VmSelector, parse_seconds};
 use crate::memory_size;
 use crate::ports::ControlName;
 
@@ -21,7 +21,7 @@ What was refused is told with exit status 1.")]
 pub struct Ctl {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// The port that takes the command
     #[arg(long, value_enum, default_value = "tracectl")]
     pub port: ControlName,
@@ -70,7 +70,7 @@ const READ_HELP: &str = read_help!();
 pub struct Read {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// The port that gives the events
     #[arg(value_enum, value_name = "PORT")]
     pub port: ReadPort,
@@ -175,7 +175,7 @@ Ends with Ctrl-C, with the machine, or by umount DIR. Users other than root need
 pub struct Mount {
     /// Which machine
     #[command(flatten)]
-    pub which: Which,
+    pub which: VmSelector,
     /// An existing empty folder
     pub folder: PathBuf,
 }

@@ -40,7 +40,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 pub fn read(mut args: args::Read) -> Result<(), Failure> {
     check(&args)?;
     let file = args.output.as_deref().map(OutputFile::open).transpose()?;
-    let machine = find(std::mem::replace(&mut args.which, args::Which { vm: None }))?;
+    let machine = find(std::mem::replace(
+        &mut args.which,
+        args::VmSelector { vm: None },
+    ))?;
     let stop = Stop::default();
     let signals = StopSignals::watch()?;
     signals.on_stop({

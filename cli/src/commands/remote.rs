@@ -10,7 +10,7 @@ use crate::args;
 use crate::byte_progress;
 use crate::control::client::{ask, ask_with, ask_within, unexpected};
 use crate::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
-use crate::memory_size::Human;
+use crate::memory_size::HumanSize;
 use crate::registry::{self, Registry, Running};
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
@@ -36,7 +36,7 @@ fn running(registry: &Registry) -> Result<Vec<Running>, Failure> {
 ///
 /// # Errors
 /// If there is none, or more than one.
-pub(super) fn find(which: args::Which) -> Result<Running, Failure> {
+pub(super) fn find(which: args::VmSelector) -> Result<Running, Failure> {
     let running = running(&Registry::open()?)?;
     Ok(registry::choose(running, which.vm)?)
 }
@@ -75,7 +75,7 @@ pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
             say(format_args!(
                 "{}: saved {} to {}; the guest was paused for {whole}.{part} ms",
                 machine.name,
-                Human(bytes),
+                HumanSize(bytes),
                 args.folder.display()
             ));
             Ok(())
@@ -91,7 +91,7 @@ fn verify(folder: &Path) -> Result<(), Failure> {
     say(format_args!(
         "{}: {} of memory in {} pieces: all as they were written",
         folder.display(),
-        Human(memory.size()),
+        HumanSize(memory.size()),
         memory.pieces()
     ));
     Ok(())
@@ -128,7 +128,7 @@ pub(super) fn absolute(what: &str, folder: PathBuf) -> Result<PathBuf, Failure> 
 }
 
 /// Runs `exotrace stop`: returns when the machine is gone.
-pub fn stop(which: args::Which) -> Result<(), Failure> {
+pub fn stop(which: args::VmSelector) -> Result<(), Failure> {
     let machine = find(which)?;
     match ask(&machine, &Command::Stop)? {
         Answer::Stopping => {}
@@ -320,7 +320,7 @@ pub(super) fn info_line(info: &Info) -> String {
         kernel,
         running_s,
     } = info;
-    let memory = Human(*memory).to_string();
+    let memory = HumanSize(*memory).to_string();
     printable_lines(&format!(
         "{name:16} {pid:>8} {memory:>10} {cpus:>4} {running_s:>8}  {kernel}\n"
     ))

@@ -79,7 +79,7 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
 /// Asks a machine for a trace. From a stop signal on, while those are watched, or when it has been traced for `duration` the machine
 /// is told to end it.
 pub(super) fn start(
-    which: args::Which,
+    which: args::VmSelector,
     command: &Command,
     duration: Option<Duration>,
 ) -> Result<(Lines, StopSignals), Failure> {

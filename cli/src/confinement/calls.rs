@@ -47,13 +47,13 @@ pub struct Call {
     /// The number's constant, `SYS_` and the name.
     constant: &'static str,
     /// The condition under which it is permitted: one of these. None: always.
-    pub only: &'static [Only],
+    pub only: &'static [ArgumentRule],
     /// The need for it.
     pub reason: &'static str,
 }
 
 /// A condition on an argument of a system call: its bits in `mask` are `value`.
-pub struct Only {
+pub struct ArgumentRule {
     /// Number of the argument, from 0.
     pub argument: u8,
     /// The bits that count.
@@ -62,7 +62,7 @@ pub struct Only {
     pub value: u64,
 }
 
-/// See [`Only::value`].
+/// See [`ArgumentRule::value`].
 pub const OWN_PROCESS: u64 = u64::MAX;
 
 impl Call {
@@ -124,8 +124,8 @@ macro_rules! call {
     };
 }
 
-const fn is(argument: u8, value: u64) -> Only {
-    Only {
+const fn is(argument: u8, value: u64) -> ArgumentRule {
+    ArgumentRule {
         argument,
         mask: u32::MAX as u64,
         value,
@@ -133,8 +133,8 @@ const fn is(argument: u8, value: u64) -> Only {
 }
 
 /// The number of an ioctl: its lower 16 bits. Those above are the size and the direction of its argument.
-const fn ioctl(number: u64) -> Only {
-    Only {
+const fn ioctl(number: u64) -> ArgumentRule {
+    ArgumentRule {
         argument: 1,
         mask: 0xffff,
         value: number,
@@ -142,7 +142,7 @@ const fn ioctl(number: u64) -> Only {
 }
 
 /// Memory that nothing is executed in: PROT_EXEC is not among the protections.
-const NOT_EXECUTABLE: &[Only] = &[Only {
+const NOT_EXECUTABLE: &[ArgumentRule] = &[ArgumentRule {
     argument: 2,
     mask: libc::PROT_EXEC as u64,
     value: 0,
@@ -281,7 +281,7 @@ const SIGNALS: &[Call] = &[
 ];
 
 /// Attributes and size of a terminal; whether a descriptor is one.
-const TERMINAL: &[Only] = &[
+const TERMINAL: &[ArgumentRule] = &[
     ioctl(libc::TCGETS),
     ioctl(libc::TCSETS),
     ioctl(libc::TCSETSW),
@@ -295,7 +295,7 @@ const SERVICE: &[Call] = &[
         SYS_ioctl,
         &[
             // KVM's: interrupts, the state that a snapshot has, and the log of pages that it is written by
-            Only {
+            ArgumentRule {
                 argument: 1,
                 mask: 0xff00,
                 value: 0xae00,
@@ -308,7 +308,7 @@ const SERVICE: &[Call] = &[
     call!(SYS_ioctl, TERMINAL, "the terminal"),
     call!(
         SYS_clone,
-        &[Only {
+        &[ArgumentRule {
             argument: 0,
             mask: THREAD,
             value: THREAD,

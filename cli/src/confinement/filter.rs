@@ -8,7 +8,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::calls::{Call, EVERY_THREAD, Kind, OWN_PROCESS, Only};
+use super::calls::{ArgumentRule, Call, EVERY_THREAD, Kind, OWN_PROCESS};
 
 /// The filters of a thread, in the order in which they are applied: a call must pass all of them.
 pub(super) type Filters = Vec<BpfProgram>;
@@ -43,7 +43,7 @@ fn program(
 }
 
 fn conditions(call: &Call) -> Result<Vec<SeccompRule>, BackendError> {
-    let rule = |only: &Only| {
+    let rule = |only: &ArgumentRule| {
         let value = match only.value {
             OWN_PROCESS => u64::from(std::process::id()),
             value => value,

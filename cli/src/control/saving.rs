@@ -10,7 +10,7 @@ use vmm::snapshot::{self, Files, SaveError, Saved, Stage};
 
 use super::Answer;
 use super::server::send;
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// Time between two messages of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -20,12 +20,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// What went wrong, for the client.
-pub fn save(
-    session: &Session,
-    descriptors: Vec<OwnedFd>,
-    client: &UnixStream,
-) -> Result<Saved, String> {
-    let ended = || session.machine.wait(Some(Duration::ZERO));
+pub fn save(vm: &Vm, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Result<Saved, String> {
+    let ended = || vm.machine.wait(Some(Duration::ZERO));
     if let Some(end) = ended() {
         return Err(format!("cannot be saved any more: {end}"));
     }
@@ -56,8 +52,8 @@ pub fn save(
         }
         ControlFlow::Continue(())
     };
-    let (kvm, info) = (&session.host.kvm, session.snapshot_info());
-    let saved = snapshot::write(kvm, &session.machine, &info, files, &mut watch);
+    let (kvm, info) = (&vm.host.kvm, vm.snapshot_info());
+    let saved = snapshot::write(kvm, &vm.machine, &info, files, &mut watch);
     saved.map_err(|error| match (&error, ended()) {
         (SaveError::BrokenOff, Some(end)) => format!("ended while it was saved: {end}"),
         (SaveError::BrokenOff, None) => "the client has gone".to_owned(),

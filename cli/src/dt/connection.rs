@@ -161,7 +161,7 @@ fn wait_a_moment(stream: &UnixStream, shared: &Shared) -> Result<(), Refused> {
         let why = "the client has sent its next request while it waited for events";
         return Err(Refused::new(Errno::Eintr, why));
     }
-    if shared.session.has_ended() {
+    if shared.vm.has_ended() {
         return Err(Refused::new(Errno::Enxio, "the machine has ended"));
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use introspect::kernel::page_cache::CachedPage;
 use introspect::kernel::vma::VmaFlags;
 use introspect::memory_budget::{Held, Purpose};
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::user::file_bytes::{FileBytes, LayeredBytes, PagedBytes};
 use introspect::user::object_file::ObjectFile;
 use introspect::user::symfs::Symfs;
@@ -23,7 +23,7 @@ use probes::provider::tracepoint;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vmm::machine::Handle;
 
-use crate::session::Session;
+use crate::vm::Vm;
 
 const ENDED: &str = "the machine has ended";
 /// Bytes of a page of the guest's page cache.
@@ -32,30 +32,30 @@ const PAGE: u64 = 4096;
 const MOST_BYTES: u64 = 512 << 20;
 
 /// The guest of a session.
-pub(super) struct SessionGuest {
+pub(super) struct VmGuest {
     /// The session keeps the device's engine; it must not be kept by it.
-    session: Weak<Session>,
+    vm: Weak<Vm>,
     symfs: Option<Symfs>,
 }
 
-impl SessionGuest {
-    /// The guest of `session`; `symfs` is a folder with copies of its files.
-    pub(super) fn new(session: &Arc<Session>, symfs: Option<PathBuf>) -> Self {
+impl VmGuest {
+    /// The guest of `vm`; `symfs` is a folder with copies of its files.
+    pub(super) fn new(vm: &Arc<Vm>, symfs: Option<PathBuf>) -> Self {
         Self {
-            session: Arc::downgrade(session),
+            vm: Arc::downgrade(vm),
             symfs: symfs.map(Symfs::new),
         }
     }
 }
 
-impl Guest for SessionGuest {
+impl Guest for VmGuest {
     fn tracepoints(&self, view: &KernelView) -> Result<Vec<Probe>, String> {
-        let session = self.session.upgrade().ok_or(ENDED)?;
+        let vm = self.vm.upgrade().ok_or(ENDED)?;
         let pattern = format!("{}::*:*", tracepoint::PROVIDER);
         let pattern = ProbePattern::parse(&pattern).map_err(|error| error.to_string())?;
-        let handle = session.machine.handle();
-        let kernel = session.kernel.as_ref();
-        let found = session.inspector.look(&session.machine, kernel, |look| {
+        let handle = vm.machine.handle();
+        let kernel = vm.kernel.as_ref();
+        let found = vm.inspector.look(&vm.machine, kernel, |look| {
             tracepoint::find(&look, &handle, view, &pattern)
         })??;
         for sentence in &found.incomplete {
@@ -66,10 +66,10 @@ impl Guest for SessionGuest {
 
     fn resolve(&self, pid: i32, address: u64) -> Result<Mapped, Refused> {
         let ended = || Refused::new(Errno::Enxio, ENDED);
-        let session = self.session.upgrade().ok_or_else(ended)?;
-        let memory = Unpatched(session.machine.handle());
-        let kernel = session.kernel.as_ref();
-        let found = session.inspector.look(&session.machine, kernel, |look| {
+        let vm = self.vm.upgrade().ok_or_else(ended)?;
+        let memory = Unpatched(vm.machine.handle());
+        let kernel = vm.kernel.as_ref();
+        let found = vm.inspector.look(&vm.machine, kernel, |look| {
             mapped(&look, &memory, pid, address, self.symfs.as_ref())
         });
         found.map_err(unread)?
@@ -94,7 +94,7 @@ fn unread(error: impl std::fmt::Display) -> Refused {
 }
 
 fn mapped(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     memory: &Unpatched,
     pid: i32,
     address: u64,

@@ -15,8 +15,8 @@ use std::time::Duration;
 use probes::dt::{Device, Errno, Refused};
 
 use crate::listener::{ListenError, Listener, Rules};
-use crate::session::Session;
-use guest::SessionGuest;
+use crate::vm::Vm;
+use guest::VmGuest;
 
 /// What a client was told is all it gets: there is nothing to wait for at the end.
 const RULES: Rules = Rules {
@@ -36,7 +36,7 @@ pub struct Options {
 
 /// What connections share.
 struct Shared {
-    session: Arc<Session>,
+    vm: Arc<Vm>,
     options: Options,
     /// Made at the first open at which the guest's kernel is there; locked meanwhile, so that it is made once.
     device: Mutex<Option<Arc<Device>>>,
@@ -46,17 +46,13 @@ struct Shared {
 pub struct Server(#[expect(dead_code, reason = "serves until it is dropped")] Listener);
 
 impl Server {
-    /// Listens on `path` for the machine of `session`.
+    /// Listens on `path` for the machine of `vm`.
     ///
     /// # Errors
     /// If the socket cannot be made.
-    pub fn start(
-        path: &Path,
-        options: Options,
-        session: &Arc<Session>,
-    ) -> Result<Self, ListenError> {
+    pub fn start(path: &Path, options: Options, vm: &Arc<Vm>) -> Result<Self, ListenError> {
         let shared = Shared {
-            session: session.clone(),
+            vm: vm.clone(),
             options,
             device: Mutex::default(),
         };
@@ -74,7 +70,7 @@ impl Shared {
         }
         let refused = |why: String| Refused::new(Errno::Enxio, why);
         let view = self
-            .session
+            .vm
             .locate()
             .map_err(|error| refused(error.to_string()))?;
         let view = view.ok_or_else(|| {
@@ -83,8 +79,8 @@ impl Shared {
                     .into(),
             )
         })?;
-        let engine = self.session.engine(&Arc::new(view));
-        let guest = SessionGuest::new(&self.session, self.options.symfs.clone());
+        let engine = self.vm.engine(&Arc::new(view));
+        let guest = VmGuest::new(&self.vm, self.options.symfs.clone());
         let device = Arc::new(Device::new(engine, Arc::new(guest)));
         Ok(known.insert(device).clone())
     }

@@ -15,9 +15,9 @@ use super::Expectation;
 use super::events::{LastHits, statement};
 use crate::scripting::request::ScriptRequest;
 use crate::scripting::{attach, prepare};
-use crate::session::Session;
 use crate::tracing::Refusal;
 use crate::tracing::output::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
+use crate::vm::Vm;
 
 /// What expectations are called where something is wrong with one.
 const NAME: &str = "--expect";
@@ -54,7 +54,7 @@ impl Armed {
     /// # Errors
     /// The text to show: which probe there is not, or what is wrong with a predicate.
     pub fn start(
-        machine: &Session,
+        machine: &Vm,
         engine: &Engine,
         view: &KernelView,
         expectations: Arc<[Expectation]>,
@@ -143,17 +143,13 @@ impl Counting {
     ///
     /// # Errors
     /// If the thread cannot be made.
-    pub fn start(
-        session: Arc<Session>,
-        armed: Armed,
-        until_met: bool,
-    ) -> Result<Self, TraceStartError> {
+    pub fn start(vm: Arc<Vm>, armed: Armed, until_met: bool) -> Result<Self, TraceStartError> {
         let (stop, stopped) = channel();
         let met = Arc::new(AtomicBool::new(false));
         let told = met.clone();
         let thread = std::thread::Builder::new()
             .name("expect".into())
-            .spawn(move || count(&session, armed, until_met.then_some(&*told), &stopped))?;
+            .spawn(move || count(&vm, armed, until_met.then_some(&*told), &stopped))?;
         Ok(Self { stop, thread, met })
     }
 
@@ -172,12 +168,7 @@ impl Counting {
     }
 }
 
-fn count(
-    session: &Session,
-    mut armed: Armed,
-    met: Option<&AtomicBool>,
-    stopped: &Receiver<()>,
-) -> Counted {
+fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stopped: &Receiver<()>) -> Counted {
     let mut last = LastHits::default();
     while stopped.recv_timeout(DRAIN_INTERVAL) == Err(RecvTimeoutError::Timeout) {
         armed.script.drain(&mut |output| last.push(output));
@@ -187,12 +178,12 @@ fn count(
         {
             // Before the end that it explains.
             met.store(true, Ordering::SeqCst);
-            session.machine.stop();
+            vm.machine.stop();
         }
     }
     let seconds = armed.began.at.elapsed().as_secs_f64();
     // The counts are those of one moment, also of a guest that goes on.
-    let paused = session.machine.pause();
+    let paused = vm.machine.pause();
     let seen = armed.seen();
     let Armed { script, began, .. } = armed;
     let ScriptStats {

@@ -7,7 +7,7 @@ use crate::control::inspection::Frame;
 use crate::end_report::{message, registers};
 use crate::guest_kernel::symbolize;
 use crate::report::printable;
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// Most frames that are shown.
 const MOST_FRAMES: usize = 100;
@@ -26,19 +26,17 @@ pub struct Crash {
 
 impl Crash {
     /// That of a run which has ended so; `None` of one that ended in order.
-    pub fn of(end: &RunEnd, session: &Session) -> Option<Self> {
+    pub fn of(end: &RunEnd, vm: &Vm) -> Option<Self> {
         if end.is_orderly() {
             return None;
         }
-        let symbols = session.engine.get().map(|engine| &engine.view().symbols);
-        let message = message(end, symbols, session);
+        let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+        let message = message(end, symbols, vm);
         let (kernel_stack, stack_ends) = match registers(end) {
             None => (Vec::new(), None),
             Some(registers) => {
-                let kernel = session.kernel.as_ref();
-                let found = session
-                    .inspector
-                    .kernel_stack(&session.machine, kernel, registers);
+                let kernel = vm.kernel.as_ref();
+                let found = vm.inspector.kernel_stack(&vm.machine, kernel, registers);
                 match found {
                     Ok((frames, ends)) => {
                         let shown = frames.iter().take(MOST_FRAMES).map(frame);

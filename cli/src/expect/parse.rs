@@ -188,9 +188,12 @@ fn entry_of(name: &str) -> Result<String, PatternError> {
         colons @ 4.. => (name.rsplit_once(':').map_or(name, |(head, _)| head), colons),
         colons => (name, colons),
     };
-    Ok(match colons {
+    let completed = match colons {
         0 => format!("kprobe:{name}:entry"),
         1 => format!("{name}:entry"),
         _ => format!("{}entry", head.trim_end()),
-    })
+    };
+    // It is longer now, perhaps too long.
+    ProbePattern::parse(&completed.replace('"', ""))?;
+    Ok(completed)
 }

@@ -1,6 +1,6 @@
 //! What is told of expectations on standard error.
 
-use super::report::{Judged, Report};
+use super::report::{Report, Verdict};
 use crate::report::{printable, say, show};
 
 /// Tells how the expectations came out: a table where one does not hold, and what is known of a crash.
@@ -36,7 +36,7 @@ pub fn tell(report: &Report) {
 }
 
 /// A line for each expectation.
-fn table(expectations: &[Judged]) -> String {
+fn table(expectations: &[Verdict]) -> String {
     let rows: Vec<[String; 4]> = expectations
         .iter()
         .map(|judged| {

@@ -3,7 +3,7 @@
 
 use super::crash::Crash;
 use super::events::Hit;
-use super::report::{End, EndKind, Judged, Report};
+use super::report::{End, EndKind, Report, Verdict};
 use super::{Comparison, Expectation};
 
 #[test]
@@ -142,6 +142,8 @@ fn what_is_no_expectation_says_why() {
         ("a:b:c:d:e:f", "has 6 parts"),
         // What is put behind it stands between quotation marks.
         ("syscall::\"read::\"", "has a \" too few"),
+        // A name of 1020 bytes may be looked for; with what is put around it there are too many.
+        (&"f".repeat(1020), "a probe name of 1033 bytes"),
     ] {
         let error = match Expectation::parse(text) {
             Ok(read) => panic!("{text}: {read:?}"),
@@ -176,7 +178,7 @@ fn counts_are_compared() {
 
 /// A run of two expectations, of which one holds.
 fn report(kind: EndKind, text: &str) -> Report {
-    let judged = |text: &str, seen| Judged::new(&Expectation::parse(text).unwrap(), Some(seen));
+    let judged = |text: &str, seen| Verdict::new(&Expectation::parse(text).unwrap(), Some(seen));
     Report {
         machine: "vm1".into(),
         passed: false,

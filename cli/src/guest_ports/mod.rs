@@ -16,7 +16,8 @@ use std::thread::JoinHandle;
 use probes::port::stream::Access;
 use vmm::Machine;
 use vmm::machine::{
-    Backlog, ConsoleConfig, ConsolePorts, EndOfFile, NoEnd, PortConfig, PortEnd, SerialOutput,
+    Backlog, ConsoleConfig, ConsolePorts, EndOfFile, NullBackend, PortBackend, PortConfig,
+    SerialOutput,
 };
 
 use crate::args::GuestPorts;
@@ -141,7 +142,7 @@ impl Screen {
     }
 }
 
-impl PortEnd for Screen {
+impl PortBackend for Screen {
     fn write(&mut self, bytes: &[u8]) -> usize {
         match &self.backlog {
             Some(backlog) if backlog.is_full() => 0,
@@ -152,7 +153,7 @@ impl PortEnd for Screen {
 
     fn read(&mut self, buffer: &mut [u8]) -> usize {
         // What is typed goes to the serial port.
-        NoEnd.read(buffer)
+        NullBackend.read(buffer)
     }
 }
 

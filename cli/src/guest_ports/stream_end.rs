@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use probes::port::stream::PortStream;
-use vmm::machine::PortEnd;
+use vmm::machine::PortBackend;
 
 /// Requests that wait.
 const WAITING: usize = 64;
@@ -125,7 +125,7 @@ impl StreamEnd {
     }
 }
 
-impl PortEnd for StreamEnd {
+impl PortBackend for StreamEnd {
     fn opened(&mut self) {
         self.insist(Request::Open);
     }

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use introspect::PausedMemory;
-use introspect::kernel::list::Walk;
+use introspect::kernel::list::Partial;
 use introspect::kernel::live::LiveKernel;
 use introspect::kernel::loaded_modules::LoadedModules;
 use introspect::kernel::modules::{Module, ModulesError};
 use introspect::kernel::task_list::TaskInfo;
 use introspect::stack::frames::{Found, Frame as WalkedFrame, Guess, Stack};
-use introspect::system::{Look, Lost, NamedArea, System, UserObjects};
+use introspect::system::{NamedArea, PausedSystem, System, Unavailable, UserObjects};
 use introspect::user::symfs::Symfs;
 use introspect::x86_64::{AddressSpace, CpuState};
 use vmm::machine::Paused;
@@ -193,7 +193,7 @@ impl Inspector {
         let (task, threads) = standing.look(|look| {
             let task = find(&look, name)?;
             let symfs = symfs.map(Symfs::new);
-            let text = |lost: Lost| lost.to_string();
+            let text = |lost: Unavailable| lost.to_string();
             // Without the program's part the kernel's is still there.
             let objects = look.objects(&task, symfs.as_ref()).unwrap_or_else(|lost| {
                 incomplete.push(text(lost));
@@ -287,7 +287,7 @@ impl Inspector {
         &self,
         machine: &Machine,
         kernel: Option<&GuestKernel>,
-        ask: impl FnOnce(Look<'_>) -> T,
+        ask: impl FnOnce(PausedSystem<'_>) -> T,
     ) -> Result<T, Refusal> {
         Ok(self.stop(machine, kernel)?.look(ask))
     }
@@ -323,7 +323,7 @@ impl Inspector {
 }
 
 impl Standing<'_> {
-    fn look<T>(&self, ask: impl FnOnce(Look<'_>) -> T) -> T {
+    fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         let memory = PausedMemory::new(self.machine.ram());
         ask(self
             .known
@@ -375,7 +375,7 @@ fn know(
 }
 
 /// The one process that is meant.
-fn find(look: &Look<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
+fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
     let comm = match name {
         ProcessName::Pid(pid) => {
             let found = look.process(*pid).map_err(|lost| lost.to_string())?;
@@ -416,7 +416,7 @@ fn find(look: &Look<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
 }
 
 /// That no process has this number, and of whose threads one has it.
-fn no_process(look: &Look<'_>, pid: i32) -> Refusal {
+fn no_process(look: &PausedSystem<'_>, pid: i32) -> Refusal {
     match look.thread(pid) {
         Ok(Ok(Some(thread))) => format!(
             "{pid} ({}) is a thread of process {}: name that one",
@@ -428,7 +428,7 @@ fn no_process(look: &Look<'_>, pid: i32) -> Refusal {
 }
 
 /// `17 (sleep 100)`.
-fn candidate(look: &Look<'_>, task: &TaskInfo) -> String {
+fn candidate(look: &PausedSystem<'_>, task: &TaskInfo) -> String {
     let arguments = arguments(look, task);
     match arguments.is_empty() {
         true => task.pid.to_string(),
@@ -436,7 +436,7 @@ fn candidate(look: &Look<'_>, task: &TaskInfo) -> String {
     }
 }
 
-fn arguments(look: &Look<'_>, task: &TaskInfo) -> Vec<String> {
+fn arguments(look: &PausedSystem<'_>, task: &TaskInfo) -> Vec<String> {
     match look.program(task, MOST_CANDIDATE_ARGUMENTS) {
         Ok(Some(Ok(program))) => program.arguments.strings().map(lossy).collect(),
         _ => Vec::new(),
@@ -457,7 +457,7 @@ fn without_memory(task: &TaskInfo) -> Refusal {
 }
 
 /// A process; its program only if that is to be `told`.
-fn process(look: &Look<'_>, task: &TaskInfo, told: bool) -> Process {
+fn process(look: &PausedSystem<'_>, task: &TaskInfo, told: bool) -> Process {
     let program = told.then(|| look.program(task, MOST_ARGUMENTS).ok().flatten());
     let program = program.flatten().and_then(Result::ok);
     Process {
@@ -521,8 +521,8 @@ fn lost_symbols(objects: &UserObjects<'_>) -> Vec<String> {
 
 /// The modules' symbols; what could not be read of them is told.
 fn module_symbols(
-    look: &Look<'_>,
-    modules: Result<Walk<Module, ModulesError>, Lost>,
+    look: &PausedSystem<'_>,
+    modules: Result<Partial<Module, ModulesError>, Unavailable>,
     incomplete: &mut Vec<String>,
 ) -> Option<LoadedModules> {
     match modules.and_then(|modules| look.module_symbols(modules)) {
@@ -537,7 +537,11 @@ fn module_symbols(
     }
 }
 
-fn kernel_frame(look: &Look<'_>, modules: Option<&LoadedModules>, frame: &WalkedFrame) -> Frame {
+fn kernel_frame(
+    look: &PausedSystem<'_>,
+    modules: Option<&LoadedModules>,
+    frame: &WalkedFrame,
+) -> Frame {
     let behind = frame.address.0.wrapping_sub(frame.lookup_address());
     let place = look.place(frame.lookup_address(), modules);
     Frame {

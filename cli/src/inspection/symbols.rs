@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use introspect::Gva;
 use introspect::kernel::loaded_modules::LoadedModules;
-use introspect::system::{Look, Place, UserObject, UserObjects};
+use introspect::system::{PausedSystem, SymbolizedAddress, UserObject, UserObjects};
 use introspect::user::demangle::demangle;
 use introspect::user::symbols::{Binding, Function, FunctionKind};
 use introspect::user::symfs::Symfs;
@@ -16,7 +16,7 @@ use crate::control::inspection::{ProcessName, Symbol};
 
 /// The objects of a process, with the symbols in which `what` is looked for.
 pub(super) fn named_objects<'s>(
-    look: &Look<'s>,
+    look: &PausedSystem<'s>,
     name: &ProcessName,
     symfs: Option<PathBuf>,
     what: &[String],
@@ -51,7 +51,7 @@ fn address(word: &str) -> Option<u64> {
 
 /// Symbols of the kernel and its modules; none if there is no such one.
 pub(super) fn kernel_symbols(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     modules: Option<&LoadedModules>,
     word: &str,
 ) -> Vec<Symbol> {
@@ -62,7 +62,7 @@ pub(super) fn kernel_symbols(
     places.into_iter().map(symbol).collect()
 }
 
-fn symbol(place: Place) -> Symbol {
+fn symbol(place: SymbolizedAddress) -> Symbol {
     Symbol {
         address: place.address,
         name: place.name,
@@ -109,7 +109,7 @@ fn letter(kind: FunctionKind, binding: Binding) -> char {
 
 /// That a word stands for nothing, with the names that are like it.
 pub(super) fn unknown_symbol(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     objects: Option<&UserObjects<'_>>,
     word: &str,
 ) -> Refusal {

@@ -23,7 +23,7 @@ pub use probes::port::stream::LONGEST_COMMAND;
 use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
 use crate::end_report::MachineEnd;
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// How long it may take until a reader that was closed has gone.
 const CLOSING: Duration = Duration::from_millis(200);
@@ -365,37 +365,34 @@ impl Drop for Reader {
 }
 
 /// What `make` gives of a session, as long as there is one.
-fn maker<P: ?Sized + 'static>(
-    session: &Weak<Session>,
-    make: fn(&Session) -> Result<Arc<P>, String>,
-) -> Make<P> {
-    let session = session.clone();
-    Box::new(move || match session.upgrade() {
-        Some(session) => make(&session),
+fn maker<P: ?Sized + 'static>(vm: &Weak<Vm>, make: fn(&Vm) -> Result<Arc<P>, String>) -> Make<P> {
+    let vm = vm.clone();
+    Box::new(move || match vm.upgrade() {
+        Some(vm) => make(&vm),
         None => Err("the machine has ended".to_owned()),
     })
 }
 
 /// The ports of a running machine.
-pub fn of_session(session: &Arc<Session>) -> Ports {
+pub fn of_session(vm: &Arc<Vm>) -> Ports {
     // Weak: the session must not be kept by what is served of it.
-    let session = Arc::downgrade(session);
+    let vm = Arc::downgrade(vm);
     let makers = Makers {
-        tracectl: maker(&session, |session| Ok(Arc::new(session.trace_device()?))),
-        trace: maker(&session, |session| Ok(Arc::new(session.trace_device()?))),
-        ptracectl: maker(&session, |session| Ok(Arc::new(session.ptrace_device()?))),
-        ptrace: maker(&session, |session| Ok(Arc::new(session.ptrace_device()?))),
+        tracectl: maker(&vm, |vm| Ok(Arc::new(vm.trace_device()?))),
+        trace: maker(&vm, |vm| Ok(Arc::new(vm.trace_device()?))),
+        ptracectl: maker(&vm, |vm| Ok(Arc::new(vm.ptrace_device()?))),
+        ptrace: maker(&vm, |vm| Ok(Arc::new(vm.ptrace_device()?))),
     };
-    let (named, ended) = (session.clone(), session.clone());
+    let (named, ended) = (vm.clone(), vm.clone());
     let guest = Guest {
         clock: Box::new(move || {
-            let session = session.upgrade()?;
-            let engine = session.engine.get()?;
+            let vm = vm.upgrade()?;
+            let engine = vm.engine.get()?;
             Some(Clock::now(engine.tsc_hz()))
         }),
         name: Box::new(move |address| {
-            let session = named.upgrade()?;
-            let symbols = &session.engine.get()?.view().symbols;
+            let vm = named.upgrade()?;
+            let symbols = &vm.engine.get()?.view().symbols;
             let (symbol, offset) = symbols.resolve(address)?;
             Some(match offset {
                 0 => symbol.name.to_owned(),
@@ -403,9 +400,9 @@ pub fn of_session(session: &Arc<Session>) -> Ports {
             })
         }),
         end: Box::new(move || {
-            let session = ended.upgrade()?;
-            let symbols = session.engine.get().map(|engine| &engine.view().symbols);
-            MachineEnd::of(&session, symbols)
+            let vm = ended.upgrade()?;
+            let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+            MachineEnd::of(&vm, symbols)
         }),
     };
     Ports::new(makers, guest)

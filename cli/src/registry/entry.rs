@@ -122,7 +122,7 @@ impl Drop for Entry {
 }
 
 /// What stands at a name.
-pub(super) enum Look {
+pub(super) enum Lookup {
     /// A machine that runs.
     Running { pid: String },
     /// A dead machine's folder, which is gone now.
@@ -143,21 +143,21 @@ pub(super) fn owner(folder: &Path) -> Option<String> {
 }
 
 /// Looks whether a machine runs, and removes what a dead one left behind.
-pub(super) fn look(base: &Path, name: &VmName) -> Look {
+pub(super) fn look(base: &Path, name: &VmName) -> Lookup {
     let folder = base.join(name.as_str());
     let Ok(mut lock) = open_lock(&folder, false) else {
-        return Look::Nothing;
+        return Lookup::Nothing;
     };
     let pid = read_pid(&mut lock);
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(_) => Look::Running { pid },
+        Err(_) => Lookup::Running { pid },
         // The folder's machine has not written its id yet, or has gone in good order.
-        Ok(()) if pid.is_empty() || !is_current(&lock, &folder) => Look::Nothing,
+        Ok(()) if pid.is_empty() || !is_current(&lock, &folder) => Lookup::Nothing,
         Ok(()) => match remove_all(&folder) {
-            Ok(()) => Look::Removed,
+            Ok(()) => Lookup::Removed,
             Err(error) => {
                 log::warn!("{}: {error}", folder.display());
-                Look::Nothing
+                Lookup::Nothing
             }
         },
     }

@@ -205,12 +205,12 @@ impl Registry {
                 continue;
             };
             match entry::look(&self.base, &name) {
-                entry::Look::Running { pid } => {
+                entry::Lookup::Running { pid } => {
                     let socket = item.path().join(entry::CONTROL);
                     running.push(Running { name, pid, socket });
                 }
-                entry::Look::Removed => removed.push(name),
-                entry::Look::Nothing => {}
+                entry::Lookup::Removed => removed.push(name),
+                entry::Lookup::Nothing => {}
             }
         }
         running.sort_by(|a, b| a.name.cmp(&b.name));

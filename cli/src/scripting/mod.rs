@@ -25,8 +25,8 @@ use probes::name::ProbePattern;
 use probes::probe::Probe;
 use serde::{Deserialize, Serialize};
 
-use crate::session::Session;
 use crate::tracing::{MOST_PROBES, Refusal, find_probes};
+use crate::vm::Vm;
 use names::GuestNames;
 use request::{Form, ScriptRequest};
 
@@ -79,7 +79,7 @@ impl Job {
     /// # Errors
     /// The text to show: what is wrong with the script, with its place; or which probe cannot be enabled.
     pub fn start(
-        machine: &Arc<Session>,
+        machine: &Arc<Vm>,
         engine: &Engine,
         view: &Arc<KernelView>,
         request: &ScriptRequest,
@@ -164,7 +164,7 @@ impl Job {
 /// # Errors
 /// The text to show, as for [`Job::start`].
 pub fn prepare(
-    machine: &Session,
+    machine: &Vm,
     view: &KernelView,
     request: &ScriptRequest,
 ) -> Result<Prepared, Refusal> {
@@ -189,7 +189,7 @@ pub fn prepare(
 /// # Errors
 /// The text to show, as for [`Job::start`]. Nothing is left in the guest then.
 pub fn attach(
-    machine: &Session,
+    machine: &Vm,
     engine: &Engine,
     view: &KernelView,
     request: &ScriptRequest,
@@ -204,7 +204,7 @@ pub fn attach(
 
 /// Makes text of what a script puts out.
 struct Renderer {
-    machine: Arc<Session>,
+    machine: Arc<Vm>,
     names: GuestNames,
     form: Form,
     dialect: Dialect,
@@ -264,7 +264,7 @@ fn render(
 
 /// What a script can ask of a machine's kernel.
 struct Looking<'l> {
-    machine: &'l Session,
+    machine: &'l Vm,
     view: &'l KernelView,
 }
 

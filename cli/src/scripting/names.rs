@@ -13,7 +13,7 @@ use probes::kernel_view::KernelView;
 
 use crate::control::inspection::ProcessName;
 use crate::report::printable;
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// Names that are kept; when there are more, all are looked up anew.
 const MOST_NAMES: usize = 1 << 16;
@@ -38,7 +38,7 @@ impl GuestNames {
     }
 
     /// Looks up the names of programs' functions in `outputs`.
-    pub(super) fn prepare(&mut self, machine: &Session, outputs: &[Output]) {
+    pub(super) fn prepare(&mut self, machine: &Vm, outputs: &[Output]) {
         let mut wanted: HashMap<u32, Vec<u64>> = HashMap::new();
         if self.user.len() > MOST_NAMES || self.since.elapsed() > KEPT {
             self.user.clear();
@@ -69,7 +69,7 @@ impl GuestNames {
     }
 
     /// A process that has ended has no names any more: its addresses are shown.
-    fn look_up(&mut self, machine: &Session, pid: u32, addresses: &[u64]) {
+    fn look_up(&mut self, machine: &Vm, pid: u32, addresses: &[u64]) {
         let words: Vec<String> = addresses.iter().map(|a| format!("{a:#x}")).collect();
         let process = i32::try_from(pid).map(ProcessName::Pid).ok();
         let found = process.and_then(|process| {

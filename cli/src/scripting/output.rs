@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 
 use super::{Counts, Job, Rendered};
 use crate::report::show;
-use crate::session::Session;
 use crate::tracing::outbox::Outbox;
 use crate::tracing::output::{DRAIN_INTERVAL, Output, TracePanicked, TraceStartError};
+use crate::vm::Vm;
 
 /// A script that runs.
 pub struct Running {
@@ -26,7 +26,7 @@ impl Running {
     /// # Errors
     /// If the thread cannot be made.
     pub fn start(
-        session: Arc<Session>,
+        vm: Arc<Vm>,
         job: Job,
         first: Rendered,
         output: Output,
@@ -38,7 +38,7 @@ impl Running {
             .name("script".into())
             .spawn(move || {
                 let ended = run(job, first, output, &stopped, &told);
-                session.machine.stop();
+                vm.machine.stop();
                 ended
             })?;
         Ok(Self {

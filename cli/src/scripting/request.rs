@@ -99,7 +99,7 @@ impl ScriptRequest {
 
 #[cfg(test)]
 mod tests {
-    use probes::engine::Only;
+    use probes::engine::Match;
     use probes::name::ProbeName;
     use probes::probe::{StaticText, Target};
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_static_probe_of_one_process_is_of_no_other() {
         let request = ScriptRequest::default();
-        for (process, expected) in [(None, Only::Any), (Some(22), Only::In(vec![22]))] {
+        for (process, expected) in [(None, Match::Any), (Some(22), Match::In(vec![22]))] {
             let probe = Probe {
                 name: ProbeName::new("app22", "app", "main", "started"),
                 signature: None,

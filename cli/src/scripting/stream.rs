@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use super::request::ScriptRequest;
 use super::{Counts, Job, Rendered};
 use crate::end_report::MachineEnd;
-use crate::session::Session;
 use crate::tracing::Refusal;
 use crate::tracing::outbox::Outbox;
 use crate::tracing::output::DRAIN_INTERVAL;
 use crate::tracing::stream::{LONGEST_LINE, PATIENCE, has_ended, write};
+use crate::vm::Vm;
 
 /// Most bytes of output in one line.
 const PIECE: usize = 1 << 20;
@@ -129,17 +129,13 @@ fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 ///
 /// # Errors
 /// If the client has gone.
-pub fn serve(
-    session: &Arc<Session>,
-    request: &ScriptRequest,
-    mut stream: UnixStream,
-) -> io::Result<()> {
+pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     // Waiting for the client to end it is waiting for the next time to drain.
     stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
     let mut outbox = Outbox::new(Box::new(stream.try_clone()?))?;
     let mut first = Vec::new();
-    let (mut job, rendered) = match start(session, request) {
+    let (mut job, rendered) = match start(vm, request) {
         Ok(started) => started,
         Err(message) => {
             write(&mut first, &Line::Refused { message })?;
@@ -155,7 +151,7 @@ pub fn serve(
     write(&mut first, &begin)?;
     write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
-    while !(failed || job.has_exited() || has_ended(&mut stream)? || session.has_ended()) {
+    while !(failed || job.has_exited() || has_ended(&mut stream)? || vm.has_ended()) {
         // A client that reads too slowly loses output, and holds up nobody.
         let room = outbox.has_room();
         if room == Ok(true) {
@@ -168,18 +164,18 @@ pub fn serve(
     let (rendered, counts) = job.finish();
     let mut last = Vec::new();
     write_output(&mut last, &rendered)?;
-    let symbols = session.engine.get().map(|engine| &engine.view().symbols);
-    let machine = MachineEnd::of(session, symbols);
+    let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+    let machine = MachineEnd::of(vm, symbols);
     write(&mut last, &Line::End { counts, machine })?;
     // A client that has gone is told of by `finish`.
     let _ = outbox.put(last);
     outbox.finish()
 }
 
-fn start(session: &Arc<Session>, request: &ScriptRequest) -> Result<(Job, Rendered), Refusal> {
-    let view = session.kernel_view()?;
-    let engine = session.engine(&view);
-    Job::start(session, &engine, &view, request)
+fn start(vm: &Arc<Vm>, request: &ScriptRequest) -> Result<(Job, Rendered), Refusal> {
+    let view = vm.kernel_view()?;
+    let engine = vm.engine(&view);
+    Job::start(vm, &engine, &view, request)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use probes::probe::{Probe, Target};
 use probes::provider::{self, kprobe, tracepoint, uprobe, usdt};
 use serde::{Deserialize, Serialize};
 
-use crate::session::Session;
+use crate::vm::Vm;
 use output::ClockPair;
 use request::Request;
 
@@ -97,7 +97,7 @@ impl Tracing {
     /// # Errors
     /// If a pattern matches nothing, or a probe cannot be enabled. Nothing is armed then.
     pub fn start(
-        machine: &Session,
+        machine: &Vm,
         engine: &Engine,
         view: &KernelView,
         request: &Request,
@@ -194,13 +194,13 @@ impl Tracing {
 
     /// Looks at the files that the guest has mapped since the last time, which it is held for, and enables what matches them. To be called
     /// often.
-    pub fn take_up_files(&mut self, machine: &Session) {
+    pub fn take_up_files(&mut self, machine: &Vm) {
         while let Some(_held) = self.new_files.as_ref().and_then(NewFiles::next) {
             self.look_for_open(machine);
         }
     }
 
-    fn look_for_open(&mut self, machine: &Session) {
+    fn look_for_open(&mut self, machine: &Vm) {
         let patterns = std::mem::take(&mut self.open);
         for pattern in patterns {
             let Ok(found) = find_user(machine, &pattern) else {
@@ -293,7 +293,7 @@ impl Tracing {
 }
 
 /// Whether a pattern is of a file that no process has mapped yet.
-fn may_come(machine: &Session, pattern: &ProbePattern) -> bool {
+fn may_come(machine: &Vm, pattern: &ProbePattern) -> bool {
     if usdt::has_file(pattern) {
         let kernel = machine.kernel.as_ref();
         let looked = machine.inspector.look(&machine.machine, kernel, |look| {
@@ -343,7 +343,7 @@ fn place(probe: &Probe) -> (u64, u64) {
 /// # Errors
 /// If there are none, with names like it.
 pub fn find(
-    machine: &Session,
+    machine: &Vm,
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<Vec<Probe>, Refusal> {
@@ -356,7 +356,7 @@ pub fn find(
 /// # Errors
 /// If there are none, with names like it.
 pub fn find_probes(
-    machine: &Session,
+    machine: &Vm,
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<Vec<Probe>, NotFound> {
@@ -404,7 +404,7 @@ fn not_found(message: Refusal) -> NotFound {
 }
 
 fn find_tracepoints(
-    machine: &Session,
+    machine: &Vm,
     view: &KernelView,
     pattern: &ProbePattern,
 ) -> Result<Vec<Probe>, Refusal> {
@@ -427,7 +427,7 @@ fn find_tracepoints(
     }
 }
 
-fn find_user(machine: &Session, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+fn find_user(machine: &Vm, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
     let traps = machine.machine.handle();
     let unpatched = |gpa: Gpa, buf: &mut [u8]| traps.traps().read_unpatched(gpa, buf).is_ok();
     let found = machine

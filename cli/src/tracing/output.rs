@@ -21,7 +21,7 @@ use super::outbox::Outbox;
 use super::{Counts, Traced, Tracing, text};
 use crate::args::Format;
 use crate::guest_kernel::symbolize;
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// How often the rings are emptied. They hold some ten times what the fastest guest makes in this time.
 pub const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
@@ -65,28 +65,28 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Begins to write what `tracing` records of `session`'s machine, whose kernel has `symbols`. If `output` cannot take it,
+    /// Begins to write what `tracing` records of `vm`'s machine, whose kernel has `symbols`. If `output` cannot take it,
     /// the trace ends and the machine is stopped.
     ///
     /// # Errors
     /// If the thread cannot be made.
     pub fn start(
-        session: Arc<Session>,
+        vm: Arc<Vm>,
         tracing: Tracing,
         symbols: Symbols,
         output: Output,
         format: Format,
     ) -> Result<Self, TraceStartError> {
         let (stop, stopped) = channel();
-        let hz = session.tsc_hz();
+        let hz = vm.tsc_hz();
         let thread = std::thread::Builder::new()
             .name("trace".into())
             .spawn(move || {
                 let mut writer = Writer::new(format, hz);
                 writer.symbols = Some(symbols);
-                let summary = run(&session, tracing, writer, output, &stopped);
+                let summary = run(&vm, tracing, writer, output, &stopped);
                 if summary.written.is_err() {
-                    session.machine.stop();
+                    vm.machine.stop();
                 }
                 summary
             })?;
@@ -114,14 +114,14 @@ pub struct TraceStartError(#[from] io::Error);
 pub struct TracePanicked;
 
 fn run(
-    session: &Session,
+    vm: &Vm,
     mut tracing: Tracing,
     mut writer: Writer,
     output: Output,
     stopped: &Receiver<()>,
 ) -> Summary {
     let (written, each) = match Outbox::new(output) {
-        Ok(outbox) => follow(session, &mut tracing, &mut writer, outbox, stopped),
+        Ok(outbox) => follow(vm, &mut tracing, &mut writer, outbox, stopped),
         Err(error) => (Err(error), tracing.stop()),
     };
     Summary {
@@ -132,7 +132,7 @@ fn run(
 }
 
 fn follow(
-    session: &Session,
+    vm: &Vm,
     tracing: &mut Tracing,
     writer: &mut Writer,
     mut outbox: Outbox,
@@ -142,7 +142,7 @@ fn follow(
     let mut events = Vec::new();
     loop {
         let ended = stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout);
-        tracing.take_up_files(session);
+        tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // Who reads too slowly loses events, and holds up nobody.
         let room = outbox.has_room();

@@ -1,6 +1,6 @@
 //! What is asked of a trace: probes, whose hits, and what is kept of them.
 
-use probes::engine::{Capture, Filter, Only, StringArgument};
+use probes::engine::{Capture, Filter, Match, StringArgument};
 use probes::event::{COMM_LENGTH, EventKind, MAX_ARGUMENTS};
 use probes::probe::{Probe, Target};
 use serde::{Deserialize, Serialize};
@@ -68,10 +68,10 @@ impl Request {
 
     /// Whose hits of a probe are wanted; `process` is the one that the probe itself is for.
     pub fn filter(&self, process: Option<u32>) -> Filter {
-        fn only<T>(values: Vec<T>) -> Only<T> {
+        fn only<T>(values: Vec<T>) -> Match<T> {
             match values.is_empty() {
-                true => Only::Any,
-                false => Only::In(values),
+                true => Match::Any,
+                false => Match::In(values),
             }
         }
         // The kernel keeps no more of a name.

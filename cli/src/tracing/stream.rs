@@ -18,7 +18,7 @@ use super::request::Request;
 use super::{Counts, Refusal, Traced, Tracing};
 use crate::end_report::MachineEnd;
 use crate::guest_kernel::symbolize;
-use crate::session::Session;
+use crate::vm::Vm;
 
 /// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,10 +75,10 @@ pub enum Line {
 ///
 /// # Errors
 /// If the client has gone.
-pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) -> io::Result<()> {
+pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut output = BufWriter::new(stream.try_clone()?);
-    let started = start(session, request);
+    let started = start(vm, request);
     let (mut tracing, symbols) = match started {
         Ok(started) => started,
         Err(message) => return send(&mut output, &Line::Refused { message }),
@@ -86,7 +86,7 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
     let begin = Line::Begin {
         probes: tracing.traced().to_vec(),
         clock: tracing.began(),
-        hz: session.tsc_hz(),
+        hz: vm.tsc_hz(),
         skipped: tracing.skipped().to_vec(),
         open: tracing.open().map(str::to_owned).collect(),
     };
@@ -100,8 +100,8 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
     let mut known = tracing.traced().len();
     let (mut ended, mut failed) = (false, false);
     while !ended && !failed {
-        ended = has_ended(&mut stream)? || session.has_ended();
-        tracing.take_up_files(session);
+        ended = has_ended(&mut stream)? || vm.has_ended();
+        tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
         // A client that reads too slowly loses events, and holds up nobody.
         let room = outbox.has_room();
@@ -125,7 +125,7 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
         if ended {
             let hits = each.iter().map(|stats| stats.hits).collect();
             let counts = tracing.counts(&each);
-            let machine = MachineEnd::of(session, Some(&symbols));
+            let machine = MachineEnd::of(vm, Some(&symbols));
             let end = Line::End {
                 counts,
                 hits,
@@ -140,13 +140,13 @@ pub fn serve(session: &Arc<Session>, request: &Request, mut stream: UnixStream) 
 }
 
 fn start(
-    session: &Session,
+    vm: &Vm,
     request: &Request,
 ) -> Result<(Tracing, introspect::kernel::symbols::Symbols), Refusal> {
-    let view = session.kernel_view()?;
+    let view = vm.kernel_view()?;
     let symbols = view.symbols.clone();
-    let engine = session.engine(&view);
-    let tracing = Tracing::start(session, &engine, &view, request)?;
+    let engine = vm.engine(&view);
+    let tracing = Tracing::start(vm, &engine, &view, request)?;
     Ok((tracing, symbols))
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use devices::BusDevice;
 use devices::virtio::blk::{Block, BlockBackend, BlockOptions};
-use devices::virtio::console::{Console, ConsoleConfig, EndOfFile, NoEnd, PortConfig, Size};
+use devices::virtio::console::{Console, ConsoleConfig, EndOfFile, NullBackend, PortConfig, Size};
 use devices::virtio::mock::{Descriptor, Driver, RING_AREA, RINGS, status};
 use devices::virtio::rng::Rng;
 use devices::virtio::{FEATURE_VERSION_1, MMIO_LENGTH, VirtioDevice};
@@ -118,8 +118,8 @@ impl Maker {
                 let port = PortConfig::named("one", EndOfFile::WhenIdle);
                 let config = ConsoleConfig {
                     ports: vec![
-                        (PortConfig::console(), Box::new(NoEnd)),
-                        (port, Box::new(NoEnd)),
+                        (PortConfig::console(), Box::new(NullBackend)),
+                        (port, Box::new(NullBackend)),
                     ],
                     max_ports: 2,
                     size: Size {

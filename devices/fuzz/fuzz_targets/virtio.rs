@@ -9,7 +9,7 @@ use std::time::Duration;
 use devices::virtio::TRANSPORT_FEATURES;
 use devices::virtio::console::{
     CONTROL_TRANSMIT, Console, ConsoleConfig, ConsoleHandle, EndOfFile, FEATURE_MULTIPORT,
-    FEATURE_SIZE, Message, NoEnd, PortConfig, PortEnd, Size,
+    FEATURE_SIZE, Message, NullBackend, PortConfig, PortBackend, Size,
 };
 use devices::virtio::mock::{Descriptor, LinuxConsole, RING_AREA, RINGS, status};
 use hostile::Input;
@@ -29,7 +29,7 @@ struct Moody {
     left: usize,
 }
 
-impl PortEnd for Moody {
+impl PortBackend for Moody {
     fn opened(&mut self) {
         self.left = 10_000;
     }
@@ -54,7 +54,7 @@ fn device() -> (Console, ConsoleHandle) {
         PortConfig::named("dt", EndOfFile::Never),
         PortConfig::named("tracectl", EndOfFile::WhenIdle),
     ];
-    let ports = configs.map(|config| (config, Box::new(Moody::default()) as Box<dyn PortEnd>));
+    let ports = configs.map(|config| (config, Box::new(Moody::default()) as Box<dyn PortBackend>));
     let config = ConsoleConfig {
         ports: ports.into(),
         max_ports: 4,
@@ -135,7 +135,7 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
                 1 => drop(host.remove_port(id)),
                 _ => {
                     let config = PortConfig::named("more", EndOfFile::WhenIdle);
-                    drop(host.add_port(id, config, Box::new(NoEnd)));
+                    drop(host.add_port(id, config, Box::new(NullBackend)));
                 }
             }
         }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use introspect::kernel::btf::Btf;
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::x86_64::AddressSpace;
 use introspect::{Gpa, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
 
@@ -38,7 +38,7 @@ pub const QUESTIONS: u8 = 4;
 /// Any answer will do.
 ///
 /// One question a run, so that a run is short: programs; open files; mapped objects; stacks.
-pub fn ask(look: Look<'_>, question: u8, first: usize, most: usize) {
+pub fn ask(look: PausedSystem<'_>, question: u8, first: usize, most: usize) {
     let tasks = look.threads().map(|tasks| tasks.items).unwrap_or_default();
     let first = first.checked_rem(tasks.len()).unwrap_or(0);
     let mut asked = tasks.iter().skip(first).take(most);

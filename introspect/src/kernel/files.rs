@@ -5,7 +5,7 @@
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
-use super::list::Walk;
+use super::list::Partial;
 use super::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
@@ -155,13 +155,13 @@ impl FilesLayout {
     /// The open files of the task whose `task_struct` is at `task`, ascending by number. Kernel threads and tasks that have
     /// ended have none.
     #[must_use]
-    pub fn open_files(&self, view: MemoryView<'_>, task: Gva) -> Walk<OpenFile, FilesError> {
+    pub fn open_files(&self, view: MemoryView<'_>, task: Gva) -> Partial<OpenFile, FilesError> {
         let mut items = Vec::new();
         let mut error = None;
         if let Err(broken) = self.collect(view, task, &mut items, &mut error) {
             error = Some(broken);
         }
-        Walk { items, error }
+        Partial { items, error }
     }
 
     fn collect(

@@ -11,14 +11,14 @@ use crate::{Gva, MemoryView};
 
 /// What was found up to the end, or up to where a structure was broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Walk<T, E> {
+pub struct Partial<T, E> {
     /// What was found, in the kernel's order.
     pub items: Vec<T>,
     /// The first thing that was broken: `items` is not all there is.
     pub error: Option<E>,
 }
 
-impl<T, E> Walk<T, E> {
+impl<T, E> Partial<T, E> {
     /// All of it, or the error.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl<T, E> Walk<T, E> {
     pub(super) fn read_each<U, F: From<E>>(
         self,
         mut read: impl FnMut(T) -> Result<U, F>,
-    ) -> Walk<U, F> {
+    ) -> Partial<U, F> {
         let mut items = Vec::with_capacity(self.items.len());
         let mut error = self.error.map(F::from);
         for item in self.items {
@@ -40,7 +40,7 @@ impl<T, E> Walk<T, E> {
                 Err(broken) => error = error.or(Some(broken)),
             }
         }
-        Walk { items, error }
+        Partial { items, error }
     }
 }
 
@@ -105,11 +105,11 @@ pub struct List {
 impl List {
     /// Addresses of the structures on the ring. They are not looked at, apart from their links.
     #[must_use]
-    pub fn walk(&self, view: MemoryView<'_>) -> Walk<Gva, ListError> {
+    pub fn walk(&self, view: MemoryView<'_>) -> Partial<Gva, ListError> {
         let mut items = Vec::new();
         let mut seen = HashSet::new();
         let error = self.collect(view, &mut items, &mut seen).err();
-        Walk { items, error }
+        Partial { items, error }
     }
 
     fn collect(

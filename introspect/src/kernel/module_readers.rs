@@ -4,7 +4,7 @@
 //! told beside what could be read.
 
 use super::btf::Btf;
-use super::list::Walk;
+use super::list::Partial;
 use super::loaded_modules::LoadedModules;
 use super::module_symbols::{ModuleSymbolsError, ModuleSymbolsLayout};
 use super::modules::{Module, ModulesError, ModulesLayout, ModulesLayoutError};
@@ -44,7 +44,7 @@ impl ModuleReaders {
 
     /// The modules that are loaded now.
     #[must_use]
-    pub fn list(&self, view: MemoryView<'_>) -> Walk<Module, ModulesError> {
+    pub fn list(&self, view: MemoryView<'_>) -> Partial<Module, ModulesError> {
         self.modules.modules(view)
     }
 
@@ -53,7 +53,7 @@ impl ModuleReaders {
     pub fn symbols(
         &self,
         view: MemoryView<'_>,
-        modules: Walk<Module, ModulesError>,
+        modules: Partial<Module, ModulesError>,
     ) -> (LoadedModules, Vec<ModuleError>) {
         let (loaded, broken) = self.symbols.read_all(view, modules.items);
         let errors = modules.error.map(ModuleError::from).into_iter();

@@ -9,7 +9,7 @@ use std::fmt;
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
-use super::list::{List, ListError, Walk};
+use super::list::{List, ListError, Partial};
 use super::module_memory::{MemoryLayout, ModuleMemoryError, ModuleRange, RangeKind};
 use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
@@ -166,7 +166,7 @@ impl ModulesLayout {
 
     /// The modules, newest first, as the kernel lists them.
     #[must_use]
-    pub fn modules(&self, view: MemoryView<'_>) -> Walk<Module, ModulesError> {
+    pub fn modules(&self, view: MemoryView<'_>) -> Partial<Module, ModulesError> {
         let list = List {
             name: "modules",
             head: self.head,
@@ -278,7 +278,7 @@ mod tests {
         kernel
     }
 
-    fn walk(kernel: &TestKernel, btf: &Btf) -> Walk<Module, ModulesError> {
+    fn walk(kernel: &TestKernel, btf: &Btf) -> Partial<Module, ModulesError> {
         let layout = ModulesLayout::new(btf, &symbols(&[("modules", HEAD)])).unwrap();
         let paused = PausedMemory::new(&kernel.memory);
         layout.modules(kernel.view(&paused))
@@ -383,7 +383,7 @@ mod tests {
             (MODULE + 0x1000 + 320, 0x40_0000, 8),
             (MODULE + 0x1000 + 328, 0x1000, 4),
         ]);
-        let names = |walk: &Walk<Module, ModulesError>| -> Vec<String> {
+        let names = |walk: &Partial<Module, ModulesError>| -> Vec<String> {
             walk.items.iter().map(|m| m.name.clone()).collect()
         };
         let found = walk(&kernel, &array());

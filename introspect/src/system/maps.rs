@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Look, Lost};
+use super::{PausedSystem, Unavailable};
 use crate::Gva;
 use crate::kernel::files::FileIdentity;
 use crate::kernel::task_list::TaskInfo;
@@ -31,13 +31,13 @@ pub struct Maps {
     pub error: Option<VmaError>,
 }
 
-impl Look<'_> {
+impl PausedSystem<'_> {
     /// What a process has mapped, in the order and with the names of `/proc/PID/maps`; `None` for one without memory.
     ///
     /// # Errors
     /// If the kernel does not tell.
-    pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Lost> {
-        let layout = self.system.areas.as_ref().map_err(Lost::clone)?;
+    pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Unavailable> {
+        let layout = self.system.areas.as_ref().map_err(Unavailable::clone)?;
         let Some(mm) = task.user_mm() else {
             return Ok(None);
         };

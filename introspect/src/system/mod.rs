@@ -1,6 +1,6 @@
 //! A running Linux system, put together: what all the readers of this crate say of one guest.
 //!
-//! A [`System`] is made once for a running kernel, from its symbols and types, and kept. A [`Look`] is made from it each time the guest
+//! A [`System`] is made once for a running kernel, from its symbols and types, and kept. A [`PausedSystem`] is made from it each time the guest
 //! stands still, with memory and CPUs, and dropped before it goes on.
 //!
 //! What a kernel does not tell is lost alone: a kernel without types still has its symbols, and each question that needs
@@ -20,7 +20,7 @@ mod user_objects;
 pub use maps::{Maps, NamedArea};
 pub use processes::Program;
 pub use stacks::ThreadStack;
-pub use symbolize::Place;
+pub use symbolize::SymbolizedAddress;
 pub use text_files::{TextFile, TextFiles};
 pub use user_objects::{UserObject, UserObjects};
 
@@ -44,7 +44,7 @@ use crate::{MemoryView, PausedMemory};
 /// A question that this kernel leaves open.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} cannot be read: {reason}")]
-pub struct Lost {
+pub struct Unavailable {
     /// What was asked for: `processes`.
     pub what: &'static str,
     /// Why it is not known.
@@ -52,7 +52,7 @@ pub struct Lost {
 }
 
 /// A reader, or why there is none.
-type Part<T> = Result<T, Lost>;
+type Part<T> = Result<T, Unavailable>;
 
 /// A running kernel and the readers of its structures.
 pub struct System {
@@ -111,12 +111,12 @@ impl System {
     ///
     /// # Errors
     /// If the kernel does not tell.
-    pub fn page_cache(&self) -> Result<&PageCacheLayout, Lost> {
-        self.page_cache.as_ref().map_err(Lost::clone)
+    pub fn page_cache(&self) -> Result<&PageCacheLayout, Unavailable> {
+        self.page_cache.as_ref().map_err(Unavailable::clone)
     }
 
     /// What cannot be asked of this kernel, and why.
-    pub fn lost(&self) -> impl Iterator<Item = &Lost> {
+    pub fn lost(&self) -> impl Iterator<Item = &Unavailable> {
         [
             self.current.as_ref().err(),
             self.tasks.as_ref().err(),
@@ -139,8 +139,8 @@ impl System {
         memory: &'s PausedMemory<'s>,
         space: AddressSpace,
         cpus: &'s [CpuState],
-    ) -> Look<'s> {
-        Look {
+    ) -> PausedSystem<'s> {
+        PausedSystem {
             system: self,
             view: memory.view(space),
             cpus,
@@ -150,13 +150,13 @@ impl System {
 
 /// A system that stands still.
 #[derive(Clone, Copy)]
-pub struct Look<'s> {
+pub struct PausedSystem<'s> {
     system: &'s System,
     view: MemoryView<'s>,
     cpus: &'s [CpuState],
 }
 
-impl<'s> Look<'s> {
+impl<'s> PausedSystem<'s> {
     /// The kernel's memory.
     #[must_use]
     pub fn kernel(&self) -> MemoryView<'s> {
@@ -175,7 +175,7 @@ fn part<T, E: Error>(
     types: Result<&Btf, &str>,
     make: impl FnOnce(&Btf) -> Result<T, E>,
 ) -> Part<T> {
-    let lost = |reason| Lost { what, reason };
+    let lost = |reason| Unavailable { what, reason };
     let btf = types.map_err(|why| lost(why.to_owned()))?;
     make(btf).map_err(|error| lost(error.to_string()))
 }

@@ -1,19 +1,19 @@
 //! The kernel's modules and their symbols.
 
-use super::{Look, Lost};
-use crate::kernel::list::Walk;
+use super::{PausedSystem, Unavailable};
+use crate::kernel::list::Partial;
 use crate::kernel::loaded_modules::LoadedModules;
 use crate::kernel::module_readers::{ModuleError, ModuleReaders};
 use crate::kernel::modules::{Module, ModulesError};
 
-impl Look<'_> {
+impl PausedSystem<'_> {
     /// The modules that are loaded now; none in a kernel that cannot load any.
     ///
     /// # Errors
     /// If the kernel does not tell of them.
-    pub fn modules(&self) -> Result<Walk<Module, ModulesError>, Lost> {
-        let readers = self.system.modules.as_ref().map_err(Lost::clone)?;
-        let none = Walk {
+    pub fn modules(&self) -> Result<Partial<Module, ModulesError>, Unavailable> {
+        let readers = self.system.modules.as_ref().map_err(Unavailable::clone)?;
+        let none = Partial {
             items: Vec::new(),
             error: None,
         };
@@ -27,9 +27,9 @@ impl Look<'_> {
     /// If the kernel does not tell of modules.
     pub fn module_symbols(
         &self,
-        modules: Walk<Module, ModulesError>,
-    ) -> Result<(LoadedModules, Vec<ModuleError>), Lost> {
-        let readers = self.system.modules.as_ref().map_err(Lost::clone)?;
+        modules: Partial<Module, ModulesError>,
+    ) -> Result<(LoadedModules, Vec<ModuleError>), Unavailable> {
+        let readers = self.system.modules.as_ref().map_err(Unavailable::clone)?;
         let read = |readers: &ModuleReaders| readers.symbols(self.view, modules);
         Ok(readers.as_ref().map(read).unwrap_or_default())
     }

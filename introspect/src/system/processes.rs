@@ -1,9 +1,9 @@
 //! Processes, and what each is made of.
 
-use super::{Look, Lost};
+use super::{PausedSystem, Unavailable};
 use crate::Gva;
 use crate::kernel::files::{FilesError, OpenFile};
-use crate::kernel::list::Walk;
+use crate::kernel::list::Partial;
 use crate::kernel::path::PathRef;
 use crate::kernel::process::{ProcessError, ProcessText};
 use crate::kernel::task_list::{TaskInfo, TaskListError, Tasks};
@@ -20,13 +20,13 @@ pub struct Program {
     pub path: Option<Vec<u8>>,
 }
 
-impl Look<'_> {
+impl PausedSystem<'_> {
     /// All processes.
     ///
     /// # Errors
     /// If the kernel does not tell of any.
-    pub fn processes(&self) -> Result<Tasks, Lost> {
-        let tasks = self.system.tasks.as_ref().map_err(Lost::clone)?;
+    pub fn processes(&self) -> Result<Tasks, Unavailable> {
+        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.processes(self.view))
     }
 
@@ -34,8 +34,8 @@ impl Look<'_> {
     ///
     /// # Errors
     /// If the kernel does not tell of any.
-    pub fn threads(&self) -> Result<Tasks, Lost> {
-        let tasks = self.system.tasks.as_ref().map_err(Lost::clone)?;
+    pub fn threads(&self) -> Result<Tasks, Unavailable> {
+        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.all_threads(self.view))
     }
 
@@ -43,8 +43,8 @@ impl Look<'_> {
     ///
     /// # Errors
     /// If the kernel does not tell of any.
-    pub fn threads_of(&self, process: &TaskInfo) -> Result<Tasks, Lost> {
-        let tasks = self.system.tasks.as_ref().map_err(Lost::clone)?;
+    pub fn threads_of(&self, process: &TaskInfo) -> Result<Tasks, Unavailable> {
+        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.threads(self.view, process))
     }
 
@@ -53,8 +53,11 @@ impl Look<'_> {
     /// # Errors
     /// The inner one if it was not found and not all processes could be looked at; the outer one if the kernel does not
     /// tell of any.
-    pub fn process(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Lost> {
-        let tasks = self.system.tasks.as_ref().map_err(Lost::clone)?;
+    pub fn process(
+        &self,
+        pid: i32,
+    ) -> Result<Result<Option<TaskInfo>, TaskListError>, Unavailable> {
+        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.process(self.view, pid))
     }
 
@@ -63,8 +66,8 @@ impl Look<'_> {
     /// # Errors
     /// The inner one if it was not found and not all threads could be looked at; the outer one if the kernel does not
     /// tell of any.
-    pub fn thread(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Lost> {
-        let tasks = self.system.tasks.as_ref().map_err(Lost::clone)?;
+    pub fn thread(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Unavailable> {
+        let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.thread(self.view, pid))
     }
 
@@ -85,8 +88,8 @@ impl Look<'_> {
         &self,
         task: &TaskInfo,
         most: usize,
-    ) -> Result<Option<Result<Program, ProcessError>>, Lost> {
-        let layout = self.system.processes.as_ref().map_err(Lost::clone)?;
+    ) -> Result<Option<Result<Program, ProcessError>>, Unavailable> {
+        let layout = self.system.processes.as_ref().map_err(Unavailable::clone)?;
         let Some(mm) = task.user_mm() else {
             return Ok(None);
         };
@@ -105,8 +108,11 @@ impl Look<'_> {
     ///
     /// # Errors
     /// If the kernel does not tell of any.
-    pub fn open_files(&self, task: &TaskInfo) -> Result<Walk<OpenFile, FilesError>, Lost> {
-        let layout = self.system.files.as_ref().map_err(Lost::clone)?;
+    pub fn open_files(
+        &self,
+        task: &TaskInfo,
+    ) -> Result<Partial<OpenFile, FilesError>, Unavailable> {
+        let layout = self.system.files.as_ref().map_err(Unavailable::clone)?;
         Ok(layout.open_files(self.view, task.address))
     }
 

@@ -1,6 +1,6 @@
 //! Where the threads of a process stand, in the kernel and in the program.
 
-use super::{Look, Lost};
+use super::{PausedSystem, Unavailable};
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::LayoutError;
 use crate::kernel::module_memory::RangeKind;
@@ -52,7 +52,7 @@ pub(super) fn kernel_unwinder(
     KernelUnwinder::new(btf, symbols, Method::of(view, symbols, table))
 }
 
-impl Look<'_> {
+impl PausedSystem<'_> {
     /// The CPU that runs a task now; of one that switches tasks just now, the task whose stack it is on.
     #[must_use]
     pub fn cpu_of(&self, task: &TaskInfo) -> Option<&CpuState> {
@@ -77,7 +77,7 @@ impl Look<'_> {
     ///
     /// # Errors
     /// If the kernel does not tell what its stacks look like.
-    pub fn kernel_unwinder(&self, modules: &[Module]) -> Result<KernelUnwinder, Lost> {
+    pub fn kernel_unwinder(&self, modules: &[Module]) -> Result<KernelUnwinder, Unavailable> {
         let mut unwinder = self.system.unwinder.clone()?;
         let code = modules.iter().map(|module| ModuleCode {
             text: module
@@ -100,11 +100,15 @@ impl Look<'_> {
     ///
     /// # Errors
     /// If the kernel does not tell which task it is.
-    pub fn stack_on(&self, cpu: &CpuState, unwinder: &KernelUnwinder) -> Result<Stack, Lost> {
-        let layout = self.system.current.as_ref().map_err(Lost::clone)?;
+    pub fn stack_on(
+        &self,
+        cpu: &CpuState,
+        unwinder: &KernelUnwinder,
+    ) -> Result<Stack, Unavailable> {
+        let layout = self.system.current.as_ref().map_err(Unavailable::clone)?;
         let (memory, space) = (self.view.physical(), self.view.space());
         let current = layout.current(memory, space, cpu.kernel_gs_base());
-        let current = current.map_err(|error| Lost {
+        let current = current.map_err(|error| Unavailable {
             what: "the task that the CPU runs",
             reason: error.to_string(),
         })?;
@@ -155,7 +159,7 @@ impl Look<'_> {
     }
 }
 
-impl<'s> Look<'s> {
+impl<'s> PausedSystem<'s> {
     /// A process's memory.
     #[must_use]
     pub fn process_view(&self, task: &TaskInfo) -> Option<MemoryView<'s>> {

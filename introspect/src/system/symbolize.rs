@@ -1,12 +1,12 @@
 //! Names of kernel addresses, and addresses of kernel names, modules included.
 
-use super::Look;
+use super::PausedSystem;
 use crate::kernel::loaded_modules::LoadedModules;
 use crate::kernel::symbols::Symbol;
 
 /// A named place in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct SymbolizedAddress {
     /// The address.
     pub address: u64,
     /// The symbol.
@@ -19,14 +19,18 @@ pub struct Place {
     pub module: Option<String>,
 }
 
-impl Look<'_> {
+impl PausedSystem<'_> {
     /// What stands at a kernel address; `modules` are [`module_symbols`](Self::module_symbols).
     #[must_use]
-    pub fn place(&self, address: u64, modules: Option<&LoadedModules>) -> Option<Place> {
+    pub fn place(
+        &self,
+        address: u64,
+        modules: Option<&LoadedModules>,
+    ) -> Option<SymbolizedAddress> {
         if let Some(modules) = modules
             && let Some((found, offset)) = modules.resolve(address)
         {
-            return Some(Place {
+            return Some(SymbolizedAddress {
                 address,
                 name: found.symbol.name.to_owned(),
                 offset,
@@ -35,7 +39,7 @@ impl Look<'_> {
             });
         }
         let (symbol, offset) = self.system.symbols.resolve(address)?;
-        Some(Place {
+        Some(SymbolizedAddress {
             address,
             name: symbol.name.to_owned(),
             offset,
@@ -46,9 +50,13 @@ impl Look<'_> {
 
     /// Every symbol of this name, in the kernel and in its modules.
     #[must_use]
-    pub fn places_named(&self, name: &str, modules: Option<&LoadedModules>) -> Vec<Place> {
+    pub fn places_named(
+        &self,
+        name: &str,
+        modules: Option<&LoadedModules>,
+    ) -> Vec<SymbolizedAddress> {
         let symbols = self.system.symbols.all_of(name);
-        let place = |symbol: Symbol<'_>, module: Option<&str>| Place {
+        let place = |symbol: Symbol<'_>, module: Option<&str>| SymbolizedAddress {
             address: symbol.address,
             name: symbol.name.to_owned(),
             offset: 0,

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::Gva;
-use crate::kernel::list::Walk;
+use crate::kernel::list::Partial;
 use crate::kernel::loaded_modules::{LoadedModules, ModuleSymbols};
 use crate::kernel::module_memory::{ModuleRange, RangeKind};
 use crate::kernel::modules::{Module, ModuleState};
@@ -25,7 +25,11 @@ fn symbols() -> Symbols {
 }
 
 /// Does something with a system that stands still.
-fn look<T>(kernel: &TestKernel, types: Result<&Btf, &str>, with: impl FnOnce(Look<'_>) -> T) -> T {
+fn look<T>(
+    kernel: &TestKernel,
+    types: Result<&Btf, &str>,
+    with: impl FnOnce(PausedSystem<'_>) -> T,
+) -> T {
     let paused = PausedMemory::new(&kernel.memory);
     let system = System::new(kernel.view(&paused), symbols(), types);
     with(system.look(&paused, kernel.space, &[]))
@@ -91,7 +95,7 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
         ];
         assert_eq!(lost, expected);
         assert!(look.system().lost().all(|lost| lost.reason == NO_TYPES));
-        let no_modules = Walk {
+        let no_modules = Partial {
             items: Vec::new(),
             error: None,
         };
@@ -183,7 +187,7 @@ fn modules_are_asked_before_the_kernel() {
     let modules = modules();
     look(&TestKernel::default(), Err(NO_TYPES), |look| {
         let named = |address, modules| {
-            let place: Option<Place> = look.place(address, modules);
+            let place: Option<SymbolizedAddress> = look.place(address, modules);
             place.map(|place| (place.name, place.offset, place.module))
         };
         let of_module = Some("a_module".to_owned());

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::object_symbols::{Budget, ObjectSymbols};
 use super::user_objects::CachedBytes;
-use super::{Look, Lost};
+use super::{PausedSystem, Unavailable};
 use crate::kernel::page_cache::{CachedFile, CachedPage};
 use crate::kernel::vma::VmaFlags;
 use crate::user::file_bytes::FileBytes;
@@ -28,7 +28,7 @@ pub struct TextFile<'s> {
     pub file: CachedFile,
     /// Processes that map it.
     pub processes: Vec<i32>,
-    look: Look<'s>,
+    look: PausedSystem<'s>,
     bytes: CachedBytes<'s>,
     symbols: ObjectSymbols,
 }
@@ -93,7 +93,7 @@ impl TextFile<'_> {
     }
 }
 
-impl<'s> Look<'s> {
+impl<'s> PausedSystem<'s> {
     /// The files that processes have mapped for execution, or that the `process` has: those whose path is `wanted`.
     ///
     /// # Errors
@@ -102,8 +102,12 @@ impl<'s> Look<'s> {
         &self,
         process: Option<i32>,
         wanted: &dyn Fn(&[u8]) -> bool,
-    ) -> Result<TextFiles<'s>, Lost> {
-        let layout = self.system.page_cache.as_ref().map_err(Lost::clone)?;
+    ) -> Result<TextFiles<'s>, Unavailable> {
+        let layout = self
+            .system
+            .page_cache
+            .as_ref()
+            .map_err(Unavailable::clone)?;
         let mut found = TextFiles::default();
         let mut known: HashMap<Gva, usize> = HashMap::new();
         let budget = Budget::default();

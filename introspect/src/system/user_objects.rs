@@ -8,7 +8,7 @@ use std::ops::Range;
 use object::elf::PT_GNU_EH_FRAME;
 
 use super::object_symbols::{Budget, ObjectSymbols};
-use super::{Look, Lost, NamedArea};
+use super::{NamedArea, PausedSystem, Unavailable};
 use crate::kernel::page_cache::{CachedFile, CachedPage, PageCacheLayout};
 use crate::kernel::task_list::TaskInfo;
 use crate::kernel::vma::VmaFlags;
@@ -173,12 +173,16 @@ impl FileBytes for CachedBytes<'_> {
     }
 }
 
-impl<'s> Look<'s> {
+impl<'s> PausedSystem<'s> {
     /// The objects that a process has mapped for execution.
     ///
     /// # Errors
     /// If the kernel does not tell of mappings or of the page cache.
-    pub fn objects(&self, task: &TaskInfo, symfs: Option<&Symfs>) -> Result<UserObjects<'s>, Lost> {
+    pub fn objects(
+        &self,
+        task: &TaskInfo,
+        symfs: Option<&Symfs>,
+    ) -> Result<UserObjects<'s>, Unavailable> {
         let mut found = UserObjects::default();
         let Some(maps) = self.maps(task)? else {
             return Ok(found);

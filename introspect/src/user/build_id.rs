@@ -10,7 +10,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader64};
 use object::read::elf::NoteIterator;
 
-use super::lost::{Lost, Part};
+use super::lost::{LostPart, Part};
 use super::object_file::ObjectFile;
 
 /// Most bytes of an id: linkers write 8, 16 or 20, users what they like.
@@ -67,7 +67,7 @@ impl ObjectFile<'_> {
     ///
     /// # Errors
     /// If none was found and notes could not be read.
-    pub fn build_id(&self) -> Result<Option<BuildId>, Lost> {
+    pub fn build_id(&self) -> Result<Option<BuildId>, LostPart> {
         let mut lost = None;
         let segments = self.segments().iter();
         for segment in segments.filter(|segment| segment.kind == elf::PT_NOTE) {
@@ -95,7 +95,7 @@ impl ObjectFile<'_> {
             }
         }
         let part = Part::Notes;
-        lost.map_or(Ok(None), |reason| Err(Lost { part, reason }))
+        lost.map_or(Ok(None), |reason| Err(LostPart { part, reason }))
     }
 }
 

@@ -5,7 +5,7 @@ use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
 use super::file_bytes::{FileBytes, read_bytes};
-use super::lost::{Lost, LostReason, Part};
+use super::lost::{LostPart, LostReason, Part};
 use super::object_file::{ObjectError, Section, Segment};
 use super::sparse_bytes::SparseBytes;
 
@@ -24,7 +24,7 @@ pub(super) struct Headers {
     pub(super) wide: bool,
     pub(super) segments: Vec<Segment>,
     pub(super) sections: Vec<Section>,
-    pub(super) lost: Vec<Lost>,
+    pub(super) lost: Vec<LostPart>,
 }
 
 /// The headers of a file for x86 that can be run or loaded.
@@ -66,7 +66,7 @@ fn headers<Elf: FileHeader<Endian = LittleEndian>>(
     let mut lost = Vec::new();
     let sections = sections(header, bytes, &mut lost).unwrap_or_else(|reason| {
         let part = Part::SectionHeaders;
-        lost.push(Lost { part, reason });
+        lost.push(LostPart { part, reason });
         Vec::new()
     });
     Ok(Headers {
@@ -112,7 +112,7 @@ fn segments<Elf: FileHeader<Endian = LittleEndian>>(
 fn sections<Elf: FileHeader<Endian = LittleEndian>>(
     header: &Elf,
     bytes: &dyn FileBytes,
-    lost: &mut Vec<Lost>,
+    lost: &mut Vec<LostPart>,
 ) -> Result<Vec<Section>, LostReason> {
     let offset: u64 = header.e_shoff(LittleEndian).into();
     if offset == 0 {
@@ -157,7 +157,7 @@ fn sections<Elf: FileHeader<Endian = LittleEndian>>(
         }
         Err(reason) => (None, Some(reason)),
     };
-    lost.extend(reason.map(|reason| Lost {
+    lost.extend(reason.map(|reason| LostPart {
         part: Part::SectionNames,
         reason,
     }));

@@ -9,7 +9,7 @@ use super::sparse_bytes::SparseBytes;
 /// A part of an object that could not be read, or not wholly.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{part}: {reason}")]
-pub struct Lost {
+pub struct LostPart {
     /// Which part: a section's name or words such as `section headers`.
     pub part: Part,
     /// Why.
@@ -83,7 +83,7 @@ impl Part {
     }
 }
 
-impl Lost {
+impl LostPart {
     /// A section's contents.
     pub(super) fn section(section: &Section, reason: LostReason) -> Self {
         let part = Part::of(section);

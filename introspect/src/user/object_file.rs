@@ -2,7 +2,7 @@
 //!
 //! The caller brings its bytes, of which some may be missing. This reads the ELF header and the program headers, without
 //! which nothing can be said, and the section headers if they are there: they stand at the end of a file and are
-//! often not in a guest's memory. What could not be read is kept as [`Lost`]. Contents are read when asked for.
+//! often not in a guest's memory. What could not be read is kept as [`LostPart`]. Contents are read when asked for.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use object::elf;
 
 use super::elf_headers::{self, Headers};
 use super::file_bytes::{FileBytes, Missing, read_bytes};
-use super::lost::{Lost, LostReason};
+use super::lost::{LostPart, LostReason};
 use super::sparse_bytes::SparseBytes;
 
 /// A part of the object's address space (`Elf64_Phdr`).
@@ -191,7 +191,7 @@ impl<'f> ObjectFile<'f> {
 
     /// What of the headers could not be read.
     #[must_use]
-    pub fn lost(&self) -> &[Lost] {
+    pub fn lost(&self) -> &[LostPart] {
         &self.headers.lost
     }
 
@@ -205,11 +205,11 @@ impl<'f> ObjectFile<'f> {
     ///
     /// # Errors
     /// If bytes are missing, if there are more than `most`, or none in the file.
-    pub fn section_bytes(&self, section: &Section, most: u64) -> Result<Vec<u8>, Lost> {
+    pub fn section_bytes(&self, section: &Section, most: u64) -> Result<Vec<u8>, LostPart> {
         let read = |size| Ok(read_bytes(self.bytes, section.offset, size)?);
         self.section_size(section, most)
             .and_then(read)
-            .map_err(|reason| Lost::section(section, reason))
+            .map_err(|reason| LostPart::section(section, reason))
     }
 
     /// As [`section_bytes`](Self::section_bytes), but pages may be missing.

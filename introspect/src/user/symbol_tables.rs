@@ -9,7 +9,7 @@ use object::read::elf::Sym;
 use super::code_ranges::CodeRanges;
 use super::debugdata;
 use super::dynamic_table;
-use super::lost::{Lost, LostReason, Part};
+use super::lost::{LostPart, LostReason, Part};
 use super::object_file::{ObjectFile, Section};
 use super::sparse_bytes::SparseBytes;
 use super::symbols::{
@@ -41,7 +41,7 @@ fn debug_data(object: &ObjectFile<'_>, builder: &mut Builder) -> Option<Vec<u8>>
         .section_bytes(section, debugdata::MAX_PACKED)
         .and_then(|packed| {
             debugdata::unpack(&packed)
-                .map_err(|error| Lost::section(section, LostReason::Damaged(error.to_string())))
+                .map_err(|error| LostPart::section(section, LostReason::Damaged(error.to_string())))
         });
     unpacked.map_err(|lost| builder.lost.push(lost)).ok()
 }
@@ -53,7 +53,7 @@ fn add_debug_data(unpacked: &[u8], builder: &mut Builder) {
             builder.lost.extend_from_slice(object.lost());
             full_table(&object, builder, SymbolTable::DebugData);
         }
-        Err(error) => builder.lost.push(Lost {
+        Err(error) => builder.lost.push(LostPart {
             part: Part::SectionHeaders,
             reason: LostReason::Damaged(error.to_string()),
         }),
@@ -158,22 +158,22 @@ struct Table {
 }
 
 impl Table {
-    fn new(part: Part, read: Result<SparseBytes, LostReason>) -> Result<Self, Lost> {
+    fn new(part: Part, read: Result<SparseBytes, LostReason>) -> Result<Self, LostPart> {
         match read {
             Ok(bytes) => Ok(Self { bytes, part }),
-            Err(reason) => Err(Lost { part, reason }),
+            Err(reason) => Err(LostPart { part, reason }),
         }
     }
 
-    fn lost(&self) -> Option<Lost> {
+    fn lost(&self) -> Option<LostPart> {
         let part = self.part.clone();
-        LostReason::of_pages(&self.bytes).map(|reason| Lost { part, reason })
+        LostReason::of_pages(&self.bytes).map(|reason| LostPart { part, reason })
     }
 }
 
 /// A symbol table that has a section, and its names.
-fn by_section(object: &ObjectFile<'_>, section: &Section) -> Result<(Table, Table), Lost> {
-    let damaged = |reason| Lost::section(section, LostReason::Damaged(reason));
+fn by_section(object: &ObjectFile<'_>, section: &Section) -> Result<(Table, Table), LostPart> {
+    let damaged = |reason| LostPart::section(section, LostReason::Damaged(reason));
     let strings = object
         .sections()
         .get(section.link as usize)
@@ -195,8 +195,8 @@ fn by_section(object: &ObjectFile<'_>, section: &Section) -> Result<(Table, Tabl
 }
 
 /// The symbol table that the dynamic linker uses, and its names; `None` if the object is linked statically.
-fn by_dynamic_table(object: &ObjectFile<'_>) -> Result<Option<(Table, Table)>, Lost> {
-    let found = dynamic_table::find(object).map_err(|reason| Lost {
+fn by_dynamic_table(object: &ObjectFile<'_>) -> Result<Option<(Table, Table)>, LostPart> {
+    let found = dynamic_table::find(object).map_err(|reason| LostPart {
         part: Part::DynamicTable,
         reason,
     })?;
@@ -221,7 +221,7 @@ fn symbol_size(object: &ObjectFile<'_>) -> usize {
 /// Adds the functions of a symbol table. Answers whether all of it, and of its names, is there.
 fn add(
     object: &ObjectFile<'_>,
-    found: Result<(Table, Table), Lost>,
+    found: Result<(Table, Table), LostPart>,
     builder: &mut Builder,
     from: SymbolTable,
 ) -> bool {
@@ -243,7 +243,7 @@ fn add(
     };
     if let Err(reason) = full {
         let part = names.part;
-        builder.lost.push(Lost { part, reason });
+        builder.lost.push(LostPart { part, reason });
     }
     if builder.len() > functions_before {
         builder.tables.push(from);

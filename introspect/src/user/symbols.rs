@@ -9,7 +9,7 @@
 use object::elf;
 
 use super::code_ranges::CodeRanges;
-use super::lost::Lost;
+use super::lost::LostPart;
 use super::object_file::ObjectFile;
 use super::symbol_tables;
 use crate::kernel::nearest;
@@ -111,7 +111,7 @@ pub struct FunctionSymbols {
     /// Ascending by address; of one address, the preferred name first.
     entries: Vec<Entry>,
     tables: Vec<SymbolTable>,
-    lost: Vec<Lost>,
+    lost: Vec<LostPart>,
 }
 
 impl FunctionSymbols {
@@ -147,7 +147,7 @@ impl FunctionSymbols {
 
     /// What of the object could not be read.
     #[must_use]
-    pub fn lost(&self) -> &[Lost] {
+    pub fn lost(&self) -> &[LostPart] {
         &self.lost
     }
 
@@ -225,7 +225,7 @@ pub(super) struct Builder {
     names: String,
     entries: Vec<Entry>,
     pub(super) tables: Vec<SymbolTable>,
-    pub(super) lost: Vec<Lost>,
+    pub(super) lost: Vec<LostPart>,
 }
 
 impl Builder {

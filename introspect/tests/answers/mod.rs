@@ -14,7 +14,7 @@ use introspect::kernel::task_list::TaskInfo;
 use introspect::kernel::vma::VmaLayout;
 use introspect::stack::frames::{End, Frame, Stack};
 use introspect::stack::kernel::KernelUnwinder;
-use introspect::system::{Look, System, UserObjects};
+use introspect::system::{PausedSystem, System, UserObjects};
 use introspect::x86_64::{AddressSpace, CpuState};
 use introspect::{Gva, PausedMemory, PhysicalMemory};
 
@@ -103,7 +103,7 @@ impl Guest {
 
 struct Asked<'s> {
     guest: &'s Guest,
-    look: Look<'s>,
+    look: PausedSystem<'s>,
     unwinder: KernelUnwinder,
     root: Option<PathRef>,
     answers: BTreeMap<String, String>,
@@ -186,7 +186,7 @@ impl Asked<'_> {
 }
 
 /// The line of `/proc/PID/stat`.
-fn stat(guest: &Guest, look: &Look<'_>, task: &TaskInfo) -> Result<String, Failure> {
+fn stat(guest: &Guest, look: &PausedSystem<'_>, task: &TaskInfo) -> Result<String, Failure> {
     let mut fields = vec![UNREAD.to_owned(); STAT_FIELDS];
     // Numbered from 1, as in proc(5).
     let mut put = |number: usize, text: String| {
@@ -221,7 +221,7 @@ fn stat(guest: &Guest, look: &Look<'_>, task: &TaskInfo) -> Result<String, Failu
 }
 
 /// The lines of `/proc/PID/maps`.
-fn maps(guest: &Guest, look: &Look<'_>, task: &TaskInfo) -> Result<String, Failure> {
+fn maps(guest: &Guest, look: &PausedSystem<'_>, task: &TaskInfo) -> Result<String, Failure> {
     let mut text = String::new();
     let (Some(maps), Some(mm)) = (look.maps(task)?, task.mm) else {
         return Ok(text);

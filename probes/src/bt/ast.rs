@@ -98,7 +98,7 @@ pub enum StatementKind {
     /// `place = value`, and `place op= value`.
     Assign {
         /// `$x`, `@x` or `@x[keys]`.
-        place: Place,
+        place: Lvalue,
         /// The operator before `=`.
         operator: Option<BinaryOperator>,
         /// The right side.
@@ -107,7 +107,7 @@ pub enum StatementKind {
     /// `@x[keys] = count()` and its like.
     Aggregate {
         /// `@x` or `@x[keys]`.
-        place: Place,
+        place: Lvalue,
         /// Which.
         aggregation: Aggregation,
         /// What it is of, if not a count.
@@ -168,16 +168,16 @@ pub enum StatementKind {
 
 /// Where a value is kept.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Place {
+pub struct Lvalue {
     /// Which.
-    pub kind: PlaceKind,
+    pub kind: LvalueKind,
     /// Where it stands.
     pub span: Span,
 }
 
 /// Variables.
 #[derive(Debug, Clone, PartialEq)]
-pub enum PlaceKind {
+pub enum LvalueKind {
     /// `$name`: of one run of a rule. The name is without `$`.
     Local(String),
     /// `@name` or `@name[keys]`: of the whole script. The name is without `@` and may be empty.
@@ -230,12 +230,12 @@ impl Expression {
     /// The name and the keys of the global variable that this is, if it is one.
     #[must_use]
     pub fn as_global(&self) -> Option<(&str, &[Expression])> {
-        let ExpressionKind::Place(place) = &self.kind else {
+        let ExpressionKind::Lvalue(place) = &self.kind else {
             return None;
         };
         match &place.kind {
-            PlaceKind::Global { name, keys } => Some((name, keys)),
-            PlaceKind::Local(_) => None,
+            LvalueKind::Global { name, keys } => Some((name, keys)),
+            LvalueKind::Local(_) => None,
         }
     }
 
@@ -264,7 +264,7 @@ pub enum ExpressionKind {
     /// `IPPROTO_TCP`: a name of one of the kernel's enums.
     Constant(String),
     /// The value of a variable.
-    Place(Box<Place>),
+    Lvalue(Box<Lvalue>),
     /// `-x`.
     Unary(UnaryOperator, Box<Expression>),
     /// `x + y`.
@@ -281,7 +281,7 @@ pub enum ExpressionKind {
     /// `x++`, `--x`.
     Step {
         /// What is changed.
-        place: Box<Place>,
+        place: Box<Lvalue>,
         /// 1 or -1.
         by: i64,
         /// Whether the value is that before the change.

@@ -152,7 +152,7 @@ pub fn wrong_count(name: &str, count: usize, usage: &str) -> String {
 
 /// What values a function gathers, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gatherer {
+pub struct AggregateFn {
     /// What it is called.
     pub name: &'static str,
     /// How it is written, for messages.
@@ -164,9 +164,9 @@ pub struct Gatherer {
 }
 
 /// The functions that gather values in a map.
-pub const GATHERERS: &[Gatherer] = {
-    const fn of(usage: &'static str, least: usize, most: usize) -> Gatherer {
-        Gatherer {
+pub const GATHERERS: &[AggregateFn] = {
+    const fn of(usage: &'static str, least: usize, most: usize) -> AggregateFn {
+        AggregateFn {
             name: name_of(usage),
             usage,
             least,
@@ -187,7 +187,7 @@ pub const GATHERERS: &[Gatherer] = {
 
 /// The gathering function of that name.
 #[must_use]
-pub fn gatherer(name: &str) -> Option<&'static Gatherer> {
+pub fn gatherer(name: &str) -> Option<&'static AggregateFn> {
     GATHERERS.iter().find(|gatherer| gatherer.name == name)
 }
 

@@ -3,7 +3,7 @@
 //! The depth of every tree that [`parse`](super::parse::parse) gives is bounded, so that these may call themselves.
 
 use super::ast::{
-    Block, Expression, ExpressionKind, Place, PlaceKind, Rule, Statement, StatementKind,
+    Block, Expression, ExpressionKind, Lvalue, LvalueKind, Rule, Statement, StatementKind,
 };
 
 /// The expressions right under one.
@@ -18,7 +18,7 @@ pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
         | ExpressionKind::Constant(_)
         | ExpressionKind::SizeOfType(_)
         | ExpressionKind::OffsetOf { .. } => {}
-        ExpressionKind::Place(place) | ExpressionKind::Step { place, .. } => {
+        ExpressionKind::Lvalue(place) | ExpressionKind::Step { place, .. } => {
             keys(place).iter().for_each(each);
         }
         ExpressionKind::Unary(_, of)
@@ -51,10 +51,10 @@ pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
 
 /// The keys of a place.
 #[must_use]
-pub fn keys(place: &Place) -> &[Expression] {
+pub fn keys(place: &Lvalue) -> &[Expression] {
     match &place.kind {
-        PlaceKind::Local(_) => &[],
-        PlaceKind::Global { keys, .. } => keys,
+        LvalueKind::Local(_) => &[],
+        LvalueKind::Global { keys, .. } => keys,
     }
 }
 

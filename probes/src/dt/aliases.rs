@@ -17,7 +17,7 @@ use crate::probe::{Argument, Moment, Probe, Target};
 use crate::provider::kprobe::KERNEL;
 use crate::provider::system_calls::entry_function;
 use crate::syscall_table;
-use table::{ALIASES, Alias, GROUPS_WITHOUT, Only, Place, Value};
+use table::{ALIASES, Alias, AliasTarget, Condition, GROUPS_WITHOUT, Value};
 
 /// Why a kernel has no probes of system calls.
 pub(super) const NO_SYSTEM_CALLS: &str =
@@ -152,7 +152,7 @@ fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<Al
             Value::Rights([name, newer]) => Found::Rights(at(name).or_else(|_| at(newer))?),
             Value::Access(name) => Found::Access(at(name)?),
             Value::Number => Found::Number(match alias.place {
-                Place::SystemCallEntry => {
+                AliasTarget::SystemCallEntry => {
                     entry_function(view).map(|(_, registers)| registers.number)
                 }
                 _ => None,
@@ -162,8 +162,8 @@ fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<Al
     });
     let values = values.collect::<Result<_, String>>()?;
     let sleeping = match alias.only {
-        Only::All => None,
-        Only::Sleeping => Some((at("preempt")?, at("prev_state")?)),
+        Condition::All => None,
+        Condition::Sleeping => Some((at("preempt")?, at("prev_state")?)),
     };
     Ok(AliasProbe {
         group: alias.group,
@@ -191,8 +191,8 @@ fn place(
         },
     };
     match alias.place {
-        Place::Nowhere(why) => Err(why.to_owned()),
-        Place::Tracepoint(system, event) => {
+        AliasTarget::Nowhere(why) => Err(why.to_owned()),
+        AliasTarget::Tracepoint(system, event) => {
             let found = tracepoints.iter().find(|probe| {
                 probe.name.function == system
                     && probe.name.name == event
@@ -203,7 +203,7 @@ fn place(
             let parameters = found.signature.clone().unwrap_or_default().arguments;
             Ok((vec![found.clone()], parameters, text))
         }
-        Place::Functions(names) => {
+        AliasTarget::Functions(names) => {
             let found = names
                 .iter()
                 .find_map(|name| Some((*name, view.symbols.address_of(name)?)));
@@ -226,11 +226,11 @@ fn place(
                 name.to_owned(),
             ))
         }
-        Place::SystemCallEntry | Place::SystemCallReturn => {
+        AliasTarget::SystemCallEntry | AliasTarget::SystemCallReturn => {
             let found = entry_function(view);
             let (address, _) = found.ok_or(NO_SYSTEM_CALLS)?;
             let probes = match alias.place {
-                Place::SystemCallEntry => vec![function(address.0)],
+                AliasTarget::SystemCallEntry => vec![function(address.0)],
                 _ => syscall_table::all()
                     .iter()
                     .map(|call| Probe {

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::abi::{self, Abi, Counts, Pace, ProbeRequest};
+use super::abi::{self, Abi, Counts, ProbeRequest, TimerRate};
 use super::codes::Request;
 use super::device::{Guest, OpenOptions};
 use super::probes::{Listed, Source, Table};
@@ -439,19 +439,19 @@ impl Session {
         });
     }
 
-    fn period(&self, pace: Pace) -> Result<Duration, Refused> {
+    fn period(&self, pace: TimerRate) -> Result<Duration, Refused> {
         match pace {
-            Pace::Period(period) if (SHORTEST_PERIOD..=LONGEST_PERIOD).contains(&period) => {
+            TimerRate::Period(period) if (SHORTEST_PERIOD..=LONGEST_PERIOD).contains(&period) => {
                 Ok(Duration::from_nanos(period))
             }
-            Pace::Period(period) => Err(Refused::new(
+            TimerRate::Period(period) => Err(Refused::new(
                 Errno::Einval,
                 format!("a period of {period} ns; give {SHORTEST_PERIOD} to {LONGEST_PERIOD}"),
             )),
-            Pace::Rate(rate) if (1..=self.mode.fastest_rate()).contains(&rate) => {
+            TimerRate::Rate(rate) if (1..=self.mode.fastest_rate()).contains(&rate) => {
                 Ok(Duration::from_secs(1) / rate)
             }
-            Pace::Rate(rate) => Err(Refused::new(
+            TimerRate::Rate(rate) => Err(Refused::new(
                 Errno::Eopnotsupp,
                 format!(
                     "a rate of {rate} Hz; give 1 to {}",

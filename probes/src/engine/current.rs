@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use introspect::kernel::task::{PerCpu, PreemptCount, TaskLayout};
 use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gva, PhysicalMemory};
-use vmm::trap::StoppedCpu;
+use vmm::trap::StoppedVcpu;
 
 use super::filter::Identity;
 use crate::event::COMM_LENGTH;
@@ -42,7 +42,7 @@ pub(crate) enum Base<'h> {
     /// This is it, or it is not known.
     Known(Option<Gva>),
     /// The vCPU, which is in kernel mode.
-    Of(&'h StoppedCpu<'h>),
+    Of(&'h StoppedVcpu<'h>),
 }
 
 /// Returns `base` if it is the kernel's own. It is the program's in the first instructions of an entry, and a program may

@@ -12,7 +12,7 @@ use crate::event::COMM_LENGTH;
 
 /// A set of numbers or names that a hit is compared with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Only<T> {
+pub enum Match<T> {
     /// Every one.
     #[default]
     Any,
@@ -22,7 +22,7 @@ pub enum Only<T> {
     NotIn(Vec<T>),
 }
 
-impl<T> Only<T> {
+impl<T> Match<T> {
     /// Whether nothing is left out.
     #[must_use]
     pub fn is_any(&self) -> bool {
@@ -45,17 +45,17 @@ impl<T> Only<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Filter {
     /// Processes (the kernel's tgid).
-    pub pids: Only<u32>,
+    pub pids: Match<u32>,
     /// Processes that those of [`pids`](Self::pids) make are wanted, too, and so on.
     pub follow: bool,
     /// Threads (the kernel's pid).
-    pub tids: Only<u32>,
+    pub tids: Match<u32>,
     /// Names of threads, cut to 15 bytes as the kernel does.
-    pub comms: Only<Vec<u8>>,
+    pub comms: Match<Vec<u8>>,
     /// Roots of page tables, as the guest's CR3 has them without its lower 12 bits.
-    pub spaces: Only<Gpa>,
+    pub spaces: Match<Gpa>,
     /// vCPUs.
-    pub vcpus: Only<usize>,
+    pub vcpus: Match<usize>,
     /// Hits in interrupt context, and where the task is not known, are left out. They always are where processes, threads or
     /// names are given.
     pub processes_only: bool,
@@ -94,7 +94,7 @@ impl Kind {
         let any_task = any_thread && filter.pids.is_any() && !filter.processes_only;
         match &filter.pids {
             _ if any_place && any_task => Self::All,
-            Only::In(pids) if any_place && any_thread && !follows && pids.len() == 1 => {
+            Match::In(pids) if any_place && any_thread && !follows && pids.len() == 1 => {
                 Self::Process(pids.first().copied().unwrap_or_default())
             }
             _ => Self::Mixed {
@@ -190,7 +190,7 @@ impl HitFilter {
             return false;
         }
         match &self.filter.comms {
-            Only::Any => true,
+            Match::Any => true,
             comms => comm().is_some_and(|comm| {
                 let end = comm.iter().position(|byte| *byte == 0);
                 let name = comm.get(..end.unwrap_or(comm.len())).unwrap_or_default();
@@ -257,84 +257,84 @@ mod tests {
             (any(), true),
             (
                 Filter {
-                    pids: Only::In(vec![7, 40]),
+                    pids: Match::In(vec![7, 40]),
                     ..any()
                 },
                 true,
             ),
             (
                 Filter {
-                    pids: Only::In(vec![41]),
+                    pids: Match::In(vec![41]),
                     ..any()
                 },
                 false,
             ),
             (
                 Filter {
-                    pids: Only::NotIn(vec![40]),
+                    pids: Match::NotIn(vec![40]),
                     ..any()
                 },
                 false,
             ),
             (
                 Filter {
-                    tids: Only::In(vec![41]),
+                    tids: Match::In(vec![41]),
                     ..any()
                 },
                 true,
             ),
             (
                 Filter {
-                    tids: Only::NotIn(vec![40]),
+                    tids: Match::NotIn(vec![40]),
                     ..any()
                 },
                 true,
             ),
             (
                 Filter {
-                    comms: Only::In(vec![b"busybox".to_vec()]),
+                    comms: Match::In(vec![b"busybox".to_vec()]),
                     ..any()
                 },
                 true,
             ),
             (
                 Filter {
-                    comms: Only::In(vec![b"busy".to_vec()]),
+                    comms: Match::In(vec![b"busy".to_vec()]),
                     ..any()
                 },
                 false,
             ),
             (
                 Filter {
-                    comms: Only::NotIn(vec![b"busybox".to_vec()]),
+                    comms: Match::NotIn(vec![b"busybox".to_vec()]),
                     ..any()
                 },
                 false,
             ),
             (
                 Filter {
-                    spaces: Only::In(vec![Gpa(0x4000)]),
+                    spaces: Match::In(vec![Gpa(0x4000)]),
                     ..any()
                 },
                 true,
             ),
             (
                 Filter {
-                    spaces: Only::In(vec![Gpa(0x5000)]),
+                    spaces: Match::In(vec![Gpa(0x5000)]),
                     ..any()
                 },
                 false,
             ),
             (
                 Filter {
-                    vcpus: Only::In(vec![0]),
+                    vcpus: Match::In(vec![0]),
                     ..any()
                 },
                 false,
             ),
             (
                 Filter {
-                    vcpus: Only::NotIn(vec![0]),
+                    vcpus: Match::NotIn(vec![0]),
                     ..any()
                 },
                 true,
@@ -365,7 +365,7 @@ mod tests {
             ),
             (
                 Filter {
-                    pids: Only::NotIn(vec![1]),
+                    pids: Match::NotIn(vec![1]),
                     ..Filter::default()
                 },
                 false,
@@ -380,7 +380,7 @@ mod tests {
     fn whoever_gets_the_number_of_a_followed_process_is_not_followed() {
         let followed = Followed::new([40]);
         let filter = Filter {
-            pids: Only::In(vec![40]),
+            pids: Match::In(vec![40]),
             follow: true,
             ..Filter::default()
         };

@@ -116,7 +116,7 @@ struct FileWatch {
 }
 
 impl Watch for FileWatch {
-    fn enter(&self, _: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, _: &HitPath, hit: &Hit<'_>) -> bool {
         let arguments = hit.arguments();
         let [file, ..] = arguments;
         let executable = arguments
@@ -141,7 +141,7 @@ impl Watch for FileWatch {
         self.calls.enter(hit, mapping).is_ok()
     }
 
-    fn leave(&self, _: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+    fn on_return(&self, _: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
         let Some(mapping) = self.calls.leave(hit, from_stack) else {
             return;

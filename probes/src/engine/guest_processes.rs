@@ -51,7 +51,7 @@ struct ProcessWatch {
 }
 
 impl Watch for ProcessWatch {
-    fn enter(&self, _: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, _: &HitPath, hit: &Hit<'_>) -> bool {
         let [address, ..] = hit.arguments();
         let Ok(task) = self.tasks.task(hit.memory, self.space, Gva(address)) else {
             return false;

@@ -37,7 +37,7 @@ use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::{read_u32, read_u64};
 use introspect::{Gva, PhysicalMemory};
-use vmm::trap::{Choice, Lifted, StoppedCpu, TrapTable};
+use vmm::trap::{Choice, StoppedVcpu, Suspended, TrapTable};
 
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;
@@ -217,7 +217,7 @@ struct PartWatch {
     /// First bytes of the functions that are watched, ascending: these stay, so that what is written meanwhile is seen.
     watched: Arc<[u64]>,
     /// Sites taken out for calls that are under way, by task and stack. `None` once the watch was taken off.
-    out: Mutex<Option<HashMap<(u64, u64), Lifted>>>,
+    out: Mutex<Option<HashMap<(u64, u64), Suspended>>>,
 }
 
 impl PartWatch {
@@ -240,7 +240,7 @@ impl PartWatch {
     }
 
     /// What the call with these arguments is about.
-    fn ranges(&self, cpu: &StoppedCpu<'_>, arguments: &[u64]) -> Vec<Range<u64>> {
+    fn ranges(&self, cpu: &StoppedVcpu<'_>, arguments: &[u64]) -> Vec<Range<u64>> {
         let memory = cpu.ram();
         let argument = |number: usize| arguments.get(number).copied();
         let at = |start: u64| start..start.saturating_add(PATCH);
@@ -357,25 +357,25 @@ fn without(range: Range<u64>, start: u64, length: u64) -> impl Iterator<Item = R
 }
 
 impl Watch for PartWatch {
-    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
         // Where this call returns to a trap must stand, or the sites stay out.
         let back = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)).ok();
         // Where none stands the place is kept free: somebody may be arming.
-        let mut lifted = Lifted::default();
+        let mut suspended = Suspended::default();
         if let Some(choice) = self.choice(back) {
-            lifted.append(cpu.traps().lift_chosen(choice));
+            suspended.append(cpu.traps().suspend_chosen(choice));
         }
         for range in self.ranges(cpu, &hit.arguments()) {
             let (start, length) = back.map_or((0, 0), |back| (back, LONGEST_INSTRUCTION));
             for part in without(range, start, length) {
-                lifted.append(cpu.traps().lift(part));
+                suspended.append(cpu.traps().suspend(part));
             }
         }
-        if lifted.is_nothing() {
+        if suspended.is_nothing() {
             return false;
         }
-        path.count_lifted(lifted.len());
+        path.count_suspended(suspended.len());
         // As at the return, which takes the return address off the stack.
         let key = (
             hit.current.task().address,
@@ -384,46 +384,46 @@ impl Watch for PartWatch {
         let mut out = self.out();
         let Some(calls) = out.as_mut().filter(|calls| calls.len() < MOST_CALLS) else {
             drop(out);
-            self.put_down(cpu.traps(), lifted, None);
+            self.resume_sites(cpu.traps(), suspended, None);
             return false;
         };
-        let left = calls.insert(key, lifted);
+        let left = calls.insert(key, suspended);
         drop(out);
         // A call at the same place that never returned.
         if let Some(left) = left {
-            self.put_down(cpu.traps(), left, None);
+            self.resume_sites(cpu.traps(), left, None);
         }
         true
     }
 
-    fn leave(&self, _: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
+    fn on_return(&self, _: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
         let key = (hit.current.task().address, from_stack.0);
-        let lifted = self.out().as_mut().and_then(|calls| calls.remove(&key));
-        let Some(lifted) = lifted else { return };
+        let suspended = self.out().as_mut().and_then(|calls| calls.remove(&key));
+        let Some(suspended) = suspended else { return };
         let written = match self.part {
             Part::Written { .. } => self.ranges(cpu, &call.arguments).into_iter().next(),
             _ => None,
         };
-        self.put_down(cpu.traps(), lifted, written);
+        self.resume_sites(cpu.traps(), suspended, written);
     }
 
     /// Resumes the sites that calls in progress keep out of memory.
-    fn taken_off(&self, traps: &TrapTable) {
+    fn on_unwatch(&self, traps: &TrapTable) {
         let calls = self.out().take();
-        for lifted in calls.into_iter().flat_map(HashMap::into_values) {
-            self.put_down(traps, lifted, None);
+        for suspended in calls.into_iter().flat_map(HashMap::into_values) {
+            self.resume_sites(traps, suspended, None);
         }
     }
 }
 
 impl PartWatch {
-    fn out(&self) -> MutexGuard<'_, Option<HashMap<(u64, u64), Lifted>>> {
+    fn out(&self) -> MutexGuard<'_, Option<HashMap<(u64, u64), Suspended>>> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put_down(&self, traps: &TrapTable, lifted: Lifted, written: Option<Range<u64>>) {
-        traps.put_down(lifted, written, self.space);
+    fn resume_sites(&self, traps: &TrapTable, suspended: Suspended, written: Option<Range<u64>>) {
+        traps.resume_sites(suspended, written, self.space);
     }
 }
 
@@ -434,7 +434,7 @@ struct FreedWatch {
 }
 
 impl Watch for FreedWatch {
-    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
         let arguments = hit.arguments();
         let argument = |number: usize| arguments.get(number).copied().unwrap_or_default();
@@ -453,7 +453,7 @@ impl Watch for FreedWatch {
         for site in returns {
             cpu.traps().disarm(site);
         }
-        freed += cpu.traps().suspend(range);
+        freed += cpu.traps().evict(range);
         path.counters
             .freed
             .fetch_add(freed as u64, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use introspect::x86_64::{CpuState, GeneralRegisters};
 use introspect::{Gpa, Gva, PhysicalMemory};
 use parking_lot::Mutex;
 use vmm::sharded_map::{Changes, ShardedMap};
-use vmm::trap::{ArmError, SiteId, StoppedCpu, TrapTable};
+use vmm::trap::{ArmError, SiteId, StoppedVcpu, TrapTable};
 
 use super::arguments::Arguments;
 use super::current::{Current, Tasks};
@@ -27,7 +27,7 @@ use super::plan::{Enabled, ReturnPlan, SitePlan, StaticPlan, TracepointPlan, cou
 use super::return_sites::ReturnSites;
 use super::return_targets::ReturnTargets;
 use super::returns::PendingReturns;
-use super::seen::{At, Lists, Seen, Spot};
+use super::seen::{At, HitPlan, Lists, Seen};
 use super::semaphores::Semaphores;
 use super::stacks::Stacks;
 use super::tracepoint;
@@ -37,7 +37,7 @@ use crate::event::{EventKind, MAX_ARGUMENTS};
 mod recording;
 mod returning;
 
-pub(crate) use recording::Fired;
+pub(crate) use recording::HitData;
 pub(super) use returning::return_is_wanted;
 
 /// Selectors of Linux's 64-bit code (arch/x86/include/asm/segment.h).
@@ -78,7 +78,7 @@ pub(crate) struct Hit<'a> {
     #[cfg(test)]
     pub(crate) clock: Option<&'a dyn Fn() -> u64>,
     /// The vCPU itself. None in tests.
-    pub(crate) cpu: Option<&'a StoppedCpu<'a>>,
+    pub(crate) cpu: Option<&'a StoppedVcpu<'a>>,
 }
 
 impl Hit<'_> {
@@ -140,7 +140,7 @@ pub(crate) struct Counters {
     /// Calls whose return address could not get a trap.
     pub(crate) without_return: AtomicU64,
     /// Times that sites were taken out of the guest's way while it read or wrote its text.
-    pub(crate) lifted: AtomicU64,
+    pub(crate) suspended: AtomicU64,
     /// Bytes of ours that were put right in what the guest has read or copied.
     pub(crate) hidden: AtomicU64,
     /// Sites in text that the guest has freed.
@@ -192,7 +192,7 @@ impl HitPath {
     }
 
     /// Where sites are put, on the vCPU's own thread.
-    pub(crate) fn traps<'t>(&'t self, cpu: &'t StoppedCpu<'_>) -> Traps<'t> {
+    pub(crate) fn traps<'t>(&'t self, cpu: &'t StoppedVcpu<'_>) -> Traps<'t> {
         Traps {
             table: cpu.traps(),
             plans: &self.plans,
@@ -200,26 +200,26 @@ impl HitPath {
     }
 
     /// So many sites were taken out of the guest's way.
-    pub(crate) fn count_lifted(&self, sites: usize) {
-        let lifted = &self.counters.lifted;
-        lifted.fetch_add(sites as u64, Ordering::Relaxed);
+    pub(crate) fn count_suspended(&self, sites: usize) {
+        let suspended = &self.counters.suspended;
+        suspended.fetch_add(sites as u64, Ordering::Relaxed);
     }
 
     /// Records one hit, at `spot`.
     #[inline(always)]
-    pub(crate) fn take(&self, hit: &Hit<'_>, spot: &Spot, arm: &dyn Arm) {
+    pub(crate) fn dispatch(&self, hit: &Hit<'_>, spot: &HitPlan, arm: &dyn Arm) {
         match &spot.plan {
-            Some(plan) if spot.is_plain => self.reach(hit, spot, plan, arm),
-            _ => self.take_other(hit, spot, arm),
+            Some(plan) if spot.is_plain => self.on_entry(hit, spot, plan, arm),
+            _ => self.dispatch_other(hit, spot, arm),
         }
     }
 
     /// Records one hit where calls return, or where more than probes stands.
     #[inline(never)]
-    fn take_other(&self, hit: &Hit<'_>, spot: &Spot, arm: &dyn Arm) {
+    fn dispatch_other(&self, hit: &Hit<'_>, spot: &HitPlan, arm: &dyn Arm) {
         // Where code follows a call that never returns, one address can be both.
         let is_return = spot.is_return;
-        let returned = is_return && self.leave(hit, spot);
+        let returned = is_return && self.on_return(hit, spot);
         // A watch of the call may have armed or removed what stands here.
         let renewed;
         let spot = match spot.changes == self.changes.number() {
@@ -243,23 +243,23 @@ impl HitPath {
         let mut wants_return = false;
         if !returned {
             for watch in &plan.watches {
-                wants_return |= watch.enter(self, hit);
+                wants_return |= watch.on_entry(self, hit);
             }
         }
         for probe in &plan.probes {
             // Where a call has just returned to no function is entered.
             if !returned || probe.kind != EventKind::Entry {
-                self.reach_probe(hit, plan, probe);
+                self.fire_probe(hit, plan, probe);
             }
         }
-        self.reach_others(hit, plan, returned, arm);
+        self.on_other_targets(hit, plan, returned, arm);
         if !returned {
-            self.reach_return(hit, spot, plan, wants_return, arm);
+            self.await_return(hit, spot, plan, wants_return, arm);
         }
     }
 
     /// Puts together what is to be done at a place.
-    pub(super) fn spot(&self, at: At) -> Spot {
+    pub(super) fn spot(&self, at: At) -> HitPlan {
         let changes = self.changes.number();
         let returning = match at.user {
             true => self.user_returns.function_at(at.site),
@@ -268,7 +268,7 @@ impl HitPath {
         let plan = self.plans.get(at.site);
         let returns = |function| self.return_plans.get(function);
         let entered = plan.as_ref().and_then(|plan| returns(plan.returns?));
-        Spot {
+        HitPlan {
             changes,
             site: at.site,
             is_return: returning.is_some(),
@@ -323,22 +323,22 @@ impl HitPath {
             if mask >> bit & 1 == 1
                 && let Some(probe) = timer
             {
-                self.fire(hit, probe, &Fired::at(hit.address.0));
+                self.fire(hit, probe, &HitData::at(hit.address.0));
             }
         }
     }
 
     /// The probes at a site, and the return of the function that is entered there.
     #[inline(always)]
-    fn reach(&self, hit: &Hit<'_>, spot: &Spot, plan: &SitePlan, arm: &dyn Arm) {
+    fn on_entry(&self, hit: &Hit<'_>, spot: &HitPlan, plan: &SitePlan, arm: &dyn Arm) {
         for probe in &plan.probes {
-            self.reach_probe(hit, plan, probe);
+            self.fire_probe(hit, plan, probe);
         }
-        self.reach_return(hit, spot, plan, false, arm);
+        self.await_return(hit, spot, plan, false, arm);
     }
 
     #[inline(always)]
-    fn reach_probe(&self, hit: &Hit<'_>, plan: &SitePlan, probe: &Enabled) {
+    fn fire_probe(&self, hit: &Hit<'_>, plan: &SitePlan, probe: &Enabled) {
         if !self.admits(hit, probe) {
             return;
         }
@@ -353,18 +353,18 @@ impl HitPath {
 
     #[inline(never)]
     fn fire_entered(&self, hit: &Hit<'_>, probe: &Enabled, pc: u64) {
-        let fired = Fired {
+        let fired = HitData {
             arguments: &hit.arguments(),
-            ..Fired::at(pc)
+            ..HitData::at(pc)
         };
         self.fire_admitted(hit, probe, &fired);
     }
 
     #[inline(always)]
-    fn reach_return(
+    fn await_return(
         &self,
         hit: &Hit<'_>,
-        spot: &Spot,
+        spot: &HitPlan,
         plan: &SitePlan,
         is_wanted: bool,
         arm: &dyn Arm,
@@ -378,14 +378,14 @@ impl HitPath {
 
     /// What stands at the site besides probes of its own.
     #[inline(never)]
-    fn reach_others(&self, hit: &Hit<'_>, plan: &SitePlan, returned: bool, arm: &dyn Arm) {
+    fn on_other_targets(&self, hit: &Hit<'_>, plan: &SitePlan, returned: bool, arm: &dyn Arm) {
         let pc = plan.reported.unwrap_or(hit.address.0);
         for place in &plan.statics {
-            self.reach_static(hit, place);
+            self.fire_static(hit, place);
         }
         // A branch of a tracepoint is often what calls return to.
         for (tracepoint, target) in &plan.tracepoints {
-            self.reach_tracepoint(hit, tracepoint, *target, pc);
+            self.fire_tracepoint(hit, tracepoint, *target, pc);
         }
         if let Some(calls) = plan.system_calls.as_ref().filter(|_| !returned) {
             self.enter_system_call(hit, calls, pc, arm);
@@ -394,7 +394,7 @@ impl HitPath {
 
     /// The branch to a tracepoint's call stands here. Whether the kernel would come to the call, and with what, is seen by following its
     /// code; where that cannot be followed the tracepoint is told without arguments.
-    fn reach_tracepoint(&self, hit: &Hit<'_>, plan: &TracepointPlan, target: Gva, pc: u64) {
+    fn fire_tracepoint(&self, hit: &Hit<'_>, plan: &TracepointPlan, target: Gva, pc: u64) {
         let Some(cpu) = hit.cpu else { return };
         let probe = &plan.probe;
         // Most of the work is behind the filter.
@@ -412,15 +412,15 @@ impl HitPath {
                 [0; MAX_ARGUMENTS]
             }
         };
-        let fired = Fired {
+        let fired = HitData {
             arguments: &arguments,
-            ..Fired::at(pc)
+            ..HitData::at(pc)
         };
         self.fire_admitted(hit, probe, &fired);
     }
 
     /// A site of a static probe: its arguments are in registers and in the program's memory. One that cannot be read is 0, and counted.
-    fn reach_static(&self, hit: &Hit<'_>, plan: &StaticPlan) {
+    fn fire_static(&self, hit: &Hit<'_>, plan: &StaticPlan) {
         let probe = &plan.probe;
         // Page walks are for those who want them.
         if !self.admits(hit, probe) {
@@ -431,9 +431,9 @@ impl HitPath {
         if !complete && probe.capture.arguments > 0 {
             count(&self.counters.without_arguments);
         }
-        let fired = Fired {
+        let fired = HitData {
             arguments: &arguments,
-            ..Fired::at(hit.address.0)
+            ..HitData::at(hit.address.0)
         };
         self.fire_admitted(hit, probe, &fired);
     }

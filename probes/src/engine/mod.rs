@@ -49,13 +49,13 @@ use introspect::{CpuRegisters, Gva};
 use vmm::machine::Handle;
 use vmm::sharded_map::{Changes, ShardedMap};
 
+pub(crate) use arming::ArmedAt;
 pub use arming::EnableError;
-pub(crate) use arming::Place;
-pub use filter::{Filter, Only};
+pub use filter::{Filter, Match};
 pub use guest_files::{NewFile, NewFiles};
 pub(crate) use plan::SystemCallRegisters;
 pub use plan::{Capture, StringArgument};
-pub use program::{ProbeHit, Program, Ran, Who};
+pub use program::{HitOutcome, ProbeHit, Program, TaskIdentity};
 pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats};
 
 use crate::kernel_view::KernelView;
@@ -104,7 +104,7 @@ pub struct EngineStats {
     /// Calls whose return address could not get a trap.
     pub without_return: u64,
     /// Times that traps were taken out of the guest's way while it read or wrote its own text; hits may have been missed then.
-    pub lifted: u64,
+    pub suspended: u64,
     /// Traps in text that the guest has freed.
     pub freed: u64,
     /// Places in programs' text whose page is not in memory: their traps wait for it.
@@ -253,7 +253,7 @@ impl Engine {
         EngineStats {
             unpaired_returns: load(&path.counters.unpaired),
             without_return: load(&path.counters.without_return),
-            lifted: load(&path.counters.lifted),
+            suspended: load(&path.counters.suspended),
             freed: load(&path.counters.freed),
             waiting_pages: path.user_sites.waiting() as u64,
             hidden: load(&path.counters.hidden),
@@ -277,7 +277,7 @@ impl Engine {
 
     fn hit_filter(&self, filter: Filter) -> HitFilter {
         let followed = match &filter.pids {
-            Only::In(pids) if filter.follow => {
+            Match::In(pids) if filter.follow => {
                 let followed = Followed::new(pids.iter().copied());
                 let followers = &self.0.followers;
                 let mut followers = followers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,7 +9,7 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_virtual;
 use introspect::{Gva, PhysicalMemory};
 
-use super::hit::{Fired, Hit, HitPath};
+use super::hit::{Hit, HitData, HitPath};
 use super::plan::Enabled;
 use super::strings;
 use crate::event::{COMM_LENGTH, EventKind, MAX_FRAMES, StringState};
@@ -18,17 +18,17 @@ use crate::ring::{SlotWriter, Visit};
 /// What runs at hits.
 pub trait Program: Send + Sync {
     /// Runs at one hit that the probe's filter has let through.
-    fn run(&self, hit: &ProbeHit<'_>) -> Ran;
+    fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome;
 
     /// Whether, of a probe of returns, the return is wanted of a call that is made now: one that is not costs no second hit.
-    fn wants_return(&self, _who: Who) -> bool {
+    fn wants_return(&self, _who: TaskIdentity) -> bool {
         true
     }
 }
 
 /// Who runs at a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Who {
+pub struct TaskIdentity {
     /// Address of the current `task_struct`, 0 if not known.
     pub task: u64,
     /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.
@@ -39,7 +39,7 @@ pub struct Who {
     pub interrupted: bool,
 }
 
-impl Who {
+impl TaskIdentity {
     pub(super) fn at(hit: &Hit<'_>) -> Self {
         let task = hit.current.task();
         let thread = u32::try_from(task.thread).ok();
@@ -54,9 +54,9 @@ impl Who {
 
 /// What a program made of a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ran {
+pub enum HitOutcome {
     /// It is one of those wanted; counted as recorded.
-    Taken,
+    Accepted,
     /// It is not; counted as filtered.
     Filtered,
 }
@@ -66,7 +66,7 @@ pub struct ProbeHit<'h> {
     pub(super) path: &'h HitPath,
     pub(super) hit: &'h Hit<'h>,
     pub(super) probe: &'h Enabled,
-    pub(super) fired: &'h Fired<'h>,
+    pub(super) fired: &'h HitData<'h>,
     /// All that the program emits has one time.
     pub(super) visit: &'h Visit<'h>,
 }
@@ -98,8 +98,8 @@ impl ProbeHit<'_> {
 
     /// Who runs.
     #[must_use]
-    pub fn who(&self) -> Who {
-        Who::at(self.hit)
+    pub fn who(&self) -> TaskIdentity {
+        TaskIdentity::at(self.hit)
     }
 
     /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.

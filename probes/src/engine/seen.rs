@@ -20,9 +20,9 @@ pub(super) type List<V> = RefCell<Lookaside<Option<Arc<V>>>>;
 #[derive(Default)]
 pub(crate) struct Seen {
     /// By address.
-    kernel: Lookaside<Spot>,
+    kernel: Lookaside<HitPlan>,
     /// By the physical byte.
-    user: Lookaside<Spot>,
+    user: Lookaside<HitPlan>,
     lists: Lists,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct At {
 
 /// All that is to be done at hits of one place: what the maps say of it, put together.
 #[derive(Default)]
-pub(crate) struct Spot {
+pub(crate) struct HitPlan {
     /// The number of changes that this is as of.
     pub(super) changes: u64,
     pub(super) site: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Spot {
 impl Seen {
     /// Returns what is to be done at a place, and the other lists.
     #[inline(always)]
-    pub(crate) fn spot(&mut self, path: &HitPath, at: At) -> (&Spot, &Lists) {
+    pub(crate) fn spot(&mut self, path: &HitPath, at: At) -> (&HitPlan, &Lists) {
         // Before the maps are looked at: a change in between counts as later.
         let changes = path.changes.number();
         let (list, key) = match at.user {
@@ -91,7 +91,7 @@ impl Seen {
 
 #[cold]
 #[inline(never)]
-fn renew(list: &mut Lookaside<Spot>, changes: u64, path: &HitPath, at: At) {
+fn renew(list: &mut Lookaside<HitPlan>, changes: u64, path: &HitPath, at: At) {
     let key = if at.user { at.site } else { at.address };
     list.put(changes, key, path.spot(at));
 }

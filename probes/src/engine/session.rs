@@ -10,7 +10,7 @@ use introspect::memory_budget::{Held, OverBudget, Purpose};
 
 use super::plan::{Capture, Enabled, ProbeCounters};
 use super::program::Program;
-use super::{EnableError, Engine, Filter, Place};
+use super::{ArmedAt, EnableError, Engine, Filter};
 use crate::event::{Event, HEADER_WORDS, MAX_STRING};
 use crate::merge::drain_in_order;
 use crate::probe::Probe;
@@ -92,7 +92,7 @@ pub struct SessionStats {
 /// A probe that is enabled.
 pub(super) struct Active {
     pub(super) enabled: Arc<Enabled>,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<ArmedAt>,
 }
 
 /// A session cannot be made.

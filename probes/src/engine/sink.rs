@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{CpuRegisters, Gva};
-use vmm::trap::{ArmError, SiteId, StoppedCpu, Trap, TrapKind, TrapSink};
+use vmm::trap::{ArmError, SiteId, StoppedVcpu, Trap, TrapKind, TrapSink};
 
 use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};
-use super::seen::{At, Lists, Spot};
+use super::seen::{At, HitPlan, Lists};
 
 /// The hit path as the machine calls it.
 pub(crate) struct Sink(pub(crate) Arc<HitPath>);
 
 struct ArmBy<'c> {
-    cpu: &'c StoppedCpu<'c>,
+    cpu: &'c StoppedVcpu<'c>,
     path: &'c HitPath,
 }
 
@@ -57,7 +57,7 @@ impl Sink {
         &'a self,
         vcpu: usize,
         at: At,
-        cpu: &'a StoppedCpu<'a>,
+        cpu: &'a StoppedVcpu<'a>,
         seen: Option<&'a Lists>,
     ) -> Hit<'a> {
         // In user mode it is the program's own.
@@ -82,14 +82,21 @@ impl Sink {
     }
 
     #[inline(always)]
-    fn take(&self, vcpu: usize, at: At, cpu: &StoppedCpu<'_>, spot: &Spot, seen: Option<&Lists>) {
+    fn dispatch(
+        &self,
+        vcpu: usize,
+        at: At,
+        cpu: &StoppedVcpu<'_>,
+        spot: &HitPlan,
+        seen: Option<&Lists>,
+    ) {
         let hit = self.hit(vcpu, at, cpu, seen);
         let arm = ArmBy { cpu, path: &self.0 };
-        self.0.take(&hit, spot, &arm);
+        self.0.dispatch(&hit, spot, &arm);
     }
 
     #[inline(always)]
-    fn meet<const USER: bool>(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+    fn meet<const USER: bool>(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         if !self.0.active.load(Ordering::Relaxed) {
             return;
         }
@@ -102,33 +109,33 @@ impl Sink {
         match self.0.seen.get(trap.vcpu).and_then(|seen| seen.try_lock()) {
             Some(mut seen) => {
                 let (spot, lists) = seen.spot(&self.0, at);
-                self.take(trap.vcpu, at, cpu, spot, Some(lists));
+                self.dispatch(trap.vcpu, at, cpu, spot, Some(lists));
             }
-            None => self.take_unseen::<USER>(trap.vcpu, at.site, cpu),
+            None => self.dispatch_unseen::<USER>(trap.vcpu, at.site, cpu),
         }
     }
 
     // Apart, so that each knows which it is.
     #[inline(never)]
-    fn meet_user(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+    fn meet_user(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         self.meet::<true>(trap, cpu);
     }
 
     /// Takes a hit without the vCPU's lists: somebody clears them.
     #[cold]
     #[inline(never)]
-    fn take_unseen<const USER: bool>(&self, vcpu: usize, site: u64, cpu: &StoppedCpu<'_>) {
+    fn dispatch_unseen<const USER: bool>(&self, vcpu: usize, site: u64, cpu: &StoppedVcpu<'_>) {
         let at = At {
             site,
             address: cpu.general().rip,
             user: USER,
         };
-        self.take(vcpu, at, cpu, &self.0.spot(at), None);
+        self.dispatch(vcpu, at, cpu, &self.0.spot(at), None);
     }
 }
 
 impl TrapSink for Sink {
-    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+    fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         match trap.kind {
             TrapKind::Kernel => self.meet::<false>(trap, cpu),
             TrapKind::User => self.meet_user(trap, cpu),
@@ -140,7 +147,7 @@ impl TrapSink for Sink {
         self.0.give_up(site);
     }
 
-    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
+    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedVcpu<'_>) {
         if self.0.active.load(Ordering::Relaxed) {
             let at = At {
                 site: 0,

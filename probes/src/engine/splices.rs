@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use introspect::{Gpa, Gva};
-use vmm::trap::{LiftedUser, SiteId, TrapTable};
+use vmm::trap::{SiteId, SuspendedUser, TrapTable};
 
 #[derive(Default)]
 struct Spliced {
     /// Calls under way.
     calls: usize,
-    out: LiftedUser,
+    out: SuspendedUser,
 }
 
 /// By the file's `address_space`.
@@ -35,7 +35,7 @@ impl Splices {
     ) -> usize {
         let mut files = self.lock();
         let file = files.entry(mapping).or_default();
-        let out = table.lift_user(is_of_file);
+        let out = table.suspend_user(is_of_file);
         let count = out.len();
         file.calls += 1;
         file.out.append(out);
@@ -52,7 +52,7 @@ impl Splices {
         if file.calls == 0
             && let Some(file) = files.remove(&mapping)
         {
-            table.put_down_user(file.out);
+            table.resume_user(file.out);
         }
     }
 
@@ -66,7 +66,7 @@ impl Splices {
         if let Some(site) = site
             && let Some(file) = self.lock().get_mut(&mapping)
         {
-            file.out.append(table.lift_user_site(site));
+            file.out.append(table.suspend_user_site(site));
         }
     }
 }

@@ -4,7 +4,7 @@
 use introspect::Gva;
 use introspect::x86_64::virtual_memory::read_virtual;
 
-use super::hit::{Arm, Fired, Hit, HitPath, return_is_wanted};
+use super::hit::{Arm, Hit, HitData, HitPath, return_is_wanted};
 use super::plan::SystemCalls;
 use super::returns::FunctionKey;
 use crate::event::MAX_ARGUMENTS;
@@ -47,9 +47,9 @@ impl HitPath {
             return;
         }
         let arguments = self.system_call_arguments(hit, register(calls.layout.registers));
-        let fired = Fired {
+        let fired = HitData {
             arguments: &arguments,
-            ..Fired::at(pc)
+            ..HitData::at(pc)
         };
         for probe in &plan.entries {
             self.fire(hit, probe, &fired);

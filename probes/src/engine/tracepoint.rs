@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use introspect::Gva;
 use vmm::speculation::SpeculationError;
-use vmm::trap::StoppedCpu;
+use vmm::trap::StoppedVcpu;
 
 use crate::event::MAX_ARGUMENTS;
 use crate::probe::TracepointText;
@@ -20,7 +20,7 @@ const JUMPS: [u8; 2] = [0xeb, 0xe9];
 /// # Errors
 /// If the code cannot be followed.
 pub(super) fn arguments(
-    cpu: &StoppedCpu<'_>,
+    cpu: &StoppedVcpu<'_>,
     text: &TracepointText,
     site: Gva,
     target: Gva,
@@ -84,7 +84,7 @@ pub(super) fn arguments(
 }
 
 /// Where the jump leads that a trampoline is.
-fn jump_target(cpu: &StoppedCpu<'_>, trampoline: Gva) -> Option<Gva> {
+fn jump_target(cpu: &StoppedVcpu<'_>, trampoline: Gva) -> Option<Gva> {
     let code = cpu.code(trampoline);
     let distance = match code.as_slice() {
         [0xe9, distance @ ..] => i32::from_le_bytes(distance.get(..4)?.try_into().ok()?),
@@ -95,7 +95,7 @@ fn jump_target(cpu: &StoppedCpu<'_>, trampoline: Gva) -> Option<Gva> {
 }
 
 /// Whether a branch is on in the guest.
-fn is_taken(cpu: &StoppedCpu<'_>, branch: Gva) -> bool {
+fn is_taken(cpu: &StoppedVcpu<'_>, branch: Gva) -> bool {
     let code = cpu.code(branch);
     code.first().is_some_and(|opcode| JUMPS.contains(opcode))
 }

@@ -12,15 +12,15 @@ use super::returns::Returning;
 /// What is done when a function is entered, and when it returns.
 pub(crate) trait Watch: Send + Sync {
     /// The function is entered; whether its return is wanted.
-    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool;
+    fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool;
 
     /// It returns. `call` is what it was entered with; `from_stack` is the stack pointer after the return.
-    fn leave(&self, path: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
+    fn on_return(&self, path: &HitPath, hit: &Hit<'_>, call: &Returning, from_stack: Gva) {
         let _ = (path, hit, call, from_stack);
     }
 
     /// Releases what is held for calls in progress. Called when the watch was removed, so no return will be reported.
-    fn taken_off(&self, traps: &TrapTable) {
+    fn on_unwatch(&self, traps: &TrapTable) {
         let _ = traps;
     }
 }

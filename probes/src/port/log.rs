@@ -37,12 +37,12 @@ struct State {
     consumed: u64,
     lost: u64,
     /// By the reader's number.
-    readers: BTreeMap<u64, Place>,
+    readers: BTreeMap<u64, ReaderPosition>,
     next_reader: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct ReaderPosition {
     /// Number of the record that comes next.
     at: u64,
     dropped: u64,
@@ -131,7 +131,7 @@ impl EventLog {
         let mut state = self.state();
         let number = state.next_reader;
         state.next_reader += 1;
-        let place = Place {
+        let place = ReaderPosition {
             at: state.consumed,
             dropped: 0,
         };

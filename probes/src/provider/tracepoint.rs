@@ -9,7 +9,7 @@
 
 use introspect::kernel::jump_label::JumpLabelLayout;
 use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout};
-use introspect::system::Look;
+use introspect::system::PausedSystem;
 use introspect::{Gva, PausedMemory};
 use vmm::machine::Handle;
 use vmm::speculation::find_call;
@@ -45,7 +45,7 @@ pub struct TracepointMatches {
 /// # Errors
 /// If the kernel's types do not tell of tracepoints.
 pub fn find(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     machine: &Handle,
     view: &KernelView,
     pattern: &ProbePattern,

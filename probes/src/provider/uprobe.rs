@@ -6,7 +6,7 @@
 //! Only files that are mapped for execution by a process are found.
 
 use introspect::Gpa;
-use introspect::system::{Look, Lost, TextFile};
+use introspect::system::{PausedSystem, TextFile, Unavailable};
 use introspect::user::demangle::demangle;
 use introspect::x86_64::PAGE;
 
@@ -59,10 +59,10 @@ pub fn is_meant(pattern: &ProbePattern) -> bool {
 /// # Errors
 /// If the kernel does not tell of its processes.
 pub fn find(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     pattern: &ProbePattern,
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
-) -> Result<UserMatches, Lost> {
+) -> Result<UserMatches, Unavailable> {
     let mut found = UserMatches::default();
     let process = process_of(&pattern.provider);
     if process.is_none() && pattern.provider != PROVIDER {
@@ -99,7 +99,7 @@ pub fn find(
 }
 
 /// Path of a process's own program.
-fn program(look: &Look<'_>, pid: i32) -> Result<Option<String>, Lost> {
+fn program(look: &PausedSystem<'_>, pid: i32) -> Result<Option<String>, Unavailable> {
     let Ok(Some(task)) = look.process(pid)? else {
         return Ok(None);
     };

@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use introspect::Gpa;
-use introspect::system::{Look, Lost, TextFile};
+use introspect::system::{PausedSystem, TextFile, Unavailable};
 use introspect::user::demangle::demangle;
 use introspect::user::static_probes::{
     ArgumentTypes, Semaphore, SiteArgument, StaticSite, ValueKind,
@@ -116,10 +116,10 @@ impl<'p> Wanted<'p> {
 /// # Errors
 /// If the kernel does not tell of its processes.
 pub fn find(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     pattern: &ProbePattern,
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
-) -> Result<UserMatches, Lost> {
+) -> Result<UserMatches, Unavailable> {
     let mut found = UserMatches::default();
     if is_meant(pattern) {
         find_wanted(look, &Wanted::of_file(pattern), unpatched, &mut found)?;
@@ -140,11 +140,11 @@ pub fn find(
 }
 
 fn find_wanted(
-    look: &Look<'_>,
+    look: &PausedSystem<'_>,
     wanted: &Wanted<'_>,
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
     found: &mut UserMatches,
-) -> Result<(), Lost> {
+) -> Result<(), Unavailable> {
     let is_wanted = |path: &[u8]| {
         let path = String::from_utf8_lossy(path);
         wanted.has_file(&path, last_part(&path))

@@ -13,12 +13,12 @@ pub(super) enum Command {
     /// Room in the log.
     Size(usize),
     /// Who is traced: on, off, or the other way round.
-    Trace(Who, Option<bool>),
+    Trace(TraceScope, Option<bool>),
 }
 
 /// Whom a command is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum TraceScope {
     /// Everybody.
     All,
     /// A thread; with the first of a process all of them.
@@ -83,10 +83,13 @@ fn size(records: &str) -> Result<usize, PortError> {
     }
 }
 
-fn whom(who: &str) -> Result<Who, PortError> {
+fn whom(who: &str) -> Result<TraceScope, PortError> {
     match who {
-        ALL => Ok(Who::All),
-        number => number.parse().map(Who::Thread).map_err(|_| bad_request()),
+        ALL => Ok(TraceScope::All),
+        number => number
+            .parse()
+            .map(TraceScope::Thread)
+            .map_err(|_| bad_request()),
     }
 }
 
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn commands_are_read_and_refused_in_the_words_of_plan_9() {
-        let thread = |value| Ok(Command::Trace(Who::Thread(57), value));
+        let thread = |value| Ok(Command::Trace(TraceScope::Thread(57), value));
         let wrong_size = Err("wrong size. use a power of two.");
         let bad_request = Err("bad process or channel control request");
         for (text, expected) in [
@@ -117,8 +120,11 @@ mod tests {
             ("trace 57 -1", thread(Some(true))),
             ("trace 57 0", thread(Some(false))),
             ("trace 57", thread(None)),
-            ("trace all 1", Ok(Command::Trace(Who::All, Some(true)))),
-            ("trace all", Ok(Command::Trace(Who::All, None))),
+            (
+                "trace all 1",
+                Ok(Command::Trace(TraceScope::All, Some(true))),
+            ),
+            ("trace all", Ok(Command::Trace(TraceScope::All, None))),
             ("trace", bad_request),
             ("trace 57 1 2", bad_request),
             ("trace sh 1", bad_request),

@@ -11,7 +11,7 @@ use introspect::PausedMemory;
 use introspect::kernel::task_list::{TaskInfo, TaskListLayout};
 use vmm::machine::Paused;
 
-use super::control::{self, Command, Who};
+use super::control::{self, Command, TraceScope};
 use super::layout::{Identity, Layout};
 use super::program::{AtHit, Context, WORDS};
 use super::record::{EventType, RECORD_BYTES, Record, name_argument};
@@ -104,8 +104,8 @@ impl ControlPort for Device {
                 self.0.set_size(records);
                 Ok(())
             }
-            Command::Trace(Who::All, on) => self.0.trace_all(on),
-            Command::Trace(Who::Thread(pid), on) => self.0.trace(pid, on),
+            Command::Trace(TraceScope::All, on) => self.0.trace_all(on),
+            Command::Trace(TraceScope::Thread(pid), on) => self.0.trace(pid, on),
         }
     }
 

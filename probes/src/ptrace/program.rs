@@ -12,7 +12,7 @@ use super::record::{
 };
 use super::selection::Selection;
 use super::sleeps::{FRAMES, Sleeps};
-use crate::engine::{ProbeHit, Program, Ran, Who};
+use crate::engine::{HitOutcome, ProbeHit, Program, TaskIdentity};
 
 /// Words of a record in a ring.
 pub(super) const WORDS: usize = 3;
@@ -85,7 +85,7 @@ pub(super) fn words(pid: u32, event: EventType, argument: u64, ahead: u64) -> [u
 
 /// What is seen where a probe stands; `Argument(n)` are those of the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum EventHook {
     /// One task gives the CPU to another: previous, next.
     Switch,
     /// The task is woken.
@@ -150,7 +150,7 @@ pub(super) struct Context {
 
 /// The program of one probe.
 pub(super) struct AtHit {
-    pub(super) what: What,
+    pub(super) what: EventHook,
     pub(super) context: Arc<Context>,
     /// Whether anything is recorded; else tasks are only followed.
     pub(super) records: bool,
@@ -158,45 +158,45 @@ pub(super) struct AtHit {
 
 impl Program for AtHit {
     /// Returns are seen of interrupts alone. That of one which interrupts somebody else would be a hit for nothing.
-    fn wants_return(&self, who: Who) -> bool {
+    fn wants_return(&self, who: TaskIdentity) -> bool {
         let selection = &self.context.selection;
         selection.all() || selection.get(who.task).is_some()
     }
 
-    fn run(&self, hit: &ProbeHit<'_>) -> Ran {
+    fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
         match self.context.see(self.what, hit, self.records) {
-            true => Ran::Taken,
-            false => Ran::Filtered,
+            true => HitOutcome::Accepted,
+            false => HitOutcome::Filtered,
         }
     }
 }
 
 impl Context {
     /// Looks at a hit, and puts records into the ring if it is to be recorded; whether there was anything.
-    pub(super) fn see(&self, what: What, at: &impl Moment, records: bool) -> bool {
+    pub(super) fn see(&self, what: EventHook, at: &impl Moment, records: bool) -> bool {
         let mut log = Log {
             at,
             records,
             any: false,
         };
         match what {
-            What::Switch => self.switch(&mut log),
-            What::Wakes => self.tell(&mut log, at.argument(0), EventType::Ready, 0),
-            What::WakesIf => {
+            EventHook::Switch => self.switch(&mut log),
+            EventHook::Wakes => self.tell(&mut log, at.argument(0), EventType::Ready, 0),
+            EventHook::WakesIf => {
                 let waits = || {
                     let state = self.layout.state(at, at.argument(0)).unwrap_or_default();
                     u64::from(state) & at.argument(1) != 0
                 };
                 self.tell_if(&mut log, at.argument(0), EventType::Ready, 0, waits);
             }
-            What::Made => self.made(&mut log),
-            What::Exits => {
+            EventHook::Made => self.made(&mut log),
+            EventHook::Exits => {
                 self.tell(&mut log, at.task(), EventType::Dead, 0);
                 self.selection.remove(at.task());
             }
-            What::Renamed => self.renamed(&mut log),
-            What::Executes => self.executes(&mut log),
-            What::Fault => {
+            EventHook::Renamed => self.renamed(&mut log),
+            EventHook::Executes => self.executes(&mut log),
+            EventHook::Fault => {
                 let write = match at.argument(1) & FAULT_WRITE {
                     0 => 0,
                     _ => TRAP_WRITE,
@@ -204,7 +204,7 @@ impl Context {
                 let argument = TRAP_FAULT | write | at.fault_address() & TRAP_MASK;
                 self.tell(&mut log, at.task(), EventType::Trap, argument);
             }
-            What::SystemCall(number) => {
+            EventHook::SystemCall(number) => {
                 // An int as the kernel passes it.
                 let number = at.argument(number) & 0xffff_ffff;
                 self.tell(
@@ -214,7 +214,7 @@ impl Context {
                     TRAP_SYSTEM_CALL | number,
                 );
             }
-            What::Trap(vector) => {
+            EventHook::Trap(vector) => {
                 let of_program = || {
                     let mut cs = [0];
                     let known = at.read(at.argument(0).wrapping_add(SAVED_CS), &mut cs);
@@ -223,18 +223,18 @@ impl Context {
                 let vector = u64::from(vector);
                 self.tell_if(&mut log, at.task(), EventType::Trap, vector, of_program);
             }
-            What::InterruptStarts(vector) => {
+            EventHook::InterruptStarts(vector) => {
                 self.tell(&mut log, at.task(), EventType::Ints, vector.of(at));
             }
-            What::InterruptEnds(vector) => {
+            EventHook::InterruptEnds(vector) => {
                 self.tell(&mut log, at.task(), EventType::Inte, vector.of(at));
             }
-            What::Interrupt(vector) => {
+            EventHook::Interrupt(vector) => {
                 self.tell(&mut log, at.task(), EventType::Ints, vector.of(at));
                 self.tell(&mut log, at.task(), EventType::Inte, vector.of(at));
             }
-            What::Marked => self.tell(&mut log, at.task(), EventType::User, 0),
-            What::WritesPort => {
+            EventHook::Marked => self.tell(&mut log, at.task(), EventType::User, 0),
+            EventHook::WritesPort => {
                 let marks = || {
                     let mut room = [0; PORT_NAME];
                     let name = self.layout.port_name(at, at.argument(0), &mut room);
@@ -244,15 +244,15 @@ impl Context {
                 self.tell_if(&mut log, at.task(), EventType::User, 0, marks);
             }
             // A task that is lent the class of one that waits for it (priority inheritance) has not come to it.
-            What::Admitted => {
+            EventHook::Admitted => {
                 let by_itself = || self.layout.has_deadline(at, at.argument(1));
                 self.tell_if(&mut log, at.argument(1), EventType::Admit, 0, by_itself);
             }
-            What::Expelled => {
+            EventHook::Expelled => {
                 let by_itself = || self.layout.has_runtime(at, at.argument(1));
                 self.tell_if(&mut log, at.argument(1), EventType::Expel, 0, by_itself);
             }
-            What::Released => self.released(&mut log),
+            EventHook::Released => self.released(&mut log),
         }
         log.any
     }

@@ -9,7 +9,7 @@ use introspect::kernel::symbols::Symbol;
 use vmm::machine::Handle;
 
 use super::layout::Layout;
-use super::program::What;
+use super::program::EventHook;
 use super::record::EventType;
 use crate::kernel_view::KernelView;
 use crate::probe::{Moment, Probe};
@@ -21,16 +21,16 @@ const PROVIDER: &str = "ptrace";
 const WAKING: (&str, &str) = ("sched", "sched_waking");
 
 /// Functions, the events that they tell, and how.
-const FUNCTIONS: [(&str, EventType, What); 9] = [
-    ("__switch_to_asm", EventType::Run, What::Switch),
-    ("wake_up_new_task", EventType::Ready, What::Made),
-    ("do_exit", EventType::Dead, What::Exits),
-    ("__set_task_comm", EventType::Name, What::Renamed),
-    ("setup_new_exec", EventType::Name, What::Executes),
-    ("exc_page_fault", EventType::Trap, What::Fault),
-    ("switched_to_dl", EventType::Admit, What::Admitted),
-    ("switched_from_dl", EventType::Expel, What::Expelled),
-    ("dl_task_timer", EventType::Release, What::Released),
+const FUNCTIONS: [(&str, EventType, EventHook); 9] = [
+    ("__switch_to_asm", EventType::Run, EventHook::Switch),
+    ("wake_up_new_task", EventType::Ready, EventHook::Made),
+    ("do_exit", EventType::Dead, EventHook::Exits),
+    ("__set_task_comm", EventType::Name, EventHook::Renamed),
+    ("setup_new_exec", EventType::Name, EventHook::Executes),
+    ("exc_page_fault", EventType::Trap, EventHook::Fault),
+    ("switched_to_dl", EventType::Admit, EventHook::Admitted),
+    ("switched_from_dl", EventType::Expel, EventHook::Expelled),
+    ("dl_task_timer", EventType::Release, EventHook::Released),
 ];
 
 /// Handlers of exceptions that programs cause, and their vectors (arch/x86/include/asm/trapnr.h). Not every kernel has all.
@@ -53,9 +53,9 @@ const TRAPS: [(&str, u8); 15] = [
 ];
 
 /// A program writes a marker: to trace_marker, or to a port of the virtio-console, which may be in a module.
-const MARKERS: [(&str, What); 2] = [
-    ("tracing_mark_write", What::Marked),
-    ("port_fops_write", What::WritesPort),
+const MARKERS: [(&str, EventHook); 2] = [
+    ("tracing_mark_write", EventHook::Marked),
+    ("port_fops_write", EventHook::WritesPort),
 ];
 
 /// One place.
@@ -63,7 +63,7 @@ const MARKERS: [(&str, What); 2] = [
 pub(super) struct Source {
     pub(super) probe: Probe,
     pub(super) event: EventType,
-    pub(super) what: What,
+    pub(super) what: EventHook,
 }
 
 /// All places that a kernel has.
@@ -79,7 +79,7 @@ pub(super) fn lost(event: EventType, why: impl std::fmt::Display) -> String {
     format!("no S{}: {why}", event.name())
 }
 
-fn function(name: &str, address: u64, moment: Moment, event: EventType, what: What) -> Source {
+fn function(name: &str, address: u64, moment: Moment, event: EventType, what: EventHook) -> Source {
     Source {
         probe: kprobe::of_function(PROVIDER, name, address, moment),
         event,
@@ -94,11 +94,11 @@ impl Sources {
         let waking = tracepoint::of_kernel(view, machine, WAKING).map(|probe| Source {
             probe,
             event: EventType::Ready,
-            what: What::Wakes,
+            what: EventHook::Wakes,
         });
         match waking {
             Some(source) => sources.list.push(source),
-            None => sources.require(view, "try_to_wake_up", EventType::Ready, What::WakesIf),
+            None => sources.require(view, "try_to_wake_up", EventType::Ready, EventHook::WakesIf),
         }
         sources
     }
@@ -110,11 +110,11 @@ impl Sources {
             sources.require(view, name, event, what);
         }
         for (name, vector) in TRAPS {
-            sources.add(view, name, EventType::Trap, What::Trap(vector));
+            sources.add(view, name, EventType::Trap, EventHook::Trap(vector));
         }
         match system_calls::entry_function(view) {
             Some((address, registers)) => {
-                let what = What::SystemCall(registers.number);
+                let what = EventHook::SystemCall(registers.number);
                 let name = system_calls::PROVIDER;
                 let source = function(name, address.0, Moment::Entry, EventType::Trap, what);
                 sources.list.push(source);
@@ -144,11 +144,16 @@ impl Sources {
     /// Those that tell who is made, who exits, and who takes over another's number by executing a program.
     pub(super) fn of_processes(&self) -> impl Iterator<Item = &Source> {
         let list = self.list.iter();
-        list.filter(|source| matches!(source.what, What::Made | What::Exits | What::Executes))
+        list.filter(|source| {
+            matches!(
+                source.what,
+                EventHook::Made | EventHook::Exits | EventHook::Executes
+            )
+        })
     }
 
     /// Adds the entry of a function; whether the kernel has it.
-    fn add(&mut self, view: &KernelView, name: &str, event: EventType, what: What) -> bool {
+    fn add(&mut self, view: &KernelView, name: &str, event: EventType, what: EventHook) -> bool {
         let address = address_of(view, name);
         let source = address.map(|at| function(name, at, Moment::Entry, event, what));
         self.list.extend(source);
@@ -156,7 +161,7 @@ impl Sources {
     }
 
     /// The same of one without which the event is lost.
-    fn require(&mut self, view: &KernelView, name: &str, event: EventType, what: What) {
+    fn require(&mut self, view: &KernelView, name: &str, event: EventType, what: EventHook) {
         if !self.add(view, name, event, what) {
             self.lose(event, format_args!("the kernel names no function {name}"));
         }
@@ -238,16 +243,16 @@ mod tests {
         ]);
         let whats: Vec<_> = some.list.iter().map(|source| source.what).collect();
         let expected = [
-            What::Exits,
-            What::Executes,
-            What::Trap(4),
-            What::SystemCall(1),
-            What::Marked,
+            EventHook::Exits,
+            EventHook::Executes,
+            EventHook::Trap(4),
+            EventHook::SystemCall(1),
+            EventHook::Marked,
         ];
         assert_eq!(whats, expected);
         assert!(!some.lost.iter().any(|line| line.starts_with("no SUser")));
         let followed: Vec<_> = some.of_processes().map(|source| source.what).collect();
-        assert_eq!(followed, [What::Exits, What::Executes]);
+        assert_eq!(followed, [EventHook::Exits, EventHook::Executes]);
     }
 
     /// A handler with a body of its own is seen there, where no switch of tasks comes between its beginning and its end.
@@ -270,20 +275,23 @@ mod tests {
             [
                 (
                     "__common_interrupt",
-                    What::InterruptStarts(Vector::Argument)
-                ),
-                ("__common_interrupt", What::InterruptEnds(Vector::Argument)),
-                (
-                    "__sysvec_apic_timer_interrupt",
-                    What::InterruptStarts(Vector::Fixed(0xec))
+                    EventHook::InterruptStarts(Vector::Argument)
                 ),
                 (
+                    "__common_interrupt",
+                    EventHook::InterruptEnds(Vector::Argument)
+                ),
+                (
                     "__sysvec_apic_timer_interrupt",
-                    What::InterruptEnds(Vector::Fixed(0xec))
+                    EventHook::InterruptStarts(Vector::Fixed(0xec))
+                ),
+                (
+                    "__sysvec_apic_timer_interrupt",
+                    EventHook::InterruptEnds(Vector::Fixed(0xec))
                 ),
                 (
                     "sysvec_reschedule_ipi",
-                    What::Interrupt(Vector::Fixed(0xfd))
+                    EventHook::Interrupt(Vector::Fixed(0xfd))
                 ),
             ]
         );

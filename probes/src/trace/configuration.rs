@@ -8,7 +8,7 @@ use super::device::{DeviceCounts, Trace};
 const LISTED: usize = 32;
 
 /// What is told.
-pub(super) struct Told<'a> {
+pub(super) struct ConfigText<'a> {
     pub(super) entries: usize,
     pub(super) traces: &'a [Trace],
     pub(super) watched: &'a [u32],
@@ -17,7 +17,7 @@ pub(super) struct Told<'a> {
     pub(super) counts: DeviceCounts,
 }
 
-impl Told<'_> {
+impl ConfigText<'_> {
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a String never fails.

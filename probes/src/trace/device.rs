@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::address;
 use super::command::Command;
-use super::configuration::Told;
+use super::configuration::ConfigText;
 use super::functions::{self, Function};
 use super::program::{self, Recorder, Settings, WORDS};
 use crate::engine::{Engine, Filter, RingSize, Session};
@@ -135,7 +135,7 @@ impl ControlPort for Device {
     fn configuration(&self) -> String {
         let mut state = self.0.state();
         self.0.gather(&mut state);
-        Told {
+        ConfigText {
             entries: self.0.log.capacity(),
             traces: &state.traces,
             watched: &self.0.settings.watched.load(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 
 use super::functions::LINE_ARGUMENTS;
-use crate::engine::{ProbeHit, Program, Ran, Who};
+use crate::engine::{HitOutcome, ProbeHit, Program, TaskIdentity};
 use crate::event::EventKind;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
@@ -25,7 +25,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    fn admits(&self, who: Who) -> bool {
+    fn admits(&self, who: TaskIdentity) -> bool {
         if self.all.load(Ordering::Relaxed) {
             return true;
         }
@@ -36,7 +36,7 @@ impl Settings {
 }
 
 /// Interrupts and the idle task are no process. Where the kernel's tasks are not known nothing is ignored.
-fn is_nobody(who: Who) -> bool {
+fn is_nobody(who: TaskIdentity) -> bool {
     who.interrupted || who.thread == Some(0)
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Recorder {
 }
 
 impl Program for Recorder {
-    fn wants_return(&self, who: Who) -> bool {
+    fn wants_return(&self, who: TaskIdentity) -> bool {
         self.settings.admits(who)
     }
 
-    fn run(&self, hit: &ProbeHit<'_>) -> Ran {
+    fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
         let who = hit.who();
         if !self.settings.admits(who) {
-            return Ran::Filtered;
+            return HitOutcome::Filtered;
         }
         let mut arguments = [0; LINE_ARGUMENTS];
         let (kind, counter) = match hit.kind() {
@@ -81,7 +81,7 @@ impl Program for Recorder {
             // Slots are made for them.
             let _all_fit = words.all(|word| slot.push_word(word));
         });
-        Ran::Taken
+        HitOutcome::Accepted
     }
 }
 

@@ -7,12 +7,12 @@ use introspect::kernel::image::KernelImage;
 use introspect::kernel::page_cache::CachedFile;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva};
-use probes::engine::{Capture, Engine, EngineLimits, Filter, Only, RingSize};
+use probes::engine::{Capture, Engine, EngineLimits, Filter, Match, RingSize};
 use probes::kernel_view::KernelView;
 use probes::name::ProbeName;
 use probes::probe::{Moment, Target, UserText};
 use vmm::Machine;
-use vmm::trap::{StoppedCpu, Trap, TrapSink};
+use vmm::trap::{StoppedVcpu, Trap, TrapSink};
 
 use super::{Line, Probe};
 use crate::MicroGuest;
@@ -24,18 +24,18 @@ const FRAMES: usize = 20;
 struct Nothing;
 
 impl TrapSink for Nothing {
-    fn trap(&self, _: &Trap, _: &StoppedCpu<'_>) {}
+    fn trap(&self, _: &Trap, _: &StoppedVcpu<'_>) {}
 }
 
 /// The lines of the table, in its order.
 #[must_use]
 pub fn lines(guest: &MicroGuest) -> Vec<Line> {
     let nobody = Filter {
-        pids: Only::In(vec![1]),
+        pids: Match::In(vec![1]),
         ..Filter::default()
     };
     let elsewhere = Filter {
-        spaces: Only::In(vec![Gpa(0xffff_f000)]),
+        spaces: Match::In(vec![Gpa(0xffff_f000)]),
         ..Filter::default()
     };
     let plain = Capture::default;

@@ -11,7 +11,7 @@ use devices::{
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd};
 
 use super::control::Control;
-use super::shared::{Parts, Pin, Shared, Signals};
+use super::shared::{IrqPin, Parts, Shared, Signals};
 use super::virtio::{self, VirtioConfig, VirtioError};
 use super::{Devices, Machine, RunEnd};
 use crate::assist;
@@ -228,7 +228,7 @@ pub(crate) fn assemble(
     let devices = Devices {
         virtio,
         serial: Arc::new(Mutex::new(Serial::new(
-            Arc::new(Pin {
+            Arc::new(IrqPin {
                 vm: vm.clone(),
                 irq: COM1_IRQ,
             }),

@@ -66,7 +66,7 @@ pub(crate) struct Control {
 
 /// What a vCPU thread does after it was parked.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum AfterPark {
+pub(crate) enum ParkOutcome {
     Run,
     Leave,
 }
@@ -130,7 +130,7 @@ impl Control {
 
     /// Called by a vCPU thread whose KVM_RUN was interrupted: parks as long as somebody wants it to, doing
     /// the jobs it is given meanwhile.
-    pub(crate) fn park(&self, vcpu: &mut Vcpu) -> AfterPark {
+    pub(crate) fn park(&self, vcpu: &mut Vcpu) -> ParkOutcome {
         let index = vcpu.index();
         let mut state = self.lock();
         loop {
@@ -142,13 +142,13 @@ impl Control {
                 continue;
             }
             if state.leave {
-                return AfterPark::Leave;
+                return ParkOutcome::Leave;
             }
             if !state.must_park(index) {
                 state.slots[index].standing = Standing::Running;
                 // Under the lock: a kick that comes later sets it again.
                 vcpu.clear_kick();
-                return AfterPark::Run;
+                return ParkOutcome::Run;
             }
             if state.slots[index].standing != Standing::Parked {
                 state.slots[index].standing = Standing::Parked;
@@ -160,7 +160,7 @@ impl Control {
 
     /// Stops all other vCPUs on behalf of `vcpu`'s own thread; [`Self::resume_others`] must follow. While it
     /// waits its turn the caller counts as parked.
-    pub(crate) fn stop_others(&self, vcpu: &mut Vcpu) -> AfterPark {
+    pub(crate) fn stop_others(&self, vcpu: &mut Vcpu) -> ParkOutcome {
         let index = vcpu.index();
         loop {
             let mut state = self.lock();
@@ -171,11 +171,11 @@ impl Control {
                 while state.others_run(index) {
                     state = self.wait(state);
                 }
-                return AfterPark::Run;
+                return ParkOutcome::Run;
             }
             drop(state);
-            if self.park(vcpu) == AfterPark::Leave {
-                return AfterPark::Leave;
+            if self.park(vcpu) == ParkOutcome::Leave {
+                return ParkOutcome::Leave;
             }
         }
     }

@@ -28,7 +28,7 @@ pub use boot::{BootedMachine, MAX_CPUS, MachineConfig, MachineError, boot};
 pub(crate) use boot::{MachineParts, assemble, check_cpus, create_vcpus, launch, new_vm};
 pub use control::Paused;
 pub use devices::virtio::console::{
-    EndOfFile, NoEnd, PortConfig, PortEnd, PortStats, Size, WhenFull,
+    EndOfFile, NullBackend, PortBackend, PortConfig, PortStats, Size, WhenFull,
 };
 pub use end::RunEnd;
 pub use handle::Handle;

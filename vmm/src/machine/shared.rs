@@ -201,12 +201,12 @@ impl MachineSignals for Signals {
 }
 
 /// An edge-triggered interrupt input of KVM's controllers.
-pub(crate) struct Pin {
+pub(crate) struct IrqPin {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) irq: u32,
 }
 
-impl InterruptLine for Pin {
+impl InterruptLine for IrqPin {
     fn pulse(&self) -> std::io::Result<()> {
         let set = |level| {
             self.vm

@@ -18,7 +18,7 @@ pub(crate) enum Int3Owner {
 
 /// How the guest gets a #BP of its own that the host has intercepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GiveBack {
+pub(crate) enum Reinjection {
     /// KVM_SET_GUEST_DEBUG with KVM_GUESTDBG_INJECT_BP, RIP at the int3.
     InjectBreakpoint,
     /// Move RIP past the int3 and queue exception 3 by KVM_SET_VCPU_EVENTS.
@@ -26,10 +26,10 @@ pub(crate) enum GiveBack {
 }
 
 /// The way that works on this host for int3 in kernel mode.
-pub(crate) fn foreign_int3(profile: &HostProfile) -> GiveBack {
+pub(crate) fn foreign_int3(profile: &HostProfile) -> Reinjection {
     match profile.int3_kernel {
-        Int3::DebugExit => GiveBack::InjectBreakpoint,
-        Int3::EmulationFailure | Int3::GuestHandler => GiveBack::QueueException,
+        Int3::DebugExit => Reinjection::InjectBreakpoint,
+        Int3::EmulationFailure | Int3::GuestHandler => Reinjection::QueueException,
     }
 }
 
@@ -40,11 +40,11 @@ mod tests {
     #[test]
     fn each_host_gives_an_int3_back_its_way() {
         for hardware in [HostProfile::hardware_example(), HostProfile::svm_example()] {
-            assert_eq!(foreign_int3(&hardware), GiveBack::InjectBreakpoint);
+            assert_eq!(foreign_int3(&hardware), Reinjection::InjectBreakpoint);
         }
         assert_eq!(
             foreign_int3(&HostProfile::interpreted_example()),
-            GiveBack::QueueException
+            Reinjection::QueueException
         );
     }
 }

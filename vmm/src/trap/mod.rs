@@ -19,11 +19,11 @@ use introspect::{CpuRegisters, Gpa, Gva};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 pub use arm_error::ArmError;
-pub(crate) use classify::{GiveBack, Int3Owner, foreign_int3};
+pub(crate) use classify::{Int3Owner, Reinjection, foreign_int3};
 pub(crate) use site::{Displaced, Purpose, Site};
 pub use site::{SiteId, same_instruction};
 pub(crate) use table::SeenSites;
-pub use table::{Choice, Lifted, LiftedUser, SiteStats, TrapTable};
+pub use table::{Choice, SiteStats, Suspended, SuspendedUser, TrapTable};
 
 use crate::machine::Paused;
 use crate::machine::control::Control;
@@ -63,7 +63,7 @@ pub struct Trap {
 /// on the usual path.
 pub trait TrapSink: Send + Sync {
     /// The vCPU of `trap` stands before the trapped instruction, with its registers in `cpu`.
-    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>);
+    fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>);
 
     /// A site stands no more: a program came there in a state in which this host cannot execute the displaced
     /// instruction. That hit was reported, later ones will not be.
@@ -72,13 +72,13 @@ pub trait TrapSink: Send + Sync {
     }
 
     /// The vCPU was made to come out of the guest, wherever it was, by [`crate::machine::Handle::sample`]; a halted one too.
-    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedCpu<'_>) {
+    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedVcpu<'_>) {
         let _ = (vcpu, mask, cpu);
     }
 }
 
 /// One vCPU that stands still at a trap.
-pub struct StoppedCpu<'a> {
+pub struct StoppedVcpu<'a> {
     pub(crate) regs: &'a kvm_regs,
     pub(crate) user_mode: bool,
     pub(crate) system: &'a System<'a>,
@@ -87,7 +87,7 @@ pub struct StoppedCpu<'a> {
     pub(crate) control: &'a Arc<Control>,
 }
 
-impl StoppedCpu<'_> {
+impl StoppedVcpu<'_> {
     /// General registers, RIP and RFLAGS at the trapped instruction.
     pub fn regs(&self) -> &kvm_regs {
         self.regs
@@ -160,7 +160,7 @@ impl StoppedCpu<'_> {
     }
 }
 
-impl CpuRegisters for StoppedCpu<'_> {
+impl CpuRegisters for StoppedVcpu<'_> {
     fn page_table_root(&self) -> Gpa {
         address_space(self.sregs()).root
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
 
-pub use patching::{Choice, Lifted, LiftedUser};
+pub use patching::{Choice, Suspended, SuspendedUser};
 use reading::overlay;
 
 use super::arm_error::ArmError;
@@ -79,10 +79,10 @@ impl TrapByte<'_> {
 struct Entry {
     site: Arc<Site>,
     users: usize,
-    /// How many want its int3 out of memory for a while.
-    lifted: usize,
+    /// How many suspensions it is under: its int3 is in memory only without any.
+    suspensions: usize,
     /// The guest has written over its instruction: no int3 is in memory until the instruction is back.
-    suspended: bool,
+    overwritten: bool,
     /// The guest has freed the memory that it stood in: it is nowhere any more, and only waits for being disarmed.
     gone: bool,
     /// Its instruction could not be executed at a hit. It stands again when it is armed again.
@@ -94,7 +94,7 @@ struct Entry {
 impl Entry {
     /// Whether its int3 stands in memory.
     fn is_in(&self) -> bool {
-        self.lifted == 0 && !self.suspended && !self.gone && !self.given_up
+        self.suspensions == 0 && !self.overwritten && !self.gone && !self.given_up
     }
 }
 
@@ -227,7 +227,7 @@ impl TrapTable {
                 return Err(ArmError::Reserved { address });
             } else {
                 entry.users += 1;
-                self.stand_again(entry);
+                self.reinsert(entry);
                 return Ok(id);
             }
         }
@@ -245,16 +245,16 @@ impl TrapTable {
             Arc::new(SiteCounters::default()),
         ));
         self.map(purpose).insert(site.key(), site.clone());
-        let mut lifted = 0;
+        let mut suspensions = 0;
         if !purpose.is_user() {
             entries.kernel.insert(address.0, id);
-            lifted = entries.windows.enter(&site);
+            suspensions = entries.windows.enter(&site);
         }
         let entry = Entry {
             site,
             users,
-            lifted,
-            suspended: false,
+            suspensions,
+            overwritten: false,
             gone: false,
             given_up: false,
             written_inside: false,
@@ -354,20 +354,20 @@ impl TrapTable {
             return false;
         };
         self.take_out(entry);
-        entry.lifted -= 1;
+        entry.suspensions -= 1;
         entry.given_up = true;
         self.map(entry.site.purpose).remove(entry.site.key());
         true
     }
 
     /// Puts a site in again if it was given up: who traces it anew may have another program in mind.
-    pub fn take_up_again(&self, id: SiteId) {
+    pub fn reinstate(&self, id: SiteId) {
         if let Some(entry) = self.lock().by_id.get_mut(&id) {
-            self.stand_again(entry);
+            self.reinsert(entry);
         }
     }
 
-    fn stand_again(&self, entry: &mut Entry) {
+    fn reinsert(&self, entry: &mut Entry) {
         if !std::mem::take(&mut entry.given_up) {
             return;
         }
@@ -398,7 +398,7 @@ impl TrapTable {
                 user: entry.site.is_user(),
                 hits: load(&entry.site.counters.hits),
                 stepped: load(&entry.site.counters.stepped),
-                suspended: entry.suspended || entry.gone,
+                suspended: entry.overwritten || entry.gone,
                 given_up: entry.given_up,
             })
             .collect()
@@ -462,7 +462,7 @@ impl TrapTable {
     pub(crate) fn owner_of(&self, physical: Gpa) -> Int3Owner {
         let entries = self.lock();
         match entries.by_id.get(&SiteId(physical)) {
-            Some(entry) if !entry.suspended && !entry.gone && !entry.given_up => {
+            Some(entry) if !entry.overwritten && !entry.gone && !entry.given_up => {
                 Int3Owner::Ours(entry.site.clone())
             }
             _ if self.ram.read_byte(physical).is_ok_and(|byte| byte != INT3) => {
@@ -473,13 +473,13 @@ impl TrapTable {
     }
 
     /// Takes the int3 of `site` out for a step; whether it was in.
-    pub(crate) fn lift_for_step(&self, site: &Site) -> bool {
+    pub(crate) fn suspend_for_step(&self, site: &Site) -> bool {
         let _entries = self.lock();
         let byte = self.byte(site.id.0);
         byte.is_some_and(|byte| byte.replace(INT3, site.original))
     }
 
-    /// Puts back what [`Self::lift_for_step`] took, if the site was not removed meanwhile.
+    /// Puts back what [`Self::suspend_for_step`] took, if the site was not removed meanwhile.
     pub(crate) fn put_back(&self, site: &Arc<Site>) {
         let entries = self.lock();
         let stands = entries

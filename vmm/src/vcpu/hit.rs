@@ -13,11 +13,11 @@ use super::quick::{Quick, Surroundings};
 use super::run::Flow;
 use super::system::System;
 use super::{Vcpu, debug, kick};
-use crate::machine::control::AfterPark;
+use crate::machine::control::ParkOutcome;
 use crate::machine::{PanicReport, RunEnd};
 use crate::memory::PAGE_SIZE;
 use crate::trap::{
-    Displaced, GiveBack, Int3Owner, Purpose, Site, StoppedCpu, Trap, TrapKind, foreign_int3,
+    Displaced, Int3Owner, Purpose, Reinjection, Site, StoppedVcpu, Trap, TrapKind, foreign_int3,
 };
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::emulate::{self, EmulateError, StateError};
@@ -201,7 +201,7 @@ impl Vcpu {
         regs: &'a kvm_regs,
         system: &'a System<'a>,
         user_mode: bool,
-    ) -> StoppedCpu<'a> {
+    ) -> StoppedVcpu<'a> {
         Surroundings::of(&self.machine, None, &self.caches.walks).stopped(regs, system, user_mode)
     }
 
@@ -267,7 +267,7 @@ impl Vcpu {
         privilege: u8,
     ) -> Result<Flow, RunEnd> {
         if site.displaced == Displaced::Breakpoint {
-            return self.give_back(regs);
+            return self.reinject(regs);
         }
         if site.displaced == Displaced::Emulate {
             match self.emulate(
@@ -324,13 +324,13 @@ impl Vcpu {
     /// Puts the original byte back, steps the vCPU over it with the others standing still, and arms again.
     fn step_over(&mut self, site: &Arc<Site>) -> Result<Flow, RunEnd> {
         let machine = self.machine.clone();
-        if machine.control.stop_others(self) == AfterPark::Leave {
+        if machine.control.stop_others(self) == ParkOutcome::Leave {
             return Ok(Flow::Interrupted);
         }
         site.counters.stepped.fetch_add(1, Ordering::Relaxed);
-        let lifted = machine.traps.lift_for_step(site);
+        let suspended = machine.traps.suspend_for_step(site);
         let result = self.step_displaced(site);
-        if lifted {
+        if suspended {
             machine.traps.put_back(site);
         }
         machine.control.resume_others();
@@ -485,18 +485,18 @@ impl Vcpu {
             },
             Some(Int3Owner::Guest) | None => {}
         }
-        self.give_back(regs)
+        self.reinject(regs)
     }
 
     /// Lets the guest have its own #BP, whose int3 it has met with these registers.
-    fn give_back(&mut self, mut regs: kvm_regs) -> Result<Flow, RunEnd> {
+    fn reinject(&mut self, mut regs: kvm_regs) -> Result<Flow, RunEnd> {
         self.machine
             .counters
             .guest_int3
             .fetch_add(1, Ordering::Relaxed);
         match foreign_int3(&self.machine.profile) {
-            GiveBack::InjectBreakpoint => self.debug.inject_breakpoint(&self.fd)?,
-            GiveBack::QueueException => {
+            Reinjection::InjectBreakpoint => self.debug.inject_breakpoint(&self.fd)?,
+            Reinjection::QueueException => {
                 regs.rip = regs.rip.wrapping_add(1);
                 self.registers.set_general(&mut self.fd, &regs)?;
                 self.queue_exception(VECTOR_BP as u8, None)?;

@@ -15,7 +15,7 @@ use super::system::System;
 use crate::machine::control::Control;
 use crate::machine::shared::Shared;
 use crate::memory::GuestRam;
-use crate::trap::{SeenSites, Site, StoppedCpu, Trap, TrapKind, TrapSink, TrapTable};
+use crate::trap::{SeenSites, Site, StoppedVcpu, Trap, TrapKind, TrapSink, TrapTable};
 use crate::walks::{HitMemory, Walks};
 
 /// How far the usual way went.
@@ -154,11 +154,11 @@ impl<'m> Surroundings<'m> {
         regs: &'a kvm_regs,
         system: &'a System<'a>,
         user_mode: bool,
-    ) -> StoppedCpu<'a>
+    ) -> StoppedVcpu<'a>
     where
         'm: 'a,
     {
-        StoppedCpu {
+        StoppedVcpu {
             regs,
             user_mode,
             system,

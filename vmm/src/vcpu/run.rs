@@ -12,7 +12,7 @@ use super::kick::Kick;
 use super::system::System;
 use super::{Vcpu, VcpuRegisters, exit, in_user_mode};
 use crate::machine::RunEnd;
-use crate::machine::control::{AfterPark, Control};
+use crate::machine::control::{Control, ParkOutcome};
 use crate::vm::KvmError;
 use crate::x86_64::debug_exception::VECTOR_BP;
 use crate::x86_64::emulate::StateError;
@@ -102,7 +102,7 @@ impl Vcpu {
                 Ok(Flow::Interrupted) => {}
                 Err(reason) => control.end(reason),
             }
-            if control.park(&mut self) == AfterPark::Leave {
+            if control.park(&mut self) == ParkOutcome::Leave {
                 break;
             }
             // After the kick was taken back: what is asked for from now on kicks again.

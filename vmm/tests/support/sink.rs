@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use vmm::trap::{StoppedCpu, Trap, TrapSink};
+use vmm::trap::{StoppedVcpu, Trap, TrapSink};
 
 /// One trap with the registers that tests look at.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,7 @@ impl Recorder {
 }
 
 impl TrapSink for Recorder {
-    fn trap(&self, trap: &Trap, cpu: &StoppedCpu<'_>) {
+    fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         use introspect::CpuRegisters;
         let regs = cpu.regs();
         self.0.lock().unwrap().push(Seen {

@@ -17,7 +17,7 @@ use vmm::machine::MachineConfig;
 use vmm::snapshot::{self, FORMAT_VERSION, PageMap, RestoredDisks};
 
 use super::serial::Serial;
-use crate::commands::run::making::check_in_use;
+use crate::commands::run::setup::check_in_use;
 use crate::confinement::Confinement;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
@@ -25,8 +25,8 @@ use crate::inspection::Inspector;
 use crate::panic_witness;
 use crate::registry::VmName;
 use crate::report::{Failure, say};
-use crate::session::Session;
 use crate::signals::StopSignals;
+use crate::vm::Vm;
 
 /// What the cache's entries start with.
 const PREFIX: &str = "demo-snapshot-";
@@ -50,7 +50,7 @@ pub struct Files {
 /// The guest at its shell's prompt.
 pub struct Ready {
     /// The machine, running.
-    pub session: Arc<Session>,
+    pub vm: Arc<Vm>,
     /// Its serial port.
     pub serial: Serial,
     /// Where it came from.
@@ -211,7 +211,7 @@ pub fn start(
         }
     };
     panic_witness::watch(&machine, Some(&files.kernel));
-    let mut session = Session {
+    let mut vm = Vm {
         machine,
         host,
         name,
@@ -222,29 +222,25 @@ pub fn start(
         inspector: Inspector::default(),
         engine: std::sync::OnceLock::new(),
         checks,
-        devices: crate::session::TraceDevices::default(),
+        devices: crate::vm::TraceDevices::default(),
     };
-    session.machine.start();
-    let session = Arc::new(session);
-    session.stop_on(signals);
+    vm.machine.start();
+    let vm = Arc::new(vm);
+    vm.stop_on(signals);
     let origin = match is_new {
         false => Origin::Restored(started.elapsed()),
         true => {
-            wait_for_shell(&session, &serial, progress)?;
+            wait_for_shell(&vm, &serial, progress)?;
             let time = started.elapsed();
-            keep(&session, &files.cache, &folder)?;
+            keep(&vm, &files.cache, &folder)?;
             Origin::Booted(time)
         }
     };
-    Ok(Ready {
-        session,
-        serial,
-        origin,
-    })
+    Ok(Ready { vm, serial, origin })
 }
 
-fn wait_for_shell(session: &Session, serial: &Serial, progress: &Terminal) -> Result<(), Failure> {
-    let expected = match session.host.profile.kernel_mode.is_interpreted() {
+fn wait_for_shell(vm: &Vm, serial: &Serial, progress: &Terminal) -> Result<(), Failure> {
+    let expected = match vm.host.profile.kernel_mode.is_interpreted() {
         true => INTERPRETED_BOOT,
         false => NATIVE_BOOT,
     };
@@ -255,7 +251,7 @@ fn wait_for_shell(session: &Session, serial: &Serial, progress: &Terminal) -> Re
     let start = Instant::now();
     while !serial.shell_waits() {
         progress.fraction(start.elapsed().as_secs_f64() / expected.as_secs_f64());
-        if let Some(end) = session.machine.wait(Some(LOOK_INTERVAL)) {
+        if let Some(end) = vm.machine.wait(Some(LOOK_INTERVAL)) {
             return Err(match end {
                 vmm::RunEnd::Stopped => {
                     Failure::new("stopped while the guest booted; nothing was kept")
@@ -278,14 +274,14 @@ fn wait_for_shell(session: &Session, serial: &Serial, progress: &Terminal) -> Re
 }
 
 /// Saves the guest for the next time, in place of older ones.
-fn keep(session: &Session, cache: &Cache, folder: &Path) -> Result<(), Failure> {
+fn keep(vm: &Vm, cache: &Cache, folder: &Path) -> Result<(), Failure> {
     while let Some(older) = cache.newest(PREFIX) {
         if !remove(&older) {
             break;
         }
     }
-    let info = session.snapshot_info();
-    vmm::snapshot::save(&session.host.kvm, &session.machine, &info, folder)?;
+    let info = vm.snapshot_info();
+    vmm::snapshot::save(&vm.host.kvm, &vm.machine, &info, folder)?;
     Ok(())
 }
 

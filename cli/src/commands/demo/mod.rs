@@ -23,11 +23,11 @@ use crate::end_report;
 use crate::host::Host;
 use crate::ports;
 use crate::report::{Failure, say};
-use crate::session::Session;
 use crate::signals::StopSignals;
 use crate::tracing::Tracing;
 use crate::tracing::output::{Summary, Trace};
 use crate::tracing::request::Request;
+use crate::vm::Vm;
 use guest::Ready;
 
 /// What is traced, as far as the guest's kernel has it: how files are opened, read, written, renamed and removed.
@@ -55,11 +55,7 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     let files = guest::files(&host, &progress)?;
     let signals = StopSignals::watch()?;
     let entry = super::run::claim(None)?;
-    let Ready {
-        session,
-        serial,
-        origin,
-    } = guest::start(
+    let Ready { vm, serial, origin } = guest::start(
         files,
         host,
         entry.name().clone(),
@@ -69,23 +65,23 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     )?;
     drop(progress);
     say(format_args!("{}: {origin}", entry.name()));
-    let server = Server::start(&entry.control(), session.clone())?;
+    let server = Server::start(&entry.control(), vm.clone())?;
     let options = dt::Options {
         allowed: true,
         symfs: None,
     };
-    let dt = dt::Server::start(&entry.dt(), options, &session)?;
-    let devices = Arc::new(ports::of_session(&session));
+    let dt = dt::Server::start(&entry.dt(), options, &vm)?;
+    let devices = Arc::new(ports::of_session(&vm));
     let ports = ports::server::Server::start(entry.folder(), &devices)?;
-    let outcome = watch(&session, &serial, args.duration)?;
+    let outcome = watch(&vm, &serial, args.duration)?;
     // The cost is measured on a quiet host, without a machine that others could ask.
-    session.machine.stop();
+    vm.machine.stop();
     drop((server, dt, ports));
     drop(entry);
-    explain(&outcome, &session)?;
+    explain(&outcome, &vm)?;
     if !outcome.end.is_orderly() {
         let symbols = Some(&outcome.view.symbols);
-        return end_report::report(&outcome.end, symbols, &session, true);
+        return end_report::report(&outcome.end, symbols, &vm, true);
     }
     outcome.verdict()
 }
@@ -119,18 +115,14 @@ impl Outcome {
     }
 }
 
-fn watch(
-    session: &Arc<Session>,
-    serial: &serial::Serial,
-    duration: Duration,
-) -> Result<Outcome, Failure> {
-    let Some(view) = session.locate()? else {
+fn watch(vm: &Arc<Vm>, serial: &serial::Serial, duration: Duration) -> Result<Outcome, Failure> {
+    let Some(view) = vm.locate()? else {
         return Err(Failure::new(
             "the guest's kernel is not where it should be; try exotrace demo --rebuild",
         ));
     };
-    serial.type_line(&session.machine, WORKLOAD)?;
-    if let Some(end) = session.machine.wait(Some(SETTLE)) {
+    serial.type_line(&vm.machine, WORKLOAD)?;
+    if let Some(end) = vm.machine.wait(Some(SETTLE)) {
         return Err(Failure::new(format_args!(
             "the guest ended before it was traced: {end}"
         )));
@@ -141,24 +133,21 @@ fn watch(
         .map(|name| (*name).to_string())
         .collect();
     legend(&view, &names, duration);
-    let paused = session.machine.pause();
-    let before = view.text_hash(&session.machine, &paused)?;
+    let paused = vm.machine.pause();
+    let before = view.text_hash(&vm.machine, &paused)?;
     drop(paused);
     let view = Arc::new(view);
-    let engine = session.engine(&view);
-    let tracing = Tracing::start(session, &engine, &view, &Request::of(&names));
+    let engine = vm.engine(&view);
+    let tracing = Tracing::start(vm, &engine, &view, &Request::of(&names));
     let tracing = tracing.map_err(Failure::new)?;
     let output = Box::new(BufWriter::new(std::io::stdout()));
     let symbols = view.symbols.clone();
-    let trace = Trace::start(session.clone(), tracing, symbols, output, Format::Text)?;
-    let end = session
-        .machine
-        .wait(Some(duration))
-        .unwrap_or(RunEnd::Stopped);
+    let trace = Trace::start(vm.clone(), tracing, symbols, output, Format::Text)?;
+    let end = vm.machine.wait(Some(duration)).unwrap_or(RunEnd::Stopped);
     let summary = trace.finish()?;
-    let paused = session.machine.pause();
-    let after = view.text_hash(&session.machine, &paused)?;
-    let others = session.machine.traps().stats().len();
+    let paused = vm.machine.pause();
+    let after = view.text_hash(&vm.machine, &paused)?;
+    let others = vm.machine.traps().stats().len();
     drop(paused);
     Ok(Outcome {
         end,
@@ -206,7 +195,7 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
 ///
 /// # Errors
 /// If the cost cannot be measured.
-fn explain(outcome: &Outcome, session: &Session) -> Result<(), Failure> {
+fn explain(outcome: &Outcome, vm: &Vm) -> Result<(), Failure> {
     let counts = &outcome.summary.counts;
     // Entry and return of a function come one after the other.
     for pair in outcome.summary.probes.chunks(2) {
@@ -224,10 +213,10 @@ fn explain(outcome: &Outcome, session: &Session) -> Result<(), Failure> {
         counts.dropped,
         counts.waiting_returns
     ));
-    let cost = cost::measure(&session.host)?;
+    let cost = cost::measure(&vm.host)?;
     say(format_args!(
         "cost, measured now on {}: {cost}",
-        session.host.profile.host
+        vm.host.profile.host
     ));
     say(format_args!(
         "guest's kernel text before arming:   {}",

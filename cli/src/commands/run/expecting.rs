@@ -11,11 +11,11 @@ use crate::expect::Expectation;
 use crate::expect::counting::Counted;
 use crate::expect::crash::Crash;
 use crate::expect::events::LastHits;
-use crate::expect::report::{End, EndKind, Files, Judged, Report};
+use crate::expect::report::{End, EndKind, Files, Report, Verdict};
 use crate::expect::tell;
 use crate::report::{Failure, say};
-use crate::session::Session;
 use crate::tail::Tail;
+use crate::vm::Vm;
 
 /// Lines of the trace that a report has.
 const TRACE_LINES: usize = 50;
@@ -62,20 +62,10 @@ impl Expecting {
     ///
     /// # Errors
     /// If an expectation does not hold, or the run was not whole; or if the report cannot be written. Of a crash the caller tells.
-    pub fn judge(
-        &mut self,
-        session: &Session,
-        watched: &Watched,
-        interrupted: bool,
-    ) -> Result<(), Failure> {
-        let crash = Crash::of(&watched.end, session);
+    pub fn judge(&mut self, vm: &Vm, watched: &Watched, interrupted: bool) -> Result<(), Failure> {
+        let crash = Crash::of(&watched.end, vm);
         let end = end_of(watched, interrupted);
-        let report = self.report(
-            session.name.to_string(),
-            end,
-            watched.counted.as_ref(),
-            crash,
-        );
+        let report = self.report(vm.name.to_string(), end, watched.counted.as_ref(), crash);
         tell(&report);
         if let Some(counted) = &watched.counted
             && counted.undecided > 0
@@ -131,10 +121,10 @@ impl Expecting {
         crash: Option<Crash>,
     ) -> Report {
         let each = self.expectations.iter().enumerate();
-        let judged: Vec<Judged> = each
+        let judged: Vec<Verdict> = each
             .map(|(at, expected)| {
                 let seen = counted.and_then(|counted| counted.seen.get(at).copied());
-                Judged::new(expected, seen)
+                Verdict::new(expected, seen)
             })
             .collect();
         let last = counted.map_or_else(LastHits::default, |counted| counted.last.clone());

@@ -5,7 +5,7 @@
 
 mod expecting;
 mod files;
-pub mod making;
+pub mod setup;
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -35,15 +35,15 @@ use crate::report::{Failure, printable, say};
 use crate::scripting::output::Running;
 use crate::scripting::request::ScriptRequest;
 use crate::scripting::{Counts as ScriptCounts, Job};
-use crate::session::{Located, Session};
 use crate::signals::StopSignals;
 use crate::tail::Tail;
 use crate::tracing::output::{Output, Summary, Trace};
 use crate::tracing::request::Request;
 use crate::tracing::{Counts, Tracing};
+use crate::vm::{Located, Vm};
 use expecting::Expecting;
 use files::{Files, Serial, is_beside_messages, kept, serial_output};
-use making::{Inputs, make};
+use setup::{Inputs, make};
 
 /// Runs the command.
 ///
@@ -71,9 +71,9 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     let expecting = Expecting::of(&args, &console)?;
     let serial = serial_output(&args, files.serial.as_ref(), &console, &confinement)?;
     let ends = (serial, console);
-    let session = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
+    let vm = make(&args, inputs, host, &entry, ends, pages, &confinement)?;
     let on_threads = confinement.clone();
-    session.machine.on_threads(move |thread| {
+    vm.machine.on_threads(move |thread| {
         on_threads.enter(match thread {
             MachineThread::Vcpu => Kind::Vcpu,
             MachineThread::Devices => Kind::Devices,
@@ -89,7 +89,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
         script,
         expecting,
     };
-    let result = plan.drive(session, &mut files);
+    let result = plan.drive(vm, &mut files);
     if let (Err(failure), Some(expecting)) = (&result, &mut plan.expecting) {
         expecting.write_refusal(entry.name().to_string(), failure);
     }
@@ -195,48 +195,48 @@ impl Watched {
 }
 
 impl Plan<'_> {
-    fn drive(&mut self, mut session: Session, files: &mut Files) -> Result<(), Failure> {
-        let early = session.locate()?;
-        let armed = early.map(|view| self.arm(&session, view)).transpose()?;
+    fn drive(&mut self, mut vm: Vm, files: &mut Files) -> Result<(), Failure> {
+        let early = vm.locate()?;
+        let armed = early.map(|view| self.arm(&vm, view)).transpose()?;
         files.keep()?;
         let printed = serial_output(
             self.args,
             files.serial.as_ref(),
-            &session.console,
+            &vm.console,
             self.confinement,
         )?;
-        let mut guest_ports = guest_ports::connect(&session.machine, printed);
+        let mut guest_ports = guest_ports::connect(&vm.machine, printed);
         // All files are open. What is made from here on is confined as this thread is.
         let reach = Reach::of_run(self.entry.folder(), self.args.symfs.as_deref());
         self.confinement.enter_within(Kind::Service, &reach)?;
         let console = match Serial::of(self.args) {
-            Serial::Stdio => Some(Console::connect(&session.machine)?),
+            Serial::Stdio => Some(Console::connect(&vm.machine)?),
             Serial::Null | Serial::File(_) => None,
         };
         if console.is_some() && io::stdin().is_terminal() {
             say("the terminal is the guest's serial port; Ctrl-a x leaves");
         }
-        session.machine.start();
-        let session = Arc::new(session);
-        session.stop_on(self.signals);
-        let server = Server::start(&self.entry.control(), session.clone())?;
+        vm.machine.start();
+        let vm = Arc::new(vm);
+        vm.stop_on(self.signals);
+        let server = Server::start(&self.entry.control(), vm.clone())?;
         let device = dt::Server::start(
             &self.entry.dt(),
             dt::Options {
                 allowed: self.args.dt == Switch::On,
                 symfs: self.args.symfs.clone(),
             },
-            &session,
+            &vm,
         )?;
-        let ports = Arc::new(ports::of_session(&session));
+        let ports = Arc::new(ports::of_session(&vm));
         if let Some(guest) = &mut guest_ports {
             guest.attach_devices(&ports, &self.entry.dt(), self.args.guest_ports)?;
         }
         let ports = ports::server::Server::start(self.entry.folder(), &ports)?;
-        let result = self.watch(&session, armed, files);
+        let result = self.watch(&vm, armed, files);
         // The ports after the device: its readers ask there for the reason.
         drop((console, guest_ports, device, ports, server));
-        if let Some(backlog) = session.machine.backlog() {
+        if let Some(backlog) = vm.machine.backlog() {
             // The output itself warns of bytes that nobody has read.
             ending::wait(|limit| backlog.settle(limit), || backlog.taken());
         }
@@ -247,13 +247,13 @@ impl Plan<'_> {
             None => {}
         }
         let judged = match &mut self.expecting {
-            Some(expecting) => expecting.judge(&session, &watched, self.signals.arrived()),
+            Some(expecting) => expecting.judge(&vm, &watched, self.signals.arrived()),
             None => Ok(()),
         };
         end_report::report(
             &watched.end,
             watched.view.as_ref().map(|v| &v.symbols),
-            &session,
+            &vm,
             // A report of expectations has it.
             self.expecting.is_none() && !is_beside_messages(self.args),
         )?;
@@ -266,10 +266,10 @@ impl Plan<'_> {
     }
 
     /// Arms what was asked for, and the kernel's panic. Says so while a guest that is not started yet prints nothing.
-    fn arm(&self, session: &Session, view: KernelView) -> Result<Armed, Failure> {
-        session.watch_panic(&view);
+    fn arm(&self, vm: &Vm, view: KernelView) -> Result<Armed, Failure> {
+        vm.watch_panic(&view);
         let view = Arc::new(view);
-        let expected = self.expect(session, &view)?;
+        let expected = self.expect(vm, &view)?;
         let names = &self.args.trace;
         if names.is_empty() {
             return Ok(Armed {
@@ -281,8 +281,8 @@ impl Plan<'_> {
         if let Some(missing) = &view.missing {
             say(format_args!("process ids are not shown: {missing}"));
         }
-        let engine = session.engine(&view);
-        let tracing = Tracing::start(session, &engine, &view, &Request::of(names));
+        let engine = vm.engine(&view);
+        let tracing = Tracing::start(vm, &engine, &view, &Request::of(names));
         let tracing = tracing.map_err(Failure::new)?;
         super::trace::tell_skipped(tracing.skipped());
         let clock = tracing.began();
@@ -300,17 +300,13 @@ impl Plan<'_> {
     }
 
     /// Arms what is expected.
-    fn expect(
-        &self,
-        session: &Session,
-        view: &Arc<KernelView>,
-    ) -> Result<Option<counting::Armed>, Failure> {
+    fn expect(&self, vm: &Vm, view: &Arc<KernelView>) -> Result<Option<counting::Armed>, Failure> {
         let Some(expecting) = &self.expecting else {
             return Ok(None);
         };
-        let engine = session.engine(view);
+        let engine = vm.engine(view);
         let expectations = expecting.expectations.clone();
-        let armed = counting::Armed::start(session, &engine, view, expectations);
+        let armed = counting::Armed::start(vm, &engine, view, expectations);
         let armed = armed.map_err(Failure::Shown)?;
         super::trace::tell_skipped(armed.skipped());
         Ok(Some(armed))
@@ -332,26 +328,21 @@ impl Plan<'_> {
     }
 
     /// Follows the running machine to its end.
-    fn watch(
-        &self,
-        session: &Arc<Session>,
-        armed: Option<Armed>,
-        files: &Files,
-    ) -> Result<Watched, Failure> {
+    fn watch(&self, vm: &Arc<Vm>, armed: Option<Armed>, files: &Files) -> Result<Watched, Failure> {
         let deadline = |from: Instant| self.args.duration.and_then(|d| from.checked_add(d));
         let from_start = !self.args.is_traced() && self.expecting.is_none();
         let whole_run = deadline(Instant::now()).filter(|_| from_start);
-        let symbols = session.kernel.as_ref().map(|kernel| kernel.symbols());
+        let symbols = vm.kernel.as_ref().map(|kernel| kernel.symbols());
         let armed = match (armed, symbols) {
             (Some(armed), _) => armed,
             (None, Some(Ok(_))) => {
                 let progress = self.progress();
-                let located = session.wait_for_kernel(whole_run);
+                let located = vm.wait_for_kernel(whole_run);
                 progress.finish_and_clear();
                 match located? {
-                    Located::Kernel(view) => self.arm(session, *view)?,
+                    Located::Kernel(view) => self.arm(vm, *view)?,
                     Located::Ended(end) => return Ok(Watched::untraced((end, false))),
-                    Located::TimedOut => return Ok(Watched::untraced(wait(session, whole_run))),
+                    Located::TimedOut => return Ok(Watched::untraced(wait(vm, whole_run))),
                 }
             }
             (None, Some(Err(error))) if self.expecting.is_some() => return Err(error.into()),
@@ -360,23 +351,23 @@ impl Plan<'_> {
                     "--expect: the guest's kernel is not at hand; name it with --kernel",
                 ));
             }
-            (None, _) => return Ok(Watched::untraced(wait(session, whole_run))),
+            (None, _) => return Ok(Watched::untraced(wait(vm, whole_run))),
         };
         let counting = armed.expected.map(|expected| {
             let until_met = self.args.until_met;
-            Counting::start(session.clone(), expected, until_met)
+            Counting::start(vm.clone(), expected, until_met)
         });
         let counting = counting.transpose()?;
         let mut watched = match (&self.script, armed.tracing) {
             (Some(request), _) => {
-                let engine = session.engine(&armed.view);
-                let started = Job::start(session, &engine, &armed.view, request);
+                let engine = vm.engine(&armed.view);
+                let started = Job::start(vm, &engine, &armed.view, request);
                 let (job, first) = started.map_err(Failure::Shown)?;
                 super::trace::tell_skipped(job.skipped());
                 super::script::tell_attached(job.probes().len());
                 let output = self.trace_output(files)?;
-                let script = Running::start(session.clone(), job, first, output)?;
-                let ended = wait(session, deadline(Instant::now()));
+                let script = Running::start(vm.clone(), job, first, output)?;
+                let ended = wait(vm, deadline(Instant::now()));
                 let script_exited = script.has_exited();
                 let (counts, result) = script.finish()?;
                 Watched {
@@ -388,8 +379,8 @@ impl Plan<'_> {
             (None, Some(tracing)) => {
                 let output = self.trace_output(files)?;
                 let symbols = armed.view.symbols.clone();
-                let trace = Trace::start(session.clone(), tracing, symbols, output, self.format())?;
-                let ended = wait(session, deadline(Instant::now()));
+                let trace = Trace::start(vm.clone(), tracing, symbols, output, self.format())?;
+                let ended = wait(vm, deadline(Instant::now()));
                 let summary = trace.finish()?;
                 Watched {
                     traced: Some(Traced::Probes(summary)),
@@ -401,7 +392,7 @@ impl Plan<'_> {
                     true => whole_run,
                     false => deadline(Instant::now()),
                 };
-                Watched::untraced(wait(session, until))
+                Watched::untraced(wait(vm, until))
             }
         };
         watched.view = Some(armed.view);
@@ -424,12 +415,12 @@ impl Plan<'_> {
 }
 
 /// Waits for the end of the run, and brings it about at `deadline`; whether it came to that.
-fn wait(session: &Session, deadline: Option<Instant>) -> (RunEnd, bool) {
+fn wait(vm: &Vm, deadline: Option<Instant>) -> (RunEnd, bool) {
     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    let ended = match session.machine.wait(left) {
+    let ended = match vm.machine.wait(left) {
         Some(end) => (end, false),
         None => {
-            session.machine.stop();
+            vm.machine.stop();
             (RunEnd::Stopped, true)
         }
     };

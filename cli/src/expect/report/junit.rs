@@ -4,7 +4,7 @@ use probes::bt::ast::Dialect;
 use probes::bt::time::{TimeFormat, Zone};
 
 use super::xml::{attribute, escape};
-use super::{EndKind, Judged, Report};
+use super::{EndKind, Report, Verdict};
 
 /// A test case.
 struct Case {
@@ -78,7 +78,7 @@ fn put(xml: &mut String, case: &Case, seconds: &str) {
     *xml += &format!(">{}</{element}>\n    </testcase>\n", escape(more));
 }
 
-fn of_expectation(judged: &Judged, report: &Report) -> Case {
+fn of_expectation(judged: &Verdict, report: &Report) -> Case {
     let outcome = match (judged.seen, judged.holds) {
         (_, true) => None,
         (Some(seen), false) => {

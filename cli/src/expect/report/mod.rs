@@ -36,7 +36,7 @@ pub struct Report {
     /// How the run ended.
     pub end: End,
     /// In the order of the command line.
-    pub expectations: Vec<Judged>,
+    pub expectations: Vec<Verdict>,
     /// The crash, if the guest had one.
     pub crash: Option<Crash>,
     /// The console's last lines.
@@ -89,7 +89,7 @@ impl EndKind {
 
 /// An expectation and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Judged {
+pub struct Verdict {
     /// It.
     #[serde(flatten)]
     pub expected: Expectation,
@@ -99,7 +99,7 @@ pub struct Judged {
     pub holds: bool,
 }
 
-impl Judged {
+impl Verdict {
     /// An expectation of which so many hits were seen.
     pub fn new(expected: &Expectation, seen: Option<u64>) -> Self {
         Self {

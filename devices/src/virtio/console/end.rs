@@ -9,7 +9,7 @@ use super::Size;
 /// All calls are made with the device locked, by the device's thread or, for resets and emergency writes, a vCPU's: none may
 /// wait for anything, nor call back into the device. A far end that cannot take or give bytes now says so, and calls
 /// [`ConsoleHandle::wake`](super::ConsoleHandle::wake) when it can.
-pub trait PortEnd: Send {
+pub trait PortBackend: Send {
     /// The guest has opened the port. What `read` gives once this has [settled](Self::is_settled) is in the guest's hands before its open
     /// returns.
     fn opened(&mut self) {}
@@ -40,9 +40,9 @@ pub trait PortEnd: Send {
 
 /// A far end that takes and gives nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NoEnd;
+pub struct NullBackend;
 
-impl PortEnd for NoEnd {
+impl PortBackend for NullBackend {
     fn write(&mut self, _bytes: &[u8]) -> usize {
         0
     }
@@ -113,12 +113,12 @@ impl PortConfig {
 }
 
 /// A port with what is behind it.
-pub type PortAndEnd = (PortConfig, Box<dyn PortEnd>);
+pub type PortAndBackend = (PortConfig, Box<dyn PortBackend>);
 
 /// A console device at power-on.
 pub struct ConsoleConfig {
     /// The ports from number 0 on, with their far ends. Port 0 is the one that drivers without multiport use.
-    pub ports: Vec<PortAndEnd>,
+    pub ports: Vec<PortAndBackend>,
     /// How many ports there can be at one time, 1 to 31: each takes two queues.
     pub max_ports: u32,
     /// The console's size.

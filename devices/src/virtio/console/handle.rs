@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Size;
-use super::end::{PortConfig, PortEnd};
+use super::end::{PortBackend, PortConfig};
 
 /// Most ports of one device: its queues and Linux's limit of 512 leave more, people do not need them.
 pub const MOST_PORTS: u32 = 31;
@@ -128,7 +128,7 @@ pub(super) enum Request {
     Add {
         id: u32,
         config: PortConfig,
-        end: Box<dyn PortEnd>,
+        end: Box<dyn PortBackend>,
         counts: Arc<PortCounts>,
     },
     Remove {
@@ -253,7 +253,7 @@ impl ConsoleHandle {
         &self,
         id: u32,
         config: PortConfig,
-        end: Box<dyn PortEnd>,
+        end: Box<dyn PortBackend>,
     ) -> Result<(), PortConfigError> {
         check_port(id, self.0.max_ports, &config)?;
         let counts = self.0.enter(id).ok_or(PortConfigError::Exists { id })?;

@@ -1,7 +1,7 @@
 //! A virtio console of many ports: virtio 1.2 section 5.3.
 //!
 //! Port 0 is the console (hvc0 in Linux); the others are files by name in `/dev/virtio-ports`. What is behind a port is the
-//! caller's, as a [`PortEnd`]; the [`ConsoleHandle`] wakes the device for it, opens and closes ports on the host side, adds
+//! caller's, as a [`PortBackend`]; the [`ConsoleHandle`] wakes the device for it, opens and closes ports on the host side, adds
 //! and removes them. The console keeps no bytes: what a far end does not take stays in the guest's queue, and what the guest
 //! has no room for stays with the far end.
 //!
@@ -27,10 +27,12 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use super::device::read_space;
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 use handle::{Request, Shared, check_port};
-use port::{Detail, Ledger, Port, Stage, receive_queue, transmit_queue};
+use port::{BufferCredits, Detail, Port, Stage, receive_queue, transmit_queue};
 
 pub use control::{BAD_ID, Event, Message};
-pub use end::{ConsoleConfig, EndOfFile, NoEnd, PortAndEnd, PortConfig, PortEnd, WhenFull};
+pub use end::{
+    ConsoleConfig, EndOfFile, NullBackend, PortAndBackend, PortBackend, PortConfig, WhenFull,
+};
 pub use handle::{ConsoleHandle, MOST_NAME, MOST_PORTS, PortConfigError, PortStats};
 
 /// Configuration space tells the console's size.
@@ -72,7 +74,7 @@ pub struct Console {
     multiport: bool,
     /// The driver takes messages.
     listening: bool,
-    control: Ledger,
+    control: BufferCredits,
     /// The oldest message of the driver is an open or a close that waits for its port's far end: until then.
     waiting: Option<Instant>,
 }
@@ -107,7 +109,7 @@ impl Console {
             ports,
             multiport: false,
             listening: false,
-            control: Ledger::default(),
+            control: BufferCredits::default(),
             waiting: None,
         })
     }
@@ -267,7 +269,7 @@ impl Console {
 
     fn listen(&mut self, listening: bool, queues: &Queues) {
         self.listening = listening;
-        self.control = Ledger::begin(queues, CONTROL_RECEIVE);
+        self.control = BufferCredits::begin(queues, CONTROL_RECEIVE);
     }
 
     /// Tells the driver what it has yet to hear, as far as it has buffers for it.
@@ -426,7 +428,7 @@ impl VirtioDevice for Console {
         self.let_go();
         self.multiport = false;
         self.listening = false;
-        self.control = Ledger::default();
+        self.control = BufferCredits::default();
     }
 
     fn save(&self) -> Vec<u8> {

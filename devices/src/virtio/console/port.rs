@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::Size;
 use super::control::{Event, Message};
-use super::end::{EndOfFile, PortConfig, PortEnd, WhenFull};
+use super::end::{EndOfFile, PortBackend, PortConfig, WhenFull};
 use super::eof::EofClock;
 use super::handle::PortCounts;
 use crate::virtio::{Chain, ChainError, Queues};
@@ -21,12 +21,12 @@ const PIECE: usize = 32 * 1024;
 
 /// How far a queue's driver is: buffers given back by it beyond those that it gave at first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Ledger {
+pub(super) struct BufferCredits {
     /// Buffers that the driver had given before the device used one. Counts of buffers wrap.
     pub(super) initial: u16,
 }
 
-impl Ledger {
+impl BufferCredits {
     /// Begins: whatever the device has used so far counts as given back.
     pub(super) fn begin(queues: &Queues, queue: u16) -> Self {
         Self {
@@ -64,7 +64,7 @@ pub(super) enum Detail {
 pub(super) struct Port {
     pub(super) id: u32,
     pub(super) config: PortConfig,
-    end: Box<dyn PortEnd>,
+    end: Box<dyn PortBackend>,
     counts: Arc<PortCounts>,
     pub(super) connected: bool,
     pub(super) guest_open: bool,
@@ -85,7 +85,7 @@ pub(super) struct Port {
     drained: bool,
     /// Lengths of the buffers that the guest has not given back, oldest first: no more than the queue has descriptors.
     pub(super) unread: VecDeque<u32>,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: BufferCredits,
     /// Bytes of the oldest transmitted chain that the far end has taken.
     pub(super) taken: usize,
     piece: Vec<u8>,
@@ -106,7 +106,7 @@ impl Port {
     pub(super) fn new(
         id: u32,
         config: PortConfig,
-        end: Box<dyn PortEnd>,
+        end: Box<dyn PortBackend>,
         counts: Arc<PortCounts>,
     ) -> Self {
         let connected = config.connected;
@@ -129,7 +129,7 @@ impl Port {
             wants_transmit: false,
             drained: false,
             unread: VecDeque::new(),
-            ledger: Ledger::default(),
+            ledger: BufferCredits::default(),
             taken: 0,
             piece: vec![0; PIECE],
         }
@@ -148,7 +148,7 @@ impl Port {
         self.tell_name = self.config.name.is_some();
         self.told_open = false;
         self.unread.clear();
-        self.ledger = Ledger::begin(queues, receive_queue(self.id));
+        self.ledger = BufferCredits::begin(queues, receive_queue(self.id));
     }
 
     /// The guest opens the port.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::port::{Ledger, Port, Stage};
-use super::{Console, DeviceStateError, FEATURE_MULTIPORT, NoEnd, PortConfig, Size};
+use super::port::{BufferCredits, Port, Stage};
+use super::{Console, DeviceStateError, FEATURE_MULTIPORT, NullBackend, PortConfig, Size};
 use super::{EndOfFile, WhenFull};
 use crate::virtio::VirtioDevice;
 
@@ -66,7 +66,7 @@ fn restore_port(port: &mut Port, saved: &SavedPort) {
     port.tell_size = saved.tell_size;
     port.told_open = saved.told_open;
     port.unread = saved.unread.iter().copied().collect();
-    port.ledger = Ledger {
+    port.ledger = BufferCredits {
         initial: saved.receive_initial,
     };
     port.taken = usize::try_from(saved.taken).unwrap_or(usize::MAX);
@@ -125,14 +125,14 @@ impl Console {
         self.multiport = features.is_some_and(|features| features & FEATURE_MULTIPORT != 0);
         self.listening = state.listening;
         self.size = state.size;
-        self.control = Ledger {
+        self.control = BufferCredits {
             initial: state.control_initial,
         };
         for saved in &state.ports {
             if let Some(port) = self.ports.get_mut(&saved.id) {
                 restore_port(port, saved);
             } else if let Some(counts) = self.shared.enter(saved.id) {
-                let mut port = Port::new(saved.id, gone(saved), Box::new(NoEnd), counts);
+                let mut port = Port::new(saved.id, gone(saved), Box::new(NullBackend), counts);
                 port.removing = true;
                 restore_port(&mut port, saved);
                 self.ports.insert(saved.id, port);

@@ -56,7 +56,7 @@ impl End {
     }
 }
 
-impl PortEnd for End {
+impl PortBackend for End {
     fn opened(&mut self) {
         self.with(|end| {
             end.opens += 1;
@@ -104,7 +104,7 @@ const SIZE: Size = Size {
 };
 
 /// A console, a stream and a file; the far ends take everything.
-fn ports() -> (Vec<PortAndEnd>, Vec<End>) {
+fn ports() -> (Vec<PortAndBackend>, Vec<End>) {
     let configs = [
         PortConfig::console(),
         PortConfig::named("dt", EndOfFile::Never),
@@ -114,7 +114,7 @@ fn ports() -> (Vec<PortAndEnd>, Vec<End>) {
     for end in &ends {
         end.with(|end| end.room = usize::MAX);
     }
-    let boxed = |end: &End| Box::new(end.clone()) as Box<dyn PortEnd>;
+    let boxed = |end: &End| Box::new(end.clone()) as Box<dyn PortBackend>;
     let ports = configs.into_iter().zip(ends.iter().map(boxed)).collect();
     (ports, ends)
 }
@@ -372,7 +372,7 @@ fn ports_come_and_go() {
             .add_port(3, config.clone(), Box::new(end.clone()))
             .unwrap();
         assert_eq!(
-            rig.host.add_port(3, config, Box::new(NoEnd)),
+            rig.host.add_port(3, config, Box::new(NullBackend)),
             Err(PortConfigError::Exists { id: 3 })
         );
         rig.host_did();
@@ -426,7 +426,7 @@ fn ports_that_cannot_be_are_refused() {
         (3, name("a\n"), "port 3: a name of 2 bytes"),
         (3, name(&long), "port 3: a name of 65 bytes"),
     ] {
-        let error = console.handle().add_port(id, config, Box::new(NoEnd));
+        let error = console.handle().add_port(id, config, Box::new(NullBackend));
         let error = error.unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
@@ -456,8 +456,12 @@ fn requests_wake_the_device() {
     woken("connect");
     host.resize(SIZE);
     woken("resize");
-    host.add_port(3, PortConfig::named("x", EndOfFile::Never), Box::new(NoEnd))
-        .unwrap();
+    host.add_port(
+        3,
+        PortConfig::named("x", EndOfFile::Never),
+        Box::new(NullBackend),
+    )
+    .unwrap();
     woken("add");
     host.remove_port(3).unwrap();
     woken("remove");

@@ -11,7 +11,7 @@
 use crate::bytes::u64_at;
 use crate::kernel::btf::{Btf, MemberError};
 use crate::kernel::layout::{LayoutError, offset};
-use crate::kernel::list::Walk;
+use crate::kernel::list::Partial;
 use crate::kernel::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
@@ -235,10 +235,10 @@ impl MapleLayout {
 
     /// All entries of the tree at `tree`, ascending.
     #[must_use]
-    pub fn entries(&self, view: MemoryView<'_>, tree: Gva) -> Walk<MapleEntry, MapleError> {
+    pub fn entries(&self, view: MemoryView<'_>, tree: Gva) -> Partial<MapleEntry, MapleError> {
         let mut items = Vec::new();
         let error = self.walk(view, tree, &mut items).err();
-        Walk { items, error }
+        Partial { items, error }
     }
 
     fn walk(

@@ -19,7 +19,7 @@ use name::NameLayout;
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
-use super::list::{List, ListError, Walk};
+use super::list::{List, ListError, Partial};
 use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
 use crate::{Gva, MemoryView};
@@ -60,7 +60,7 @@ pub struct TaskListLayout {
 }
 
 /// Tasks, or where their list ended.
-pub type Tasks = Walk<TaskInfo, TaskListError>;
+pub type Tasks = Partial<TaskInfo, TaskListError>;
 
 impl TaskListLayout {
     /// Finds the offsets. `symbols` must have the slide of the running kernel.
@@ -99,7 +99,7 @@ impl TaskListLayout {
     /// All threads of all processes, process by process.
     #[must_use]
     pub fn all_threads(&self, view: MemoryView<'_>) -> Tasks {
-        let Walk { items, mut error } = self.leaders(view);
+        let Partial { items, mut error } = self.leaders(view);
         let mut tasks = Vec::with_capacity(items.len());
         let mut left = MAX_TASKS;
         for leader in items {
@@ -114,7 +114,7 @@ impl TaskListLayout {
             tasks.append(&mut found.items);
             error = error.or(found.error);
         }
-        Walk {
+        Partial {
             items: tasks,
             error,
         }
@@ -213,7 +213,7 @@ impl TaskListLayout {
     }
 
     /// Addresses of the first threads of all processes.
-    fn leaders(&self, view: MemoryView<'_>) -> Walk<Gva, TaskListError> {
+    fn leaders(&self, view: MemoryView<'_>) -> Partial<Gva, TaskListError> {
         let list = List {
             name: "init_task.tasks",
             head: self.head,
@@ -229,7 +229,7 @@ impl TaskListLayout {
         view: MemoryView<'_>,
         leader: Gva,
         limit: usize,
-    ) -> Walk<Gva, TaskListError> {
+    ) -> Partial<Gva, TaskListError> {
         match self.info.signal(view, leader) {
             Ok(signal) => {
                 let list = List {
@@ -240,7 +240,7 @@ impl TaskListLayout {
                 };
                 addresses(list.walk(view))
             }
-            Err(source) => Walk {
+            Err(source) => Partial {
                 items: Vec::new(),
                 error: Some(TaskListError::Task {
                     task: leader,
@@ -251,7 +251,7 @@ impl TaskListLayout {
     }
 
     /// Reads the tasks of a walk.
-    fn describe(&self, view: MemoryView<'_>, found: Walk<Gva, TaskListError>) -> Tasks {
+    fn describe(&self, view: MemoryView<'_>, found: Partial<Gva, TaskListError>) -> Tasks {
         found.read_each(|address| self.task(view, address))
     }
 
@@ -259,7 +259,7 @@ impl TaskListLayout {
     fn find(
         &self,
         view: MemoryView<'_>,
-        found: Walk<Gva, TaskListError>,
+        found: Partial<Gva, TaskListError>,
         pid: i32,
     ) -> Result<Option<TaskInfo>, TaskListError> {
         let mut broken = found.error;
@@ -275,8 +275,8 @@ impl TaskListLayout {
     }
 }
 
-fn addresses(walk: Walk<Gva, ListError>) -> Walk<Gva, TaskListError> {
-    Walk {
+fn addresses(walk: Partial<Gva, ListError>) -> Partial<Gva, TaskListError> {
+    Partial {
         items: walk.items,
         error: walk.error.map(TaskListError::List),
     }

@@ -11,7 +11,7 @@ mod name;
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
-use super::list::Walk;
+use super::list::Partial;
 use super::maple_tree::{MapleError, MapleLayout};
 use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
@@ -207,7 +207,7 @@ impl VmaLayout {
 
     /// All areas of the `mm_struct` at `mm`, ascending.
     #[must_use]
-    pub fn vmas(&self, view: MemoryView<'_>, mm: Gva) -> Walk<Vma, VmaError> {
+    pub fn vmas(&self, view: MemoryView<'_>, mm: Gva) -> Partial<Vma, VmaError> {
         let mut items = Vec::new();
         let error = match &self.index {
             Index::Maple(maple, tree) => {
@@ -223,7 +223,7 @@ impl VmaLayout {
                 error.or(broken.map(|source| VmaError::List { mm, source }))
             }
         };
-        Walk { items, error }
+        Partial { items, error }
     }
 
     /// The area of the `mm_struct` at `mm` that holds `address`.

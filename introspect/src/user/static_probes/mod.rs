@@ -15,7 +15,7 @@ mod register;
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
-use super::lost::{Lost, LostReason};
+use super::lost::{LostPart, LostReason};
 use super::object_file::ObjectFile;
 use super::symbol_tables;
 
@@ -77,7 +77,7 @@ pub struct StaticSites {
     /// In the order of their notes.
     pub sites: Vec<StaticSite>,
     /// What could not be read.
-    pub lost: Vec<Lost>,
+    pub lost: Vec<LostPart>,
 }
 
 impl StaticSites {
@@ -156,7 +156,7 @@ impl StaticSites {
     fn count_damaged(&mut self, object: &ObjectFile<'_>, name: &str, damaged: usize) {
         if let Some(section) = object.section(name).filter(|_| damaged > 0) {
             let reason = format!("{damaged} of its notes cannot be read");
-            let lost = Lost::section(section, LostReason::Damaged(reason));
+            let lost = LostPart::section(section, LostReason::Damaged(reason));
             self.lost.push(lost);
         }
     }
@@ -168,7 +168,7 @@ fn with_dashes(name: &str) -> String {
 }
 
 /// The contents of a section, if there is one.
-fn section(object: &ObjectFile<'_>, name: &str, lost: &mut Vec<Lost>) -> Option<Vec<u8>> {
+fn section(object: &ObjectFile<'_>, name: &str, lost: &mut Vec<LostPart>) -> Option<Vec<u8>> {
     let section = object.section(name)?;
     let bytes = object.section_bytes(section, MAX_BYTES);
     bytes.map_err(|reason| lost.push(reason)).ok()

@@ -1,7 +1,7 @@
 //! Global variables: each is a number, a map with so many keys, or what one function gathers, throughout the script.
 
 use super::super::ast::{
-    Aggregation, Call, Expression, ExpressionKind, Function, Place, PlaceKind, Script, Span,
+    Aggregation, Call, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Script, Span,
     Statement, StatementKind,
 };
 use super::super::diagnostic::Diagnostic;
@@ -111,8 +111,8 @@ fn count(keys: usize) -> String {
 }
 
 /// The use that a place is.
-fn of_place(place: &Place, set: Option<Set>) -> Option<Use<'_>> {
-    let PlaceKind::Global { name, keys } = &place.kind else {
+fn of_place(place: &Lvalue, set: Option<Set>) -> Option<Use<'_>> {
+    let LvalueKind::Global { name, keys } = &place.kind else {
         return None;
     };
     let keys = match keys.as_slice() {
@@ -131,7 +131,9 @@ fn of_place(place: &Place, set: Option<Set>) -> Option<Use<'_>> {
 fn may_be_tuple(key: &Expression) -> bool {
     matches!(
         key.kind,
-        ExpressionKind::Place(_) | ExpressionKind::Item { .. } | ExpressionKind::Conditional { .. }
+        ExpressionKind::Lvalue(_)
+            | ExpressionKind::Item { .. }
+            | ExpressionKind::Conditional { .. }
     )
 }
 
@@ -153,7 +155,7 @@ fn in_statement<'a>(statement: &'a Statement, uses: &mut Vec<Use<'a>>) {
 
 fn in_expression<'a>(expression: &'a Expression, uses: &mut Vec<Use<'a>>) {
     match &expression.kind {
-        ExpressionKind::Place(place) => uses.extend(of_place(place, None)),
+        ExpressionKind::Lvalue(place) => uses.extend(of_place(place, None)),
         ExpressionKind::Step { place, .. } => uses.extend(of_place(place, Some(Set::Value))),
         ExpressionKind::Call(call) if of_whole_map(call.function) => {
             return in_call(call, uses);

@@ -1,6 +1,6 @@
 //! Local variables: a name that is read but never set is a mistyped one.
 
-use super::super::ast::{ExpressionKind, PlaceKind, Rule, Span, StatementKind};
+use super::super::ast::{ExpressionKind, LvalueKind, Rule, Span, StatementKind};
 use super::super::diagnostic::Diagnostic;
 use super::super::walk;
 use super::unset;
@@ -12,13 +12,13 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
     let mut read: BTreeMap<&str, Span> = BTreeMap::new();
     let mut look = |expression| {
         walk::below(expression, &mut |part| match &part.kind {
-            ExpressionKind::Place(place) => {
-                if let PlaceKind::Local(name) = &place.kind {
+            ExpressionKind::Lvalue(place) => {
+                if let LvalueKind::Local(name) = &place.kind {
                     read.entry(name).or_insert(place.span);
                 }
             }
             ExpressionKind::Step { place, .. } => {
-                if let PlaceKind::Local(name) = &place.kind {
+                if let LvalueKind::Local(name) = &place.kind {
                     set.insert(name);
                 }
             }
@@ -28,7 +28,7 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
     walk::of_rule(rule, &mut look);
     walk::statements(&rule.body, &mut |statement| match &statement.kind {
         StatementKind::Assign { place, .. } => {
-            if let PlaceKind::Local(name) = &place.kind {
+            if let LvalueKind::Local(name) = &place.kind {
                 set.insert(name);
             }
         }

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use super::types::{Thing, Type};
+use super::types::{MemoryType, Type};
 use super::{RuleCompiler, shared_text, with};
-use crate::bt::ast::{Call, Expression, ExpressionKind, Function, PlaceKind, Span};
+use crate::bt::ast::{Call, Expression, ExpressionKind, Function, LvalueKind, Span};
 use crate::bt::format::{Format, Takes};
 use crate::bt::program::{Emission, Known, Operation};
 use crate::bt::registers::{REGISTERS, Register};
@@ -93,7 +93,12 @@ impl RuleCompiler<'_, '_> {
         if self.is_strict() {
             return found;
         }
-        let is_byte = |thing: &Thing| matches!(thing, Thing::Char | Thing::Number { bytes: 1, .. });
+        let is_byte = |thing: &MemoryType| {
+            matches!(
+                thing,
+                MemoryType::Char | MemoryType::Number { bytes: 1, .. }
+            )
+        };
         match (takes, &found) {
             (Some(Takes::Text), Type::Pointer(to)) if is_byte(to) => {
                 let most = self.shared.options.longest_text;
@@ -118,8 +123,8 @@ impl RuleCompiler<'_, '_> {
         };
         let is_map = matches!(
             &what.kind,
-            ExpressionKind::Place(place)
-                if matches!(&place.kind, PlaceKind::Global { keys, .. } if keys.is_empty())
+            ExpressionKind::Lvalue(place)
+                if matches!(&place.kind, LvalueKind::Global { keys, .. } if keys.is_empty())
         );
         if is_map && let Some(map) = self.whole_map(Some(what), what.span) {
             let emission = Emission::Map {
@@ -142,12 +147,12 @@ impl RuleCompiler<'_, '_> {
     /// `@name` as a whole.
     fn whole_map(&mut self, of: Option<&Expression>, span: Span) -> Option<usize> {
         let place = match of.map(|of| &of.kind) {
-            Some(ExpressionKind::Place(place)) => Some(place),
+            Some(ExpressionKind::Lvalue(place)) => Some(place),
             _ => None,
         };
         let name = place.and_then(|place| match &place.kind {
-            PlaceKind::Global { name, .. } => Some(name),
-            PlaceKind::Local(_) => None,
+            LvalueKind::Global { name, .. } => Some(name),
+            LvalueKind::Local(_) => None,
         });
         let map = name.and_then(|name| self.shared.map_numbers.get(name).copied());
         if map.is_none() {
@@ -211,7 +216,7 @@ impl RuleCompiler<'_, '_> {
                     (Some(length), _) => {
                         self.number(Some(length));
                     }
-                    (None, Some(Type::Place(thing))) => {
+                    (None, Some(Type::Lvalue(thing))) => {
                         let size = self.shared.types.size(&thing).unwrap_or_default();
                         self.constant(i64::try_from(size).unwrap_or(i64::MAX));
                     }
@@ -357,11 +362,11 @@ impl RuleCompiler<'_, '_> {
                 Type::Text
             }
             None => match self.expression(of) {
-                place @ Type::Place(Thing::Array { .. }) if self.is_char_array(&place) => {
+                place @ Type::Lvalue(MemoryType::Array { .. }) if self.is_char_array(&place) => {
                     self.settle(place, of.span)
                 }
                 // Of other arrays their address: bytes of text are not always called char.
-                Type::Place(Thing::Array { element, .. }) => Type::Pointer(*element),
+                Type::Lvalue(MemoryType::Array { element, .. }) => Type::Pointer(*element),
                 other => self.settle(other, of.span),
             },
         };
@@ -401,7 +406,7 @@ impl RuleCompiler<'_, '_> {
     }
 
     fn is_char_array(&self, of: &Type) -> bool {
-        matches!(of, Type::Place(Thing::Array { element, .. }) if **element == Thing::Char)
+        matches!(of, Type::Lvalue(MemoryType::Array { element, .. }) if **element == MemoryType::Char)
     }
 
     fn kernel_address(&mut self, of: Option<&Expression>, span: Span) -> Type {
@@ -433,7 +438,7 @@ impl RuleCompiler<'_, '_> {
         };
         let found = self.expression(of);
         let size = match &found {
-            Type::Place(thing) | Type::Pointer(thing) => self.shared.types.size(thing),
+            Type::Lvalue(thing) | Type::Pointer(thing) => self.shared.types.size(thing),
             _ => None,
         };
         // AF_INET6 of Linux.
@@ -446,10 +451,10 @@ impl RuleCompiler<'_, '_> {
             _ => None,
         };
         match (found, family.or(size)) {
-            (Type::Place(_) | Type::Pointer(_), Some(16)) => {
+            (Type::Lvalue(_) | Type::Pointer(_), Some(16)) => {
                 self.put(Operation::AddressText { bytes: 16 });
             }
-            (Type::Place(_) | Type::Pointer(_), _) => {
+            (Type::Lvalue(_) | Type::Pointer(_), _) => {
                 self.put(Operation::AddressText { bytes: 4 });
             }
             (_, Some(16)) => self.put(Operation::AddressText { bytes: 16 }),
@@ -479,10 +484,10 @@ impl RuleCompiler<'_, '_> {
     /// `delete(@x[key])`, `delete(@x, key)`, and the same of `has_key`; `delete(@x)` of a scalar.
     fn on_entry(&mut self, function: Function, arguments: &[Expression], span: Span) -> Type {
         let place = match arguments.first().map(|of| &of.kind) {
-            Some(ExpressionKind::Place(place)) => place,
+            Some(ExpressionKind::Lvalue(place)) => place,
             _ => return self.refuse(span, "this takes an entry of a map, as in delete(@x[pid])"),
         };
-        let PlaceKind::Global { name, keys } = &place.kind else {
+        let LvalueKind::Global { name, keys } = &place.kind else {
             return self.refuse(span, "this takes an entry of a map, as in delete(@x[pid])");
         };
         let Some(map) = self.shared.map_numbers.get(name).copied() else {
@@ -508,8 +513,8 @@ impl RuleCompiler<'_, '_> {
         let Some(of) = of else {
             return self.refuse(span, "len() takes a map, a stack or text");
         };
-        if let ExpressionKind::Place(place) = &of.kind
-            && let PlaceKind::Global { name, keys } = &place.kind
+        if let ExpressionKind::Lvalue(place) = &of.kind
+            && let LvalueKind::Global { name, keys } = &place.kind
             && keys.is_empty()
             && let Some(map) = self.shared.map_numbers.get(name).copied()
             && self.shared.map_keyed.get(map) == Some(&true)

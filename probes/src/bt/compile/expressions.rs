@@ -1,6 +1,6 @@
 //! Expressions: operations that leave one value.
 
-use super::types::{Thing, Type};
+use super::types::{MemoryType, Type};
 use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, TOO_LARGE, Value};
 use crate::bt::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, UnaryOperator};
 use crate::bt::program::{Known, Operation};
@@ -17,7 +17,9 @@ impl RuleCompiler<'_, '_> {
     /// Makes a value of what is only a place so far.
     pub(super) fn settle(&mut self, of: Type, span: Span) -> Type {
         match of {
-            Type::Place(Thing::Array { element, elements }) if *element == Thing::Char => {
+            Type::Lvalue(MemoryType::Array { element, elements })
+                if *element == MemoryType::Char =>
+            {
                 let most = match elements {
                     // As long as it is: the last member of a structure.
                     0 => self.shared.options.longest_text,
@@ -26,7 +28,7 @@ impl RuleCompiler<'_, '_> {
                 self.put(Operation::ReadText { most });
                 Type::Text
             }
-            Type::Place(Thing::Array { element, elements }) => {
+            Type::Lvalue(MemoryType::Array { element, elements }) => {
                 let size = self.shared.types.size(&element).unwrap_or(1);
                 let length = elements.saturating_mul(size);
                 self.constant(i64::try_from(length).unwrap_or(i64::MAX));
@@ -34,7 +36,7 @@ impl RuleCompiler<'_, '_> {
                 self.put(Operation::ReadBytes { most });
                 Type::Shown
             }
-            Type::Place(thing) => {
+            Type::Lvalue(thing) => {
                 let described = self.shared.types.describe(&thing);
                 self.refuse(
                     span,
@@ -48,7 +50,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Leaves a value, or the address of a thing that is none: see [`Type::Place`].
+    /// Leaves a value, or the address of a thing that is none: see [`Type::Lvalue`].
     pub(super) fn expression(&mut self, of: &Expression) -> Type {
         self.depth += 1;
         self.spent += 1;
@@ -93,11 +95,11 @@ impl RuleCompiler<'_, '_> {
                 self.constant(i64::try_from(count).unwrap_or(i64::MAX));
                 Type::Number
             }
-            ExpressionKind::Place(place) => self.read_place(place),
+            ExpressionKind::Lvalue(place) => self.read_place(place),
             ExpressionKind::Unary(UnaryOperator::Dereference, operand) => {
                 match self.expression(operand) {
                     Type::Pointer(to) => self.access(to),
-                    Type::Place(Thing::Array { element, .. }) => self.access(*element),
+                    Type::Lvalue(MemoryType::Array { element, .. }) => self.access(*element),
                     _ => self.refuse(
                         of.span,
                         "this is no pointer; cast it to one, as in *(uint64 *)x",
@@ -183,7 +185,7 @@ impl RuleCompiler<'_, '_> {
         let found = self.expression(of);
         self.code.truncate(before);
         let size = match &found {
-            Type::Place(thing) => self.shared.types.size(thing),
+            Type::Lvalue(thing) => self.shared.types.size(thing),
             Type::Number | Type::Pointer(_) => Some(8),
             _ => None,
         };
@@ -260,7 +262,7 @@ impl RuleCompiler<'_, '_> {
     }
 
     /// The sum of a pointer and a number has just been put as if they were bytes.
-    fn scale_pointer(&mut self, operator: BinaryOperator, to: &Thing, other: Type) -> Type {
+    fn scale_pointer(&mut self, operator: BinaryOperator, to: &MemoryType, other: Type) -> Type {
         let size = self.shared.types.size(to).unwrap_or(1);
         if matches!(other, Type::Pointer(_)) || size == 1 {
             return match other {
@@ -326,7 +328,7 @@ impl RuleCompiler<'_, '_> {
     pub(super) fn current_task(&mut self) -> Type {
         self.put(Operation::Known(Known::Task));
         match self.shared.types.written("struct task_struct *") {
-            Some(Thing::Pointer(task)) => Type::Pointer(*task),
+            Some(MemoryType::Pointer(task)) => Type::Pointer(*task),
             _ => Type::Number,
         }
     }
@@ -370,20 +372,20 @@ impl RuleCompiler<'_, '_> {
     }
 
     /// The word on the stack is of this type.
-    pub(super) fn typed(&mut self, thing: Thing) -> Type {
+    pub(super) fn typed(&mut self, thing: MemoryType) -> Type {
         match thing {
-            Thing::Number { bytes, signed } => {
+            MemoryType::Number { bytes, signed } => {
                 self.put(Operation::Extend { bytes, signed });
                 Type::Number
             }
-            Thing::Char => {
+            MemoryType::Char => {
                 self.put(Operation::Extend {
                     bytes: 1,
                     signed: true,
                 });
                 Type::Number
             }
-            Thing::Pointer(to) => Type::Pointer(*to),
+            MemoryType::Pointer(to) => Type::Pointer(*to),
             _ => Type::Number,
         }
     }

@@ -1,6 +1,6 @@
 //! Members, elements, casts and translators: the way from a pointer to a number in the guest's memory.
 
-use super::types::{Member, Thing, Type};
+use super::types::{Member, MemoryType, Type};
 use super::{RuleCompiler, nearest, with};
 use crate::bt::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, TypeName};
 use crate::bt::program::{Known, Operation};
@@ -11,27 +11,27 @@ const MOST_TRANSLATORS: usize = 16;
 
 impl RuleCompiler<'_, '_> {
     /// The address of a thing is on the stack: what it holds, if that is a value.
-    pub(super) fn access(&mut self, thing: Thing) -> Type {
+    pub(super) fn access(&mut self, thing: MemoryType) -> Type {
         match thing {
-            Thing::Number { bytes, signed } => {
+            MemoryType::Number { bytes, signed } => {
                 self.put(Operation::Load { bytes, signed });
                 Type::Number
             }
-            Thing::Char => {
+            MemoryType::Char => {
                 self.put(Operation::Load {
                     bytes: 1,
                     signed: true,
                 });
                 Type::Number
             }
-            Thing::Pointer(to) => {
+            MemoryType::Pointer(to) => {
                 self.put(Operation::Load {
                     bytes: 8,
                     signed: false,
                 });
                 Type::Pointer(*to)
             }
-            place => Type::Place(place),
+            place => Type::Lvalue(place),
         }
     }
 
@@ -52,7 +52,7 @@ impl RuleCompiler<'_, '_> {
     /// A member of what is on the stack.
     pub(super) fn member_of(&mut self, owner: Type, name: &str, span: Span) -> Type {
         let thing = match owner {
-            Type::Pointer(Thing::Unknown) | Type::Any | Type::Number => {
+            Type::Pointer(MemoryType::Unknown) | Type::Any | Type::Number => {
                 return self.refuse(
                     span,
                     match self.shared.types.has_kernel_types() {
@@ -64,7 +64,7 @@ impl RuleCompiler<'_, '_> {
             Type::Translated { translator, input } => {
                 return self.translated_member(translator, *input, name, span);
             }
-            Type::Pointer(thing) | Type::Place(thing) => thing,
+            Type::Pointer(thing) | Type::Lvalue(thing) => thing,
             Type::Text | Type::Shown | Type::Stack | Type::Tuple(_) => {
                 return self.refuse(span, format!("this has no member {name:?}"));
             }
@@ -109,7 +109,7 @@ impl RuleCompiler<'_, '_> {
             };
         }
         let element = match self.expression(of) {
-            Type::Place(Thing::Array { element, .. }) => *element,
+            Type::Lvalue(MemoryType::Array { element, .. }) => *element,
             Type::Pointer(to) => to,
             _ => {
                 return self.refuse(
@@ -138,17 +138,20 @@ impl RuleCompiler<'_, '_> {
         let Some(thing) = self.shared.types.named(to) else {
             return self.no_type(to);
         };
-        let is_address = matches!(from, Type::Place(_));
+        let is_address = matches!(from, Type::Lvalue(_));
         match thing {
-            Thing::Pointer(to) => {
+            MemoryType::Pointer(to) => {
                 if !is_address {
                     let settled = self.settle(from, value.span);
                     self.must_be_number(&settled, value.span);
                 }
                 Type::Pointer(*to)
             }
-            Thing::Kernel(_) | Thing::Own(_) if is_address => Type::Place(thing),
-            Thing::Kernel(_) | Thing::Own(_) | Thing::Array { .. } | Thing::Unknown => {
+            MemoryType::Kernel(_) | MemoryType::Own(_) if is_address => Type::Lvalue(thing),
+            MemoryType::Kernel(_)
+            | MemoryType::Own(_)
+            | MemoryType::Array { .. }
+            | MemoryType::Unknown => {
                 let name = &to.base;
                 self.refuse(
                     to.span,
@@ -276,7 +279,7 @@ impl RuleCompiler<'_, '_> {
     pub(super) fn translate(&mut self, to: &TypeName, of: &Expression) -> Type {
         let input = self.expression(of);
         let described = match &input {
-            Type::Pointer(thing) | Type::Place(thing) => {
+            Type::Pointer(thing) | Type::Lvalue(thing) => {
                 format!("{} *", self.shared.types.describe(thing))
             }
             _ => "a number".to_owned(),
@@ -304,12 +307,12 @@ impl RuleCompiler<'_, '_> {
         let of_input = |name: &TypeName| {
             let known = self.shared.types.named(name);
             match (&input, &known) {
-                (Type::Pointer(Thing::Unknown), _) | (_, None) => {
+                (Type::Pointer(MemoryType::Unknown), _) | (_, None) => {
                     bare(described.trim_end_matches(['*', ' '])) == bare(&name.base)
                 }
-                (Type::Pointer(thing), Some(Thing::Pointer(to))) => thing == to.as_ref(),
-                (Type::Place(thing), Some(known)) => thing == known,
-                (Type::Number, Some(Thing::Number { .. })) => true,
+                (Type::Pointer(thing), Some(MemoryType::Pointer(to))) => thing == to.as_ref(),
+                (Type::Lvalue(thing), Some(known)) => thing == known,
+                (Type::Number, Some(MemoryType::Number { .. })) => true,
                 _ => false,
             }
         };
@@ -319,7 +322,7 @@ impl RuleCompiler<'_, '_> {
                 // A structure of the program's own is known by the script's definition of it.
                 let thing = self.shared.types.named(&of.input);
                 let input = match thing {
-                    Some(Thing::Pointer(to)) => Type::Pointer(*to),
+                    Some(MemoryType::Pointer(to)) => Type::Pointer(*to),
                     _ => input,
                 };
                 Type::Translated {

@@ -396,7 +396,7 @@ fn words_of(of: &Type, longest_text: usize) -> usize {
                 .map(|i| words_of(i, longest_text))
                 .sum::<usize>()
         }
-        Type::Any | Type::Place(_) | Type::Translated { .. } => text,
+        Type::Any | Type::Lvalue(_) | Type::Translated { .. } => text,
     }
 }
 

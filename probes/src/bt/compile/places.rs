@@ -1,7 +1,7 @@
 //! Which maps a script has: every `@name` that it writes, reads, or hands to a function.
 
 use crate::bt::ast::{
-    Aggregation, Expression, ExpressionKind, Place, PlaceKind, Script, Statement, StatementKind,
+    Aggregation, Expression, ExpressionKind, Lvalue, LvalueKind, Script, Statement, StatementKind,
 };
 use crate::bt::walk::{below, expressions, statements};
 
@@ -38,15 +38,15 @@ fn written(statement: &Statement, found: Found<'_>) {
 
 fn read(of: &Expression, found: Found<'_>) {
     below(of, &mut |of| match &of.kind {
-        ExpressionKind::Place(place) | ExpressionKind::Step { place, .. } => {
+        ExpressionKind::Lvalue(place) | ExpressionKind::Step { place, .. } => {
             met(place, None, found);
         }
         _ => {}
     });
 }
 
-fn met(place: &Place, aggregation: Option<Aggregation>, found: Found<'_>) {
-    if let PlaceKind::Global { name, keys } = &place.kind {
+fn met(place: &Lvalue, aggregation: Option<Aggregation>, found: Found<'_>) {
+    if let LvalueKind::Global { name, keys } = &place.kind {
         found(name, aggregation, !keys.is_empty());
     }
 }

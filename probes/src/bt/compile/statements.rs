@@ -4,7 +4,7 @@ use super::types::Type;
 use super::variables::is_histogram;
 use super::{Loop, RuleCompiler};
 use crate::bt::ast::{
-    Aggregation, BinaryOperator, Block, Expression, Place, PlaceKind, Span, Statement,
+    Aggregation, BinaryOperator, Block, Expression, Lvalue, LvalueKind, Span, Statement,
     StatementKind,
 };
 use crate::bt::maps::MapKind;
@@ -108,9 +108,9 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    fn assign(&mut self, place: &Place, operator: Option<BinaryOperator>, value: &Expression) {
+    fn assign(&mut self, place: &Lvalue, operator: Option<BinaryOperator>, value: &Expression) {
         match &place.kind {
-            PlaceKind::Local(name) => {
+            LvalueKind::Local(name) => {
                 let mut of = self.local_operand(name, operator, place.span);
                 let found = self.value(value);
                 of = match operator {
@@ -123,7 +123,7 @@ impl RuleCompiler<'_, '_> {
                 let slot = self.local(name, of);
                 self.put(Operation::SetLocal(slot));
             }
-            PlaceKind::Global { name, keys } => {
+            LvalueKind::Global { name, keys } => {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return;
                 };
@@ -170,8 +170,8 @@ impl RuleCompiler<'_, '_> {
         Type::Number
     }
 
-    fn aggregate(&mut self, place: &Place, aggregation: Aggregation, value: Option<&Expression>) {
-        let PlaceKind::Global { name, keys } = &place.kind else {
+    fn aggregate(&mut self, place: &Lvalue, aggregation: Aggregation, value: Option<&Expression>) {
+        let LvalueKind::Global { name, keys } = &place.kind else {
             self.refuse(place.span, "values are gathered in maps: @x = count()");
             return;
         };

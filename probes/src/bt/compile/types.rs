@@ -25,9 +25,9 @@ pub(super) enum Type {
     /// Several.
     Tuple(Vec<Type>),
     /// An address of such a thing.
-    Pointer(Thing),
+    Pointer(MemoryType),
     /// The thing itself; its address is on the stack.
-    Place(Thing),
+    Lvalue(MemoryType),
     /// A thing that a translator makes of the input whose value is on the stack.
     Translated {
         /// Number of the translator.
@@ -39,7 +39,7 @@ pub(super) enum Type {
 
 /// Something in the guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Thing {
+pub(super) enum MemoryType {
     /// `void`, a function, a struct that is only declared.
     Unknown,
     /// A number of so many bytes.
@@ -47,9 +47,12 @@ pub(super) enum Thing {
     /// A byte of text.
     Char,
     /// A pointer.
-    Pointer(Box<Thing>),
+    Pointer(Box<MemoryType>),
     /// An array.
-    Array { element: Box<Thing>, elements: u64 },
+    Array {
+        element: Box<MemoryType>,
+        elements: u64,
+    },
     /// A struct or union of the kernel's.
     Kernel(TypeId),
     /// A struct of the script's, by number.
@@ -66,7 +69,7 @@ pub(super) struct Member {
     /// Of a bitfield, whether it may be negative; else see `thing`.
     pub(super) signed: bool,
     /// What it is.
-    pub(super) thing: Thing,
+    pub(super) thing: MemoryType,
 }
 
 /// Why there is no such member.
@@ -97,7 +100,7 @@ enum State {
 /// A structure of the script's, laid out as C does on x86-64.
 struct Layout {
     /// Offset and type of each member.
-    members: Vec<(u64, Thing)>,
+    members: Vec<(u64, MemoryType)>,
     size: u64,
     alignment: u64,
 }
@@ -134,14 +137,14 @@ impl<'t> Types<'t> {
     }
 
     /// What a type written in a script stands for. A struct must be defined somewhere.
-    pub(super) fn named(&self, name: &TypeName) -> Option<Thing> {
+    pub(super) fn named(&self, name: &TypeName) -> Option<MemoryType> {
         self.base(&name.base)
-            .filter(|thing| *thing != Thing::Unknown || name.base == "void")
+            .filter(|thing| *thing != MemoryType::Unknown || name.base == "void")
             .map(|thing| (0..name.pointers.min(DEEPEST)).fold(thing, |to, _| pointer(to)))
     }
 
     /// The same of a type as BTF's readers write it: `const char *`, `struct page * *`, `char [16]`.
-    pub(super) fn written(&self, text: &str) -> Option<Thing> {
+    pub(super) fn written(&self, text: &str) -> Option<MemoryType> {
         let words = text.replace('*', " * ");
         let words = words
             .split_whitespace()
@@ -160,7 +163,7 @@ impl<'t> Types<'t> {
         let thing = self.base(&base.join(" "))?;
         let thing = (0..pointers.min(DEEPEST)).fold(thing, |to, _| pointer(to));
         Some(match elements {
-            Some(elements) => Thing::Array {
+            Some(elements) => MemoryType::Array {
                 element: Box::new(thing),
                 elements,
             },
@@ -168,71 +171,71 @@ impl<'t> Types<'t> {
         })
     }
 
-    fn base(&self, name: &str) -> Option<Thing> {
+    fn base(&self, name: &str) -> Option<MemoryType> {
         if let Some(number) = c_number(name) {
             return Some(number);
         }
         let own = name.strip_prefix("struct ").unwrap_or(name);
         if let Some(at) = self.own.iter().position(|known| known.name == own) {
-            return Some(Thing::Own(at));
+            return Some(MemoryType::Own(at));
         }
         match self.btf.and_then(|btf| btf.named(name)) {
             Some(id) => Some(self.kernel(id, DEEPEST)),
             // A pointer to what is only declared is a pointer still.
-            None if name.contains(' ') => Some(Thing::Unknown),
+            None if name.contains(' ') => Some(MemoryType::Unknown),
             None => own_typedef(name),
         }
     }
 
-    fn kernel(&self, id: TypeId, depth: usize) -> Thing {
+    fn kernel(&self, id: TypeId, depth: usize) -> MemoryType {
         let Some((btf, depth)) = self.btf.zip(depth.checked_sub(1)) else {
-            return Thing::Unknown;
+            return MemoryType::Unknown;
         };
         match btf.form(id) {
             Form::Int { bytes, signed } => match u8::try_from(bytes) {
-                Ok(bytes @ 1..=8) => Thing::Number { bytes, signed },
-                _ => Thing::Unknown,
+                Ok(bytes @ 1..=8) => MemoryType::Number { bytes, signed },
+                _ => MemoryType::Unknown,
             },
-            Form::Char => Thing::Char,
+            Form::Char => MemoryType::Char,
             Form::Pointer(to) => match btf.form(to) {
                 // Structures are looked into when a member is asked for: they lead everywhere.
-                Form::Composite { id, .. } => pointer(Thing::Kernel(id)),
+                Form::Composite { id, .. } => pointer(MemoryType::Kernel(id)),
                 _ => pointer(self.kernel(to, depth)),
             },
-            Form::Array { element, elements } => Thing::Array {
+            Form::Array { element, elements } => MemoryType::Array {
                 element: Box::new(self.kernel(element, depth)),
                 elements: elements.into(),
             },
-            Form::Composite { id, .. } => Thing::Kernel(id),
-            Form::Opaque => Thing::Unknown,
+            Form::Composite { id, .. } => MemoryType::Kernel(id),
+            Form::Opaque => MemoryType::Unknown,
         }
     }
 
     /// Bytes of a thing.
-    pub(super) fn size(&self, thing: &Thing) -> Option<u64> {
+    pub(super) fn size(&self, thing: &MemoryType) -> Option<u64> {
         self.size_within(thing, DEEPEST)
     }
 
-    fn size_within(&self, thing: &Thing, depth: usize) -> Option<u64> {
+    fn size_within(&self, thing: &MemoryType, depth: usize) -> Option<u64> {
         let depth = depth.checked_sub(1)?;
         match thing {
-            Thing::Unknown => None,
-            Thing::Number { bytes, .. } => Some((*bytes).into()),
-            Thing::Char => Some(1),
-            Thing::Pointer(_) => Some(8),
-            Thing::Array { element, elements } => {
+            MemoryType::Unknown => None,
+            MemoryType::Number { bytes, .. } => Some((*bytes).into()),
+            MemoryType::Char => Some(1),
+            MemoryType::Pointer(_) => Some(8),
+            MemoryType::Array { element, elements } => {
                 self.size_within(element, depth)?.checked_mul(*elements)
             }
-            Thing::Kernel(id) => self.btf?.size(*id),
-            Thing::Own(at) => self.layout(*at).map(|layout| layout.size),
+            MemoryType::Kernel(id) => self.btf?.size(*id),
+            MemoryType::Own(at) => self.layout(*at).map(|layout| layout.size),
         }
     }
 
-    fn alignment(&self, thing: &Thing) -> u64 {
+    fn alignment(&self, thing: &MemoryType) -> u64 {
         match thing {
-            Thing::Array { element, .. } => self.alignment(element),
-            Thing::Own(at) => self.layout(*at).map_or(1, |layout| layout.alignment),
-            Thing::Kernel(_) => 8,
+            MemoryType::Array { element, .. } => self.alignment(element),
+            MemoryType::Own(at) => self.layout(*at).map_or(1, |layout| layout.alignment),
+            MemoryType::Kernel(_) => 8,
             other => self.size(other).unwrap_or(1).clamp(1, 8),
         }
     }
@@ -263,7 +266,7 @@ impl<'t> Types<'t> {
         for member in &own.members {
             let mut thing = self.named(&member.type_name)?;
             if let Some(elements) = member.elements {
-                thing = Thing::Array {
+                thing = MemoryType::Array {
                     element: Box::new(thing),
                     elements,
                 };
@@ -285,10 +288,10 @@ impl<'t> Types<'t> {
     }
 
     /// A member of a struct or union.
-    pub(super) fn member(&self, of: &Thing, name: &str) -> Result<Member, NoMember> {
+    pub(super) fn member(&self, of: &MemoryType, name: &str) -> Result<Member, NoMember> {
         match (of, self.btf) {
-            (Thing::Kernel(id), Some(btf)) => self.kernel_member(btf, *id, name),
-            (Thing::Own(at), _) => self.own_member(*at, name),
+            (MemoryType::Kernel(id), Some(btf)) => self.kernel_member(btf, *id, name),
+            (MemoryType::Own(at), _) => self.own_member(*at, name),
             _ => Err(NoMember {
                 message: format!("{} has no members, so no {name:?}", self.describe(of)),
                 nearest: Vec::new(),
@@ -310,7 +313,7 @@ impl<'t> Types<'t> {
             },
         })?;
         let thing = self.kernel(found.type_id, DEEPEST);
-        let signed = matches!(thing, Thing::Number { signed: true, .. });
+        let signed = matches!(thing, MemoryType::Number { signed: true, .. });
         let bits = found.bits.and_then(|width| {
             let shift = u8::try_from(found.bit_offset % 8).ok()?;
             Some((shift, u8::try_from(width).ok()?))
@@ -342,27 +345,29 @@ impl<'t> Types<'t> {
         Ok(Member {
             offset,
             bits: None,
-            signed: matches!(thing, Thing::Number { signed: true, .. }),
+            signed: matches!(thing, MemoryType::Number { signed: true, .. }),
             thing,
         })
     }
 
     /// A thing as people write its type.
-    pub(super) fn describe(&self, thing: &Thing) -> String {
+    pub(super) fn describe(&self, thing: &MemoryType) -> String {
         match thing {
-            Thing::Unknown => "a value of unknown type".to_owned(),
-            Thing::Number { bytes, signed } => {
+            MemoryType::Unknown => "a value of unknown type".to_owned(),
+            MemoryType::Number { bytes, signed } => {
                 format!(
                     "{}int{}",
                     if *signed { "" } else { "u" },
                     8 * u32::from(*bytes)
                 )
             }
-            Thing::Char => "char".to_owned(),
-            Thing::Pointer(to) => format!("{} *", self.describe(to)),
-            Thing::Array { element, elements } => format!("{}[{elements}]", self.describe(element)),
-            Thing::Kernel(id) => self.btf.map_or_else(String::new, |btf| btf.type_name(*id)),
-            Thing::Own(at) => {
+            MemoryType::Char => "char".to_owned(),
+            MemoryType::Pointer(to) => format!("{} *", self.describe(to)),
+            MemoryType::Array { element, elements } => {
+                format!("{}[{elements}]", self.describe(element))
+            }
+            MemoryType::Kernel(id) => self.btf.map_or_else(String::new, |btf| btf.type_name(*id)),
+            MemoryType::Own(at) => {
                 let own = self.own.get(*at);
                 format!("struct {}", own.map_or("", |own| own.name.as_str()))
             }
@@ -370,21 +375,21 @@ impl<'t> Types<'t> {
     }
 }
 
-pub(super) fn pointer(to: Thing) -> Thing {
-    Thing::Pointer(Box::new(to))
+pub(super) fn pointer(to: MemoryType) -> MemoryType {
+    MemoryType::Pointer(Box::new(to))
 }
 
 /// C's numbers of x86-64, in any order of their words, and those that bpftrace and stdint.h name.
-fn c_number(name: &str) -> Option<Thing> {
-    let number = |bytes, signed| Some(Thing::Number { bytes, signed });
+fn c_number(name: &str) -> Option<MemoryType> {
+    let number = |bytes, signed| Some(MemoryType::Number { bytes, signed });
     let mut words: Vec<&str> = name.split(' ').collect();
     words.sort_unstable();
     let unsigned = words.contains(&"unsigned");
     words.retain(|word| !matches!(*word, "unsigned" | "signed"));
     let named = words.len() < name.split(' ').count();
     match words.as_slice() {
-        ["void"] => Some(Thing::Unknown),
-        ["char"] if !named => Some(Thing::Char),
+        ["void"] => Some(MemoryType::Unknown),
+        ["char"] if !named => Some(MemoryType::Char),
         ["char"] => number(1, !unsigned),
         ["_Bool" | "bool"] if !named => number(1, false),
         ["short"] | ["int", "short"] => number(2, !unsigned),
@@ -407,7 +412,7 @@ fn c_number(name: &str) -> Option<Thing> {
 }
 
 /// Typedefs that users know, for guests whose kernel has no types (and for system calls there, whose arguments are of these).
-fn own_typedef(name: &str) -> Option<Thing> {
+fn own_typedef(name: &str) -> Option<MemoryType> {
     let (bytes, signed) = match name {
         "size_t" | "u64" | "__u64" | "dev_t" | "umode_t_long" | "aio_context_t" => (8, false),
         "ssize_t" | "off_t" | "loff_t" | "s64" | "__s64" | "time_t" => (8, true),
@@ -420,7 +425,7 @@ fn own_typedef(name: &str) -> Option<Thing> {
         "s8" | "__s8" => (1, true),
         _ => return None,
     };
-    Some(Thing::Number { bytes, signed })
+    Some(MemoryType::Number { bytes, signed })
 }
 
 #[cfg(test)]
@@ -429,7 +434,7 @@ mod tests {
     use super::*;
     use crate::bt::ast::{Span, StructureMember};
 
-    const INT: Thing = Thing::Number {
+    const INT: MemoryType = MemoryType::Number {
         bytes: 4,
         signed: true,
     };
@@ -437,7 +442,7 @@ mod tests {
     #[test]
     fn types_are_known_as_c_and_its_readers_write_them() {
         let types = Types::new(None, &[]);
-        let number = |bytes, signed| Some(Thing::Number { bytes, signed });
+        let number = |bytes, signed| Some(MemoryType::Number { bytes, signed });
         for (text, expected) in [
             ("int", Some(INT)),
             ("const int", Some(INT)),
@@ -447,15 +452,15 @@ mod tests {
             ("long long unsigned int", number(8, false)),
             ("short int", number(2, true)),
             ("unsigned char", number(1, false)),
-            ("const char *", Some(pointer(Thing::Char))),
-            ("char * *", Some(pointer(pointer(Thing::Char)))),
-            ("struct nobody *", Some(pointer(Thing::Unknown))),
+            ("const char *", Some(pointer(MemoryType::Char))),
+            ("char * *", Some(pointer(pointer(MemoryType::Char)))),
+            ("struct nobody *", Some(pointer(MemoryType::Unknown))),
             ("uint16_t", number(2, false)),
             ("size_t", number(8, false)),
             (
                 "char [16]",
-                Some(Thing::Array {
-                    element: Box::new(Thing::Char),
+                Some(MemoryType::Array {
+                    element: Box::new(MemoryType::Char),
                     elements: 16,
                 }),
             ),
@@ -500,13 +505,14 @@ mod tests {
             structure("endless", vec![member("struct endless", "g", None)]),
         ];
         let types = Types::new(None, &own);
-        let offset = |of: usize, name: &str| types.member(&Thing::Own(of), name).map(|m| m.offset);
-        assert_eq!(types.size(&Thing::Own(0)), Some(8));
-        assert_eq!(types.size(&Thing::Own(1)), Some(32));
+        let offset =
+            |of: usize, name: &str| types.member(&MemoryType::Own(of), name).map(|m| m.offset);
+        assert_eq!(types.size(&MemoryType::Own(0)), Some(8));
+        assert_eq!(types.size(&MemoryType::Own(1)), Some(32));
         for (name, expected) in [("c", 0), ("d", 4), ("e", 16), ("f", 24)] {
             assert_eq!(offset(1, name), Ok(expected), "{name}");
         }
-        assert_eq!(types.size(&Thing::Own(2)), None);
+        assert_eq!(types.size(&MemoryType::Own(2)), None);
         let error = offset(2, "g").unwrap_err();
         assert_eq!(
             error.message,

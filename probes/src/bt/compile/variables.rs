@@ -2,16 +2,16 @@
 
 use super::types::Type;
 use super::{RuleCompiler, nearest, with};
-use crate::bt::ast::{Aggregation, Expression, Place, PlaceKind, Span};
+use crate::bt::ast::{Aggregation, Expression, Lvalue, LvalueKind, Span};
 use crate::bt::maps::MapKind;
 use crate::bt::program::Operation;
 
 impl RuleCompiler<'_, '_> {
     /// The value of a variable.
-    pub(super) fn read_place(&mut self, place: &Place) -> Type {
+    pub(super) fn read_place(&mut self, place: &Lvalue) -> Type {
         match &place.kind {
-            PlaceKind::Local(name) => self.read_local(name, place.span),
-            PlaceKind::Global { name, keys } => {
+            LvalueKind::Local(name) => self.read_local(name, place.span),
+            LvalueKind::Global { name, keys } => {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return Type::Any;
                 };
@@ -95,13 +95,13 @@ impl RuleCompiler<'_, '_> {
         Some(map)
     }
 
-    pub(super) fn step(&mut self, place: &Place, by: i64, postfix: bool) -> Type {
+    pub(super) fn step(&mut self, place: &Lvalue, by: i64, postfix: bool) -> Type {
         match &place.kind {
-            PlaceKind::Local(name) => {
+            LvalueKind::Local(name) => {
                 let slot = self.local(name, Type::Number);
                 self.put(Operation::StepLocal { slot, by, postfix });
             }
-            PlaceKind::Global { name, keys } => {
+            LvalueKind::Global { name, keys } => {
                 let Some(map) = self.map(name, keys.len(), place.span) else {
                     return Type::Number;
                 };

@@ -1,7 +1,7 @@
 //! A script's tree as text, for tests: operators before their operands, all in parentheses.
 
 use super::super::ast::{
-    Aggregation, BinaryOperator, Block, Expression, ExpressionKind, Place, PlaceKind, ProbeKind,
+    Aggregation, BinaryOperator, Block, Expression, ExpressionKind, Lvalue, LvalueKind, ProbeKind,
     Script, Statement, StatementKind, TypeName, UnaryOperator,
 };
 use super::super::names;
@@ -61,11 +61,11 @@ fn block(of: &Block) -> String {
     format!("({})", statements.join(" "))
 }
 
-fn place(of: &Place) -> String {
+fn place(of: &Lvalue) -> String {
     match &of.kind {
-        PlaceKind::Local(name) => format!("${name}"),
-        PlaceKind::Global { name, keys } if keys.is_empty() => format!("@{name}"),
-        PlaceKind::Global { name, keys } => list(&format!("@{name}[]"), keys),
+        LvalueKind::Local(name) => format!("${name}"),
+        LvalueKind::Global { name, keys } if keys.is_empty() => format!("@{name}"),
+        LvalueKind::Global { name, keys } => list(&format!("@{name}[]"), keys),
     }
 }
 
@@ -152,7 +152,7 @@ pub fn expression(of: &Expression) -> String {
         ExpressionKind::Argument(number) => format!("${number}"),
         ExpressionKind::ArgumentCount => "$#".to_owned(),
         ExpressionKind::Constant(name) => name.clone(),
-        ExpressionKind::Place(of) => place(of),
+        ExpressionKind::Lvalue(of) => place(of),
         ExpressionKind::Unary(operator, of) => {
             let text = match operator {
                 UnaryOperator::Negate => "-",

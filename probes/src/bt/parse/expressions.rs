@@ -1,6 +1,8 @@
 //! Expressions: C's operators at C's ranks, with variables, functions and casts as operands.
 
-use super::super::ast::{Call, Expression, ExpressionKind, Place, PlaceKind, Span, UnaryOperator};
+use super::super::ast::{
+    Call, Expression, ExpressionKind, Lvalue, LvalueKind, Span, UnaryOperator,
+};
 use super::super::diagnostic::Diagnostic;
 use super::super::lex::normal::TokenKind;
 use super::super::names;
@@ -210,12 +212,12 @@ impl Parser<'_> {
             TokenKind::ArgumentCount => ExpressionKind::ArgumentCount,
             TokenKind::Local(name) => {
                 self.next()?;
-                let kind = PlaceKind::Local(name.to_owned());
-                let place = Place {
+                let kind = LvalueKind::Local(name.to_owned());
+                let place = Lvalue {
                     kind,
                     span: token.span,
                 };
-                return node(ExpressionKind::Place(Box::new(place)), token.span, 0);
+                return node(ExpressionKind::Lvalue(Box::new(place)), token.span, 0);
             }
             TokenKind::Global(name) => {
                 self.next()?;
@@ -254,12 +256,12 @@ impl Parser<'_> {
             keys = std::mem::take(items);
         }
         let span = self.since(start);
-        let kind = PlaceKind::Global {
+        let kind = LvalueKind::Global {
             name: name.to_owned(),
             keys,
         };
         node(
-            ExpressionKind::Place(Box::new(Place { kind, span })),
+            ExpressionKind::Lvalue(Box::new(Lvalue { kind, span })),
             span,
             below,
         )
@@ -313,9 +315,9 @@ impl Parser<'_> {
     fn word(&mut self, word: &str, span: Span) -> Parsed<Tall> {
         if self.input.as_deref() == Some(word) {
             self.next()?;
-            let kind = PlaceKind::Local(word.to_owned());
+            let kind = LvalueKind::Local(word.to_owned());
             return node(
-                ExpressionKind::Place(Box::new(Place { kind, span })),
+                ExpressionKind::Lvalue(Box::new(Lvalue { kind, span })),
                 span,
                 0,
             );
@@ -462,9 +464,9 @@ fn step(operand: Tall, text: &str, sign: Span, postfix: bool) -> Parsed<Tall> {
 }
 
 /// What is assigned to, if that can be.
-pub(super) fn place_of(expression: Expression) -> Parsed<Place> {
+pub(super) fn place_of(expression: Expression) -> Parsed<Lvalue> {
     let message = match expression.kind {
-        ExpressionKind::Place(place) => return Ok(*place),
+        ExpressionKind::Lvalue(place) => return Ok(*place),
         ExpressionKind::Builtin(builtin) => format!(
             "'{}' is built in and cannot be set; use a variable, such as ${0}",
             names::builtin_name(builtin)

@@ -1,11 +1,11 @@
 //! Statements: assignments, what gathers values, branches and loops.
 
 use super::super::ast::{
-    Aggregation, Block, Expression, ExpressionKind, PlaceKind, Statement, StatementKind,
+    Aggregation, Block, Expression, ExpressionKind, LvalueKind, Statement, StatementKind,
 };
 use super::super::diagnostic::Diagnostic;
 use super::super::lex::normal::TokenKind;
-use super::super::names::{self, Gatherer};
+use super::super::names::{self, AggregateFn};
 use super::expressions::{misspelt, place_of};
 use super::{Parsed, Parser};
 
@@ -139,7 +139,7 @@ impl Parser<'_> {
         // `let $x;`: all variables are there, and 0.
         if let StatementKind::Expression(of) = &kind
             && word == "let"
-            && matches!(of.kind, ExpressionKind::Place(_))
+            && matches!(of.kind, ExpressionKind::Lvalue(_))
         {
             return Ok(None);
         }
@@ -189,7 +189,7 @@ impl Parser<'_> {
                 let message = format!("{word}() adds to what is there by itself: @x = {usage}");
                 return Err(Diagnostic::new(span, message));
             }
-            if let PlaceKind::Local(name) = &place.kind {
+            if let LvalueKind::Local(name) = &place.kind {
                 let message = format!("{word}() gathers in a global variable: @{name} = {usage}");
                 return Err(Diagnostic::new(place.span, message));
             }
@@ -208,7 +208,7 @@ impl Parser<'_> {
     }
 
     /// The arguments of a function that gathers values, whose name was read.
-    fn gather(&mut self, gatherer: &Gatherer) -> Parsed<(Aggregation, Option<Expression>)> {
+    fn gather(&mut self, gatherer: &AggregateFn) -> Parsed<(Aggregation, Option<Expression>)> {
         let name_span = self.last;
         self.next()?;
         let what = format!("behind the arguments of {}()", gatherer.name);

@@ -65,7 +65,7 @@ pub(super) enum Ended {
     /// Its predicate was not fulfilled.
     Filtered,
     /// It ran.
-    Ran,
+    HitOutcome,
 }
 
 /// Runs a rule once.
@@ -87,17 +87,17 @@ pub(super) fn run(
     let mut at = 0;
     for _ in 0..MOST_OPERATIONS {
         let Some(operation) = code.operations.get(at) else {
-            return Ended::Ran;
+            return Ended::HitOutcome;
         };
         match machine.step(operation) {
             Next::Follows => at += 1,
             Next::At(to) => at = to,
-            Next::End => return Ended::Ran,
+            Next::End => return Ended::HitOutcome,
             Next::Filtered => return Ended::Filtered,
         }
     }
     machine.endless();
-    Ended::Ran
+    Ended::HitOutcome
 }
 
 /// Which operation is next.

@@ -17,7 +17,7 @@ use super::record;
 use super::render::Output;
 use super::run::{Ended, ProbeTexts, Shared, run};
 use super::value::Value;
-use crate::engine::{ProbeHit, ProbeStats, Program, Ran, Session};
+use crate::engine::{HitOutcome, ProbeHit, ProbeStats, Program, Session};
 use crate::probe::Probe;
 pub use prepared::{Finder, NotFound, Prepared, StartError};
 
@@ -30,19 +30,19 @@ struct ScriptProgram {
 }
 
 impl Program for ScriptProgram {
-    fn run(&self, hit: &ProbeHit<'_>) -> Ran {
+    fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome {
         let context = AtHit {
             hit,
             clock: &self.clock,
         };
-        let mut ran = Ran::Filtered;
+        let mut ran = HitOutcome::Filtered;
         for code in &self.codes {
             // After exit() nothing runs any more, on no vCPU.
             if self.shared.exited.load(Ordering::Relaxed) {
                 break;
             }
-            if run(code, &self.shared, &context, &self.texts) == Ended::Ran {
-                ran = Ran::Taken;
+            if run(code, &self.shared, &context, &self.texts) == Ended::HitOutcome {
+                ran = HitOutcome::Accepted;
             }
         }
         ran

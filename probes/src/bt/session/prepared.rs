@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::{ScriptProgram, ScriptSession, output};
-use crate::bt::ast::{Dialect, PlaceKind, ProbeKind, Rule, Script, StatementKind};
+use crate::bt::ast::{Dialect, LvalueKind, ProbeKind, Rule, Script, StatementKind};
 use crate::bt::compile::{Compiler, Guest, Options, ProbeKindInfo};
 use crate::bt::context::Clock;
 use crate::bt::diagnostic::Diagnostic;
@@ -315,8 +315,8 @@ fn assigned(script: &Script) -> Vec<&str> {
         _ => None,
     });
     let names = places.filter_map(|place| match &place.kind {
-        PlaceKind::Global { name, .. } => Some(name.as_str()),
-        PlaceKind::Local(_) => None,
+        LvalueKind::Global { name, .. } => Some(name.as_str()),
+        LvalueKind::Local(_) => None,
     });
     names.collect()
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    COMM_SIZE, Counts, EventFields, Filter, Pace, ProbeRequest, Values, put, put_stack, put_text,
-    put_values, stack_at, text_at, u32_at, u64_at,
+    COMM_SIZE, Counts, EventFields, Filter, ProbeRequest, TimerRate, Values, put, put_stack,
+    put_text, put_values, stack_at, text_at, u32_at, u64_at,
 };
 
 /// Which layout a client uses; chosen when it opens the device.
@@ -187,9 +187,12 @@ impl Abi {
                     variable: u32_at(bytes, DTF_VARIABLE)?,
                     value: u32_at(bytes, DTF_VALUE)?,
                 };
-                (filter, Pace::Rate(u32_at(bytes, DTRQ_RATE)?))
+                (filter, TimerRate::Rate(u32_at(bytes, DTRQ_RATE)?))
             }
-            Self::Current => (Filter::default(), Pace::Period(u64_at(bytes, DTRQ_NSECS)?)),
+            Self::Current => (
+                Filter::default(),
+                TimerRate::Period(u64_at(bytes, DTRQ_NSECS)?),
+            ),
         };
         Some(ProbeRequest {
             probe: u32_at(bytes, DTRQ_PBN)?,

@@ -131,7 +131,7 @@ pub struct Filter {
 
 /// How often a timer ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
+pub enum TimerRate {
     /// Times a second (`dtrq_rate`).
     Rate(u32),
     /// Nanoseconds between two ticks (`dtrq_nsecs`).
@@ -146,7 +146,7 @@ pub struct ProbeRequest {
     /// Whose hits; empty in the current layout.
     pub filter: Filter,
     /// For `profile` and `interval`.
-    pub pace: Pace,
+    pub pace: TimerRate,
     /// What is kept: `FLAG_...`.
     pub flags: u64,
 }

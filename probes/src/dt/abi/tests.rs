@@ -198,7 +198,7 @@ fn requests_are_read_from_their_places() {
                 variable: word(8),
                 value: word(12),
             },
-            pace: Pace::Rate(word(16)),
+            pace: TimerRate::Rate(word(16)),
             flags: long(24),
         }
     );
@@ -207,7 +207,7 @@ fn requests_are_read_from_their_places() {
         ProbeRequest {
             probe: word(0),
             filter: Filter::default(),
-            pace: Pace::Period(long(16)),
+            pace: TimerRate::Period(long(16)),
             flags: long(8),
         }
     );

@@ -2,7 +2,7 @@
 
 /// Where an alias fires.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum AliasTarget {
     /// A tracepoint: system and event.
     Tracepoint(&'static str, &'static str),
     /// The entry of the first of these functions that the kernel has.
@@ -45,7 +45,7 @@ pub(super) enum Value {
 
 /// Which hits are meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Only {
+pub(super) enum Condition {
     All,
     /// Of `sched_switch`: the thread before waits, and was not preempted.
     Sleeping,
@@ -57,14 +57,14 @@ pub(super) struct Alias {
     pub(super) event: &'static str,
     /// OpenBSD's types, and where the values come from.
     pub(super) arguments: &'static [(&'static str, Value)],
-    pub(super) place: Place,
-    pub(super) only: Only,
+    pub(super) place: AliasTarget,
+    pub(super) only: Condition,
 }
 
 const fn alias(
     group: &'static str,
     event: &'static str,
-    place: Place,
+    place: AliasTarget,
     arguments: &'static [(&'static str, Value)],
 ) -> Alias {
     Alias {
@@ -72,7 +72,7 @@ const fn alias(
         event,
         arguments,
         place,
-        only: Only::All,
+        only: Condition::All,
     }
 }
 
@@ -94,88 +94,90 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "sched",
         "dequeue",
-        Place::Functions(&["dequeue_task_fair", "dequeue_task"]),
+        AliasTarget::Functions(&["dequeue_task_fair", "dequeue_task"]),
         TID_PID,
     ),
     alias(
         "sched",
         "enqueue",
-        Place::Functions(&["enqueue_task_fair", "enqueue_task"]),
+        AliasTarget::Functions(&["enqueue_task_fair", "enqueue_task"]),
         TID_PID,
     ),
     alias(
         "sched",
         "fork",
-        Place::Tracepoint("sched", "sched_wakeup_new"),
+        AliasTarget::Tracepoint("sched", "sched_wakeup_new"),
         TID_PID_CPU,
     ),
     alias(
         "sched",
         "off__cpu",
-        Place::Tracepoint("sched", "sched_switch"),
+        AliasTarget::Tracepoint("sched", "sched_switch"),
         &[("pid_t", Value::Tid("next")), ("pid_t", Value::Pid("next"))],
     ),
     // The first that runs in the incoming thread.
     alias(
         "sched",
         "on__cpu",
-        Place::Functions(&["finish_task_switch", "finish_task_switch.isra.0"]),
+        AliasTarget::Functions(&["finish_task_switch", "finish_task_switch.isra.0"]),
         &[],
     ),
     alias(
         "sched",
         "remain__cpu",
-        Place::Nowhere("Linux does not mark that its scheduler picks the running thread again"),
+        AliasTarget::Nowhere(
+            "Linux does not mark that its scheduler picks the running thread again",
+        ),
         &[],
     ),
     Alias {
         group: "sched",
         event: "sleep",
         arguments: &[],
-        place: Place::Tracepoint("sched", "sched_switch"),
-        only: Only::Sleeping,
+        place: AliasTarget::Tracepoint("sched", "sched_switch"),
+        only: Condition::Sleeping,
     },
     alias(
         "sched",
         "steal",
-        Place::Tracepoint("sched", "sched_migrate_task"),
+        AliasTarget::Tracepoint("sched", "sched_migrate_task"),
         &[
             ("pid_t", Value::Tid("p")),
             ("pid_t", Value::Pid("p")),
             ("int", Value::Word("dest_cpu")),
         ],
     ),
-    alias("sched", "stop", Place::Nowhere(NO_STOP), &[]),
+    alias("sched", "stop", AliasTarget::Nowhere(NO_STOP), &[]),
     alias(
         "sched",
         "unsleep",
-        Place::Tracepoint("sched", "sched_waking"),
+        AliasTarget::Tracepoint("sched", "sched_waking"),
         TID_PID,
     ),
-    alias("sched", "unstop", Place::Nowhere(NO_STOP), &[]),
+    alias("sched", "unstop", AliasTarget::Nowhere(NO_STOP), &[]),
     alias(
         "sched",
         "wakeup",
-        Place::Tracepoint("sched", "sched_wakeup"),
+        AliasTarget::Tracepoint("sched", "sched_wakeup"),
         TID_PID_CPU,
     ),
     alias(
         "raw_syscalls",
         "sys_enter",
-        Place::SystemCallEntry,
+        AliasTarget::SystemCallEntry,
         &[("register_t", Value::Number)],
     ),
     alias(
         "raw_syscalls",
         "sys_exit",
-        Place::SystemCallReturn,
+        AliasTarget::SystemCallReturn,
         &[("register_t", Value::Number)],
     ),
     // Which kind of fault it is Linux finds out later: it is told as 0.
     alias(
         "uvm",
         "fault",
-        Place::Functions(&["handle_mm_fault"]),
+        AliasTarget::Functions(&["handle_mm_fault"]),
         &[
             ("vaddr_t", Value::Word("address")),
             ("vm_fault_t", Value::Untold),
@@ -185,7 +187,7 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "uvm",
         "map_insert",
-        Place::Functions(&["mmap_region"]),
+        AliasTarget::Functions(&["mmap_region"]),
         &[
             ("vaddr_t", Value::Word("addr")),
             (
@@ -203,7 +205,7 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "uvm",
         "map_remove",
-        Place::Functions(&[
+        AliasTarget::Functions(&[
             "do_vmi_align_munmap",
             "do_mas_align_munmap",
             "do_vmi_munmap",
@@ -227,7 +229,7 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "uvm",
         "malloc",
-        Place::Tracepoint("kmem", "kmalloc"),
+        AliasTarget::Tracepoint("kmem", "kmalloc"),
         &[
             ("int", Value::Untold),
             ("void *", Value::Word("ptr")),
@@ -238,7 +240,7 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "uvm",
         "free",
-        Place::Tracepoint("kmem", "kfree"),
+        AliasTarget::Tracepoint("kmem", "kfree"),
         &[
             ("int", Value::Untold),
             ("void *", Value::Word("ptr")),
@@ -248,7 +250,7 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "uvm",
         "pool_get",
-        Place::Tracepoint("kmem", "kmem_cache_alloc"),
+        AliasTarget::Tracepoint("kmem", "kmem_cache_alloc"),
         &[
             ("void *", Value::Word("s")),
             ("void *", Value::Word("ptr")),
@@ -258,12 +260,22 @@ pub(super) static ALIASES: &[Alias] = &[
     alias(
         "uvm",
         "pool_put",
-        Place::Tracepoint("kmem", "kmem_cache_free"),
+        AliasTarget::Tracepoint("kmem", "kmem_cache_free"),
         &[("void *", Value::Word("s")), ("void *", Value::Word("ptr"))],
     ),
-    alias("vfs", "bufcache_rel", Place::Nowhere(NO_BUFFER_CACHE), &[]),
-    alias("vfs", "bufcache_take", Place::Nowhere(NO_BUFFER_CACHE), &[]),
-    alias("vfs", "cleaner", Place::Nowhere(NO_BUFFER_CACHE), &[]),
+    alias(
+        "vfs",
+        "bufcache_rel",
+        AliasTarget::Nowhere(NO_BUFFER_CACHE),
+        &[],
+    ),
+    alias(
+        "vfs",
+        "bufcache_take",
+        AliasTarget::Nowhere(NO_BUFFER_CACHE),
+        &[],
+    ),
+    alias("vfs", "cleaner", AliasTarget::Nowhere(NO_BUFFER_CACHE), &[]),
 ];
 
 /// Groups of OpenBSD's that Linux has nothing like.

@@ -1,7 +1,7 @@
 //! The filter of the older layout: one number, compared with that of the process or of the thread.
 
 use crate::dt::{Errno, Mode, Refused, abi};
-use crate::engine::{Filter, Only};
+use crate::engine::{Filter, Match};
 
 const OPERAND_NONE: u32 = 0;
 const OPERAND_EQUAL: u32 = 1;
@@ -27,10 +27,10 @@ pub(super) fn check_filter(filter: &abi::Filter) -> Result<(), Refused> {
 
 /// The engine's filter of a client's.
 pub(super) fn filter(wanted: &abi::Filter, mode: Mode) -> Filter {
-    fn compared(operand: u32, value: u32) -> Only<u32> {
+    fn compared(operand: u32, value: u32) -> Match<u32> {
         match operand {
-            OPERAND_EQUAL => Only::In(vec![value]),
-            _ => Only::NotIn(vec![value]),
+            OPERAND_EQUAL => Match::In(vec![value]),
+            _ => Match::NotIn(vec![value]),
         }
     }
     let mut filter = Filter::default();
@@ -38,16 +38,16 @@ pub(super) fn filter(wanted: &abi::Filter, mode: Mode) -> Filter {
     match (operand, wanted.variable) {
         (OPERAND_NONE, _) => {}
         // Without a variable it is 0 that is compared.
-        (OPERAND_EQUAL, VARIABLE_NONE) if value != 0 => filter.pids = Only::In(Vec::new()),
-        (OPERAND_NOT_EQUAL, VARIABLE_NONE) if value == 0 => filter.pids = Only::In(Vec::new()),
+        (OPERAND_EQUAL, VARIABLE_NONE) if value != 0 => filter.pids = Match::In(Vec::new()),
+        (OPERAND_NOT_EQUAL, VARIABLE_NONE) if value == 0 => filter.pids = Match::In(Vec::new()),
         (_, VARIABLE_NONE) => {}
         (_, VARIABLE_PROCESS) => filter.pids = compared(operand, value),
         _ => {
             filter.tids = match value.checked_sub(mode.thread_offset()) {
                 Some(value) => compared(operand, value),
                 // No thread has such a number.
-                None if operand == OPERAND_EQUAL => Only::In(Vec::new()),
-                None => Only::Any,
+                None if operand == OPERAND_EQUAL => Match::In(Vec::new()),
+                None => Match::Any,
             }
         }
     }

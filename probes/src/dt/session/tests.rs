@@ -4,7 +4,7 @@
 use super::events::returned;
 use super::*;
 use crate::dt::abi::{FLAG_FUNCARGS, FLAG_KSTACK, FLAG_USTACK, Values};
-use crate::engine::Only;
+use crate::engine::Match;
 
 #[test]
 fn filters_are_the_engines() {
@@ -13,30 +13,48 @@ fn filters_are_the_engines() {
         tids,
         ..Filter::default()
     };
-    let nobody = || only(Only::In(Vec::new()), Only::Any);
+    let nobody = || only(Match::In(Vec::new()), Match::Any);
     for (operand, variable, value, mode, expected) in [
         (0, 1, 7, Mode::Normal, Filter::default()),
-        (1, 1, 7, Mode::Normal, only(Only::In(vec![7]), Only::Any)),
-        (2, 1, 7, Mode::Normal, only(Only::NotIn(vec![7]), Only::Any)),
-        (1, 2, 7, Mode::Normal, only(Only::Any, Only::In(vec![7]))),
-        (2, 2, 7, Mode::Normal, only(Only::Any, Only::NotIn(vec![7]))),
+        (1, 1, 7, Mode::Normal, only(Match::In(vec![7]), Match::Any)),
+        (
+            2,
+            1,
+            7,
+            Mode::Normal,
+            only(Match::NotIn(vec![7]), Match::Any),
+        ),
+        (1, 2, 7, Mode::Normal, only(Match::Any, Match::In(vec![7]))),
+        (
+            2,
+            2,
+            7,
+            Mode::Normal,
+            only(Match::Any, Match::NotIn(vec![7])),
+        ),
         (
             1,
             2,
             100_007,
             Mode::Strict,
-            only(Only::Any, Only::In(vec![7])),
+            only(Match::Any, Match::In(vec![7])),
         ),
         (
             2,
             2,
             100_007,
             Mode::Strict,
-            only(Only::Any, Only::NotIn(vec![7])),
+            only(Match::Any, Match::NotIn(vec![7])),
         ),
-        (1, 2, 7, Mode::Strict, only(Only::Any, Only::In(Vec::new()))),
+        (
+            1,
+            2,
+            7,
+            Mode::Strict,
+            only(Match::Any, Match::In(Vec::new())),
+        ),
         (2, 2, 7, Mode::Strict, Filter::default()),
-        (1, 1, 7, Mode::Strict, only(Only::In(vec![7]), Only::Any)),
+        (1, 1, 7, Mode::Strict, only(Match::In(vec![7]), Match::Any)),
         // Nothing is compared with the value: it is 0 that is.
         (1, 0, 7, Mode::Normal, nobody()),
         (1, 0, 0, Mode::Normal, Filter::default()),

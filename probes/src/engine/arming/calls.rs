@@ -9,7 +9,7 @@ use super::super::plan::{
     Enabled, SystemCallPlan, SystemCallRegisters, SystemCalls, TracepointPlan,
 };
 use super::super::system_call::system_call_key;
-use super::{Armed, EnableError, MAX_SYSTEM_CALLS, Place, Spot};
+use super::{Armed, ArmedAt, EnableError, KernelSite, MAX_SYSTEM_CALLS};
 use crate::probe::{Moment, TracepointText};
 use crate::provider::tracepoint::keep_what_leads_to_the_call;
 
@@ -21,7 +21,7 @@ impl Engine {
         moment: Moment,
         enabled: &Arc<Enabled>,
         named: impl Fn() -> String,
-    ) -> Result<Place, EnableError> {
+    ) -> Result<ArmedAt, EnableError> {
         let Some((address, layout)) = self.0.system_calls else {
             return Err(EnableError::NoSystemCalls { probe: named() });
         };
@@ -52,7 +52,7 @@ impl Engine {
                 source,
             });
         }
-        Ok(Place::SystemCall { number, moment })
+        Ok(ArmedAt::SystemCall { number, moment })
     }
 
     pub(super) fn disarm_system_call(
@@ -90,7 +90,7 @@ impl Engine {
     pub(super) fn publish_system_calls(
         &self,
         armed: &mut Armed,
-        spot: Spot,
+        spot: KernelSite,
         layout: SystemCallRegisters,
         plans: &[SystemCallPlan],
     ) -> Result<(), ArmError> {
@@ -108,7 +108,7 @@ impl Engine {
         text: &TracepointText,
         enabled: &Arc<Enabled>,
         named: impl Fn() -> String,
-    ) -> Result<Vec<Place>, EnableError> {
+    ) -> Result<Vec<ArmedAt>, EnableError> {
         let mut text = text.clone();
         keep_what_leads_to_the_call(&mut text, &self.0.machine, &self.0.view);
         if text.sites.is_empty() {
@@ -125,7 +125,7 @@ impl Engine {
             let armed_here = self.change(armed, spot, |plan| plan.tracepoints.push(here));
             if let Err(source) = armed_here {
                 for place in places {
-                    if let Place::Tracepoint(spot) = place {
+                    if let ArmedAt::Tracepoint(spot) = place {
                         let _ = self.change(armed, spot, |plan| {
                             plan.tracepoints
                                 .retain(|(plan, _)| !Arc::ptr_eq(&plan.probe, enabled));
@@ -135,7 +135,7 @@ impl Engine {
                 let probe = named();
                 return Err(EnableError::Arm { probe, source });
             }
-            places.push(Place::Tracepoint(spot));
+            places.push(ArmedAt::Tracepoint(spot));
         }
         Ok(places)
     }

@@ -14,7 +14,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use introspect::x86_64::paging;
 use introspect::{Gpa, Gva};
 use vmm::host::{HostProfile, Int3};
-use vmm::trap::{ArmError, Lifted, SiteId};
+use vmm::trap::{ArmError, SiteId, Suspended};
 
 use super::Engine;
 use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};
@@ -78,11 +78,11 @@ pub enum EnableError {
 
 /// What one enabled probe holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ArmedAt {
     /// It fires at a site.
-    Site(Spot),
+    Site(KernelSite),
     /// It fires when the function returns that is entered at the site.
-    Return(Spot, FunctionKey),
+    Return(KernelSite, FunctionKey),
     /// It is in a program's text.
     User(Box<UserText>, Moment, FunctionKey),
     /// It fires at a static probe's site.
@@ -92,14 +92,14 @@ pub(crate) enum Place {
     /// It fires at a system call.
     SystemCall { number: usize, moment: Moment },
     /// It fires where a branch to a tracepoint's call stands.
-    Tracepoint(Spot),
+    Tracepoint(KernelSite),
     /// It fires when the host's clock says so.
     Timer { bit: usize },
 }
 
 /// Where a trap stands in kernel text, and what events say it is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Spot {
+pub(crate) struct KernelSite {
     address: Gva,
     /// Where it stood when it was armed; `None` if it is not mapped.
     physical: Option<Gpa>,
@@ -111,21 +111,21 @@ pub(crate) struct Spot {
 pub(crate) struct Armed {
     /// By physical byte, as the machine's table has them.
     sites: HashMap<u64, SiteId>,
-    system_calls: Option<(Spot, Vec<SystemCallPlan>)>,
+    system_calls: Option<(KernelSite, Vec<SystemCallPlan>)>,
     /// Probes that are enabled.
     active: usize,
     /// Watches on the guest's own changes of its text, while there is any probe.
-    text_watches: Vec<Spot>,
+    text_watches: Vec<KernelSite>,
     /// Sites kept out of the way of a change of the guest's text that had begun before the watches were put in.
-    kept_free: Lifted,
+    kept_free: Suspended,
     /// Watches on files that are mapped, where somebody waits for one.
-    file_watches: Vec<Spot>,
+    file_watches: Vec<KernelSite>,
     /// Watches on processes that are made and end, where a filter follows them.
-    process_watches: Vec<Spot>,
+    process_watches: Vec<KernelSite>,
     /// Probes of user text: while there are any the machine holds user traps.
     user_probes: usize,
     /// Watches on what the guest does to pages of programs' text, meanwhile.
-    page_watches: Vec<Spot>,
+    page_watches: Vec<KernelSite>,
 }
 
 impl Engine {
@@ -138,7 +138,7 @@ impl Engine {
         &self,
         probe: &Probe,
         enabled: &Arc<Enabled>,
-    ) -> Result<Vec<Place>, EnableError> {
+    ) -> Result<Vec<ArmedAt>, EnableError> {
         let mut armed = self.armed();
         if armed.active == 0 {
             self.watch_text(&mut armed);
@@ -161,7 +161,7 @@ impl Engine {
             for spot in watches.into_iter().chain(processes).chain(files) {
                 self.unwatch(armed, spot);
             }
-            self.put_down_kept(armed);
+            self.resume_kept(armed);
         }
     }
 
@@ -170,7 +170,7 @@ impl Engine {
         armed: &mut Armed,
         probe: &Probe,
         enabled: &Arc<Enabled>,
-    ) -> Result<Vec<Place>, EnableError> {
+    ) -> Result<Vec<ArmedAt>, EnableError> {
         let named = || probe.name.to_string();
         let place = match &probe.target {
             Target::Kernel { address, moment } => {
@@ -211,42 +211,42 @@ impl Engine {
                     .ok_or_else(|| EnableError::Timers { probe: named() })?;
                 let skipped = enabled.session.skipped_ticks.clone();
                 self.0.ticker.start(bit, *period, *every_vcpu, skipped);
-                Place::Timer { bit }
+                ArmedAt::Timer { bit }
             }
         };
         Ok(vec![place])
     }
 
     /// Takes away what an enabled probe holds.
-    pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[Place]) {
+    pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[ArmedAt]) {
         let mut armed = self.armed();
         // Backwards: listeners are gone before the watches are that keep their counts out of files.
         for place in places.iter().rev() {
             match place {
-                Place::Site(spot) => {
+                ArmedAt::Site(spot) => {
                     self.change(&mut armed, *spot, |plan| {
                         plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
                     })
                     .ok();
                 }
-                Place::Return(spot, function) => {
+                ArmedAt::Return(spot, function) => {
                     self.remove_return(&mut armed, *spot, *function, enabled);
                 }
-                Place::User(text, moment, function) => {
+                ArmedAt::User(text, moment, function) => {
                     self.disarm_user(&mut armed, text, *moment, *function, enabled);
                 }
-                Place::Static(text) => self.disarm_static(&mut armed, text, enabled),
-                Place::Semaphore(text) => self.lower(text),
-                Place::Tracepoint(spot) => {
+                ArmedAt::Static(text) => self.disarm_static(&mut armed, text, enabled),
+                ArmedAt::Semaphore(text) => self.lower(text),
+                ArmedAt::Tracepoint(spot) => {
                     let _ = self.change(&mut armed, *spot, |plan| {
                         plan.tracepoints
                             .retain(|(plan, _)| !Arc::ptr_eq(&plan.probe, enabled));
                     });
                 }
-                Place::SystemCall { number, moment } => {
+                ArmedAt::SystemCall { number, moment } => {
                     self.disarm_system_call(&mut armed, *number, *moment, enabled);
                 }
-                Place::Timer { bit } => {
+                ArmedAt::Timer { bit } => {
                     self.0.ticker.stop(*bit);
                     self.set_timer(*bit, None);
                 }
@@ -270,7 +270,7 @@ impl Engine {
     }
 
     /// Where the trap of a kernel probe stands.
-    fn kernel_spot(&self, address: Gva, moment: Moment) -> Spot {
+    fn kernel_spot(&self, address: Gva, moment: Moment) -> KernelSite {
         let place = match moment {
             Moment::Point => address,
             Moment::Entry | Moment::Return => self.behind_patched_entry(address),
@@ -278,9 +278,9 @@ impl Engine {
         self.kernel_spot_at(place, address)
     }
 
-    fn kernel_spot_at(&self, address: Gva, reported: Gva) -> Spot {
+    fn kernel_spot_at(&self, address: Gva, reported: Gva) -> KernelSite {
         let found = paging::translate(self.0.machine.ram(), self.0.view.space, address);
-        Spot {
+        KernelSite {
             address,
             physical: found.ok().map(|found| found.gpa),
             reported,
@@ -290,14 +290,14 @@ impl Engine {
     fn arm_at(
         &self,
         armed: &mut Armed,
-        spot: Spot,
+        spot: KernelSite,
         moment: Moment,
         function: FunctionKey,
         enabled: &Arc<Enabled>,
-    ) -> Result<Place, ArmError> {
+    ) -> Result<ArmedAt, ArmError> {
         if moment != Moment::Return {
             self.change(armed, spot, |plan| plan.probes.push(enabled.clone()))?;
-            return Ok(Place::Site(spot));
+            return Ok(ArmedAt::Site(spot));
         }
         self.add_return(function, |plan| plan.probes.push(enabled.clone()));
         let entered = self.change(armed, spot, |plan| plan.returns = Some(function));
@@ -305,7 +305,7 @@ impl Engine {
             self.remove_return(armed, spot, function, enabled);
             return Err(error);
         }
-        Ok(Place::Return(spot, function))
+        Ok(ArmedAt::Return(spot, function))
     }
 
     fn add_return(&self, function: FunctionKey, add: impl FnOnce(&mut ReturnPlan)) {
@@ -324,7 +324,7 @@ impl Engine {
     fn remove_return(
         &self,
         armed: &mut Armed,
-        spot: Spot,
+        spot: KernelSite,
         function: FunctionKey,
         enabled: &Arc<Enabled>,
     ) {
@@ -367,11 +367,11 @@ impl Engine {
     fn change(
         &self,
         armed: &mut Armed,
-        spot: Spot,
+        spot: KernelSite,
         change: impl FnOnce(&mut SitePlan),
     ) -> Result<(), ArmError> {
         let (path, machine) = (&self.0.path, &self.0.machine);
-        let Spot {
+        let KernelSite {
             address, reported, ..
         } = spot;
         let physical = match spot.physical {

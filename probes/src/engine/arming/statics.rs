@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::plan::{Enabled, StaticPlan};
-use super::{Armed, EnableError, Place};
+use super::{Armed, ArmedAt, EnableError};
 use crate::probe::{StaticText, UserText};
 
 impl Engine {
@@ -15,7 +15,7 @@ impl Engine {
         text: &StaticText,
         enabled: &Arc<Enabled>,
         probe: impl Fn() -> String,
-    ) -> Result<Vec<Place>, EnableError> {
+    ) -> Result<Vec<ArmedAt>, EnableError> {
         let mut places = Vec::new();
         for place in &text.sites {
             let plan = Arc::new(StaticPlan {
@@ -24,13 +24,13 @@ impl Engine {
             });
             let result = self.hold_user(armed).and_then(|()| {
                 // From here on it counts as armed, to be taken away again.
-                places.push(Place::Static(Box::new(place.text.clone())));
+                places.push(ArmedAt::Static(Box::new(place.text.clone())));
                 let sites = &self.0.path.user_sites;
                 sites.change(self.traps(), &place.text, |site, _| site.statics.push(plan))
             });
             if let Err(source) = result {
                 for place in &places {
-                    if let Place::Static(text) = place {
+                    if let ArmedAt::Static(text) = place {
                         self.disarm_static(armed, text, enabled);
                     }
                 }
@@ -40,7 +40,7 @@ impl Engine {
         }
         for semaphore in &text.semaphores {
             self.raise(semaphore);
-            places.push(Place::Semaphore(Box::new(semaphore.clone())));
+            places.push(ArmedAt::Semaphore(Box::new(semaphore.clone())));
         }
         Ok(places)
     }

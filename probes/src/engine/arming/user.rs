@@ -8,7 +8,7 @@ use super::super::Engine;
 use super::super::plan::Enabled;
 use super::super::returns::FunctionKey;
 use super::super::user_text::Traps;
-use super::{Armed, Place};
+use super::{Armed, ArmedAt};
 use crate::probe::{Moment, UserText};
 
 impl Engine {
@@ -18,7 +18,7 @@ impl Engine {
         text: &UserText,
         moment: Moment,
         enabled: &Arc<Enabled>,
-    ) -> Result<Place, ArmError> {
+    ) -> Result<ArmedAt, ArmError> {
         self.hold_user(armed)?;
         let path = &self.0.path;
         let mut function = 0;
@@ -36,7 +36,7 @@ impl Engine {
             self.disarm_user(armed, text, moment, function, enabled);
             return Err(error);
         }
-        Ok(Place::User(Box::new(text.clone()), moment, function))
+        Ok(ArmedAt::User(Box::new(text.clone()), moment, function))
     }
 
     pub(super) fn disarm_user(

@@ -8,7 +8,7 @@ use vmm::trap::ArmError;
 
 use super::super::watch::Watch;
 use super::super::{Engine, guest_files, guest_processes, guest_text};
-use super::{Armed, Spot};
+use super::{Armed, KernelSite};
 use crate::probe::Moment;
 
 impl Engine {
@@ -23,7 +23,7 @@ impl Engine {
         if self.0.text_locks.are_held(self.0.machine.ram()) {
             let watched = armed.text_watches.iter().map(|spot| spot.address);
             let patched = guest_text::any_patched(watched.collect());
-            armed.kept_free = self.0.machine.traps().lift_chosen(patched);
+            armed.kept_free = self.0.machine.traps().suspend_chosen(patched);
             self.0.keeps_free.store(true, Ordering::Relaxed);
         }
     }
@@ -37,20 +37,20 @@ impl Engine {
             return;
         }
         match self.0.armed.try_lock() {
-            Ok(mut armed) => self.put_down_kept(&mut armed),
-            Err(TryLockError::Poisoned(armed)) => self.put_down_kept(&mut armed.into_inner()),
+            Ok(mut armed) => self.resume_kept(&mut armed),
+            Err(TryLockError::Poisoned(armed)) => self.resume_kept(&mut armed.into_inner()),
             Err(TryLockError::WouldBlock) => {}
         }
     }
 
     /// Resumes those sites, whether the change is done or not.
-    pub(super) fn put_down_kept(&self, armed: &mut Armed) {
-        let lifted = std::mem::take(&mut armed.kept_free);
-        self.0.path.count_lifted(lifted.len());
+    pub(super) fn resume_kept(&self, armed: &mut Armed) {
+        let suspended = std::mem::take(&mut armed.kept_free);
+        self.0.path.count_suspended(suspended.len());
         self.0
             .machine
             .traps()
-            .put_down(lifted, None, self.0.view.space);
+            .resume_sites(suspended, None, self.0.view.space);
         self.0.keeps_free.store(false, Ordering::Relaxed);
     }
 
@@ -112,7 +112,7 @@ impl Engine {
         armed: &mut Armed,
         address: Gva,
         watch: Arc<dyn Watch>,
-    ) -> Result<Spot, ArmError> {
+    ) -> Result<KernelSite, ArmError> {
         let spot = self.kernel_spot(address, Moment::Entry);
         self.add_return(address.0, |plan| plan.watches.push(watch.clone()));
         let entered = self.change(armed, spot, |plan| {
@@ -126,12 +126,12 @@ impl Engine {
     }
 
     /// Takes the watches off a kernel function.
-    pub(super) fn unwatch(&self, armed: &mut Armed, spot: Spot) {
+    pub(super) fn unwatch(&self, armed: &mut Armed, spot: KernelSite) {
         let function = spot.reported.0;
-        let mut taken_off = Vec::new();
+        let mut on_unwatch = Vec::new();
         self.less_at_return(
             function,
-            |plan| taken_off = std::mem::take(&mut plan.watches),
+            |plan| on_unwatch = std::mem::take(&mut plan.watches),
             |last| {
                 let _ = self.change(armed, spot, |plan| {
                     plan.watches.clear();
@@ -141,8 +141,8 @@ impl Engine {
                 });
             },
         );
-        for watch in taken_off {
-            watch.taken_off(self.0.machine.traps());
+        for watch in on_unwatch {
+            watch.on_unwatch(self.0.machine.traps());
         }
     }
 }

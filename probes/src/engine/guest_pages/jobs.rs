@@ -7,7 +7,7 @@ use introspect::kernel::symbols::Symbols;
 use super::watch::Event;
 
 /// A function and what it is watched for; nothing if its arguments are not known.
-type Place = (&'static str, Option<Event>);
+type CalledFunction = (&'static str, Option<Event>);
 
 /// Returns where to watch for what. `position` gives the place of a parameter among a function's arguments, by its name.
 pub(super) fn found(
@@ -32,7 +32,7 @@ pub(super) fn found(
 }
 
 /// Returns what is watched. Needed is what every kernel with page cache and programs does.
-fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<Place>); 15] {
+fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFunction>); 15] {
     let leaves = |function: &'static str| {
         let folio = position(function, "folio").or_else(|| position(function, "page"));
         let event = position(function, "mapping").zip(folio);

@@ -20,7 +20,7 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::virtual_memory::read_u64;
 use introspect::{Gva, PausedMemory};
 
-use vmm::trap::LiftedUser;
+use vmm::trap::SuspendedUser;
 
 use super::{GuestPages, Traps, parameter};
 use crate::engine::calls::Calls;
@@ -71,7 +71,7 @@ enum Open {
         addresses: Range<u64>,
     },
     /// Its pages are in the file.
-    Dumping(LiftedUser),
+    Dumping(SuspendedUser),
 }
 
 struct CopyWatch {
@@ -190,17 +190,17 @@ impl CopyWatch {
         let paused = PausedMemory::new(hit.memory);
         let view = paused.view(self.pages.space);
         let layout = &self.pages.layout;
-        let lifted = traps.table.lift_user(
+        let suspended = traps.table.suspend_user(
             |page| matches!(layout.owner(view, page), Ok(Some(owner)) if owner.index == 0),
         );
-        if lifted.is_empty() {
+        if suspended.is_empty() {
             return false;
         }
-        path.count_lifted(lifted.len());
-        match self.calls.enter(hit, Open::Dumping(lifted)) {
+        path.count_suspended(suspended.len());
+        match self.calls.enter(hit, Open::Dumping(suspended)) {
             Ok(()) => true,
-            Err(Open::Dumping(lifted)) => {
-                traps.table.put_down_user(lifted);
+            Err(Open::Dumping(suspended)) => {
+                traps.table.resume_user(suspended);
                 false
             }
             Err(Open::Protecting { .. }) => false,
@@ -277,7 +277,7 @@ fn forget(path: &HitPath, traps: Traps<'_>, space: AddressSpace, addresses: &Ran
 }
 
 impl Watch for CopyWatch {
-    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let concerns_files = self.event == CopyEvent::Dumps;
         let concerned = concerns_files || path.user_sites.has_copies();
         let Some(cpu) = hit.cpu.filter(|_| concerned) else {
@@ -287,7 +287,7 @@ impl Watch for CopyWatch {
         self.change(path, hit, traps) == Some(true)
     }
 
-    fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+    fn on_return(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
         match self.calls.leave(hit, from_stack) {
             // It comes back with an error where everything stays as it was.
@@ -299,7 +299,7 @@ impl Watch for CopyWatch {
                     (space, &addresses),
                 );
             }
-            Some(Open::Dumping(lifted)) => cpu.traps().put_down_user(lifted),
+            Some(Open::Dumping(suspended)) => cpu.traps().resume_user(suspended),
             Some(Open::Protecting { .. }) | None => {}
         }
     }

@@ -20,7 +20,7 @@ use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
-use vmm::trap::{LiftedUser, StoppedCpu};
+use vmm::trap::{StoppedVcpu, SuspendedUser};
 
 use super::private::VM_WRITE;
 use super::{GuestPages, parameter};
@@ -127,7 +127,7 @@ struct Place {
 
 /// What is to be done when a call returns.
 struct Open {
-    lifted: LiftedUser,
+    suspended: SuspendedUser,
     written: Option<Place>,
 }
 
@@ -161,26 +161,31 @@ impl UprobeWatch {
     }
 
     /// Takes traps out: of the file that it is about, or all.
-    fn lift(&self, hit: &Hit<'_>, cpu: &StoppedCpu<'_>, written: Option<&Place>) -> LiftedUser {
+    fn suspend(
+        &self,
+        hit: &Hit<'_>,
+        cpu: &StoppedVcpu<'_>,
+        written: Option<&Place>,
+    ) -> SuspendedUser {
         let pages = &self.pages;
         let mapping = match self.event {
             UprobeEvent::Changes(file) => file.and_then(|file| self.mapping(hit, file)),
             UprobeEvent::Maps => {
                 let [area, ..] = hit.arguments();
                 let Some(mapping) = pages.area_mapping(hit.memory, area) else {
-                    return LiftedUser::default();
+                    return SuspendedUser::default();
                 };
                 Some(mapping)
             }
             UprobeEvent::Writes { .. } => written.and_then(|place| place.mapping),
         };
         let Some(mapping) = mapping else {
-            return cpu.traps().lift_user(|_| true);
+            return cpu.traps().suspend_user(|_| true);
         };
         let own = written.and_then(|place| place.page);
         let paused = PausedMemory::new(hit.memory);
         let view = paused.view(pages.space);
-        cpu.traps().lift_user(|page| {
+        cpu.traps().suspend_user(|page| {
             let owner = pages.layout.owner(view, page);
             let is_of_file = matches!(owner, Ok(Some(owner)) if owner.mapping == mapping);
             is_of_file || own.is_some_and(|own| own.0 / PAGE == page.0 / PAGE)
@@ -233,7 +238,7 @@ impl UprobeWatch {
     }
 
     /// What a program has at a place now is noted if it is a page of its own.
-    fn note(&self, path: &HitPath, cpu: &StoppedCpu<'_>, place: &Place) {
+    fn note(&self, path: &HitPath, cpu: &StoppedVcpu<'_>, place: &Place) {
         let pages = &self.pages;
         let Some(areas) = pages.areas.as_ref().filter(|_| pages.traces_copies()) else {
             return;
@@ -273,7 +278,7 @@ impl UprobeWatch {
 }
 
 impl Watch for UprobeWatch {
-    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
         if self.event == UprobeEvent::Maps && !self.there_are_some(hit) {
             return false;
@@ -289,26 +294,26 @@ impl Watch for UprobeWatch {
                     copy.space == place.space && copy.address == place.address
                 });
         }
-        let lifted = self.lift(hit, cpu, written.as_ref());
-        path.count_lifted(lifted.len());
-        match self.calls.enter(hit, Open { lifted, written }) {
+        let suspended = self.suspend(hit, cpu, written.as_ref());
+        path.count_suspended(suspended.len());
+        match self.calls.enter(hit, Open { suspended, written }) {
             Ok(()) => true,
             Err(open) => {
                 log::warn!("too many changes of the guest's uprobes at once: one may meet traps");
-                cpu.traps().put_down_user(open.lifted);
+                cpu.traps().resume_user(open.suspended);
                 false
             }
         }
     }
 
-    fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+    fn on_return(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
-        let Some(Open { lifted, written }) = self.calls.leave(hit, from_stack) else {
+        let Some(Open { suspended, written }) = self.calls.leave(hit, from_stack) else {
             return;
         };
         if let Some(place) = written {
             self.note(path, cpu, &place);
         }
-        cpu.traps().put_down_user(lifted);
+        cpu.traps().resume_user(suspended);
     }
 }

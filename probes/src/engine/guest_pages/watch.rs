@@ -13,7 +13,7 @@ use introspect::kernel::page_cache::PageOwner;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
-use vmm::trap::{INT3, StoppedCpu};
+use vmm::trap::{INT3, StoppedVcpu};
 
 use super::GuestPages;
 use super::iter::nth;
@@ -105,7 +105,7 @@ impl PageWatch {
 }
 
 impl Watch for PageWatch {
-    fn enter(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
+    fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
         let traps = path.traps(cpu);
         let [first, second, third, fourth, ..] = hit.arguments();
@@ -202,7 +202,7 @@ impl Watch for PageWatch {
         }
     }
 
-    fn leave(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
+    fn on_return(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
         let Some(pending) = self.calls.leave(hit, from_stack) else {
             return;
@@ -276,7 +276,7 @@ impl Watch for PageWatch {
 
 impl PageWatch {
     /// Traps of a file that wait go where its pages are.
-    fn arrive(&self, path: &HitPath, cpu: &StoppedCpu<'_>, mapping: Gva) {
+    fn arrive(&self, path: &HitPath, cpu: &StoppedVcpu<'_>, mapping: Gva) {
         let paused = PausedMemory::new(cpu.ram());
         let view = paused.view(self.pages.space);
         path.user_sites
@@ -327,7 +327,7 @@ impl PageWatch {
         first: Gpa,
     ) {
         for page in self.patched_pages(hit, traps, first, None) {
-            lift(path, traps, page..page.saturating_add(PAGE));
+            suspend(path, traps, page..page.saturating_add(PAGE));
         }
         if path.semaphores.are_some()
             && let Ok(Some(owner)) = cache.layout.owner(cache.view, first)
@@ -338,7 +338,7 @@ impl PageWatch {
     }
 
     /// A file's pages have been handed on: what was taken out of them goes in again.
-    fn handed_on(&self, path: &HitPath, cpu: &StoppedCpu<'_>, mapping: Gva) {
+    fn handed_on(&self, path: &HitPath, cpu: &StoppedVcpu<'_>, mapping: Gva) {
         path.user_sites.splices.end(cpu.traps(), mapping);
         let paused = PausedMemory::new(cpu.ram());
         let cache = PageCache {
@@ -373,7 +373,7 @@ impl PageWatch {
     /// before, which is anywhere in memory.
     fn written(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, bytes: Range<u64>) {
         let end = bytes.end.checked_next_multiple_of(PAGE);
-        lift(
+        suspend(
             path,
             traps,
             bytes.start & !(PAGE - 1)..end.unwrap_or(u64::MAX),
@@ -385,7 +385,7 @@ impl PageWatch {
         let view = paused.view(self.pages.space);
         if let Ok(Some(before)) = self.pages.layout.page_before(view, Gpa(bytes.start)) {
             let end = before.0.saturating_add(PAGE);
-            lift(path, traps, end - (LONGEST_INSTRUCTION - 1)..end);
+            suspend(path, traps, end - (LONGEST_INSTRUCTION - 1)..end);
         }
     }
 
@@ -471,7 +471,7 @@ impl PageWatch {
 
     /// A program writes to a page that it has not touched before: its own copy has been made already, but the program has it only
     /// after this.
-    fn own_copy_at_first(&self, path: &HitPath, hit: &Hit<'_>, cpu: &StoppedCpu<'_>, fault: u64) {
+    fn own_copy_at_first(&self, path: &HitPath, hit: &Hit<'_>, cpu: &StoppedVcpu<'_>, fault: u64) {
         let pages = &self.pages;
         let page = |offset| {
             let page = pages.word(hit.memory, fault, offset)?;
@@ -566,15 +566,15 @@ fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva)
     };
     let splices = &path.user_sites.splices;
     let out = splices.begin(traps.table, mapping, is_of_file);
-    path.count_lifted(out);
+    path.count_suspended(out);
     path.semaphores.hide(cache, mapping);
     Pending::File(mapping)
 }
 
 /// Takes the sites out of memory that is about to be written, or to be what is on a disk: they wait until it is mapped again.
-fn lift(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
+fn suspend(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     let out = path.user_sites.take_out(traps, &range);
-    path.count_lifted(out);
+    path.count_suspended(out);
     for site in path.user_returns.forget(range) {
         traps.table.disarm(site);
     }

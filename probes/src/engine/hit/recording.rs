@@ -3,7 +3,7 @@
 use introspect::Gva;
 
 use super::super::plan::{Enabled, count};
-use super::super::program::{Frames, ProbeHit, Ran};
+use super::super::program::{Frames, HitOutcome, ProbeHit};
 use super::super::strings;
 use super::{Hit, HitPath};
 use crate::event::{EventKind, Header, MAX_ARGUMENTS, MAX_FRAMES, Recorder};
@@ -11,7 +11,7 @@ use crate::ring::Visit;
 
 impl HitPath {
     /// Records what `probe` wants of a hit, if its filter lets it through.
-    pub(in crate::engine) fn fire(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
+    pub(in crate::engine) fn fire(&self, hit: &Hit<'_>, probe: &Enabled, fired: &HitData<'_>) {
         if self.admits(hit, probe) {
             self.fire_admitted(hit, probe, fired);
         }
@@ -57,7 +57,7 @@ impl HitPath {
 
     /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
     #[inline(never)]
-    pub(super) fn fire_admitted(&self, hit: &Hit<'_>, probe: &Enabled, fired: &Fired<'_>) {
+    pub(super) fn fire_admitted(&self, hit: &Hit<'_>, probe: &Enabled, fired: &HitData<'_>) {
         let admitted = probe.filter.admits_rate(|| hit.now(), self.tsc_hz);
         let ring = probe.session.rings.get(hit.vcpu).filter(|_| admitted);
         let Some(ring) = ring else {
@@ -75,8 +75,8 @@ impl HitPath {
                 visit: &visit,
             });
             return count(match ran {
-                Ran::Taken => &probe.counters.recorded,
-                Ran::Filtered => &probe.counters.filtered,
+                HitOutcome::Accepted => &probe.counters.recorded,
+                HitOutcome::Filtered => &probe.counters.filtered,
             });
         }
         let header = Header::of(hit, probe, fired.pc);
@@ -102,7 +102,7 @@ impl HitPath {
         &self,
         hit: &Hit<'_>,
         probe: &Enabled,
-        fired: &Fired<'_>,
+        fired: &HitData<'_>,
         record: &mut Recorder<'_, '_>,
     ) {
         let capture = &probe.capture;
@@ -164,14 +164,14 @@ fn first(room: &mut Frames, most: usize) -> &mut [u64] {
 }
 
 /// What a probe fires with.
-pub(crate) struct Fired<'a> {
+pub(crate) struct HitData<'a> {
     pub(in crate::engine) pc: u64,
     pub(in crate::engine) arguments: &'a [u64],
     /// At a return: RAX.
     pub(in crate::engine) returned: Option<u64>,
 }
 
-impl Fired<'_> {
+impl HitData<'_> {
     pub(in crate::engine) fn at(pc: u64) -> Self {
         Self {
             pc,

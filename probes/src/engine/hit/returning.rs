@@ -8,12 +8,12 @@ use introspect::x86_64::virtual_memory::read_u64;
 use vmm::trap::SiteId;
 
 use super::super::plan::{ReturnPlan, count};
-use super::super::program::Who;
+use super::super::program::TaskIdentity;
 use super::super::return_sites::ReturnSite;
 use super::super::returns::{Call, FunctionKey, Key, Returning};
-use super::super::seen::{Spot, look_up};
+use super::super::seen::{HitPlan, look_up};
 use super::super::system_call::SYSTEM_CALL_RESULT;
-use super::{Arm, Fired, Hit, HitPath};
+use super::{Arm, Hit, HitData, HitPath};
 use crate::event::MAX_ARGUMENTS;
 
 /// Bytes of a return address.
@@ -58,7 +58,7 @@ impl HitPath {
         hit: &Hit<'_>,
         function: FunctionKey,
         arguments: &[u64; MAX_ARGUMENTS],
-        spot: Option<&Spot>,
+        spot: Option<&HitPlan>,
         arm: &dyn Arm,
     ) {
         let Some(return_address) = self.return_address(hit) else {
@@ -129,7 +129,7 @@ impl HitPath {
 
     /// Whether this hit was the return of calls that wait for it.
     #[inline]
-    pub(super) fn leave(&self, hit: &Hit<'_>, spot: &Spot) -> bool {
+    pub(super) fn on_return(&self, hit: &Hit<'_>, spot: &HitPlan) -> bool {
         let task = hit.current.task();
         let key = Key {
             task: task.address,
@@ -141,30 +141,30 @@ impl HitPath {
         };
         // The last entered first.
         for call in frame.later() {
-            self.leave_other(hit, call);
+            self.return_elsewhere(hit, call);
         }
         match &spot.returning {
             Some((function, plan)) if *function == frame.first().function => {
-                self.leave_call(hit, plan, frame.first());
+                self.return_call(hit, plan, frame.first());
             }
-            _ => self.leave_other(hit, frame.first()),
+            _ => self.return_elsewhere(hit, frame.first()),
         }
         true
     }
 
     /// The return of a call that the spot does not tell of.
     #[inline(never)]
-    fn leave_other(&self, hit: &Hit<'_>, call: &Returning) {
+    fn return_elsewhere(&self, hit: &Hit<'_>, call: &Returning) {
         if let Some(plan) = self.return_plan(hit, call.function) {
-            self.leave_call(hit, &plan, call);
+            self.return_call(hit, &plan, call);
         }
     }
 
     #[inline(always)]
-    fn leave_call(&self, hit: &Hit<'_>, plan: &ReturnPlan, call: &Returning) {
+    fn return_call(&self, hit: &Hit<'_>, plan: &ReturnPlan, call: &Returning) {
         let stack = hit.registers.rsp;
         for watch in &plan.watches {
-            watch.leave(self, hit, call, Gva(stack));
+            watch.on_return(self, hit, call, Gva(stack));
         }
         let result = match plan.result_in_memory {
             false => hit.registers.rax,
@@ -181,7 +181,7 @@ impl HitPath {
             match probe.is_usual {
                 true => self.record(hit, probe, hit.address.0, move |_| [result]),
                 false => {
-                    let fired = Fired {
+                    let fired = HitData {
                         arguments: &call.arguments,
                         returned: Some(result),
                         pc: hit.address.0,
@@ -210,7 +210,7 @@ pub(in crate::engine) fn return_is_wanted(hit: &Hit<'_>, plan: &ReturnPlan) -> b
     for probe in &plan.probes {
         let program = probe.program.as_ref();
         if hit.is_admitted_by(&probe.filter)
-            && program.is_none_or(|program| program.wants_return(Who::at(hit)))
+            && program.is_none_or(|program| program.wants_return(TaskIdentity::at(hit)))
         {
             return true;
         }

@@ -19,7 +19,7 @@ use vmm::sharded_map::{Changes, ShardedMap};
 use vmm::trap::{ArmError, SiteId};
 
 use super::current::{Base, Current, Tasks};
-use super::filter::{Filter, HitFilter, Only};
+use super::filter::{Filter, HitFilter, Match};
 use super::hit::{Arm, Counters, Hit, HitPath};
 use super::plan::{
     Capture, Enabled, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters, SystemCalls,
@@ -314,7 +314,7 @@ impl Guest {
         };
         let (spot, lists) = seen.spot(&self.path, at);
         (hit.seen, hit.clock) = (Some(lists), Some(clock));
-        self.path.take(&hit, spot, &ArmOf(self));
+        self.path.dispatch(&hit, spot, &ArmOf(self));
     }
 
     fn stopped<'a>(

@@ -7,7 +7,7 @@ use super::*;
 fn sessions_at_one_site_see_nothing_of_each_other() {
     let (mut guest, first, second) = (Guest::new(), Rings::new(64), Rings::new(2));
     let of = |pid| Filter {
-        pids: Only::In(vec![pid]),
+        pids: Match::In(vec![pid]),
         ..Filter::default()
     };
     let [a_entry, a_return, ..] = guest.trace(&first, &of(PIDS[0]));
@@ -313,8 +313,8 @@ fn every_hit_is_filtered_recorded_or_dropped() {
     for (number, rings) in sessions.iter().enumerate() {
         let filter = Filter {
             pids: match number {
-                0 => Only::Any,
-                other => Only::NotIn(vec![PIDS[other - 1]]),
+                0 => Match::Any,
+                other => Match::NotIn(vec![PIDS[other - 1]]),
             },
             one_in: number as u32,
             per_second: 50 * number as u32,

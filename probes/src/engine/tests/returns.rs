@@ -181,7 +181,7 @@ fn interrupts_belong_to_no_process_and_softirqs_to_the_task() {
 fn filters_leave_no_trace_of_others() {
     let any = Filter::default;
     let only = |pids: &[u32]| Filter {
-        pids: Only::In(pids.to_vec()),
+        pids: Match::In(pids.to_vec()),
         ..any()
     };
     let processes = Filter {
@@ -198,7 +198,7 @@ fn filters_leave_no_trace_of_others() {
         (processes, true, 0),
         (
             Filter {
-                vcpus: Only::In(vec![1]),
+                vcpus: Match::In(vec![1]),
                 ..any()
             },
             false,

@@ -108,7 +108,7 @@ impl UserSites {
             match (site.armed, text.physical) {
                 (Some(armed), _) => {
                     traps.plans.insert(armed.0.0, Arc::new(site.plan.clone()));
-                    traps.table.take_up_again(armed);
+                    traps.table.reinstate(armed);
                     Ok(())
                 }
                 (None, Some(physical)) => {

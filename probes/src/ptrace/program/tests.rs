@@ -117,7 +117,7 @@ impl Guest {
     }
 
     /// What a hit leaves behind: number, event, argument, nanoseconds ahead.
-    fn see(&mut self, what: What, arguments: &[u64]) -> Vec<(u32, EventType, u64, u64)> {
+    fn see(&mut self, what: EventHook, arguments: &[u64]) -> Vec<(u32, EventType, u64, u64)> {
         self.arguments = arguments.to_vec();
         let any = self.context.see(what, self, true);
         let put = self.put.take();
@@ -129,7 +129,7 @@ impl Guest {
     }
 
     /// The same of events without argument.
-    fn short(&mut self, what: What, arguments: &[u64]) -> Vec<(u32, EventType)> {
+    fn short(&mut self, what: EventHook, arguments: &[u64]) -> Vec<(u32, EventType)> {
         let seen = self.see(what, arguments);
         seen.iter().map(|(pid, event, ..)| (*pid, *event)).collect()
     }
@@ -200,7 +200,7 @@ fn who_gives_the_cpu_away_sleeps_or_is_ready() {
         guest.write(A + RUNNING.on_rq, &u32::to_le_bytes(on_rq));
         guest.write(A + RUNNING.delayed.unwrap(), &[delayed]);
         guest.write(A + DEADLINE.entity + 0x10, &[bits]);
-        let seen = guest.see(What::Switch, &[A, B]);
+        let seen = guest.see(EventHook::Switch, &[A, B]);
         let (next, previous) = seen.split_last().unwrap();
         assert_eq!((next.0, next.1), (41, Run));
         let events: Vec<_> = previous.iter().map(|it| it.1).collect();
@@ -220,48 +220,57 @@ fn a_switch_tells_of_those_alone_who_are_traced() {
         (&[B], &[(41, Run)]),
         (&[A, B, C], &[(40, Ready), (41, Run)]),
     ] {
-        assert_eq!(Guest::tracing(traced).short(What::Switch, &[A, B]), told);
+        assert_eq!(
+            Guest::tracing(traced).short(EventHook::Switch, &[A, B]),
+            told
+        );
     }
     let mut all = Guest::new();
     all.context.selection.set_all(true);
     all.write(B + RUNNING.policy, &6u32.to_le_bytes());
-    assert_eq!(all.short(What::Switch, &[A, B]), [(40, Ready), (41, Edf)]);
+    assert_eq!(
+        all.short(EventHook::Switch, &[A, B]),
+        [(40, Ready), (41, Edf)]
+    );
     // What is no task is not told.
-    assert_eq!(all.short(What::Switch, &[0x1000, 0]), []);
-    assert_eq!(all.short(What::Switch, &[u64::MAX, u64::MAX - 4]), []);
+    assert_eq!(all.short(EventHook::Switch, &[0x1000, 0]), []);
+    assert_eq!(all.short(EventHook::Switch, &[u64::MAX, u64::MAX - 4]), []);
 }
 
 #[test]
 fn children_are_traced_with_their_parents_until_they_exit() {
     let mut guest = Guest::tracing(&[A]);
     assert!(!guest.is_selected(B));
-    let made = guest.see(What::Made, &[B]);
+    let made = guest.see(EventHook::Made, &[B]);
     let name = u64::from_le_bytes(*b"dd\0\0\0\0\0\0");
     assert_eq!(made, [(41, Name, name, 0), (41, Ready, 0, 0)]);
     guest.task = B;
-    assert_eq!(guest.short(What::Made, &[C]), [(42, Name), (42, Ready)]);
-    assert_eq!(guest.short(What::Exits, &[]), [(41, Dead)]);
-    assert_eq!(guest.short(What::Exits, &[]), [], "only once");
+    assert_eq!(
+        guest.short(EventHook::Made, &[C]),
+        [(42, Name), (42, Ready)]
+    );
+    assert_eq!(guest.short(EventHook::Exits, &[]), [(41, Dead)]);
+    assert_eq!(guest.short(EventHook::Exits, &[]), [], "only once");
     assert!(guest.is_selected(A) && guest.is_selected(C));
     // The child of somebody else.
-    assert_eq!(guest.short(What::Made, &[B]), []);
+    assert_eq!(guest.short(EventHook::Made, &[B]), []);
     // Everybody exits, and stays traced.
     guest.context.selection.set_all(true);
-    assert_eq!(guest.short(What::Exits, &[]), [(41, Dead)]);
-    assert_eq!(guest.short(What::Wakes, &[B]), [(41, Ready)]);
+    assert_eq!(guest.short(EventHook::Exits, &[]), [(41, Dead)]);
+    assert_eq!(guest.short(EventHook::Wakes, &[B]), [(41, Ready)]);
 }
 
 #[test]
 fn children_are_followed_without_anything_being_recorded() {
     let mut guest = Guest::tracing(&[A]);
     guest.arguments = vec![B];
-    assert!(!guest.context.see(What::Made, &guest, false));
+    assert!(!guest.context.see(EventHook::Made, &guest, false));
     assert!(guest.is_selected(B));
-    assert!(!guest.context.see(What::Exits, &guest, false));
+    assert!(!guest.context.see(EventHook::Exits, &guest, false));
     assert!(!guest.is_selected(A));
     guest.is_now(B, 40, 1040);
     guest.task = B;
-    assert!(!guest.context.see(What::Executes, &guest, false));
+    assert!(!guest.context.see(EventHook::Executes, &guest, false));
     assert!(guest.is_selected(B));
     assert_eq!(guest.put.take().len(), 0);
 }
@@ -272,7 +281,7 @@ fn another_task_at_the_same_address_is_not_traced() {
         let mut guest = Guest::tracing(&[A]);
         guest.is_now(A, pid, start);
         assert_eq!(guest.is_selected(A), traced, "{pid} {start}");
-        guest.see(What::Made, &[B]);
+        guest.see(EventHook::Made, &[B]);
         assert_eq!(guest.is_selected(B), traced, "child of {pid} {start}");
     }
 }
@@ -282,13 +291,17 @@ fn names_are_told_when_they_are_given_and_when_a_program_is_executed() {
     let mut guest = Guest::tracing(&[A]);
     guest.write(TEXT, b"busybox long\0");
     let name = |text: &[u8; 8]| vec![(40, Name, u64::from_le_bytes(*text), 0)];
-    let given = guest.see(What::Renamed, &[A, TEXT, 0]);
+    let given = guest.see(EventHook::Renamed, &[A, TEXT, 0]);
     assert_eq!(given, name(b"busybox "));
-    assert_eq!(guest.see(What::Renamed, &[A, TEXT, 1]), [], "by execution");
-    assert_eq!(guest.see(What::Renamed, &[B, TEXT, 0]), []);
-    assert_eq!(guest.see(What::Executes, &[]), name(b"sh\0\0\0\0\0\0"));
+    assert_eq!(
+        guest.see(EventHook::Renamed, &[A, TEXT, 1]),
+        [],
+        "by execution"
+    );
+    assert_eq!(guest.see(EventHook::Renamed, &[B, TEXT, 0]), []);
+    assert_eq!(guest.see(EventHook::Executes, &[]), name(b"sh\0\0\0\0\0\0"));
     guest.task = B;
-    assert_eq!(guest.see(What::Executes, &[]), []);
+    assert_eq!(guest.see(EventHook::Executes, &[]), []);
 }
 
 /// It takes over number and start of its process's first thread.
@@ -298,7 +311,7 @@ fn a_thread_that_executes_another_program_stays_traced() {
     guest.is_now(B, 40, 1040);
     assert!(!guest.is_selected(B));
     guest.task = B;
-    assert_eq!(guest.short(What::Executes, &[]), [(40, Name)]);
+    assert_eq!(guest.short(EventHook::Executes, &[]), [(40, Name)]);
     assert!(guest.is_selected(B));
 }
 
@@ -307,9 +320,9 @@ fn a_wake_up_without_a_tracepoint_is_one_of_a_task_that_waits_for_it() {
     let mut guest = Guest::tracing(&[B]);
     for (state, wanted, told) in [(1u32, 3, true), (2, 1, false), (0, 3, false)] {
         guest.write(B + RUNNING.state, &state.to_le_bytes());
-        let seen = guest.short(What::WakesIf, &[B, wanted]);
+        let seen = guest.short(EventHook::WakesIf, &[B, wanted]);
         assert_eq!(seen == [(41, Ready)], told, "{state} {wanted}");
-        assert!(guest.short(What::WakesIf, &[A, wanted]).is_empty());
+        assert!(guest.short(EventHook::WakesIf, &[A, wanted]).is_empty());
     }
 }
 
@@ -323,25 +336,25 @@ fn traps_tell_addresses_numbers_and_vectors() {
     guest.write(REGISTERS + 0x200 + 136, &[0x10]);
     let kernel = REGISTERS + 0x200;
     for (what, arguments, told) in [
-        (What::Fault, [REGISTERS, 0x4], Some(FAULT | ADDRESS)),
+        (EventHook::Fault, [REGISTERS, 0x4], Some(FAULT | ADDRESS)),
         (
-            What::Fault,
+            EventHook::Fault,
             [kernel, 0x7],
             Some(0x5000_0000_0000_0000 | ADDRESS),
         ),
         (
-            What::SystemCall(1),
+            EventHook::SystemCall(1),
             [REGISTERS, 59],
             Some(0x2000_0000_0000_003b),
         ),
         (
-            What::SystemCall(0),
+            EventHook::SystemCall(0),
             [u64::MAX, 0],
             Some(0x2000_0000_ffff_ffff),
         ),
-        (What::Trap(13), [REGISTERS, 0], Some(13)),
-        (What::Trap(13), [kernel, 0], None),
-        (What::Trap(6), [0, 0], None),
+        (EventHook::Trap(13), [REGISTERS, 0], Some(13)),
+        (EventHook::Trap(13), [kernel, 0], None),
+        (EventHook::Trap(6), [0, 0], None),
     ] {
         let seen = guest.see(what, &arguments);
         let expected: Vec<_> = told
@@ -351,14 +364,14 @@ fn traps_tell_addresses_numbers_and_vectors() {
         assert_eq!(seen, expected, "{what:?}");
     }
     guest.fault_address = 0xffff_ffff_8123_4567;
-    let seen = guest.see(What::Fault, &[kernel, 0]);
+    let seen = guest.see(EventHook::Fault, &[kernel, 0]);
     assert_eq!(
         seen,
         [(40, Trap, 0x1fff_ffff_8123_4567, 0)],
         "the top bits are lost"
     );
     guest.task = B;
-    assert_eq!(guest.see(What::Fault, &[REGISTERS, 4]), []);
+    assert_eq!(guest.see(EventHook::Fault, &[REGISTERS, 4]), []);
 }
 
 #[test]
@@ -366,29 +379,32 @@ fn interrupts_are_those_of_the_task_that_they_interrupt() {
     let mut guest = Guest::tracing(&[A]);
     let (device, timer) = (Vector::Argument, Vector::Fixed(0xec));
     for (what, told) in [
-        (What::InterruptStarts(device), &[(40, Ints, 0x31, 0)][..]),
-        (What::InterruptEnds(device), &[(40, Inte, 0x31, 0)]),
-        (What::InterruptStarts(timer), &[(40, Ints, 0xec, 0)]),
         (
-            What::Interrupt(timer),
+            EventHook::InterruptStarts(device),
+            &[(40, Ints, 0x31, 0)][..],
+        ),
+        (EventHook::InterruptEnds(device), &[(40, Inte, 0x31, 0)]),
+        (EventHook::InterruptStarts(timer), &[(40, Ints, 0xec, 0)]),
+        (
+            EventHook::Interrupt(timer),
             &[(40, Ints, 0xec, 0), (40, Inte, 0xec, 0)],
         ),
     ] {
         assert_eq!(guest.see(what, &[REGISTERS, 0xf31]), told, "{what:?}");
     }
     guest.task = B;
-    assert_eq!(guest.see(What::Interrupt(timer), &[REGISTERS]), []);
+    assert_eq!(guest.see(EventHook::Interrupt(timer), &[REGISTERS]), []);
 }
 
 #[test]
 fn the_end_of_an_interrupt_is_waited_for_where_its_task_is_traced() {
     let program = AtHit {
-        what: What::InterruptEnds(Vector::Argument),
+        what: EventHook::InterruptEnds(Vector::Argument),
         context: Arc::new(Guest::tracing(&[A]).context),
         records: true,
     };
     let wanted = |task| {
-        program.wants_return(Who {
+        program.wants_return(TaskIdentity {
             task,
             process: None,
             thread: None,
@@ -403,7 +419,7 @@ fn the_end_of_an_interrupt_is_waited_for_where_its_task_is_traced() {
 #[test]
 fn programs_mark_moments_through_markers_and_trace_ports() {
     let mut guest = Guest::tracing(&[A]);
-    assert_eq!(guest.short(What::Marked, &[]), [(40, User)]);
+    assert_eq!(guest.short(EventHook::Marked, &[]), [(40, User)]);
     guest.write(FILE + 0x50, &PORT.to_le_bytes());
     guest.write(PORT + 0x58, &TEXT.to_le_bytes());
     for (name, told) in [
@@ -415,14 +431,14 @@ fn programs_mark_moments_through_markers_and_trace_ports() {
     ] {
         guest.write(TEXT, name.as_bytes());
         assert_eq!(
-            !guest.see(What::WritesPort, &[FILE]).is_empty(),
+            !guest.see(EventHook::WritesPort, &[FILE]).is_empty(),
             told,
             "{name}"
         );
     }
     guest.write(PORT + 0x58, &0x1000u64.to_le_bytes());
     assert_eq!(
-        guest.short(What::WritesPort, &[FILE]),
+        guest.short(EventHook::WritesPort, &[FILE]),
         [(40, User)],
         "no name"
     );
@@ -433,14 +449,14 @@ fn deadline_scheduling_is_told_of_tasks_that_chose_it() {
     const TIMER: u64 = B + 0x120;
     let mut guest = Guest::tracing(&[B]);
     // Lent by another.
-    assert_eq!(guest.see(What::Admitted, &[0, B]), []);
-    assert_eq!(guest.see(What::Expelled, &[0, B]), []);
-    assert_eq!(guest.see(What::Released, &[TIMER]), []);
+    assert_eq!(guest.see(EventHook::Admitted, &[0, B]), []);
+    assert_eq!(guest.see(EventHook::Expelled, &[0, B]), []);
+    assert_eq!(guest.see(EventHook::Released, &[TIMER]), []);
     guest.write(B + RUNNING.policy, &6u32.to_le_bytes());
     guest.write(B + 0x100, &10_000u64.to_le_bytes());
     guest.write(B + 0x108, &50_000u64.to_le_bytes());
-    assert_eq!(guest.short(What::Admitted, &[0, B]), [(41, Admit)]);
-    assert_eq!(guest.short(What::Expelled, &[0, B]), [(41, Expel)]);
+    assert_eq!(guest.short(EventHook::Admitted, &[0, B]), [(41, Admit)]);
+    assert_eq!(guest.short(EventHook::Expelled, &[0, B]), [(41, Expel)]);
     for (bits, on_rq, told) in [
         (0u8, 1u32, &[][..]),
         (
@@ -462,9 +478,13 @@ fn deadline_scheduling_is_told_of_tasks_that_chose_it() {
     ] {
         guest.write(B + 0x110, &[bits]);
         guest.write(B + RUNNING.on_rq, &on_rq.to_le_bytes());
-        assert_eq!(guest.see(What::Released, &[TIMER]), told, "{bits} {on_rq}");
+        assert_eq!(
+            guest.see(EventHook::Released, &[TIMER]),
+            told,
+            "{bits} {on_rq}"
+        );
     }
-    assert_eq!(guest.see(What::Released, &[8]), [], "no timer");
+    assert_eq!(guest.see(EventHook::Released, &[8]), [], "no timer");
 }
 
 /// A program that is made, runs, faults and ends, byte by byte.
@@ -480,11 +500,11 @@ fn the_records_of_a_short_life() {
     let mut latest = [i64::MIN; 1];
     let mut bytes = Vec::new();
     for (tsc, task, what, arguments) in [
-        (1, A, What::Made, [B, 0]),
-        (2, A, What::Switch, [A, B]),
-        (3, B, What::Fault, [REGISTERS, 6]),
-        (4, B, What::SystemCall(1), [0, 60]),
-        (5, B, What::Exits, [0, 0]),
+        (1, A, EventHook::Made, [B, 0]),
+        (2, A, EventHook::Switch, [A, B]),
+        (3, B, EventHook::Fault, [REGISTERS, 6]),
+        (4, B, EventHook::SystemCall(1), [0, 60]),
+        (5, B, EventHook::Exits, [0, 0]),
     ] {
         guest.task = task;
         guest.arguments = arguments.to_vec();
@@ -516,8 +536,8 @@ fn the_records_of_a_short_life() {
     );
 }
 
-fn whats() -> impl Strategy<Value = What> {
-    use What::*;
+fn whats() -> impl Strategy<Value = EventHook> {
+    use EventHook::*;
     let vectors = [Vector::Fixed(3), Vector::Argument];
     let vectors = vectors.into_iter();
     let mut all = vec![
@@ -537,7 +557,7 @@ fn whats() -> impl Strategy<Value = What> {
         Released,
     ];
     all.extend(vectors.flat_map(|it| [InterruptStarts(it), InterruptEnds(it), Interrupt(it)]));
-    all.push(What::Trap(6));
+    all.push(EventHook::Trap(6));
     prop::sample::select(all)
 }
 

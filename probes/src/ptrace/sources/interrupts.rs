@@ -4,7 +4,7 @@
 //! the function that it calls, which has the same name behind two underscores. Where the compiler has put that into its caller, it is short:
 //! the interrupt then begins and ends at one moment.
 
-use super::super::program::{Vector, What};
+use super::super::program::{EventHook, Vector};
 use super::super::record::EventType;
 use super::{Sources, address_of, function};
 use crate::kernel_view::KernelView;
@@ -44,14 +44,14 @@ pub(super) fn find(view: &KernelView, sources: &mut Sources) {
     for (name, vector) in HANDLERS {
         let body = format!("__{name}");
         if let Some(address) = address_of(view, &body) {
-            let starts = What::InterruptStarts(vector);
-            let ends = What::InterruptEnds(vector);
+            let starts = EventHook::InterruptStarts(vector);
+            let ends = EventHook::InterruptEnds(vector);
             sources.list.extend([
                 function(&body, address, Moment::Entry, EventType::Ints, starts),
                 function(&body, address, Moment::Return, EventType::Inte, ends),
             ]);
         } else {
-            sources.add(view, name, EventType::Ints, What::Interrupt(vector));
+            sources.add(view, name, EventType::Ints, EventHook::Interrupt(vector));
         }
     }
     if sources.list.len() == before {

@@ -8,7 +8,7 @@ use devices::virtio::blk::ImageError;
 use devices::virtio::console::{PortConfig, PortConfigError, Size};
 use serde::{Deserialize, Serialize};
 
-use super::layout::{MAX_DEVICES, Place};
+use super::layout::{MAX_DEVICES, MmioSlot};
 use crate::vm::KvmError;
 
 /// A machine's virtio devices; by default it has none.
@@ -91,9 +91,9 @@ impl VirtioConfig {
 ///
 /// # Errors
 /// If there are too many.
-pub(crate) fn places(count: usize) -> Result<Vec<Place>, VirtioError> {
+pub(crate) fn places(count: usize) -> Result<Vec<MmioSlot>, VirtioError> {
     (0..count)
-        .map(|index| Place::of(index).ok_or(VirtioError::TooMany { asked: count }))
+        .map(|index| MmioSlot::of(index).ok_or(VirtioError::TooMany { asked: count }))
         .collect()
 }
 

@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::VirtioError;
 use crate::host::HostProfile;
 use crate::machine::control::Control;
-use crate::machine::shared::Pin;
+use crate::machine::shared::IrqPin;
 use crate::vm::NameCall;
 
 /// The interrupt input `irq`, by the quickest way that `profile` says works.
@@ -30,7 +30,7 @@ pub(super) fn line(
         Box::new(Event(event))
     } else {
         let vm = vm.clone();
-        Box::new(Pin { vm, irq })
+        Box::new(IrqPin { vm, irq })
     };
     Ok(match profile.kernel_mode.is_interpreted() {
         true => Arc::new(Urgent {

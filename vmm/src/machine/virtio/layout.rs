@@ -14,14 +14,14 @@ pub const MAX_DEVICES: usize = 16;
 
 /// Where one device stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct MmioSlot {
     /// Its registers, guest-physical.
     pub(crate) address: u64,
     /// Its interrupt: input of the I/O APIC, and Linux's number for it.
     pub(crate) irq: u8,
 }
 
-impl Place {
+impl MmioSlot {
     /// The place of a machine's device number `index`, from 0; none beyond the last.
     pub(crate) fn of(index: usize) -> Option<Self> {
         let irq = *INPUTS.get(index)?;
@@ -46,8 +46,8 @@ mod tests {
 
     #[test]
     fn every_device_has_a_page_in_the_hole_and_an_interrupt_of_its_own() {
-        let places: Vec<_> = (0..MAX_DEVICES).map(|i| Place::of(i).unwrap()).collect();
-        assert_eq!(Place::of(MAX_DEVICES), None);
+        let places: Vec<_> = (0..MAX_DEVICES).map(|i| MmioSlot::of(i).unwrap()).collect();
+        assert_eq!(MmioSlot::of(MAX_DEVICES), None);
         let interrupts: BTreeSet<_> = places.iter().map(|place| place.irq).collect();
         assert_eq!(interrupts.len(), places.len());
         // The I/O APIC has 24 inputs.
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_device_is_announced_as_linux_reads_it() {
-        let word = Place::of(1).unwrap().word();
+        let word = MmioSlot::of(1).unwrap().word();
         assert_eq!(word, "virtio_mmio.device=4K@0xe0001000:6");
     }
 }

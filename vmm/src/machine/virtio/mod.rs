@@ -37,8 +37,8 @@ use super::control::Control;
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
 use crate::vm::NameCall;
-use layout::Place;
-use worker::{DeviceEvents, FarEndEvent, Served};
+use layout::MmioSlot;
+use worker::{BackendEvent, DeviceEvents, Served};
 
 /// What devices are made with.
 pub(crate) struct Host<'a> {
@@ -54,7 +54,7 @@ pub(crate) struct Devices(Vec<Device>);
 
 struct Device {
     identity: Identity,
-    place: Place,
+    place: MmioSlot,
     transport: Arc<Mutex<MmioTransport>>,
     handle: DeviceHandle,
     events: Arc<DeviceEvents>,
@@ -99,12 +99,12 @@ struct Made {
     length: Option<u64>,
     /// Ports of a console.
     ports: Option<ConsolePorts>,
-    far_end: Arc<FarEndEvent>,
+    far_end: Arc<BackendEvent>,
 }
 
 impl Made {
     fn new(config: &DeviceConfig, index: usize) -> Result<Self, VirtioError> {
-        let far_end = Arc::new(FarEndEvent::new()?);
+        let far_end = Arc::new(BackendEvent::new()?);
         let made = |model: Box<dyn VirtioDevice>, length, ports| Self {
             model,
             length,
@@ -253,7 +253,7 @@ impl Device {
     fn new(
         config: &DeviceConfig,
         index: usize,
-        place: Place,
+        place: MmioSlot,
         host: &Host<'_>,
     ) -> Result<Self, VirtioError> {
         let Made {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use devices::virtio::console::{
-    self, Console, ConsoleHandle, PortConfig, PortConfigError, PortEnd, PortStats,
+    self, Console, ConsoleHandle, PortBackend, PortConfig, PortConfigError, PortStats,
 };
 
 use super::config::ConsoleConfig;
@@ -26,7 +26,7 @@ struct Port {
 /// Where a far end sits, or none.
 #[derive(Default)]
 struct Seat {
-    end: Option<Box<dyn PortEnd>>,
+    end: Option<Box<dyn PortBackend>>,
     /// The guest has the port open.
     open: bool,
 }
@@ -38,7 +38,7 @@ fn lock(seat: &Mutex<Seat>) -> MutexGuard<'_, Seat> {
 /// The far end that the device knows.
 struct Late(Arc<Mutex<Seat>>);
 
-impl PortEnd for Late {
+impl PortBackend for Late {
     fn opened(&mut self) {
         let mut seat = lock(&self.0);
         seat.open = true;
@@ -78,7 +78,7 @@ impl ConsolePorts {
         waker: impl Fn() + Send + Sync + 'static,
     ) -> Result<(Console, Self), PortConfigError> {
         let mut ports = Vec::new();
-        let mut ends: Vec<(PortConfig, Box<dyn PortEnd>)> = Vec::new();
+        let mut ends: Vec<(PortConfig, Box<dyn PortBackend>)> = Vec::new();
         let named = config.ports.iter().cloned();
         for config in std::iter::once(PortConfig::console()).chain(named) {
             let seat = Arc::<Mutex<Seat>>::default();
@@ -120,7 +120,7 @@ impl ConsolePorts {
     /// it open, the end is told so at once. `false`: there is no such port.
     ///
     /// The end is called on the device thread, which serves all devices: it must neither wait nor pause the machine.
-    pub fn attach(&self, id: u32, mut end: Box<dyn PortEnd>) -> bool {
+    pub fn attach(&self, id: u32, mut end: Box<dyn PortBackend>) -> bool {
         let Some(port) = self.port(id) else {
             return false;
         };
@@ -136,7 +136,7 @@ impl ConsolePorts {
     }
 
     /// Takes the far end of a port away: the guest sees the port disconnected.
-    pub fn detach(&self, id: u32) -> Option<Box<dyn PortEnd>> {
+    pub fn detach(&self, id: u32) -> Option<Box<dyn PortBackend>> {
         let port = self.port(id)?;
         // A console's driver does not look whether anybody is there.
         self.handle.connect(id, port.name.is_none());

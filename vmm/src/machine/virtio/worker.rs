@@ -24,9 +24,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A far end has something for its device.
-pub(super) struct FarEndEvent(EventFd);
+pub(super) struct BackendEvent(EventFd);
 
-impl FarEndEvent {
+impl BackendEvent {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self(EventFd::new(EFD_NONBLOCK)?))
     }
@@ -39,11 +39,11 @@ impl FarEndEvent {
 /// What wakes the device thread for one device.
 pub(super) struct DeviceEvents {
     queues: Vec<EventFd>,
-    far_end: Arc<FarEndEvent>,
+    far_end: Arc<BackendEvent>,
 }
 
 impl DeviceEvents {
-    pub(super) fn new(queues: usize, far_end: Arc<FarEndEvent>) -> io::Result<Self> {
+    pub(super) fn new(queues: usize, far_end: Arc<BackendEvent>) -> io::Result<Self> {
         let event = |_| EventFd::new(EFD_NONBLOCK);
         Ok(Self {
             queues: (0..queues).map(event).collect::<Result<_, _>>()?,

@@ -1,8 +1,8 @@
 //! Sites in text that the guest itself reads as data or writes: taken out before, put back after.
 //!
 //! A kernel that changes its own text first checks what stands there, and checks afterwards what it has written. The
-//! caller watches the functions by which it does so, [`TrapTable::lift`]s what stands in their way, and gives it to
-//! [`TrapTable::put_down`] when they are done. There every site looks anew at what it stands on: another instruction, an int3 of the
+//! caller watches the functions by which it does so, [`TrapTable::suspend`]s what stands in their way, and gives it to
+//! [`TrapTable::resume_sites`] when they are done. There every site looks anew at what it stands on: another instruction, an int3 of the
 //! guest's own (which the guest gets after each hit), or something it cannot stand in, until the instruction is back.
 
 use std::collections::BTreeMap;
@@ -17,15 +17,15 @@ use super::{Entries, Entry, INT3, Site, SiteId, TrapTable};
 use crate::memory::PAGE_SIZE;
 use crate::x86_64::LONGEST_INSTRUCTION;
 
-/// A part of the kernel's text that no site stands in for a while. To be given to [`TrapTable::put_down`].
+/// A part of the kernel's text that no site stands in for a while. To be given to [`TrapTable::resume_sites`].
 #[derive(Debug, Default)]
 #[must_use = "the sites stay out of memory until they are put down"]
-pub struct Lifted {
+pub struct Suspended {
     windows: Vec<u64>,
     sites: usize,
 }
 
-impl Lifted {
+impl Suspended {
     /// Whether nothing stood in the way.
     pub fn is_empty(&self) -> bool {
         self.sites == 0
@@ -48,14 +48,14 @@ impl Lifted {
     }
 }
 
-/// User sites that are out of memory for a while. To be given to [`TrapTable::put_down_user`].
+/// User sites that are out of memory for a while. To be given to [`TrapTable::resume_user`].
 #[derive(Debug, Default)]
 #[must_use = "the sites stay out of memory until they are put down"]
-pub struct LiftedUser {
+pub struct SuspendedUser {
     sites: Vec<SiteId>,
 }
 
-impl LiftedUser {
+impl SuspendedUser {
     /// Whether nothing stood in the way.
     pub fn is_empty(&self) -> bool {
         self.sites.is_empty()
@@ -105,11 +105,11 @@ struct Window {
 }
 
 impl Windows {
-    fn open(&mut self, kept: Kept, sites: Vec<SiteId>) -> Lifted {
+    fn open(&mut self, kept: Kept, sites: Vec<SiteId>) -> Suspended {
         let (number, count) = (self.next, sites.len());
         self.next = self.next.wrapping_add(1);
         self.open.insert(number, Window { kept, sites });
-        Lifted {
+        Suspended {
             windows: vec![number],
             sites: count,
         }
@@ -139,21 +139,21 @@ fn stands_in(site: &Site, addresses: &Range<u64>) -> bool {
 impl TrapTable {
     /// Takes the int3s of kernel sites out whose instruction has a byte in `addresses`, and keeps new ones from there. A hit that a
     /// vCPU is at already is still found; none is seen from then on.
-    pub fn lift(&self, addresses: Range<u64>) -> Lifted {
+    pub fn suspend(&self, addresses: Range<u64>) -> Suspended {
         let first = addresses
             .start
             .saturating_sub(LONGEST_INSTRUCTION as u64 - 1);
         let near = first..addresses.end.max(first);
-        self.lift_kept(near, Kept::Addresses(addresses))
+        self.suspend_kept(near, Kept::Addresses(addresses))
     }
 
-    /// As [`Self::lift`], for the kernel sites that `is_chosen` by their instruction, wherever they stand.
-    pub fn lift_chosen(&self, is_chosen: Choice) -> Lifted {
-        self.lift_kept(0..u64::MAX, Kept::Chosen(is_chosen))
+    /// As [`Self::suspend`], for the kernel sites that `is_chosen` by their instruction, wherever they stand.
+    pub fn suspend_chosen(&self, is_chosen: Choice) -> Suspended {
+        self.suspend_kept(0..u64::MAX, Kept::Chosen(is_chosen))
     }
 
     /// Takes out the sites in the range `near` that a window keeps out, and opens the window.
-    fn lift_kept(&self, near: Range<u64>, kept: Kept) -> Lifted {
+    fn suspend_kept(&self, near: Range<u64>, kept: Kept) -> Suspended {
         let mut entries = self.lock();
         let entries = &mut *entries;
         let mut taken = Vec::new();
@@ -168,18 +168,23 @@ impl TrapTable {
         entries.windows.open(kept, taken)
     }
 
-    /// Puts sites back that were taken out by [`Self::lift`], and those that were armed there since. `written` is where the guest has
+    /// Puts sites back that were taken out by [`Self::suspend`], and those that were armed there since. `written` is where the guest has
     /// written meanwhile as far as is known: a site inside it, not at the start of an instruction, waits until its own instruction
     /// is back.
-    pub fn put_down(&self, lifted: Lifted, written: Option<Range<u64>>, space: AddressSpace) {
+    pub fn resume_sites(
+        &self,
+        suspended: Suspended,
+        written: Option<Range<u64>>,
+        space: AddressSpace,
+    ) {
         let mut entries = self.lock();
         let tail = written
             .as_ref()
             .is_some_and(|written| self.is_tail(&entries, written, space));
-        for number in lifted.windows {
+        for number in suspended.windows {
             let window = entries.windows.open.remove(&number);
             for id in window.into_iter().flat_map(|window| window.sites) {
-                self.put_down_one(&mut entries, id, written.as_ref(), tail, space);
+                self.resume_one(&mut entries, id, written.as_ref(), tail, space);
             }
         }
     }
@@ -192,7 +197,7 @@ impl TrapTable {
             && self.original_code(entries, before, space).first() == Some(&INT3)
     }
 
-    fn put_down_one(
+    fn resume_one(
         &self,
         entries: &mut Entries,
         id: SiteId,
@@ -206,12 +211,12 @@ impl TrapTable {
         let at = entry.site.address.0;
         // Remembered until the last who took it out puts it back.
         entry.written_inside |= written.is_some_and(|w| w.contains(&at) && (tail || w.start != at));
-        if entry.lifted > 1 {
-            entry.lifted -= 1;
+        if entry.suspensions > 1 {
+            entry.suspensions -= 1;
             return;
         }
         let inside = std::mem::take(&mut entry.written_inside);
-        let (site, suspended) = (entry.site.clone(), entry.suspended);
+        let (site, overwritten) = (entry.site.clone(), entry.overwritten);
         // While it still counts as taken out: what stands there now is the guest's, an int3 too.
         let code = self.original_code(entries, site.address, space);
         let stays = paging::translate(&self.ram, space, site.address).is_ok_and(|t| t.gpa == id.0);
@@ -221,7 +226,7 @@ impl TrapTable {
             _ if !stays => None,
             // Whatever was there in between, its own instruction is back.
             true => Some(None),
-            false if inside || suspended => None,
+            false if inside || overwritten => None,
             false => self
                 .original(entries, id, code, site.address, site.purpose)
                 .ok()
@@ -230,15 +235,15 @@ impl TrapTable {
         let Some(entry) = entries.by_id.get_mut(&id) else {
             return;
         };
-        entry.lifted = 0;
-        entry.suspended = original.is_none();
+        entry.suspensions = 0;
+        entry.overwritten = original.is_none();
         let map = self.map(site.purpose);
         match original {
             // An int3 that stands there is the guest's.
             None => {
                 map.remove(site.key());
             }
-            Some(None) if suspended => {
+            Some(None) if overwritten => {
                 map.insert(site.key(), site);
             }
             Some(None) => {}
@@ -256,7 +261,7 @@ impl TrapTable {
 
     /// Takes the kernel sites in `addresses` out for good: their memory is about to be something else. Who armed them still disarms
     /// them; what is armed there from now on is another site. How many there were.
-    pub fn suspend(&self, addresses: Range<u64>) -> usize {
+    pub fn evict(&self, addresses: Range<u64>) -> usize {
         let mut entries = self.lock();
         let entries = &mut *entries;
         let sites = entries.kernel.range(addresses).map(|(_, id)| *id);
@@ -264,7 +269,7 @@ impl TrapTable {
         for id in &sites {
             if let Some(entry) = entries.by_id.get_mut(id) {
                 self.take_out(entry);
-                entry.lifted = 0;
+                entry.suspensions = 0;
                 entry.gone = true;
                 let site = entry.site.clone();
                 self.forget(entries, &site);
@@ -304,11 +309,11 @@ impl TrapTable {
         self.lock().by_id.get(&id).is_some_and(|entry| entry.gone)
     }
 
-    /// Takes the int3s of user sites out that stand in the pages that `is_wanted`; for [`Self::put_down_user`]. A program that passes is not
+    /// Takes the int3s of user sites out that stand in the pages that `is_wanted`; for [`Self::resume_user`]. A program that passes is not
     /// seen meanwhile.
-    pub fn lift_user(&self, mut is_wanted: impl FnMut(Gpa) -> bool) -> LiftedUser {
+    pub fn suspend_user(&self, mut is_wanted: impl FnMut(Gpa) -> bool) -> SuspendedUser {
         let mut entries = self.lock();
-        let mut lifted = LiftedUser::default();
+        let mut suspended = SuspendedUser::default();
         let mut last = None;
         for (id, entry) in &mut entries.by_id {
             if !entry.site.is_user() {
@@ -321,34 +326,38 @@ impl TrapTable {
             });
             if wanted {
                 self.take_out(entry);
-                lifted.sites.push(*id);
+                suspended.sites.push(*id);
             }
         }
-        lifted
+        suspended
     }
 
-    /// Takes the int3 of one user site out; for [`Self::put_down_user`].
-    pub fn lift_user_site(&self, site: SiteId) -> LiftedUser {
+    /// Takes the int3 of one user site out; for [`Self::resume_user`].
+    pub fn suspend_user_site(&self, site: SiteId) -> SuspendedUser {
         let mut entries = self.lock();
-        let mut lifted = LiftedUser::default();
+        let mut suspended = SuspendedUser::default();
         if let Some(entry) = entries.by_id.get_mut(&site)
             && entry.site.is_user()
         {
             self.take_out(entry);
-            lifted.sites.push(site);
+            suspended.sites.push(site);
         }
-        lifted
+        suspended
     }
 
     /// Puts user sites back that were taken out. Where the guest has written something else meanwhile, that stays.
-    pub fn put_down_user(&self, lifted: LiftedUser) {
+    pub fn resume_user(&self, suspended: SuspendedUser) {
         let mut entries = self.lock();
-        for id in lifted.sites {
+        for id in suspended.sites {
             // Disarmed meanwhile; or that, and armed again.
-            let Some(entry) = entries.by_id.get_mut(&id).filter(|entry| entry.lifted > 0) else {
+            let Some(entry) = entries
+                .by_id
+                .get_mut(&id)
+                .filter(|entry| entry.suspensions > 0)
+            else {
                 continue;
             };
-            entry.lifted -= 1;
+            entry.suspensions -= 1;
             if entry.is_in()
                 && let Some(byte) = self.byte(id.0)
             {
@@ -384,6 +393,6 @@ impl TrapTable {
             let original = entry.site.original;
             let _ = byte.replace(INT3, original);
         }
-        entry.lifted += 1;
+        entry.suspensions += 1;
     }
 }

@@ -94,9 +94,12 @@ fn ports_that_are_other_ones_after_a_restore_are_told() {
     let mut rig = probed(ALL);
     rig.said();
     let restored = |names: &[&str]| {
-        let mut ports: Vec<PortAndEnd> = vec![(PortConfig::console(), Box::new(NoEnd))];
+        let mut ports: Vec<PortAndBackend> = vec![(PortConfig::console(), Box::new(NullBackend))];
         for name in names {
-            ports.push((PortConfig::named(name, EndOfFile::Never), Box::new(NoEnd)));
+            ports.push((
+                PortConfig::named(name, EndOfFile::Never),
+                Box::new(NullBackend),
+            ));
         }
         let config = ConsoleConfig {
             ports,

@@ -1,7 +1,7 @@
 //! Expressions of the strict dialect: three levels of operators with two operands, and no other operators.
 
 use super::super::super::ast::{
-    BinaryOperator, Builtin, Call, Expression, ExpressionKind, Function, PlaceKind, Span,
+    BinaryOperator, Builtin, Call, Expression, ExpressionKind, Function, LvalueKind, Span,
 };
 use super::super::super::lex::strict::Token;
 use super::super::super::names::StrictWord;
@@ -92,9 +92,9 @@ impl Parser<'_> {
     pub(super) fn global(&mut self, name: String, start: Span) -> Parsed<Tall> {
         let (keys, below) = self.keys()?;
         let is_map = !keys.is_empty();
-        let place = self.place(PlaceKind::Global { name, keys }, start);
+        let place = self.place(LvalueKind::Global { name, keys }, start);
         let span = place.span;
-        let variable = self.node(ExpressionKind::Place(Box::new(place)), span, below)?;
+        let variable = self.node(ExpressionKind::Lvalue(Box::new(place)), span, below)?;
         if is_map {
             Ok(variable)
         } else {

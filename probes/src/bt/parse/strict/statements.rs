@@ -1,7 +1,7 @@
 //! Statements of the strict dialect.
 
 use super::super::super::ast::{
-    Aggregation, Block, Call, Expression, ExpressionKind, Function, Place, PlaceKind, Span,
+    Aggregation, Block, Call, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Span,
     Statement, StatementKind,
 };
 use super::super::super::lex::strict::Token;
@@ -49,7 +49,7 @@ impl Parser<'_> {
             }
             Token::Local(name) => {
                 self.next();
-                let place = self.place(PlaceKind::Local(name), start);
+                let place = self.place(LvalueKind::Local(name), start);
                 self.expect(b'=')?;
                 StatementKind::Assign {
                     place,
@@ -67,8 +67,8 @@ impl Parser<'_> {
         }))
     }
 
-    pub(super) fn place(&self, kind: PlaceKind, start: Span) -> Place {
-        Place {
+    pub(super) fn place(&self, kind: LvalueKind, start: Span) -> Lvalue {
+        Lvalue {
             kind,
             span: self.from(start),
         }
@@ -105,7 +105,7 @@ impl Parser<'_> {
             Some(ExpressionKind::Tuple(_))
         );
         let is_map = !keys.is_empty();
-        let place = self.place(PlaceKind::Global { name, keys }, start);
+        let place = self.place(LvalueKind::Global { name, keys }, start);
         self.expect(b'=')?;
         let gathered = match self.peek() {
             Token::Keyword(StrictWord::Hist) if !is_map => {
@@ -242,8 +242,8 @@ impl Parser<'_> {
     pub(super) fn variable(&mut self) -> Parsed<Tall> {
         let start = self.here();
         let kind = match self.peek().clone() {
-            Token::Local(name) => PlaceKind::Local(name),
-            Token::Global(name) => PlaceKind::Global {
+            Token::Local(name) => LvalueKind::Local(name),
+            Token::Global(name) => LvalueKind::Global {
                 name,
                 keys: Vec::new(),
             },
@@ -251,7 +251,7 @@ impl Parser<'_> {
         };
         self.next();
         let place = self.place(kind, start);
-        let variable = self.node(ExpressionKind::Place(Box::new(place)), start, 0)?;
+        let variable = self.node(ExpressionKind::Lvalue(Box::new(place)), start, 0)?;
         self.items(variable)
     }
 

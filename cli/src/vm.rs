@@ -32,7 +32,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const PANIC: &str = "panic";
 
 /// A machine and what belongs to it.
-pub struct Session {
+pub struct Vm {
     /// The machine.
     pub machine: Machine,
     /// Its host.
@@ -74,7 +74,7 @@ pub enum Located {
     TimedOut,
 }
 
-impl Session {
+impl Vm {
     /// The running kernel, if it has booted far enough and its file is at hand.
     ///
     /// # Errors
@@ -237,8 +237,8 @@ impl Session {
     pub fn stop_on(self: &Arc<Self>, signals: &StopSignals) {
         let weak = Arc::downgrade(self);
         signals.on_stop(move || {
-            if let Some(session) = weak.upgrade() {
-                session.machine.stop();
+            if let Some(vm) = weak.upgrade() {
+                vm.machine.stop();
             }
         });
     }
@@ -328,7 +328,7 @@ fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
         ("calls without return", stats.without_return),
         ("calls waiting", stats.waiting_returns),
         ("hits without process", stats.unknown_task),
-        ("traps out of the way", stats.lifted),
+        ("traps out of the way", stats.suspended),
         ("traps in freed text", stats.freed),
         ("pages waited for", stats.waiting_pages),
         ("hidden bytes", stats.hidden),
@@ -341,7 +341,7 @@ fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
         .to_vec()
 }
 
-impl server::Machine for Arc<Session> {
+impl server::Machine for Arc<Vm> {
     fn stream(&self, command: Command, stream: UnixStream) {
         let served = match command {
             Command::Trace(request) => crate::tracing::stream::serve(self, &request, stream),

@@ -20,12 +20,12 @@ use crate::guest_kernel::GuestKernel;
 use crate::guest_ports;
 use crate::host::Host;
 use crate::inspection::Inspector;
-use crate::memory_size::Human;
+use crate::memory_size::HumanSize;
 use crate::panic_witness;
 use crate::registry::Entry;
 use crate::report::{Failure, say};
-use crate::session::{Session, TraceDevices};
 use crate::tail::Tail;
+use crate::vm::{TraceDevices, Vm};
 
 /// Bytes of an initramfs that are read at most: more than a guest has memory for.
 const LONGEST_INITRAMFS: u64 = 3 << 30;
@@ -84,7 +84,7 @@ pub fn make(
     (serial, console): (SerialOutput, Tail),
     pages: io::Result<PageMap>,
     confinement: &Confinement,
-) -> Result<Session, Failure> {
+) -> Result<Vm, Failure> {
     let started = Instant::now();
     let name = entry.name().clone();
     if let Some(folder) = &args.restore {
@@ -107,7 +107,7 @@ pub fn make(
         say(format_args!("{name}: restored from {}", folder.display()));
         let (machine, command_line) = (restored.machine, restored.command_line);
         panic_witness::watch(&machine, kernel.as_ref());
-        return Ok(Session {
+        return Ok(Vm {
             machine,
             host,
             name,
@@ -145,7 +145,7 @@ pub fn make(
     )?;
     say(format_args!(
         "{name}: {}, {} vCPU{}, {}",
-        Human(args.memory),
+        HumanSize(args.memory),
         args.cpus,
         if args.cpus == 1 { "" } else { "s" },
         kernel.reference.path.display()
@@ -158,7 +158,7 @@ pub fn make(
     }
     let (machine, command_line) = (booted.machine, booted.command_line);
     panic_witness::watch(&machine, Some(&kernel));
-    Ok(Session {
+    Ok(Vm {
         machine,
         host,
         name,
