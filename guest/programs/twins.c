@@ -1,4 +1,4 @@
-/* twins [N]: maps the text of a copy of itself twice, to be executed and to be written to. N times (100) it changes a byte of `changing`
+/* twins [N]: maps the text of a copy of its file twice, to be executed and to be written to. N times (100) it changes a byte of `changing`
  * by the one and calls it by the other. Prints `twins: N`; ends with status 1 where a call gave the byte of before. */
 #include "guest.h"
 
@@ -26,11 +26,16 @@ int program(int argc, char **argv, char **envp)
 	long count = number(argc > 1 ? argv[1] : 0, 100);
 	unsigned long place = (unsigned long)changing - (unsigned long)__executable_start;
 	long fd = syscall3(SYS_open, "/tmp/twins", O_CREAT_TRUNC_RDWR, 0755);
+	long self = syscall2(SYS_open, "/proc/self/exe", O_RDONLY);
+	long got;
+	char text[PAGE];
 	char *written, *executed, digits[DIGITS];
 	int (*twin)(void);
 
 	(void)envp;
-	if (fd < 0 || syscall3(SYS_write, fd, __executable_start, PAGE) != PAGE)
+	/* Of the file, not of memory: there a debugger's or tracer's int3 may stand. */
+	got = syscall3(SYS_read, self, text, PAGE);
+	if (fd < 0 || got <= (long)place || syscall3(SYS_write, fd, text, got) != got)
 		return 2;
 	written = map_shared(fd, 0, PAGE, READ_WRITE);
 	executed = map_shared(fd, 0, PAGE, READ_EXECUTE);
