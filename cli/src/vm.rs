@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use introspect::Gva;
 use introspect::memory_budget::{self, Purpose};
+use introspect::system::PausedSystem;
 use probes::clock::Clock;
 use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::name::ProbePattern;
+use probes::provider::{self, Traceable};
 use probes::{ptrace, trace};
+use vmm::machine::Handle;
 use vmm::snapshot::{Checks, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
@@ -62,6 +65,29 @@ pub struct Vm {
 pub struct TraceDevices {
     trace: OnceLock<trace::Device>,
     ptrace: OnceLock<ptrace::Device>,
+}
+
+/// A VM and the view of its running kernel: the guest as providers and scripts see it.
+pub struct TraceableVm<'v> {
+    vm: &'v Vm,
+    view: &'v KernelView,
+}
+
+impl Traceable for TraceableVm<'_> {
+    fn view(&self) -> &KernelView {
+        self.view
+    }
+
+    fn machine(&self) -> Handle {
+        self.vm.machine.handle()
+    }
+
+    fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String> {
+        let Vm {
+            machine, kernel, ..
+        } = self.vm;
+        self.vm.inspector.look(machine, kernel.as_ref(), ask)
+    }
 }
 
 /// What a look at a booting guest came to.
@@ -144,6 +170,11 @@ impl Vm {
         self.engine.get_or_init(new).clone()
     }
 
+    /// Returns the guest as providers see it. `view` is of its running kernel.
+    pub fn traceable<'v>(&'v self, view: &'v KernelView) -> TraceableVm<'v> {
+        TraceableVm { vm: self, view }
+    }
+
     /// The machine's device trace(3).
     ///
     /// # Errors
@@ -204,7 +235,8 @@ impl Vm {
         };
         let pattern = ProbePattern::parse(pattern).map_err(|error| error.to_string())?;
         let view = self.kernel_view()?;
-        let probes = crate::tracing::find(self, &view, &pattern)?;
+        let probes = provider::find(&self.traceable(&view), &pattern);
+        let probes = probes.map_err(|error| error.to_string())?;
         let listed = probes.into_iter().map(|probe| {
             let argument = |a: &probes::probe::Argument| {
                 let space = if a.type_name.ends_with('*') { "" } else { " " };

@@ -211,7 +211,7 @@ fn an_unknown_name_gives_those_that_look_like_it() {
         ("micro_cals", Some("micro_calls")),
         ("kprobe::micro_laef*:entry", None),
     ] {
-        let found = provider::find(&micro.view, &ProbePattern::parse(pattern).unwrap());
+        let found = provider::kernel_probes(&micro.view, &ProbePattern::parse(pattern).unwrap());
         assert!(found.probes.is_empty(), "{found:?}");
         let first = found.nearest.first().map(String::as_str);
         assert_eq!(first, nearest, "{pattern}");

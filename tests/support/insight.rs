@@ -1,15 +1,12 @@
 //! A guest looked into from outside: each look while it stands still, or from inside a trap.
 
-use introspect::system::{PausedSystem, System, Unavailable};
+use introspect::system::{PausedSystem, System};
 use introspect::x86_64::{AddressSpace, CpuState};
-use introspect::{Gpa, PausedMemory, PhysicalMemory};
+use introspect::{PausedMemory, PhysicalMemory};
 use probes::kernel_view::KernelView;
-use probes::name::ProbePattern;
-use probes::probe::Probe;
-use probes::provider::uprobe::{self, UserMatches};
-use probes::provider::{tracepoint, usdt};
+use probes::provider::Traceable;
 use vmm::Machine;
-use vmm::machine::Paused;
+use vmm::machine::{Handle, Paused};
 
 use crate::linux::Linux;
 
@@ -44,41 +41,13 @@ impl Insight {
         self.look_at(machine.ram(), &cpus(machine, &paused), ask)
     }
 
-    /// The functions and static probes of programs that a pattern stands for.
-    ///
-    /// # Errors
-    /// If the kernel does not tell of its processes.
-    pub fn user_probes(
-        &self,
-        machine: &Machine,
-        pattern: &ProbePattern,
-    ) -> Result<UserMatches, Unavailable> {
-        let unpatched = |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
-        self.look(machine, |look| match uprobe::is_meant(pattern) {
-            true => uprobe::find(&look, pattern, &unpatched),
-            false => usdt::find(&look, pattern, &unpatched),
-        })
-    }
-
-    /// The tracepoints that a pattern stands for: all of them are known.
-    ///
-    /// # Errors
-    /// If the kernel does not tell of its tracepoints.
-    ///
-    /// # Panics
-    /// If it tells of some only.
-    pub fn tracepoints(
-        &self,
-        machine: &Machine,
-        view: &KernelView,
-        pattern: &ProbePattern,
-    ) -> Result<Vec<Probe>, String> {
-        let handle = machine.handle();
-        let found = self.look(machine, |look| {
-            tracepoint::find(&look, &handle, view, pattern)
-        })?;
-        assert!(found.incomplete.is_empty(), "{:?}", found.incomplete);
-        Ok(found.probes)
+    /// Returns the guest as providers see it. `view` is of its running kernel.
+    pub fn traceable<'g>(&'g self, machine: &'g Machine, view: &'g KernelView) -> Probed<'g> {
+        Probed {
+            insight: self,
+            machine,
+            view,
+        }
     }
 
     /// Looks at memory and CPUs that do not change meanwhile.
@@ -90,6 +59,28 @@ impl Insight {
     ) -> T {
         let memory = PausedMemory::new(memory);
         ask(self.system.look(&memory, self.space, cpus))
+    }
+}
+
+/// A guest as providers and scripts see it.
+pub struct Probed<'g> {
+    insight: &'g Insight,
+    machine: &'g Machine,
+    view: &'g KernelView,
+}
+
+impl Traceable for Probed<'_> {
+    fn view(&self) -> &KernelView {
+        self.view
+    }
+
+    fn machine(&self) -> Handle {
+        self.machine.handle()
+    }
+
+    fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String> {
+        self.insight.look(self.machine, ask);
+        Ok(())
     }
 }
 

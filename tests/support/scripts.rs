@@ -6,20 +6,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use introspect::kernel::btf::Btf;
 use probes::bt::Clock;
 use probes::bt::ast::{Dialect, Script};
-use probes::bt::compile::{Guest, Options};
+use probes::bt::compile::Options;
 use probes::bt::library::TEXTS;
 use probes::bt::parse;
 use probes::bt::render::{Output, text};
-use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession, ScriptStats};
+use probes::bt::session::{Prepared, ScriptSession, ScriptStats};
 use probes::bt::value::Names;
 use probes::engine::{Engine, Filter};
 use probes::kernel_view::KernelView;
-use probes::name::ProbePattern;
-use probes::probe::Probe;
-use probes::provider::{self, tracepoint, uprobe, usdt};
+use probes::provider::Traceable;
 
 use crate::insight::Insight;
 use crate::shell::{Answer, COMMAND_LIMIT, Shell};
@@ -166,7 +163,8 @@ impl<'g> ScriptGuest<'g> {
         let machine = &self.shell.linux.machine;
         // No hit comes between the first probe and the last.
         let _paused = machine.pause();
-        let prepared = Prepared::new(&parsed, options, self, self, machine.vcpus(), clock);
+        let guest: &dyn Traceable = &self.insight.traceable(machine, self.view);
+        let prepared = Prepared::new(&parsed, options, &guest, &guest, machine.vcpus(), clock);
         let prepared = prepared.map_err(shown)?;
         let mut outputs = Vec::new();
         let session = prepared.start(self.engine, &|_| filter.clone(), &mut |output| {
@@ -214,52 +212,6 @@ pub fn unix_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let since = since.unwrap_or_else(|e| panic!("{e}"));
     u64::try_from(since.as_nanos()).unwrap_or_else(|e| panic!("{e}"))
-}
-
-impl Guest for ScriptGuest<'_> {
-    fn types(&self) -> Option<&Btf> {
-        self.view.btf.as_ref()
-    }
-
-    fn symbol(&self, name: &str) -> Option<u64> {
-        self.view.symbols.address_of(name)
-    }
-
-    fn nearest_symbols(&self, name: &str) -> Vec<String> {
-        let found = self.view.symbols.nearest_names(name, 3);
-        found.into_iter().map(str::to_owned).collect()
-    }
-}
-
-impl Finder for ScriptGuest<'_> {
-    fn find(&self, text: &str) -> Result<Vec<Probe>, NotFound> {
-        let not_found = |message: String| NotFound {
-            message,
-            nearest: Vec::new(),
-        };
-        let pattern = ProbePattern::parse(text).map_err(|e| not_found(e.to_string()))?;
-        let machine = &self.shell.linux.machine;
-        let (probes, nearest) = if uprobe::is_meant(&pattern) || usdt::is_meant(&pattern) {
-            let found = self.insight.user_probes(machine, &pattern);
-            (
-                found.map_err(|e| not_found(e.to_string()))?.probes,
-                Vec::new(),
-            )
-        } else if pattern.provider == tracepoint::PROVIDER {
-            let found = self.insight.tracepoints(machine, self.view, &pattern);
-            (found.map_err(not_found)?, Vec::new())
-        } else {
-            let found = provider::find(self.view, &pattern);
-            (found.probes, found.nearest)
-        };
-        match probes.is_empty() {
-            true => Err(NotFound {
-                nearest,
-                ..not_found(format!("no probe {text}"))
-            }),
-            false => Ok(probes),
-        }
-    }
 }
 
 /// Kernel addresses by name; those of programs as they are.

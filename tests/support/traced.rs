@@ -11,7 +11,7 @@ use probes::engine::{Engine, Filter, RingSize, Session};
 use probes::event::Event;
 use probes::kernel_view::KernelView;
 use probes::probe::Probe;
-use probes::provider::{self, tracepoint};
+use probes::provider;
 use probes::text_hash::TextHash;
 
 use crate::host::Host;
@@ -66,15 +66,10 @@ impl Traced {
     /// # Panics
     /// If it stands for nothing.
     pub fn find(&self, pattern: &str) -> Vec<Probe> {
-        let parsed = tracing::pattern(pattern);
-        let mut found = provider::find(&self.view, &parsed).probes;
-        if parsed.matches_provider(tracepoint::PROVIDER) {
-            let machine = &self.shell.linux.machine;
-            let probes = self.insight.tracepoints(machine, &self.view, &parsed);
-            found.extend(probes.unwrap_or_else(|e| panic!("{pattern}: {e}")));
-        }
-        assert!(!found.is_empty(), "{pattern} stands for nothing");
-        found
+        let guest = self
+            .insight
+            .traceable(&self.shell.linux.machine, &self.view);
+        provider::find(&guest, &tracing::pattern(pattern)).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// A session with the probes of `patterns`, in their order.

@@ -40,7 +40,7 @@ pub fn pattern(text: &str) -> ProbePattern {
 /// # Panics
 /// If there is none, or several.
 pub fn probe(view: &KernelView, text: &str) -> Probe {
-    let found = provider::find(view, &pattern(text));
+    let found = provider::kernel_probes(view, &pattern(text));
     let [probe] = found.probes.as_slice() else {
         panic!("{text}: {found:?}")
     };

@@ -11,6 +11,7 @@ use probes::engine::{Capture, EnableError, Engine, EngineStats, Filter, ProbeSta
 use probes::event::Event;
 use probes::kernel_view::KernelView;
 use probes::probe::{Moment, Probe, Target};
+use probes::provider;
 use vmm::trap::{INT3, SiteId};
 
 use crate::host::Host;
@@ -121,12 +122,10 @@ impl UserGuest {
         let machine = &self.shell.linux.machine;
         let deadline = Instant::now() + COMMAND_LIMIT;
         loop {
-            let found = self.insight.user_probes(machine, &parsed);
-            let found = found.unwrap_or_else(|e| panic!("{pattern}: {e}"));
-            if !found.probes.is_empty() {
-                return found.probes;
+            match provider::find_user(&self.insight.traceable(machine, &self.view), &parsed) {
+                Ok(found) => return found,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
-            assert!(Instant::now() < deadline, "{pattern}: {found:?}");
             std::thread::sleep(LOOK_INTERVAL);
         }
     }

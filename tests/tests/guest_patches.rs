@@ -271,7 +271,7 @@ fn modules_come_and_go_under_armed_probes() {
     let view = traced.shell.linux.view();
     let mut second = traced.empty_session();
     let pattern = tracing::pattern("kprobe:brd:brd_submit_bio:entry");
-    for probe in provider::find(&view, &pattern).probes {
+    for probe in provider::kernel_probes(&view, &pattern).probes {
         tracing::enable(&mut second, &probe, &Filter::default());
     }
     events(&mut session);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use probes::engine::{Capture, Filter, RingSize};
 use probes::event::{Event, EventKind};
 use probes::port::ControlPort;
+use probes::provider;
 use probes::ptrace::record::{
     EventType, Record, SleepState, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE, name_of, sleep_parts,
 };
@@ -397,7 +398,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     let mut state_is_told = false;
     for event in EVENTS {
         let pattern = tracing::pattern(&format!("tracepoint:vmlinux:*:{event}"));
-        let found = insight.tracepoints(machine, &traced.view, &pattern);
+        let found = provider::find(&insight.traceable(machine, &traced.view), &pattern);
         let found = found.unwrap_or_else(|e| panic!("{event}: {e}"));
         let [probe] = found.as_slice() else {
             panic!("{event}: {found:?}")

@@ -108,9 +108,9 @@ fn functions_that_the_kernel_has_freed_are_not_offered() {
     let shell = Shell::new(host);
     let view = shell.linux.view();
     let exact = tracing::pattern("kprobe::start_kernel:entry");
-    assert!(provider::find(&view, &exact).probes.is_empty());
+    assert!(provider::kernel_probes(&view, &exact).probes.is_empty());
     let all = tracing::pattern("kprobe:::entry");
-    let found = provider::find(&view, &all).probes;
+    let found = provider::kernel_probes(&view, &all).probes;
     assert!(found.len() > 1000, "{}", found.len());
     for probe in found {
         let Target::Kernel { address, .. } = probe.target else {
@@ -385,13 +385,13 @@ fn functions_of_a_loaded_module_are_traced_by_name() {
     let linux = &shell.linux;
     let names = ["brd_submit_bio", "vfs_write"];
     let pattern = tracing::pattern("kprobe::brd_submit_bio:entry");
-    let unloaded = provider::find(&linux.view(), &pattern);
+    let unloaded = provider::kernel_probes(&linux.view(), &pattern);
     assert!(unloaded.probes.is_empty(), "{unloaded:?}");
     assert!(!unloaded.nearest.is_empty(), "names that look like it");
 
     shell.type_lines(&[&format!("insmod {}", rich::BRD)]);
     let view = Arc::new(linux.view());
-    let found = provider::find(&view, &pattern).probes;
+    let found = provider::kernel_probes(&view, &pattern).probes;
     let module: Vec<_> = found.iter().map(|p| p.name.module.as_str()).collect();
     assert_eq!(module, ["brd"]);
     let engine = tracing::engine(linux, &view);

@@ -19,7 +19,7 @@ use probes::dt::{Errno, Guest, Mapped, Refused};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
 use probes::probe::Probe;
-use probes::provider::tracepoint;
+use probes::provider::{self, tracepoint};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use vmm::machine::Handle;
 
@@ -53,15 +53,7 @@ impl Guest for VmGuest {
         let vm = self.vm.upgrade().ok_or(ENDED)?;
         let pattern = format!("{}::*:*", tracepoint::PROVIDER);
         let pattern = ProbePattern::parse(&pattern).map_err(|error| error.to_string())?;
-        let handle = vm.machine.handle();
-        let kernel = vm.kernel.as_ref();
-        let found = vm.inspector.look(&vm.machine, kernel, |look| {
-            tracepoint::find(&look, &handle, view, &pattern)
-        })??;
-        for sentence in &found.incomplete {
-            log::warn!("not all tracepoints are known: {sentence}");
-        }
-        Ok(found.probes)
+        provider::find_tracepoints(&vm.traceable(view), &pattern)
     }
 
     fn resolve(&self, pid: i32, address: u64) -> Result<Mapped, Refused> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use probes::bt::session::{ScriptSession, ScriptStats};
 use probes::clock::unix_ns_now;
 use probes::engine::Engine;
-use probes::kernel_view::KernelView;
+use probes::provider::Traceable;
 
 use super::Expectation;
 use super::events::{LastHits, statement};
@@ -49,23 +49,22 @@ pub struct Armed {
 }
 
 impl Armed {
-    /// Enables the probes. `view` is of the running kernel.
+    /// Enables the probes.
     ///
     /// # Errors
     /// The text to show: which probe there is not, or what is wrong with a predicate.
     pub fn start(
-        machine: &Vm,
+        guest: &dyn Traceable,
         engine: &Engine,
-        view: &KernelView,
         expectations: Arc<[Expectation]>,
     ) -> Result<Self, Refusal> {
         // Each alone first: what is wrong is shown in the text that was given, and nothing else.
         for expectation in &*expectations {
             let text = format!("{}\n{{ }}", expectation.rule());
-            prepare(machine, view, &request(text))?;
+            prepare(guest, engine.tsc_hz(), &request(text))?;
         }
         let text = script(&expectations);
-        let (script, _) = attach(machine, engine, view, &request(text))?;
+        let (script, _) = attach(guest, engine, &request(text))?;
         Ok(Self {
             script,
             expectations,

@@ -21,11 +21,11 @@ use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession};
 use probes::bt::value::Names;
 use probes::engine::Engine;
 use probes::kernel_view::KernelView;
-use probes::name::ProbePattern;
 use probes::probe::Probe;
+use probes::provider::Traceable;
 use serde::{Deserialize, Serialize};
 
-use crate::tracing::{MOST_PROBES, Refusal, find_probes};
+use crate::tracing::{MOST_PROBES, Refusal};
 use crate::vm::Vm;
 use names::GuestNames;
 use request::{Form, ScriptRequest};
@@ -85,7 +85,7 @@ impl Job {
         request: &ScriptRequest,
     ) -> Result<(Self, Rendered), Refusal> {
         let ticks_before = engine.stats().joined_ticks;
-        let (script, first) = attach(machine, engine, view, request)?;
+        let (script, first) = attach(&machine.traceable(view), engine, request)?;
         let mut renderer = Renderer {
             machine: machine.clone(),
             names: GuestNames::new(view.clone()),
@@ -164,16 +164,15 @@ impl Job {
 /// # Errors
 /// The text to show, as for [`Job::start`].
 pub fn prepare(
-    machine: &Vm,
-    view: &KernelView,
+    guest: &dyn Traceable,
+    tsc_hz: u64,
     request: &ScriptRequest,
 ) -> Result<Prepared, Refusal> {
     let script = request.parse()?;
-    let looking = Looking { machine, view };
-    let clock = Clock::now(machine.tsc_hz());
-    let vcpus = machine.machine.vcpus();
+    let clock = Clock::now(tsc_hz);
+    let vcpus = guest.machine().vcpus();
     let options = request.options();
-    let prepared = Prepared::new(&script, &options, &looking, &looking, vcpus, clock);
+    let prepared = Prepared::new(&script, &options, &guest, &guest, vcpus, clock);
     let prepared = prepared.map_err(|wrong| request.render(&wrong))?;
     if prepared.probes().len() > MOST_PROBES {
         return Err(format!(
@@ -189,12 +188,11 @@ pub fn prepare(
 /// # Errors
 /// The text to show, as for [`Job::start`]. Nothing is left in the guest then.
 pub fn attach(
-    machine: &Vm,
+    guest: &dyn Traceable,
     engine: &Engine,
-    view: &KernelView,
     request: &ScriptRequest,
 ) -> Result<(ScriptSession, Vec<Output>), Refusal> {
-    let prepared = prepare(machine, view, request)?;
+    let prepared = prepare(guest, engine.tsc_hz(), request)?;
     let mut first = Vec::new();
     let script = prepared.start(engine, &|probe| request.filter(probe), &mut |output| {
         first.push(output)
@@ -259,45 +257,6 @@ fn render(
             part.extend(collapsed::render(snapshot, names).bytes());
         }
         (Form::Text | Form::Collapsed, output) => part.extend(text::render(output, dialect, names)),
-    }
-}
-
-/// What a script can ask of a machine's kernel.
-struct Looking<'l> {
-    machine: &'l Vm,
-    view: &'l KernelView,
-}
-
-impl Guest for Looking<'_> {
-    fn types(&self) -> Option<&Btf> {
-        self.view.btf.as_ref()
-    }
-
-    fn symbol(&self, name: &str) -> Option<u64> {
-        let of_modules = || {
-            self.view
-                .modules
-                .all_of(name, None)
-                .map(|of| of.symbol.address)
-        };
-        let own = self.view.symbols.address_of(name);
-        own.or_else(|| of_modules().next())
-    }
-
-    fn nearest_symbols(&self, name: &str) -> Vec<String> {
-        const SUGGESTIONS: usize = 3;
-        let found = self.view.symbols.nearest_names(name, SUGGESTIONS);
-        found.into_iter().map(str::to_owned).collect()
-    }
-}
-
-impl Finder for Looking<'_> {
-    fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound> {
-        let pattern = ProbePattern::parse(pattern).map_err(|error| NotFound {
-            message: error.to_string(),
-            nearest: Vec::new(),
-        })?;
-        find_probes(self.machine, self.view, &pattern)
     }
 }
 

@@ -11,14 +11,12 @@ mod text;
 
 use std::collections::{HashMap, HashSet};
 
-use introspect::Gpa;
-use probes::bt::session::NotFound;
 use probes::engine::{Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats};
 use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
 use probes::probe::{Probe, Target};
-use probes::provider::{self, kprobe, tracepoint, uprobe, usdt};
+use probes::provider::{self, Traceable, kprobe, uprobe, usdt};
 use serde::{Deserialize, Serialize};
 
 use crate::vm::Vm;
@@ -27,8 +25,6 @@ use request::Request;
 
 /// Most probes of one trace.
 pub const MOST_PROBES: usize = 1 << 16;
-/// Files that are named where a function was not found in any.
-const NAMED_FILES: usize = 5;
 
 /// Why nothing is traced, for the user.
 pub type Refusal = String;
@@ -97,11 +93,11 @@ impl Tracing {
     /// # Errors
     /// If a pattern matches nothing, or a probe cannot be enabled. Nothing is armed then.
     pub fn start(
-        machine: &Vm,
+        guest: &dyn Traceable,
         engine: &Engine,
-        view: &KernelView,
         request: &Request,
     ) -> Result<Self, Refusal> {
+        let view = guest.view();
         let mut found: Vec<Probe> = Vec::new();
         // Of a name alone every probe must be armed; of a pattern, those that can be.
         let mut must = HashSet::new();
@@ -109,14 +105,14 @@ impl Tracing {
         let mut open = Vec::new();
         for text in &request.probes {
             let pattern = ProbePattern::parse(text).map_err(|error| error.to_string())?;
-            let matches = match find(machine, view, &pattern) {
+            let matches = match provider::find(guest, &pattern) {
                 Ok(matches) => matches,
                 // Of a file that no process has mapped: it may come.
-                Err(_) if may_come(machine, &pattern) => {
+                Err(_) if provider::may_come(guest, &pattern) => {
                     open.push(pattern);
                     continue;
                 }
-                Err(why) => return Err(why),
+                Err(why) => return Err(why.to_string()),
             };
             for probe in matches {
                 if pattern.is_one() {
@@ -188,22 +184,23 @@ impl Tracing {
             before,
             began,
         };
-        tracing.look_for_open(machine);
+        tracing.look_for_open(guest);
         Ok(tracing)
     }
 
     /// Looks at the files that the guest has mapped since the last time, which it is held for, and enables what matches them. To be called
     /// often.
-    pub fn take_up_files(&mut self, machine: &Vm) {
+    pub fn take_up_files(&mut self, vm: &Vm) {
         while let Some(_held) = self.new_files.as_ref().and_then(NewFiles::next) {
-            self.look_for_open(machine);
+            let engine = self.session.engine().clone();
+            self.look_for_open(&vm.traceable(engine.view()));
         }
     }
 
-    fn look_for_open(&mut self, machine: &Vm) {
+    fn look_for_open(&mut self, guest: &dyn Traceable) {
         let patterns = std::mem::take(&mut self.open);
         for pattern in patterns {
-            let Ok(found) = find_user(machine, &pattern) else {
+            let Ok(found) = provider::find_user(guest, &pattern) else {
                 self.open.push(pattern);
                 continue;
             };
@@ -292,37 +289,6 @@ impl Tracing {
     }
 }
 
-/// Whether a pattern is of a file that no process has mapped yet.
-fn may_come(machine: &Vm, pattern: &ProbePattern) -> bool {
-    if usdt::has_file(pattern) {
-        let kernel = machine.kernel.as_ref();
-        let looked = machine.inspector.look(&machine.machine, kernel, |look| {
-            let found = usdt::find(&look, pattern, &|_, _| false);
-            found.is_ok_and(|found| found.files.is_empty())
-        });
-        return looked.unwrap_or(false);
-    }
-    if !uprobe::is_meant(pattern) {
-        return false;
-    }
-    let kernel = machine.kernel.as_ref();
-    let process = uprobe::process_of(&pattern.provider);
-    let looked = machine.inspector.look(&machine.machine, kernel, |look| {
-        // A process that is not there never maps anything.
-        let is_there = process.is_none_or(|pid| matches!(look.process(pid), Ok(Ok(Some(_)))));
-        let files = uprobe::find(
-            &look,
-            &ProbePattern {
-                function: uprobe::WHOLE_FILE.into(),
-                ..pattern.clone()
-            },
-            &|_, _| false,
-        );
-        is_there && files.is_ok_and(|found| found.files.is_empty())
-    });
-    looked.unwrap_or(false)
-}
-
 /// What tells probes of one name from each other: where they are.
 fn place(probe: &Probe) -> (u64, u64) {
     match &probe.target {
@@ -335,146 +301,6 @@ fn place(probe: &Probe) -> (u64, u64) {
         Target::Tracepoint(text) => (text.structure.0, 0),
         Target::SystemCall { number, .. } => (u64::from(*number), 0),
         Target::Timer { .. } => (0, 0),
-    }
-}
-
-/// The probes that a pattern stands for.
-///
-/// # Errors
-/// If there are none, with names like it.
-pub fn find(
-    machine: &Vm,
-    view: &KernelView,
-    pattern: &ProbePattern,
-) -> Result<Vec<Probe>, Refusal> {
-    find_probes(machine, view, pattern)
-        .map_err(|NotFound { message, nearest }| suggest(message, &nearest))
-}
-
-/// As [`find`], with the names apart.
-///
-/// # Errors
-/// If there are none, with names like it.
-pub fn find_probes(
-    machine: &Vm,
-    view: &KernelView,
-    pattern: &ProbePattern,
-) -> Result<Vec<Probe>, NotFound> {
-    if uprobe::is_meant(pattern) || usdt::is_meant(pattern) {
-        return find_user(machine, pattern);
-    }
-    let mut matches = provider::find(view, pattern);
-    if pattern.matches_provider(tracepoint::PROVIDER) && pattern.text.contains(':') {
-        matches
-            .probes
-            .extend(find_tracepoints(machine, view, pattern).map_err(not_found)?);
-    }
-    if !matches.probes.is_empty() {
-        return Ok(matches.probes);
-    }
-    // A provider that is none of the kernel's may be a program's own.
-    if usdt::may_be_meant(pattern)
-        && let Ok(found) = find_user(machine, pattern)
-    {
-        return Ok(found);
-    }
-    let function = &pattern.function;
-    let symbols = view.symbols.all_of(function);
-    let mut functions = symbols.filter(|symbol| symbol.is_text());
-    if functions.any(|symbol| view.has_freed(symbol.address)) {
-        return Err(not_found(format!(
-            "no probe {pattern}: {function} runs at boot only, and the kernel has freed its memory since"
-        )));
-    }
-    let what = match pattern.text.contains(':') {
-        false => format!("the guest's kernel and its loaded modules have no function {function:?}"),
-        true => format!("no probe {pattern}"),
-    };
-    Err(NotFound {
-        message: what,
-        nearest: matches.nearest,
-    })
-}
-
-fn not_found(message: Refusal) -> NotFound {
-    NotFound {
-        message,
-        nearest: Vec::new(),
-    }
-}
-
-fn find_tracepoints(
-    machine: &Vm,
-    view: &KernelView,
-    pattern: &ProbePattern,
-) -> Result<Vec<Probe>, Refusal> {
-    let handle = machine.machine.handle();
-    let found = machine
-        .inspector
-        .look(&machine.machine, machine.kernel.as_ref(), |look| {
-            tracepoint::find(&look, &handle, view, pattern)
-        })?;
-    // A kernel that does not tell of its tracepoints has other probes.
-    match found {
-        Ok(found) => {
-            for sentence in &found.incomplete {
-                log::warn!("not all tracepoints are known: {sentence}");
-            }
-            Ok(found.probes)
-        }
-        Err(why) if pattern.provider == tracepoint::PROVIDER => Err(why),
-        Err(_) => Ok(Vec::new()),
-    }
-}
-
-fn find_user(machine: &Vm, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
-    let traps = machine.machine.handle();
-    let unpatched = |gpa: Gpa, buf: &mut [u8]| traps.traps().read_unpatched(gpa, buf).is_ok();
-    let found = machine
-        .inspector
-        .look(
-            &machine.machine,
-            machine.kernel.as_ref(),
-            |look| match uprobe::is_meant(pattern) {
-                true => uprobe::find(&look, pattern, &unpatched),
-                false => usdt::find(&look, pattern, &unpatched),
-            },
-        )
-        .map_err(not_found)?;
-    let found = found.map_err(|lost| not_found(lost.to_string()))?;
-    if !found.probes.is_empty() {
-        return Ok(found.probes);
-    }
-    let named: Vec<&str> = (found.files.iter().take(NAMED_FILES))
-        .map(String::as_str)
-        .collect();
-    let named = named.join(", ");
-    let (module, function) = (&pattern.module, &pattern.function);
-    let why = match (usdt::is_meant(pattern), found.files.is_empty()) {
-        (true, _) if !usdt::has_file(pattern) => {
-            "no program or library that a process has mapped has such a static probe".to_owned()
-        }
-        (true, true) => "no process has such a program or library mapped; see maps".to_owned(),
-        (true, false) => format!("no such static probe in {named}"),
-        (false, true) => {
-            format!("no process has a program or library {module:?} mapped; see maps")
-        }
-        (false, false) => format!("no function {function:?} in {named}"),
-    };
-    let mut why = format!("{pattern}: {why}");
-    for sentence in found.incomplete.iter().take(NAMED_FILES) {
-        why += &format!("; {sentence}");
-    }
-    Err(NotFound {
-        message: why,
-        nearest: found.nearest,
-    })
-}
-
-fn suggest(what: String, nearest: &[String]) -> Refusal {
-    match nearest.is_empty() {
-        true => what,
-        false => format!("{what} (did you mean {}?)", nearest.join(", ")),
     }
 }
 

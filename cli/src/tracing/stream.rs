@@ -146,7 +146,7 @@ fn start(
     let view = vm.kernel_view()?;
     let symbols = view.symbols.clone();
     let engine = vm.engine(&view);
-    let tracing = Tracing::start(vm, &engine, &view, request)?;
+    let tracing = Tracing::start(&vm.traceable(&view), &engine, request)?;
     Ok((tracing, symbols))
 }
 

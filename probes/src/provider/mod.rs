@@ -1,12 +1,15 @@
 //! Where probes come from. Each provider lists the probes whose names match a pattern, as far as they can be listed, with what the
 //! guest's types tell of their arguments.
 
+mod dispatch;
 pub mod kprobe;
 pub mod system_calls;
 pub mod timer;
 pub mod tracepoint;
 pub mod uprobe;
 pub mod usdt;
+
+pub use dispatch::{NotFound, Traceable, find, find_tracepoints, find_user, may_come};
 
 use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
@@ -26,7 +29,7 @@ pub struct Matches {
 
 /// The probes of the kernel that match a pattern: those of all providers but of programs' text.
 #[must_use]
-pub fn find(view: &KernelView, pattern: &ProbePattern) -> Matches {
+pub fn kernel_probes(view: &KernelView, pattern: &ProbePattern) -> Matches {
     let mut found = Matches::default();
     let mut each = |probe| found.probes.push(probe);
     kprobe::list(view, pattern, &mut each);

@@ -236,7 +236,7 @@ pub fn ring(slots: usize) -> RingSize {
 
 /// The one probe that a pattern stands for.
 pub fn probe(view: &KernelView, pattern: &str) -> Probe {
-    let found = provider::find(view, &ProbePattern::parse(pattern).unwrap());
+    let found = provider::kernel_probes(view, &ProbePattern::parse(pattern).unwrap());
     let [probe] = found.probes.as_slice() else {
         panic!("{pattern}: {found:?}")
     };

@@ -114,7 +114,7 @@ fn run(
             let engine = Engine::new(machine.handle(), view.clone(), &EngineLimits::default());
             let mut session = engine.session(RingSize::default())?;
             // Entry and return.
-            for probe in provider::find(&view, &ProbePattern::parse(LEAF)?).probes {
+            for probe in provider::kernel_probes(&view, &ProbePattern::parse(LEAF)?).probes {
                 session.enable(&probe, Filter::default(), Capture::default())?;
             }
             Some(session)

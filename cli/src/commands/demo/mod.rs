@@ -138,7 +138,7 @@ fn watch(vm: &Arc<Vm>, serial: &serial::Serial, duration: Duration) -> Result<Ou
     drop(paused);
     let view = Arc::new(view);
     let engine = vm.engine(&view);
-    let tracing = Tracing::start(vm, &engine, &view, &Request::of(&names));
+    let tracing = Tracing::start(&vm.traceable(&view), &engine, &Request::of(&names));
     let tracing = tracing.map_err(Failure::new)?;
     let output = Box::new(BufWriter::new(std::io::stdout()));
     let symbols = view.symbols.clone();

@@ -282,7 +282,7 @@ impl Plan<'_> {
             say(format_args!("process ids are not shown: {missing}"));
         }
         let engine = vm.engine(&view);
-        let tracing = Tracing::start(vm, &engine, &view, &Request::of(names));
+        let tracing = Tracing::start(&vm.traceable(&view), &engine, &Request::of(names));
         let tracing = tracing.map_err(Failure::new)?;
         super::trace::tell_skipped(tracing.skipped());
         let clock = tracing.began();
@@ -306,7 +306,7 @@ impl Plan<'_> {
         };
         let engine = vm.engine(view);
         let expectations = expecting.expectations.clone();
-        let armed = counting::Armed::start(vm, &engine, view, expectations);
+        let armed = counting::Armed::start(&vm.traceable(view), &engine, expectations);
         let armed = armed.map_err(Failure::Shown)?;
         super::trace::tell_skipped(armed.skipped());
         Ok(Some(armed))

@@ -6,6 +6,7 @@
 
 mod output;
 mod prepared;
+mod traceable;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
 //! A script before it runs: its probes are found, its rules are compiled for them.
 
+pub use crate::provider::NotFound;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -30,15 +31,6 @@ pub trait Finder {
     /// # Errors
     /// If there are none, with names like it.
     fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound>;
-}
-
-/// A pattern stands for nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotFound {
-    /// What was asked for, and what was found.
-    pub message: String,
-    /// Names that look like it.
-    pub nearest: Vec<String>,
 }
 
 /// A script that can be started.

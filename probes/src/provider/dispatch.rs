@@ -1,0 +1,202 @@
+//! Which provider a pattern is of, and the probes that it stands for in a running guest.
+//!
+//! The caller brings the guest as [`Traceable`], and lets it run: it is paused only for providers
+//! that read its processes or tables.
+
+use introspect::Gpa;
+use introspect::system::PausedSystem;
+use vmm::machine::Handle;
+
+use super::uprobe::{self, UserMatches};
+use super::{kernel_probes, tracepoint, usdt};
+use crate::kernel_view::KernelView;
+use crate::name::ProbePattern;
+use crate::probe::Probe;
+
+/// Most files named in a message about a function that was found in none of them.
+const NAMED_FILES: usize = 5;
+
+/// A running guest, as providers see it.
+pub trait Traceable {
+    /// Returns its kernel.
+    fn view(&self) -> &KernelView;
+
+    /// Returns its machine.
+    fn machine(&self) -> Handle;
+
+    /// Pauses the guest and has `ask` read its structures.
+    ///
+    /// # Errors
+    /// If its kernel's structures are not known, with the reason. `ask` is not called then.
+    fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String>;
+}
+
+/// A pattern that matches no probe.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}{}", suggestion(.nearest))]
+pub struct NotFound {
+    /// What was looked for, and where.
+    pub message: String,
+    /// Similar names, best first.
+    pub nearest: Vec<String>,
+}
+
+impl From<String> for NotFound {
+    fn from(message: String) -> Self {
+        Self {
+            message,
+            nearest: Vec::new(),
+        }
+    }
+}
+
+fn suggestion(nearest: &[String]) -> String {
+    match nearest.is_empty() {
+        true => String::new(),
+        false => format!(" (did you mean {}?)", nearest.join(", ")),
+    }
+}
+
+/// Returns the answer of a paused guest.
+fn inspect<T>(guest: &dyn Traceable, ask: impl FnOnce(PausedSystem<'_>) -> T) -> Result<T, String> {
+    let (mut ask, mut answer) = (Some(ask), None);
+    guest.inspect(&mut |system| answer = ask.take().map(|ask| ask(system)))?;
+    answer.ok_or_else(|| "the guest could not be paused".to_owned())
+}
+
+/// Returns the probes that a pattern stands for, of all providers.
+///
+/// # Errors
+/// If there are none, with similar names; or if the guest's structures cannot be read.
+pub fn find(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+    if uprobe::is_meant(pattern) || usdt::is_meant(pattern) {
+        return find_user(guest, pattern);
+    }
+    let view = guest.view();
+    let mut matches = kernel_probes(view, pattern);
+    if pattern.matches_provider(tracepoint::PROVIDER) && pattern.text.contains(':') {
+        matches.probes.extend(find_tracepoints(guest, pattern)?);
+    }
+    if !matches.probes.is_empty() {
+        return Ok(matches.probes);
+    }
+    // A provider that is none of the kernel's may be a program's own.
+    if usdt::may_be_meant(pattern)
+        && let Ok(found) = find_user(guest, pattern)
+    {
+        return Ok(found);
+    }
+    let function = &pattern.function;
+    let symbols = view.symbols.all_of(function);
+    let mut functions = symbols.filter(|symbol| symbol.is_text());
+    if functions.any(|symbol| view.has_freed(symbol.address)) {
+        return Err(NotFound::from(format!(
+            "no probe {pattern}: {function} runs at boot only, and the kernel has freed its memory since"
+        )));
+    }
+    let message = match pattern.text.contains(':') {
+        false => format!("the guest's kernel and its loaded modules have no function {function:?}"),
+        true => format!("no probe {pattern}"),
+    };
+    Err(NotFound {
+        message,
+        nearest: matches.nearest,
+    })
+}
+
+/// Returns the tracepoints that match a pattern. A kernel whose tracepoints cannot be read has none,
+/// unless the pattern names that provider.
+///
+/// # Errors
+/// If the pattern names the provider, and they cannot be read.
+pub fn find_tracepoints(
+    guest: &dyn Traceable,
+    pattern: &ProbePattern,
+) -> Result<Vec<Probe>, String> {
+    let (view, machine) = (guest.view(), guest.machine());
+    let found = inspect(guest, |system| {
+        tracepoint::find(&system, &machine, view, pattern)
+    })?;
+    match found {
+        Ok(found) => {
+            for sentence in &found.incomplete {
+                log::warn!("not all tracepoints are known: {sentence}");
+            }
+            Ok(found.probes)
+        }
+        Err(why) if pattern.provider == tracepoint::PROVIDER => Err(why),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// Returns the functions or static probes of programs that a pattern stands for.
+///
+/// # Errors
+/// If there are none, with similar names; or if the guest's processes cannot be read.
+pub fn find_user(guest: &dyn Traceable, pattern: &ProbePattern) -> Result<Vec<Probe>, NotFound> {
+    let machine = guest.machine();
+    let unpatched = |gpa: Gpa, buf: &mut [u8]| machine.traps().read_unpatched(gpa, buf).is_ok();
+    let found = inspect(guest, |system| match uprobe::is_meant(pattern) {
+        true => uprobe::find(&system, pattern, &unpatched),
+        false => usdt::find(&system, pattern, &unpatched),
+    })?;
+    let found = found.map_err(|lost| NotFound::from(lost.to_string()))?;
+    match found.probes.is_empty() {
+        false => Ok(found.probes),
+        true => Err(no_user_probe(pattern, found)),
+    }
+}
+
+fn no_user_probe(pattern: &ProbePattern, found: UserMatches) -> NotFound {
+    let named: Vec<&str> = (found.files.iter().take(NAMED_FILES))
+        .map(String::as_str)
+        .collect();
+    let named = named.join(", ");
+    let (module, function) = (&pattern.module, &pattern.function);
+    let why = match (usdt::is_meant(pattern), found.files.is_empty()) {
+        (true, _) if !usdt::has_file(pattern) => {
+            "no program or library that a process has mapped has such a static probe".to_owned()
+        }
+        (true, true) => "no process has such a program or library mapped; see maps".to_owned(),
+        (true, false) => format!("no such static probe in {named}"),
+        (false, true) => {
+            format!("no process has a program or library {module:?} mapped; see maps")
+        }
+        (false, false) => format!("no function {function:?} in {named}"),
+    };
+    let mut message = format!("{pattern}: {why}");
+    for sentence in found.incomplete.iter().take(NAMED_FILES) {
+        message += &format!("; {sentence}");
+    }
+    NotFound {
+        message,
+        nearest: found.nearest,
+    }
+}
+
+/// Returns whether a pattern is of a file that no process has mapped yet, so that its probes may
+/// come with a process.
+pub fn may_come(guest: &dyn Traceable, pattern: &ProbePattern) -> bool {
+    if usdt::has_file(pattern) {
+        return inspect(guest, |system| {
+            let found = usdt::find(&system, pattern, &|_, _| false);
+            found.is_ok_and(|found| found.files.is_empty())
+        })
+        .unwrap_or(false);
+    }
+    if !uprobe::is_meant(pattern) {
+        return false;
+    }
+    let process = uprobe::process_of(&pattern.provider);
+    let whole_file = ProbePattern {
+        function: uprobe::WHOLE_FILE.into(),
+        ..pattern.clone()
+    };
+    inspect(guest, |system| {
+        // A process that does not exist never maps anything.
+        let exists = process.is_none_or(|pid| matches!(system.process(pid), Ok(Ok(Some(_)))));
+        let files = uprobe::find(&system, &whole_file, &|_, _| false);
+        exists && files.is_ok_and(|found| found.files.is_empty())
+    })
+    .unwrap_or(false)
+}
