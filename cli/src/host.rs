@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use guest::Cache;
-use vmm::host::{HostProfile, Kvm};
-
-use crate::report::Failure;
+use vmm::host::{HostProfile, Kvm, OpenError, ProbeError};
 
 /// The device.
 pub const KVM: &str = "/dev/kvm";
@@ -16,6 +14,17 @@ pub struct Host {
     pub kvm: Kvm,
     /// What it does.
     pub profile: HostProfile,
+}
+
+/// The host's KVM cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The device.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its measurement.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
 }
 
 /// Where the record is kept, if there is a cache.
@@ -33,7 +42,7 @@ fn record_file() -> Option<PathBuf> {
 ///
 /// # Errors
 /// If it is not usable.
-pub fn device() -> Result<Kvm, Failure> {
+pub fn device() -> Result<Kvm, HostError> {
     Ok(vmm::host::open(Path::new(KVM))?)
 }
 
@@ -42,7 +51,7 @@ impl Host {
     ///
     /// # Errors
     /// If KVM is not usable.
-    pub fn open() -> Result<Self, Failure> {
+    pub fn open() -> Result<Self, HostError> {
         Self::of(device()?)
     }
 
@@ -50,7 +59,7 @@ impl Host {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn of(kvm: Kvm) -> Result<Self, Failure> {
+    pub fn of(kvm: Kvm) -> Result<Self, HostError> {
         let profile = match record_file() {
             Some(file) => HostProfile::load_or_probe(&kvm, guest::micro::elf, &file)?,
             None => HostProfile::probe(&kvm, &guest::micro::elf())?,
@@ -62,7 +71,7 @@ impl Host {
     ///
     /// # Errors
     /// If KVM is not usable.
-    pub fn open_fresh() -> Result<Self, Failure> {
+    pub fn open_fresh() -> Result<Self, HostError> {
         if let Some(file) = record_file()
             && let Err(error) = std::fs::remove_file(&file)
             && error.kind() != std::io::ErrorKind::NotFound

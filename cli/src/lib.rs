@@ -1,11 +1,33 @@
-//! The `exotrace` command: machines, their run directory and control sockets, and what is shown of a trace.
+//! Watches a running Linux guest from outside: the library that the `exotrace` command is made of.
 //!
-//! A library for the sake of its fuzz targets alone: the program is `main.rs`, which calls [`main`].
+//! A program boots a guest with [`Vm::builder`] or restores a snapshot, enables probes with
+//! [`Vm::trace`], runs scripts with [`Vm::script`], asserts how often probes are hit with
+//! [`Vm::expect`], and lists processes and stacks. The guest needs no agent, module or debug file;
+//! the host needs a usable `/dev/kvm`.
 //!
-//! One file a command under [`commands`]. Every failure becomes text and an exit status in [`report`] and nowhere
-//! else. How a machine works and how a probe works is other crates' business.
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use exotrace::Vm;
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let vm = Vm::builder().kernel("vmlinux").initramfs("initramfs").start()?;
+//!     vm.wait_booted(Duration::from_secs(60))?;
+//!     let mut trace = vm.trace("kprobe:vfs_read:entry")?;
+//!     for hit in trace.events(Duration::from_secs(1)).take(10) {
+//!         println!("{} by {:?}", hit.probe.name, hit.event.pid);
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Layers
+//!
+//! `control`, `ports` and `streams` hold what goes over sockets; [`vm`] is a machine with its
+//! engine; servers answer clients for one VM; `commands` has a file for each command. Errors become
+//! text and an exit status in `report` and nowhere else.
 #![forbid(unsafe_code)]
-// its documentation is for those who change it
+// the documentation of private items is for those who change them
 #![allow(rustdoc::private_intra_doc_links)]
 
 mod args;
@@ -40,11 +62,23 @@ mod signals;
 mod streams;
 mod tail;
 mod tracing;
-mod vm;
+pub mod vm;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+pub use control::inspection::{
+    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,
+};
+pub use expect::report::Verdict;
+pub use expect::{Comparison, Expectation};
+pub use guest_kernel::GuestKernelError;
+pub use host::HostError;
+pub use registry::{NameError, VmName};
+pub use scripting::{Counts as ScriptCounts, Rendered};
+pub use tracing::request::Request;
+pub use tracing::{Counts, Traced};
+pub use vm::{GuestError, StartError, Vm, VmBuilder};
 
 /// Runs the command that the process's arguments ask for; returns its exit status.
 #[must_use]

@@ -7,6 +7,7 @@
 //! With `snapshot` come the descriptors of the two files that it is to be written to (SCM_RIGHTS): the machine's process may
 //! be confined to a folder of its own, the client is not.
 
+mod answers;
 pub mod client;
 pub mod inspection;
 pub mod saving;

@@ -13,6 +13,7 @@ use probes::provider::Traceable;
 
 use super::Expectation;
 use super::events::{LastHits, statement};
+use super::report::Verdict;
 use crate::scripting::request::ScriptRequest;
 use crate::scripting::{attach, prepare};
 use crate::tracing::Refusal;
@@ -84,8 +85,21 @@ impl Armed {
             .collect()
     }
 
+    /// Takes the hits that were recorded and forgets them: they are counted already.
+    pub fn discard_hits(&mut self) {
+        self.script.drain(&mut |_| {});
+    }
+
+    /// Returns a verdict for each expectation by its hits until now. Of a paused machine they are all
+    /// of one moment.
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        let each = self.expectations.iter().zip(self.seen());
+        each.map(|(expected, seen)| Verdict::new(expected, Some(seen)))
+            .collect()
+    }
+
     /// Whether all hold, and no hit can change that.
-    fn is_met(&self) -> bool {
+    pub fn is_met(&self) -> bool {
         let each = self.expectations.iter().zip(self.seen());
         each.into_iter()
             .all(|(expected, seen)| expected.holds(seen) && !expected.has_upper_bound())

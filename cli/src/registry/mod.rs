@@ -19,7 +19,7 @@ pub use entry::Entry;
 pub use entry::SOCKETS;
 #[cfg(feature = "test-utils")]
 pub(crate) use entry::read_pid as pid_in;
-pub use name::VmName;
+pub use name::{NameError, VmName};
 
 /// How often a machine that is to go is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);

@@ -21,8 +21,6 @@ use crate::commands::run::setup::check_in_use;
 use crate::confinement::Confinement;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
-use crate::inspection::Inspector;
-use crate::panic_witness;
 use crate::registry::VmName;
 use crate::report::{Failure, say};
 use crate::signals::StopSignals;
@@ -210,20 +208,9 @@ pub fn start(
             (booted.machine, booted.command_line, None)
         }
     };
-    panic_witness::watch(&machine, Some(&files.kernel));
-    let mut vm = Vm {
-        machine,
-        host,
-        name,
-        command_line,
-        kernel: Some(files.kernel),
-        started,
-        console: serial.tail(),
-        inspector: Inspector::default(),
-        engine: std::sync::OnceLock::new(),
-        checks,
-        devices: crate::vm::TraceDevices::default(),
-    };
+    let mut vm = Vm::new(host, name, machine, Some(files.kernel), serial.tail());
+    vm.command_line = command_line;
+    (vm.started, vm.checks) = (started, checks);
     vm.machine.start();
     let vm = Arc::new(vm);
     vm.stop_on(signals);

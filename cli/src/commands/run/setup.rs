@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::Instant;
 
 use introspect::regular_file;
@@ -19,16 +18,11 @@ use crate::disk::Disk;
 use crate::guest_kernel::GuestKernel;
 use crate::guest_ports;
 use crate::host::Host;
-use crate::inspection::Inspector;
 use crate::memory_size::HumanSize;
-use crate::panic_witness;
 use crate::registry::Entry;
 use crate::report::{Failure, say};
 use crate::tail::Tail;
-use crate::vm::{TraceDevices, Vm};
-
-/// Bytes of an initramfs that are read at most: more than a guest has memory for.
-const LONGEST_INITRAMFS: u64 = 3 << 30;
+use crate::vm::{LONGEST_INITRAMFS, Vm};
 
 /// What was read before anything is made.
 pub struct Inputs {
@@ -105,21 +99,10 @@ pub fn make(
         };
         let kernel = snapshot_kernel(args, restored.kernel.as_ref())?;
         say(format_args!("{name}: restored from {}", folder.display()));
-        let (machine, command_line) = (restored.machine, restored.command_line);
-        panic_witness::watch(&machine, kernel.as_ref());
-        return Ok(Vm {
-            machine,
-            host,
-            name,
-            command_line,
-            kernel,
-            started,
-            console,
-            inspector: Inspector::default(),
-            engine: OnceLock::new(),
-            checks,
-            devices: TraceDevices::default(),
-        });
+        let mut vm = Vm::new(host, name, restored.machine, kernel, console);
+        vm.command_line = restored.command_line;
+        (vm.started, vm.checks) = (started, checks);
+        return Ok(vm);
     }
     let Some((kernel, kernel_file)) = inputs.kernel else {
         return Err(Failure::Usage(
@@ -156,21 +139,9 @@ pub fn make(
             booted.added_words.join(" ")
         ));
     }
-    let (machine, command_line) = (booted.machine, booted.command_line);
-    panic_witness::watch(&machine, Some(&kernel));
-    Ok(Vm {
-        machine,
-        host,
-        name,
-        command_line,
-        kernel: Some(kernel),
-        started,
-        console,
-        inspector: Inspector::default(),
-        engine: OnceLock::new(),
-        checks: None,
-        devices: TraceDevices::default(),
-    })
+    let mut vm = Vm::new(host, name, booted.machine, Some(kernel), console);
+    (vm.command_line, vm.started) = (booted.command_line, started);
+    Ok(vm)
 }
 
 fn disk(disk: &Disk) -> DiskConfig {

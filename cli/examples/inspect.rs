@@ -1,0 +1,33 @@
+//! Lists the processes of a restored guest, and the kernel stack of the first: `inspect SNAPSHOT`.
+
+use std::error::Error;
+use std::path::Path;
+
+use exotrace::{ProcessName, Vm};
+
+/// Returns the names of the processes.
+pub fn run(snapshot: &Path) -> Result<Vec<String>, Box<dyn Error>> {
+    let vm = Vm::builder().restore(snapshot).start()?;
+    let listed = vm.processes()?;
+    for process in &listed.processes {
+        println!("{:>5} {} {}", process.pid, process.state, process.comm);
+    }
+    let stacks = vm.stacks(&ProcessName::Pid(1), None)?;
+    for frame in stacks.threads.iter().flat_map(|thread| &thread.kernel) {
+        println!(
+            "    {:#x} {}",
+            frame.address,
+            frame.name.as_deref().unwrap_or("?")
+        );
+    }
+    Ok(listed
+        .processes
+        .into_iter()
+        .map(|process| process.comm)
+        .collect())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let snapshot = std::env::args_os().nth(1).ok_or("inspect SNAPSHOT")?;
+    run(Path::new(&snapshot)).map(drop)
+}

@@ -1,0 +1,389 @@
+//! A running machine, shared by the threads that watch it: the command's own, the control socket's, the trace's.
+
+mod builder;
+mod expect;
+mod script;
+mod trace;
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+pub use builder::{LONGEST_INITRAMFS, StartError, VmBuilder};
+pub use expect::Expecting;
+use introspect::Gva;
+use introspect::system::PausedSystem;
+use probes::clock::Clock;
+use probes::engine::{Engine, EngineLimits};
+use probes::kernel_view::{KernelView, KernelViewError};
+use probes::provider::Traceable;
+use probes::text_hash::TextHash;
+use probes::{ptrace, trace as trace_device};
+pub use script::Script;
+pub use trace::{Trace, TraceEvent};
+use vmm::machine::Handle;
+use vmm::snapshot::{self, Checks, SaveError, Saved, SnapshotInfo};
+use vmm::{Machine, RunEnd};
+
+use crate::control::inspection::{Maps, ProcessName, Processes, Stacks};
+use crate::guest_kernel::GuestKernel;
+use crate::host::Host;
+use crate::inspection::Inspector;
+use crate::panic_witness;
+use crate::registry::VmName;
+use crate::signals::StopSignals;
+use crate::tail::Tail;
+
+/// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a kernel calls when it cannot go on.
+const PANIC: &str = "panic";
+
+/// A machine and what belongs to it.
+pub struct Vm {
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// Its host.
+    pub(crate) host: Host,
+    /// Its name.
+    pub(crate) name: VmName,
+    /// The command line its kernel was booted with.
+    pub(crate) command_line: String,
+    /// Its kernel, if the file is at hand.
+    pub(crate) kernel: Option<GuestKernel>,
+    /// When it was made.
+    pub(crate) started: Instant,
+    /// The end of what its guest has printed.
+    pub(crate) console: Tail,
+    /// What is known of its kernel's structures.
+    pub(crate) inspector: Inspector,
+    /// Its probe engine, from the first trace on.
+    pub(crate) engine: OnceLock<Engine>,
+    /// Checks of its memory, if it was restored.
+    pub(crate) checks: Option<Checks>,
+    /// Its devices trace(3) and ptrace(3), from when they are first used.
+    pub(crate) devices: TraceDevices,
+}
+
+/// The devices trace(3) and ptrace(3) of a machine.
+#[derive(Default)]
+pub struct TraceDevices {
+    trace: OnceLock<trace_device::Device>,
+    ptrace: OnceLock<ptrace::Device>,
+}
+
+/// A VM and the view of its running kernel: the guest as providers and scripts see it.
+pub struct TraceableVm<'v> {
+    vm: &'v Vm,
+    view: &'v KernelView,
+}
+
+impl Traceable for TraceableVm<'_> {
+    fn view(&self) -> &KernelView {
+        self.view
+    }
+
+    fn machine(&self) -> Handle {
+        self.vm.machine.handle()
+    }
+
+    fn inspect(&self, ask: &mut dyn FnMut(PausedSystem<'_>)) -> Result<(), String> {
+        let Vm {
+            machine, kernel, ..
+        } = self.vm;
+        self.vm.inspector.look(machine, kernel.as_ref(), ask)
+    }
+}
+
+/// A question or a trace that the guest does not allow.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum GuestError {
+    /// The run has ended.
+    #[error("the guest has ended: {0}")]
+    Ended(RunEnd),
+    /// The guest has not booted far enough in time.
+    #[error("the guest has not booted far enough after {} s", .0.as_secs())]
+    NotBooted(Duration),
+    /// The reason, for the user.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<String> for GuestError {
+    fn from(why: String) -> Self {
+        Self::Refused(why)
+    }
+}
+
+/// What a look at a booting guest came to.
+pub enum Located {
+    /// Its kernel is there.
+    Kernel(Box<KernelView>),
+    /// The run has ended before.
+    Ended(RunEnd),
+    /// The time is up.
+    TimedOut,
+}
+
+impl Vm {
+    /// Returns a builder of a VM.
+    #[must_use]
+    pub fn builder() -> VmBuilder {
+        VmBuilder::default()
+    }
+
+    /// Returns the VM of a machine that has not started. Its kernel's panics are watched for.
+    pub(crate) fn new(
+        host: Host,
+        name: VmName,
+        machine: Machine,
+        kernel: Option<GuestKernel>,
+        console: Tail,
+    ) -> Self {
+        panic_witness::watch(&machine, kernel.as_ref());
+        Self {
+            machine,
+            host,
+            name,
+            command_line: String::new(),
+            kernel,
+            started: Instant::now(),
+            console,
+            inspector: Inspector::default(),
+            engine: OnceLock::new(),
+            checks: None,
+            devices: TraceDevices::default(),
+        }
+    }
+
+    /// Lets the guest run until its kernel can be traced.
+    ///
+    /// # Errors
+    /// If the guest ends before, does not come so far within `limit`, or runs no kernel that can be
+    /// made out.
+    pub fn wait_booted(&self, limit: Duration) -> Result<(), GuestError> {
+        let located = self.wait_for_kernel(Instant::now().checked_add(limit));
+        match located.map_err(|error| GuestError::Refused(error.to_string()))? {
+            Located::Kernel(_) => Ok(()),
+            Located::Ended(end) => Err(GuestError::Ended(end)),
+            Located::TimedOut => Err(GuestError::NotBooted(limit)),
+        }
+    }
+
+    /// Waits for the end of the run, for at most `limit`. Returns `None` if the guest still runs.
+    pub fn wait(&self, limit: Option<Duration>) -> Option<RunEnd> {
+        self.machine.wait(limit)
+    }
+
+    /// Ends the run.
+    pub fn stop(&self) {
+        self.machine.stop();
+    }
+
+    /// Returns the last lines that the guest has printed on its serial console.
+    pub fn console_lines(&self) -> Vec<String> {
+        self.console.lines()
+    }
+
+    /// Types at the guest's serial console. Returns the number of bytes for which there was room.
+    pub fn type_bytes(&self, bytes: &[u8]) -> usize {
+        self.machine.serial_input(bytes)
+    }
+
+    /// Lists the guest's processes. The guest is paused meanwhile.
+    ///
+    /// # Errors
+    /// If the kernel's tasks cannot be read.
+    pub fn processes(&self) -> Result<Processes, GuestError> {
+        let kernel = self.kernel.as_ref();
+        Ok(self.inspector.ps(&self.machine, kernel, false)?)
+    }
+
+    /// Lists the mappings of a process, as `/proc/PID/maps` has them.
+    ///
+    /// # Errors
+    /// If there is no such process, or its memory cannot be read.
+    pub fn maps(&self, process: &ProcessName) -> Result<Maps, GuestError> {
+        let kernel = self.kernel.as_ref();
+        Ok(self.inspector.maps(&self.machine, kernel, process)?)
+    }
+
+    /// Reads the stacks of all threads of a process, in the kernel and in the program. `symfs` is a
+    /// folder with copies of the guest's files, for symbols that are not in its memory.
+    ///
+    /// # Errors
+    /// If there is no such process, or its tasks cannot be read.
+    pub fn stacks(
+        &self,
+        process: &ProcessName,
+        symfs: Option<&Path>,
+    ) -> Result<Stacks, GuestError> {
+        let (kernel, symfs) = (self.kernel.as_ref(), symfs.map(Path::to_path_buf));
+        Ok(self
+            .inspector
+            .stack(&self.machine, kernel, process, symfs)?)
+    }
+
+    /// Returns SHA-256 of the kernel's text as it stands in guest memory.
+    ///
+    /// # Errors
+    /// If the guest has not booted far enough, or its text is not mapped.
+    pub fn text_hash(&self) -> Result<TextHash, GuestError> {
+        let view = self.kernel_view()?;
+        let paused = self.machine.pause();
+        let hash = view.text_hash(&self.machine, &paused);
+        hash.map_err(|error| GuestError::Refused(error.to_string()))
+    }
+
+    /// Saves the VM to a new folder while the guest runs on, but for some milliseconds.
+    ///
+    /// # Errors
+    /// If the folder exists or cannot be written, or KVM does not give its state.
+    pub fn snapshot(&self, folder: &Path) -> Result<Saved, SaveError> {
+        let info = self.snapshot_info();
+        snapshot::save(&self.host.kvm, &self.machine, &info, folder)
+    }
+
+    /// The running kernel, if it has booted far enough and its file is at hand.
+    ///
+    /// # Errors
+    /// If it will never be found.
+    pub fn locate(&self) -> Result<Option<KernelView>, KernelViewError> {
+        let Some(kernel) = &self.kernel else {
+            return Ok(None);
+        };
+        kernel.locate(&self.machine, &self.machine.pause())
+    }
+
+    /// The running kernel, for a client that has asked for something of it.
+    ///
+    /// # Errors
+    /// Why it cannot be traced.
+    pub fn kernel_view(&self) -> Result<Arc<KernelView>, String> {
+        let view = self.locate().map_err(|error| error.to_string())?.ok_or(
+            "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
+        )?;
+        Ok(Arc::new(view))
+    }
+
+    /// Lets the guest run until its kernel can be found; at most until `deadline`.
+    ///
+    /// # Errors
+    /// If it will never be found.
+    pub fn wait_for_kernel(&self, deadline: Option<Instant>) -> Result<Located, KernelViewError> {
+        loop {
+            if let Some(view) = self.locate()? {
+                return Ok(Located::Kernel(Box::new(view)));
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(Located::TimedOut);
+            }
+            let step = left.map_or(LOOK_INTERVAL, |left| left.min(LOOK_INTERVAL));
+            if let Some(end) = self.machine.wait(Some(step)) {
+                return Ok(Located::Ended(end));
+            }
+        }
+    }
+
+    /// The machine's probe engine. `view` is of its running kernel.
+    pub fn engine(&self, view: &Arc<KernelView>) -> Engine {
+        let new = || {
+            let engine = Engine::new(
+                self.machine.handle(),
+                view.clone(),
+                &EngineLimits::default(),
+            );
+            let unwinder = self
+                .inspector
+                .look(&self.machine, self.kernel.as_ref(), |look| {
+                    let modules = look
+                        .modules()
+                        .map(|modules| modules.items)
+                        .unwrap_or_default();
+                    look.kernel_unwinder(&modules)
+                });
+            match unwinder {
+                Ok(Ok(unwinder)) => engine.set_unwinder(unwinder),
+                Ok(Err(lost)) => log::info!("stacks have one frame: {lost}"),
+                Err(why) => log::info!("stacks have one frame: {why}"),
+            }
+            engine
+        };
+        self.engine.get_or_init(new).clone()
+    }
+
+    /// Returns the guest as providers see it. `view` is of its running kernel.
+    pub fn traceable<'v>(&'v self, view: &'v KernelView) -> TraceableVm<'v> {
+        TraceableVm { vm: self, view }
+    }
+
+    /// The machine's device trace(3).
+    ///
+    /// # Errors
+    /// Why its guest cannot be traced now.
+    pub fn trace_device(&self) -> Result<trace_device::Device, String> {
+        if let Some(device) = self.devices.trace.get() {
+            return Ok(device.clone());
+        }
+        let engine = self.engine(&self.kernel_view()?);
+        let new = || trace_device::Device::new(engine);
+        Ok(self.devices.trace.get_or_init(new).clone())
+    }
+
+    /// The machine's device ptrace(3).
+    ///
+    /// # Errors
+    /// As [`trace_device`](Self::trace_device).
+    pub fn ptrace_device(&self) -> Result<ptrace::Device, String> {
+        if let Some(device) = self.devices.ptrace.get() {
+            return Ok(device.clone());
+        }
+        let engine = self.engine(&self.kernel_view()?);
+        let new = || {
+            let clock = Clock::now(engine.tsc_hz());
+            ptrace::Device::new(engine, clock)
+        };
+        Ok(self.devices.ptrace.get_or_init(new).clone())
+    }
+
+    /// Ticks of the guest's time stamp counter in a second.
+    pub fn tsc_hz(&self) -> u64 {
+        self.engine.get().map_or(1_000_000_000, Engine::tsc_hz)
+    }
+
+    /// Whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        self.machine.wait(Some(Duration::ZERO)).is_some()
+    }
+
+    /// Keeps the registers of the kernel's panic, so that the end of the run can tell where it was called. That
+    /// there was one is known without.
+    pub fn watch_panic(&self, view: &KernelView) {
+        let Some(address) = view.symbols.address_of(PANIC) else {
+            return;
+        };
+        if let Err(error) = self.machine.watch_panic(Gva(address), view.space) {
+            log::warn!("the kernel's panic is not watched: {error}");
+        }
+    }
+
+    /// Ends the run when a signal asks for it. The watch does not keep the session alive.
+    pub fn stop_on(self: &Arc<Self>, signals: &StopSignals) {
+        let weak = Arc::downgrade(self);
+        signals.on_stop(move || {
+            if let Some(vm) = weak.upgrade() {
+                vm.machine.stop();
+            }
+        });
+    }
+
+    /// What a snapshot of this machine should say of it.
+    pub fn snapshot_info(&self) -> SnapshotInfo {
+        SnapshotInfo {
+            command_line: self.command_line.clone(),
+            kernel: self.kernel.as_ref().map(|k| k.reference.clone()),
+        }
+    }
+}

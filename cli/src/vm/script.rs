@@ -1,0 +1,86 @@
+//! Scripts in the bt language over a VM, for the program that embeds it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{GuestError, Vm};
+use crate::scripting::request::ScriptRequest;
+use crate::scripting::{Counts, Job, Rendered};
+use crate::tracing::output::DRAIN_INTERVAL;
+
+/// Name of a script's text in messages.
+const NAME: &str = "script";
+
+/// A script whose probes are enabled. They are disabled when it is dropped.
+pub struct Script {
+    vm: Arc<Vm>,
+    job: Job,
+    begun: Rendered,
+}
+
+impl Vm {
+    /// Compiles a script and enables its probes.
+    ///
+    /// # Errors
+    /// If the guest has not booted far enough; or with the script's errors and their places, as
+    /// `exotrace trace -e` shows them. No probe is enabled then.
+    pub fn script(self: &Arc<Self>, text: &str) -> Result<Script, GuestError> {
+        let view = self.kernel_view()?;
+        let engine = self.engine(&view);
+        let request = ScriptRequest {
+            text: text.to_owned(),
+            file: NAME.to_owned(),
+            ..ScriptRequest::default()
+        };
+        let (job, begun) = Job::start(self, &engine, &view, &request)?;
+        Ok(Script {
+            vm: self.clone(),
+            job,
+            begun,
+        })
+    }
+}
+
+impl Script {
+    /// Returns whether the script has called `exit()`.
+    pub fn has_exited(&self) -> bool {
+        self.job.has_exited()
+    }
+
+    /// Returns the output since the last call, that of `BEGIN` included.
+    pub fn output(&mut self) -> Rendered {
+        let mut output = std::mem::take(&mut self.begun);
+        output.append(self.job.step());
+        output
+    }
+
+    /// Lets the script run until it exits, the guest ends, or `limit` has passed. Returns all output,
+    /// that of `END` and the maps included, and the script's counts.
+    pub fn run(mut self, limit: Duration) -> (Rendered, Counts) {
+        let deadline = Instant::now().checked_add(limit);
+        let mut output = self.output();
+        while !self.has_exited()
+            && !self.vm.has_ended()
+            && deadline.is_none_or(|at| Instant::now() < at)
+        {
+            std::thread::sleep(DRAIN_INTERVAL);
+            output.append(self.job.step());
+        }
+        let (last, counts) = self.job.finish();
+        output.append(last);
+        (output, counts)
+    }
+}
+
+impl Rendered {
+    fn append(&mut self, mut other: Self) {
+        self.out.append(&mut other.out);
+        self.err.append(&mut other.err);
+    }
+
+    /// Returns standard output as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.out).into_owned()
+    }
+}
