@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::control::inspection::ProcessName;
+use crate::protocol::inspection::ProcessName;
+use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
-use crate::tracing::request::DEFAULT_SLOTS;
 pub use ports::{Ctl, Mount, Read, ReadPort, StreamFormat};
 pub use run::{Confine, GuestPorts, Run, Switch, User};
 

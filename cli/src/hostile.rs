@@ -7,17 +7,17 @@ use probes::clock::Clock;
 use serde::de::DeserializeOwned;
 
 use crate::args::{Format, StreamFormat};
-use crate::control::{Answer, Command, decode, encode};
-use crate::dt;
+use crate::client::streams::shape::{Guest, shape};
+use crate::commands::trace_output::Writer;
 use crate::expect::Expectation;
-use crate::ports::EventName;
-use crate::ports::wire::{self, Request, Waited};
+use crate::protocol::control::{Answer, Command, decode, encode};
+use crate::protocol::ports::{self, Request, Waited};
 use crate::registry::{VmName, pid_in};
 use crate::scripting;
-use crate::streams::shape::{Guest, shape};
+use crate::server::dt;
+use crate::server::ports::EventName;
+use crate::server::trace::Line;
 use crate::tracing::Traced;
-use crate::tracing::output::Writer;
-use crate::tracing::stream::Line;
 
 /// Decodes a question on the control socket, and what it has in it; returns it encoded anew.
 #[must_use]

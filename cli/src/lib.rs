@@ -32,16 +32,14 @@
 
 mod args;
 mod byte_progress;
+mod client;
 mod commands;
 mod confinement;
-mod control;
 mod disk;
-mod dt;
 mod end_report;
 mod ending;
 mod expect;
 mod guest_kernel;
-mod guest_ports;
 mod host;
 #[cfg(feature = "test-utils")]
 pub mod hostile;
@@ -51,15 +49,14 @@ mod listener;
 mod log_lines;
 mod memory_size;
 mod messages;
-mod mount;
 mod output_file;
 mod panic_witness;
-mod ports;
+mod protocol;
 mod registry;
 mod report;
 mod scripting;
+mod server;
 mod signals;
-mod streams;
 mod tail;
 mod tracing;
 pub mod vm;
@@ -67,16 +64,16 @@ pub mod vm;
 use std::process::ExitCode;
 
 use clap::Parser;
-pub use control::inspection::{
-    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,
-};
 pub use expect::report::Verdict;
 pub use expect::{Comparison, Expectation};
 pub use guest_kernel::GuestKernelError;
 pub use host::HostError;
+pub use protocol::inspection::{
+    Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,
+};
+pub use protocol::trace::Request;
 pub use registry::{NameError, VmName};
 pub use scripting::{Counts as ScriptCounts, Rendered};
-pub use tracing::request::Request;
 pub use tracing::{Counts, Traced};
 pub use vm::{GuestError, StartError, Vm, VmBuilder};
 

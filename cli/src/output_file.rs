@@ -5,8 +5,8 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::commands::trace_output::Output;
 use crate::report::Harmless;
-use crate::tracing::output::Output;
 
 /// Permissions of a new file: it holds what a guest does, and is its owner's alone.
 const PRIVATE: u32 = 0o600;

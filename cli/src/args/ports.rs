@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::{VmSelector, parse_seconds};
 use crate::memory_size;
-use crate::ports::ControlName;
+use crate::server::ports::ControlName;
 
 /// Older files kept beside one that rotates, unless told otherwise.
 const DEFAULT_KEEP: u32 = 5;

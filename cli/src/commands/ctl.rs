@@ -4,11 +4,11 @@ use std::io::Write;
 
 use super::remote::find;
 use crate::args;
+use crate::client::ports::Client;
 use crate::output_file::trace_output;
-use crate::ports::client::Client;
-use crate::ports::server::FRAMED;
-use crate::ports::wire::Target;
+use crate::protocol::ports::Target;
 use crate::report::{Failure, ToOutput};
+use crate::server::ports::server::FRAMED;
 
 /// Runs the command.
 ///

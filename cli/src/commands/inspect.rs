@@ -10,9 +10,9 @@ use serde::Serialize;
 
 use super::remote::{absolute, find};
 use crate::args;
-use crate::control::client::{ask, unexpected};
-use crate::control::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
-use crate::control::{Answer, Command};
+use crate::client::control::{ask, unexpected};
+use crate::protocol::control::{Answer, Command};
+use crate::protocol::inspection::{Frame, Mapping, Process, Reading, Symbol, ThreadStack};
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 

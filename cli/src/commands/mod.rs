@@ -11,7 +11,9 @@ mod read;
 mod remote;
 mod run;
 mod script;
+pub mod script_output;
 mod trace;
+pub mod trace_output;
 
 use crate::args::Command;
 use crate::report::Failure;
@@ -47,8 +49,8 @@ pub fn execute(command: Command) -> Result<(), Failure> {
 
 /// The text that a machine's answer is shown as, if it is shown as text.
 #[cfg(feature = "test-utils")]
-pub(crate) fn shown(answer: &crate::control::Answer) -> Option<String> {
-    use crate::control::Answer;
+pub(crate) fn shown(answer: &crate::protocol::control::Answer) -> Option<String> {
+    use crate::protocol::control::Answer;
     Some(match answer {
         Answer::Info(info) => remote::info_line(info),
         Answer::Stat(stat) => remote::stat_text(stat),

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::remote::find;
 use crate::args;
+use crate::client::mount::{Mounted, Sockets};
+use crate::client::ports::Client;
 use crate::end_report::MachineEnd;
-use crate::mount::{Mounted, Sockets};
-use crate::ports::client::Client;
-use crate::ports::server::FRAMED;
-use crate::ports::wire::{Target, Waited};
+use crate::protocol::ports::{Target, Waited};
 use crate::report::{Failure, say};
+use crate::server::ports::server::FRAMED;
 use crate::signals::StopSignals;
 
 /// How often it is looked whether the end is wanted.

@@ -14,19 +14,19 @@ use probes::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
 
 use super::remote::find;
 use crate::args::{self, ReadPort, StreamFormat};
-use crate::dt::client::{ABI, DtClient, DtError};
-use crate::dt::show;
+use crate::client::dt::show;
+use crate::client::dt::{ABI, DtClient, DtError};
+use crate::client::ports::{CallError, Client};
+use crate::client::streams::shape::{Guest, shape};
+use crate::client::streams::sink::{MakeShape, Rotation, Sink, Stop};
 use crate::end_report::MachineEnd;
 use crate::output_file::OutputFile;
-use crate::ports::client::{CallError, Client};
-use crate::ports::server::FRAMED;
-use crate::ports::wire::{LONGEST_READ, Target, Waited};
-use crate::ports::{ControlName, EventName};
+use crate::protocol::ports::{LONGEST_READ, Target, Waited};
 use crate::registry::Running;
 use crate::report::{Failure, say};
+use crate::server::ports::server::FRAMED;
+use crate::server::ports::{ControlName, EventName};
 use crate::signals::StopSignals;
-use crate::streams::shape::{Guest, shape};
-use crate::streams::sink::{MakeShape, Rotation, Sink, Stop};
 
 /// Events of dt(4) that are read at once.
 const DT_EVENTS: usize = 1024;
@@ -344,7 +344,7 @@ mod tests {
     use probes::trace_line::{LineKind, TraceLine};
 
     use super::*;
-    use crate::ports::toy::{LINES, World, lines, record, until};
+    use crate::server::ports::toy::{LINES, World, lines, record, until};
 
     /// The arguments of `exotrace read` with these words.
     fn parsed(words: &str) -> args::Read {

@@ -8,9 +8,9 @@ use vmm::snapshot::{NewFolder, SavedMemory};
 
 use crate::args;
 use crate::byte_progress;
-use crate::control::client::{ask, ask_with, ask_within, unexpected};
-use crate::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
+use crate::client::control::{ask, ask_with, ask_within, unexpected};
 use crate::memory_size::HumanSize;
+use crate::protocol::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
 use crate::registry::{self, Registry, Running};
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
@@ -329,7 +329,7 @@ pub(super) fn info_line(info: &Info) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{MemoryCount, RestoredMemory, VirtioCount};
+    use crate::protocol::control::{MemoryCount, RestoredMemory, VirtioCount};
 
     #[test]
     fn counts_are_listed_and_long_lists_cut() {

@@ -10,15 +10,15 @@ use probes::bt::library::{SCRIPTS, about};
 use super::run::tell_given_up;
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
-use crate::control::Command;
+use crate::commands::trace_output::Output;
 use crate::end_report::MachineEnd;
 use crate::output_file::{OutputFile, kept_output};
+use crate::protocol::control::Command;
+use crate::protocol::script::{Form, ScriptRequest};
+use crate::protocol::trace::Request;
 use crate::report::{Failure, ToOutput, say, show};
-use crate::scripting::request::{Form, ScriptRequest};
-use crate::scripting::stream::Line;
 use crate::scripting::{Counts, Rendered, library, run_alone};
-use crate::tracing::output::Output;
-use crate::tracing::request::Request;
+use crate::server::script::Line;
 
 /// Longest script, in bytes.
 const LONGEST: u64 = 1 << 20;

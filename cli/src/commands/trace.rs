@@ -14,15 +14,15 @@ use super::remote::find;
 use super::run::tell;
 use super::script::{self, Source};
 use crate::args::{self, Format};
-use crate::control::client::{ask, connect, unexpected};
-use crate::control::{Answer, Command};
+use crate::client::control::{ask, connect, unexpected};
+use crate::commands::trace_output::{Output, Writer};
 use crate::end_report::MachineEnd;
 use crate::output_file::{OutputFile, kept_output};
+use crate::protocol::control::{Answer, Command};
+use crate::protocol::trace::Request;
 use crate::report::{Failure, ToOutput, printable, say};
+use crate::server::trace::{LONGEST_LINE, Line};
 use crate::signals::StopSignals;
-use crate::tracing::output::{Output, Writer};
-use crate::tracing::request::Request;
-use crate::tracing::stream::{LONGEST_LINE, Line};
 use crate::tracing::{Traced, count_by_provider};
 
 /// Probes whose hits are told at the end.

@@ -3,9 +3,9 @@
 use serde::Serialize;
 use vmm::RunEnd;
 
-use crate::control::inspection::Frame;
 use crate::end_report::{message, registers};
 use crate::guest_kernel::symbolize;
+use crate::protocol::inspection::Frame;
 use crate::report::printable;
 use crate::vm::Vm;
 

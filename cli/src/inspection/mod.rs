@@ -22,10 +22,10 @@ use introspect::x86_64::{AddressSpace, CpuState};
 use vmm::machine::Paused;
 use vmm::{Machine, VcpuRegisters};
 
-use crate::control::inspection::{
+use crate::guest_kernel::GuestKernel;
+use crate::protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, Symbols, ThreadStack,
 };
-use crate::guest_kernel::GuestKernel;
 use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
 /// Most bytes of a process's arguments that are shown.

@@ -12,7 +12,7 @@ use introspect::user::symbols::{Binding, Function, FunctionKind};
 use introspect::user::symfs::Symfs;
 
 use super::{Refusal, find, lossy, without_memory};
-use crate::control::inspection::{ProcessName, Symbol};
+use crate::protocol::inspection::{ProcessName, Symbol};
 
 /// The objects of a process, with the symbols in which `what` is looked for.
 pub(super) fn named_objects<'s>(

@@ -5,9 +5,6 @@
 
 pub mod library;
 mod names;
-pub mod output;
-pub mod request;
-pub mod stream;
 
 use std::sync::Arc;
 
@@ -25,10 +22,10 @@ use probes::probe::Probe;
 use probes::provider::Traceable;
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::script::{Form, ScriptRequest};
 use crate::tracing::{MOST_PROBES, Refusal};
 use crate::vm::Vm;
 use names::GuestNames;
-use request::{Form, ScriptRequest};
 
 /// What was put out, rendered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -11,7 +11,7 @@ use probes::bt::render::Output;
 use probes::bt::value::{Names, Value};
 use probes::kernel_view::KernelView;
 
-use crate::control::inspection::ProcessName;
+use crate::protocol::inspection::ProcessName;
 use crate::report::printable;
 use crate::vm::Vm;
 

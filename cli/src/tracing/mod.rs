@@ -2,12 +2,7 @@
 //!
 //! A [`Tracing`] is one session of the machine's probe engine. Whoever makes it drains it; when it goes, its traps are gone.
 
-pub mod event;
-pub mod outbox;
-pub mod output;
-pub mod request;
-pub mod stream;
-mod text;
+pub mod text;
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,9 +14,9 @@ use probes::probe::{Probe, Target};
 use probes::provider::{self, Traceable, kprobe, uprobe, usdt};
 use serde::{Deserialize, Serialize};
 
+use crate::commands::trace_output::ClockPair;
+use crate::protocol::trace::Request;
 use crate::vm::Vm;
-use output::ClockPair;
-use request::Request;
 
 /// Most probes of one trace.
 pub const MOST_PROBES: usize = 1 << 16;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Traced;
-use super::event::EventLine;
+use crate::protocol::event::EventLine;
 use crate::report::printable;
 
 /// The line of `event`, `seconds` after the trace began, without a newline.

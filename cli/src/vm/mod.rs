@@ -25,11 +25,11 @@ use vmm::machine::Handle;
 use vmm::snapshot::{self, Checks, SaveError, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
 
-use crate::control::inspection::{Maps, ProcessName, Processes, Stacks};
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::inspection::Inspector;
 use crate::panic_witness;
+use crate::protocol::inspection::{Maps, ProcessName, Processes, Stacks};
 use crate::registry::VmName;
 use crate::signals::StopSignals;
 use crate::tail::Tail;

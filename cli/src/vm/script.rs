@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{GuestError, Vm};
-use crate::scripting::request::ScriptRequest;
+use crate::commands::trace_output::DRAIN_INTERVAL;
+use crate::protocol::script::ScriptRequest;
 use crate::scripting::{Counts, Job, Rendered};
-use crate::tracing::output::DRAIN_INTERVAL;
 
 /// Name of a script's text in messages.
 const NAME: &str = "script";

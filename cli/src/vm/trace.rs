@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use probes::event::Event;
 
 use super::{GuestError, Vm};
-use crate::tracing::output::DRAIN_INTERVAL;
-use crate::tracing::request::Request;
+use crate::commands::trace_output::DRAIN_INTERVAL;
+use crate::protocol::trace::Request;
 use crate::tracing::{Counts, Traced, Tracing};
 
 /// Enabled probes, and the events that they have recorded.

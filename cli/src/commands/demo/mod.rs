@@ -17,16 +17,16 @@ use probes::text_hash::TextHash;
 use vmm::RunEnd;
 
 use crate::args::{self, Format};
-use crate::control::server::Server;
-use crate::dt;
+use crate::commands::trace_output::{Summary, Trace};
 use crate::end_report;
 use crate::host::Host;
-use crate::ports;
+use crate::protocol::trace::Request;
 use crate::report::{Failure, say};
+use crate::server::control::Server;
+use crate::server::dt;
+use crate::server::ports;
 use crate::signals::StopSignals;
 use crate::tracing::Tracing;
-use crate::tracing::output::{Summary, Trace};
-use crate::tracing::request::Request;
 use crate::vm::Vm;
 use guest::Ready;
 

@@ -16,11 +16,11 @@ use crate::commands::remote::report_damage;
 use crate::confinement::{Confinement, Kind};
 use crate::disk::Disk;
 use crate::guest_kernel::GuestKernel;
-use crate::guest_ports;
 use crate::host::Host;
 use crate::memory_size::HumanSize;
 use crate::registry::Entry;
 use crate::report::{Failure, say};
+use crate::server::guest_ports;
 use crate::tail::Tail;
 use crate::vm::{LONGEST_INITRAMFS, Vm};
 

@@ -1,0 +1,220 @@
+//! Asking a running machine.
+
+use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::protocol::control::{Answer, Command, LONGEST_ANSWER, MessageError};
+use crate::registry::Running;
+
+/// A machine did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Its socket.
+    #[error("machine {name}: {path}: {source}; has it just ended?", path = path.display())]
+    Socket {
+        /// The machine.
+        name: String,
+        /// Its socket.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// It took too long.
+    #[error(
+        "machine {name} has not answered for {} s: its process is stopped, or busy with another question",
+        patience.as_secs()
+    )]
+    Silent {
+        /// The machine.
+        name: String,
+        /// How long it was waited for.
+        patience: Duration,
+    },
+    /// Its answer.
+    #[error("machine {name}: {source}")]
+    Message {
+        /// The machine.
+        name: String,
+        /// What is wrong with it.
+        source: MessageError,
+    },
+    /// It said no.
+    #[error("machine {name}: {message}")]
+    Refused {
+        /// The machine.
+        name: String,
+        /// Why.
+        message: String,
+    },
+    /// It said something else.
+    #[error("machine {name}: an answer to another question: {answer}")]
+    Unexpected {
+        /// The machine.
+        name: String,
+        /// What it said.
+        answer: String,
+    },
+}
+
+/// Sends `command` to `machine` and waits for its answer, as long as that takes.
+///
+/// # Errors
+/// If the machine cannot be reached, or says that it could not do it.
+pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
+    Talk {
+        descriptors: &[],
+        progress: &mut |_| (),
+        patience: None,
+    }
+    .ask(machine, command)
+}
+
+/// As [`ask`]; the machine also gets `descriptors`, at most [`MOST_DESCRIPTORS`](crate::protocol::control::MOST_DESCRIPTORS), and `progress` what
+/// comes before the answer.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_with(
+    machine: &Running,
+    command: &Command,
+    descriptors: &[BorrowedFd<'_>],
+    mut progress: impl FnMut(Answer),
+) -> Result<Answer, AskError> {
+    Talk {
+        descriptors,
+        progress: &mut progress,
+        patience: None,
+    }
+    .ask(machine, command)
+}
+
+/// As [`ask`], but no longer than `patience`: where one machine must not keep a user from the others.
+///
+/// # Errors
+/// As [`ask`], and if no answer came.
+pub fn ask_within(
+    machine: &Running,
+    command: &Command,
+    patience: Duration,
+) -> Result<Answer, AskError> {
+    Talk {
+        descriptors: &[],
+        progress: &mut |_| (),
+        patience: Some(patience),
+    }
+    .ask(machine, command)
+}
+
+/// How a question is asked.
+struct Talk<'t> {
+    /// What the machine gets besides.
+    descriptors: &'t [BorrowedFd<'t>],
+    /// Is told what comes before the answer.
+    progress: &'t mut dyn FnMut(Answer),
+    /// How long the machine may say nothing.
+    patience: Option<Duration>,
+}
+
+impl Talk<'_> {
+    fn ask(&mut self, machine: &Running, command: &Command) -> Result<Answer, AskError> {
+        let name = || machine.name.to_string();
+        let patience = self.patience;
+        let failed = |source: io::Error| match (source.kind(), patience) {
+            (io::ErrorKind::WouldBlock, Some(patience)) => AskError::Silent {
+                name: name(),
+                patience,
+            },
+            _ => AskError::Socket {
+                name: name(),
+                path: machine.socket.clone(),
+                source,
+            },
+        };
+        let line = crate::protocol::control::encode(command).map_err(io::Error::other);
+        let answers = line.and_then(|line| self.send(machine, &line));
+        let mut answers = BufReader::new(answers.map_err(failed)?);
+        loop {
+            let mut line = String::new();
+            let read = answers.by_ref().take(LONGEST_ANSWER).read_line(&mut line);
+            if read.map_err(failed)? == 0 {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let answer =
+                crate::protocol::control::decode(&line).map_err(|source| AskError::Message {
+                    name: name(),
+                    source,
+                })?;
+            match answer {
+                Answer::Error { message } => {
+                    return Err(AskError::Refused {
+                        name: name(),
+                        message,
+                    });
+                }
+                progress @ Answer::Saving { .. } => (self.progress)(progress),
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Sends a line; returns the connection that the answer comes on.
+    fn send(&self, machine: &Running, line: &str) -> io::Result<UnixStream> {
+        let mut stream = UnixStream::connect(&machine.socket)?;
+        stream.set_read_timeout(self.patience)?;
+        let sent = match self.descriptors {
+            [] => 0,
+            descriptors => send_with(&stream, line.as_bytes(), descriptors)?,
+        };
+        stream.write_all(line.as_bytes().get(sent..).unwrap_or_default())?;
+        Ok(stream)
+    }
+}
+
+/// The answer does not fit the question.
+pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
+    AskError::Unexpected {
+        name: machine.name.to_string(),
+        answer: format!("{answer:?}"),
+    }
+}
+
+/// Sends `command` to `machine`; what it says comes on the connection.
+///
+/// # Errors
+/// If the machine cannot be reached.
+pub fn connect(machine: &Running, command: &Command) -> Result<UnixStream, AskError> {
+    let connected = crate::protocol::control::encode(command)
+        .map_err(io::Error::other)
+        .and_then(|line| {
+            let mut stream = UnixStream::connect(&machine.socket)?;
+            stream.write_all(line.as_bytes())?;
+            Ok(stream)
+        });
+    connected.map_err(|source| AskError::Socket {
+        name: machine.name.to_string(),
+        path: machine.socket.clone(),
+        source,
+    })
+}
+
+/// Sends descriptors with the first bytes of `bytes`; returns how many those are.
+fn send_with(
+    stream: &UnixStream,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit();
+        rustix::cmsg_space!(ScmRights(crate::protocol::control::MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let parts = [IoSlice::new(bytes)];
+    Ok(sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL)?)
+}

@@ -1,0 +1,197 @@
+//! The device dt(4) of a machine in another process: one open of it, by the messages of [`probes::dt::wire`].
+
+pub mod show;
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use probes::dt::abi::{self, LIST_SIZE, NAME_SIZE, PROBE_INFO_SIZE};
+use probes::dt::codes::Request;
+use probes::dt::wire::{MAGIC, NAME, OPEN_CURRENT, READ, REASON};
+use probes::dt::{Abi, Errno};
+
+use crate::listener::{Seen, look};
+use crate::protocol::ports::{receive, send};
+use crate::protocol::socket::{GoneError, connect};
+
+/// Which layout is asked for.
+pub const ABI: Abi = Abi::Current;
+/// How long an answer may take that does not wait for events.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Most bytes of an answer: a list of some hundred thousand probes.
+const LONGEST_ANSWER: usize = 64 << 20;
+
+/// The device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DtError {
+    /// It refuses.
+    #[error("dt: {0}")]
+    Refused(String),
+    /// There is no such probe.
+    #[error("dt: no probe {0:?}; one is named by its three parts, such as kprobe:vfs_read:entry")]
+    NoProbe(String),
+    /// The machine has ended, and all events were read.
+    #[error("dt: the machine has ended")]
+    Ended,
+    /// The machine does not answer.
+    #[error(transparent)]
+    Gone(#[from] GoneError),
+}
+
+impl From<io::Error> for DtError {
+    fn from(error: io::Error) -> Self {
+        Self::Gone(error.into())
+    }
+}
+
+/// An open of the device; closed when dropped, which takes its probes out of the guest.
+pub struct DtClient {
+    stream: UnixStream,
+    /// A read of events has not been answered yet.
+    reads: bool,
+}
+
+impl DtClient {
+    /// Opens the device whose socket `path` is.
+    ///
+    /// # Errors
+    /// If the machine does not answer, or refuses.
+    pub fn open(path: &Path) -> Result<Self, DtError> {
+        let stream = connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut client = Self {
+            stream,
+            reads: false,
+        };
+        let open = [MAGIC, OPEN_CURRENT, 0].map(u32::to_le_bytes).concat();
+        client.stream.write_all(&open)?;
+        match receive(&mut client.stream, LONGEST_ANSWER)? {
+            (0, _) => Ok(client),
+            (error, _) => {
+                let why = format!("cannot be opened (error {error} of OpenBSD)");
+                Err(DtError::Refused(why))
+            }
+        }
+    }
+
+    /// The number of a probe.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn find(&mut self, list: &[u8], probe: &str) -> Result<u32, DtError> {
+        let no_probe = || DtError::NoProbe(probe.to_owned());
+        let parts: Vec<&str> = probe.split(':').collect();
+        let parts = <[&str; 3]>::try_from(parts).map_err(|_| no_probe())?;
+        // The list has the beginnings of long names.
+        let parts = parts.map(|part| abi::cut(part.as_bytes(), NAME_SIZE));
+        for info in list.chunks_exact(PROBE_INFO_SIZE) {
+            if let Some((number, names)) = abi::listed_names(info)
+                && names == parts
+                && self.call(NAME, &number.to_le_bytes())? == probe.as_bytes()
+            {
+                return Ok(number);
+            }
+        }
+        Err(no_probe())
+    }
+
+    /// All probes, as `struct dtioc_probe_info`.
+    ///
+    /// # Errors
+    /// If the machine does not answer, or refuses.
+    pub fn list(&mut self) -> Result<Vec<u8>, DtError> {
+        let code = Request::ListProbes.code(ABI);
+        let mut argument = [0; LIST_SIZE];
+        let sized = self.call(code, &argument)?;
+        abi::set_list_size(&mut argument, abi::list_size(&sized).unwrap_or(0));
+        let mut list = self.call(code, &argument)?;
+        Ok(list.split_off(LIST_SIZE.min(list.len())))
+    }
+
+    /// Adds a probe whose events have what `flags` say.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn enable(&mut self, probe: u32, flags: u64) -> Result<(), DtError> {
+        let code = Request::Enable.code(ABI);
+        self.call(code, &ABI.request(probe, flags)).map(drop)
+    }
+
+    /// Starts or stops.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn record(&mut self, on: bool) -> Result<(), DtError> {
+        let code = Request::Record.code(ABI);
+        self.call(code, &i32::from(on).to_le_bytes()).map(drop)
+    }
+
+    /// Events, waited for at most for `limit`; none if none came.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn read(&mut self, most: usize, limit: Duration) -> Result<Vec<u8>, DtError> {
+        if !self.reads {
+            let room = (most * ABI.event_size()) as u64;
+            send(&mut self.stream, READ, &room.to_le_bytes())?;
+            self.reads = true;
+        }
+        match look(&self.stream, limit)? {
+            Seen::Input => {}
+            Seen::Nothing => return Ok(Vec::new()),
+            Seen::Gone => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+        }
+        self.events()
+    }
+
+    /// Events that it had already, and how many it has lost. Ends a read that waits.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn counts(&mut self) -> Result<(Vec<u8>, u64), DtError> {
+        let code = Request::Stats.code(ABI);
+        send(&mut self.stream, code, &[])?;
+        let events = match self.reads {
+            true => self.events()?,
+            false => Vec::new(),
+        };
+        let stats = self.answer()?;
+        Ok((events, ABI.read_stat(&stats).dropped))
+    }
+
+    /// The answer to a read.
+    fn events(&mut self) -> Result<Vec<u8>, DtError> {
+        let (error, bytes) = receive(&mut self.stream, LONGEST_ANSWER)?;
+        self.reads = false;
+        match error {
+            0 => Ok(bytes),
+            // It ends since something else is asked.
+            _ if error == Errno::Eintr.number() => Ok(Vec::new()),
+            _ if error == Errno::Enxio.number() => Err(DtError::Ended),
+            _ => Err(self.refusal(error)),
+        }
+    }
+
+    fn call(&mut self, code: u32, argument: &[u8]) -> Result<Vec<u8>, DtError> {
+        send(&mut self.stream, code, argument)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Vec<u8>, DtError> {
+        match receive(&mut self.stream, LONGEST_ANSWER)? {
+            (0, bytes) => Ok(bytes),
+            (error, _) => Err(self.refusal(error)),
+        }
+    }
+
+    fn refusal(&mut self, error: u32) -> DtError {
+        let asked = send(&mut self.stream, REASON, &[])
+            .and_then(|()| receive(&mut self.stream, LONGEST_ANSWER));
+        DtError::Refused(match asked {
+            Ok((0, reason)) if !reason.is_empty() => String::from_utf8_lossy(&reason).into_owned(),
+            _ => format!("error {error} of OpenBSD"),
+        })
+    }
+}

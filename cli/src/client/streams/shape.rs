@@ -1,0 +1,153 @@
+//! What the records of a port are shown as.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use probes::clock::Clock;
+use probes::ptrace;
+use probes::ptrace::record::Record;
+use probes::render::Render;
+use probes::trace_line::TraceLine;
+use probes::trace_render;
+
+use crate::args::StreamFormat;
+use crate::server::ports::EventName;
+
+/// Names that are remembered: each was asked of the machine.
+const MOST_NAMES: usize = 1 << 16;
+
+/// Makes one file of records.
+pub trait Shape {
+    /// Writes what can be written of a record.
+    ///
+    /// # Errors
+    /// Those of `out`, or if these are no bytes of a record.
+    fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()>;
+
+    /// Writes what is left.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// What is known of the machine whose events are shown. Cloning shares it.
+#[derive(Clone)]
+pub struct Guest {
+    /// How its ticks are times.
+    pub clock: Option<Clock>,
+    names: Arc<Mutex<Names>>,
+}
+
+struct Names {
+    ask: Box<dyn FnMut(u64) -> Option<String> + Send>,
+    known: BTreeMap<u64, Option<String>>,
+}
+
+impl Guest {
+    /// `name` is asked once for each address.
+    pub fn new(
+        clock: Option<Clock>,
+        name: impl FnMut(u64) -> Option<String> + Send + 'static,
+    ) -> Self {
+        Self {
+            clock,
+            names: Arc::new(Mutex::new(Names {
+                ask: Box::new(name),
+                known: BTreeMap::new(),
+            })),
+        }
+    }
+
+    fn symbols(&self) -> trace_render::Symbols {
+        let names = self.names.clone();
+        Box::new(move |address| {
+            let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+            let Names { ask, known } = &mut *names;
+            if known.len() >= MOST_NAMES {
+                known.clear();
+            }
+            let name = known.entry(address).or_insert_with(|| ask(address));
+            name.clone()
+        })
+    }
+}
+
+/// The shape of a port's records in a format, or why there is none.
+///
+/// # Errors
+/// If the port has no such format.
+pub fn shape(
+    port: EventName,
+    format: StreamFormat,
+    guest: &Guest,
+) -> Result<Box<dyn Shape>, String> {
+    let symbols = || guest.symbols();
+    let clock = guest.clock;
+    let known = || clock.ok_or("the machine does not tell its clock yet: nothing of it was traced");
+    Ok(match (port, format) {
+        (_, StreamFormat::Raw) | (EventName::Trace, StreamFormat::Text) => Box::new(AsIs),
+        (EventName::Trace, StreamFormat::Json) => lines(trace_render::Json::new(symbols(), clock)),
+        (EventName::Trace, StreamFormat::Perfetto) => {
+            lines(trace_render::Perfetto::new(symbols(), known()?))
+        }
+        (EventName::Trace, StreamFormat::Collapsed) => {
+            let hz = clock.map(|clock| clock.hz);
+            lines(trace_render::Collapsed::new(symbols(), hz))
+        }
+        (EventName::Ptrace, StreamFormat::Text) => records(ptrace::render::Text::new()),
+        (EventName::Ptrace, StreamFormat::Json) => records(ptrace::render::Json::new()),
+        (EventName::Ptrace, StreamFormat::Perfetto) => records(ptrace::render::Perfetto::new()),
+        (EventName::Ptrace, StreamFormat::Svg) => records(ptrace::render::Svg::new()),
+        (EventName::Trace, StreamFormat::Svg) | (EventName::Ptrace, StreamFormat::Collapsed) => {
+            return Err("not a format of this port".into());
+        }
+    })
+}
+
+fn lines(render: impl Render<TraceLine> + 'static) -> Box<dyn Shape> {
+    Box::new(Rendered {
+        parse: |bytes| TraceLine::parse(bytes).map_err(io::Error::other),
+        render,
+    })
+}
+
+fn records(render: impl Render<Record> + 'static) -> Box<dyn Shape> {
+    Box::new(Rendered {
+        parse: |bytes| {
+            let bytes = bytes.try_into().map_err(io::Error::other)?;
+            Ok(Record::parse(bytes))
+        },
+        render,
+    })
+}
+
+/// The device's own bytes.
+pub struct AsIs;
+
+impl Shape for AsIs {
+    fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(record)
+    }
+
+    fn finish(&mut self, _: &mut dyn Write) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Rendered<T, R> {
+    parse: fn(&[u8]) -> io::Result<T>,
+    render: R,
+}
+
+impl<T, R: Render<T>> Shape for Rendered<T, R> {
+    fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()> {
+        let parsed = (self.parse)(record)?;
+        self.render.record(&parsed, out)
+    }
+
+    fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.render.finish(out)
+    }
+}

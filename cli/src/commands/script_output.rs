@@ -1,0 +1,99 @@
+//! A script of `run -e`: on a thread of the machine's own process, its output to a file or a stream.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+
+use crate::commands::trace_output::{DRAIN_INTERVAL, Output, TracePanicked, TraceStartError};
+use crate::report::show;
+use crate::scripting::{Counts, Job, Rendered};
+use crate::server::outbox::Outbox;
+use crate::vm::Vm;
+
+/// A script that runs.
+pub struct Running {
+    stop: Sender<()>,
+    thread: JoinHandle<(Counts, io::Result<()>)>,
+    exited: Arc<AtomicBool>,
+}
+
+impl Running {
+    /// Begins to write what `job` puts out, after `first`. When the script exits, or `output` cannot take it any more, the machine is
+    /// stopped.
+    ///
+    /// # Errors
+    /// If the thread cannot be made.
+    pub fn start(
+        vm: Arc<Vm>,
+        job: Job,
+        first: Rendered,
+        output: Output,
+    ) -> Result<Self, TraceStartError> {
+        let (stop, stopped) = channel();
+        let exited = Arc::new(AtomicBool::new(false));
+        let told = exited.clone();
+        let thread = std::thread::Builder::new()
+            .name("script".into())
+            .spawn(move || {
+                let ended = run(job, first, output, &stopped, &told);
+                vm.machine.stop();
+                ended
+            })?;
+        Ok(Self {
+            stop,
+            thread,
+            exited,
+        })
+    }
+
+    /// Whether the script has ended itself.
+    pub fn has_exited(&self) -> bool {
+        self.exited.load(Ordering::SeqCst)
+    }
+
+    /// Takes the probes away and writes what is left: what the script has counted, and whether all could be written.
+    ///
+    /// # Errors
+    /// If the thread panicked.
+    pub fn finish(self) -> Result<(Counts, io::Result<()>), TracePanicked> {
+        drop(self.stop);
+        self.thread.join().map_err(|_| TracePanicked)
+    }
+}
+
+fn run(
+    mut job: Job,
+    first: Rendered,
+    output: Output,
+    stopped: &Receiver<()>,
+    exited: &AtomicBool,
+) -> (Counts, io::Result<()>) {
+    let mut outbox = match Outbox::new(output) {
+        Ok(outbox) => outbox,
+        Err(error) => return (job.finish().1, Err(error)),
+    };
+    let mut failed = put(&mut outbox, first);
+    while !failed && !job.has_exited() {
+        if stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+            break;
+        }
+        // Who reads too slowly loses output, and holds up nobody.
+        match outbox.has_room() {
+            Ok(true) => failed = put(&mut outbox, job.step()),
+            Ok(false) => {}
+            Err(_) => failed = true,
+        }
+    }
+    exited.store(job.has_exited(), Ordering::SeqCst);
+    let (rendered, counts) = job.finish();
+    put(&mut outbox, rendered);
+    (counts, outbox.finish())
+}
+
+/// Whether the output has ended.
+fn put(outbox: &mut Outbox, Rendered { out, err }: Rendered) -> bool {
+    show(&err);
+    outbox.put(out).is_err()
+}

@@ -1,0 +1,341 @@
+//! Writing a trace to a file or a stream, on a thread of its own.
+//!
+//! The thread owns the trace and the writer. However the trace ends, its traps are removed first; what was
+//! recorded until then is still written.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use introspect::kernel::symbols::Symbols;
+use probes::clock::Clock;
+use probes::engine::ProbeStats;
+use probes::event::Event;
+use probes::trace_line::TraceLine;
+use serde::{Deserialize, Serialize};
+
+use crate::args::Format;
+use crate::guest_kernel::symbolize;
+use crate::protocol::event::EventLine;
+use crate::server::outbox::Outbox;
+use crate::tracing::{Counts, Traced, Tracing, text};
+use crate::vm::Vm;
+
+/// How often the rings are emptied. They hold some ten times what the fastest guest makes in this time.
+pub const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Where a trace goes.
+pub type Output = Box<dyn Write + Send>;
+
+/// One reading of the time stamp counter and the wall clock together: converts the events' times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockPair {
+    /// Time stamp counter, in ticks.
+    pub tsc: u64,
+    /// Nanoseconds since 1970, UTC.
+    pub unix_ns: u64,
+}
+
+impl ClockPair {
+    /// Both clocks now.
+    pub fn now() -> Self {
+        // Ticks in a second are told beside it.
+        let Clock { tsc, unix_ns, .. } = Clock::now(1);
+        Self { tsc, unix_ns }
+    }
+}
+
+/// What a trace came to.
+#[derive(Debug)]
+pub struct Summary {
+    /// All probes together.
+    pub counts: Counts,
+    /// What was traced, and how often each was hit.
+    pub probes: Vec<(Traced, ProbeStats)>,
+    /// Whether everything could be written.
+    pub written: io::Result<()>,
+}
+
+/// A trace that runs.
+pub struct Trace {
+    stop: Sender<()>,
+    thread: JoinHandle<Summary>,
+}
+
+impl Trace {
+    /// Begins to write what `tracing` records of `vm`'s machine, whose kernel has `symbols`. If `output` cannot take it,
+    /// the trace ends and the machine is stopped.
+    ///
+    /// # Errors
+    /// If the thread cannot be made.
+    pub fn start(
+        vm: Arc<Vm>,
+        tracing: Tracing,
+        symbols: Symbols,
+        output: Output,
+        format: Format,
+    ) -> Result<Self, TraceStartError> {
+        let (stop, stopped) = channel();
+        let hz = vm.tsc_hz();
+        let thread = std::thread::Builder::new()
+            .name("trace".into())
+            .spawn(move || {
+                let mut writer = Writer::new(format, hz);
+                writer.symbols = Some(symbols);
+                let summary = run(&vm, tracing, writer, output, &stopped);
+                if summary.written.is_err() {
+                    vm.machine.stop();
+                }
+                summary
+            })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Removes the traps and writes what is left.
+    ///
+    /// # Errors
+    /// If the thread panicked.
+    pub fn finish(self) -> Result<Summary, TracePanicked> {
+        drop(self.stop);
+        self.thread.join().map_err(|_| TracePanicked)
+    }
+}
+
+/// The trace's thread cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("the trace thread cannot be started: {0}")]
+pub struct TraceStartError(#[from] io::Error);
+
+/// A programming error on the trace's thread.
+#[derive(Debug, thiserror::Error)]
+#[error("the trace thread panicked: the trace is incomplete")]
+pub struct TracePanicked;
+
+fn run(
+    vm: &Vm,
+    mut tracing: Tracing,
+    mut writer: Writer,
+    output: Output,
+    stopped: &Receiver<()>,
+) -> Summary {
+    let (written, each) = match Outbox::new(output) {
+        Ok(outbox) => follow(vm, &mut tracing, &mut writer, outbox, stopped),
+        Err(error) => (Err(error), tracing.stop()),
+    };
+    Summary {
+        counts: tracing.counts(&each),
+        probes: tracing.traced().iter().cloned().zip(each).collect(),
+        written,
+    }
+}
+
+fn follow(
+    vm: &Vm,
+    tracing: &mut Tracing,
+    writer: &mut Writer,
+    mut outbox: Outbox,
+    stopped: &Receiver<()>,
+) -> (io::Result<()>, Vec<ProbeStats>) {
+    writer.begin(tracing.began());
+    let mut events = Vec::new();
+    loop {
+        let ended = stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout);
+        tracing.take_up_files(vm);
+        let each = if ended { tracing.stop() } else { Vec::new() };
+        // Who reads too slowly loses events, and holds up nobody.
+        let room = outbox.has_room();
+        if ended || room == Ok(true) {
+            tracing.drain(|event| events.push(event));
+            writer.write(&events, tracing.traced());
+            events.clear();
+        }
+        let put = outbox.put(writer.take());
+        if ended || room.is_err() || put.is_err() {
+            let each = if ended { each } else { tracing.stop() };
+            return (outbox.finish(), each);
+        }
+    }
+}
+
+/// Makes lines of events.
+pub struct Writer {
+    format: Format,
+    symbols: Option<Symbols>,
+    hz: u64,
+    begin: ClockPair,
+    /// What is to be written.
+    bytes: Vec<u8>,
+}
+
+/// The first line of a JSON trace.
+#[derive(Serialize)]
+struct JsonClock {
+    event: &'static str,
+    clock: &'static str,
+    #[serde(flatten)]
+    pair: ClockPair,
+    hz: u64,
+}
+
+impl Writer {
+    /// For events of a clock with `hz` ticks in a second.
+    pub fn new(format: Format, hz: u64) -> Self {
+        Self {
+            format,
+            symbols: None,
+            hz: hz.max(1),
+            begin: ClockPair { tsc: 0, unix_ns: 0 },
+            bytes: Vec::new(),
+        }
+    }
+
+    /// What stands before the first event.
+    pub fn begin(&mut self, pair: ClockPair) {
+        self.begin = pair;
+        if self.format == Format::Json {
+            let line = JsonClock {
+                event: "clock",
+                clock: "tsc",
+                pair,
+                hz: self.hz,
+            };
+            json_line(&mut self.bytes, &line);
+        }
+    }
+
+    fn write(&mut self, events: &[Event], probes: &[Traced]) {
+        for event in events {
+            if self.format == Format::Text {
+                if let Some(line) = TraceLine::of(event) {
+                    self.bytes.extend(line.to_bytes());
+                }
+                continue;
+            }
+            let probe = probes.get(usize::try_from(event.probe).unwrap_or(usize::MAX));
+            let symbols = self.symbols.as_ref();
+            let line = EventLine::new(event, probe, &|pc| symbolize(symbols, pc));
+            self.line(&line, probe);
+        }
+    }
+
+    /// Adds the line of an event of `probe`.
+    pub fn line(&mut self, line: &EventLine, probe: Option<&Traced>) {
+        match self.format {
+            Format::Json => json_line(&mut self.bytes, line),
+            Format::Text => {
+                if let Some(line) = line.trace_line() {
+                    self.bytes.extend(line.to_bytes());
+                }
+            }
+            // Of scripts alone; here as the usual form.
+            Format::Events | Format::Collapsed => {
+                let ticks = line.tsc.saturating_sub(self.begin.tsc);
+                let seconds = ticks as f64 / self.hz as f64;
+                self.bytes.extend(text::line(line, probe, seconds).bytes());
+                self.bytes.push(b'\n');
+            }
+        }
+    }
+
+    /// The lines that were made since the last time.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+/// Adds `line`, which can always be written: its keys are text.
+fn json_line(bytes: &mut Vec<u8>, line: &impl Serialize) {
+    if let Err(error) = serde_json::to_writer(&mut *bytes, line) {
+        log::error!("an event that is no JSON: {error}");
+    }
+    bytes.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use probes::event::EventKind;
+
+    use super::*;
+
+    fn written(format: Format) -> String {
+        let probe = Traced {
+            name: "kprobe:vmlinux:vfs_read:entry".into(),
+            function: "vfs_read".into(),
+            arguments: vec!["file".into(), "buf".into()],
+            signed: vec![false, false],
+        };
+        let back = Traced {
+            name: "kprobe:vmlinux:vfs_read:return".into(),
+            ..probe.clone()
+        };
+        let mut writer = Writer::new(format, 1_000_000);
+        let entry = Event {
+            probe: 0,
+            kind: EventKind::Entry,
+            vcpu: 1,
+            pc: 0xffff_ffff_8110_0000,
+            tsc: 0x96_d201_1acb,
+            pid: Some(86),
+            tid: Some(87),
+            arguments: vec![1, 2, 3, u64::MAX],
+            comm: Some(*b"fsload\0\0\0\0\0\0\0\0\0\0"),
+            kernel_stack: Vec::new(),
+            user_stack: Vec::new(),
+            strings: Vec::new(),
+        };
+        let exit = Event {
+            probe: 1,
+            kind: EventKind::Return,
+            pid: None,
+            tid: None,
+            comm: None,
+            arguments: vec![9],
+            ..entry.clone()
+        };
+        let tsc = 0x96_d201_1acb - 1_500_000;
+        writer.begin(ClockPair { tsc, unix_ns: 6 });
+        writer.write(&[entry, exit], &[probe, back]);
+        String::from_utf8(writer.take()).unwrap()
+    }
+
+    #[test]
+    fn text_is_lines_of_trace_3() {
+        let text = written(Format::Text);
+        assert_eq!(text.len(), 242);
+        assert!(
+            text.starts_with(
+                "E ffffffff81100000 00000096d2011acb 0000000000000057 0000000000000001 "
+            )
+        );
+        assert!(
+            text[121..].starts_with(
+                "X ffffffff81100000 00000096d2011acb ffffffffffffffff 0000000000000009 "
+            )
+        );
+    }
+
+    #[test]
+    fn events_are_lines_for_people() {
+        assert_eq!(
+            written(Format::Events),
+            "    1.500000   1      87 fsload          -> vfs_read(file=0x1, buf=0x2, 0x3, 0xffffffffffffffff)\n    \
+             1.500000   1       - -               <- vfs_read = 9\n"
+        );
+    }
+
+    #[test]
+    fn json_says_its_clock_and_names_the_probe() {
+        assert_eq!(
+            written(Format::Json),
+            "{\"event\":\"clock\",\"clock\":\"tsc\",\"tsc\":647766882155,\"unix_ns\":6,\"hz\":1000000}\n\
+             {\"event\":\"entry\",\"probe\":\"kprobe:vmlinux:vfs_read:entry\",\"function\":\"vfs_read\",\"pc\":\"0xffffffff81100000\",\
+             \"tsc\":647768382155,\"cpu\":1,\"pid\":86,\"tid\":87,\"comm\":\"fsload\",\
+             \"args\":[\"0x1\",\"0x2\",\"0x3\",\"0xffffffffffffffff\"]}\n\
+             {\"event\":\"return\",\"probe\":\"kprobe:vmlinux:vfs_read:return\",\"function\":\"vfs_read\",\"pc\":\"0xffffffff81100000\",\
+             \"tsc\":647768382155,\"cpu\":1,\"pid\":null,\"tid\":null,\"return\":\"0x9\"}\n"
+        );
+    }
+}

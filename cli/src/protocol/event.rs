@@ -1,0 +1,116 @@
+//! An event as one JSON object: a line of `--format json`, and of a stream over the control socket.
+//!
+//! Addresses and values are hexadecimal text, since JSON readers round large numbers.
+
+use std::collections::BTreeMap;
+
+use probes::event::{ArgumentText, Event, EventKind, StringState};
+use probes::trace_line::{LineKind, NO_PROCESS, TraceLine};
+use serde::{Deserialize, Serialize};
+
+use crate::tracing::Traced;
+
+/// One event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventLine {
+    /// `entry`, `return`, `point` or `tick`.
+    pub event: String,
+    /// The probe's four parts.
+    pub probe: String,
+    /// Its function, system call or event.
+    pub function: String,
+    /// Program counter.
+    pub pc: String,
+    /// Time stamp counter, in ticks.
+    pub tsc: u64,
+    /// Index of the vCPU.
+    pub cpu: u16,
+    /// Process; `null` where there is none.
+    pub pid: Option<u32>,
+    /// Thread.
+    pub tid: Option<u32>,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub comm: Option<String>,
+    /// Arguments.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub args: Option<Vec<String>>,
+    /// The value returned.
+    #[serde(rename = "return", skip_serializing_if = "Option::is_none", default)]
+    pub returned: Option<String>,
+    /// Text that arguments point to, by the argument's number. What was not in memory is `null`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub strings: BTreeMap<String, Option<String>>,
+    /// Return addresses in the kernel, innermost first, with their symbols.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub kstack: Vec<String>,
+    /// The same in the program, without symbols.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ustack: Vec<String>,
+}
+
+impl EventLine {
+    /// The line of an event of `probe`. `symbol` names a kernel address.
+    pub fn new(event: &Event, probe: Option<&Traced>, symbol: &dyn Fn(u64) -> String) -> Self {
+        let hex = |value: &u64| format!("{value:#x}");
+        let (kind, args, returned) = match event.kind {
+            EventKind::Entry => ("entry", Some(&event.arguments), None),
+            EventKind::Return => ("return", None, event.arguments.first()),
+            EventKind::Point => ("point", Some(&event.arguments), None),
+            EventKind::Tick => ("tick", None, None),
+        };
+        let comm = String::from_utf8_lossy(event.comm()).into_owned();
+        Self {
+            event: kind.to_owned(),
+            probe: probe.map_or_else(String::new, |p| p.name.clone()),
+            function: probe.map_or_else(String::new, |p| p.function.clone()),
+            pc: hex(&event.pc),
+            tsc: event.tsc,
+            cpu: event.vcpu,
+            pid: event.pid,
+            tid: event.tid,
+            comm: event.comm.map(|_| comm),
+            args: args.map(|args| args.iter().map(hex).collect()),
+            returned: returned.map(hex),
+            strings: event.strings.iter().map(string).collect(),
+            kstack: event.kernel_stack.iter().map(|pc| symbol(*pc)).collect(),
+            ustack: event.user_stack.iter().map(hex).collect(),
+        }
+    }
+}
+
+impl EventLine {
+    /// The same as trace(3) prints it; only entries and returns have a line there.
+    pub fn trace_line(&self) -> Option<TraceLine> {
+        let number = |hex: &String| u64::from_str_radix(hex.trim_start_matches("0x"), 16);
+        let (kind, values) = match self.event.as_str() {
+            "entry" => (LineKind::Entry, self.args.clone().unwrap_or_default()),
+            "return" => (LineKind::Exit, self.returned.iter().cloned().collect()),
+            _ => return None,
+        };
+        let mut arguments = [0; 4];
+        for (place, value) in arguments.iter_mut().zip(&values) {
+            *place = number(value).ok()?;
+        }
+        Some(TraceLine {
+            kind,
+            pc: number(&self.pc).ok()?,
+            ticks: self.tsc,
+            pid: self.tid.map_or(NO_PROCESS, u64::from),
+            arguments,
+        })
+    }
+}
+
+fn string(text: &ArgumentText) -> (String, Option<String>) {
+    let mut shown = String::from_utf8_lossy(&text.bytes).into_owned();
+    let shown = match text.state {
+        StringState::Absent if text.bytes.is_empty() => None,
+        StringState::Whole => Some(shown),
+        StringState::Cut | StringState::Absent => {
+            shown.push_str("...");
+            Some(shown)
+        }
+    };
+    (text.argument.to_string(), shown)
+}

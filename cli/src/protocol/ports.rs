@@ -1,0 +1,345 @@
+//! Requests and answers as bytes, for a stream between a client and one port.
+//!
+//! One connection to the socket `ports` is one open of one port; closing it closes that. Numbers are little endian.
+//!
+//! | Who | What |
+//! |---|---|
+//! | client | u32 request, u32 length, so many bytes |
+//! | machine | u32 error, u32 length, so many bytes |
+//!
+//! An error is 0 or Linux's number, and the bytes are its text then. Each request is answered before the next is read. None
+//! waits but `WAIT`: ports are files whose reads give what is there, as Plan 9 has it.
+//!
+//! | Request | Its bytes | The answer's |
+//! |---|---|---|
+//! | 0 `OPEN`, the first and once | the port's name, or `stat` | u32 bytes of each record; 0 if it gives none |
+//! | 1 `COMMAND` | the command | |
+//! | 2 `READ` | u32 the bytes that there is room for | whole records, none if there are none now; or all of the port's text |
+//! | 3 `WAIT` | u32 milliseconds | one byte: 0 nothing has come, 1 there is something to read, 2 nothing will come any more |
+//! | 4 `DROPPED` | | u64 records that this open has lost |
+//! | 5 `CLOCK` | | u64 ticks, u64 nanoseconds since 1970 at the same moment, u64 ticks in a second; or none of them, if that is not known |
+//! | 6 `NAME` | u64 an address of the kernel | what is there: `vfs_read` or `vfs_read+0x1c`; none if that is not known |
+//! | 7 `END` | | nothing as long as the machine runs; else JSON: why it ended, and whether that was in order |
+//!
+//! Why a socket of its own: the control socket answers one question at a time, and nobody should wait for a snapshot to read events.
+
+use std::io::{self, Read, Write};
+
+use probes::clock::Clock;
+use probes::port::{PortError, Refusal};
+use rustix::io::Errno;
+
+use crate::server::ports::{ControlName, EventName, LONGEST_COMMAND};
+
+/// Bytes before those of a request or an answer.
+const HEADER_SIZE: usize = 8;
+/// Most bytes of a request.
+pub const LONGEST_REQUEST: usize = LONGEST_COMMAND;
+/// Most bytes of events in one answer.
+pub const LONGEST_READ: usize = 1 << 20;
+/// Most bytes that a client takes in one answer: a configuration may be long.
+pub const LONGEST_ANSWER: usize = 16 << 20;
+/// What the machine counts, instead of a port.
+const STAT: &str = "stat";
+
+const OPEN: u32 = 0;
+const COMMAND: u32 = 1;
+const READ: u32 = 2;
+const WAIT: u32 = 3;
+const DROPPED: u32 = 4;
+const CLOCK: u32 = 5;
+const NAME: u32 = 6;
+const END: u32 = 7;
+
+/// What may be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// A port that takes commands.
+    Control(ControlName),
+    /// A port that gives events.
+    Events(EventName),
+    /// What the machine counts of them.
+    Stat,
+}
+
+impl Target {
+    const ALL: [Self; 5] = [
+        Self::Control(ControlName::Tracectl),
+        Self::Control(ControlName::Ptracectl),
+        Self::Events(EventName::Trace),
+        Self::Events(EventName::Ptrace),
+        Self::Stat,
+    ];
+
+    /// Its name in a request.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Control(name) => name.as_str(),
+            Self::Events(name) => name.as_str(),
+            Self::Stat => STAT,
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// `OPEN`.
+    Open(Target),
+    /// `COMMAND`, not necessarily text.
+    Command(Vec<u8>),
+    /// `READ` with the room there is.
+    Read(u32),
+    /// `WAIT` with its milliseconds.
+    Wait(u32),
+    /// `DROPPED`.
+    Dropped,
+    /// `CLOCK`.
+    Clock,
+    /// `NAME` of an address.
+    Name(u64),
+    /// `END`.
+    End,
+}
+
+/// What a `WAIT` came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// The time is up.
+    Nothing,
+    /// There is something to read.
+    Something,
+    /// Nothing will come any more: the machine has ended, and all was read.
+    Ended,
+}
+
+impl Waited {
+    /// As it is answered.
+    pub fn byte(self) -> u8 {
+        match self {
+            Self::Nothing => 0,
+            Self::Something => 1,
+            Self::Ended => 2,
+        }
+    }
+
+    /// Of an answer.
+    pub fn of(byte: u8) -> Option<Self> {
+        let all = [Self::Nothing, Self::Something, Self::Ended];
+        all.into_iter().find(|waited| waited.byte() == byte)
+    }
+}
+
+impl Request {
+    /// Sends it.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    pub fn send(&self, stream: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Open(target) => send(stream, OPEN, target.as_str().as_bytes()),
+            Self::Command(command) => send(stream, COMMAND, command),
+            Self::Read(most) => send(stream, READ, &most.to_le_bytes()),
+            Self::Wait(limit) => send(stream, WAIT, &limit.to_le_bytes()),
+            Self::Dropped => send(stream, DROPPED, &[]),
+            Self::Clock => send(stream, CLOCK, &[]),
+            Self::End => send(stream, END, &[]),
+            Self::Name(address) => send(stream, NAME, &address.to_le_bytes()),
+        }
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// If none comes, or its length is none of a request; the inner one if it is none that is known.
+    pub fn receive(stream: &mut impl Read) -> io::Result<Result<Self, PortError>> {
+        let (code, bytes) = receive(stream, LONGEST_REQUEST)?;
+        let number = <[u8; 4]>::try_from(bytes.as_slice()).map(u32::from_le_bytes);
+        let known = match (code, number) {
+            (OPEN, _) => {
+                let mut all = Target::ALL.into_iter();
+                let named = all.find(|target| target.as_str().as_bytes() == bytes);
+                return Ok(named.map(Self::Open).ok_or_else(|| {
+                    let name = String::from_utf8_lossy(&bytes);
+                    PortError::new(Refusal::NotFound, format_args!("no port {name:?}"))
+                }));
+            }
+            (COMMAND, _) => Some(Self::Command(bytes)),
+            (READ, Ok(most)) => Some(Self::Read(most)),
+            (WAIT, Ok(limit)) => Some(Self::Wait(limit)),
+            (DROPPED, _) if bytes.is_empty() => Some(Self::Dropped),
+            (CLOCK, _) if bytes.is_empty() => Some(Self::Clock),
+            (END, _) if bytes.is_empty() => Some(Self::End),
+            (NAME, _) => {
+                let address = <[u8; 8]>::try_from(bytes.as_slice()).ok();
+                address.map(|address| Self::Name(u64::from_le_bytes(address)))
+            }
+            _ => None,
+        };
+        let unknown = || PortError::new(Refusal::Invalid, format_args!("no request {code}"));
+        Ok(known.ok_or_else(unknown))
+    }
+}
+
+/// A clock as it is answered.
+pub fn clock_bytes(clock: Clock) -> Vec<u8> {
+    let Clock { tsc, unix_ns, hz } = clock;
+    [tsc, unix_ns, hz].map(u64::to_le_bytes).concat()
+}
+
+/// A clock of an answer.
+pub fn clock_of(bytes: &[u8]) -> Option<Clock> {
+    let mut numbers = bytes.chunks_exact(8).map(|number| {
+        let number = number.try_into().unwrap_or_default();
+        u64::from_le_bytes(number)
+    });
+    Some(Clock {
+        tsc: numbers.next()?,
+        unix_ns: numbers.next()?,
+        hz: numbers.next()?,
+    })
+}
+
+/// Sends what was answered.
+///
+/// # Errors
+/// If the client does not take it.
+pub fn answer(stream: &mut impl Write, answer: &Result<Vec<u8>, PortError>) -> io::Result<()> {
+    match answer {
+        Ok(bytes) => send(stream, 0, bytes),
+        Err(refused) => send(
+            stream,
+            errno(refused.kind).raw_os_error().unsigned_abs(),
+            refused.text.as_bytes(),
+        ),
+    }
+}
+
+/// Reads an answer: its error, and its bytes or text.
+///
+/// # Errors
+/// If none comes.
+pub fn receive_answer(stream: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
+    receive(stream, LONGEST_ANSWER)
+}
+
+/// The number of a refusal.
+pub fn errno(refusal: Refusal) -> Errno {
+    match refusal {
+        Refusal::Invalid => Errno::INVAL,
+        Refusal::NotFound => Errno::NOENT,
+        Refusal::Exists => Errno::EXIST,
+        Refusal::Busy => Errno::BUSY,
+        Refusal::NoRoom => Errno::NOSPC,
+        Refusal::NotPermitted => Errno::PERM,
+        Refusal::NoProcess => Errno::SRCH,
+        Refusal::Failed => Errno::IO,
+    }
+}
+
+/// Sends a message: a number, a length and so many bytes, as the device dt(4) has it, too.
+///
+/// # Errors
+/// If it is not taken.
+pub fn send(stream: &mut impl Write, number: u32, bytes: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let mut message = Vec::with_capacity(HEADER_SIZE + bytes.len());
+    message.extend(number.to_le_bytes());
+    message.extend(length.to_le_bytes());
+    message.extend(bytes);
+    stream.write_all(&message)
+}
+
+/// Reads one of at most so many bytes.
+///
+/// # Errors
+/// If none comes, or a longer one.
+pub fn receive(stream: &mut impl Read, most: usize) -> io::Result<(u32, Vec<u8>)> {
+    let mut header = [0; HEADER_SIZE];
+    stream.read_exact(&mut header)?;
+    let [a, b, c, d, length @ ..] = header;
+    let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if length > most {
+        let wrong = format!("a message of {length} bytes; {most} are the most");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, wrong));
+    }
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    Ok((u32::from_le_bytes([a, b, c, d]), bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn requests_have_the_bytes_that_are_documented_and_read_back() {
+        let opens = Target::ALL.map(|target| {
+            let name = target.as_str().as_bytes();
+            let bytes = [&[0, 0, 0, 0, name.len() as u8, 0, 0, 0][..], name].concat();
+            (Request::Open(target), bytes)
+        });
+        let others = [
+            (
+                Request::Command(b"a\xff".to_vec()),
+                vec![1, 0, 0, 0, 2, 0, 0, 0, b'a', 0xff],
+            ),
+            (
+                Request::Read(0x0403_0201),
+                vec![2, 0, 0, 0, 4, 0, 0, 0, 1, 2, 3, 4],
+            ),
+            (Request::Wait(258), vec![3, 0, 0, 0, 4, 0, 0, 0, 2, 1, 0, 0]),
+            (Request::Dropped, vec![4, 0, 0, 0, 0, 0, 0, 0]),
+            (Request::Clock, vec![5, 0, 0, 0, 0, 0, 0, 0]),
+            (Request::End, vec![7, 0, 0, 0, 0, 0, 0, 0]),
+            (
+                Request::Name(0x102),
+                vec![6, 0, 0, 0, 8, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0],
+            ),
+        ];
+        for (request, bytes) in opens.into_iter().chain(others) {
+            let mut sent = Vec::new();
+            request.send(&mut sent).unwrap();
+            assert_eq!(sent, bytes, "{request:?}");
+            let received = Request::receive(&mut bytes.as_slice()).unwrap();
+            assert_eq!(received, Ok(request));
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_told_and_what_is_too_long_is_not_read() {
+        for (bytes, expected) in [
+            (&[8, 0, 0, 0, 0, 0, 0, 0][..], "no request 8"),
+            (&[6, 0, 0, 0, 1, 0, 0, 0, 1], "no request 6"),
+            (&[2, 0, 0, 0, 1, 0, 0, 0, 1], "no request 2"),
+            (&[4, 0, 0, 0, 1, 0, 0, 0, 1], "no request 4"),
+            (&[0, 0, 0, 0, 2, 0, 0, 0, b'd', b't'], "no port \"dt\""),
+        ] {
+            let refused = Request::receive(&mut &bytes[..]).unwrap().unwrap_err();
+            assert_eq!(refused.text, expected);
+        }
+        for bytes in [
+            &[1, 0, 0, 0, 1, 0x10, 0, 0, b'a'][..],
+            &[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, b'a'],
+            &[1, 0, 0, 0, 2, 0, 0, 0, b'a'],
+            &[1, 0, 0],
+        ] {
+            assert!(Request::receive(&mut &bytes[..]).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_has_its_number_and_text() {
+        let mut sent = Vec::new();
+        let refused = PortError::new(Refusal::NoProcess, "process exited");
+        answer(&mut sent, &Err(refused)).unwrap();
+        assert_eq!(sent, b"\x03\0\0\0\x0e\0\0\0process exited");
+        let (error, text) = receive_answer(&mut sent.as_slice()).unwrap();
+        assert_eq!((error, text), (3, b"process exited".to_vec()));
+        for waited in [Waited::Nothing, Waited::Something, Waited::Ended] {
+            assert_eq!(Waited::of(waited.byte()), Some(waited));
+        }
+        assert_eq!(Waited::of(3), None);
+    }
+}

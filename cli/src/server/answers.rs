@@ -1,0 +1,206 @@
+//! The answers of a VM to commands on its control socket.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use introspect::memory_budget::{self, Purpose};
+use probes::engine::Engine;
+use probes::name::ProbePattern;
+use probes::provider;
+
+use crate::protocol::control::{
+    Answer, Command, Info, ListedProbe, MemoryCount, SiteCount, Stat, Unknown,
+};
+use crate::server::{control as server, saving};
+use crate::vm::Vm;
+
+fn info(vm: &Vm) -> Info {
+    Info {
+        name: vm.name.to_string(),
+        pid: std::process::id(),
+        memory: vm.machine.ram().size(),
+        cpus: vm.machine.vcpus(),
+        kernel: match &vm.kernel {
+            Some(kernel) => kernel.reference.path.display().to_string(),
+            None => "unknown".into(),
+        },
+        running_s: vm.started.elapsed().as_secs(),
+    }
+}
+
+fn stat(vm: &Vm, hash: bool) -> Stat {
+    let stats = vm.machine.stats();
+    let [unknown_ports, unknown_memory] = [stats.ports, stats.memory].map(|bus| {
+        let unknown = bus.unknown.into_iter().map(|u| Unknown {
+            address: u.address,
+            reads: u.reads,
+            writes: u.writes,
+        });
+        unknown.collect()
+    });
+    let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+    let sites = vm.machine.traps().stats().into_iter().map(|site| {
+        let symbol = symbols
+            .filter(|_| !site.user)
+            .and_then(|s| s.resolve(site.address.0));
+        SiteCount {
+            address: site.address.0,
+            symbol: match symbol {
+                Some((symbol, 0)) => symbol.name.to_owned(),
+                Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
+                None => String::new(),
+            },
+            hits: site.hits,
+            stepped: site.stepped,
+            suspended: site.suspended,
+            given_up: site.given_up,
+        }
+    });
+    Stat {
+        text: hash.then(|| match vm.text_hash() {
+            Ok(hash) => hash.to_string(),
+            Err(why) => why.to_string(),
+        }),
+        restored_memory: vm.checks.as_ref().map(|checks| (&checks.stats()).into()),
+        sites: sites.collect(),
+        engine: vm.engine.get().map(engine_counts).unwrap_or_default(),
+        name: vm.name.to_string(),
+        port_exits: stats.port_exits,
+        mmio_exits: stats.mmio_exits,
+        traps: stats.traps,
+        guest_int3: stats.guest_int3,
+        syscalls_repaired: stats.syscalls_repaired,
+        completed: stats.completed,
+        refused: stats.refused,
+        virtio: stats.virtio.iter().map(Into::into).collect(),
+        memory: MemoryCount {
+            guest: vm.machine.ram().size(),
+            held: Purpose::ALL
+                .map(|p| (p.name().to_owned(), p.held()))
+                .to_vec(),
+            most: memory_budget::LIMIT,
+        },
+        unknown_ports,
+        unknown_memory,
+    }
+}
+
+fn list(vm: &Vm, pattern: &str) -> Result<Vec<ListedProbe>, String> {
+    let pattern = match pattern {
+        "" => "*:::",
+        pattern => pattern,
+    };
+    let pattern = ProbePattern::parse(pattern).map_err(|error| error.to_string())?;
+    let view = vm.kernel_view()?;
+    let probes = provider::find(&vm.traceable(&view), &pattern);
+    let probes = probes.map_err(|error| error.to_string())?;
+    let listed = probes.into_iter().map(|probe| {
+        let argument = |a: &probes::probe::Argument| {
+            let space = if a.type_name.ends_with('*') { "" } else { " " };
+            format!("{}{space}{}", a.type_name, a.name)
+                .trim_end()
+                .to_owned()
+        };
+        let arguments = probe.signature.as_ref();
+        ListedProbe {
+            name: probe.name.to_string(),
+            arguments: arguments.map(|s| s.arguments.iter().map(argument).collect()),
+            returns: probe.signature.and_then(|s| s.returns),
+        }
+    });
+    Ok(listed.collect())
+}
+
+fn engine_counts(engine: &Engine) -> Vec<(String, u64)> {
+    let stats = engine.stats();
+    let counts = [
+        ("returns unpaired", stats.unpaired_returns),
+        ("returns lost", stats.lost_returns),
+        ("calls without return", stats.without_return),
+        ("calls waiting", stats.waiting_returns),
+        ("hits without process", stats.unknown_task),
+        ("traps out of the way", stats.suspended),
+        ("traps in freed text", stats.freed),
+        ("pages waited for", stats.waiting_pages),
+        ("hidden bytes", stats.hidden),
+        ("ticks joined", stats.joined_ticks),
+        ("without arguments", stats.without_arguments),
+        ("traps given up", stats.given_up),
+    ];
+    counts
+        .map(|(name, count)| (name.to_owned(), count))
+        .to_vec()
+}
+
+impl server::Machine for Arc<Vm> {
+    fn stream(&self, command: Command, stream: UnixStream) {
+        let served = match command {
+            Command::Trace(request) => crate::server::trace::serve(self, &request, stream),
+            Command::Script(request) => crate::server::script::serve(self, &request, stream),
+            _ => Ok(()),
+        };
+        if let Err(error) = served {
+            log::debug!("trace: the client went away: {error}");
+        }
+    }
+
+    fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer {
+        answer(saving::save(self, descriptors, client), |saved| {
+            Answer::Saved {
+                bytes: self.machine.ram().size(),
+                paused_us: u64::try_from(saved.paused.as_micros()).unwrap_or(u64::MAX),
+            }
+        })
+    }
+
+    fn answer(&self, command: Command) -> Answer {
+        match command {
+            Command::Info => Answer::Info(info(self)),
+            Command::Stat { hash } => Answer::Stat(Box::new(stat(self, hash))),
+            Command::Ps { threads } => {
+                let found = self
+                    .inspector
+                    .ps(&self.machine, self.kernel.as_ref(), threads);
+                answer(found, Answer::Ps)
+            }
+            Command::Maps { process } => {
+                let found = self
+                    .inspector
+                    .maps(&self.machine, self.kernel.as_ref(), &process);
+                answer(found, Answer::Maps)
+            }
+            Command::Sym {
+                what,
+                process,
+                symfs,
+            } => {
+                let (machine, kernel) = (&self.machine, self.kernel.as_ref());
+                let found = self
+                    .inspector
+                    .sym(machine, kernel, &what, process.as_ref(), symfs);
+                answer(found, Answer::Sym)
+            }
+            Command::Stack { process, symfs } => {
+                let (machine, kernel) = (&self.machine, self.kernel.as_ref());
+                let found = self.inspector.stack(machine, kernel, &process, symfs);
+                answer(found, Answer::Stack)
+            }
+            Command::List { pattern } => {
+                answer(list(self, &pattern), |probes| Answer::Probes { probes })
+            }
+            // Answered elsewhere.
+            Command::Trace(_) | Command::Script(_) | Command::Snapshot => Answer::Error {
+                message: "a trace is a stream, and a snapshot needs files".into(),
+            },
+            Command::Stop => {
+                self.machine.stop();
+                Answer::Stopping
+            }
+        }
+    }
+}
+
+fn answer<T>(found: Result<T, String>, answer: impl FnOnce(T) -> Answer) -> Answer {
+    found.map_or_else(|message| Answer::Error { message }, answer)
+}

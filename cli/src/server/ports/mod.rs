@@ -1,0 +1,507 @@
+//! The ports of a machine's trace devices on this host: what trace(3) and ptrace(3) show as files, for several clients at a time.
+//!
+//! [`Ports`] is the set of them, by name. It owns no device: each port is asked for when somebody first wants it, since a device can
+//! only be made once the guest's kernel is there; until then clients are told why there is none. The [server](server::Server) shows them twice: as
+//! [raw] sockets for any program, and by [messages](wire) for `ctl`, `read` and `mount`. The device dt(4) has a [socket of its own](crate::server::dt).
+
+mod framed;
+mod raw;
+pub mod server;
+#[cfg(test)]
+pub mod toy;
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use probes::clock::Clock;
+pub use probes::port::stream::LONGEST_COMMAND;
+use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
+
+use crate::end_report::MachineEnd;
+use crate::vm::Vm;
+
+/// How long it may take until a reader that was closed has gone.
+const CLOSING: Duration = Duration::from_millis(200);
+
+/// The ports that take commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum ControlName {
+    /// trace(3)'s
+    Tracectl,
+    /// ptrace(3)'s
+    Ptracectl,
+}
+
+/// The ports that give events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum EventName {
+    /// trace(3)'s
+    Trace,
+    /// ptrace(3)'s
+    Ptrace,
+}
+
+impl ControlName {
+    /// As files and sockets are called.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tracectl => "tracectl",
+            Self::Ptracectl => "ptracectl",
+        }
+    }
+}
+
+impl EventName {
+    /// As files and sockets are called.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Trace => "trace",
+            Self::Ptrace => "ptrace",
+        }
+    }
+}
+
+/// Gives a port, or says why there is none now.
+pub type Make<P> = Box<dyn Fn() -> Result<Arc<P>, String> + Send + Sync>;
+
+/// Where the ports come from. Each is called until it has given a port once, by one client at a time.
+pub struct Makers {
+    /// Commands of trace(3).
+    pub tracectl: Make<dyn ControlPort>,
+    /// Events of trace(3).
+    pub trace: Make<dyn EventPort>,
+    /// Commands of ptrace(3).
+    pub ptracectl: Make<dyn ControlPort>,
+    /// Events of ptrace(3).
+    pub ptrace: Make<dyn EventPort>,
+}
+
+/// What clients are told of the guest, so that they can show what they read.
+pub struct Guest {
+    /// How ticks of events are times; if that is known yet.
+    pub clock: Box<dyn Fn() -> Option<Clock> + Send + Sync>,
+    /// What is at an address of the kernel: `vfs_read` or `vfs_read+0x1c`.
+    pub name: Box<dyn Fn(u64) -> Option<String> + Send + Sync>,
+    /// The machine's end, if it has come.
+    pub end: Box<dyn Fn() -> Option<MachineEnd> + Send + Sync>,
+}
+
+/// A machine's ports.
+pub struct Ports {
+    guest: Guest,
+    controls: [Control; 2],
+    events: [Arc<Events>; 2],
+}
+
+impl Ports {
+    /// The ports that `makers` give, of `guest`.
+    pub fn new(makers: Makers, guest: Guest) -> Self {
+        Self {
+            guest,
+            controls: [
+                Control::new(ControlName::Tracectl, makers.tracectl),
+                Control::new(ControlName::Ptracectl, makers.ptracectl),
+            ],
+            events: [
+                Arc::new(Events::new(EventName::Trace, makers.trace)),
+                Arc::new(Events::new(EventName::Ptrace, makers.ptrace)),
+            ],
+        }
+    }
+
+    /// The port of that name.
+    pub fn control(&self, name: ControlName) -> &Control {
+        let [tracectl, ptracectl] = &self.controls;
+        match name {
+            ControlName::Tracectl => tracectl,
+            ControlName::Ptracectl => ptracectl,
+        }
+    }
+
+    /// The port of that name.
+    pub fn events(&self, name: EventName) -> &Arc<Events> {
+        let [trace, ptrace] = &self.events;
+        match name {
+            EventName::Trace => trace,
+            EventName::Ptrace => ptrace,
+        }
+    }
+
+    /// What the host's side has counted, and what those devices tell that somebody has used already; a line each.
+    pub fn stat(&self) -> String {
+        let mut text = String::new();
+        for events in &self.events {
+            let name = events.name.as_str();
+            let counts = &events.counts;
+            for (count, what) in [
+                (&counts.readers, "readers"),
+                (&counts.opens, "opens"),
+                (&counts.refused, "refused"),
+                (&counts.records, "records"),
+                (&counts.dropped, "dropped"),
+            ] {
+                // Into memory.
+                let _ = writeln!(text, "{name} {what} {}", count.load(Ordering::Relaxed));
+            }
+        }
+        for control in &self.controls {
+            let name = control.name.as_str();
+            for (count, what) in [(&control.done, "done"), (&control.refused, "refused")] {
+                let _ = writeln!(text, "{name} {what} {}", count.load(Ordering::Relaxed));
+            }
+            if let Some(port) = control.port.made() {
+                for line in port.configuration().lines() {
+                    let _ = writeln!(text, "{name}: {line}");
+                }
+            }
+        }
+        text
+    }
+}
+
+/// A port that is made when it is first wanted.
+struct Lazy<P: ?Sized> {
+    make: Make<P>,
+    /// Locked while it is made, so that it is made once.
+    made: Mutex<Option<Arc<P>>>,
+}
+
+impl<P: ?Sized> Lazy<P> {
+    fn new(make: Make<P>) -> Self {
+        Self {
+            make,
+            made: Mutex::default(),
+        }
+    }
+
+    fn get(&self) -> Result<Arc<P>, PortError> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(port) = &*made {
+            return Ok(port.clone());
+        }
+        let port = (self.make)().map_err(|why| PortError::new(Refusal::Failed, why))?;
+        Ok(made.insert(port).clone())
+    }
+
+    /// It, if it has been made. Does not wait for that.
+    fn made(&self) -> Option<Arc<P>> {
+        self.made.try_lock().ok()?.clone()
+    }
+}
+
+/// A port that takes commands.
+pub struct Control {
+    name: ControlName,
+    port: Lazy<dyn ControlPort>,
+    done: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Control {
+    fn new(name: ControlName, make: Make<dyn ControlPort>) -> Self {
+        Self {
+            name,
+            port: Lazy::new(make),
+            done: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Carries out a command as it came, without its newline.
+    ///
+    /// # Errors
+    /// As the device says, or if there is none now, or if this is no text.
+    pub fn command(&self, command: &[u8]) -> Result<(), PortError> {
+        let done = self.carry_out(command);
+        match &done {
+            Ok(()) => self.done.fetch_add(1, Ordering::Relaxed),
+            Err(_) => self.refused.fetch_add(1, Ordering::Relaxed),
+        };
+        done
+    }
+
+    fn carry_out(&self, command: &[u8]) -> Result<(), PortError> {
+        let invalid = |why: String| PortError::new(Refusal::Invalid, why);
+        if command.len() > LONGEST_COMMAND {
+            return Err(invalid(format!(
+                "a command has at most {LONGEST_COMMAND} bytes, this has {}",
+                command.len()
+            )));
+        }
+        let text = std::str::from_utf8(command)
+            .map_err(|error| invalid(format!("the command is no text in UTF-8: {error}")))?;
+        self.port.get()?.command(text)
+    }
+
+    /// What the port tells.
+    ///
+    /// # Errors
+    /// If there is no device now.
+    pub fn configuration(&self) -> Result<String, PortError> {
+        Ok(self.port.get()?.configuration())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Open now.
+    readers: AtomicU64,
+    opens: AtomicU64,
+    /// Opens that were.
+    refused: AtomicU64,
+    /// Given to all readers together.
+    records: AtomicU64,
+    /// Lost by all readers together.
+    dropped: AtomicU64,
+}
+
+/// A port that gives events.
+pub struct Events {
+    name: EventName,
+    port: Lazy<dyn EventPort>,
+    counts: Counts,
+}
+
+impl Events {
+    fn new(name: EventName, make: Make<dyn EventPort>) -> Self {
+        Self {
+            name,
+            port: Lazy::new(make),
+            counts: Counts::default(),
+        }
+    }
+
+    /// A new reader. Where there is one too many this waits a moment: one that has closed may not be seen to have gone yet.
+    ///
+    /// # Errors
+    /// As the device says, or if there is none now.
+    pub fn open(self: &Arc<Self>) -> Result<Reader, PortError> {
+        let until = Instant::now() + CLOSING;
+        let opened = self.port.get().and_then(|port| {
+            let record = port.record_bytes().max(1);
+            loop {
+                match port.open() {
+                    Err(refused) if refused.kind == Refusal::Busy && Instant::now() < until => {
+                        std::thread::sleep(CLOSING / 20);
+                    }
+                    opened => return opened.map(|reader| (reader, record)),
+                }
+            }
+        });
+        let counts = &self.counts;
+        match opened {
+            Ok((reader, record)) => {
+                counts.opens.fetch_add(1, Ordering::Relaxed);
+                counts.readers.fetch_add(1, Ordering::Relaxed);
+                Ok(Reader {
+                    events: self.clone(),
+                    reader,
+                    record,
+                    dropped: AtomicU64::new(0),
+                })
+            }
+            Err(refused) => {
+                counts.refused.fetch_add(1, Ordering::Relaxed);
+                Err(refused)
+            }
+        }
+    }
+}
+
+/// One open of an event port, which is counted. Closed when it is dropped.
+pub struct Reader {
+    events: Arc<Events>,
+    reader: Box<dyn EventReader>,
+    record: usize,
+    /// What has been counted of what it has lost.
+    dropped: AtomicU64,
+}
+
+impl Reader {
+    /// Bytes of each record.
+    pub fn record_bytes(&self) -> usize {
+        self.record
+    }
+}
+
+impl EventReader for Reader {
+    fn read(&mut self, most: usize) -> Vec<u8> {
+        let records = self.reader.read(most);
+        let count = (records.len() / self.record) as u64;
+        self.events
+            .counts
+            .records
+            .fetch_add(count, Ordering::Relaxed);
+        self.dropped();
+        records
+    }
+
+    fn wait(&mut self, limit: Duration) -> bool {
+        self.reader.wait(limit)
+    }
+
+    fn dropped(&self) -> u64 {
+        let dropped = self.reader.dropped();
+        let before = self.dropped.swap(dropped, Ordering::Relaxed);
+        let more = dropped.saturating_sub(before);
+        self.events
+            .counts
+            .dropped
+            .fetch_add(more, Ordering::Relaxed);
+        dropped
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.dropped();
+        self.events.counts.readers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What `make` gives of a session, as long as there is one.
+fn maker<P: ?Sized + 'static>(vm: &Weak<Vm>, make: fn(&Vm) -> Result<Arc<P>, String>) -> Make<P> {
+    let vm = vm.clone();
+    Box::new(move || match vm.upgrade() {
+        Some(vm) => make(&vm),
+        None => Err("the machine has ended".to_owned()),
+    })
+}
+
+/// The ports of a running machine.
+pub fn of_session(vm: &Arc<Vm>) -> Ports {
+    // Weak: the session must not be kept by what is served of it.
+    let vm = Arc::downgrade(vm);
+    let makers = Makers {
+        tracectl: maker(&vm, |vm| Ok(Arc::new(vm.trace_device()?))),
+        trace: maker(&vm, |vm| Ok(Arc::new(vm.trace_device()?))),
+        ptracectl: maker(&vm, |vm| Ok(Arc::new(vm.ptrace_device()?))),
+        ptrace: maker(&vm, |vm| Ok(Arc::new(vm.ptrace_device()?))),
+    };
+    let (named, ended) = (vm.clone(), vm.clone());
+    let guest = Guest {
+        clock: Box::new(move || {
+            let vm = vm.upgrade()?;
+            let engine = vm.engine.get()?;
+            Some(Clock::now(engine.tsc_hz()))
+        }),
+        name: Box::new(move |address| {
+            let vm = named.upgrade()?;
+            let symbols = &vm.engine.get()?.view().symbols;
+            let (symbol, offset) = symbols.resolve(address)?;
+            Some(match offset {
+                0 => symbol.name.to_owned(),
+                offset => format!("{}+{offset:#x}", symbol.name),
+            })
+        }),
+        end: Box::new(move || {
+            let vm = ended.upgrade()?;
+            let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
+            MachineEnd::of(&vm, symbols)
+        }),
+    };
+    Ports::new(makers, guest)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::registry::SOCKETS;
+
+    #[test]
+    fn every_port_has_its_place_in_the_run_directory() {
+        let controls = ControlName::value_variants()
+            .iter()
+            .map(|name| name.as_str());
+        let events = EventName::value_variants().iter().map(|name| name.as_str());
+        for name in controls.chain(events).chain([server::FRAMED]) {
+            assert!(SOCKETS.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_port_is_asked_for_until_it_is_there_and_then_kept() {
+        let toy = toy::Toy::new();
+        let asked = Arc::new(AtomicU64::new(0));
+        let (given, count) = (toy.clone(), asked.clone());
+        let mut makers = toy.makers();
+        makers.tracectl = Box::new(move || match count.fetch_add(1, Ordering::SeqCst) {
+            0 => Err("no kernel yet".to_owned()),
+            _ => Ok(given.tracectl.clone()),
+        });
+        let ports = Ports::new(makers, toy::guest());
+        let control = ports.control(ControlName::Tracectl);
+        let refused = control.command(b"start").unwrap_err();
+        assert_eq!(refused, PortError::new(Refusal::Failed, "no kernel yet"));
+        for command in [&b"start"[..], b"stop"] {
+            control.command(command).unwrap();
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        assert_eq!(toy.tracectl.commands(), ["start", "stop"]);
+    }
+
+    #[test]
+    fn what_is_no_command_does_not_reach_the_device() {
+        let toy = toy::Toy::new();
+        let ports = Ports::new(toy.makers(), toy::guest());
+        let control = ports.control(ControlName::Tracectl);
+        for (command, expected) in [
+            (
+                vec![b'a'; LONGEST_COMMAND + 1],
+                "at most 4096 bytes, this has 4097",
+            ),
+            (b"a\xff".to_vec(), "no text in UTF-8"),
+        ] {
+            let refused = control.command(&command).unwrap_err();
+            assert_eq!(refused.kind, Refusal::Invalid);
+            assert!(refused.text.contains(expected), "{refused}");
+        }
+        assert_eq!(toy.tracectl.commands(), [""; 0]);
+    }
+
+    #[test]
+    fn readers_records_and_losses_are_counted() {
+        let toy = toy::Toy::new();
+        let ports = Ports::new(toy.makers(), toy::guest());
+        let (mut quick, mut slow) = (
+            ports.events(EventName::Trace).open().unwrap(),
+            ports.events(EventName::Trace).open().unwrap(),
+        );
+        toy.push_lines(0..toy::LINES as u64);
+        assert_eq!(
+            quick.read(usize::MAX).len(),
+            toy::LINES * quick.record_bytes()
+        );
+        toy.push_lines(0..3);
+        slow.read(usize::MAX);
+        drop(slow);
+        let single = ports.events(EventName::Ptrace).open().unwrap();
+        assert!(ports.events(EventName::Ptrace).open().is_err());
+        ports
+            .control(ControlName::Tracectl)
+            .command(b"bad")
+            .unwrap_err();
+        let stat = ports.stat();
+        for line in [
+            "trace readers 1",
+            "trace opens 2",
+            &format!("trace records {}", 2 * toy::LINES),
+            "trace dropped 3",
+            "ptrace readers 1",
+            "ptrace refused 1",
+            "tracectl refused 1",
+            "tracectl: #commands 0",
+        ] {
+            assert!(
+                stat.lines().any(|l| l == line),
+                "{line:?} is not in:\n{stat}"
+            );
+        }
+        drop((quick, single));
+        assert!(ports.stat().contains("trace readers 0\n"));
+    }
+}

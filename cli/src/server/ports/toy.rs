@@ -1,0 +1,256 @@
+//! Ports without a machine, for tests.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use probes::clock::Clock;
+use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
+use probes::ptrace::record::{RECORD_BYTES, Record};
+use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
+
+use crate::end_report::MachineEnd;
+use crate::server::ports::server::Server;
+use crate::server::ports::{Guest, Makers, Ports};
+
+/// Lines that the log of trace(3) holds.
+pub const LINES: usize = 64;
+/// How long [`until`] waits.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Commands that are refused: how, and the number that Linux has for that.
+pub const REFUSED: [(&str, Refusal, i32); 8] = [
+    ("bad", Refusal::Invalid, 22),
+    ("gone", Refusal::NotFound, 2),
+    ("twice", Refusal::Exists, 17),
+    ("busy", Refusal::Busy, 16),
+    ("large", Refusal::NoRoom, 28),
+    ("forbidden", Refusal::NotPermitted, 1),
+    ("dead", Refusal::NoProcess, 3),
+    ("broken", Refusal::Failed, 5),
+];
+
+/// The devices, by their ports.
+#[derive(Clone)]
+pub struct Toy {
+    /// Takes every command but a few.
+    pub tracectl: Arc<ToyControl>,
+    /// The same.
+    pub ptracectl: Arc<ToyControl>,
+    /// Lines of trace(3).
+    pub trace: EventLog,
+    /// Records of ptrace(3), for a single reader.
+    pub ptrace: EventLog,
+}
+
+/// Keeps the commands that it was given, but for [`REFUSED`] ones and `slow`, which waits at a gate.
+#[derive(Default)]
+pub struct ToyControl {
+    commands: Mutex<Vec<String>>,
+    /// Where `slow` waits.
+    pub gate: Gate,
+}
+
+impl ToyControl {
+    /// What was taken.
+    pub fn commands(&self) -> Vec<String> {
+        self.commands.lock().unwrap().clone()
+    }
+}
+
+impl ControlPort for ToyControl {
+    fn command(&self, text: &str) -> Result<(), PortError> {
+        if let Some((_, refusal, _)) = REFUSED.iter().find(|(word, ..)| *word == text) {
+            let why = format!("toy: {text} is refused");
+            return Err(PortError::new(*refusal, why));
+        }
+        match text {
+            "slow" => self.gate.pass(),
+            _ => self.commands.lock().unwrap().push(text.to_owned()),
+        }
+        Ok(())
+    }
+
+    fn configuration(&self) -> String {
+        let commands = self.commands();
+        let mut text = format!("#commands {}\n", commands.len());
+        for command in commands {
+            text += &command;
+            text.push('\n');
+        }
+        text
+    }
+}
+
+struct ToyEvents {
+    log: EventLog,
+    most: usize,
+}
+
+impl EventPort for ToyEvents {
+    fn record_bytes(&self) -> usize {
+        self.log.record_bytes()
+    }
+
+    fn open(&self) -> Result<Box<dyn EventReader>, PortError> {
+        if self.log.readers() >= self.most {
+            return Err(PortError::new(
+                Refusal::Busy,
+                "device or object already in use",
+            ));
+        }
+        let reader: LogReader = self.log.reader();
+        Ok(Box::new(reader))
+    }
+}
+
+impl Toy {
+    /// Empty ones.
+    pub fn new() -> Self {
+        Self {
+            tracectl: Arc::default(),
+            ptracectl: Arc::default(),
+            trace: EventLog::new(LINE_BYTES, LINES),
+            ptrace: EventLog::new(RECORD_BYTES, LINES),
+        }
+    }
+
+    /// What gives them.
+    pub fn makers(&self) -> Makers {
+        let (tracectl, ptracectl) = (self.tracectl.clone(), self.ptracectl.clone());
+        let events = |log: &EventLog, most| {
+            let log = log.clone();
+            Arc::new(ToyEvents { log, most })
+        };
+        let (trace, ptrace) = (events(&self.trace, usize::MAX), events(&self.ptrace, 1));
+        Makers {
+            tracectl: Box::new(move || Ok(tracectl.clone())),
+            trace: Box::new(move || Ok(trace.clone())),
+            ptracectl: Box::new(move || Ok(ptracectl.clone())),
+            ptrace: Box::new(move || Ok(ptrace.clone())),
+        }
+    }
+
+    /// Logs lines whose program counters count.
+    pub fn push_lines(&self, numbers: impl IntoIterator<Item = u64>) {
+        let lines: Vec<_> = numbers.into_iter().map(line).collect();
+        self.trace.push(lines.iter().map(|line| line.as_slice()));
+    }
+
+    /// Logs records whose processes count.
+    pub fn push_records(&self, numbers: impl IntoIterator<Item = u32>) {
+        let records: Vec<_> = numbers.into_iter().map(record).collect();
+        self.ptrace.push(records.iter().map(|r| r.as_slice()));
+    }
+}
+
+/// The devices, and a server of their ports in a folder.
+pub struct World {
+    /// Where the sockets are.
+    pub folder: tempfile::TempDir,
+    /// What is behind them.
+    pub toy: Toy,
+    /// Taken where the machine ends.
+    pub server: Option<Server>,
+}
+
+impl World {
+    /// A new one.
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let toy = Toy::new();
+        let ports = Arc::new(Ports::new(toy.makers(), guest()));
+        let server = Some(Server::start(folder.path(), &ports).unwrap());
+        Self {
+            folder,
+            toy,
+            server,
+        }
+    }
+}
+
+/// What threads wait at until a test opens it.
+#[derive(Default)]
+pub struct Gate {
+    /// How many have come, and whether they may go on.
+    state: Mutex<(usize, bool)>,
+    opened: Condvar,
+}
+
+impl Gate {
+    /// Waits for [`Self::open`].
+    pub fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        drop(self.opened.wait_while(state, |(_, open)| !*open).unwrap());
+    }
+
+    /// How many have come so far.
+    pub fn come(&self) -> usize {
+        self.state.lock().unwrap().0
+    }
+
+    /// From now on nobody waits.
+    pub fn open(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.opened.notify_all();
+    }
+}
+
+/// Waits until it is so; `what` is told where that takes too long.
+pub fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !is() {
+        assert!(Instant::now() < end, "{what} was waited for");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// One whose clock stands still.
+pub fn guest() -> Guest {
+    Guest {
+        clock: Box::new(|| {
+            Some(Clock {
+                tsc: 1,
+                unix_ns: 2,
+                hz: 1_000_000_000,
+            })
+        }),
+        name: Box::new(|address| (address < 10).then(|| format!("f{address}"))),
+        end: Box::new(|| {
+            Some(MachineEnd {
+                message: "halted".to_owned(),
+                is_orderly: true,
+            })
+        }),
+    }
+}
+
+/// The line of a number.
+pub fn line(number: u64) -> [u8; LINE_BYTES] {
+    let line = TraceLine {
+        kind: LineKind::Entry,
+        pc: number,
+        ticks: 2,
+        pid: 3,
+        arguments: [4; 4],
+    };
+    line.to_bytes()
+}
+
+/// The lines of some numbers, one after the other.
+pub fn lines(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    numbers.into_iter().flat_map(line).collect()
+}
+
+/// The record of a number.
+pub fn record(number: u32) -> [u8; RECORD_BYTES] {
+    let record = Record {
+        pid: number,
+        event: 3,
+        machine: 0,
+        time: i64::from(number),
+        argument: 0,
+    };
+    record.to_bytes()
+}

@@ -1,0 +1,71 @@
+//! Saving the machine for a client, who sees how far it is and may go away.
+
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vmm::snapshot::{self, Files, SaveError, Saved, Stage};
+
+use crate::protocol::control::Answer;
+use crate::server::control::send;
+use crate::vm::Vm;
+
+/// Time between two messages of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Saves the machine to the files that a client has sent. Ends early, with what was written of no use, when the client has
+/// gone or the run has ended.
+///
+/// # Errors
+/// What went wrong, for the client.
+pub fn save(vm: &Vm, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Result<Saved, String> {
+    let ended = || vm.machine.wait(Some(Duration::ZERO));
+    if let Some(end) = ended() {
+        return Err(format!("cannot be saved any more: {end}"));
+    }
+    let count = descriptors.len();
+    let [state, memory] = <[OwnedFd; 2]>::try_from(descriptors)
+        .map_err(|_| format!("a snapshot is written to two files: {count} were sent"))?;
+    let files = Files::new(state, memory).map_err(|error| error.to_string())?;
+    let mut last = Instant::now();
+    let mut watch = |stage| {
+        let (done, total) = match stage {
+            Stage::Writing { done, total } | Stage::Hashing { done, total } => (done, total),
+            Stage::Paused => return ControlFlow::Continue(()),
+        };
+        if ended().is_some() || has_gone(client) {
+            return ControlFlow::Break(());
+        }
+        if last.elapsed() >= PROGRESS_INTERVAL {
+            last = Instant::now();
+            let hashing = matches!(stage, Stage::Hashing { .. });
+            let progress = Answer::Saving {
+                hashing,
+                done,
+                total,
+            };
+            if send(client, &progress).is_err() {
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    };
+    let (kvm, info) = (&vm.host.kvm, vm.snapshot_info());
+    let saved = snapshot::write(kvm, &vm.machine, &info, files, &mut watch);
+    saved.map_err(|error| match (&error, ended()) {
+        (SaveError::BrokenOff, Some(end)) => format!("ended while it was saved: {end}"),
+        (SaveError::BrokenOff, None) => "the client has gone".to_owned(),
+        _ => error.to_string(),
+    })
+}
+
+/// Returns whether the other side of a connection has closed it.
+fn has_gone(client: &UnixStream) -> bool {
+    let mut watched = [PollFd::new(client, PollFlags::RDHUP)];
+    let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+    let looked = poll(&mut watched, Some(&Timespec::default()));
+    let [watched] = watched;
+    looked.is_ok() && watched.revents().intersects(gone)
+}

@@ -1,0 +1,187 @@
+//! A trace for another command: the control socket carries its events until one of the two ends.
+//!
+//! The first line says what is traced, or why nothing is; then comes a line an event (`event`), and a last one (`end`) with the counts. The
+//! client ends the trace by closing its side; one that was killed does so, too. A client that reads too slowly loses events, which are counted:
+//! the guest does not wait for it.
+
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::commands::trace_output::{ClockPair, DRAIN_INTERVAL};
+use crate::end_report::MachineEnd;
+use crate::guest_kernel::symbolize;
+use crate::protocol::event::EventLine;
+use crate::protocol::trace::Request;
+use crate::server::outbox::Outbox;
+use crate::tracing::{Counts, Refusal, Traced, Tracing};
+use crate::vm::Vm;
+
+/// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest line that a client takes from a machine, in bytes.
+pub const LONGEST_LINE: u64 = 64 << 20;
+
+/// A line of the stream.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "line", rename_all = "kebab-case")]
+pub enum Line {
+    /// The first.
+    Begin {
+        /// What is traced; events tell by position.
+        probes: Vec<Traced>,
+        /// The events' clock.
+        clock: ClockPair,
+        /// Its ticks in a second.
+        hz: u64,
+        /// Probes of patterns that cannot be traced, and why.
+        skipped: Vec<String>,
+        /// Patterns that wait for a file to be mapped.
+        open: Vec<String>,
+    },
+    /// One more probe: of a file that was mapped since.
+    More {
+        /// It.
+        probe: Traced,
+    },
+    /// One event.
+    Event {
+        /// Number of the probe.
+        probe: usize,
+        /// What happened.
+        event: EventLine,
+    },
+    /// The last.
+    End {
+        /// What it came to.
+        counts: Counts,
+        /// Hits of each probe.
+        hits: Vec<u64>,
+        /// Why the machine has ended, if it has.
+        machine: Option<MachineEnd>,
+    },
+    /// Nothing is traced.
+    Refused {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Traces until the client closes its side, or the machine ends.
+///
+/// # Errors
+/// If the client has gone.
+pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut output = BufWriter::new(stream.try_clone()?);
+    let started = start(vm, request);
+    let (mut tracing, symbols) = match started {
+        Ok(started) => started,
+        Err(message) => return send(&mut output, &Line::Refused { message }),
+    };
+    let begin = Line::Begin {
+        probes: tracing.traced().to_vec(),
+        clock: tracing.began(),
+        hz: vm.tsc_hz(),
+        skipped: tracing.skipped().to_vec(),
+        open: tracing.open().map(str::to_owned).collect(),
+    };
+    send(&mut output, &begin)?;
+    // Waiting for the client to end it is waiting for the next time to drain.
+    stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
+    let told = output
+        .into_inner()
+        .map_err(io::IntoInnerError::into_error)?;
+    let mut outbox = Outbox::new(Box::new(told))?;
+    let mut known = tracing.traced().len();
+    let (mut ended, mut failed) = (false, false);
+    while !ended && !failed {
+        ended = has_ended(&mut stream)? || vm.has_ended();
+        tracing.take_up_files(vm);
+        let each = if ended { tracing.stop() } else { Vec::new() };
+        // A client that reads too slowly loses events, and holds up nobody.
+        let room = outbox.has_room();
+        let mut lines = Vec::new();
+        if ended || room == Ok(true) {
+            for probe in tracing.traced().get(known..).unwrap_or_default() {
+                let probe = probe.clone();
+                write(&mut lines, &Line::More { probe })?;
+            }
+            known = tracing.traced().len();
+            let mut events = Vec::new();
+            tracing.drain(|event| events.push(event));
+            for event in events {
+                let probe = usize::try_from(event.probe).unwrap_or(usize::MAX);
+                let line = EventLine::new(&event, tracing.traced().get(probe), &|pc| {
+                    symbolize(Some(&symbols), pc)
+                });
+                write(&mut lines, &Line::Event { probe, event: line })?;
+            }
+        }
+        if ended {
+            let hits = each.iter().map(|stats| stats.hits).collect();
+            let counts = tracing.counts(&each);
+            let machine = MachineEnd::of(vm, Some(&symbols));
+            let end = Line::End {
+                counts,
+                hits,
+                machine,
+            };
+            write(&mut lines, &end)?;
+        }
+        failed = room.is_err() || outbox.put(lines).is_err();
+    }
+    drop(tracing);
+    outbox.finish()
+}
+
+fn start(
+    vm: &Vm,
+    request: &Request,
+) -> Result<(Tracing, introspect::kernel::symbols::Symbols), Refusal> {
+    let view = vm.kernel_view()?;
+    let symbols = view.symbols.clone();
+    let engine = vm.engine(&view);
+    let tracing = Tracing::start(&vm.traceable(&view), &engine, request)?;
+    Ok((tracing, symbols))
+}
+
+/// Whether the client has closed its side: waits as long as the stream's reads may take.
+///
+/// # Errors
+/// If the stream fails.
+pub fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
+    let mut bytes = [0; 4096];
+    match stream.read(&mut bytes) {
+        Ok(0) => Ok(true),
+        Ok(_) => {
+            // What it sends is not asked for, and gets it no more of this thread's time.
+            std::thread::sleep(DRAIN_INTERVAL);
+            Ok(false)
+        }
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {
+                Ok(false)
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+fn send(output: &mut impl Write, line: &Line) -> io::Result<()> {
+    write(output, line)?;
+    output.flush()
+}
+
+/// Writes a line of a stream.
+///
+/// # Errors
+/// If `output` does not take it.
+pub fn write(output: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *output, line).map_err(io::Error::from)?;
+    output.write_all(b"\n")
+}
