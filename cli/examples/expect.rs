@@ -10,7 +10,7 @@ use exotrace::{Verdict, Vm};
 pub fn run(snapshot: &Path) -> Result<Vec<Verdict>, Box<dyn Error>> {
     let vm = Vm::builder().restore(snapshot).start()?;
     let expecting = vm.expect(["syscall:execve >= 1", "vfs_read /comm == \"cat\"/ >= 1"])?;
-    vm.type_bytes(b"cat /proc/version\n");
+    vm.type_line("cat /proc/version")?;
     Ok(expecting.verdicts(Duration::from_secs(60)))
 }
 

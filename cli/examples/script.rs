@@ -15,7 +15,7 @@ const SCRIPT: &str = "
 pub fn run(snapshot: &Path) -> Result<String, Box<dyn Error>> {
     let vm = Vm::builder().restore(snapshot).start()?;
     let script = vm.script(SCRIPT)?;
-    vm.type_bytes(b"cat /proc/version\n");
+    vm.type_line("cat /proc/version")?;
     let (output, counts) = script.run(Duration::from_secs(60));
     eprintln!("{} hits, {} lost", counts.hits, counts.lost_output);
     Ok(output.text())

@@ -11,7 +11,7 @@ pub fn run(snapshot: &Path, function: &str) -> Result<usize, Box<dyn Error>> {
     let vm = Vm::builder().restore(snapshot).start()?;
     vm.wait_booted(Duration::from_secs(60))?;
     let mut trace = vm.trace(format!("kprobe:{function}:entry").as_str())?;
-    vm.type_bytes(b"cat /proc/version\n");
+    vm.type_line("cat /proc/version")?;
     let mut seen = 0;
     for hit in trace.events(Duration::from_secs(60)).take(10) {
         println!(

@@ -11,8 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::protocol::inspection::ProcessName;
 use crate::protocol::trace::DEFAULT_SLOTS;
 use crate::registry::VmName;
-pub use ports::{Ctl, Mount, Read, ReadPort, StreamFormat};
-pub use run::{Confine, GuestPorts, Run, Switch, User};
+pub use ports::{Ctl, Mount, Read, ReadPort};
+pub use run::{Run, Switch, User};
 
 /// Bytes of a string that a script reads unless told otherwise.
 const DEFAULT_STRLEN: u16 = 256;

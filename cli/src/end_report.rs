@@ -5,12 +5,12 @@ use std::time::Duration;
 use introspect::Gva;
 use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::virtual_memory::{read_c_string, read_u64};
-use serde::{Deserialize, Serialize};
 use vmm::machine::PanicReport;
 use vmm::snapshot::Checks;
 use vmm::{RunEnd, VcpuRegisters};
 
 use crate::guest_kernel::symbolize;
+use crate::protocol::end::MachineEnd;
 use crate::report::{Failure, printable, say, show};
 use crate::vm::Vm;
 
@@ -55,15 +55,6 @@ pub fn report(
         show_lines(lines.get(first_shown(&lines)..));
     }
     Err(Failure::new(message(end, symbols, vm)))
-}
-
-/// The end of a machine, as reported to its clients.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineEnd {
-    /// The reason, with its place where that is known.
-    pub message: String,
-    /// Whether the guest ended by its own will, or ours.
-    pub is_orderly: bool,
 }
 
 impl MachineEnd {

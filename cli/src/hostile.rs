@@ -6,18 +6,19 @@ use clap::ValueEnum;
 use probes::clock::Clock;
 use serde::de::DeserializeOwned;
 
-use crate::args::{Format, StreamFormat};
+use crate::args::Format;
+use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{Guest, shape};
 use crate::commands::trace_output::Writer;
 use crate::expect::Expectation;
 use crate::protocol::control::{Answer, Command, decode, encode};
+use crate::protocol::ports::EventName;
 use crate::protocol::ports::{self, Request, Waited};
+use crate::protocol::trace::Line;
+use crate::protocol::trace::Traced;
 use crate::registry::{VmName, pid_in};
 use crate::scripting;
 use crate::server::dt;
-use crate::server::ports::EventName;
-use crate::server::trace::Line;
-use crate::tracing::Traced;
 
 /// Decodes a question on the control socket, and what it has in it; returns it encoded anew.
 #[must_use]

@@ -23,7 +23,7 @@
 //!
 //! # Layers
 //!
-//! `control`, `ports` and `streams` hold what goes over sockets; [`vm`] is a machine with its
+//! `control`, `ports` and `streams` hold what goes over sockets; `vm` is a machine with its
 //! engine; servers answer clients for one VM; `commands` has a file for each command. Errors become
 //! text and an exit status in `report` and nowhere else.
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ mod client;
 mod commands;
 mod confinement;
 mod disk;
+mod embed;
 mod end_report;
 mod ending;
 mod expect;
@@ -54,16 +55,18 @@ mod panic_witness;
 mod protocol;
 mod registry;
 mod report;
+mod script_library;
 mod scripting;
 mod server;
 mod signals;
 mod tail;
 mod tracing;
-pub mod vm;
+mod vm;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+pub use embed::{Expecting, Script, StartError, Trace, TraceEvent, VmBuilder};
 pub use expect::report::Verdict;
 pub use expect::{Comparison, Expectation};
 pub use guest_kernel::GuestKernelError;
@@ -71,11 +74,12 @@ pub use host::HostError;
 pub use protocol::inspection::{
     Frame, Mapping, Maps, Process, ProcessName, Processes, Reading, Stacks, ThreadStack,
 };
+pub use protocol::script::Counts as ScriptCounts;
 pub use protocol::trace::Request;
+pub use protocol::trace::{Counts, Traced};
 pub use registry::{NameError, VmName};
-pub use scripting::{Counts as ScriptCounts, Rendered};
-pub use tracing::{Counts, Traced};
-pub use vm::{GuestError, StartError, Vm, VmBuilder};
+pub use scripting::Rendered;
+pub use vm::{GuestError, Vm};
 
 /// Runs the command that the process's arguments ask for; returns its exit status.
 #[must_use]

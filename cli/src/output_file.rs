@@ -1,11 +1,11 @@
 //! Files that a run writes, and that a run which does not come about leaves as they were.
 
+use crate::report::OutputFileError;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::commands::trace_output::Output;
 use crate::report::Harmless;
 
 /// Permissions of a new file: it holds what a guest does, and is its owner's alone.
@@ -21,14 +21,6 @@ pub fn create(path: &Path) -> io::Result<File> {
         .create_new(true)
         .mode(PRIVATE)
         .open(path)
-}
-
-/// A file cannot be written.
-#[derive(Debug, thiserror::Error)]
-#[error("output {path}: {source}", path = path.display())]
-pub struct OutputFileError {
-    path: PathBuf,
-    source: io::Error,
 }
 
 /// A file opened for writing, with its old contents still in it. Dropped without [`OutputFile::keep`] it is as
@@ -164,6 +156,9 @@ impl Drop for OutputFile {
         }
     }
 }
+
+/// Where a trace goes.
+pub type Output = Box<dyn Write + Send>;
 
 #[cfg(test)]
 mod tests {

@@ -5,12 +5,12 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::messages::{Messages, PATIENCE};
-use crate::output_file::OutputFileError;
 
 /// Exit status of a command that could not do what it was asked.
 const FAILED: u8 = 1;
@@ -232,6 +232,16 @@ fn one_line(text: &str) -> String {
         .filter(|line| !line.is_empty())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+/// A file cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("output {path}: {source}", path = path.display())]
+pub struct OutputFileError {
+    /// The file.
+    pub path: PathBuf,
+    /// The reason.
+    pub source: io::Error,
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Options of the commands for the ports of a machine's trace devices.
 
+use crate::client::streams::StreamFormat;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::{VmSelector, parse_seconds};
 use crate::memory_size;
-use crate::server::ports::ControlName;
+use crate::protocol::ports::ControlName;
 
 /// Older files kept beside one that rotates, unless told otherwise.
 const DEFAULT_KEEP: u32 = 5;
@@ -145,23 +146,6 @@ pub enum ReadPort {
     Ptrace,
     /// Events of dt(4)
     Dt,
-}
-
-/// How the events of a port are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum StreamFormat {
-    /// A line an event, as the device's own tools print it
-    Text,
-    /// The bytes that the device gives
-    Raw,
-    /// One JSON object a line
-    Json,
-    /// A timeline for ui.perfetto.dev
-    Perfetto,
-    /// Of trace, folded stacks for flame graphs, at the end
-    Collapsed,
-    /// Of ptrace, a picture of the timeline, at the end
-    Svg,
 }
 
 /// Options of `mount`.

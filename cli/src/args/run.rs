@@ -1,5 +1,7 @@
 //! Options of `run`.
 
+use crate::confinement::Confine;
+use crate::server::guest_ports::GuestPorts;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -177,28 +179,6 @@ pub struct Run {
     /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where the guest's memory lacks them
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
-}
-
-/// What a guest may do with the trace devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum GuestPorts {
-    /// It does not see them.
-    Off,
-    /// Read events.
-    Ro,
-    /// Also change what is traced.
-    Rw,
-}
-
-/// How a machine's process is confined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Confine {
-    /// As far as the host can; what is refused fails.
-    On,
-    /// Wholly, or it does not run; what is refused ends it.
-    Strict,
-    /// Not at all.
-    Off,
 }
 
 /// A user and a group by number.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use probes::clock::Clock;
 use rustix::io::Errno;
 
-use crate::end_report::MachineEnd;
+use crate::protocol::end::MachineEnd;
 use crate::protocol::ports::{LONGEST_REQUEST, Request, Target, Waited, clock_of, receive_answer};
 use crate::protocol::socket::{GoneError, connect};
 

@@ -6,7 +6,7 @@ use super::remote::find;
 use crate::args;
 use crate::client::mount::{Mounted, Sockets};
 use crate::client::ports::Client;
-use crate::end_report::MachineEnd;
+use crate::protocol::end::MachineEnd;
 use crate::protocol::ports::{Target, Waited};
 use crate::report::{Failure, say};
 use crate::server::ports::server::FRAMED;

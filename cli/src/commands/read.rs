@@ -13,19 +13,20 @@ use clap::ValueEnum;
 use probes::dt::abi::{FLAG_EXECNAME, FLAG_FUNCARGS};
 
 use super::remote::find;
-use crate::args::{self, ReadPort, StreamFormat};
+use crate::args::{self, ReadPort};
 use crate::client::dt::show;
 use crate::client::dt::{ABI, DtClient, DtError};
 use crate::client::ports::{CallError, Client};
+use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{Guest, shape};
 use crate::client::streams::sink::{MakeShape, Rotation, Sink, Stop};
-use crate::end_report::MachineEnd;
 use crate::output_file::OutputFile;
+use crate::protocol::end::MachineEnd;
+use crate::protocol::ports::{ControlName, EventName};
 use crate::protocol::ports::{LONGEST_READ, Target, Waited};
 use crate::registry::Running;
 use crate::report::{Failure, say};
 use crate::server::ports::server::FRAMED;
-use crate::server::ports::{ControlName, EventName};
 use crate::signals::StopSignals;
 
 /// Events of dt(4) that are read at once.

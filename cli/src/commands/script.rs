@@ -10,15 +10,17 @@ use probes::bt::library::{SCRIPTS, about};
 use super::run::tell_given_up;
 use super::trace::{Lines, start, tell_skipped};
 use crate::args::{self, Format};
-use crate::commands::trace_output::Output;
-use crate::end_report::MachineEnd;
+use crate::output_file::Output;
 use crate::output_file::{OutputFile, kept_output};
 use crate::protocol::control::Command;
+use crate::protocol::end::MachineEnd;
+use crate::protocol::script::Counts;
+use crate::protocol::script::Line;
 use crate::protocol::script::{Form, ScriptRequest};
 use crate::protocol::trace::Request;
 use crate::report::{Failure, ToOutput, say, show};
-use crate::scripting::{Counts, Rendered, library, run_alone};
-use crate::server::script::Line;
+use crate::script_library as library;
+use crate::scripting::{Rendered, run_alone};
 
 /// Longest script, in bytes.
 const LONGEST: u64 = 1 << 20;

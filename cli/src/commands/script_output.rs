@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::commands::trace_output::{DRAIN_INTERVAL, Output, TracePanicked, TraceStartError};
+use crate::output_file::Output;
+use crate::protocol::script::Counts;
 use crate::report::show;
-use crate::scripting::{Counts, Job, Rendered};
+use crate::scripting::{Job, Rendered};
 use crate::server::outbox::Outbox;
+use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
 use crate::vm::Vm;
 
 /// A script that runs.

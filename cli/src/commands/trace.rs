@@ -15,15 +15,17 @@ use super::run::tell;
 use super::script::{self, Source};
 use crate::args::{self, Format};
 use crate::client::control::{ask, connect, unexpected};
-use crate::commands::trace_output::{Output, Writer};
-use crate::end_report::MachineEnd;
+use crate::commands::trace_output::Writer;
+use crate::output_file::Output;
 use crate::output_file::{OutputFile, kept_output};
 use crate::protocol::control::{Answer, Command};
+use crate::protocol::end::MachineEnd;
 use crate::protocol::trace::Request;
+use crate::protocol::trace::Traced;
+use crate::protocol::trace::{LONGEST_LINE, Line};
 use crate::report::{Failure, ToOutput, printable, say};
-use crate::server::trace::{LONGEST_LINE, Line};
 use crate::signals::StopSignals;
-use crate::tracing::{Traced, count_by_provider};
+use crate::tracing::count_by_provider;
 
 /// Probes whose hits are told at the end.
 const MOST_COUNTS: usize = 50;
@@ -112,7 +114,12 @@ impl Lines {
     pub(super) fn next<L: DeserializeOwned>(&mut self) -> Result<L, Failure> {
         self.text.clear();
         let mut limited = Read::take(&mut self.stream, LONGEST_LINE);
-        if limited.read_until(b'\n', &mut self.text)? == 0 {
+        let read = match limited.read_until(b'\n', &mut self.text) {
+            // A machine that is killed before it has read all of the request resets the connection.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+            read => read?,
+        };
+        if read == 0 {
             return Err(Failure::new(
                 "the machine has ended before it could tell the counts",
             ));
@@ -255,4 +262,29 @@ pub fn list(args: args::List) -> Result<(), Failure> {
         }
     }
     out.flush().to_output()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_machine_that_is_killed_before_it_reads_has_ended() {
+        for request in ["", "not read by anybody"] {
+            let (mut stream, machine) = UnixStream::pair().unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            drop(machine);
+            let mut lines = Lines {
+                stream: BufReader::new(stream),
+                text: Vec::new(),
+                duration: None,
+            };
+            let error = lines.next::<Line>().unwrap_err();
+            assert!(
+                error.message().contains("the machine has ended"),
+                "{error:?}"
+            );
+        }
+    }
 }

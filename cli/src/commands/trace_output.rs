@@ -3,49 +3,27 @@
 //! The thread owns the trace and the writer. However the trace ends, its traps are removed first; what was
 //! recorded until then is still written.
 
-use std::io::{self, Write};
+use crate::output_file::Output;
+use crate::protocol::event::ClockPair;
+use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use introspect::kernel::symbols::Symbols;
-use probes::clock::Clock;
 use probes::engine::ProbeStats;
 use probes::event::Event;
 use probes::trace_line::TraceLine;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::args::Format;
 use crate::guest_kernel::symbolize;
 use crate::protocol::event::EventLine;
+use crate::protocol::trace::{Counts, Traced};
 use crate::server::outbox::Outbox;
-use crate::tracing::{Counts, Traced, Tracing, text};
+use crate::tracing::{Tracing, text};
 use crate::vm::Vm;
-
-/// How often the rings are emptied. They hold some ten times what the fastest guest makes in this time.
-pub const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
-
-/// Where a trace goes.
-pub type Output = Box<dyn Write + Send>;
-
-/// One reading of the time stamp counter and the wall clock together: converts the events' times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClockPair {
-    /// Time stamp counter, in ticks.
-    pub tsc: u64,
-    /// Nanoseconds since 1970, UTC.
-    pub unix_ns: u64,
-}
-
-impl ClockPair {
-    /// Both clocks now.
-    pub fn now() -> Self {
-        // Ticks in a second are told beside it.
-        let Clock { tsc, unix_ns, .. } = Clock::now(1);
-        Self { tsc, unix_ns }
-    }
-}
 
 /// What a trace came to.
 #[derive(Debug)]
@@ -102,16 +80,6 @@ impl Trace {
         self.thread.join().map_err(|_| TracePanicked)
     }
 }
-
-/// The trace's thread cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[error("the trace thread cannot be started: {0}")]
-pub struct TraceStartError(#[from] io::Error);
-
-/// A programming error on the trace's thread.
-#[derive(Debug, thiserror::Error)]
-#[error("the trace thread panicked: the trace is incomplete")]
-pub struct TracePanicked;
 
 fn run(
     vm: &Vm,

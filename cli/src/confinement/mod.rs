@@ -14,6 +14,7 @@ mod filter;
 mod privileges;
 mod reach;
 
+use clap::ValueEnum;
 use std::io;
 use std::sync::Arc;
 
@@ -21,7 +22,6 @@ pub use calls::{EVERY_THREAD, Kind};
 pub use privileges::become_user;
 pub use reach::Reach;
 
-use crate::args::Confine;
 use filter::Filters;
 
 /// A process or thread cannot be confined.
@@ -197,3 +197,14 @@ impl<W: io::Write> io::Write for ConfinedWriter<W> {
 
 #[cfg(test)]
 mod tests;
+
+/// How a machine's process is confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Confine {
+    /// As far as the host can; what is refused fails.
+    On,
+    /// Wholly, or it does not run; what is refused ends it.
+    Strict,
+    /// Not at all.
+    Off,
+}

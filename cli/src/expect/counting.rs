@@ -14,10 +14,10 @@ use probes::provider::Traceable;
 use super::Expectation;
 use super::events::{LastHits, statement};
 use super::report::Verdict;
-use crate::commands::trace_output::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
 use crate::protocol::script::ScriptRequest;
+use crate::protocol::trace::Refusal;
 use crate::scripting::{attach, prepare};
-use crate::tracing::Refusal;
+use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
 use crate::vm::Vm;
 
 /// What expectations are called where something is wrong with one.

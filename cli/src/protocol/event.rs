@@ -2,13 +2,14 @@
 //!
 //! Addresses and values are hexadecimal text, since JSON readers round large numbers.
 
+use probes::clock::Clock;
 use std::collections::BTreeMap;
 
 use probes::event::{ArgumentText, Event, EventKind, StringState};
 use probes::trace_line::{LineKind, NO_PROCESS, TraceLine};
 use serde::{Deserialize, Serialize};
 
-use crate::tracing::Traced;
+use crate::protocol::trace::Traced;
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,4 +114,22 @@ fn string(text: &ArgumentText) -> (String, Option<String>) {
         }
     };
     (text.argument.to_string(), shown)
+}
+
+/// One reading of the time stamp counter and the wall clock together: converts the events' times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockPair {
+    /// Time stamp counter, in ticks.
+    pub tsc: u64,
+    /// Nanoseconds since 1970, UTC.
+    pub unix_ns: u64,
+}
+
+impl ClockPair {
+    /// Both clocks now.
+    pub fn now() -> Self {
+        // Ticks in a second are told beside it.
+        let Clock { tsc, unix_ns, .. } = Clock::now(1);
+        Self { tsc, unix_ns }
+    }
 }

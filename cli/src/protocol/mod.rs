@@ -3,6 +3,7 @@
 //! Types and their encoding alone: nothing here knows a machine.
 
 pub mod control;
+pub mod end;
 pub mod event;
 pub mod inspection;
 pub mod ports;

@@ -23,13 +23,14 @@
 //!
 //! Why a socket of its own: the control socket answers one question at a time, and nobody should wait for a snapshot to read events.
 
+use clap::ValueEnum;
 use std::io::{self, Read, Write};
 
 use probes::clock::Clock;
 use probes::port::{PortError, Refusal};
 use rustix::io::Errno;
 
-use crate::server::ports::{ControlName, EventName, LONGEST_COMMAND};
+pub use probes::port::stream::LONGEST_COMMAND;
 
 /// Bytes before those of a request or an answer.
 const HEADER_SIZE: usize = 8;
@@ -266,6 +267,44 @@ pub fn receive(stream: &mut impl Read, most: usize) -> io::Result<(u32, Vec<u8>)
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
     Ok((u32::from_le_bytes([a, b, c, d]), bytes))
+}
+
+/// The ports that take commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum ControlName {
+    /// trace(3)'s
+    Tracectl,
+    /// ptrace(3)'s
+    Ptracectl,
+}
+
+/// The ports that give events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
+pub enum EventName {
+    /// trace(3)'s
+    Trace,
+    /// ptrace(3)'s
+    Ptrace,
+}
+
+impl ControlName {
+    /// As files and sockets are called.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tracectl => "tracectl",
+            Self::Ptracectl => "ptracectl",
+        }
+    }
+}
+
+impl EventName {
+    /// As files and sockets are called.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Trace => "trace",
+            Self::Ptrace => "ptrace",
+        }
+    }
 }
 
 #[cfg(test)]

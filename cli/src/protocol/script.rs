@@ -1,16 +1,15 @@
 //! What is asked of a script: its text, its arguments, whose hits, and the form of its output.
 
-use probes::bt::ast::{Dialect, Script};
+use crate::protocol::end::MachineEnd;
+use crate::protocol::trace::LONGEST_LINE;
+use probes::bt::ast::Dialect;
 use probes::bt::compile::Options;
-use probes::bt::diagnostic::Diagnostic;
-use probes::bt::parse;
 use probes::engine::Filter;
 use probes::probe::Probe;
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::trace;
 use crate::protocol::trace::Request;
-use crate::scripting::{library, render_all};
-use crate::tracing::{self, Refusal};
 
 /// The form of a script's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -55,19 +54,6 @@ impl ScriptRequest {
         }
     }
 
-    /// The script with its library.
-    ///
-    /// # Errors
-    /// What is wrong with it, to be shown.
-    pub fn parse(&self) -> Result<Script, Refusal> {
-        let script = parse::parse(self.text.as_bytes(), self.dialect());
-        let mut script = script.map_err(|wrong| self.render(&wrong))?;
-        if !self.strict {
-            library::put_before(&mut script, &self.library)?;
-        }
-        Ok(script)
-    }
-
     /// How it is compiled.
     pub fn options(&self) -> Options {
         let usual = Options::default();
@@ -88,12 +74,113 @@ impl ScriptRequest {
 
     /// Whose hits of a probe are wanted.
     pub fn filter(&self, probe: &Probe) -> Filter {
-        self.whose.filter(tracing::process(probe))
+        self.whose.filter(trace::process(probe))
+    }
+}
+
+/// Counts of a script, for `-v`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Counts {
+    /// Hits of its probes.
+    pub hits: u64,
+    /// Those that predicates and `-p` left out.
+    pub filtered: u64,
+    /// Those that a rule ran at.
+    pub ran: u64,
+    /// What was put out and had no room.
+    pub lost_output: u64,
+    /// Values that found no room in a map.
+    pub lost_values: u64,
+    /// Divisions by zero.
+    pub divisions_by_zero: u64,
+    /// Memory that was not there.
+    pub failed_reads: u64,
+    /// Runs that were ended as they took too many steps.
+    pub endless: u64,
+    /// Ticks of timers that came too late and count as one with those before, of all traces of the machine together.
+    pub joined_ticks: u64,
+    /// Hits of each probe.
+    pub each: Vec<(String, u64)>,
+    /// Probes with places in programs that stand no more: see [`probes::engine::ProbeStats::given_up`].
+    pub given_up: Vec<String>,
+}
+
+/// Most bytes of output in one line.
+pub const PIECE: usize = 1 << 20;
+
+/// What a byte takes in JSON at most: `\u001b`.
+const ESCAPED: usize = 6;
+
+// A map may have more to show than the longest line holds: it comes in several.
+const _: () = assert!((ESCAPED * 2 * PIECE) as u64 <= LONGEST_LINE);
+
+/// A line of the stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "line", rename_all = "kebab-case")]
+pub enum Line {
+    /// The first.
+    Begin {
+        /// Names of the probes that are enabled.
+        probes: Vec<String>,
+        /// Probes of patterns that cannot be traced, and why.
+        skipped: Vec<String>,
+    },
+    /// What was put out.
+    Output {
+        /// For standard output. What is no UTF-8 is given as its bytes.
+        #[serde(default, skip_serializing_if = "Text::is_empty")]
+        out: Text,
+        /// For standard error.
+        #[serde(default, skip_serializing_if = "Text::is_empty")]
+        err: Text,
+    },
+    /// The last.
+    End {
+        /// What it came to.
+        counts: Counts,
+        /// Why the machine has ended, if it has.
+        machine: Option<MachineEnd>,
+    },
+    /// Nothing is traced.
+    Refused {
+        /// What is wrong, as it is to be shown.
+        message: String,
+    },
+}
+
+/// Bytes that mostly are text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Text {
+    /// UTF-8.
+    Text(String),
+    /// Something else: a guest says what it likes.
+    Bytes(Vec<u8>),
+}
+
+impl Default for Text {
+    fn default() -> Self {
+        Self::Text(String::new())
+    }
+}
+
+impl Text {
+    pub fn is_empty(&self) -> bool {
+        self.as_bytes().is_empty()
     }
 
-    /// What is wrong, to be shown.
-    pub fn render(&self, wrong: &[Diagnostic]) -> Refusal {
-        render_all(&self.file, self.text.as_bytes(), wrong)
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Text {
+    fn from(bytes: Vec<u8>) -> Self {
+        String::from_utf8(bytes).map_or_else(|error| Self::Bytes(error.into_bytes()), Self::Text)
     }
 }
 

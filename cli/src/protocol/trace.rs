@@ -1,8 +1,11 @@
 //! What is asked of a trace: probes, whose hits, and what is kept of them.
 
+use crate::protocol::end::MachineEnd;
+use crate::protocol::event::{ClockPair, EventLine};
 use probes::engine::{Capture, Filter, Match, StringArgument};
 use probes::event::{COMM_LENGTH, EventKind, MAX_ARGUMENTS};
 use probes::probe::{Probe, Target};
+use probes::provider::uprobe;
 use serde::{Deserialize, Serialize};
 
 /// Events that each vCPU's ring holds unless told otherwise.
@@ -123,4 +126,109 @@ impl Request {
 /// Whether a probe is of a return.
 pub fn is_return(probe: &Probe) -> bool {
     probe.kind() == EventKind::Return
+}
+
+/// Why nothing is traced, for the user.
+pub type Refusal = String;
+
+/// A probe that is traced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traced {
+    /// Its four parts.
+    pub name: String,
+    /// Its function, system call or event.
+    pub function: String,
+    /// Names of its arguments, as far as they are known.
+    pub arguments: Vec<String>,
+    /// Which of them are shown in decimal.
+    pub signed: Vec<bool>,
+}
+
+/// What a trace came to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Counts {
+    /// Hits of entries that were recorded or dropped.
+    pub entries: u64,
+    /// The same of returns.
+    pub exits: u64,
+    /// Of all others.
+    pub others: u64,
+    /// Hits that filters left out.
+    pub filtered: u64,
+    /// Events read.
+    pub read: u64,
+    /// Events lost to full rings.
+    pub dropped: u64,
+    /// Of all traces of the machine together: returns of code that was called by none of them.
+    pub unpaired_returns: u64,
+    /// Calls whose return will not be seen.
+    pub lost_returns: u64,
+    /// Calls whose return could not be trapped.
+    pub without_return: u64,
+    /// Calls that have not returned yet.
+    pub waiting_returns: u64,
+    /// Hits whose process could not be read.
+    pub unknown_task: u64,
+    /// Probes with places in programs that stand no more: see [`ProbeStats::given_up`].
+    pub given_up: Vec<String>,
+}
+
+/// Most probes of one trace.
+pub const MOST_PROBES: usize = 1 << 16;
+
+/// The process that a probe is meant in.
+pub fn process(probe: &Probe) -> Option<u32> {
+    let process = match &probe.target {
+        Target::Static(text) => text.process,
+        _ => uprobe::process_of(&probe.name.provider),
+    };
+    process.map(i32::cast_unsigned)
+}
+
+/// Longest line that a client takes from a machine, in bytes.
+pub const LONGEST_LINE: u64 = 64 << 20;
+
+/// A line of the stream.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "line", rename_all = "kebab-case")]
+pub enum Line {
+    /// The first.
+    Begin {
+        /// What is traced; events tell by position.
+        probes: Vec<Traced>,
+        /// The events' clock.
+        clock: ClockPair,
+        /// Its ticks in a second.
+        hz: u64,
+        /// Probes of patterns that cannot be traced, and why.
+        skipped: Vec<String>,
+        /// Patterns that wait for a file to be mapped.
+        open: Vec<String>,
+    },
+    /// One more probe: of a file that was mapped since.
+    More {
+        /// It.
+        probe: Traced,
+    },
+    /// One event.
+    Event {
+        /// Number of the probe.
+        probe: usize,
+        /// What happened.
+        event: EventLine,
+    },
+    /// The last.
+    End {
+        /// What it came to.
+        counts: Counts,
+        /// Hits of each probe.
+        hits: Vec<u64>,
+        /// Why the machine has ended, if it has.
+        machine: Option<MachineEnd>,
+    },
+    /// Nothing is traced.
+    Refused {
+        /// Why.
+        message: String,
+    },
 }

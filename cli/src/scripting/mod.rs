@@ -3,16 +3,15 @@
 //! A [`Job`] belongs to one thread of the machine's process, which calls [`Job::step`] often and [`Job::finish`] once. What it gives is
 //! rendered already: bytes for standard output and standard error.
 
-pub mod library;
 mod names;
 
+use crate::protocol::script::Counts;
 use std::sync::Arc;
 
 use introspect::kernel::btf::Btf;
 use probes::bt::Clock;
 use probes::bt::ast::{Dialect, Script};
 use probes::bt::compile::Guest;
-use probes::bt::diagnostic::Diagnostic;
 use probes::bt::render::{Output, collapsed, json, text};
 use probes::bt::session::{Finder, NotFound, Prepared, ScriptSession};
 use probes::bt::value::Names;
@@ -20,10 +19,9 @@ use probes::engine::Engine;
 use probes::kernel_view::KernelView;
 use probes::probe::Probe;
 use probes::provider::Traceable;
-use serde::{Deserialize, Serialize};
 
 use crate::protocol::script::{Form, ScriptRequest};
-use crate::tracing::{MOST_PROBES, Refusal};
+use crate::protocol::trace::{MOST_PROBES, Refusal};
 use crate::vm::Vm;
 use names::GuestNames;
 
@@ -34,33 +32,6 @@ pub struct Rendered {
     pub out: Vec<u8>,
     /// For standard error.
     pub err: Vec<u8>,
-}
-
-/// Counts of a script, for `-v`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-pub struct Counts {
-    /// Hits of its probes.
-    pub hits: u64,
-    /// Those that predicates and `-p` left out.
-    pub filtered: u64,
-    /// Those that a rule ran at.
-    pub ran: u64,
-    /// What was put out and had no room.
-    pub lost_output: u64,
-    /// Values that found no room in a map.
-    pub lost_values: u64,
-    /// Divisions by zero.
-    pub divisions_by_zero: u64,
-    /// Memory that was not there.
-    pub failed_reads: u64,
-    /// Runs that were ended as they took too many steps.
-    pub endless: u64,
-    /// Ticks of timers that came too late and count as one with those before, of all traces of the machine together.
-    pub joined_ticks: u64,
-    /// Hits of each probe.
-    pub each: Vec<(String, u64)>,
-    /// Probes with places in programs that stand no more: see [`probes::engine::ProbeStats::given_up`].
-    pub given_up: Vec<String>,
 }
 
 /// A script at work on a machine.
@@ -281,9 +252,4 @@ impl Finder for Nobody {
             nearest: Vec::new(),
         })
     }
-}
-
-/// All that is wrong with a script, one after the other.
-pub fn render_all(file: &str, script: &[u8], wrong: &[Diagnostic]) -> String {
-    wrong.iter().map(|d| d.render(file, script)).collect()
 }

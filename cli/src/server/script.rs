@@ -8,93 +8,14 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::commands::trace_output::DRAIN_INTERVAL;
-use crate::end_report::MachineEnd;
-use crate::protocol::script::ScriptRequest;
-use crate::scripting::{Counts, Job, Rendered};
+use crate::protocol::end::MachineEnd;
+use crate::protocol::script::{Line, PIECE, ScriptRequest, Text};
+use crate::protocol::trace::Refusal;
+use crate::scripting::{Job, Rendered};
 use crate::server::outbox::Outbox;
-use crate::server::trace::{LONGEST_LINE, PATIENCE, has_ended, write};
-use crate::tracing::Refusal;
+use crate::server::trace::{PATIENCE, has_ended, write};
+use crate::tracing::DRAIN_INTERVAL;
 use crate::vm::Vm;
-
-/// Most bytes of output in one line.
-const PIECE: usize = 1 << 20;
-/// What a byte takes in JSON at most: `\u001b`.
-const ESCAPED: usize = 6;
-// A map may have more to show than the longest line holds: it comes in several.
-const _: () = assert!((ESCAPED * 2 * PIECE) as u64 <= LONGEST_LINE);
-
-/// A line of the stream.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "line", rename_all = "kebab-case")]
-pub enum Line {
-    /// The first.
-    Begin {
-        /// Names of the probes that are enabled.
-        probes: Vec<String>,
-        /// Probes of patterns that cannot be traced, and why.
-        skipped: Vec<String>,
-    },
-    /// What was put out.
-    Output {
-        /// For standard output. What is no UTF-8 is given as its bytes.
-        #[serde(default, skip_serializing_if = "Text::is_empty")]
-        out: Text,
-        /// For standard error.
-        #[serde(default, skip_serializing_if = "Text::is_empty")]
-        err: Text,
-    },
-    /// The last.
-    End {
-        /// What it came to.
-        counts: Counts,
-        /// Why the machine has ended, if it has.
-        machine: Option<MachineEnd>,
-    },
-    /// Nothing is traced.
-    Refused {
-        /// What is wrong, as it is to be shown.
-        message: String,
-    },
-}
-
-/// Bytes that mostly are text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Text {
-    /// UTF-8.
-    Text(String),
-    /// Something else: a guest says what it likes.
-    Bytes(Vec<u8>),
-}
-
-impl Default for Text {
-    fn default() -> Self {
-        Self::Text(String::new())
-    }
-}
-
-impl Text {
-    fn is_empty(&self) -> bool {
-        self.as_bytes().is_empty()
-    }
-
-    /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Text(text) => text.as_bytes(),
-            Self::Bytes(bytes) => bytes,
-        }
-    }
-}
-
-impl From<Vec<u8>> for Text {
-    fn from(bytes: Vec<u8>) -> Self {
-        String::from_utf8(bytes).map_or_else(|error| Self::Bytes(error.into_bytes()), Self::Text)
-    }
-}
 
 /// Adds what was put out, in lines that the client takes.
 fn write_output(lines: &mut Vec<u8>, rendered: &Rendered) -> io::Result<()> {
@@ -182,6 +103,7 @@ fn start(vm: &Arc<Vm>, request: &ScriptRequest) -> Result<(Job, Rendered), Refus
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::protocol::trace::LONGEST_LINE;
 
     #[test]
     fn output_of_any_size_comes_whole_in_lines_that_are_taken() {

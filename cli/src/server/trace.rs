@@ -9,67 +9,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::commands::trace_output::{ClockPair, DRAIN_INTERVAL};
-use crate::end_report::MachineEnd;
 use crate::guest_kernel::symbolize;
+use crate::protocol::end::MachineEnd;
 use crate::protocol::event::EventLine;
-use crate::protocol::trace::Request;
+use crate::protocol::trace::Refusal;
+use crate::protocol::trace::{Line, Request};
 use crate::server::outbox::Outbox;
-use crate::tracing::{Counts, Refusal, Traced, Tracing};
+use crate::tracing::DRAIN_INTERVAL;
+use crate::tracing::Tracing;
 use crate::vm::Vm;
 
 /// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Longest line that a client takes from a machine, in bytes.
-pub const LONGEST_LINE: u64 = 64 << 20;
-
-/// A line of the stream.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "line", rename_all = "kebab-case")]
-pub enum Line {
-    /// The first.
-    Begin {
-        /// What is traced; events tell by position.
-        probes: Vec<Traced>,
-        /// The events' clock.
-        clock: ClockPair,
-        /// Its ticks in a second.
-        hz: u64,
-        /// Probes of patterns that cannot be traced, and why.
-        skipped: Vec<String>,
-        /// Patterns that wait for a file to be mapped.
-        open: Vec<String>,
-    },
-    /// One more probe: of a file that was mapped since.
-    More {
-        /// It.
-        probe: Traced,
-    },
-    /// One event.
-    Event {
-        /// Number of the probe.
-        probe: usize,
-        /// What happened.
-        event: EventLine,
-    },
-    /// The last.
-    End {
-        /// What it came to.
-        counts: Counts,
-        /// Hits of each probe.
-        hits: Vec<u64>,
-        /// Why the machine has ended, if it has.
-        machine: Option<MachineEnd>,
-    },
-    /// Nothing is traced.
-    Refused {
-        /// Why.
-        message: String,
-    },
-}
 
 /// Traces until the client closes its side, or the machine ends.
 ///

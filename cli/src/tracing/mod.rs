@@ -4,67 +4,21 @@
 
 pub mod text;
 
+use crate::protocol::trace::{Counts, MOST_PROBES, Refusal, Traced, process};
 use std::collections::{HashMap, HashSet};
+use std::io;
+use std::time::Duration;
 
 use probes::engine::{Capture, Engine, EngineStats, NewFiles, ProbeStats, RingSize, SessionStats};
 use probes::event::{Event, EventKind, MAX_STATIC_ARGUMENTS};
 use probes::kernel_view::KernelView;
 use probes::name::ProbePattern;
 use probes::probe::{Probe, Target};
-use probes::provider::{self, Traceable, kprobe, uprobe, usdt};
-use serde::{Deserialize, Serialize};
+use probes::provider::{self, Traceable, kprobe, usdt};
 
-use crate::commands::trace_output::ClockPair;
+use crate::protocol::event::ClockPair;
 use crate::protocol::trace::Request;
 use crate::vm::Vm;
-
-/// Most probes of one trace.
-pub const MOST_PROBES: usize = 1 << 16;
-
-/// Why nothing is traced, for the user.
-pub type Refusal = String;
-
-/// A probe that is traced.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traced {
-    /// Its four parts.
-    pub name: String,
-    /// Its function, system call or event.
-    pub function: String,
-    /// Names of its arguments, as far as they are known.
-    pub arguments: Vec<String>,
-    /// Which of them are shown in decimal.
-    pub signed: Vec<bool>,
-}
-
-/// What a trace came to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
-pub struct Counts {
-    /// Hits of entries that were recorded or dropped.
-    pub entries: u64,
-    /// The same of returns.
-    pub exits: u64,
-    /// Of all others.
-    pub others: u64,
-    /// Hits that filters left out.
-    pub filtered: u64,
-    /// Events read.
-    pub read: u64,
-    /// Events lost to full rings.
-    pub dropped: u64,
-    /// Of all traces of the machine together: returns of code that was called by none of them.
-    pub unpaired_returns: u64,
-    /// Calls whose return will not be seen.
-    pub lost_returns: u64,
-    /// Calls whose return could not be trapped.
-    pub without_return: u64,
-    /// Calls that have not returned yet.
-    pub waiting_returns: u64,
-    /// Hits whose process could not be read.
-    pub unknown_task: u64,
-    /// Probes with places in programs that stand no more: see [`ProbeStats::given_up`].
-    pub given_up: Vec<String>,
-}
 
 /// A session of the machine's engine.
 pub struct Tracing {
@@ -332,15 +286,6 @@ fn words_to_come(request: &Request, open: &[ProbePattern]) -> usize {
     RingSize::for_capture(1, &capture).words + request.frames()
 }
 
-/// The process that a probe is meant in.
-pub fn process(probe: &Probe) -> Option<u32> {
-    let process = match &probe.target {
-        Target::Static(text) => text.process,
-        _ => uprobe::process_of(&probe.name.provider),
-    };
-    process.map(i32::cast_unsigned)
-}
-
 fn traced(probe: &Probe) -> Traced {
     let arguments = probe.signature.as_ref().map_or(&[][..], |s| &s.arguments);
     Traced {
@@ -385,3 +330,16 @@ pub fn count_by_provider<'n>(names: impl Iterator<Item = &'n str>) -> Vec<(Strin
     counts.sort();
     counts
 }
+
+/// How often the rings are emptied. They hold some ten times what the fastest guest makes in this time.
+pub const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The trace's thread cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("the trace thread cannot be started: {0}")]
+pub struct TraceStartError(#[from] io::Error);
+
+/// A programming error on the trace's thread.
+#[derive(Debug, thiserror::Error)]
+#[error("the trace thread panicked: the trace is incomplete")]
+pub struct TracePanicked;

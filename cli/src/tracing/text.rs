@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::Traced;
 use crate::protocol::event::EventLine;
+use crate::protocol::trace::Traced;
 use crate::report::printable;
 
 /// The line of `event`, `seconds` after the trace began, without a newline.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use probes::dt::abi::{EventFields, Values};
 use serde_json::{Map, Value, json};
 
-use crate::args::StreamFormat;
 use crate::client::dt::ABI;
+use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{AsIs, Shape};
 use crate::report::printable;
 

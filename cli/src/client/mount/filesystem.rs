@@ -15,7 +15,7 @@ use fuser::{
 use crate::client::mount::Sockets;
 use crate::client::mount::open::{Open, Refused};
 use crate::protocol::ports::Target;
-use crate::server::ports::{ControlName, EventName};
+use crate::protocol::ports::{ControlName, EventName};
 
 /// How long the kernel may remember what never changes.
 const FOREVER: Duration = Duration::from_secs(3600);

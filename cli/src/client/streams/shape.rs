@@ -11,8 +11,8 @@ use probes::render::Render;
 use probes::trace_line::TraceLine;
 use probes::trace_render;
 
-use crate::args::StreamFormat;
-use crate::server::ports::EventName;
+use crate::client::streams::StreamFormat;
+use crate::protocol::ports::EventName;
 
 /// Names that are remembered: each was asked of the machine.
 const MOST_NAMES: usize = 1 << 16;

@@ -15,6 +15,7 @@ use crate::args::{self, Switch};
 use crate::commands::remote::report_damage;
 use crate::confinement::{Confinement, Kind};
 use crate::disk::Disk;
+use crate::embed::LONGEST_INITRAMFS;
 use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::memory_size::HumanSize;
@@ -22,7 +23,7 @@ use crate::registry::Entry;
 use crate::report::{Failure, say};
 use crate::server::guest_ports;
 use crate::tail::Tail;
-use crate::vm::{LONGEST_INITRAMFS, Vm};
+use crate::vm::Vm;
 
 /// What was read before anything is made.
 pub struct Inputs {

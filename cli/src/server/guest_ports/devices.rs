@@ -14,7 +14,8 @@ use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 use probes::ptrace::record::RECORD_BYTES;
 use probes::trace_line::LINE_BYTES;
 
-use crate::server::ports::{ControlName, EventName, Ports};
+use crate::protocol::ports::{ControlName, EventName};
+use crate::server::ports::Ports;
 
 /// Lines of trace(3)'s log that a guest may ask for: 16 MB.
 const MOST_LINES: u64 = 1 << 17;

@@ -8,6 +8,7 @@
 mod devices;
 mod stream_end;
 
+use clap::ValueEnum;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,6 @@ use vmm::machine::{
     SerialOutput,
 };
 
-use crate::args::GuestPorts;
 use crate::report::Failure;
 use crate::server::ports::Ports;
 
@@ -155,6 +155,17 @@ impl PortBackend for Screen {
         // What is typed goes to the serial port.
         NullBackend.read(buffer)
     }
+}
+
+/// What a guest may do with the trace devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum GuestPorts {
+    /// It does not see them.
+    Off,
+    /// Read events.
+    Ro,
+    /// Also change what is traced.
+    Rw,
 }
 
 #[cfg(test)]

@@ -10,59 +10,21 @@ pub mod server;
 #[cfg(test)]
 pub mod toy;
 
+use crate::protocol::ports::{ControlName, EventName};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use probes::clock::Clock;
 pub use probes::port::stream::LONGEST_COMMAND;
 use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
-use crate::end_report::MachineEnd;
+use crate::protocol::end::MachineEnd;
 use crate::vm::Vm;
 
 /// How long it may take until a reader that was closed has gone.
 const CLOSING: Duration = Duration::from_millis(200);
-
-/// The ports that take commands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
-pub enum ControlName {
-    /// trace(3)'s
-    Tracectl,
-    /// ptrace(3)'s
-    Ptracectl,
-}
-
-/// The ports that give events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
-pub enum EventName {
-    /// trace(3)'s
-    Trace,
-    /// ptrace(3)'s
-    Ptrace,
-}
-
-impl ControlName {
-    /// As files and sockets are called.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Tracectl => "tracectl",
-            Self::Ptracectl => "ptracectl",
-        }
-    }
-}
-
-impl EventName {
-    /// As files and sockets are called.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Trace => "trace",
-            Self::Ptrace => "ptrace",
-        }
-    }
-}
 
 /// Gives a port, or says why there is none now.
 pub type Make<P> = Box<dyn Fn() -> Result<Arc<P>, String> + Send + Sync>;
@@ -409,6 +371,8 @@ pub fn of_session(vm: &Arc<Vm>) -> Ports {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use clap::ValueEnum;
+
     use super::*;
     use crate::registry::SOCKETS;
 

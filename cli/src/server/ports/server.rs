@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::listener::{Leave, ListenError, Listener, Rules, check_peer};
-use crate::server::ports::{ControlName, EventName, Ports, framed, raw};
+use crate::protocol::ports::{ControlName, EventName};
+use crate::server::ports::{Ports, framed, raw};
 
 /// The socket that speaks in [messages](crate::protocol::ports).
 pub const FRAMED: &str = "ports";

@@ -9,7 +9,7 @@ use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, Por
 use probes::ptrace::record::{RECORD_BYTES, Record};
 use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 
-use crate::end_report::MachineEnd;
+use crate::protocol::end::MachineEnd;
 use crate::server::ports::server::Server;
 use crate::server::ports::{Guest, Makers, Ports};
 

@@ -3,14 +3,15 @@
 //! Some come with exotrace; a folder given with `-L` has more, in files ending in `.d`. They are texts of the same language, of which
 //! structures and translators are taken. A translator of a script or a folder stands before one of the same name that came earlier.
 
+use crate::protocol::script::ScriptRequest;
+use probes::bt::diagnostic::Diagnostic;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use probes::bt::ast::{Dialect, Script};
 use probes::bt::parse;
 
-use super::render_all;
-use crate::tracing::Refusal;
+use crate::protocol::trace::Refusal;
 
 /// Largest file that is taken, in bytes.
 const LARGEST: u64 = 256 << 10;
@@ -90,4 +91,29 @@ pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// All that is wrong with a script, one after the other.
+pub fn render_all(file: &str, script: &[u8], wrong: &[Diagnostic]) -> String {
+    wrong.iter().map(|d| d.render(file, script)).collect()
+}
+
+impl ScriptRequest {
+    /// The script with its library.
+    ///
+    /// # Errors
+    /// What is wrong with it, to be shown.
+    pub fn parse(&self) -> Result<Script, Refusal> {
+        let script = parse::parse(self.text.as_bytes(), self.dialect());
+        let mut script = script.map_err(|wrong| self.render(&wrong))?;
+        if !self.strict {
+            put_before(&mut script, &self.library)?;
+        }
+        Ok(script)
+    }
+
+    /// What is wrong, to be shown.
+    pub fn render(&self, wrong: &[Diagnostic]) -> Refusal {
+        render_all(&self.file, self.text.as_bytes(), wrong)
+    }
 }

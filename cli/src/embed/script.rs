@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{GuestError, Vm};
-use crate::commands::trace_output::DRAIN_INTERVAL;
+use crate::protocol::script::Counts;
 use crate::protocol::script::ScriptRequest;
-use crate::scripting::{Counts, Job, Rendered};
+use crate::scripting::{Job, Rendered};
+use crate::tracing::DRAIN_INTERVAL;
+use crate::vm::{GuestError, Vm};
 
 /// Name of a script's text in messages.
 const NAME: &str = "script";

@@ -12,11 +12,11 @@ use introspect::regular_file;
 use vmm::machine::{self, DiskConfig, MachineConfig, MachineError, SerialOutput, VirtioConfig};
 use vmm::snapshot::{self, RestoreError, RestoredDisks};
 
-use super::Vm;
 use crate::guest_kernel::{GuestKernel, GuestKernelError};
 use crate::host::{Host, HostError};
 use crate::registry::{NameError, VmName};
 use crate::tail::Tail;
+use crate::vm::Vm;
 
 /// Bytes of an initramfs that are read at most: more than a guest has memory for.
 pub const LONGEST_INITRAMFS: u64 = 3 << 30;
@@ -72,6 +72,14 @@ pub enum StartError {
     /// The snapshot.
     #[error(transparent)]
     Snapshot(#[from] RestoreError),
+}
+
+impl Vm {
+    /// Returns a builder of a VM.
+    #[must_use]
+    pub fn builder() -> VmBuilder {
+        VmBuilder::default()
+    }
 }
 
 impl Default for VmBuilder {

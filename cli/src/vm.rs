@@ -1,16 +1,9 @@
 //! A running machine, shared by the threads that watch it: the command's own, the control socket's, the trace's.
 
-mod builder;
-mod expect;
-mod script;
-mod trace;
-
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use builder::{LONGEST_INITRAMFS, StartError, VmBuilder};
-pub use expect::Expecting;
 use introspect::Gva;
 use introspect::system::PausedSystem;
 use probes::clock::Clock;
@@ -18,9 +11,7 @@ use probes::engine::{Engine, EngineLimits};
 use probes::kernel_view::{KernelView, KernelViewError};
 use probes::provider::Traceable;
 use probes::text_hash::TextHash;
-use probes::{ptrace, trace as trace_device};
-pub use script::Script;
-pub use trace::{Trace, TraceEvent};
+use probes::{ptrace, trace};
 use vmm::machine::Handle;
 use vmm::snapshot::{self, Checks, SaveError, Saved, SnapshotInfo};
 use vmm::{Machine, RunEnd};
@@ -36,6 +27,11 @@ use crate::tail::Tail;
 
 /// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a guest may take to read a line that is typed.
+const TYPING_LIMIT: Duration = Duration::from_secs(60);
+/// How long is waited for room in its serial port.
+const TYPING_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What a kernel calls when it cannot go on.
 const PANIC: &str = "panic";
@@ -69,7 +65,7 @@ pub struct Vm {
 /// The devices trace(3) and ptrace(3) of a machine.
 #[derive(Default)]
 pub struct TraceDevices {
-    trace: OnceLock<trace_device::Device>,
+    trace: OnceLock<trace::Device>,
     ptrace: OnceLock<ptrace::Device>,
 }
 
@@ -127,12 +123,6 @@ pub enum Located {
 }
 
 impl Vm {
-    /// Returns a builder of a VM.
-    #[must_use]
-    pub fn builder() -> VmBuilder {
-        VmBuilder::default()
-    }
-
     /// Returns the VM of a machine that has not started. Its kernel's panics are watched for.
     pub(crate) fn new(
         host: Host,
@@ -186,9 +176,29 @@ impl Vm {
         self.console.lines()
     }
 
-    /// Types at the guest's serial console. Returns the number of bytes for which there was room.
-    pub fn type_bytes(&self, bytes: &[u8]) -> usize {
-        self.machine.serial_input(bytes)
+    /// Types a line at the guest's serial console, and a newline behind it.
+    ///
+    /// # Errors
+    /// If the guest ends, or does not read it within a minute.
+    pub fn type_line(&self, line: &str) -> Result<(), GuestError> {
+        let deadline = Instant::now() + TYPING_LIMIT;
+        let line = format!("{line}\n");
+        let mut rest = line.as_bytes();
+        loop {
+            let room = self.machine.serial_input(rest);
+            rest = rest.get(room..).unwrap_or_default();
+            if rest.is_empty() {
+                return Ok(());
+            }
+            if let Some(end) = self.machine.wait(Some(TYPING_INTERVAL)) {
+                return Err(GuestError::Ended(end));
+            }
+            if Instant::now() > deadline {
+                return Err(GuestError::Refused(
+                    "the guest's console takes no input".into(),
+                ));
+            }
+        }
     }
 
     /// Lists the guest's processes. The guest is paused meanwhile.
@@ -323,12 +333,12 @@ impl Vm {
     ///
     /// # Errors
     /// Why its guest cannot be traced now.
-    pub fn trace_device(&self) -> Result<trace_device::Device, String> {
+    pub fn trace_device(&self) -> Result<trace::Device, String> {
         if let Some(device) = self.devices.trace.get() {
             return Ok(device.clone());
         }
         let engine = self.engine(&self.kernel_view()?);
-        let new = || trace_device::Device::new(engine);
+        let new = || trace::Device::new(engine);
         Ok(self.devices.trace.get_or_init(new).clone())
     }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{GuestError, Vm};
-use crate::commands::trace_output::DRAIN_INTERVAL;
 use crate::expect::Expectation;
 use crate::expect::counting::Armed;
 use crate::expect::report::Verdict;
+use crate::tracing::DRAIN_INTERVAL;
+use crate::vm::{GuestError, Vm};
 
 /// Expectations whose hits are counted. Their probes are disabled when it is dropped.
 pub struct Expecting {

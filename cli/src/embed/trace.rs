@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use probes::event::Event;
 
-use super::{GuestError, Vm};
-use crate::commands::trace_output::DRAIN_INTERVAL;
 use crate::protocol::trace::Request;
-use crate::tracing::{Counts, Traced, Tracing};
+use crate::protocol::trace::{Counts, Traced};
+use crate::tracing::DRAIN_INTERVAL;
+use crate::tracing::Tracing;
+use crate::vm::{GuestError, Vm};
 
 /// Enabled probes, and the events that they have recorded.
 ///
