@@ -240,6 +240,17 @@ fn check_path(path: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// A file to add: a kernel module, a program of one's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtraFile {
+    /// Path from the root, without a slash at the start.
+    pub path: String,
+    /// Permissions, such as 0o755.
+    pub mode: u32,
+    /// What is in it.
+    pub content: Vec<u8>,
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::{Cache, failed};
 use crate::compile::Batch;
-use crate::initramfs::ExtraFile;
+use crate::cpio::ExtraFile;
 use crate::make_error::MakeError;
 use crate::progress::Progress;
 

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::{Cache, CacheError, failed};
+pub use crate::cpio::ExtraFile;
 use crate::cpio::{Archive, ArchiveError, Node};
 use crate::debian::{self, DebianError};
 use crate::dynamic;
@@ -33,17 +34,6 @@ pub enum InitramfsError {
     /// busybox could not be fetched.
     #[error(transparent)]
     Debian(#[from] DebianError),
-}
-
-/// A file to add: a kernel module, a program of one's own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExtraFile {
-    /// Path from the root, without a slash at the start.
-    pub path: String,
-    /// Permissions, such as 0o755.
-    pub mode: u32,
-    /// What is in it.
-    pub content: Vec<u8>,
 }
 
 /// Directories that `init` mounts on, and what else should be there.

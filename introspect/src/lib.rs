@@ -8,6 +8,7 @@
 //! [`system`] puts the readers together for one guest; each can be used alone.
 #![forbid(unsafe_code)]
 
+pub mod build_id;
 mod bytes;
 pub mod core_file;
 pub mod kernel;

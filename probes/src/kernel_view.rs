@@ -4,6 +4,7 @@
 //! before that the constructor says so. The view stays right as long as the guest runs the same kernel. It holds
 //! no machine and can be kept by anyone.
 
+use crate::syscall_entry::{FUNCTIONS, REGISTERS, SystemCallRegisters};
 use std::ops::Range;
 
 use introspect::PausedMemory;
@@ -19,7 +20,7 @@ use introspect::{Gva, PhysicalMemory};
 use vmm::Machine;
 use vmm::machine::Paused;
 
-use crate::provider::system_calls::registers_by_code;
+use crate::syscall_entry::registers_by_code;
 use crate::text_hash::{TextHash, TextHashError, hash_text};
 
 const DIVIDE_ERROR: u8 = 0;
@@ -296,6 +297,31 @@ fn kernel_tables(
         root: found.gpa,
         ..live
     })
+}
+
+/// Where system calls pass, and which of its arguments tell of them.
+pub(crate) fn entry_function(view: &KernelView) -> Option<(Gva, SystemCallRegisters)> {
+    let (name, address) = FUNCTIONS
+        .iter()
+        .find_map(|name| Some((*name, view.symbols.address_of(name)?)))?;
+    let types = view.btf.as_ref();
+    let prototype = types.and_then(|btf| btf.func_proto_args(name).ok());
+    // The order of the two has changed once, with Linux 5.13.
+    let registers = prototype.and_then(|prototype| {
+        let is_registers = |name: &str| name.trim_start_matches("const ") == REGISTERS;
+        prototype
+            .parameters
+            .iter()
+            .position(|parameter| is_registers(&parameter.type_name))
+    });
+    let registers = registers.filter(|at| *at < 2);
+    let registers = registers.or(view.system_call_registers).unwrap_or(0);
+    let layout = SystemCallRegisters {
+        registers,
+        number: 1 - registers,
+        returns_result: name == FUNCTIONS[0],
+    };
+    Some((Gva(address), layout))
 }
 
 #[cfg(test)]

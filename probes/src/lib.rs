@@ -33,6 +33,7 @@ mod recent;
 pub mod render;
 pub mod ring;
 mod sync;
+mod syscall_entry;
 pub mod syscall_table;
 #[cfg(test)]
 #[path = "../../tests/support/data.rs"]

@@ -16,7 +16,8 @@ use probes::kernel_view::KernelView;
 use probes::name::ProbeName;
 use probes::probe::{Moment, Probe, Target};
 use vmm::rehearsal::Rehearsal;
-use vmm::trap::{StoppedVcpu, Trap, TrapSink};
+use vmm::trap::Trap;
+use vmm::{StoppedVcpu, TrapSink};
 
 /// Lines and the most instructions of each, one a line: the number, then the name.
 const LIMITS: &str = include_str!("instructions.txt");

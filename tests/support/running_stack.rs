@@ -10,7 +10,8 @@ use introspect::stack::frames::{End, Found, Stack};
 use introspect::system::PausedSystem;
 use introspect::x86_64::CpuState;
 use introspect::{CpuRegisters, Gva};
-use vmm::trap::{StoppedVcpu, Trap, TrapSink};
+use vmm::trap::Trap;
+use vmm::{StoppedVcpu, TrapSink};
 
 use crate::insight::Insight;
 use crate::proc_comparison::{frame_name, lossy};

@@ -1,6 +1,6 @@
 //! The KVM machine: host probing, guest memory, boot, vCPUs, traps, pause, snapshot and restore.
 //!
-//! The caller brings a kernel, a place for serial output and a [`trap::TrapSink`]; this crate turns a stock
+//! The caller brings a kernel, a place for serial output and a [`TrapSink`]; this crate turns a stock
 //! `/dev/kvm` into a guest that can be stopped at any instruction. What a probe is, it does not know. All
 //! decisions about the host follow from one record, [`host::HostProfile`], measured and never assumed.
 //!
@@ -9,12 +9,12 @@
 pub mod assist;
 pub mod boot;
 mod clock;
+mod exit;
 mod hex;
 pub mod host;
 pub mod lookaside;
 pub mod machine;
 pub mod memory;
-mod page_set;
 #[cfg(feature = "test-utils")]
 pub mod rehearsal;
 pub mod sharded_map;
@@ -28,7 +28,7 @@ mod x86_64;
 
 pub use clock::host_tsc;
 pub use machine::{Machine, MachineConfig, RunEnd};
-pub use vcpu::VcpuRegisters;
+pub use vcpu::{StoppedVcpu, TrapSink, VcpuRegisters};
 pub use vm::KvmError;
 #[cfg(feature = "test-utils")]
 pub use x86_64::emulate;

@@ -13,7 +13,8 @@ use introspect::{Gpa, Gva, PhysicalMemory};
 use kvm_bindings::kvm_regs;
 
 use crate::memory::{GuestRam, PAGE_SIZE};
-use crate::trap::{StoppedVcpu, TrapTable};
+use crate::trap::TrapTable;
+use crate::vcpu::StoppedVcpu;
 use crate::vcpu::general_registers;
 use crate::x86_64::emulate::{
     self, ControlRegister, EmulateError, Environment, FxState, MemoryFault, Segment, StateError,

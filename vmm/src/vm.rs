@@ -6,7 +6,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VmFd};
 
 use crate::memory::GuestRam;
-use crate::page_set::PageSet;
+use crate::memory::PageSet;
 
 /// Three pages that VMX needs for real mode, in the hole below 4 GiB.
 const TSS_ADDRESS: usize = 0xfffb_d000;

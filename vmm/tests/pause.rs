@@ -239,8 +239,8 @@ fn dropping_a_machine_ends_its_threads() {
 fn a_sink_that_panics_ends_the_run() {
     let _turn = alone();
     struct Panics;
-    impl vmm::trap::TrapSink for Panics {
-        fn trap(&self, _: &vmm::trap::Trap, _: &vmm::trap::StoppedVcpu<'_>) {
+    impl vmm::TrapSink for Panics {
+        fn trap(&self, _: &vmm::trap::Trap, _: &vmm::StoppedVcpu<'_>) {
             std::panic::resume_unwind(Box::new("sink"));
         }
     }

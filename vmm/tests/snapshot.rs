@@ -22,7 +22,8 @@ use vmm::snapshot::{
     FolderError, KernelReference, NewFolder, RestoreError, RestoredDisks, SaveError, SavedMemory,
     SnapshotInfo, Stage, restore, save,
 };
-use vmm::trap::{INT3, StoppedVcpu, Trap, TrapSink};
+use vmm::trap::{INT3, Trap};
+use vmm::{StoppedVcpu, TrapSink};
 
 /// None of these machines has a disk.
 const NO_DISKS: RestoredDisks = RestoredDisks::Named(Vec::new());

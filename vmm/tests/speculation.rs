@@ -9,7 +9,8 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gpa, Gva, PhysicalMemory};
 use vmm::rehearsal::Rehearsal;
 use vmm::speculation::SpeculationError;
-use vmm::trap::{StoppedVcpu, Trap, TrapSink};
+use vmm::trap::Trap;
+use vmm::{StoppedVcpu, TrapSink};
 
 const MEMORY: u64 = 4 << 20;
 /// Page tables.

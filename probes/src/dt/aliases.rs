@@ -12,10 +12,10 @@ use introspect::Gva;
 use super::tasks::Thread;
 use crate::event::Event;
 use crate::kernel_view::KernelView;
+use crate::kernel_view::entry_function;
 use crate::name::ProbeName;
 use crate::probe::{Argument, Moment, Probe, Target};
 use crate::provider::kprobe::KERNEL;
-use crate::provider::system_calls::entry_function;
 use crate::syscall_table;
 use table::{ALIASES, Alias, AliasTarget, Condition, GROUPS_WITHOUT, Value};
 

@@ -14,9 +14,10 @@ use super::abi::{
 use super::aliases::{AliasProbe, Aliases, NO_SYSTEM_CALLS};
 use crate::event::MAX_ARGUMENTS;
 use crate::kernel_view::KernelView;
+use crate::kernel_view::entry_function;
 use crate::name::ProbeName;
 use crate::probe::{Moment, Probe, Target};
-use crate::provider::system_calls::{self, entry_function};
+use crate::provider::system_calls;
 use crate::provider::{kprobe, timer, tracepoint};
 use crate::syscall_table;
 

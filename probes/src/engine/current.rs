@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use introspect::kernel::task::{PerCpu, PreemptCount, TaskLayout};
 use introspect::x86_64::paging::AddressSpace;
 use introspect::{Gva, PhysicalMemory};
-use vmm::trap::StoppedVcpu;
+use vmm::StoppedVcpu;
 
 use super::filter::Identity;
 use crate::event::COMM_LENGTH;

@@ -37,7 +37,8 @@ use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::{read_u32, read_u64};
 use introspect::{Gva, PhysicalMemory};
-use vmm::trap::{Choice, StoppedVcpu, Suspended, TrapTable};
+use vmm::StoppedVcpu;
+use vmm::trap::{Choice, Suspended, TrapTable};
 
 use super::hit::{Hit, HitPath};
 use super::returns::Returning;

@@ -16,8 +16,9 @@ use introspect::x86_64::paging::AddressSpace;
 use introspect::x86_64::{CpuState, GeneralRegisters};
 use introspect::{Gpa, Gva, PhysicalMemory};
 use parking_lot::Mutex;
+use vmm::StoppedVcpu;
 use vmm::sharded_map::{Changes, ShardedMap};
-use vmm::trap::{ArmError, SiteId, StoppedVcpu, TrapTable};
+use vmm::trap::{ArmError, SiteId, TrapTable};
 
 use super::arguments::Arguments;
 use super::current::{Current, Tasks};

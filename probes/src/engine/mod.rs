@@ -1,6 +1,6 @@
 //! The probe engine of one machine: traps, the hit path, sessions.
 //!
-//! The caller owns the machine and keeps one engine for it (which takes the machine's one [`vmm::trap::TrapSink`]), makes a
+//! The caller owns the machine and keeps one engine for it (which takes the machine's one [`vmm::TrapSink`]), makes a
 //! [`Session`] for everyone who probes, and drains it often enough. Sessions share traps and see nothing of each other.
 //!
 //! Returns: at an entry the return address gets a trap of its own, which stays until no probe of the function's return is left. A hit
@@ -53,13 +53,13 @@ pub(crate) use arming::ArmedAt;
 pub use arming::EnableError;
 pub use filter::{Filter, Match};
 pub use guest_files::{NewFile, NewFiles};
-pub(crate) use plan::SystemCallRegisters;
 pub use plan::{Capture, StringArgument};
 pub use program::{HitOutcome, ProbeHit, Program, TaskIdentity};
 pub use session::{ProbeStats, RingSize, Session, SessionError, SessionStats};
 
 use crate::kernel_view::KernelView;
-use crate::provider::system_calls::entry_function;
+use crate::kernel_view::entry_function;
+use crate::syscall_entry::SystemCallRegisters;
 use current::Tasks;
 use filter::HitFilter;
 use guest_files::Listeners;

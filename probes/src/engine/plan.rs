@@ -12,6 +12,7 @@ use super::session::SessionShared;
 use super::watch::Watch;
 use crate::event::{EventKind, MAX_ARGUMENTS, MAX_FRAMES, MAX_STATIC_ARGUMENTS, MAX_STRING};
 use crate::probe::{StaticPlace, TracepointText};
+use crate::syscall_entry::SystemCallRegisters;
 
 /// A string argument to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,17 +136,6 @@ pub(crate) struct SystemCallPlan {
     pub(crate) entries: Vec<Arc<Enabled>>,
     /// Whether its return is probed.
     pub(crate) returns: bool,
-}
-
-/// Which argument registers tell of a system call at the function that all of them go through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SystemCallRegisters {
-    /// The one with the address of `pt_regs`.
-    pub(crate) registers: usize,
-    /// The one with the number.
-    pub(crate) number: usize,
-    /// Whether the function returns the result; else it is in `pt_regs` then, which the stack pointer leads to.
-    pub(crate) returns_result: bool,
 }
 
 /// All system calls, by number.

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{CpuRegisters, Gva};
-use vmm::trap::{ArmError, SiteId, StoppedVcpu, Trap, TrapKind, TrapSink};
+use vmm::trap::{ArmError, SiteId, Trap, TrapKind};
+use vmm::{StoppedVcpu, TrapSink};
 
 use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 
 use introspect::Gva;
+use vmm::StoppedVcpu;
 use vmm::speculation::SpeculationError;
-use vmm::trap::StoppedVcpu;
 
 use crate::event::MAX_ARGUMENTS;
 use crate::probe::TracepointText;

@@ -11,9 +11,9 @@ use vmm::machine::Handle;
 use super::layout::Layout;
 use super::program::EventHook;
 use super::record::EventType;
-use crate::kernel_view::KernelView;
+use crate::kernel_view::{self, KernelView};
 use crate::probe::{Moment, Probe};
-use crate::provider::{kprobe, system_calls, tracepoint};
+use crate::provider::{self, kprobe, tracepoint};
 
 /// First part of the names of the device's own probes.
 const PROVIDER: &str = "ptrace";
@@ -112,10 +112,10 @@ impl Sources {
         for (name, vector) in TRAPS {
             sources.add(view, name, EventType::Trap, EventHook::Trap(vector));
         }
-        match system_calls::entry_function(view) {
+        match kernel_view::entry_function(view) {
             Some((address, registers)) => {
                 let what = EventHook::SystemCall(registers.number);
-                let name = system_calls::PROVIDER;
+                let name = provider::system_calls::PROVIDER;
                 let source = function(name, address.0, Moment::Entry, EventType::Trap, what);
                 sources.list.push(source);
             }

@@ -12,7 +12,8 @@ use probes::kernel_view::KernelView;
 use probes::name::ProbeName;
 use probes::probe::{Moment, Target, UserText};
 use vmm::Machine;
-use vmm::trap::{StoppedVcpu, Trap, TrapSink};
+use vmm::trap::Trap;
+use vmm::{StoppedVcpu, TrapSink};
 
 use super::{Line, Probe};
 use crate::MicroGuest;

@@ -4,6 +4,7 @@
 //! What can be tried is not taken from capability bits: a KVM may advertise software breakpoints and never report one.
 //! The record is cached per host kernel and CPU (see [`HostProfile::load_or_probe`]).
 
+pub(crate) mod cpuid;
 mod open;
 mod probe;
 
@@ -225,7 +226,7 @@ fn host_identity() -> String {
         read("/proc/sys/kernel/osrelease"),
         read("/proc/sys/kernel/version"),
     );
-    format!("{release} {version} {}", crate::x86_64::cpuid::host_name())
+    format!("{release} {version} {}", crate::host::cpuid::host_name())
 }
 
 /// `vmx` or `svm` if the CPU shows the flag.

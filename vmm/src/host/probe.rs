@@ -17,11 +17,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Breakpoint, FORMAT, HostProfile, Int3, KernelMode};
 use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
+use crate::host::cpuid;
 use crate::memory::{GuestRam, PAGE_SIZE, RamError};
-use crate::trap::INT3;
 use crate::vm::{self, KvmError, NameCall};
+use crate::x86_64::INT3;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
-use crate::x86_64::{cpuid, entry, msr, rflags};
+use crate::x86_64::{entry, msr, rflags};
 
 /// RAM of a probe's machine.
 const MEMORY: u64 = 4 << 20;
@@ -204,7 +205,7 @@ impl Bench {
                     };
                 }
                 Ok(VcpuExit::InternalError) => {
-                    return match crate::vcpu::internal_error(self.fd.get_kvm_run()) {
+                    return match crate::exit::internal_error(self.fd.get_kvm_run()) {
                         Ok(failure) => Stop::Failure {
                             first: failure.bytes().first().copied().unwrap_or(0),
                         },

@@ -17,10 +17,10 @@ use super::{Devices, Machine, RunEnd};
 use crate::assist;
 use crate::boot::{self, BootConfig, BootError, EntryProtocol, KernelFile};
 use crate::host::HostProfile;
+use crate::host::cpuid::{self, Shape};
 use crate::memory::{GuestRam, HOLE_START, RamError};
 use crate::vcpu::{Vcpu, kick};
 use crate::vm::{self, KvmError, NameCall};
-use crate::x86_64::cpuid::{self, Shape};
 use crate::x86_64::{emulate, entry, msr};
 
 /// Most vCPUs of a machine.

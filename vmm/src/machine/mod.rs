@@ -1,6 +1,6 @@
 //! A machine: guest RAM, devices, vCPU threads, traps, and its life from boot or restore to its end.
 //!
-//! The caller owns the kernel file, the terminal and what it does with traps ([`crate::trap::TrapSink`]); a
+//! The caller owns the kernel file, the terminal and what it does with traps ([`crate::TrapSink`]); a
 //! [`Machine`] owns everything else and ends its threads when dropped. It is made paused, by [`boot()`] or by
 //! [`crate::snapshot::restore`], so that probes can stand before the first instruction; [`Machine::start`] lets it go.
 

@@ -15,7 +15,8 @@ use super::control::Control;
 use super::{PanicReport, PanicWitness, RunEnd};
 use crate::host::HostProfile;
 use crate::memory::GuestRam;
-use crate::trap::{TrapSink, TrapTable};
+use crate::trap::TrapTable;
+use crate::vcpu::TrapSink;
 use crate::vm::KvmError;
 
 /// Shared by all threads of a machine.

@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 
 use introspect::{Gpa, PhysicalMemory};
 
+use crate::memory::PageSet;
 use crate::memory::{GuestRam, HOLE_END, HOLE_START, PAGE_SIZE};
-use crate::page_set::PageSet;
 
 /// Bytes looked at at once. A run of non-zero pages is written in one call.
 pub(super) const CHUNK: u64 = 1 << 20;

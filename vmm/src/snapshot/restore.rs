@@ -18,11 +18,11 @@ use super::{
     SnapshotDamage, format, pieces,
 };
 use crate::host::HostProfile;
+use crate::host::cpuid::host_name;
 use crate::machine::virtio::{DiskConfig, SavedDevice};
 use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus, launch, new_vm};
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
-use crate::x86_64::cpuid::host_name;
 
 /// A snapshot cannot be restored.
 #[derive(Debug, thiserror::Error)]

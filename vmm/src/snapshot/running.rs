@@ -18,7 +18,7 @@ use super::MEMORY_FILE;
 use super::memory_file::{Copied, MemoryFile, Zeros, chunks};
 use super::save::{SaveError, Stage, failed, go_on};
 use crate::machine::Machine;
-use crate::page_set::PageSet;
+use crate::memory::PageSet;
 use crate::vm::{self, KvmError};
 
 /// How often pages are written again at most.

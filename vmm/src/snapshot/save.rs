@@ -14,9 +14,9 @@ use super::folder::{FolderError, NewFolder};
 use super::pieces::{self, Piece, Reader};
 use super::running::Writing;
 use super::{FileRefusal, Files, MEMORY_FILE, STATE_FILE, SavedMachine, SnapshotInfo, format};
+use crate::host::cpuid::host_name;
 use crate::machine::{Machine, Paused};
 use crate::vm::{KvmError, NameCall};
-use crate::x86_64::cpuid::host_name;
 
 /// A snapshot cannot be written.
 #[derive(Debug, thiserror::Error)]

@@ -25,8 +25,8 @@ use super::site::{Displaced, Original, Purpose, Site, SiteCounters, SiteId};
 use super::{INT3, Int3Owner};
 use crate::hex::hex;
 use crate::lookaside::Lookaside;
+use crate::memory::PageSet;
 use crate::memory::{GuestRam, PAGE_SIZE};
-use crate::page_set::PageSet;
 use crate::sharded_map::ShardedMap;
 use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
 

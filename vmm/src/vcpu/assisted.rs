@@ -13,11 +13,11 @@ use introspect::x86_64::{paging, read_virtual};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use super::environment::{address_space, in_user_mode};
-use super::exit::EmulationFailure;
 use super::hit::without_resume;
 use super::run::Flow;
 use super::{Vcpu, debug};
 use crate::assist::syscall;
+use crate::exit::EmulationFailure;
 use crate::machine::RunEnd;
 use crate::trap::{Displaced, INT3, Int3Owner, Site, TrapKind};
 use crate::vm::{KvmError, NameCall};

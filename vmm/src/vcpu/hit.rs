@@ -16,9 +16,8 @@ use super::{Vcpu, debug, kick};
 use crate::machine::control::ParkOutcome;
 use crate::machine::{PanicReport, RunEnd};
 use crate::memory::PAGE_SIZE;
-use crate::trap::{
-    Displaced, Int3Owner, Purpose, Reinjection, Site, StoppedVcpu, Trap, TrapKind, foreign_int3,
-};
+use crate::trap::{Displaced, Int3Owner, Purpose, Reinjection, Site, Trap, TrapKind, foreign_int3};
+use crate::vcpu::StoppedVcpu;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::emulate::{self, EmulateError, StateError};
 use crate::x86_64::rflags;

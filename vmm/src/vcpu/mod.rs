@@ -12,7 +12,6 @@ mod assisted;
 mod bare;
 mod debug;
 mod environment;
-mod exit;
 mod hit;
 pub(crate) mod kick;
 pub(crate) mod quick;
@@ -20,6 +19,7 @@ pub(crate) mod quick;
 pub(crate) mod recorded;
 mod run;
 pub(crate) mod state;
+mod stopped;
 pub(crate) mod system;
 
 use std::collections::BTreeSet;
@@ -38,13 +38,13 @@ use kvm_ioctls::VcpuFd;
 use std::mem::offset_of;
 
 pub(crate) use environment::{address_space, in_user_mode};
-pub(crate) use exit::internal_error;
+pub use stopped::{StoppedVcpu, TrapSink};
 
 use crate::assist::syscall::SyscallMsrs;
 use crate::machine::MachineError;
 use crate::machine::shared::Shared;
 use crate::memory::PhysicalWriteError;
-use crate::trap::{Site, SiteId, TrapSink};
+use crate::trap::{Site, SiteId};
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::{msr, rflags};
 use debug::GuestDebug;

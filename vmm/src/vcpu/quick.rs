@@ -15,7 +15,8 @@ use super::system::System;
 use crate::machine::control::Control;
 use crate::machine::shared::Shared;
 use crate::memory::GuestRam;
-use crate::trap::{SeenSites, Site, StoppedVcpu, Trap, TrapKind, TrapSink, TrapTable};
+use crate::trap::{SeenSites, Site, Trap, TrapKind, TrapTable};
+use crate::vcpu::{StoppedVcpu, TrapSink};
 use crate::walks::{HitMemory, Walks};
 
 /// How far the usual way went.

@@ -1,6 +1,5 @@
 //! Everything that names an x86-64 register, segment, MSR or instruction.
 
-pub mod cpuid;
 pub(crate) mod debug_exception;
 pub mod emulate;
 pub mod entry;
@@ -9,5 +8,7 @@ pub mod msr;
 pub(crate) mod rflags;
 pub mod segments;
 
+/// The trap instruction.
+pub const INT3: u8 = 0xcc;
 /// Most bytes of one instruction.
 pub(crate) const LONGEST_INSTRUCTION: usize = 15;

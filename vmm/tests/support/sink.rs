@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use vmm::trap::{StoppedVcpu, Trap, TrapSink};
+use vmm::trap::Trap;
+use vmm::{StoppedVcpu, TrapSink};
 
 /// One trap with the registers that tests look at.
 #[derive(Debug, Clone, Copy)]

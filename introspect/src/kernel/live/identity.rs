@@ -1,8 +1,8 @@
 //! What a kernel in memory says about itself: version, build id, and how far it was moved.
 
+use crate::build_id::BuildId;
 use crate::kernel::image;
 use crate::kernel::symbols::Symbols;
-use crate::user::build_id::BuildId;
 use crate::{Gva, MemoryView};
 
 /// Bytes of vmcoreinfo (`VMCOREINFO_BYTES`, include/linux/crash_core.h).

@@ -15,7 +15,7 @@ use super::btf::{Btf, BtfError};
 use super::kallsyms::{self, KallsymsError};
 use super::slide::{self, SlideError};
 use super::symbols::Symbols;
-use crate::user::build_id::BuildId;
+use crate::build_id::BuildId;
 use crate::x86_64::{AddressSpace, CpuState, ReadVirtualError};
 use crate::{CpuRegisters, Gpa, Gva, MemoryView};
 

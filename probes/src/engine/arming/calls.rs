@@ -5,13 +5,12 @@ use std::sync::Arc;
 use vmm::trap::ArmError;
 
 use super::super::Engine;
-use super::super::plan::{
-    Enabled, SystemCallPlan, SystemCallRegisters, SystemCalls, TracepointPlan,
-};
+use super::super::plan::{Enabled, SystemCallPlan, SystemCalls, TracepointPlan};
 use super::super::system_call::system_call_key;
 use super::{Armed, ArmedAt, EnableError, KernelSite, MAX_SYSTEM_CALLS};
 use crate::probe::{Moment, TracepointText};
 use crate::provider::tracepoint::keep_what_leads_to_the_call;
+use crate::syscall_entry::SystemCallRegisters;
 
 impl Engine {
     pub(super) fn arm_system_call(

@@ -20,7 +20,8 @@ use introspect::kernel::symbols::Symbols;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
-use vmm::trap::{StoppedVcpu, SuspendedUser};
+use vmm::StoppedVcpu;
+use vmm::trap::SuspendedUser;
 
 use super::private::VM_WRITE;
 use super::{GuestPages, parameter};

@@ -13,7 +13,8 @@ use introspect::kernel::page_cache::PageOwner;
 use introspect::x86_64::PAGE;
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::{Gpa, Gva, PausedMemory};
-use vmm::trap::{INT3, StoppedVcpu};
+use vmm::StoppedVcpu;
+use vmm::trap::INT3;
 
 use super::GuestPages;
 use super::iter::nth;

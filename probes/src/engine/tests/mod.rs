@@ -21,9 +21,7 @@ use vmm::trap::{ArmError, SiteId};
 use super::current::{Base, Current, Tasks};
 use super::filter::{Filter, HitFilter, Match};
 use super::hit::{Arm, Counters, Hit, HitPath};
-use super::plan::{
-    Capture, Enabled, ReturnPlan, SitePlan, SystemCallPlan, SystemCallRegisters, SystemCalls,
-};
+use super::plan::{Capture, Enabled, ReturnPlan, SitePlan, SystemCallPlan, SystemCalls};
 use super::return_sites::ReturnSites;
 use super::return_targets::ReturnTargets;
 use super::returns::{FunctionKey, PendingReturns};
@@ -37,6 +35,7 @@ use crate::event::{Event, EventKind};
 use crate::kernel_view::KernelView;
 use crate::merge::drain_in_order;
 use crate::ring::Ring;
+use crate::syscall_entry::SystemCallRegisters;
 
 const READ: u64 = 0xffff_ffff_8100_1000;
 const WRITE: u64 = 0xffff_ffff_8100_2000;

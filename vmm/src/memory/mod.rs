@@ -4,6 +4,8 @@
 //! it from the host. A machine that boots gets a memfd, so that other processes can map it too; a restored
 //! one maps the snapshot's memory file privately, so that many restores share its clean pages.
 
+mod page_set;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -19,7 +21,7 @@ use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
 };
 
-use crate::page_set::PageSet;
+pub(crate) use page_set::PageSet;
 
 /// Start of the hole for devices and APICs below 4 GiB.
 pub const HOLE_START: u64 = 0xc000_0000;

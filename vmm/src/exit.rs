@@ -79,8 +79,8 @@ pub(crate) fn port_access(fd: &mut VcpuFd, run_size: usize) -> Option<PortAccess
 mod tests {
     use kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV;
 
-    use super::super::recorded::FAILED_INT3;
     use super::*;
+    use crate::vcpu::recorded::FAILED_INT3;
 
     #[test]
     fn a_recorded_emulation_failure_gives_its_bytes() {

@@ -1,0 +1,139 @@
+//! A vCPU that is stopped at a trap, as the machine's [`TrapSink`] sees it.
+
+use std::sync::Arc;
+
+use introspect::x86_64::paging::AddressSpace;
+use introspect::x86_64::{CpuState, GeneralRegisters};
+use introspect::{CpuRegisters, Gpa, Gva};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+use super::system::System;
+use super::{VcpuRegisters, address_space, general_registers};
+use crate::machine::Paused;
+use crate::machine::control::Control;
+use crate::memory::GuestRam;
+use crate::trap::{SiteId, Trap, TrapTable};
+use crate::walks::HitMemory;
+
+/// Takes traps, on the vCPU's own thread. Whatever it does, the guest waits for: no blocking, no allocation
+/// on the usual path.
+pub trait TrapSink: Send + Sync {
+    /// The vCPU of `trap` stands before the trapped instruction, with its registers in `cpu`.
+    fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>);
+
+    /// A site stands no more: a program came there in a state in which this host cannot execute the displaced
+    /// instruction. That hit was reported, later ones will not be.
+    fn given_up(&self, site: SiteId) {
+        let _ = site;
+    }
+
+    /// The vCPU was made to come out of the guest, wherever it was, by [`crate::machine::Handle::sample`]; a halted one too.
+    fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedVcpu<'_>) {
+        let _ = (vcpu, mask, cpu);
+    }
+}
+
+/// One vCPU that stands still at a trap.
+pub struct StoppedVcpu<'a> {
+    pub(crate) regs: &'a kvm_regs,
+    pub(crate) user_mode: bool,
+    pub(crate) system: &'a System<'a>,
+    pub(crate) memory: HitMemory<'a>,
+    pub(crate) traps: &'a TrapTable,
+    pub(crate) control: &'a Arc<Control>,
+}
+
+impl StoppedVcpu<'_> {
+    /// General registers, RIP and RFLAGS at the trapped instruction.
+    pub fn regs(&self) -> &kvm_regs {
+        self.regs
+    }
+
+    /// The same as plain values.
+    pub fn general(&self) -> &GeneralRegisters {
+        general_registers(self.regs)
+    }
+
+    /// Guest memory.
+    pub fn ram(&self) -> &GuestRam {
+        self.memory.guest_ram()
+    }
+
+    /// Guest memory, through the page walks that this vCPU's hits have kept.
+    pub fn memory(&self) -> &HitMemory<'_> {
+        &self.memory
+    }
+
+    /// The page tables in use.
+    pub fn address_space(&self) -> AddressSpace {
+        address_space(self.sregs())
+    }
+
+    /// Segments, control registers, descriptor tables: KVM is asked for them here, at the first time.
+    pub(crate) fn sregs(&self) -> &kvm_sregs {
+        self.system.get()
+    }
+
+    /// Base of the GS segment as it is: the program's in user mode, and in the first instructions of an entry from it.
+    pub fn gs_base(&self) -> Gva {
+        Gva(self.sregs().gs.base)
+    }
+
+    /// The address of the last page fault (CR2).
+    pub fn fault_address(&self) -> Gva {
+        Gva(self.sregs().cr2)
+    }
+
+    /// General registers, segments and control registers as introspection takes them. The GS base that is swapped out is given as
+    /// the one in use, which is right in kernel mode.
+    pub fn cpu_state(&self) -> CpuState {
+        let registers = VcpuRegisters {
+            regs: *self.regs,
+            sregs: *self.sregs(),
+        };
+        registers.cpu_state(self.sregs().gs.base)
+    }
+
+    /// What stands at an address without any site, as many bytes as the longest instruction has; fewer where a page is missing.
+    pub fn code(&self, address: Gva) -> Vec<u8> {
+        self.traps.read_code(address, self.address_space())
+    }
+
+    /// Makes all vCPUs stand still after this, until the result is dropped: for somebody on another thread who has to do what
+    /// must be done before the guest goes on. That one pauses the machine itself before looking at it.
+    pub fn hold(&self) -> Paused {
+        self.control.hold_all()
+    }
+
+    /// The machine's sites, to arm another one (a return address) from here.
+    pub fn traps(&self) -> &TrapTable {
+        self.traps
+    }
+
+    /// The guest's time stamp counter now.
+    pub fn tsc(&self) -> u64 {
+        crate::clock::host_tsc()
+    }
+}
+
+impl CpuRegisters for StoppedVcpu<'_> {
+    fn page_table_root(&self) -> Gpa {
+        address_space(self.sregs()).root
+    }
+
+    fn five_level_paging(&self) -> bool {
+        address_space(self.sregs()).levels == 5
+    }
+
+    fn kernel_gs_base(&self) -> Gva {
+        Gva(self.sregs().gs.base)
+    }
+
+    fn instruction_pointer(&self) -> Gva {
+        Gva(self.regs.rip)
+    }
+
+    fn in_user_mode(&self) -> bool {
+        self.user_mode
+    }
+}
