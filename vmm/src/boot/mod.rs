@@ -3,8 +3,9 @@
 //! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the guest never
 //! runs the decompressor (and is never moved by it: an ELF boot stays where it is linked). Writes kernel,
 //! initramfs, command line, boot parameters and MP table into guest RAM; the registers are
-//! `crate::x86_64::entry`'s business.
+//! `entry`'s business.
 
+pub(crate) mod entry;
 mod kernel_file;
 mod mptable;
 mod params;

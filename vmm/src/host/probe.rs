@@ -16,13 +16,14 @@ use kvm_ioctls::{Cap, IoEventAddress, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Breakpoint, FORMAT, HostProfile, Int3, KernelMode};
+use crate::boot::entry;
 use crate::boot::{self, BootConfig, BootError, KernelFile, KernelFileError};
 use crate::host::cpuid;
 use crate::memory::{GuestRam, PAGE_SIZE, RamError};
 use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::INT3;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
-use crate::x86_64::{entry, msr, rflags};
+use crate::x86_64::{msr, rflags};
 
 /// RAM of a probe's machine.
 const MEMORY: u64 = 4 << 20;

@@ -15,13 +15,14 @@ use super::shared::{IrqPin, Parts, Shared, Signals};
 use super::virtio::{self, VirtioConfig, VirtioError};
 use super::{Devices, Machine, RunEnd};
 use crate::assist;
+use crate::boot::entry;
 use crate::boot::{self, BootConfig, BootError, EntryProtocol, KernelFile};
 use crate::host::HostProfile;
 use crate::host::cpuid::{self, Shape};
 use crate::memory::{GuestRam, HOLE_START, RamError};
 use crate::vcpu::{Vcpu, kick};
 use crate::vm::{self, KvmError, NameCall};
-use crate::x86_64::{emulate, entry, msr};
+use crate::x86_64::{emulate, msr};
 
 /// Most vCPUs of a machine.
 pub const MAX_CPUS: u8 = 4;

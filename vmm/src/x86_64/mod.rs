@@ -2,7 +2,6 @@
 
 pub(crate) mod debug_exception;
 pub mod emulate;
-pub mod entry;
 pub mod exception_frame;
 pub mod msr;
 pub(crate) mod rflags;

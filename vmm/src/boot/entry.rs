@@ -6,9 +6,9 @@
 use introspect::Gpa;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::{rflags, segments};
-use crate::boot::{EntryPoint, EntryProtocol, place};
+use super::{EntryPoint, EntryProtocol, place};
 use crate::memory::{GuestRam, PhysicalWriteError};
+use crate::x86_64::{rflags, segments};
 
 const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
