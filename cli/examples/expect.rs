@@ -9,7 +9,7 @@ use exotrace::{Verdict, Vm};
 /// Returns a verdict for each expectation.
 pub fn run(snapshot: &Path) -> Result<Vec<Verdict>, Box<dyn Error>> {
     let vm = Vm::builder().restore(snapshot).start()?;
-    let expecting = vm.expect(["syscall:execve >= 1", "vfs_read /comm == \"cat\"/ >= 1"])?;
+    let expecting = vm.expect(["syscall:execve >= 1", "do_filp_open /comm == \"cat\"/ >= 1"])?;
     vm.type_line("cat /proc/version")?;
     Ok(expecting.verdicts(Duration::from_secs(60)))
 }

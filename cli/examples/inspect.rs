@@ -5,26 +5,19 @@ use std::path::Path;
 
 use exotrace::{ProcessName, Vm};
 
-/// Returns the names of the processes.
-pub fn run(snapshot: &Path) -> Result<Vec<String>, Box<dyn Error>> {
+/// Returns the number of processes.
+pub fn run(snapshot: &Path) -> Result<usize, Box<dyn Error>> {
     let vm = Vm::builder().restore(snapshot).start()?;
-    let listed = vm.processes()?;
-    for process in &listed.processes {
+    let listed = vm.processes()?.processes;
+    for process in &listed {
         println!("{:>5} {} {}", process.pid, process.state, process.comm);
     }
     let stacks = vm.stacks(&ProcessName::Pid(1), None)?;
     for frame in stacks.threads.iter().flat_map(|thread| &thread.kernel) {
-        println!(
-            "    {:#x} {}",
-            frame.address,
-            frame.name.as_deref().unwrap_or("?")
-        );
+        let name = frame.name.as_deref().unwrap_or("?");
+        println!("    {:#x} {name}", frame.address);
     }
-    Ok(listed
-        .processes
-        .into_iter()
-        .map(|process| process.comm)
-        .collect())
+    Ok(listed.len())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -30,7 +30,7 @@ fn boot_shows_the_console_and_the_text() {
 #[test]
 fn trace_shows_ten_calls() {
     let host = host!();
-    let seen = trace::run(shell::snapshot_folder(host), "vfs_read");
+    let seen = trace::run(shell::snapshot_folder(host), "do_filp_open");
     assert_eq!(seen.unwrap_or_else(|e| panic!("{e}")), 10);
 }
 
@@ -39,15 +39,14 @@ fn script_counts_the_calls_of_a_command() {
     let host = host!();
     let output = script::run(shell::snapshot_folder(host));
     let output = output.unwrap_or_else(|e| panic!("{e}"));
-    assert!(output.contains("@[cat, execve]: 1"), "{output}");
+    assert!(output.contains("@[cat, openat]"), "{output}");
 }
 
 #[test]
-fn inspect_lists_the_first_process() {
+fn inspect_lists_processes() {
     let host = host!();
-    let names = inspect::run(shell::snapshot_folder(host));
-    let names = names.unwrap_or_else(|e| panic!("{e}"));
-    assert!(names.iter().any(|name| name == "kthreadd"), "{names:?}");
+    let count = inspect::run(shell::snapshot_folder(host)).unwrap_or_else(|e| panic!("{e}"));
+    assert!(count > 2, "init, kthreadd and the shell: {count}");
 }
 
 #[test]
