@@ -1,4 +1,4 @@
-//! The `exotrace` command as its users run it, with a run directory of its own.
+//! Runs the `exotrace` command as its users do, with a run directory of its own.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -11,14 +11,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::shell::COMMAND_LIMIT;
 
-/// How often a running command is asked whether it has ended.
+/// The interval at which a running command is polled for its end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The command's executable: the one that `EXOTRACE_BIN` names, else cargo's, beside the folder of the
-/// tests' own.
+/// Returns the command's executable: the one that `EXOTRACE_BIN` names. Without it, cargo's, beside
+/// the folder of the tests' own.
 ///
 /// # Panics
-/// If it has not been built.
+/// If the executable has not been built.
 pub fn executable() -> PathBuf {
     if let Some(path) = std::env::var_os("EXOTRACE_BIN") {
         return path.into();
@@ -37,12 +37,12 @@ pub fn executable() -> PathBuf {
     path
 }
 
-/// The words of a command line; none has a blank.
+/// Splits a command line into words; no word contains a blank.
 pub fn words(line: &str) -> Vec<OsString> {
     line.split_whitespace().map(OsString::from).collect()
 }
 
-/// A folder for a test's files, and a run directory.
+/// A folder for a test's files, with a run directory.
 pub struct World {
     folder: tempfile::TempDir,
 }
@@ -50,15 +50,15 @@ pub struct World {
 /// A command that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit status; -1 if a signal ended it.
+    /// The exit status; -1 if a signal ended the command.
     pub status: i32,
-    /// Standard output.
+    /// The command's standard output.
     pub stdout: String,
-    /// Standard error.
+    /// The command's standard error.
     pub stderr: String,
 }
 
-/// A command that runs; killed when dropped.
+/// A running command; killed when dropped.
 pub struct Running {
     child: Child,
     stdout: PathBuf,
@@ -72,7 +72,7 @@ impl Default for World {
 }
 
 impl World {
-    /// A new one; removed when dropped.
+    /// Makes a new folder, which is removed when dropped.
     ///
     /// # Panics
     /// If the folder cannot be made.
@@ -82,12 +82,12 @@ impl World {
         Self { folder }
     }
 
-    /// A file or folder in it.
+    /// Returns the path of a file or folder in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The command, with its output kept in files.
+    /// Starts the command, with its output kept in files.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -95,7 +95,7 @@ impl World {
         let kept = tempfile::Builder::new()
             .prefix("output")
             .tempdir_in(self.folder.path());
-        // Goes with the whole folder.
+        // Removed with the whole folder.
         let kept = kept
             .unwrap_or_else(|e| panic!("a folder for output: {e}"))
             .keep();
@@ -116,10 +116,10 @@ impl World {
         }
     }
 
-    /// The same, waited for.
+    /// Runs the command to its end.
     ///
     /// # Panics
-    /// If it cannot be started or does not end in `limit`.
+    /// If it cannot be started or does not end within `limit`.
     pub fn run<I: AsRef<OsStr>>(
         &self,
         words: impl IntoIterator<Item = I>,
@@ -128,7 +128,7 @@ impl World {
         self.start(words).finish(limit)
     }
 
-    /// Stops a machine, which ends in order.
+    /// Stops a machine, which shuts down in order.
     ///
     /// # Panics
     /// If it does not.
@@ -139,7 +139,8 @@ impl World {
         assert_eq!(ended.status, 0, "{ended:?}");
     }
 
-    /// The bare command, with a pipe as its standard input. A system call that a machine's process should not make ends it.
+    /// Returns the bare command, with a pipe as its standard input. A system call that a machine's
+    /// process should not make ends it.
     pub fn command(&self) -> Command {
         static HAS_WALLS: OnceLock<bool> = OnceLock::new();
         let has_walls = HAS_WALLS.get_or_init(|| {
@@ -164,7 +165,7 @@ impl World {
 }
 
 impl Running {
-    /// Writes to its standard input.
+    /// Writes a line to the command's standard input.
     ///
     /// # Panics
     /// If it takes none.
@@ -176,13 +177,14 @@ impl Running {
         writeln!(input, "{line}").unwrap_or_else(|e| panic!("{line:?} cannot be typed: {e}"));
     }
 
-    /// Its process.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How many files it has open, and how many threads it has, when both have stayed the same for a second; after ten, as they are.
-    /// What a client has left behind is given up some time after it is gone.
+    /// Returns the numbers of open files and of threads, once both have been stable for a second.
+    /// After ten seconds it returns them as they are. What a client leaves behind is released some
+    /// time after the client is gone.
     pub fn settled(&self) -> (usize, usize) {
         let pid = self.pid();
         let count = |what: &str| {
@@ -203,7 +205,7 @@ impl Running {
         seen
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the command.
     ///
     /// # Panics
     /// If it has ended.
@@ -212,15 +214,15 @@ impl Running {
         sent.unwrap_or_else(|e| panic!("{signal:?}: {e}"));
     }
 
-    /// Standard output and error so far.
+    /// Returns standard output and error so far.
     pub fn printed(&self) -> (String, String) {
         (text(&self.stdout), text(&self.stderr))
     }
 
-    /// Waits until `done` says so of standard output and standard error.
+    /// Waits until `done` returns true for standard output and standard error.
     ///
     /// # Panics
-    /// If it ends, or `limit` passes, before; `what` says what was waited for.
+    /// If the command ends, or `limit` passes, before; `what` names the awaited condition.
     pub fn wait_until(
         &mut self,
         what: &str,
@@ -246,10 +248,10 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the command's end.
     ///
     /// # Panics
-    /// If that does not come in `limit`.
+    /// If it does not end within `limit`.
     pub fn finish(mut self, limit: Duration) -> Ended {
         let deadline = Instant::now() + limit;
         loop {
@@ -279,7 +281,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails where it has ended, which is as good.
+        // Fails if the command has ended, which is as good.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

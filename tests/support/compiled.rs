@@ -1,4 +1,4 @@
-//! Host programs that tests compile from the tree's C and Rust, and how they are shipped to another machine.
+//! Compiles host programs for tests from the tree's C and Rust, and ships them to another machine.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::data;
 use crate::strace;
 
-/// Folders and files of the source tree that tests read when they run.
+/// The folders and files of the source tree that tests read at run time.
 const READ: [&str; 6] = [
     "cli/examples",
     "introspect/src",
@@ -18,16 +18,16 @@ const READ: [&str; 6] = [
     "tests/support/second_opinion",
 ];
 
-/// The programs.
+/// A program that tests compile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// The client of dt(4) with today's layouts.
     DtClient,
-    /// The same with the older ones.
+    /// The client of dt(4) with the older layouts.
     OldDtClient,
     /// The example of SDT(9) in C.
     SdtC,
-    /// The same in Rust.
+    /// The example of SDT(9) in Rust.
     SdtRust,
 }
 
@@ -46,7 +46,7 @@ impl Program {
     /// Copies the program to `path` if it was shipped, or compiles it there.
     ///
     /// # Panics
-    /// If it can be neither; with what the compiler said.
+    /// If neither is possible; the message has the compiler's output.
     pub fn make(self, path: &Path) {
         match data::built(self.name()) {
             Some(built) => copied(&built, path),
@@ -79,7 +79,7 @@ impl Program {
     }
 }
 
-/// Fills `folder` with what tests on another machine need: see [`data`].
+/// Fills `folder` with the files that tests on another machine need: see [`data`].
 ///
 /// # Errors
 /// If something cannot be read or written.

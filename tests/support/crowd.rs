@@ -1,8 +1,10 @@
-//! A guest with many processes, and what the guest itself says of them: the second opinion on everything that is read from outside.
+//! A guest with many processes, and the guest's own `/proc` as a second opinion on everything that
+//! is read from outside.
 //!
-//! The crowd stands still but for one thread that naps: what `/proc` printed a moment ago is true when the machine is paused. What the
-//! processes are: sleepers, pipes, a program with threads and the C library, a child with another directory, a zombie, a deleted program,
-//! open files, a stopped one.
+//! Only one thread of the crowd runs, and it mostly naps. So what `/proc` printed a moment ago is
+//! still true when the machine is paused. The processes: sleepers, pipes, a program with threads
+//! and the C library, a child with another directory, a zombie, a deleted program, open files, a
+//! stopped one.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -16,7 +18,7 @@ use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::shell::{self, COMMAND_LIMIT, Shell};
 
-/// Starts them, line by line: a line of a terminal has at most 4095 bytes.
+/// The commands that start the crowd, line by line: a line of a terminal has at most 4095 bytes.
 pub(crate) const START: [&str; 9] = [
     "for i in 1 2 3 4 5 6 7 8; do sleep 1${i}00 & done",
     "sleep 2000 | cat | cat > /dev/null & true",
@@ -28,28 +30,29 @@ pub(crate) const START: [&str; 9] = [
     "sh -c 'exec 5< /proc/version 6> /tmp/open 7<> /dev/null; echo some > /tmp/open2; exec sleep 6000 8< /tmp/open2' & true",
     "sleep 7000 & kill -STOP $!; KEY=value sleep 8000 & sleep 0.5",
 ];
-/// What the cache's entries and lock are called.
+/// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-crowd";
 
-/// What the guest says of one process or thread.
+/// The guest's `/proc` files of its processes and threads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcTexts(BTreeMap<String, String>);
 
 impl ProcTexts {
-    /// The files' paths below `/proc` and their contents, such as `17/stat` or `17/task/18/stack`; links as their targets.
+    /// Returns the files' paths below `/proc` and their contents, such as `17/stat` or
+    /// `17/task/18/stack`. A link's content is its target.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
             .iter()
             .map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// Numbers of the processes.
+    /// Returns the process IDs.
     pub fn processes(&self) -> Vec<i32> {
         let maps = self.0.keys().filter_map(|path| path.strip_suffix("/maps"));
         maps.filter_map(|pid| pid.parse().ok()).collect()
     }
 
-    /// Numbers of the threads of a process.
+    /// Returns the thread IDs of a process.
     pub fn threads(&self, pid: i32) -> Vec<i32> {
         let prefix = format!("{pid}/task/");
         let stat = self.0.keys().filter_map(|path| path.strip_suffix("/stat"));
@@ -57,13 +60,13 @@ impl ProcTexts {
             .collect()
     }
 
-    /// One file.
+    /// Returns the content of one file.
     pub fn get(&self, path: &str) -> Option<&str> {
         self.0.get(path).map(String::as_str)
     }
 }
 
-/// A copy of a guest with the crowd.
+/// Restores a guest with the crowd.
 ///
 /// # Panics
 /// If the guest cannot be made or restored.
@@ -71,7 +74,7 @@ pub fn guest(host: &Host) -> Shell {
     Shell::restore(host, Kernel::small(), &snapshot_folder(host))
 }
 
-/// The folder of such a guest's snapshot. The crowd is started once and kept in the cache.
+/// Returns the folder of such a guest's snapshot. The crowd is started once and kept in the cache.
 ///
 /// # Panics
 /// If the shell does not start it.
@@ -88,16 +91,17 @@ pub fn snapshot_folder(host: &Host) -> PathBuf {
     })
 }
 
-/// How much the guest is asked.
+/// The extent of what is read from the guest's `/proc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// `stat` and `stack` of its threads.
+    /// `stat` and `stack` of threads.
     Threads,
-    /// Also memory, arguments and open files of its processes.
+    /// Also memory, arguments and open files of processes.
     Everything,
 }
 
-/// What the guest says of all its processes and threads: one process of its own looks at each group of files.
+/// Reads the guest's `/proc` for all its processes and threads. A process of its own reads each
+/// group of files.
 ///
 /// # Panics
 /// If the shell does not answer.
@@ -127,7 +131,8 @@ pub fn proc_texts(shell: &Shell, asked: Asked) -> ProcTexts {
     }
     let links = "[0-9]*/exe [0-9]*/cwd [0-9]*/root [0-9]*/fd/*";
     for line in in_proc(shell, &format!("ls -l {links}")).lines() {
-        // Mode, links, owner, group, size, three words of time, the path, and where it leads.
+        // The fields: mode, links, owner, group, size, three words of time, path, and the link's
+        // target.
         if let Some((entry, target)) = line.split_once(" -> ")
             && let Some(path) = entry.rsplit(' ').next()
         {
@@ -137,8 +142,8 @@ pub fn proc_texts(shell: &Shell, asked: Asked) -> ProcTexts {
     ProcTexts(texts)
 }
 
-/// How often each thread has been switched to and away from, by its path below `/proc`. One whose counts stay the same has
-/// slept in between.
+/// Returns each thread's context switches, to it and away from it, by its path below `/proc`. A
+/// thread whose counts are unchanged has slept in between.
 ///
 /// # Panics
 /// If the shell does not answer.
@@ -152,13 +157,13 @@ pub fn switches(shell: &Shell) -> BTreeMap<String, String> {
     counts
 }
 
-/// Output of a command whose folder is /proc. Processes that end while it looks are no failure.
+/// Returns the output of a command that runs in /proc. Processes that end meanwhile are no failure.
 fn in_proc(shell: &Shell, command: &str) -> String {
     let command = format!("(cd /proc; {command} 2> /dev/null)");
     shell.start(&command).answer(8 * COMMAND_LIMIT).output
 }
 
-/// A copy of a paused machine's memory.
+/// Copies a paused machine's memory.
 ///
 /// # Panics
 /// If it cannot be read.
@@ -173,7 +178,7 @@ pub fn copy_of(memory: &impl PhysicalMemory) -> Copy {
     Copy(ranges.collect())
 }
 
-/// Memory as it was.
+/// A copy of guest memory.
 pub struct Copy(Vec<(Range<u64>, Vec<u8>)>);
 
 impl PhysicalMemory for Copy {

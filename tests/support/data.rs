@@ -1,35 +1,35 @@
-//! Files that tests read, found when the test runs.
+//! Finds the files that tests read, at run time.
 //!
-//! `EXOTRACE_TEST_DATA` names a folder for test programs that run elsewhere than where they were built: it
-//! mirrors the source tree, `built` in it has the programs that tests compile otherwise, and `debian` the files
-//! of packages that they fetch otherwise. The example `test-data` makes one. Without the variable it is the
-//! source tree as it was at build time.
+//! `EXOTRACE_TEST_DATA` names a folder for test programs that run on another machine than they were
+//! built on. It mirrors the source tree. Its `built` has the programs that tests otherwise compile.
+//! Its `debian` has the files of packages that they otherwise fetch. The example `test-data` makes
+//! such a folder. Without the variable, the folder is the source tree as it was at build time.
 //!
-//! This file is included by the tests of several crates, so that there is one such place.
+//! The tests of several crates include this file, so that this is decided in one place.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::path::{Path, PathBuf};
 
-/// Environment variable that names the folder.
+/// The environment variable that names the folder.
 const VARIABLE: &str = "EXOTRACE_TEST_DATA";
 
-/// Returns where a file or folder of the source tree is; `path` is relative to the tree's root.
+/// Returns the path of a file or folder of the source tree; `path` is relative to the tree's root.
 pub fn source(path: &str) -> PathBuf {
     folder().unwrap_or_else(tree).join(path)
 }
 
-/// Returns a program that was compiled beforehand; `None` where the test is to compile it.
+/// Returns a program that was compiled beforehand; `None` if the test is to compile it.
 ///
 /// # Panics
-/// If the folder is there and the program is not.
+/// If the folder exists and the program does not.
 pub fn built(name: &str) -> Option<PathBuf> {
     shipped(&format!("built/{name}"))
 }
 
-/// Returns something that was shipped for the tests; `None` where they are to make or fetch it.
+/// Returns a file that was shipped for the tests; `None` if they are to make or fetch it.
 ///
 /// # Panics
-/// If the folder is there and the thing is not.
+/// If the folder exists and the file does not.
 pub fn shipped(path: &str) -> Option<PathBuf> {
     let thing = folder()?.join(path);
     assert!(

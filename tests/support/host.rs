@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 use guest::Cache;
 use vmm::host::{HostProfile, Kvm, ProbeError};
 
-/// KVM and its measured record.
+/// KVM and its host record.
 pub struct Host {
-    /// The device.
+    /// The KVM device.
     pub kvm: Kvm,
-    /// What it does.
+    /// The host record.
     pub profile: HostProfile,
 }
 
-/// The host, opened once. `None` only where `EXOTRACE_NO_KVM=1` says that there is no KVM.
+/// Returns the host, opened once. `None` only if `EXOTRACE_NO_KVM=1` says that there is no KVM.
 ///
 /// # Panics
 /// If KVM is not usable, or cannot be measured.
@@ -36,7 +36,7 @@ pub fn host() -> Option<&'static Host> {
     host.as_ref()
 }
 
-/// The host's record, from the same cache that the command uses.
+/// Returns the host record, from the same cache that the command uses.
 fn profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
     match Cache::open() {
         Ok(cache) => {
@@ -46,7 +46,7 @@ fn profile(kvm: &Kvm) -> Result<HostProfile, ProbeError> {
     }
 }
 
-/// The cache that everything is kept in.
+/// Returns the cache that everything is kept in.
 ///
 /// # Panics
 /// If there is none.

@@ -1,4 +1,4 @@
-//! A guest looked into from outside: each look while it stands still, or from inside a trap.
+//! Reads a guest from outside: while it is paused, or from inside a trap.
 
 use introspect::system::{PausedSystem, System};
 use introspect::x86_64::{AddressSpace, CpuState};
@@ -10,16 +10,16 @@ use vmm::machine::{Handle, Paused};
 
 use crate::linux::Linux;
 
-/// What is known of a guest's kernel, as the command keeps it between looks.
+/// The known facts of a guest's kernel, as the command keeps them between reads.
 pub struct Insight {
-    /// Its readers.
+    /// The readers of the kernel.
     pub system: System,
     /// Page tables that map the kernel.
     pub space: AddressSpace,
 }
 
 impl Insight {
-    /// Of a guest that has booted.
+    /// Makes the readers of a guest that has booted.
     ///
     /// # Panics
     /// If its kernel cannot be found.
@@ -35,7 +35,7 @@ impl Insight {
         }
     }
 
-    /// Looks while the machine stands still.
+    /// Reads while the machine is paused.
     pub fn look<T>(&self, machine: &Machine, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         let paused = machine.pause();
         self.look_at(machine.ram(), &cpus(machine, &paused), ask)
@@ -50,7 +50,7 @@ impl Insight {
         }
     }
 
-    /// Looks at memory and CPUs that do not change meanwhile.
+    /// Reads memory and CPUs that do not change meanwhile.
     pub fn look_at<T>(
         &self,
         memory: &dyn PhysicalMemory,

@@ -1,7 +1,7 @@
-//! The kernels of the tests: their files, their images, and where both are.
+//! The kernels of the tests: their files, their images and their paths.
 //!
-//! Where `EXOTRACE_TEST_KERNEL` names a kernel's file, that is the kernel of all tests, with its modules in the folder `modules`
-//! beside it: so kernels of distributions are checked by the tests of our own.
+//! If `EXOTRACE_TEST_KERNEL` names a kernel's file, all tests use that kernel, with its modules in
+//! the folder `modules` beside it. So the tests also check kernels of distributions.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -13,20 +13,20 @@ use vmm::snapshot::KernelReference;
 
 use crate::host::cache;
 
-/// A kernel, read.
+/// A kernel that was read from its file.
 pub struct Kernel {
-    /// Where it is.
+    /// The path of the kernel.
     pub path: PathBuf,
-    /// To boot it.
+    /// The file, to boot the kernel.
     pub file: KernelFile,
-    /// To find things in it.
+    /// The image, to find symbols in it.
     pub image: KernelImage,
-    /// To name it in a snapshot.
+    /// The reference, to name the kernel in a snapshot.
     pub reference: KernelReference,
 }
 
 impl Kernel {
-    /// The small kernel; built first if it is not in the cache, which takes minutes.
+    /// Returns the small kernel. It is built first if it is not in the cache, which takes minutes.
     ///
     /// # Panics
     /// If it cannot be built or read.
@@ -45,8 +45,8 @@ impl Kernel {
         })
     }
 
-    /// The rich kernel, with loadable modules, ORC and tracing; built as [`small`](Self::small) is. Where it is kept, its
-    /// modules lie in `modules`.
+    /// Returns the rich kernel, with loadable modules, ORC and tracing; built as
+    /// [`small`](Self::small) is. Its modules lie in `modules` beside it.
     ///
     /// # Panics
     /// If it cannot be built or read.
@@ -65,7 +65,7 @@ impl Kernel {
         })
     }
 
-    /// The kernel that the environment names, if it does.
+    /// Returns the kernel that the environment names, if it does.
     ///
     /// # Panics
     /// If it cannot be read.
@@ -78,7 +78,7 @@ impl Kernel {
         given.as_ref()
     }
 
-    /// A module that was built with the kernel, such as `brd.ko`.
+    /// Returns a module that was built with the kernel, such as `brd.ko`.
     ///
     /// # Panics
     /// If there is none of that name.
@@ -87,10 +87,10 @@ impl Kernel {
         std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
-    /// The kernel in a file.
+    /// Reads the kernel in a file.
     ///
     /// # Panics
-    /// If it is none.
+    /// If the file is no kernel.
     pub fn open(path: PathBuf) -> Self {
         let file = KernelFile::open(&path).unwrap_or_else(|e| panic!("{e}"));
         let image = KernelImage::parse(file.shared_elf());

@@ -1,7 +1,9 @@
-//! Shared by the whole-system tests and benchmarks: the host, Linux guests at their shells, the micro guest, the command.
+//! Shared by the whole-system tests and benchmarks: the host, Linux guests at their shells, the
+//! micro guest, the command.
 //!
-//! What cannot be had (KVM, a kernel, a guest that answers) ends the test with a message that says what was waited for
-//! and what the guest had printed. Only KVM may be missing, and only where `EXOTRACE_NO_KVM=1` says so.
+//! A missing prerequisite (KVM, a kernel, a guest that answers) ends the test. The message names
+//! what was waited for and has the guest's output. Only KVM may be missing, and only if
+//! `EXOTRACE_NO_KVM=1` says so.
 #![forbid(unsafe_code)]
 
 pub mod command;
@@ -41,7 +43,7 @@ pub use serial::SerialLog;
 pub use shell::Shell;
 pub use tracing::Tracing;
 
-/// The host, or the end of the test where none is to be expected.
+/// Returns the host from [`host`], or ends the test if none is expected.
 #[macro_export]
 macro_rules! host {
     () => {

@@ -1,4 +1,4 @@
-//! A Linux machine and what it prints.
+//! A Linux machine and its output.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +12,21 @@ use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::serial::SerialLog;
 
-/// Guest memory: distributions' kernels need more than our own.
+/// Returns the guest memory in bytes: distributions' kernels need more than our own.
 pub(crate) fn memory() -> u64 {
     match Kernel::given() {
         Some(_) => 256 << 20,
         None => 64 << 20,
     }
 }
-/// How often a running machine is asked whether it has ended, while its output is waited for.
+/// The interval at which a running machine is polled for its end while its output is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The command line of a guest with a shell.
+/// Returns the command line of a guest with a shell.
 pub(crate) fn command_line() -> String {
     let own = guest::kernel::cmdline();
     match Kernel::given() {
-        // Debian's kernels since 6.12 let nobody but a tracer write to a program's text by /proc/PID/mem.
+        // Debian's kernels since 6.12 let only a tracer write to a program's text by /proc/PID/mem.
         Some(_) => format!("{own} proc_mem.force_override=always"),
         None => own,
     }
@@ -38,25 +38,25 @@ pub struct Linux {
     pub kernel: &'static Kernel,
     /// The machine.
     pub machine: Machine,
-    /// What it has printed.
+    /// The guest's output so far.
     pub serial: SerialLog,
-    /// Its kernel's command line.
+    /// The kernel's command line.
     pub command_line: String,
 }
 
-/// How a machine boots.
+/// The parameters of a boot.
 pub struct BootOptions<'a> {
-    /// What it runs.
+    /// The kernel.
     pub kernel: &'static Kernel,
-    /// Its initramfs.
+    /// The initramfs.
     pub initramfs: Option<&'a [u8]>,
     /// Words of the command line; the machine adds its own.
     pub command_line: &'a str,
-    /// vCPUs.
+    /// The number of vCPUs.
     pub cpus: u8,
-    /// How the kernel is entered.
+    /// The protocol by which the kernel is entered.
     pub protocol: Option<EntryProtocol>,
-    /// Its virtio devices.
+    /// The virtio devices.
     pub virtio: VirtioConfig,
 }
 
@@ -90,10 +90,10 @@ impl Linux {
         linux
     }
 
-    /// Waits until `done` finds what it looks for in the output from position `from` on.
+    /// Waits until `done` finds a match in the output from position `from` on.
     ///
     /// # Panics
-    /// If `limit` passes or the machine ends before; `what` says what was waited for.
+    /// If `limit` passes or the machine ends before; `what` names the awaited condition.
     pub fn wait<T>(
         &self,
         what: &str,
@@ -133,16 +133,16 @@ impl Linux {
     /// Waits for the end of the run.
     ///
     /// # Panics
-    /// If it does not come in `limit`.
+    /// If the run does not end within `limit`.
     pub fn end(&self, limit: Duration) -> RunEnd {
         let end = self.machine.wait(Some(limit));
         end.unwrap_or_else(|| panic!("still running after {limit:?}\n{}", self.situation()))
     }
 
-    /// The running kernel.
+    /// Returns the view of the running kernel.
     ///
     /// # Panics
-    /// If it cannot be found, or tells nothing of its tasks.
+    /// If the kernel cannot be found, or its tasks cannot be read.
     pub fn view(&self) -> KernelView {
         let paused = self.machine.pause();
         let image = &self.kernel.image;
@@ -157,7 +157,7 @@ impl Linux {
         view
     }
 
-    /// The hash of the kernel's text as it stands in memory now.
+    /// Returns the hash of the kernel's text as it is in memory now.
     ///
     /// # Panics
     /// If the text cannot be read.
@@ -167,7 +167,7 @@ impl Linux {
         hash.unwrap_or_else(|e| panic!("{e}\n{}", self.situation()))
     }
 
-    /// The byte at an address, traps and all, while the machine stands still.
+    /// Returns the byte at an address, traps included, while the machine is paused.
     ///
     /// # Panics
     /// If there is no memory.
@@ -179,7 +179,7 @@ impl Linux {
         byte[0]
     }
 
-    /// Where each vCPU is, for messages.
+    /// Returns the position of each vCPU, for messages.
     pub fn places(&self) -> Vec<String> {
         let symbols = self.kernel.image.symbols();
         let paused = self.machine.pause();
@@ -197,7 +197,7 @@ impl Linux {
         (0..self.machine.vcpus()).map(place).collect()
     }
 
-    /// Output, counts and places, for messages.
+    /// Returns output, counts and positions, for messages.
     pub fn situation(&self) -> String {
         format!(
             "printed: {}\nvCPUs at {:?}\n{:?}",

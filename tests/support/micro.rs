@@ -1,5 +1,5 @@
-//! Machines with the micro guest, stopped where its program has not begun but its gates are set: user sites can
-//! be armed then, on every host.
+//! Machines with the micro guest, paused before its program begins but after its gates are set:
+//! user sites can be armed then, on every host.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,11 +16,11 @@ use vmm::{Machine, RunEnd};
 
 use crate::Host;
 
-/// Bytes of RAM of such a machine.
+/// The RAM of such a machine, in bytes.
 const MEMORY: u64 = 4 << 20;
-/// How long a guest may take to its first line, and to its end.
+/// The time limit for a guest's first line, and for its end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a guest that was stopped too late is started anew.
+/// The number of times that a guest which was paused too late is started anew.
 const ATTEMPTS: usize = 20;
 
 /// The micro guest's file.
@@ -29,7 +29,8 @@ pub struct MicroGuest {
     kernel: KernelFile,
 }
 
-/// Thrown away, but the first line waits until it may go on, and with it the vCPU that prints it.
+/// An output that drops everything. Its first line blocks until the gate opens, and so does the
+/// vCPU that prints it.
 #[derive(Clone, Default)]
 struct Gate(Arc<GateState>);
 
@@ -56,7 +57,7 @@ impl Write for Gate {
 }
 
 impl MicroGuest {
-    /// Makes it.
+    /// Makes the micro guest.
     ///
     /// # Panics
     /// If the boot code does not take the micro guest.
@@ -69,25 +70,25 @@ impl MicroGuest {
         }
     }
 
-    /// The record of its host.
+    /// Returns the record of its host.
     #[must_use]
     pub fn profile(&self) -> &HostProfile {
         &self.host.profile
     }
 
-    /// The ELF file.
+    /// Returns the ELF file.
     #[must_use]
     pub fn elf(&self) -> &[u8] {
         self.kernel.elf()
     }
 
-    /// The file as the machine takes it.
+    /// Returns the file as the machine accepts it.
     #[must_use]
     pub fn kernel(&self) -> &KernelFile {
         &self.kernel
     }
 
-    /// Address of a function or variable.
+    /// Returns the address of a function or variable.
     ///
     /// # Panics
     /// If there is none of this name.
@@ -96,7 +97,7 @@ impl MicroGuest {
         self.extent(name).0
     }
 
-    /// Address and bytes of a function or variable.
+    /// Returns the address of a function or variable, and its size in bytes.
     ///
     /// # Panics
     /// If there is none of this name.
@@ -108,7 +109,7 @@ impl MicroGuest {
         (Gva(symbol.address()), symbol.size())
     }
 
-    /// A machine on one vCPU that stands still before the first instruction of its program.
+    /// Returns a machine with one vCPU that is paused before the first instruction of its program.
     ///
     /// # Panics
     /// If the guest does not come so far.
@@ -151,7 +152,7 @@ impl MicroGuest {
         }
         let paused = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // By then the pause below has been asked for, nearly always.
+                // By then the pause below has nearly always been requested.
                 std::thread::sleep(Duration::from_millis(5));
                 gate.0.open.store(true, Ordering::SeqCst);
             });

@@ -1,4 +1,5 @@
-//! A guest with the trace devices' ports in a virtio-console: the small kernel at its shell, booted once and kept.
+//! A guest with the trace devices' ports in a virtio-console: the small kernel at its shell, booted
+//! once and kept in the cache.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -9,7 +10,7 @@ use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::shell::{Parts, Shape, full_initramfs};
 
-/// What the cache's entries and lock are called.
+/// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-ports";
 /// The ports, as `run --guest-ports` makes them.
 const PORTS: [(&str, EndOfFile); 5] = [
@@ -30,12 +31,12 @@ pub(crate) fn console() -> ConsoleConfig {
     }
 }
 
-/// The folder of the guest's snapshot.
+/// Returns the folder of the guest's snapshot.
 ///
 /// # Panics
 /// If it cannot be made.
 pub fn snapshot_folder(host: &Host) -> &'static Path {
-    // What the guest is made of does not change while a process tests it.
+    // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let parts = Parts {

@@ -1,7 +1,8 @@
-//! What is read from outside beside what the guest itself says in `/proc`.
+//! Compares what is read from outside with the guest's own `/proc`.
 //!
-//! The guest is asked before and after it stands still for a copy of its memory. A task whose context switches have not changed in
-//! between has slept all the time, and must be found exactly as it says; of one that ran, only what cannot change is compared.
+//! The guest's `/proc` is read before and after the guest is paused for a copy of its memory. A
+//! task whose context switches have not changed in between has slept all the time, and must match
+//! exactly. Of a task that ran, only what cannot change is compared.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -16,7 +17,7 @@ use crate::crowd::{self, Asked, Copy, ProcTexts};
 use crate::insight;
 use crate::shell::Shell;
 
-/// What differs, and how much was compared.
+/// The differences found, and the number of comparisons.
 #[derive(Default)]
 pub struct Comparison {
     compared: usize,
@@ -33,10 +34,10 @@ impl Comparison {
         }
     }
 
-    /// The end.
+    /// Ends the comparison.
     ///
     /// # Panics
-    /// If anything differed, or fewer than `least` were compared.
+    /// If anything differed, or fewer than `least` things were compared.
     pub fn finish(self, what: &str, least: usize) {
         println!("{what}: {} compared", self.compared);
         assert!(
@@ -50,9 +51,10 @@ impl Comparison {
     }
 }
 
-/// What a guest says of itself, and how often its threads were switched before and after the moment that is looked at.
+/// The guest's own reports, with its threads' context switches before and after the moment that is
+/// compared.
 pub struct Told {
-    /// Its files in /proc.
+    /// The guest's files in /proc.
     pub texts: ProcTexts,
     before: BTreeMap<String, String>,
     after: BTreeMap<String, String>,
@@ -60,14 +62,14 @@ pub struct Told {
 
 /// A guest's memory and CPUs at one moment.
 pub struct Moment {
-    /// The memory.
+    /// The guest's memory.
     pub memory: Copy,
-    /// The CPUs.
+    /// The states of the CPUs.
     pub cpus: Vec<CpuState>,
 }
 
 impl Told {
-    /// Asks a running guest, and keeps a moment between its first and its last answer.
+    /// Reads a running guest's `/proc`, and copies a moment between the first and the last answer.
     ///
     /// # Panics
     /// If it does not answer.
@@ -89,34 +91,35 @@ impl Told {
         (told, moment)
     }
 
-    /// Whether the thread at a path below /proc has slept from before to after.
+    /// Returns whether the thread at a path below /proc slept from the first reading to the last.
     pub fn slept(&self, path: &str) -> bool {
         let count = self.before.get(path);
         count.is_some() && count == self.after.get(path)
     }
 
-    /// Whether the thread at a path below /proc was still there afterwards.
+    /// Returns whether the thread at a path below /proc still existed afterwards.
     pub fn lives_on(&self, path: &str) -> bool {
         self.after.contains_key(path)
     }
 }
 
-/// Bytes as text.
+/// Returns bytes as text.
 pub fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `/proc/PID/stat`: number, name, and the fields behind the name, of which the first is the state.
+/// Splits `/proc/PID/stat` into number, name, and the fields behind the name, of which the first is
+/// the state.
 fn stat_fields(text: &str) -> Option<(&str, &str, Vec<&str>)> {
     let (pid, rest) = text.trim_end().split_once(" (")?;
     let (name, rest) = rest.rsplit_once(") ")?;
     Some((pid, name, rest.split(' ').collect()))
 }
 
-/// A task against its `stat` in the folder `path` below /proc.
+/// Compares a task with its `stat` in the folder `path` below /proc.
 ///
 /// # Panics
-/// If that is none.
+/// If that file is malformed.
 pub fn compare_stat(
     it: &mut Comparison,
     look: &PausedSystem<'_>,
@@ -148,10 +151,10 @@ pub fn compare_stat(
     }
 }
 
-/// Kernel stacks of the threads of a process that have slept, frame by frame.
+/// Compares, frame by frame, the kernel stacks of the threads of a process that have slept.
 ///
 /// # Panics
-/// If the kernel does not tell how to read them.
+/// If the kernel's stacks cannot be read.
 pub fn compare_stacks(
     it: &mut Comparison,
     look: &PausedSystem<'_>,
@@ -180,7 +183,7 @@ pub fn compare_stacks(
         let frames = stack.kernel.iter().flat_map(|stack| &stack.frames);
         let frames = frames.filter(|frame| !unwinder.is_scheduler(frame));
         let found = frames.map(|frame| frame_name(look, modules.as_ref(), frame));
-        // `[<0>] do_wait+0x10c/0x2d0`, and for a module's function ` [brd]` behind.
+        // `[<0>] do_wait+0x10c/0x2d0`, followed by ` [brd]` for a module's function.
         let told = told.lines().filter_map(|line| {
             let (place, rest) = line.strip_prefix("[<0>] ")?.split_once('/')?;
             let module = rest.split_once(' ').map_or("", |(_size, module)| module);
@@ -191,20 +194,21 @@ pub fn compare_stacks(
             found.collect(),
             told.collect::<Vec<_>>(),
         );
-        // A zombie has none.
+        // A zombie has no stack.
         if let Some(stack) = stack.kernel.filter(|stack| !stack.frames.is_empty()) {
             it.equal(&format!("{path} is reliable"), stack.is_reliable(), true);
         }
     }
 }
 
-/// A frame as the kernel prints it in stacks, without the function's size: `brd_submit_bio+0x51 [brd]`.
+/// Returns a frame as the kernel prints it in stacks, without the function's size:
+/// `brd_submit_bio+0x51 [brd]`.
 pub fn frame_name(
     look: &PausedSystem<'_>,
     modules: Option<&LoadedModules>,
     frame: &Frame,
 ) -> String {
-    // Of a return address the kernel names the call before it, too (%pB).
+    // For a return address the kernel also names the call before it (%pB).
     let behind = frame.address.0.wrapping_sub(frame.lookup_address());
     let Some(place) = look.place(frame.lookup_address(), modules) else {
         return frame.address.to_string();

@@ -1,4 +1,5 @@
-//! A Linux guest watched by ptrace(3): the device over its engine, what its kernel counts of itself, and how records are looked at.
+//! A Linux guest watched by ptrace(3): the device over its engine, the counters of its kernel, and
+//! readers of records.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,9 +22,11 @@ use crate::insight::Insight;
 use crate::shell::{COMMAND_LIMIT, Shell};
 use crate::tracing;
 
-/// How long nothing may come before all is taken to be there: the device looks every 5 ms, on a busy host later.
+/// The silence after which no more records are expected. The device polls every 5 ms, or later on a
+/// busy host.
 pub const QUIET: Duration = Duration::from_millis(500);
-/// Callers of `handle_mm_fault` where a page fault is an exception: which of them it is depends on what the compiler has inlined.
+/// The callers of `handle_mm_fault` for page faults that are exceptions. Which of them it is
+/// depends on the compiler's inlining.
 pub const FAULT_HANDLERS: [&str; 3] = ["exc_page_fault", "do_user_addr_fault", "handle_page_fault"];
 /// Functions in which the kernels' idle loops execute HLT.
 const WAITS: [&str; 4] = [
@@ -32,25 +35,25 @@ const WAITS: [&str; 4] = [
     "native_safe_halt",
     "pv_native_safe_halt",
 ];
-/// Most bytes of one read.
+/// The most bytes of one read.
 const READ: usize = 1 << 20;
 
-/// A guest, and its device.
+/// A guest and its device.
 pub struct Traced {
     /// The guest.
     pub shell: Shell,
-    /// Its kernel.
+    /// The view of its kernel.
     pub view: Arc<KernelView>,
     /// The engine of its machine.
     pub engine: Engine,
-    /// What the records' times are told by.
+    /// The clock of the records' times.
     pub clock: Clock,
-    /// The device, of whose tasks none is selected yet.
+    /// The device, with no task selected yet.
     pub device: Device,
 }
 
 impl Traced {
-    /// The device of this guest.
+    /// Makes the device of this guest.
     ///
     /// # Panics
     /// If its kernel cannot be understood.
@@ -70,7 +73,7 @@ impl Traced {
         }
     }
 
-    /// That of a guest with the small kernel.
+    /// Makes the device of a guest with the small kernel.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -95,7 +98,7 @@ impl Traced {
         self.device.open().unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The error of an open that fails.
+    /// Returns the error of an open that fails.
     ///
     /// # Panics
     /// If it opens.
@@ -106,7 +109,7 @@ impl Traced {
             .map_or_else(|| panic!("it opens"), |e| e.to_string())
     }
 
-    /// The number in a line of the configuration.
+    /// Returns the number in a line of the configuration.
     ///
     /// # Panics
     /// If there is none.
@@ -132,8 +135,9 @@ impl Traced {
         address.unwrap_or_else(|| panic!("no {name}"))
     }
 
-    /// What the kernel counts, read where it keeps it, while it stands still: `ctxt` and `processes` of /proc/stat, `pgfault` of
-    /// /proc/vmstat, and how often thread `pid` has given the CPU away (/proc/PID/status).
+    /// Reads the kernel's counters where it keeps them, while the machine is paused. They are
+    /// `ctxt` and `processes` of /proc/stat, `pgfault` of /proc/vmstat, and the voluntary switches
+    /// of thread `pid` (/proc/PID/status).
     ///
     /// # Panics
     /// If the kernel keeps them otherwise.
@@ -169,12 +173,13 @@ impl Traced {
         }
     }
 
-    /// Makes the machine stand still when the shell has come to rest, some time after its answer, and each CPU waits in its idle
-    /// loop: a switch, a wake-up or a fault has then been counted and recorded, or neither. A kernel at rest still handles ticks of
-    /// its timer, which one stop of seven meets here.
+    /// Pauses the machine when the shell is idle, some time after its answer, and each CPU waits in
+    /// its idle loop. A switch, a wake-up or a fault has then been counted and recorded, or
+    /// neither. An idle kernel still handles ticks of its timer, which one pause of seven meets
+    /// here.
     ///
     /// # Panics
-    /// If a CPU does not come to rest.
+    /// If a CPU does not become idle.
     #[must_use]
     pub fn pause(&self) -> Paused {
         std::thread::sleep(QUIET);
@@ -200,21 +205,21 @@ impl Traced {
     }
 }
 
-/// What a kernel counts of itself.
+/// Counters of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
-    /// Switches of tasks, on all CPUs.
+    /// The number of task switches, on all CPUs.
     pub switches: u64,
-    /// Tasks that were made.
+    /// The number of tasks that were made.
     pub forks: u64,
-    /// Page faults.
+    /// The number of page faults.
     pub faults: u64,
-    /// How often one thread has given the CPU away.
+    /// The number of voluntary switches of one thread.
     pub given_away: u64,
 }
 
 impl Counters {
-    /// What came to them.
+    /// Returns the increase since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -226,20 +231,20 @@ impl Counters {
     }
 }
 
-/// Records as they are read.
+/// Parses records as they are read.
 ///
 /// # Panics
-/// If the last is not whole.
+/// If the last record is incomplete.
 pub fn parsed(bytes: &[u8]) -> impl Iterator<Item = Record> {
     let (whole, rest) = bytes.as_chunks::<RECORD_BYTES>();
     assert!(rest.is_empty(), "half a record");
     whole.iter().map(Record::parse)
 }
 
-/// All that waits, or comes soon: the device's thread may have to wait for its turn.
+/// Reads all records that wait, or come soon: the device's thread may have to wait for its turn.
 ///
 /// # Panics
-/// If a record is not whole.
+/// If a record is incomplete.
 pub fn taken(reader: &mut dyn EventReader) -> Vec<Record> {
     let mut records = Vec::new();
     while reader.wait(4 * QUIET) {
@@ -248,25 +253,26 @@ pub fn taken(reader: &mut dyn EventReader) -> Vec<Record> {
     records
 }
 
-/// Whether a record is of this type.
+/// Returns whether a record is of this type.
 #[must_use]
 pub fn is(record: &Record, event: EventType) -> bool {
     record.event == event.number()
 }
 
-/// How many records are wanted.
+/// Returns the number of records that match `wanted`.
 pub fn count(records: &[Record], wanted: impl Fn(&Record) -> bool) -> u64 {
     records.iter().filter(|record| wanted(record)).count() as u64
 }
 
-/// Whether it is a page fault.
+/// Returns whether a record is a page fault.
 #[must_use]
 pub fn is_fault(record: &Record) -> bool {
     is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
 }
 
-/// Returns those of `faults` that were not handled: none of the threads and times of `handled`, ascending, is of the same
-/// thread and between the fault and that thread's next, or `end`. Another thread may run and fault in between.
+/// Returns those of `faults` that were not handled. A fault was handled if one of `handled`,
+/// ascending threads and times, is of the same thread and lies between the fault and that thread's
+/// next one, or `end`. Another thread may run and fault in between.
 #[must_use]
 pub fn unhandled<'r>(
     faults: &[&'r Record],
@@ -288,13 +294,14 @@ pub fn unhandled<'r>(
     alone
 }
 
-/// Whether a task begins to run, by deadlines or otherwise.
+/// Returns whether a record is the start of a task's run, by deadlines or otherwise.
 #[must_use]
 pub fn is_run(record: &Record) -> bool {
     is(record, EventType::Run) || is(record, EventType::Edf)
 }
 
-/// Numbers of the tasks that were made: a child's name, which is its parent's, and its being ready have one time.
+/// Returns the numbers of the tasks that were made. A child's name, which is its parent's, and its
+/// being ready have one time.
 #[must_use]
 pub fn made(records: &[Record]) -> Vec<u32> {
     let pairs = records.windows(2).filter_map(|pair| match pair {
@@ -307,20 +314,21 @@ pub fn made(records: &[Record]) -> Vec<u32> {
     pairs.collect()
 }
 
-/// The number of the guest's shell.
+/// Returns the process ID of the guest's shell.
 ///
 /// # Panics
-/// If the shell does not tell.
+/// If the shell does not print it.
 #[must_use]
 pub fn shell_pid(shell: &Shell) -> u32 {
     let pid = shell.output("echo $$");
     pid.parse().unwrap_or_else(|e| panic!("{pid:?}: {e}"))
 }
 
-/// Every record but those of a time to come is not before the one before, on each machine.
+/// Checks that records are in the order of their times on each machine, except those of a future
+/// time.
 ///
 /// # Panics
-/// If one is.
+/// If one is out of order.
 pub fn assert_in_order(records: &[Record]) {
     let mut latest = BTreeMap::new();
     for record in records.iter().filter(|it| !is(it, EventType::Deadline)) {

@@ -1,6 +1,8 @@
-//! A guest with the rich kernel and a crowd of processes: what the small one has not, modules and ORC among them.
+//! A guest with the rich kernel and a crowd of processes. Unlike the small one it has modules and
+//! ORC, among others.
 //!
-//! Booted and crowded once and kept in the cache, as the shell (`shell.rs`) of the small kernel is.
+//! It is booted and crowded once and kept in the cache, as the shell (`shell.rs`) of the small
+//! kernel is.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -12,12 +14,12 @@ use crate::host::Host;
 use crate::kernel::Kernel;
 use crate::shell::{self, Parts, Shape, Shell};
 
-/// Where the module of the RAM disk is in the guest. It is not loaded yet.
+/// The path of the RAM disk's module in the guest. It is not loaded yet.
 pub const BRD: &str = "/lib/brd.ko";
-/// What the cache's entries and lock are called.
+/// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-rich";
 
-/// A copy of the guest, running.
+/// Restores a running copy of the guest.
 ///
 /// # Panics
 /// If it cannot be made or restored.
@@ -25,12 +27,12 @@ pub fn guest(host: &Host) -> Shell {
     Shell::restore(host, Kernel::rich(), snapshot_folder(host))
 }
 
-/// The folder of its snapshot.
+/// Returns the folder of the guest's snapshot.
 ///
 /// # Panics
 /// If it cannot be made.
 pub fn snapshot_folder(host: &Host) -> &'static Path {
-    // What the guest is made of does not change while a process tests it.
+    // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let kernel = Kernel::rich();

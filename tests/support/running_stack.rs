@@ -1,6 +1,7 @@
-//! The stack of whatever a CPU runs, read while the guest stands still and from inside traps.
+//! Reads the stack of whatever a CPU runs, while the guest is paused and from inside traps.
 //!
-//! Inside a trap the one vCPU stands before the trapped instruction: what is read there is as it was at exactly that place.
+//! Inside a trap the one vCPU is before the trapped instruction: reads see the state at exactly
+//! that instruction.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,30 +18,30 @@ use crate::insight::Insight;
 use crate::proc_comparison::{frame_name, lossy};
 use crate::shell::{COMMAND_LIMIT, Shell};
 
-/// Selector of the kernel's code (`__KERNEL_CS`, arch/x86/include/asm/segment.h).
+/// The selector of the kernel's code (`__KERNEL_CS`, arch/x86/include/asm/segment.h).
 const KERNEL_CS: u16 = 0x10;
 
 /// The stack of the task that a CPU runs.
 pub struct Running {
     /// The task's name.
     pub name: String,
-    /// `None` if it is in user mode.
+    /// The kernel's part of the stack; `None` if the task is in user mode.
     pub kernel: Option<Stack>,
-    /// Frames in the kernel as it would print them.
+    /// The kernel's frames as it would print them.
     pub frames: Vec<String>,
     /// Functions of the program, as far as they have names.
     pub program: Vec<String>,
-    /// How the program's stack ends.
+    /// The end of the program's stack.
     pub program_end: Option<End>,
-    /// Whether the outermost frame in the kernel is one that nothing in the kernel calls.
+    /// Whether nothing in the kernel calls the outermost kernel frame.
     pub outermost: bool,
 }
 
 impl Running {
-    /// What the first CPU runs; `None` if that is idle.
+    /// Reads the stack of the task on the first CPU; `None` if that CPU is idle.
     ///
     /// # Panics
-    /// If the kernel does not tell of its tasks and stacks.
+    /// If the kernel's tasks and stacks cannot be read.
     pub fn of(look: &PausedSystem<'_>) -> Option<Self> {
         let threads = look.threads().unwrap_or_else(|e| panic!("{e}"));
         let task = threads
@@ -64,7 +65,7 @@ impl Running {
         let outermost = last.is_some_and(|frame| {
             let address = frame.lookup_address();
             let name = symbols.resolve(address).map(|(symbol, _)| symbol.name);
-            // The second since Linux 6.6.
+            // The second name is used since Linux 6.6.
             let first = matches!(name, Some("ret_from_fork" | "ret_from_fork_asm"));
             first || (start..end).contains(&address)
         });
@@ -85,7 +86,7 @@ impl Running {
         })
     }
 
-    /// How many frames were interrupted.
+    /// Returns the number of interrupted frames.
     pub fn interrupted(&self) -> usize {
         let frames = self.kernel.iter().flat_map(|stack| &stack.frames);
         frames
@@ -93,8 +94,8 @@ impl Running {
             .count()
     }
 
-    /// What is wrong with the kernel's part, if anything: it must lead without an assumption to the entry from user mode or to a
-    /// thread's first function.
+    /// Returns the defect of the kernel's part, if any. It must lead without an assumption to the
+    /// entry from user mode or to a thread's first function.
     pub fn fault(&self) -> Option<String> {
         let stack = self.kernel.as_ref()?;
         (!self.outermost || !stack.is_reliable()).then(|| {
@@ -110,15 +111,15 @@ impl Running {
 
 /// The stack at a trap.
 pub struct Trapped {
-    /// The instruction that is next.
+    /// The address of the next instruction.
     pub address: u64,
-    /// RDI: at the entry of a function its first argument.
+    /// RDI: at the entry of a function, its first argument.
     pub argument: u64,
     /// The stack.
     pub running: Running,
 }
 
-/// Looks at the stack at each trap.
+/// A sink that reads the stack at each trap.
 struct StackSink {
     insight: Arc<Insight>,
     seen: Arc<Mutex<Vec<Trapped>>>,
@@ -145,7 +146,7 @@ impl TrapSink for StackSink {
     }
 }
 
-/// A guest whose traps are looked at.
+/// A guest whose traps are watched.
 pub struct Watched<'s> {
     shell: &'s Shell,
     insight: Arc<Insight>,
@@ -153,7 +154,8 @@ pub struct Watched<'s> {
 }
 
 impl<'s> Watched<'s> {
-    /// From now on each trap's stack is taken, while this lives and afterwards until the machine gets another sink.
+    /// Reads the stack at each trap, from now until the machine gets another sink. That holds after
+    /// this value is dropped, too.
     ///
     /// # Panics
     /// If the guest's kernel cannot be found.
@@ -176,7 +178,8 @@ impl<'s> Watched<'s> {
         Gva(address.unwrap_or_else(|| panic!("no {name}")))
     }
 
-    /// What was seen so far, until it is `enough` or the limit passes; and whether it was.
+    /// Waits until `enough` returns true or the limit passes. Returns what was seen, and whether it
+    /// was enough.
     pub fn wait(
         &self,
         limit: Duration,
@@ -194,10 +197,11 @@ impl<'s> Watched<'s> {
         }
     }
 
-    /// The stacks at the entries of kernel functions, until there are `enough`.
+    /// Returns the stacks at the entries of kernel functions, once there are `enough`.
     ///
     /// # Panics
-    /// If they do not come in [`COMMAND_LIMIT`], or a function is not known or cannot be trapped.
+    /// If they do not come within [`COMMAND_LIMIT`], or a function is not known or cannot be
+    /// trapped.
     pub fn stacks_at(
         &self,
         functions: &[&str],
@@ -223,7 +227,7 @@ impl<'s> Watched<'s> {
         seen
     }
 
-    /// Addresses of the instructions of a function of `length` bytes.
+    /// Returns the addresses of the instructions of a function of `length` bytes.
     ///
     /// # Panics
     /// If it is not known.

@@ -1,7 +1,9 @@
-//! Scripts in the bt language at work on a Linux guest: prepared and started as the command does it, their output as text, their counts.
+//! Runs scripts in the bt language on a Linux guest, prepared and started as the command does it.
+//! Returns their output and counts.
 //!
-//! The caller has a guest with its engine ([`UserGuest`] or [`Traced`]) and runs commands in its shell. Solved here: which probes there are,
-//! names of kernel addresses, waiting for output. Not solved: names of programs' functions, which stay addresses.
+//! The caller owns a guest with its engine ([`UserGuest`] or [`Traced`]) and runs commands in its
+//! shell. This module finds probes, names kernel addresses and waits for output. It does not name
+//! programs' functions, which stay addresses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,7 +25,7 @@ use crate::shell::{Answer, COMMAND_LIMIT, Shell};
 use crate::traced::Traced;
 use crate::user_guest::UserGuest;
 
-/// How often a script is asked for output that is waited for.
+/// The interval at which a script is polled for awaited output.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A guest that scripts run on.
@@ -57,30 +59,31 @@ impl<'g> From<&'g Traced> for ScriptGuest<'g> {
     }
 }
 
-/// What a script came to.
+/// The result of a script's run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ran {
-    /// Standard output.
+    /// The standard output.
     pub out: String,
-    /// Standard error.
+    /// The standard error.
     pub err: String,
-    /// Its counts.
+    /// The script's counts.
     pub stats: ScriptStats,
-    /// Hits of each of its probes.
+    /// The hits of each of its probes.
     pub each: Vec<(String, u64)>,
 }
 
 impl Ran {
-    /// The lines of its output that are not empty, in order.
+    /// Returns the output's non-empty lines, in order.
     pub fn lines(&self) -> Vec<&str> {
         let lines = self.out.lines();
         lines.filter(|line| !line.trim().is_empty()).collect()
     }
 
-    /// The number behind `@name:` or `@name[key]:`; 0 if there is no such line, as there is none of what was never counted.
+    /// Returns the number behind `@name:` or `@name[key]:`. It is 0 without such a line, which is
+    /// not printed for what was never counted.
     ///
     /// # Panics
-    /// If what stands there is no number.
+    /// If the text there is no number.
     pub fn number(&self, entry: &str) -> u64 {
         let line = self.out.lines().find_map(|line| {
             let value = line.strip_prefix(entry)?.strip_prefix(':')?;
@@ -93,7 +96,7 @@ impl Ran {
         })
     }
 
-    /// Hits of a probe by its name.
+    /// Returns the hits of a probe by its name.
     ///
     /// # Panics
     /// If there is no such probe.
@@ -103,7 +106,8 @@ impl Ran {
         *hits
     }
 
-    /// Nothing was lost, nothing went wrong, and every hit is accounted for.
+    /// Checks that nothing was dropped, that nothing went wrong, and that every hit is accounted
+    /// for.
     ///
     /// # Panics
     /// If not.
@@ -121,7 +125,7 @@ impl Ran {
 }
 
 impl<'g> ScriptGuest<'g> {
-    /// Its shell.
+    /// Returns the guest's shell.
     pub fn shell(&self) -> &'g Shell {
         self.shell
     }
@@ -134,7 +138,7 @@ impl<'g> ScriptGuest<'g> {
         self.start_with(script, &Options::default(), &Filter::default())
     }
 
-    /// Starts a script at the hits that a filter lets through.
+    /// Starts a script at the hits that a filter accepts.
     ///
     /// # Panics
     /// As [`Self::start`].
@@ -146,7 +150,7 @@ impl<'g> ScriptGuest<'g> {
     /// Starts a script.
     ///
     /// # Errors
-    /// What is wrong with it, as it is shown to its author; or why it cannot be started.
+    /// The script's error as it is shown to its author, or the reason why it cannot be started.
     pub fn try_start(
         &self,
         script: &str,
@@ -194,7 +198,7 @@ impl<'g> ScriptGuest<'g> {
     }
 }
 
-/// The translators that come with exotrace.
+/// Adds the translators that come with exotrace.
 fn library(script: &mut Script) {
     for (name, text) in TEXTS {
         let parsed = parse::parse(text.as_bytes(), Dialect::Normal);
@@ -204,10 +208,10 @@ fn library(script: &mut Script) {
     }
 }
 
-/// The host's wall clock.
+/// Returns the host's wall clock.
 ///
 /// # Panics
-/// If that stands before 1970.
+/// If the clock is before 1970.
 pub fn unix_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let since = since.unwrap_or_else(|e| panic!("{e}"));
@@ -229,7 +233,7 @@ impl Names for ScriptGuest<'_> {
     }
 }
 
-/// A script that runs.
+/// A running script.
 pub struct Running<'g> {
     guest: ScriptGuest<'g>,
     session: ScriptSession,
@@ -238,12 +242,12 @@ pub struct Running<'g> {
 }
 
 impl Running<'_> {
-    /// Probes of patterns that could not be enabled, and why.
+    /// Returns the probes of patterns that could not be enabled, with the reasons.
     pub fn skipped(&self) -> &[String] {
         self.session.skipped()
     }
 
-    /// What was put out so far, and not to standard error.
+    /// Returns the standard output so far.
     pub fn out(&mut self) -> String {
         let mut outputs = Vec::new();
         self.session.drain(&mut |output| outputs.push(output));
@@ -251,10 +255,10 @@ impl Running<'_> {
         String::from_utf8_lossy(&self.out).into_owned()
     }
 
-    /// Waits until the output is as it should be.
+    /// Waits until `done` returns true for the output.
     ///
     /// # Panics
-    /// If that does not come in [`COMMAND_LIMIT`].
+    /// If that does not happen within [`COMMAND_LIMIT`].
     pub fn wait(&mut self, what: &str, mut done: impl FnMut(&str) -> bool) {
         let deadline = Instant::now() + COMMAND_LIMIT;
         while !done(&self.out()) {
@@ -271,7 +275,7 @@ impl Running<'_> {
     /// Waits until the script has ended itself.
     ///
     /// # Panics
-    /// If it does not in [`COMMAND_LIMIT`].
+    /// If it does not end within [`COMMAND_LIMIT`].
     pub fn wait_for_exit(&self) {
         let deadline = Instant::now() + COMMAND_LIMIT;
         while !self.session.has_exited() {
@@ -284,12 +288,12 @@ impl Running<'_> {
         }
     }
 
-    /// Whether the script has ended itself.
+    /// Returns whether the script has ended itself.
     pub fn has_exited(&self) -> bool {
         self.session.has_exited()
     }
 
-    /// Takes its probes away, all at one moment; what it came to.
+    /// Removes its probes, all at one moment, and returns the result.
     pub fn finish(mut self) -> Ran {
         let paused = self.guest.shell.linux.machine.pause();
         let each = self.session.each();

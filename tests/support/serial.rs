@@ -1,4 +1,4 @@
-//! What a guest prints, kept.
+//! Keeps a guest's serial output.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use vmm::machine::SerialOutput;
 
-/// Most that is kept of one machine: a guest that prints without end does not fill the host's memory.
+/// The most bytes that are kept of one machine: a guest that prints without end does not fill the
+/// host's memory.
 const MOST: usize = 8 << 20;
 
-/// Everything that came out of a serial port. Clones share it.
+/// The whole output of a serial port. Clones share it.
 #[derive(Clone, Default)]
 pub struct SerialLog(Arc<Shared>);
 
@@ -20,28 +21,29 @@ struct Shared {
 }
 
 impl SerialLog {
-    /// The end that a machine writes to.
+    /// Returns the end that a machine writes to.
     pub fn output(&self) -> SerialOutput {
         SerialOutput::write_through(self.clone())
     }
 
-    /// Bytes so far: a position to look from.
+    /// Returns the number of bytes so far, as a position to read from.
     pub fn len(&self) -> usize {
         self.bytes().len()
     }
 
-    /// Whether nothing was printed yet.
+    /// Returns whether nothing was printed yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What was printed from position `from` on.
+    /// Returns the output from position `from` on.
     pub fn since(&self, from: usize) -> String {
         let bytes = self.bytes();
         String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()).into_owned()
     }
 
-    /// Waits until `done` finds what it looks for in the output from `from` on; `None` if `limit` passes before.
+    /// Waits until `done` finds a match in the output from `from` on; `None` if `limit` passes
+    /// before.
     pub fn wait<T>(
         &self,
         from: usize,

@@ -1,7 +1,9 @@
-//! A Linux guest at its shell's prompt: booted once, kept in the cache, restored in milliseconds by every test.
+//! A Linux guest at its shell's prompt: booted once, kept in the cache, restored in milliseconds by
+//! every test.
 //!
-//! The cache's entry is named by everything the guest is made of: kernel, initramfs, command line, what was typed, the
-//! snapshot's format and the host. Test processes that need it at the same time boot it once.
+//! The cache's entry is named by all that determines the guest: kernel, initramfs, command line,
+//! typed lines, the snapshot's format and the host. Test processes that need it at the same time
+//! boot it once.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -23,38 +25,41 @@ use crate::kernel::Kernel;
 use crate::linux::{BootOptions, Linux, command_line, memory};
 use crate::serial::SerialLog;
 
-/// How long a boot may take on a busy host that interprets kernel code. The rich kernel takes 150 s of an idle one.
+/// The time limit of a boot on a busy host that interprets kernel code. The rich kernel takes 150 s
+/// on an idle one.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(1200);
-/// How long the guest may take for a command that does next to nothing. Starting busybox takes 30 ms of an idle
+/// The time limit of a command that does next to nothing. Starting busybox takes 30 ms on an idle
 /// interpreting host.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
-/// What `init` prints before it starts the shell.
+/// The line that `init` prints before it starts the shell.
 pub const READY: &str = "exotrace: ready";
 /// The shell's prompt, as root.
 const PROMPT: &str = "# ";
-/// Makes the shell read by whole lines, and keeps the kernel's messages out of what commands print.
+/// A command that makes the shell read whole lines, and keeps the kernel's messages out of
+/// commands' output.
 const QUIET: &str = "stty -echo; dmesg -n 1";
-/// What the cache's entries and lock are called.
+/// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-shell";
 
 /// A guest at its shell.
 pub struct Shell {
     /// The machine and its output.
     pub linux: Linux,
-    /// Commands typed so far: each has its own mark in the output.
+    /// The number of commands typed so far: each has its own mark in the output.
     commands: AtomicUsize,
 }
 
 /// A command's output and status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// What came between the typed line and the next prompt; lines end with `\n`.
+    /// The text between the typed line and the next prompt; lines end with `\n`.
     pub output: String,
-    /// The status that the shell tells.
+    /// The status that the shell reports.
     pub status: i32,
 }
 
-/// busybox and this project's programs, those with the C library included.
+/// Returns an initramfs with busybox and this project's programs, those with the C library
+/// included.
 ///
 /// # Panics
 /// If it cannot be made.
@@ -62,7 +67,7 @@ pub fn full_initramfs() -> Vec<u8> {
     full_initramfs_with(Vec::new())
 }
 
-/// As [`full_initramfs`], with more files.
+/// Returns [`full_initramfs`] with more files.
 ///
 /// # Panics
 /// If it cannot be made.
@@ -74,12 +79,12 @@ pub fn full_initramfs_with(mut extra: Vec<ExtraFile>) -> Vec<u8> {
     made.unwrap_or_else(|e| panic!("initramfs: {e}"))
 }
 
-/// The folder of the snapshot; the guest is booted if there is none yet.
+/// Returns the folder of the snapshot; the guest is booted if there is none yet.
 ///
 /// # Panics
 /// If it cannot be made.
 pub fn snapshot_folder(host: &Host) -> &'static Path {
-    // What the guest is made of does not change while a process tests it.
+    // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let parts = Parts {
@@ -92,7 +97,8 @@ pub fn snapshot_folder(host: &Host) -> &'static Path {
     })
 }
 
-/// The folder `TOPIC-NAME` in the cache, made by `make` if it is not there. Older ones of the topic are removed then.
+/// Returns the folder `TOPIC-NAME` in the cache, made by `make` if it is missing. Older folders of
+/// the topic are removed then.
 pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let cache = cache();
     let name = format!("{topic}-{name}");
@@ -114,12 +120,12 @@ pub(crate) fn kept(topic: &str, name: &str, make: impl FnOnce(&Path)) -> PathBuf
     folder
 }
 
-/// What a guest is made of that is booted once and kept.
+/// The parts of a guest that is booted once and kept.
 pub(crate) struct Parts {
     pub(crate) kernel: &'static Kernel,
     pub(crate) initramfs: Vec<u8>,
     pub(crate) shape: Shape,
-    /// What is typed before the guest is saved; each line must succeed.
+    /// The lines typed before the guest is saved; each must succeed.
     pub(crate) lines: &'static [&'static str],
 }
 
@@ -143,14 +149,15 @@ impl Default for Shape {
 }
 
 impl Parts {
-    /// The folder of the guest's snapshot, under `topic` in the cache; it is booted if there is none yet.
+    /// Returns the folder of the guest's snapshot, under `topic` in the cache; it is booted if
+    /// there is none yet.
     pub(crate) fn kept(&self, host: &Host, topic: &str) -> PathBuf {
         kept(topic, &self.name(host), |folder| {
             self.boot(host).save(host, folder);
         })
     }
 
-    /// In 16 digits.
+    /// Returns the name in 16 digits.
     fn name(&self, host: &Host) -> String {
         let mut hash = DefaultHasher::new();
         (FORMAT_VERSION, memory(), command_line(), QUIET).hash(&mut hash);
@@ -161,7 +168,7 @@ impl Parts {
         format!("{:016x}", hash.finish())
     }
 
-    /// The guest, at its prompt.
+    /// Boots the guest to its prompt.
     fn boot(&self, host: &Host) -> Shell {
         let started = Instant::now();
         eprintln!("booting a guest of the tests once");
@@ -184,7 +191,7 @@ impl Parts {
 }
 
 impl Shell {
-    /// A copy of the guest, running.
+    /// Restores a running copy of the guest.
     ///
     /// # Panics
     /// If it cannot be restored.
@@ -192,7 +199,7 @@ impl Shell {
         Self::restore(host, Kernel::small(), snapshot_folder(host))
     }
 
-    /// A guest that runs `kernel` and was saved by [`Self::save`], running.
+    /// Restores a running guest that runs `kernel` and was saved by [`Self::save`].
     ///
     /// # Panics
     /// If it cannot be restored, or runs another kernel.
@@ -225,11 +232,12 @@ impl Shell {
         }
     }
 
-    /// A booting guest whose shell is waited for, and told not to echo: then it takes a whole line at once instead of
-    /// drawing it character by character, each of which costs an interpreting host 12 ms.
+    /// Waits for the shell of a booting guest, and turns off its echo. The shell then reads a whole
+    /// line at once instead of drawing it by characters, each of which costs an interpreting host
+    /// 12 ms.
     ///
     /// # Panics
-    /// If it does not come.
+    /// If the prompt does not come.
     pub fn at_prompt(linux: Linux) -> Self {
         let shell = Self {
             linux,
@@ -237,7 +245,8 @@ impl Shell {
         };
         let prompt = |printed: &str, after: &str| {
             let rest = printed.rsplit_once(after)?.1;
-            // The shell asks the terminal for its cursor right after the prompt: that may be printed already.
+            // The shell queries the terminal for its cursor right after the prompt: that may be
+            // printed already.
             rest.contains(PROMPT).then_some(())
         };
         shell.linux.wait("shell prompt", 0, BOOT_LIMIT, |printed| {
@@ -252,7 +261,8 @@ impl Shell {
         shell
     }
 
-    /// Saves the guest to a new folder, and compares the file with memory as it is when the guest is paused for it.
+    /// Saves the guest to a new folder, and compares the file with memory as it is when the guest
+    /// is paused for the save.
     ///
     /// # Panics
     /// If it cannot be saved, or the file has other bytes.
@@ -282,7 +292,7 @@ impl Shell {
     /// Types a line, return key included.
     ///
     /// # Panics
-    /// If the guest does not take it.
+    /// If the guest does not accept it.
     pub fn type_line(&self, line: &str) {
         let deadline = Instant::now() + COMMAND_LIMIT;
         let line = format!("{line}\n");
@@ -316,7 +326,7 @@ impl Shell {
     /// Starts a command; [`Started::answer`] waits for it.
     ///
     /// # Panics
-    /// If the guest does not take the line.
+    /// If the guest does not accept the line.
     pub fn start(&self, command: &str) -> Started<'_> {
         let number = self.commands.fetch_add(1, Ordering::Relaxed);
         let from = self.linux.serial.len();
@@ -330,7 +340,7 @@ impl Shell {
         }
     }
 
-    /// Runs a command that does next to nothing and waits for it.
+    /// Runs a command that does next to nothing and waits for its end.
     ///
     /// # Panics
     /// If it does not end in time.
@@ -338,7 +348,7 @@ impl Shell {
         self.start(command).answer(COMMAND_LIMIT)
     }
 
-    /// The output of a command that must succeed, without the newline at its end.
+    /// Returns the output of a command that must succeed, without the newline at its end.
     ///
     /// # Panics
     /// If it fails or does not end in time.
@@ -361,7 +371,7 @@ impl Started<'_> {
     /// Waits for the command's end.
     ///
     /// # Panics
-    /// If that does not come in `limit`.
+    /// If it does not end within `limit`.
     pub fn answer(self, limit: Duration) -> Answer {
         let what = format!("answer to {:?}", self.command);
         let linux = &self.shell.linux;
@@ -371,22 +381,24 @@ impl Started<'_> {
     }
 }
 
-/// What is printed around the output of a command that is typed into a shell; the number is the command's own.
+/// The marks printed around the output of a command that is typed into a shell. The number is the
+/// command's own.
 pub struct Marks(pub usize);
 
 impl Marks {
-    /// The line to be typed. If it is echoed, it has no digit behind the last equals sign and a semicolon behind the first.
+    /// Returns the line to be typed. If it is echoed, it has no digit behind the last equals sign
+    /// and a semicolon behind the first.
     pub fn line(&self, command: &str) -> String {
         let number = self.0;
         format!("echo begin{number}=1; {command}; echo end{number}=$?")
     }
 
-    /// The command's answer in what the shell has printed, once it is there.
+    /// Returns the command's answer from the shell's output, once it is there.
     pub fn answer(&self, printed: &str) -> Option<Answer> {
         let (begin, end) = (format!("begin{}=1\n", self.0), format!("end{}=", self.0));
         let text = printed.replace('\r', "");
         let (_, output) = text.split_once(&begin)?;
-        // The mark may stand behind output without a newline.
+        // The mark may follow output without a newline.
         let (output, status) = output.rsplit_once(&end)?;
         let (status, _) = status.split_once('\n')?;
         Some(Answer {

@@ -1,12 +1,13 @@
-//! A story in the records of ptrace(3): a shell forks, reads from a pipe and is woken; interrupts, faults, a deadline.
+//! A story in the records of ptrace(3): a shell forks, reads from a pipe and is woken; interrupts,
+//! faults, a deadline.
 
 use std::str::FromStr;
 
 use probes::ptrace::record::{EventType, Record};
 
-/// The lines that say what happens, one record each.
+/// The lines of the story, one record each.
 const TEXT: &str = include_str!("../../probes/src/ptrace/render/testdata/story.txt");
-/// When it begins, in nanoseconds since 1970.
+/// The begin of the story, in nanoseconds since 1970.
 pub const BEGINNING: i64 = 1_790_000_000_000_000_000;
 
 fn number<T: FromStr>(word: &str) -> T {
@@ -14,10 +15,10 @@ fn number<T: FromStr>(word: &str) -> T {
     number.unwrap_or_else(|| panic!("{word:?} is no number"))
 }
 
-/// Its records.
+/// Returns the story's records.
 ///
 /// # Panics
-/// If the text is not as its first lines say.
+/// If the text does not match the format that its first lines describe.
 pub fn records() -> Vec<Record> {
     let lines = TEXT.lines().filter(|line| !line.starts_with('#'));
     lines.map(record).collect()

@@ -1,6 +1,8 @@
-//! A guest with the small kernel and Debian's strace: a second opinion about system calls, from within.
+//! A guest with the small kernel and Debian's strace: a second opinion about system calls, from
+//! within.
 //!
-//! Booted once and kept in the cache, as the shell (`shell.rs`) is. The packages are fetched without being installed, or were shipped.
+//! It is booted once and kept in the cache, as the shell (`shell.rs`) is. The packages are fetched
+//! without being installed, or were shipped.
 
 use std::fs;
 use std::io;
@@ -15,9 +17,9 @@ use crate::host::{Host, cache};
 use crate::kernel::Kernel;
 use crate::shell::{self, Parts, Shape, Shell};
 
-/// What the cache's entries and lock are called.
+/// The name of the cache's entries and lock.
 const TOPIC: &str = "tests-strace";
-/// Packages, and their files that strace needs; the C library is in the guest anyway.
+/// Packages, and their files that strace needs. The C library is in the guest anyway.
 const FILES: [(&str, &[&str]); 3] = [
     ("strace", &["usr/bin/strace"]),
     (
@@ -31,7 +33,7 @@ const FILES: [(&str, &[&str]); 3] = [
     ("liblzma5", &["lib/x86_64-linux-gnu/liblzma.so.5"]),
 ];
 
-/// A copy of the guest, running.
+/// Restores a running copy of the guest.
 ///
 /// # Panics
 /// If it cannot be made or restored.
@@ -40,7 +42,7 @@ pub fn guest(host: &Host) -> Shell {
 }
 
 fn snapshot_folder(host: &Host) -> &'static Path {
-    // What the guest is made of does not change while a process tests it.
+    // The guest's parts do not change while a process tests it.
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let parts = Parts {
@@ -53,7 +55,7 @@ fn snapshot_folder(host: &Host) -> &'static Path {
     })
 }
 
-/// strace and its libraries, where the dynamic linker looks for them.
+/// Returns strace and its libraries, at the paths where the dynamic linker searches for them.
 fn files() -> Vec<ExtraFile> {
     let mut files = Vec::new();
     for (package, paths) in FILES {
@@ -92,7 +94,7 @@ pub(crate) fn ship(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns where a package lies in the folder for another machine.
+/// Returns the path of a package in the folder for another machine.
 fn shipped_as(package: &str) -> String {
     format!("debian/{package}")
 }

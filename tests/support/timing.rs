@@ -1,8 +1,9 @@
-//! How long things take a micro guest, by the ticks that its programs leave behind (`guest::micro`, the programs that
-//! measure): percentiles of the rounds, or one figure for a loop.
+//! Reads a micro guest's timings from the ticks that its programs leave behind (`guest::micro`, the
+//! programs that measure): percentiles of the rounds, or one figure for a loop.
 //!
-//! The caller owns the machine and reads after its run has ended. Solved here: where the ticks lie, and ticks to
-//! nanoseconds. Not solved: what to subtract, and the noise of a busy host.
+//! The caller owns the machine and reads after its run has ended. This module finds the ticks and
+//! converts them to nanoseconds. It does not decide what to subtract, and does not remove the noise
+//! of a busy host.
 
 use std::time::{Duration, Instant};
 
@@ -11,23 +12,23 @@ use vmm::Machine;
 
 use crate::micro::MicroGuest;
 
-/// How long the host's clock and the time-stamp counter run beside each other.
+/// The time for which the host's clock and the time-stamp counter are compared.
 const CALIBRATION: Duration = Duration::from_millis(200);
 
-/// What one round costs, over all rounds of a run, in nanoseconds.
+/// The cost of one round, over all rounds of a run, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// Half of the rounds took no longer.
+    /// The median.
     pub p50: f64,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile.
     pub p99: f64,
     /// The average.
     pub mean: f64,
-    /// Rounds that were timed.
+    /// The number of timed rounds.
     pub samples: usize,
 }
 
-/// Reads the timings of one micro guest's machines.
+/// A reader of the timings of one micro guest's machines.
 #[derive(Debug, Clone, Copy)]
 pub struct TimingReader {
     ticks_per_ns: f64,
@@ -38,8 +39,8 @@ pub struct TimingReader {
 }
 
 impl TimingReader {
-    /// Finds the variables in the micro guest's file and measures the time-stamp counter against the host's clock: the
-    /// guest's runs at the host's rate.
+    /// Finds the variables in the micro guest's file, and measures the time-stamp counter against
+    /// the host's clock. The guest's counter runs at the host's rate.
     ///
     /// # Panics
     /// If a variable is missing.
@@ -55,7 +56,7 @@ impl TimingReader {
         }
     }
 
-    /// The rounds of a program that times each of them.
+    /// Reads the rounds of a program that times each of them.
     ///
     /// # Panics
     /// If there are none: the program does not time its rounds, or has not ended.
@@ -70,7 +71,7 @@ impl TimingReader {
         timing.expect("the guest has timed no round; does its program, and has it ended?")
     }
 
-    /// Nanoseconds of a program that times its whole loop.
+    /// Reads the nanoseconds of a program that times its whole loop.
     ///
     /// # Panics
     /// If it did not.
@@ -91,17 +92,17 @@ fn variable(machine: &Machine, address: Gva) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Virtual and physical addresses of the micro guest are equal.
+/// Reads guest memory: virtual and physical addresses of the micro guest are equal.
 fn read(machine: &Machine, address: Gva, bytes: &mut [u8]) {
     let read = machine.ram().read_physical(Gpa(address.0), bytes);
     read.unwrap_or_else(|e| panic!("micro guest: {e}"));
 }
 
 impl Timing {
-    /// Of ticks in any order; `None` for none.
+    /// Returns the timing of ticks in any order; `None` without ticks.
     fn of(mut ticks: Vec<u32>, ticks_per_ns: f64) -> Option<Self> {
         ticks.sort_unstable();
-        // nearest rank
+        // Nearest rank.
         let rank = |percent: usize| {
             let rank = (ticks.len() * percent).div_ceil(100);
             ticks.get(rank.checked_sub(1)?).copied()
@@ -116,7 +117,7 @@ impl Timing {
     }
 }
 
-/// Rate of the host's time-stamp counter.
+/// Returns the rate of the host's time-stamp counter.
 fn ticks_per_ns() -> f64 {
     let (clock, ticks) = (Instant::now(), vmm::host_tsc());
     std::thread::sleep(CALIBRATION);

@@ -1,4 +1,5 @@
-//! A guest with the rich kernel, watched by the probe engine: its probes by pattern, its tracefs, what its kernel has complained of.
+//! A guest with the rich kernel, watched by the probe engine: its probes by pattern, its tracefs,
+//! its kernel's complaints.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,22 +21,22 @@ use crate::rich;
 use crate::shell::{COMMAND_LIMIT, Shell};
 use crate::tracing;
 
-/// Where the guest's tracers are told what to do.
+/// The folder by which the guest's tracers are controlled.
 const TRACEFS: &str = "/sys/kernel/tracing";
-/// A size of reads and writes that nothing else in the guest has.
+/// A size of reads and writes that nothing else in the guest uses.
 pub const COPY_SIZE: u64 = 999;
-/// How often a session is asked for events that are waited for.
+/// The interval at which a session is polled for awaited events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// What a kernel prints that has found something wrong with itself.
+/// Messages of a kernel that has found an error in itself.
 const COMPLAINTS: &str = "-e BUG -e Oops -e WARNING -e 'cut here' -e 'ftrace bug' -e 'invalid opcode' -e 'int3:' -e 'Failed to'";
 
 /// The guest and the engine of its machine.
 pub struct Traced {
-    /// The guest, in the folder of its tracers.
+    /// The guest, whose shell is in the folder of its tracers.
     pub shell: Shell,
-    /// Its kernel when this was made.
+    /// The view of its kernel when this was made.
     pub view: Arc<KernelView>,
-    /// What is read of it.
+    /// The readers of its kernel.
     pub insight: Insight,
     /// The engine.
     pub engine: Engine,
@@ -61,10 +62,10 @@ impl Traced {
         }
     }
 
-    /// What a pattern stands for now.
+    /// Returns the probes that a pattern matches now.
     ///
     /// # Panics
-    /// If it stands for nothing.
+    /// If it matches none.
     pub fn find(&self, pattern: &str) -> Vec<Probe> {
         let guest = self
             .insight
@@ -72,7 +73,7 @@ impl Traced {
         provider::find(&guest, &tracing::pattern(pattern)).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// A session with the probes of `patterns`, in their order.
+    /// Makes a session with the probes of `patterns`, in their order.
     ///
     /// # Panics
     /// If one cannot be enabled.
@@ -86,7 +87,7 @@ impl Traced {
         session
     }
 
-    /// A session without probes.
+    /// Makes a session without probes.
     ///
     /// # Panics
     /// If there is no memory for it.
@@ -95,12 +96,13 @@ impl Traced {
         session.unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// Looks at the guest while it stands still.
+    /// Reads the guest while it is paused.
     pub fn look<T>(&self, ask: impl FnOnce(PausedSystem<'_>) -> T) -> T {
         self.insight.look(&self.shell.linux.machine, ask)
     }
 
-    /// Runs a command that must succeed, in the folder of the guest's tracers; what it printed.
+    /// Runs a command that must succeed, in the folder of the guest's tracers, and returns its
+    /// output.
     ///
     /// # Panics
     /// If it fails.
@@ -117,7 +119,7 @@ impl Traced {
         answer.output.trim_end().to_owned()
     }
 
-    /// A number that a command prints.
+    /// Returns the number that a command prints.
     ///
     /// # Panics
     /// If it prints none.
@@ -128,7 +130,7 @@ impl Traced {
             .unwrap_or_else(|e| panic!("{command}: {text:?}: {e}"))
     }
 
-    /// Reads and writes `count` times [`COPY_SIZE`] bytes.
+    /// Makes the guest read and write [`COPY_SIZE`] bytes `count` times.
     ///
     /// # Panics
     /// If the guest does not.
@@ -138,7 +140,7 @@ impl Traced {
         ));
     }
 
-    /// Waits until the session has recorded as many events; all it has.
+    /// Waits until the session has recorded at least `least` events, and returns them all.
     ///
     /// # Panics
     /// If it has not in [`COMMAND_LIMIT`].
@@ -157,7 +159,7 @@ impl Traced {
         found
     }
 
-    /// Events in the guest's own trace buffer.
+    /// Returns the number of events in the guest's own trace buffer.
     ///
     /// # Panics
     /// If it has lost one.
@@ -172,7 +174,7 @@ impl Traced {
         field("entries:")
     }
 
-    /// Where a symbol of the kernel is.
+    /// Returns the address of a kernel symbol.
     ///
     /// # Panics
     /// If there is none.
@@ -181,7 +183,7 @@ impl Traced {
         Gva(address.unwrap_or_else(|| panic!("no {name}")))
     }
 
-    /// Kernel text as it is without probes of ours.
+    /// Returns kernel text as it is without our probes.
     ///
     /// # Panics
     /// If it is not mapped.
@@ -195,7 +197,7 @@ impl Traced {
         code
     }
 
-    /// Its instructions.
+    /// Returns the instructions of kernel text.
     ///
     /// # Panics
     /// As [`Self::code`].
@@ -205,21 +207,21 @@ impl Traced {
         decoder.into_iter().collect()
     }
 
-    /// Hash of the kernel's text.
+    /// Returns the hash of the kernel's text.
     pub fn hash(&self) -> TextHash {
         self.shell.linux.text_hash(&self.view)
     }
 
-    /// What the kernel has complained of since it booted.
+    /// Returns the kernel's complaints since it booted.
     pub fn complaints(&self) -> String {
-        // The machine has no ACPI tables, which Linux 7.2 calls a failure.
+        // The machine has no ACPI tables, which Linux 7.2 reports as a failure.
         let command = format!(
             "dmesg | grep -v 'ACPI: Failed to initialize tables' | grep -A 30 {COMPLAINTS} | head -n 60; true"
         );
         self.shell.start(&command).answer(4 * COMMAND_LIMIT).output
     }
 
-    /// The guest is well and has nothing to complain of.
+    /// Checks that the guest works and has no complaints.
     ///
     /// # Panics
     /// If it has.
@@ -235,10 +237,10 @@ impl Traced {
     }
 }
 
-/// What a session has recorded since the last time.
+/// Returns the events that a session has recorded since the last call.
 ///
 /// # Panics
-/// If it has lost an event.
+/// If an event was dropped.
 pub fn events(session: &mut Session) -> Vec<Event> {
     let mut events = Vec::new();
     session.drain(|event| events.push(event));

@@ -1,5 +1,5 @@
-//! Probes of a Linux guest: engine, sessions, probes by their names, and counts that must agree. [`Tracing`] is of kernel functions'
-//! entries and returns.
+//! Probes of a Linux guest: engine, sessions, probes by name, and counts that must agree.
+//! [`Tracing`] is for kernel functions' entries and returns.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,11 @@ use probes::provider;
 use crate::linux::Linux;
 use crate::shell::COMMAND_LIMIT;
 
-/// Rings large enough to drop nothing in a test.
+/// The number of slots of rings that drop nothing in a test.
 pub const SLOTS: usize = 1 << 16;
 
-/// A session with entry and return of some functions: of the first probes 0 and 1, and so on.
+/// A session with entry and return probes of some functions. Probes 0 and 1 are of the first
+/// function, and so on.
 pub struct Tracing<'l> {
     linux: &'l Linux,
     session: Session,
@@ -27,15 +28,15 @@ pub struct Tracing<'l> {
     traps: u64,
 }
 
-/// A pattern from its text.
+/// Parses a pattern.
 ///
 /// # Panics
-/// If it is none.
+/// If the text is none.
 pub fn pattern(text: &str) -> ProbePattern {
     ProbePattern::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// The one probe that a pattern stands for.
+/// Returns the one probe that a pattern matches.
 ///
 /// # Panics
 /// If there is none, or several.
@@ -47,13 +48,13 @@ pub fn probe(view: &KernelView, text: &str) -> Probe {
     probe.clone()
 }
 
-/// An engine of a guest.
+/// Makes an engine of a guest.
 pub fn engine(linux: &Linux, view: &Arc<KernelView>) -> Engine {
     let limits = EngineLimits::default();
     Engine::new(linux.machine.handle(), view.clone(), &limits)
 }
 
-/// A session with rings of as many slots.
+/// Makes a session with rings of `slots` slots.
 ///
 /// # Panics
 /// If there is no memory for it.
@@ -65,7 +66,7 @@ pub fn session(engine: &Engine, slots: usize) -> Session {
     engine.session(size).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Enables a probe that captures nothing; its number.
+/// Enables a probe that captures nothing, and returns its number.
 ///
 /// # Panics
 /// If it cannot be enabled.
@@ -74,7 +75,8 @@ pub fn enable(session: &mut Session, probe: &Probe, filter: &Filter) -> u32 {
     enabled.unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// All that a session has recorded, in time order: its probes are disabled, and nobody has read it before. Its counts agree.
+/// Returns all that a session has recorded, in time order. Its probes are disabled, and nobody has
+/// read it before. Its counts must agree.
 ///
 /// # Panics
 /// If they do not.
@@ -107,7 +109,7 @@ impl<'l> Tracing<'l> {
         filter: &Filter,
         slots: usize,
     ) -> Self {
-        // No call comes between the first and the last.
+        // No call comes between the first probe and the last.
         let _paused = linux.machine.pause();
         let traps = linux.machine.stats().traps;
         let mut session = session(engine, slots);
@@ -127,12 +129,12 @@ impl<'l> Tracing<'l> {
         }
     }
 
-    /// Its probes, by their numbers.
+    /// Returns the probes, by their numbers.
     pub fn probes(&self) -> &[Probe] {
         &self.probes
     }
 
-    /// Where the function of a probe begins.
+    /// Returns the address of the function of a probe.
     ///
     /// # Panics
     /// If there is no such probe.
@@ -143,7 +145,7 @@ impl<'l> Tracing<'l> {
         }
     }
 
-    /// Entries and returns.
+    /// Returns the counts of entries and returns.
     pub fn stats(&self) -> [ProbeStats; 2] {
         let mut of = [ProbeStats::default(); 2];
         for (number, probe) in (0..).zip(&self.probes) {
@@ -155,10 +157,10 @@ impl<'l> Tracing<'l> {
         of
     }
 
-    /// Waits for an entry that the filter lets through.
+    /// Waits for an entry that the filter accepts.
     ///
     /// # Panics
-    /// If none comes in [`COMMAND_LIMIT`].
+    /// If none comes within [`COMMAND_LIMIT`].
     pub fn wait_for_hit(&self) {
         let deadline = Instant::now() + COMMAND_LIMIT;
         while self.stats()[0].recorded == 0 {
@@ -171,11 +173,12 @@ impl<'l> Tracing<'l> {
         }
     }
 
-    /// Ends it: all its events, in time order, and the counts of entries and returns, which are checked against each other, the
-    /// engine's and the machine's. No other session of the engine may have had a probe meanwhile.
+    /// Ends the session and returns all its events, in time order, with the counts of entries and
+    /// returns. These are checked against each other, the engine's and the machine's. No other
+    /// session of the engine may have had a probe meanwhile.
     ///
     /// # Panics
-    /// If they do not agree, or anything that is to be seen was not.
+    /// If they do not agree, or an event is missing.
     pub fn finish(mut self, before: &EngineStats) -> (Vec<Event>, [ProbeStats; 2]) {
         let paused = self.linux.machine.pause();
         let stats = self.stats();
@@ -220,7 +223,7 @@ impl<'l> Tracing<'l> {
     }
 }
 
-/// Whether an event is an entry.
+/// Returns whether an event is an entry.
 pub fn is_entry(event: &Event) -> bool {
     event.kind == EventKind::Entry
 }

@@ -1,5 +1,5 @@
-//! A guest with the small kernel whose programs are watched by the probe engine: its processes, probes of files that they have mapped, what
-//! stands in their text.
+//! A guest with the small kernel whose programs are watched by the probe engine: its processes,
+//! probes of files that they have mapped, and the traps in their text.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,31 +23,31 @@ use crate::tracing::{self, SLOTS};
 pub const FSLOAD: &str = "/bin/fsload";
 /// A program that calls malloc and free in rounds, linked with the C library.
 pub const ALLOCS: &str = "/bin/allocs";
-/// That library.
+/// The C library.
 pub const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 /// A program with static probes, linked with the C library.
 pub const STATICS: &str = "/bin/statics";
-/// A program that calls functions in states of the CPU in which few programs are.
+/// A program that calls functions in states of the CPU that few programs use.
 pub const STATES: &str = "/bin/states";
-/// Milliseconds: for a program that is to stay where it is.
+/// The milliseconds for a program that is to stay where it is.
 pub const FOR_EVER: &str = "100000000";
-/// How often it is looked whether a process has mapped a file.
+/// The interval at which a process is polled for having mapped a file.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The guest and the engine of its machine.
 pub struct UserGuest {
     /// The engine.
     pub engine: Engine,
-    /// What is read of the guest.
+    /// The readers of the guest's kernel.
     pub insight: Insight,
-    /// Its kernel.
+    /// The view of its kernel.
     pub view: Arc<KernelView>,
     /// The guest.
     pub shell: Shell,
 }
 
 impl UserGuest {
-    /// A copy of the small guest.
+    /// Restores a copy of the small guest.
     ///
     /// # Panics
     /// If it cannot be made.
@@ -55,7 +55,7 @@ impl UserGuest {
         Self::of(Shell::new(host))
     }
 
-    /// A guest that has booted.
+    /// Makes the engine of a guest that has booted.
     ///
     /// # Panics
     /// If its kernel cannot be found.
@@ -69,7 +69,7 @@ impl UserGuest {
         }
     }
 
-    /// Starts a program in the background; its number.
+    /// Starts a program in the background, and returns its process ID.
     ///
     /// # Panics
     /// If the shell does not answer.
@@ -81,7 +81,8 @@ impl UserGuest {
         pid.unwrap_or_else(|e| panic!("{command}: {answer:?}: {e}"))
     }
 
-    /// The same, of one that does its work and then sleeps; waits for that.
+    /// Starts a program that does its work and then sleeps, waits until it sleeps, and returns its
+    /// process ID.
     ///
     /// # Panics
     /// If it does not.
@@ -96,7 +97,7 @@ impl UserGuest {
     /// Waits until a process is stopped by a signal.
     ///
     /// # Panics
-    /// If it is gone, or runs on.
+    /// If it has ended, or is not stopped.
     pub fn wait_until_stopped(&self, pid: u32) {
         self.shell.output(&format!(
             "until grep -q ') T ' /proc/{pid}/stat; do busybox usleep 20000; done"
@@ -106,17 +107,17 @@ impl UserGuest {
     /// Ends a process and waits until it is gone.
     ///
     /// # Panics
-    /// If it stays.
+    /// If it does not end.
     pub fn kill(&self, pid: u32) {
         self.shell.output(&format!(
             "kill -9 {pid}; while [ -e /proc/{pid} ]; do busybox usleep 20000; done"
         ));
     }
 
-    /// The probes of a pattern, once a process has mapped the file.
+    /// Returns the probes of a pattern, once a process has mapped the file.
     ///
     /// # Panics
-    /// If there are none in [`COMMAND_LIMIT`].
+    /// If there are none within [`COMMAND_LIMIT`].
     pub fn probes(&self, pattern: &str) -> Vec<Probe> {
         let parsed = tracing::pattern(pattern);
         let machine = &self.shell.linux.machine;
@@ -130,7 +131,7 @@ impl UserGuest {
         }
     }
 
-    /// Looks at a file that a process has mapped.
+    /// Reads a file that a process has mapped.
     ///
     /// # Panics
     /// If there is no such file, or several.
@@ -146,7 +147,7 @@ impl UserGuest {
         })
     }
 
-    /// A session without probes.
+    /// Makes a session without probes.
     ///
     /// # Panics
     /// If there is no memory for it.
@@ -159,14 +160,14 @@ impl UserGuest {
         }
     }
 
-    /// User sites that are armed.
+    /// Returns the user sites that are armed.
     pub fn user_sites(&self) -> BTreeSet<SiteId> {
         let stats = self.shell.linux.machine.traps().stats();
         let user = stats.into_iter().filter(|site| site.user);
         user.map(|site| site.site).collect()
     }
 
-    /// User sites that are armed, but not in the pages of `sites`.
+    /// Returns the user sites that are armed, but not in the pages of `sites`.
     pub fn sites_elsewhere(&self, sites: &BTreeSet<SiteId>) -> BTreeSet<SiteId> {
         let page = |site: &SiteId| site.0.0 / PAGE;
         let pages: BTreeSet<u64> = sites.iter().map(page).collect();
@@ -175,7 +176,7 @@ impl UserGuest {
         found
     }
 
-    /// Those of `sites` where an int3 stands in memory.
+    /// Returns those of `sites` that have an int3 in memory.
     ///
     /// # Panics
     /// If there is no memory.
@@ -185,7 +186,7 @@ impl UserGuest {
         standing.copied().collect()
     }
 
-    /// Nothing is armed, and what was stands in memory no more.
+    /// Checks that nothing is armed, and that no trap of `sites` is left in memory.
     ///
     /// # Panics
     /// If something is.
@@ -194,7 +195,7 @@ impl UserGuest {
         assert_eq!(self.standing(sites), BTreeSet::new());
     }
 
-    /// Output and status of commands that may take longer, one after the other.
+    /// Returns the output and status of commands that may take longer, one after the other.
     ///
     /// # Panics
     /// If the shell does not answer.
@@ -204,7 +205,7 @@ impl UserGuest {
     }
 }
 
-/// A session, and its probes by their numbers.
+/// A session, with its probes by their numbers.
 pub struct UserSession<'g> {
     guest: &'g UserGuest,
     /// The session.
@@ -215,7 +216,8 @@ pub struct UserSession<'g> {
 }
 
 impl UserSession<'_> {
-    /// Enables the entries and returns of the functions of fsload, or a copy of it. Its first, which is called by nobody, never returns.
+    /// Enables the entries and returns of the functions of fsload, or of a copy of it. Its first
+    /// function, which has no caller, never returns.
     ///
     /// # Panics
     /// If one cannot be enabled.
@@ -227,7 +229,7 @@ impl UserSession<'_> {
         }
     }
 
-    /// Enables the probes of a pattern; their numbers.
+    /// Enables the probes of a pattern, and returns their numbers.
     ///
     /// # Panics
     /// If there are none, or one cannot be enabled.
@@ -235,7 +237,7 @@ impl UserSession<'_> {
         self.enable_all(&self.guest.probes(pattern), filter)
     }
 
-    /// Enables probes; their numbers.
+    /// Enables probes, and returns their numbers.
     ///
     /// # Panics
     /// If one cannot be enabled.
@@ -247,7 +249,7 @@ impl UserSession<'_> {
         enabled.collect()
     }
 
-    /// Enables a probe while the guest stands still; its number.
+    /// Enables a probe while the guest is paused, and returns its number.
     ///
     /// # Errors
     /// If it cannot be enabled.
@@ -260,7 +262,7 @@ impl UserSession<'_> {
         Ok(number)
     }
 
-    /// Counts of a probe.
+    /// Returns the counts of a probe.
     ///
     /// # Panics
     /// If there is none of this number.
@@ -269,7 +271,7 @@ impl UserSession<'_> {
         stats.unwrap_or_else(|| panic!("no probe {number}"))
     }
 
-    /// Hits that were recorded of the entry and the return of a function.
+    /// Returns the numbers of recorded hits of a function's entry and return.
     ///
     /// # Panics
     /// If one of its probes has no counts.
@@ -284,7 +286,8 @@ impl UserSession<'_> {
         (of(Moment::Entry), of(Moment::Return))
     }
 
-    /// Ends it: its events. All counts agree, and none was lost.
+    /// Ends the session and returns its events. All counts must agree, and nothing may have been
+    /// dropped.
     ///
     /// # Panics
     /// If they do not.

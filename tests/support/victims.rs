@@ -1,7 +1,9 @@
-//! A guest that does everything at once that is hard on a machine and on who traces it: see `victims.sh`.
+//! A guest that does at once everything that is hard on a machine and on its tracers: see
+//! `victims.sh`.
 //!
-//! Its kernel is the rich one, with modules and tracers of its own; it has a disk, random numbers, and the trace devices' ports. Booted
-//! once for each number of vCPUs and kept in the cache, with what its programs print when nobody traces.
+//! Its kernel is the rich one, with modules and tracers of its own. It has a disk, random numbers,
+//! and the trace devices' ports. It is booted once for each number of vCPUs and kept in the cache,
+//! with its programs' untraced output.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -33,21 +35,22 @@ pub const VICTIMS: [&str; 12] = [
     "floods",
     "rings",
 ];
-/// Program with a function that is called as often as its argument says.
+/// A program with a function that is called as often as its argument says.
 pub const EXACT: &str = "/tmp/exact";
-/// Program that makes as many system calls as its argument says.
+/// A program that makes as many system calls as its argument says.
 pub const CALLS: &str = "/tmp/calls";
-/// Bytes of the disk.
+/// The size of the disk in bytes.
 const DISK: u64 = 1 << 20;
-/// The last 64 KiB of [`MEMORY`], which the kernel leaves alone.
+/// The words that reserve the last 64 KiB of [`MEMORY`], which the kernel leaves alone.
 const RESERVED: &str = "memmap=64K$0x3ff0000";
 const AREA: u64 = 0x3ff_0000;
-/// RAM of the guest.
+/// The RAM of the guest in bytes.
 const MEMORY: u64 = 64 << 20;
-/// Address at which the linker places programs without PIE.
+/// The address at which the linker places programs without PIE.
 const BASE: u64 = 0x40_0000;
 
-/// The folder of the snapshot. A machine that is restored from it is to be given a disk of its own: see [`make_disk`].
+/// Returns the folder of the snapshot. A machine that is restored from it must be given a disk of
+/// its own: see [`make_disk`].
 ///
 /// # Panics
 /// If it cannot be made.

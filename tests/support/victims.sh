@@ -1,6 +1,7 @@
-# Loops in a guest that each do one thing that is hard on a machine or on who traces it, until /tmp/stop is there: victims
-# [NAME]... Each says at the end how many rounds it had, and at once what went wrong.
-# AREA is the address of the last 64 KiB of memory, which the kernel does not use, COUNTED the place of a function in /bin/alarms.
+# Loops in a guest that each do one thing that is hard on a machine or on its tracers, until
+# /tmp/stop exists: victims [NAME]... Each loop prints its number of rounds at the end, and errors
+# at once. AREA is the address of the last 64 KiB of memory, which the kernel does not use. COUNTED
+# is the address of a function in /bin/alarms.
 
 tracing=/sys/kernel/tracing
 ports=/dev/virtio-ports
@@ -14,7 +15,7 @@ loop() {
     echo "victim $1: $rounds rounds"
 }
 
-# Programs in states of the CPU that few are in, as they were before anybody traced.
+# Programs in states of the CPU that few use, compared with their untraced output.
 flags() { [ "$(states 2)" = "$STATES" ]; }
 itself() { [ "$(selfmod 5)" = "$SELFMOD" ]; }
 again() { twins 50; }
@@ -22,7 +23,7 @@ signals() { alarms 400; }
 
 storm() { forks 5 && for _ in 1 2 3; do busybox true || return 1; done; }
 
-# Text that goes to another address, goes away, or goes on in a child.
+# Text that moves to another address, is unmapped, or is inherited by a child.
 movers() {
     for way in away gone fork; do
         moves $way & left=$!
@@ -81,7 +82,7 @@ floods() {
     true
 }
 
-# A device's driver is told to leave it, and to take it on again.
+# A device's driver is unbound from it and bound again.
 rings() {
     for driver in virtio_blk virtio_rng; do
         folder=/sys/bus/virtio/drivers/$driver
@@ -96,17 +97,18 @@ rings() {
     dd if=/dev/vda of=/dev/null bs=4k count=8
 }
 
-# Keeps the output of programs while nothing is traced, and starts the one that counts.
+# Keeps the output of programs while nothing is traced, and starts the counting program.
 victims_prepare() {
     mount -t tracefs t $tracing || return 1
     STATES=$(states 2) && SELFMOD=$(selfmod 5) && export STATES SELFMOD
     cp /bin/alarms /tmp/exact && cp /bin/syscount /tmp/calls
-    # Mapped by one that stands still: a probe of a file that nobody has mapped yet may miss the first calls.
+    # Mapped by an idle process: a probe of a file that nobody has mapped yet may miss the first
+    # calls.
     /tmp/exact 1000000000 &
     KEPT=$!
     until grep -q /tmp/exact /proc/$KEPT/maps; do sleep 0.1; done
     kill -STOP $KEPT
-    # A kernel takes long to look all its functions through.
+    # A kernel takes long to search all its functions.
     echo 'vfs_*' > $tracing/set_ftrace_filter || return 1
     # Text that the kernel changes the first time only.
     for victim in modules kprobes uprobes functions rings; do

@@ -1,6 +1,8 @@
-//! A guest with the rich kernel that the command runs, and scripts over it, as their user starts them in other terminals.
+//! A guest with the rich kernel that the command runs, and scripts over it, as their user starts
+//! them in other terminals.
 //!
-//! Restored from the snapshot of [`crate::rich`]. Its restless process is ended first: what is traced is what the test types.
+//! It is restored from the snapshot of [`crate::rich`]. Its busy process is ended first: only what
+//! the test types is traced.
 
 use std::ffi::OsString;
 
@@ -9,15 +11,15 @@ use crate::host::Host;
 use crate::rich;
 use crate::shell::{COMMAND_LIMIT, Marks};
 
-/// What the machine is called.
+/// The name of the machine.
 const NAME: &str = "watched";
 
 /// The guest, and a folder for the test's files.
 pub struct Watched {
-    /// Where the command runs.
+    /// The folder in which the command runs.
     pub world: World,
     machine: Running,
-    /// Commands typed so far: each has its own mark in the output.
+    /// The number of commands typed so far: each has its own mark in the output.
     commands: usize,
 }
 
@@ -25,7 +27,7 @@ pub struct Watched {
 pub struct Script(Running);
 
 impl Watched {
-    /// A copy of the guest, running.
+    /// Restores a running copy of the guest.
     ///
     /// # Panics
     /// If it cannot be made or restored.
@@ -46,7 +48,7 @@ impl Watched {
         watched
     }
 
-    /// Types a command, waits for its end, and gives what it has printed, whether it succeeds or not.
+    /// Types a command, waits for its end, and returns its output, whether it succeeds or not.
     ///
     /// # Panics
     /// If it does not end in time.
@@ -96,12 +98,12 @@ impl Watched {
 }
 
 impl Script {
-    /// The command, running.
+    /// Returns the running command.
     pub fn running(&mut self) -> &mut Running {
         &mut self.0
     }
 
-    /// Interrupts it and gives what it has printed. It ends in order.
+    /// Interrupts the script and returns its output. It must end in order.
     ///
     /// # Panics
     /// If it does not.
@@ -112,7 +114,7 @@ impl Script {
         ended.stdout
     }
 
-    /// Waits until it has ended itself.
+    /// Waits until the script has ended itself.
     ///
     /// # Panics
     /// If it does not in time.

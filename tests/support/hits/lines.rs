@@ -1,4 +1,4 @@
-//! The lines of the benchmarks: a program of the micro guest each, and the probe that it meets.
+//! The lines of the benchmarks: each is a program of the micro guest and the probe that it hits.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use vmm::{StoppedVcpu, TrapSink};
 use super::{Line, Probe};
 use crate::MicroGuest;
 
-/// Frames of the stack that is recorded.
+/// The number of frames of the recorded stack.
 const FRAMES: usize = 20;
 
-/// Takes a trap and does nothing.
+/// A sink that accepts a trap and does nothing.
 struct Nothing;
 
 impl TrapSink for Nothing {
     fn trap(&self, _: &Trap, _: &StoppedVcpu<'_>) {}
 }
 
-/// The lines of the table, in its order.
+/// Returns the lines of the table, in its order.
 #[must_use]
 pub fn lines(guest: &MicroGuest) -> Vec<Line> {
     let nobody = Filter {
@@ -98,7 +98,7 @@ pub fn lines(guest: &MicroGuest) -> Vec<Line> {
     ]
 }
 
-/// A trap on kernel code that nothing is done with.
+/// Returns a probe that traps kernel code and does nothing at a hit.
 fn trap(address: Gva) -> Probe {
     Box::new(move |machine, space| {
         machine.set_sink(Some(Box::new(Nothing)));
@@ -107,7 +107,7 @@ fn trap(address: Gva) -> Probe {
     })
 }
 
-/// A trap on a program's code that nothing is done with.
+/// Returns a probe that traps a program's code and does nothing at a hit.
 fn user_trap(address: Gva) -> Probe {
     Box::new(move |machine, space| {
         machine.set_sink(Some(Box::new(Nothing)));
@@ -117,7 +117,8 @@ fn user_trap(address: Gva) -> Probe {
     })
 }
 
-/// A session of the probe engine on a function of the micro guest. Its rings have room for every event.
+/// A session of the probe engine on a function of the micro guest. Its rings have room for every
+/// event.
 #[derive(Clone, Copy)]
 struct Session<'g> {
     guest: &'g MicroGuest,

@@ -1,9 +1,11 @@
-//! The cost of a hit, timed by the micro guest itself: the common parts of `bench-hits` and `bench-own`.
+//! The cost of a hit, timed by the micro guest itself: the common parts of `bench-hits` and
+//! `bench-own`.
 //!
-//! A hit's cost is what a timed call takes more with the probe than without; the bare exit is an `out` to a port without a
-//! device (kernel mode) or a write to memory that is not there (user mode), less two reads of the counter with nothing
-//! between. Each [`turn`](Bench::turn) measures everything once, so that what else the host does comes to all of it alike;
-//! every figure is the median over several turns.
+//! A hit's cost is the difference of a timed call with and without the probe. The bare exit is an
+//! `out` to a port without a device (kernel mode) or a write to unmapped memory (user mode). Two
+//! reads of the counter with nothing between are subtracted from it. Each [`turn`](Bench::turn)
+//! measures everything once, so that the host's other load affects all of it alike. Every figure is
+//! the median over several turns.
 
 mod lines;
 
@@ -20,9 +22,10 @@ pub use lines::lines;
 use crate::MicroGuest;
 use crate::timing::{Timing, TimingReader};
 
-/// Rounds of one run.
+/// The number of rounds of one run.
 pub const ROUNDS: u64 = 1_000;
-/// Probes that are armed where nothing is executed, and where that is: memory that the micro guest does not use.
+/// The number of probes that are armed where nothing is executed: in memory that the micro guest
+/// does not use.
 pub const ARMED: u64 = 1000;
 const ELSEWHERE: u64 = 0x18_0000;
 
@@ -33,7 +36,7 @@ type Prepared = Result<Kept, Box<dyn Error>>;
 /// Arms a probe in a guest that is paused before its program.
 pub type Probe = Box<dyn Fn(&Machine, AddressSpace) -> Prepared>;
 
-/// The mode that a line's hits are in: what its costs are compared with.
+/// The CPU mode of a line's hits, which selects the baseline of its costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The guest's kernel.
@@ -43,10 +46,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Both.
+    /// Both modes.
     pub const ALL: [Self; 2] = [Self::Kernel, Self::User];
 
-    /// The program whose rounds are a bare exit, and the one whose rounds are empty.
+    /// Returns the program whose rounds are a bare exit, and the one whose rounds are empty.
     fn bare_and_empty(self) -> [&'static str; 2] {
         match self {
             Self::Kernel => ["tout", "tempty"],
@@ -54,7 +57,7 @@ impl Mode {
         }
     }
 
-    /// The program that calls a function which begins with a NOP, and that function.
+    /// Returns the program that calls a function which begins with a NOP, and that function.
     fn nop(self) -> [&'static str; 2] {
         match self {
             Self::Kernel => ["tnop", "micro_timed_nop_leaf"],
@@ -65,15 +68,15 @@ impl Mode {
 
 /// One line: the cost of `probe` in `program`, whose plain run is subtracted.
 pub struct Line {
-    /// As it is printed.
+    /// The printed name.
     pub name: &'static str,
-    /// The baseline.
+    /// The mode, which selects the baseline.
     pub mode: Mode,
-    /// Program of the micro guest.
+    /// The program of the micro guest.
     pub program: &'static str,
-    /// Hits of one round.
+    /// The number of hits of one round.
     pub hits: u32,
-    /// The probe that is met.
+    /// The probe that is hit.
     pub probe: Probe,
 }
 
@@ -97,19 +100,20 @@ impl Line {
     }
 }
 
-/// Nanoseconds that something costs in one turn, and how many bare exits that is.
+/// The cost of one thing in one turn, in nanoseconds and in bare exits.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
-    /// Half of the rounds cost no more.
+    /// The median of the rounds, in nanoseconds.
     pub p50: f64,
-    /// 99 of 100 cost no more.
+    /// The 99th percentile of the rounds, in nanoseconds.
     pub p99: f64,
-    /// Bare exits of the same mode.
+    /// The cost in bare exits of the same mode.
     pub ratio: f64,
 }
 
 impl Cost {
-    /// Returns the cost of what is timed, less what the same takes without. Ratios are to `exit`, the time of a bare exit.
+    /// Returns the cost of `timing` less that of `without`. Ratios are to `exit`, the time of a
+    /// bare exit.
     #[must_use]
     pub fn of(timing: Timing, without: Timing, exit: Option<f64>) -> Self {
         let p50 = timing.p50 - without.p50;
@@ -120,7 +124,7 @@ impl Cost {
         }
     }
 
-    /// The median of each figure.
+    /// Returns the median of each figure.
     #[must_use]
     pub fn median(turns: &[Self]) -> Self {
         let of = |field: fn(&Self) -> f64| {
@@ -136,7 +140,7 @@ impl Cost {
     }
 }
 
-/// The micro guest, and what reads its timings.
+/// The micro guest and the reader of its timings.
 pub struct Bench {
     guest: MicroGuest,
     reader: TimingReader,
@@ -156,7 +160,8 @@ impl Bench {
         let kept = probe.map(|probe| probe(&machine, registers.address_space()));
         let kept = kept.transpose()?;
         self.guest.finish(&machine, paused);
-        // A probe that was not hit at every round, or was passed in another way than it should be, measures nothing.
+        // A run is void if its probe was not hit in every round, or was passed in another way than
+        // it should be.
         if kept.is_some() && !machine.traps().hits().iter().any(|hit| hit.1 == ROUNDS) {
             return Err(format!(
                 "{program}: {:?} instead of {ROUNDS}",
@@ -167,8 +172,8 @@ impl Bench {
         Ok(self.reader.rounds(&machine))
     }
 
-    /// Nanoseconds of one instruction in guest kernel mode, from the six that a call of the leaf takes: the median of so
-    /// many turns.
+    /// Returns the nanoseconds of one instruction in guest kernel mode, from the six of a call of
+    /// the leaf: the median of `turns` turns.
     ///
     /// # Errors
     /// If a program is not there.
@@ -186,8 +191,8 @@ impl Bench {
         Ok(Cost::median(&calls).p50 / CALL_INSTRUCTIONS)
     }
 
-    /// The time of a loop with [`ARMED`] probes armed elsewhere, in what it takes without: the median of so many paired
-    /// runs.
+    /// Returns the time of a loop with [`ARMED`] probes armed elsewhere, divided by its time
+    /// without: the median of `turns` paired runs.
     ///
     /// # Errors
     /// If the probes cannot be armed.
@@ -209,7 +214,8 @@ impl Bench {
             self.guest.finish(&machine, paused);
             Ok(self.reader.whole(&machine))
         };
-        // In turns, since what runs second finds the host's caches as the first has left them.
+        // The order alternates because the second run finds the host's caches as the first has left
+        // them.
         let pairs = (0..turns).map(|turn| {
             let first = run(turn % 2 == 0)?;
             let second = run(turn % 2 == 1)?;
@@ -224,23 +230,25 @@ impl Bench {
         Ok(ratios.get(turns / 2).copied().unwrap_or(f64::NAN))
     }
 
-    /// Whether a program's int3 is an exit of KVM's here, so that a mode has a [`floor`](Self::floor).
+    /// Returns whether a program's int3 exits to KVM here, so that a mode has a
+    /// [`floor`](Self::floor).
     #[must_use]
     pub fn has_floor(&self, mode: Mode) -> bool {
         mode == Mode::Kernel || self.guest.profile().int3_user == Int3::DebugExit
     }
 
-    /// Whether an exit of this mode brings the system registers along here, as the machine asks KVM for them.
+    /// Returns whether an exit of this mode also returns the system registers here, as the machine
+    /// requests them from KVM.
     #[must_use]
     pub fn has_system_registers(&self, mode: Mode) -> bool {
         mode == Mode::User || self.guest.profile().kernel_mode.is_interpreted()
     }
 
-    /// The cost of an exit by an int3 at which nothing is done but RIP moved past it: KVM's own part of a hit. System
-    /// registers come out beside the general ones if `system`.
+    /// Returns the cost of an exit by an int3 at which only RIP is moved past it: KVM's own part of
+    /// a hit. If `system` is set, the system registers are returned beside the general ones.
     ///
     /// # Errors
-    /// If the int3 cannot be armed, or comes out otherwise than by one exit.
+    /// If the int3 cannot be armed, or does not cause exactly one exit.
     pub fn floor(&self, mode: Mode, system: bool) -> Result<Cost, Box<dyn Error>> {
         let [program, function] = mode.nop();
         let without = self.time(program, None)?;
@@ -257,10 +265,10 @@ impl Bench {
         Ok(Cost::of(self.reader.rounds(&machine), without, None))
     }
 
-    /// Everything once: the bare exits of both modes, then the lines.
+    /// Measures everything once: the bare exits of both modes, then the lines.
     ///
     /// # Errors
-    /// If a probe cannot be enabled, or is not met once a round.
+    /// If a probe cannot be enabled, or is not hit once a round.
     pub fn turn(&self, lines: &[Line]) -> Result<Vec<Cost>, Box<dyn Error>> {
         let mut costs = Vec::new();
         let mut exits = Vec::new();

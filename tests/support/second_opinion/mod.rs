@@ -1,14 +1,15 @@
-//! Other people's programs that read the same kernels, or the files that are written here: what they say is compared.
+//! Runs other projects' programs on the same kernels, or on files written here, and compares their
+//! results.
 //!
-//! | program | from | tells |
+//! | program | from | reports |
 //! |---|---|---|
 //! | `kallsyms-finder` of vmlinux-to-elf | PyPI, a pinned version | every symbol of a kernel image |
-//! | pahole | the package pahole, which building a kernel needs as well | where every member of every struct stands |
+//! | pahole | the package pahole, which building a kernel needs as well | the offset of every member of every struct |
 //! | objtool | Debian's linux-kbuild of the kernel's own version | every record of ORC |
-//! | the definitions of Perfetto's messages | PyPI, a pinned version | whether a timeline is what Perfetto's UI reads |
+//! | the definitions of Perfetto's messages | PyPI, a pinned version | whether Perfetto's UI can read a timeline |
 //!
-//! The programs are fetched once and kept in the cache. A program that cannot be had or fails ends the test: an opinion that was not heard
-//! agrees with everything.
+//! The programs are fetched once and kept in the cache. A program that cannot be had or fails ends
+//! the test: without its result there is no comparison.
 
 mod pahole;
 mod perfetto;
@@ -27,8 +28,8 @@ use crate::host::cache;
 pub use pahole::{Member, Structures};
 pub use perfetto::Timeline;
 
-/// The versions of Debian's kernel that are compared: between them the tables of kallsyms moved, ORC changed its records, and modules,
-/// page cache and per-CPU data their structures.
+/// The versions of Debian's kernel that are compared. Between them the tables of kallsyms moved,
+/// ORC changed its records, and modules, page cache and per-CPU data changed their structures.
 pub const DEBIAN_VERSIONS: [&str; 2] = ["6.1", "6.12"];
 const FINDER: Package = Package {
     requirement: "vmlinux-to-elf==1.4.0",
@@ -37,22 +38,22 @@ const FINDER: Package = Package {
 const TOPIC: &str = "second-opinion";
 const CLOUD: &str = "-cloud-amd64";
 
-/// A kernel that others look at, too.
+/// A kernel that other programs read, too.
 pub struct OtherKernel {
-    /// What it is called in messages: `uname -r`, or `small`.
+    /// The name in messages: `uname -r`, or `small`.
     pub name: String,
-    /// What is read here.
+    /// The image that is read here.
     pub image: KernelImage,
-    /// The uncompressed image, as a file for others.
+    /// The uncompressed image, as a file for other programs.
     elf: tempfile::NamedTempFile,
 }
 
-/// A program's answer, or the end of the test.
+/// Returns a program's result, or ends the test.
 fn heard<T>(what: &str, answer: Result<T, impl Display>) -> T {
     answer.unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
-/// What a program prints.
+/// Returns a program's output.
 fn output(what: &str, command: &mut Command) -> String {
     let output = heard(what, command.output());
     assert!(
@@ -65,7 +66,7 @@ fn output(what: &str, command: &mut Command) -> String {
 }
 
 impl OtherKernel {
-    /// Debian's cloud kernel of a version.
+    /// Returns Debian's cloud kernel of a version.
     ///
     /// # Panics
     /// If it cannot be fetched or read.
@@ -75,7 +76,7 @@ impl OtherKernel {
         Self::open(kernel.release, &kernel.image)
     }
 
-    /// The small kernel of the tests.
+    /// Returns the small kernel of the tests.
     ///
     /// # Panics
     /// If it cannot be built or read.
@@ -85,7 +86,7 @@ impl OtherKernel {
         Self::open("small".to_owned(), &built.vmlinux())
     }
 
-    /// All that are compared.
+    /// Returns all kernels that are compared.
     ///
     /// # Panics
     /// If one cannot be had.
@@ -102,10 +103,10 @@ impl OtherKernel {
         Self { name, image, elf }
     }
 
-    /// What pahole says of the kernel's types.
+    /// Returns the kernel's types as pahole prints them.
     ///
     /// # Panics
-    /// If it does not.
+    /// If pahole fails.
     pub fn structures(&self) -> Structures {
         let what = format!("pahole on {}", self.name);
         let types = heard(&what, self.image.btf_bytes().ok_or("no BTF"));
@@ -118,10 +119,11 @@ impl OtherKernel {
         Structures::parse(&output(&what, &mut pahole))
     }
 
-    /// What `kallsyms-finder` says of the kernel's symbols: value, letter of nm(1) and name of each, in its order.
+    /// Returns the kernel's symbols as `kallsyms-finder` prints them: value, letter of nm(1) and
+    /// name of each, in its order.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it fails.
     pub fn symbols(&self) -> Vec<(u64, char, String)> {
         let what = format!("kallsyms-finder on {}", self.name);
         let finder = FINDER.installed();
@@ -140,13 +142,14 @@ impl OtherKernel {
         symbols.collect()
     }
 
-    /// What the objtool of a Debian kernel's own version prints of its ORC table: the address and the text of each record.
+    /// Returns the ORC table as the objtool of a Debian kernel's own version prints it: the address
+    /// and the text of each record.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it fails.
     pub fn orc(&self) -> Vec<(u64, String)> {
         let what = format!("objtool on {}", self.name);
-        // objtool wants a symbol table, if only an empty one.
+        // objtool requires a symbol table, even an empty one.
         let tables = heard(&what, tempfile::NamedTempFile::new());
         let mut objcopy = Command::new("objcopy");
         objcopy.args(["-j", ".orc_unwind", "-j", ".orc_unwind_ip"]);
@@ -169,7 +172,8 @@ impl OtherKernel {
 
     fn objtool(&self) -> PathBuf {
         let version = self.name.strip_suffix(CLOUD).unwrap_or(&self.name);
-        // Debian's own kernels share one package (6.1.0-56: 6.1), backported ones have one each (6.12.9+deb12).
+        // Debian's own kernels share one package (6.1.0-56: 6.1). Each backported kernel has one of
+        // its own (6.12.9+deb12).
         let version = match version.contains('+') {
             true => version.to_owned(),
             false => version.split('.').take(2).collect::<Vec<_>>().join("."),
@@ -180,23 +184,24 @@ impl OtherKernel {
             debian::fetch(&package, &cache(), &Terminal::new()),
         );
         let directory = files.join("usr/lib").join(&package).join("tools/objtool");
-        // Where it is built for several architectures, `objtool` only starts the one that an environment variable names.
+        // In a build for several architectures, `objtool` only starts the one that an environment
+        // variable names.
         let names = ["objtool.real-x86", "objtool"].map(|name| directory.join(name));
         let found = names.into_iter().find(|path| path.is_file());
         found.unwrap_or_else(|| panic!("no objtool in {}", directory.display()))
     }
 }
 
-/// A package of PyPI's.
+/// A package of PyPI.
 struct Package {
-    /// Name and version, as pip takes them.
+    /// The name and version, as pip accepts them.
     requirement: &'static str,
-    /// The cache's name for it.
+    /// The name of the cache's entry.
     entry: &'static str,
 }
 
 impl Package {
-    /// The virtual environment with it.
+    /// Returns the virtual environment with the package.
     fn installed(&self) -> PathBuf {
         let cache = cache();
         if let Some(entry) = cache.entry(self.entry) {

@@ -1,27 +1,29 @@
-//! What `pahole --expand_types` prints: structs and unions with the offset and size of every member, those of embedded structs included.
+//! Parses the output of `pahole --expand_types`: structs and unions with the offset and size of
+//! every member, embedded structs included.
 //!
-//! All offsets are from the start of the outermost struct. Members of anonymous structs and unions are told as C names them.
+//! All offsets are from the start of the outermost struct. Members of anonymous structs and unions
+//! are named as in C.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A member of a struct, of those embedded in it, or of an anonymous struct in it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Member {
-    /// Its name; empty for an anonymous struct or union.
+    /// The name; empty for an anonymous struct or union.
     pub name: String,
-    /// Offset in the outermost struct, in bits.
+    /// The offset in the outermost struct, in bits.
     pub bit_offset: u64,
-    /// Bytes; of a bitfield those of its type.
+    /// The size in bytes; for a bitfield, that of its type.
     pub size: u64,
-    /// Whether it is a bitfield.
+    /// Whether the member is a bitfield.
     pub bitfield: bool,
-    /// Its own members.
+    /// The members of this member.
     pub members: Vec<Member>,
 }
 
 #[derive(Default)]
 struct Structure {
-    /// Bytes; unions are printed without.
+    /// The size in bytes; unions are printed without.
     size: Option<u64>,
     members: Vec<Member>,
 }
@@ -29,18 +31,18 @@ struct Structure {
 /// A kernel's structs and unions by name.
 pub struct Structures {
     by_name: BTreeMap<String, Structure>,
-    /// Names of several.
+    /// Names that several structs or unions share.
     namesakes: BTreeSet<String>,
 }
 
 impl Structures {
-    /// Reads what pahole printed.
+    /// Parses pahole's output.
     ///
     /// # Panics
     /// If it is not as expected.
     pub fn parse(text: &str) -> Self {
         let (mut by_name, mut namesakes) = (BTreeMap::new(), BTreeSet::new());
-        // Those that are open, from the outermost inwards: the members read so far.
+        // The members read so far of each open struct, from the outermost inwards.
         let mut open: Vec<Vec<Member>> = Vec::new();
         let (mut outermost, mut size) = (String::new(), None);
         for line in text.lines() {
@@ -77,7 +79,7 @@ impl Structures {
             } else if let (Some(told), 1) = (line.strip_prefix("/* size: "), open.len()) {
                 size = told.split(',').next().and_then(|told| told.parse().ok());
             } else if let (Some(around), Some(member)) = (open.last_mut(), member(line)) {
-                // What has no name and no members is padding.
+                // A member without a name and without members is padding.
                 if !member.name.is_empty() {
                     around.push(member);
                 }
@@ -88,37 +90,38 @@ impl Structures {
         Self { by_name, namesakes }
     }
 
-    /// Names that several structs or unions have, each in source files of its own. Nothing else is told of them.
+    /// Returns the names that several structs or unions share, each in source files of its own.
+    /// Nothing else is reported of them.
     #[must_use]
     pub fn namesakes(&self) -> &BTreeSet<String> {
         &self.namesakes
     }
 
-    /// Whether there is one struct or union of this name.
+    /// Returns whether there is exactly one struct or union of this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
 
-    /// How many structs and unions there are.
+    /// Returns the number of structs and unions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 
-    /// The size of every struct in bytes.
+    /// Returns the size of every struct in bytes.
     pub fn sizes(&self) -> impl Iterator<Item = (&str, u64)> {
         let structures = self.by_name.iter();
         structures.filter_map(|(name, structure)| Some((name.as_str(), structure.size?)))
     }
 
-    /// The member at a path such as `task_struct.se.vruntime`.
+    /// Returns the member at a path such as `task_struct.se.vruntime`.
     #[must_use]
     pub fn find(&self, path: &str) -> Option<&Member> {
         let mut parts = path.split('.');
@@ -132,7 +135,7 @@ impl Structures {
         found
     }
 
-    /// Every member that has a path, with it.
+    /// Returns every member that has a path, with its path.
     pub fn paths(&self) -> impl Iterator<Item = (String, &Member)> {
         self.by_name.iter().flat_map(|(name, structure)| {
             let mut paths = Vec::new();
@@ -142,7 +145,7 @@ impl Structures {
     }
 }
 
-/// The member of this name, as C finds it.
+/// Returns the member of this name, as C finds it.
 fn named<'a>(members: &'a [Member], name: &str) -> Option<&'a Member> {
     members.iter().find_map(|member| {
         if member.name == name {
@@ -165,8 +168,8 @@ fn collect<'a>(path: &str, members: &'a [Member], paths: &mut Vec<(String, &'a M
     }
 }
 
-/// `int  counter;  /*  64  4 */`, or what follows a closing brace; `None` for a line that is a remark only. A bitfield's place has its bit
-/// behind a colon: `/*  4: 8  4 */`.
+/// Parses `int  counter;  /*  64  4 */`, or the text after a closing brace; `None` for a line that
+/// is a comment only. A bitfield's offset has its bit behind a colon: `/*  4: 8  4 */`.
 fn member(line: &str) -> Option<Member> {
     let (declaration, place) = line.strip_suffix("*/")?.rsplit_once("/*")?;
     let (byte, rest) = place.trim().split_once([':', ' '])?;
@@ -186,7 +189,7 @@ fn member(line: &str) -> Option<Member> {
     })
 }
 
-/// The name that a declaration declares; empty if it is anonymous.
+/// Returns the name that a declaration declares; empty if it is anonymous.
 fn declared(declaration: &str) -> String {
     let plain = without_attributes(declaration);
     let plain = plain.trim().trim_end_matches(';').trim_end();
@@ -205,7 +208,8 @@ fn declared(declaration: &str) -> String {
     name.unwrap_or_default().to_owned()
 }
 
-/// Attributes stand before the name of an embedded struct as well as behind that of a member.
+/// Removes attributes, which are before the name of an embedded struct as well as after that of a
+/// member.
 fn without_attributes(declaration: &str) -> String {
     let mut plain = declaration.to_owned();
     while let Some(start) = plain.find("__attribute__") {

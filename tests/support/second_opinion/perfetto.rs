@@ -1,4 +1,4 @@
-//! What Perfetto's own definitions say of a file.
+//! Checks a file against Perfetto's own definitions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,32 +6,34 @@ use std::process::Command;
 
 use super::{Package, heard, output};
 
-/// PyPI's package with the definitions of all of Perfetto's messages. The program that reads files into its UI is not in it.
+/// PyPI's package with the definitions of all of Perfetto's messages. It does not contain the
+/// program that reads files into Perfetto's UI.
 const DEFINITIONS: Package = Package {
     requirement: "perfetto==0.59.1",
     entry: "second-opinion-perfetto-0.59.1",
 };
 const CHECK: &str = "tests/support/second_opinion/check_perfetto.py";
 
-/// A file that is as it should be.
+/// A file that passed the checks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Timeline {
-    /// What is in it: packets by what they hold, events by type, `flows` that end and `flows_open` that do not.
+    /// The counts by kind: packets by what they hold, events by type, `flows` that end and
+    /// `flows_open` that do not.
     pub counts: BTreeMap<String, u64>,
-    /// Names of the tracks that have events, sorted.
+    /// The names of the tracks that have events, sorted.
     pub tracks: Vec<String>,
 }
 
 impl Timeline {
-    /// How many there are of something.
+    /// Returns the count of a kind.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
-    /// Reads a file: `check_perfetto.py` has what is checked.
+    /// Reads a file; `check_perfetto.py` has the checks.
     ///
     /// # Panics
-    /// If something in it is wrong; the message has what.
+    /// If a check fails; the message names it.
     pub fn check(file: &Path) -> Self {
         let mut command = Command::new(DEFINITIONS.installed().join("bin/python3"));
         let what = format!("the definitions of Perfetto, on {}", file.display());
