@@ -1,7 +1,8 @@
-//! Running apt-get beside others that use apt at the same moment: a lock that is held is waited for.
+//! Runs apt-get beside other processes that use apt: it waits for a lock that another process
+//! holds.
 //!
-//! `DPkg::Lock::Timeout` would wait for dpkg's lock alone; those of the package lists and of the archive end
-//! apt-get at once. So it is run again.
+//! `DPkg::Lock::Timeout` would wait only for dpkg's lock; those of the package lists and of the
+//! archive end apt-get at once. So apt-get is run again.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,18 +11,18 @@ use std::time::{Duration, Instant};
 use crate::command::{self, CommandError};
 use crate::progress::Progress;
 
-/// How apt begins the line about a lock that another process holds.
+/// The start of apt's line about a lock that another process holds.
 const HELD: &str = "E: Could not get lock ";
-/// How long a lock is waited for. An upgrade of a whole system takes minutes.
+/// The time limit of the wait for a lock. An upgrade of a whole system takes minutes.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// How often it is tried again.
+/// The interval between attempts.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Runs `command`, an apt-get, to its end, with its output appended to `log`; `what` it does, for messages.
-/// Says so while another process holds a lock that it needs.
+/// Runs `command`, an apt-get, to its end, with its output appended to `log`; `what` names its work
+/// in messages. Reports to `progress` while another process holds a lock that it needs.
 ///
 /// # Errors
-/// If it cannot be run or fails; the last failure if the lock is not let go within 15 minutes.
+/// If it cannot be run or fails. If the lock is not released within 15 minutes, the last failure.
 pub fn run(
     what: &str,
     command: &mut Command,
@@ -47,7 +48,7 @@ fn run_patiently(
     progress: &dyn Progress,
     patience: &Patience,
 ) -> Result<(), CommandError> {
-    // Its messages are read here.
+    // Its messages are parsed here.
     command.env("LC_ALL", "C");
     let deadline = Instant::now() + patience.limit;
     let mut waited = false;
@@ -67,7 +68,8 @@ fn run_patiently(
     }
 }
 
-/// The lock that another process holds, and which one that is, in apt's words; `None` of another failure.
+/// Returns the lock that another process holds, and that process, in apt's words; `None` for
+/// another failure.
 fn held(error: &CommandError) -> Option<&str> {
     let CommandError::Failed { tail, .. } = error else {
         return None;
@@ -82,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// apt 2.6 with its lists locked.
+    /// The output of apt 2.6 with its lists locked.
     const LOCKED: &str = "Reading package lists...\nE: Could not get lock /l/lock. It is held by process 7 (apt)\n\
         E: Unable to lock directory /l/";
     const QUICK: Patience = Patience {
@@ -100,7 +102,8 @@ mod tests {
         fn fraction(&self, _done: f64) {}
     }
 
-    /// An apt that fails with `message` until it was run `times` times, and how often it was run.
+    /// Runs an apt that fails with `message` for its first `times` runs, and returns the number of
+    /// runs.
     fn outcome(
         message: &str,
         times: u32,

@@ -1,7 +1,8 @@
-//! Debian's suites as apt is asked about them: the machine's own, or another by a folder of lists in the cache. The machine's
-//! own lists are not changed.
+//! Debian's suites as apt sees them: the machine's own, or another by a folder of lists in the
+//! cache. The machine's own lists are not changed.
 //!
-//! The mirror is the one that the machine's apt takes Debian from, and then `archive.debian.org`, where suites go when they are old.
+//! The mirror is the one that the machine's apt uses for Debian. The second is
+//! `archive.debian.org`, which has old suites.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,19 +13,19 @@ use crate::cache::{Cache, CacheError, Lock, failed};
 use crate::command::CommandError;
 use crate::progress::Progress;
 
-/// Where Debian is if the machine's apt does not say.
+/// The mirror of Debian if the machine's apt names none.
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// Where it keeps suites that it supports no more.
+/// The mirror with suites that Debian no longer supports.
 const OLD: &str = "http://archive.debian.org/debian";
 /// The keys that Debian signs with.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// apt's words for a suite that a mirror has not.
+/// apt's words for a suite that a mirror does not have.
 const NO_SUITE: &str = "does not have a Release file";
 
-/// A suite could not be looked at.
+/// A suite could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SuiteError {
-    /// The name is none.
+    /// The name is not a suite's name.
     #[error("{0:?} is no name of a Debian suite: such as bookworm, trixie-backports or sid")]
     Name(String),
     /// No mirror has it.
@@ -32,47 +33,48 @@ pub enum SuiteError {
         "Debian has no suite {suite} at {mirrors}: such as bullseye, bookworm, trixie, trixie-backports or sid"
     )]
     Unknown {
-        /// The suite.
+        /// The name of the suite.
         suite: String,
-        /// Where it was looked for.
+        /// The mirrors that were tried.
         mirrors: String,
     },
-    /// Its lists cannot be fetched.
+    /// The lists of the suite cannot be fetched.
     #[error("the suite {suite} cannot be read from {mirror}: {why} (apt's output is in {})", log.display())]
     Mirror {
-        /// The suite.
+        /// The name of the suite.
         suite: String,
         /// The mirror.
         mirror: String,
         /// apt's first complaint.
         why: String,
-        /// All of its output.
+        /// The log with all of apt's output.
         log: PathBuf,
     },
 }
 
-/// The suites that apt is asked about.
+/// The suites that apt reads.
 #[derive(Debug)]
 pub(crate) struct Archive {
     options: Vec<String>,
-    /// The suite, if it is not the machine's own sources.
+    /// The suite, unless it is the machine's own sources.
     suite: Option<String>,
 }
 
 impl Archive {
-    /// The machine's own sources.
+    /// Returns the machine's own sources.
     pub(crate) fn of_machine() -> Self {
         Self {
-            // apt's own unprivileged user may not write to the cache, and says so in vain
+            // apt's own unprivileged user may not write to the cache, and would only warn about
+            // that.
             options: vec!["APT::Sandbox::User=root".to_owned()],
             suite: None,
         }
     }
 
-    /// One suite, whose lists are fetched anew.
+    /// Returns one suite, whose lists are fetched anew.
     ///
     /// # Errors
-    /// If it is no suite or no mirror can be reached.
+    /// If there is no such suite, or no mirror can be reached.
     pub(crate) fn of_suite(
         suite: &str,
         cache: &Cache,
@@ -113,7 +115,7 @@ impl Archive {
             match (mirror == OLD, has_it_not) {
                 (false, true) => {}
                 (true, true) => break,
-                // The mirror that is there has answered already.
+                // The own mirror has answered already.
                 (true, false) => {
                     let looked_at = format!("{} ({OLD} cannot be read)", own.uri);
                     return Err(unknown(looked_at).into());
@@ -132,7 +134,8 @@ impl Archive {
         Err(unknown(format!("{} or {OLD}", own.uri)).into())
     }
 
-    /// A folder with all that apt keeps about `suite`, and about its security updates where their mirror is given.
+    /// Makes a folder with apt's whole state of `suite`, and of its security updates if their
+    /// mirror is given.
     fn in_folder(
         folder: &Path,
         suite: &str,
@@ -163,7 +166,7 @@ impl Archive {
             format!("Dir::Cache={}", folder.join("cache").display()),
             "Acquire::Languages=none".to_owned(),
             "APT::Update::Error-Mode=any".to_owned(),
-            // what is not supported any more is not signed anew
+            // An unsupported suite is not signed anew.
             format!(
                 "Acquire::Check-Valid-Until={}",
                 if mirror == OLD { "no" } else { "yes" }
@@ -172,12 +175,12 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Returns the suite, if it is not the machine's own sources.
+    /// Returns the suite, unless it is the machine's own sources.
     pub(crate) fn suite(&self) -> Option<&str> {
         self.suite.as_deref()
     }
 
-    /// apt-get or apt-cache, about this archive.
+    /// Returns an apt-get or apt-cache command for this archive.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.env("LC_ALL", "C");
@@ -199,7 +202,7 @@ pub(crate) enum ArchiveError {
     Suite(#[from] SuiteError),
 }
 
-/// The first of apt's lines that says what is wrong.
+/// Returns the first of apt's lines that names the error.
 fn complaint(tail: &str) -> String {
     let lines = || tail.lines().map(str::trim);
     let found = lines()
@@ -211,8 +214,8 @@ fn complaint(tail: &str) -> String {
         .to_owned()
 }
 
-/// Returns where a mirror of Debian has the security updates of its suites, which newer kernels of a stable one are in: beside
-/// it, as on `deb.debian.org`.
+/// Returns the address of a mirror's security updates, which have newer kernels of a stable suite.
+/// It is beside the mirror, as on `deb.debian.org`.
 fn security_of(mirror: &str) -> Option<String> {
     let beside = mirror.trim_end_matches('/').strip_suffix("/debian")?;
     Some(format!("{beside}/debian-security"))
@@ -225,7 +228,7 @@ struct Mirror {
     keys: String,
 }
 
-/// The mirror that the apt configured in `folder` takes Debian itself from.
+/// Returns the mirror from which the apt configured in `folder` fetches Debian itself.
 fn mirror_of_machine(folder: &Path) -> Mirror {
     let parts = fs::read_dir(folder.join("sources.list.d"));
     let mut files: Vec<PathBuf> = parts
@@ -248,12 +251,13 @@ fn mirror_of_machine(folder: &Path) -> Mirror {
     })
 }
 
-/// Whether this is where Debian is, not its security updates or somebody else's packages.
+/// Returns whether an address is of Debian itself, not of its security updates or of other
+/// packages.
 fn is_debian(uri: &str) -> bool {
     uri.starts_with("http") && uri.trim_end_matches('/').ends_with("/debian")
 }
 
-/// The mirror in sources of apt's newer form.
+/// Returns the mirror in sources of apt's newer format (stanzas).
 fn in_stanzas(text: &str) -> Option<Mirror> {
     text.split("\n\n").find_map(|stanza| {
         let field = |name: &str| {
@@ -272,7 +276,7 @@ fn in_stanzas(text: &str) -> Option<Mirror> {
     })
 }
 
-/// The mirror in sources of a line each.
+/// Returns the mirror in sources of one line each.
 fn in_lines(text: &str) -> Option<Mirror> {
     let lines = text.lines().map(str::trim);
     let mut uris = lines
@@ -326,7 +330,7 @@ mod tests {
         assert!(!log.exists());
     }
 
-    /// apt's output about a mirror that is not there.
+    /// The input is apt's output about a mirror that does not exist.
     #[test]
     fn apts_first_complaint_is_told() {
         let unreachable = "Err:1 http://m.invalid/debian sid InRelease\n  Could not resolve 'm.invalid'\n\

@@ -1,8 +1,9 @@
 //! The cache: a directory in which each thing that takes long to make is made once.
 //!
-//! An entry is a directory that appears whole (built aside, then renamed) and never changes. One process at a time makes an entry;
-//! others wait on a lock file, which the kernel releases when its holder dies. Removing the directory at any time is safe when nothing is
-//! being built: everything in it can be made again.
+//! An entry is a directory that appears whole (built aside, then renamed) and never changes. One
+//! process at a time makes an entry. Others wait on a lock file, which the kernel releases when its
+//! holder dies. The directory can be removed safely at any time when nothing is being built:
+//! everything in it can be made again.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +19,7 @@ use crate::progress::Progress;
 /// The cache directory, or something in it, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Nothing says where the cache should be.
+    /// No environment variable names a cache directory.
     #[error(
         "no place for the cache: EXOTRACE_CACHE, XDG_CACHE_HOME and HOME are all unset; set one of them"
     )]
@@ -26,11 +27,11 @@ pub enum CacheError {
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The failed action, as a verb.
         action: &'static str,
-        /// On which path.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -51,7 +52,7 @@ pub fn short(hash: Sha256) -> String {
     bytes.iter().take(6).map(|b| format!("{b:02x}")).collect()
 }
 
-/// [`short`] of sources, by name and text, and of the flags of their compiler.
+/// Returns [`short`] of sources, by name and text, and of the flags of their compiler.
 pub(crate) fn made_from<'a>(
     sources: impl IntoIterator<Item = &'a (&'a str, &'a str)>,
     flags: &[&str],
@@ -72,7 +73,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's cache: `$EXOTRACE_CACHE`, else `$XDG_CACHE_HOME/exotrace`, else `~/.cache/exotrace`. Made if it is not there.
+    /// Opens the user's cache: `$EXOTRACE_CACHE`, else `$XDG_CACHE_HOME/exotrace`, else
+    /// `~/.cache/exotrace`. Makes it if it is missing.
     ///
     /// # Errors
     /// If none of the variables is set, or the directory cannot be made.
@@ -81,7 +83,7 @@ impl Cache {
         Self::at(root)
     }
 
-    /// A cache at `root`, made if it is not there.
+    /// Opens a cache at `root`, which is made if it is missing.
     ///
     /// # Errors
     /// If the directory cannot be made.
@@ -91,17 +93,17 @@ impl Cache {
         Ok(Self { root })
     }
 
-    /// The directory itself.
+    /// Returns the path of the cache directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The entry `name`, if it has been made.
+    /// Returns the entry `name`, if it has been made.
     pub fn entry(&self, name: &str) -> Option<PathBuf> {
         Some(self.root.join(name)).filter(|path| path.is_dir())
     }
 
-    /// The entry whose name starts with `prefix` and was made last.
+    /// Returns the entry whose name starts with `prefix` and was made last.
     pub fn newest(&self, prefix: &str) -> Option<PathBuf> {
         let entries = fs::read_dir(&self.root).ok()?;
         entries
@@ -112,7 +114,8 @@ impl Cache {
             .map(|entry| entry.path())
     }
 
-    /// Waits until this process alone works on `topic`; says so when it has to wait. Released on drop, or when the process ends.
+    /// Locks `topic` for this process alone, and reports to `progress` if it has to wait. Released
+    /// on drop, or when the process ends.
     ///
     /// # Errors
     /// If the lock file cannot be made or locked.
@@ -137,11 +140,11 @@ impl Cache {
         Ok(Lock { _file: file })
     }
 
-    /// An empty directory beside the entries, to build in. Left-overs of a build that was killed are removed:
-    /// the caller holds the lock of `topic`.
+    /// Makes an empty directory beside the entries, to build in. Leftovers of a killed build are
+    /// removed: the caller holds the lock of `topic`.
     ///
     /// # Errors
-    /// If it cannot be removed or made.
+    /// If leftovers cannot be removed, or the directory cannot be made.
     pub fn scratch(&self, topic: &str, _lock: &Lock) -> Result<Scratch, CacheError> {
         let path = self.root.join(format!("{topic}.building"));
         match fs::remove_dir_all(&path) {
@@ -154,7 +157,7 @@ impl Cache {
         Ok(Scratch { path })
     }
 
-    /// Makes the directory `from`, complete and on the same file system, the entry `name`.
+    /// Renames the directory `from`, complete and on the same file system, to the entry `name`.
     ///
     /// # Errors
     /// If it cannot be renamed.
@@ -165,7 +168,7 @@ impl Cache {
     }
 }
 
-/// The cache's place by the environment.
+/// Returns the path of the cache from the environment.
 fn root_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name: &str| {
         variable(name)
@@ -177,10 +180,10 @@ fn root_from(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .or_else(|| set("HOME").map(|path| path.join(".cache/exotrace")))
 }
 
-/// Exclusive work on one topic of the cache.
+/// The exclusive right to work on one topic of the cache.
 #[derive(Debug)]
 pub struct Lock {
-    /// Closing it releases the lock.
+    /// The lock file; closing it releases the lock.
     _file: File,
 }
 
@@ -191,7 +194,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -199,7 +202,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // the next build of the topic tries again
+        // The next build of the topic tries again.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

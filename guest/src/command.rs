@@ -1,4 +1,4 @@
-//! Running other programs with their output in a log file, and errors that show its end.
+//! Runs other programs with their output in a log file, and makes errors that show its end.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -6,45 +6,46 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-/// How many of the last lines an error shows.
+/// The number of the last lines that an error shows.
 const TAIL_LINES: usize = 12;
-/// A line longer than this is cut in the error, not in the log.
+/// The length at which the error, but not the log, cuts a line.
 const TAIL_WIDTH: usize = 300;
 
-/// A program did not do what it was run for.
+/// A program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// It could not be started, or its output not be read.
+    /// The program could not be started, or its output could not be read.
     #[error("cannot run {what}: {source}")]
     Start {
-        /// What was to be run.
+        /// The purpose of the program.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The log cannot be written.
     #[error("cannot write the log {}: {source}", log.display())]
     Log {
-        /// The log.
+        /// The path of the log.
         log: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It ended with an error.
+    /// The program ended with an error.
     #[error("{what} failed ({status}); its output is in {}, which ends:\n{tail}", log.display())]
     Failed {
-        /// What was run.
+        /// The purpose of the program.
         what: String,
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
-        /// Its whole output.
+        /// The log with its whole output.
         log: PathBuf,
-        /// The last lines of that.
+        /// The last lines of the output.
         tail: String,
     },
 }
 
-/// Runs `command` to its end, with its output and errors appended to `log`. `line` is told the number of lines so far, after each.
+/// Runs `command` to its end, with its output and errors appended to `log`. After each line, `line`
+/// gets the number of lines so far.
 ///
 /// # Errors
 /// If it cannot be started, does not end with status 0, or the log cannot be written.
@@ -73,7 +74,7 @@ pub fn run(
     let errors = writer.try_clone().map_err(start)?;
     command.stdin(Stdio::null()).stdout(writer).stderr(errors);
     let mut child = command.spawn().map_err(start)?;
-    // the command holds the pipe's writing ends: without this the reader would never see the end
+    // The command holds the pipe's writing ends: without this the reader would never see the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
     let mut tail = VecDeque::new();
@@ -106,10 +107,10 @@ pub fn run(
     })
 }
 
-/// Runs `command` and returns what it printed.
+/// Runs `command` and returns its output.
 ///
 /// # Errors
-/// If it cannot be started or does not end with status 0; `log` is then where its errors went.
+/// If it cannot be started or does not end with status 0; `log` then has its standard error.
 pub fn output(what: &str, command: &mut Command, log: &Path) -> Result<String, CommandError> {
     let output = command.output().map_err(|source| CommandError::Start {
         what: what.to_owned(),

@@ -1,6 +1,7 @@
-//! Guest programs from C sources in this crate, compiled once and kept in the cache.
+//! Compiles guest programs from C sources in this crate once, and keeps them in the cache.
 //!
-//! The caller says what they are and how gcc makes them ([`Batch`]); the cache entry's name changes with every source and flag.
+//! The caller specifies the programs and gcc's flags ([`Batch`]). The cache entry's name changes
+//! with every source and flag.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,22 +15,22 @@ use crate::progress::Progress;
 
 /// Programs that are compiled together.
 pub(crate) struct Batch {
-    /// Starts the names of the cache entry, its lock and its log.
+    /// The start of the names of the cache entry, its lock and its log.
     pub(crate) name: &'static str,
-    /// Name and source of each program.
+    /// The name and source of each program.
     pub(crate) sources: &'static [(&'static str, &'static str)],
-    /// Name and content of files that the sources include.
+    /// The name and content of files that the sources include.
     pub(crate) headers: &'static [(&'static str, &'static str)],
-    /// What gcc is told.
+    /// The flags of gcc.
     pub(crate) flags: &'static [&'static str],
-    /// Debian's packages that it needs.
+    /// The Debian packages that the build needs.
     pub(crate) packages: &'static [&'static str],
-    /// What the user reads meanwhile.
+    /// The phase shown to the user meanwhile.
     pub(crate) phase: &'static str,
 }
 
 impl Batch {
-    /// The folder with the programs, compiled if they are not in the cache yet.
+    /// Returns the folder with the programs, compiled if they are not in the cache yet.
     ///
     /// # Errors
     /// If a package is missing and cannot be installed, or gcc fails.
@@ -47,7 +48,7 @@ impl Batch {
             return Ok(directory);
         }
         let log = cache.root().join(self.name).with_extension("log");
-        // a log is of one build
+        // A log is of one build.
         let _ = fs::remove_file(&log);
         packages::require(self.packages, &log, progress)?;
         progress.phase(self.phase);
@@ -70,7 +71,7 @@ impl Batch {
         Ok(cache.publish(&out, &name)?)
     }
 
-    /// The cache entry's name.
+    /// Returns the cache entry's name.
     pub(crate) fn entry_name(&self) -> String {
         let files = self.sources.iter().chain(self.headers);
         format!("{}-{}", self.name, made_from(files, self.flags))

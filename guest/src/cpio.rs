@@ -1,11 +1,13 @@
-//! A writer of newc cpio archives, the format of an initramfs (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! A writer of newc cpio archives, the format of an initramfs
+//! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! The caller owns contents and modes. Solved here: headers, padding, parent directories, the end mark.
-//! The archive is not compressed, and is the same bytes for the same calls: no times, no owners but root.
+//! The caller owns contents and modes. This writes headers, padding, parent directories and the end
+//! mark. The archive is not compressed. The same calls make the same bytes: there are no times, and
+//! root owns every file.
 
 use std::collections::BTreeMap;
 
-/// Longest path, with its NUL: the kernel's PATH_MAX.
+/// The length of the longest path with its NUL: the kernel's PATH_MAX.
 const PATH_MAX: usize = 4096;
 
 /// The bits of a mode that hold the type (inode(7)).
@@ -17,76 +19,76 @@ const TYPE_BLOCK: u32 = 0o060_000;
 const TYPE_FILE: u32 = 0o100_000;
 const TYPE_SYMLINK: u32 = 0o120_000;
 
-/// An archive cannot hold what was given to it.
+/// An archive cannot hold an entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArchiveError {
-    /// A path the kernel would not unpack as meant.
+    /// A path that the kernel would not unpack as intended.
     #[error("{path:?} cannot be a path in an initramfs: {reason}")]
     Path {
         /// The path.
         path: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// Twice the same path.
+    /// A path that was added twice.
     #[error("{0:?} is in the initramfs already")]
     Duplicate(String),
-    /// The format has 32 bits for a size.
+    /// A file too large for the format, which has 32 bits for a size.
     #[error("{path:?} has {size} bytes, and an initramfs file at most 4294967295")]
     TooLarge {
         /// The path.
         path: String,
-        /// Its size in bytes.
+        /// The size in bytes.
         size: usize,
     },
-    /// More than permission bits.
+    /// A mode with more than permission bits.
     #[error("{mode:#o} is no file mode for {path:?}: only the lower 12 bits may be set")]
     Mode {
         /// The path.
         path: String,
-        /// The mode given.
+        /// The given mode.
         mode: u32,
     },
 }
 
-/// What a device node is.
+/// The kind of a device node or pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Node {
-    /// Character device.
+    /// A character device.
     Character {
-        /// Major number.
+        /// The major number.
         major: u32,
-        /// Minor number.
+        /// The minor number.
         minor: u32,
     },
-    /// Block device.
+    /// A block device.
     Block {
-        /// Major number.
+        /// The major number.
         major: u32,
-        /// Minor number.
+        /// The minor number.
         minor: u32,
     },
-    /// Named pipe.
+    /// A named pipe.
     Fifo,
 }
 
-/// An archive being written. The first error is kept, and comes out of [`Archive::finish`].
+/// An archive being written. The first error is kept, and [`Archive::finish`] returns it.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
-    /// What there is, and whether it is a directory.
+    /// The entries' paths, and whether each is a directory.
     paths: BTreeMap<String, bool>,
     error: Option<ArchiveError>,
 }
 
 impl Archive {
-    /// An empty archive.
+    /// Makes an empty archive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A directory with mode 0755. Paths are relative to the root, without a slash at either end; parents are made where missing.
-    /// A directory that is there already is no error.
+    /// Adds a directory with mode 0755. Paths are relative to the root, without a slash at either
+    /// end. Missing parents are made. An existing directory is no error.
     #[must_use]
     pub fn dir(mut self, path: &str) -> Self {
         if self.paths.get(path) != Some(&true) {
@@ -95,7 +97,7 @@ impl Archive {
         self
     }
 
-    /// A regular file with permissions `mode`, such as 0o755.
+    /// Adds a regular file with permissions `mode`, such as 0o755.
     #[must_use]
     pub fn file(mut self, path: &str, mode: u32, content: &[u8]) -> Self {
         if self.mode_fits(path, mode) {
@@ -104,14 +106,14 @@ impl Archive {
         self
     }
 
-    /// A symbolic link at `path` to `target`.
+    /// Adds a symbolic link at `path` to `target`.
     #[must_use]
     pub fn symlink(mut self, path: &str, target: &str) -> Self {
         self.add(path, TYPE_SYMLINK | 0o777, (0, 0), target.as_bytes());
         self
     }
 
-    /// A device node or pipe with permissions `mode`.
+    /// Adds a device node or pipe with permissions `mode`.
     #[must_use]
     pub fn node(mut self, path: &str, mode: u32, node: Node) -> Self {
         let (kind, device) = match node {
@@ -125,10 +127,10 @@ impl Archive {
         self
     }
 
-    /// The archive's bytes, a multiple of 4.
+    /// Returns the archive's bytes, a multiple of 4.
     ///
     /// # Errors
-    /// The first thing that went wrong in any call before.
+    /// The first error of any earlier call.
     pub fn finish(mut self) -> Result<Vec<u8>, ArchiveError> {
         if let Some(error) = self.error {
             return Err(error);
@@ -179,7 +181,7 @@ impl Archive {
         self.entry(path, inode, mode, device, content);
     }
 
-    /// Header, name and content, the latter two padded to 4 bytes. Sizes have been checked.
+    /// Writes header, name and content, the latter two padded to 4 bytes. Sizes have been checked.
     fn entry(&mut self, path: &str, inode: u32, mode: u32, device: (u32, u32), content: &[u8]) {
         let links = if mode & TYPE_MASK == TYPE_DIRECTORY {
             2
@@ -189,7 +191,7 @@ impl Archive {
         let name_size = path.len() as u32 + 1;
         self.bytes.extend(b"070701");
         let (user, group, time, checksum) = (0, 0, 0, 0);
-        // the device that the file itself came from
+        // The device that the file itself came from.
         let (home_major, home_minor) = (0, 0);
         for field in [
             inode,
@@ -258,7 +260,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// What cpio(1) says about an archive.
+    /// Returns the listing of an archive by cpio(1).
     fn listed(archive: &[u8]) -> Vec<String> {
         let mut cpio = Command::new("cpio")
             .args(["-itv", "--quiet", "--numeric-uid-gid"])

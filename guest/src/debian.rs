@@ -1,8 +1,9 @@
-//! Debian's own packages as files: kernels, fetched with apt and unpacked, not installed.
+//! Fetches Debian's own packages as files: kernels are unpacked, not installed.
 //!
-//! The caller owns what is done with the files. apt's configuration decides which archive they come from, or the name of a suite
-//! ([`suite_kernel`]); apt checks signatures. A package once fetched is kept and not asked for again: remove it from the cache to get
-//! a newer one. Since 6.19 a kernel is several packages, which become one folder.
+//! The caller owns the use of the files. apt's configuration selects the archive, or the name of a
+//! suite does ([`suite_kernel`]); apt checks signatures. A fetched package is kept and not
+//! requested again: remove it from the cache to get a newer one. Since 6.19 a kernel is several
+//! packages, which become one folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,20 +19,20 @@ use crate::progress::Progress;
 const CURRENT: &str = "current-cloud-kernel";
 const PREFIX: &str = "linux-image-";
 const SUFFIX: &str = "-amd64";
-/// Packages that belong to an image's, in front of the release: what 6.19 and later have beside it.
+/// Name prefixes, before the release, of the packages that accompany an image's since 6.19.
 const PARTS: [&str; 2] = ["linux-binary-", "linux-modules-"];
 
-/// For which machines a kernel is built.
+/// The kind of machines that a kernel is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// Virtual ones.
+    /// Virtual machines.
     Cloud,
-    /// All.
+    /// All machines.
     Generic,
 }
 
 impl Flavour {
-    /// The package that depends on the current kernel.
+    /// Returns the package that depends on the current kernel.
     fn meta_package(self) -> &'static str {
         match self {
             Self::Cloud => "linux-image-cloud-amd64",
@@ -39,7 +40,7 @@ impl Flavour {
         }
     }
 
-    /// Whether `release` is of this.
+    /// Returns whether `release` is of this flavour.
     fn is_of(self, release: &str) -> bool {
         let version = release.strip_suffix(SUFFIX).unwrap_or_default();
         let cloud = version.ends_with("-cloud");
@@ -53,24 +54,24 @@ impl Flavour {
 /// A package could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum DebianError {
-    /// The cache.
+    /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// apt or dpkg-deb failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// apt knows no such kernel.
+    /// apt has no such kernel.
     #[error(
         "apt knows no cloud kernel {asked}; it has: {}. `apt-get update`, or add the suite that has it (such as bookworm-backports) to its sources",
         if known.is_empty() { "none".to_owned() } else { known.join(", ") }
     )]
     NoKernel {
-        /// Which was asked for.
+        /// The requested kernel.
         asked: String,
-        /// Releases there are.
+        /// The available releases.
         known: Vec<String>,
     },
-    /// No such suite, or no mirror that has it.
+    /// There is no such suite, or no mirror has it.
     #[error(transparent)]
     Suite(#[from] SuiteError),
     /// The suite has no such kernel.
@@ -78,25 +79,25 @@ pub enum DebianError {
     NotInSuite {
         /// The suite.
         suite: String,
-        /// The package that should depend on one.
+        /// The package that should depend on a kernel.
         package: &'static str,
     },
-    /// A package has not what it should have.
+    /// A package lacks an expected file.
     #[error("the package {package} has no {what} in {}", directory.display())]
     Contents {
         /// The package.
         package: String,
-        /// What was looked for.
+        /// The missing file.
         what: &'static str,
-        /// Where it was unpacked.
+        /// The folder into which it was unpacked.
         directory: PathBuf,
     },
 }
 
-/// A kernel of Debian's, unpacked in the cache.
+/// A Debian kernel, unpacked in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebianKernel {
-    /// Its release, as `uname -r` says, such as `6.1.0-56-cloud-amd64`.
+    /// The release, as `uname -r` prints it, such as `6.1.0-56-cloud-amd64`.
     pub release: String,
     /// The bzImage.
     pub image: PathBuf,
@@ -104,10 +105,12 @@ pub struct DebianKernel {
     pub modules: PathBuf,
 }
 
-/// The cloud kernel: of `version` such as `6.12` or `6.1.0-56`, or else the one that was current when this was first asked.
+/// Returns the cloud kernel of `version`, such as `6.12` or `6.1.0-56`. Without a version it is the
+/// one that was current at the first request.
 ///
 /// # Errors
-/// If apt is not there, knows no such kernel, or cannot fetch it; and if the package is not as expected.
+/// If apt is not there, knows no such kernel, or cannot fetch it; and if the package is not as
+/// expected.
 pub fn cloud_kernel(
     cache: &Cache,
     version: Option<&str>,
@@ -123,7 +126,7 @@ pub fn cloud_kernel(
     let log = cache.root().join("debian.log");
     let archive = Archive::of_machine();
     let package = match resolve(version, &log) {
-        // a fresh machine has no package lists
+        // A fresh machine has no package lists.
         Err(DebianError::NoKernel { .. }) if rustix::process::geteuid().is_root() => {
             progress.phase("reading Debian's package lists");
             let mut update = Command::new("apt-get");
@@ -140,11 +143,12 @@ pub fn cloud_kernel(
     Ok(kernel)
 }
 
-/// The kernel that was current in a suite such as `trixie-backports` when this was first asked. The machine's own package lists are
-/// not touched.
+/// Returns the kernel that was current in a suite such as `trixie-backports` at the first request.
+/// The machine's own package lists are not changed.
 ///
 /// # Errors
-/// If apt is not there, there is no such suite or kernel, it cannot be fetched, or the package is not as expected.
+/// If apt is not there, there is no such suite or kernel, it cannot be fetched, or the package is
+/// not as expected.
 pub fn suite_kernel(
     cache: &Cache,
     suite: &str,
@@ -178,7 +182,7 @@ pub fn suite_kernel(
     Ok(kernel)
 }
 
-/// The kernel of `package`, from the cache or fetched with the packages that it depends on for its parts.
+/// Returns the kernel of `package`, from the cache or fetched with the packages of its parts.
 fn download_kernel(
     package: &str,
     archive: &Archive,
@@ -199,7 +203,7 @@ fn download_kernel(
     kernel_in(package, &directory)
 }
 
-/// The package `name`, unpacked: a directory with its files.
+/// Returns the package `name`, unpacked: a directory with its files.
 ///
 /// # Errors
 /// If apt cannot fetch it.
@@ -216,8 +220,8 @@ pub fn fetch(name: &str, cache: &Cache, progress: &dyn Progress) -> Result<PathB
     download(&[name], &archive, cache, &lock, &log, progress, &|_| Ok(()))
 }
 
-/// Returns the name of a package's entry in the cache. One of another suite is no answer to who asks the machine's own apt: that
-/// one has not what belongs to it.
+/// Returns the name of a package's entry in the cache. Suites have entries of their own: a package
+/// of another suite lacks what belongs to the machine's own.
 fn entry_name(suite: Option<&str>, package: &str) -> String {
     match suite {
         Some(suite) => format!("debian-of-{suite}-{package}"),
@@ -225,7 +229,7 @@ fn entry_name(suite: Option<&str>, package: &str) -> String {
     }
 }
 
-/// A kernel that was fetched before.
+/// Returns a kernel that was fetched before.
 fn fetched(cache: &Cache, version: Option<&str>) -> Option<Result<DebianKernel, DebianError>> {
     let package = match version {
         None => fs::read_to_string(cache.root().join(CURRENT)).ok()?,
@@ -243,10 +247,11 @@ fn fetched(cache: &Cache, version: Option<&str>) -> Option<Result<DebianKernel, 
     Some(kernel_in(&package, &directory))
 }
 
-/// The package that apt would take.
+/// Returns the package that apt would install.
 fn resolve(version: Option<&str>, log: &Path) -> Result<String, DebianError> {
     if version.is_none() {
-        // a package that apt does not know is an error of apt's; the list below is the better message
+        // An unknown package is an error of apt's, for which the list below makes the better
+        // message.
         let meta = Flavour::Cloud.meta_package();
         if let Ok(text) = depends(meta, &Archive::of_machine(), log)
             && let Some(package) = dependency(&text, Flavour::Cloud)
@@ -279,18 +284,19 @@ fn depends(package: &str, archive: &Archive, log: &Path) -> Result<String, Comma
     command::output("apt-cache depends", &mut depends, log)
 }
 
-/// The packages that `apt-cache depends` names.
+/// Returns the packages that `apt-cache depends` names.
 fn dependencies(text: &str) -> impl DoubleEndedIterator<Item = &str> {
     let lines = text.lines().map(str::trim);
     lines.filter_map(|line| line.strip_prefix("Depends: "))
 }
 
-/// The kernel that the meta package depends on, from `apt-cache depends`.
+/// Returns the kernel that the meta package depends on, from `apt-cache depends`.
 fn dependency(text: &str, flavour: Flavour) -> Option<&str> {
     dependencies(text).rfind(|name| release_of(name).is_some_and(|release| flavour.is_of(release)))
 }
 
-/// The packages with the parts of the kernel of `package`, from what `apt-cache depends` says of that.
+/// Returns the packages with the parts of the kernel of `package`, from the `apt-cache depends` of
+/// that.
 fn parts<'a>(package: &str, text: &'a str) -> impl Iterator<Item = &'a str> {
     let release = release_of(package).unwrap_or_default().to_owned();
     dependencies(text).filter(move |name| {
@@ -299,15 +305,16 @@ fn parts<'a>(package: &str, text: &'a str) -> impl Iterator<Item = &'a str> {
     })
 }
 
-/// The release in a kernel's package name; `None` for meta packages and the unsigned and debugging ones.
+/// Returns the release in a kernel's package name; `None` for meta packages and the unsigned and
+/// debugging ones.
 fn release_of(package: &str) -> Option<&str> {
     let release = package.strip_prefix(PREFIX)?;
     let version = release.strip_suffix(SUFFIX)?;
-    // `6.12` alone is a meta package's
+    // `6.12` alone is a meta package's.
     (version_key(version).len() > 2).then_some(release)
 }
 
-/// The newest cloud kernel of `version` among package names.
+/// Returns the newest cloud kernel of `version` among package names.
 fn choose<'a>(packages: impl Iterator<Item = &'a str>, version: Option<&str>) -> Option<String> {
     packages
         .filter(|package| {
@@ -319,7 +326,8 @@ fn choose<'a>(packages: impl Iterator<Item = &'a str>, version: Option<&str>) ->
         .map(str::to_owned)
 }
 
-/// Whether `release` is of `version`, which may leave out later parts: 6.1 means 6.1.0-56 but not 6.12.
+/// Returns whether `release` is of `version`, which may omit later parts: 6.1 means 6.1.0-56 but
+/// not 6.12.
 fn matches_version(release: &str, version: Option<&str>) -> bool {
     version.is_none_or(|version| {
         let rest = release.strip_prefix(version);
@@ -327,13 +335,14 @@ fn matches_version(release: &str, version: Option<&str>) -> bool {
     })
 }
 
-/// The numbers in a name, so that 6.1.0-9 comes before 6.1.0-10.
+/// Returns the numbers in a name, so that 6.1.0-9 comes before 6.1.0-10.
 fn version_key(name: &str) -> Vec<u64> {
     let numbers = name.split(|c: char| !c.is_ascii_digit());
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Fetches `packages` and unpacks them as the cache entry of the first, if `check` finds there what it should.
+/// Fetches `packages` and unpacks them as the cache entry of the first, if `check` finds the
+/// expected files there.
 fn download(
     packages: &[&str],
     archive: &Archive,
@@ -373,7 +382,7 @@ fn download(
     Ok(cache.publish(&out, &entry_name(archive.suite(), first))?)
 }
 
-/// Image and modules of an unpacked package.
+/// Returns the image and modules of an unpacked package.
 fn kernel_in(package: &str, directory: &Path) -> Result<DebianKernel, DebianError> {
     let missing = |what| DebianError::Contents {
         package: package.to_owned(),
@@ -381,7 +390,7 @@ fn kernel_in(package: &str, directory: &Path) -> Result<DebianKernel, DebianErro
         directory: directory.to_owned(),
     };
     let release = release_of(package).ok_or_else(|| missing("kernel release in its name"))?;
-    // merged /usr: newer packages have everything there, and then the image beside the modules
+    // Merged /usr: newer packages have everything there, and then the image beside the modules.
     let places =
         ["lib/modules", "usr/lib/modules"].map(|place| directory.join(place).join(release));
     let modules = places.iter().find(|path| path.join("kernel").is_dir());
@@ -451,7 +460,7 @@ mod tests {
         assert_eq!(dependency(text, Flavour::Generic), None);
     }
 
-    /// As apt-cache says it of trixie-backports.
+    /// The input is apt-cache's output for trixie-backports.
     #[test]
     fn a_kernel_of_several_packages_is_fetched_whole() {
         let meta = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\n\

@@ -1,7 +1,9 @@
-//! Guest programs that are linked with the C library, and the library itself: Debian's, from the machine that builds them.
+//! Guest programs that are linked with the C library, and the library itself: Debian's, from the
+//! machine that builds them.
 //!
-//! The caller puts [`files`] into an initramfs. Unlike the small programs ([`crate::programs`]) these are what users run:
-//! position-independent, loaded by ld.so, without frame pointers, unwound by `.eh_frame`.
+//! The caller puts [`files`] into an initramfs. Unlike the small programs ([`crate::programs`])
+//! these are like users' programs: position-independent, loaded by ld.so, without frame pointers,
+//! unwound by `.eh_frame`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use crate::cpio::ExtraFile;
 use crate::make_error::MakeError;
 use crate::progress::Progress;
 
-/// Name and source of each.
+/// The name and source of each program.
 const SOURCES: [(&str, &str); 5] = [
     ("workers", include_str!("../programs/dynamic/workers.c")),
     ("allocs", include_str!("../programs/dynamic/allocs.c")),
@@ -20,7 +22,7 @@ const SOURCES: [(&str, &str); 5] = [
     ("throws", include_str!("../programs/dynamic/throws.c")),
     ("states", include_str!("../programs/dynamic/states.c")),
 ];
-/// What gcc is told: as Debian's packages are built, symbols kept.
+/// The flags of gcc: as Debian's packages are built, symbols kept.
 const FLAGS: [&str; 6] = [
     "-Wall",
     "-Werror",
@@ -37,13 +39,13 @@ const BATCH: Batch = Batch {
     packages: &["gcc", "libc6-dev"],
     phase: "compiling the guest programs that use the C library",
 };
-/// The program interpreter that gcc names in the programs, and the library they need.
+/// The program interpreter that gcc names in the programs, and the library that they need.
 const LIBRARIES: [&str; 2] = [
     "lib64/ld-linux-x86-64.so.2",
     "lib/x86_64-linux-gnu/libc.so.6",
 ];
 
-/// Returns the folder of the programs, an entry of the cache, which is made if it is not there yet.
+/// Returns the folder of the programs, a cache entry that is made if it is missing.
 ///
 /// # Errors
 /// If gcc or the C library's headers are missing and cannot be installed, or gcc fails.
@@ -51,7 +53,8 @@ pub fn build(cache: &Cache, progress: &dyn Progress) -> Result<PathBuf, MakeErro
     BATCH.build(cache, progress)
 }
 
-/// The programs under `bin/` and the libraries where the programs look for them, compiled if they are not in the cache yet.
+/// Returns the programs under `bin/` and the libraries at the paths where the programs look for
+/// them, compiled if they are not in the cache yet.
 ///
 /// # Errors
 /// If gcc or the C library's headers are missing and cannot be installed, or gcc fails.
@@ -84,7 +87,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    /// Static probes are passed by where nobody listens; exceptions need no handler.
+    /// Static probes do nothing without a listener; exceptions need no handler.
     #[test]
     fn programs_do_their_rounds_and_say_so() {
         let directory = tempfile::tempdir().unwrap();
@@ -111,7 +114,7 @@ mod tests {
         }
     }
 
-    /// They run on the host as well.
+    /// The programs also run on the host.
     #[test]
     fn workers_stand_where_they_are_told() {
         let directory = tempfile::tempdir().unwrap();

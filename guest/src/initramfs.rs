@@ -1,10 +1,13 @@
-//! Initramfs archives for all of this crate's kernels, uncompressed since the two built here have no decompressor.
+//! Initramfs archives for all of this crate's kernels, uncompressed because the two built here have
+//! no decompressor.
 //!
 //! * [`tiny`]: the programs of this crate, some 20 kB. Its shell only runs programs by name.
-//! * [`full`]: the same with Debian's busybox, 2 MB; unpacking that costs 1.6 s where kernel code is interpreted.
+//! * [`full`]: the same with Debian's busybox, 2 MB; unpacking that costs 1.6 s where kernel code
+//!   is interpreted.
 //!
-//! Both have the same `init`: it prints `exotrace: ready`, runs the program behind `--` on the kernel command line (`-- fsload 100`),
-//! or a shell, on the serial port, and resets the machine when that ends.
+//! Both have the same `init`. It prints `exotrace: ready` and runs the program behind `--` on the
+//! kernel command line (`-- fsload 100`), or a shell, on the serial port. It resets the machine
+//! when that ends.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,10 +25,10 @@ use crate::progress::Progress;
 /// An initramfs could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum InitramfsError {
-    /// The programs in it.
+    /// The programs could not be compiled.
     #[error(transparent)]
     Programs(#[from] MakeError),
-    /// A file that was given cannot be in it.
+    /// A given file cannot be in the archive.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// A file could not be read.
@@ -39,10 +42,12 @@ pub enum InitramfsError {
 /// Directories that `init` mounts on, and what else should be there.
 const DIRECTORIES: [&str; 7] = ["bin", "dev", "etc", "proc", "root", "sys", "tmp"];
 
-/// Programs that are in a guest only where they are given as further files: those that try what a machine withstands.
+/// The programs that a guest has only if they are given as extra files: those that test a machine's
+/// limits.
 const APART: [&str; 3] = ["alarms", "queues", "twins"];
 
-/// The commands of busybox that get a link. Each link costs the guest a file at boot, so not all 270 do.
+/// The commands of busybox that get a link. Each link costs the guest a file at boot, so not all
+/// 270 do.
 const APPLETS: [&str; 49] = [
     "sh", "ash", "awk", "basename", "cat", "chmod", "clear", "cp", "cut", "date", "dd", "df",
     "dmesg", "echo", "env", "false", "find", "free", "grep", "head", "hexdump", "id", "insmod",
@@ -51,7 +56,7 @@ const APPLETS: [&str; 49] = [
     "true", "umount", "wc",
 ];
 
-/// The crate's programs, with a shell that runs them by name.
+/// Returns an archive with the crate's programs and a shell that runs them by name.
 ///
 /// # Errors
 /// If the programs cannot be compiled, or a path of `extra` is wrong.
@@ -68,7 +73,8 @@ pub fn tiny(
     Ok(add_extra(archive, extra).finish()?)
 }
 
-/// busybox with a real shell, the crate's workloads, and its programs that use the C library.
+/// Returns an archive with busybox and a real shell, the crate's workloads, and its programs that
+/// use the C library.
 ///
 /// # Errors
 /// As for [`tiny`]; and if busybox is neither installed nor can be fetched.
@@ -98,7 +104,8 @@ fn usual() -> impl Iterator<Item = &'static str> {
     Programs::names().filter(|name| *name != "init" && !APART.contains(name))
 }
 
-/// Directories, the console that the kernel opens for `init` before anything is mounted, and `init`.
+/// Adds directories, the console that the kernel opens for `init` before anything is mounted, and
+/// `init`.
 fn skeleton(programs: &Programs) -> Result<Archive, InitramfsError> {
     let mut archive = Archive::new();
     for directory in DIRECTORIES {
@@ -127,11 +134,12 @@ fn add_extra(archive: Archive, extra: &[ExtraFile]) -> Archive {
     })
 }
 
-/// Debian's static busybox: the installed one, else the one in the package, fetched without installing.
+/// Returns Debian's static busybox: the installed one, else the one in the package, fetched without
+/// installing.
 fn busybox(cache: &Cache, progress: &dyn Progress) -> Result<PathBuf, InitramfsError> {
     const PACKAGE: &str = "busybox-static";
     let installed = PathBuf::from("/bin/busybox");
-    // Without dpkg a cache that was made elsewhere still serves.
+    // Without dpkg, a cache that was made elsewhere still works.
     let version = packages::version(PACKAGE).unwrap_or_default();
     if version.is_some() && installed.is_file() {
         return Ok(installed);

@@ -1,16 +1,19 @@
-//! How the demo and test guests are made: kernels, initramfs archives, small programs, and the micro guest.
+//! Makes the demo and test guests: kernels, initramfs archives, small programs, and the micro
+//! guest.
 //!
-//! The caller owns the machine that runs them and whatever words the host needs on the command line.
-//! This crate makes files and bytes; it starts no machine and knows nothing of KVM or of tracing.
+//! The caller owns the machine that runs them and the words that the host needs on the command
+//! line. This crate makes files and bytes; it starts no machine and has no code for KVM or tracing.
 //!
-//! * [`micro::elf`]: a 64-bit kernel of a few kilobytes, assembled in memory, for exact tests and benchmarks.
+//! * [`micro::elf`]: a 64-bit kernel of a few kilobytes, assembled in memory, for exact tests and
+//!   benchmarks.
 //! * [`kernel::small`], [`kernel::rich`]: Linux built from Debian's source.
 //! * [`debian::cloud_kernel`], [`debian::suite_kernel`]: Debian's own kernels as they are.
 //! * [`programs::build`]: small static programs with known behaviour.
 //! * [`dynamic::files`]: programs linked with Debian's C library, and that library.
-//! * [`initramfs::tiny`], [`initramfs::full`]: what a guest boots into; [`cpio`] writes the archives.
+//! * [`initramfs::tiny`], [`initramfs::full`]: the root file systems of guests; [`cpio`] writes the
+//!   archives.
 //!
-//! What takes long is made once and kept in a [`Cache`]; a [`Progress`] tells how far it is.
+//! Slow results are made once and kept in a [`Cache`]; a [`Progress`] reports how far the work is.
 #![forbid(unsafe_code)]
 
 mod apt;

@@ -1,19 +1,20 @@
-//! What can fail wherever something is made and kept: the cache, Debian's packages, the programs that are run.
+//! The errors of everything that is made and kept: the cache, Debian's packages, the programs that
+//! are run.
 
 use crate::cache::CacheError;
 use crate::command::CommandError;
 use crate::packages::PackageError;
 
-/// Something for the cache could not be made.
+/// A cache entry could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    /// The cache.
+    /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A package that is needed is missing.
+    /// A required package is missing.
     #[error(transparent)]
     Package(#[from] PackageError),
-    /// A program that makes it failed: gcc, make.
+    /// A program that makes the entry failed: gcc, make.
     #[error(transparent)]
     Command(#[from] CommandError),
 }

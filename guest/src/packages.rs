@@ -1,6 +1,6 @@
-//! Debian packages that a build needs: which are missing, and installing them where we may.
+//! Debian packages that a build needs: finds missing ones, and installs them if permitted.
 //!
-//! The caller owns the list. Only a Debian-like system is known: dpkg-query and apt-get are asked, nothing else.
+//! The caller owns the list. Only Debian-like systems are supported, by dpkg-query and apt-get.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,12 +12,12 @@ use crate::progress::Progress;
 /// Packages are missing and could not be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
-    /// There is no dpkg-query.
+    /// dpkg-query cannot be run.
     #[error(
         "this needs Debian's packages, and dpkg-query cannot be run ({0}); build on a Debian 12 machine, or copy its cache here"
     )]
     NotDebian(std::io::Error),
-    /// Only root may install.
+    /// Packages are missing, and only root may install them.
     #[error(
         "packages are missing; as root:\n  apt-get update && apt-get install -y --no-install-recommends {}",
         .0.join(" ")
@@ -28,7 +28,7 @@ pub enum PackageError {
     Command(#[from] CommandError),
 }
 
-/// The installed version of `package`; `None` if it is not installed.
+/// Returns the installed version of `package`; `None` if it is not installed.
 ///
 /// # Errors
 /// If dpkg-query cannot be run at all.
@@ -40,7 +40,8 @@ pub fn version(package: &str) -> Result<Option<String>, PackageError> {
     Ok(installed_version(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// The version in dpkg-query's answer, `STATUS VERSION`; a removed package still has a line.
+/// Returns the version in dpkg-query's output, `STATUS VERSION`; a removed package still has a
+/// line.
 fn installed_version(answer: &str) -> Option<String> {
     let versions = answer
         .lines()
@@ -48,10 +49,10 @@ fn installed_version(answer: &str) -> Option<String> {
     versions.map(str::to_owned).next()
 }
 
-/// Installs what is missing of `packages` if this process is root.
+/// Installs the missing ones of `packages` if this process is root.
 ///
 /// # Errors
-/// [`PackageError::Missing`] names the command to run where it is not root.
+/// [`PackageError::Missing`] names the command to run if it is not root.
 pub fn require(packages: &[&str], log: &Path, progress: &dyn Progress) -> Result<(), PackageError> {
     let mut missing = Vec::new();
     for package in packages {

@@ -1,6 +1,8 @@
-//! The small guest programs: C sources in this crate, compiled once to static executables of 1 to 3 kB, one of two pages, without any library.
+//! The small guest programs: C sources in this crate, compiled once to static executables without
+//! any library. They have 1 to 3 kB, and one has two pages.
 //!
-//! Each source's first comment says what the program does. They keep their symbols and frame pointers, so that they can be traced.
+//! Each source's first comment describes the program. The programs keep their symbols and frame
+//! pointers, so that they can be traced.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +11,10 @@ use crate::compile::Batch;
 use crate::make_error::MakeError;
 use crate::progress::Progress;
 
-/// Included by all.
+/// The header that all sources include.
 const HEADER: (&str, &str) = ("guest.h", include_str!("../programs/guest.h"));
 
-/// Name and source of each.
+/// The name and source of each program.
 const SOURCES: [(&str, &str); 15] = [
     ("alarms", include_str!("../programs/alarms.c")),
     ("cat", include_str!("../programs/cat.c")),
@@ -31,7 +33,8 @@ const SOURCES: [(&str, &str); 15] = [
     ("twins", include_str!("../programs/twins.c")),
 ];
 
-/// What gcc is told: no library, no code that a guest's CPU or an interpreting host may lack, one page of file for most.
+/// The flags of gcc: no library, no code that a guest's CPU or an interpreting host may lack, one
+/// page of file for most.
 const FLAGS: [&str; 15] = [
     "-Wall",
     "-Werror",
@@ -66,24 +69,24 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Names of all programs.
+    /// Returns the names of all programs.
     pub fn names() -> impl Iterator<Item = &'static str> {
         SOURCES.iter().map(|(name, _)| *name)
     }
 
-    /// Where the program `name` lies: a static ELF executable with symbols.
+    /// Returns the path of the program `name`: a static ELF executable with symbols.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Returns the folder of all, an entry of the cache.
+    /// Returns the folder of all programs, an entry of the cache.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 }
 
-/// The programs, compiled if they are not in the cache yet.
+/// Returns the programs, compiled if they are not in the cache yet.
 ///
 /// # Errors
 /// If gcc is missing and cannot be installed, or fails.
@@ -102,7 +105,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// The programs run on the host as well: they are plain Linux executables.
+    /// The programs also run on the host: they are plain Linux executables.
     #[test]
     fn they_do_what_their_comments_say() {
         let directory = tempfile::tempdir().unwrap();
@@ -181,7 +184,7 @@ mod tests {
         assert_eq!(build(&cache, &Forbidden).unwrap(), first);
         for name in Programs::names() {
             let bytes = fs::read(first.path(name)).unwrap();
-            // One has a function in a page of its own.
+            // `moves` has a function in a page of its own.
             let most = if name == "moves" { 2 * 4096 } else { 4096 };
             assert!(bytes.len() <= most, "{name}: {} bytes", bytes.len());
         }

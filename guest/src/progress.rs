@@ -1,4 +1,4 @@
-//! How long work reports where it stands.
+//! Reports of the progress of long work.
 //!
 //! The caller owns the choice of sink; [`Terminal`] draws on stderr, [`Silent`] does nothing.
 
@@ -10,13 +10,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// A sink for progress. Methods may be called at any rate, from any thread.
 pub trait Progress: Sync {
-    /// A new phase begins, described in a few words, such as `building the kernel`.
+    /// Begins a new phase, described in a few words, such as `building the kernel`.
     fn phase(&self, message: &str);
-    /// How much of the phase is done, from 0 to 1. Values beyond are taken as the nearest of these.
+    /// Reports how much of the phase is done, from 0 to 1. Values beyond are clamped.
     fn fraction(&self, done: f64);
 }
 
-/// Says nothing.
+/// A sink that prints nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -25,19 +25,20 @@ impl Progress for Silent {
     fn fraction(&self, _done: f64) {}
 }
 
-/// How often a sink that is no terminal gets a line.
+/// The interval of lines for a sink that is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
-/// Steps of the bar.
+/// The number of steps of the bar.
 const STEPS: u64 = 1000;
 
-/// A bar on stderr if that is a terminal, else one line for each phase and every 30 s. Clears the bar when dropped.
+/// A bar on stderr if that is a terminal, else one line for each phase and every 30 s. Clears the
+/// bar when dropped.
 #[derive(Debug)]
 pub struct Terminal(Sink);
 
 #[derive(Debug)]
 enum Sink {
     Bar(ProgressBar),
-    /// Locked for each report; the last holder's panic spoils nothing.
+    /// Lines, locked for each report; a panic of the last holder does no harm.
     Lines(Mutex<Lines>),
 }
 
@@ -48,7 +49,7 @@ struct Lines {
 }
 
 impl Terminal {
-    /// Draws as fits what stderr is now.
+    /// Makes a sink that suits the present stderr.
     pub fn new() -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(Sink::Lines(Mutex::new(Lines {
@@ -68,7 +69,7 @@ impl Terminal {
 }
 
 impl Terminal {
-    /// Removes the bar for good: something else is printed from now on.
+    /// Removes the bar for good, before other output.
     pub fn clear(&self) {
         if let Sink::Bar(bar) = &self.0 {
             bar.disable_steady_tick();
@@ -123,7 +124,7 @@ impl Progress for Terminal {
 
 impl Lines {
     fn print(&mut self, text: &str) {
-        // a closed stderr is no reason to stop the work
+        // A closed stderr is no reason to stop the work.
         let _ = writeln!(std::io::stderr(), "{text}");
         self.printed = Instant::now();
     }

@@ -10,10 +10,11 @@ use crate::cache::failed;
 use crate::command;
 use crate::progress::Progress;
 
-/// Where Debian's package puts the archive.
+/// The path of the archive in Debian's package.
 const ARCHIVE: &str = "/usr/src/linux-source-6.1.tar.xz";
 
-/// Builds in the empty directory `place`, and returns the directory in it that becomes the cache entry.
+/// Builds in the empty directory `place`, and returns the directory in it that becomes the cache
+/// entry.
 pub fn run(
     recipe: &Recipe,
     place: &Path,
@@ -56,7 +57,7 @@ impl Build<'_> {
         }
         let mut tar = polite("tar");
         tar.arg("-xf").arg(archive).arg("-C").arg(place);
-        // a fifth of the source, and no part of any of our kernels
+        // A fifth of the source, and no part of any of our kernels.
         tar.arg("--exclude=*/drivers/gpu/drm/amd/include/*");
         command::run("unpacking the source", &mut tar, self.log, |_| {})?;
         Ok(())
@@ -84,7 +85,8 @@ impl Build<'_> {
         })
     }
 
-    /// Runs make in the source tree. Nothing of this machine gets into the image: neither names nor the time.
+    /// Runs make in the source tree. Nothing of this machine gets into the image: neither names nor
+    /// the time.
     fn make(&self, targets: &[&str], line: impl Fn(u64)) -> Result<(), BuildError> {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut make = polite("make");
@@ -94,7 +96,7 @@ impl Build<'_> {
             .env("KBUILD_BUILD_USER", "exotrace")
             .env("KBUILD_BUILD_HOST", "exotrace")
             .env("LC_ALL", "C")
-            // set by an outer make, such as one that runs cargo
+            // Set by an outer make, such as one that runs cargo.
             .env_remove("MAKEFLAGS")
             .env_remove("MAKELEVEL");
         let what = format!("make {}", targets.join(" "));
@@ -122,7 +124,7 @@ impl Build<'_> {
             let detached = format!("--btf_encode_detached={}", btf.display());
             pahole.arg("-J").arg(detached).arg(&built);
             command::run("pahole", &mut pahole, self.log, |_| {})?;
-            // not loaded: the kernel would spend seconds on checking it
+            // Not loaded: the kernel would spend seconds on checking it.
             objcopy
                 .arg(format!("--add-section=.BTF={}", btf.display()))
                 .arg("--set-section-flags=.BTF=contents,readonly");
@@ -147,7 +149,8 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// The built modules, by `modules.order`, which names them one a line as `DIRECTORY/NAME.ko` or, up to 6.1, `NAME.o`.
+    /// Returns the built modules, by `modules.order`, which names one a line as `DIRECTORY/NAME.ko`
+    /// or, up to 6.1, `NAME.o`.
     fn modules(&self) -> Result<Vec<PathBuf>, BuildError> {
         let order = self.source.join("modules.order");
         if !order.is_file() {
@@ -161,7 +164,7 @@ impl Build<'_> {
     }
 }
 
-/// A command at low priority: a build must not disturb machines that run beside it.
+/// Returns a command at low priority: a build must not disturb machines that run beside it.
 fn polite(program: &str) -> Command {
     let mut command = Command::new("nice");
     command.args(["-n", "10", program]);

@@ -1,6 +1,7 @@
-//! Kernel configuration fragments, and whether a finished `.config` really has what they ask for.
+//! Kernel configuration fragments, and a check that a finished `.config` has their options.
 //!
-//! `make olddefconfig` silently drops an option whose dependencies are not met; [`unmet`] finds those.
+//! `make olddefconfig` silently drops an option whose dependencies are not met; [`unmet`] finds
+//! those.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +10,18 @@ use std::collections::BTreeMap;
 pub struct Options(BTreeMap<String, String>);
 
 impl Options {
-    /// Reads a `.config` file or a fragment; of two lines for one symbol the later counts, as for the kernel's own tools.
+    /// Reads a `.config` file or a fragment; of two lines for one symbol the later counts, as for
+    /// the kernel's own tools.
     pub fn parse(text: &str) -> Self {
         Self(text.lines().filter_map(parse_line).collect())
     }
 
-    /// The symbol's value, `n` where it has none.
+    /// Returns the symbol's value, `n` if it has none.
     pub fn get(&self, symbol: &str) -> &str {
         self.0.get(symbol).map_or("n", String::as_str)
     }
 
-    /// Symbols in alphabetical order, with their values.
+    /// Returns the symbols in alphabetical order, with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
             .iter()
@@ -27,7 +29,7 @@ impl Options {
     }
 }
 
-/// `CONFIG_X=value` or `# CONFIG_X is not set`; anything else says nothing.
+/// Parses `CONFIG_X=value` or `# CONFIG_X is not set`; `None` for any other line.
 fn parse_line(line: &str) -> Option<(String, String)> {
     let line = line.trim();
     if let Some(rest) = line.strip_prefix("# ") {
@@ -42,7 +44,7 @@ fn parse_line(line: &str) -> Option<(String, String)> {
         .then(|| (symbol.to_owned(), value.to_owned()))
 }
 
-/// What `wanted` asks for and `found` has otherwise, as `CONFIG_X: wanted y, is n`.
+/// Returns the options of `wanted` that differ in `found`, as `CONFIG_X: wanted y, is n`.
 pub fn unmet(wanted: &Options, found: &Options) -> Vec<String> {
     wanted
         .iter()

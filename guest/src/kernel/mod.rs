@@ -1,13 +1,16 @@
-//! Kernels for demos and tests, built from Debian's `linux-source-6.1` without changing a line of it.
+//! Kernels for demos and tests, built from Debian's unchanged `linux-source-6.1`.
 //!
-//! The caller owns the machine and the words that a particular host needs on the command line.
-//! Solved here: packages, configuration, build, caching. The first call takes minutes; later ones find the result and do nothing.
+//! The caller owns the machine and the words that a particular host needs on the command line. This
+//! module owns packages, configuration, build and caching. The first call takes minutes; later ones
+//! find the result and do nothing.
 //!
-//! * [`small`] boots fast where guest kernel code is interpreted: no tracing code, no modules. The file describes its types (BTF) in a
-//!   section that is not loaded.
-//! * [`rich`] adds what distributions have: ftrace, kprobes, jump labels, tracepoints, BPF, modules, BTF in memory.
+//! * [`small`] boots fast where guest kernel code is interpreted: no tracing code, no modules. The
+//!   file describes its types (BTF) in a section that is not loaded.
+//! * [`rich`] adds what distributions have: ftrace, kprobes, jump labels, tracepoints, BPF,
+//!   modules, BTF in memory.
 //!
-//! Both are stripped of symbols and debug information, as a distribution's are; `System.map` lies beside them.
+//! Both are stripped of symbols and debug information, as a distribution's are; `System.map` lies
+//! beside them.
 
 mod build;
 mod config;
@@ -21,11 +24,12 @@ use crate::make_error::MakeError;
 use crate::packages;
 use crate::progress::Progress;
 
-/// Counts changes of the build that the configuration does not show; part of the cache key.
+/// The version of the build steps, counted up with changes that the configuration does not show;
+/// part of the cache key.
 const BUILDER: u32 = 1;
 /// The package with the source.
 const SOURCE_PACKAGE: &str = "linux-source-6.1";
-/// Everything the build runs.
+/// The packages of all programs that the build runs.
 const PACKAGES: [&str; 14] = [
     SOURCE_PACKAGE,
     "gcc",
@@ -49,18 +53,18 @@ const RICH_CONFIG: &str = include_str!("../../config/rich.config");
 /// A kernel could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The cache, the packages, or a step of the build.
+    /// The cache, the packages, or a step of the build failed.
     #[error(transparent)]
     Make(MakeError),
-    /// The source package is there and its archive is not.
+    /// The source package is installed and its archive is missing.
     #[error("{SOURCE_PACKAGE} is installed and has no {}", .0.display())]
     NoSource(PathBuf),
     /// The kernel's configuration tool dropped or changed options.
     #[error("the {kernel} kernel's configuration is not what was asked for:\n  {}", unmet.join("\n  "))]
     Config {
-        /// Which kernel.
+        /// The kernel's name.
         kernel: &'static str,
-        /// `CONFIG_X: wanted y, is n`.
+        /// The unmet options, as `CONFIG_X: wanted y, is n`.
         unmet: Vec<String>,
     },
 }
@@ -74,16 +78,17 @@ where
     }
 }
 
-/// A word of the kernel command line, and why it is there.
+/// A word of the kernel command line, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
     /// The word.
     pub text: &'static str,
-    /// What it does for a traced guest.
+    /// The word's effect for a traced guest.
     pub reason: &'static str,
 }
 
-/// The command line that suits both kernels on any host. The machine adds what its host and devices need.
+/// The command line that suits both kernels on any host. The machine adds the words that its host
+/// and devices need.
 pub const CMDLINE: [Word; 4] = [
     Word {
         text: "console=ttyS0",
@@ -103,7 +108,7 @@ pub const CMDLINE: [Word; 4] = [
     },
 ];
 
-/// [`CMDLINE`] as text.
+/// Returns [`CMDLINE`] as text.
 pub fn cmdline() -> String {
     CMDLINE.map(|word| word.text).join(" ")
 }
@@ -115,38 +120,39 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel: an ELF executable without symbols, with BTF in `.BTF`.
+    /// Returns the path of the kernel: an ELF executable without symbols, with BTF in `.BTF`.
     pub fn vmlinux(&self) -> PathBuf {
         self.directory.join("vmlinux")
     }
 
-    /// Addresses and names, as the linker gave them: `ADDRESS TYPE NAME` a line.
+    /// Returns the path of the linker's addresses and names: `ADDRESS TYPE NAME` a line.
     pub fn system_map(&self) -> PathBuf {
         self.directory.join("System.map")
     }
 
-    /// The complete configuration.
+    /// Returns the path of the complete configuration.
     pub fn config(&self) -> PathBuf {
         self.directory.join("config")
     }
 
-    /// The loadable modules, `NAME.ko`; empty for the small kernel.
+    /// Returns the directory of the loadable modules, `NAME.ko`; empty for the small kernel.
     pub fn modules(&self) -> PathBuf {
         self.directory.join("modules")
     }
 
-    /// The compressed kernel that a boot loader takes; only where the recipe delivers it.
+    /// Returns the path of the compressed kernel that a boot loader accepts. It exists only if the
+    /// recipe delivers it.
     pub fn bzimage(&self) -> PathBuf {
         self.directory.join("bzImage")
     }
 
-    /// The directory of all of these.
+    /// Returns the directory of all of these.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 }
 
-/// The small kernel: 3 to 4 minutes on two cores the first time.
+/// Returns the small kernel: the first build takes 3 to 4 minutes on two cores.
 ///
 /// # Errors
 /// If packages are missing and cannot be installed, or a step of the build fails.
@@ -154,7 +160,7 @@ pub fn small(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildErro
     build(&SMALL, cache, progress)
 }
 
-/// The rich kernel.
+/// Returns the rich kernel.
 ///
 /// # Errors
 /// As for [`small`].
@@ -162,16 +168,16 @@ pub fn rich(cache: &Cache, progress: &dyn Progress) -> Result<Kernel, BuildError
     build(&RICH, cache, progress)
 }
 
-/// How a kernel is made.
+/// The recipe of a kernel.
 #[derive(Debug)]
 pub struct Recipe {
-    /// Starts the names of the cache entry, its lock and its log.
+    /// The start of the names of the cache entry, its lock and its log.
     pub name: &'static str,
-    /// Configuration fragments; a later one overrides.
+    /// The configuration fragments; a later one overrides.
     pub fragments: &'static [&'static str],
     /// The targets of make.
     pub targets: &'static [&'static str],
-    /// Lines that make prints, for the progress bar.
+    /// The number of lines that make prints, for the progress bar.
     pub lines: u64,
     /// The files of the cache entry.
     pub delivery: Delivery,
@@ -205,7 +211,7 @@ const RICH: Recipe = Recipe {
 };
 
 impl Recipe {
-    /// What the cache entry's name starts with; the source's version follows.
+    /// Returns the start of the cache entry's name; the source's version follows.
     fn prefix(&self) -> String {
         let mut hash = Sha256::new();
         for fragment in self.fragments {
@@ -216,7 +222,8 @@ impl Recipe {
     }
 }
 
-/// A package version as part of a file name: `6.1.192-2` stays, an epoch's colon and the like do not.
+/// Returns a package version as part of a file name: `6.1.192-2` stays, an epoch's colon and the
+/// like do not.
 fn file_name_of(version: &str) -> String {
     let keep = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+' | '~');
     version
@@ -225,7 +232,8 @@ fn file_name_of(version: &str) -> String {
         .collect()
 }
 
-/// The entry in the cache, without making it. Where the source is not installed, one made from any version of it does.
+/// Returns the entry in the cache, without making it. If the source is not installed, an entry of
+/// any version matches.
 fn cached(recipe: &Recipe, cache: &Cache, version: Option<&str>) -> Option<Kernel> {
     let prefix = recipe.prefix();
     let directory = match version {
@@ -244,7 +252,7 @@ pub fn build(
     cache: &Cache,
     progress: &dyn Progress,
 ) -> Result<Kernel, BuildError> {
-    // on a machine without dpkg a cache made elsewhere still serves
+    // On a machine without dpkg, a cache made elsewhere still works.
     let version = packages::version(SOURCE_PACKAGE).unwrap_or_default();
     if let Some(kernel) = cached(recipe, cache, version.as_deref()) {
         return Ok(kernel);
@@ -252,11 +260,11 @@ pub fn build(
     let topic = format!("{}-kernel", recipe.name);
     let lock = cache.lock(&topic, progress)?;
     let log = cache.root().join(format!("{topic}.log"));
-    // a log is of one build
+    // A log is of one build.
     let _ = std::fs::remove_file(&log);
     packages::require(&PACKAGES, &log, progress)?;
     let version = packages::version(SOURCE_PACKAGE)?;
-    // whoever held the lock may have built it
+    // The previous holder of the lock may have built it.
     if let Some(kernel) = cached(recipe, cache, version.as_deref()) {
         return Ok(kernel);
     }

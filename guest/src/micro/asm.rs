@@ -1,13 +1,15 @@
-//! An assembler that knows functions: iced's, with named labels and, afterwards, each function's address and size.
+//! An assembler with functions: iced's, with named labels and, afterwards, each function's address
+//! and size.
 //!
-//! The caller owns the order of the code. This solves naming; it does not align, link or relocate.
+//! The caller owns the order of the code. This names functions; it does not align, link or
+//! relocate.
 
 use std::collections::BTreeMap;
 
 use iced_x86::code_asm::{CodeAssembler, CodeLabel};
 use iced_x86::{BlockEncoderOptions, IcedError};
 
-/// The micro guest could not be assembled. Nothing but this crate's own source decides that.
+/// The micro guest could not be assembled. Only this crate's own source can cause that.
 #[derive(Debug, thiserror::Error)]
 pub enum AssembleError {
     /// An instruction has no encoding, or a label was never set.
@@ -16,14 +18,14 @@ pub enum AssembleError {
     /// A function is used by name and defined nowhere.
     #[error("the micro guest has no function {0}")]
     NoFunction(&'static str),
-    /// A part does not fit where the layout puts it.
+    /// A part does not fit at its address in the layout.
     #[error("{part} of the micro guest takes {size:#x} bytes, and {room:#x} are set aside for it")]
     NoRoom {
-        /// Which part.
+        /// The part's name.
         part: &'static str,
-        /// Bytes it takes.
+        /// The size of the part in bytes.
         size: u64,
-        /// Bytes there are.
+        /// The room in bytes.
         room: u64,
     },
 }
@@ -31,11 +33,11 @@ pub enum AssembleError {
 /// A function or object of the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Symbol {
-    /// Its name; all start with `micro_`.
+    /// The name; all start with `micro_`.
     pub name: &'static str,
-    /// Address of its first byte.
+    /// The address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
 }
 
@@ -44,12 +46,12 @@ pub struct Symbol {
 pub struct Code {
     /// The bytes, from the address given to [`Assembler::finish`].
     pub bytes: Vec<u8>,
-    /// Functions in ascending order, back to back.
+    /// The functions in ascending order, back to back.
     pub symbols: Vec<Symbol>,
 }
 
 impl Code {
-    /// Address of the function `name`.
+    /// Returns the address of the function `name`.
     ///
     /// # Errors
     /// If there is none.
@@ -57,7 +59,7 @@ impl Code {
         self.symbol(name).map(|symbol| symbol.address)
     }
 
-    /// Bytes of the function `name`.
+    /// Returns the size of the function `name` in bytes.
     ///
     /// # Errors
     /// If there is none.
@@ -75,15 +77,15 @@ impl Code {
 
 /// iced's assembler with functions by name.
 pub struct Assembler {
-    /// Every instruction goes straight to iced.
+    /// iced's assembler, for the instructions.
     pub code: CodeAssembler,
     labels: BTreeMap<&'static str, CodeLabel>,
-    /// Name, and index of the first instruction.
+    /// The name and the index of the first instruction of each function.
     functions: Vec<(&'static str, usize)>,
 }
 
 impl Assembler {
-    /// An empty program for 16 or 64-bit mode.
+    /// Makes an empty program for 16 or 64-bit mode.
     ///
     /// # Errors
     /// If iced knows no such mode.
@@ -108,7 +110,7 @@ impl Assembler {
         Ok(())
     }
 
-    /// The label of a function, which may come later.
+    /// Returns the label of a function, which may be defined later.
     pub fn label(&mut self, name: &'static str) -> CodeLabel {
         let code = &mut self.code;
         *self
@@ -134,7 +136,7 @@ impl Assembler {
                 .map_or(bytes.len() as u64, u64::from);
             address + offset
         };
-        // the last function ends with the code: no instruction has that index
+        // The last function ends with the code: no instruction has that index.
         let ends = self.functions.iter().skip(1).map(|(_, start)| *start);
         let symbols = self
             .functions

@@ -1,9 +1,10 @@
-//! The function that the call programs call, and the loop around it: kernel text and user text have both.
+//! The function that the call programs call, and the loop around it. Kernel text and user text both
+//! have them.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-/// A leaf with a frame pointer: RAX = RDI + 1.
+/// Assembles a leaf with a frame pointer: RAX = RDI + 1.
 pub fn leaf(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.push(rbp)?;
     a.mov(rbp, rsp)?;
@@ -12,8 +13,8 @@ pub fn leaf(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// Calls `function`, which should return n + 1, RDI times with n = 0, 1, …, and stops at the first wrong answer.
-/// RBX = right answers; `function` must keep RBX and R12.
+/// Assembles a loop that calls `function`, which should return n + 1, RDI times with n = 0, 1, ….
+/// It stops at the first wrong answer. RBX = right answers; `function` must keep RBX and R12.
 pub fn call_loop(a: &mut CodeAssembler, function: CodeLabel) -> Result<(), IcedError> {
     let mut again = a.create_label();
     let mut done = a.create_label();

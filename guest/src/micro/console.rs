@@ -1,6 +1,7 @@
 //! Text on the serial port, and the end of the run.
 //!
-//! Output is one `out` a byte, without asking for the line status: the port is a device of the host and always ready.
+//! Output is one `out` a byte, without polling the line status: the port is a device of the host
+//! and always ready.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -8,14 +9,14 @@ use iced_x86::code_asm::*;
 use super::asm::Assembler;
 use super::strings::Text;
 
-/// First serial port (8250): data register; the line status is at +5.
+/// The first serial port (8250): its data register. The line status is at +5.
 pub const SERIAL: i32 = 0x3f8;
 /// The keyboard controller's command port.
 const KEYBOARD: i32 = 0x64;
-/// Its command "pulse the reset line".
+/// The keyboard controller's command "pulse the reset line".
 const PULSE_RESET: i32 = 0xfe;
 
-/// Assembles all of this file. RAX, RCX, RDX, RSI and RDI are lost in every function.
+/// Assembles all of this file. Every function clobbers RAX, RCX, RDX, RSI and RDI.
 pub fn assemble(asm: &mut Assembler) -> Result<(), IcedError> {
     print(asm)?;
     print_decimal(asm)?;
@@ -23,7 +24,7 @@ pub fn assemble(asm: &mut Assembler) -> Result<(), IcedError> {
     reset(asm)
 }
 
-/// `micro_print`: RCX bytes at RSI; none if RCX is 0.
+/// Assembles `micro_print`: prints RCX bytes at RSI; none if RCX is 0.
 fn print(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_print")?;
     let a = &mut asm.code;
@@ -41,7 +42,7 @@ fn print(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// Code that prints one piece of text; `print` is the label of `micro_print`.
+/// Assembles code that prints one piece of text; `print` is the label of `micro_print`.
 pub fn print_text(a: &mut CodeAssembler, print: CodeLabel, text: Text) -> Result<(), IcedError> {
     let (address, length) = text.place();
     a.mov(esi, address as i32)?;
@@ -49,7 +50,7 @@ pub fn print_text(a: &mut CodeAssembler, print: CodeLabel, text: Text) -> Result
     a.call(print)
 }
 
-/// `micro_print_decimal`: RAX, unsigned.
+/// Assembles `micro_print_decimal`: prints RAX, unsigned.
 fn print_decimal(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_print_decimal")?;
     let a = &mut asm.code;
@@ -74,7 +75,7 @@ fn print_decimal(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_print_hex`: RDI as 16 digits.
+/// Assembles `micro_print_hex`: prints RDI as 16 digits.
 fn print_hex(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_print_hex")?;
     let a = &mut asm.code;
@@ -97,7 +98,8 @@ fn print_hex(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_reset`: asks the keyboard controller for a reset. Does not return; halts if nobody listens.
+/// Assembles `micro_reset`: requests a reset from the keyboard controller. Does not return; halts
+/// if there is no reset.
 fn reset(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_reset")?;
     let a = &mut asm.code;

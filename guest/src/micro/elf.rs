@@ -1,22 +1,23 @@
 //! A minimal ELF64 writer: an executable with a few loadable segments and function symbols.
 //!
-//! The caller owns addresses and permissions. Solved here: headers, section table, symbol and string tables, offsets.
-//! Not solved: relocation, debug information, anything but x86-64. Layout after elf(5).
+//! The caller owns addresses and permissions. This writes headers, section table, symbol and string
+//! tables, and offsets. It does not write relocations, debug information, or anything but x86-64.
+//! The layout is that of elf(5).
 
 use super::asm::Symbol;
 
 /// A loadable piece of memory, which is also one section.
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// Section name.
+    /// The section's name.
     pub name: &'static str,
-    /// Virtual and physical address; must be a multiple of the page size.
+    /// The virtual and physical address; must be a multiple of the page size.
     pub address: u64,
-    /// What the file holds.
+    /// The bytes in the file.
     pub bytes: Vec<u8>,
-    /// Bytes in memory; what is beyond `bytes` is zero.
+    /// The size in memory, in bytes. Memory beyond `bytes` is zero.
     pub memory: u64,
-    /// What may be done with it.
+    /// The permissions.
     pub kind: Kind,
 }
 
@@ -86,7 +87,7 @@ impl Strings {
     }
 }
 
-/// A section header's fields that differ from section to section.
+/// The fields of a section header that differ between sections.
 struct Section {
     name: u32,
     kind: u32,
@@ -99,7 +100,8 @@ struct Section {
     entry: u64,
 }
 
-/// Writes an executable that starts at `entry`. A symbol in a text segment is a function, any other an object.
+/// Writes an executable that starts at `entry`. A symbol in a text segment is a function, any other
+/// an object.
 pub fn write(entry: u64, segments: &[Segment], symbols: &[Symbol]) -> Vec<u8> {
     let mut out = Writer(vec![0; EHDR as usize]);
     let mut names = Strings::new();
@@ -108,9 +110,9 @@ pub fn write(entry: u64, segments: &[Segment], symbols: &[Symbol]) -> Vec<u8> {
     let mut offset = (EHDR + PHDR * segments.len() as u64).next_multiple_of(PAGE);
     for segment in segments {
         let (protection, flags) = match segment.kind {
-            // PF_R and PF_X; SHF_ALLOC and SHF_EXECINSTR
+            // PF_R and PF_X; SHF_ALLOC and SHF_EXECINSTR.
             Kind::Text => (5, 6),
-            // PF_R and PF_W; SHF_ALLOC and SHF_WRITE
+            // PF_R and PF_W; SHF_ALLOC and SHF_WRITE.
             Kind::Data => (6, 3),
         };
         let size = segment.bytes.len() as u64;
@@ -153,7 +155,7 @@ pub fn write(entry: u64, segments: &[Segment], symbols: &[Symbol]) -> Vec<u8> {
         offset: out.position(),
         size: table.len() as u64,
         link: string_index,
-        // the first symbol that is not local
+        // The first symbol that is not local.
         info: 1,
         entry: SYM,
     });
@@ -195,10 +197,10 @@ pub fn write(entry: u64, segments: &[Segment], symbols: &[Symbol]) -> Vec<u8> {
     out.0
 }
 
-/// The file header. The last section holds the section names.
+/// Returns the file header. The last section holds the section names.
 fn header(entry: u64, segments: u16, section_headers: u64, sections: u16) -> Writer {
     let mut out = Writer(Vec::new());
-    // magic, 64-bit, little-endian, version 1, System V
+    // Magic, 64-bit, little-endian, version 1, System V.
     out.0.extend(*b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     out.u16(ET_EXEC);
     out.u16(EM_X86_64);
@@ -218,12 +220,12 @@ fn header(entry: u64, segments: u16, section_headers: u64, sections: u16) -> Wri
     out
 }
 
-/// The symbol table and its strings.
+/// Returns the symbol table and its strings.
 fn symbol_table(segments: &[Segment], symbols: &[Symbol]) -> (Vec<u8>, Vec<u8>) {
     let mut table = Writer(vec![0; SYM as usize]);
     let mut strings = Strings::new();
     for symbol in symbols {
-        // the segments are the first sections, and section 0 is none
+        // The segments are the first sections, after the null section 0.
         let home = segments.iter().zip(1_u16..).find(|(segment, _)| {
             (segment.address..segment.address + segment.memory).contains(&symbol.address)
         });

@@ -1,22 +1,24 @@
-//! The programs `execk` and `execu`: single instructions on the CPU, each from a state of the caller's choice, with what
-//! they did written down.
+//! The programs `execk` and `execu`: single instructions on the CPU, each from a state of the
+//! caller's choice, with the outcome stored.
 //!
-//! The caller fills a table in guest memory before the guest runs: [`Slot::all`] are its places, [`Slot::fill`] gives a
-//! place's bytes, COUNT on the command line is how many are filled, from the first on. After the run the same places
-//! hold the outcomes ([`Slot::outcome`]). The machine needs 4 MiB of RAM.
+//! The caller fills a table in guest memory before the guest runs. [`Slot::all`] returns its slots,
+//! and [`Slot::fill`] a slot's bytes. COUNT on the command line is the number of filled slots, from
+//! the first on. After the run the same slots hold the outcomes ([`Slot::outcome`]). The machine
+//! needs 4 MiB of RAM.
 //!
 //! Each case is one instruction with landing pads around it:
 //!
 //! ```text
-//! below      pad: writes its own address down as RIP, and the CPU's state is stored
+//! below      pad: stores its own address as RIP, and then the CPU's state
 //! entry      the instruction
 //! after      pad, behind its last byte
 //! above      pad, behind that
 //! ```
 //!
-//! What the caller owes: the instruction ends at one of the pads, touches no memory but its case's data, and raises no
-//! exception. RSP may be anything that the instruction itself does not use. IF, TF, IOPL, NT and what else changes how
-//! the CPU goes on stays out of the flags and out of what is popped into them.
+//! The caller must ensure that the instruction ends at one of the pads, accesses no memory but its
+//! case's data, and raises no exception. RSP may be anything that the instruction itself does not
+//! use. The flags, and values popped into them, must not contain IF, TF, IOPL, NT or other bits
+//! that change how the CPU continues.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -28,90 +30,91 @@ use super::layout::exec::{
 use super::layout::{PD_LOW, data};
 use super::tables::{LARGE_PAGE, USER};
 
-/// Bytes of one case.
+/// The size of one case in bytes.
 pub const SLOT_SIZE: usize = 0x400;
-/// Bytes of a case's data.
+/// The size of a case's data in bytes.
 pub const DATA_SIZE: usize = 0x200;
-/// Bytes of a landing pad.
+/// The size of a landing pad in bytes.
 pub const PAD_SIZE: usize = 18;
-/// Most bytes of one instruction.
+/// The size of the longest instruction in bytes.
 const LONGEST_INSTRUCTION: usize = 15;
-/// Parts of a case: code, the state before, the state after, data.
+/// The offsets of a case's parts after its code: the state before, the state after, data.
 const STATE_BEFORE: usize = 0x80;
 const STATE_AFTER: usize = 0x140;
 const DATA: usize = 0x200;
 
-/// 64-bit words of a [`State`] in memory.
+/// The number of 64-bit words of a [`State`] in memory.
 const WORDS: usize = 18;
-/// Where the flags stand among them.
+/// The offset of the flags among them.
 const FLAGS: u64 = 16 * 8;
-/// Where RIP stands among them.
+/// The offset of RIP among them.
 const RIP: u64 = 17 * 8;
 
 const _: () = assert!(3 * PAD_SIZE + LONGEST_INSTRUCTION <= STATE_BEFORE);
 const _: () = assert!(STATE_BEFORE + 8 * WORDS <= STATE_AFTER && STATE_AFTER + 8 * WORDS <= DATA);
 const _: () = assert!(DATA + DATA_SIZE == SLOT_SIZE);
-// what lies there is addressed by 32-bit displacements, and opened to users by one entry
+// The area is addressed by 32-bit displacements, and opened to users by one entry.
 const _: () = assert!(END <= i32::MAX as u64 && END - AREA == LARGE_PAGE);
 
-/// The registers an instruction works on.
+/// The registers that an instruction works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct State {
     /// RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15: by their number in instructions.
     pub registers: [u64; 16],
-    /// RFLAGS. In user mode interrupts are on whatever stands here.
+    /// RFLAGS. In user mode interrupts are on whatever this value is.
     pub rflags: u64,
-    /// Before: the instruction's address. After: the address that execution went on at.
+    /// Before: the instruction's address. After: the address at which execution continued.
     pub rip: u64,
 }
 
-/// A place in the table.
+/// A slot of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(u64);
 
 impl Slot {
-    /// All places, in the order in which the guest takes them.
+    /// Returns all slots, in the order in which the guest executes them.
     pub fn all() -> impl Iterator<Item = Self> {
         (CASES..END).step_by(SLOT_SIZE).map(Self)
     }
 
-    /// Guest-physical and virtual address of its [`SLOT_SIZE`] bytes.
+    /// Returns the guest-physical and virtual address of the slot's [`SLOT_SIZE`] bytes.
     #[must_use]
     pub const fn address(self) -> u64 {
         self.0
     }
 
-    /// Address of the pad below the instruction.
+    /// Returns the address of the pad below the instruction.
     #[must_use]
     pub const fn below(self) -> u64 {
         self.0
     }
 
-    /// Address of the instruction.
+    /// Returns the address of the instruction.
     #[must_use]
     pub const fn entry(self) -> u64 {
         self.0 + PAD_SIZE as u64
     }
 
-    /// Address of the pad behind an instruction of `length` bytes.
+    /// Returns the address of the pad behind an instruction of `length` bytes.
     #[must_use]
     pub const fn after(self, length: usize) -> u64 {
         self.entry() + length as u64
     }
 
-    /// Address of the pad behind that.
+    /// Returns the address of the pad behind that.
     #[must_use]
     pub const fn above(self, length: usize) -> u64 {
         self.after(length) + PAD_SIZE as u64
     }
 
-    /// Address of the [`DATA_SIZE`] bytes that the instruction may use.
+    /// Returns the address of the [`DATA_SIZE`] bytes that the instruction may use.
     #[must_use]
     pub const fn data(self) -> u64 {
         self.0 + DATA as u64
     }
 
-    /// What to write at [`Slot::address`] for one case. The state's `rip` is not looked at: it is [`Slot::entry`].
+    /// Returns the bytes to write at [`Slot::address`] for one case. The state's `rip` is ignored:
+    /// it is [`Slot::entry`].
     ///
     /// # Errors
     /// If the instruction is empty or has more than 15 bytes.
@@ -138,7 +141,7 @@ impl Slot {
         Ok(bytes)
     }
 
-    /// What the guest left in a place, and the case's data.
+    /// Returns the state that the guest left in a slot, and the case's data.
     #[must_use]
     pub fn outcome(bytes: &[u8; SLOT_SIZE]) -> (State, &[u8]) {
         let (rest, data) = bytes.split_at(DATA);
@@ -153,15 +156,16 @@ impl Slot {
     }
 }
 
-/// An instruction has 1 to 15 bytes.
+/// The error for an instruction that does not have 1 to 15 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an instruction of {length} bytes; give 1 to {LONGEST_INSTRUCTION}")]
 pub struct FillError {
-    /// The number of bytes given.
+    /// The given number of bytes.
     pub length: usize,
 }
 
-/// `mov dword [AFTER + RIP], address; jmp [CONTINUE]`: neither changes a register or a flag.
+/// Returns `mov dword [AFTER + RIP], address; jmp [CONTINUE]`: neither changes a register or a
+/// flag.
 fn pad(address: u64) -> [u8; PAD_SIZE] {
     let mut pad = [0; PAD_SIZE];
     let parts: [&[u8]; 5] = [
@@ -177,7 +181,7 @@ fn pad(address: u64) -> [u8; PAD_SIZE] {
     pad
 }
 
-/// All registers and their place in a [`State`], RSP last: until then it may be in use.
+/// All registers and their offset in a [`State`], RSP last: until then it may be in use.
 const REGISTERS: [(u64, AsmRegister64); 16] = [
     (0, rax),
     (1, rcx),
@@ -197,7 +201,8 @@ const REGISTERS: [(u64, AsmRegister64); 16] = [
     (4, rsp),
 ];
 
-/// `micro_exec`, the program `execk`; and `micro_start_user_exec`, which opens the table to users and goes to user mode.
+/// Assembles `micro_exec`, the program `execk`, and `micro_start_user_exec`, which opens the table
+/// to users and enters user mode.
 pub(super) fn assemble_kernel(asm: &mut Assembler, user: &Code) -> Result<(), AssembleError> {
     asm.function("micro_exec")?;
     let a = &mut asm.code;
@@ -217,8 +222,8 @@ pub(super) fn assemble_kernel(asm: &mut Assembler, user: &Code) -> Result<(), As
     Ok(())
 }
 
-/// `micro_user_exec_cases`, called in either mode with RDI = COUNT: takes that many cases, and gives RDI = how many.
-/// No register is kept but RSP.
+/// Assembles `micro_user_exec_cases`, called in either mode with RDI = COUNT: executes that many
+/// cases, and returns their number in RDI. No register is kept but RSP.
 pub(super) fn assemble_user(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_exec")?;
     let cases = asm.label("micro_user_exec_cases");
@@ -251,7 +256,7 @@ pub(super) fn assemble_user(asm: &mut Assembler) -> Result<(), IcedError> {
     }
     a.jmp(qword_ptr(BEFORE + RIP))?;
 
-    // what landing pads go on to
+    // Landing pads continue here.
     asm.function("micro_user_exec_landed")?;
     let a = &mut asm.code;
     for (index, register) in REGISTERS {

@@ -1,19 +1,22 @@
-//! The micro guest: a 64-bit kernel of a few kilobytes, assembled when asked for, whose every instruction is known.
+//! The micro guest: a 64-bit kernel of a few kilobytes, assembled on request, whose every
+//! instruction is known.
 //!
-//! [`elf()`] gives an ELF file for the 64-bit Linux boot protocol: long mode on, memory below 1 GiB mapped to itself, RSI = `boot_params`
-//! with the command line. Addresses are physical = virtual, from 0x100000; 2 MiB of RAM are enough (4 for `execk` and `execu`). The guest brings its own descriptors,
-//! gates and page tables, uses no SSE, and prints on the serial port 0x3f8.
+//! [`elf()`] returns an ELF file for the 64-bit Linux boot protocol: long mode on, memory below 1
+//! GiB mapped to itself, RSI = `boot_params` with the command line. Addresses are physical =
+//! virtual, from 0x100000. 2 MiB of RAM are enough (4 for `execk` and `execu`). The guest brings
+//! its own descriptors, gates and page tables, uses no SSE, and prints on the serial port 0x3f8.
 //!
-//! The caller owns the machine: a serial port, a reset by port 0x64, and for some programs a local APIC.
-//! This solves exact tests: the guest itself counts what happened to it and prints the count. It is no model of Linux.
+//! The caller owns the machine: a serial port, a reset by port 0x64, and for some programs a local
+//! APIC. The guest is for exact tests: it counts its own events and prints the count. It is no
+//! model of Linux.
 //!
 //! # Command line
-//! `PROGRAM [COUNT [CPUS]]`: COUNT and CPUS are decimal, 1 and 2 where missing; a COUNT of 0 is taken as 1. Further words are ignored.
-//! The guest prints `micro: PROGRAM COUNT`, runs, prints `micro: count N` and `micro: done`, and resets.
-//! An unknown program prints `micro: unknown program`; a trap nobody expected prints
-//! `micro: trap VECTOR at 0xRIP error 0xCODE address 0xCR2`. Both reset.
+//! `PROGRAM [COUNT [CPUS]]`: COUNT and CPUS are decimal, 1 and 2 if missing. A COUNT of 0 counts as
+//! 1. Further words are ignored. The guest prints `micro: PROGRAM COUNT`, runs, prints `micro:
+//! count N` and `micro: done`, and resets. An unknown program prints `micro: unknown program`. An
+//! unexpected trap prints `micro: trap VECTOR at 0xRIP error 0xCODE address 0xCR2`. Both reset.
 //!
-//! | Program | What it does COUNT times | N |
+//! | Program | Action, COUNT times | N |
 //! |---|---|---|
 //! | `calls` | calls `micro_leaf(n)`, n from 0 | right answers |
 //! | `nested` | `micro_outer`, which enters `micro_recurse` 5 times, one inside the other | 5 × COUNT |
@@ -40,11 +43,12 @@
 //! | `sysloop` | as `syscalls`; timed as a whole | COUNT |
 //! | `echo` | reads lines from the serial port and prints them back, until `quit` | lines, without `quit` |
 //!
-//! What is timed costs the guest time-stamp ticks: of one round each, 32 bits, in `micro_samples` (round n in slot n modulo
-//! the 65,536 there are), or of the whole, 64 bits, in `micro_elapsed`.
+//! Timed programs store time-stamp ticks. Those of each round, 32 bits, are in `micro_samples`
+//! (round n in slot n modulo 65,536). Those of the whole, 64 bits, are in `micro_elapsed`.
 //!
-//! These do not end: `spin` and `uspin` (a `jmp` to itself, in kernel and user mode), `hlt` (halted, with a 100 Hz timer
-//! counting in `micro_ticks`), `dead` (halted with interrupts off). `triple` ends in a triple fault.
+//! These do not end: `spin` and `uspin` (a `jmp` to itself, in kernel and user mode), `hlt`
+//! (halted, with a 100 Hz timer counting in `micro_ticks`), `dead` (halted with interrupts off).
+//! `triple` ends in a triple fault.
 
 mod asm;
 mod calls;
@@ -68,21 +72,22 @@ use asm::{AssembleError, Assembler, Code, Symbol};
 use elf::{Kind, Segment};
 use layout::{DATA, IDT, KERNEL_TEXT, MEMORY_END, PAGE, PML4, USER_TEXT, data};
 
-/// Names of all programs, as they stand on the command line.
+/// Returns the names of all programs, as on the command line.
 pub fn programs() -> impl Iterator<Item = &'static str> {
     programs::PROGRAMS.iter().map(|(name, _)| *name)
 }
 
-/// The micro guest as an ELF64 executable of about 55 KiB, the same bytes every time.
+/// Returns the micro guest as an ELF64 executable of about 55 KiB, the same bytes every time.
 ///
-/// Two loadable segments, and a symbol table with address and size of every function and variable; all names start with `micro_`.
+/// Two loadable segments, and a symbol table with address and size of every function and variable;
+/// all names start with `micro_`.
 pub fn elf() -> Vec<u8> {
-    // nothing but this crate's source decides whether this works, and a test runs it
+    // Only this crate's source decides whether this works, and a test runs it.
     #[expect(clippy::expect_used, reason = "the input is constant")]
     build().expect("the micro guest is constant and assembles")
 }
 
-/// Variables that have a symbol: name, address, bytes.
+/// The variables that have a symbol: name, address, bytes.
 const OBJECTS: [(&str, u64, u64); 8] = [
     ("micro_gdt", data::GDT, tables::GDT_SIZE),
     ("micro_count", data::COUNT, 8),
@@ -144,7 +149,7 @@ fn build() -> Result<Vec<u8>, AssembleError> {
     Ok(elf::write(entry, &segments, &symbols))
 }
 
-/// All 64-bit kernel code.
+/// Assembles all 64-bit kernel code.
 fn kernel(user: &Code) -> Result<Code, AssembleError> {
     let mut asm = Assembler::new(64)?;
     start::assemble(&mut asm, programs::PROGRAMS.len() as u64)?;
@@ -157,7 +162,7 @@ fn kernel(user: &Code) -> Result<Code, AssembleError> {
     asm.finish(KERNEL_TEXT)
 }
 
-/// Everything the file holds from [`DATA`] on.
+/// Returns the content of the file from [`DATA`] on.
 fn data_bytes(kernel: &Code) -> Result<Vec<u8>, AssembleError> {
     let entries = |entries: &[u64]| {
         entries
@@ -226,7 +231,8 @@ fn data_bytes(kernel: &Code) -> Result<Vec<u8>, AssembleError> {
     Ok(bytes)
 }
 
-/// Puts `content` at `address` into `bytes`, which start at `base`, and checks that it ends before `end`.
+/// Copies `content` to `address` in `bytes`, which start at `base`, and checks that it ends before
+/// `end`.
 fn place(
     bytes: &mut Vec<u8>,
     base: u64,

@@ -1,6 +1,7 @@
-//! The kernel-mode programs, and the table that the command line chooses from.
+//! The kernel-mode programs, and the table by which the command line selects one.
 //!
-//! Each is called with RDI = COUNT, at least 1, and returns when it is done, with the result in `micro_count`.
+//! Each is called with RDI = COUNT, at least 1, and returns when it is done, with the result in
+//! `micro_count`.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -10,7 +11,7 @@ use super::calls;
 use super::console::SERIAL;
 use super::layout::{LAPIC, data, lapic, vector};
 
-/// Names on the command line, and the functions that start them.
+/// The names on the command line, and the functions that start the programs.
 pub const PROGRAMS: [(&str, &str); 33] = [
     ("calls", "micro_calls"),
     ("nested", "micro_nested"),
@@ -47,7 +48,7 @@ pub const PROGRAMS: [(&str, &str); 33] = [
     ("sysloop", "micro_timed_syscalls"),
 ];
 
-/// Functions above that only enter the user function beside them.
+/// The functions above that only enter the user function beside them.
 const USER_STARTS: [(&str, &str); 11] = [
     ("micro_start_user_mmio", "micro_user_mmio"),
     ("micro_start_user_syscalls", "micro_user_syscalls"),
@@ -62,11 +63,11 @@ const USER_STARTS: [(&str, &str); 11] = [
     ("micro_start_user_timed_mmio", "micro_user_timed_mmio"),
 ];
 
-/// A port that no device of a PC answers.
+/// A port that no device of a PC uses.
 pub const UNUSED_PORT: i32 = 0x2f0;
-/// Depth of the recursion in `nested`.
+/// The depth of the recursion in `nested`.
 const DEPTH: i32 = 5;
-/// Line status register of the serial port, and its bit "data ready".
+/// The line status register of the serial port, and its bit "data ready".
 const SERIAL_STATUS: i32 = SERIAL + 5;
 const DATA_READY: i32 = 1;
 
@@ -90,7 +91,7 @@ pub fn assemble(asm: &mut Assembler, user_code: &Code) -> Result<(), AssembleErr
     Ok(())
 }
 
-/// The program table of the data page.
+/// Returns the program table of the data page.
 pub fn table(code: &Code) -> Result<Vec<u8>, AssembleError> {
     let mut table = Vec::new();
     for (name, function) in PROGRAMS {
@@ -104,7 +105,8 @@ pub fn table(code: &Code) -> Result<Vec<u8>, AssembleError> {
     Ok(table)
 }
 
-/// `micro_call_loop`: RDI calls of `micro_leaf`, RAX = right answers. `micro_calls`: COUNT of them, counted.
+/// Assembles `micro_call_loop`: RDI calls of `micro_leaf`, RAX = right answers. Assembles
+/// `micro_calls`: COUNT of them, counted.
 fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_leaf")?;
     calls::leaf(&mut asm.code)?;
@@ -124,7 +126,8 @@ fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_outer` COUNT times; each enters `micro_recurse` [`DEPTH`] times, and the count is the sum of the depths reached.
+/// Assembles `micro_outer`, COUNT times: each enters `micro_recurse` [`DEPTH`] times, and the count
+/// is the sum of the depths reached.
 fn nested(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_recurse")?;
     let recurse = asm.label("micro_recurse");
@@ -163,7 +166,7 @@ fn nested(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// COUNT bytes to an unused port.
+/// Assembles the program that writes COUNT bytes to an unused port.
 fn out(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_out")?;
     let a = &mut asm.code;
@@ -178,7 +181,7 @@ fn out(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// COUNT int3 instructions of the guest's own, in kernel mode. The trap entry counts.
+/// Assembles COUNT int3 instructions of the guest's own, in kernel mode. The trap entry counts.
 fn int3(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_int3")?;
     let a = &mut asm.code;
@@ -191,7 +194,8 @@ fn int3(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_step(n)` = n + 1 by a straight line of 24 instructions of many kinds, COUNT times; counts right answers.
+/// Assembles `micro_step(n)` = n + 1 by a straight line of 24 instructions of many kinds, COUNT
+/// times; counts right answers.
 fn step(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_step")?;
     let a = &mut asm.code;
@@ -228,7 +232,7 @@ fn step(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// Programs that do not end by themselves.
+/// Assembles the programs that do not end by themselves.
 fn endless(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_spin")?;
     let spin = asm.label("micro_spin");
@@ -240,13 +244,14 @@ fn endless(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.code.hlt()?;
     asm.code.jmp(dead)?;
 
-    // without gates the #UD cannot be delivered, nor the #GP and the #DF that follow from it
+    // Without gates the #UD cannot be delivered, nor the #GP and the #DF that follow from it.
     asm.function("micro_triple")?;
     asm.code.lidt(ptr(data::NULL_POINTER))?;
     asm.code.ud2()
 }
 
-/// Waiting for the local APIC's timer at 100 Hz, where its clock runs at 1 GHz as KVM's does.
+/// Assembles the wait for the local APIC's timer at 100 Hz, if its clock runs at 1 GHz as KVM's
+/// does.
 fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     const PERIODIC: i32 = 0x2_0000;
     const DIVIDE_BY_1: i32 = 0xb;
@@ -288,7 +293,7 @@ fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     a.mov(rax, qword_ptr(data::TICKS))?;
     a.cmp(rax, rdi)?;
     a.jae(done)?;
-    // nothing comes between these two: STI takes effect one instruction later
+    // Nothing comes between these two: STI takes effect one instruction later.
     a.sti()?;
     a.hlt()?;
     a.jmp(check)?;
@@ -297,7 +302,8 @@ fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// Prints back every line from the serial port until `quit`; counts lines. CR and LF both end one.
+/// Assembles the program that prints back every line from the serial port until `quit`, and counts
+/// lines. CR and LF both end one.
 fn echo(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_echo")?;
     let line = asm.label("micro_echo");
@@ -319,7 +325,7 @@ fn echo(asm: &mut Assembler) -> Result<(), IcedError> {
     a.je(end)?;
     a.cmp(al, i32::from(b'\r'))?;
     a.je(end)?;
-    // room for the newline is kept
+    // Room for the newline is kept.
     a.cmp(ebx, data::LINE_SIZE as i32 - 1)?;
     a.jae(poll)?;
     a.mov(byte_ptr(rbx + data::LINE), al)?;

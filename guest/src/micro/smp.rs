@@ -1,6 +1,8 @@
-//! The program `smp`: wakes the other CPUs by INIT and SIPI, and has all of them run the call loop at once.
+//! The program `smp`: wakes the other CPUs by INIT and SIPI, and runs the call loop on all of them
+//! at once.
 //!
-//! How many CPUs there are is the third word of the command line; a CPU that does not come is reported, not waited for.
+//! The number of CPUs is the third word of the command line. A CPU that does not come up is
+//! reported, not waited for.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -18,7 +20,7 @@ use super::tables::{GDT_SIZE, table_pointer};
 const INIT_OTHERS: i32 = 0xc_4500;
 /// The same with delivery mode start-up, at [`TRAMPOLINE`].
 const SIPI_OTHERS: i32 = 0xc_4600 | (TRAMPOLINE / PAGE) as i32;
-/// Time-stamp ticks to wait for the others: seconds on any machine.
+/// The time-stamp ticks to wait for the others: seconds on any machine.
 const PATIENCE: u64 = 10_000_000_000;
 /// EFER.LME and EFER.SCE.
 const EFER_LONG: u32 = 0x101;
@@ -27,9 +29,9 @@ const CR4_PAE: u32 = 0x20;
 /// CR0: PG, WP, NE, ET, MP, PE.
 const CR0_LONG: u32 = 0x8001_0033;
 
-/// Where the trampoline's copy of the LGDT operand lies, from its start.
+/// The offset of the LGDT operand's copy in the trampoline.
 const GDT_POINTER: u64 = 0x70;
-/// Bytes of the trampoline.
+/// The size of the trampoline in bytes.
 pub const TRAMPOLINE_SIZE: u64 = 0x80;
 
 /// Assembles the 64-bit part.
@@ -38,7 +40,7 @@ pub fn assemble(asm: &mut Assembler) -> Result<(), IcedError> {
     other(asm)
 }
 
-/// `micro_smp`: the first CPU. RDI = COUNT for each CPU.
+/// Assembles `micro_smp`, for the first CPU. RDI = COUNT for each CPU.
 fn first(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_smp")?;
     let call_loop = asm.label("micro_call_loop");
@@ -83,7 +85,7 @@ fn first(asm: &mut Assembler) -> Result<(), IcedError> {
     print_text(a, print, Text::Newline)?;
 
     a.set_label(&mut all_online)?;
-    // late comers find this changed and stay out
+    // CPUs that come late find this changed and do not take part.
     a.mov(rbp, qword_ptr(data::AP_ONLINE))?;
     a.mov(dword_ptr(data::AP_GO), 1)?;
     a.pop(rdi)?;
@@ -96,7 +98,7 @@ fn first(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_ap_start`: every other CPU, from long mode on.
+/// Assembles `micro_ap_start`, for every other CPU, from long mode on.
 fn other(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_ap_start")?;
     let call_loop = asm.label("micro_call_loop");
@@ -134,7 +136,7 @@ fn other(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(park)
 }
 
-/// The real-mode code for [`TRAMPOLINE`]: straight into long mode, then to `target`.
+/// Returns the real-mode code for [`TRAMPOLINE`]: straight into long mode, then to `target`.
 pub fn trampoline(target: u64) -> Result<Vec<u8>, AssembleError> {
     let mut asm = Assembler::new(16)?;
     let a = &mut asm.code;
@@ -152,7 +154,7 @@ pub fn trampoline(target: u64) -> Result<Vec<u8>, AssembleError> {
     a.wrmsr()?;
     a.mov(eax, CR0_LONG)?;
     a.mov(cr0, eax)?;
-    // jmp far KERNEL_CODE:target with a 32-bit offset
+    // jmp far KERNEL_CODE:target with a 32-bit offset.
     let offset = (target as u32).to_le_bytes();
     let code = selector::KERNEL_CODE.to_le_bytes();
     a.db(&[0x66, 0xea])?;

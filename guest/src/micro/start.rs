@@ -1,7 +1,8 @@
-//! From the boot protocol's entry to the chosen program, and from its end to the reset.
+//! The path from the boot protocol's entry to the chosen program, and from its end to the reset.
 //!
-//! The caller (the machine) has made long mode with low memory mapped to itself, and left the address of `boot_params` in RSI
-//! (Documentation/x86/boot.rst, "64-bit boot protocol"). Everything else the guest sets for itself.
+//! The caller (the machine) has entered long mode with low memory mapped to itself, and left the
+//! address of `boot_params` in RSI (Documentation/x86/boot.rst, "64-bit boot protocol"). The guest
+//! sets everything else itself.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -17,20 +18,20 @@ const CMD_LINE_PTR: u32 = 0x228;
 const FLAGS_NONE: i32 = 0x2;
 /// RFLAGS in user mode: interrupts on.
 const FLAGS_USER: i32 = 0x202;
-/// Extended features: long mode, SYSCALL.
+/// The extended features: long mode, SYSCALL.
 pub const MSR_EFER: u32 = 0xc000_0080;
 const MSR_STAR: u32 = 0xc000_0081;
 const MSR_LSTAR: u32 = 0xc000_0082;
 const MSR_SFMASK: u32 = 0xc000_0084;
 /// EFER.SCE.
 const SYSCALL_ENABLE: i32 = 1;
-/// TF, IF and DF are cleared by SYSCALL.
+/// The flags that SYSCALL clears: TF, IF and DF.
 const SYSCALL_FLAG_MASK: i32 = 0x700;
-/// Data ports of the two interrupt controllers.
+/// The data ports of the two interrupt controllers.
 const PIC_MASKS: [i32; 2] = [0x21, 0xa1];
-/// What COUNT is when the command line has none.
+/// COUNT if the command line has none.
 const DEFAULT_COUNT: i32 = 1;
-/// What CPUS is when the command line has none.
+/// CPUS if the command line has none.
 const DEFAULT_CPUS: i32 = 2;
 
 /// Assembles all of this file; the image's entry comes first.
@@ -44,7 +45,7 @@ pub fn assemble(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     enter_user(asm)
 }
 
-/// `micro_start`: descriptors, page tables, gates.
+/// Assembles `micro_start`: descriptors, page tables, gates.
 fn start(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_start")?;
     let main = asm.label("micro_main");
@@ -83,7 +84,7 @@ fn start(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(main)
 }
 
-/// `micro_enable_syscall`: the MSRs of SYSCALL. RSI is kept.
+/// Assembles `micro_enable_syscall`: the MSRs of SYSCALL. RSI is kept.
 fn system_calls(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_enable_syscall")?;
     let entry = asm.label("micro_syscall_entry");
@@ -109,7 +110,8 @@ fn system_calls(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_main`: reads the command line, prints the first line, looks the program up and calls it with RDI = COUNT.
+/// Assembles `micro_main`: reads the command line, prints the first line, finds the program and
+/// calls it with RDI = COUNT.
 fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     asm.function("micro_main")?;
     let print = asm.label("micro_print");
@@ -126,7 +128,7 @@ fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     a.mov(edi, dword_ptr(rsi + CMD_LINE_PTR))?;
     a.test(edi, edi)?;
     a.jnz(given)?;
-    // no command line: the key itself is an empty string as long as nothing is in it
+    // No command line: the key itself is an empty string while it is unset.
     a.mov(edi, data::KEY as u32)?;
     a.set_label(&mut given)?;
     a.call(word)?;
@@ -134,7 +136,7 @@ fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     a.call(number)?;
     a.test(rax, rax)?;
     a.jnz(counted)?;
-    // loops count down to zero: none at all is not among what they can do
+    // Loops count down to zero, so they cannot run zero times.
     a.inc(rax)?;
     a.set_label(&mut counted)?;
     a.mov(qword_ptr(data::ARGUMENT), rax)?;
@@ -171,7 +173,8 @@ fn main(asm: &mut Assembler, programs: u64) -> Result<(), IcedError> {
     a.jmp(reset)
 }
 
-/// `micro_parse_word`: the word at RDI, behind spaces, into the key; RDI moves behind what was read.
+/// Assembles `micro_parse_word`: copies the word at RDI, behind spaces, into the key; RDI moves
+/// behind it.
 fn parse_word(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_parse_word")?;
     let skip = asm.label("micro_parse_word");
@@ -188,7 +191,7 @@ fn parse_word(asm: &mut Assembler) -> Result<(), IcedError> {
     a.xor(ecx, ecx)?;
     a.set_label(&mut next)?;
     a.mov(al, byte_ptr(rdi))?;
-    // NUL, newline and space all end a word
+    // NUL, newline and space all end a word.
     a.cmp(al, i32::from(b' '))?;
     a.jbe(end)?;
     a.cmp(ecx, data::KEY_SIZE as i32)?;
@@ -202,8 +205,8 @@ fn parse_word(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_parse_number`: RAX = the decimal word behind spaces at RDI, and RDI moves behind it;
-/// both stay as they are where there is no such word, as with `8250.nr_uarts=1`.
+/// Assembles `micro_parse_number`: RAX = the decimal word behind spaces at RDI, and RDI moves
+/// behind it. Both stay as they are if there is no such word, as with `8250.nr_uarts=1`.
 fn parse_number(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_parse_number")?;
     let a = &mut asm.code;
@@ -241,7 +244,7 @@ fn parse_number(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// `micro_finish`: prints the count and the last line, and resets.
+/// Assembles `micro_finish`: prints the count and the last line, and resets.
 fn finish(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_finish")?;
     let print = asm.label("micro_print");
@@ -257,7 +260,8 @@ fn finish(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(reset)
 }
 
-/// `micro_enter_user`: runs user code at RSI with RDI as it is, until `micro_user_exit`. No register is kept.
+/// Assembles `micro_enter_user`: runs user code at RSI with RDI as it is, until `micro_user_exit`.
+/// No register is kept.
 fn enter_user(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_enter_user")?;
     let a = &mut asm.code;

@@ -5,31 +5,31 @@ use super::layout::data;
 /// A piece of text in the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Text {
-    /// Start of every line.
+    /// The start of every line.
     Prefix,
-    /// Between words.
+    /// The text between words.
     Space,
-    /// End of a line.
+    /// The end of a line.
     Newline,
-    /// Before the final count.
+    /// The text before the final count.
     Count,
     /// The last line.
     Done,
-    /// PROGRAM is none of ours.
+    /// The message for an unknown PROGRAM.
     Unknown,
-    /// Before the vector of a trap nobody expected.
+    /// The text before the vector of an unexpected trap.
     Trap,
-    /// Before its RIP.
+    /// The text before the trap's RIP.
     At,
-    /// Before its error code.
+    /// The text before the trap's error code.
     Error,
-    /// Before CR2.
+    /// The text before CR2.
     Address,
-    /// Too few CPUs came up.
+    /// The message for too few CPUs.
     Missing,
 }
 
-/// All text, in the order of [`Text`].
+/// All texts, in the order of [`Text`].
 const TEXTS: [(Text, &str); 11] = [
     (Text::Prefix, "micro: "),
     (Text::Space, " "),
@@ -44,13 +44,13 @@ const TEXTS: [(Text, &str); 11] = [
     (Text::Missing, "micro: CPUs missing, online "),
 ];
 
-/// Every text, back to back.
+/// Returns every text, back to back.
 pub fn bytes() -> Vec<u8> {
     TEXTS.iter().flat_map(|(_, text)| text.bytes()).collect()
 }
 
 impl Text {
-    /// Its address and its length in bytes.
+    /// Returns the address and the length in bytes.
     pub fn place(self) -> (u64, u64) {
         let mut address = data::STRINGS;
         for (text, content) in TEXTS {

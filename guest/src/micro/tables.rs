@@ -1,22 +1,26 @@
-//! What the CPU reads by itself: descriptors, gates and page tables, made here as data so that the guest need not run code for it.
+//! The structures that the CPU reads by itself: descriptors, gates and page tables. They are made
+//! here as data, so that the guest runs no code for them.
 //!
-//! Formats are those of the Intel SDM volume 3, "Protected-mode memory management" and "Interrupt and exception handling".
+//! The formats are those of the Intel SDM volume 3, "Protected-mode memory management" and
+//! "Interrupt and exception handling".
 
 use super::layout::{
     FILE_END, HOLES, IDT, LAPIC, MEMORY_END, PAGE, PD_DEVICES, PD_LOW, PDPT, PML4, PT_LOW,
     PT_USER_MMIO, SAMPLES, TRAP_STACK_TOP, USER_MMIO, USER_STACK, USER_TEXT, data, selector,
 };
 
-/// Segment descriptors of the selectors in [`selector`]; the task-state segment takes two slots.
+/// Returns the segment descriptors of the selectors in [`selector`]; the task-state segment takes
+/// two slots.
 pub fn gdt() -> [u64; 10] {
-    // flat segments: type and DPL in bits 40 to 47, L in bit 53, D/B in bit 54, G in bit 55, limit all ones
+    // Flat segments: type and DPL in bits 40 to 47, L in bit 53, D/B in bit 54, G in bit 55, limit
+    // all ones.
     const CODE64: u64 = 0x00af_9b00_0000_ffff;
     const DATA: u64 = 0x00cf_9300_0000_ffff;
     const CODE32: u64 = 0x00cf_9b00_0000_ffff;
     const RING3: u64 = 3 << 45;
     let tss_limit = TSS_SIZE as u64 - 1;
     let tss_base = data::TSS;
-    // available 64-bit TSS is type 9; the base is below 16 MiB, so its upper parts are zero
+    // An available 64-bit TSS is type 9. The base is below 16 MiB, so its upper parts are zero.
     let tss = tss_limit | (tss_base & 0xff_ffff) << 16 | 0x89 << 40;
     [
         0,
@@ -32,13 +36,13 @@ pub fn gdt() -> [u64; 10] {
     ]
 }
 
-/// Bytes of the table made by [`gdt`].
+/// The size of the table made by [`gdt`], in bytes.
 pub const GDT_SIZE: u64 = 10 * 8;
 
-/// Bytes of a 64-bit task-state segment.
+/// The size of a 64-bit task-state segment, in bytes.
 const TSS_SIZE: usize = 104;
 
-/// A task-state segment with RSP0 only, and no I/O permission map.
+/// Returns a task-state segment with RSP0 only, and no I/O permission map.
 pub fn tss() -> [u8; TSS_SIZE] {
     let mut tss = [0; TSS_SIZE];
     tss[4..12].copy_from_slice(&TRAP_STACK_TOP.to_le_bytes());
@@ -46,7 +50,7 @@ pub fn tss() -> [u8; TSS_SIZE] {
     tss
 }
 
-/// The 10-byte operand of LGDT and LIDT: limit, base.
+/// Returns the 10-byte operand of LGDT and LIDT: limit, base.
 pub fn table_pointer(base: u64, bytes: u64) -> [u8; 10] {
     let mut pointer = [0; 10];
     pointer[..2].copy_from_slice(&((bytes - 1) as u16).to_le_bytes());
@@ -54,7 +58,8 @@ pub fn table_pointer(base: u64, bytes: u64) -> [u8; 10] {
     pointer
 }
 
-/// Interrupt gates for `handlers[vector]`, as pairs of 8 bytes. #BP may be raised from ring 3.
+/// Returns interrupt gates for `handlers[vector]`, as pairs of 8 bytes. #BP may be raised from ring
+/// 3.
 pub fn idt(handlers: &[u64; 256]) -> Vec<u64> {
     let breakpoint = 3;
     handlers
@@ -71,32 +76,33 @@ pub fn idt(handlers: &[u64; 256]) -> Vec<u64> {
         .collect()
 }
 
-/// Bytes of the table made by [`idt`].
+/// The size of the table made by [`idt`], in bytes.
 pub const IDT_SIZE: u64 = 256 * 16;
 const _: () = assert!(IDT + IDT_SIZE <= PML4);
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 2;
-/// Entry bit: open to ring 3.
+/// The entry bit that opens a page to ring 3.
 pub const USER: u64 = 4;
 const CACHE_DISABLE: u64 = 0x10;
 const LARGE: u64 = 0x80;
-/// Bytes that a level 2 entry maps.
+/// The size of the memory that a level 2 entry maps, in bytes.
 pub const LARGE_PAGE: u64 = 0x20_0000;
 const GIB: u64 = 0x4000_0000;
 
-/// What the page-fault handler sets in, or clears from, the entry of one of [`HOLES`]. Accessed and dirty included.
+/// The bits that the page-fault handler sets in, or clears from, the entry of one of [`HOLES`].
+/// Accessed and dirty included.
 pub const HOLE_PRESENT: u64 = PRESENT | WRITABLE | USER | 0x60;
 
-/// Where the level 1 entry of a page of the first 2 MiB lies.
+/// Returns the address of the level 1 entry of a page of the first 2 MiB.
 pub const fn low_entry(address: u64) -> u64 {
     PT_LOW + address / PAGE * 8
 }
 
-/// The page tables, from [`PML4`] to [`FILE_END`], as entries.
+/// Returns the page tables, from [`PML4`] to [`FILE_END`], as entries.
 ///
-/// Identity map of the first GiB for the kernel; inside it the user pages. Beyond: the local APIC, and one user page
-/// at [`USER_MMIO`].
+/// They map the first GiB to itself for the kernel, with the user pages inside it. Beyond it they
+/// map the local APIC, and one user page at [`USER_MMIO`].
 pub fn page_tables() -> Vec<u64> {
     let mut tables = vec![0; ((FILE_END - PML4) / 8) as usize];
     let mut set = |table: u64, index: u64, entry: u64| {
@@ -136,5 +142,5 @@ pub fn page_tables() -> Vec<u64> {
     );
     tables
 }
-// one level 1 table covers the image, and the two device pages share their level 2 table
+// One level 1 table covers the image, and the two device pages share their level 2 table.
 const _: () = assert!(MEMORY_END <= LARGE_PAGE && USER_MMIO / GIB == LAPIC / GIB);

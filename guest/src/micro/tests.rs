@@ -1,4 +1,5 @@
-//! What others rely on: a readable ELF file, sane symbols, decodable code, the same bytes every time.
+//! Checks what users of the micro guest rely on: a readable ELF file, sane symbols, decodable code,
+//! the same bytes every time.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -1,13 +1,14 @@
-//! The programs that measure: what is measured stands between two reads of the time-stamp counter, once a round.
+//! The programs that measure: each round has the measured code between two reads of the time-stamp
+//! counter.
 //!
-//! The kernel-mode ones are called with RDI = COUNT and leave it in `micro_count`, as all programs do; those of user mode
-//! are entered as `user` says. Each round leaves its ticks, 32 bits, in `micro_samples`: round n in slot n modulo the
-//! capacity, so that of more rounds the newest are kept. `uloop` and `sysloop` leave the ticks of the whole loop, 64 bits,
-//! in `micro_elapsed`.
+//! The kernel-mode ones are called with RDI = COUNT and leave it in `micro_count`, as all programs
+//! do. Those of user mode are entered as `user` describes. Each round leaves its ticks, 32 bits, in
+//! `micro_samples`, in slot n modulo the capacity for round n. So the newest rounds are kept.
+//! `uloop` and `sysloop` leave the ticks of the whole loop, 64 bits, in `micro_elapsed`.
 //!
-//! All rounds are the same but for what is measured: the ticks of `tempty` and `tuempty` are what the others have too
-//! much. The counter is read without a fence, which an interpreting host may lack; what is measured costs more
-//! than the CPU could move.
+//! All rounds differ only in the measured code: the ticks of `tempty` and `tuempty` are the
+//! overhead in those of the others. The counter is read without a fence, which an interpreting host
+//! may lack; the measured code costs more than the CPU could reorder.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -17,12 +18,13 @@ use super::calls::leaf;
 use super::layout::{SAMPLES, SAMPLES_CAPACITY, USER_MMIO, data};
 use super::programs::UNUSED_PORT;
 
-/// Functions with a frame between the program `tnested` and the leaf it times: with both, the leaf's stack has 20 entries.
+/// The functions with a frame between the program `tnested` and the leaf that it times: with both,
+/// the leaf's stack has 20 entries.
 const FRAMES: i32 = 18;
-/// Rounds of the inner loop of `uloop`, of 4 instructions each.
+/// The rounds of the inner loop of `uloop`, of 4 instructions each.
 const UNIT_ROUNDS: u32 = 250;
 
-/// Kernel functions that only time the user function beside them as a whole.
+/// The kernel functions that only time the user function beside them as a whole.
 const WHOLES: [(&str, &str); 2] = [
     ("micro_timed_user_loop", "micro_user_loop"),
     ("micro_timed_syscalls", "micro_user_syscalls"),
@@ -59,7 +61,8 @@ pub fn assemble_user(asm: &mut Assembler) -> Result<(), IcedError> {
     user_loop(asm)
 }
 
-/// RDI rounds, with RBX counting up from 0, around `measured`, which finds the unused port in DX and may use RAX, RCX, RDX.
+/// Assembles RDI rounds around `measured`, with RBX counting up from 0. `measured` finds the unused
+/// port in DX and may use RAX, RCX, RDX.
 fn rounds(
     a: &mut CodeAssembler,
     measured: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -72,7 +75,7 @@ fn rounds(
     a.mov(esi, eax)?;
     a.mov(edx, UNUSED_PORT)?;
     measured(a)?;
-    // first, so that what follows a call is an instruction that a host can emulate under a trap
+    // First, so that the instruction after a call is one that a host can emulate under a trap.
     a.mov(ecx, ebx)?;
     a.rdtsc()?;
     a.sub(eax, esi)?;
@@ -83,7 +86,7 @@ fn rounds(
     a.jb(again)
 }
 
-/// A kernel-mode program of such rounds.
+/// Assembles a kernel-mode program of such rounds.
 fn program(
     asm: &mut Assembler,
     name: &'static str,
@@ -96,7 +99,7 @@ fn program(
     a.ret()
 }
 
-/// A user-mode program of such rounds; `measured` also finds memory without RAM at R8.
+/// Assembles a user-mode program of such rounds; `measured` also finds memory without RAM at R8.
 fn user_program(
     asm: &mut Assembler,
     name: &'static str,
@@ -111,14 +114,16 @@ fn user_program(
     a.jmp(exit)
 }
 
-/// A leaf whose first instruction changes nothing: whoever traps it need only move RIP by one byte.
+/// Assembles a leaf whose first instruction changes nothing: a trap on it need only move RIP by one
+/// byte.
 fn nop_leaf(asm: &mut Assembler, name: &'static str) -> Result<(), IcedError> {
     asm.function(name)?;
     asm.code.nop()?;
     asm.code.ret()
 }
 
-/// A leaf that starts with an instruction which only the guest's own CPU executes: a host single-steps it.
+/// Assembles a leaf that starts with an instruction which only the guest's own CPU executes: a host
+/// single-steps it.
 fn stepped(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_timed_step_leaf")?;
     asm.code.mov(rax, cr3)?;
@@ -127,7 +132,7 @@ fn stepped(asm: &mut Assembler) -> Result<(), IcedError> {
     program(asm, "micro_timed_step", |a| a.call(step_leaf))
 }
 
-/// The leaf is called from the bottom of [`FRAMES`] frames. The chain of frame pointers ends with 0.
+/// Assembles a call of the leaf below [`FRAMES`] frames. The chain of frame pointers ends with 0.
 fn nested(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_timed_deep_leaf")?;
     leaf(&mut asm.code)?;
@@ -159,7 +164,7 @@ fn nested(asm: &mut Assembler) -> Result<(), IcedError> {
     a.ret()
 }
 
-/// Times user code at `target` with RDI as it is, from its entry to its end.
+/// Assembles code that times user code at `target` with RDI as it is, from its entry to its end.
 fn whole(asm: &mut Assembler, name: &'static str, target: u64) -> Result<(), IcedError> {
     asm.function(name)?;
     let enter = asm.label("micro_enter_user");
@@ -179,7 +184,7 @@ fn whole(asm: &mut Assembler, name: &'static str, target: u64) -> Result<(), Ice
     a.ret()
 }
 
-/// COUNT times 1000 instructions on registers.
+/// Assembles COUNT times 1000 instructions on registers.
 fn user_loop(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_loop")?;
     let exit = asm.label("micro_user_exit");

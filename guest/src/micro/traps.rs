@@ -1,7 +1,8 @@
-//! Trap entries: what the gates of the interrupt table point to.
+//! Trap entries: the targets of the interrupt table's gates.
 //!
-//! The entries that a host may put a breakpoint on (#DB, #BP, #UD, #PF) start with a 3-byte nop, as Linux's do where SMAP is off.
-//! A trap that no program expects is reported on the serial port with vector, RIP, error code and CR2, and ends the run.
+//! The entries on which a host may set a breakpoint (#DB, #BP, #UD, #PF) start with a 3-byte nop,
+//! as Linux's do where SMAP is off. A trap that no program expects is reported on the serial port
+//! with vector, RIP, error code and CR2, and ends the run.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -19,7 +20,7 @@ const BREAKPOINT: u8 = 3;
 const INVALID_OPCODE: u8 = 6;
 const PAGE_FAULT: u8 = 14;
 
-/// Gates with a handler of their own.
+/// The gates with a handler of their own.
 const ENTRIES: [(u8, &str); 6] = [
     (DEBUG, "micro_debug_entry"),
     (BREAKPOINT, "micro_breakpoint_entry"),
@@ -29,7 +30,8 @@ const ENTRIES: [(u8, &str); 6] = [
     (vector::SPURIOUS, "micro_spurious_entry"),
 ];
 
-/// Whether the CPU pushes an error code for an exception (Intel SDM volume 3, "Exception and interrupt reference").
+/// Returns whether the CPU pushes an error code for an exception (Intel SDM volume 3, "Exception
+/// and interrupt reference").
 const fn has_error_code(number: u8) -> bool {
     matches!(number, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
@@ -47,14 +49,15 @@ pub fn assemble(asm: &mut Assembler, user: &Code) -> Result<(), AssembleError> {
     asm.function("micro_syscall_entry")?;
     asm.code.inc(qword_ptr(data::COUNT))?;
     asm.code.sysretq()?;
-    // last, so that it is out of a short jump's reach of every stub: all stubs then have one size
+    // Last, so that it is out of a short jump's reach of every stub: all stubs then have one size.
     Ok(report(asm)?)
 }
 
-/// Bytes of one stub: 2 for a pushed zero or a nop, 5 for the vector, 5 for the jump.
+/// The size of one stub in bytes: 2 for a pushed zero or a nop, 5 for the vector, 5 for the jump.
 const STUB_SIZE: u64 = 12;
 
-/// One stub of [`STUB_SIZE`] bytes for each vector: makes the frames alike and goes on in `micro_report`.
+/// Assembles one stub of [`STUB_SIZE`] bytes for each vector: it makes the frames alike and
+/// continues in `micro_report`.
 fn stubs(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_trap_stubs")?;
     let report = asm.label("micro_report");
@@ -65,14 +68,14 @@ fn stubs(asm: &mut Assembler) -> Result<(), IcedError> {
         } else {
             a.db(&[0x6a, 0x00])?;
         }
-        // push of a 32-bit immediate, whatever its value, so that all stubs have one size
+        // A push of a 32-bit immediate, whatever its value, so that all stubs have one size.
         a.db(&[0x68, number, 0, 0, 0])?;
         a.jmp(report)?;
     }
     Ok(())
 }
 
-/// The 256 handlers of the finished code, for the interrupt table.
+/// Returns the 256 handlers of the finished code, for the interrupt table.
 pub fn handlers(code: &Code) -> Result<[u64; 256], AssembleError> {
     let size = code.size("micro_trap_stubs")?;
     if size != 256 * STUB_SIZE {
@@ -93,7 +96,7 @@ pub fn handlers(code: &Code) -> Result<[u64; 256], AssembleError> {
     Ok(handlers)
 }
 
-/// `micro_report`: RSP points at vector, error code, RIP. Ends the run.
+/// Assembles `micro_report`: RSP points at vector, error code, RIP. Ends the run.
 fn report(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_report")?;
     let print = asm.label("micro_print");
@@ -118,7 +121,7 @@ fn report(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(reset)
 }
 
-/// #DB: counts, and stops single-stepping.
+/// Assembles the #DB handler: counts, and stops single-stepping.
 fn debug(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_debug_entry")?;
     let a = &mut asm.code;
@@ -128,7 +131,7 @@ fn debug(asm: &mut Assembler) -> Result<(), IcedError> {
     a.iretq()
 }
 
-/// #BP: counts. RIP is behind the int3 already.
+/// Assembles the #BP handler: counts. RIP is behind the int3 already.
 fn breakpoint(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_breakpoint_entry")?;
     let a = &mut asm.code;
@@ -137,10 +140,12 @@ fn breakpoint(asm: &mut Assembler) -> Result<(), IcedError> {
     a.iretq()
 }
 
-/// #UD: from user mode, either the `ud2` at `exit`, by which a user program ends, or any other, which is counted and skipped;
-/// all else is reported. At `exit`, adds RDI to the count and returns from `micro_enter_user`.
+/// Assembles the #UD handler. From user mode, the `ud2` at `exit` ends a user program: adds RDI to
+/// the count and returns from `micro_enter_user`. Any other `ud2` from user mode is counted and
+/// skipped, and all else is reported.
 ///
-/// The end is a `ud2` since that arrives alike on every KVM; `int n` from user mode does not on a software one.
+/// The end is a `ud2` because that arrives alike on every KVM; `int n` from user mode does not on a
+/// software one.
 fn invalid_opcode(asm: &mut Assembler, exit: u64) -> Result<(), IcedError> {
     asm.function("micro_invalid_opcode_entry")?;
     let report = asm.label("micro_report");
@@ -170,7 +175,8 @@ fn invalid_opcode(asm: &mut Assembler, exit: u64) -> Result<(), IcedError> {
     a.jmp(report)
 }
 
-/// #PF: on one of the two holes, counts, maps it and unmaps the other; anything else is reported.
+/// Assembles the #PF handler: on one of the two holes, counts, maps it and unmaps the other;
+/// anything else is reported.
 fn page_fault(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_page_fault_entry")?;
     let report = asm.label("micro_report");
@@ -193,7 +199,7 @@ fn page_fault(asm: &mut Assembler) -> Result<(), IcedError> {
     a.set_label(&mut done)?;
     a.inc(qword_ptr(data::COUNT))?;
     a.pop(rax)?;
-    // the error code
+    // The error code.
     a.add(rsp, 8)?;
     a.iretq()?;
     a.set_label(&mut foreign)?;
@@ -202,14 +208,15 @@ fn page_fault(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(report)
 }
 
-/// Maps one page, takes the other away.
+/// Assembles code that maps one page and unmaps the other.
 fn swap_holes(a: &mut CodeAssembler, map: u64, unmap: u64) -> Result<(), IcedError> {
     a.mov(qword_ptr(low_entry(map)), (map | HOLE_PRESENT) as i32)?;
     a.mov(qword_ptr(low_entry(unmap)), unmap as i32)?;
     a.invlpg(byte_ptr(unmap))
 }
 
-/// Timer interrupt: counts and tells the local APIC.
+/// Assembles the timer interrupt's handler: counts and signals the end of interrupt to the local
+/// APIC.
 fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_timer_entry")?;
     let a = &mut asm.code;
@@ -221,7 +228,7 @@ fn timer(asm: &mut Assembler) -> Result<(), IcedError> {
     a.iretq()
 }
 
-/// `nop dword ptr [rax]`.
+/// Assembles `nop dword ptr [rax]`.
 fn nop3(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.db(&[0x0f, 0x1f, 0x00])
 }

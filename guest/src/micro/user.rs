@@ -1,7 +1,7 @@
 //! The user-mode half of the programs: one page of code in ring 3.
 //!
-//! Each is entered with RDI = COUNT, at least 1, and ends at `micro_user_exit` with RDI = what it counted itself
-//! (zero where the kernel counts). None depends on SYSCALL for its end.
+//! Each is entered with RDI = COUNT, at least 1, and ends at `micro_user_exit` with its own count
+//! in RDI (zero if the kernel counts). None depends on SYSCALL for its end.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -15,7 +15,7 @@ use super::timed;
 /// Assembles the user page.
 ///
 /// # Errors
-/// None that depend on anything but this file.
+/// Only errors of this file.
 pub fn assemble() -> Result<Code, AssembleError> {
     let mut asm = Assembler::new(64)?;
     calls(&mut asm)?;
@@ -31,7 +31,8 @@ pub fn assemble() -> Result<Code, AssembleError> {
     asm.finish(USER_TEXT)
 }
 
-/// Calls `micro_user_leaf`, the same bytes as `micro_leaf`, COUNT times and counts right answers.
+/// Assembles calls of `micro_user_leaf`, the same bytes as `micro_leaf`, COUNT times; counts right
+/// answers.
 fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_leaf")?;
     leaf(&mut asm.code)?;
@@ -45,7 +46,8 @@ fn calls(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(exit)
 }
 
-/// A loop around one trapping instruction. RBX counts down, since SYSCALL uses RCX and R11.
+/// Assembles a loop around one trapping instruction. RBX counts down, because SYSCALL uses RCX and
+/// R11.
 fn counted_by_kernel(
     asm: &mut Assembler,
     name: &'static str,
@@ -64,7 +66,8 @@ fn counted_by_kernel(
     a.jmp(exit)
 }
 
-/// Writes to two pages in turn. The kernel maps the one that faulted and takes the other away, so every write faults once.
+/// Assembles writes to two pages in turn. The kernel maps the one that faulted and unmaps the
+/// other, so every write faults once.
 fn fault(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_fault")?;
     let exit = asm.label("micro_user_exit");
@@ -81,7 +84,7 @@ fn fault(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(exit)
 }
 
-/// Writes 4 bytes to an address without RAM, COUNT times.
+/// Assembles COUNT writes of 4 bytes to an address without RAM.
 fn mmio(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_mmio")?;
     let exit = asm.label("micro_user_exit");
@@ -98,14 +101,15 @@ fn mmio(asm: &mut Assembler) -> Result<(), IcedError> {
     a.jmp(exit)
 }
 
-/// Never ends.
+/// Assembles a program that never ends.
 fn spin(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_spin")?;
     let spin = asm.label("micro_user_spin");
     asm.code.jmp(spin)
 }
 
-/// The way back into the kernel, shared by all: a `ud2` that the kernel knows by its address.
+/// Assembles the way back into the kernel, shared by all: a `ud2` that the kernel recognises by its
+/// address.
 fn exit(asm: &mut Assembler) -> Result<(), IcedError> {
     asm.function("micro_user_exit")?;
     asm.code.ud2()
