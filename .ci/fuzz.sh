@@ -1,5 +1,6 @@
-# What .ci/run and .ci/fuzz-long share: the fuzz targets, and how they are built and run. To be sourced in the root of the
-# repository. Without a sanitizer the stable toolchain does, and what is fuzzed has next to no unsafe code.
+# Shared by .ci/run and .ci/fuzz-long: the fuzz targets, and how they are built and run. To be
+# sourced in the root of the repository. The stable toolchain suffices without a sanitizer, and the
+# fuzzed code has next to no unsafe code.
 
 # Crate, target, and runs of .ci/run.
 fuzz_targets() {
@@ -42,7 +43,8 @@ tool() {
     [ -x "$program" ] || program=$1
 }
 
-# Builds the targets of a crate ($1) into a folder ($2); what follows are cargo-fuzz's own options.
+# Builds the targets of a crate ($1) into a folder ($2); further arguments are cargo-fuzz's own
+# options.
 fuzz_build() {
     local program crate=$1 built=$2
     shift 2
@@ -50,8 +52,9 @@ fuzz_build() {
     "$program" build --sanitizer none --fuzz-dir "$crate/fuzz" --target-dir "$built" "$@"
 }
 
-# Runs a target ($2) of a crate ($1), built into a folder ($3), from its seeds, adding to a corpus ($4); what follows are
-# libFuzzer's own options. What it prints goes to $3/TARGET.txt, and an input that fails to $3/TARGET-*.
+# Runs a target ($2) of a crate ($1), built into a folder ($3), from its seeds, adding to a corpus
+# ($4); further arguments are libFuzzer's own options. Its output goes to $3/TARGET.txt, and a
+# failing input to $3/TARGET-*.
 fuzz_run() {
     local crate=$1 target=$2 built=$3 corpus=$4
     shift 4

@@ -1,12 +1,16 @@
 #!/bin/sh
-# Hits a second of one function: exotrace beside gdb at QEMU's stub with a breakpoint that counts and continues.
+# Compares hits a second of one function: exotrace, and gdb at QEMU's stub with a breakpoint that
+# counts and continues.
 #
-#   tests/compare-gdb.sh [HITS]       HITS of gdb's run, 5000 unless told; exotrace's run has ten times as many
+#   tests/compare-gdb.sh [HITS]
 #
-# Both run the micro guest's program `calls` and stop at micro_leaf; exotrace also records each return, which is a
-# second hit that is not counted here. The time is that of a whole run less that of a run with one hit, so that starting and ending count for
-# neither. QEMU runs under KVM where breakpoints work there, else under TCG.
-# Needs qemu-system-x86_64, gdb and gcc; installs what is missing where it may (root, apt-get).
+# HITS is the number of gdb's run, 5000 by default; exotrace's run has ten times as many.
+#
+# Both run the micro guest's program `calls` and stop at micro_leaf. exotrace also records each
+# return, which is a second hit that is not counted here. The time is that of a whole run less that
+# of a run with one hit: so starting and ending do not count. QEMU runs under KVM if breakpoints
+# work there, else under TCG. Needs qemu-system-x86_64, gdb and gcc; installs what is missing if
+# permitted (root, apt-get).
 set -eu
 
 hits=${1:-5000}
@@ -57,7 +61,8 @@ continue
 end
 continue
 END
-    # The guest's end is an error for gdb's script where QEMU is gone before its last word is read; hence -ex.
+    # The guest's end is an error for gdb's script if QEMU is gone before its last word is read;
+    # hence -ex.
     start=$(now)
     timeout 600 gdb -batch -nx -x "$work/script" -ex 'printf "hits: %d\n", $n' "$work/micro.elf" \
         >"$work/gdb.out" 2>&1 || true

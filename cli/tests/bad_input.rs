@@ -1,11 +1,12 @@
-//! What users get wrong: each is answered by one line that says what was found, and nothing stays behind.
+//! Users' errors: each is answered by one line that names the error, and leaves nothing behind.
 #![allow(clippy::unwrap_used)]
 
 mod support;
 
 use support::{Ended, World, has_kvm};
 
-/// One line on standard error that starts with our name and has all `parts`; nothing on standard output.
+/// Checks for one line on standard error that starts with our name and has all `parts`, and for no
+/// standard output.
 fn check(world: &World, line: &str, ended: &Ended, status: i32, parts: &[&str]) {
     assert_eq!(ended.status, status, "{line}: {ended:?}");
     let last = ended.stderr.lines().last().unwrap_or_default();

@@ -14,7 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::Signal;
 use support::{Running, World, has_kvm};
 
-/// A user that nobody is.
+/// A user that does not exist.
 const USER: &str = "12345:54321";
 
 #[test]
@@ -103,7 +103,7 @@ fn a_traced_function_gives_a_line_for_each_entry_and_each_exit() {
             ("E", "X"),
             "pair {index}"
         );
-        // micro_leaf(n) returns n + 1
+        // micro_leaf(n) returns n + 1.
         assert_eq!(
             entry[4],
             format!("{index:016x}"),
@@ -278,12 +278,12 @@ fn signals_end_a_run_in_order() {
     }
 }
 
-/// A line, and how often it is printed: more than a pipe and the queue before it hold.
+/// A line, printed more often than a pipe and the queue before it hold.
 const LINE: &str = "nobody reads this line";
 const LINES: usize = 6_500;
 
-/// A machine whose guest prints more than a pipe and the queue before it hold, to a standard output that nobody reads.
-/// Returned when it has come to stand still over that.
+/// Starts a machine whose guest prints more than a pipe and the queue before it hold, to a standard
+/// output that nobody reads. Returns it when the guest is blocked by that.
 fn stalled(world: &World, options: &str) -> support::Running {
     world.write("typed", format!("{LINE}\n").repeat(LINES).as_bytes());
     let mut command = world.micro_command("echo", options);
@@ -335,7 +335,7 @@ fn a_reader_that_comes_late_gets_all_that_the_guest_has_printed() {
     assert_eq!(world.run("stop").status, 0);
 }
 
-/// The first signal asks for the end, which may have to wait for somebody; the second one does not.
+/// The first signal requests the end, which may have to wait; the second one does not.
 #[test]
 fn a_second_signal_ends_the_process_whatever_it_waits_for() {
     if !has_kvm() {
@@ -343,14 +343,15 @@ fn a_second_signal_ends_the_process_whatever_it_waits_for() {
     }
     let world = World::new();
     let running = stalled(&world, "");
-    // Not the same one twice, which may arrive as one.
+    // Two different signals, because the same one twice may arrive as one.
     running.signal(Signal::TERM);
     running.signal(Signal::INT);
     let ended = running.finish();
     assert_eq!(ended.status, -1, "{ended:?}");
 }
 
-/// Waits until all threads of a machine are confined, or none: one that has just been made has yet to confine itself.
+/// Waits until all threads of a machine are confined, or none: a new thread has yet to confine
+/// itself.
 fn wait_for_threads(world: &World, machine: &support::Running, confined: bool) {
     let walls = world.confinement();
     let is_right = |status: &String| {
@@ -476,7 +477,7 @@ fn a_snapshot_goes_on_where_it_was_taken_and_can_be_traced() {
         whole.status == 0 && whole.stderr.contains("all as they were written"),
         "{whole:?}"
     );
-    // In the piece of memory that the guest lies in, and in no page that it uses.
+    // In the guest's memory region, and in no page that the guest uses.
     let memory = std::fs::OpenOptions::new()
         .write(true)
         .open(world.path("saved/memory"))
@@ -569,7 +570,8 @@ fn a_reader_that_has_gone_is_no_failure() {
     }
 }
 
-/// One that is killed, say. Its files stay without a state, so nobody takes them for a snapshot.
+/// The client is killed, for instance. Its files stay without a state, so they are not mistaken for
+/// a snapshot.
 #[test]
 fn a_save_ends_with_its_client() {
     if !has_kvm() {
@@ -578,7 +580,7 @@ fn a_save_ends_with_its_client() {
     let world = World::new();
     let machine = world.start("hlt", "");
     let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
-    // It reads the question when the client has gone.
+    // The machine reads the request when the client has gone.
     machine.signal(Signal::STOP);
     let client = UnixStream::connect(world.path("run/exotrace/vm1/control")).unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -589,7 +591,7 @@ fn a_save_ends_with_its_client() {
     sendmsg(&client, &line, &mut control, SendFlags::empty()).unwrap();
     drop(client);
     machine.signal(Signal::CONT);
-    // The next is saved when that one has ended.
+    // The next save starts when that one has ended.
     world.wait_until("the save", || files[1].metadata().unwrap().len() > 0);
     assert_eq!(world.run("snapshot saved").status, 0);
     assert_eq!(files[0].metadata().unwrap().len(), 0, "a state");

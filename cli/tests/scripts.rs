@@ -8,12 +8,12 @@ use std::fs::File;
 use rustix::process::Signal;
 use support::{Ended, Running, World, has_kvm};
 
-/// A machine whose guest calls `micro_leaf` for as long as it is let.
+/// Starts a machine whose guest calls `micro_leaf` until it is stopped.
 fn calling(world: &World) -> Running {
     world.start("calls 1000000000", "--serial null")
 }
 
-/// `exotrace trace` with these options and this script.
+/// Runs `exotrace trace` with these options and this script.
 fn trace(world: &World, options: &str, script: &str) -> Ended {
     Ended::from(command(world, options, script).output().unwrap())
 }
@@ -25,7 +25,7 @@ fn command(world: &World, options: &str, script: &str) -> std::process::Command 
     world.command_of(&words)
 }
 
-/// What the JSON lines of its output are of.
+/// Returns the kinds of the JSON lines of its output.
 fn kinds(ended: &Ended) -> Vec<String> {
     let lines = json(ended);
     let kinds = lines.iter().map(|line| line["type"].as_str().unwrap());
@@ -66,7 +66,7 @@ fn a_script_of_begin_and_end_needs_no_machine() {
             "{ended:?}"
         );
     }
-    // What is not given is 0, or no text.
+    // A missing argument is 0, or empty text.
     let without = world.run("trace args.bt");
     assert!(without.stdout.starts_with(" 1 of 0\n"), "{without:?}");
 
@@ -187,7 +187,7 @@ fn ready_scripts_are_listed_and_shown() {
                 .starts_with("#!/usr/bin/env -S exotrace trace\n"),
             "{name}"
         );
-        // It can be read, whatever the guest.
+        // It can be read with any guest.
         assert_eq!(world.run(&format!("trace -n {name}")).status, 0, "{name}");
         let short = world.run(&format!("scripts {}", name.trim_end_matches(".bt")));
         assert_eq!(short.stdout, shown.stdout);
@@ -238,7 +238,8 @@ fn maps_are_printed_when_a_script_ends() {
     };
     let calls = value("@calls");
     assert!(calls > 10, "{ended:?}");
-    // Not every call has returned: not the last, and those before the second probe was armed were not seen to.
+    // Not every call has returned: not the last. Returns of calls from before the second probe was
+    // armed are not seen.
     let returns = value("@odd[0]") + value("@odd[1]");
     assert!((10..=calls).contains(&returns), "{ended:?}");
     assert!(ended.stdout.contains("@low:\n[0, 4) "), "{ended:?}");
@@ -391,7 +392,7 @@ did you mean: a?
         );
         assert_eq!(world.traps().len(), 0, "{script}");
     }
-    // In a file, the file and its line.
+    // An error in a file is reported with the file and its line.
     world.write(
         "wrong.bt",
         b"BEGIN { @x = 1; }\n\nkprobe:micro_leaf:entry\n{\n\tprinft(\"x\");\n}\n",
@@ -460,7 +461,7 @@ fn a_machine_runs_a_script_until_it_exits() {
             "{ended:?}"
         );
     }
-    // What else ends the machine ends the script.
+    // Any other end of the machine ends the script.
     let mut command = world.micro_command("calls 1000000000", "--serial null --for 0.5");
     command.args([
         "-e",

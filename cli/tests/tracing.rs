@@ -6,7 +6,7 @@ mod support;
 use rustix::process::Signal;
 use support::{Ended, Running, World, has_kvm};
 
-/// A machine whose guest calls `micro_leaf` for as long as it is let.
+/// Starts a machine whose guest calls `micro_leaf` until it is stopped.
 fn calling(world: &World) -> Running {
     world.start("calls 1000000000", "--serial null")
 }
@@ -36,7 +36,7 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
         last.starts_with("exotrace: output /dev/full: No space"),
         "{last}"
     );
-    // The machine's own process is the one that is traced by: it ends a trace that still runs.
+    // The machine's own process does the tracing: its end ends a trace that still runs.
     let trace = Running::of(world.command("trace micro_leaf -o file"));
     world.wait_for_hits();
     assert_eq!(world.run("stop").status, 0);
@@ -48,7 +48,7 @@ fn a_trace_shows_calls_and_takes_its_traps_along() {
     assert!(std::fs::metadata(world.path("file")).unwrap().len() > 0);
 }
 
-/// The first line of a JSON trace, and the times of its events.
+/// Returns the first line of a JSON trace, and the times of its events.
 fn clock_and_times(trace: &str) -> (serde_json::Value, Vec<u64>) {
     let mut lines = trace
         .lines()
@@ -64,7 +64,7 @@ fn what_happens_while_traps_are_put_in_is_not_before_the_trace() {
         return;
     }
     let world = World::new();
-    // Of a run: its clock is the one that was told when the guest had not run yet.
+    // Of a run: its clock is the one that was reported before the guest ran.
     let ended = world.micro("calls 3", "--trace micro_leaf --format json -o trace");
     assert_eq!(ended.status, 0, "{ended:?}");
     let trace = std::fs::read_to_string(world.path("trace")).unwrap();
@@ -77,7 +77,7 @@ fn what_happens_while_traps_are_put_in_is_not_before_the_trace() {
             .iter()
             .all(|time| *time > clock["tsc"].as_u64().unwrap())
     );
-    // Of a machine that runs: the first function is called all the time while the others are armed.
+    // Of a running machine: the first function is called all the time while the others are armed.
     let machine = calling(&world);
     let ended = world.run("trace micro_leaf kprobe:vmlinux:micro_*:entry --for 0.2 --format json");
     assert_eq!(ended.status, 0, "{ended:?}");
@@ -131,7 +131,7 @@ fn two_traces_at_once_see_the_same_calls() {
         );
         let lines = ended.stdout.lines().count();
         assert!(
-            // For some time more, where the host is busy.
+            // The time is longer on a busy host.
             (1..=500).contains(&lines),
             "{lines} lines: {}",
             ended.stderr

@@ -1,11 +1,12 @@
-//! The cost of a hit against a bare exit measured in the same run: `cargo bench-hits`. [`support::hits`] says how.
+//! The cost of a hit against a bare exit measured in the same run: `cargo bench-hits`.
+//! [`support::hits`] describes the method.
 
 use std::error::Error;
 
 use support::MicroGuest;
 use support::hits::{ARMED, Bench, Cost, ROUNDS, lines};
 
-/// Turns; odd.
+/// The number of turns; odd.
 const TURNS: usize = 31;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,8 +1,9 @@
 //! The number of our own instructions in a hit, counted without KVM: `cargo bench-instructions`.
 //!
-//! Each line is rehearsed under valgrind's callgrind, which counts what is executed in [`Rehearsal::hit`] and nothing
-//! else: the same number every time. `instructions.txt` beside this file has the most that each line may take; above it
-//! the command fails. The guest is a few pages mapped as Linux maps its kernel: 4 KiB pages, four levels.
+//! Each line is rehearsed under valgrind's callgrind, which counts only the instructions in
+//! [`Rehearsal::hit`]: the same number every time. `instructions.txt` beside this file has the
+//! limit of each line; above it the command fails. The guest is a few pages mapped as Linux maps
+//! its kernel: 4 KiB pages, four levels.
 
 use std::error::Error;
 use std::process::Command;
@@ -19,18 +20,18 @@ use vmm::rehearsal::Rehearsal;
 use vmm::trap::Trap;
 use vmm::{StoppedVcpu, TrapSink};
 
-/// Lines and the most instructions of each, one a line: the number, then the name.
+/// The limits, one a line: the most instructions, then the line's name.
 const LIMITS: &str = include_str!("instructions.txt");
 /// The function in which callgrind counts.
 const COUNTED: &str = "*Rehearsal*hit*";
-/// Hits that are counted, after some that are not: what is set up once is no part of a hit.
+/// The number of counted hits. Others precede them, because the first setup is no part of a hit.
 const HITS: u64 = 1_000;
 const MEMORY: u64 = 4 << 20;
 const PAGE: u64 = 4096;
 const ROOT: u64 = 0x10_0000;
 /// The page with all code.
 const TEXT: u64 = 0xffff_ffff_8100_0000;
-/// The function.
+/// The address of the function.
 const CODE: u64 = TEXT + 0x40;
 const TEXT_AT: u64 = 0x20_0000;
 const STACK: u64 = 0xffff_c900_0001_0000;
@@ -38,7 +39,7 @@ const STACK_AT: u64 = 0x21_0000;
 const STACK_PAGES: u64 = 4;
 /// RSP at the function's first instruction.
 const RSP: u64 = STACK + 2 * PAGE + 0xe08;
-/// Where the function returns to: behind a call, at a MOV.
+/// The function's return address: behind a call, at a MOV.
 const CALLER: u64 = TEXT + 0x100;
 /// PUSH RBP; MOV RBP,RSP.
 const FUNCTION: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
@@ -53,7 +54,7 @@ const BEHIND_CALL: [u8; 4] = [0x89, 0xc3, 0x90, 0x90];
 const FRAMES: u64 = 20;
 const PRESENT_WRITABLE: u64 = 3;
 
-/// Takes a trap and does nothing.
+/// A sink that accepts a trap and does nothing.
 struct Nothing;
 
 impl TrapSink for Nothing {
@@ -102,7 +103,7 @@ impl Guest {
         Ok(self.machine.handle().ram().write_physical(Gpa(at), bytes)?)
     }
 
-    /// A word on the stack.
+    /// Writes a word to the stack.
     fn word(&self, at: u64, value: u64) -> Result<(), Box<dyn Error>> {
         self.write(STACK_AT + (at - STACK), &value.to_le_bytes())
     }
@@ -127,7 +128,7 @@ impl Guest {
         self.write(slot, &(physical | PRESENT_WRITABLE).to_le_bytes())
     }
 
-    /// The function is entered, and left if its `return` is probed too.
+    /// Enters the function, and leaves it if its `return` is probed too.
     fn call(&mut self, with_return: bool) -> Result<(), Box<dyn Error>> {
         let regs = self.machine.regs();
         (regs.rip, regs.rsp, regs.rbp) = (CODE, RSP, RSP + 8);
@@ -169,7 +170,7 @@ impl Guest {
     }
 }
 
-/// Calls of the function with the line's probes; each is a hit, or two.
+/// Calls the function with the line's probes; each call is one hit or two.
 fn rehearse(line: &str, calls: u64) -> Result<(), Box<dyn Error>> {
     let mut guest = Guest::new()?;
     let entry = &[Moment::Entry][..];
@@ -199,7 +200,7 @@ fn rehearse(line: &str, calls: u64) -> Result<(), Box<dyn Error>> {
     for _ in 0..calls {
         guest.call(line == "entry and return")?;
     }
-    // What was not recorded, or not left out, was not measured.
+    // A hit that was neither recorded nor filtered was not measured.
     if let Some(session) = session {
         let counts = session.stats().probes;
         let counted = match line {
@@ -214,7 +215,7 @@ fn rehearse(line: &str, calls: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Instructions in so many calls of a line, as callgrind counts them.
+/// Returns the instructions in `calls` calls of a line, as callgrind counts them.
 fn count(line: &str, calls: u64) -> Result<u64, Box<dyn Error>> {
     let mut valgrind = Command::new("valgrind");
     valgrind
@@ -248,7 +249,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for limit in LIMITS.lines() {
         let (most, line) = limit.split_once(' ').ok_or("instructions.txt: no name")?;
         let most: u64 = most.parse()?;
-        // The difference of two runs: what happens at the first hits only is in both.
+        // The difference of two runs removes the costs of the first hits, which are in both.
         let taken = (count(line, 2 * HITS)? - count(line, HITS)?).div_ceil(HITS);
         println!("{line:<32} {taken:12} {most:8}");
         if taken > most {

@@ -1,9 +1,11 @@
-//! How fast a guest is understood: `cargo bench-introspect`.
+//! The speed of reading a guest: `cargo bench-introspect`.
 //!
-//! First what a kernel's image takes: its symbols (kallsyms) and types (BTF), decoded, and both taken up again from what was kept of them. Then
-//! what a running guest takes: how long it stands still for a list of its processes as the command makes it, and what the stack of a
-//! thread in user mode takes. Each part has a baseline measured in the same run, which does as little as can be done with the same bytes:
-//! the second column is relative to it. Figures are medians; targets are those of the development machine.
+//! The first part measures a kernel's image: its symbols (kallsyms) and types (BTF), decoded, and
+//! both read back from their saved form. The second measures a running guest: its pause for a list
+//! of its processes as the command makes it, and the time for the stack of a thread in user mode.
+//! Each part has a baseline measured in the same run, which does the least that is possible with
+//! the same bytes. The second column is relative to it. Figures are medians; targets are those of
+//! the development machine.
 
 use std::error::Error;
 use std::fs;
@@ -27,42 +29,43 @@ use support::{Host, Shell};
 use vmm::Machine;
 use vmm::boot::KernelFile;
 
-/// Each figure is the median of this many runs.
+/// The number of runs of which each figure is the median.
 const RUNS: usize = 31;
-/// Processes that are started: copies of the shell that wait to open a pipe. With the kernel's threads they are more than 100.
+/// The number of started processes: copies of the shell that wait to open a pipe. With the kernel's
+/// threads they are more than 100.
 const WAITING: usize = 80;
 /// A program whose threads wait in system calls, each 25 calls deep.
 const WORKERS: &str = "workers 2 25";
-/// Its name, and how many frames its threads' stacks have at least.
+/// The program's name, and the least number of frames of its threads' stacks.
 const DEEP: (&[u8], usize) = (b"workers", 20);
-/// As the command reads.
+/// The limit with which the command reads.
 const MOST_ARGUMENTS: usize = 4096;
-/// Time that the guest runs between two looks.
+/// The time that the guest runs between two reads.
 const PAUSE: Duration = Duration::from_millis(5);
 const KEY: &[u8] = b"bench";
 
 type Failure = Box<dyn Error>;
 
-/// The median time of some runs.
+/// Returns the median time of the runs.
 fn median<T>(mut run: impl FnMut() -> Result<T, Failure>) -> Result<Duration, Failure> {
     median_of(|| {
         let start = Instant::now();
         let result = black_box(run()?);
         let time = start.elapsed();
-        // What was made is not part of the time it takes to make it.
+        // The result's drop is not part of the time that it takes to make it.
         drop(result);
         Ok(time)
     })
 }
 
-/// The median of times that the runs measure themselves.
+/// Returns the median of times that the runs measure themselves.
 fn median_of(mut run: impl FnMut() -> Result<Duration, Failure>) -> Result<Duration, Failure> {
     let mut times = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
     times.sort_unstable();
     Ok(times.get(RUNS / 2).copied().unwrap_or_default())
 }
 
-/// Prints figures beside a baseline.
+/// A printer of figures beside a baseline.
 struct Part {
     base: Duration,
 }
@@ -91,7 +94,7 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The image of one of Debian's kernels.
+/// Measures the image of one of Debian's kernels.
 fn image(version: &str) -> Result<(), Failure> {
     let kernel = debian::cloud_kernel(&support::host::cache(), Some(version), &Terminal::new())?;
     let image = KernelImage::parse(KernelFile::open(&kernel.image)?.shared_elf())?;
@@ -128,7 +131,7 @@ fn image(version: &str) -> Result<(), Failure> {
         "the file read",
         median(|| Ok(fs::read(&path)?))?,
     );
-    // A millisecond for each of the two.
+    // One millisecond for each of the two.
     let target = Some(Duration::from_millis(2));
     let read = || {
         Ok(DecodedKernel::from_bytes(
@@ -147,7 +150,7 @@ fn image(version: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A guest that can be looked into.
+/// A guest that can be read.
 struct Guest<'m> {
     machine: &'m Machine,
     system: System,
@@ -155,7 +158,8 @@ struct Guest<'m> {
 }
 
 impl Guest<'_> {
-    /// Looks while the guest stands still. How long it did, as the command tells it, and what was seen.
+    /// Reads while the guest is paused. Returns the length of the pause, as the command reports it,
+    /// and the result.
     fn look<T>(
         &self,
         ask: impl FnOnce(PausedSystem<'_>) -> Result<T, Failure>,
@@ -171,7 +175,7 @@ impl Guest<'_> {
     }
 }
 
-/// Reads of a process what the command shows; how many bytes that is.
+/// Reads a process as the command shows it, and returns the number of bytes.
 fn describe(look: &PausedSystem<'_>, task: &TaskInfo) -> Result<usize, Failure> {
     let name = look.name(task);
     let program = look.program(task, MOST_ARGUMENTS)?.transpose()?;
@@ -182,7 +186,7 @@ fn describe(look: &PausedSystem<'_>, task: &TaskInfo) -> Result<usize, Failure> 
     Ok(name.len() + program)
 }
 
-/// All processes; how many there are.
+/// Reads all processes, and returns their number.
 fn processes(look: &PausedSystem<'_>) -> Result<usize, Failure> {
     let tasks = look.processes()?.complete()?;
     for task in &tasks {
@@ -191,7 +195,7 @@ fn processes(look: &PausedSystem<'_>) -> Result<usize, Failure> {
     Ok(tasks.len())
 }
 
-/// A thread with a deep stack in user mode, and its registers there.
+/// Returns a thread with a deep stack in user mode, and its registers there.
 fn deep_thread(look: &PausedSystem<'_>) -> Result<(TaskInfo, SavedRegisters), Failure> {
     let (name, most) = DEEP;
     let kernel = look.kernel_unwinder(&look.modules()?.complete()?)?;

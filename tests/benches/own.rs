@@ -1,15 +1,16 @@
 //! The cost of a hit, split into KVM's part and ours: `cargo bench-own`.
 //!
-//! KVM's part is the floor: the same exit by an int3 in a loop that only moves RIP past it. The rest of a line is ours,
-//! and what our use of the host's caches costs KVM. Give `--turns N`, and `--ns-per-instruction N` where the host's clock
-//! counts instructions, as an emulated host's can: the differences are then exact, in instructions.
+//! KVM's part is the floor: the same exit by an int3 in a loop that only moves RIP past it. The
+//! rest of a line is ours, with the cost to KVM of our use of the host's caches. The options are
+//! `--turns N`, and `--ns-per-instruction N` if the host's clock counts instructions, as an
+//! emulated host's can. The differences are then exact, in instructions.
 
 use std::error::Error;
 
 use support::MicroGuest;
 use support::hits::{Bench, Cost, Line, Mode, ROUNDS, lines};
 
-/// Turns where none are given; odd.
+/// The default number of turns; odd.
 const TURNS: usize = 31;
 
 struct Options {
@@ -23,7 +24,7 @@ impl Options {
             turns: TURNS,
             ns_per_instruction: None,
         };
-        // Cargo gives `--bench` to every benchmark.
+        // Cargo passes `--bench` to every benchmark.
         let mut arguments = arguments.filter(|argument| argument != "--bench");
         while let Some(name) = arguments.next() {
             let value = arguments.next();
@@ -51,9 +52,9 @@ impl Options {
 /// The medians of all turns.
 struct Table {
     bare: [Cost; 2],
-    /// None where a program's int3 is no exit.
+    /// The floors; `None` if a program's int3 is no exit.
     floors: [Option<Cost>; 2],
-    /// The floor in kernel mode with system registers, if it has none at a hit; else without.
+    /// The floor in kernel mode with system registers if a hit has none, else without.
     other: Cost,
     lines: Vec<Cost>,
 }

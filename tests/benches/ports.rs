@@ -1,9 +1,11 @@
-//! How many events a second come through the port `trace` to a reader on the host, and what bounds that: `cargo bench-ports`.
+//! The number of events a second that reach a reader on the host through the port `trace`, and
+//! their bound: `cargo bench-ports`.
 //!
-//! First the port alone: a thread makes lines as fast as it can, and a reader takes them from the device's log over a Unix socket.
-//! Then a Linux guest whose program does system calls and little else, with entry and return of one of them traced, and a reader
-//! on the machine's socket; the same calls untraced are the baseline. Then the micro guest, which does nothing but call the function
-//! that is traced: the most that one vCPU gives. Nothing may be lost in any of them.
+//! The first turn is the port alone: a thread makes lines as fast as it can, and a reader takes
+//! them from the device's log over a Unix socket. The second is a Linux guest whose program does
+//! little but system calls, with entry and return of one of them traced, and a reader on the
+//! machine's socket. The same calls untraced are the baseline. The third is the micro guest, which
+//! only calls the traced function: the maximum of one vCPU. Nothing may be dropped in any of them.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -16,20 +18,20 @@ use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 use support::command::{Running, World};
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 
-/// Lines of the port's own turn.
+/// The number of lines of the port's own turn.
 const LINES: u64 = 1_000_000;
-/// Lines that are put into the log at once, as a device takes them from its rings.
+/// The number of lines that are put into the log at once, as a device takes them from its rings.
 const BATCH: u64 = 500;
-/// Entries of the logs.
+/// The number of entries of the logs.
 const ENTRIES: usize = 1 << 20;
-/// Calls of the guest's turn; each is an entry and a return.
+/// The number of calls of the guest's turn; each is an entry and a return.
 const CALLS: u64 = 100_000;
 const NAME: &str = "ports";
 const FUNCTION: &str = "__x64_sys_getppid";
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// Lines a second through log and socket.
+/// Returns the lines a second through log and socket.
 fn port_alone() -> Fallible<f64> {
     let log = EventLog::new(LINE_BYTES, ENTRIES);
     let (mut here, mut there) = UnixStream::pair()?;
@@ -49,7 +51,7 @@ fn port_alone() -> Fallible<f64> {
         let log = log.clone();
         move || {
             for batch in 0..LINES / BATCH {
-                // No more than fits: what counts is what arrives.
+                // No more than fits: only lines that arrive count.
                 while log.counts().waiting > ENTRIES as u64 / 2 {
                     std::thread::yield_now();
                 }
@@ -85,7 +87,7 @@ fn port_alone() -> Fallible<f64> {
     }
 }
 
-/// Seconds that the guest's program takes for its calls.
+/// Returns the seconds that the guest's program takes for its calls.
 fn run_calls(machine: &mut Running, number: u32) -> f64 {
     let end = format!("done{number}=0");
     let begin = Instant::now();
@@ -105,7 +107,8 @@ fn ctl(world: &World, words: &[&str]) -> Fallible<String> {
     }
 }
 
-/// Seconds of the guest's calls untraced and traced, and the lines that a reader got of them.
+/// Returns the seconds of the guest's calls untraced and traced, and the number of lines that a
+/// reader got of them.
 fn guest() -> Fallible<Option<(f64, f64, u64)>> {
     let Some(host) = support::host() else {
         return Ok(None);
@@ -139,7 +142,8 @@ fn guest() -> Fallible<Option<(f64, f64, u64)>> {
     Ok(Some((plain, traced, taken / LINE_BYTES as u64)))
 }
 
-/// A reader of the machine's port; gives the bytes that it got until the machine has ended.
+/// Starts a reader of the machine's port, which returns the bytes it got until the machine has
+/// ended.
 fn reader(socket: &Path) -> Fallible<std::thread::JoinHandle<u64>> {
     let mut stream = UnixStream::connect(socket)?;
     Ok(std::thread::spawn(move || {
@@ -152,7 +156,7 @@ fn reader(socket: &Path) -> Fallible<std::thread::JoinHandle<u64>> {
     }))
 }
 
-/// Lines a second of a guest that does nothing but call the traced function.
+/// Returns the lines a second of a guest that only calls the traced function.
 fn calls_alone() -> Fallible<f64> {
     let world = World::new();
     let made = world.run(["guest", "micro", "micro"], COMMAND_LIMIT);

@@ -1,9 +1,11 @@
-//! What a hit costs a guest at which a script runs, against a bare exit measured in the same run: `cargo bench-script`.
+//! The cost of a hit with a script, against a bare exit measured in the same run: `cargo
+//! bench-script`.
 //!
-//! As `bench-hits`, with the micro guest timing every round itself: a hit's cost is what a timed call takes more with the script than
-//! without; the bare exit is an `out` to a port without a device, less two reads of the counter with nothing between. Every figure is the
-//! median over several turns, in each of which everything is measured once. The micro guest has no types and no processes: what a script
-//! reads of those is empty here, but is looked for and kept as elsewhere.
+//! As in `bench-hits`, the micro guest times every round itself. A hit's cost is the difference of
+//! a timed call with and without the script. The bare exit is an `out` to a port without a device,
+//! less two reads of the counter with nothing between. Every figure is the median over several
+//! turns, each of which measures everything once. The micro guest has no types and no processes: a
+//! script's reads of those are empty here, but are done and stored as elsewhere.
 
 use std::any::Any;
 use std::error::Error;
@@ -26,18 +28,19 @@ use support::hits::Cost;
 use support::timing::{Timing, TimingReader};
 use vmm::Machine;
 
-/// Rounds of one run: as many as a script's ring has room for lines that nobody reads.
+/// The number of rounds of one run: a script's ring has room for the lines of that many that nobody
+/// reads.
 const ROUNDS: u64 = 1_000;
-/// Turns; odd.
+/// The number of turns; odd.
 const TURNS: usize = 31;
 /// The function that is called and timed.
 const LEAF: &str = "micro_leaf";
-/// Probes of the scripts that are not at the function: they are armed where nothing is executed.
+/// The address of the scripts' probes that are not at the function. Nothing is executed there.
 const ELSEWHERE: Gva = Gva(0x18_0000);
-/// What a hit of a script may cost: the project's own bound, in bare exits.
+/// The limit of the cost of a hit of a script: the project's own bound, in bare exits.
 const BOUND: f64 = 1.3;
 
-/// Scripts, and whether a hit is to stay within [`BOUND`].
+/// The scripts, and whether a hit must stay within [`BOUND`].
 const SCRIPTS: [(&str, &str, bool); 8] = [
     ("{ }", "kprobe:micro_leaf:entry { }", true),
     ("{ @ = count(); }", "kprobe:micro_leaf:entry { @ = count(); }", true),
@@ -71,12 +74,13 @@ const SCRIPTS: [(&str, &str, bool); 8] = [
 ];
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
-/// What has to live for as long as the run.
+/// Owners that live as long as the run.
 type Kept = Box<dyn Any>;
-/// Puts a script, or what is compared with one, into a guest that stands before its program.
+/// Attaches a script, or its counterpart in a comparison, to a guest that is paused before its
+/// program.
 type Attach<'a> = &'a dyn Fn(&Machine, AddressSpace) -> Fallible<Kept>;
 
-/// The micro guest's functions, as a script asks for them: its own by name, all others elsewhere.
+/// The micro guest's functions as a script resolves them: its own by name, all others elsewhere.
 struct Micro<'g>(&'g MicroGuest);
 
 impl Guest for Micro<'_> {
@@ -97,7 +101,7 @@ impl Micro<'_> {
     fn probe(&self, function: &str) -> Probe {
         let address = match function {
             LEAF => self.0.address(LEAF),
-            // one letter each
+            // One letter each.
             other => Gva(ELSEWHERE.0 + other.bytes().map(u64::from).sum::<u64>()),
         };
         Probe {
@@ -127,7 +131,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Rounds of a program with what `attach` puts into the guest before.
+    /// Times the rounds of a program with the result of `attach` in the guest.
     fn time(&self, program: &str, attach: Option<Attach<'_>>) -> Fallible<Timing> {
         let (machine, paused) = self.guest.before_program(&format!("{program} {ROUNDS}"));
         let registers = machine.registers(&paused, 0).ok_or("no vCPU")?;
@@ -151,7 +155,7 @@ impl Bench {
         ))
     }
 
-    /// An event is recorded at each hit, as without a script.
+    /// Enables a probe that records an event at each hit, as without a script.
     fn recorded(&self, machine: &Machine, space: AddressSpace) -> Fallible<Kept> {
         let capture = Capture::default();
         let engine = self.engine(machine, space)?;
@@ -177,7 +181,7 @@ impl Bench {
         Ok(Box::new(running))
     }
 
-    /// Everything once: the bare exit, a recorded event, then the scripts.
+    /// Measures everything once: the bare exit, a recorded event, then the scripts.
     fn turn(&self) -> Fallible<Vec<Cost>> {
         let exit = self.time("tout", None)?;
         let exit = Cost::of(exit, self.time("tempty", None)?, None);

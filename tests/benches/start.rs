@@ -1,14 +1,15 @@
-//! How long machines take to start, from outside: `cargo bench-start`.
+//! The time that machines take to start, from outside: `cargo bench-start`.
 //!
-//! The first three are the time from the start of the `exotrace` command to something that the guest prints, the median
-//! of several runs, beside the same for `exotrace --version`, which starts no machine. Files are in the page cache, as
-//! they are for whoever starts a second machine. What a guest prints comes later than its first instruction: by
-//! a restored guest's own work on what was typed, so these are upper bounds.
+//! The first three are the time from the start of the `exotrace` command to a line that the guest
+//! prints, the median of several runs. Beside them is the same for `exotrace --version`, which
+//! starts no machine. Files are in the page cache, as they are when a second machine is started. A
+//! guest's line comes later than its first instruction, by a restored guest's own work on the typed
+//! line. So these are upper bounds.
 //!
 //! The command must have been built before, by `cargo build --release`.
 //!
-//! The last are boots of the small kernel, one without virtio devices and one with each kind. Targets are those of the development machine, which interprets the
-//! guest's kernel code.
+//! The last are boots of the small kernel, one without virtio devices and one with each kind.
+//! Targets are those of the development machine, which interprets the guest's kernel code.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -27,16 +28,16 @@ use vmm::boot::KernelFile;
 use vmm::machine::{ConsoleConfig, DiskConfig, MachineConfig, VirtioConfig, boot};
 use vmm::snapshot::{KernelReference, SnapshotInfo, save};
 
-/// Each figure is the median of this many runs.
+/// The number of runs of which each figure is the median.
 const RUNS: usize = 15;
-/// RAM of the restored micro guest.
+/// The RAM of the restored micro guest in bytes.
 const MEMORY: u64 = 128 << 20;
-/// The micro guest lies below.
+/// The first address that is filled; the micro guest lies below.
 const FILLED_FROM: u64 = 2 << 20;
-/// How often a booting guest is asked for its first system call.
+/// The interval at which a booting guest is polled for its first system call.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What is started, what is typed at it, and how the line starts that is waited for.
+/// The started command, the typed text, and the start of the awaited line.
 struct Case<'a> {
     name: &'a str,
     words: Vec<&'a OsStr>,
@@ -45,7 +46,7 @@ struct Case<'a> {
     target: Option<Duration>,
 }
 
-/// Time from the start of the command to the end of the line.
+/// Returns the time from the start of the command to the end of the line.
 fn once(world: &World, case: &Case<'_>) -> Result<Duration, Box<dyn Error>> {
     let mut command = world.command();
     command
@@ -57,7 +58,7 @@ fn once(world: &World, case: &Case<'_>) -> Result<Duration, Box<dyn Error>> {
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err("no pipes".into());
     };
-    // A command that takes no input may have ended by now.
+    // A command that reads no input may have ended by now.
     let _ = input.write_all(case.typed.as_bytes());
     let mut output = BufReader::new(output);
     let mut line = Vec::new();
@@ -70,7 +71,7 @@ fn once(world: &World, case: &Case<'_>) -> Result<Duration, Box<dyn Error>> {
             break Ok(start.elapsed());
         }
     };
-    // Fails where it has ended by itself.
+    // Fails if it has ended by itself.
     let _ = child.kill();
     child.wait()?;
     Ok(time?)
@@ -84,7 +85,8 @@ fn median(world: &World, case: &Case<'_>) -> Result<Duration, Box<dyn Error>> {
     Ok(times.get(RUNS / 2).copied().unwrap_or_default())
 }
 
-/// Saves the micro guest, which waits for a line, to `folder`, with all of its memory in use. Returns how long it was paused.
+/// Saves the micro guest, which waits for a line, to `folder`, with all of its memory in use.
+/// Returns the length of the pause.
 fn save_full_micro(host: &Host, micro: &Path, folder: &Path) -> Result<Duration, Box<dyn Error>> {
     let kernel = KernelFile::open(micro)?;
     let serial = SerialLog::default();
@@ -118,7 +120,8 @@ fn save_full_micro(host: &Host, micro: &Path, folder: &Path) -> Result<Duration,
     Ok(save(&host.kvm, &machine, &info, folder)?.paused)
 }
 
-/// Time from nothing to the first system call of a user program, if the host counts those, and to `init`'s first line.
+/// Returns the time from nothing to the first system call of a user program, if the host counts
+/// those, and to `init`'s first line.
 fn cold_boot(
     host: &Host,
     virtio: VirtioConfig,

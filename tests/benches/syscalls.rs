@@ -1,9 +1,11 @@
-//! What a script costs a program in a Linux guest that does little but system calls, against the bare exits that it takes, with strace(1)
-//! inside the guest beside it: `cargo bench-syscalls`.
+//! The cost of a script for a program in a Linux guest that does little but system calls: `cargo
+//! bench-syscalls`. It is given against the script's bare exits, with strace(1) inside the guest
+//! beside it.
 //!
-//! The program is dd(1), copying single bytes; what is told is the time that the host's CPUs spend on it, its start included. In each turn,
-//! in a fresh copy of the guest, it runs untouched, then with the script, then with the script's traps alone (the same traps stand, and
-//! nobody takes their hits), then under strace. All figures are medians over the turns.
+//! The program is dd(1), copying single bytes. The figure is the time that the host's CPUs spend on
+//! it, its start included. Each turn has a fresh copy of the guest. In it dd runs untraced, then
+//! with the script, then with the script's traps alone (the same traps, with nothing done at their
+//! hits), then under strace. All figures are medians over the turns.
 
 use std::error::Error;
 
@@ -13,13 +15,13 @@ use support::scripts::{Ran, ScriptGuest};
 use support::strace;
 use support::user_guest::UserGuest;
 
-/// Copied in one run; each byte is a read(2) and a write(2).
+/// The number of bytes copied in one run; each byte is a read(2) and a write(2).
 const BYTES: u64 = 6_000;
-/// The same under strace, where each call takes far longer.
+/// The number of bytes under strace, where each call takes far longer.
 const STRACED: u64 = 300;
-/// Turns; odd. Strace has its part in the first.
+/// The number of turns; odd. Strace runs in the first only.
 const TURNS: usize = 7;
-/// What a script may cost: the project's own bound, in the bare exits that it takes.
+/// The limit of a script's cost: the project's own bound, in the script's bare exits.
 const BOUND: f64 = 1.3;
 /// Ten probes, three aggregations.
 const SCRIPT: &str = "
@@ -28,7 +30,7 @@ const SCRIPT: &str = "
     syscall::read:return, syscall::write:return, syscall::openat:return, syscall::close:return, syscall::lseek:return
     { @sizes = hist(retval); @bytes[func] = sum(retval); }";
 
-/// What runs, and under which name it is shown.
+/// The strace commands, with the names under which they are shown.
 const STRACES: [(&str, &str); 2] = [
     ("strace -c", "strace -c -o /dev/null"),
     ("strace, each call told", "strace -o /dev/null"),
@@ -36,7 +38,7 @@ const STRACES: [(&str, &str); 2] = [
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
-/// Seconds of CPU time that a call takes which dd makes under the command `before`.
+/// Returns the seconds of CPU time of one call that dd makes under the command `before`.
 fn time(guest: &UserGuest, before: &str, bytes: u64) -> f64 {
     let spent = || {
         let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -48,14 +50,15 @@ fn time(guest: &UserGuest, before: &str, bytes: u64) -> f64 {
     (spent() - begin) / (2 * bytes) as f64
 }
 
-/// One turn: seconds of a call untouched, with the script, with its traps alone, and in the first turn under each strace.
+/// Runs one turn: returns the seconds of a call untraced, with the script, with its traps alone,
+/// and in the first turn under each strace.
 fn turn(host: &'static Host, is_first: bool) -> Fallible<Vec<f64>> {
     let guest = UserGuest::of(strace::guest(host));
     // A restored guest gets its memory as it touches it.
     time(&guest, "", BYTES);
     let mut times = vec![time(&guest, "", BYTES)];
     let running = ScriptGuest::from(&guest).start(SCRIPT);
-    // Return addresses get their traps when they are first met.
+    // Return addresses get their traps at the first hit.
     time(&guest, "", BYTES);
     times.push(time(&guest, "", BYTES));
     guest.shell.linux.machine.handle().set_sink(None);
@@ -67,7 +70,7 @@ fn turn(host: &'static Host, is_first: bool) -> Fallible<Vec<f64>> {
     Ok(times)
 }
 
-/// Whether the script has seen two runs and not the one with nobody at its traps.
+/// Checks that the script has seen two runs, and not the one without it at its traps.
 fn check(ran: &Ran) -> Fallible<()> {
     let read = ran.number("@calls[dd, read]");
     match (2 * BYTES..3 * BYTES).contains(&read) {

@@ -1,4 +1,5 @@
-//! Saves the memory and CPUs of a crowded guest as a core file, with what the guest itself says in /proc beside it.
+//! Saves the memory and CPUs of a crowded guest as a core file, with the guest's own /proc beside
+//! it.
 //!
 //! `cargo run --release -p exotrace-tests --example save-core -- CORE FOLDER`
 

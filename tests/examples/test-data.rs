@@ -1,4 +1,5 @@
-//! Makes the folder that test programs need on another machine, where `EXOTRACE_TEST_DATA` names it.
+//! Makes the folder that test programs need on another machine, where `EXOTRACE_TEST_DATA` names
+//! it.
 //!
 //! `cargo run -p exotrace-tests --example test-data -- FOLDER`
 

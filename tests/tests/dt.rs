@@ -376,7 +376,8 @@ fn filters_divide_the_events_of_a_probe_among_sessions() {
     let read = first.probe("syscall:read:entry");
     first.enable(read, [0, 0, 0]);
     first.record(1);
-    // The shell has begun to read the first line before this records; it reads the second while it does.
+    // The shell has begun to read the first line before this records; it reads the second while it
+    // does.
     command(&mut machine, "first");
     command(&mut machine, "again");
     let events = first.events();
@@ -411,7 +412,8 @@ fn filters_divide_the_events_of_a_probe_among_sessions() {
     for (client, events) in clients.iter_mut().zip(&found) {
         assert_eq!(client.stats(), (events.len() as u64, 0));
     }
-    // They are started and stopped one after the other, while the shell reads. Each takes its own time of an event.
+    // They are started and stopped one after the other, while the shell reads. Each takes its own
+    // time of an event.
     let times = found.iter().flatten().filter(|event| of_dd(event));
     let times: Vec<_> = times.map(|event| event.time).collect();
     let (Some(first), Some(last)) = (times.iter().min(), times.iter().max()) else {

@@ -1,4 +1,5 @@
-//! What is expected of a guest, as CI asks it: the status, what is told, and the reports, of guests that do it, do not, and crash.
+//! What is expected of a guest, as CI asks it: the status, what is told, and the reports, of guests
+//! that do it, do not, and crash.
 
 use std::ffi::OsString;
 use std::fs;
@@ -366,7 +367,8 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
         "--cmdline",
     ];
     let mut line: Vec<OsString> = words.map(Into::into).into();
-    // The kernel waits before it makes the root file system's device, or a fast host is past it when the trace begins.
+    // The kernel waits before it makes the root file system's device, or a fast host is past it
+    // when the trace begins.
     let command_line = format!("{} rootdelay=3", guest::kernel::cmdline());
     line.extend([command_line.into(), "--kernel".into()]);
     line.push(Kernel::small().path.clone().into());

@@ -1,5 +1,6 @@
-//! The guest changes its own text while probes stand in it: its tracers, probes and modules. It finds what it looks for, no hit goes
-//! astray, and nothing of the probes is left. Its branches are in `guest_patches_branches.rs`.
+//! The guest changes its own text while probes stand in it: its tracers, probes and modules. It
+//! finds what it looks for, no hit goes astray, and nothing of the probes is left. Its branches are
+//! in `guest_patches_branches.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -31,8 +32,8 @@ fn copies(events: &[Event]) -> Vec<usize> {
     counts
 }
 
-/// The numbers that the guest's function tracer knows the functions at `addresses` by, as many behind each included: asking it by
-/// name would have it format the names of all functions.
+/// The numbers that the guest's function tracer knows the functions at `addresses` by, as many
+/// behind each included: asking it by name would have it format the names of all functions.
 fn tracer_numbers(traced: &Traced, addresses: &[Gva], more: usize) -> String {
     let kernel = traced.shell.linux.kernel;
     let linked = kernel.image.symbols().unwrap_or_else(|e| panic!("{e}"));
@@ -106,7 +107,8 @@ fn function_tracers_over_armed_probes() {
     traced.assert_well();
 }
 
-/// Waits until the guest has put `wanted` there, or neither a jump nor an int3: it does so in its own time.
+/// Waits until the guest has put `wanted` there, or neither a jump nor an int3: it does so in its
+/// own time.
 fn wait_for_instruction(traced: &Traced, at: Gva, wanted: Option<u8>) {
     let deadline = Instant::now() + 4 * COMMAND_LIMIT;
     loop {
@@ -131,7 +133,8 @@ fn the_guests_own_probes_where_ours_stand() {
     let before = traced.hash();
     let function = traced.address("vfs_read");
     let instructions = traced.instructions(function, 48);
-    /// Bytes of the NOP that a tracer's call takes the place of. A landing pad before it may be a NOP of four.
+    /// Bytes of the NOP that a tracer's call takes the place of. A landing pad before it may be a
+    /// NOP of four.
     const TRACERS_NOP: usize = 5;
     // Behind it: where the entry's trap stands, and further.
     let straight: Vec<u64> = instructions
@@ -167,7 +170,8 @@ fn the_guests_own_probes_where_ours_stand() {
             "echo 'p:{name} vfs_read+{offset} count=%dx' > kprobe_events"
         ));
         traced.tell(&format!("echo 'count=={COPY_SIZE}' > events/kprobes/{name}/filter; echo 1 > events/kprobes/{name}/enable"));
-        // On the tracer's call the guest uses that; elsewhere it has an int3 at first, and a jump in the end.
+        // On the tracer's call the guest uses that; elsewhere it has an int3 at first, and a jump
+        // in the end.
         let optimised = offset > 0;
         if optimised {
             round("by its int3, or already by its jump", None);

@@ -1,5 +1,6 @@
-//! The guest changes its own text while probes stand in it: the branches and calls of its tracepoints, and other jump labels. No hit goes
-//! astray, and nothing of the probes is left. What else it changes is in `guest_patches.rs`.
+//! The guest changes its own text while probes stand in it: the branches and calls of its
+//! tracepoints, and other jump labels. No hit goes astray, and nothing of the probes is left. What
+//! else it changes is in `guest_patches.rs`.
 
 use std::collections::BTreeMap;
 
@@ -140,7 +141,8 @@ fn every_tracepoint_at_once() {
         println!("{} refused{why}: {}", names.len(), names.join(" "));
     }
     traced.copy(10);
-    // On a slow host a tick of the guest's timer can take longer than a tick: there may be more events than the ring holds.
+    // On a slow host a tick of the guest's timer can take longer than a tick: there may be more
+    // events than the ring holds.
     let mut seen = Vec::new();
     session.drain(|event| seen.push(event));
     let stats = traced.engine.stats();
@@ -168,7 +170,8 @@ fn every_tracepoint_at_once() {
     traced.assert_well();
 }
 
-/// Placing one, the guest decodes the branches of all tracepoints; it takes a trap there for an instruction of another length.
+/// Placing one, the guest decodes the branches of all tracepoints; it takes a trap there for an
+/// instruction of another length.
 #[test]
 fn the_guests_own_probe_beside_tracepoints() {
     let host = host!();
@@ -208,7 +211,8 @@ fn a_tracepoint_where_calls_return() {
     seen.extend(traced.wait_for(&mut session, SOME));
     traced.tell("echo 0 > events/irq/softirq_exit/enable");
     seen.extend(traced.wait_for(&mut session, SOME));
-    // Probes are armed one after the other, and what has begun at the end has not ended: what counts are whole calls.
+    // Probes are armed one after the other, and what has begun at the end has not ended: what
+    // counts are whole calls.
     let is_entry = |event: &Event| event.probe == 2;
     let (Some(first), Some(last)) = (
         seen.iter().position(is_entry),
@@ -238,8 +242,9 @@ fn a_tracepoint_where_calls_return() {
         "the test is about one place"
     );
     assert!(returns.len() >= 5, "{}", returns.len());
-    // An interrupt may come where the guest changes its text: few, and all counted. Before, the traps are out; while there is an int3
-    // of the guest, what its listeners would be called with is not known.
+    // An interrupt may come where the guest changes its text: few, and all counted. Before, the
+    // traps are out; while there is an int3 of the guest, what its listeners would be called with
+    // is not known.
     let stats = traced.engine.stats();
     let lost = stats.lost_returns as usize;
     assert_eq!(entries.len(), returns.len() + lost, "entries");
@@ -264,8 +269,8 @@ fn point(traced: &Traced, address: Gva) -> Probe {
     probe
 }
 
-/// The key is that of the page faults' tracepoints, which they stand behind, or in a kernel without it the tracepoint's own. The call is a
-/// tracepoint's, which leads to its only listener directly.
+/// The key is that of the page faults' tracepoints, which they stand behind, or in a kernel without
+/// it the tracepoint's own. The call is a tracepoint's, which leads to its only listener directly.
 #[test]
 fn other_jump_labels_and_static_calls() {
     const SOME: usize = 40;
@@ -345,7 +350,8 @@ fn other_jump_labels_and_static_calls() {
         let hits = of_labels(&seen);
         let told = seen.iter().filter(|event| event.probe == fault).count();
         println!("{what}: {hits} hits of the label, {told} of the tracepoint");
-        // Starting a program takes some, most of them in user mode. One may have been between the two when the ring was read before.
+        // Starting a program takes some, most of them in user mode. One may have been between the
+        // two when the ring was read before.
         assert!(
             hits > 20 && told > 20 && told <= hits + 1,
             "{what}: {hits} {told}"

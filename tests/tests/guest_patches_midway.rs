@@ -1,5 +1,5 @@
-//! Probes that come and go while the guest is about to read its text: it decodes the instructions of all jump labels, one after
-//! the other, and would die of a trap on one of them.
+//! Probes that come and go while the guest is about to read its text: it decodes the instructions
+//! of all jump labels, one after the other, and would die of a trap on one of them.
 
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,8 @@ fn paused_midway(traced: &Traced) -> Paused {
     }
 }
 
-/// Enables probes on jump labels while the guest decodes those, beside a session of `others`: the guest lives, they are hit
-/// afterwards, and nothing is left.
+/// Enables probes on jump labels while the guest decodes those, beside a session of `others`: the
+/// guest lives, they are hit afterwards, and nothing is left.
 fn probes_come_midway(others: &[&str]) {
     let host = host!();
     let traced = Traced::new(host, &[]);

@@ -1,4 +1,5 @@
-//! The trace devices as a guest has them: files in /dev/virtio-ports, with what `--guest-ports` lets it do.
+//! The trace devices as a guest has them: files in /dev/virtio-ports, with what `--guest-ports`
+//! lets it do.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -189,7 +190,8 @@ fn a_guest_that_may_only_read_is_told_so_and_reads_what_the_host_traces() {
     world.stop(NAME, machine);
 }
 
-/// The messages of probes/src/dt/wire.rs: an open in today's layout, and the request for the counts, which is answered by 32 bytes.
+/// The messages of probes/src/dt/wire.rs: an open in today's layout, and the request for the
+/// counts, which is answered by 32 bytes.
 #[test]
 fn dt_answers_a_guest_that_may_write() {
     let host = host!();

@@ -1,5 +1,5 @@
-//! The guest's own uprobes at places that are probed, and beside them in the same page: both see every call, and nothing of the one is
-//! taken for the other's.
+//! The guest's own uprobes at places that are probed, and beside them in the same page: both see
+//! every call, and nothing of the one is taken for the other's.
 
 use iced_x86::{Decoder, DecoderOptions};
 use introspect::x86_64::PAGE;

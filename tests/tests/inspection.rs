@@ -1,4 +1,5 @@
-//! A crowded guest, looked into from outside: everything that is read agrees with what the guest itself says in /proc.
+//! A crowded guest, looked into from outside: everything that is read agrees with what the guest
+//! itself says in /proc.
 
 use introspect::PausedMemory;
 use introspect::kernel::task_list::TaskInfo;

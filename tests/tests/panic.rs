@@ -1,4 +1,5 @@
-//! A guest's panic ends its run with status 1 and in the kernel's own words, however it comes about and ends.
+//! A guest's panic ends its run with status 1 and in the kernel's own words, however it comes about
+//! and ends.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,8 +11,8 @@ use support::{Kernel, host};
 use vmm::machine::{MachineConfig, SerialOutput};
 use vmm::snapshot::{self, KernelReference, SnapshotInfo};
 
-/// Words that the kernel does not know, one of which is one too many (`MAX_INIT_ARGS` in init/main.c). It says
-/// so as soon as it has a console: long before it can be located.
+/// Words that the kernel does not know, one of which is one too many (`MAX_INIT_ARGS` in
+/// init/main.c). It says so as soon as it has a console: long before it can be located.
 const WORDS: usize = 40;
 const TOO_MANY: &str = "Too many boot init vars at `word";
 /// Memory of the guests.
@@ -108,7 +109,8 @@ fn a_panic_is_told_of_a_restored_machine() {
         },
     );
     let booted = booted.unwrap_or_else(|e| panic!("{e}"));
-    // Saved before its first instruction, so that no host is too fast. The kernel's file may be lost since.
+    // Saved before its first instruction, so that no host is too fast. The kernel's file may be
+    // lost since.
     for (name, path) in [
         ("kept", kernel.path.as_path()),
         ("lost", Path::new("/nowhere/vmlinux")),

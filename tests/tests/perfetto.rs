@@ -1,5 +1,5 @@
-//! Timelines as Perfetto's own definitions read them: of records in a file, for which no KVM is needed, and of a guest. The network is
-//! needed only the first time.
+//! Timelines as Perfetto's own definitions read them: of records in a file, for which no KVM is
+//! needed, and of a guest. The network is needed only the first time.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! The ports of a running machine's trace devices, as a user finds them: sockets, `ctl`, `read`, and files in a folder.
+//! The ports of a running machine's trace devices, as a user finds them: sockets, `ctl`, `read`,
+//! and files in a folder.
 //!
 //! Where any guest will do it is the micro guest, which starts in no time.
 
@@ -337,7 +338,8 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     }
     let round = |number: usize| {
         let connect = || UnixStream::connect(socket(&world, "trace")).expect("the socket is there");
-        // One that never reads, one that goes after some bytes, and commands whose output nobody reads.
+        // One that never reads, one that goes after some bytes, and commands whose output nobody
+        // reads.
         let still = connect();
         let mut some = [0; 100];
         connect().read_exact(&mut some).expect("lines come");

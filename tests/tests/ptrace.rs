@@ -1,5 +1,5 @@
-//! ptrace(3) of Linux guests: records that agree with what the guests' kernels count themselves, of whom they are asked for, and an
-//! unchanged guest.
+//! ptrace(3) of Linux guests: records that agree with what the guests' kernels count themselves, of
+//! whom they are asked for, and an unchanged guest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -34,7 +34,8 @@ fn assert_one_runs(records: &[Record]) {
     }
 }
 
-/// Returns the page faults among `records` that are not those at `addresses`, each with what comes before and after it.
+/// Returns the page faults among `records` that are not those at `addresses`, each with what comes
+/// before and after it.
 fn faults_beyond(records: &[Record], addresses: impl Iterator<Item = u64>) -> Vec<&[Record]> {
     const BESIDE: usize = 4;
     let mut addresses = addresses.peekable();
@@ -49,8 +50,8 @@ fn faults_beyond(records: &[Record], addresses: impl Iterator<Item = u64>) -> Ve
     beyond
 }
 
-/// Divides calls of `handle_mm_fault`, entries and returns, into those that have done it and the number of those that are
-/// made once more.
+/// Divides calls of `handle_mm_fault`, entries and returns, into those that have done it and the
+/// number of those that are made once more.
 fn fault_calls(events: Vec<Event>) -> (Vec<Event>, usize) {
     /// `VM_FAULT_RETRY` (include/linux/mm_types.h).
     const RETRY: u64 = 0x400;
@@ -178,7 +179,8 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let calls = done.len() + if counts_retried { retried } else { 0 };
     assert_eq!(calls as u64, counted.faults, "pgfault, {retried} retried");
     assert_eq!(faults.len() - alone.len(), by_exception.len());
-    // What the kernel mends or refuses before it looks for a mapping does not count there: few in a guest that is well.
+    // What the kernel mends or refuses before it looks for a mapping does not count there: few in a
+    // guest that is well.
     assert!(20 * alone.len() <= faults.len(), "{alone:x?}");
     assert!(
         others.keys().all(|name| !name.contains("fault_addr")),
@@ -304,7 +306,8 @@ fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
             .contains(&format!("\ntrace {pid} 1\n")),
         "followed"
     );
-    // A shell at a terminal ignores SIGTERM, and so does its copy until that has executed another program.
+    // A shell at a terminal ignores SIGTERM, and so does its copy until that has executed another
+    // program.
     traced
         .shell
         .type_lines(&[&format!("kill -9 {pid}; wait {pid}; true")]);
@@ -371,7 +374,8 @@ fn commands_and_opens_are_those_of_the_manual_page() {
     drop(traced.open());
 }
 
-/// The kernel's own tracepoints, of which the device uses one: seen by another session over the same time.
+/// The kernel's own tracepoints, of which the device uses one: seen by another session over the
+/// same time.
 #[test]
 fn events_are_as_many_as_the_kernels_tracepoints_have() {
     const EVENTS: [&str; 7] = [

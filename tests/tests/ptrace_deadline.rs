@@ -1,4 +1,5 @@
-//! ptrace(3) of a task under deadline scheduling: its way in and out, its periods, and what becomes of its slices.
+//! ptrace(3) of a task under deadline scheduling: its way in and out, its periods, and what becomes
+//! of its slices.
 
 use probes::ptrace::record::{EventType, Record, SleepState, name_of, sleep_parts};
 use support::host;
@@ -53,8 +54,9 @@ fn a_deadline_task_is_admitted_released_throttled_and_expelled() {
     }
     // Three rounds of more than a slice each, and up to three yields.
     assert!(count(EventType::Slice) >= 3, "{names:?}");
-    // One that comes when the period is over already, since the host held the guest up, gives up nothing: the next slice begins at once
-    // (update_curr_dl() and start_dl_timer() in kernel/sched/deadline.c).
+    // One that comes when the period is over already, since the host held the guest up, gives up
+    // nothing: the next slice begins at once (update_curr_dl() and start_dl_timer() in
+    // kernel/sched/deadline.c).
     assert!((1..=3).contains(&count(EventType::Yield)), "{names:?}");
     assert!(count(EventType::Release) >= 6, "{names:?}");
     for pair in events.windows(2) {

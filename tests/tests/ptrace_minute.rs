@@ -1,8 +1,10 @@
-//! A busy minute of a Linux guest, told by ptrace(3) and by the guest's own /proc, which must agree.
+//! A busy minute of a Linux guest, told by ptrace(3) and by the guest's own /proc, which must
+//! agree.
 //!
-//! The guest reads its counters by grep(1), before and after. A counter is what it was when a read(2) of that grep took it: the
-//! guest has one CPU and a kernel that is not preempted, so nothing else comes between that system call's record and the number. Which
-//! read(2) that is matters, since grep itself faults between one and the next.
+//! The guest reads its counters by grep(1), before and after. A counter is what it was when a
+//! read(2) of that grep took it: the guest has one CPU and a kernel that is not preempted, so
+//! nothing else comes between that system call's record and the number. Which read(2) that is
+//! matters, since grep itself faults between one and the next.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,8 +26,9 @@ const CALLS: u64 = 20;
 /// Numbers of read(2) and getppid(2).
 const READ: u64 = 0;
 const GETPPID: u64 = 110;
-/// What the guest reads, in this order, before and after, and which read(2) of a grep takes the number. Most files are made whole by the first; the
-/// counts of /proc/vmstat are taken anew by each (vmstat_start() in mm/vmstat.c), and the line of this one begins behind the 1024 bytes that
+/// What the guest reads, in this order, before and after, and which read(2) of a grep takes the
+/// number. Most files are made whole by the first; the counts of /proc/vmstat are taken anew by
+/// each (vmstat_start() in mm/vmstat.c), and the line of this one begins behind the 1024 bytes that
 /// the C library reads at once.
 const COUNTERS: [(&str, &str, usize); 4] = [
     ("ctxt", "/proc/stat", 0),
@@ -151,8 +154,8 @@ fn a_busy_minute_is_what_the_guest_counts() {
     println!("system calls of syscount: {calls}, made {}", rounds * CALLS);
     assert_eq!(calls, rounds * CALLS, "getppid");
 
-    // The counter counts calls of handle_mm_fault. Each is of an exception, or the kernel's own on behalf of a program; an exception
-    // has one, or is one that nothing is mapped for.
+    // The counter counts calls of handle_mm_fault. Each is of an exception, or the kernel's own on
+    // behalf of a program; an exception has one, or is one that nothing is mapped for.
     let exceptions: Vec<&Record> = between(pgfault).iter().filter(|it| is_fault(it)).collect();
     let [from, to] = [pgfault.0, pgfault.1].map(|at| records[at].time);
     let time = |event: &Event| i64::try_from(traced.clock.unix_ns(event.tsc)).unwrap_or(i64::MAX);

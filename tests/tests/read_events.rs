@@ -1,5 +1,5 @@
-//! The reader of events in Python, `cli/examples/read_events.py`, on recorded events: from a file, from a pipe, and from a socket like those in
-//! a machine's run directory.
+//! The reader of events in Python, `cli/examples/read_events.py`, on recorded events: from a file,
+//! from a pipe, and from a socket like those in a machine's run directory.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -121,7 +121,8 @@ fn lines_are_read() {
     assert_eq!(lines("trace", &bytes), expected);
 }
 
-/// The same events as objects: process, time, CPU, and argument are the same, and what is decoded comes besides.
+/// The same events as objects: process, time, CPU, and argument are the same, and what is decoded
+/// comes besides.
 #[test]
 fn objects_are_read() {
     let (mut json, mut format) = (Vec::new(), Json::new());

@@ -1,7 +1,9 @@
-//! The scripts that come with exotrace, run over a Linux guest in which something happens that each of them is about.
+//! The scripts that come with exotrace, run over a Linux guest in which something happens that each
+//! of them is about.
 //!
-//! Two are of static probes that no program of this guest has: `icmp.bt` runs in `usdt.rs`; of `usdt.bt`, which needs a C library other than
-//! Debian's, the command's own tests see that it can be read.
+//! Two are of static probes that no program of this guest has: `icmp.bt` runs in `usdt.rs`; of
+//! `usdt.bt`, which needs a C library other than Debian's, the command's own tests see that it can
+//! be read.
 
 use std::collections::HashMap;
 
@@ -153,7 +155,8 @@ fn system_calls_are_counted() {
                 .unwrap_or_default(),
         )
     };
-    // The shell writes two marks at least, syscount's own line is a few pieces, and dd writes 37 times.
+    // The shell writes two marks at least, syscount's own line is a few pieces, and dd writes 37
+    // times.
     assert!((40..60).contains(&calls(&all, "write")), "{all}");
     assert!((2..20).contains(&calls(&of_shell, "write")), "{of_shell}");
     assert!(!of_shell.contains("@nanoseconds[getppid]"), "{of_shell}");

@@ -1,5 +1,6 @@
-//! A kernel as distributions have them, with modules, ORC and types in memory: what is read of it from outside agrees with what it
-//! says itself, and its stacks reach their end from wherever it was stopped.
+//! A kernel as distributions have them, with modules, ORC and types in memory: what is read of it
+//! from outside agrees with what it says itself, and its stacks reach their end from wherever it
+//! was stopped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -35,7 +36,8 @@ fn with_module(host: &support::Host) -> Shell {
     shell
 }
 
-/// The letter that the kernel gives a symbol of a module (`elf_type`, kernel/module/kallsyms.c), of those that occur in brd.
+/// The letter that the kernel gives a symbol of a module (`elf_type`, kernel/module/kallsyms.c), of
+/// those that occur in brd.
 fn letter(flags: u64, kind: u32) -> char {
     match (flags, kind) {
         _ if flags & u64::from(elf::SHF_EXECINSTR) != 0 => 't',
@@ -45,7 +47,8 @@ fn letter(flags: u64, kind: u32) -> char {
     }
 }
 
-/// Returns the symbols of the module as the guest's /proc/kallsyms has them. Letters of exported ones are small here too.
+/// Returns the symbols of the module as the guest's /proc/kallsyms has them. Letters of exported
+/// ones are small here too.
 fn listed_symbols(shell: &Shell) -> Vec<(u64, char, String)> {
     let answer = shell
         .start("grep -F '[brd]' /proc/kallsyms")
@@ -54,15 +57,17 @@ fn listed_symbols(shell: &Shell) -> Vec<(u64, char, String)> {
         let mut words = line.split_whitespace();
         let address = u64::from_str_radix(words.next()?, 16).ok()?;
         let letter = words.next()?.chars().next()?.to_ascii_lowercase();
-        // Compilers' local labels are listed, and no address is ever named by them (`is_mapping_symbol`).
+        // Compilers' local labels are listed, and no address is ever named by them
+        // (`is_mapping_symbol`).
         let name = words.next().filter(|name| !name.starts_with(".L"))?;
         Some((address, letter, name.to_owned()))
     });
     symbols.collect()
 }
 
-/// Returns the symbols of the module: its file's, where the guest says that their sections are. Asking /proc/kallsyms would take
-/// a guest of a software KVM two minutes, because it formats all symbols of the kernel first.
+/// Returns the symbols of the module: its file's, where the guest says that their sections are.
+/// Asking /proc/kallsyms would take a guest of a software KVM two minutes, because it formats all
+/// symbols of the kernel first.
 fn told_symbols(shell: &Shell, file: &[u8]) -> Vec<(u64, char, String)> {
     let answer = shell
         .start("cd /sys/module/brd/sections; grep . .[a-z]* _*; cd /")
@@ -116,7 +121,8 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
     let inside = insight.look(machine, |look| {
         let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(modules.error, None);
-        // `brd 16384 0 - Live 0xffffffffa0000000`: the count of users and the users are not read from outside.
+        // `brd 16384 0 - Live 0xffffffffa0000000`: the count of users and the users are not read
+        // from outside.
         let read = modules.items.iter().map(|module| {
             let ranges = module.ranges.iter().map(|range| &range.addresses);
             let size: u64 = ranges.map(|range| range.end - range.start).sum();
@@ -313,7 +319,8 @@ fn stacks_from_within_an_interrupt_lead_to_what_it_interrupted() {
                 "{}",
                 what()
             );
-            // Of the little that spin does elsewhere, its first instructions have no unwind information.
+            // Of the little that spin does elsewhere, its first instructions have no unwind
+            // information.
             if is_spinning(tick) {
                 spinning += 1;
                 assert_eq!(running.program_end, Some(End::Bottom), "{}", what());
@@ -341,7 +348,8 @@ fn stacks_lead_through_the_modules_code() {
         "while true; do dd if=/dev/zero of=/dev/ram0 bs=64k count=8; rmmod brd; insmod /lib/brd.ko; done 2> /dev/null &",
     );
     let is_own = |frame: &String| frame.ends_with(" [brd]");
-    // One of them is called for each page that is written first: the second since Linux 6.5, the third since 6.16.
+    // One of them is called for each page that is written first: the second since Linux 6.5, the
+    // third since 6.16.
     let inserts = ["radix_tree_insert", "__xa_insert", "__xa_cmpxchg"];
     let through = |seen: &&Trapped| seen.running.frames.get(1).is_some_and(is_own);
     let seen =
@@ -401,7 +409,8 @@ fn stacks_reach_their_end_from_every_instruction_of_the_entries() {
             for Trapped { running, .. } in seen.iter().filter(here) {
                 stacks += 1;
                 faults.extend(running.fault());
-                // Of the registers that belong there those of an earlier entry stand there still: it must be said.
+                // Of the registers that belong there those of an earlier entry stand there still:
+                // it must be said.
                 at_border += usize::from(running.program_end == Some(End::AtBorder));
             }
         }

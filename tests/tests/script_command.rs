@@ -1,5 +1,5 @@
-//! Scripts over a Linux guest from the command line: its types, its processes, its text afterwards, and a restored machine that ends with its
-//! script.
+//! Scripts over a Linux guest from the command line: its types, its processes, its text afterwards,
+//! and a restored machine that ends with its script.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};

@@ -1,19 +1,23 @@
-//! What scripts count is what the guest counts itself, exactly: programs that know what they do, and the kernel's own numbers in /proc.
+//! What scripts count is what the guest counts itself, exactly: programs that know what they do,
+//! and the kernel's own numbers in /proc.
 //!
-//! The kernel's numbers go on all the time. Each script therefore counts between two readings of the number: it has a probe at the kernel
-//! function that shows it, and counts while that was entered once. These guests have one vCPU and a kernel that is not preempted, so between
-//! that entry and the reading of the number nothing else runs but interrupts.
+//! The kernel's numbers go on all the time. Each script therefore counts between two readings of
+//! the number: it has a probe at the kernel function that shows it, and counts while that was
+//! entered once. These guests have one vCPU and a kernel that is not preempted, so between that
+//! entry and the reading of the number nothing else runs but interrupts.
 
 use support::scripts::ScriptGuest;
 use support::traced::Traced;
 use support::user_guest::{ALLOCS, UserGuest};
 use support::{host, strace};
 
-/// Faults that the kernel does not count: those with VM_FAULT_OOM, SIGBUS, HWPOISON, HWPOISON_LARGE, SIGSEGV, RETRY or FALLBACK
-/// (include/linux/mm_types.h; mm_account_fault() in mm/memory.c).
+/// Faults that the kernel does not count: those with VM_FAULT_OOM, SIGBUS, HWPOISON,
+/// HWPOISON_LARGE, SIGSEGV, RETRY or FALLBACK (include/linux/mm_types.h; mm_account_fault() in
+/// mm/memory.c).
 const NOT_COUNTED: u32 = 0xc73;
 
-/// How often there was a switch, and how many processes there ever were; what else there is would take the serial port long.
+/// How often there was a switch, and how many processes there ever were; what else there is would
+/// take the serial port long.
 const TOTALS: &str = "grep -e ctxt -e processes /proc/stat";
 
 /// Words of a line in the output of a command, from the one behind `name` on, as numbers.
@@ -71,7 +75,8 @@ fn system_calls_by_name_are_those_that_programs_make() {
     );
 }
 
-/// A program under strace, while the script watches: both see the same calls, and as many that fail.
+/// A program under strace, while the script watches: both see the same calls, and as many that
+/// fail.
 #[test]
 fn system_calls_by_name_are_those_that_strace_counts() {
     let host = host!();
@@ -96,7 +101,8 @@ fn system_calls_by_name_are_those_that_strace_counts() {
         panic!("{answer:?}")
     };
     assert!(*total > 40 && *errors > 0, "{answer:?}");
-    // execve begins under the name of whoever calls it, and exit_group has no row, since it does not come back.
+    // execve begins under the name of whoever calls it, and exit_group has no row, since it does
+    // not come back.
     let mut expected: Vec<String> = calls
         .iter()
         .filter(|(name, ..)| *name != "execve")

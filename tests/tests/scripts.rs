@@ -1,6 +1,8 @@
-//! Scripts in the bt language at the hits of a Linux guest: what they put out is what the guest does, and the guest is as before.
+//! Scripts in the bt language at the hits of a Linux guest: what they put out is what the guest
+//! does, and the guest is as before.
 //!
-//! Scripts of a table run at the same time, over one run of a command: they do not disturb each other.
+//! Scripts of a table run at the same time, over one run of a command: they do not disturb each
+//! other.
 
 use probes::bt::compile::Options;
 use probes::bt::session::ScriptStats;
@@ -11,13 +13,14 @@ use support::shell::COMMAND_LIMIT;
 use support::traced::Traced;
 use support::user_guest::{FOR_EVER, UserGuest};
 
-/// A script, and the lines it puts out. `$1` in those is the first word that the command prints, and so on.
+/// A script, and the lines it puts out. `$1` in those is the first word that the command prints,
+/// and so on.
 type Case = (&'static str, &'static [&'static str]);
 
 /// `$1` is the shell, `$2` the process that calls getppid(2) ten times.
 const CALLS: &str = "echo $$; syscount 10 > /dev/null & echo $!; wait $!";
-/// Files in /tmp, each of which is written, read, looked at, renamed and removed: of 1, 38 and 75 letters x. At last it prints a line of 17
-/// letters.
+/// Files in /tmp, each of which is written, read, looked at, renamed and removed: of 1, 38 and 75
+/// letters x. At last it prints a line of 17 letters.
 const FILES: &str = "fsload 3 0 > /dev/null";
 
 const AT_CALLS: &[Case] = &[
@@ -240,7 +243,8 @@ fn scripts_tell_what_happens_to_files() {
     check(AT_FILES, FILES);
 }
 
-/// Also with a filter by process, as -p has it: what it leaves out is counted as what predicates do.
+/// Also with a filter by process, as -p has it: what it leaves out is counted as what predicates
+/// do.
 #[test]
 fn every_hit_either_runs_a_rule_or_is_counted_as_filtered() {
     let host = host!();
@@ -354,7 +358,8 @@ fn functions_of_a_program_run_scripts_at_their_entry_and_return() {
         let (name, pc) = round.split_once(' ').unwrap_or_default();
         assert_eq!(name, format!("0x{pc}"));
     }
-    // create_file is called by one_round, that by program, and nobody else is on the stack but the start.
+    // create_file is called by one_round, that by program, and nobody else is on the stack but the
+    // start.
     let created = |number: u32| format!("create_file /tmp/fsload.{number} 4");
     let [a, b, c] = [0, 1, 2].map(created);
     assert_eq!(

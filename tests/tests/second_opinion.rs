@@ -1,5 +1,6 @@
-//! What is read from a kernel's image alone, compared with what other people's programs read from the same image: every symbol, every member
-//! of every struct, every record of unwind information; and what it tells of tracepoints. No KVM is needed; the network only the first time.
+//! What is read from a kernel's image alone, compared with what other people's programs read from
+//! the same image: every symbol, every member of every struct, every record of unwind information;
+//! and what it tells of tracepoints. No KVM is needed; the network only the first time.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -115,7 +116,8 @@ fn every_symbol_of_the_small_kernel_is_in_its_system_map() {
 /// Where a member stands by both; `None` where it is not there.
 type Place = Option<(u64, u64)>;
 
-/// Bit offset and size; of a bitfield the first alone, since one counts its own bytes and the other those of its type.
+/// Bit offset and size; of a bitfield the first alone, since one counts its own bytes and the other
+/// those of its type.
 fn compared(btf: &Btf, path: &str, theirs: Option<&Member>) -> (Place, Place) {
     let bitfield = theirs.is_some_and(|member| member.bitfield);
     let size = |size| if bitfield { 0 } else { size };
@@ -180,7 +182,8 @@ fn same_members(name: &str, btf: &Btf, structures: &Structures) -> usize {
     count
 }
 
-/// Compares the members that this program asks for by name: what one does not find the other must not find. Those that are there.
+/// Compares the members that this program asks for by name: what one does not find the other must
+/// not find. Those that are there.
 fn same_paths(
     name: &str,
     btf: &Btf,
@@ -210,8 +213,9 @@ fn same_paths(
     there
 }
 
-/// Every text in the sources of the readers that is written like the path of a member. Paths that are put together when the program runs
-/// are not found so, but are members of some struct and compared with all others.
+/// Every text in the sources of the readers that is written like the path of a member. Paths that
+/// are put together when the program runs are not found so, but are members of some struct and
+/// compared with all others.
 fn paths_in_sources() -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     let mut folders = vec![data::source("introspect/src")];
@@ -250,7 +254,8 @@ fn every_orc_record_says_what_objtool_prints() {
         let kernel = OtherKernel::debian(version);
         let name = &kernel.name;
         let table = orc_of(&kernel).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Until 6.3 a record says apart from its type whether the stack ends there; since 6.4 that is a type.
+        // Until 6.3 a record says apart from its type whether the stack ends there; since 6.4 that
+        // is a type.
         let text = match version {
             "6.1" => text_with_end,
             _ => text_with_signal,
@@ -312,7 +317,8 @@ fn text_with_signal(entry: &OrcEntry) -> String {
     )
 }
 
-/// What the small and the rich kernel have alike may be otherwise elsewhere: 6.12 is built of other structures.
+/// What the small and the rich kernel have alike may be otherwise elsewhere: 6.12 is built of other
+/// structures.
 #[test]
 fn debians_kernels_tell_of_their_tracepoints() {
     for version in DEBIAN_VERSIONS {

@@ -1,4 +1,5 @@
-//! A restored Linux guest as its user finds it: the shell answers, copies are apart, time goes on, and it ends as it is told.
+//! A restored Linux guest as its user finds it: the shell answers, copies are apart, time goes on,
+//! and it ends as it is told.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Functions of a running Linux kernel, probed from outside: exact events, exact counts, an unchanged guest.
+//! Functions of a running Linux kernel, probed from outside: exact events, exact counts, an
+//! unchanged guest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,8 +47,9 @@ fn no_trap_stands_where_the_kernel_executes_nothing() {
     assert_eq!(armed.is_err(), place.no_execute);
 }
 
-/// The line that makes a program and runs it, whose page faults leave the kernel with a number of its choice in R15. The kernel's
-/// way out to programs begins where all registers lie on the stack, R15 on top.
+/// The line that makes a program and runs it, whose page faults leave the kernel with a number of
+/// its choice in R15. The kernel's way out to programs begins where all registers lie on the stack,
+/// R15 on top.
 fn fault_with(r15: u64) -> String {
     const PAGES: u32 = 64;
     let area = tiny_program::BASE as u32 + 0x1000;
@@ -66,7 +68,8 @@ fn fault_with(r15: u64) -> String {
     format!("{made} && /tmp/faults && rm /tmp/faults")
 }
 
-/// Code that is jumped to has no return address. What its caller left on the stack may be the number of a program.
+/// Code that is jumped to has no return address. What its caller left on the stack may be the
+/// number of a program.
 #[test]
 fn a_program_does_not_choose_where_traps_for_returns_stand() {
     let host = host!();
@@ -169,7 +172,8 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
         .find_map(|l| l.strip_prefix("pid=")?.parse::<u32>().ok());
     assert!(pid.is_some(), "no pid: {answer:?}");
 
-    // One task, and none of these functions calls another of them but do_filp_open: calls and returns alternate.
+    // One task, and none of these functions calls another of them but do_filp_open: calls and
+    // returns alternate.
     let of = |function: usize| {
         let own = events
             .iter()
@@ -216,7 +220,8 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     assert_eq!(shell.output("echo well"), "well");
 }
 
-/// By the number alone, as the kernel's own table has it; the calls of one program, with the file's name it opens.
+/// By the number alone, as the kernel's own table has it; the calls of one program, with the file's
+/// name it opens.
 #[test]
 fn system_calls_of_a_program_are_seen_with_arguments_strings_and_results() {
     const WRITE: u32 = 1;

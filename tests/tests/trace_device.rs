@@ -1,5 +1,5 @@
-//! The device trace(3) over a Linux guest: its commands and their errors, what its lines tell of programs whose calls are known, and
-//! that nothing is left of it.
+//! The device trace(3) over a Linux guest: its commands and their errors, what its lines tell of
+//! programs whose calls are known, and that nothing is left of it.
 
 use std::sync::Arc;
 
@@ -291,7 +291,8 @@ fn interrupts_are_ignored_unless_all_is_said() {
         "trace t on",
         "size 16",
     ]);
-    // Ticks come to a CPU that is not idle: until the clock, of hundredths of a second, has gone on five times.
+    // Ticks come to a CPU that is not idle: until the clock, of hundredths of a second, has gone on
+    // five times.
     let busy = "for i in 1 2 3 4 5; do read a b </proc/uptime; c=$a; \
                 while [ $c = $a ]; do read c b </proc/uptime; done; done";
     let (lines, _) = traced.trace("start", busy);

@@ -1,5 +1,5 @@
-//! Tracepoints, jump labels and the owners of pages, read from outside: they agree with the kernel's image, with what the
-//! guest lists in tracefs, and with what it does when told to trace.
+//! Tracepoints, jump labels and the owners of pages, read from outside: they agree with the
+//! kernel's image, with what the guest lists in tracefs, and with what it does when told to trace.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -71,7 +71,8 @@ fn is_rewritten(view: MemoryView<'_>, code: Gva, target: Gva) -> Result<bool, St
     }
 }
 
-/// Whether the code from `at` on calls the tracepoint's functions, wherever it branches to on the way.
+/// Whether the code from `at` on calls the tracepoint's functions, wherever it branches to on the
+/// way.
 fn calls(view: MemoryView<'_>, tracepoint: &Tracepoint, at: Gva) -> bool {
     let wanted = [tracepoint.call_trampoline, tracepoint.iterator].map(|to| to.map(|to| to.0));
     let (mut open, mut seen) = (vec![at.0], HashSet::new());
@@ -95,7 +96,8 @@ fn calls(view: MemoryView<'_>, tracepoint: &Tracepoint, at: Gva) -> bool {
     false
 }
 
-/// The jump table of the kernel's file, which the kernel sorts when it starts: (code, target, key, likely), ascending.
+/// The jump table of the kernel's file, which the kernel sorts when it starts: (code, target, key,
+/// likely), ascending.
 fn labels_of_image(kernel: &Kernel, slide: u64) -> Vec<(u64, u64, u64, bool)> {
     let symbols = kernel.image.symbols().unwrap_or_else(|e| panic!("{e}"));
     let bound = |name| symbols.address_of(name).unwrap_or_else(|| panic!("{name}"));
@@ -145,7 +147,8 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
         let (found, labels) = read(&look, &btf);
         let symbols = look.system().symbols();
 
-        // Each with its name and at its address, and no other. Since Linux 6.16 some have a `tracepoint_ext` besides.
+        // Each with its name and at its address, and no other. Since Linux 6.16 some have a
+        // `tracepoint_ext` besides.
         let is_extension = |name: &str| {
             let of = name.strip_prefix("ext_").map(|of| format!("__tracepoint_{of}"));
             of.is_some_and(|of| symbols.address_of(&of).is_some())
@@ -216,8 +219,8 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
         );
         println!("without sites: {without:?}\nwith sites of which none is before the call: {not_calling:?}");
         assert_eq!(taken, 0, "nobody traces");
-        // Many sites only ask whether the key is on, of all that take the lock of a process's memory for one. But somewhere is
-        // the call.
+        // Many sites only ask whether the key is on, of all that take the lock of a process's
+        // memory for one. But somewhere is the call.
         assert!(not_calling.len() * 20 <= found.items.len(), "{not_calling:?}");
         assert!(without.len() * 5 <= found.items.len(), "{without:?}");
         assert_eq!(parameters, found.items.len());
@@ -338,8 +341,8 @@ fn a_kernel_without_tracepoints_has_an_empty_list() {
     });
 }
 
-/// Compares the owners of all pages with the files that processes have mapped. Returns how many pages of RAM are a
-/// file's, and how many mapped pages were compared.
+/// Compares the owners of all pages with the files that processes have mapped. Returns how many
+/// pages of RAM are a file's, and how many mapped pages were compared.
 fn owners(look: &PausedSystem<'_>, btf: &Btf) -> (usize, usize) {
     let view = look.kernel();
     let cache = PageCacheLayout::new(btf, look.system().symbols());
@@ -383,7 +386,8 @@ fn owners(look: &PausedSystem<'_>, btf: &Btf) -> (usize, usize) {
                 });
                 let what = || format!("{} at {at:#x} in {area:?}", process.pid);
                 match expected {
-                    // Its own copy, because it wrote there, maybe before it gave up the right to: but never its code.
+                    // Its own copy, because it wrote there, maybe before it gave up the right to:
+                    // but never its code.
                     Some(_) if !is_text && owner.is_none() => continue,
                     _ => assert_eq!(owner, expected, "{}", what()),
                 }

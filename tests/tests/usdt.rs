@@ -1,5 +1,5 @@
-//! Static probes of programs in a running Linux guest, probed from outside: each firing seen once, with its arguments, and the counters by which
-//! programs know that somebody listens.
+//! Static probes of programs in a running Linux guest, probed from outside: each firing seen once,
+//! with its arguments, and the counters by which programs know that somebody listens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,7 +67,8 @@ fn negative(number: i64) -> u64 {
     number.cast_unsigned()
 }
 
-/// What each probe of the program is given in a round, as its source says; `None` where that is an address, or not to be known.
+/// What each probe of the program is given in a round, as its source says; `None` where that is an
+/// address, or not to be known.
 fn expected(round: u64) -> Vec<(&'static str, Vec<Option<u64>>)> {
     let signed = round.cast_signed();
     let byte = |number: u64| number & 0xff;
@@ -334,7 +335,8 @@ const CPP_NEEDS: [&str; 2] = [
     "usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
 ];
 
-/// The examples of the macros of SDT(9), as gcc and rustc make them: what each is called in the guest, and its bytes.
+/// The examples of the macros of SDT(9), as gcc and rustc make them: what each is called in the
+/// guest, and its bytes.
 fn examples() -> [(&'static str, Vec<u8>); 2] {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let made = |program: Program| {

@@ -1,5 +1,5 @@
-//! Functions of programs and libraries in a running Linux guest, probed from outside: exact counts by process. What the guest itself sees
-//! of the probes is in `user_text_hidden.rs`.
+//! Functions of programs and libraries in a running Linux guest, probed from outside: exact counts
+//! by process. What the guest itself sees of the probes is in `user_text_hidden.rs`.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,8 @@ use support::tracing::{self, SLOTS};
 use support::user_guest::{ALLOCS, FOR_EVER, FSLOAD, LIBC, UserGuest};
 use support::{Kernel, Linux, Shell, host, shell};
 
-/// Lets a process go on that waits for a line from `/tmp/go`, and waits until it and its children, which hold `/tmp/done` open, have ended.
+/// Lets a process go on that waits for a line from `/tmp/go`, and waits until it and its children,
+/// which hold `/tmp/done` open, have ended.
 const RELEASE: &str = "(cat /tmp/done & echo > /tmp/go; wait)";
 /// Calls of a function whose count is to be exact.
 const MANY: u64 = 20_000;
@@ -140,7 +141,8 @@ fn a_page_that_was_not_in_memory_is_traced_from_its_first_instruction_on() {
     guest.assert_clean(&sites);
 }
 
-/// `one_round` of allocs, called many times by each of `commands`' processes while another session comes and goes.
+/// `one_round` of allocs, called many times by each of `commands`' processes while another session
+/// comes and goes.
 fn many_calls(guest: &UserGuest, command: &str, processes: u64) {
     let shell = &guest.shell;
     guest.spawn_sleeper(&format!("allocs 0 {FOR_EVER}"));

@@ -1,5 +1,6 @@
-//! Programs in a running Linux guest that have pages of their own instead of their file's, since somebody has written to their text: they are
-//! traced there, and nobody else's bytes are taken for ours.
+//! Programs in a running Linux guest that have pages of their own instead of their file's, since
+//! somebody has written to their text: they are traced there, and nobody else's bytes are taken for
+//! ours.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -152,8 +153,9 @@ fn a_breakpoint_of_another_debugger_is_hit_by_both() {
     guest.assert_clean(&ours);
 }
 
-/// A program's own page, and what becomes of it. In each way `moves` calls the function there once before somebody writes to the page and
-/// once after that; then it moves, unmaps, leaves behind or dumps it.
+/// A program's own page, and what becomes of it. In each way `moves` calls the function there once
+/// before somebody writes to the page and once after that; then it moves, unmaps, leaves behind or
+/// dumps it.
 #[test]
 fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
     let host = host!();

@@ -1,5 +1,5 @@
-//! Programs on a disk: their pages are written to it while they are traced, leave memory, and come back; the disk has nothing of ours, and
-//! no call is missed but while a page is on its way.
+//! Programs on a disk: their pages are written to it while they are traced, leave memory, and come
+//! back; the disk has nothing of ours, and no call is missed but while a page is on its way.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,8 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
     traced.enable_fsload("/tmp/disk/y");
     wait_for_calls(&traced, "one_round");
 
-    // Its pages are written while it runs: they are as they should be, and it is traced afterwards without having to start anew.
+    // Its pages are written while it runs: they are as they should be, and it is traced afterwards
+    // without having to start anew.
     let (before, suspended) = (guest.user_sites(), guest.engine.stats().suspended);
     assert_eq!(guest.standing(&before), before);
     tell("sync");
@@ -49,7 +50,8 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
     wait_for_calls(&traced, "one_round");
     assert_eq!(guest.engine.stats().waiting_pages, 0);
 
-    // They leave, and are read from the disk again. The inode stays: with that the file would be another to the engine.
+    // They leave, and are read from the disk again. The inode stays: with that the file would be
+    // another to the engine.
     guest.kill(running);
     tell("echo 1 > /proc/sys/vm/drop_caches");
     assert_eq!(guest.user_sites().len(), 0);

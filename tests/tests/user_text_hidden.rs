@@ -1,5 +1,6 @@
-//! Functions of programs and libraries in a running Linux guest, probed from outside: nothing of ours is in any byte that the guest reads,
-//! copies, runs or frees. Whether all calls are seen is in `user_text.rs`; programs that have text of their own in `user_text_copies.rs`.
+//! Functions of programs and libraries in a running Linux guest, probed from outside: nothing of
+//! ours is in any byte that the guest reads, copies, runs or frees. Whether all calls are seen is
+//! in `user_text.rs`; programs that have text of their own in `user_text_copies.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

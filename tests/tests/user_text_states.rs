@@ -1,6 +1,6 @@
-//! Programs that come to a probe in a state of the CPU to which the displaced instruction matters: stepped by a debugger,
-//! with floating-point exceptions unmasked, with anything on top of their stack. They run as without a probe, and no state
-//! of theirs ends the machine.
+//! Programs that come to a probe in a state of the CPU to which the displaced instruction matters:
+//! stepped by a debugger, with floating-point exceptions unmasked, with anything on top of their
+//! stack. They run as without a probe, and no state of theirs ends the machine.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,8 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     let counts: Vec<_> = entries.iter().map(|entry| traced.stats(*entry)).collect();
     let hits: Vec<u64> = counts.iter().map(|stats| stats.hits).collect();
     let given_up: Vec<u64> = counts.iter().map(|stats| stats.given_up).collect();
-    // A shift by more than the operand has bits is left to the CPU, where that can be stepped over in a program.
+    // A shift by more than the operand has bits is left to the CPU, where that can be stepped over
+    // in a program.
     match host.profile.int3_user {
         Int3::GuestHandler => assert_eq!((hits, given_up), (vec![3, 3, 3, 1], vec![0, 0, 0, 1])),
         _ => assert_eq!((hits, given_up), (vec![3, 3, 3, 3], vec![0; 4])),
@@ -55,12 +56,14 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     guest.assert_clean(&sites);
 }
 
-/// A program says where its function returns to, which may be within an instruction that others execute.
+/// A program says where its function returns to, which may be within an instruction that others
+/// execute.
 #[test]
 fn a_program_does_not_choose_where_traps_for_returns_stand() {
     const PROGRAM: &str = "/tmp/jumps";
     const ROUNDS: u8 = 64;
-    // It pauses if it has an argument: cmpq $1, (%rsp); je behind; mov $34, %eax; syscall: pause(); behind:
+    // It pauses if it has an argument: cmpq $1, (%rsp); je behind; mov $34, %eax; syscall: pause();
+    // behind:
     let mut code = vec![0x48, 0x83, 0x3c, 0x24, 1, 0x74, 7];
     code.extend([0xb8, 34, 0, 0, 0, 0x0f, 0x05]);
     // Within the third instruction.

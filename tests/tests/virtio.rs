@@ -1,5 +1,5 @@
-//! A guest with virtio devices, as its user finds them: disks, random numbers, a console; and what becomes of them when the driver goes
-//! and comes, and when the guest is saved.
+//! A guest with virtio devices, as its user finds them: disks, random numbers, a console; and what
+//! becomes of them when the driver goes and comes, and when the guest is saved.
 
 use std::collections::VecDeque;
 use std::fs;

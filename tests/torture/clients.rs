@@ -1,4 +1,5 @@
-//! Clients as bad as they come: killed at any moment, sending garbage, reading nothing, asking all the time.
+//! Badly behaved clients: killed at any moment, sending garbage, reading nothing, sending requests
+//! all the time.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -15,13 +16,13 @@ use crate::control::Trace;
 use crate::guest::{HOST_LIMIT, NAME, SOCKETS};
 use crate::phase::Crowd;
 
-/// The figure of clients that were killed.
+/// The name of the figure of killed clients.
 pub const KILLED: &str = "clients killed";
-/// Longest life of a client that is killed.
+/// The longest life of a client that is killed.
 const LONGEST: Duration = Duration::from_millis(600);
-/// Clients that read nothing, at the same time.
+/// The number of clients that read nothing, at the same time.
 const STALLED: usize = 8;
-/// Commands that are killed.
+/// The commands that are killed.
 const COMMANDS: [&[&str]; 11] = [
     &["trace", "vfs_read", "vfs_write"],
     &[
@@ -46,7 +47,7 @@ const COMMANDS: [&[&str]; 11] = [
     &["read", "dt", "kprobe:vfs_read:entry"],
     &["stat", "--hash", "--json"],
 ];
-/// Beginnings that a machine takes seriously.
+/// Beginnings that a machine parses further.
 const BEGINNINGS: [&[u8]; 6] = [
     b"{\"version\":2,\"command\":\"trace\",\"probes\":[\"vfs_*\"",
     b"{\"version\":2,\"command\":\"stat\"}\n",
@@ -67,10 +68,10 @@ pub fn killed(crowd: &Crowd<'_>, mut random: Rng) {
     }
 }
 
-/// Sends what nobody understands to every socket.
+/// Sends garbage to every socket.
 ///
 /// # Panics
-/// If a socket takes no connection.
+/// If a socket accepts no connection.
 pub fn garbage(crowd: &Crowd<'_>, mut random: Rng) {
     while crowd.goes_on() {
         let name = random.choice(SOCKETS).unwrap_or(SOCKETS[0]);
@@ -88,7 +89,7 @@ pub fn garbage(crowd: &Crowd<'_>, mut random: Rng) {
         if random.bool() {
             bytes.push(b'\n');
         }
-        // The machine may hang up at any byte.
+        // The machine may close the connection at any byte.
         let sent = stream.write_all(&bytes);
         if random.bool() {
             let _ = stream.read(&mut [0; 4096]);
@@ -126,7 +127,7 @@ pub fn stalled(crowd: &Crowd<'_>, mut random: Rng) {
     }
 }
 
-/// Asks what the machine can tell of itself and its guest.
+/// Requests everything that the machine can report of itself and its guest.
 ///
 /// # Panics
 /// If it does not answer.
@@ -147,7 +148,7 @@ pub fn curious(crowd: &Crowd<'_>, mut random: Rng) {
         let answer = control
             .ask(&question)
             .unwrap_or_else(|e| panic!("no answer to {question}: {e}"));
-        // A process may have gone.
+        // A process may have ended.
         let refused = answer["answer"] == "error";
         crowd.count("questions", 1);
         crowd.count("questions refused", u64::from(refused));
@@ -155,7 +156,7 @@ pub fn curious(crowd: &Crowd<'_>, mut random: Rng) {
     }
 }
 
-/// Starts a command that says nothing to anybody.
+/// Starts a command without input or output.
 ///
 /// # Panics
 /// If it cannot be started.
@@ -172,9 +173,9 @@ pub fn start(world: &World, words: &[&str]) -> Child {
     command.spawn().unwrap_or_else(|e| panic!("{words:?}: {e}"))
 }
 
-/// Kills it.
+/// Kills a command.
 pub fn kill(child: &mut Child) {
-    // Fails where it has ended by itself, which is as good.
+    // Fails if it has ended by itself, which is as good.
     let _ = child.kill();
     let _ = child.wait();
 }

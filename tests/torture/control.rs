@@ -1,4 +1,5 @@
-//! Another client of the control socket than the command's own: it can hold, drop and spoil a connection as it likes.
+//! A client of the control socket other than the command's own: it can hold, drop and corrupt a
+//! connection at will.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Shutdown;
@@ -9,12 +10,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// How long a machine may take for an answer beside everything else.
+/// The time limit of a machine's answer beside all other load.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// The protocol's version.
 const VERSION: u32 = 2;
 
-/// A machine's control socket.
+/// A client of a machine's control socket.
 pub struct Control {
     socket: PathBuf,
 }
@@ -27,12 +28,12 @@ pub struct Trace {
 }
 
 impl Control {
-    /// Of a path.
+    /// Makes a client of the socket at a path.
     pub fn new(socket: PathBuf) -> Self {
         Self { socket }
     }
 
-    /// Sends a question and returns the one line of its answer.
+    /// Sends a request and returns the one line of its answer.
     ///
     /// # Errors
     /// If there is none.
@@ -40,7 +41,8 @@ impl Control {
         line(&mut self.send(question)?)
     }
 
-    /// Starts a trace of these probes; `request` says more. The inner error is why the machine refuses.
+    /// Starts a trace of these probes; `request` has further fields. The inner error is the
+    /// machine's reason for a refusal.
     ///
     /// # Errors
     /// If the machine does not answer.
@@ -73,7 +75,8 @@ impl Control {
 }
 
 impl Trace {
-    /// Reads events while `work` is done, ends it in order, and returns its last line: a machine gives up who reads nothing.
+    /// Reads events while `work` runs, ends the trace in order, and returns its last line. A
+    /// machine drops a client that reads nothing.
     ///
     /// # Errors
     /// As [`Self::end`].
@@ -88,7 +91,7 @@ impl Trace {
         })
     }
 
-    /// Ends it in order and returns its last line.
+    /// Ends the trace in order and returns its last line.
     ///
     /// # Errors
     /// If it ends without one.

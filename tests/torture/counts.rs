@@ -1,4 +1,5 @@
-//! Counts that have to be exact whatever else goes on: calls of a function and system calls of a program that knows how many it makes.
+//! Counts that must be exact under any load: calls of a function and system calls of a program that
+//! knows its number of them.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -7,7 +8,7 @@ use support::victims::{CALLS, EXACT};
 use crate::guest::Shell;
 use crate::phase::Crowd;
 
-/// The figure of counts that were exact.
+/// The name of the figure of exact counts.
 pub const FIGURE: &str = "exact counts";
 
 /// Counts until the phase ends.

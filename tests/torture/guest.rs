@@ -1,4 +1,5 @@
-//! A machine with the guest of victims, run by the command as users run it, and the shell on its serial port.
+//! A machine with the guest of victims, run by the command as users run it, and the shell on its
+//! serial port.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ use crate::control::Control;
 
 /// The machine's name.
 pub const NAME: &str = "torture";
-/// Its sockets.
+/// The machine's sockets.
 pub const SOCKETS: [&str; 7] = [
     "control",
     "dt",
@@ -26,7 +27,7 @@ pub const SOCKETS: [&str; 7] = [
     "ptrace",
     "ptracectl",
 ];
-/// How long a command on the host may take beside everything else.
+/// The time limit of a command on the host beside all other load.
 pub const HOST_LIMIT: Duration = Duration::from_secs(180);
 /// Parts of the kernel's messages that mean a fault in the guest's kernel.
 const COMPLAINTS: [&str; 5] = [
@@ -39,24 +40,24 @@ const COMPLAINTS: [&str; 5] = [
 
 /// A running machine.
 pub struct Guest {
-    /// Its run directory, and files of the phase.
+    /// The run directory, and files of the phase.
     pub world: World,
 }
 
 /// Resources of a machine, compared while no client uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
-    /// Hash of the kernel's text.
+    /// The hash of the kernel's text.
     pub text: String,
-    /// Places where traps stand.
+    /// The number of sites with a trap in memory.
     pub sites: usize,
-    /// Open files of its process.
+    /// The number of open files of the machine's process.
     pub descriptors: usize,
-    /// Threads of its process.
+    /// The number of threads of the machine's process.
     pub threads: usize,
-    /// Bytes held for guests and clients.
+    /// The bytes held for guests and clients.
     pub held: u64,
-    /// Most that may be.
+    /// The limit of those bytes.
     pub most: u64,
 }
 
@@ -66,7 +67,7 @@ pub struct Shell {
     commands: usize,
 }
 
-/// The words that restore the guest, with a disk of its own.
+/// Returns the words that restore the guest, with a disk of its own.
 pub fn restore(host: &Host, cpus: u8, world: &World) -> Vec<std::ffi::OsString> {
     let disk = world.path("disk");
     victims::make_disk(&disk);
@@ -77,7 +78,8 @@ pub fn restore(host: &Host, cpus: u8, world: &World) -> Vec<std::ffi::OsString> 
     line
 }
 
-/// Waits until a machine answers, with all its sockets there: those of one that was killed are there, too, before.
+/// Waits until a machine answers and all its sockets exist. The sockets of a killed one may exist
+/// before.
 ///
 /// # Panics
 /// If it does not.
@@ -97,7 +99,7 @@ fn folder(world: &World) -> PathBuf {
 }
 
 impl Guest {
-    /// Restores it.
+    /// Restores the guest.
     pub fn start(host: &Host, cpus: u8) -> (Self, Shell) {
         let world = World::new();
         let mut machine = world.start(restore(host, cpus, &world));
@@ -109,17 +111,17 @@ impl Guest {
         (Self { world }, shell)
     }
 
-    /// Its control socket.
+    /// Returns its control socket.
     pub fn control(&self) -> Control {
         Control::new(self.socket("control"))
     }
 
-    /// A socket of it.
+    /// Returns the path of a socket of the machine.
     pub fn socket(&self, name: &str) -> PathBuf {
         folder(&self.world).join(name)
     }
 
-    /// Looks until it is as `is_settled` says, and returns how it was at last.
+    /// Polls until `is_settled` accepts the resources, and returns the last state.
     pub fn settle(&self, limit: Duration, is_settled: impl Fn(&Settled) -> bool) -> Settled {
         let deadline = Instant::now() + limit;
         loop {
@@ -156,10 +158,10 @@ impl Guest {
         }
     }
 
-    /// Ends it in order.
+    /// Ends the machine in order.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it does not end so.
     pub fn stop(self, shell: Shell) {
         self.world.stop(NAME, shell.machine);
     }
@@ -169,7 +171,7 @@ impl Shell {
     /// Runs a line.
     ///
     /// # Panics
-    /// If it does not end in `limit`, or the machine does.
+    /// If it does not end within `limit`, or the machine ends.
     pub fn within(&mut self, line: &str, limit: Duration) -> Answer {
         self.commands += 1;
         let marks = Marks(self.commands);
@@ -192,7 +194,7 @@ impl Shell {
         answer.output
     }
 
-    /// Returns how many rounds each victim says it had.
+    /// Returns the number of rounds that each victim reports.
     pub fn victims(&self) -> BTreeMap<String, u64> {
         let printed = self.printed();
         let lines = printed
@@ -204,7 +206,7 @@ impl Shell {
         lines.collect()
     }
 
-    /// Returns what victims say went wrong.
+    /// Returns the errors that victims report.
     pub fn complaints(&self) -> Vec<String> {
         let printed = self.printed();
         let lines = printed
@@ -213,7 +215,7 @@ impl Shell {
         lines.map(str::to_owned).collect()
     }
 
-    /// Returns what the kernel says went wrong in it.
+    /// Returns the errors that the kernel reports of itself.
     pub fn kernel_complaints(&mut self) -> Vec<String> {
         let log = self.within("dmesg", COMMAND_LIMIT).output;
         let lines = log

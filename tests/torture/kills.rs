@@ -11,7 +11,7 @@ use support::command::{World, words};
 
 use crate::guest::{HOST_LIMIT, NAME, restore, wait_for_machine};
 
-/// Longest time from a client's start to the machine's end.
+/// The longest time from a client's start to the machine's end.
 const LONGEST: Duration = Duration::from_millis(800);
 /// Commands of clients. Each reports the machine's end by its status and a message.
 const CLIENTS: [&str; 6] = [
@@ -26,7 +26,7 @@ const CLIENTS: [&str; 6] = [
 /// Kills machines of the guest with one vCPU.
 ///
 /// # Panics
-/// If a client does not tell of it, or anything is left over.
+/// If a client does not report it, or anything is left over.
 pub fn run(host: &Host, seed: u64, kills: u64) {
     let mut random = Rng::with_seed(seed);
     let world = World::new();
@@ -43,7 +43,7 @@ pub fn run(host: &Host, seed: u64, kills: u64) {
         let ended = machine.finish(HOST_LIMIT);
         assert_eq!(ended.status, -1, "{ended:?}");
         let client = client.finish(HOST_LIMIT);
-        // A save may have been whole before.
+        // The save may have been complete before.
         let is_saved = place.join("saved").exists();
         if is_saved {
             assert_eq!(client.status, 0, "{chosen}: {client:?}");
@@ -57,7 +57,7 @@ pub fn run(host: &Host, seed: u64, kills: u64) {
         let left = fs::read_dir(&place).map_or(0, Iterator::count);
         assert_eq!(left, 0, "files of a save after {chosen}");
     }
-    // One more of the name is started, and ends in order.
+    // One more machine of the name is started, and ends in order.
     let mut last = world.start(restore(host, 1, &world));
     wait_for_machine(&world, &mut last);
     world.stop(NAME, last);
@@ -65,7 +65,7 @@ pub fn run(host: &Host, seed: u64, kills: u64) {
     eprintln!("torture: {kills} machines killed, {saved} of them just after a save");
 }
 
-/// Looks for machines in the run directory, and for processes that work there.
+/// Checks that no machine is left in the run directory, and no process works there.
 fn assert_nothing_left(world: &World) {
     let vms = world.run(words("vms"), HOST_LIMIT);
     assert!(vms.stdout.is_empty(), "{vms:?}");

@@ -1,10 +1,14 @@
-//! `cargo torture`: a guest that does everything nasty at once, while clients arm, disarm, are killed, stop reading and send garbage.
+//! `cargo torture`: a guest under every hard load at once, while clients arm, disarm, are killed,
+//! stop reading and send garbage.
 //!
-//! A phase for each number of vCPUs runs the guest of [`support::victims`] as a user would, with strict confinement, and ends when its time is
-//! up and its share of rounds and kills is reached. Then the guest must be alive, its kernel's text as it was, every count exact that can
-//! be, and the machine's threads, descriptors and memory back within their bounds. A last phase kills machines.
+//! A phase for each number of vCPUs runs the guest of [`support::victims`] as a user would, with
+//! strict confinement. It ends when its time is up and its share of rounds and kills is reached.
+//! Then the guest must be alive, its kernel's text unchanged, and every count that can be exact
+//! must be. The machine's threads, descriptors and memory must be back within their bounds. A last
+//! phase kills machines.
 //!
-//! Takes part in `cargo test` in a short form. Prints a line for each phase as test programs do, and figures on standard error.
+//! It takes part in `cargo test` in a short form. It prints a line for each phase as test programs
+//! do, and figures on standard error.
 
 mod clients;
 mod control;
@@ -62,7 +66,8 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Builds the command beside the tests, and returns whether it could. Cargo, which runs this, builds tests alone.
+/// Builds the command beside the tests, and returns whether that succeeded. Cargo, which runs this,
+/// builds tests alone.
 fn build() -> bool {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)

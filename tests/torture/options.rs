@@ -1,4 +1,4 @@
-//! The command line, and what follows from it: how long each phase takes and what it has to reach.
+//! The command line, and its effects: the length of each phase and its share.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ impl Options {
         self.seed.unwrap_or(self.random)
     }
 
-    /// Returns whether a phase is asked for.
+    /// Returns whether a phase is selected.
     pub fn wants(&self, phase: &str) -> bool {
         self.filter.is_empty() || self.filter.iter().any(|part| phase.contains(part.as_str()))
     }
@@ -68,7 +68,7 @@ impl Options {
         phases
     }
 
-    /// Returns what a phase with a guest has to reach.
+    /// Returns the share of a phase with a guest.
     pub fn share(&self) -> Share {
         let phases = self.cpus.len().max(1) as u64;
         Share {
@@ -78,8 +78,9 @@ impl Options {
         }
     }
 
-    /// Returns about how long everything takes on a host of two CPUs with software KVM, where the guests are kept already: 35 rounds
-    /// and 3 killed clients a second, side by side, a second for each killed machine, and two minutes for a phase's end.
+    /// Returns the approximate minutes of the whole run on a host of two CPUs with software KVM,
+    /// with the guests in the cache. It assumes 35 rounds and 3 killed clients a second, side by
+    /// side, a second for each killed machine, and two minutes for a phase's end.
     pub fn expected_minutes(&self) -> u64 {
         let share = self.share();
         let work = (share.rounds / 35).max(share.client_kills / 3);

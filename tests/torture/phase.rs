@@ -1,4 +1,4 @@
-//! A phase with a guest: its clients at work side by side, then what has to be as it was.
+//! A phase with a guest: its clients run side by side, and then the initial state must be restored.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,34 +13,36 @@ use crate::guest::{Guest, Settled};
 use crate::options::Options;
 use crate::{clients, counts, kills, rounds, saves};
 
-/// How long text may take to be as it was: the kernel takes its own probes away some time after it was told so.
+/// The time limit for the text to be as it was: the kernel removes its own probes some time after
+/// the request.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
-/// How long a machine that has just been restored may take to have all its threads.
+/// The time limit for a newly restored machine to have all its threads.
 const START_LIMIT: Duration = Duration::from_secs(3);
-/// The client that counts: there is always one, who has the guest's shell.
+/// The client that counts: there is always one, which has the guest's shell.
 const COUNTS: &str = "counts";
-/// How often a long phase says how far it is.
+/// The interval at which a long phase reports its progress.
 const TELL_INTERVAL: Duration = Duration::from_secs(60);
-/// How long victims may take to end. A loop's last round may be one of many processes, and nothing has priority.
+/// The time limit for victims to end. A loop's last round may be one of many processes, and nothing
+/// has priority.
 const VICTIMS_LIMIT: Duration = Duration::from_secs(300);
 
 /// One part of a run, with its own machines.
 #[derive(Debug, Clone, Copy)]
 pub enum Phase {
-    /// A guest with so many vCPUs and everything at once.
+    /// A guest with this many vCPUs and everything at once.
     Crowd(u8),
     /// Machines that are killed.
     Kills,
 }
 
-/// Least time, rounds and kills of a phase with a guest.
+/// The least time, rounds and kills of a phase with a guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
-    /// Time.
+    /// The least time.
     pub least: Duration,
-    /// Times that probes were armed and removed.
+    /// The number of times that probes are armed and removed.
     pub rounds: u64,
-    /// Clients killed.
+    /// The number of killed clients.
     pub client_kills: u64,
 }
 
@@ -55,7 +57,7 @@ pub struct Crowd<'g> {
 }
 
 impl Phase {
-    /// Returns its name in the output.
+    /// Returns the phase's name in the output.
     pub fn name(self) -> String {
         match self {
             Self::Crowd(1) => "everything_at_once_on_1_vcpu".to_owned(),
@@ -64,7 +66,7 @@ impl Phase {
         }
     }
 
-    /// Runs it.
+    /// Runs the phase.
     ///
     /// # Panics
     /// If anything is not as it should be.
@@ -83,7 +85,7 @@ impl Crowd<'_> {
         *figures.entry(what).or_default() += number;
     }
 
-    /// Prints the figures each minute until it is over.
+    /// Prints the figures each minute until `is_over` returns true.
     fn tell_until(&self, is_over: impl Fn() -> bool) {
         let mut told = Instant::now();
         while !is_over() {
@@ -117,7 +119,7 @@ impl Crowd<'_> {
     }
 }
 
-/// Ends the other threads of a phase when one has panicked.
+/// A guard that ends the other threads of a phase when one has panicked.
 struct Alarm<'c, 'g>(&'c Crowd<'g>);
 
 impl Drop for Alarm<'_, '_> {
@@ -134,7 +136,7 @@ type Work<'c> = Box<dyn FnOnce() + Send + 'c>;
 fn crowd(host: &Host, cpus: u8, options: &Options) {
     let (guest, mut shell) = Guest::start(host, cpus);
     let idle = guest.settle(START_LIMIT, |_| false);
-    // Each thread has its own numbers, so that they are the same whoever is faster.
+    // Each thread has its own random numbers, so that they do not depend on the threads' speeds.
     let seed = options
         .seed()
         .wrapping_mul(256)

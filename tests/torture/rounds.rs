@@ -8,13 +8,14 @@ use serde_json::{Value, json};
 
 use crate::phase::Crowd;
 
-/// The figure of rounds.
+/// The name of the figure of rounds.
 pub const FIGURE: &str = "rounds";
-/// Most probes that one round arms by name.
+/// The most probes that one round arms by name.
 const MOST: usize = 24;
-/// Longest time that they stand, and longest time until the next: guests stand still while probes are armed, and are to get on.
+/// The longest time that probes stay armed, and the longest until the next round. Guests are paused
+/// while probes are armed, and must make progress.
 const LONGEST: Duration = Duration::from_millis(50);
-/// Patterns of many probes, and places that the guest's programs change, move or trace themselves.
+/// Patterns of many probes, and sites that the guest's programs change, move or trace themselves.
 const PATTERNS: [&str; 16] = [
     "kprobe:vfs_*:entry",
     "kprobe:vfs_*:return",
@@ -34,7 +35,7 @@ const PATTERNS: [&str; 16] = [
     "uprobe:/bin/forks:*:return",
 ];
 
-/// Arms and removes until the phase ends.
+/// Arms and removes probes until the phase ends.
 ///
 /// # Panics
 /// If the machine does not answer.
@@ -50,7 +51,7 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
     assert!(names.len() > 1000, "{} probes", names.len());
     let mut took = Duration::ZERO;
     while crowd.goes_on() {
-        // Where arming takes long the guest is to run as long again: else it does next to nothing.
+        // If arming takes long, the guest runs as long again: else it makes next to no progress.
         thread::sleep(LONGEST.mul_f64(random.f64()) + took.saturating_sub(LONGEST));
         let probes = choose(&names, &mut random);
         let request = request(&mut random);
@@ -68,7 +69,7 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
         if random.bool() {
             thread::sleep(LONGEST.mul_f64(random.f64()));
         }
-        // The other half of the clients goes without a word.
+        // The other half of the clients disconnects without a request.
         if random.bool() {
             let end = trace.end();
             let end = end.unwrap_or_else(|e| panic!("a trace of {probes:?} did not end: {e}"));

@@ -1,4 +1,4 @@
-//! Saves beside everything else: whole ones, which are restored, and ones whose client is killed.
+//! Saves beside all other load: complete ones, which are restored, and ones whose client is killed.
 
 use std::fs;
 use std::thread;
@@ -12,9 +12,9 @@ use crate::clients;
 use crate::guest::{HOST_LIMIT, NAME};
 use crate::phase::Crowd;
 
-/// The figure of whole saves.
+/// The name of the figure of complete saves.
 pub const FIGURE: &str = "saves restored";
-/// Part of the message by which a busy machine refuses a command.
+/// The part of the message by which a busy machine refuses a command.
 const BUSY: &str = "busy with another command for";
 
 /// Saves and restores until the phase ends.
@@ -31,14 +31,14 @@ pub fn run(crowd: &Crowd<'_>, mut random: Rng) {
             thread::sleep(Duration::from_millis(random.u64(..1500)));
             clients::kill(&mut client);
             crowd.count("saves killed", 1);
-            // It may have been whole.
+            // The save may have been complete.
             let _ = fs::remove_dir_all(place.join("whole"));
         }
         let saved = world.run(
             words(&format!("snapshot --vm {NAME} saves/whole")),
             HOST_LIMIT,
         );
-        // On a slow host others may have their turn for longer than a command waits.
+        // On a slow host other commands may be served for longer than this one waits.
         if saved.status == 1 && saved.stderr.contains(BUSY) {
             crowd.count("saves refused", 1);
             continue;

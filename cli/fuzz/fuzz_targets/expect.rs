@@ -1,4 +1,5 @@
-//! What is given to `--expect`: its rule and its count mean the same when they are read again.
+//! Fuzzes the argument of `--expect`: its rule and its count mean the same when they are read
+//! again.
 #![no_main]
 
 use exotrace::hostile::expectation;

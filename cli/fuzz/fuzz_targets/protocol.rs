@@ -1,9 +1,10 @@
-//! What comes over a machine's sockets, from its clients and, for those, from a machine that a guest has taken over; and what
-//! stands in the run directory.
+//! Fuzzes the bytes on a machine's sockets and in the run directory. They come from clients and,
+//! for clients, from a machine that a guest has taken over.
 //!
-//! The first byte says which protocol the rest is. A message that is understood is the same when it is sent again; a
-//! length alone allocates no more than its bound; and nothing that a terminal obeys is shown of an answer. (What is traced
-//! goes through a writer that sees to that, where it goes to a terminal.)
+//! The first byte selects the protocol of the rest. A message that is understood is the same when
+//! it is sent again. A length alone allocates no more than its bound. No control sequence of a
+//! terminal is shown of an answer. (Trace output goes through a writer that ensures that, if it
+//! goes to a terminal.)
 #![no_main]
 
 use std::alloc::System;
@@ -18,16 +19,17 @@ use probes::dt::Abi;
 use probes::dt::abi;
 use probes::dt::wire::{Call, HEADER_SIZE, MAX_ARGUMENT, OPEN_SIZE, decode_open, decode_request};
 
-/// More at once ends the process: 16 MiB are the most of an answer about ports, and text takes some times its length.
+/// More at once ends the process: an answer about ports has 16 MiB at most, and text takes some
+/// times its length.
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, 256 << 20);
 
-/// What was sent again is what was sent.
+/// Checks that the message sent again equals the first.
 fn check_again(line: &str, once: &str, again: Option<&str>) {
     assert_eq!(Some(once), again, "{line}");
 }
 
-/// No control characters but those between lines.
+/// Checks that there are no control characters but those between lines.
 fn check_shown(text: &str) {
     let obeyed = text
         .chars()

@@ -1,4 +1,5 @@
-//! Running the command in a world of its own: its run directory is empty, and the host's record is shared by all tests.
+//! Runs the command in a world of its own: its run directory is empty, and all tests share the host
+//! record.
 #![allow(clippy::unwrap_used, dead_code)]
 
 #[path = "../../../tests/support/data.rs"]
@@ -11,16 +12,16 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long anything may take here.
+/// The time limit of everything here.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The command's executable: the one that `EXOTRACE_BIN` names, else cargo's.
+/// Returns the command's executable: the one that `EXOTRACE_BIN` names, else cargo's.
 fn executable() -> PathBuf {
     let named = std::env::var_os("EXOTRACE_BIN").map(PathBuf::from);
     named.unwrap_or_else(|| env!("CARGO_BIN_EXE_exotrace").into())
 }
 
-/// A folder that stays from one test to the next.
+/// Returns a folder that stays from one test to the next.
 fn shared_cache() -> PathBuf {
     if data::is_elsewhere() {
         std::env::temp_dir().join("exotrace-cli-tests")
@@ -50,13 +51,14 @@ impl World {
         fs::write(self.path(name), contents).unwrap();
     }
 
-    /// The command with arguments as a line of words, in this folder.
+    /// Returns the command with arguments as a line of words, in this folder.
     pub fn command(&self, line: &str) -> Command {
         let words: Vec<&str> = line.split_whitespace().collect();
         self.command_of(&words)
     }
 
-    /// The command with arguments. A system call that a machine's process should not make ends it.
+    /// Returns the command with arguments. A system call that a machine's process should not make
+    /// ends it.
     pub fn command_of(&self, words: &[&str]) -> Command {
         let mut command = self.unconfined(words);
         let walls = self.confinement();
@@ -82,7 +84,7 @@ impl World {
         command
     }
 
-    /// The walls that this host's kernel has.
+    /// Returns the confinement that this host's kernel supports.
     pub fn confinement(&self) -> Walls {
         static WALLS: OnceLock<Walls> = OnceLock::new();
         *WALLS.get_or_init(|| {
@@ -103,7 +105,7 @@ impl World {
         Ended::from(self.command(line).output().unwrap())
     }
 
-    /// How often each trap has been hit that stands in the guest now.
+    /// Returns the number of hits of each trap that is now in the guest.
     pub fn traps(&self) -> Vec<u64> {
         let stat = self.run("stat --json");
         let told: serde_json::Value =
@@ -115,22 +117,22 @@ impl World {
             .collect()
     }
 
-    /// Waits until a trap has been hit: one that merely stands may not have met anybody yet.
+    /// Waits until a trap has been hit: one that is only armed may not have been reached yet.
     pub fn wait_for_hits(&self) {
         self.wait_for_traps(|hits| hits.iter().any(|hits| *hits > 0));
     }
 
-    /// Waits until the guest is clean.
+    /// Waits until the guest has no traps.
     pub fn wait_for_no_traps(&self) {
         self.wait_for_traps(<[u64]>::is_empty);
     }
 
-    /// Waits until the hits of the traps that stand are as wanted.
+    /// Waits until `wanted` accepts the hits of the traps in the guest.
     pub fn wait_for_traps(&self, wanted: impl Fn(&[u64]) -> bool) {
         self.wait_until("the traps", || wanted(&self.traps()));
     }
 
-    /// Waits until `is_so`; `what` says what was waited for.
+    /// Waits until `is_so` returns true; `what` names the awaited condition.
     pub fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let start = Instant::now();
         while !is_so() {
@@ -158,12 +160,12 @@ impl World {
         self.command_of(&words)
     }
 
-    /// Starts a machine that goes on until it is stopped, and waits until it can be asked.
+    /// Starts a machine that runs until it is stopped, and waits until it answers clients.
     pub fn start(&self, program: &str, options: &str) -> Running {
         self.started(self.micro_command(program, options))
     }
 
-    /// Starts a machine by `command`, and waits until it can be asked.
+    /// Starts a machine by `command`, and waits until it answers clients.
     pub fn started(&self, command: Command) -> Running {
         let running = Running::of(command);
         let start = Instant::now();
@@ -174,7 +176,8 @@ impl World {
         running
     }
 
-    /// The same of a machine that runs as `user`, UID:GID: all that is in this world is that user's.
+    /// Starts a machine as `user`, UID:GID, and waits until it answers clients. That user owns
+    /// everything in this world.
     pub fn start_as(&self, user: &str, program: &str, options: &str) -> Running {
         let uid = user.split(':').next().and_then(|uid| uid.parse().ok());
         for path in ["", "run", "micro"] {
@@ -187,7 +190,7 @@ impl World {
         running
     }
 
-    /// Names in the run directory.
+    /// Returns the names in the run directory.
     pub fn registered(&self) -> Vec<String> {
         match fs::read_dir(self.path("run/exotrace")) {
             Ok(entries) => entries
@@ -198,7 +201,7 @@ impl World {
     }
 }
 
-/// What a host's kernel confines a process by.
+/// The means by which a host's kernel confines a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Walls {
     pub seccomp: bool,
@@ -224,26 +227,26 @@ impl From<Output> for Ended {
     }
 }
 
-/// A command that runs; killed when dropped.
+/// A running command; killed when dropped.
 pub struct Running {
     child: Option<Child>,
 }
 
 impl Running {
-    /// A command that is started now.
+    /// Starts a command.
     pub fn of(mut command: Command) -> Self {
         Self {
             child: Some(command.spawn().unwrap()),
         }
     }
 
-    /// What /proc says of the process in `file`.
+    /// Returns `file` of the process in /proc.
     pub fn proc(&self, file: &str) -> String {
         let pid = self.child.as_ref().unwrap().id();
         fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
     }
 
-    /// The same of each of its threads that has not ended.
+    /// Returns `file` in /proc of each of its threads that has not ended.
     pub fn threads(&self, file: &str) -> Vec<String> {
         let pid = self.child.as_ref().unwrap().id();
         let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
@@ -257,7 +260,7 @@ impl Running {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Reads so many lines of what the command prints; it runs on.
+    /// Reads `count` lines of the command's output, while it runs on.
     pub fn read_lines(&mut self, count: usize) -> Vec<String> {
         let output = self.child.as_mut().unwrap().stdout.as_mut().unwrap();
         let lines = std::io::BufReader::new(output).lines();
@@ -270,7 +273,7 @@ impl Running {
         Ended::from(child.wait_with_output().unwrap())
     }
 
-    /// Waits for the end.
+    /// Waits for the command's end.
     pub fn finish(mut self) -> Ended {
         let mut child = self.child.take().unwrap();
         let start = Instant::now();
@@ -294,7 +297,8 @@ impl Drop for Running {
     }
 }
 
-/// Whether machines can be run. Without KVM tests fail, unless EXOTRACE_NO_KVM=1 says that this is known.
+/// Returns whether machines can be run. Without KVM tests fail, unless EXOTRACE_NO_KVM=1 says that
+/// this is known.
 pub fn has_kvm() -> bool {
     let opened = fs::OpenOptions::new()
         .read(true)

@@ -1,5 +1,5 @@
-//! The checks of a kernel, each named by the feature that a user would miss. They are this folder's tests, which compare with
-//! the guest's own answers.
+//! The checks of a kernel, each named by the feature that a user would miss. They are this folder's
+//! tests, which compare with the guest's own results.
 
 /// A line of the table.
 pub struct Check {
@@ -13,7 +13,7 @@ const fn check(name: &'static str, tests: &'static [&'static str]) -> Check {
     Check { name, tests }
 }
 
-/// The table's lines, but for the symbols of the image, which need no guest.
+/// The table's lines, except the symbols of the image, which need no guest.
 pub const CHECKS: [Check; 19] = [
     check(
         "processes, threads, mappings, open files, against /proc",
@@ -98,10 +98,11 @@ pub const CHECKS: [Check; 19] = [
     ),
 ];
 
-/// Tests of whole programs above that are about other guests than the kernel checked, or need what the host lacks.
+/// Tests of whole programs above that use guests other than the checked kernel, or need something
+/// that the host lacks.
 pub const LEFT_OUT: [&str; 1] = ["ptrace::nothing_hangs_when_the_machine_ends"];
 
-/// The test programs, each once.
+/// Returns the test programs, each once.
 pub fn programs() -> Vec<&'static str> {
     let tests = CHECKS.iter().flat_map(|check| check.tests);
     let mut programs: Vec<_> = tests.map(|test| program(test)).collect();
@@ -110,7 +111,7 @@ pub fn programs() -> Vec<&'static str> {
     programs
 }
 
-/// The program of a test.
+/// Returns the program of a test.
 pub fn program(test: &'static str) -> &'static str {
     test.split_once("::").map_or(test, |(program, _)| program)
 }

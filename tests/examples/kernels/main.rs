@@ -1,15 +1,16 @@
-//! Debian's kernels, each fetched, booted on the emulated AMD-V host and checked by this folder's tests against what its guest says
-//! itself.
+//! Fetches each of Debian's kernels, boots it on the emulated AMD-V host, and checks it by this
+//! folder's tests against the guest's own reports.
 //!
 //! ```text
 //! cargo kernels [--suite NAME]... [--test PROGRAM]... [--limit SECONDS] [--write FILE]
 //!     [--logs DIR] [--dev]
 //! ```
 //!
-//! Suites are bullseye, bookworm, trixie, trixie-backports, sid, and bookworm-generic for the kernel that is not for virtual machines
-//! alone; all unless some are named. A line of JSON is printed for each test, then the table. `--write` puts the results into a
-//! Markdown page between its marks. `--logs` keeps the output of each test program, in a folder for each kernel.
-//! `--dev` takes the debug build of exotrace. The status is 0 if all tests asked for passed.
+//! Suites are bullseye, bookworm, trixie, trixie-backports, sid, and bookworm-generic for the
+//! kernel that is not only for virtual machines. The default is all. A line of JSON is printed for
+//! each test, then the table. `--write` puts the results into a Markdown page between its marks.
+//! `--logs` keeps the output of each test program, in a folder for each kernel. `--dev` uses the
+//! debug build of exotrace. The status is 0 if all requested tests passed.
 
 mod checks;
 mod page;
@@ -38,11 +39,11 @@ const KERNELS: [(&str, &str, Flavour); 6] = [
 ];
 /// The module that the tests load.
 const MODULE: &str = "brd.ko";
-/// Seconds of a kernel's run.
+/// The time limit of a kernel's run in seconds.
 const LIMIT: u32 = 3600;
-/// Where results stand in a page.
+/// The marks around the results in a page.
 const MARKS: [&str; 2] = ["<!-- results -->", "<!-- end of results -->"];
-/// Runs on the host: each test program, and a line of JSON for each of its tests.
+/// The script that runs on the host: each test program, and a line of JSON for each of its tests.
 const SCRIPT: &str = r#"
 export EXOTRACE_TEST_KERNEL=$PWD/kernel/vmlinuz EXOTRACE_TEST_DATA=$PWD/data EXOTRACE_BIN=/bin/exotrace
 mkdir -p /out
@@ -187,7 +188,8 @@ fn test_programs(names: &[String]) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     }
 }
 
-/// Compares the image's symbols with those of kallsyms-finder (vmlinux-to-elf at PyPI), where that is installed.
+/// Compares the image's symbols with those of kallsyms-finder (vmlinux-to-elf at PyPI), if that is
+/// installed.
 fn symbols(kernel: &DebianKernel) -> Result<String, Box<dyn Error>> {
     let file = KernelFile::open(&kernel.image)?;
     let image = KernelImage::parse(file.shared_elf())?;
@@ -220,7 +222,8 @@ fn symbols(kernel: &DebianKernel) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// Runs the programs on the host with that kernel as guest; what they came to, and why that may not be all.
+/// Runs the programs on the host with that kernel as guest. Returns their outcomes, and the reason
+/// why some may be missing.
 fn on_host(
     kernel: &DebianKernel,
     programs: &[PathBuf],
@@ -239,7 +242,7 @@ fn on_host(
     for program in programs {
         let stem = program.file_name().unwrap_or_default().to_string_lossy();
         let name = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
-        // They have 30 MB each with what debuggers want to know.
+        // They have 30 MB of debug information each.
         let mut strip = Command::new("strip");
         strip.arg("-o").arg(put("programs").join(name)).arg(program);
         if !strip.status()?.success() {
@@ -268,7 +271,7 @@ fn on_host(
     Ok((outcomes, trouble))
 }
 
-/// A line of [`SCRIPT`]'s.
+/// Parses a line of [`SCRIPT`]'s output.
 fn outcome(line: &str) -> Option<Outcome> {
     let field = |name: &str| {
         let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
@@ -281,7 +284,7 @@ fn outcome(line: &str) -> Option<Outcome> {
     })
 }
 
-/// The module's file, uncompressed.
+/// Returns the module's file, uncompressed.
 fn module(kernel: &DebianKernel) -> Result<Vec<u8>, Box<dyn Error>> {
     let folder = kernel.modules.join("kernel/drivers/block");
     let plain = folder.join(MODULE);

@@ -7,11 +7,11 @@ use crate::checks::{CHECKS, Check, LEFT_OUT};
 /// The outcome of one test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// As `program::test`.
+    /// The test, as `program::test`.
     pub test: String,
     /// `ok`, `FAILED` or `ignored`.
     pub result: String,
-    /// The first line that says why it failed.
+    /// The first line of the reason of a failure.
     pub why: String,
 }
 
@@ -22,16 +22,16 @@ pub struct Seen {
     pub name: String,
     /// The kernel's release.
     pub release: String,
-    /// Its symbols against another decoder's.
+    /// The result of comparing its symbols with another decoder's.
     pub symbols: String,
-    /// Tests.
+    /// The outcomes of its tests.
     pub outcomes: Vec<Outcome>,
     /// The reason why tests are missing.
     pub trouble: Option<String>,
 }
 
 impl Seen {
-    /// The outcomes that a check rests on.
+    /// Returns the outcomes that a check rests on.
     fn of<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = &'a Outcome> {
         self.outcomes.iter().filter(|outcome| {
             let left_out = LEFT_OUT.contains(&outcome.test.as_str());
@@ -43,7 +43,7 @@ impl Seen {
         })
     }
 
-    /// A cell of the table.
+    /// Returns a cell of the table.
     fn cell(&self, check: &Check) -> String {
         let (mut passed, mut all) = (0, 0);
         for outcome in self.of(check) {
@@ -57,7 +57,7 @@ impl Seen {
         }
     }
 
-    /// Returns whether all checks passed that rest on `programs`, and each of these ran.
+    /// Returns whether all checks that rest on `programs` passed, and each of these ran.
     pub fn passes(&self, programs: &[String]) -> bool {
         let is_of = |test: &str, program: &String| test.split("::").next() == Some(program);
         let ran = |program| self.outcomes.iter().any(|it| is_of(&it.test, program));
@@ -72,7 +72,7 @@ impl Seen {
     }
 }
 
-/// The table alone.
+/// Returns the table alone.
 pub fn table(seen: &[Seen]) -> String {
     let mut text = String::from("| |");
     for kernel in seen {

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
-# The first program of an emulated host: makes the root writable, runs the job and takes its results back.
-# Disks: the root (read only), the job (a tar), the results (room for a tar). Their names come on the
-# kernel's command line.
+# The first program of an emulated host: makes the root writable, runs the job and returns its
+# results. Disks: the root (read only), the job (a tar), the results (room for a tar). Their names
+# come on the kernel's command line.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 b=/bin/busybox
 $b mount -t proc proc /proc

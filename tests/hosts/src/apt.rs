@@ -1,6 +1,7 @@
-//! Source packages from any suite of Debian's, without touching the lists of this machine.
+//! Fetches source packages from any suite of Debian, without changing the lists of this machine.
 //!
-//! The caller names package and suite. apt runs with a sources file and lists of its own; it checks signatures.
+//! The caller names package and suite. apt runs with a sources file and lists of its own; it checks
+//! signatures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::Command;
 use guest::command::{self, CommandError};
 use guest::{CacheError, Progress, failed};
 
-/// The mirror where this machine's sources name none.
+/// The mirror if this machine's sources name none.
 const DEFAULT_MIRROR: &str = "http://deb.debian.org/debian";
 /// Seconds to wait for another apt that holds a lock.
 const LOCK_TIMEOUT: &str = "DPkg::Lock::Timeout=300";
@@ -31,17 +32,17 @@ pub enum SourceError {
         package: &'static str,
         /// The suite.
         suite: &'static str,
-        /// The mirror that was asked.
+        /// The mirror that was tried.
         mirror: String,
         /// The file with apt's output.
         log: PathBuf,
-        /// The first error line of apt's.
+        /// The first error line of apt.
         reason: Option<String>,
     },
     /// tar or patch failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// apt fetched it, and its archives are not there.
+    /// apt fetched the package, and its archives are missing.
     #[error("apt-get source {package} left no {package}_VERSION.orig.tar and .debian.tar in {}", place.display())]
     NoArchive {
         /// The package.
@@ -166,13 +167,15 @@ fn apply_series(folder: &Path, log: &Path) -> Result<(), SourceError> {
     Ok(())
 }
 
-/// Returns the name of a patch in a line of quilt's series file; `None` for comments and empty lines.
+/// Returns the name of a patch in a line of quilt's series file; `None` for comments and empty
+/// lines.
 fn patch_name(line: &str) -> Option<&str> {
     let before = line.split('#').next().unwrap_or_default();
     before.split_whitespace().next()
 }
 
-/// Returns whether a file is the archive of `kind`: `PACKAGE_VERSION.orig.tar.xz`, `PACKAGE_VERSION.debian.tar.xz`.
+/// Returns whether a file is the archive of `kind`: `PACKAGE_VERSION.orig.tar.xz`,
+/// `PACKAGE_VERSION.debian.tar.xz`.
 fn is_archive(name: &str, package: &str, kind: &str) -> bool {
     let rest = name
         .strip_prefix(package)
@@ -201,7 +204,7 @@ fn first_error(error: &CommandError) -> Option<String> {
     lines.next().map(str::to_owned)
 }
 
-/// Returns the mirror that this machine's apt takes Debian from.
+/// Returns the mirror from which this machine's apt fetches Debian.
 fn mirror() -> String {
     let files = [
         "/etc/apt/sources.list.d/debian.sources",

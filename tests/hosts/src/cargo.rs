@@ -6,16 +6,16 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-/// cargo could not build what the host is to run.
+/// cargo could not build a program for the host.
 #[derive(Debug, thiserror::Error)]
 pub enum CargoError {
-    /// It could not be started, or its output not be read.
+    /// cargo could not be started, or its output could not be read.
     #[error("cannot run cargo: {0}")]
     Start(#[from] std::io::Error),
-    /// It failed; it has said why.
+    /// cargo failed and has printed the reason.
     #[error("cargo {0} failed")]
     Failed(String),
-    /// It built no such program.
+    /// cargo built no such program.
     #[error("cargo {0} built no program")]
     Nothing(String),
 }
@@ -47,7 +47,8 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Runs cargo with `words` and returns the programs of `kind` (`bin`, `test`, `bench`) that it has built.
+/// Runs cargo with `words` and returns the programs of `kind` (`bin`, `test`, `bench`) that it has
+/// built.
 ///
 /// # Errors
 /// If the build fails or has no such program.
@@ -77,7 +78,7 @@ pub fn build(words: &[&str], kind: &str) -> Result<Vec<Built>, CargoError> {
     }
 }
 
-/// Runs cargo with `words`; its output is the user's.
+/// Runs cargo with `words`; its output goes to the user.
 ///
 /// # Errors
 /// If it fails.
@@ -100,12 +101,13 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Returns the program that a message tells of, if it is of `kind`.
+/// Returns the program that a message names, if it is of `kind`.
 fn program(line: &str, kind: &str) -> Option<Built> {
     let message: Message = serde_json::from_str(line).ok()?;
     let target = message.target?;
     let wanted = message.reason == "compiler-artifact" && target.kind.iter().any(|k| k == kind);
-    // `path+file:///FOLDER#NAME@VERSION`, or `...FOLDER#VERSION` where the folder has the name.
+    // `path+file:///FOLDER#NAME@VERSION`, or `...FOLDER#VERSION` if the folder has the package's
+    // name.
     let package = message.package_id.rsplit_once('#')?;
     let folder = package.0.rsplit('/').next().unwrap_or_default();
     let name = package.1.split_once('@').map_or(folder, |(name, _)| name);

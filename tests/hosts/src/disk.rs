@@ -1,4 +1,4 @@
-//! Disk images: the root, the boot disk of the VT-x host, the job that goes in and the results that come out.
+//! Disk images: the root, the boot disk of the VT-x host, the job and its results.
 //!
 //! All are made without mounting anything and without privileges.
 
@@ -12,32 +12,33 @@ use sha2::{Digest, Sha256};
 
 use crate::tree::{Tree, TreeError};
 
-/// A cylinder of 16 heads with 63 sectors: Bochs takes disks of whole cylinders.
+/// The size of a cylinder of 16 heads with 63 sectors: Bochs accepts disks of whole cylinders.
 const CYLINDER: u64 = 16 * 63 * 512;
-/// Bytes of room for results. The file is sparse.
+/// The room for results in bytes. The file is sparse.
 const RESULTS: u64 = 512 << 20;
-/// Cylinders of the boot disk, 32 MiB.
+/// The number of cylinders of the boot disk, 32 MiB.
 const BOOT_CYLINDERS: u64 = 65;
-/// The first sector of its partition.
+/// The first sector of the boot disk's partition.
 const BOOT_START: u64 = 63;
-/// Images of this many trees are kept.
+/// The number of trees whose images are kept.
 const KEPT: usize = 4;
 
 /// A disk image could not be made or read.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The contents of the root.
+    /// The contents of the root cannot be collected.
     #[error(transparent)]
     Tree(#[from] TreeError),
     /// A file operation failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A program that makes it failed: mke2fs, mformat, syslinux, tar.
+    /// A program that makes the image failed: mke2fs, mformat, syslinux, tar.
     #[error(transparent)]
     Command(#[from] CommandError),
 }
 
-/// Links the root disk with `tree` to the file `to`; the image is made if none of this tree is in the cache.
+/// Links the root disk with `tree` to the file `to`; the image is made if the cache has none of
+/// this tree.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -48,7 +49,7 @@ pub fn root(
     progress: &dyn Progress,
 ) -> Result<(), DiskError> {
     const TOPIC: &str = "host-root";
-    // Held until the image has its second name: others remove old images.
+    // Held until the image has its second name, because others remove old images.
     let lock = cache.lock(TOPIC, progress)?;
     let name = format!("{TOPIC}-{}", tree.key()?);
     let entry = match cache.entry(&name) {
@@ -97,7 +98,7 @@ fn ext4(folder: &Path, image: &Path, log: &Path) -> Result<(), DiskError> {
         .next()
         .and_then(|n| n.parse().ok())
         .unwrap_or(1 << 20);
-    // Inodes and tables beside the files.
+    // Room for inodes and tables beside the files.
     let size = (kib * 1024 * 11 / 10 + (32 << 20)).next_multiple_of(CYLINDER);
     sized(image, size)?;
     let mut mke2fs = Command::new("mke2fs");
@@ -135,7 +136,8 @@ fn sized(path: &Path, size: u64) -> Result<File, CacheError> {
     Ok(file)
 }
 
-/// Returns a disk that boots `kernel` with the command line `words` by a BIOS: one FAT16 partition with syslinux.
+/// Returns a disk that boots `kernel` with the command line `words` by a BIOS: one FAT16 partition
+/// with syslinux.
 ///
 /// # Errors
 /// If a program that makes it fails.
@@ -200,7 +202,7 @@ pub fn boot(
 /// Writes syslinux's boot record, the table of one partition, and the partition.
 fn write_boot(image: &Path, partition: &Path, sectors: u64) -> io::Result<()> {
     const RECORD: &str = "/usr/lib/syslinux/mbr/mbr.bin";
-    /// Where the partition table begins.
+    /// The offset of the partition table.
     const TABLE: usize = 446;
     let mut sector = fs::read(RECORD)?;
     sector.resize(TABLE, 0);

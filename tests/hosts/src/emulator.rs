@@ -1,4 +1,5 @@
-//! The emulators: Debian's source with this project's patches, built once and kept in the cache.
+//! Builds the emulators once from Debian's source with this project's patches, and keeps them in
+//! the cache.
 //!
 //! A [`Recipe`] is data. The cache entry's name changes with every part of it.
 
@@ -12,16 +13,16 @@ use sha2::{Digest, Sha256};
 
 use crate::apt::{self, SourceError};
 
-/// Room that a build takes, in bytes: sources, objects, result.
+/// The room that a build needs, in bytes: sources, objects, result.
 const ROOM: u64 = 3 << 30;
 
 /// An emulator could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
-    /// The cache, the packages, or a step of the build.
+    /// The cache, the packages, or a step of the build failed.
     #[error(transparent)]
     Make(MakeError),
-    /// Its source.
+    /// The source could not be fetched.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A patch was made for another version of the source.
@@ -32,7 +33,7 @@ pub enum EmulatorError {
     Patch {
         /// The patch's file name.
         patch: &'static str,
-        /// The emulator.
+        /// The emulator's name.
         emulator: &'static str,
         /// The file with the output of patch(1).
         log: PathBuf,
@@ -43,11 +44,11 @@ pub enum EmulatorError {
         ROOM >> 20, place.display(), free >> 20
     )]
     NoRoom {
-        /// The emulator.
+        /// The emulator's name.
         emulator: &'static str,
-        /// The cache.
+        /// The path of the cache.
         place: PathBuf,
-        /// Free bytes there.
+        /// The free bytes there.
         free: u64,
     },
 }
@@ -61,27 +62,27 @@ where
     }
 }
 
-/// How an emulator is built.
+/// The recipe of an emulator.
 pub struct Recipe {
-    /// Its name, which is that of the source package.
+    /// The name, which is that of the source package.
     pub name: &'static str,
-    /// The suite of Debian's that the source is of.
+    /// The suite of Debian with the source.
     pub suite: &'static str,
-    /// Debian's packages that building and running need.
+    /// The Debian packages that building and running need.
     pub packages: &'static [&'static str],
-    /// Name and text of each patch, in order.
+    /// The name and text of each patch, in order.
     pub patches: &'static [(&'static str, &'static str)],
-    /// Path in the source tree and text of files that are added.
+    /// The path in the source tree and the text of each added file.
     pub files: &'static [(&'static str, &'static str)],
-    /// Command lines, run in the source tree. `{jobs}` is the number of CPUs.
+    /// The command lines, run in the source tree. `{jobs}` is the number of CPUs.
     pub steps: &'static [&'static [&'static str]],
-    /// Environment of the steps.
+    /// The environment of the steps.
     pub environment: &'static [(&'static str, &'static str)],
-    /// Lines that the steps print, for the progress bar.
+    /// The number of lines that the steps print, for the progress bar.
     pub lines: u64,
     /// The built program in the source tree.
     pub program: &'static str,
-    /// CPU minutes that building takes, as the user reads beforehand.
+    /// The CPU minutes that building takes, shown to the user beforehand.
     pub minutes: u32,
 }
 
@@ -186,7 +187,7 @@ impl Recipe {
         command
     }
 
-    /// Returns a hash of all that decides the program.
+    /// Returns a hash of all that determines the program.
     fn hash(&self) -> String {
         let mut hash = Sha256::new();
         let files = self.patches.iter().chain(self.files);

@@ -1,4 +1,4 @@
-//! A job: what is put on the host, the script that runs there, and what comes back.
+//! A job: the files for the host, the script that runs there, and the results.
 
 use std::fs::{self, File};
 use std::io::IsTerminal;
@@ -36,7 +36,7 @@ const GUEST_LIBRARIES: [&str; 3] = [
     "usr/lib/x86_64-linux-gnu/libm.so.6",
     "usr/lib/x86_64-linux-gnu/libstdc++.so.6",
 ];
-/// Starts the names of the folders of runs, in the cache.
+/// The start of the names of the runs' folders, in the cache.
 const RUN_FOLDER: &str = "host-run-";
 /// The environment of every job.
 const ENVIRONMENT: &str = "export HOME=/root XDG_RUNTIME_DIR=/run/user/0 EXOTRACE_CACHE=/cache LC_ALL=C.UTF-8\n\
@@ -46,45 +46,45 @@ const ENVIRONMENT: &str = "export HOME=/root XDG_RUNTIME_DIR=/run/user/0 EXOTRAC
 /// A job could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The cache.
+    /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A package that is needed is missing.
+    /// A required package is missing.
     #[error(transparent)]
     Package(#[from] PackageError),
-    /// The emulator.
+    /// The emulator could not be built.
     #[error(transparent)]
     Emulator(#[from] EmulatorError),
-    /// A kernel: the host's or a guest's.
+    /// A kernel could not be built: the host's or a guest's.
     #[error(transparent)]
     Kernel(#[from] kernel::BuildError),
-    /// Programs of the guests.
+    /// Programs of the guests could not be compiled.
     #[error(transparent)]
     Make(#[from] MakeError),
-    /// A guest's initramfs.
+    /// A guest's initramfs could not be made.
     #[error(transparent)]
     Initramfs(#[from] initramfs::InitramfsError),
-    /// The root disk's contents.
+    /// The root disk's contents could not be collected.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// A disk.
+    /// A disk could not be made or read.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The project's programs.
+    /// The project's programs could not be built.
     #[error(transparent)]
     Cargo(#[from] CargoError),
-    /// The run.
+    /// The run failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A shell was asked for without a terminal.
+    /// A shell was requested without a terminal.
     #[error(
         "a shell needs a terminal, and standard input is none; give a command: cargo host {0} -- COMMAND"
     )]
     NoTerminal(&'static str),
-    /// A file to take along is not there, or two have one name.
+    /// A file for the host is missing, or two have one name.
     #[error("--put {}: {reason}", path.display())]
     Put {
-        /// The path given.
+        /// The given path.
         path: PathBuf,
         /// The reason.
         reason: String,
@@ -108,7 +108,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns a job that has all that every host has, and `script`.
+    /// Returns a job with `script` and everything that every host has.
     ///
     /// # Errors
     /// If something cannot be obtained.
@@ -158,7 +158,7 @@ impl Job {
         Self::new(format!("exec {} </dev/null\n", words.join(" ")), arguments)
     }
 
-    /// The cache that everything is kept in.
+    /// Returns the cache that everything is kept in.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
@@ -232,7 +232,7 @@ impl Job {
     }
 }
 
-/// Writes what only one kind of host needs, and runs it.
+/// Writes the files that only one kind of host needs, and runs it.
 fn start(kind: Kind, files: &Files, shape: &Shape, arguments: &Arguments) -> Result<(), JobError> {
     if kind == Kind::Vmx {
         let path = files.folder.join("bochsrc");
@@ -292,7 +292,7 @@ fn add_path(tree: &mut Tree, entry: &Path) {
     tree.copy(&format!("cache/{name}"), entry);
 }
 
-/// Returns a word as the shell takes it literally.
+/// Returns a word quoted so that the shell takes it literally.
 pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -300,7 +300,7 @@ pub fn quoted(word: &str) -> String {
 /// The folder of one run, in the cache so that images can be linked; removed at the end.
 struct RunFolder {
     folder: TempDir,
-    /// Locked as long as the run lives: a folder without a lock is left over.
+    /// The lock of the run: a folder without a lock is a leftover.
     _lock: File,
 }
 

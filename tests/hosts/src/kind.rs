@@ -1,4 +1,4 @@
-//! The two kinds of host: how each is built and which command line starts it.
+//! The two kinds of host: how each is built, and its command line.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ pub const KERNEL: KernelRecipe = KernelRecipe {
     delivery: Delivery::BzImage,
 };
 
-/// Words of the hosts' kernel command line. A panic resets by a triple fault, which ends the emulator. The timer is not checked: that
-/// fails where the emulator gets no CPU time for a while.
+/// Words of the hosts' kernel command line. A panic resets by a triple fault, which ends the
+/// emulator. The timer is not checked: that fails if the emulator gets no CPU time for a while.
 const WORDS: &str = "console=ttyS0,115200 rootfstype=ext4 ro init=/init mitigations=off quiet loglevel=3 panic=-1 reboot=t no_timer_check";
 
 /// A kind of host.
@@ -32,30 +32,30 @@ pub enum Kind {
 
 /// The files of one run.
 pub struct Files {
-    /// Folder of this run alone.
+    /// The folder of this run alone.
     pub folder: PathBuf,
     /// The emulator.
     pub emulator: PathBuf,
     /// The host's kernel.
     pub kernel: PathBuf,
-    /// The root disk, which is not written.
+    /// The root disk, which is read only.
     pub root: PathBuf,
     /// The boot disk; only for VT-x.
     pub boot: Option<PathBuf>,
     /// The job, a tar.
     pub job: PathBuf,
-    /// Room for the results.
+    /// The disk for the results.
     pub results: PathBuf,
     /// The host's console; a file only for VT-x without a terminal.
     pub console: PathBuf,
 }
 
-/// The emulated machine, as the user asked for it.
+/// The emulated machine as the user specified it.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// Virtual CPUs of the host.
+    /// The number of the host's virtual CPUs.
     pub cpus: u8,
-    /// MiB of memory.
+    /// The memory in MiB.
     pub memory: u32,
     /// The emulator's CPU model.
     pub cpu: Option<String>,
@@ -64,7 +64,7 @@ pub struct Shape {
 }
 
 impl Kind {
-    /// Returns its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Svm => "svm",
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// Returns how its emulator is built.
+    /// Returns the recipe of the emulator.
     pub fn recipe(self) -> &'static Recipe {
         match self {
             Self::Svm => &QEMU,
@@ -83,8 +83,9 @@ impl Kind {
     /// Returns the kernel command line of the host.
     pub fn kernel_words(self) -> String {
         match self {
-            // Where this machine is busy Linux measures its TSC's rate wrong when it starts, and right later. KVM keeps the first
-            // and takes it for a rate that guests want and this CPU cannot give: it then fails to set their TSCs.
+            // On a busy machine Linux measures its TSC's rate wrong when it starts, and right
+            // later. KVM keeps the first rate. It then believes that guests want a rate that this
+            // CPU cannot provide, and fails to set their TSCs.
             Self::Svm => format!(
                 "{WORDS} root=/dev/vda tsc=reliable kvm.tsc_tolerance_ppm=20000 random.trust_cpu=on exo.job=/dev/vdb exo.results=/dev/vdc"
             ),
@@ -252,7 +253,7 @@ fn qemu_arguments(command: &mut Command, files: &Files, shape: &Shape) {
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
     command.arg("-kernel").arg(&files.kernel);
     command.args(["-append", &Kind::Svm.kernel_words()]);
-    // In a terminal Ctrl-C is the job's.
+    // In a terminal Ctrl-C is for the job.
     command.args([
         "-chardev",
         "stdio,id=console,signal=off",
@@ -317,7 +318,7 @@ pub fn bochs_configuration(files: &Files, shape: &Shape) -> String {
     )
 }
 
-/// Returns the file's name: Bochs runs in the run's folder, and its paths take no blanks.
+/// Returns the file's name: Bochs runs in the run's folder, and its paths must not contain blanks.
 fn name(path: &Path) -> &str {
     path.file_name()
         .and_then(|name| name.to_str())

@@ -1,8 +1,9 @@
 //! `cargo host svm|vmx`: a Linux host with AMD-V or VT-x in emulation, and a command run on it.
 //!
-//! Everything it needs is obtained once and kept in the cache: the emulator, built from Debian's source with
-//! a few patches, and the host's kernel. A change of the project costs a new root disk. The emulated host has
-//! a real `/dev/kvm`; it is not a real machine: its times mean little, but on VT-x instructions are counted.
+//! All parts are obtained once and kept in the cache: the emulator, built from Debian's source with
+//! a few patches, and the host's kernel. A change of the project costs a new root disk. The
+//! emulated host has a real `/dev/kvm`. It is not a real machine: its times mean little, but on
+//! VT-x instructions are counted.
 #![forbid(unsafe_code)]
 
 mod apt;
@@ -26,8 +27,8 @@ use crate::kind::{Kind, Shape};
 
 /// Runs a command on an emulated host with AMD-V or VT-x, or opens a shell there.
 ///
-/// The host has the release build of exotrace, the guests `micro` and `small` in /guest, a shell with the
-/// usual tools, and what --put names. What the command leaves in /out comes back to --out.
+/// The host has the release build of exotrace, the guests `micro` and `small` in /guest, a shell
+/// with the usual tools, and what --put names. What the command leaves in /out comes back to --out.
 #[derive(Debug, Parser)]
 #[command(name = "host", bin_name = "cargo host")]
 struct Arguments {
@@ -111,7 +112,7 @@ impl Arguments {
 }
 
 impl JobError {
-    /// Returns the exit status: 124 where a limit was passed, as timeout(1) does, else 125.
+    /// Returns the exit status: 124 if a limit was exceeded, as for timeout(1), else 125.
     fn status(&self) -> u8 {
         match self {
             Self::Run(run::RunError::Limit { .. } | run::RunError::NotUp { .. }) => 124,

@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 
 use crate::kind::{Files, Kind, Shape};
 
-/// The line by which a host says that it is up; the job's output follows.
+/// The line by which a host reports that it is up; the job's output follows.
 pub const UP: &str = "exotrace-host: up";
-/// The words by which a host says that the job has ended and all of its output is out.
+/// The words by which a host reports that the job has ended and all of its output is written.
 const DOWN: &str = "exotrace-host: down";
-/// How long a host may take to come up. It takes 4 s to 15 s on an idle machine.
+/// The time limit of a host's boot. It takes 4 s to 15 s on an idle machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How often the console's file and the emulator are looked at.
+/// The interval at which the console's file and the emulator are polled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Lines of the console that an error shows.
+/// The number of lines of the console that an error shows.
 const TAIL_LINES: usize = 15;
 
 /// A run did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The emulator could not be started, or its output not be read or printed.
+    /// The emulator could not be started, or its output could not be read or printed.
     #[error("cannot run the emulator of the {kind} host: {source}")]
     Start {
-        /// The host.
+        /// The name of the host's kind.
         kind: &'static str,
         /// The system's error.
         source: io::Error,
@@ -36,9 +36,9 @@ pub enum RunError {
     /// The host did not boot.
     #[error("the {kind} host did not come up in {} s and was ended; its console ends:\n{tail}", limit.as_secs())]
     NotUp {
-        /// The host.
+        /// The name of the host's kind.
         kind: &'static str,
-        /// The time it had.
+        /// The time limit.
         limit: Duration,
         /// The console's last lines.
         tail: String,
@@ -46,15 +46,15 @@ pub enum RunError {
     /// The job took too long.
     #[error("the command did not end in {} s and the {kind} host was ended; --limit gives it more", limit.as_secs())]
     Limit {
-        /// The host.
+        /// The name of the host's kind.
         kind: &'static str,
-        /// The limit.
+        /// The time limit.
         limit: Duration,
     },
     /// The emulator ended by itself before the job did.
     #[error("the {kind} host ended ({status}) before the command did; its console ends:\n{tail}")]
     Ended {
-        /// The host.
+        /// The name of the host's kind.
         kind: &'static str,
         /// The emulator's exit status.
         status: ExitStatus,
@@ -63,7 +63,7 @@ pub enum RunError {
     },
 }
 
-/// Kills the emulator when a run is left.
+/// The emulator's process, which is killed when the run is left.
 struct Emulator(Child);
 
 impl Drop for Emulator {
@@ -77,7 +77,8 @@ impl Drop for Emulator {
 /// Runs the host until it powers off, for at most `limit`, booting included.
 ///
 /// # Errors
-/// If the host does not come up, the job does not end in time, or the emulator fails. Nothing is left running.
+/// If the host does not come up, the job does not end in time, or the emulator fails. Nothing is
+/// left running.
 pub fn run(kind: Kind, files: &Files, shape: &Shape, limit: Duration) -> Result<(), RunError> {
     let failed = |source| RunError::Start {
         kind: kind.name(),
@@ -110,7 +111,7 @@ pub fn run(kind: Kind, files: &Files, shape: &Shape, limit: Duration) -> Result<
             let ended = ended.clone();
             thread::spawn(move || {
                 loop {
-                    // What is read after the end is the last.
+                    // A read after the end is the last.
                     let is_last = ended.load(Ordering::SeqCst);
                     match send_some(&mut file, &sender) {
                         Some(false) if !is_last => thread::sleep(LOOK_INTERVAL),
@@ -125,12 +126,13 @@ pub fn run(kind: Kind, files: &Files, shape: &Shape, limit: Duration) -> Result<
     follow(kind, emulator, &output, &ended, limit)
 }
 
-/// Sends the next piece. Returns whether there was one; `None` where it cannot be read or nobody listens.
+/// Sends the next piece. Returns whether there was one; `None` if it cannot be read or the receiver
+/// is gone.
 fn send_some(from: &mut impl Read, to: &mpsc::Sender<Vec<u8>>) -> Option<bool> {
     let mut bytes = vec![0; 16 << 10];
     let count = from.read(&mut bytes).ok()?;
     bytes.truncate(count);
-    // An empty piece asks whether somebody still listens.
+    // An empty piece checks whether the receiver is still there.
     to.send(bytes).ok()?;
     Some(count > 0)
 }
@@ -197,8 +199,8 @@ fn follow(
     }
 }
 
-/// The host's console. Before [`UP`] it is firmware's and kernel's, and shown only in errors; so it is
-/// from [`DOWN`] on.
+/// The host's console. Output before [`UP`] is of the firmware and kernel, and shown only in
+/// errors. So is output from [`DOWN`] on.
 #[derive(Default)]
 struct Console {
     /// Everything up to the line with [`UP`].
@@ -214,7 +216,7 @@ impl Console {
         self.is_up
     }
 
-    /// Takes more bytes and returns those that are the job's output.
+    /// Accepts more bytes and returns those that are the job's output.
     fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         if self.is_up {
             self.held.extend(bytes);
@@ -257,14 +259,14 @@ impl Console {
     }
 }
 
-/// Returns where the line behind the one with `part` starts.
+/// Returns the start of the line behind the one with `part`.
 fn line_after(bytes: &[u8], part: &[u8]) -> Option<usize> {
     let found = position(bytes, part)?;
     let length = bytes.get(found..)?.iter().position(|byte| *byte == b'\n')?;
     Some(found + length + 1)
 }
 
-/// Returns where `part` is in `bytes`.
+/// Returns the position of `part` in `bytes`.
 fn position(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|window| window == part)
 }

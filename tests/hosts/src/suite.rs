@@ -1,7 +1,8 @@
 //! The project's own test programs on a host: `cargo host svm --tests`.
 //!
-//! Every test program of the packages that run guests is taken, but for those in [`ELSEWHERE`], which say
-//! why. One after the other they run with one thread, a line each; if one fails, all lines come again at the end.
+//! It runs every test program of the packages that run guests, except those in [`ELSEWHERE`], which
+//! has the reasons. They run one after the other, with one thread and a line each. If one fails,
+//! all lines are printed again at the end.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -45,7 +46,8 @@ const ELSEWHERE: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// Builds the test programs, runs them on the host and prints a line for each. Returns 0 if all passed.
+/// Builds the test programs, runs them on the host and prints a line for each. Returns 0 if all
+/// passed.
 ///
 /// # Errors
 /// If they cannot be built or the host does not end in order.
@@ -54,7 +56,7 @@ pub fn run(arguments: &Arguments) -> Result<i32, JobError> {
     for package in PACKAGES {
         words.extend(["-p", package]);
     }
-    // Only what is asked for is built, unless that is a package.
+    // Only requested programs are built, unless a package is requested.
     let names = arguments.command.iter();
     let names: Vec<&str> = names
         .map(|name| name.rsplit('/').next().unwrap_or(name))
@@ -106,7 +108,7 @@ fn test_data(folder: &Path) -> Result<(), JobError> {
     Ok(cargo::run(&words)?)
 }
 
-/// Returns whether a program runs: all that are not elsewhere, or those whose names were given.
+/// Returns whether a program runs: all that are not elsewhere, or those with the given names.
 fn is_wanted(built: &Built, names: &[String]) -> bool {
     let key = (built.package.as_str(), built.name.as_str());
     let elsewhere = ELSEWHERE

@@ -1,7 +1,8 @@
-//! The contents of the hosts' root disk: a shell and tools of this machine, exotrace, guests, test programs.
+//! The contents of the hosts' root disk: a shell and tools of this machine, exotrace, guests, test
+//! programs.
 //!
-//! A [`Tree`] lists files and what they are made from. Its [`Tree::key`] changes with any of them, so a
-//! disk image is made anew exactly where something has changed.
+//! A [`Tree`] lists files and their origins. Its [`Tree::key`] changes with any of them, so that a
+//! disk image is made anew exactly if something has changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,12 +13,12 @@ use std::process::Command;
 use guest::{CacheError, CommandError, command, failed, short};
 use sha2::{Digest, Sha256};
 
-/// Directories that are there and empty.
+/// Directories that exist and are empty.
 const DIRECTORIES: [&str; 14] = [
     "bin", "cache", "dev", "etc", "job", "mnt", "out", "proc", "root", "run", "sbin", "sys", "tmp",
     "var/tmp",
 ];
-/// Programs of this machine that the hosts have as they are; the rest is busybox's.
+/// The programs of this machine that the hosts have unchanged; the rest is busybox's.
 const PROGRAMS: [&str; 46] = [
     "awk",
     "basename",
@@ -77,10 +78,10 @@ pub enum TreeError {
     /// A file operation failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A program that is run for it failed: ldd, strip, cp.
+    /// A program that was run failed: ldd, strip, cp.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// A program of this machine is not there.
+    /// A program of this machine is missing.
     #[error("this machine has no {0}, which the emulated hosts need; install it")]
     NoProgram(&'static str),
 }
@@ -103,7 +104,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Returns what every host has: init, a shell, tools with their libraries.
+    /// Returns the common files of every host: init, a shell, tools with their libraries.
     ///
     /// # Errors
     /// If this machine lacks one of them.
@@ -142,7 +143,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Adds a copy of a file, or of a folder with all in it.
+    /// Adds a copy of a file, or of a folder with its contents.
     pub fn copy(&mut self, path: &str, from: &Path) {
         self.add(path, Origin::Copy(from.to_owned()));
     }
@@ -165,7 +166,7 @@ impl Tree {
         let from = fs::canonicalize(from).map_err(failed("find", from))?;
         let libraries = command::output("ldd", Command::new("ldd").arg(&from), log);
         self.add(path, Origin::Copy(from));
-        // ldd fails for what is linked statically.
+        // ldd fails for a statically linked program.
         for library in libraries_in(&libraries.unwrap_or_default()) {
             let name = library.rsplit('/').next().unwrap_or_default();
             if library != INTERPRETER {
@@ -176,10 +177,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Returns a text that changes when a file of the tree does: by path, size and time of each.
+    /// Returns a text that changes with a file of the tree: it has path, size and time of each.
     ///
     /// # Errors
-    /// If a file is not there.
+    /// If a file is missing.
     pub fn key(&self) -> Result<String, TreeError> {
         let mut hash = Sha256::new();
         for (path, origin) in &self.files {
@@ -242,7 +243,7 @@ impl Tree {
     }
 }
 
-/// A library that programs open at run time, so ldd does not name it.
+/// Returns a library that programs open at run time, so that ldd does not name it.
 fn library(name: &str) -> Origin {
     Origin::Copy(Path::new("/lib/x86_64-linux-gnu").join(name))
 }

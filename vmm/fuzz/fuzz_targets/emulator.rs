@@ -1,9 +1,11 @@
-//! One instruction, any bytes or any opcode, on any registers, flags, memory and x87 and SSE state, in kernel or user mode.
+//! Fuzzes one instruction, of any bytes or any opcode, on any registers, flags, memory, x87 and SSE
+//! state, in kernel or user mode.
 //!
-//! Where the instruction only computes, the host's CPU runs it too, and registers, flags and memory are compared. Of all
-//! others must hold: an error leaves everything as it was; success goes on behind the instruction unless that is a branch,
-//! leaves memory alone that cannot be written, and a program cannot change flags that are the kernel's. An instruction
-//! as a trap prepares it does what the emulator does, and one that was moved is the one at the other address.
+//! If the instruction only computes, the host's CPU runs it too, and registers, flags and memory
+//! are compared. For all others: an error leaves everything as it was. Success continues behind the
+//! instruction unless that is a branch, leaves read-only memory alone, and cannot change the
+//! kernel's flags from a program. An instruction as a trap prepares it does the same as in the
+//! emulator. A relocated instruction does the same as the one at the other address.
 #![no_main]
 
 use hostile::{Input, limit_memory};
@@ -17,18 +19,18 @@ use vmm::emulate::{EmulateError, decode, execute, is_supported, vector};
 
 /// The flags that arithmetic sets.
 const STATUS: u64 = 0x8d5;
-/// What a program cannot change: IOPL, VM, VIF and VIP, and IF unless IOPL is 3.
+/// The flags that a program cannot change: IOPL, VM, VIF and VIP, and IF unless IOPL is 3.
 const OF_THE_KERNEL: u64 = 0x1a_3000;
 const IF: u64 = 1 << 9;
 const IOPL: u64 = 3 << 12;
 const RF: u64 = 1 << 16;
 const FIXED: u64 = 2;
-/// Exceptions that have come, in MXCSR's first byte.
+/// The flags of pending exceptions, in MXCSR's first byte.
 const EXCEPTIONS: u8 = 0x3f;
-/// Where MXCSR stands in the FXSAVE area.
+/// The offset of MXCSR in the FXSAVE area.
 const MXCSR: std::ops::Range<usize> = 24..28;
 
-/// A number that means something more often than not.
+/// Returns a number that is meaningful more often than not.
 fn number(input: &mut Input<'_>) -> u64 {
     let kind: u8 = input.value();
     match kind % 4 {
@@ -65,7 +67,7 @@ fn registers(input: &mut Input<'_>) -> kvm_regs {
     regs
 }
 
-/// A vCPU, with its memory as it is left by the last numbers of the input, again and again.
+/// Returns a vCPU. The last numbers of the input, repeated, fill its memory.
 fn machine(input: &mut Input<'_>) -> Machine {
     let which: u8 = input.value();
     let mut machine = Machine {
@@ -103,7 +105,7 @@ fn machine(input: &mut Input<'_>) -> Machine {
     machine
 }
 
-/// The instruction, and its bytes where they are the input's own.
+/// Returns the instruction, and its bytes if they are the input's own.
 fn instruction<'i>(input: &mut Input<'i>) -> Option<(Instruction, Option<&'i [u8]>)> {
     let which: u16 = input.value();
     if which & 1 != 0 {
@@ -130,13 +132,13 @@ fn check_moved(insn: &Instruction, bytes: &[u8], ip: u64) {
 }
 
 fn check_error(insn: &Instruction, error: &EmulateError, before: &Machine, mut after: Machine) {
-    // They are what other CPUs do.
+    // Races are other CPUs' work.
     let raced = before.races > 0;
     after.races = before.races;
     if raced {
         after.memory.clone_from(&before.memory);
     }
-    // MXCSR says why there is #XM, or #UD where the kernel has not asked for that (CR4.OSXMMEXCPT).
+    // MXCSR has the cause of #XM, or of #UD if the kernel has not enabled #XM (CR4.OSXMMEXCPT).
     let simd = [vector::SIMD_FLOATING_POINT, vector::INVALID_OPCODE];
     if matches!(error, EmulateError::Exception { vector, .. } if simd.contains(vector)) {
         let flags = &mut after.fx.0[MXCSR.start];
@@ -145,7 +147,7 @@ fn check_error(insn: &Instruction, error: &EmulateError, before: &Machine, mut a
     assert!(after == *before, "`{insn}` failed and changed something");
 }
 
-/// Most bytes allocated at once.
+/// The most bytes allocated at once.
 const MEMORY_LIMIT: usize = 64 << 20;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,8 +1,9 @@
-//! A kernel's file, and where a machine's memory takes it, the initramfs and the command line.
+//! Fuzzes a kernel's file, and the placement of it, the initramfs and the command line in a
+//! machine's memory.
 //!
-//! The first byte says what the input is: the file itself; a bzImage whose header, codec and recorded size are the input's
-//! choice; or an ELF of segments and notes that are. What is loaded is checked against its place, and no file claims more
-//! than it may unpack to.
+//! The first byte selects the input's kind: the file itself; a bzImage whose header, codec and
+//! recorded size are from the input; or an ELF whose segments and notes are. What is loaded is
+//! checked against its address, and no file may claim more than it may unpack to.
 #![no_main]
 
 use std::path::Path;
@@ -15,7 +16,7 @@ use vmm::boot::{BootConfig, EntryProtocol, KernelFile, load, place};
 use vmm::memory::GuestRam;
 
 const RAM: u64 = 16 << 20;
-/// The machine's memory, used again by each run: what the last one left is as good as anything.
+/// The machine's memory, reused by each run: leftovers of the last one do no harm.
 static MEMORY: LazyLock<GuestRam> = LazyLock::new(|| GuestRam::new(RAM).expect("16 MiB"));
 
 const MAGICS: [&[u8]; 8] = [
@@ -29,7 +30,7 @@ const MAGICS: [&[u8]; 8] = [
     b"",
 ];
 
-/// A bzImage with a payload of the rest of the input.
+/// Returns a bzImage with the rest of the input as payload.
 fn bzimage(mut input: Input<'_>) -> Vec<u8> {
     let sectors = input.value::<u8>() % 5;
     let version: u16 = input.value();
@@ -62,7 +63,7 @@ fn bzimage(mut input: Input<'_>) -> Vec<u8> {
     file
 }
 
-/// Somewhere in memory, at its end, or anywhere.
+/// Returns an address somewhere in memory, at its end, or anywhere.
 fn address(input: &mut Input<'_>) -> u64 {
     match input.value::<u8>() % 4 {
         0 => place::HIGH_MEMORY + u64::from(input.value::<u16>()) * 64,
@@ -72,7 +73,7 @@ fn address(input: &mut Input<'_>) -> u64 {
     }
 }
 
-/// An ELF of program headers and the rest of the input behind them.
+/// Returns an ELF of program headers, followed by the rest of the input.
 fn elf(mut input: Input<'_>) -> Vec<u8> {
     const HEADER: usize = 64;
     const SEGMENT: usize = 56;
@@ -108,7 +109,7 @@ fn elf(mut input: Input<'_>) -> Vec<u8> {
     file
 }
 
-/// Most bytes allocated at once: a kernel may unpack to 1 GiB.
+/// The most bytes allocated at once: a kernel may unpack to 1 GiB.
 const MEMORY_LIMIT: usize = 1280 << 20;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,9 @@
-//! The state file of a snapshot: damaged, and one whose body somebody has made up under a header that is right.
+//! Fuzzes the state file of a snapshot: a damaged one, and one with a forged body under a valid
+//! header.
 //!
-//! Nothing is allocated for what a length alone claims, and without the restorer's word no disk is opened that lies outside
-//! of the folder. The folder is the working directory: paths of a body are below it, or lead out of it.
+//! Nothing is allocated for a length alone. Without the restorer's permission no disk outside the
+//! folder is opened. The folder is the working directory: paths of a body are below it, or lead out
+//! of it.
 #![no_main]
 
 use std::path::{Path, PathBuf};
@@ -18,7 +20,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder.canonicalize().expect("a path without links")
 });
 
-/// Disks that the restorer names.
+/// Returns disks that the restorer names.
 fn named(input: &mut Input<'_>, count: u8) -> Vec<DiskConfig> {
     let disk = |_| {
         let [read_only, length]: [u8; 2] = input.value();
@@ -31,7 +33,7 @@ fn named(input: &mut Input<'_>, count: u8) -> Vec<DiskConfig> {
     (0..count).map(disk).collect()
 }
 
-/// Most bytes allocated at once.
+/// The most bytes allocated at once.
 const MEMORY_LIMIT: usize = 64 << 20;
 
 fuzz_target!(|bytes: &[u8]| {
