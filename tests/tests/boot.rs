@@ -24,7 +24,7 @@ fn the_small_kernel_enters_through_pvh() {
         },
     );
     linux.wait_for("Linux version 6.1", BOOT_LIMIT);
-    // The memory map and the command line came over, too.
+    // The memory map and the command line were passed, too.
     linux.wait_for("Command line: ", BOOT_LIMIT);
     linux.wait_for("panic=-1 reboot=k", BOOT_LIMIT);
 }

@@ -1,5 +1,5 @@
-//! The command and a Linux guest: a panic told with its place, and a running machine saved,
-//! restored and traced.
+//! The command and a Linux guest: a panic is reported with its place, and a running machine is
+//! saved, restored and traced.
 
 use support::command::{Ended, World, words};
 use support::crowd;
@@ -88,7 +88,7 @@ fn a_running_linux_is_saved_restored_and_traced() {
     assert!(lines.iter().any(|line| line.starts_with("X ")), "{ended:?}");
 }
 
-/// What a machine has for itself, beside its guest's memory, which it shares with others of the
+/// The private memory of a machine, without its guest's memory, which it shares with others of the
 /// same snapshot.
 #[test]
 fn a_restored_machine_takes_little_memory_of_its_own() {
@@ -153,8 +153,8 @@ fn whoever_traces_a_guest_is_told_of_its_crash() {
     );
 }
 
-/// The number in the JSON line of the first process that `ps` finds with all of `parts` in its
-/// line.
+/// Returns the number in the JSON line of the first process that `ps` finds with all of `parts` in
+/// its line.
 fn pid_of(ps: &Ended, parts: &[&str]) -> String {
     let line = ps
         .stdout
@@ -226,7 +226,7 @@ fn a_running_guest_is_looked_into_from_another_terminal() {
         assert!(user.stdout.contains(part), "{part:?}: {user:?}");
     }
 
-    // What cannot be is told, and changes nothing.
+    // An invalid request is reported, and changes nothing.
     for (line, part) in [
         (
             "stack -p workers",

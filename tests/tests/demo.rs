@@ -1,4 +1,4 @@
-//! The demo's machine is one like others: what is for running machines works on it.
+//! The demo's machine is like any other: commands for running machines work on it.
 
 use support::command::{World, words};
 use support::host;

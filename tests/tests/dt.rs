@@ -14,10 +14,10 @@ use support::rich;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 
 const NAME: &str = "dt";
-/// A size of reads that nothing else in the guest has.
+/// A size of reads that nothing else in the guest uses.
 const SIZE: &str = "size 777 ";
 
-/// The C program, built with the older layout or today's.
+/// Builds the C program with the older layout or today's.
 fn client(world: &World, old: bool) -> PathBuf {
     let program = world.path(if old { "client-old" } else { "client" });
     let made = if old {
@@ -46,14 +46,14 @@ fn stop(world: &World, machine: Running) {
     assert!(!socket(world).exists());
 }
 
-/// What follows `before` in a line that begins so.
+/// Returns the rest behind `before` of a line that begins so.
 fn after<'t>(text: &'t str, before: &str) -> &'t str {
     let mut lines = text.lines();
     let found = lines.find_map(|line| line.strip_prefix(before));
     found.unwrap_or_else(|| panic!("no {before:?} in\n{text}"))
 }
 
-/// What the guest has printed of the length of its program.
+/// Returns the length of its program as printed by the guest.
 fn length(printed: &str) -> Option<u64> {
     let mut parts = printed
         .split("len=")
@@ -118,7 +118,7 @@ fn a_c_program_traces_reads_and_finds_the_readers_program() {
     stop(&world, machine);
 }
 
-/// An answer: its error and its bytes.
+/// Reads an answer: its error and its bytes.
 fn answer(stream: &mut UnixStream) -> (u32, Vec<u8>) {
     let mut word = || {
         let mut bytes = [0; 4];
@@ -175,7 +175,7 @@ fn a_client_that_goes_away_takes_its_probes_with_it_and_a_hostile_one_harms_nobo
         send(&mut stream, garbage);
         assert_eq!(answer(&mut stream), (EINVAL, Vec::new()));
     }
-    // Half an open, and gone.
+    // The client disconnects in the middle of an open.
     let mut stream = connect(&world);
     send(&mut stream, &[MAGIC]);
     drop(stream);
@@ -189,7 +189,7 @@ fn a_client_that_goes_away_takes_its_probes_with_it_and_a_hostile_one_harms_nobo
     send(&mut stream, &[RECORD, 4, 1]);
     assert_eq!(answer(&mut stream), (0, Vec::new()));
     assert!(traps(&world));
-    // It waits for events that do not come: nothing is typed. What was read before has been taken.
+    // It waits for events that do not come, because nothing is typed. Earlier data has been read.
     send(&mut stream, &[0, 8, 456, 0]);
     drop(stream);
     machine.wait_until("traps gone", COMMAND_LIMIT, |_, _| !traps(&world));
@@ -219,7 +219,7 @@ fn a_machine_that_does_not_allow_it_refuses_an_open_and_an_end_ends_a_read() {
     let mut stream = connect(&world);
     send(&mut stream, &[MAGIC, 1, 0]);
     assert_eq!(answer(&mut stream), (0, Vec::new()));
-    // So does another request, which is answered then.
+    // The same with another request, which is answered then.
     send(&mut stream, &[0, 8, 456, 0]);
     send(&mut stream, &[RECORD, 4, 0]);
     assert_eq!(answer(&mut stream), (EINTR, Vec::new()));
@@ -241,14 +241,14 @@ struct Client {
     old: bool,
 }
 
-/// Numbers of an event.
+/// The numbers of an event.
 #[derive(Debug, Clone, Copy)]
 struct Event {
     probe: u32,
     cpu: u32,
     pid: u32,
     tid: u32,
-    /// Seconds and nanoseconds.
+    /// The time in seconds and nanoseconds.
     time: [u64; 2],
     arguments: [u64; 4],
 }
@@ -273,7 +273,7 @@ impl Client {
         bytes
     }
 
-    /// The probe of a whole name.
+    /// Returns the probe of a full name.
     fn probe(&mut self, name: &str) -> u32 {
         let parts: Vec<&str> = name.split(':').collect();
         let [provider, function, event] = parts.as_slice() else {
@@ -315,14 +315,14 @@ impl Client {
         self.ask(&[RECORD, 4, on]);
     }
 
-    /// read and dropped.
+    /// Returns the numbers of read and of dropped events.
     fn stats(&mut self) -> (u64, u64) {
         let code = if self.old { 0x4010_4402 } else { 0x4020_4402 };
         let bytes = self.ask(&[code, 0]);
         (u64_at(&bytes, 0), u64_at(&bytes, 8))
     }
 
-    /// Waits for events, and takes what there is.
+    /// Waits for events, and reads those that are there.
     fn events(&mut self) -> Vec<Event> {
         let (size, arguments) = match self.old {
             true => (OLD_EVENT_SIZE, 216),
@@ -352,7 +352,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-/// Why the last request was refused.
+/// Returns the reason why the last request was refused.
 fn why(stream: &mut UnixStream) -> String {
     if stream.write_all(&[1, 0, 0, 0, 0, 0, 0, 0]).is_err() {
         return String::new();
@@ -376,8 +376,7 @@ fn filters_divide_the_events_of_a_probe_among_sessions() {
     let read = first.probe("syscall:read:entry");
     first.enable(read, [0, 0, 0]);
     first.record(1);
-    // The shell has begun to read the first line before this records; it reads the second while it
-    // does.
+    // The shell began to read the first line before this records, and reads the second meanwhile.
     command(&mut machine, "first");
     command(&mut machine, "again");
     let events = first.events();
@@ -412,7 +411,7 @@ fn filters_divide_the_events_of_a_probe_among_sessions() {
     for (client, events) in clients.iter_mut().zip(&found) {
         assert_eq!(client.stats(), (events.len() as u64, 0));
     }
-    // They are started and stopped one after the other, while the shell reads. Each takes its own
+    // They are started and stopped one after the other, while the shell reads. Each has its own
     // time of an event.
     let times = found.iter().flatten().filter(|event| of_dd(event));
     let times: Vec<_> = times.map(|event| event.time).collect();
@@ -436,7 +435,7 @@ fn filters_divide_the_events_of_a_probe_among_sessions() {
     stop(&world, machine);
 }
 
-/// Asks for the types of a probe's arguments with room for none, for all, and for one too few.
+/// Requests the types of a probe's arguments with room for none, for all, and for one too few.
 fn arguments_are_told_by_size(client: &mut Client, probe: u32, types: &[&str]) {
     let all = 24 * types.len() as u32;
     for (size, told, records, errno) in [
@@ -500,7 +499,7 @@ fn openbsds_groups_fire_in_linux_with_openbsds_arguments() {
     });
     let types = ["pid_t", "pid_t", "int"];
     arguments_are_told_by_size(&mut client, probes[3], &types);
-    // Nothing is mapped there, and nobody has that number.
+    // There is no mapping there, and no process has that number.
     for (pid, errno) in [(1, 2), (u32::MAX, 3), (1 << 21, 3)] {
         send(
             &mut client.stream,
@@ -509,7 +508,7 @@ fn openbsds_groups_fire_in_linux_with_openbsds_arguments() {
         assert_eq!(answer(&mut client.stream), (errno, Vec::new()), "{pid}");
     }
     client.record(1);
-    // What the last one has decompressed into goes before it ends.
+    // The memory into which the last one has decompressed is freed before it ends.
     machine.type_line(
         "for i in 1 2 3; do cat /proc/uptime; echo $i | busybox bzip2 | busybox bzcat; done > /dev/null; \
          echo done=$((40+2))",
@@ -536,7 +535,7 @@ fn openbsds_groups_fire_in_linux_with_openbsds_arguments() {
     for name in names {
         assert!(!of(name).is_empty(), "{name}");
     }
-    // Who is said to come comes.
+    // The thread that a switch announces is the one that comes.
     let [off, on] = [of("sched:off__cpu"), of("sched:on__cpu")];
     let mut switches: Vec<Event> = events.clone();
     switches.retain(|e| off.iter().chain(&on).any(|known| known.probe == e.probe));
@@ -551,7 +550,7 @@ fn openbsds_groups_fire_in_linux_with_openbsds_arguments() {
         }
     }
     assert!(pairs > 10, "{pairs} switches");
-    // Each call that comes back has come.
+    // Each call that returns was entered.
     let entered = of("raw_syscalls:sys_enter");
     let count = |events: &[Event], number: u64| {
         events

@@ -1,5 +1,5 @@
-//! What is expected of a guest, as CI asks it: the status, what is told, and the reports, of guests
-//! that do it, do not, and crash.
+//! Expectations of a guest, as CI uses them: exit status, messages and reports, for guests that
+//! meet them, fail them, and crash.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use support::command::{Ended, Running, World};
 use support::shell::{BOOT_LIMIT, COMMAND_LIMIT, snapshot_folder};
 use support::{Kernel, host};
 
-/// A run of a program of the micro guest, with a report of each form.
+/// Runs a program of the micro guest, with a report of each form.
 fn micro(world: &World, program: &str, options: &[&str]) -> Running {
     let kernel = world.path("micro");
     fs::write(&kernel, guest::micro::elf()).unwrap_or_else(|e| panic!("micro guest: {e}"));
@@ -24,7 +24,7 @@ fn ended(world: &World, program: &str, options: &[&str]) -> Ended {
     micro(world, program, options).finish(COMMAND_LIMIT)
 }
 
-/// The reports, as XML and as JSON.
+/// Returns the reports, as XML and as JSON.
 fn reports(world: &World) -> (String, String) {
     let [xml, json] = ["r.xml", "r.json"].map(|name| {
         let path = world.path(name);
@@ -197,7 +197,7 @@ fn what_cannot_be_counted_fails_and_says_why() {
             ],
         );
     }
-    // What is wrong with the text is a matter of usage, and nothing is made then.
+    // An error in the text is a usage error, and nothing is made then.
     for (expected, part) in [
         ("micro_leaf=3", "\"=\" compares with nothing that is known"),
         ("BEGIN", "BEGIN is no probe of the guest"),
@@ -262,7 +262,7 @@ fn a_report_that_cannot_be_written_is_a_failure() {
         &ended.stderr,
         &["exotrace: the report cannot be written to full.xml: "],
     );
-    // The others are.
+    // The other reports are written.
     assert_parts(&reports(&world).1, &["\"passed\": true"]);
     let options = ["--expect", "micro_leaf==5", "--report", "no/such.json"];
     let refused = micro(&world, "calls 5", &options).finish(COMMAND_LIMIT);
@@ -283,7 +283,7 @@ fn a_crash_of_any_kind_fails() {
             "exotrace: the last events: none\n",
         ],
     );
-    // A host that resets the vCPU before it reports the fault knows no place.
+    // A host that resets the vCPU before it reports the fault reports no place.
     let (stack, place) = match host.profile.triple_fault_keeps_registers {
         true => (" micro_triple+0x", " at 0x"),
         false => ("innermost first: none\n", "; its place is not known"),
@@ -367,8 +367,8 @@ fn a_panic_is_told_with_the_console_the_stack_and_the_last_events() {
         "--cmdline",
     ];
     let mut line: Vec<OsString> = words.map(Into::into).into();
-    // The kernel waits before it makes the root file system's device, or a fast host is past it
-    // when the trace begins.
+    // The kernel waits before it makes the root file system's device: on a fast host it would be
+    // past it when the trace begins.
     let command_line = format!("{} rootdelay=3", guest::kernel::cmdline());
     line.extend([command_line.into(), "--kernel".into()]);
     line.push(Kernel::small().path.clone().into());

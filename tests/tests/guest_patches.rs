@@ -1,6 +1,6 @@
-//! The guest changes its own text while probes stand in it: its tracers, probes and modules. It
-//! finds what it looks for, no hit goes astray, and nothing of the probes is left. Its branches are
-//! in `guest_patches_branches.rs`.
+//! The guest changes its own text while probes are armed in it: its tracers, probes and modules. It
+//! finds the bytes that it expects, no hit is lost, and nothing of the probes is left. Its branches
+//! are in `guest_patches_branches.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,11 @@ use support::traced::{COPY_SIZE, Traced, events};
 use support::{host, tracing};
 use vmm::trap::{INT3, SiteStats};
 
-/// First byte of a jump over what the guest probes.
+/// The first byte of a jump over code that the guest probes.
 const JUMP: u8 = 0xe9;
 
-/// What probes of `vfs_read`'s and `vfs_write`'s entries and returns have seen of [`Traced::copy`].
+/// Returns the entries and returns of [`Traced::copy`] that probes of `vfs_read` and `vfs_write`
+/// have seen.
 fn copies(events: &[Event]) -> Vec<usize> {
     let mut counts = vec![0; 4];
     for event in events {
@@ -32,8 +33,8 @@ fn copies(events: &[Event]) -> Vec<usize> {
     counts
 }
 
-/// The numbers that the guest's function tracer knows the functions at `addresses` by, as many
-/// behind each included: asking it by name would have it format the names of all functions.
+/// Returns the function tracer's numbers of the functions at `addresses`, and of `more` functions
+/// behind each. A request by name would make the guest format the names of all functions.
 fn tracer_numbers(traced: &Traced, addresses: &[Gva], more: usize) -> String {
     let kernel = traced.shell.linux.kernel;
     let linked = kernel.image.symbols().unwrap_or_else(|e| panic!("{e}"));
@@ -46,7 +47,7 @@ fn tracer_numbers(traced: &Traced, addresses: &[Gva], more: usize) -> String {
         .0
         .iter()
         .map(|word| u64::from_le_bytes(*word))
-        // Of functions that were overridden nothing is left but a zero.
+        // Overridden functions leave only a zero.
         .filter(|function| *function != 0)
         .collect();
     functions.sort_unstable();
@@ -54,7 +55,7 @@ fn tracer_numbers(traced: &Traced, addresses: &[Gva], more: usize) -> String {
     let mut numbers = Vec::new();
     for address in addresses {
         let function = address.0.wrapping_sub(slide);
-        // Behind a landing pad, where the kernel has those.
+        // Behind a landing pad, if the kernel has those.
         let place = functions
             .binary_search(&function)
             .or_else(|_| functions.binary_search(&(function + 4)));
@@ -75,7 +76,7 @@ fn function_tracers_over_armed_probes() {
         "kprobe::vfs_read:return",
         "kprobe::vfs_write:entry",
         "kprobe::vfs_write:return",
-        // What the tracer itself writes over.
+        // The bytes that the tracer itself overwrites.
         "kprobe::vfs_read:0",
         "kprobe::ksys_read:0",
     ]);
@@ -107,8 +108,8 @@ fn function_tracers_over_armed_probes() {
     traced.assert_well();
 }
 
-/// Waits until the guest has put `wanted` there, or neither a jump nor an int3: it does so in its
-/// own time.
+/// Waits until the guest has written `wanted` there, or neither a jump nor an int3: it does so some
+/// time later.
 fn wait_for_instruction(traced: &Traced, at: Gva, wanted: Option<u8>) {
     let deadline = Instant::now() + 4 * COMMAND_LIMIT;
     loop {
@@ -133,10 +134,10 @@ fn the_guests_own_probes_where_ours_stand() {
     let before = traced.hash();
     let function = traced.address("vfs_read");
     let instructions = traced.instructions(function, 48);
-    /// Bytes of the NOP that a tracer's call takes the place of. A landing pad before it may be a
+    /// The size in bytes of the NOP that a tracer's call replaces. A landing pad before it may be a
     /// NOP of four.
     const TRACERS_NOP: usize = 5;
-    // Behind it: where the entry's trap stands, and further.
+    // Behind it: the site of the entry's trap, and further ones.
     let straight: Vec<u64> = instructions
         .iter()
         .take_while(|i| i.flow_control() == FlowControl::Next)
@@ -170,17 +171,17 @@ fn the_guests_own_probes_where_ours_stand() {
             "echo 'p:{name} vfs_read+{offset} count=%dx' > kprobe_events"
         ));
         traced.tell(&format!("echo 'count=={COPY_SIZE}' > events/kprobes/{name}/filter; echo 1 > events/kprobes/{name}/enable"));
-        // On the tracer's call the guest uses that; elsewhere it has an int3 at first, and a jump
-        // in the end.
+        // On the tracer's call the guest uses that call. Elsewhere it has an int3 at first, and a
+        // jump in the end.
         let optimised = offset > 0;
         if optimised {
             round("by its int3, or already by its jump", None);
             wait_for_instruction(&traced, Gva(function.0 + offset), Some(JUMP));
         }
-        // What the guest has written its jump over is not executed where it stood.
+        // Instructions under the guest's jump are not executed at their own address.
         let passed = |at: u64| optimised && (offset + 1..offset + 5).contains(&at);
         let times = |at: u64| if passed(at) { 0 } else { COPIES };
-        // The round ends when the guest is done with what it writes.
+        // The round ends when the guest has finished its writes.
         round(name, Some([times(*same), times(*inside)]));
         let suspended: Vec<u64> = traced
             .engine
@@ -252,7 +253,7 @@ fn modules_come_and_go_under_armed_probes() {
     let stats = traced.engine.stats();
     println!("{stats:?}");
     assert!(stats.freed >= sites.len() as u64, "{stats:?}");
-    // Since Linux 6.13 the kernel fills text that it frees with int3, also where no site stood.
+    // Since Linux 6.13 the kernel fills text that it frees with int3, also where there was no site.
     let is_filled = {
         let _paused = machine.pause();
         let behind = |site: &SiteStats| traced.shell.linux.byte(Gpa(site.site.0.0 + 1));
@@ -260,7 +261,7 @@ fn modules_come_and_go_under_armed_probes() {
     };
     let left = bytes();
     assert!(is_filled || !left.contains(&INT3), "{left:x?} at {sites:?}");
-    // The same memory again, maybe, and nobody's traps in it.
+    // It may get the same memory again, with no traps in it.
     traced.tell("insmod /lib/brd.ko");
     traced.tell(write);
     let again = traced
@@ -271,7 +272,7 @@ fn modules_come_and_go_under_armed_probes() {
         module.module.base(),
         again.iter().map(|module| module.base()).collect::<Vec<_>>()
     );
-    // Probes of the new one, while the old ones have not been disabled.
+    // Probes of the new module, while the old ones have not been disabled.
     let view = traced.shell.linux.view();
     let mut second = traced.empty_session();
     let pattern = tracing::pattern("kprobe:brd:brd_submit_bio:entry");

@@ -1,6 +1,6 @@
-//! The guest changes its own text while probes stand in it: the branches and calls of its
-//! tracepoints, and other jump labels. No hit goes astray, and nothing of the probes is left. What
-//! else it changes is in `guest_patches.rs`.
+//! The guest changes its own text while probes are armed in it: the branches and calls of its
+//! tracepoints, and other jump labels. No hit is lost, and nothing of the probes is left. Its other
+//! changes are in `guest_patches.rs`.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use probes::probe::{Moment, Probe, Target};
 use support::traced::{Traced, events};
 use support::{host, tracing};
 
-/// Numbers of the threads by the addresses of their `task_struct`s.
+/// Returns the numbers of the threads by the addresses of their `task_struct`s.
 fn threads(traced: &Traced) -> BTreeMap<u64, i32> {
     traced.look(|look| {
         let processes = look.processes().unwrap_or_else(|e| panic!("{e}"));
@@ -41,7 +41,7 @@ fn the_guests_own_tracepoint_and_ours() {
     assert_ne!(traced.hash(), before);
     let mut last = None;
     let mut check = |what: &str, events: &[Event]| {
-        // The memory of one that has ended is another's by now.
+        // Another task has the memory of one that has ended.
         let now = threads(&traced);
         let stays = |task: &u64| known.get(task).filter(|pid| now.get(task) == Some(pid));
         let ours = events
@@ -58,7 +58,7 @@ fn the_guests_own_tracepoint_and_ours() {
             assert_eq!(prev, event.tid, "{what}: {event:x?}");
         }
         for event in events {
-            // No switch is missing, not even while the guest writes over the NOP.
+            // No switch is missing, not even while the guest overwrites the NOP.
             assert!(
                 last.is_none_or(|last| last == event.arguments[1]),
                 "{what}: {event:x?} after {last:x?}"
@@ -69,7 +69,7 @@ fn the_guests_own_tracepoint_and_ours() {
     check("before", &traced.wait_for(&mut session, SOME));
     let mut shared = Vec::new();
     traced.tell("echo 1 > events/sched/sched_switch/enable");
-    // Those of before, too: the guest has as many of its own as are waited for.
+    // Earlier ones, too: the guest records as many of its own as are awaited.
     shared.extend(events(&mut session));
     shared.extend(traced.wait_for(&mut session, SOME));
     traced.tell("echo 0 > events/sched/sched_switch/enable");
@@ -82,7 +82,7 @@ fn the_guests_own_tracepoint_and_ours() {
         "{guests} of {}",
         shared.len()
     );
-    // What the guest has recorded, among ours in the same order.
+    // The guest's records are among ours in the same order.
     let lines = traced.tell("grep -m 12 sched_switch: trace");
     let number = |line: &str, name: &str| -> Option<i32> {
         line.split_once(name)?.1.split(' ').next()?.parse().ok()
@@ -141,8 +141,8 @@ fn every_tracepoint_at_once() {
         println!("{} refused{why}: {}", names.len(), names.join(" "));
     }
     traced.copy(10);
-    // On a slow host a tick of the guest's timer can take longer than a tick: there may be more
-    // events than the ring holds.
+    // On a slow host, handling a tick of the guest's timer can take longer than a tick: there may
+    // be more events than the ring holds.
     let mut seen = Vec::new();
     session.drain(|event| seen.push(event));
     let stats = traced.engine.stats();
@@ -170,8 +170,8 @@ fn every_tracepoint_at_once() {
     traced.assert_well();
 }
 
-/// Placing one, the guest decodes the branches of all tracepoints; it takes a trap there for an
-/// instruction of another length.
+/// To place a probe, the guest decodes the branches of all tracepoints. It would mistake a trap
+/// there for an instruction of another length.
 #[test]
 fn the_guests_own_probe_beside_tracepoints() {
     let host = host!();
@@ -185,7 +185,7 @@ fn the_guests_own_probe_beside_tracepoints() {
     traced.tell("echo > kprobe_events");
     let sites = traced.engine.machine().traps().stats();
     assert!(sites.iter().all(|site| !site.suspended), "{sites:?}");
-    // Those of before are taken away.
+    // Earlier events are discarded.
     session.drain(|_| ());
     traced.wait_for(&mut session, 10);
     drop(session);
@@ -193,7 +193,7 @@ fn the_guests_own_probe_beside_tracepoints() {
     traced.assert_well();
 }
 
-/// The branch of `softirq_exit` stands where the functions of soft interrupts return to.
+/// The branch of `softirq_exit` is at the return address of the functions of soft interrupts.
 #[test]
 fn a_tracepoint_where_calls_return() {
     const TIMER: u64 = 1;
@@ -211,8 +211,8 @@ fn a_tracepoint_where_calls_return() {
     seen.extend(traced.wait_for(&mut session, SOME));
     traced.tell("echo 0 > events/irq/softirq_exit/enable");
     seen.extend(traced.wait_for(&mut session, SOME));
-    // Probes are armed one after the other, and what has begun at the end has not ended: what
-    // counts are whole calls.
+    // Probes are armed one after the other, and calls may be in progress at the end: only whole
+    // calls count.
     let is_entry = |event: &Event| event.probe == 2;
     let (Some(first), Some(last)) = (
         seen.iter().position(is_entry),
@@ -242,9 +242,9 @@ fn a_tracepoint_where_calls_return() {
         "the test is about one place"
     );
     assert!(returns.len() >= 5, "{}", returns.len());
-    // An interrupt may come where the guest changes its text: few, and all counted. Before, the
-    // traps are out; while there is an int3 of the guest, what its listeners would be called with
-    // is not known.
+    // An interrupt may come while the guest changes its text: few do, and all are counted. Before
+    // the change, the sites are suspended. While the guest has an int3 there, the arguments of its
+    // listeners are not known.
     let stats = traced.engine.stats();
     let lost = stats.lost_returns as usize;
     assert_eq!(entries.len(), returns.len() + lost, "entries");
@@ -259,7 +259,7 @@ fn a_tracepoint_where_calls_return() {
     traced.assert_well();
 }
 
-/// A probe of one instruction.
+/// Makes a probe of one instruction.
 fn point(traced: &Traced, address: Gva) -> Probe {
     let mut probe = traced.find("kprobe::schedule:0").remove(0);
     probe.target = Target::Kernel {
@@ -269,8 +269,8 @@ fn point(traced: &Traced, address: Gva) -> Probe {
     probe
 }
 
-/// The key is that of the page faults' tracepoints, which they stand behind, or in a kernel without
-/// it the tracepoint's own. The call is a tracepoint's, which leads to its only listener directly.
+/// The key is that of the page faults' tracepoints, or in a kernel without it the tracepoint's own.
+/// The call is a tracepoint's, which leads to its only listener directly.
 #[test]
 fn other_jump_labels_and_static_calls() {
     const SOME: usize = 40;
@@ -328,7 +328,7 @@ fn other_jump_labels_and_static_calls() {
     }
     let fault = enable(&fault);
     let standing = |at: Gva| traced.code(at, 5);
-    // Where calls are not written over in their place, the jump is that they go through.
+    // If calls are not overwritten in place, the jump that they go through is.
     let call_and_trampoline = || {
         [call]
             .iter()
@@ -350,8 +350,8 @@ fn other_jump_labels_and_static_calls() {
         let hits = of_labels(&seen);
         let told = seen.iter().filter(|event| event.probe == fault).count();
         println!("{what}: {hits} hits of the label, {told} of the tracepoint");
-        // Starting a program takes some, most of them in user mode. One may have been between the
-        // two when the ring was read before.
+        // Starting a program causes some faults, most of them in user mode. One may have been
+        // between the two when the ring was read before.
         assert!(
             hits > 20 && told > 20 && told <= hits + 1,
             "{what}: {hits} {told}"

@@ -1,5 +1,5 @@
-//! Probes that come and go while the guest is about to read its text: it decodes the instructions
-//! of all jump labels, one after the other, and would die of a trap on one of them.
+//! Probes are enabled and disabled while the guest is about to read its text. It decodes the
+//! instructions of all jump labels, one after the other, and a trap on one of them would crash it.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use support::shell::COMMAND_LIMIT;
 use support::traced::Traced;
 use vmm::machine::Paused;
 
-/// Makes the guest decode them, a few times.
+/// A command that makes the guest decode them, a few times.
 const PLACE_PROBES: &str = "for probe in a b c d; do echo \"p:$probe vfs_read\" > kprobe_events; echo > kprobe_events; done";
-/// How long the guest runs on before it is looked at again.
+/// The time that the guest runs on between two checks.
 const LOOK_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Stops the guest while it is at an instruction of the functions that decode.
+/// Pauses the guest while it is at an instruction of the functions that decode.
 fn paused_midway(traced: &Traced) -> Paused {
     let machine = &traced.shell.linux.machine;
     let deadline = Instant::now() + COMMAND_LIMIT;
@@ -32,8 +32,8 @@ fn paused_midway(traced: &Traced) -> Paused {
     }
 }
 
-/// Enables probes on jump labels while the guest decodes those, beside a session of `others`: the
-/// guest lives, they are hit afterwards, and nothing is left.
+/// Enables probes on jump labels while the guest decodes those, beside a session of `others`. The
+/// guest survives, the probes are hit afterwards, and nothing is left.
 fn probes_come_midway(others: &[&str]) {
     let host = host!();
     let traced = Traced::new(host, &[]);
@@ -43,7 +43,7 @@ fn probes_come_midway(others: &[&str]) {
     let mut session = traced.empty_session();
     let command = traced.shell.start(PLACE_PROBES);
     let paused = paused_midway(&traced);
-    // The kernel has no place for some of its tracepoints.
+    // The kernel has no site for some of its tracepoints.
     let enable = |probe| {
         let enabled = session.enable(probe, Filter::default(), Capture::default());
         enabled.is_ok()

@@ -1,5 +1,5 @@
-//! The trace devices as a guest has them: files in /dev/virtio-ports, with what `--guest-ports`
-//! lets it do.
+//! The trace devices as a guest has them: files in /dev/virtio-ports, with the permissions of
+//! `--guest-ports`.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -14,9 +14,9 @@ use support::ports;
 use support::shell::COMMAND_LIMIT;
 
 const NAME: &str = "inside";
-/// How long ports are opened again and again.
+/// The seconds for which ports are opened again and again.
 const BUSY_SECONDS: u64 = 60;
-/// Bytes of a line of trace(3).
+/// The size of a line of trace(3) in bytes.
 const LINE: usize = 121;
 
 fn start(world: &World, host: &Host, access: &str) -> Running {
@@ -34,7 +34,7 @@ fn start(world: &World, host: &Host, access: &str) -> Running {
     machine
 }
 
-/// Runs a line in the guest; what it printed.
+/// Runs a line in the guest, and returns its output.
 fn tell(machine: &mut Running, line: &str) -> String {
     let number = machine.printed().0.matches("told=").count();
     let (begin, end) = (format!("begin{number}=1"), format!("told={number}!"));
@@ -53,7 +53,7 @@ fn tell(machine: &mut Running, line: &str) -> String {
     text.trim_start().to_owned()
 }
 
-/// Lines of trace(3) in what a guest printed.
+/// Returns the lines of trace(3) in a guest's output.
 fn lines(text: &str) -> Vec<&str> {
     let lines = text.lines();
     lines
@@ -72,7 +72,7 @@ fn the_manual_pages_example_works_inside_the_guest() {
             ""
         );
     }
-    // What a command has changed is there when its writer has closed.
+    // A command takes effect before its writer's close returns.
     let told = tell(&mut machine, "cat tracectl");
     assert!(
         told.contains(" new a\n") && told.contains("trace a on\n"),
@@ -112,7 +112,7 @@ fn the_manual_pages_example_works_inside_the_guest() {
         String::from_utf8_lossy(&by_host)
     );
     assert!(String::from_utf8_lossy(&by_host).contains(" 000000000000014d "));
-    // One that was refused says why.
+    // A refused one reports the reason.
     let told = tell(
         &mut machine,
         "echo trace b on > tracectl; tail -n 1 tracectl",
@@ -145,7 +145,7 @@ fn the_guest_alone_reads_what_it_traces_until_there_is_no_more() {
         .find_map(|line| line.split_once("in queue ")?.1.parse::<usize>().ok())
         .unwrap_or_else(|| panic!("{told}"));
     assert!(waiting > 4, "{told}");
-    // Who opens the port to write to it is given lines and does not look at them: they come again.
+    // A program that opens the port to write gets lines without reading them: they come again.
     tell(&mut machine, "echo mark > trace");
     let rest = tell(&mut machine, "cat trace");
     let rest = lines(&rest);
@@ -207,7 +207,7 @@ fn dt_answers_a_guest_that_may_write() {
         let expected = ["00000000", "00000000", "00000000", "20000000"].concat();
         assert_eq!(told.trim_end(), expected + &"00".repeat(32));
     }
-    // What is no message ends the connection, and harms nobody.
+    // An invalid message ends the connection, and has no other effect.
     let told = tell(
         &mut machine,
         "exec 3<> dt; echo hello, world >&3; head -c 8 <&3 | wc -c; exec 3<&-; head -n 1 tracectl",

@@ -1,5 +1,5 @@
-//! The guest's own uprobes at places that are probed, and beside them in the same page: both see
-//! every call, and nothing of the one is taken for the other's.
+//! The guest's own uprobes at sites of ours, and beside them in the same page. Both see every call,
+//! and neither is mistaken for the other.
 
 use iced_x86::{Decoder, DecoderOptions};
 use introspect::x86_64::PAGE;
@@ -8,10 +8,10 @@ use support::shell::COMMAND_LIMIT;
 use support::user_guest::{FOR_EVER, FSLOAD, UserGuest};
 use support::{host, rich};
 
-/// Where the guest's tracers are told what to do.
+/// The folder by which the guest's tracers are controlled.
 const TRACEFS: &str = "/sys/kernel/tracing";
 
-/// The offsets in the file of the first two instructions of a function of fsload.
+/// Returns the offsets in the file of the first two instructions of a function of fsload.
 fn instructions(guest: &UserGuest, function: &str) -> [u64; 2] {
     let probes = guest.probes(&format!("uprobe:/tmp/y:{function}:entry"));
     match probes.first().map(|probe| &probe.target) {
@@ -23,14 +23,14 @@ fn instructions(guest: &UserGuest, function: &str) -> [u64; 2] {
     }
 }
 
-/// Runs a command that must succeed; what it printed.
+/// Runs a command that must succeed, and returns its output.
 fn tell(guest: &UserGuest, command: &str) -> String {
     let answer = guest.shell.start(command).answer(4 * COMMAND_LIMIT);
     assert_eq!(answer.status, 0, "{command}: {answer:?}");
     answer.output.trim_end().to_owned()
 }
 
-/// How often the guest's own uprobes were hit since it was asked before.
+/// Returns the hits of the guest's own uprobes since the last call.
 fn seen_by_the_guest(guest: &UserGuest) -> [String; 2] {
     let seen = ["over", "beside"].map(|name| {
         // grep's status is that of a search.
@@ -57,7 +57,7 @@ fn the_guests_uprobes_and_ours_see_the_same_calls() {
     );
     let off = "echo 0 > events/uprobes/enable && echo > uprobe_events";
 
-    // Theirs over ours.
+    // The guest's over ours.
     let mut traced = guest.session();
     traced.enable_fsload("/tmp/y");
     assert_eq!(tell(&guest, "/tmp/y 1 0"), "fsload: 1 rounds");
@@ -76,7 +76,7 @@ fn the_guests_uprobes_and_ours_see_the_same_calls() {
     traced.finish();
     guest.assert_clean(&of_file);
 
-    // Ours over theirs.
+    // Ours over the guest's.
     tell(&guest, &on);
     assert_eq!(tell(&guest, "/tmp/y 2 0"), "fsload: 2 rounds");
     let mut traced = guest.session();

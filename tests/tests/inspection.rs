@@ -1,5 +1,4 @@
-//! A crowded guest, looked into from outside: everything that is read agrees with what the guest
-//! itself says in /proc.
+//! A crowded guest, read from outside: everything agrees with the guest's own /proc.
 
 use introspect::PausedMemory;
 use introspect::kernel::task_list::TaskInfo;
@@ -9,11 +8,11 @@ use support::host;
 use support::insight::{self, Insight};
 use support::proc_comparison::{Comparison, Told, compare_stacks, compare_stat, lossy};
 
-/// Processes and threads that sleep for good, at least.
+/// The least number of processes and threads that sleep for good.
 const STILL_PROCESSES: usize = 20;
 const STILL_THREADS: usize = 25;
 
-/// A process's own files in `/proc`.
+/// Compares a process's own files in `/proc`.
 fn compare_process(it: &mut Comparison, look: &PausedSystem<'_>, guest: &Told, task: &TaskInfo) {
     let pid = task.pid;
     let program = look
@@ -88,7 +87,7 @@ fn what_is_read_from_outside_is_what_the_guest_says() {
     assert!(lost.is_empty(), "{lost:?}");
     let memory = PausedMemory::new(&moment.memory);
     let look = insight.system.look(&memory, insight.space, &moment.cpus);
-    // It is built without them.
+    // The kernel is built without modules.
     let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
     assert!(modules.items.is_empty() && modules.error.is_none());
 
@@ -113,7 +112,7 @@ fn what_is_read_from_outside_is_what_the_guest_says() {
         }
         compare_stacks(&mut stacks, &look, &guest, process, &threads.items);
     }
-    // And none is missing.
+    // No process is missing.
     for pid in guest.texts.processes() {
         let Some(process) = processes.items.iter().find(|process| process.pid == pid) else {
             let lives_on = guest.lives_on(&format!("{pid}/task/{pid}"));

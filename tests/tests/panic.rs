@@ -1,5 +1,5 @@
-//! A guest's panic ends its run with status 1 and in the kernel's own words, however it comes about
-//! and ends.
+//! A guest's panic ends its run with status 1 and in the kernel's own words, whatever its cause and
+//! its end.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,17 +11,18 @@ use support::{Kernel, host};
 use vmm::machine::{MachineConfig, SerialOutput};
 use vmm::snapshot::{self, KernelReference, SnapshotInfo};
 
-/// Words that the kernel does not know, one of which is one too many (`MAX_INIT_ARGS` in
-/// init/main.c). It says so as soon as it has a console: long before it can be located.
+/// The number of words that the kernel does not know, one more than it accepts (`MAX_INIT_ARGS` in
+/// init/main.c). It reports that as soon as it has a console: long before it can be located.
 const WORDS: usize = 40;
 const TOO_MANY: &str = "Too many boot init vars at `word";
-/// Memory of the guests.
+/// The memory of the guests in bytes.
 const MEMORY: u64 = 64 << 20;
 
-/// The small kernel with its table of symbol names destroyed: it boots, and cannot be located.
+/// Returns the small kernel with its table of symbol names destroyed: it boots, and cannot be
+/// located.
 fn nameless(world: &World) -> PathBuf {
     let mut bytes = Kernel::small().file.elf().to_vec();
-    // Of the table's 256 tokens the digits stand for themselves, one behind the other.
+    // In the table of 256 tokens, the digits are their own tokens, one after the other.
     let digits: Vec<u8> = (b'0'..=b'9').flat_map(|digit| [digit, 0]).collect();
     let at = bytes.windows(digits.len()).position(|part| part == digits);
     let at = at.unwrap_or_else(|| panic!("no table of tokens"));
@@ -46,7 +47,8 @@ fn run(world: &World, kernel: &Path, more: &str) -> Ended {
     world.run(line, BOOT_LIMIT)
 }
 
-/// Status 1, the console's end, and in the last line the message and `place`, where the panic was.
+/// Checks for status 1, the console's end, and in the last line the message and `place`, the
+/// position of the panic.
 fn assert_told(ended: &Ended, place: &str, what: &str) {
     assert_eq!(
         (ended.status, ended.stdout.as_str()),
@@ -82,7 +84,7 @@ fn a_panic_is_told_of_a_kernel_that_cannot_be_located() {
     let kernel = nameless(&world);
     for words in ["panic=-1", "panic=0"] {
         let ended = run(&world, &kernel, words);
-        // Nothing but the log tells, and that not on which vCPU.
+        // Only the log reports the panic, and without the vCPU.
         assert_told(&ended, "", words);
     }
 }

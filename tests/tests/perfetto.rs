@@ -1,4 +1,4 @@
-//! Timelines as Perfetto's own definitions read them: of records in a file, for which no KVM is
+//! Timelines checked by Perfetto's own definitions: of records in a file, for which no KVM is
 //! needed, and of a guest. The network is needed only the first time.
 
 use std::fs;
@@ -12,7 +12,7 @@ use support::second_opinion::Timeline;
 use support::shell::{COMMAND_LIMIT, snapshot_folder};
 use support::{host, story};
 
-/// What the renderer makes of the records, as Perfetto reads it.
+/// Renders the records, and returns the timeline as Perfetto reads it.
 fn timeline<T>(records: &[T], mut format: impl Render<T>) -> Timeline {
     let mut file = Vec::new();
     for record in records {
@@ -57,7 +57,7 @@ fn what_processes_did_is_a_timeline() {
     assert_eq!(told.tracks, tracks);
 }
 
-/// The check itself notices: here what is open is never closed.
+/// Tests the check itself: here open slices are never closed.
 #[test]
 #[should_panic(expected = "slices do not end")]
 fn a_timeline_that_is_cut_short_is_told() {
@@ -117,7 +117,7 @@ fn what_functions_called_is_a_timeline() {
     assert_eq!(told.tracks, ["no process", "process 7", "process 8"]);
 }
 
-/// A shell pipeline in a guest, as `exotrace read` writes it while it happens.
+/// A shell pipeline in a guest, as `exotrace read` writes it while it runs.
 #[test]
 fn what_a_guest_did_is_a_timeline() {
     let host = host!();
@@ -140,7 +140,7 @@ fn what_a_guest_did_is_a_timeline() {
     machine.wait_until("work", COMMAND_LIMIT, |stdout, _| {
         stdout.contains("done=42")
     });
-    // The last of them has its track.
+    // The last process has its track.
     reader.wait_until("wc", COMMAND_LIMIT, |_, _| {
         fs::read(&file).is_ok_and(|file| file.windows(3).any(|part| part == b"wc "))
     });

@@ -1,7 +1,7 @@
 //! The ports of a running machine's trace devices, as a user finds them: sockets, `ctl`, `read`,
 //! and files in a folder.
 //!
-//! Where any guest will do it is the micro guest, which starts in no time.
+//! Where any guest suffices, it is the micro guest, which starts immediately.
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,7 +21,7 @@ use support::shell::{COMMAND_LIMIT, snapshot_folder};
 
 const NAME: &str = "ported";
 const SOCKETS: [&str; 5] = ["ports", "trace", "tracectl", "ptrace", "ptracectl"];
-/// Bytes of a line of trace(3).
+/// The size of a line of trace(3) in bytes.
 const LINE: usize = 121;
 
 fn start(world: &World, host: &Host) -> Running {
@@ -30,7 +30,7 @@ fn start(world: &World, host: &Host) -> Running {
     started(world, line)
 }
 
-/// A guest that calls `micro_leaf` without end.
+/// Starts a guest that calls `micro_leaf` without end.
 fn start_micro(world: &World) -> Running {
     let made = world.run(words("guest micro micro"), COMMAND_LIMIT);
     assert_eq!(made.status, 0, "{made:?}");
@@ -49,7 +49,7 @@ fn started(world: &World, line: Vec<OsString>) -> Running {
     machine
 }
 
-/// The mount, and its folder.
+/// Starts the mount, and returns it with its folder.
 fn mount(world: &World) -> (Running, PathBuf) {
     let place = world.path("mounted");
     fs::create_dir(&place).expect("a folder");
@@ -60,7 +60,7 @@ fn mount(world: &World) -> (Running, PathBuf) {
     (mounted, place)
 }
 
-/// Whether somebody has said that this host has no FUSE.
+/// Returns whether the environment declares that this host has no FUSE.
 fn without_fuse() -> bool {
     std::env::var_os("EXOTRACE_NO_FUSE").is_some()
 }
@@ -69,7 +69,7 @@ fn socket(world: &World, name: &str) -> PathBuf {
     world.path("run/exotrace").join(NAME).join(name)
 }
 
-/// What a plain control port answers to these lines.
+/// Returns a plain control port's answer to these lines.
 fn told(world: &World, port: &str, lines: &str) -> String {
     let mut stream = UnixStream::connect(socket(world, port)).expect("the socket is there");
     stream
@@ -87,7 +87,7 @@ fn shell(folder: &std::path::Path, script: &str) -> Output {
     shell.output().unwrap_or_else(|e| panic!("sh: {e}"))
 }
 
-/// Has the guest call the traced function.
+/// Makes the guest call the traced function.
 fn work(machine: &mut Running) {
     const DONE: &str = "worked=42";
     let before = machine.printed().0.matches(DONE).count();
@@ -141,7 +141,7 @@ fn events_of_dt_are_read_by_the_names_of_their_probes() {
     assert_eq!(text.status, 0, "{text:?}");
     let lines: Vec<&str> = text.stdout.lines().collect();
     assert!(lines.len() > 10, "{text:?}");
-    // Its argument counts.
+    // The guest's argument counts up.
     let argument = |line: &&str| {
         let (_, arguments) = line.split_once(probe).unwrap_or_default();
         let first = arguments.split_whitespace().next().unwrap_or_default();
@@ -239,7 +239,7 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
     let stopped = shell(&place, "echo stop > tracectl");
     assert!(stopped.status.success(), "{stopped:?}");
 
-    // In one read with room enough: less than a line gives nothing.
+    // In one read with enough room: a read of less than a line returns nothing.
     let mut lines = vec![0; 1 << 20];
     let read = (&held).read(&mut lines).expect("the file is read");
     lines.truncate(read);
@@ -263,7 +263,7 @@ fn the_manual_pages_example_gives_the_same_lines_by_command_socket_and_file() {
         "{:?}",
         by_command.stderr
     );
-    // What was read is gone, and what comes is there for who asks.
+    // Lines that were read are gone, and new ones reach the next reader.
     let now = || world.run(words("read trace --now"), COMMAND_LIMIT).stdout;
     assert_eq!(now(), "");
     drop((plain, held));
@@ -301,7 +301,7 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     let (mounted, place) = mount(&world);
     let held = fs::File::open(place.join("trace")).expect("the file is there");
     work(&mut machine);
-    // Kills it.
+    // The drop kills the machine.
     drop(machine);
     let ended = reader.finish(COMMAND_LIMIT);
     assert_eq!(ended.status, 1, "{ended:?}");
@@ -310,7 +310,7 @@ fn a_machine_that_is_killed_keeps_nobody_waiting() {
     assert_eq!(ended.status, 1, "{ended:?}");
 }
 
-/// The hash of the kernel's text as it stands in the guest's memory.
+/// Returns the hash of the kernel's text in the guest's memory.
 fn text_hash(world: &World) -> String {
     let stat = world.run(words("stat --hash --json"), COMMAND_LIMIT);
     assert_eq!(stat.status, 0, "{stat:?}");
@@ -318,7 +318,7 @@ fn text_hash(world: &World) -> String {
     text.chars().take(70).collect()
 }
 
-/// A minute of everything that readers can do wrong, while the guest works and all is traced.
+/// A minute of all misuse by readers, while the guest works and all is traced.
 #[test]
 fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     let host = host!();
@@ -338,8 +338,8 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     }
     let round = |number: usize| {
         let connect = || UnixStream::connect(socket(&world, "trace")).expect("the socket is there");
-        // One that never reads, one that goes after some bytes, and commands whose output nobody
-        // reads.
+        // One reader that never reads, one that disconnects after some bytes, and commands whose
+        // output nobody reads.
         let still = connect();
         let mut some = [0; 100];
         connect().read_exact(&mut some).expect("lines come");
@@ -363,7 +363,7 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
                 }
             };
             assert!(unmounted);
-            // Whether lines still come or not: it does not wait.
+            // The read does not wait, whether lines still come or not.
             let _ = (&held).read(&mut some);
             drop(held);
             let ended = mounted.finish(COMMAND_LIMIT);
@@ -376,7 +376,7 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
             command.wait().expect("it ends");
         }
         drop(still);
-        // What --all has traced stays so when it is killed.
+        // Processes traced by --all stay traced when it is killed.
         ctl("--port ptracectl trace all 0");
         if number.is_multiple_of(3) {
             ctl("stop");
@@ -404,14 +404,14 @@ fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     let open: Vec<_> = open
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
         .collect();
-    // One thread gathers while the device runs.
+    // One thread drains while the device runs.
     assert!(
         after.0 <= before.0 && after.1 <= before.1,
         "{before:?}, then {after:?}: {open:?}"
     );
     assert_eq!(text_hash(&world), hash);
 
-    // And counts are exact.
+    // Counts are exact.
     for command in [
         "size 14",
         "trace __x64_sys_getppid __x64_sys_getppid new g",

@@ -1,5 +1,5 @@
-//! ptrace(3) of Linux guests: records that agree with what the guests' kernels count themselves, of
-//! whom they are asked for, and an unchanged guest.
+//! ptrace(3) of Linux guests: records agree with the guest kernels' own counters, they are of the
+//! selected tasks only, and the guest is unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use support::ptrace::{
 use support::shell::{COMMAND_LIMIT, full_initramfs};
 use support::{Kernel, Linux, Shell, host, rich, tracing};
 
-/// Each task runs in turn with others, and waits or is ready in between.
+/// Checks that each task runs in turn with others, and waits or is ready in between.
 fn assert_one_runs(records: &[Record]) {
     let mut running: Option<u32> = None;
     for record in records {
@@ -34,7 +34,7 @@ fn assert_one_runs(records: &[Record]) {
     }
 }
 
-/// Returns the page faults among `records` that are not those at `addresses`, each with what comes
+/// Returns the page faults among `records` that are not those at `addresses`, each with the records
 /// before and after it.
 fn faults_beyond(records: &[Record], addresses: impl Iterator<Item = u64>) -> Vec<&[Record]> {
     const BESIDE: usize = 4;
@@ -50,8 +50,8 @@ fn faults_beyond(records: &[Record], addresses: impl Iterator<Item = u64>) -> Ve
     beyond
 }
 
-/// Divides calls of `handle_mm_fault`, entries and returns, into those that have done it and the
-/// number of those that are made once more.
+/// Divides calls of `handle_mm_fault`, entries and returns, into those that completed and the
+/// number of those that are retried.
 fn fault_calls(events: Vec<Event>) -> (Vec<Event>, usize) {
     /// `VM_FAULT_RETRY` (include/linux/mm_types.h).
     const RETRY: u64 = 0x400;
@@ -66,7 +66,7 @@ fn fault_calls(events: Vec<Event>) -> (Vec<Event>, usize) {
             _ => done.extend(open.insert(event.tid, event)),
         }
     }
-    // In progress when the guest stood still.
+    // In progress when the guest was paused.
     done.extend(open.into_values());
     done.sort_by_key(|event| event.tsc);
     (done, retried)
@@ -79,7 +79,7 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let linux = &traced.shell.linux;
     let hash = linux.text_hash(&traced.view);
     let shell = shell_pid(&traced.shell);
-    // Callers of what counts a page fault, of which exceptions are one.
+    // Callers of the function that counts page faults, of which exceptions are one.
     let handled = ["entry", "return"]
         .map(|moment| tracing::probe(&traced.view, &format!("kprobe::handle_mm_fault:{moment}")));
     let capture = Capture {
@@ -139,7 +139,7 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
         );
     }
     let interrupts = [EventType::Ints, EventType::Inte].map(of);
-    // The guest may stand still in one.
+    // The guest may be paused in one.
     assert!(
         interrupts[0] > 0 && interrupts[0] - interrupts[1] <= 1,
         "{interrupts:?}"
@@ -170,7 +170,7 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
         faults.len(),
         by_exception.len()
     );
-    // Linux 6.4, which has locks of single mappings, and later do not count what is done once more.
+    // Linux 6.4 and later, which have per-VMA locks, do not count a retried fault.
     let counts_retried = traced
         .view
         .symbols
@@ -179,8 +179,8 @@ fn switches_forks_and_faults_are_those_that_the_guest_counts() {
     let calls = done.len() + if counts_retried { retried } else { 0 };
     assert_eq!(calls as u64, counted.faults, "pgfault, {retried} retried");
     assert_eq!(faults.len() - alone.len(), by_exception.len());
-    // What the kernel mends or refuses before it looks for a mapping does not count there: few in a
-    // guest that is well.
+    // A fault that the kernel fixes or refuses before it looks for a mapping is not counted: few in
+    // a healthy guest.
     assert!(20 * alone.len() <= faults.len(), "{alone:x?}");
     assert!(
         others.keys().all(|name| !name.contains("fault_addr")),
@@ -285,7 +285,7 @@ fn a_pipeline_is_traced_with_its_children_and_nobody_else() {
     let wakeme = SleepState::Wakeme as u8;
     assert!(sleeps.contains(&(wakeme, "do_wait")), "{sleeps:?}");
 
-    // Selected while it is open; children that are made while it is closed.
+    // Selected while the port is open; children that are made while it is closed.
     traced.command(&format!("trace {shell} 0"));
     taken(reader.as_mut());
     traced.shell.type_lines(&["syscount 5"]);
@@ -347,7 +347,7 @@ fn commands_and_opens_are_those_of_the_manual_page() {
     traced.command(&format!("trace {shell} 1"));
     let reader = traced.open();
     assert_eq!(traced.refusal(), "device or object already in use");
-    // A reader that does not read loses the newest, and they are counted.
+    // A reader that does not read loses the newest records, and the drops are counted.
     traced.shell.type_lines(&["syscount 200"]);
     let deadline = Instant::now() + COMMAND_LIMIT;
     while traced.told("dropped") == 0 {
@@ -362,7 +362,7 @@ fn commands_and_opens_are_those_of_the_manual_page() {
     );
     drop(reader);
     assert_eq!((traced.told("opens"), traced.told("produced")), (0, 0));
-    // What the kernel lacks is told, and nothing else.
+    // Features that the kernel lacks are reported, and nothing else.
     let lost: Vec<String> = told(&traced)
         .lines()
         .filter(|l| l.starts_with('#'))
@@ -374,7 +374,7 @@ fn commands_and_opens_are_those_of_the_manual_page() {
     drop(traced.open());
 }
 
-/// The kernel's own tracepoints, of which the device uses one: seen by another session over the
+/// The kernel's own tracepoints, of which the device uses one, seen by another session over the
 /// same time.
 #[test]
 fn events_are_as_many_as_the_kernels_tracepoints_have() {
@@ -398,7 +398,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     traced.command("trace all 1");
     let shell = shell_pid(&traced.shell);
     let paused = traced.pause();
-    // Kernels before Linux 5.18 do not tell it, and keep the state in the task alone.
+    // Kernels before Linux 5.18 do not pass the state, and keep it in the task alone.
     let mut state_is_told = false;
     for event in EVENTS {
         let pattern = tracing::pattern(&format!("tracepoint:vmlinux:*:{event}"));
@@ -461,7 +461,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
         assert_eq!(of(EventType::Sleep), switches - still_ready - dead);
         assert_eq!(of(EventType::Ready), wakeups + made + still_ready);
     } else {
-        // Whoever is switched from sleeps, stays ready or is dead.
+        // A task that is switched from sleeps, stays ready or is dead.
         let left = of(EventType::Sleep) + of(EventType::Ready) + ended;
         assert_eq!(left, switches + wakeups + made);
         assert!(of(EventType::Sleep) > 10 && of(EventType::Ready) > wakeups);
@@ -482,7 +482,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
         matches!(marks.as_slice(), [mark] if mark.pid == shell),
         "{marks:?}"
     );
-    // Beside those of the tasks that were there, and of children.
+    // Beside the records of existing tasks and of children.
     let first = records
         .iter()
         .position(|record| !is(record, EventType::Name));
@@ -497,7 +497,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     assert_in_order(&records);
 }
 
-/// Tasks wake each other across CPUs, and go from one to another.
+/// Tasks wake each other across CPUs, and migrate between them.
 #[test]
 fn switches_of_two_cpus_are_those_that_the_guest_counts() {
     let host = host!();

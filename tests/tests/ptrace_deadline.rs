@@ -1,12 +1,11 @@
-//! ptrace(3) of a task under deadline scheduling: its way in and out, its periods, and what becomes
-//! of its slices.
+//! ptrace(3) of a task under deadline scheduling: its way in and out, its periods, and its slices.
 
 use probes::ptrace::record::{EventType, Record, SleepState, name_of, sleep_parts};
 use support::host;
 use support::ptrace::{Traced, is, shell_pid, taken};
 use support::shell::COMMAND_LIMIT;
 
-/// Nanoseconds of the task's period.
+/// The task's period in nanoseconds.
 const PERIOD: i64 = 100_000_000;
 
 #[test]
@@ -44,7 +43,7 @@ fn a_deadline_task_is_admitted_released_throttled_and_expelled() {
         "{names:?}"
     );
     assert_eq!((count(EventType::Admit), count(EventType::Expel)), (1, 1));
-    // As long as it is a deadline task it runs as one.
+    // While it is a deadline task, it runs as one.
     for (at, (event, _)) in events.iter().enumerate() {
         match event {
             EventType::Edf => assert!(at > admit && at < expel, "{names:?}"),
@@ -54,20 +53,19 @@ fn a_deadline_task_is_admitted_released_throttled_and_expelled() {
     }
     // Three rounds of more than a slice each, and up to three yields.
     assert!(count(EventType::Slice) >= 3, "{names:?}");
-    // One that comes when the period is over already, since the host held the guest up, gives up
-    // nothing: the next slice begins at once (update_curr_dl() and start_dl_timer() in
-    // kernel/sched/deadline.c).
+    // A yield after the end of the period, if the host delayed the guest, gives up nothing: the
+    // next slice begins at once (update_curr_dl() and start_dl_timer() in kernel/sched/deadline.c).
     assert!((1..=3).contains(&count(EventType::Yield)), "{names:?}");
     assert!(count(EventType::Release) >= 6, "{names:?}");
     for pair in events.windows(2) {
         match (pair[0], pair[1]) {
-            // What ends a slice waits for its next release.
+            // After the end of a slice the task waits for its next release.
             ((EventType::Slice | EventType::Yield, _), (event, sleep)) => {
                 assert_eq!(event, EventType::Sleep, "{names:?}");
                 let (state, _) = sleep_parts(sleep.argument);
                 assert_eq!(state, SleepState::Waitrelease as u8);
             }
-            // A release tells of its deadline, in the future.
+            // A release is followed by its deadline, in the future.
             ((EventType::Release, release), (event, deadline)) => {
                 assert_eq!(event, EventType::Deadline, "{names:?}");
                 let ahead = deadline.time - release.time;

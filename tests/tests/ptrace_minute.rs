@@ -1,10 +1,10 @@
-//! A busy minute of a Linux guest, told by ptrace(3) and by the guest's own /proc, which must
+//! A busy minute of a Linux guest, recorded by ptrace(3) and by the guest's own /proc, which must
 //! agree.
 //!
-//! The guest reads its counters by grep(1), before and after. A counter is what it was when a
-//! read(2) of that grep took it: the guest has one CPU and a kernel that is not preempted, so
-//! nothing else comes between that system call's record and the number. Which read(2) that is
-//! matters, since grep itself faults between one and the next.
+//! The guest reads its counters by grep(1), before and after. A counter has the value at the
+//! read(2) of that grep which took it. The guest has one CPU and a kernel that is not preempted, so
+//! nothing else comes between that system call's record and the value. It matters which read(2)
+//! that is, because grep itself faults between one and the next.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,15 +19,15 @@ use support::ptrace::{
 use support::shell::COMMAND_LIMIT;
 use support::{host, tracing};
 
-/// How long the guest is busy.
+/// The seconds for which the guest is busy.
 const SECONDS: u64 = 60;
-/// System calls of one round of its work, by syscount.
+/// The system calls of one round of its work, by syscount.
 const CALLS: u64 = 20;
-/// Numbers of read(2) and getppid(2).
+/// The numbers of read(2) and getppid(2).
 const READ: u64 = 0;
 const GETPPID: u64 = 110;
-/// What the guest reads, in this order, before and after, and which read(2) of a grep takes the
-/// number. Most files are made whole by the first; the counts of /proc/vmstat are taken anew by
+/// The guest's readings, in this order, before and after, with the read(2) of a grep that takes the
+/// value. Most files are generated whole by the first. The counts of /proc/vmstat are taken anew by
 /// each (vmstat_start() in mm/vmstat.c), and the line of this one begins behind the 1024 bytes that
 /// the C library reads at once.
 const COUNTERS: [(&str, &str, usize); 4] = [
@@ -41,7 +41,7 @@ fn is_call(record: &Record, number: u64) -> bool {
     is(record, EventType::Trap) && record.argument == TRAP_SYSTEM_CALL | number
 }
 
-/// Where each grep has taken its number.
+/// Returns the positions at which each grep has taken its value.
 fn readings(records: &[Record]) -> Vec<usize> {
     let greps = records
         .iter()
@@ -60,7 +60,7 @@ fn readings(records: &[Record]) -> Vec<usize> {
     taken
 }
 
-/// Returns of what handles page faults, which tell who called it.
+/// Makes a session of returns of the page fault handlers, which identify the caller.
 fn fault_session(engine: &Engine, view: &KernelView) -> Session {
     let mut session = tracing::session(engine, tracing::SLOTS);
     let probe = tracing::probe(view, "kprobe::handle_mm_fault:return");
@@ -91,7 +91,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
             let (mut records, mut faults) = (Vec::new(), Vec::new());
             let mut ended = false;
             while !ended {
-                // The guest's timer goes on: what came up to now is all that counts.
+                // The guest's timer continues: only records up to now count.
                 ended = is_over.load(Ordering::SeqCst);
                 if ended {
                     std::thread::sleep(QUIET);
@@ -117,7 +117,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
         .collect();
-    // Switches of a process are two lines: by its own will, and not.
+    // Switches of a process are two lines: voluntary and not.
     let [c1, p1, f1, v1, n1, c2, p2, f2, v2, n2, rounds] = numbers[..] else {
         panic!("{output}")
     };
@@ -155,7 +155,7 @@ fn a_busy_minute_is_what_the_guest_counts() {
     assert_eq!(calls, rounds * CALLS, "getppid");
 
     // The counter counts calls of handle_mm_fault. Each is of an exception, or the kernel's own on
-    // behalf of a program; an exception has one, or is one that nothing is mapped for.
+    // behalf of a program. An exception has one, unless nothing is mapped at its address.
     let exceptions: Vec<&Record> = between(pgfault).iter().filter(|it| is_fault(it)).collect();
     let [from, to] = [pgfault.0, pgfault.1].map(|at| records[at].time);
     let time = |event: &Event| i64::try_from(traced.clock.unix_ns(event.tsc)).unwrap_or(i64::MAX);
@@ -201,6 +201,6 @@ fn a_busy_minute_is_what_the_guest_counts() {
             .all(|name| name.contains("get_user_pages") || name.contains("gup")),
         "{others:?}"
     );
-    // A program whose stack has come to its end, a wild pointer: few in a guest that is well.
+    // A program whose stack has come to its end, a wild pointer: few in a healthy guest.
     assert!(100 * alone.len() <= exceptions.len(), "{alone:?}");
 }

@@ -22,7 +22,7 @@ fn or_end<T>(what: &str, result: std::io::Result<T>) -> T {
     result.unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
-/// The reader's answer to one source; events come from `stdin` if that is given.
+/// Returns the reader's output for one source; events come from `stdin` if that is given.
 fn reader(kind: &str, source: &Path, stdin: Option<File>) -> Output {
     let mut command = Command::new("python3");
     command.arg(data::source(READER)).arg(kind).arg(source);
@@ -30,7 +30,7 @@ fn reader(kind: &str, source: &Path, stdin: Option<File>) -> Output {
     or_end("python3", command.output())
 }
 
-/// What it says to these bytes from each kind of source.
+/// Returns its output for these bytes from each kind of source.
 fn read(kind: &str, bytes: &[u8]) -> [(&'static str, Output); 3] {
     let world = World::new();
     let (file, socket) = (world.path("events"), world.path("socket"));
@@ -67,7 +67,7 @@ fn read(kind: &str, bytes: &[u8]) -> [(&'static str, Output); 3] {
     ]
 }
 
-/// The lines that it prints, the same from everywhere.
+/// Returns the lines that it prints, the same from every source.
 fn lines(kind: &str, bytes: &[u8]) -> Vec<String> {
     let outputs = read(kind, bytes);
     let mut printed = outputs.map(|(source, output)| {
@@ -121,8 +121,8 @@ fn lines_are_read() {
     assert_eq!(lines("trace", &bytes), expected);
 }
 
-/// The same events as objects: process, time, CPU, and argument are the same, and what is decoded
-/// comes besides.
+/// The same events as objects: process, time, CPU, and argument are the same, with decoded values
+/// added.
 #[test]
 fn objects_are_read() {
     let (mut json, mut format) = (Vec::new(), Json::new());

@@ -1,22 +1,21 @@
-//! The scripts that come with exotrace, run over a Linux guest in which something happens that each
-//! of them is about.
+//! The scripts that come with exotrace, run over a Linux guest that does the work that each of them
+//! observes.
 //!
-//! Two are of static probes that no program of this guest has: `icmp.bt` runs in `usdt.rs`; of
-//! `usdt.bt`, which needs a C library other than Debian's, the command's own tests see that it can
-//! be read.
+//! Two use static probes that no program of this guest has. `icmp.bt` runs in `usdt.rs`. `usdt.bt`
+//! needs a C library other than Debian's; the command's own tests check that it can be read.
 
 use std::collections::HashMap;
 
 use support::host;
 use support::watched::Watched;
 
-/// Lines of the table, without its heading, as words; the first is the time.
+/// Returns the lines of the table, without its heading, as words; the first is the time.
 fn lines(output: &str) -> Vec<Vec<&str>> {
     let rows = output.lines().skip(1);
     rows.map(|line| line.split_whitespace().collect()).collect()
 }
 
-/// Whether a line has these words in a row behind its time.
+/// Returns whether a line has these words in a row behind its time.
 fn has(output: &str, words: &[&str]) -> bool {
     lines(output).iter().any(|line| {
         let rest = line.get(1..).unwrap_or_default();
@@ -24,14 +23,14 @@ fn has(output: &str, words: &[&str]) -> bool {
     })
 }
 
-/// The value behind `@map[key]: `.
+/// Returns the value behind `@map[key]: `.
 fn entry<'o>(output: &'o str, name: &str) -> &'o str {
     let start = format!("{name}: ");
     let found = output.lines().find_map(|line| line.strip_prefix(&start));
     found.unwrap_or_else(|| panic!("no {name} in {output}"))
 }
 
-/// Values of a histogram's buckets, all of them together.
+/// Returns the sum of a histogram's buckets.
 fn histogram(output: &str, name: &str) -> u64 {
     let heading = format!("{name}:");
     let rows = output.lines().skip_while(|line| *line != heading).skip(1);
@@ -97,7 +96,7 @@ fn events_are_shown_a_line_each() {
         "/tmp/letter",
     ];
     assert!(has(&execs, &expected), "{execs}");
-    // What follows the name is the whole line.
+    // The rest behind the name is the whole line.
     let exec = lines(&execs)
         .into_iter()
         .find(|line| line.get(1) == Some(&exited));
@@ -123,7 +122,7 @@ fn events_are_shown_a_line_each() {
         has(&signals, &[killed, "sh", "9", "KILL", killed, "sh", "sent"]),
         "{signals}"
     );
-    // Who ends tells its parent so.
+    // A process that ends signals its parent.
     assert!(
         has(&signals, &[exited, "sh", "17", "CHLD", shell, "sh"]),
         "{signals}"
@@ -179,7 +178,7 @@ fn time_and_memory_are_told_by_program() {
         "profile.bt",
     ];
     let running = scripts.map(|script| guest.trace(&[script]));
-    // Names of a program are known while it runs: it does so until they are shown.
+    // Names of a program are known while it runs: it runs until they are shown.
     let spinning = guest.run("spin & echo $!; allocs 5 100");
     let spinning = spinning.lines().next().unwrap_or_default();
     let [faults, waits, away, sizes, samples] = running.map(|script| script.interrupt());
@@ -197,7 +196,7 @@ fn time_and_memory_are_told_by_program() {
     let counted: u64 = counted
         .map(|line| number(line.rsplit(' ').next().unwrap_or_default()))
         .sum();
-    // Each has a time; one may be under way.
+    // Each has a time; one may be in progress.
     assert!(
         counted - histogram(&faults, "@nanoseconds") <= 1,
         "{faults}"
@@ -218,7 +217,7 @@ fn time_and_memory_are_told_by_program() {
         "{away}"
     );
 
-    // 1, 2, 3, 4 and 5 bytes, and what the C library takes for itself.
+    // 1, 2, 3, 4 and 5 bytes, and the C library's own blocks.
     let total = entry(&sizes, "@total[allocs]");
     assert!(total.starts_with("count 5, average 3, total 15"), "{sizes}");
     assert_eq!(histogram(&sizes, "@bytes[allocs]"), 5, "{sizes}");
@@ -244,7 +243,7 @@ fn disks_are_measured_by_kind_of_request() {
     must(&mut guest, &copy("/dev/zero", "/dev/loop0"));
     must(&mut guest, "echo 3 > /proc/sys/vm/drop_caches");
     must(&mut guest, &copy("/dev/loop0", "/tmp/back"));
-    // A RAM disk has no queue of requests, and does not show.
+    // A RAM disk has no queue of requests, and is not shown.
     must(&mut guest, "insmod /lib/brd.ko");
     must(&mut guest, &copy("/dev/zero", "/dev/ram0"));
     let found = script.interrupt();
@@ -278,7 +277,7 @@ fn connections_are_shown_by_their_states() {
     let found = script.interrupt();
     assert!(found.starts_with("TIME     LOCAL "), "{found}");
     for address in ["127.0.0.1", "::1"] {
-        // Of the client; its port is any.
+        // The client's port is arbitrary.
         let client: Vec<Vec<&str>> = lines(&found)
             .into_iter()
             .filter(|line| line[1] == address && line[2] != PORT)
@@ -294,7 +293,7 @@ fn connections_are_shown_by_their_states() {
             "{found}"
         );
         number(client[1][7]);
-        // Who listens does so for both protocols.
+        // A listener listens for both protocols.
         assert!(
             has(&found, &["::", PORT, "::", "0", "CLOSE", "LISTEN"]),
             "{found}"
@@ -317,7 +316,7 @@ fn who_is_killed_for_memory_is_shown() {
     let host = host!();
     let mut guest = Watched::new(host);
     let script = guest.trace(&["oom.bt"]);
-    // The most expendable of all, then a request to kill that.
+    // The best candidate of the OOM killer, then a request to kill it.
     let printed = guest.run(
         "sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done; echo 1000 > /proc/$!/oom_score_adj; echo $!; echo f > /proc/sysrq-trigger; wait $! 2> /dev/null",
     );
@@ -362,7 +361,7 @@ fn packets_are_read_as_the_structure_that_is_the_same_everywhere() {
     let printed = guest.run(&format!("ping -c {PINGS} -i 0.1 -s 56 127.0.0.1"));
     assert!(printed.contains("3 packets received"), "{printed}");
     let found = script.interrupt();
-    // Each echo, and its reply: eight bytes of header before what was asked for.
+    // Each echo, and its reply: eight bytes of header before the requested ones.
     let expected: Vec<String> = (0..PINGS)
         .flat_map(|n| [8, 0].map(|kind| format!("{kind} {n} 127.0.0.1 127.0.0.1 64")))
         .collect();

@@ -1,6 +1,5 @@
-//! A kernel as distributions have them, with modules, ORC and types in memory: what is read of it
-//! from outside agrees with what it says itself, and its stacks reach their end from wherever it
-//! was stopped.
+//! A kernel as distributions have them, with modules, ORC and types in memory. Reads from outside
+//! agree with its own reports, and its stacks reach their end from wherever it was paused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -20,24 +19,24 @@ use support::running_stack::{Running, Trapped, Watched};
 use support::shell::COMMAND_LIMIT;
 use support::{Kernel, Shell, host};
 
-/// Threads that sleep for good, at least.
+/// The least number of threads that sleep for good.
 const STILL_THREADS: usize = 25;
-/// How often the busy guest is stopped.
+/// The number of pauses of the busy guest.
 const STOPS: u32 = 1000;
-/// Of these, how often it must be found in kernel mode at least.
+/// The least number of pauses at which it must be in kernel mode.
 const KERNEL_STOPS: usize = 250;
-/// How often no task may be found to run at most.
+/// The most pauses at which no task may be running.
 const IDLE_STOPS: usize = 10;
 
-/// A guest with the module of the RAM disk.
+/// Returns a guest with the module of the RAM disk.
 fn with_module(host: &support::Host) -> Shell {
     let shell = rich::guest(host);
     shell.type_lines(&[&format!("insmod {BRD}")]);
     shell
 }
 
-/// The letter that the kernel gives a symbol of a module (`elf_type`, kernel/module/kallsyms.c), of
-/// those that occur in brd.
+/// Returns the letter that the kernel gives a symbol of a module (`elf_type`,
+/// kernel/module/kallsyms.c), of those that occur in brd.
 fn letter(flags: u64, kind: u32) -> char {
     match (flags, kind) {
         _ if flags & u64::from(elf::SHF_EXECINSTR) != 0 => 't',
@@ -65,9 +64,9 @@ fn listed_symbols(shell: &Shell) -> Vec<(u64, char, String)> {
     symbols.collect()
 }
 
-/// Returns the symbols of the module: its file's, where the guest says that their sections are.
-/// Asking /proc/kallsyms would take a guest of a software KVM two minutes, because it formats all
-/// symbols of the kernel first.
+/// Returns the symbols of the module's file, at the guest's addresses of their sections. Reading
+/// /proc/kallsyms would take a guest of a software KVM two minutes, because it formats all symbols
+/// of the kernel first.
 fn told_symbols(shell: &Shell, file: &[u8]) -> Vec<(u64, char, String)> {
     let answer = shell
         .start("cd /sys/module/brd/sections; grep . .[a-z]* _*; cd /")
@@ -86,7 +85,7 @@ fn told_symbols(shell: &Shell, file: &[u8]) -> Vec<(u64, char, String)> {
         let header = section.elf_section_header();
         let (name, start) = sections.get_key_value(section.name().ok()?)?;
         let symbol_name = symbol.name().ok().filter(|name| !name.is_empty())?;
-        // What is needed only once is freed, and its symbols are dropped.
+        // Init sections are freed after use, and their symbols are dropped.
         (!name.starts_with(".init")).then(|| {
             let letter = letter(
                 header.sh_flags(Endianness::Little),
@@ -110,7 +109,7 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
         "this kernel tells everything, not: {lost:?}"
     );
     let listed = shell.output("cat /proc/modules");
-    // What becomes of a module's sections is known of our own kernel's.
+    // The fate of a module's sections is known only for our own kernel.
     let mut told = match Kernel::given() {
         Some(_) => listed_symbols(&shell),
         None => told_symbols(&shell, &shell.linux.kernel.module("brd.ko")),
@@ -154,7 +153,8 @@ fn a_module_and_its_symbols_are_what_the_guest_tells() {
         }
         it.equal("symbols", read.len(), told.len());
 
-        // An address in each of its functions. Of several at one address any may be named.
+        // An address in each of its functions. Of several functions at one address, any may be
+        // named.
         let text = module.module.ranges.iter();
         let text = text
             .filter(|range| range.kind == RangeKind::Text)
@@ -232,7 +232,7 @@ fn the_stack_of_whatever_runs_reaches_its_end() {
     let shell = with_module(host);
     let machine = &shell.linux.machine;
     let insight = Insight::new(&shell.linux);
-    // Programs started and ended, text formatted, a disk written and read.
+    // Programs are started and ended, text formatted, a disk written and read.
     shell.type_line(
         "while true; do dd if=/dev/zero of=/dev/ram0 bs=16k count=1; dd if=/dev/ram0 of=/tmp/x bs=16k count=1; \
          head -n 3 /proc/kallsyms; done > /dev/null 2> /dev/null &",
@@ -240,7 +240,7 @@ fn the_stack_of_whatever_runs_reaches_its_end() {
     let mut counts = BTreeMap::<String, usize>::new();
     let mut faults = Vec::new();
     for stop in 0..STOPS {
-        // Times that fit no period of the guest's.
+        // Times that match no period of the guest's.
         std::thread::sleep(Duration::from_micros(u64::from(200 + stop * 7919 % 3_000)));
         let Some(running) = insight.look(machine, |look| Running::of(&look)) else {
             *counts.entry("idle".to_owned()).or_default() += 1;
@@ -274,7 +274,7 @@ fn the_stack_of_whatever_runs_reaches_its_end() {
     );
     let count = |what: &str| counts.get(what).copied().unwrap_or_default();
     assert!(count("in kernel mode") >= KERNEL_STOPS, "{counts:?}");
-    // The guest has always something to do.
+    // The guest always has something to do.
     assert!(count("idle") <= IDLE_STOPS, "{counts:?}");
 }
 
@@ -284,7 +284,7 @@ fn stacks_from_within_an_interrupt_lead_to_what_it_interrupted() {
     let host = host!();
     let shell = with_module(host);
     shell.type_line("spin & while true; do head -n 1000 /proc/kallsyms > /dev/null; done &");
-    // The timer's interrupt calls it: whether it has interrupted user mode is the argument.
+    // The timer's interrupt calls it; the argument tells whether it has interrupted user mode.
     let over_user = |seen: &Trapped| seen.argument & 1 == 1;
     let is_spinning = |seen: &Trapped| {
         let at = seen.running.program.first();
@@ -307,7 +307,7 @@ fn stacks_from_within_an_interrupt_lead_to_what_it_interrupted() {
         assert_eq!(running.fault(), None);
         let at = |name: &str| running.frames.iter().position(|f| f.starts_with(name));
         assert_eq!(at("update_process_times+0x0"), Some(0), "{}", what());
-        // The local APIC's timer, or the PIT of a kernel that was told to do without the former.
+        // The local APIC's timer, or the PIT of a kernel that was configured without the former.
         let entry = at("asm_sysvec_apic_timer_interrupt").or_else(|| at("asm_common_interrupt"));
         let entry = entry.unwrap_or_else(|| panic!("no entry: {}", what()));
         if over_user(tick) {
@@ -319,7 +319,7 @@ fn stacks_from_within_an_interrupt_lead_to_what_it_interrupted() {
                 "{}",
                 what()
             );
-            // Of the little that spin does elsewhere, its first instructions have no unwind
+            // Elsewhere spin executes little, of which its first instructions have no unwind
             // information.
             if is_spinning(tick) {
                 spinning += 1;
@@ -359,7 +359,7 @@ fn stacks_lead_through_the_modules_code() {
         let own: Vec<usize> = (0..running.frames.len())
             .filter(|at| is_own(&running.frames[*at]))
             .collect();
-        // Compilers may make one of its functions part of another.
+        // Compilers may inline one of its functions into another.
         assert_eq!(
             own,
             (1..=own.len()).collect::<Vec<_>>(),
@@ -377,11 +377,11 @@ fn stacks_lead_through_the_modules_code() {
 
 #[test]
 fn stacks_reach_their_end_from_every_instruction_of_the_entries() {
-    /// Time that an instruction has to be reached: few never are.
+    /// The time limit for an instruction to be reached: a few never are.
     const LIMIT: Duration = Duration::from_secs(1);
-    /// Instructions that must be.
+    /// The number of instructions that must be reached.
     const REACHED: usize = 80;
-    /// From where to where: functions of arch/x86/entry/entry_64.S, and bytes.
+    /// The traced ranges: functions of arch/x86/entry/entry_64.S, and their lengths in bytes.
     const ENTRIES: [(&str, usize); 4] = [
         ("asm_exc_page_fault", 0x27),
         ("error_entry", 0x5e),
@@ -409,8 +409,8 @@ fn stacks_reach_their_end_from_every_instruction_of_the_entries() {
             for Trapped { running, .. } in seen.iter().filter(here) {
                 stacks += 1;
                 faults.extend(running.fault());
-                // Of the registers that belong there those of an earlier entry stand there still:
-                // it must be said.
+                // Its registers on the stack are still those of an earlier entry: that must be
+                // reported.
                 at_border += usize::from(running.program_end == Some(End::AtBorder));
             }
         }

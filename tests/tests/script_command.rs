@@ -10,7 +10,7 @@ use support::shell::COMMAND_LIMIT;
 use support::watched::Watched;
 use support::{host, rich};
 
-/// The line of `stat --hash` about the kernel's text.
+/// Returns the line of `stat --hash` about the kernel's text.
 fn text_hash(guest: &Watched) -> String {
     let stat = guest.ask(&["stat", "--hash"]);
     let line = stat
@@ -29,7 +29,7 @@ fn scripts_know_the_guests_types_and_leave_its_text_alone() {
     let before = text_hash(&guest);
 
     let wrong = "kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }";
-    // What follows from a mistake is no other mistake.
+    // Consequences of a mistake are not reported as further mistakes.
     let told = "\
 exotrace:1:36: struct task_struct has no member \"cmm\":
 kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
@@ -46,7 +46,7 @@ kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
     );
     assert_eq!(text_hash(&guest), before);
 
-    // Of one process: hits of others are left out.
+    // Of one process: hits of others are filtered out.
     let shell = guest.run("echo $$");
     let counting = "kprobe:ksys_write:entry { @[pid, comm, curtask->comm] = count(); }";
     let script = guest.trace(&["-v", "-p", shell.trim(), "-e", counting]);
@@ -59,7 +59,7 @@ kprobe:vfs_read:entry { @[curtask->cmm, curtask->mm->onwer->pid] = count(); }
     );
     assert_eq!(text_hash(&guest), before);
 
-    // Whatever happens to the command.
+    // Also if the command is killed.
     let mut killed = guest.trace(&["-e", "syscall:::entry { @[probe] = count(); }"]);
     assert_ne!(text_hash(&guest), before);
     killed.running().signal(Signal::KILL);

@@ -1,10 +1,10 @@
-//! What scripts count is what the guest counts itself, exactly: programs that know what they do,
-//! and the kernel's own numbers in /proc.
+//! Scripts' counts equal the guest's own, exactly: those of programs that know their calls, and the
+//! kernel's own numbers in /proc.
 //!
-//! The kernel's numbers go on all the time. Each script therefore counts between two readings of
-//! the number: it has a probe at the kernel function that shows it, and counts while that was
-//! entered once. These guests have one vCPU and a kernel that is not preempted, so between that
-//! entry and the reading of the number nothing else runs but interrupts.
+//! The kernel's numbers change all the time. Each script therefore counts between two readings of
+//! the number. It has a probe at the kernel function that shows it, and counts while that was
+//! entered once. These guests have one vCPU and a kernel that is not preempted. So only interrupts
+//! run between that entry and the reading of the number.
 
 use support::scripts::ScriptGuest;
 use support::traced::Traced;
@@ -16,11 +16,12 @@ use support::{host, strace};
 /// mm/memory.c).
 const NOT_COUNTED: u32 = 0xc73;
 
-/// How often there was a switch, and how many processes there ever were; what else there is would
-/// take the serial port long.
+/// A command for the totals of switches and of processes; the rest of the file would take the
+/// serial port long.
 const TOTALS: &str = "grep -e ctxt -e processes /proc/stat";
 
-/// Words of a line in the output of a command, from the one behind `name` on, as numbers.
+/// Returns the words of a line in the output of a command, from the one behind `name` on, as
+/// numbers.
 fn numbers(output: &str, name: &str) -> Vec<u64> {
     let words = output.lines().filter_map(|line| {
         let (_, rest) = line.split_once(name)?;
@@ -31,7 +32,7 @@ fn numbers(output: &str, name: &str) -> Vec<u64> {
     numbers.unwrap_or_else(|e| panic!("{name}: {e}: {output}"))
 }
 
-/// How much a number has grown between its two readings.
+/// Returns the growth of a number between its two readings.
 fn growth(output: &str, name: &str) -> u64 {
     match numbers(output, name)[..] {
         [before, after] => after - before,
@@ -55,7 +56,7 @@ fn system_calls_by_name_are_those_that_programs_make() {
     assert_eq!(
         lines,
         [
-            // each child too
+            // Each child, too.
             "@[forks, exit]: 6",
             "@[forks, fork]: 5",
             "@[forks, wait4]: 5",
@@ -101,8 +102,8 @@ fn system_calls_by_name_are_those_that_strace_counts() {
         panic!("{answer:?}")
     };
     assert!(*total > 40 && *errors > 0, "{answer:?}");
-    // execve begins under the name of whoever calls it, and exit_group has no row, since it does
-    // not come back.
+    // execve begins under the name of its caller. exit_group has no row, because it does not
+    // return.
     let mut expected: Vec<String> = calls
         .iter()
         .filter(|(name, ..)| *name != "execve")
@@ -160,7 +161,7 @@ fn page_faults_of_a_process_are_those_in_its_stat() {
     ran.assert_whole();
     let pid = numbers(&answer.output, "pid=")[0];
     let stat = answer.output.lines().skip(1).map(|line| {
-        // minflt and majflt, proc(5)
+        // minflt and majflt, proc(5).
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
         let faults = number(9)
@@ -226,14 +227,15 @@ fn switches_of_a_process_are_those_in_its_status() {
     guest.kill(sleeper);
 }
 
-/// A shell that reads its own status and a sleeper's, works, waits, and reads them again.
+/// Returns a command for a shell that reads its own status and a sleeper's, works, waits, and reads
+/// them again.
 fn work_between_readings(sleeper: u32) -> String {
     let read = format!("grep -h ctxt /proc/{sleeper}/status /proc/$$/status");
     let work = "i=0; while [ $i -lt 300 ]; do i=$((i+1)); done; busybox usleep 200000";
     format!("sh -c 'echo pid=$$; {read}; {work}; {read}; :'")
 }
 
-/// What was counted is what two readings of the status of the sleeper and of the shell tell.
+/// Checks that the counts match two readings of the status of the sleeper and of the shell.
 fn assert_status(output: &str, sleeper: u32, counted: impl Fn(u32) -> u64) {
     let shell = numbers(output, "pid=")[0];
     let pids = [

@@ -1,5 +1,5 @@
-//! Scripts in the bt language at the hits of a Linux guest: what they put out is what the guest
-//! does, and the guest is as before.
+//! Scripts in the bt language at the hits of a Linux guest: their output matches the guest's work,
+//! and the guest is unchanged.
 //!
 //! Scripts of a table run at the same time, over one run of a command: they do not disturb each
 //! other.
@@ -13,14 +13,14 @@ use support::shell::COMMAND_LIMIT;
 use support::traced::Traced;
 use support::user_guest::{FOR_EVER, UserGuest};
 
-/// A script, and the lines it puts out. `$1` in those is the first word that the command prints,
+/// A script, and the lines of its output. `$1` in those is the first word that the command prints,
 /// and so on.
 type Case = (&'static str, &'static [&'static str]);
 
-/// `$1` is the shell, `$2` the process that calls getppid(2) ten times.
+/// A command whose `$1` is the shell, and `$2` the process that calls getppid(2) ten times.
 const CALLS: &str = "echo $$; syscount 10 > /dev/null & echo $!; wait $!";
-/// Files in /tmp, each of which is written, read, looked at, renamed and removed: of 1, 38 and 75
-/// letters x. At last it prints a line of 17 letters.
+/// A command for files in /tmp, each of which is written, read, stat'ed, renamed and removed: of 1,
+/// 38 and 75 letters x. At last it prints a line of 17 letters.
 const FILES: &str = "fsload 3 0 > /dev/null";
 
 const AT_CALLS: &[Case] = &[
@@ -80,7 +80,7 @@ const AT_CALLS: &[Case] = &[
         r#"BEGIN { printf("begin\n"); } END { printf("end %d\n", @n); clear(@n); } syscall::getppid:entry { @n++; }"#,
         &["begin", "end 10"],
     ),
-    // What a process that does not make it calls is not seen.
+    // Calls of another process are not seen.
     (
         r#"syscall::getppid:entry /comm == "sh"/ { @ = count(); }"#,
         &[],
@@ -195,7 +195,7 @@ const AT_FILES: &[Case] = &[
     ),
 ];
 
-/// Lines with the words that the command has printed put in.
+/// Returns the lines with the words that the command has printed filled in.
 fn filled(expected: &[&str], printed: &str) -> Vec<String> {
     let line = |line: &&str| {
         let words = printed.split_whitespace().zip(1..);
@@ -243,8 +243,8 @@ fn scripts_tell_what_happens_to_files() {
     check(AT_FILES, FILES);
 }
 
-/// Also with a filter by process, as -p has it: what it leaves out is counted as what predicates
-/// do.
+/// Also with a filter by process, as -p sets it: its rejected hits are counted as those of
+/// predicates are.
 #[test]
 fn every_hit_either_runs_a_rule_or_is_counted_as_filtered() {
     let host = host!();
@@ -337,7 +337,7 @@ fn functions_of_a_program_run_scripts_at_their_entry_and_return() {
     let host = host!();
     let guest = UserGuest::new(host);
     let scripts = ScriptGuest::from(&guest);
-    // Somebody has the file mapped.
+    // A process has the file mapped.
     let sleeper = guest.spawn_sleeper(&format!("fsload 1 {FOR_EVER}"));
     let running = scripts.start(
         r#"uprobe:/bin/fsload:write_file:entry { @size[arg1] = count(); @inside[tid] = 1; }
@@ -358,8 +358,7 @@ fn functions_of_a_program_run_scripts_at_their_entry_and_return() {
         let (name, pc) = round.split_once(' ').unwrap_or_default();
         assert_eq!(name, format!("0x{pc}"));
     }
-    // create_file is called by one_round, that by program, and nobody else is on the stack but the
-    // start.
+    // create_file is called by one_round, that by program. Only the start is on the stack besides.
     let created = |number: u32| format!("create_file /tmp/fsload.{number} 4");
     let [a, b, c] = [0, 1, 2].map(created);
     assert_eq!(
@@ -388,7 +387,7 @@ fn timers_run_scripts_and_see_whole_counts() {
     running.wait_for_exit();
     assert_eq!(running.finish().lines(), ["three", "@t: 3"]);
 
-    // What is printed and cleared is neither counted twice nor lost.
+    // Values that are printed and cleared are neither counted twice nor lost.
     let mut running = scripts.start(
         "syscall::getppid:entry { @n = count(); } interval:ms:5 /@n/ { print(@n); clear(@n); }",
     );

@@ -1,6 +1,6 @@
-//! What is read from a kernel's image alone, compared with what other people's programs read from
-//! the same image: every symbol, every member of every struct, every record of unwind information;
-//! and what it tells of tracepoints. No KVM is needed; the network only the first time.
+//! Reads of a kernel's image alone, compared with other projects' programs on the same image: every
+//! symbol, every member of every struct, every record of unwind information, and its tracepoints.
+//! No KVM is needed; the network only the first time.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ use support::second_opinion::{DEBIAN_VERSIONS, Member, OtherKernel, Structures};
 use support::{Kernel, data};
 use vmm::boot::KernelFile;
 
-/// Most differences that a failure lists.
+/// The most differences that a failure lists.
 const LISTED: usize = 10;
 
 /// Ends the test if there are differences.
@@ -35,7 +35,7 @@ fn none_differ<T: Debug>(what: &str, differences: &[T]) {
     );
 }
 
-/// What only one of two sorted lists has.
+/// Returns the items that only one of two sorted lists has.
 fn differences<T: Ord + Clone>(ours: &[T], theirs: &[T]) -> Vec<(&'static str, T)> {
     let (mut ours, mut theirs) = (ours.iter().peekable(), theirs.iter().peekable());
     let mut found = Vec::new();
@@ -62,7 +62,7 @@ fn differences<T: Ord + Clone>(ours: &[T], theirs: &[T]) -> Vec<(&'static str, T
     }
 }
 
-/// Ends the test unless both tell the same, in whatever order, and at `least` that much.
+/// Ends the test unless both lists are equal, in whatever order, and have at least `least` items.
 fn same<T: Ord + Clone + Debug>(kernel: &str, mut ours: Vec<T>, mut theirs: Vec<T>, least: usize) {
     let (here, there) = (ours.len(), theirs.len());
     println!("{kernel}: {here} here, {there} there");
@@ -85,7 +85,7 @@ fn every_symbol_is_what_kallsyms_finder_says() {
     }
 }
 
-/// The linker's own list, which has what kallsyms leaves out.
+/// The linker's own list, which includes the symbols that kallsyms omits.
 #[test]
 fn every_symbol_of_the_small_kernel_is_in_its_system_map() {
     let path = Kernel::small().path.with_file_name("System.map");
@@ -113,11 +113,11 @@ fn every_symbol_of_the_small_kernel_is_in_its_system_map() {
     );
 }
 
-/// Where a member stands by both; `None` where it is not there.
+/// The offset and size of a member by both; `None` if it does not exist.
 type Place = Option<(u64, u64)>;
 
-/// Bit offset and size; of a bitfield the first alone, since one counts its own bytes and the other
-/// those of its type.
+/// Returns bit offset and size. Of a bitfield it returns the first alone, because one counts its
+/// own bytes and the other those of its type.
 fn compared(btf: &Btf, path: &str, theirs: Option<&Member>) -> (Place, Place) {
     let bitfield = theirs.is_some_and(|member| member.bitfield);
     let size = |size| if bitfield { 0 } else { size };
@@ -131,7 +131,7 @@ fn compared(btf: &Btf, path: &str, theirs: Option<&Member>) -> (Place, Place) {
 #[test]
 fn every_member_of_every_struct_stands_where_pahole_says() {
     let used = paths_in_sources();
-    // Those that all kernels together have: each has members that others have not.
+    // The members that all kernels together have: each kernel has members that others lack.
     let mut in_any = BTreeSet::new();
     let least = [(100_000, 125), (110_000, 125), (35_000, 100)];
     for (kernel, (least, least_used)) in OtherKernel::all().iter().zip(least) {
@@ -157,7 +157,7 @@ fn every_member_of_every_struct_stands_where_pahole_says() {
     assert!(nowhere.len() * 4 <= used.len(), "too many: {nowhere:?}");
 }
 
-/// Compares all members of all structs, and their sizes. How many members there are.
+/// Compares all members of all structs, and their sizes. Returns the number of members.
 fn same_members(name: &str, btf: &Btf, structures: &Structures) -> usize {
     let mut wrong = Vec::new();
     let mut count = 0;
@@ -182,8 +182,8 @@ fn same_members(name: &str, btf: &Btf, structures: &Structures) -> usize {
     count
 }
 
-/// Compares the members that this program asks for by name: what one does not find the other must
-/// not find. Those that are there.
+/// Compares the members that this program requests by name: a member that one does not find, the
+/// other must not find. Returns those that exist.
 fn same_paths(
     name: &str,
     btf: &Btf,
@@ -213,9 +213,9 @@ fn same_paths(
     there
 }
 
-/// Every text in the sources of the readers that is written like the path of a member. Paths that
-/// are put together when the program runs are not found so, but are members of some struct and
-/// compared with all others.
+/// Returns every text in the sources of the readers that looks like the path of a member. Paths
+/// that are assembled at run time are not found so, but are members of some struct and compared
+/// with all others.
 fn paths_in_sources() -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     let mut folders = vec![data::source("introspect/src")];
@@ -237,7 +237,7 @@ fn paths_in_sources() -> BTreeSet<String> {
     paths
 }
 
-/// Whether a text is names of C with dots between them.
+/// Returns whether a text is names of C with dots between them.
 fn is_member_path(text: &str) -> bool {
     let is_name = |name: &str| {
         name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
@@ -254,8 +254,8 @@ fn every_orc_record_says_what_objtool_prints() {
         let kernel = OtherKernel::debian(version);
         let name = &kernel.name;
         let table = orc_of(&kernel).unwrap_or_else(|e| panic!("{name}: {e}"));
-        // Until 6.3 a record says apart from its type whether the stack ends there; since 6.4 that
-        // is a type.
+        // Until 6.3 a record has a flag beside its type for the end of the stack; since 6.4 that is
+        // a type.
         let text = match version {
             "6.1" => text_with_end,
             _ => text_with_signal,
@@ -317,8 +317,7 @@ fn text_with_signal(entry: &OrcEntry) -> String {
     )
 }
 
-/// What the small and the rich kernel have alike may be otherwise elsewhere: 6.12 is built of other
-/// structures.
+/// The small and the rich kernel may share properties that others lack: 6.12 has other structures.
 #[test]
 fn debians_kernels_tell_of_their_tracepoints() {
     for version in DEBIAN_VERSIONS {

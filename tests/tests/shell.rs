@@ -1,5 +1,5 @@
-//! A restored Linux guest as its user finds it: the shell answers, copies are apart, time goes on,
-//! and it ends as it is told.
+//! A restored Linux guest as its user finds it: the shell answers, copies are separate, time
+//! continues, and it ends as requested.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use support::shell::COMMAND_LIMIT;
 use support::{Kernel, Shell, host};
 use vmm::RunEnd;
 
-/// How long a guest may take to go down.
+/// The time limit of a guest's shutdown.
 const END_LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
@@ -56,7 +56,7 @@ fn copies_of_one_snapshot_run_side_by_side_and_share_nothing() {
     assert_eq!(later.output("ls /tmp"), "", "the snapshot has changed");
 }
 
-/// Seconds since boot and since 1970, as the guest has them.
+/// Returns the seconds since boot and since 1970, by the guest's clocks.
 fn times(shell: &Shell) -> (f64, u64) {
     let text = shell.output("cat /proc/uptime; date +%s");
     let mut numbers = text.split_whitespace();
@@ -85,14 +85,14 @@ fn time_stands_still_between_save_and_restore_and_goes_on_after() {
     let shell = Shell::restore(host, Kernel::small(), &saved);
     let (later, later_date) = times(&shell);
     let ran = (ran_before + running.elapsed()).as_secs_f64();
-    // What passes for the guest is what it ran: here as long as the commands take.
+    // The time that passes for the guest is its run time: here as long as the commands take.
     let passed = later - uptime;
     assert!(
         (0.0..ran + 0.5).contains(&passed),
         "{passed} s passed in the guest, which ran {ran} s"
     );
     assert!(later_date >= date, "{date} before, {later_date} after");
-    // Timers armed by the restored guest fire, and its clocks agree on how long that took.
+    // Timers armed by the restored guest fire, and its clocks agree on the elapsed time.
     let answer = shell.start("sleep 1").answer(COMMAND_LIMIT);
     assert_eq!(answer.status, 0);
     let (end, _) = times(&shell);
@@ -133,10 +133,10 @@ fn the_guest_ends_the_way_it_is_told() {
     let host = host!();
     for (command, reset) in [
         ("reboot -f", true),
-        // Without ACPI there is nothing to switch off: Linux halts.
+        // Without ACPI there is no power switch: Linux halts.
         ("busybox poweroff -f", false),
         ("busybox halt -f", false),
-        // The shell is all that init waits for.
+        // init waits only for the shell.
         ("exit", true),
     ] {
         let shell = Shell::new(host);

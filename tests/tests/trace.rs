@@ -36,7 +36,7 @@ fn no_trap_stands_where_the_kernel_executes_nothing() {
     let data = data.unwrap_or_else(|| panic!("no init_task"));
     let traps = shell.linux.machine.traps();
     let ram = shell.linux.machine.ram();
-    // Not every host offers its guests pages that are not executed.
+    // Not every host supports no-execute pages for its guests.
     let place = translate(ram, view.space, Gva(data)).unwrap_or_else(|e| panic!("{e}"));
     let armed = traps.arm_kernel(Gva(data), view.space);
     match &armed {
@@ -47,9 +47,9 @@ fn no_trap_stands_where_the_kernel_executes_nothing() {
     assert_eq!(armed.is_err(), place.no_execute);
 }
 
-/// The line that makes a program and runs it, whose page faults leave the kernel with a number of
-/// its choice in R15. The kernel's way out to programs begins where all registers lie on the stack,
-/// R15 on top.
+/// Returns the line that makes a program and runs it. Its page faults leave the kernel with a
+/// number of its choice in R15. The kernel's way out to programs begins where all registers lie on
+/// the stack, R15 on top.
 fn fault_with(r15: u64) -> String {
     const PAGES: u32 = 64;
     let area = tiny_program::BASE as u32 + 0x1000;
@@ -68,8 +68,8 @@ fn fault_with(r15: u64) -> String {
     format!("{made} && /tmp/faults && rm /tmp/faults")
 }
 
-/// Code that is jumped to has no return address. What its caller left on the stack may be the
-/// number of a program.
+/// Code that is jumped to has no return address. The value that its caller left on the stack may be
+/// a number chosen by a program.
 #[test]
 fn a_program_does_not_choose_where_traps_for_returns_stand() {
     let host = host!();
@@ -104,7 +104,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
     assert_eq!(linux.text_hash(&view), before);
 }
 
-/// The memory of code that runs at boot only is the guest's to use for anything.
+/// The guest may use the memory of boot-only code for anything.
 #[test]
 fn functions_that_the_kernel_has_freed_are_not_offered() {
     let host = host!();
@@ -220,8 +220,8 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     assert_eq!(shell.output("echo well"), "well");
 }
 
-/// By the number alone, as the kernel's own table has it; the calls of one program, with the file's
-/// name it opens.
+/// By the number alone, as in the kernel's own table; the calls of one program, with the name of
+/// the file that it opens.
 #[test]
 fn system_calls_of_a_program_are_seen_with_arguments_strings_and_results() {
     const WRITE: u32 = 1;
@@ -368,7 +368,7 @@ fn attaching_and_detaching_time_and_again_leaves_a_busy_guest_as_it_was() {
     for round in 0..ROUNDS {
         let none = engine.stats();
         let tracing = Tracing::new(linux, &engine, &names, &Filter::default(), SLOTS);
-        // At once, after some time, or once the workload has met a trap.
+        // At once, after some time, or once the workload has hit a trap.
         match round % 3 {
             0 => {}
             1 => std::thread::sleep(Duration::from_millis(4 * round as u64)),

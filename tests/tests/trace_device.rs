@@ -1,5 +1,5 @@
-//! The device trace(3) over a Linux guest: its commands and their errors, what its lines tell of
-//! programs whose calls are known, and that nothing is left of it.
+//! The device trace(3) over a Linux guest: its commands and their errors, its lines for programs
+//! whose calls are known, and an unchanged guest afterwards.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use probes::trace_line::{LINE_BYTES, LineKind, TraceLine};
 use support::shell::{Answer, COMMAND_LIMIT};
 use support::{Shell, host, host::Host, tracing};
 
-/// A size of reads that nothing else in the guest has.
+/// A size of reads that nothing else in the guest uses.
 const SIZE: u64 = 777;
 
 /// A guest and its device.
@@ -39,7 +39,8 @@ impl Traced {
         }
     }
 
-    /// Runs `command` in the guest between `start` and `stop`; what there is to read then.
+    /// Runs `command` in the guest between `start` and `stop`, and returns the lines that can be
+    /// read then.
     fn trace(&self, start: &str, command: &str) -> (Vec<TraceLine>, Answer) {
         let mut reader = self.open();
         self.tell(&[start]);
@@ -66,14 +67,14 @@ fn parse(bytes: &[u8]) -> Vec<TraceLine> {
     bytes.chunks(LINE_BYTES).map(one).collect()
 }
 
-/// The number of a process that the shell tells by `echo pid=$!`.
+/// Returns the number of a process that the shell prints by `echo pid=$!`.
 fn told_pid(answer: &Answer) -> u64 {
     let mut words = answer.output.split_whitespace();
     let pid = words.find_map(|word| word.strip_prefix("pid=")?.parse().ok());
     pid.unwrap_or_else(|| panic!("{answer:?}"))
 }
 
-/// Each entry with its return, by process and nesting; in the order of the entries.
+/// Pairs each entry with its return, by process and nesting, in the order of the entries.
 fn calls(lines: &[TraceLine]) -> Vec<(TraceLine, TraceLine)> {
     let mut calls: Vec<(TraceLine, Option<TraceLine>)> = Vec::new();
     for line in lines {
@@ -201,7 +202,7 @@ fn commands_change_the_configuration_or_say_what_is_wrong() {
         !text.contains("trace b") && text.contains("#traceactive 0"),
         "{text}"
     );
-    // What was told can be written back.
+    // The reported configuration can be written back.
     for line in expected.lines() {
         traced.tell(&[line]);
     }
@@ -233,14 +234,14 @@ fn entries_and_returns_of_a_range_are_those_of_the_programs_calls() {
         for (entry, exit) in of_dd {
             assert_eq!(exit.arguments, [SIZE, 0, 0, 0]);
             assert!(exit.ticks > entry.ticks);
-            // file, buffer, size, position: four arguments, all of them there
+            // file, buffer, size, position: four arguments, all present.
             assert!(
                 entry.arguments.iter().take(3).all(|a| *a != 0),
                 "{entry:x?}"
             );
         }
     }
-    // It is ended, and nothing comes any more.
+    // It has ended, and no more lines come.
     assert_eq!(traced.shell.run("true").status, 0);
     assert_eq!(traced.open().read(usize::MAX), b"");
     assert_eq!(traced.shell.linux.text_hash(&traced.view), hash);
@@ -291,8 +292,8 @@ fn interrupts_are_ignored_unless_all_is_said() {
         "trace t on",
         "size 16",
     ]);
-    // Ticks come to a CPU that is not idle: until the clock, of hundredths of a second, has gone on
-    // five times.
+    // Ticks come to a CPU that is not idle: until the clock, of hundredths of a second, has
+    // advanced five times.
     let busy = "for i in 1 2 3 4 5; do read a b </proc/uptime; c=$a; \
                 while [ $c = $a ]; do read c b </proc/uptime; done; done";
     let (lines, _) = traced.trace("start", busy);
@@ -343,7 +344,7 @@ fn only_watched_processes_are_recorded_and_what_finds_no_room_is_counted() {
             .configuration()
             .contains(&format!("#tracelost {}\n", counts.lost))
     );
-    // Whole lines as they fit.
+    // Only whole lines that fit.
     assert_eq!(reader.read(LINE_BYTES - 1), b"");
     assert_eq!(parse(&reader.read(3 * LINE_BYTES + 5)).len(), 3);
     assert_eq!(parse(&reader.read(usize::MAX)).len(), 5);

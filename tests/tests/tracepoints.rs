@@ -1,5 +1,5 @@
-//! Tracepoints, jump labels and the owners of pages, read from outside: they agree with the
-//! kernel's image, with what the guest lists in tracefs, and with what it does when told to trace.
+//! Tracepoints, jump labels and the owners of pages, read from outside. They agree with the
+//! kernel's image, with the guest's lists in tracefs, and with its behaviour when it traces.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,13 +16,14 @@ use support::rich::{self, BRD};
 use support::shell::COMMAND_LIMIT;
 use support::{Kernel, Shell, crowd, host};
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 const PAGE: u64 = 4096;
-/// The longest instruction.
+/// The size of the longest instruction in bytes.
 const INSTRUCTION: usize = 15;
-/// Instructions looked at behind a branch until the call of its tracepoint.
+/// The number of instructions behind a branch that are searched for the call of its tracepoint.
 const WAY_TO_CALL: usize = 64;
-/// Turned on in the guest, and what the kernel listens to itself then, to know the names of tasks.
+/// The tracepoint that is turned on in the guest, and those that the kernel then listens to itself,
+/// to know the names of tasks.
 const TURNED_ON: &str = "sched_process_exec";
 const TURNED_ON_TOO: [&str; 3] = ["sched_switch", "sched_wakeup", "sched_wakeup_new"];
 
@@ -30,7 +31,7 @@ fn types(kernel: &Kernel) -> Btf {
     kernel.image.btf().unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Tracepoints and jump labels of a guest, its modules' included.
+/// Returns the tracepoints and jump labels of a guest, including those of its modules.
 fn read(look: &PausedSystem<'_>, btf: &Btf) -> (Tracepoints, JumpLabels) {
     let symbols = look.system().symbols();
     let modules = look.modules().unwrap_or_else(|e| panic!("{e}"));
@@ -49,14 +50,14 @@ fn find<'a>(all: &'a Tracepoints, name: &str) -> &'a Tracepoint {
     found.unwrap_or_else(|| panic!("no tracepoint {name}"))
 }
 
-/// The instruction at an address, as the guest has it in memory.
+/// Returns the instruction at an address, as the guest has it in memory.
 fn instruction(view: MemoryView<'_>, at: Gva) -> Instruction {
     let bytes = view.bytes(at, INSTRUCTION);
     let bytes = bytes.unwrap_or_else(|e| panic!("{e}"));
     Decoder::with_ip(64, &bytes, at.0, DecoderOptions::NONE).decode()
 }
 
-/// Whether there is what the kernel puts at a branch: a NOP, or a JMP to its target.
+/// Returns whether a branch has one of the kernel's two forms: a NOP, or a JMP to its target.
 fn is_rewritten(view: MemoryView<'_>, code: Gva, target: Gva) -> Result<bool, String> {
     let found = instruction(view, code);
     let fits = matches!(found.len(), 2 | 5);
@@ -71,8 +72,8 @@ fn is_rewritten(view: MemoryView<'_>, code: Gva, target: Gva) -> Result<bool, St
     }
 }
 
-/// Whether the code from `at` on calls the tracepoint's functions, wherever it branches to on the
-/// way.
+/// Returns whether the code from `at` on calls the tracepoint's functions, wherever it branches to
+/// on the way.
 fn calls(view: MemoryView<'_>, tracepoint: &Tracepoint, at: Gva) -> bool {
     let wanted = [tracepoint.call_trampoline, tracepoint.iterator].map(|to| to.map(|to| to.0));
     let (mut open, mut seen) = (vec![at.0], HashSet::new());
@@ -96,8 +97,8 @@ fn calls(view: MemoryView<'_>, tracepoint: &Tracepoint, at: Gva) -> bool {
     false
 }
 
-/// The jump table of the kernel's file, which the kernel sorts when it starts: (code, target, key,
-/// likely), ascending.
+/// Returns the jump table of the kernel's file, which the kernel sorts when it starts: (code,
+/// target, key, likely), ascending.
 fn labels_of_image(kernel: &Kernel, slide: u64) -> Vec<(u64, u64, u64, bool)> {
     let symbols = kernel.image.symbols().unwrap_or_else(|e| panic!("{e}"));
     let bound = |name| symbols.address_of(name).unwrap_or_else(|| panic!("{name}"));
@@ -136,7 +137,7 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
         .start("mount -t tracefs t /sys/kernel/tracing; cat /sys/kernel/tracing/available_events")
         .answer(4 * COMMAND_LIMIT);
     assert_eq!(events.status, 0, "{events:?}");
-    // Those of system calls are of no tracepoint.
+    // The events of system calls have no tracepoint of their own.
     let events: BTreeSet<(&str, &str)> = events
         .output
         .lines()
@@ -184,7 +185,7 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
             assert_eq!(item.iterator, address_of("__traceiter_"), "{name}");
             assert_eq!(item.call_trampoline, address_of("__SCT__tp_func_"), "{name}");
             assert_eq!(item.module, None, "{name}");
-            // Whoever says that it must be registered has the function for it.
+            // A tracepoint that must be registered has the function for it.
             let funcs = view.pointer(item.funcs).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(item.listening, funcs.is_some(), "{name}");
             assert!(!item.listening, "nobody traces: {name}");
@@ -219,8 +220,8 @@ fn the_tracepoints_are_those_of_the_image_and_of_tracefs() {
         );
         println!("without sites: {without:?}\nwith sites of which none is before the call: {not_calling:?}");
         assert_eq!(taken, 0, "nobody traces");
-        // Many sites only ask whether the key is on, of all that take the lock of a process's
-        // memory for one. But somewhere is the call.
+        // Many sites only check whether the key is on, such as all that take the lock of a
+        // process's memory. But somewhere is the call.
         assert!(not_calling.len() * 20 <= found.items.len(), "{not_calling:?}");
         assert!(without.len() * 5 <= found.items.len(), "{without:?}");
         assert_eq!(parameters, found.items.len());
@@ -301,7 +302,7 @@ fn a_module_without_any_adds_none() {
     let shell = rich::guest(host);
     let btf = types(shell.linux.kernel);
     let insight = Insight::new(&shell.linux);
-    // It may have jump labels of its own: those in its text are left out.
+    // It may have jump labels of its own: those in its text are ignored.
     let found = || {
         insight.look(&shell.linux.machine, |look| {
             let (tracepoints, labels) = read(&look, &btf);
@@ -341,8 +342,8 @@ fn a_kernel_without_tracepoints_has_an_empty_list() {
     });
 }
 
-/// Compares the owners of all pages with the files that processes have mapped. Returns how many
-/// pages of RAM are a file's, and how many mapped pages were compared.
+/// Compares the owners of all pages with the files that processes have mapped. Returns the number
+/// of pages of RAM that are a file's, and the number of compared mapped pages.
 fn owners(look: &PausedSystem<'_>, btf: &Btf) -> (usize, usize) {
     let view = look.kernel();
     let cache = PageCacheLayout::new(btf, look.system().symbols());
@@ -386,8 +387,8 @@ fn owners(look: &PausedSystem<'_>, btf: &Btf) -> (usize, usize) {
                 });
                 let what = || format!("{} at {at:#x} in {area:?}", process.pid);
                 match expected {
-                    // Its own copy, because it wrote there, maybe before it gave up the right to:
-                    // but never its code.
+                    // Its own copy, because it wrote there, maybe before it dropped write
+                    // permission: but never its code.
                     Some(_) if !is_text && owner.is_none() => continue,
                     _ => assert_eq!(owner, expected, "{}", what()),
                 }

@@ -1,5 +1,6 @@
-//! Static probes of programs in a running Linux guest, probed from outside: each firing seen once,
-//! with its arguments, and the counters by which programs know that somebody listens.
+//! Static probes of programs in a running Linux guest, probed from outside: each firing is seen
+//! once, with its arguments. The counters (semaphores) by which programs detect listeners are
+//! maintained.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +32,7 @@ fn whole_capture() -> Capture {
     }
 }
 
-/// A session with probes, all enabled at once.
+/// Makes a session with probes, all enabled at once.
 fn enabled(guest: &UserGuest, engine: &Engine, probes: &[Probe], filter: &Filter) -> Session {
     let _paused = guest.shell.linux.machine.pause();
     let capture = whole_capture();
@@ -45,7 +46,7 @@ fn enabled(guest: &UserGuest, engine: &Engine, probes: &[Probe], filter: &Filter
     session
 }
 
-/// Ends a session: its events by the probes' names, in order.
+/// Ends a session, and returns its events by the probes' names, in order.
 fn finish(
     guest: &UserGuest,
     mut session: Session,
@@ -67,8 +68,8 @@ fn negative(number: i64) -> u64 {
     number.cast_unsigned()
 }
 
-/// What each probe of the program is given in a round, as its source says; `None` where that is an
-/// address, or not to be known.
+/// Returns the arguments of each probe of the program in a round, as its source says; `None` for an
+/// address or an unknown value.
 fn expected(round: u64) -> Vec<(&'static str, Vec<Option<u64>>)> {
     let signed = round.cast_signed();
     let byte = |number: u64| number & 0xff;
@@ -245,7 +246,7 @@ fn probes_are_listed_with_names_and_types() {
     assert_eq!(own[0].name.provider, format!("statics{pid}"));
 }
 
-/// Lets a program go on for one round that waits for a line from `/tmp/go`; what it says of that.
+/// Lets a program that waits for a line from `/tmp/go` go on for one round, and returns its output.
 fn one_round(shell: &Shell, round: u64) -> String {
     shell.output(&format!(
         "echo >&9; until grep -s '^round {round}:' /tmp/out; do busybox usleep 20000; done"
@@ -292,7 +293,7 @@ fn programs_see_that_somebody_listens_only_then() {
     let counts: Vec<_> = seen.values().map(Vec::len).collect();
     assert_eq!(counts, [4, 4]);
     assert_eq!(one_round(shell, 4), said(4, 3, 1));
-    // Whoever goes without a word, as a client that is killed does.
+    // A client that disconnects without a request, as a killed one does.
     drop(second);
     assert_eq!(one_round(shell, 5), said(5, 3, 0));
     let answer = shell.output("statics 2 0");
@@ -328,15 +329,15 @@ fn one_process_is_probed_alone() {
     guest.assert_clean(&BTreeSet::new());
 }
 
-/// The C++ library of the machine that runs this, and what it needs.
+/// The C++ library of the machine that runs this, and its dependencies.
 const CPP_LIBRARY: &str = "usr/lib/x86_64-linux-gnu/libstdc++.so.6";
 const CPP_NEEDS: [&str; 2] = [
     "usr/lib/x86_64-linux-gnu/libm.so.6",
     "usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
 ];
 
-/// The examples of the macros of SDT(9), as gcc and rustc make them: what each is called in the
-/// guest, and its bytes.
+/// Returns the examples of the macros of SDT(9), as gcc and rustc make them: the name in the guest,
+/// and the bytes.
 fn examples() -> [(&'static str, Vec<u8>); 2] {
     let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
     let made = |program: Program| {
@@ -350,13 +351,13 @@ fn examples() -> [(&'static str, Vec<u8>); 2] {
     ]
 }
 
-/// One script for both, whatever the program's own structure is called.
+/// Checks both with one script, whatever the name of the program's own structure.
 fn check_examples(guest: &UserGuest) {
     const PACKETS: usize = 20;
     for program in ["icmp", "icmp-rust"] {
         // Probes are known of programs that some process has.
         let pid = guest.spawn(&format!("{program} {FOR_EVER}"));
-        // Not while it is the shell's copy still.
+        // Not while it is still the shell's copy.
         guest.shell.output(&format!(
             "until grep -qx {program} /proc/{pid}/comm; do busybox usleep 20000; done; kill -STOP {pid}"
         ));
@@ -435,7 +436,7 @@ fn the_probes_of_a_library_as_it_is_shipped_and_of_our_macros_fire() {
     let thrown: Vec<&[u64]> = of("throw");
     assert_eq!(thrown.len(), EXCEPTIONS);
     assert!(!found.contains_key("rethrow"));
-    // Exception and type. Where no handler was found the library has no object for one.
+    // Exception and type. If no handler was found, the library has no object for one.
     let objects: BTreeSet<u64> = thrown.iter().map(|arguments| arguments[0]).collect();
     assert_eq!(objects.len(), EXCEPTIONS, "{thrown:x?}");
     let types: Vec<[u64; 2]> = thrown.iter().map(|arguments| [0, arguments[1]]).collect();

@@ -1,5 +1,5 @@
 //! Functions of programs and libraries in a running Linux guest, probed from outside: exact counts
-//! by process. What the guest itself sees of the probes is in `user_text_hidden.rs`.
+//! by process. The guest's own view of the probes is in `user_text_hidden.rs`.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use support::tracing::{self, SLOTS};
 use support::user_guest::{ALLOCS, FOR_EVER, FSLOAD, LIBC, UserGuest};
 use support::{Kernel, Linux, Shell, host, shell};
 
-/// Lets a process go on that waits for a line from `/tmp/go`, and waits until it and its children,
-/// which hold `/tmp/done` open, have ended.
+/// A command that lets a process go on that waits for a line from `/tmp/go`. It waits until the
+/// process and its children, which hold `/tmp/done` open, have ended.
 const RELEASE: &str = "(cat /tmp/done & echo > /tmp/go; wait)";
-/// Calls of a function whose count is to be exact.
+/// The number of calls of a function whose count must be exact.
 const MANY: u64 = 20_000;
 
 fn pid_filter(pid: u32, follow: bool) -> Filter {
@@ -44,7 +44,7 @@ fn only_the_process_asked_for_is_traced() {
     assert_eq!(traced.recorded("one_round"), (6, 6));
     let (entries, returns) = (traced.stats(0), traced.stats(1));
     assert_eq!((entries.hits, entries.filtered), (11, 5));
-    // Nobody waits for the others' returns.
+    // Nothing waits for the others' returns.
     assert_eq!((returns.hits, returns.filtered), (6, 0));
     let events = traced.finish();
     assert!(events.iter().all(|event| event.pid == Some(pid)));
@@ -82,7 +82,7 @@ fn children_are_traced_where_the_filter_follows_them() {
         assert_eq!(traced.stats(0).hits, 14, "{seen}");
         assert_eq!(traced.stats(2).recorded, calls, "{seen}");
     }
-    // Whoever gets a number of theirs later is nobody's child.
+    // A later process with one of their numbers is not their child.
     let [following, _] = &mut sessions;
     assert_eq!(shell.output("fsload 2 0"), "fsload: 2 rounds");
     assert_eq!(following.recorded("one_round"), (10, 10));
@@ -118,7 +118,7 @@ fn a_page_that_was_not_in_memory_is_traced_from_its_first_instruction_on() {
     guest.kill(holder);
     let mut traced = guest.session();
     for probe in &mut probes {
-        // As it is of a file whose pages were never read from the disk.
+        // As for a file whose pages were never read from the disk.
         if let Target::User { text, .. } = &mut probe.target {
             text.physical = None;
             text.code.clear();
@@ -141,8 +141,8 @@ fn a_page_that_was_not_in_memory_is_traced_from_its_first_instruction_on() {
     guest.assert_clean(&sites);
 }
 
-/// `one_round` of allocs, called many times by each of `commands`' processes while another session
-/// comes and goes.
+/// Checks `one_round` of allocs, called many times by each of `commands`' processes while another
+/// session comes and goes.
 fn many_calls(guest: &UserGuest, command: &str, processes: u64) {
     let shell = &guest.shell;
     guest.spawn_sleeper(&format!("allocs 0 {FOR_EVER}"));
@@ -165,7 +165,7 @@ fn many_calls(guest: &UserGuest, command: &str, processes: u64) {
                 }
                 std::thread::sleep(Duration::from_millis(50));
                 other.disable_all();
-                // No hit that had begun before is still under way.
+                // No earlier hit is still in progress.
                 let paused = shell.linux.machine.pause();
                 let mut read = 0;
                 other.drain(|_| read += 1);

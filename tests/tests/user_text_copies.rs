@@ -1,6 +1,5 @@
-//! Programs in a running Linux guest that have pages of their own instead of their file's, since
-//! somebody has written to their text: they are traced there, and nobody else's bytes are taken for
-//! ours.
+//! Programs in a running Linux guest that have pages of their own instead of their file's, because
+//! their text was written to. They are traced there, and no foreign bytes are mistaken for ours.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use support::shell::COMMAND_LIMIT;
 use support::user_guest::{FSLOAD, UserGuest};
 use vmm::trap::INT3;
 
-/// Where the guest's small programs begin, mapped as they lie in their files.
+/// The address of the guest's small programs, mapped as they lie in their files.
 const TEXT: u64 = 0x40_0000;
 
 #[test]
@@ -37,10 +36,10 @@ fn a_program_that_writes_its_own_text_sees_its_own_bytes() {
     for _ in 0..2 {
         assert_eq!(shell.output("selfmod 7"), untraced);
     }
-    // What it calls while it can write to its text is not seen; what it calls before and after is.
+    // Calls while it can write to its text are not seen; calls before and after are.
     assert_eq!(traced.recorded("steady"), (28, 28));
     let stats = guest.engine.stats();
-    // The first instruction, and one return address of two: the other one was not met yet.
+    // The first instruction, and one return address of two: the other one was not hit yet.
     assert!(stats.hidden - hidden >= 4, "{stats:?}");
     let sites = guest.user_sites();
     traced.finish();
@@ -57,7 +56,7 @@ fn a_program_whose_text_another_writes_has_its_own_bytes() {
     let mut traced = guest.session();
     traced.enable_fsload("/tmp/y");
     let sites = guest.user_sites();
-    // A byte of the ELF header that means nothing, as a debugger would write a breakpoint.
+    // A meaningless byte of the ELF header, as a debugger would write a breakpoint.
     let seen = shell.output(&format!(
         "printf X | dd of=/proc/{pid}/mem bs=1 seek=$((0x400009)) conv=notrunc 2> /dev/null; \
          dd if=/proc/{pid}/mem bs=64 skip=$((0x400000 / 64)) count=16 2> /dev/null | busybox sha256sum; \
@@ -71,7 +70,7 @@ fn a_program_whose_text_another_writes_has_its_own_bytes() {
     let own = guest.sites_elsewhere(&sites);
     let functions = traced.probes.iter();
     let functions = functions.filter(|probe| probe.kind() == EventKind::Entry);
-    // And return addresses, if it was not asleep.
+    // Return addresses, too, if it was not asleep.
     assert!(own.len() >= functions.count(), "{own:?}");
     assert_eq!(guest.standing(&own), own);
     let before = traced.recorded("one_round");
@@ -84,7 +83,7 @@ fn a_program_whose_text_another_writes_has_its_own_bytes() {
         );
         std::thread::sleep(Duration::from_millis(100));
     }
-    // Other processes have the file's page, and this one's is nobody's when it has ended.
+    // Other processes have the file's page, and this one's is unused when it has ended.
     assert_eq!(shell.output("/tmp/y 3 0"), "fsload: 3 rounds");
     guest.kill(pid);
     assert_eq!(guest.user_sites().intersection(&own).count(), 0);
@@ -139,7 +138,7 @@ fn a_breakpoint_of_another_debugger_is_hit_by_both() {
     assert_eq!(own().len(), 1);
     other.enable_fsload("/tmp/y");
     assert_eq!(own(), all);
-    // A breakpoint that nobody handles is the end of the program, and its last call is seen.
+    // An unhandled breakpoint ends the program, and its last call is seen.
     let before = other.recorded("one_round");
     shell.output(&format!(
         "printf '\\{INT3:03o}' | dd of=/proc/{pid}/mem bs=1 seek={at} conv=notrunc 2> /dev/null; kill -CONT {pid}; \
@@ -147,15 +146,14 @@ fn a_breakpoint_of_another_debugger_is_hit_by_both() {
     ));
     assert_eq!(other.recorded("one_round"), (before.0 + 1, before.1));
     other.finish();
-    // The other's own breakpoint stays in the page that is free now, until somebody gets it.
+    // The other's own breakpoint stays in the freed page until it is reused.
     let mut ours = all;
     ours.retain(|site| site.0.0 % PAGE != at % PAGE);
     guest.assert_clean(&ours);
 }
 
-/// A program's own page, and what becomes of it. In each way `moves` calls the function there once
-/// before somebody writes to the page and once after that; then it moves, unmaps, leaves behind or
-/// dumps it.
+/// A program's own page, and its end. In each way `moves` calls the function there once before the
+/// page is written to and once after that. Then it moves, unmaps, leaves behind or dumps the page.
 #[test]
 fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
     let host = host!();
@@ -171,13 +169,13 @@ fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
         other => panic!("{other:?}"),
     };
     let of_file = guest.user_sites();
-    // The function is alone in its page, and what returns from it goes to another.
+    // The function is alone in its page, and its returns go to another page.
     let own = || {
         let mut sites = guest.sites_elsewhere(&of_file);
         sites.retain(|site| site.0.0 % PAGE == entry % PAGE);
         sites
     };
-    // The child of `fork` is traced for as long as the process that the page was made for is there.
+    // The child of `fork` is traced for as long as the process that the page was made for exists.
     for (way, calls) in [
         ("away", 2..=2),
         ("gone", 2..=2),
@@ -189,7 +187,7 @@ fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
             "sh -c 'ulimit -c unlimited; cd /tmp; exec moves {way}'"
         ));
         guest.wait_until_stopped(pid);
-        // Behind the function is nothing.
+        // Nothing is behind the function.
         let nothing = TEXT + entry + 0x200;
         shell.output(&format!(
             "printf X | dd of=/proc/{pid}/mem bs=1 seek={nothing} conv=notrunc 2> /dev/null"

@@ -1,5 +1,5 @@
 //! Programs on a disk: their pages are written to it while they are traced, leave memory, and come
-//! back; the disk has nothing of ours, and no call is missed but while a page is on its way.
+//! back. The disk has nothing of ours, and calls are missed only while a page is on its way.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
         assert_eq!(answer.status, 0, "{command}: {answer:?}");
         answer.output.trim_end().to_owned()
     };
-    // Nothing is written until it is asked for.
+    // Nothing is written without a request.
     tell("echo 0 > /proc/sys/vm/dirty_writeback_centisecs");
     tell(&format!(
         "insmod {BRD} && busybox mke2fs -F /dev/ram0 > /dev/null && mkdir /tmp/disk && mount -t ext2 /dev/ram0 /tmp/disk && cp {FSLOAD} /tmp/disk/y"
@@ -37,8 +37,8 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
     traced.enable_fsload("/tmp/disk/y");
     wait_for_calls(&traced, "one_round");
 
-    // Its pages are written while it runs: they are as they should be, and it is traced afterwards
-    // without having to start anew.
+    // Its pages are written while it runs. They have their original bytes, and it is traced
+    // afterwards without a new start.
     let (before, suspended) = (guest.user_sites(), guest.engine.stats().suspended);
     assert_eq!(guest.standing(&before), before);
     tell("sync");
@@ -50,7 +50,7 @@ fn a_program_on_a_disk_is_traced_from_page_to_page() {
     wait_for_calls(&traced, "one_round");
     assert_eq!(guest.engine.stats().waiting_pages, 0);
 
-    // They leave, and are read from the disk again. The inode stays: with that the file would be
+    // They are dropped, and read from the disk again. The inode stays: otherwise the file would be
     // another to the engine.
     guest.kill(running);
     tell("echo 1 > /proc/sys/vm/drop_caches");

@@ -1,6 +1,6 @@
 //! Functions of programs and libraries in a running Linux guest, probed from outside: nothing of
-//! ours is in any byte that the guest reads, copies, runs or frees. Whether all calls are seen is
-//! in `user_text.rs`; programs that have text of their own in `user_text_copies.rs`.
+//! ours is in any byte that the guest reads, copies, runs or frees. `user_text.rs` checks that all
+//! calls are seen; programs that have text of their own are in `user_text_copies.rs`.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -13,10 +13,10 @@ use support::host;
 use support::user_guest::{ALLOCS, FOR_EVER, FSLOAD, LIBC, UserGuest};
 
 const BUSYBOX: &str = "/bin/busybox";
-/// Instructions of busybox that are probed, from its first on.
+/// The number of busybox's instructions that are probed, from its first on.
 const POINTS: usize = 200;
 
-/// Instruction starts of busybox, which has no symbols, from its entry point on.
+/// Returns instruction starts of busybox, which has no symbols, from its entry point on.
 fn busybox_points(guest: &UserGuest) -> Vec<u64> {
     guest.file(BUSYBOX, |file| {
         let header = file.bytes_at(0, 64);
@@ -46,7 +46,7 @@ fn whoever_reads_or_copies_traced_programs_gets_their_own_bytes() {
     let holder = guest.spawn_sleeper(&format!("fsload 0 {FOR_EVER}"));
     guest.spawn_sleeper(&format!("allocs 0 {FOR_EVER}"));
     shell.type_lines(&["mkdir /tmp/d"]);
-    // Pieces of large files around what is probed, of odd lengths at odd places.
+    // Pieces of large files around the sites, of odd lengths at odd offsets.
     let malloc = guest.probes(&format!("uprobe:{LIBC}:malloc:entry"));
     let Some(Target::User { text: malloc, .. }) = malloc.first().map(|probe| &probe.target) else {
         panic!("{malloc:?}")
@@ -185,7 +185,7 @@ fn pages_that_are_freed_while_traced_hold_nothing_of_ours() {
     shell.type_lines(&["rm /tmp/y"]);
     assert_eq!(guest.user_sites(), BTreeSet::new());
     assert_eq!(guest.standing(&sites), BTreeSet::new());
-    // The memory becomes something else: zeros, and other files.
+    // The memory is reused: by zeros, and other files.
     shell.type_lines(&[
         "dd if=/dev/zero of=/tmp/zeros bs=64k count=4 2> /dev/null",
         &format!("{part} > /tmp/b1; cp /tmp/b1 /tmp/b2; cp {FSLOAD} /tmp/y"),
@@ -236,7 +236,7 @@ fn a_traced_file_that_is_written_is_what_was_written() {
     assert_eq!(overwrite("y"), overwrite("z"));
     assert_eq!(guest.user_sites(), BTreeSet::new());
     assert!(guest.engine.stats().waiting_pages > 0);
-    // What it was: its functions are found again when it is run.
+    // The original content: its functions are found again when it is run.
     shell.type_lines(&[
         &format!("dd if={FSLOAD} of=/tmp/y conv=notrunc 2> /dev/null"),
         &format!("busybox cmp {FSLOAD} /tmp/y"),

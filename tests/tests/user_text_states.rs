@@ -1,4 +1,4 @@
-//! Programs that come to a probe in a state of the CPU to which the displaced instruction matters:
+//! Programs that reach a probe in a state of the CPU to which the displaced instruction matters:
 //! stepped by a debugger, with floating-point exceptions unmasked, with anything on top of their
 //! stack. They run as without a probe, and no state of theirs ends the machine.
 
@@ -15,10 +15,10 @@ use vmm::host::Int3;
 fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     let host = host!();
     let guest = UserGuest::new(host);
-    // So that the file is mapped when its functions are asked for.
+    // Keeps the file mapped when its functions are looked up.
     guest.spawn_sleeper(&format!("states 0 {FOR_EVER}"));
     let runs = ["states 3", "states 1"];
-    // Exceptions are raised by real CPUs alone: not by QEMU's.
+    // Only real CPUs raise the exceptions: QEMU's do not.
     let untraced = runs.map(|run| guest.shell.output(run));
     assert!(
         untraced[0].starts_with("states: 6 traps, sum 3.75, "),
@@ -37,13 +37,13 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     let counts: Vec<_> = entries.iter().map(|entry| traced.stats(*entry)).collect();
     let hits: Vec<u64> = counts.iter().map(|stats| stats.hits).collect();
     let given_up: Vec<u64> = counts.iter().map(|stats| stats.given_up).collect();
-    // A shift by more than the operand has bits is left to the CPU, where that can be stepped over
-    // in a program.
+    // A shift by more than the operand's bits is left to the CPU, if a program can be stepped over
+    // it there.
     match host.profile.int3_user {
         Int3::GuestHandler => assert_eq!((hits, given_up), (vec![3, 3, 3, 1], vec![0, 0, 0, 1])),
         _ => assert_eq!((hits, given_up), (vec![3, 3, 3, 3], vec![0; 4])),
     }
-    // Who arms the place anew sees it again.
+    // A new session that arms the site sees it again.
     let before = counts[3].given_up;
     let mut second = guest.session();
     let again = second.enable(&format!("uprobe:{STATES}:shifts:entry"), &Filter::default());
@@ -56,7 +56,7 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     guest.assert_clean(&sites);
 }
 
-/// A program says where its function returns to, which may be within an instruction that others
+/// A program controls its function's return address, which may be within an instruction that others
 /// execute.
 #[test]
 fn a_program_does_not_choose_where_traps_for_returns_stand() {

@@ -1,5 +1,5 @@
-//! A guest with virtio devices, as its user finds them: disks, random numbers, a console; and what
-//! becomes of them when the driver goes and comes, and when the guest is saved.
+//! A guest with virtio devices, as its user finds them: disks, random numbers, a console. They
+//! survive the driver's unbinding and binding, and a save of the guest.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -16,7 +16,7 @@ use vmm::machine::{
 };
 use vmm::snapshot::{self, RestoreError, RestoredDisks, RestoredMachine};
 
-/// Bytes of each disk.
+/// The size of each disk in bytes.
 const DISK: usize = 1 << 20;
 
 /// Two images: one with a pattern in which no two sectors are the same, and an empty one.
@@ -84,7 +84,7 @@ fn boot(host: &Host, virtio: VirtioConfig) -> Shell {
     shell
 }
 
-/// The output of a command that may take a while, and must succeed.
+/// Returns the output of a command that may take a while, and must succeed.
 fn tell(shell: &Shell, command: &str) -> String {
     let started = Instant::now();
     let answer = shell.start(command).answer(4 * COMMAND_LIMIT);
@@ -134,7 +134,7 @@ fn disks_are_read_and_written(shell: &Shell, images: &Images) {
     // And back, past the page cache.
     tell(shell, "echo 3 > /proc/sys/vm/drop_caches");
     assert_eq!(tell(shell, "cmp /dev/vda /dev/vdb && echo same"), "same");
-    // A part of a page at an odd place.
+    // A part of a page at an odd offset.
     tell(
         shell,
         "printf EXOTRACE | dd of=/dev/vdb bs=1 seek=900001 conv=notrunc,fsync 2> /dev/null",
@@ -142,7 +142,7 @@ fn disks_are_read_and_written(shell: &Shell, images: &Images) {
     let written = read(&images.empty());
     assert_eq!(&written[900_001..900_009], b"EXOTRACE");
     assert_eq!(written.len(), DISK);
-    // The disk that is only read stays as it is.
+    // The read-only disk stays as it is.
     let before = read(&images.full());
     let answer = shell.run("dd if=/dev/zero of=/dev/vda bs=512 count=1 conv=fsync");
     assert_ne!(answer.status, 0, "{answer:?}");
@@ -183,7 +183,7 @@ fn random_numbers_come(shell: &Shell) {
     );
 }
 
-/// A far end that keeps what it is given and gives what it is told to.
+/// A backend that keeps its input and returns the output that it is set to.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<KeptState>>);
 
@@ -241,7 +241,7 @@ fn attach(ports: &ConsolePorts, name: &str) -> Kept {
 fn ports_carry_bytes(shell: &Shell) {
     let ports = shell.linux.machine.console_ports();
     let ports = ports.unwrap_or_else(|| panic!("no console"));
-    // A driver hears of its ports by messages: they may come after it does.
+    // A driver learns of its ports by messages, which may come after it is bound.
     let names = "cat /sys/class/virtio-ports/*/name 2> /dev/null";
     let all = format!("until [ $({names} | wc -l) = 2 ]; do :; done; {names} | sort");
     assert_eq!(tell(shell, &all), "events\ntracectl");
@@ -268,7 +268,7 @@ fn ports_carry_bytes(shell: &Shell) {
     assert_eq!(counts(), (before.0 + 6, before.1 + 16));
 }
 
-/// The driver resets the device and sets it up anew.
+/// Makes the driver reset the device and set it up anew.
 fn drivers_go_and_come(shell: &Shell, images: &Images) {
     let expected = read(&images.full());
     for _ in 0..2 {
@@ -298,7 +298,7 @@ fn drivers_go_and_come(shell: &Shell, images: &Images) {
 
 fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     let saved = images.folder.path().join("saved");
-    // Requests are under way when the guest is saved: for some seconds on any host.
+    // Requests are in progress when the guest is saved: for some seconds on any host.
     const LONG: Duration = Duration::from_secs(3);
     let one = "dd if=/dev/vda of=/dev/vdb bs=4k conv=fsync";
     let started = Instant::now();
@@ -353,7 +353,7 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     }
 }
 
-/// Whoever wrote a snapshot chose the files that it names.
+/// The files that a snapshot names are chosen by its writer.
 fn only_named_disks_are_opened(
     images: &Images,
     restored: &dyn Fn(&RestoredDisks) -> Result<RestoredMachine, RestoreError>,
@@ -379,7 +379,7 @@ fn only_named_disks_are_opened(
     let read_only = disk(images.empty(), true);
     let message = refused("ro", &RestoredDisks::Named(vec![full.clone(), read_only]));
     assert!(message.contains("name it without `ro`"), "{message}");
-    // A file may have moved; one that is only read stays so.
+    // A file may have moved; a read-only one stays so.
     let moved = images.folder.path().join("moved");
     fs::rename(images.full(), &moved).unwrap_or_else(|e| panic!("{e}"));
     let named = RestoredDisks::Named(vec![disk(moved.clone(), false), empty.clone()]);
