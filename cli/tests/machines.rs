@@ -335,7 +335,8 @@ fn a_reader_that_comes_late_gets_all_that_the_guest_has_printed() {
     assert_eq!(world.run("stop").status, 0);
 }
 
-/// The first signal requests the end, which may have to wait; the second one does not.
+/// Checks that the first signal requests the end, which may have to wait, and that the second one
+/// does not wait.
 #[test]
 fn a_second_signal_ends_the_process_whatever_it_waits_for() {
     if !has_kvm() {
@@ -570,8 +571,8 @@ fn a_reader_that_has_gone_is_no_failure() {
     }
 }
 
-/// The client is killed, for instance. Its files stay without a state, so they are not mistaken for
-/// a snapshot.
+/// Checks a client that was killed, for instance. Its files stay without a state, so they are not
+/// mistaken for a snapshot.
 #[test]
 fn a_save_ends_with_its_client() {
     if !has_kvm() {

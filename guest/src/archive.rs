@@ -115,7 +115,7 @@ impl Archive {
             match (mirror == OLD, has_it_not) {
                 (false, true) => {}
                 (true, true) => break,
-                // The own mirror has answered already.
+                // The machine's own mirror has answered already.
                 (true, false) => {
                     let looked_at = format!("{} ({OLD} cannot be read)", own.uri);
                     return Err(unknown(looked_at).into());
@@ -330,7 +330,7 @@ mod tests {
         assert!(!log.exists());
     }
 
-    /// The input is apt's output about a mirror that does not exist.
+    /// Checks with apt's output about a mirror that does not exist.
     #[test]
     fn apts_first_complaint_is_told() {
         let unreachable = "Err:1 http://m.invalid/debian sid InRelease\n  Could not resolve 'm.invalid'\n\

@@ -19,7 +19,7 @@ use crate::progress::Progress;
 const CURRENT: &str = "current-cloud-kernel";
 const PREFIX: &str = "linux-image-";
 const SUFFIX: &str = "-amd64";
-/// Name prefixes, before the release, of the packages that accompany an image's since 6.19.
+/// The name prefixes, before the release, of the packages that accompany an image's since 6.19.
 const PARTS: [&str; 2] = ["linux-binary-", "linux-modules-"];
 
 /// The kind of machines that a kernel is built for.
@@ -27,7 +27,7 @@ const PARTS: [&str; 2] = ["linux-binary-", "linux-modules-"];
 pub enum Flavour {
     /// Virtual machines.
     Cloud,
-    /// All machines.
+    /// Virtual and physical machines.
     Generic,
 }
 
@@ -220,8 +220,8 @@ pub fn fetch(name: &str, cache: &Cache, progress: &dyn Progress) -> Result<PathB
     download(&[name], &archive, cache, &lock, &log, progress, &|_| Ok(()))
 }
 
-/// Returns the name of a package's entry in the cache. Suites have entries of their own: a package
-/// of another suite lacks what belongs to the machine's own.
+/// Returns the name of a package's entry in the cache. A package of another suite does not serve
+/// requests to the machine's own apt, which lacks the packages that belong to it.
 fn entry_name(suite: Option<&str>, package: &str) -> String {
     match suite {
         Some(suite) => format!("debian-of-{suite}-{package}"),
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(dependency(text, Flavour::Generic), None);
     }
 
-    /// The input is apt-cache's output for trixie-backports.
+    /// Checks with apt-cache's output for trixie-backports.
     #[test]
     fn a_kernel_of_several_packages_is_fetched_whole() {
         let meta = "linux-image-cloud-amd64\n  Depends: linux-base-cloud-amd64\n\

@@ -87,7 +87,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    /// Static probes do nothing without a listener; exceptions need no handler.
+    /// Checks on the host: static probes do nothing without a listener, and exceptions need no
+    /// handler.
     #[test]
     fn programs_do_their_rounds_and_say_so() {
         let directory = tempfile::tempdir().unwrap();
@@ -114,7 +115,7 @@ mod tests {
         }
     }
 
-    /// The programs also run on the host.
+    /// Checks on the host, too.
     #[test]
     fn workers_stand_where_they_are_told() {
         let directory = tempfile::tempdir().unwrap();

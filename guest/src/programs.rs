@@ -105,7 +105,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    /// The programs also run on the host: they are plain Linux executables.
+    /// Checks on the host: the programs are plain Linux executables.
     #[test]
     fn they_do_what_their_comments_say() {
         let directory = tempfile::tempdir().unwrap();

@@ -28,8 +28,7 @@ use support::hits::Cost;
 use support::timing::{Timing, TimingReader};
 use vmm::Machine;
 
-/// The number of rounds of one run: a script's ring has room for the lines of that many that nobody
-/// reads.
+/// The number of rounds of one run. A script's ring has room for the unread lines of that many.
 const ROUNDS: u64 = 1_000;
 /// The number of turns; odd.
 const TURNS: usize = 31;

@@ -91,7 +91,7 @@ pub fn snapshot_folder(host: &Host) -> PathBuf {
     })
 }
 
-/// The extent of what is read from the guest's `/proc`.
+/// The amount of the guest's `/proc` that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// `stat` and `stack` of threads.

@@ -50,7 +50,7 @@ pub struct BootOptions<'a> {
     pub kernel: &'static Kernel,
     /// The initramfs.
     pub initramfs: Option<&'a [u8]>,
-    /// Words of the command line; the machine adds its own.
+    /// The words of the command line; the machine adds its own.
     pub command_line: &'a str,
     /// The number of vCPUs.
     pub cpus: u8,

@@ -205,7 +205,7 @@ impl Traced {
     }
 }
 
-/// Counters of a kernel.
+/// The counters of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
     /// The number of task switches, on all CPUs.
@@ -270,9 +270,9 @@ pub fn is_fault(record: &Record) -> bool {
     is(record, EventType::Trap) && record.argument & TRAP_FAULT != 0
 }
 
-/// Returns those of `faults` that were not handled. A fault was handled if one of `handled`,
-/// ascending threads and times, is of the same thread and lies between the fault and that thread's
-/// next one, or `end`. Another thread may run and fault in between.
+/// Returns those of `faults` that were not handled. `handled` has threads and ascending times. A
+/// fault was handled if one of them is of its thread and lies between it and that thread's next
+/// fault, or `end`. Another thread may run and fault in between.
 #[must_use]
 pub fn unhandled<'r>(
     faults: &[&'r Record],

@@ -29,7 +29,7 @@ pub struct Running {
     pub kernel: Option<Stack>,
     /// The kernel's frames as it would print them.
     pub frames: Vec<String>,
-    /// Functions of the program, as far as they have names.
+    /// The functions of the program, as far as they have names.
     pub program: Vec<String>,
     /// The end of the program's stack.
     pub program_end: Option<End>,
@@ -154,8 +154,8 @@ pub struct Watched<'s> {
 }
 
 impl<'s> Watched<'s> {
-    /// Reads the stack at each trap, from now until the machine gets another sink. That holds after
-    /// this value is dropped, too.
+    /// Starts to read the stack at each trap, until the machine gets another sink. Dropping this
+    /// value does not end it.
     ///
     /// # Panics
     /// If the guest's kernel cannot be found.

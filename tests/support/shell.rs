@@ -133,7 +133,7 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) cpus: u8,
-    /// Words of the kernel's command line besides the usual ones.
+    /// The words of the kernel's command line besides the usual ones.
     pub(crate) words: &'static str,
     pub(crate) virtio: VirtioConfig,
 }

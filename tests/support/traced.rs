@@ -27,7 +27,7 @@ const TRACEFS: &str = "/sys/kernel/tracing";
 pub const COPY_SIZE: u64 = 999;
 /// The interval at which a session is polled for awaited events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Messages of a kernel that has found an error in itself.
+/// The messages of a kernel that has found an error in itself.
 const COMPLAINTS: &str = "-e BUG -e Oops -e WARNING -e 'cut here' -e 'ftrace bug' -e 'invalid opcode' -e 'int3:' -e 'Failed to'";
 
 /// The guest and the engine of its machine.
@@ -43,7 +43,7 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// A copy of the rich guest, after `lines` were typed.
+    /// Restores a copy of the rich guest, after `lines` were typed.
     ///
     /// # Panics
     /// If it cannot be made.

@@ -75,8 +75,8 @@ pub fn enable(session: &mut Session, probe: &Probe, filter: &Filter) -> u32 {
     enabled.unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Returns all that a session has recorded, in time order. Its probes are disabled, and nobody has
-/// read it before. Its counts must agree.
+/// Returns all that a session has recorded, in time order. Its probes are disabled, and its rings
+/// were not read before. Its counts must agree.
 ///
 /// # Panics
 /// If they do not.

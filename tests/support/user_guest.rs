@@ -29,7 +29,7 @@ pub const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 pub const STATICS: &str = "/bin/statics";
 /// A program that calls functions in states of the CPU that few programs use.
 pub const STATES: &str = "/bin/states";
-/// The milliseconds for a program that is to stay where it is.
+/// The milliseconds for a program that is to keep sleeping.
 pub const FOR_EVER: &str = "100000000";
 /// The interval at which a process is polled for having mapped a file.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
@@ -210,7 +210,7 @@ pub struct UserSession<'g> {
     guest: &'g UserGuest,
     /// The session.
     pub session: Session,
-    /// Its probes.
+    /// The session's probes.
     pub probes: Vec<Probe>,
     before: EngineStats,
 }

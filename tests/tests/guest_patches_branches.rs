@@ -170,8 +170,8 @@ fn every_tracepoint_at_once() {
     traced.assert_well();
 }
 
-/// To place a probe, the guest decodes the branches of all tracepoints. It would mistake a trap
-/// there for an instruction of another length.
+/// Checks a probe of the guest. To place it, the guest decodes the branches of all tracepoints. It
+/// would mistake a trap there for an instruction of another length.
 #[test]
 fn the_guests_own_probe_beside_tracepoints() {
     let host = host!();
@@ -193,7 +193,8 @@ fn the_guests_own_probe_beside_tracepoints() {
     traced.assert_well();
 }
 
-/// The branch of `softirq_exit` is at the return address of the functions of soft interrupts.
+/// Checks the branch of `softirq_exit`, which is at the return address of the functions of soft
+/// interrupts.
 #[test]
 fn a_tracepoint_where_calls_return() {
     const TIMER: u64 = 1;
@@ -269,7 +270,7 @@ fn point(traced: &Traced, address: Gva) -> Probe {
     probe
 }
 
-/// The key is that of the page faults' tracepoints, or in a kernel without it the tracepoint's own.
+/// Checks the key of the page faults' tracepoints, or in a kernel without it the tracepoint's own.
 /// The call is a tracepoint's, which leads to its only listener directly.
 #[test]
 fn other_jump_labels_and_static_calls() {

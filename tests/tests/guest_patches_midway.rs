@@ -83,7 +83,7 @@ fn probes_beside_others() {
     probes_come_midway(&["kprobe:vmlinux:vfs_write:entry"]);
 }
 
-/// Sites are suspended for a call that the last session does not outlive.
+/// Checks sites that are suspended for a call during which the last session ends.
 #[test]
 fn probes_that_are_enabled_again_after_the_last_went() {
     const SWITCH: &str = "tracepoint:vmlinux:sched:sched_switch";

@@ -145,7 +145,8 @@ fn the_guest_alone_reads_what_it_traces_until_there_is_no_more() {
         .find_map(|line| line.split_once("in queue ")?.1.parse::<usize>().ok())
         .unwrap_or_else(|| panic!("{told}"));
     assert!(waiting > 4, "{told}");
-    // A program that opens the port to write gets lines without reading them: they come again.
+    // A program that opens the port to write is sent lines, which it does not read: they come
+    // again.
     tell(&mut machine, "echo mark > trace");
     let rest = tell(&mut machine, "cat trace");
     let rest = lines(&rest);
@@ -190,7 +191,7 @@ fn a_guest_that_may_only_read_is_told_so_and_reads_what_the_host_traces() {
     world.stop(NAME, machine);
 }
 
-/// The messages of probes/src/dt/wire.rs: an open in today's layout, and the request for the
+/// Checks two messages of probes/src/dt/wire.rs: an open in today's layout, and the request for the
 /// counts, which is answered by 32 bytes.
 #[test]
 fn dt_answers_a_guest_that_may_write() {

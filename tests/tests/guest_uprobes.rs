@@ -101,7 +101,8 @@ fn the_guests_uprobes_and_ours_see_the_same_calls() {
     assert_eq!(tell(&guest, complaints), "");
 }
 
-/// The guest takes long to place one: it waits for all its CPUs, and other programs run meanwhile.
+/// Checks for missed calls. The guest takes long to place a uprobe: it waits for all its CPUs, and
+/// other programs run meanwhile.
 #[test]
 fn calls_of_other_files_are_seen_while_the_guests_uprobes_come_and_go() {
     let host = host!();

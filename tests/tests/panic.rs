@@ -11,7 +11,7 @@ use support::{Kernel, host};
 use vmm::machine::{MachineConfig, SerialOutput};
 use vmm::snapshot::{self, KernelReference, SnapshotInfo};
 
-/// The number of words that the kernel does not know, one more than it accepts (`MAX_INIT_ARGS` in
+/// The number of words that the kernel does not know, more than it accepts (`MAX_INIT_ARGS` in
 /// init/main.c). It reports that as soon as it has a console: long before it can be located.
 const WORDS: usize = 40;
 const TOO_MANY: &str = "Too many boot init vars at `word";

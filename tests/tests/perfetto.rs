@@ -57,7 +57,7 @@ fn what_processes_did_is_a_timeline() {
     assert_eq!(told.tracks, tracks);
 }
 
-/// Tests the check itself: here open slices are never closed.
+/// Checks the check itself: here open slices are never closed.
 #[test]
 #[should_panic(expected = "slices do not end")]
 fn a_timeline_that_is_cut_short_is_told() {
@@ -117,7 +117,7 @@ fn what_functions_called_is_a_timeline() {
     assert_eq!(told.tracks, ["no process", "process 7", "process 8"]);
 }
 
-/// A shell pipeline in a guest, as `exotrace read` writes it while it runs.
+/// Checks a shell pipeline in a guest, as `exotrace read` writes it while it runs.
 #[test]
 fn what_a_guest_did_is_a_timeline() {
     let host = host!();

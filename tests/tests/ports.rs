@@ -318,7 +318,7 @@ fn text_hash(world: &World) -> String {
     text.chars().take(70).collect()
 }
 
-/// A minute of all misuse by readers, while the guest works and all is traced.
+/// Checks a minute of all misuse by readers, while the guest works and all is traced.
 #[test]
 fn readers_that_are_killed_or_stand_still_leave_nothing_behind() {
     let host = host!();

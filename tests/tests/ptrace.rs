@@ -374,8 +374,8 @@ fn commands_and_opens_are_those_of_the_manual_page() {
     drop(traced.open());
 }
 
-/// The kernel's own tracepoints, of which the device uses one, seen by another session over the
-/// same time.
+/// Checks against the kernel's own tracepoints, of which the device uses one. Another session sees
+/// them over the same time.
 #[test]
 fn events_are_as_many_as_the_kernels_tracepoints_have() {
     const EVENTS: [&str; 7] = [
@@ -497,7 +497,7 @@ fn events_are_as_many_as_the_kernels_tracepoints_have() {
     assert_in_order(&records);
 }
 
-/// Tasks wake each other across CPUs, and migrate between them.
+/// Checks two CPUs: tasks wake each other across them, and migrate between them.
 #[test]
 fn switches_of_two_cpus_are_those_that_the_guest_counts() {
     let host = host!();
@@ -540,7 +540,7 @@ fn switches_of_two_cpus_are_those_that_the_guest_counts() {
     assert_in_order(&records);
 }
 
-/// The machine ends under a reader.
+/// Checks a machine that ends under a reader.
 #[test]
 fn nothing_hangs_when_the_machine_ends() {
     let host = host!();

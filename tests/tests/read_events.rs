@@ -121,8 +121,8 @@ fn lines_are_read() {
     assert_eq!(lines("trace", &bytes), expected);
 }
 
-/// The same events as objects: process, time, CPU, and argument are the same, with decoded values
-/// added.
+/// Checks the same events as objects: process, time, CPU, and argument are the same, with decoded
+/// values added.
 #[test]
 fn objects_are_read() {
     let (mut json, mut format) = (Vec::new(), Json::new());

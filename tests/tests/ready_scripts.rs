@@ -342,7 +342,7 @@ fn who_is_killed_for_memory_is_shown() {
     guest.stop();
 }
 
-/// The kernel's packets, through the same structure as those of programs.
+/// Checks the kernel's packets, through the same structure as those of programs.
 #[test]
 fn packets_are_read_as_the_structure_that_is_the_same_everywhere() {
     const PINGS: u64 = 3;

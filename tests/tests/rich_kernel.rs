@@ -409,7 +409,7 @@ fn stacks_reach_their_end_from_every_instruction_of_the_entries() {
             for Trapped { running, .. } in seen.iter().filter(here) {
                 stacks += 1;
                 faults.extend(running.fault());
-                // Its registers on the stack are still those of an earlier entry: that must be
+                // The slots of its registers still hold those of an earlier entry: that must be
                 // reported.
                 at_border += usize::from(running.program_end == Some(End::AtBorder));
             }

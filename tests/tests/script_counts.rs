@@ -76,8 +76,8 @@ fn system_calls_by_name_are_those_that_programs_make() {
     );
 }
 
-/// A program under strace, while the script watches: both see the same calls, and as many that
-/// fail.
+/// Checks a program under strace, while the script watches: both see the same calls, and as many
+/// that fail.
 #[test]
 fn system_calls_by_name_are_those_that_strace_counts() {
     let host = host!();

@@ -243,7 +243,7 @@ fn scripts_tell_what_happens_to_files() {
     check(AT_FILES, FILES);
 }
 
-/// Also with a filter by process, as -p sets it: its rejected hits are counted as those of
+/// Checks also with a filter by process, as -p sets it: its rejected hits are counted as those of
 /// predicates are.
 #[test]
 fn every_hit_either_runs_a_rule_or_is_counted_as_filtered() {
@@ -358,7 +358,8 @@ fn functions_of_a_program_run_scripts_at_their_entry_and_return() {
         let (name, pc) = round.split_once(' ').unwrap_or_default();
         assert_eq!(name, format!("0x{pc}"));
     }
-    // create_file is called by one_round, that by program. Only the start is on the stack besides.
+    // create_file is called by one_round, that by program. Besides them only the start function is
+    // on the stack.
     let created = |number: u32| format!("create_file /tmp/fsload.{number} 4");
     let [a, b, c] = [0, 1, 2].map(created);
     assert_eq!(

@@ -85,7 +85,7 @@ fn every_symbol_is_what_kallsyms_finder_says() {
     }
 }
 
-/// The linker's own list, which includes the symbols that kallsyms omits.
+/// Checks against the linker's own list, which includes the symbols that kallsyms omits.
 #[test]
 fn every_symbol_of_the_small_kernel_is_in_its_system_map() {
     let path = Kernel::small().path.with_file_name("System.map");
@@ -317,7 +317,8 @@ fn text_with_signal(entry: &OrcEntry) -> String {
     )
 }
 
-/// The small and the rich kernel may share properties that others lack: 6.12 has other structures.
+/// Checks kernels that lack properties which the small and the rich kernel may share: 6.12 has
+/// other structures.
 #[test]
 fn debians_kernels_tell_of_their_tracepoints() {
     for version in DEBIAN_VERSIONS {

@@ -68,8 +68,8 @@ fn fault_with(r15: u64) -> String {
     format!("{made} && /tmp/faults && rm /tmp/faults")
 }
 
-/// Code that is jumped to has no return address. The value that its caller left on the stack may be
-/// a number chosen by a program.
+/// Checks jumps: code that is jumped to has no return address. The value that its caller left on
+/// the stack may be a number chosen by a program.
 #[test]
 fn a_program_does_not_choose_where_traps_for_returns_stand() {
     let host = host!();
@@ -104,7 +104,7 @@ fn a_program_does_not_choose_where_traps_for_returns_stand() {
     assert_eq!(linux.text_hash(&view), before);
 }
 
-/// The guest may use the memory of boot-only code for anything.
+/// Checks functions in boot-only memory, which the guest may use for anything afterwards.
 #[test]
 fn functions_that_the_kernel_has_freed_are_not_offered() {
     let host = host!();
@@ -220,8 +220,8 @@ fn every_write_of_dd_is_seen_with_its_process_arguments_and_result() {
     assert_eq!(shell.output("echo well"), "well");
 }
 
-/// By the number alone, as in the kernel's own table; the calls of one program, with the name of
-/// the file that it opens.
+/// Checks probes by the number alone, as in the kernel's own table: the calls of one program, with
+/// the name of the file that it opens.
 #[test]
 fn system_calls_of_a_program_are_seen_with_arguments_strings_and_results() {
     const WRITE: u32 = 1;

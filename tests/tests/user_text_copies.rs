@@ -152,8 +152,9 @@ fn a_breakpoint_of_another_debugger_is_hit_by_both() {
     guest.assert_clean(&ours);
 }
 
-/// A program's own page, and its end. In each way `moves` calls the function there once before the
-/// page is written to and once after that. Then it moves, unmaps, leaves behind or dumps the page.
+/// Checks a program's own page, and its end. In each way `moves` calls the function there once
+/// before the page is written to and once after that. Then it moves, unmaps, leaves behind or dumps
+/// the page.
 #[test]
 fn a_page_that_a_program_gives_up_keeps_nothing_of_ours() {
     let host = host!();

@@ -37,8 +37,8 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     let counts: Vec<_> = entries.iter().map(|entry| traced.stats(*entry)).collect();
     let hits: Vec<u64> = counts.iter().map(|stats| stats.hits).collect();
     let given_up: Vec<u64> = counts.iter().map(|stats| stats.given_up).collect();
-    // A shift by more than the operand's bits is left to the CPU, if a program can be stepped over
-    // it there.
+    // A shift by more than the operand's bits is left to the CPU, if an instruction of a program
+    // can be single-stepped.
     match host.profile.int3_user {
         Int3::GuestHandler => assert_eq!((hits, given_up), (vec![3, 3, 3, 1], vec![0, 0, 0, 1])),
         _ => assert_eq!((hits, given_up), (vec![3, 3, 3, 3], vec![0; 4])),
@@ -56,8 +56,8 @@ fn a_program_in_any_state_runs_on_and_each_call_is_one_hit() {
     guest.assert_clean(&sites);
 }
 
-/// A program controls its function's return address, which may be within an instruction that others
-/// execute.
+/// Checks that no trap is set within an instruction: a program controls its function's return
+/// address, which may be within an instruction that others execute.
 #[test]
 fn a_program_does_not_choose_where_traps_for_returns_stand() {
     const PROGRAM: &str = "/tmp/jumps";

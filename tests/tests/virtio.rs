@@ -245,7 +245,7 @@ fn ports_carry_bytes(shell: &Shell) {
     let names = "cat /sys/class/virtio-ports/*/name 2> /dev/null";
     let all = format!("until [ $({names} | wc -l) = 2 ]; do :; done; {names} | sort");
     assert_eq!(tell(shell, &all), "events\ntracectl");
-    // The console prints where its end is.
+    // The console's output reaches its backend.
     let screen = Kept::default();
     assert!(ports.attach(0, Box::new(screen.clone())));
     tell(shell, "echo on the console > /dev/hvc0");
@@ -353,7 +353,8 @@ fn devices_survive_a_snapshot(host: &Host, shell: Shell, images: &Images) {
     }
 }
 
-/// The files that a snapshot names are chosen by its writer.
+/// Checks that only named disks are opened: the files that a snapshot names are chosen by its
+/// writer.
 fn only_named_disks_are_opened(
     images: &Images,
     restored: &dyn Fn(&RestoredDisks) -> Result<RestoredMachine, RestoreError>,

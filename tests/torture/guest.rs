@@ -29,7 +29,7 @@ pub const SOCKETS: [&str; 7] = [
 ];
 /// The time limit of a command on the host beside all other load.
 pub const HOST_LIMIT: Duration = Duration::from_secs(180);
-/// Parts of the kernel's messages that mean a fault in the guest's kernel.
+/// The parts of the kernel's messages that mean a fault in the guest's kernel.
 const COMPLAINTS: [&str; 5] = [
     "BUG:",
     "Oops",
@@ -44,7 +44,7 @@ pub struct Guest {
     pub world: World,
 }
 
-/// Resources of a machine, compared while no client uses it.
+/// The resources of a machine, compared while no client uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
     /// The hash of the kernel's text.

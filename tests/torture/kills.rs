@@ -13,7 +13,7 @@ use crate::guest::{HOST_LIMIT, NAME, restore, wait_for_machine};
 
 /// The longest time from a client's start to the machine's end.
 const LONGEST: Duration = Duration::from_millis(800);
-/// Commands of clients. Each reports the machine's end by its status and a message.
+/// The commands of clients. Each reports the machine's end by its status and a message.
 const CLIENTS: [&str; 6] = [
     "trace --vm torture vfs_read",
     "trace --vm torture -e syscall:*:entry{@[probe]=count();}",

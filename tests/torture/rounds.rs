@@ -15,7 +15,8 @@ const MOST: usize = 24;
 /// The longest time that probes stay armed, and the longest until the next round. Guests are paused
 /// while probes are armed, and must make progress.
 const LONGEST: Duration = Duration::from_millis(50);
-/// Patterns of many probes, and sites that the guest's programs change, move or trace themselves.
+/// The patterns of many probes, and sites that the guest's programs change, move or trace
+/// themselves.
 const PATTERNS: [&str; 16] = [
     "kprobe:vfs_*:entry",
     "kprobe:vfs_*:return",

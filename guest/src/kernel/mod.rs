@@ -188,7 +188,8 @@ pub struct Recipe {
 pub enum Delivery {
     /// `vmlinux` without symbols, and the modules.
     Vmlinux,
-    /// As [`Vmlinux`](Self::Vmlinux); BTF is made after the build and stays out of guest memory.
+    /// The files of [`Vmlinux`](Self::Vmlinux); BTF is made after the build and stays out of guest
+    /// memory.
     VmlinuxWithDetachedBtf,
     /// `bzImage`, for a boot loader.
     BzImage,

@@ -21,7 +21,7 @@ pub struct Segment {
     pub kind: Kind,
 }
 
-/// Permissions of a segment.
+/// The permissions of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Read and execute.

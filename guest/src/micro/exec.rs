@@ -181,7 +181,7 @@ fn pad(address: u64) -> [u8; PAD_SIZE] {
     pad
 }
 
-/// All registers and their offset in a [`State`], RSP last: until then it may be in use.
+/// The registers and their offsets in a [`State`], RSP last: until then it may be in use.
 const REGISTERS: [(u64, AsmRegister64); 16] = [
     (0, rax),
     (1, rcx),

@@ -105,11 +105,11 @@ pub mod data {
 
     /// Global descriptor table, 10 slots of 8 bytes.
     pub const GDT: u64 = DATA;
-    /// Operand of LGDT.
+    /// The operand of LGDT.
     pub const GDT_POINTER: u64 = DATA + 0x60;
-    /// Operand of LIDT.
+    /// The operand of LIDT.
     pub const IDT_POINTER: u64 = DATA + 0x70;
-    /// Operand of LIDT for a table without gates.
+    /// The operand of LIDT for a table without gates.
     pub const NULL_POINTER: u64 = DATA + 0x80;
     /// Task-state segment, 104 bytes.
     pub const TSS: u64 = DATA + 0x90;
@@ -157,7 +157,7 @@ pub mod data {
     pub const TRAMPOLINE_SOURCE: u64 = DATA + 0x800;
 }
 
-/// Addresses of the programs `execk` and `execu`: RAM behind the image, one large page.
+/// The addresses of the programs `execk` and `execu`: RAM behind the image, one large page.
 pub mod exec {
     /// The page's first byte. Variables come first, then the table.
     pub const AREA: u64 = 0x20_0000;
@@ -177,6 +177,6 @@ pub mod exec {
     pub const AFTER: u64 = AREA + 0x200;
     /// The table, up to [`END`].
     pub const CASES: u64 = AREA + 0x1000;
-    /// End of the large page.
+    /// The end of the large page.
     pub const END: u64 = AREA + 0x20_0000;
 }

@@ -16,9 +16,9 @@ use super::start::MSR_EFER;
 use super::strings::Text;
 use super::tables::{GDT_SIZE, table_pointer};
 
-/// All but self, assert, delivery mode INIT.
+/// The INIT command: all but self, assert, delivery mode INIT.
 const INIT_OTHERS: i32 = 0xc_4500;
-/// The same with delivery mode start-up, at [`TRAMPOLINE`].
+/// The SIPI command: the same with delivery mode start-up, at [`TRAMPOLINE`].
 const SIPI_OTHERS: i32 = 0xc_4600 | (TRAMPOLINE / PAGE) as i32;
 /// The time-stamp ticks to wait for the others: seconds on any machine.
 const PATIENCE: u64 = 10_000_000_000;

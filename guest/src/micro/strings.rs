@@ -29,7 +29,7 @@ pub enum Text {
     Missing,
 }
 
-/// All texts, in the order of [`Text`].
+/// The texts, in the order of [`Text`].
 const TEXTS: [(Text, &str); 11] = [
     (Text::Prefix, "micro: "),
     (Text::Space, " "),

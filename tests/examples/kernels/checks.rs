@@ -98,8 +98,8 @@ pub const CHECKS: [Check; 19] = [
     ),
 ];
 
-/// Tests of whole programs above that use guests other than the checked kernel, or need something
-/// that the host lacks.
+/// The tests of whole programs above that use guests other than the checked kernel, or need
+/// something that the host lacks.
 pub const LEFT_OUT: [&str; 1] = ["ptrace::nothing_hangs_when_the_machine_ends"];
 
 /// Returns the test programs, each once.

@@ -58,7 +58,7 @@ pub enum JobError {
     /// A kernel could not be built: the host's or a guest's.
     #[error(transparent)]
     Kernel(#[from] kernel::BuildError),
-    /// Programs of the guests could not be compiled.
+    /// The programs of the guests could not be compiled.
     #[error(transparent)]
     Make(#[from] MakeError),
     /// A guest's initramfs could not be made.

@@ -17,7 +17,7 @@ pub const KERNEL: KernelRecipe = KernelRecipe {
     delivery: Delivery::BzImage,
 };
 
-/// Words of the hosts' kernel command line. A panic resets by a triple fault, which ends the
+/// The words of the hosts' kernel command line. A panic resets by a triple fault, which ends the
 /// emulator. The timer is not checked: that fails if the emulator gets no CPU time for a while.
 const WORDS: &str = "console=ttyS0,115200 rootfstype=ext4 ro init=/init mitigations=off quiet loglevel=3 panic=-1 reboot=t no_timer_check";
 

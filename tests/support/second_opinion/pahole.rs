@@ -31,7 +31,7 @@ struct Structure {
 /// A kernel's structs and unions by name.
 pub struct Structures {
     by_name: BTreeMap<String, Structure>,
-    /// Names that several structs or unions share.
+    /// The names that several structs or unions share.
     namesakes: BTreeSet<String>,
 }
 

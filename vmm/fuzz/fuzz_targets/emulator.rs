@@ -25,7 +25,7 @@ const IF: u64 = 1 << 9;
 const IOPL: u64 = 3 << 12;
 const RF: u64 = 1 << 16;
 const FIXED: u64 = 2;
-/// The flags of pending exceptions, in MXCSR's first byte.
+/// The exception status flags, in MXCSR's first byte.
 const EXCEPTIONS: u8 = 0x3f;
 /// The offset of MXCSR in the FXSAVE area.
 const MXCSR: std::ops::Range<usize> = 24..28;
