@@ -1,5 +1,6 @@
-/* alarms [N]: calls `counted` N times (1000) while SIGALRM comes within two milliseconds of every eighth call, wherever that is. Prints
- * `alarms: N`; ends with status 1 where a call was lost or made twice. */
+/* alarms [N]: calls `counted` N times (1000) while SIGALRM comes within two milliseconds of every
+ * eighth call, at any instruction. Prints `alarms: N`; ends with status 1 if a call was lost or
+ * made twice. */
 #include "guest.h"
 
 enum { SYS_rt_sigaction = 13, SYS_setitimer = 38, SIGALRM = 14, EACH = 8, LONGEST = 2000, RESTORER = 0x04000000, MASK_SIZE = 8 };
@@ -31,7 +32,8 @@ int program(int argc, char **argv, char **envp)
 		void (*restorer)(void);
 		unsigned long mask;
 	} action = { handled, RESTORER, restorer, 0 };
-	/* seconds and microseconds: each, and the first. No more signals than calls: their kernel may be slow. */
+	/* Seconds and microseconds: the interval, and the first. No more signals than calls: their kernel
+	 * may be slow. */
 	long timer[4] = { 0 };
 	long count = number(argc > 1 ? argv[1] : 0, 1000), value = 0;
 	char digits[2][DIGITS];

@@ -1,4 +1,5 @@
-/* cat FILE...: the files, one after the other. For looking at /proc where there is no other tool. */
+/* cat FILE...: prints the files, one after the other. For reading /proc where there is no other
+ * tool. */
 #include "guest.h"
 
 int program(int argc, char **argv, char **envp)

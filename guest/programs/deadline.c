@@ -1,5 +1,6 @@
-/* deadline [ROUNDS]: a task under deadline scheduling (SCHED_DEADLINE), 20 ms of each 100 ms. Each round (3) computes for longer than that,
- * so that the slice is used up and the next period is waited for, and gives up the rest of one period. Then it is an ordinary task again. */
+/* deadline [ROUNDS]: a task under deadline scheduling (SCHED_DEADLINE), 20 ms of each 100 ms. Each
+ * round (3) computes for longer than that, so that it uses up the slice and waits for the next
+ * period. Then it yields the rest of one period. In the end it is an ordinary task again. */
 #include "guest.h"
 
 enum {
@@ -31,7 +32,7 @@ static long set(unsigned policy)
 	return syscall3(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-/* Nanoseconds that this thread has had a CPU. */
+/* The nanoseconds for which this thread has had a CPU. */
 static long used(void)
 {
 	struct { long seconds, nanoseconds; } time = { 0, 0 };
@@ -40,7 +41,7 @@ static long used(void)
 	return time.seconds * 1000 * MILLISECOND + time.nanoseconds;
 }
 
-/* For two slices of its own time, however fast the CPU is. */
+/* Computes for two slices of its own time, however fast the CPU is. */
 TRACEABLE static void compute(void)
 {
 	long start = used();

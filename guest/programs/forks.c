@@ -1,4 +1,5 @@
-/* forks [N]: N children one after the other (10), child i ending with status i modulo 100. Prints how many did so. */
+/* forks [N]: makes N children one after the other (10), child i ending with status i modulo 100.
+ * Prints the number that did so. */
 #include "guest.h"
 
 TRACEABLE static int one_child(long i)

@@ -1,7 +1,9 @@
-/* What the guest programs share: system calls, text output, the entry point. No C library: a program is 1 to 3 kB,
- * and every byte of an initramfs is copied at boot by a kernel that may be interpreted.
+/* Shared by the guest programs: system calls, text output, the entry point. No C library: a program
+ * is 1 to 3 kB, and every byte of an initramfs is copied at boot by a kernel that may be
+ * interpreted.
  *
- * Numbers and structures are those of x86-64 Linux (syscalls(2), arch/x86/entry/syscalls/syscall_64.tbl). */
+ * Numbers and structures are those of x86-64 Linux (syscalls(2),
+ * arch/x86/entry/syscalls/syscall_64.tbl). */
 #ifndef GUEST_H
 #define GUEST_H
 
@@ -37,7 +39,7 @@ static inline long syscall5(long number, long a, long b, long c, long d, long e)
 #define syscall2(n, a, b) syscall5((n), (long)(a), (long)(b), 0, 0, 0)
 #define syscall3(n, a, b, c) syscall5((n), (long)(a), (long)(b), (long)(c), 0, 0)
 
-/* mmap(2) with MAP_SHARED, anywhere; 0 if it cannot be. */
+/* mmap(2) with MAP_SHARED, anywhere; 0 if it fails. */
 static inline void *map_shared(long fd, unsigned long offset, unsigned long bytes, long access)
 {
 	register long flags __asm__("r10") = 1;
@@ -105,7 +107,7 @@ static inline __attribute__((noreturn)) void quit(long status)
 		syscall1(SYS_exit, status);
 }
 
-/* gcc calls these by itself, also where there is no library */
+/* gcc calls these by itself, also without a library. */
 void *memcpy(void *to, const void *from, unsigned long n)
 {
 	void *start = to;
@@ -122,7 +124,8 @@ void *memset(void *to, int byte, unsigned long n)
 	return start;
 }
 
-/* The texts, up to a NULL, in one write, cut at 512 bytes: what two programs print at the same time is not mixed within a line. */
+/* Prints the texts, up to a NULL, in one write, cut at 512 bytes: concurrent output of two programs
+ * is not mixed within a line. */
 static inline void print_parts(const char *const *parts)
 {
 	char line[512];

@@ -1,7 +1,9 @@
-/* init: the first process. Mounts the usual file systems, prints `exotrace: ready`, runs the program named behind `--` on the kernel
- * command line (`-- PROGRAM [ARGUMENT]...`, from /bin), or else a shell, on the serial port, and resets when that ends.
+/* init: the first process. Mounts the usual file systems and prints `exotrace: ready`. Runs the
+ * program named behind `--` on the kernel command line (`-- PROGRAM [ARGUMENT]...`, from /bin), or
+ * else a shell, on the serial port, and resets when that ends.
  *
- * It reads /proc/cmdline for that: its own arguments also have every word that the kernel does not know, such as `noxsave`. */
+ * It reads /proc/cmdline for that: its own arguments also have every word that the kernel does not
+ * know, such as `noxsave`. */
 #include "guest.h"
 
 enum {
@@ -21,7 +23,7 @@ static void mount_all(void)
 	}
 }
 
-/* base, then name, into path; 0 if that is too long. */
+/* Joins base and name into path; 0 if that is too long. */
 static int join(char *path, unsigned long room, const char *base, const char *name)
 {
 	unsigned long b = length(base), n = length(name);
@@ -33,7 +35,7 @@ static int join(char *path, unsigned long room, const char *base, const char *na
 	return 1;
 }
 
-/* Ports of a virtio-console by their names in /dev/virtio-ports, as udev has them. */
+/* Links ports of a virtio-console by their names in /dev/virtio-ports, as udev does. */
 static void link_ports(void)
 {
 	static const char class[] = "/sys/class/virtio-ports/", folder[] = "/dev/virtio-ports/";
@@ -58,7 +60,7 @@ static void link_ports(void)
 			continue;
 		n = syscall3(SYS_read, file, name, sizeof(name) - 1);
 		syscall1(SYS_close, file);
-		/* the name ends with a newline; a port without one is read as "(null)" */
+		/* The name ends with a newline; a port without one is read as "(null)". */
 		if (n < 2 || name[0] == '(')
 			continue;
 		name[n - 1] = 0;
@@ -72,7 +74,8 @@ static void link_ports(void)
 		syscall1(SYS_close, fd);
 }
 
-/* In a session of its own the first terminal opened becomes the controlling one: Ctrl-C then works. */
+/* In a session of its own the first terminal opened becomes the controlling one: Ctrl-C then works.
+ */
 static void take_terminal(void)
 {
 	long fd;
@@ -87,7 +90,8 @@ static void take_terminal(void)
 		syscall1(SYS_close, fd);
 }
 
-/* The words behind `--` in /proc/cmdline into words, NULL-terminated; none if there is no such word. */
+/* Splits the words behind `--` in /proc/cmdline into words, NULL-terminated; none if there is no
+ * `--`. */
 static int wanted(char *line, char **words)
 {
 	long fd = syscall2(SYS_open, "/proc/cmdline", O_RDONLY);
@@ -151,7 +155,7 @@ int program(int argc, char **argv, char **envp)
 	child = syscall0(SYS_fork);
 	if (child == 0)
 		run(target, envp);
-	/* orphans are ours too; an error means that there is no child at all */
+	/* Orphans are children of init, too; an error means that there is no child at all. */
 	for (;;) {
 		long ended = syscall5(SYS_wait4, -1, (long)&status, 0, 0, 0);
 

@@ -1,4 +1,5 @@
-/* moves WAY: has a function in a page of its own, calls it, stops itself (SIGSTOP), calls it again and does something with that page:
+/* moves WAY: has a function in a page of its own, calls it, stops itself (SIGSTOP), calls it again
+ * and then acts on that page:
  *   away   moves it to another address, and calls it there
  *   gone   unmaps it
  *   fork   leaves it to a child, which goes on in its place
@@ -9,11 +10,11 @@
 enum { PAGE = 4096, MAY_MOVE = 1, FIXED = 2, SIGSEGV = 11, SIGSTOP = 19 };
 enum { SYS_munmap = 11, SYS_mremap = 25, SYS_getpid = 39, SYS_kill = 62 };
 
-/* Where nothing is. */
+/* An unused address. */
 #define ELSEWHERE 0x10000000UL
 
-/* What stands before them, and their first two bytes, are text to whoever looks for it: "far:PX", "near:PX". `near` is where the rest of the
- * program is, and called by nobody. */
+/* The text before them, and their first two bytes, form strings to search for: "far:PX", "near:PX".
+ * `near` is in the rest of the program's text, and has no caller. */
 long far(long value);
 __asm__(".pushsection .text\n"
 	".ascii \"near:\"\n"
@@ -49,7 +50,7 @@ int program(int argc, char **argv, char **envp)
 	long value = far(0);
 
 	(void)envp;
-	/* a stopped program whose group is left by its parent would be ended */
+	/* A stopped program whose process group becomes orphaned would be ended. */
 	syscall0(SYS_setsid);
 	send(SIGSTOP);
 	value = far(value);

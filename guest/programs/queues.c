@@ -1,7 +1,9 @@
-/* queues REGISTERS AREA ROUNDS SEED: drives a virtio-mmio device by /dev/mem as no driver would. REGISTERS and AREA are physical addresses, the
- * area the last 64 KiB of RAM, which nobody else uses: what is random in rings and descriptors points there, to where no memory is, or to the
- * first pages, which no Linux uses once all its CPUs are up. ROUNDS times the device is set up anew, told of random descriptors, and read
- * and written at random registers. Prints `queues: ROUNDS`. */
+/* queues REGISTERS AREA ROUNDS SEED: drives a virtio-mmio device by /dev/mem as no driver would.
+ * REGISTERS and AREA are physical addresses, the area the last 64 KiB of RAM, which is unused
+ * otherwise. Random addresses in rings and descriptors point to the area, to unmapped memory, or to
+ * the first pages, which no Linux uses once all its CPUs are up. ROUNDS times it sets the device up
+ * anew, gives it random descriptors, and reads and writes random registers. Prints `queues:
+ * ROUNDS`. */
 #include "guest.h"
 
 enum { PAGE = 4096, AREA = 65536, READ_WRITE = 3, O_RDWR_SYNC = 0x101002 };
@@ -35,7 +37,7 @@ static void tell_address(unsigned long where, unsigned long what)
 	tell(where + 4, what >> 32);
 }
 
-/* In the area mostly; else where no memory is. */
+/* In the area mostly; else at an address without memory. */
 static unsigned long somewhere(unsigned long area)
 {
 	switch (random() % 16) {
@@ -72,7 +74,8 @@ static void set_up(unsigned long area)
 	tell(STATUS, 15);
 }
 
-/* Random descriptors, some of which make sense. None is longer than a page and lies in RAM: a device writes what it is told to. */
+/* Random descriptors, some of which make sense. None is longer than a page and lies in RAM, because
+ * a device writes to any descriptor. */
 static void fill(unsigned char *memory, unsigned long area)
 {
 	for (unsigned long at = 0; at < AREA; at += 16) {

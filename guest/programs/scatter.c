@@ -1,5 +1,5 @@
-/* scatter FILE: reads a file by readv(2) into pieces of uneven lengths, until its end. Prints `scatter: BYTES SUM`, the sum depending on each
- * byte and its place. */
+/* scatter FILE: reads a file by readv(2) into pieces of uneven lengths, until its end. Prints
+ * `scatter: BYTES SUM`; the sum depends on each byte and its position. */
 #include "guest.h"
 
 enum { PIECES = 5 };

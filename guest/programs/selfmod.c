@@ -1,6 +1,7 @@
-/* selfmod [CALLS]: writes to its own text. Calls `steady` CALLS times (10), makes its text writable and changes a byte of `changing`, and
- * calls `steady` as often again, twice: before and after it makes its text as it was, not to be written to. Prints `selfmod: WAS IS SUM`: what
- * `changing` gave before and after, and the sum of all bytes of the page that it stands in, as the program reads them while it can write. */
+/* selfmod [CALLS]: writes to its own text. Calls `steady` CALLS times (10), makes its text writable
+ * and changes a byte of `changing`. Then calls `steady` as often again, twice: before and after it
+ * makes its text read-only again. Prints `selfmod: WAS IS SUM`: the results of `changing` before
+ * and after, and the sum of all bytes of its page, as the program reads them while it can write. */
 #include "guest.h"
 
 enum { PAGE = 4096, READ_EXECUTE = 5, READ_WRITE_EXECUTE = 7 };
@@ -23,7 +24,7 @@ int program(int argc, char **argv, char **envp)
 {
 	long calls = number(argc > 1 ? argv[1] : 0, 10);
 	unsigned char *page = (unsigned char *)((unsigned long)changing & -(unsigned long)PAGE);
-	/* behind the opcode of mov */
+	/* Behind the opcode of mov. */
 	volatile unsigned char *byte = (unsigned char *)changing + 1;
 	long was = changing(), value = 0, sum = 0;
 	char digits[3][DIGITS];

@@ -1,10 +1,11 @@
-/* sh: reads lines `PROGRAM [ARGUMENT]... [&]` and runs /bin/PROGRAM; `exit` ends it. No quoting, no variables, no pipes:
- * it is for guests too small for a real shell. */
+/* sh: reads lines `PROGRAM [ARGUMENT]... [&]` and runs /bin/PROGRAM; `exit` ends it. No quoting, no
+ * variables, no pipes: it is for guests too small for a real shell. */
 #include "guest.h"
 
 enum { LINE = 256, WORDS = 16 };
 
-/* One line without its newline; -1 at the end of the input. What is longer than the buffer is cut. */
+/* Reads one line without its newline; -1 at the end of the input. A line longer than the buffer is
+ * cut. */
 static int read_line(char *line)
 {
 	int n = 0;
@@ -92,7 +93,7 @@ int program(int argc, char **argv, char **envp)
 			words[n - 1] = 0;
 		if (words[0])
 			run(words, envp, wait);
-		/* what ran in the background and has ended */
+		/* Background processes that have ended. */
 		while (syscall5(SYS_wait4, -1, 0, 1, 0, 0) > 0)
 			;
 	}

@@ -1,4 +1,5 @@
-/* spin [MILLIONS]: computes in user mode, without system calls: so many million rounds, or forever for 0 (the default). */
+/* spin [MILLIONS]: computes in user mode, without system calls: this many million rounds, or
+ * forever for 0 (the default). */
 #include "guest.h"
 
 TRACEABLE static unsigned long spin_million(unsigned long value)

@@ -1,4 +1,4 @@
-/* syscount [N]: getppid(2) N times (1000), a system call with nearly no work. Prints N. */
+/* syscount [N]: calls getppid(2) N times (1000), a system call with nearly no work. Prints N. */
 #include "guest.h"
 
 TRACEABLE static long one_call(void)

@@ -13,7 +13,8 @@ __asm__(".globl changing\n"
 	"	ret\n"
 	".size changing, . - changing\n");
 
-/* A CPU may have fetched what was written by another address, until an instruction like this one. */
+/* A CPU may have fetched old bytes of text written by another address, until an instruction like
+ * this one. */
 static void serialize(void)
 {
 	unsigned int leaf = 0, other = 0;
@@ -45,7 +46,7 @@ int program(int argc, char **argv, char **envp)
 	for (long i = 0; i < count; i++) {
 		int wanted = i & 0x7f;
 
-		/* behind the opcode of mov */
+		/* Behind the opcode of mov. */
 		((volatile char *)written)[place + 1] = wanted;
 		serialize();
 		if (twin() != wanted) {

@@ -1,13 +1,15 @@
-/* allocs [ROUNDS [MILLISECONDS]]: ROUNDS (0: without end) times takes a block of memory of 1, 2, 3 ... 100 bytes from malloc(), gives it back, and
- * waits MILLISECONDS (10). Prints `allocs: PID` at first and `allocs: N rounds` at the end.
+/* allocs [ROUNDS [MILLISECONDS]]: allocates a block of 1, 2, 3 ... 100 bytes by malloc() and frees
+ * it, ROUNDS times (0: without end), and waits MILLISECONDS (10) after each. Prints `allocs: PID`
+ * at first and `allocs: N rounds` at the end.
  *
- * Linked with the C library, as what users run is: its calls of malloc go through its procedure linkage table to another file's text. */
+ * Linked with the C library, as users' programs are: its calls of malloc go through its procedure
+ * linkage table to another file's text. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Volatile, so that the compiler does not leave the pair out. */
+/* Volatile, so that the compiler does not omit the pair. */
 static void *volatile block;
 
 __attribute__((noinline)) static int one_round(long size)

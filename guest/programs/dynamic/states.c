@@ -1,6 +1,6 @@
-/* states [ROUNDS [MILLISECONDS]]: ROUNDS (1) times calls functions in states of the CPU in which few programs are:
- * stepped by itself (RFLAGS.TF), with SSE exceptions unmasked, and with a shift count whose result no manual tells. Then
- * waits MILLISECONDS (0), and prints what it has seen.
+/* states [ROUNDS [MILLISECONDS]]: ROUNDS (1) times calls functions in states of the CPU that few
+ * programs use: single-stepped by itself (RFLAGS.TF), with SSE exceptions unmasked, and with a
+ * shift count whose result no manual defines. Then waits MILLISECONDS (0), and prints its results.
  *
  * Each function begins with an instruction to which the state matters. */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@ __asm__(".text\n"
 
 static volatile sig_atomic_t inside, raised, code;
 
-/* One trap after each instruction: of those of `stepped`, two are met within it. */
+/* One trap after each instruction: two of those of `stepped` are within it. */
 static void trapped(int number, siginfo_t *info, void *context)
 {
 	unsigned long at = ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] - (unsigned long)stepped;
@@ -37,7 +37,7 @@ static void trapped(int number, siginfo_t *info, void *context)
 	inside += at == 1 || at == 2;
 }
 
-/* Masks all exceptions for what was interrupted, which begins again. */
+/* Masks all exceptions for the interrupted instruction, which begins again. */
 static void excepted(int number, siginfo_t *info, void *context)
 {
 	(void)number;

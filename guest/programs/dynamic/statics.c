@@ -1,20 +1,23 @@
-/* statics [ROUNDS [MILLISECONDS]]: ROUNDS (0: without end) times passes by its static probes, and waits MILLISECONDS (10); with -1 each round waits
- * for a line on the standard input instead. Prints `statics: PID` at first, after each round with -1 `round N: G guarded by V, Q quiet by W`, and
- * `statics: N rounds, G guarded by V, Q quiet by W` at the end: how often it has seen its counters of listeners above 0, and what they are.
+/* statics [ROUNDS [MILLISECONDS]]: executes its static probes ROUNDS times (0: without end), and
+ * waits MILLISECONDS (10) after each. With -1 each round waits for a line on the standard input
+ * instead. Prints `statics: PID` at first, after each round with -1 `round N: G guarded by V, Q
+ * quiet by W`, and `statics: N rounds, G guarded by V, Q quiet by W` at the end. These are the
+ * times that it has seen its counters of listeners above 0, and the counters' values.
  *
- * The notes are written here by hand, as SystemTap's macros leave them (.note.stapsdt), and as this project's do (.note.exotrace). */
+ * The notes are written here by hand, in the form of SystemTap's macros (.note.stapsdt) and of this
+ * project's (.note.exotrace). */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
-/* What the addresses in notes are relative to, should the program be moved after it was linked. */
+/* The base of the addresses in notes, in case the program is moved after linking. */
 __asm__(".pushsection .stapsdt.base,\"a\",@progbits\n"
 	"statics_base: .byte 0\n"
 	".popsection");
 
-/* A NOP, and the note that tells of it. `arguments` is a string with operands of the assembler in it. */
+/* A NOP, and its note. `arguments` is a string with operands of the assembler in it. */
 #define NOP_AND_NOTE(name, semaphore, arguments)                                                   \
 	"1: nop\n"                                                                                 \
 	".pushsection .note.stapsdt,\"\",@note\n"                                                  \
@@ -29,7 +32,8 @@ __asm__(".pushsection .stapsdt.base,\"a\",@progbits\n"
 #define SITE(name, semaphore, arguments, ...)                                                      \
 	__asm__ volatile(NOP_AND_NOTE(name, semaphore, arguments)::__VA_ARGS__)
 
-/* The same, and the note with the probe's full name at this place, by which its declaration is found. */
+/* The same, and the note with the probe's full name at this address, by which its declaration is
+ * found. */
 #define DECLARED_SITE(name, dashed, arguments, ...)                                                \
 	__asm__ volatile(NOP_AND_NOTE(name, "0", arguments)                                        \
 			 ".pushsection .note.exotrace,\"\",@note\n"                               \
@@ -53,7 +57,8 @@ __asm__(".pushsection .note.exotrace,\"\",@note\n"
 	"3: .balign 4\n"
 	".popsection");
 
-/* Counters of listeners: one among what the program writes to, one in a page of its own that nobody ever does. */
+/* Counters of listeners: one among the program's written data, one in a page of its own that is
+ * never written. */
 __attribute__((used, section(".probes"))) volatile uint16_t statics_guarded;
 __attribute__((used, section(".probes"), aligned(4096))) volatile uint16_t statics_quiet[2048];
 
@@ -140,7 +145,7 @@ __attribute__((noinline)) static void one_round(long round)
 	with_listeners(round);
 	DECLARED_SITE("item__sold", "item-sold", "8@%[a] 8@%[b] -4@%[c]", [a] "r"(names[round & 1]),
 		      [b] "r"(&pair), [c] "r"((int32_t)-round));
-	/* Of the two only the second is in memory; the third is no operand at all. */
+	/* Only the second of the two is in memory; the third is no operand at all. */
 	SITE("not__all", "0", "8f@%[a] 8f@%[b] 8@%%nosuch 8@$4", [a] "x"(real), [b] "m"(real));
 }
 

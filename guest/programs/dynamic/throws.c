@@ -1,8 +1,9 @@
-/* throws [EXCEPTIONS [MILLISECONDS]]: EXCEPTIONS (0: without end) times throws a C++ int of 100, 101, 102 ... that nobody catches, which the C++
- * library ends a program for, and goes on nonetheless; waits MILLISECONDS (0) between two. Prints `throws: N exceptions` at the end.
+/* throws [EXCEPTIONS [MILLISECONDS]]: throws a C++ int of 100, 101, 102 ... EXCEPTIONS times (0:
+ * without end). No handler catches it, for which the C++ library would end the program, but the
+ * program goes on. Waits MILLISECONDS (0) between two. Prints `throws: N exceptions` at the end.
  *
- * The library is loaded at run time, so that neither its headers nor a C++ compiler is needed. Its functions are those of the Itanium C++
- * ABI; each has static probes. */
+ * The library is loaded at run time, so that neither its headers nor a C++ compiler is needed. Its
+ * functions are those of the Itanium C++ ABI; each has static probes. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 static jmp_buf next;
 
-/* In place of the end: the exception is left behind. */
+/* Instead of the end: the exception is abandoned. */
 static void terminated(void)
 {
 	longjmp(next, 1);

@@ -1,7 +1,9 @@
-/* workers [THREADS [DEPTH]]: threads (4) that wait, each DEPTH (20) calls deep and named worker-N: by turns in a sleep, at an empty pipe, at a
- * condition variable, and busy in user mode. Prints `workers: PID` once all stand, and never ends.
+/* workers [THREADS [DEPTH]]: threads (4) that wait, each DEPTH (20) calls deep and named worker-N:
+ * by turns in a sleep, at an empty pipe, at a condition variable, and busy in user mode. Prints
+ * `workers: PID` once all wait, and never ends.
  *
- * Linked with the C library and without frame pointers, as distributions do it: what a stack walk by unwind tables is for. */
+ * Linked with the C library and without frame pointers, as distributions do it: stack walks need
+ * unwind tables. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
