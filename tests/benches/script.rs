@@ -1,5 +1,5 @@
-//! The cost of a hit with a script, against a bare exit measured in the same run: `cargo
-//! bench-script`.
+//! The cost of a hit with a script, against a bare exit measured in the same run:
+//! `cargo bench-script`.
 //!
 //! As in `bench-hits`, the micro guest times every round itself. A hit's cost is the difference of
 //! a timed call with and without the script. The bare exit is an `out` to a port without a device,

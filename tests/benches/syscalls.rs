@@ -1,6 +1,6 @@
-//! The cost of a script for a program in a Linux guest that does little but system calls: `cargo
-//! bench-syscalls`. It is given against the script's bare exits, with strace(1) inside the guest
-//! beside it.
+//! The cost of a script for a program in a Linux guest that does little but system calls:
+//! `cargo bench-syscalls`. It is given against the script's bare exits, with strace(1) inside the
+//! guest beside it.
 //!
 //! The program is dd(1), copying single bytes. The figure is the time that the host's CPUs spend on
 //! it, its start included. Each turn has a fresh copy of the guest. In it dd runs untraced, then

@@ -1,8 +1,9 @@
 //! Profiles a guest's boot: samples the instruction pointer and prints the hottest kernel
 //! functions.
 //!
-//! `cargo run --release -p exotrace-tests --example boot_profile -- KERNEL INITRAMFS SECONDS
-//! [WORDS]`
+//! ```text
+//! cargo run --release -p exotrace-tests --example boot_profile -- KERNEL INITRAMFS SECONDS [WORDS]
+//! ```
 //!
 //! The guest has 128 MiB of memory, or as many as the environment's `MEMORY_MIB` says.
 

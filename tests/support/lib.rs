@@ -43,7 +43,7 @@ pub use serial::SerialLog;
 pub use shell::Shell;
 pub use tracing::Tracing;
 
-/// Returns the host from [`host`], or ends the test if none is expected.
+/// Returns the host, or ends the test if none is expected.
 #[macro_export]
 macro_rules! host {
     () => {

@@ -11,10 +11,11 @@
 //! model of Linux.
 //!
 //! # Command line
-//! `PROGRAM [COUNT [CPUS]]`: COUNT and CPUS are decimal, 1 and 2 if missing. A COUNT of 0 counts as
-//! 1. Further words are ignored. The guest prints `micro: PROGRAM COUNT`, runs, prints `micro:
-//! count N` and `micro: done`, and resets. An unknown program prints `micro: unknown program`. An
-//! unexpected trap prints `micro: trap VECTOR at 0xRIP error 0xCODE address 0xCR2`. Both reset.
+//! `PROGRAM [COUNT [CPUS]]`: COUNT and CPUS are decimal, 1 and 2 if missing. A COUNT of 0 means 1.
+//! Further words are ignored. The guest prints `micro: PROGRAM COUNT`, runs, prints
+//! `micro: count N` and `micro: done`, and resets. An unknown program prints
+//! `micro: unknown program`. An unexpected trap prints
+//! `micro: trap VECTOR at 0xRIP error 0xCODE address 0xCR2`. Both reset.
 //!
 //! | Program | Action, COUNT times | N |
 //! |---|---|---|
