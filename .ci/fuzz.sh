@@ -31,14 +31,14 @@ TARGETS
 }
 
 # A cargo subcommand as a prebuilt wheel, named by version and hash: building one takes longer than all other checks
-# together. Sets `program`.
+# together. The fourth argument is the wheel's name where it is another. Sets `program`.
 tool() {
     local tools=${XDG_CACHE_HOME:-$HOME/.cache}/exotrace/ci-tools
     program=$tools/bin/$1
     if [ ! -x "$program" ] && ! command -v "$1" >/dev/null; then
         python3 -m venv "$tools"
         "$tools/bin/pip" install --quiet --no-deps --require-hashes --requirement /dev/stdin \
-            <<<"astral-dev-toolchain-$1==$2 --hash=sha256:$3"
+            <<<"${4:-astral-dev-toolchain-$1}==$2 --hash=sha256:$3"
     fi
     [ -x "$program" ] || program=$1
 }
