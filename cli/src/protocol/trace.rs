@@ -169,7 +169,7 @@ pub struct Counts {
     pub waiting_returns: u64,
     /// Hits whose process could not be read.
     pub unknown_task: u64,
-    /// Probes with places in programs that stand no more: see [`ProbeStats::given_up`].
+    /// Probes with places in programs that stand no more: see [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
     pub given_up: Vec<String>,
 }
 
