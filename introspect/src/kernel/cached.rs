@@ -1,13 +1,13 @@
-//! A kernel's decoded symbols and types as one block of bytes, which is used as it stands: nothing is decoded or copied
-//! when it is taken up again.
+//! A kernel's decoded symbols and types as one block of bytes, used in place. Loading a block
+//! decodes and copies nothing.
 //!
-//! The caller stores the bytes (in a file that it replaces as a whole), reads or maps them, and names the kernel by a key
-//! that changes with its image: a build id, a hash. A block of another kernel, of another version of this format, cut
-//! short or with pages lost is refused. It is not a defence against somebody who writes blocks: what such a one says is
-//! believed, though it can never make a reader panic or run away.
+//! The caller stores the bytes in a file that it replaces as a whole, and reads or maps them. It
+//! names the kernel by a key that changes with its image: a build id, a hash. A block is refused if
+//! it is of another kernel or version, cut short, or has lost pages. This does not defend against
+//! forged blocks: their content is believed, but cannot make a reader panic or loop forever.
 //!
-//! Format, little-endian: a header of 112 bytes, then key, banner, symbols and types. The header holds a magic
-//! number, the version, a checksum, and lengths and counts in the order of `Header`.
+//! Format, little-endian: a header of 112 bytes, then key, banner, symbols and types. The header
+//! holds a magic number, the version, a checksum, and lengths and counts in the order of `Header`.
 
 use super::btf::{self, Btf};
 use super::shared_bytes::SharedBytes;
@@ -16,51 +16,52 @@ use super::symbols::Symbols;
 use crate::bytes::{u32_at, u64_at};
 
 const MAGIC: [u8; 8] = *b"\x89exokern";
-/// To be raised with every change of this format, of the symbols' and of the types' tables.
+/// The format version. Raised with every change of this format or of the tables of symbols or
+/// types.
 const VERSION: u32 = 3;
-/// Bytes of the header: magic, version, padding, checksum, and 11 numbers.
+/// Size of the header in bytes: magic, version, padding, checksum, and 11 numbers.
 const HEADER: usize = 24 + 11 * 8;
 const CHECKSUM: std::ops::Range<usize> = 16..24;
-/// Stands for no end of the image.
+/// The value for an unknown end of the image.
 const NO_END: u64 = 0;
 
-/// What is known about a kernel from its image alone, decoded.
+/// The decoded content of a kernel image.
 #[derive(Debug)]
 pub struct DecodedKernel {
-    /// Symbols; with slide 0 when they come from a cache.
+    /// The symbols. Their slide is 0 if they come from a cache.
     pub symbols: Symbols,
-    /// Types, if the kernel has them.
+    /// The types, if the kernel has them.
     pub btf: Option<Btf>,
     /// The banner, if it was found.
     pub banner: Option<String>,
 }
 
-/// Why a block of bytes is not this kernel.
+/// An error in loading a block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
-    /// Something else.
+    /// The bytes are not a block.
     #[error("not a cache of kernel symbols: it starts with the bytes {start:02x?}")]
     NotACache {
         /// The first bytes found, at most 8.
         start: Vec<u8>,
     },
-    /// Another version.
+    /// The block has another version.
     #[error("the cache has format {found}, this program reads {VERSION}: it must be made again")]
     Version {
-        /// Version found.
+        /// The version found.
         found: u32,
     },
-    /// Damaged.
+    /// The block is damaged.
     #[error(
         "the cache of {length} bytes is damaged ({what}): it was cut short or not written whole"
     )]
     Damaged {
-        /// Bytes found.
+        /// The number of bytes found.
         length: usize,
-        /// What is wrong.
+        /// The damaged part.
         what: &'static str,
     },
-    /// Made from another kernel.
+    /// The block is of another kernel.
     #[error("the cache is of another kernel: its key is {found:02x?}")]
     OtherKernel {
         /// The key found.
@@ -68,13 +69,13 @@ pub enum CacheError {
     },
 }
 
-/// The numbers of the header, in their order.
+/// The numbers of the header, in order.
 struct Header {
     key: usize,
     banner: usize,
     symbols: usize,
     symbols_shape: TableShape,
-    /// 0 if there are no types: even empty ones have a string.
+    /// Size of the types in bytes; 0 if there are none, because even empty ones have a string.
     btf: usize,
     btf_shape: btf::Shape,
 }
@@ -127,7 +128,7 @@ impl Header {
 }
 
 impl DecodedKernel {
-    /// The block for the kernel with this `key`. A slide of the symbols is not kept.
+    /// Writes the block for the kernel with this `key`. The slide of the symbols is not stored.
     #[must_use]
     pub fn to_bytes(&self, key: &[u8]) -> Vec<u8> {
         let banner = self.banner.as_deref().unwrap_or_default();
@@ -157,10 +158,11 @@ impl DecodedKernel {
         out
     }
 
-    /// Takes up the block of the kernel with this `key`. The bytes are kept and shared, and mostly not looked at.
+    /// Loads the block of the kernel with this `key`. Keeps and shares the bytes, most of which are
+    /// not looked at.
     ///
     /// # Errors
-    /// If it is none, or of another kernel.
+    /// If the bytes are not a valid block, or are of another kernel.
     pub fn from_bytes(key: &[u8], shared: SharedBytes) -> Result<Self, CacheError> {
         let bytes = shared.as_bytes();
         let length = bytes.len();
@@ -212,7 +214,7 @@ impl DecodedKernel {
     }
 }
 
-/// Puts the right checksum into a block, for tests of what else may be wrong with it.
+/// Writes the correct checksum into a block, for tests of other damage.
 #[cfg(feature = "test-utils")]
 pub fn set_checksum(block: &mut [u8]) {
     let sum = checksum(block).to_le_bytes();
@@ -221,12 +223,13 @@ pub fn set_checksum(block: &mut [u8]) {
     }
 }
 
-/// Step from sample to sample, and bytes of one. A file that lost pages has zeroes there.
+/// Distance between samples, and size of a sample, in bytes. A file that lost pages has zeroes
+/// there.
 const STEP: usize = 4096;
 const SAMPLE: usize = 64;
 
-/// Over the header and the start of every 4 KiB: all of several megabytes would take as long as there is. What is not
-/// looked at is wrong only if what is beside it is.
+/// Computes the checksum of the header, the start of every 4 KiB and the end. A full checksum of
+/// several megabytes would take too long. Files lose whole pages, so damage also reaches a sample.
 fn checksum(bytes: &[u8]) -> u64 {
     let mix = |sum: u64, word: u64| {
         (sum ^ word)
@@ -366,7 +369,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
-        /// Whatever a block says, its readers end and never panic.
+        /// Reading a damaged block ends and never panics.
         #[test]
         fn damage_that_passes_the_checks_never_panics(
             damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),

@@ -1,6 +1,6 @@
-//! The symbols of an ELF file's `.symtab`, as nm(1) would show them.
+//! The symbols of an ELF file's `.symtab`, as nm(1) shows them.
 //!
-//! Used for a kernel that carries no kallsyms. A stripped kernel has neither.
+//! For kernels without kallsyms. A stripped kernel has neither.
 
 use object::elf;
 use object::read::elf::{FileHeader, SectionHeader, Sym};
@@ -8,23 +8,23 @@ use object::{LittleEndian, SectionIndex};
 
 use super::symbols::{MAX_NAME_BYTES, Symbols, SymbolsBuilder, TooManySymbols};
 
-/// What [`read`] says when the table is damaged.
+/// An error of [`read`].
 #[derive(Debug, thiserror::Error)]
 pub enum ElfSymbolsError {
-    /// The section headers, the table or its strings reach outside the file.
+    /// The section headers, the table or its strings reach past the end of the file.
     #[error("the ELF symbol table cannot be read: {0}")]
     Damaged(#[from] object::read::Error),
-    /// More symbols than fit.
+    /// The symbols are too many.
     #[error(transparent)]
     TooMany(#[from] TooManySymbols),
 }
 
-/// Section that holds the per-CPU variables' initial values; linked at address 0 up to Linux 6.14, so that
-/// its symbols are offsets.
+/// The section that holds the initial values of per-CPU variables. It is linked at address 0 up to
+/// Linux 6.14, so its symbols are offsets.
 const PER_CPU_SECTION: &[u8] = b".data..percpu";
 
-/// Reads the functions, variables and labels of `.symtab`; `None` if there is no such table. Section and
-/// file symbols are left out. `end` as in [`SymbolsBuilder::finish`].
+/// Reads the functions, variables and labels of `.symtab`. Returns `None` if there is no such
+/// table. Section and file symbols are left out. `end` is as in [`SymbolsBuilder::finish`].
 pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, ElfSymbolsError> {
     let header = elf::FileHeader64::<LittleEndian>::parse(bytes)?;
     let sections = header.sections(LittleEndian, bytes)?;
@@ -32,7 +32,7 @@ pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, El
     if table.is_empty() {
         return Ok(None);
     }
-    // Looked up once: names of sections are of any length as well.
+    // Looked up once, because names of sections are of any length as well.
     let per_cpu = sections
         .section_by_name(LittleEndian, PER_CPU_SECTION)
         .filter(|(_, header)| header.sh_addr(LittleEndian) == 0)
@@ -46,7 +46,7 @@ pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, El
             continue;
         }
         let name = table.symbol_name(LittleEndian, symbol)?;
-        // Names may overlap: a damaged table could name the same megabytes again and again.
+        // Names may overlap, so a damaged table could name the same megabytes repeatedly.
         name_bytes = name_bytes.saturating_add(name.len());
         if name_bytes > MAX_NAME_BYTES {
             return Err(ElfSymbolsError::TooMany(TooManySymbols {
@@ -78,7 +78,7 @@ pub(super) fn read(bytes: &[u8], end: Option<u64>) -> Result<Option<Symbols>, El
     Ok(Some(builder.finish(end)))
 }
 
-/// nm's letter for a local symbol of a section with these flags.
+/// Returns nm's letter for a local symbol of a section with these flags.
 fn section_letter(header: &elf::SectionHeader64<LittleEndian>) -> u8 {
     let flags = header.sh_flags(LittleEndian);
     let has = |flag: u32| flags & u64::from(flag) != 0;

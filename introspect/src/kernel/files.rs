@@ -1,7 +1,8 @@
-//! The open files of a process, and what tells files apart.
+//! The open files of a process, and the identity of files.
 //!
-//! The caller holds the machine still. Threads usually share one table; each thread's own is read. The numbers are those of
-//! `/proc/PID/fd`: one that is reserved while a file is being opened is not among them.
+//! The caller keeps the machine paused. Threads usually share one table; each thread's own is read.
+//! The numbers are those of `/proc/PID/fd`. A number that is reserved while a file is being opened
+//! is left out.
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
@@ -9,27 +10,27 @@ use super::list::Partial;
 use super::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
-/// Most files of a table that are looked at: the default of `fs.nr_open`.
+/// The maximum number of files of a table that are looked at: the default of `fs.nr_open`.
 const MAX_FILES: u32 = 1 << 20;
-/// Most open files that are told.
+/// The maximum number of open files that are returned.
 const MAX_OPEN: usize = 1 << 16;
 const WORD_BITS: u32 = 64;
 
-/// Why not all open files could be read.
+/// An error in reading open files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FilesError {
     /// The table is broken.
     #[error(transparent)]
     Table(#[from] StructureError),
-    /// One file is.
+    /// A file is broken.
     #[error("the open file {number} is left out: {source}")]
     File {
-        /// Its number.
+        /// The file's number.
         number: u32,
-        /// What was broken.
+        /// The cause.
         source: StructureError,
     },
-    /// No table is of this size.
+    /// The table's size is impossible.
     #[error(
         "the fdtable at {table} is said to have room for {found} files, which is no multiple of 64 up to {MAX_FILES}"
     )]
@@ -39,7 +40,7 @@ pub enum FilesError {
         /// `max_fds`.
         found: u32,
     },
-    /// More than is told.
+    /// The table has more open files than are returned.
     #[error("the fdtable at {table} has more than {MAX_OPEN} open files: the others are left out")]
     TooMany {
         /// Address of the `fdtable`.
@@ -50,59 +51,59 @@ pub enum FilesError {
 /// An open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenFile {
-    /// Its number in the process.
+    /// The file's number in the process.
     pub number: u32,
-    /// Closed when another program is executed (`O_CLOEXEC`).
+    /// Whether the file is closed when another program is executed (`O_CLOEXEC`).
     pub close_on_exec: bool,
-    /// What is open; shared with those who inherited it.
+    /// The `struct file`, which processes that inherited it share.
     pub file: FileInfo,
 }
 
 /// A `struct file`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileInfo {
-    /// Its address: [`PathLayout`](super::path::PathLayout) tells its path.
+    /// The address, from which [`PathLayout`](super::path::PathLayout) reads the path.
     pub address: Gva,
     /// Flags of open(2): `O_RDWR` and others, without `O_CLOEXEC`.
     pub flags: u32,
-    /// Where the next read or write starts, in bytes.
+    /// Offset of the next read or write, in bytes.
     pub position: i64,
-    /// What is behind it.
+    /// The file's inode.
     pub inode: InodeInfo,
 }
 
 /// An inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InodeInfo {
-    /// Its address.
+    /// The address.
     pub address: Gva,
-    /// Which file it is.
+    /// The file's identity.
     pub identity: FileIdentity,
-    /// Kind of file and permissions, as `st_mode` of stat(2).
+    /// The kind of file and its permissions, as `st_mode` of stat(2).
     pub mode: u16,
-    /// Size in bytes; of no meaning for many special files.
+    /// Size in bytes; meaningless for many special files.
     pub size: i64,
 }
 
-/// Which file this is, in the whole guest.
+/// The identity of a file within the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct FileIdentity {
-    /// Major number of the device that holds the file system.
+    /// The major number of the device that holds the file system.
     pub major: u32,
-    /// Minor number.
+    /// The minor number of that device.
     pub minor: u32,
-    /// Number of the inode in its file system.
+    /// The number of the inode in its file system.
     pub inode: u64,
 }
 
-/// Offsets in tables of open files and in files.
+/// The offsets in tables of open files and in files.
 #[derive(Debug, Clone)]
 pub struct FilesLayout {
-    /// In `task_struct`.
+    /// Offset in `task_struct`.
     files: u64,
-    /// In `files_struct`.
+    /// Offset in `files_struct`.
     table: u64,
-    /// In `fdtable`.
+    /// Offsets in `fdtable`.
     size: u64,
     array: u64,
     open: u64,
@@ -110,7 +111,7 @@ pub struct FilesLayout {
     file: FileLayout,
 }
 
-/// Offsets in files and inodes.
+/// The offsets in files and inodes.
 #[derive(Debug, Clone)]
 struct FileLayout {
     flags: u64,
@@ -120,7 +121,7 @@ struct FileLayout {
     identity: IdentityLayout,
 }
 
-/// Offsets of what tells files apart.
+/// The offsets of a file's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IdentityLayout {
     inode: u64,
@@ -130,10 +131,10 @@ pub(super) struct IdentityLayout {
 }
 
 impl FilesLayout {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
-    /// If the types do not tell.
+    /// If the kernel's types do not describe them.
     pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
         Ok(Self {
             files: offset(btf, "task_struct.files", 8)?,
@@ -152,8 +153,8 @@ impl FilesLayout {
         })
     }
 
-    /// The open files of the task whose `task_struct` is at `task`, ascending by number. Kernel threads and tasks that have
-    /// ended have none.
+    /// Returns the open files of the task whose `task_struct` is at `task`, ascending by number.
+    /// Kernel threads and tasks that have ended have none.
     #[must_use]
     pub fn open_files(&self, view: MemoryView<'_>, task: Gva) -> Partial<OpenFile, FilesError> {
         let mut items = Vec::new();
@@ -214,10 +215,10 @@ impl FilesLayout {
         Ok(())
     }
 
-    /// The `struct file` at `address`.
+    /// Reads the `struct file` at `address`.
     ///
     /// # Errors
-    /// If it or what it points to cannot be read.
+    /// If the file or a structure that it points to cannot be read.
     pub fn file(&self, view: MemoryView<'_>, address: Gva) -> Result<FileInfo, StructureError> {
         self.file.read(&Structure::at(view, "file", address)?)
     }
@@ -250,7 +251,7 @@ impl IdentityLayout {
         })
     }
 
-    /// The inode of a `struct file`, and which file it is.
+    /// Reads the inode of a `struct file` and the file's identity.
     pub(super) fn read<'p>(
         &self,
         file: &Structure<'p>,
@@ -302,7 +303,7 @@ mod tests {
         FilesLayout::new(&types(&structs)).unwrap()
     }
 
-    /// A task with the files 0, 3 and 64 open, and 1 reserved.
+    /// Makes a task with the files 0, 3 and 64 open and 1 reserved.
     fn guest() -> TestKernel {
         let mut kernel = TestKernel::default();
         kernel.put_all(&[

@@ -1,8 +1,10 @@
-//! A decompressed x86-64 kernel image (`vmlinux`, ELF): where it loads, where it starts, what it carries.
+//! A decompressed x86-64 kernel image (`vmlinux`, ELF): its segments, entry points, symbols and
+//! types.
 //!
-//! The caller owns decompression (a bzImage is refused with a hint) and loading. This solves: segments,
-//! entry points, the version banner, bytes by link address, and the two tables a kernel carries about
-//! itself: symbols and BTF. It does not look at a running guest; see [`slide`](super::slide).
+//! The caller owns decompression (a bzImage is refused with a hint) and loading. This module reads
+//! segments, entry points, the version banner, and bytes by link address. It also finds the two
+//! tables that a kernel carries about itself: symbols and BTF. It does not look at a running guest;
+//! see [`slide`](super::slide).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,34 +20,35 @@ use super::kallsyms::{self, KallsymsError};
 use super::symbols::Symbols;
 use crate::Gpa;
 
-/// ELF note of a Xen-style PVH kernel: the physical address of its 32-bit entry point
+/// The ELF note of a Xen-style PVH kernel, with the physical address of its 32-bit entry point
 /// (`XEN_ELFNOTE_PHYS32_ENTRY`, include/xen/interface/elfnote.h).
 const NOTE_PHYS32_ENTRY: u32 = 18;
 const NOTE_XEN: &[u8] = b"Xen";
-/// Magic of the Linux boot protocol's setup header and where it stands (Documentation/arch/x86/boot.rst).
+/// Offset and magic of the setup header of the Linux boot protocol
+/// (Documentation/arch/x86/boot.rst).
 const BZIMAGE_MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
-/// Longest banner taken.
+/// The maximum length of a banner in bytes.
 const MAX_BANNER: usize = 512;
-/// Banners looked at for the one with the build number.
+/// The maximum number of banners searched for the one with the build number.
 const MAX_BANNERS: usize = 8;
 
-/// One range of the image to load.
+/// A range of the image to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Link-time virtual address; 0 for the per-CPU template of kernels up to 6.14.
+    /// The link-time virtual address; 0 for the per-CPU template of kernels up to 6.14.
     pub virtual_address: u64,
-    /// Physical address to load at, before any relocation.
+    /// The physical address to load at, before any relocation.
     pub physical_address: u64,
-    /// Bytes in memory; what the file does not give is zero.
+    /// Size in memory in bytes; bytes beyond those in the file are zero.
     pub memory_size: u64,
-    /// Bytes of the file that belong there.
+    /// The range of the segment's bytes in the file.
     pub file: Range<usize>,
-    /// Whether it holds code.
+    /// Whether the segment holds code.
     pub executable: bool,
 }
 
 impl Segment {
-    /// Returns the guest-physical range that it loads to, in bytes.
+    /// Returns the guest-physical range that the segment loads to, in bytes.
     #[must_use]
     pub fn physical_range(&self) -> Range<u64> {
         let start = self.physical_address;
@@ -53,7 +56,7 @@ impl Segment {
     }
 }
 
-/// A parsed kernel image. Holds the whole file, or shares it with whoever read it.
+/// A parsed kernel image. Holds the whole file, possibly shared with the reader of the file.
 #[derive(Debug)]
 pub struct KernelImage {
     bytes: Arc<Vec<u8>>,
@@ -64,42 +67,42 @@ pub struct KernelImage {
     banner: Option<String>,
 }
 
-/// Why bytes are no kernel image.
+/// An error in parsing a kernel image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// A compressed kernel.
+    /// The file is a compressed kernel.
     #[error("this is a bzImage, not an ELF kernel: decompress its payload first")]
     BzImage,
-    /// Something else.
+    /// The file is neither ELF nor a bzImage.
     #[error("not an ELF file: it starts with the bytes {start:02x?}; give a vmlinux or a bzImage")]
     NotElf {
         /// The first bytes found, at most 8.
         start: Vec<u8>,
     },
-    /// ELF, but 32-bit or cut short in its header.
+    /// The file is ELF, but 32-bit or cut short in its header.
     #[error("not a 64-bit ELF file: {0}")]
     WrongClass(read::Error),
-    /// ELF of a big-endian machine.
+    /// The ELF file is of a big-endian machine.
     #[error("the ELF file is big-endian, x86-64 is not: the kernel is for another CPU")]
     BigEndian,
-    /// ELF of another machine.
+    /// The ELF file is of another machine.
     #[error(
         "ELF machine {found} is not x86-64 ({}): the kernel is for another CPU",
         elf::EM_X86_64
     )]
     WrongMachine {
-        /// `e_machine` found.
+        /// The `e_machine` found.
         found: u16,
     },
-    /// An object file or a core.
+    /// The ELF file is an object file or a core.
     #[error(
         "ELF type {found} is neither an executable (2) nor position-independent (3): a vmlinux is needed"
     )]
     NotExecutable {
-        /// `e_type` found.
+        /// The `e_type` found.
         found: u16,
     },
-    /// Headers, sections or notes reach outside the file.
+    /// Headers, sections or notes reach past the end of the file.
     #[error("the ELF headers cannot be read, the file is damaged or cut short: {0}")]
     Headers(#[from] read::Error),
     /// A segment's bytes are not all in the file.
@@ -108,56 +111,56 @@ pub enum ImageError {
          the file is damaged or cut short"
     )]
     TruncatedSegment {
-        /// Position in the program header table.
+        /// The index in the program header table.
         index: usize,
-        /// First byte wanted.
+        /// Offset of the first byte.
         offset: u64,
-        /// End wanted (may have wrapped in a damaged file).
+        /// Offset past the last byte; it may have wrapped in a damaged file.
         end: u64,
-        /// Size of the file.
+        /// Size of the file in bytes.
         length: usize,
     },
-    /// Sizes that cannot be.
+    /// A segment's sizes are impossible.
     #[error(
         "load segment {index} at {address:#x} has {file_size:#x} bytes in the file and {memory_size:#x} in \
          memory: the file is damaged"
     )]
     BadSegment {
-        /// Position in the program header table.
+        /// The index in the program header table.
         index: usize,
-        /// Virtual address.
+        /// The virtual address.
         address: u64,
         /// `p_filesz`.
         file_size: u64,
         /// `p_memsz`.
         memory_size: u64,
     },
-    /// Nothing to load.
+    /// The file has no segment to load.
     #[error("the ELF file has no load segment: nothing could be run")]
     NoSegments,
 }
 
-/// Why an image yields no symbols.
+/// An error in reading an image's symbols.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageSymbolsError {
-    /// Neither source is there.
+    /// The image has neither kallsyms nor an ELF symbol table.
     #[error(
         "the kernel image names no symbols: no .symtab, and kallsyms: {kallsyms}; \
          build the kernel with CONFIG_KALLSYMS=y"
     )]
     Neither {
-        /// What kallsyms said.
+        /// The error of kallsyms.
         kallsyms: KallsymsError,
     },
-    /// `.symtab` is there but broken.
+    /// The `.symtab` exists but is broken.
     #[error(transparent)]
     Elf(#[from] ElfSymbolsError),
 }
 
-/// Why an image yields no types.
+/// An error in reading an image's types.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageBtfError {
-    /// No section.
+    /// The image has no `.BTF` section.
     #[error(
         "the kernel image has no .BTF section (built without CONFIG_DEBUG_INFO_BTF): tasks (pid, comm), \
          struct members and argument names are not available; function probes and registers are"
@@ -169,7 +172,7 @@ pub enum ImageBtfError {
 }
 
 impl KernelImage {
-    /// Parses the file's headers and takes the file. Symbols and BTF are read when asked for.
+    /// Parses the file's headers and keeps the file. Symbols and BTF are read on demand.
     ///
     /// # Errors
     /// If these are not the bytes of a complete x86-64 ELF executable.
@@ -216,38 +219,40 @@ impl KernelImage {
         })
     }
 
-    /// The segments to load, in file order.
+    /// Returns the segments to load, in file order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// `e_entry`: a physical address for a kernel.
+    /// Returns `e_entry`, which for a kernel is a physical address.
     #[must_use]
     pub fn entry(&self) -> u64 {
         self.entry
     }
 
-    /// Physical address of the 32-bit PVH entry point, if the kernel has one (`CONFIG_PVH`).
+    /// Returns the physical address of the 32-bit PVH entry point, if the kernel has one
+    /// (`CONFIG_PVH`).
     #[must_use]
     pub fn pvh_entry(&self) -> Option<u64> {
         self.pvh_entry
     }
 
-    /// The line that starts with `Linux version`, without its newline.
+    /// Returns the line that starts with `Linux version`, without its newline.
     #[must_use]
     pub fn banner(&self) -> Option<&str> {
         self.banner.as_deref()
     }
 
-    /// The whole file.
+    /// Returns the whole file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// `length` bytes of the file that are linked at `address`. `None` outside the segments, across two of
-    /// them, and in the part of a segment that only memory has (bss).
+    /// Returns the `length` bytes of the file that are linked at `address`. Returns `None` outside
+    /// the segments, across two of them, and in the part of a segment that is not in the file
+    /// (bss).
     #[must_use]
     pub fn read_at_vaddr(&self, address: u64, length: usize) -> Option<&[u8]> {
         self.segments.iter().find_map(|segment| {
@@ -257,7 +262,7 @@ impl KernelImage {
         })
     }
 
-    /// Returns where the byte linked at `address` is loaded; `None` outside the segments.
+    /// Returns the load address of the byte linked at `address`; `None` outside the segments.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<Gpa> {
         self.segments.iter().find_map(|segment| {
@@ -267,13 +272,13 @@ impl KernelImage {
         })
     }
 
-    /// Bytes of the `.BTF` section, if the kernel has one.
+    /// Returns the bytes of the `.BTF` section, if the kernel has one.
     #[must_use]
     pub fn btf_bytes(&self) -> Option<&[u8]> {
         self.bytes.get(self.btf.clone()?)
     }
 
-    /// The kernel's types.
+    /// Parses the kernel's types.
     ///
     /// # Errors
     /// If there is no `.BTF` section or it is damaged.
@@ -282,11 +287,12 @@ impl KernelImage {
         Ok(Btf::parse(bytes)?)
     }
 
-    /// The kernel's symbols at their link addresses: kallsyms, or the ELF symbol table if there is no
-    /// kallsyms, or if that names functions only (no `CONFIG_KALLSYMS_ALL`) while the ELF table is there.
+    /// Reads the kernel's symbols at their link addresses, from kallsyms or the ELF symbol table.
+    /// The ELF table is used if there is no kallsyms. It is also used, where it exists, if kallsyms
+    /// names only functions (no `CONFIG_KALLSYMS_ALL`).
     ///
     /// # Errors
-    /// If the image has neither, or a damaged ELF table.
+    /// If the image has neither, or the ELF table is damaged.
     pub fn symbols(&self) -> Result<Symbols, ImageSymbolsError> {
         let tables = kallsyms::find(&self.bytes, |offset| self.address_of(offset));
         match tables.and_then(|tables| tables.symbols(self.end())) {
@@ -303,14 +309,14 @@ impl KernelImage {
         }
     }
 
-    /// The address that a byte of the file is linked at; `None` if it is not loaded.
+    /// Returns the link address of a byte of the file; `None` if it is not loaded.
     fn address_of(&self, offset: usize) -> Option<u64> {
         let segment = self.segments.iter().find(|s| s.file.contains(&offset))?;
         let distance = u64::try_from(offset - segment.file.start).ok()?;
         segment.virtual_address.checked_add(distance)
     }
 
-    /// First virtual address past the highest segment.
+    /// Returns the first virtual address past the highest segment.
     fn end(&self) -> Option<u64> {
         let ends = self
             .segments
@@ -400,7 +406,7 @@ fn btf_section(
     let Some((_, section)) = sections.section_by_name(LittleEndian, b".BTF") else {
         return Ok(None);
     };
-    // Asking for the data proves that the range lies in the file.
+    // This read proves that the range is in the file.
     section.data(LittleEndian, data)?;
     let range = section.file_range(LittleEndian).and_then(|(offset, size)| {
         let start = usize::try_from(offset).ok()?;
@@ -409,8 +415,9 @@ fn btf_section(
     Ok(range)
 }
 
-/// The banner is a `Linux version ` that a digit follows. Some kernels hold it twice (init/version.c and
-/// init/version-timestamp.c); the one with the build number, `#1`, is what the running kernel prints.
+/// Finds the banner: a `Linux version ` that a digit follows. Some kernels hold it twice
+/// (init/version.c and init/version-timestamp.c). The running kernel prints the one with the build
+/// number, `#1`.
 pub(super) fn banner(data: &[u8]) -> Option<String> {
     const START: &[u8] = b"Linux version ";
     let mut lines = memmem::find_iter(data, START).filter_map(|start| {

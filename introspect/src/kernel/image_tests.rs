@@ -1,4 +1,4 @@
-//! Kernel images as files: what is found in them, and what is said of files that are none.
+//! Tests of kernel images: what is found in them, and which errors other files cause.
 #![allow(clippy::unwrap_used)]
 
 use object::elf;
@@ -22,7 +22,7 @@ fn text() -> Vec<u8> {
     text
 }
 
-/// An image with code, a per-CPU template, a PVH entry, types and an ELF symbol table.
+/// Makes an image with code, a per-CPU template, a PVH entry, types and an ELF symbol table.
 fn image() -> TestElf {
     let end = TEXT.0 + 0x10_0000;
     TestElf::default()
@@ -144,7 +144,7 @@ fn kallsyms_is_taken_where_it_is() {
             sequences: true,
             absolute_per_cpu,
         };
-        // Where the file has the tables is not where they are linked.
+        // The tables' offset in the file differs from that of their link address.
         let tables = write_at(TEXT.0 + 0x20_0000, &written, variant);
         let elf = TestElf::default().segment(TEXT, &[0x90; 0x1000], 0);
         let linked = (TEXT.0 + 0x20_0000, TEXT.1 + 0x20_0000);
@@ -191,7 +191,8 @@ fn files_that_are_no_kernel_image_are_refused_by_what_they_are() {
     };
     let mut bzimage = vec![0; 0x400];
     bzimage[0x202..0x206].copy_from_slice(b"HdrS");
-    // Offsets: e_type 16, e_machine 18, e_phoff 32, first program header 64 (p_offset +8, p_vaddr +16, p_memsz +40).
+    // Offsets: e_type 16, e_machine 18, e_phoff 32, first program header 64 (p_offset +8, p_vaddr
+    // +16, p_memsz +40).
     for (bytes, expected) in [
         (bzimage, "this is a bzImage"),
         (Vec::new(), "not an ELF file: it starts with the bytes []"),

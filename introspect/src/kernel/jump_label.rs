@@ -1,12 +1,13 @@
-//! Jump labels: the branches that the kernel rewrites in its own code (`CONFIG_JUMP_LABEL`), each with the key that
-//! switches it. Tracepoints are behind such branches.
+//! Jump labels: the branches that the kernel rewrites in its own code (`CONFIG_JUMP_LABEL`), each
+//! with the key that switches it. Tracepoints are behind such branches.
 //!
-//! The caller pauses the CPUs and has the list of modules ([`modules`](super::modules)). Solved: where each branch
-//! stands, where it leads when taken, and whose key it obeys. Not solved: what stands there now. That is a NOP or a
-//! JMP, of 2 or 5 bytes; the table does not tell the length, which whoever writes there must decode.
+//! The caller pauses the CPUs and has the list of modules ([`modules`](super::modules)). This
+//! module reads the site, target and key of each branch. It does not read the instruction at the
+//! site. That is a NOP or a JMP, of 2 or 5 bytes. The table does not hold the length: a writer of
+//! the site must decode the instruction.
 //!
-//! Structures: `jump_entry` in include/linux/jump_label.h with `CONFIG_HAVE_ARCH_JUMP_LABEL_RELATIVE` (Linux since 4.20 on
-//! x86-64), kernel/jump_label.c.
+//! Structures: `jump_entry` in include/linux/jump_label.h with
+//! `CONFIG_HAVE_ARCH_JUMP_LABEL_RELATIVE` (Linux since 4.20 on x86-64), kernel/jump_label.c.
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
@@ -17,15 +18,16 @@ use super::symbols::Symbols;
 use crate::bytes::{u32_at, u64_at};
 use crate::{Gva, MemoryView};
 
-/// Entries of all tables; a distribution kernel has about 15,000.
+/// The maximum number of entries of all tables; a distribution kernel has about 15,000.
 const MAX_ENTRIES: u64 = 1 << 20;
-/// Bytes of a `jump_entry`: two numbers of four bytes and one of eight.
+/// Size of a `jump_entry` in bytes: two numbers of four bytes and one of eight.
 const ENTRY: std::ops::RangeInclusive<u64> = 16..=64;
-/// Lower bits of the key: the branch is taken first, and it stands in code that is freed after initialisation.
+/// Flags in the lower bits of the key: the branch is likely, and its code is freed after
+/// initialisation.
 const LIKELY: u64 = 1;
 const INIT: u64 = 2;
 
-/// Where a kernel keeps its jump labels.
+/// The location of a kernel's jump labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JumpLabelLayout {
     tables: SectionTable,
@@ -34,14 +36,14 @@ pub struct JumpLabelLayout {
     key: usize,
 }
 
-/// Why jump labels cannot be read in this kernel.
+/// An error that prevents reading jump labels in this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JumpLabelLayoutError {
-    /// It has none.
+    /// The kernel has no jump labels.
     #[error("the kernel has no jump labels (built without CONFIG_JUMP_LABEL)")]
     NoJumpLabels,
-    /// Something is missing or of another size. Kernels before 4.20 have entries of absolute addresses, whose `code` has
-    /// 8 bytes.
+    /// A symbol or member is missing or has another size. Kernels before 4.20 have entries of
+    /// absolute addresses, whose `code` has 8 bytes.
     #[error("the kernel's jump labels are not known: {0}")]
     Layout(#[from] LayoutError),
 }
@@ -49,40 +51,40 @@ pub enum JumpLabelLayoutError {
 /// A branch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JumpEntry {
-    /// First byte of the instruction that is rewritten, a NOP or a JMP.
+    /// The site: the first byte of the rewritten instruction, a NOP or a JMP.
     pub code: Gva,
-    /// Where the JMP leads.
+    /// The target of the JMP.
     pub target: Gva,
-    /// Address of its `static_key`.
+    /// The address of the `static_key`.
     pub key: Gva,
-    /// Whether source says that the key's branch is the usual one: then it is a JMP while the key is off.
+    /// Whether the source marks the branch as likely: then it is a JMP while the key is off.
     pub likely: bool,
-    /// Whether it stands in code of initialisation: after that, other things stand there.
+    /// Whether the site is in initialisation code, whose memory is reused afterwards.
     pub init: bool,
 }
 
-/// What is broken about a table of them.
+/// An error in a jump table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JumpTableError {
-    /// The table.
+    /// The table cannot be read.
     #[error(transparent)]
     Table(#[from] SectionTableError),
-    /// Entries that are none: they are left out.
+    /// Some entries are damaged and left out.
     #[error(
         "{owner}: {count} entries of the jump table are damaged; that at {first} has code {code}, target {target} and key {key}"
     )]
     Entries {
-        /// Whose table it is.
+        /// The owner of the table.
         owner: TableOwner,
-        /// How many.
+        /// The number of damaged entries.
         count: usize,
-        /// Address of the first of them.
+        /// The address of the first of them.
         first: Gva,
-        /// Where it says that the branch is.
+        /// The site that it names.
         code: Gva,
-        /// Where it says that the branch leads.
+        /// The target that it names.
         target: Gva,
-        /// Where it says that the key is.
+        /// The key that it names.
         key: Gva,
     },
 }
@@ -90,20 +92,20 @@ pub enum JumpTableError {
 /// The branches of the kernel and its modules, by key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JumpLabels {
-    /// Ascending by key, then by code.
+    /// The branches, ascending by key, then by code.
     entries: Vec<JumpEntry>,
-    /// What is broken about the tables: there are more branches than those that were read.
+    /// The errors of the tables. If there are any, some branches are missing.
     pub unread: Vec<JumpTableError>,
 }
 
 impl JumpLabels {
-    /// All of them, ascending by key, those of one key by address.
+    /// Returns all branches, ascending by key, then by address.
     #[must_use]
     pub fn entries(&self) -> &[JumpEntry] {
         &self.entries
     }
 
-    /// Those that the `static_key` at `key` switches, ascending by address.
+    /// Returns the branches that the `static_key` at `key` switches, ascending by address.
     #[must_use]
     pub fn of_key(&self, key: Gva) -> &[JumpEntry] {
         let start = self.entries.partition_point(|entry| entry.key < key);
@@ -114,10 +116,10 @@ impl JumpLabels {
 }
 
 impl JumpLabelLayout {
-    /// Finds the tables and the offsets. `symbols` must have the slide of the running kernel.
+    /// Looks up the tables and the offsets. `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
-    /// If the kernel has no jump labels, or types or symbols do not tell.
+    /// If the kernel has no jump labels, or its types or symbols do not describe them.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, JumpLabelLayoutError> {
         let Some(entry) = btf.size_of("jump_entry") else {
             return Err(JumpLabelLayoutError::NoJumpLabels);
@@ -154,7 +156,7 @@ impl JumpLabelLayout {
         })
     }
 
-    /// The branches of the kernel and of these modules, and what of them is broken.
+    /// Reads the branches of the kernel and of these modules, with the errors of their tables.
     #[must_use]
     pub fn read_all(&self, view: MemoryView<'_>, modules: &[Module]) -> JumpLabels {
         let mut found = JumpLabels::default();
@@ -208,13 +210,13 @@ impl JumpLabelLayout {
         }
     }
 
-    /// The entry that stands at `address`: each of its members is a distance from itself.
+    /// Decodes the entry at `address`. Each of its members is a distance from the member itself.
     fn entry(&self, address: Gva, bytes: &[u8]) -> JumpEntry {
         let from = |offset: usize, distance: u64| {
             let member = address.0.wrapping_add(offset as u64);
             Gva(member.wrapping_add(distance))
         };
-        // The members are inside the entry, as was checked when they were found.
+        // The members are inside the entry, which was checked when their offsets were looked up.
         let near = |offset| {
             let distance = u32_at(bytes, offset).unwrap_or_default().cast_signed();
             from(offset, i64::from(distance).cast_unsigned())
@@ -269,7 +271,7 @@ pub(super) mod tests {
         JumpLabelLayout::new(&types_of(&[ENTRY_TYPE, MODULE_TYPE]), &bounds(count)).unwrap()
     }
 
-    /// Writes the entry number `index` of the table at `table`; `key` has the flags.
+    /// Writes entry `index` of the table at `table`; `key` has the flags.
     pub(in crate::kernel) fn put(
         kernel: &mut TestKernel,
         table: u64,
@@ -303,7 +305,7 @@ pub(super) mod tests {
         put(&mut kernel, TABLE, 0, [TEXT + 8, TEXT + 0x100, KEY + 16]);
         put(&mut kernel, TABLE, 1, [TEXT + 4, TEXT - 0x100, KEY | 1]);
         put(&mut kernel, TABLE, 2, [TEXT + 2, TEXT, (KEY + 16) | 2]);
-        // A branch of the module by a key of the kernel's.
+        // A branch in the module, by a key of the kernel.
         put(&mut kernel, OTHER, 0, [TEXT + 0x800, TEXT + 0x900, KEY]);
         kernel.put_all(&[(MODULE + 8, OTHER, 8), (MODULE + 16, 1, 4)]);
         let found = read(&kernel, 3);

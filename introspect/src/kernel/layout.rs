@@ -1,40 +1,42 @@
-//! Offsets of struct members, looked up once by those who read a structure.
+//! Offsets of struct members, looked up once by the readers of a structure.
 //!
-//! Each reader of a kernel structure has a `…Layout` with its offsets, made from the kernel's own types by this. A member
-//! that is not of the expected size is an error and never read as something else.
+//! Each reader of a kernel structure has a `…Layout` with its offsets, which this makes from the
+//! kernel's own types. A member of an unexpected size is an error; it is never read as something
+//! else.
 
 use super::btf::{Btf, MemberError};
 
-/// Why a structure cannot be read in this kernel.
+/// An error that prevents reading a structure in this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A struct or member is not there.
+    /// A struct or member does not exist.
     #[error("{0}")]
     Member(#[from] MemberError),
     /// A member has an unexpected size.
     #[error("{path} is {found} bytes in this kernel, {expected} were expected")]
     Size {
-        /// The member.
+        /// The path of the member.
         path: String,
-        /// Its size.
+        /// The member's size in bytes.
         found: u64,
-        /// What this crate reads.
+        /// The size that this crate reads, in bytes.
         expected: u64,
     },
-    /// A symbol is not there.
+    /// A symbol does not exist.
     #[error("the kernel names no {name}, which {used_for}; build it with CONFIG_KALLSYMS_ALL=y")]
     Symbol {
-        /// The variable or function.
+        /// The name of the variable or function.
         name: &'static str,
-        /// What is lost without it: `lists its tasks`.
+        /// The function that is lost without it: `lists its tasks`.
         used_for: &'static str,
     },
 }
 
-/// Byte offset of the member at `path` ([`Btf::member`]), which must have `expected` bytes.
+/// Returns the byte offset of the member at `path` ([`Btf::member`]), which must have `expected`
+/// bytes.
 ///
 /// # Errors
-/// If it is not there or has another size.
+/// If the member does not exist or has another size.
 pub fn offset(btf: &Btf, path: &str, expected: u64) -> Result<u64, LayoutError> {
     let member = btf.member(path)?;
     match member.size == expected {
@@ -47,10 +49,10 @@ pub fn offset(btf: &Btf, path: &str, expected: u64) -> Result<u64, LayoutError> 
     }
 }
 
-/// Offset of the first of several members that is there: kernels rename.
+/// Returns the offset of the first of several members that exists, because kernels rename members.
 ///
 /// # Errors
-/// That of the first path, if none is there.
+/// If none exists: the error of the first path.
 pub fn first_offset(btf: &Btf, paths: &[&str], expected: u64) -> Result<u64, LayoutError> {
     let found = paths
         .iter()

@@ -1,7 +1,8 @@
 //! Rings of `struct list_head`, the kernel's linked lists.
 //!
-//! The caller knows the ring's head, where the links stand in the structures on it, and how many it is ready to see.
-//! A ring that does not come back to its head is walked as far as it can be, with an error that says where it broke.
+//! The caller knows the ring's head, the offset of the links in its structures, and the maximum
+//! number of entries. A ring that does not return to its head is walked as far as possible, with an
+//! error that says where it broke.
 
 use std::collections::HashSet;
 
@@ -9,17 +10,17 @@ use super::structure::is_kernel_address;
 use crate::x86_64::ReadVirtualError;
 use crate::{Gva, MemoryView};
 
-/// What was found up to the end, or up to where a structure was broken.
+/// The items found up to the end, or up to a broken structure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partial<T, E> {
-    /// What was found, in the kernel's order.
+    /// The items, in the kernel's order.
     pub items: Vec<T>,
-    /// The first thing that was broken: `items` is not all there is.
+    /// The first error. If there is one, `items` is incomplete.
     pub error: Option<E>,
 }
 
 impl<T, E> Partial<T, E> {
-    /// All of it, or the error.
+    /// Returns all items, or the error.
     ///
     /// # Errors
     /// If the walk did not reach its end.
@@ -27,7 +28,8 @@ impl<T, E> Partial<T, E> {
         self.error.map_or(Ok(self.items), Err)
     }
 
-    /// What `read` makes of each item. What it cannot read is left out, and told if nothing else was broken before.
+    /// Reads each item with `read`. Items that cannot be read are left out, and the error is kept
+    /// if it is the first.
     pub(super) fn read_each<U, F: From<E>>(
         self,
         mut read: impl FnMut(T) -> Result<U, F>,
@@ -44,47 +46,47 @@ impl<T, E> Partial<T, E> {
     }
 }
 
-/// Where a ring is broken.
+/// An error in walking a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ListError {
     /// A link is not mapped, or not to RAM.
     #[error("the list {list} is broken: its link at {link} cannot be read: {source}")]
     Unreadable {
-        /// Name of the list.
+        /// The name of the list.
         list: &'static str,
-        /// Address of the `list_head`.
+        /// The address of the `list_head`.
         link: Gva,
-        /// What the read said.
+        /// The cause.
         source: ReadVirtualError,
     },
-    /// A link leads out of the kernel.
+    /// A link leads outside the kernel.
     #[error(
         "the list {list} is broken: its link at {link} leads to {found}, which is no kernel address"
     )]
     Wild {
-        /// Name of the list.
+        /// The name of the list.
         list: &'static str,
-        /// Address of the `list_head`.
+        /// The address of the `list_head`.
         link: Gva,
-        /// Its pointer.
+        /// The pointer in it.
         found: Gva,
     },
-    /// It runs in a circle that its head is not on.
+    /// The ring has a cycle without its head.
     #[error("the list {list} is broken: it comes back to {link} and not to its head at {head}")]
     Cycle {
-        /// Name of the list.
+        /// The name of the list.
         list: &'static str,
-        /// The link met twice.
+        /// The address of the link met twice.
         link: Gva,
-        /// The head.
+        /// The address of the head.
         head: Gva,
     },
-    /// More than the caller is ready to see.
+    /// The ring has more entries than the caller's limit.
     #[error("the list {list} is taken for broken: it has more than {limit} entries")]
     TooLong {
-        /// Name of the list.
+        /// The name of the list.
         list: &'static str,
-        /// Most entries.
+        /// The maximum number of entries.
         limit: usize,
     },
 }
@@ -92,18 +94,18 @@ pub enum ListError {
 /// A ring to be walked.
 #[derive(Debug, Clone, Copy)]
 pub struct List {
-    /// Its name for errors: `init_task.tasks`.
+    /// The ring's name for errors: `init_task.tasks`.
     pub name: &'static str,
-    /// Address of the `list_head` that stands for no entry.
+    /// The address of the head, the `list_head` that belongs to no entry.
     pub head: Gva,
     /// Offset of the `list_head` in each structure on the ring, in bytes.
     pub member: u64,
-    /// Most structures.
+    /// The maximum number of structures.
     pub limit: usize,
 }
 
 impl List {
-    /// Addresses of the structures on the ring. They are not looked at, apart from their links.
+    /// Returns the addresses of the structures on the ring. Only their links are read.
     #[must_use]
     pub fn walk(&self, view: MemoryView<'_>) -> Partial<Gva, ListError> {
         let mut items = Vec::new();
@@ -121,7 +123,7 @@ impl List {
         let (list, head) = (self.name, self.head);
         let mut link = head;
         loop {
-            // `next` is the first member of a list_head.
+            // `next` is the first member of a `list_head`.
             let found = view
                 .u64(link)
                 .map(Gva)
@@ -153,7 +155,8 @@ mod tests {
     use crate::PausedMemory;
     use crate::kernel::test_kernel::{BASE, TestKernel};
 
-    /// Walks a ring whose head is at `BASE`, made of the pointers given as (link, next) offsets from there.
+    /// Walks a ring whose head is at `BASE`, with links given as pairs of (link, next) offsets from
+    /// there.
     fn walk(links: &[(u64, u64)], limit: usize) -> (Vec<u64>, Option<String>) {
         let mut kernel = TestKernel::default();
         for (link, next) in links {

@@ -3,11 +3,11 @@
 use super::{Btf, Kind, MemberError};
 
 impl Btf {
-    /// The value of an enumerator of a named enum: `pageflags.PG_uptodate`. A value of an unsigned 64-bit enum above
-    /// `i64::MAX` is given as the negative number of the same bits.
+    /// Returns the value of an enumerator of a named enum: `pageflags.PG_uptodate`. A value of an
+    /// unsigned 64-bit enum above `i64::MAX` is returned as the negative number of the same bits.
     ///
     /// # Errors
-    /// If the enum or the enumerator is not there.
+    /// If the enum or the enumerator does not exist.
     pub fn enumerator(&self, path: &str) -> Result<i64, MemberError> {
         let text = |text: &str| text.to_owned();
         let (owner, name) = path

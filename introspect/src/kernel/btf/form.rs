@@ -1,6 +1,7 @@
-//! What a type is to somebody who reads values of it: a number of so many bytes, a pointer, something with members.
+//! The form of a type for a reader of its values: a number of some size, a pointer, or something
+//! with members.
 //!
-//! For readers whose types are not known before a user names them. Those who know what they look for ask for
+//! For readers whose types are unknown until a user names them. Readers of known structures look up
 //! [members by path](Btf::member).
 
 use super::{Btf, Kind, Member, MemberError, TypeId};
@@ -9,40 +10,40 @@ use super::{Btf, Kind, Member, MemberError, TypeId};
 const INT_SIGNED: u32 = 1;
 const INT_CHAR: u32 = 2;
 
-/// A type without its typedefs and qualifiers.
+/// A type's form, without typedefs and qualifiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A number.
     Int {
-        /// Its bytes.
+        /// Size in bytes.
         bytes: u64,
-        /// Whether it may be negative.
+        /// Whether the number is signed.
         signed: bool,
     },
     /// A byte of text.
     Char,
-    /// A pointer, to `void` too.
+    /// A pointer, including a pointer to `void`.
     Pointer(TypeId),
     /// An array.
     Array {
-        /// Of what.
+        /// The type of an element.
         element: TypeId,
-        /// How many; 0 where the source gives no number.
+        /// The number of elements; 0 where the source states none.
         elements: u32,
     },
     /// A struct or union.
     Composite {
-        /// Itself, without typedefs.
+        /// The struct or union itself, without typedefs.
         id: TypeId,
-        /// Its bytes.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// No value can be read of it: `void`, a function, a struct that is only declared.
+    /// A type without readable values: `void`, a function, a struct that is only declared.
     Opaque,
 }
 
 impl Btf {
-    /// What a type is.
+    /// Returns the form of a type.
     #[must_use]
     pub fn form(&self, id: TypeId) -> Form {
         let Some(id) = self.bare(id) else {
@@ -55,7 +56,7 @@ impl Btf {
         match record.kind {
             Kind::Int => {
                 let encoding = record.encoding().unwrap_or_default() >> 24;
-                // GCC does not mark its chars as such: one byte called so is one.
+                // GCC does not set the char encoding: go by size and name.
                 let name = self.name(record.name);
                 if bytes == 1 && (encoding & INT_CHAR != 0 || name == "char") {
                     Form::Char
@@ -80,21 +81,22 @@ impl Btf {
         }
     }
 
-    /// The member `name` of the struct or union `owner`, whose typedefs are followed; those of anonymous structs in it are its own.
+    /// Returns the member `name` of the struct or union `owner`. Typedefs of `owner` are followed.
+    /// Members of its anonymous structs count as its own.
     ///
     /// # Errors
-    /// If it has none of this name.
+    /// If it has no member of this name.
     pub fn member_of(&self, owner: TypeId, name: &str) -> Result<Member, MemberError> {
         let path = format!("{}.{name}", self.type_name(owner));
         self.walk(&path, owner, name)
     }
 
-    /// The type that C code calls `name`: `struct file`, `union x`, `enum y`, or a typedef's name. Numbers without a typedef have
-    /// names that are C's own; those are not looked up here.
+    /// Returns the type that C code calls `name`: `struct file`, `union x`, `enum y`, or a
+    /// typedef's name. C's built-in number types are not looked up here.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<TypeId> {
         match name.split_once(' ') {
-            // A struct that is only declared in one place is defined in another.
+            // A struct that is only declared in one source file is defined in another.
             Some(("struct", name)) => self.find(name, &[Kind::Struct]),
             Some(("union", name)) => self.find(name, &[Kind::Union]),
             Some(("enum", name)) => self.find(name, &[Kind::Enum, Kind::Enum64]),
@@ -105,7 +107,7 @@ impl Btf {
         }
     }
 
-    /// The value of the enumerator `name` of any enum. Looks at all types.
+    /// Returns the value of the enumerator `name` of any enum. Searches all types.
     #[must_use]
     pub fn constant(&self, name: &str) -> Option<i64> {
         let all = (1..=u32::try_from(self.len()).ok()?).map(TypeId);

@@ -3,80 +3,80 @@
 use super::{Btf, Kind, TypeId};
 use crate::kernel::nearest;
 
-/// Members looked at in one search, those of anonymous structs and unions included: bounds what a damaged file
-/// whose structs contain themselves can cost.
+/// The maximum number of members that one search looks at, including those of anonymous structs and
+/// unions. Bounds the cost of a damaged file whose structs contain themselves.
 const MAX_MEMBERS: usize = 1 << 16;
-/// Structs of one name that are tried.
+/// The maximum number of structs of one name that are tried.
 const MAX_NAMESAKES: usize = 64;
-/// Levels of anonymous structs and unions inside each other.
+/// The maximum nesting depth of anonymous structs and unions.
 const MAX_DEPTH: usize = 16;
 
-/// Where a member stands in its struct.
+/// A member's position and type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Offset from the start of the outermost struct, in bits.
     pub bit_offset: u64,
-    /// The same in bytes; for a bitfield, the byte its first bit is in.
+    /// Offset in bytes; for a bitfield, of the byte that holds its first bit.
     pub byte_offset: u64,
-    /// Width in bits, of a bitfield only.
+    /// Width in bits; only for a bitfield.
     pub bits: Option<u32>,
-    /// Size of its type in bytes; 0 for a flexible array.
+    /// Size of the member's type in bytes; 0 for a flexible array.
     pub size: u64,
-    /// Its type.
+    /// The member's type.
     pub type_id: TypeId,
-    /// Its type, as C writes it.
+    /// The member's type, as C writes it.
     pub type_name: String,
 }
 
-/// Why a path leads nowhere.
+/// An error in resolving a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemberError {
-    /// No member named at all.
+    /// The path names no member.
     #[error("{path:?} names no member; write struct_name.member, or struct_name.member.member")]
     NoPath {
-        /// What was asked for.
+        /// The requested path.
         path: String,
     },
-    /// No such struct.
+    /// The struct, union or typedef does not exist.
     #[error("{path}: the kernel has no struct, union or typedef {name:?}")]
     NoType {
-        /// What was asked for.
+        /// The requested path.
         path: String,
-        /// Its first part.
+        /// The first part of the path.
         name: String,
     },
-    /// No such member.
+    /// The struct has no such member.
     #[error("{path}: {owner} has no member {name:?}{}", near_text(near))]
     NoMember {
-        /// What was asked for.
+        /// The requested path.
         path: String,
         /// The struct searched, as C writes it.
         owner: String,
         /// The part not found.
         name: String,
-        /// Members with similar names.
+        /// The struct's members with similar names.
         near: Vec<String>,
     },
-    /// A pointer stands in the way.
+    /// The path leads through a pointer.
     #[error(
         "{path}: {owner:?} stands before {name:?} and is a pointer; read it, then ask for the member of its target"
     )]
     ThroughPointer {
-        /// What was asked for.
+        /// The requested path.
         path: String,
         /// Type of the pointer, as C writes it.
         owner: String,
         /// The part after the pointer.
         name: String,
     },
-    /// Something without members stands in the way.
+    /// The path leads through a type without members.
     #[error("{path}: {owner} has no members, so no {name:?}")]
     NotComposite {
-        /// What was asked for.
+        /// The requested path.
         path: String,
         /// The type, as C writes it.
         owner: String,
-        /// The part after it.
+        /// The part after that type.
         name: String,
     },
 }
@@ -96,10 +96,10 @@ struct Found {
 }
 
 impl Btf {
-    /// Where the member of `path` stands: `task_struct.pid`, or through embedded structs
-    /// `task_struct.se.vruntime`. The first part names a struct, union or typedef; members of anonymous structs
-    /// and unions are named as in C, as if they belonged to the struct around. Of several structs of one
-    /// name, the first that has the member counts.
+    /// Returns the position of the member at `path`: `task_struct.pid`, or through embedded structs
+    /// `task_struct.se.vruntime`. The first part names a struct, union or typedef. Members of
+    /// anonymous structs and unions are named as in C, as if they belonged to the enclosing struct.
+    /// Of several structs of one name, the first that has the member counts.
     ///
     /// # Errors
     /// If a part is not found, or a pointer would have to be followed.
@@ -135,7 +135,7 @@ impl Btf {
         let (mut bit_offset, mut bits) = (0u64, 0);
         for name in rest.split('.') {
             let found = self.step(path, owner, name)?;
-            // Sums of 32-bit offsets, as many as the path has parts: no overflow.
+            // A sum of 32-bit offsets, one for each part of the path, cannot overflow.
             bit_offset = bit_offset.saturating_add(found.bit_offset);
             (owner, bits) = (found.type_id, found.bits);
         }
@@ -149,7 +149,7 @@ impl Btf {
         })
     }
 
-    /// One part of a path.
+    /// Resolves one part of a path.
     fn step(&self, path: &str, owner: TypeId, name: &str) -> Result<Found, MemberError> {
         let bare = self.bare(owner).unwrap_or(owner);
         let kind = self.record(bare).map(|record| record.kind);
@@ -178,7 +178,7 @@ impl Btf {
             })
     }
 
-    /// Searches a struct or union and the anonymous ones in it.
+    /// Searches a struct or union and its anonymous ones.
     fn search(&self, owner: TypeId, name: &str, depth: usize, budget: &mut usize) -> Option<Found> {
         let record = self
             .record(owner)
@@ -209,7 +209,7 @@ impl Btf {
         None
     }
 
-    /// The names that [`search`](Self::search) would find, at most [`MAX_MEMBERS`].
+    /// Collects the names that [`search`](Self::search) would find, at most [`MAX_MEMBERS`].
     fn collect_names<'a>(&'a self, owner: TypeId, depth: usize, names: &mut Vec<&'a str>) {
         let Some(record) = self
             .record(owner)
@@ -221,7 +221,7 @@ impl Btf {
             if depth == 0 || names.len() >= MAX_MEMBERS {
                 return;
             }
-            // An anonymous member counts as an empty name, so that it uses up room as well.
+            // An anonymous member counts as an empty name, so that it consumes the bound as well.
             names.push(self.name(member.name));
             if let ("", Some(inner)) = (self.name(member.name), self.bare(member.type_id)) {
                 self.collect_names(inner, depth - 1, names);

@@ -1,9 +1,9 @@
-//! BTF: the kernel's own description of its types, about 2% of the size of DWARF and present in most
-//! distribution kernels.
+//! BTF: the kernel's own description of its types. It has about 2% of the size of DWARF, and most
+//! distribution kernels carry it.
 //!
-//! The caller gives the bytes of a `.BTF` section or of a detached file (`pahole --btf_encode_detached`).
-//! Solved: offsets of struct members and values of enumerators by path, and the prototypes of functions. Not solved: the split BTF of
-//! modules, and line information (`.BTF.ext`).
+//! The caller passes the bytes of a `.BTF` section or of a detached file (`pahole
+//! --btf_encode_detached`). This module finds member offsets, enumerator values and function
+//! prototypes. It does not read the split BTF of modules or line information (`.BTF.ext`).
 //!
 //! Format: Documentation/bpf/btf.rst, include/uapi/linux/btf.h.
 
@@ -29,14 +29,15 @@ use crate::bytes::{u16_at, u32_at};
 
 const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;
-/// Bytes of the header that all readers know.
+/// Size in bytes of the header that all versions share.
 const HEADER: usize = 24;
-/// Longest name taken; the kernel accepts 511 bytes (`KSYM_NAME_LEN`).
+/// The maximum length in bytes of a name; the kernel accepts 511 (`KSYM_NAME_LEN`).
 const MAX_NAME: usize = 512;
-/// Typedefs, qualifiers and array levels followed before a chain is taken for a loop.
+/// The maximum number of typedefs, qualifiers and array levels that are followed, which bounds
+/// loops.
 const MAX_CHAIN: usize = 32;
 
-/// Number of a type; 0 is `void`.
+/// The number of a type; 0 is `void`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TypeId(pub u32);
 
@@ -47,21 +48,21 @@ pub struct Btf {
     shape: Shape,
 }
 
-/// How many bytes of a [`Btf`] are what, in their order.
+/// The sizes of the parts of a [`Btf`], in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Shape {
-    /// Bytes of the type section.
+    /// Size of the type section in bytes.
     pub(super) types: usize,
-    /// Bytes of the string section.
+    /// Size of the string section in bytes.
     pub(super) strings: usize,
-    /// Types. For each, the offset of its record in the type section: 4 bytes.
+    /// The number of types. Each has the 4-byte offset of its record in the type section.
     pub(super) count: usize,
-    /// Types that are looked up by name. Their index ends the bytes.
+    /// The number of types that can be looked up by name. Their index ends the bytes.
     pub(super) named: usize,
 }
 
 impl Shape {
-    /// All bytes, if they can be counted.
+    /// Returns the total size in bytes; `None` on overflow.
     fn total(self) -> Option<usize> {
         let offsets = self.count.checked_mul(OFFSET)?;
         let by_name = self.named.checked_mul(KEY)?;
@@ -70,34 +71,34 @@ impl Shape {
     }
 }
 
-/// Bytes of a record's offset.
+/// Size of a record's offset in bytes.
 const OFFSET: usize = 4;
 
-/// Why bytes are no BTF.
+/// An error in parsing BTF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
-    /// Too short for a header.
+    /// The bytes are too few for a header.
     #[error("{length} bytes are too few for a BTF header (24 bytes)")]
     NoHeader {
-        /// Bytes given.
+        /// The number of bytes passed.
         length: usize,
     },
-    /// Another magic number.
+    /// The magic number is not that of BTF.
     #[error("the magic number is {found:#06x}, not 0xeb9f: this is not BTF")]
     NotBtf {
-        /// First two bytes, as little-endian.
+        /// The first two bytes, as little-endian.
         found: u16,
     },
-    /// Written for a big-endian machine.
+    /// The BTF is for a big-endian machine.
     #[error("the BTF is big-endian: it describes a kernel of another architecture")]
     BigEndian,
-    /// A version that is not known.
+    /// The version is not supported.
     #[error("BTF version {found} is not supported, only 1 is")]
     Version {
-        /// Version found.
+        /// The version found.
         found: u8,
     },
-    /// A section reaches outside.
+    /// A section reaches past the end of the bytes.
     #[error(
         "the {section} section is said to be {length:#x} bytes at {offset:#x} of {available:#x}: cut short"
     )]
@@ -108,7 +109,7 @@ pub enum BtfError {
         offset: u32,
         /// Length in bytes.
         length: u32,
-        /// Bytes after the header.
+        /// The number of bytes after the header.
         available: usize,
     },
     /// A type's record cannot be read.
@@ -116,17 +117,17 @@ pub enum BtfError {
         "type {id} at byte {offset:#x} of the type section has an unknown kind or is cut short (info {info:#x})"
     )]
     BadType {
-        /// Its number.
+        /// The type's number.
         id: u32,
-        /// Offset in the type section.
+        /// The record's offset in the type section.
         offset: usize,
-        /// Its info word, 0 if not even that is there.
+        /// The record's info word; 0 if not even that is present.
         info: u32,
     },
 }
 
 impl Btf {
-    /// Checks and indexes the types; the bytes are copied.
+    /// Checks and indexes the types. Copies the bytes.
     ///
     /// # Errors
     /// If this is not complete little-endian BTF of version 1.
@@ -168,7 +169,7 @@ impl Btf {
     }
 
     fn index(types: &[u8], strings: &[u8]) -> Result<Self, BtfError> {
-        // Half of a kernel's types are 12 or 16 bytes, and a third is looked up by name.
+        // Half of a kernel's types have 12 or 16 bytes, and a third can be looked up by name.
         let mut offsets = Vec::<u32>::with_capacity(types.len() / 24);
         let mut by_name = NameIndexBuilder::with_capacity(types.len() / 64);
         let (mut at, mut id) = (0usize, 0u32);
@@ -179,7 +180,8 @@ impl Btf {
                 offset: at,
                 info: u32_at(types, at + 4).unwrap_or(0),
             })?;
-            // A type section is less than 4 GiB, and a type at least 12 bytes: neither number overflows.
+            // A type section is below 4 GiB and a type has at least 12 bytes, so neither number
+            // overflows.
             offsets.push(u32::try_from(at).unwrap_or(u32::MAX));
             if record.kind.is_named() {
                 let name = string_at(strings, record.name);
@@ -204,18 +206,19 @@ impl Btf {
         Ok(Self { bytes, shape })
     }
 
-    /// The types and their index as flat bytes, and how to tell them apart: what [`cached`](super::cached) keeps.
+    /// Returns the types and their index as flat bytes, with the sizes of the parts.
+    /// [`cached`](super::cached) stores them.
     pub(super) fn table(&self) -> (&[u8], Shape) {
         (self.bytes.as_bytes(), self.shape)
     }
 
-    /// Types as [`table`](Self::table) gave them; `None` if the bytes are not as many as the shape says. Bytes that
-    /// another wrote make wrong types.
+    /// Makes types from what [`table`](Self::table) returned. Returns `None` if the length does not
+    /// match the shape. Bytes from elsewhere make wrong types.
     pub(super) fn from_table(bytes: SharedBytes, shape: Shape) -> Option<Self> {
         (shape.total()? == bytes.as_bytes().len()).then_some(Self { bytes, shape })
     }
 
-    /// `length` of the bytes from `start`; empty if they are not there.
+    /// Returns `length` bytes from `start`; empty if they are out of bounds.
     fn section(&self, start: usize, length: usize) -> &[u8] {
         let bytes = self.bytes.as_bytes();
         bytes.get(start..start + length).unwrap_or_default()
@@ -229,7 +232,7 @@ impl Btf {
         self.section(self.shape.types, self.shape.strings)
     }
 
-    /// The offset of each type's record, from type 1 on.
+    /// Returns the offset of each type's record, from type 1 on.
     fn offsets(&self) -> &[u8] {
         let start = self.shape.types + self.shape.strings;
         self.section(start, self.shape.count * OFFSET)
@@ -241,26 +244,26 @@ impl Btf {
         NameIndex::new(self.section(start, length))
     }
 
-    /// Number of types, without `void`.
+    /// Returns the number of types, without `void`.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shape.count
     }
 
-    /// Whether there are none.
+    /// Checks whether there are no types.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.shape.count == 0
     }
 
-    /// The first type called `name` of one of `kinds`.
+    /// Returns the first type called `name` of one of `kinds`.
     #[must_use]
     pub fn find(&self, name: &str, kinds: &[Kind]) -> Option<TypeId> {
         self.find_all(name, kinds).next()
     }
 
-    /// Every type called `name` of one of `kinds`, in the order of the file. Source files may each have a
-    /// struct of that name of their own.
+    /// Returns every type called `name` of one of `kinds`, in file order. Source files may each
+    /// define a struct of that name.
     fn find_all(&self, name: &str, kinds: &[Kind]) -> impl Iterator<Item = TypeId> {
         self.by_name()
             .candidates(name.as_bytes())
@@ -272,38 +275,40 @@ impl Btf {
             })
     }
 
-    /// Size in bytes of the struct, union or typedef called `name`.
+    /// Returns the size in bytes of the struct, union or typedef called `name`.
     #[must_use]
     pub fn size_of(&self, name: &str) -> Option<u64> {
         let id = self.find(name, &[Kind::Struct, Kind::Union, Kind::Typedef])?;
         self.size(id)
     }
 
-    /// Returns the size in bytes of the variable called `name`. A kernel's types tell of its per-CPU variables.
+    /// Returns the size in bytes of the variable called `name`. A kernel's types describe its
+    /// per-CPU variables.
     #[must_use]
     pub fn variable_size(&self, name: &str) -> Option<u64> {
         let variable = self.record(self.find(name, &[Kind::Variable])?)?;
         self.size(TypeId(variable.size_or_type))
     }
 
-    /// The record of a type; `None` for `void` and for numbers that are none.
+    /// Returns the record of a type; `None` for `void` and for numbers out of range.
     fn record(&self, id: TypeId) -> Option<Record<'_>> {
         let index = usize::try_from(id.0.checked_sub(1)?).ok()?;
         let offset = u32_at(self.offsets(), index.checked_mul(OFFSET)?)?;
         Record::at(self.types(), usize::try_from(offset).ok()?).map(|(record, _)| record)
     }
 
-    /// The name at `offset`, as bytes.
+    /// Returns the name at `offset`, as bytes.
     fn string(&self, offset: u32) -> &[u8] {
         string_at(self.strings(), offset)
     }
 
-    /// The name at `offset`, empty if it is no UTF-8.
+    /// Returns the name at `offset`; empty if it is not UTF-8.
     fn name(&self, offset: u32) -> &str {
         std::str::from_utf8(self.string(offset)).unwrap_or_default()
     }
 
-    /// The type behind typedefs, qualifiers and tags; `None` if the chain does not end.
+    /// Follows typedefs, qualifiers and tags to the type behind them. Returns `None` if the chain
+    /// does not end.
     fn bare(&self, mut id: TypeId) -> Option<TypeId> {
         for _ in 0..MAX_CHAIN {
             match self.record(id) {
@@ -314,7 +319,8 @@ impl Btf {
         None
     }
 
-    /// Size of a type in bytes; `None` for `void`, functions, forward declarations and endless chains.
+    /// Returns the size of a type in bytes; `None` for `void`, functions, forward declarations and
+    /// endless chains.
     #[must_use]
     pub fn size(&self, id: TypeId) -> Option<u64> {
         let (mut id, mut elements) = (id, 1u64);
@@ -338,7 +344,8 @@ impl Btf {
     }
 }
 
-/// The string at `offset` of the string section, at most [`MAX_NAME`] bytes of it; empty if outside.
+/// Returns the string at `offset` of the string section, cut after [`MAX_NAME`] bytes; empty if out
+/// of bounds.
 fn string_at(strings: &[u8], offset: u32) -> &[u8] {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     let rest = strings.get(start..).unwrap_or_default();

@@ -1,20 +1,21 @@
-//! What arguments a function takes: one of a name, or those that a typedef points to.
+//! Function prototypes, looked up by function name or by a typedef of a function pointer.
 
 use super::{Btf, Kind, TypeId};
 
-/// Most parameters of a function, far above the kernel's own: damaged types could give 65,535 to each.
+/// The maximum number of parameters of a function, far above the kernel's own. Damaged types could
+/// claim 65,535 for each.
 const MAX_PARAMETERS: usize = 128;
 
-/// One parameter.
+/// A parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name; empty if the kernel's source gives none.
+    /// The parameter's name; empty if the kernel's source names none.
     pub name: String,
-    /// Its type.
+    /// The parameter's type.
     pub type_id: TypeId,
-    /// Its type, as C writes it.
+    /// The parameter's type, as C writes it.
     pub type_name: String,
-    /// Size of its type in bytes; above 8, it takes more than one register or stands on the stack.
+    /// Size of the type in bytes; above 8, the value is in more than one register or on the stack.
     pub size: u64,
 }
 
@@ -25,47 +26,47 @@ pub struct Prototype {
     pub parameters: Vec<Parameter>,
     /// Whether more arguments may follow (`...`).
     pub variadic: bool,
-    /// What it returns, as C writes it.
+    /// The type of the return value, as C writes it.
     pub returns: String,
 }
 
-/// Why there is no prototype.
+/// An error in looking up a prototype.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PrototypeError {
-    /// The function is not described.
+    /// The types do not describe the function.
     #[error(
         "BTF describes no function {name:?}: it does not exist, is assembly, or the compiler changed its \
          arguments"
     )]
     NoFunction {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The type is not described.
+    /// The types do not describe the typedef.
     #[error("BTF describes no typedef {name:?}")]
     NoTypedef {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The record is damaged, or of a typedef that is no pointer to a function.
+    /// The record is damaged, or the typedef is not of a pointer to a function.
     #[error(
         "the BTF of {name:?} refers to type {found}, which is no prototype that a function can have: the types are \
          damaged, or {name:?} is something else"
     )]
     Damaged {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Number of the type found.
+        /// The number of the type found.
         found: u32,
     },
 }
 
 impl Btf {
-    /// What arguments the function `name` takes. Of several static functions of one name, this is one of them;
-    /// kernels leave out functions whose namesakes differ.
+    /// Returns the prototype of the function `name`. If several static functions share the name,
+    /// this is one of them. Kernels leave out functions whose namesakes have other prototypes.
     ///
     /// # Errors
-    /// If BTF does not describe it.
+    /// If BTF does not describe the function.
     pub fn func_proto_args(&self, name: &str) -> Result<Prototype, PrototypeError> {
         let function = self
             .find(name, &[Kind::Function])
@@ -76,11 +77,11 @@ impl Btf {
         self.prototype(name, TypeId(function.size_or_type))
     }
 
-    /// What arguments the functions take that variables of the typedef `name` point to: `typedef void (*name)(int);`.
-    /// Compilers leave out the names of such parameters.
+    /// Returns the prototype of the functions that variables of the typedef `name` point to:
+    /// `typedef void (*name)(int);`. Compilers leave out the names of such parameters.
     ///
     /// # Errors
-    /// If BTF does not describe it, or as something else.
+    /// If BTF does not describe the typedef, or describes it as something else.
     pub fn typedef_proto_args(&self, name: &str) -> Result<Prototype, PrototypeError> {
         let id = self
             .find(name, &[Kind::Typedef])
@@ -94,7 +95,7 @@ impl Btf {
         self.prototype(name, target.unwrap_or(id))
     }
 
-    /// The prototype at `id`, that of `name`.
+    /// Reads the prototype at `id`, which belongs to `name`.
     fn prototype(&self, name: &str, id: TypeId) -> Result<Prototype, PrototypeError> {
         let prototype = self
             .record(id)

@@ -1,9 +1,9 @@
-//! One type's record: a common head of 12 bytes and what its kind appends.
+//! One type's record: a common head of 12 bytes, and the data that its kind appends.
 
 use super::TypeId;
 use crate::bytes::u32_at;
 
-/// What a type is.
+/// The kind of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the names are C's
 pub enum Kind {
@@ -28,7 +28,7 @@ pub enum Kind {
     Enum64,
 }
 
-/// By number from 1 on (`BTF_KIND_*`, include/uapi/linux/btf.h).
+/// The kinds by number, from 1 on (`BTF_KIND_*`, include/uapi/linux/btf.h).
 const KINDS: [Kind; 19] = [
     Kind::Int,
     Kind::Pointer,
@@ -57,13 +57,13 @@ impl Kind {
         KINDS.get(index).copied()
     }
 
-    /// The number in the format.
+    /// Returns the number in the format.
     #[cfg(test)]
     pub(super) fn number(self) -> u32 {
         1 + KINDS.iter().position(|kind| *kind == self).unwrap_or(0) as u32
     }
 
-    /// Whether types of this kind are looked up by their name.
+    /// Checks whether types of this kind can be looked up by name.
     pub(super) fn is_named(self) -> bool {
         matches!(
             self,
@@ -77,7 +77,7 @@ impl Kind {
         )
     }
 
-    /// Whether this stands for another type and only names or qualifies it.
+    /// Checks whether this kind only names or qualifies another type.
     pub(super) fn is_transparent(self) -> bool {
         matches!(
             self,
@@ -85,7 +85,7 @@ impl Kind {
         )
     }
 
-    /// Whether the head's last word is a size and not a type.
+    /// Checks whether the head's last word is a size and not a type.
     pub(super) fn has_size(self) -> bool {
         matches!(
             self,
@@ -93,12 +93,13 @@ impl Kind {
         )
     }
 
-    /// Whether this has members.
+    /// Checks whether this kind has members.
     pub(super) fn is_composite(self) -> bool {
         matches!(self, Self::Struct | Self::Union)
     }
 
-    /// Bytes after the head: those of each of the `count` elements, and those that come once.
+    /// Returns the number of bytes after the head: those of `count` elements and those that occur
+    /// once.
     fn appended(self, count: usize) -> usize {
         match self {
             Self::Int | Self::Variable | Self::DeclTag => 4,
@@ -112,32 +113,32 @@ impl Kind {
 
 const HEAD: usize = 12;
 
-/// A type as it stands in the type section.
+/// A type as stored in the type section.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record<'a> {
     /// Offset of its name in the string section.
     pub(super) name: u32,
     pub(super) kind: Kind,
-    /// Kind-specific: a struct with bitfields, a forward declaration of a union.
+    /// The kind's flag: a struct with bitfields, a forward declaration of a union.
     pub(super) flag: bool,
-    /// Size in bytes or the type referred to, see [`Kind::has_size`].
+    /// The size in bytes, or the type referred to; see [`Kind::has_size`].
     pub(super) size_or_type: u32,
     appended: &'a [u8],
 }
 
-/// A member as it stands in a struct or union.
+/// A member as stored in a struct or union.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawMember {
     pub(super) name: u32,
     pub(super) type_id: TypeId,
     /// Offset from the start of the struct, in bits.
     pub(super) bit_offset: u32,
-    /// Width of a bitfield; 0 for any other member.
+    /// Width of a bitfield in bits; 0 for any other member.
     pub(super) bits: u32,
 }
 
 impl<'a> Record<'a> {
-    /// The record at `offset`, and the offset of the next.
+    /// Reads the record at `offset`. Returns it and the offset of the next.
     pub(super) fn at(types: &'a [u8], offset: usize) -> Option<(Self, usize)> {
         let info = u32_at(types, offset.checked_add(4)?)?;
         let kind = Kind::from_number(info >> 24 & 0x1f)?;
@@ -153,17 +154,17 @@ impl<'a> Record<'a> {
         Some((record, end))
     }
 
-    /// How an int is encoded: bits of the value, their offset, and flags from bit 24 on.
+    /// Returns the encoding of an int: the number of bits, their offset, and flags from bit 24 on.
     pub(super) fn encoding(&self) -> Option<u32> {
         u32_at(self.appended, 0)
     }
 
-    /// Element type and number of elements of an array.
+    /// Returns the element type and the number of elements of an array.
     pub(super) fn array(&self) -> Option<(TypeId, u32)> {
         Some((TypeId(u32_at(self.appended, 0)?), u32_at(self.appended, 8)?))
     }
 
-    /// Members of a struct or union.
+    /// Returns the members of a struct or union.
     pub(super) fn members(&self) -> impl Iterator<Item = RawMember> {
         let flag = self.flag;
         self.appended
@@ -181,7 +182,8 @@ impl<'a> Record<'a> {
             })
     }
 
-    /// Name offset and value of each enumerator of an enum; the kind's flag says whether values are signed.
+    /// Returns the name offset and value of each enumerator. The kind's flag says whether values
+    /// are signed.
     pub(super) fn enumerators(&self) -> impl Iterator<Item = (u32, i64)> {
         let (wide, signed) = (self.kind == Kind::Enum64, self.flag);
         let size = if wide { 12 } else { 8 };
@@ -196,7 +198,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// Name offset and type of each parameter of a prototype.
+    /// Returns the name offset and type of each parameter of a prototype.
     pub(super) fn parameters(&self) -> impl ExactSizeIterator<Item = (u32, TypeId)> {
         self.appended.as_chunks::<8>().0.iter().map(|parameter| {
             let word = |offset| u32_at(parameter, offset).unwrap_or(0);

@@ -1,9 +1,9 @@
-//! Writes BTF for tests.
+//! A writer of BTF for tests.
 #![allow(clippy::unwrap_used)]
 
 use super::Kind;
 
-/// Types in the making.
+/// A builder of types.
 #[derive(Default)]
 pub(crate) struct TestBtf {
     types: Vec<u8>,
@@ -12,12 +12,12 @@ pub(crate) struct TestBtf {
 }
 
 impl TestBtf {
-    /// Number of the type that is added next.
+    /// Returns the number that the next type will have.
     pub(crate) fn next(&self) -> u32 {
         self.count + 1
     }
 
-    /// Offset of a new string.
+    /// Adds a string; returns its offset.
     pub(crate) fn string(&mut self, text: &str) -> u32 {
         if self.strings.is_empty() {
             self.strings.push(0);
@@ -31,7 +31,8 @@ impl TestBtf {
         offset
     }
 
-    /// Adds a type; returns its number. `info` is the number of elements, with bit 31 as the kind's flag.
+    /// Adds a type; returns its number. `info` is the number of elements, with bit 31 as the kind's
+    /// flag.
     pub(crate) fn add(
         &mut self,
         name: &str,
@@ -73,7 +74,7 @@ impl TestBtf {
         )
     }
 
-    /// The file.
+    /// Returns the bytes of the file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = vec![0x9f, 0xeb, 1, 0];
         let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
@@ -86,7 +87,7 @@ impl TestBtf {
     }
 }
 
-/// A task, a `pcpu_hot` and some functions, shaped like a kernel's.
+/// Makes a task, a `pcpu_hot` and some functions, shaped like a kernel's.
 pub(crate) fn task_types() -> TestBtf {
     let mut t = TestBtf::default();
     let int = t.add("int", Kind::Int, 0, 4, &[0x0100_0020]);

@@ -4,16 +4,17 @@ use std::fmt::Write;
 
 use super::{Btf, Kind, TypeId};
 
-/// Levels of types followed; what is deeper shows as `...`.
+/// The maximum depth of types; deeper ones are written as `...`.
 const MAX_DEPTH: usize = 12;
-/// Types named in one name, those of all parameters included.
+/// The maximum number of types in one name, including those of all parameters.
 const MAX_TYPES: usize = 128;
-/// Bytes of a name after which no more is added.
+/// Size in bytes after which nothing is appended to a name.
 const MAX_LENGTH: usize = 512;
 
 impl Btf {
-    /// The type as C writes it, without an identifier: `const struct file *`, `int (*)(void *)`, `char [16]`.
-    /// Bounded: the innermost parts of endless types show as `...`.
+    /// Returns the type as C writes it, without an identifier: `const struct file *`, `int (*)(void
+    /// *)`, `char [16]`. The length is bounded: the innermost parts of endless types are written as
+    /// `...`.
     #[must_use]
     pub fn type_name(&self, id: TypeId) -> String {
         let mut out = String::new();
@@ -22,7 +23,7 @@ impl Btf {
         out
     }
 
-    /// Writes `id` around `inner`, what stands where an identifier would: `*`, `(*)`, `[16]`.
+    /// Writes `id` around `inner`, the text in the identifier's place: `*`, `(*)`, `[16]`.
     fn write_type(
         &self,
         out: &mut String,
@@ -69,7 +70,7 @@ impl Btf {
                     types_left,
                 );
             }
-            // A qualifier of a pointer follows the star, any other comes first.
+            // A pointer's qualifier follows the star; any other comes first.
             Kind::Const | Kind::Volatile | Kind::Restrict => {
                 let word = match record.kind {
                     Kind::Const => "const",
@@ -125,7 +126,7 @@ impl Btf {
     }
 }
 
-/// A pointer to an array or function needs parentheses.
+/// Adds the parentheses that a pointer to an array or function needs.
 fn grouped(inner: &str) -> String {
     match inner.starts_with('*') {
         true => format!("({inner})"),
@@ -139,7 +140,7 @@ mod tests {
     use super::super::test_types::TestBtf;
     use super::*;
 
-    /// A function that takes itself many times over would be written 100^12 times.
+    /// Without a bound, a function that takes itself many times over would be written 100^12 times.
     #[test]
     fn branching_types_stay_short() {
         let mut t = TestBtf::default();

@@ -1,21 +1,23 @@
-//! `kallsyms_offsets` and `kallsyms_relative_base`: a 32-bit value for each symbol, in ascending order of
-//! address, and the 64-bit address they count from. Since Linux 7.0 there is no such base: each value counts
-//! from the place where it stands itself.
+//! `kallsyms_offsets` and `kallsyms_relative_base`: a 32-bit value for each symbol, in ascending
+//! order of address, and the 64-bit base address. Since Linux 7.0 there is no base: each value
+//! counts from its own address.
 
 use crate::bytes::{u32_at, u64_at};
 
-/// Lowest virtual address of the kernel's half with 4-level paging, which the kernel image always lies in.
+/// The lowest virtual address of the kernel's half with 4-level paging. The kernel image is always
+/// above it.
 const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;
 
-/// How an entry of the table becomes an address.
+/// The encoding of an address in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encoding {
-    /// Unsigned distance from the base.
+    /// An unsigned distance from the base.
     Unsigned,
-    /// `CONFIG_KALLSYMS_ABSOLUTE_PERCPU` (x86-64 SMP up to Linux 6.14): as a signed number, from 0 up it is
-    /// the symbol's value itself, and below it is the base minus 1 minus the distance.
+    /// `CONFIG_KALLSYMS_ABSOLUTE_PERCPU` (x86-64 SMP up to Linux 6.14), as a signed number. From 0
+    /// up it is the symbol's value itself. Below 0, the address is the base minus 1 minus the
+    /// number.
     AbsolutePerCpu,
-    /// Signed distance from the address of the entry itself (Linux 7.0 and later).
+    /// A signed distance from the address of the entry itself (Linux 7.0 and later).
     FromEntry,
 }
 
@@ -24,28 +26,29 @@ enum Encoding {
 pub(super) struct Addresses {
     offsets: usize,
     count: usize,
-    /// The address that the values count from; with [`Encoding::FromEntry`], the address of the first of them.
+    /// The base address; with [`Encoding::FromEntry`], the address of the first value.
     base: u64,
     encoding: Encoding,
 }
 
 impl Addresses {
-    /// The table after a token index that ends at `end` (Linux 6.4 and later).
+    /// Finds the table after a token index that ends at `end` (Linux 6.4 and later).
     pub(super) fn after(bytes: &[u8], end: usize, count: usize) -> Option<Self> {
         let offsets = end.checked_next_multiple_of(8)?;
         let past = offsets.checked_add(count.checked_mul(4)?)?;
         Self::check(bytes, offsets, past.checked_next_multiple_of(8)?, count)
     }
 
-    /// The table before the symbol count at `count_offset` (up to Linux 6.3).
+    /// Finds the table before the symbol count at `count_offset` (up to Linux 6.3).
     pub(super) fn before(bytes: &[u8], count_offset: usize, count: usize) -> Option<Self> {
         let base_offset = (count_offset & !7).checked_sub(8)?;
         let size = count.checked_mul(4)?.checked_next_multiple_of(8)?;
         Self::check(bytes, base_offset.checked_sub(size)?, base_offset, count)
     }
 
-    /// The table after a token index that ends at `end`, whose values count from themselves (Linux 7.0 and
-    /// later). Those kernels align their tables to 4 bytes. `address_of` says where a byte stands in memory.
+    /// Finds the table after a token index that ends at `end`, whose values count from themselves
+    /// (Linux 7.0 and later). Those kernels align their tables to 4 bytes. `address_of` returns the
+    /// address of the byte at an offset.
     pub(super) fn from_entries(
         bytes: &[u8],
         end: usize,
@@ -62,7 +65,7 @@ impl Addresses {
         table.rises(bytes).then_some(table)
     }
 
-    /// Accepts the table if its base is a kernel address and its addresses never fall.
+    /// Accepts the table if its base is a kernel address and its addresses never decrease.
     fn check(bytes: &[u8], offsets: usize, base_offset: usize, count: usize) -> Option<Self> {
         let base = u64_at(bytes, base_offset).filter(|base| *base >= KERNEL_HALF)?;
         [Encoding::Unsigned, Encoding::AbsolutePerCpu]
@@ -76,7 +79,7 @@ impl Addresses {
             .find(|table| table.rises(bytes))
     }
 
-    /// Whether all entries are there, none wraps around, and the addresses ascend.
+    /// Checks whether all entries are present, none wraps around, and the addresses ascend.
     fn rises(&self, bytes: &[u8]) -> bool {
         let table = || self.iter(bytes);
         let lowest = match self.encoding {
@@ -89,7 +92,7 @@ impl Addresses {
             && table().count() == self.count
     }
 
-    /// Address of each symbol, and whether it is absolute.
+    /// Returns the address of each symbol, and whether it is absolute.
     pub(super) fn iter<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = (u64, bool)> + 'a {
         let Self {
             offsets,
@@ -112,7 +115,7 @@ impl Addresses {
         })
     }
 
-    /// Where the base stands in a table written after the token index.
+    /// Returns the offset of the base of a table written after the token index.
     #[cfg(test)]
     pub(super) fn base_offset(&self) -> usize {
         (self.offsets + self.count * 4).next_multiple_of(8)

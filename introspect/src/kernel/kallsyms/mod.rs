@@ -1,16 +1,18 @@
-//! Decoder of kallsyms: the compressed symbol table a Linux kernel carries in its read-only data.
+//! Decoder of kallsyms, the compressed symbol table in a Linux kernel's read-only data.
 //!
-//! The caller gives raw bytes that contain the tables: an ELF image, or the kernel's data read from guest
-//! memory. They must start at an address that is a multiple of 8, as files and pages do. The tables have no
-//! header; [`find`] recognises them by their shape and checks each against the others. Solved are the
-//! layouts of Linux 4.20 to 6.3 and of 6.4 to 6.19, with 32-bit offsets from a base
-//! (`CONFIG_KALLSYMS_BASE_RELATIVE`, always on for x86-64) and with or without absolute per-CPU symbols, and
-//! that of 7.0 and later, whose offsets count from themselves. Not solved: modules, which keep symbol tables
-//! of their own.
+//! The caller passes raw bytes that contain the tables: an ELF image, or the kernel's data read
+//! from guest memory. They must start at an address that is a multiple of 8, as files and pages do.
+//! The tables have no header: [`find`] recognises them by their shape and checks each against the
+//! others.
 //!
-//! The kinds are the kernel's own, with one correction. Linux 6.19 and later link their data as executable, so
-//! that their tables call variables text (`T init_task`). What stands between the text and the text of
-//! initialisation is data, and is said to be.
+//! Three layouts are supported: Linux 4.20 to 6.3, 6.4 to 6.19, and 7.0 and later. The first two
+//! have 32-bit offsets from a base (`CONFIG_KALLSYMS_BASE_RELATIVE`, always on for x86-64), with or
+//! without absolute per-CPU symbols. In the third, offsets count from themselves. Modules keep
+//! symbol tables of their own, which are not read here.
+//!
+//! The kinds are the kernel's own, with one correction. Linux 6.19 and later link their data as
+//! executable, so their tables call variables text (`T init_task`). Symbols between the text and
+//! the initialisation text are reported as data.
 //!
 //! The format is that of scripts/kallsyms.c and kernel/kallsyms.c.
 
@@ -26,60 +28,61 @@ use tokens::Tokens;
 
 use super::symbols::{Symbols, SymbolsBuilder, TooManySymbols};
 
-/// Longest name expanded; `KSYM_NAME_LEN` is 512 since Linux 6.1.
+/// The maximum length of an expanded name in bytes; `KSYM_NAME_LEN` is 512 since Linux 6.1.
 const MAX_NAME: usize = 1024;
-/// Symbols accepted; distribution kernels have about 200,000.
+/// The maximum number of symbols; distribution kernels have about 200,000.
 const MAX_SYMBOLS: usize = 4 << 20;
-/// Token tables tried before giving up; an image has one.
+/// The maximum number of token tables tried; an image has one.
 const MAX_TOKEN_TABLES: usize = 4;
-/// Places where the token table's digits may stand that are looked at before giving up.
+/// The maximum number of candidate positions of the token table's digits.
 const MAX_TOKEN_CANDIDATES: usize = 256;
 
-/// Why no symbols came out. Offsets count from the first byte given.
+/// An error in decoding kallsyms. Offsets count from the first byte passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KallsymsError {
-    /// No table of 256 name pieces with its index.
+    /// There is no table of 256 name pieces with its index.
     #[error(
         "no token table found in {searched} bytes (built without CONFIG_KALLSYMS, or still compressed?)"
     )]
     NoTokens {
-        /// Bytes searched.
+        /// The number of bytes searched.
         searched: usize,
     },
-    /// No name stream goes with the token table.
+    /// No name stream matches the token table.
     #[error("no symbol names and markers found near the token table at {tokens:#x}")]
     NoNames {
-        /// Where the token table starts.
+        /// Offset of the token table.
         tokens: usize,
     },
-    /// No address table goes with the names.
+    /// No address table matches the names.
     #[error(
         "found {count} symbol names at {names:#x} but no table of their addresses beside them: the kernel's \
          kallsyms layout is unknown (neither that of Linux 4.20 to 6.3, nor of 6.4 to 6.19, nor of 7.0 and later)"
     )]
     NoAddresses {
-        /// Number of symbols.
+        /// The number of symbols.
         count: usize,
-        /// Where the name stream starts.
+        /// Offset of the name stream.
         names: usize,
     },
-    /// A name cannot be.
+    /// A name is impossible.
     #[error(
         "symbol {index} expands to {length} bytes, which no kernel's name has: the table is damaged"
     )]
     BadName {
-        /// Position in the table.
+        /// The symbol's index in the table.
         index: usize,
-        /// Bytes it expanded to before it was given up; 0 for an empty one.
+        /// The number of bytes expanded before giving up; 0 for an empty name.
         length: usize,
     },
-    /// More than fits.
+    /// The symbols are too many.
     #[error(transparent)]
     TooMany(#[from] TooManySymbols),
 }
 
 impl KallsymsError {
-    /// How far the search came: of two failures the one that came further tells more.
+    /// Returns how far the search came. Of two failures, the one that came further is more
+    /// informative.
     pub(super) fn progress(&self) -> u8 {
         match self {
             Self::NoTokens { .. } => 0,
@@ -90,14 +93,14 @@ impl KallsymsError {
     }
 }
 
-/// Which order the tables stand in.
+/// The order of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Addresses before the names: up to Linux 6.3.
     AddressesFirst,
     /// Addresses after the token index: Linux 6.4 to 6.19.
     AddressesLast,
-    /// In the same order, each address counted from its own place: since Linux 7.0.
+    /// Addresses after the token index, each counted from its own place: since Linux 7.0.
     AddressesFromEntries,
 }
 
@@ -111,12 +114,12 @@ pub struct Kallsyms<'a> {
     layout: Layout,
 }
 
-/// Finds the tables in `bytes`. Takes milliseconds on an image of 50 MB, bounded whatever it contains.
-/// `address_of` says at which address the byte at an offset stands, or is linked to stand; [`standing_at`]
-/// makes one.
+/// Finds the tables in `bytes`. Takes milliseconds on an image of 50 MB, and is bounded for any
+/// content. `address_of` returns the address, or link address, of the byte at an offset;
+/// [`standing_at`] makes one.
 ///
 /// # Errors
-/// If one of the tables is not there; the error of the candidate that came furthest.
+/// If one of the tables is missing. The error is that of the candidate that came furthest.
 pub fn find(
     bytes: &[u8],
     address_of: impl Fn(usize) -> Option<u64>,
@@ -164,28 +167,29 @@ pub fn find(
     Err(failure)
 }
 
-/// Says where bytes stand that are in one piece in memory, the first of them at `start`.
+/// Makes the `address_of` of bytes that are contiguous in memory and start at `start`.
 pub fn standing_at(start: u64) -> impl Fn(usize) -> Option<u64> {
     move |offset| start.checked_add(u64::try_from(offset).ok()?)
 }
 
 impl Kallsyms<'_> {
-    /// Number of symbols.
+    /// Returns the number of symbols.
     #[must_use]
     pub fn count(&self) -> usize {
         self.names.count
     }
 
-    /// The order the tables stand in.
+    /// Returns the order of the tables.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Expands all symbols. A name in the midst of the kernel's data is no text, whatever its kind. `end` is the first address past the image, if known.
+    /// Expands all symbols. A name amid the kernel's data is not text, whatever its kind. `end` is
+    /// the first address past the image, if known.
     ///
     /// # Errors
-    /// If a name is empty or longer than names can be.
+    /// If a name is empty or too long.
     pub fn symbols(&self, end: Option<u64>) -> Result<Symbols, KallsymsError> {
         let mut builder = SymbolsBuilder::with_capacity(self.names.count);
         let mut text = Vec::with_capacity(MAX_NAME);
@@ -293,7 +297,7 @@ mod tests {
     #[test]
     fn names_longer_than_127_tokens_are_read() {
         let mut written = kernel_like(600, false);
-        // Characters that only ever stand alone stay one token each.
+        // Characters that only ever occur alone stay one token each.
         written[300].name = "Zq".repeat(90);
         for variant in [VARIANTS[2], VARIANTS[4]] {
             let bytes = write(&written, variant);
@@ -305,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Odd numbers of symbols as well, since nothing pads what follows the addresses.
+    /// Odd numbers of symbols are tested too, because nothing pads the bytes after the addresses.
     #[test]
     fn addresses_that_count_from_themselves_need_to_know_where_they_stand() {
         let mut remainders = std::collections::BTreeSet::new();
@@ -360,7 +364,7 @@ mod tests {
             last.map(|s| s.kind).collect::<String>()
         };
         assert_eq!(kinds(&written), "TDDdVvTt");
-        // Who does not say where text ends is believed.
+        // Without a symbol for the end of the text, the kinds are believed.
         written.remove(600);
         assert_eq!(kinds(&written), "DTtWwTt");
     }
@@ -387,7 +391,7 @@ mod tests {
         );
     }
 
-    /// A stream that could start anywhere, with a count at every place: the work stays bounded.
+    /// A stream that could start anywhere, with a count everywhere: the work stays bounded.
     #[test]
     fn tables_made_to_waste_time_are_given_up() {
         let good = write(&kernel_like(600, true), VARIANTS[3]);
@@ -408,7 +412,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(96))]
-        /// Whatever is damaged, decoding ends, and never with more symbols than the stream can hold.
+        /// Decoding ends for any damage, and never with more symbols than the stream can hold.
         #[test]
         fn damage_never_panics(
             variant in prop::sample::select(VARIANTS.to_vec()),

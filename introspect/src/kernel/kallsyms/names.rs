@@ -1,32 +1,35 @@
-//! `kallsyms_num_syms`, `kallsyms_names` and `kallsyms_markers`: the count, the stream of compressed names
-//! (a length, then that many tokens) and the stream's offset at every 256th name.
+//! `kallsyms_num_syms`, `kallsyms_names` and `kallsyms_markers`: the count, the stream of
+//! compressed names and the markers. A compressed name is a length, then that many tokens. The
+//! markers are the stream's offset at every 256th name.
 //!
-//! In all layouts the three stand in this order before the token table; `kallsyms_seqs_of_names` (3 bytes a
-//! symbol) may stand between. The markers are recognised first, as a rising run of offsets; the count and
-//! the stream must then agree with them byte for byte.
+//! In all layouts the three are in this order before the token table. `kallsyms_seqs_of_names` (3
+//! bytes a symbol) may lie between. The markers are recognised first, as a rising run of offsets.
+//! The count and the stream must then match them byte for byte.
 
 use super::MAX_SYMBOLS;
 use crate::bytes::u32_at;
 
-/// Names between two markers.
+/// The number of names between two markers.
 const BLOCK: usize = 256;
-/// Bytes of 256 names: at least one length and one token each, and far less than a page of tokens each.
+/// Size in bytes of 256 names: at least one length and one token each, and far less than a page of
+/// tokens each.
 const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 512..=256 * 514;
-/// How far before the token table the markers may start: the sequence table and the markers of
+/// The maximum distance of the markers from the token table: the sequence table and the markers of
 /// [`MAX_SYMBOLS`].
 const MAX_DISTANCE: usize = MAX_SYMBOLS * 3 + MAX_SYMBOLS / BLOCK * 4 + 64;
-/// Bytes searched for the start of the stream beyond what the markers tell: the names of its last block.
+/// The number of bytes searched for the start of the stream beyond what the markers cover: the
+/// names of its last block.
 const MAX_TAIL: usize = 48 << 10;
-/// Runs that look like markers but are none that are tried before giving up.
+/// The maximum number of false marker runs that are tried.
 const MAX_RUNS: usize = 512;
 
-/// Names walked in all before giving up; a real image takes a little more than it has symbols.
+/// The maximum number of names walked in all; a real image takes a little more than it has symbols.
 const MAX_WALKED: usize = 4 * MAX_SYMBOLS;
 
-/// Where the names stand.
+/// The position of the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Names {
-    /// Number of symbols.
+    /// The number of symbols.
     pub(super) count: usize,
     /// Offset of `kallsyms_num_syms`.
     pub(super) count_offset: usize,
@@ -35,7 +38,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The compressed names, in address order.
+    /// Returns the compressed names, in address order.
     pub(super) fn iter<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let mut at = self.start;
         (0..self.count).map_while(move |_| {
@@ -46,8 +49,8 @@ impl Names {
     }
 }
 
-/// The compressed name at `at` and the offset of the next. A length with its top bit set has a second byte
-/// (since Linux 6.1).
+/// Returns the compressed name at `at` and the offset of the next. A length with its top bit set
+/// has a second byte (since Linux 6.1).
 fn name_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let low = usize::from(*bytes.get(at)?);
     let (length, start) = match low & 0x80 {
@@ -60,7 +63,7 @@ fn name_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     Some((name, start + length))
 }
 
-/// The names that belong to the token table at `tokens`.
+/// Finds the names that belong to the token table at `tokens`.
 pub(super) fn find_before(bytes: &[u8], tokens: usize) -> Option<Names> {
     let nearest = tokens.checked_sub(8)? & !3;
     let furthest = tokens.saturating_sub(MAX_DISTANCE);
@@ -77,7 +80,7 @@ pub(super) fn find_before(bytes: &[u8], tokens: usize) -> Option<Names> {
         if runs > MAX_RUNS {
             return None;
         }
-        // What follows the markers can look like one or two more.
+        // The bytes after the markers can look like one or two more.
         for blocks in (run.len().saturating_sub(2).max(2)..=run.len()).rev() {
             let found = run
                 .get(..blocks)
@@ -90,7 +93,8 @@ pub(super) fn find_before(bytes: &[u8], tokens: usize) -> Option<Names> {
     None
 }
 
-/// The markers that start at `at`: 0, then offsets that rise by what 256 names can take.
+/// Reads the markers that start at `at`: 0, then offsets that rise by the size that 256 names can
+/// have.
 fn rising_run(bytes: &[u8], at: usize, end: usize) -> Vec<u32> {
     let mut run = vec![0u32];
     for offset in (at + 4..end).step_by(4).take(MAX_SYMBOLS / BLOCK) {
@@ -108,7 +112,7 @@ fn rising_run(bytes: &[u8], at: usize, end: usize) -> Vec<u32> {
     run
 }
 
-/// The stream that ends before `markers` and agrees with them.
+/// Finds the stream that ends before `markers` and matches them.
 fn with_markers(
     bytes: &[u8],
     markers: usize,
@@ -119,7 +123,7 @@ fn with_markers(
     let latest = markers.checked_sub(until_last)?.checked_sub(2)? & !3;
     let earliest = latest.saturating_sub(MAX_TAIL);
     for start in (earliest..=latest).rev().filter(|at| at % 4 == 0) {
-        // The count is a u32 of its own alignment: padded to 8 bytes, or not.
+        // The count is a u32 with its own alignment, so it may or may not be padded to 8 bytes.
         for count_offset in [start.checked_sub(8), start.checked_sub(4)]
             .into_iter()
             .flatten()
@@ -144,9 +148,9 @@ fn with_markers(
     None
 }
 
-/// Walks the stream: every 256th name must stand where its marker says, and the last must end at the markers
-/// but for padding. Each name walked is taken from `walks_left`: a stream made to fit at many places would
-/// otherwise be walked from each.
+/// Walks the stream and compares it with the markers. Every 256th name must be at its marker, and
+/// the last must end at the markers except for padding. Each name walked decrements `walks_left`.
+/// Otherwise a crafted stream that fits at many places would be walked from each.
 fn agrees(bytes: &[u8], names: Names, markers: usize, run: &[u32], walks_left: &mut usize) -> bool {
     let mut at = names.start;
     for index in 0..names.count {

@@ -1,9 +1,9 @@
-//! Writes kallsyms tables for tests, in every layout the decoder reads.
+//! A writer of kallsyms tables for tests, in every layout that the decoder reads.
 #![allow(clippy::unwrap_used)]
 
 use super::Layout;
 
-/// A symbol as written and as expected back.
+/// A symbol, as written and as expected back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestSymbol {
     pub(crate) address: u64,
@@ -11,21 +11,21 @@ pub(crate) struct TestSymbol {
     pub(crate) name: String,
 }
 
-/// What differs between kernels.
+/// The differences between kernels.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Variant {
     pub(crate) layout: Layout,
-    /// Whether `kallsyms_seqs_of_names` is there.
+    /// Whether `kallsyms_seqs_of_names` is present.
     pub(crate) sequences: bool,
     /// Whether per-CPU symbols are absolute.
     pub(crate) absolute_per_cpu: bool,
 }
 
 pub(crate) const BASE: u64 = 0xffff_ffff_8100_0000;
-/// Where the first byte of [`write`]'s stands.
+/// The address of the first byte of [`write`]'s result.
 pub(crate) const START: u64 = BASE + 0x120_0000;
 
-/// `count` symbols with plausible names; the first tenth are per-CPU if `per_cpu`.
+/// Makes `count` symbols with plausible names; the first tenth are per-CPU if `per_cpu`.
 pub(crate) fn kernel_like(count: usize, per_cpu: bool) -> Vec<TestSymbol> {
     (0..count)
         .map(|i| {
@@ -46,7 +46,7 @@ pub(crate) fn kernel_like(count: usize, per_cpu: bool) -> Vec<TestSymbol> {
         .collect()
 }
 
-/// Tokens of several characters, at indices whose characters no name uses.
+/// Makes tokens of several characters, at indices whose characters no name uses.
 fn pieces() -> Vec<String> {
     let mut tokens: Vec<String> = (0..=255u8)
         .map(|c| match c {
@@ -63,7 +63,7 @@ fn pieces() -> Vec<String> {
     tokens
 }
 
-/// Greedy compression: the longest piece that matches.
+/// Compresses greedily, by the longest piece that matches.
 fn compress(text: &str, pieces: &[String]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = text;
@@ -83,12 +83,12 @@ fn align_to(boundary: usize, bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(boundary), 0);
 }
 
-/// The tables among other bytes, of which the first stands at [`START`].
+/// Writes the tables among other bytes, of which the first is at [`START`].
 pub(crate) fn write(symbols: &[TestSymbol], variant: Variant) -> Vec<u8> {
     write_at(START, symbols, variant)
 }
 
-/// The same with the first byte at `start`.
+/// Writes the same with the first byte at `start`.
 pub(crate) fn write_at(start: u64, symbols: &[TestSymbol], variant: Variant) -> Vec<u8> {
     let boundary = match variant.layout {
         Layout::AddressesFirst | Layout::AddressesLast => 8,

@@ -1,28 +1,28 @@
-//! `kallsyms_token_table` and `kallsyms_token_index`: 256 NUL-terminated pieces of names, end to end, and
-//! the 256 16-bit offsets of their first bytes.
+//! `kallsyms_token_table` and `kallsyms_token_index`: 256 NUL-terminated pieces of names,
+//! contiguous, and the 256 16-bit offsets of their first bytes.
 
 use memchr::memmem;
 
 use super::MAX_NAME;
 use crate::bytes::u16_at;
 
-/// Digits occur in kernel names, and a character that occurs is a token of its own at its own index: so these
-/// ten stand next to each other in every token table.
+/// The tokens of the digits, which are adjacent in every token table. Digits occur in kernel names,
+/// and a character that occurs is a token of its own at its own index.
 pub(super) const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
 const FIRST_DIGIT: usize = b'0' as usize;
 const TOKENS: usize = 256;
 
-/// The table, by its index.
+/// The table, accessed by its index.
 #[derive(Debug)]
 pub(super) struct Tokens<'a> {
     start: usize,
     end: usize,
     tokens: Vec<&'a [u8]>,
-    /// The same, for those that are short.
+    /// The tokens that are short.
     short: Vec<ShortToken>,
 }
 
-/// A token of at most [`SHORT`] bytes, in a place of fixed size: copied without a loop.
+/// A token of at most [`SHORT`] bytes, in a buffer of fixed size that is copied without a loop.
 #[derive(Debug, Clone, Copy, Default)]
 struct ShortToken {
     text: [u8; SHORT],
@@ -32,7 +32,7 @@ struct ShortToken {
 const SHORT: usize = 15;
 
 impl ShortToken {
-    /// Nothing for a longer one.
+    /// Makes an empty one for a longer token.
     fn new(token: &[u8]) -> Self {
         let mut text = [0; SHORT];
         match text.get_mut(..token.len()) {
@@ -45,17 +45,17 @@ impl ShortToken {
 }
 
 impl<'a> Tokens<'a> {
-    /// Offset of the first byte of the token table.
+    /// Returns the offset of the first byte of the token table.
     pub(super) fn start(&self) -> usize {
         self.start
     }
 
-    /// Offset past the last byte of the token index.
+    /// Returns the offset past the last byte of the token index.
     pub(super) fn end(&self) -> usize {
         self.end
     }
 
-    /// Appends what the token stands for.
+    /// Appends the text of the token.
     pub(super) fn expand(&self, token: u8, text: &mut Vec<u8>) {
         let token = usize::from(token);
         match self.short.get(token) {
@@ -68,9 +68,10 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The table whose token for `0` starts at `zero`, if there is one.
+    /// Finds the table whose token for `0` starts at `zero`, if there is one.
     fn around(bytes: &'a [u8], zero: usize) -> Option<Self> {
-        // Walk to the end of the last token; the index starts at the next multiple of 8 (of 4 at least).
+        // Walk to the end of the last token; the index starts at the next multiple of 8 (of 4 at
+        // least).
         let mut at = zero;
         for _ in FIRST_DIGIT..TOKENS {
             let rest = bytes.get(at..)?;
@@ -107,7 +108,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Every token table in `bytes`, in order.
+/// Returns every token table in `bytes`, in order.
 pub(super) fn candidates(bytes: &[u8]) -> impl Iterator<Item = Tokens<'_>> {
     memmem::find_iter(bytes, DIGITS)
         .take(super::MAX_TOKEN_CANDIDATES)
