@@ -1,7 +1,7 @@
 //! The symbols of loaded modules, by address and by name.
 //!
-//! The caller reads them ([`module_symbols`](super::module_symbols)). What is found is right for as long as no module is
-//! loaded or removed.
+//! The caller reads them ([`module_symbols`](super::module_symbols)). Results are valid as long as
+//! no module is loaded or removed.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub struct ModuleSymbols {
 /// A symbol of a module, shown as the kernel does: `name [module]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleSymbol<'a> {
-    /// Name of the module.
+    /// The name of the module.
     pub module: &'a str,
     /// The symbol, at its running address.
     pub symbol: Symbol<'a>,
@@ -32,18 +32,19 @@ impl fmt::Display for ModuleSymbol<'_> {
 }
 
 impl ModuleSymbols {
-    /// A module and its symbols, which have no slide.
+    /// Pairs a module with its symbols, which have no slide.
     pub(crate) fn new(module: Module, symbols: Symbols) -> Self {
         Self { module, symbols }
     }
 
-    /// All symbols, at their running addresses.
+    /// Returns all symbols, at their running addresses.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// The symbol that an address of the module lies in, and the distance to its first byte.
+    /// Returns the symbol that contains an address of the module, and the distance to its first
+    /// byte.
     #[must_use]
     pub fn resolve(&self, address: u64) -> Option<(ModuleSymbol<'_>, u64)> {
         let range = self.module.range_of(address)?;
@@ -52,7 +53,7 @@ impl ModuleSymbols {
         inside.then(|| (self.named(symbol), offset))
     }
 
-    /// Its functions, ascending, each no longer than its range.
+    /// Returns the module's functions, ascending, each no longer than its range.
     pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
         self.symbols.text_functions().map(|function| {
             let range = self.module.range_of(function.symbol.address);
@@ -77,12 +78,13 @@ impl ModuleSymbols {
 #[derive(Debug, Clone, Default)]
 pub struct LoadedModules {
     modules: Vec<ModuleSymbols>,
-    /// First and past last address of each range, and the module's place; ascending.
+    /// The first and past-the-end address of each range, and the module's index; ascending.
     ranges: Vec<(u64, u64, usize)>,
 }
 
 impl LoadedModules {
-    /// Modules whose ranges do not overlap; of those that do, any may be found.
+    /// Indexes modules, whose ranges must not overlap. If ranges do overlap, any of their modules
+    /// may be found.
     #[must_use]
     pub fn new(modules: Vec<ModuleSymbols>) -> Self {
         let mut ranges: Vec<(u64, u64, usize)> = Vec::new();
@@ -94,13 +96,13 @@ impl LoadedModules {
         Self { modules, ranges }
     }
 
-    /// The modules, in the order given.
+    /// Returns the modules, in the order passed.
     #[must_use]
     pub fn modules(&self) -> &[ModuleSymbols] {
         &self.modules
     }
 
-    /// The module that an address lies in, also where no symbol of it does.
+    /// Returns the module that contains an address, even if none of its symbols does.
     #[must_use]
     pub fn module_at(&self, address: u64) -> Option<&ModuleSymbols> {
         let after = self.ranges.partition_point(|(start, ..)| *start <= address);
@@ -108,13 +110,13 @@ impl LoadedModules {
         self.modules.get(*place).filter(|_| address < *end)
     }
 
-    /// The symbol that an address lies in, and the distance to its first byte.
+    /// Returns the symbol that contains an address, and the distance to its first byte.
     #[must_use]
     pub fn resolve(&self, address: u64) -> Option<(ModuleSymbol<'_>, u64)> {
         self.module_at(address)?.resolve(address)
     }
 
-    /// Every symbol of a name, in all modules or in the one called `module`.
+    /// Returns every symbol of a name, in all modules or in the one called `module`.
     pub fn all_of<'a>(
         &'a self,
         name: &'a str,
@@ -136,7 +138,7 @@ mod tests {
     use crate::kernel::modules::ModuleState;
     use crate::kernel::symbols::SymbolsBuilder;
 
-    /// A module with a page of text and, a page later, a page of data.
+    /// Makes a module with a page of text and, a page later, a page of data.
     fn module(name: &str, start: u64, symbols: &[(&str, u64, u8)]) -> ModuleSymbols {
         let range = |kind, start| ModuleRange {
             kind,

@@ -1,8 +1,8 @@
-//! The guest's kernel: its symbols and types, from its image file or from memory, and what its structures say of modules,
-//! tasks, memory areas, open files and cached pages.
+//! The guest's kernel: its symbols and types, from its image file or from memory, and its
+//! structures. Those are modules, tasks, VMAs, open files and cached pages.
 //!
-//! The caller brings the bytes of the decompressed kernel (an ELF file) and, for what is live, memory and
-//! registers. Nothing here needs debug files: kallsyms and BTF are inside the image.
+//! The caller passes the bytes of the decompressed kernel (an ELF file) and, for live data, memory
+//! and registers. Debug files are not needed, because kallsyms and BTF are inside the image.
 
 pub mod btf;
 pub mod cached;

@@ -1,7 +1,7 @@
-//! Which addresses are a module's.
+//! The address ranges of a module.
 //!
-//! The caller has the module's structure ([`modules`](super::modules)). Two layouts are known: `module.core_layout` and
-//! `init_layout` (Linux 4.5 to 6.3) and `module.mem[]` (since 6.4).
+//! The caller has the module's structure ([`modules`](super::modules)). Two layouts are supported:
+//! `module.core_layout` and `init_layout` (Linux 4.5 to 6.3) and `module.mem[]` (since 6.4).
 //!
 //! Structures: `module_layout`, `module_memory` and `mod_mem_type` in include/linux/module.h.
 
@@ -12,14 +12,14 @@ use super::layout::{LayoutError, offset};
 use super::structure::{Structure, StructureError, is_kernel_address};
 use crate::Gva;
 
-/// What a range of a module holds (`enum mod_mem_type`, in its order).
+/// The content of a module's range (`enum mod_mem_type`, in its order).
 #[allow(missing_docs, reason = "the names say it")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeKind {
     Text,
     Data,
     ReadOnlyData,
-    /// Data that is read-only once the module is live.
+    /// Data that is read-only after initialisation.
     ReadOnlyAfterInit,
     /// The four `Init` kinds are freed once the module is live.
     InitText,
@@ -37,34 +37,34 @@ const KINDS: [RangeKind; 7] = [
     RangeKind::InitReadOnlyData,
 ];
 
-/// Addresses of a module.
+/// An address range of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleRange {
-    /// What is there.
+    /// The content of the range.
     pub kind: RangeKind,
-    /// From the first byte to the first past it; not empty.
+    /// The addresses, end exclusive; not empty.
     pub addresses: Range<u64>,
 }
 
-/// Why a module's ranges are not known.
+/// An error in reading a module's ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ModuleMemoryError {
-    /// They cannot be read.
+    /// The ranges cannot be read.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// A range that cannot be.
+    /// A range is impossible.
     #[error("module at {module}: {size:#x} bytes at {base} are no addresses of the kernel")]
     BadRange {
-        /// The `struct module`.
+        /// The address of the `struct module`.
         module: Gva,
-        /// Where it is said to start.
+        /// The claimed start.
         base: Gva,
-        /// Bytes it is said to have.
+        /// The claimed size in bytes.
         size: u32,
     },
 }
 
-/// Where a module's ranges stand.
+/// The layout of a module's ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryLayout {
     /// Two blocks, each with text, read-only data, data that becomes read-only, and data.
@@ -79,11 +79,11 @@ pub(super) enum MemoryLayout {
     },
 }
 
-/// A `struct module_layout`, by offsets from the module.
+/// The offsets of a `struct module_layout`, from the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
     base: u64,
-    /// The ends of its parts, from `base`.
+    /// The members with the ends of its parts, from `base`.
     text_end: u64,
     read_only_end: u64,
     /// Since Linux 4.8.
@@ -109,14 +109,14 @@ impl MemoryLayout {
         Ok(Self::Array {
             first: array.byte_offset,
             stride,
-            // More kinds than are known are not read.
+            // Kinds beyond the known ones are not read.
             count: (array.size / stride).min(KINDS.len() as u64),
             base,
             size: offset(btf, "module_memory.size", 4)?,
         })
     }
 
-    /// The ranges that are there, in the order of [`RangeKind`].
+    /// Returns the ranges that exist, in the order of [`RangeKind`].
     pub(super) fn ranges(
         &self,
         module: &Structure<'_>,
@@ -189,7 +189,7 @@ impl Block {
         ];
         let mut from = 0;
         for (kind, end) in kinds.into_iter().zip(ends) {
-            // A part that is not there ends where the one before does, or at 0.
+            // A missing part ends where the one before does, or at 0.
             let end = end.clamp(from, size.max(from));
             push(ranges, kind, start, from, end);
             from = end;
@@ -198,7 +198,8 @@ impl Block {
     }
 }
 
-/// Adds the bytes from `from` to `end` of what starts at `start`, if there are any. Their sum was checked.
+/// Adds the bytes from `from` to `end` relative to `start`, if there are any. Their sum was checked
+/// before.
 fn push(ranges: &mut Vec<ModuleRange>, kind: RangeKind, start: u64, from: u32, end: u32) {
     if from < end {
         let addresses = start.wrapping_add(from.into())..start.wrapping_add(end.into());
@@ -206,7 +207,7 @@ fn push(ranges: &mut Vec<ModuleRange>, kind: RangeKind, start: u64, from: u32, e
     }
 }
 
-/// `size` bytes from `base`, which must be addresses of the kernel unless there are none.
+/// Checks that `size` bytes from `base` are addresses of the kernel, unless `size` is 0.
 fn checked_range(
     module: &Structure<'_>,
     base: u64,

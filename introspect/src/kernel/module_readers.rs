@@ -1,7 +1,7 @@
 //! The list of loaded modules and their symbols, read together.
 //!
-//! The caller brings types and symbols of the running kernel, and memory that stands still. What of the modules is broken is
-//! told beside what could be read.
+//! The caller passes types and symbols of the running kernel, and paused memory. Errors are
+//! reported beside the modules that could be read.
 
 use super::btf::Btf;
 use super::list::Partial;
@@ -11,28 +11,29 @@ use super::modules::{Module, ModulesError, ModulesLayout, ModulesLayoutError};
 use super::symbols::Symbols;
 use crate::MemoryView;
 
-/// What of the modules could not be read.
+/// An error in reading modules.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModuleError {
-    /// Their list, or one on it: there are more modules than those that were read.
+    /// The list, or a module on it, is broken. Some modules are missing from the result.
     #[error(transparent)]
     Modules(#[from] ModulesError),
-    /// The symbols of one.
+    /// The symbols of a module cannot be read.
     #[error(transparent)]
     Symbols(#[from] ModuleSymbolsError),
 }
 
-/// Where a kernel keeps its modules and their symbols.
+/// The location of a kernel's modules and their symbols.
 pub struct ModuleReaders {
     modules: ModulesLayout,
     symbols: ModuleSymbolsLayout,
 }
 
 impl ModuleReaders {
-    /// Finds the offsets; `None` for a kernel that cannot load modules. `symbols` must have the slide of the running kernel.
+    /// Looks up the offsets. Returns `None` for a kernel that cannot load modules. `symbols` must
+    /// have the slide of the running kernel.
     ///
     /// # Errors
-    /// If types or symbols do not tell.
+    /// If the kernel's types or symbols do not describe them.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Option<Self>, ModulesLayoutError> {
         let modules = match ModulesLayout::new(btf, symbols) {
             Err(ModulesLayoutError::NoModules) => return Ok(None),
@@ -42,13 +43,13 @@ impl ModuleReaders {
         Ok(Some(Self { modules, symbols }))
     }
 
-    /// The modules that are loaded now.
+    /// Reads the list of loaded modules.
     #[must_use]
     pub fn list(&self, view: MemoryView<'_>) -> Partial<Module, ModulesError> {
         self.modules.modules(view)
     }
 
-    /// The symbols of these modules, and what could not be read of the modules.
+    /// Reads the symbols of these modules, with the errors.
     #[must_use]
     pub fn symbols(
         &self,

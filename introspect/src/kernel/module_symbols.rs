@@ -1,7 +1,8 @@
-//! Symbols of loaded modules, which the kernel keeps with each of them.
+//! Symbols of loaded modules, which the kernel keeps with each module.
 //!
-//! The caller has the modules ([`modules`](super::modules)) and pauses the CPUs. A module keeps its whole symbol table
-//! while its initialisation runs, and afterwards what stays in memory: functions, and with `CONFIG_KALLSYMS_ALL` data.
+//! The caller has the modules ([`modules`](super::modules)) and pauses the CPUs. A module keeps its
+//! whole symbol table while its initialisation runs. Afterwards it keeps the part that stays in
+//! memory: functions, and with `CONFIG_KALLSYMS_ALL` data.
 //!
 //! Structures: `mod_kallsyms` in include/linux/module.h, kernel/module/kallsyms.c; ELF symbols.
 
@@ -14,58 +15,59 @@ use super::symbols::{SymbolsBuilder, TooManySymbols};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{Gva, MemoryView};
 
-/// Bytes of an ELF symbol.
+/// Size of an ELF symbol in bytes.
 const SYMBOL: usize = 24;
-/// Symbols of one module; the largest have about 50,000.
+/// The maximum number of symbols of one module; the largest have about 50,000.
 const MAX_SYMBOLS: u32 = 1 << 18;
-/// Symbols of all modules; a busy system has about 100,000. With names of any length they take some 256 MiB at most.
+/// The maximum number of symbols of all modules; a busy system has about 100,000. With the longest
+/// names they take about 256 MiB at most.
 const MAX_ALL: u32 = 1 << 19;
-/// Longest name read (`KSYM_NAME_LEN` is 512 since Linux 6.1).
+/// The maximum length of a name in bytes (`KSYM_NAME_LEN` is 512 since Linux 6.1).
 const MAX_NAME: usize = 512;
-/// Section number of a symbol that the module does not define.
+/// The section number of a symbol that the module does not define.
 const UNDEFINED: u16 = 0;
 
-/// Where a module keeps its symbols.
+/// The location of a module's symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleSymbolsLayout {
-    /// In `module`.
+    /// Offset in `module`.
     kallsyms: u64,
-    /// In `mod_kallsyms`.
+    /// Offsets in `mod_kallsyms`.
     symbols: u64,
     count: u64,
     names: u64,
-    /// Since Linux 5.2; before, the letters stand in the symbols themselves.
+    /// Since Linux 5.2. Before that, the letters are in the symbols themselves.
     kinds: Option<u64>,
 }
 
-/// Why a module's symbols cannot be read.
+/// An error in reading a module's symbols.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModuleSymbolsError {
-    /// A structure or table is not there.
+    /// A structure or table cannot be read.
     #[error("module {module}: {source}")]
     Structure {
-        /// Its name.
+        /// The module's name.
         module: String,
-        /// What the read said.
+        /// The cause.
         source: StructureError,
     },
-    /// An absurd number of symbols.
+    /// The number of symbols is absurd.
     #[error(
         "module {module} is said to have {found} symbols, more than {MAX_SYMBOLS} or than all modules may have: refused"
     )]
     TooMany {
-        /// Its name.
+        /// The module's name.
         module: String,
-        /// Their number.
+        /// The number of symbols claimed.
         found: usize,
     },
 }
 
 impl ModuleSymbolsLayout {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
-    /// If the types do not tell.
+    /// If the kernel's types do not describe them.
     pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
         Ok(Self {
             kallsyms: offset(btf, "module.kallsyms", 8)?,
@@ -76,10 +78,10 @@ impl ModuleSymbolsLayout {
         })
     }
 
-    /// The symbols of one module; none while it is unformed.
+    /// Reads the symbols of one module; none while it is unformed.
     ///
     /// # Errors
-    /// If its tables are not all there, or too large.
+    /// If its tables are not all in memory, or too large.
     pub fn read(
         &self,
         view: MemoryView<'_>,
@@ -88,7 +90,7 @@ impl ModuleSymbolsLayout {
         self.read_within(view, module, &mut { MAX_SYMBOLS })
     }
 
-    /// As [`read`](Self::read); what the module says that it has is taken from `left`.
+    /// Does the same as [`read`](Self::read). Subtracts the module's number of symbols from `left`.
     fn read_within(
         &self,
         view: MemoryView<'_>,
@@ -104,7 +106,8 @@ impl ModuleSymbolsLayout {
         Ok(ModuleSymbols::new(module, symbols))
     }
 
-    /// The symbols of all modules, and what is wrong with those that could not be read.
+    /// Reads the symbols of all modules. Returns them with the errors of those that could not be
+    /// read.
     #[must_use]
     pub fn read_all(
         &self,
@@ -180,7 +183,7 @@ impl ModuleSymbolsLayout {
                 Some(kinds) => kinds.get(index).copied().unwrap_or_default(),
                 None => entry.kind,
             };
-            // A letter, or what the kernel says it does not know.
+            // A letter, or the kernel's mark for an unknown kind.
             let kind = if kind.is_ascii_graphic() { kind } else { b'?' };
             builder
                 .push(&name, entry.value, kind, kind == b'a')
@@ -190,12 +193,13 @@ impl ModuleSymbolsLayout {
     }
 }
 
-/// What is read of an ELF symbol.
+/// The parts of an ELF symbol that are read.
 struct ElfSymbol {
     name: u32,
     section: u16,
     value: u64,
-    /// The letter that kernels before 5.2 put there: over the type byte, in 5.0 and 5.1 over the size.
+    /// The letter that kernels before 5.2 store there: over the type byte, or in 5.0 and 5.1 over
+    /// the size.
     kind: u8,
 }
 
@@ -214,8 +218,8 @@ impl ElfSymbol {
     }
 }
 
-/// Names that assemblers make: `.L…`, and the marks `$a`, `$d`, `$t`, `$x` of other architectures, which the kernel
-/// leaves out as well.
+/// Checks for names made by assemblers, which the kernel leaves out as well. These are `.L…`, and
+/// the marks `$a`, `$d`, `$t`, `$x` of other architectures.
 fn is_label(name: &[u8]) -> bool {
     match name {
         [b'.', b'L', ..] => true,
@@ -241,7 +245,7 @@ mod tests {
     const KINDS: u64 = BASE + 0x7000;
     const TEXT: u64 = 0xffff_ffff_c010_0000;
 
-    /// Linux from 5.2 on, or before.
+    /// Makes the layout of Linux from 5.2 on, or before.
     fn layout(with_kinds: bool) -> ModuleSymbolsLayout {
         let tables = [
             ("symtab", 0, Member::Bytes(8)),
@@ -267,7 +271,8 @@ mod tests {
         }
     }
 
-    /// Symbols of (name, section, address, letter); the letter stands in the table of kinds and in the symbol.
+    /// Writes symbols of (name, section, address, letter). The letter is in the table of kinds and
+    /// in the symbol.
     fn kernel(symbols: &[(&str, u16, u64, u8)]) -> TestKernel {
         let mut kernel = TestKernel::default();
         kernel.put_all(&[

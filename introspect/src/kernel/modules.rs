@@ -1,7 +1,7 @@
-//! The kernel's loadable modules: names, states, and which addresses are theirs.
+//! The kernel's loadable modules: names, states and address ranges.
 //!
-//! The caller pauses the CPUs. This walks the kernel's list `modules`; a module's symbols are read by
-//! [`module_symbols`](super::module_symbols).
+//! The caller pauses the CPUs. This walks the kernel's list `modules`. A module's symbols are read
+//! by [`module_symbols`](super::module_symbols).
 //!
 //! Structures: include/linux/module.h.
 
@@ -15,15 +15,15 @@ use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Modules read; a distribution ships about 4,000 and loads a hundred.
+/// The maximum number of modules; a distribution ships about 4,000 and loads a hundred.
 const MAX_MODULES: usize = 4096;
-/// Bytes of `module.name` (`MODULE_NAME_LEN` is 56).
+/// The valid sizes of `module.name` in bytes (`MODULE_NAME_LEN` is 56).
 const NAME: std::ops::RangeInclusive<u64> = 8..=256;
 
-/// Where a kernel keeps what describes its modules.
+/// The location of a kernel's modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModulesLayout {
-    /// Address of the list's head.
+    /// The address of the list's head.
     head: Gva,
     list: u64,
     name: u64,
@@ -32,29 +32,29 @@ pub struct ModulesLayout {
     memory: MemoryLayout,
 }
 
-/// Why modules cannot be read in this kernel.
+/// An error that prevents reading modules in this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModulesLayoutError {
-    /// It has none.
+    /// The kernel has no modules.
     #[error("the kernel has no loadable modules (built without CONFIG_MODULES)")]
     NoModules,
-    /// Something is missing or of another size.
+    /// A symbol or member is missing or has another size.
     #[error("the kernel's modules are not known: {0}")]
     Layout(#[from] LayoutError),
 }
 
-/// How far a module is (`enum module_state`).
+/// The state of a module (`enum module_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModuleState {
     /// In use.
     Live,
-    /// Its initialisation runs.
+    /// Running its initialisation.
     Coming,
-    /// It is being removed.
+    /// Being removed.
     Going,
-    /// It is being loaded and has no ranges and symbols yet.
+    /// Being loaded, without ranges and symbols yet.
     Unformed,
-    /// None of these.
+    /// Any other value.
     Unknown(u32),
 }
 
@@ -71,7 +71,7 @@ impl ModuleState {
 }
 
 impl fmt::Display for ModuleState {
-    /// As `/proc/modules` prints it.
+    /// Writes the state as `/proc/modules` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Live => f.pad("Live"),
@@ -86,18 +86,18 @@ impl fmt::Display for ModuleState {
 /// A module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
-    /// Of its `struct module`.
+    /// The address of the `struct module`.
     pub address: Gva,
-    /// Its name, with underscores for dashes as the kernel has it.
+    /// The name, with underscores for dashes as in the kernel.
     pub name: String,
-    /// How far it is.
+    /// The state.
     pub state: ModuleState,
-    /// Where it is, in the order of [`RangeKind`]; none while it is unformed.
+    /// The address ranges, in the order of [`RangeKind`]; none while it is unformed.
     pub ranges: Vec<ModuleRange>,
 }
 
 impl Module {
-    /// The range that an address lies in.
+    /// Returns the range that contains an address.
     #[must_use]
     pub fn range_of(&self, address: u64) -> Option<&ModuleRange> {
         self.ranges
@@ -105,7 +105,7 @@ impl Module {
             .find(|range| range.addresses.contains(&address))
     }
 
-    /// First byte of its text: the address that `/proc/modules` prints.
+    /// Returns the first byte of the text: the address that `/proc/modules` prints.
     #[must_use]
     pub fn base(&self) -> Option<u64> {
         let text = self.ranges.iter().find(|r| r.kind == RangeKind::Text);
@@ -113,25 +113,25 @@ impl Module {
     }
 }
 
-/// What is broken about the modules.
+/// An error in reading the modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ModulesError {
-    /// The list.
+    /// The list is broken.
     #[error(transparent)]
     List(#[from] ListError),
-    /// One of them.
+    /// A module's structure is broken.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// What one says about its memory.
+    /// A module's memory ranges are invalid.
     #[error(transparent)]
     Memory(#[from] ModuleMemoryError),
 }
 
 impl ModulesLayout {
-    /// Finds the list and the offsets. `symbols` must have the slide of the running kernel.
+    /// Looks up the list and the offsets. `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
-    /// If the kernel has no modules, or types or symbols do not tell.
+    /// If the kernel has no modules, or its types or symbols do not describe them.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, ModulesLayoutError> {
         if btf.member("module.state").is_err() {
             return Err(ModulesLayoutError::NoModules);
@@ -164,7 +164,7 @@ impl ModulesLayout {
         })
     }
 
-    /// The modules, newest first, as the kernel lists them.
+    /// Reads the modules, newest first, as the kernel lists them.
     #[must_use]
     pub fn modules(&self, view: MemoryView<'_>) -> Partial<Module, ModulesError> {
         let list = List {
@@ -211,7 +211,7 @@ mod tests {
         &[("next", 0, Member::Bytes(8)), ("prev", 8, Member::Bytes(8))],
     );
 
-    /// Types of Linux 6.1, with offsets of its Debian build.
+    /// Makes the types of Linux 6.1, with offsets of its Debian build.
     fn blocks() -> Btf {
         types(&[
             LIST,
@@ -239,7 +239,7 @@ mod tests {
         ])
     }
 
-    /// Types of Linux 6.12.
+    /// Makes the types of Linux 6.12.
     fn array() -> Btf {
         types(&[
             LIST,
@@ -307,7 +307,7 @@ mod tests {
                 (at + 20, after_init, 4),
             ]);
         }
-        // What an unformed module has is not looked at.
+        // An unformed module's ranges are not looked at.
         kernel.put(MODULE + 0x2000 + 320, [0x55; 16]);
         kernel.put(MODULE + 0x1000 + 320, (TEXT + 0x8000).to_le_bytes());
         kernel.put_all(&[

@@ -1,31 +1,32 @@
 //! An index from names to numbers, for tables that keep the names themselves.
 //!
-//! The caller compares the names: what is found has the name's hash, and nearly always the name. A collision costs
-//! time and nothing else. The finished index is plain bytes, so that it can be kept in a file.
+//! The caller compares the names. A candidate has the name's hash, and nearly always the name. A
+//! collision only costs time. The finished index is plain bytes, so that it can be stored in a
+//! file.
 
-/// An index in the making.
+/// A builder of an index.
 #[derive(Debug)]
 pub(super) struct NameIndexBuilder {
     keys: Vec<u64>,
 }
 
-/// Bytes of a key: `hash << 32 | number`, little-endian.
+/// Size of a key in bytes: `hash << 32 | number`, little-endian.
 pub(super) const KEY: usize = 8;
 
 impl NameIndexBuilder {
-    /// An empty index with room for `names`.
+    /// Makes an empty index with room for `names`.
     pub(super) fn with_capacity(names: usize) -> Self {
         Self {
             keys: Vec::with_capacity(names),
         }
     }
 
-    /// Adds a name; several may be alike.
+    /// Adds a name; duplicates are allowed.
     pub(super) fn add(&mut self, name: &[u8], number: u32) {
         self.keys.push(hash(name) << 32 | u64::from(number));
     }
 
-    /// Number of names.
+    /// Returns the number of names.
     pub(super) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -45,14 +46,15 @@ pub(super) struct NameIndex<'a> {
 }
 
 impl<'a> NameIndex<'a> {
-    /// The index that [`NameIndexBuilder::write`] wrote. One that it did not write finds the wrong numbers or none.
+    /// Accepts the index that [`NameIndexBuilder::write`] wrote. Other bytes yield wrong numbers or
+    /// none.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self {
             keys: bytes.as_chunks().0,
         }
     }
 
-    /// The numbers whose names may be `name`, ascending.
+    /// Returns the numbers whose names may be `name`, ascending.
     pub(super) fn candidates(self, name: &[u8]) -> impl Iterator<Item = u32> + use<'a> {
         let hash = hash(name);
         let key = |bytes: &[u8; KEY]| u64::from_le_bytes(*bytes);
@@ -67,7 +69,7 @@ impl<'a> NameIndex<'a> {
     }
 }
 
-/// FNV-1a, 32 bits.
+/// Computes FNV-1a of 32 bits.
 fn hash(name: &[u8]) -> u64 {
     let hash = name.iter().fold(0x811c_9dc5u32, |hash, byte| {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)

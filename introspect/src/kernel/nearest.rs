@@ -1,10 +1,11 @@
-//! Names that look like a mistyped one.
+//! Names similar to a mistyped one.
 
-/// Longer names are compared by their first bytes only, which bounds the work per name.
+/// The number of bytes of a name that are compared, which bounds the work per name.
 const MAX_COMPARED: usize = 64;
 
-/// Up to `count` different `names` close to `wanted`, best first: by edit distance, then those that contain
-/// it (or that it contains), then by length. A name more than a third of `wanted` away is not close.
+/// Returns up to `count` different `names` close to `wanted`, best first. They are ordered by edit
+/// distance, then by containing it (or being contained in it), then by length. A name more than a
+/// third of `wanted` away is not close.
 #[must_use]
 pub fn nearest<'a>(
     wanted: &str,
@@ -31,7 +32,7 @@ pub fn nearest<'a>(
     found.into_iter().map(|(_, _, name)| name).collect()
 }
 
-/// Levenshtein distance of `a` and `b`, or `None` if it is above `limit`.
+/// Returns the Levenshtein distance of `a` and `b`, or `None` if it is above `limit`.
 fn edit_distance(a: &[u8], b: &[u8], limit: usize) -> Option<usize> {
     if a.len().abs_diff(b.len()) > limit {
         return None;

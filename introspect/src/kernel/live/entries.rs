@@ -1,4 +1,4 @@
-//! Where a CPU enters the kernel.
+//! The kernel entry points of a CPU.
 //!
 //! Format of the interrupt descriptor table: Intel SDM volume 3A, section 6.14.1 (64-bit gates).
 
@@ -6,14 +6,14 @@ use crate::kernel::slide::LiveEntries;
 use crate::{Gva, MemoryView};
 
 const GATE: u64 = 16;
-/// Vectors (Intel SDM volume 3A, table 6-1).
+/// The vectors (Intel SDM volume 3A, table 6-1).
 const DIVIDE_ERROR: u64 = 0;
 const PAGE_FAULT: u64 = 14;
-/// The gate is in use: bit 47 of its first 8 bytes.
+/// The present bit of a gate: bit 47 of its first 8 bytes.
 const PRESENT: u8 = 0x80;
 
-/// The entry points of a CPU with the interrupt descriptor table at `idt_base`. `syscall` is its LSTAR, 0 if it is not
-/// known. A gate that is not in use or cannot be read counts as none.
+/// Reads the entry points of a CPU with the interrupt descriptor table at `idt_base`. `syscall` is
+/// its LSTAR, or 0 if unknown. A gate that is not present or cannot be read counts as none.
 #[must_use]
 pub fn live_entries(view: MemoryView<'_>, idt_base: u64, syscall: u64) -> LiveEntries {
     LiveEntries {

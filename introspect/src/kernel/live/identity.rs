@@ -1,17 +1,17 @@
-//! What a kernel in memory says about itself: version, build id, and how far it was moved.
+//! The identity of a kernel in memory: version, build id, and slide.
 
 use crate::build_id::BuildId;
 use crate::kernel::image;
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Bytes of vmcoreinfo (`VMCOREINFO_BYTES`, include/linux/crash_core.h).
+/// Size of vmcoreinfo in bytes (`VMCOREINFO_BYTES`, include/linux/crash_core.h).
 const MAX_VMCOREINFO: u64 = 4096;
-/// Bytes of notes read.
+/// The maximum size of notes read, in bytes.
 const MAX_NOTES: u64 = 64 << 10;
 const MAX_BANNER: usize = 512;
 
-/// The banner by its symbol, else from the memory `around` kallsyms.
+/// Finds the banner by its symbol, or else in the memory `around` kallsyms.
 pub(super) fn banner(view: MemoryView<'_>, symbols: &Symbols, around: &[u8]) -> Option<String> {
     let named = symbols
         .address_of("linux_banner")
@@ -20,7 +20,7 @@ pub(super) fn banner(view: MemoryView<'_>, symbols: &Symbols, around: &[u8]) -> 
     named.or_else(|| image::banner(around))
 }
 
-/// The build id among the kernel's notes (`NOTES`, include/asm-generic/vmlinux.lds.h).
+/// Finds the build id among the kernel's notes (`NOTES`, include/asm-generic/vmlinux.lds.h).
 pub(super) fn build_id(view: MemoryView<'_>, symbols: &Symbols) -> Option<BuildId> {
     let start = symbols.address_of("__start_notes")?;
     let length = symbols.address_of("__stop_notes")?.checked_sub(start)?;
@@ -29,8 +29,9 @@ pub(super) fn build_id(view: MemoryView<'_>, symbols: &Symbols) -> Option<BuildI
     BuildId::in_notes(&bytes, 4)
 }
 
-/// `KERNELOFFSET` of vmcoreinfo (`arch_crash_save_vmcoreinfo`): the distance from link to running addresses. `None` if
-/// there is no vmcoreinfo, or it has not been filled in yet, or says what cannot be.
+/// Reads `KERNELOFFSET` of vmcoreinfo (`arch_crash_save_vmcoreinfo`): the distance from link to
+/// running addresses. Returns `None` if there is no vmcoreinfo, if it has not been filled in yet,
+/// or if its value is impossible.
 pub(super) fn kernel_offset(view: MemoryView<'_>, symbols: &Symbols) -> Option<u64> {
     let variable = |name| symbols.address_of(name).map(Gva);
     let data = view.pointer(variable("vmcoreinfo_data")?).ok()??;

@@ -1,36 +1,38 @@
-//! What the page tables map in the window of the kernel image, and its bytes.
+//! The mappings in the window of the kernel image, and their bytes.
 
 use crate::x86_64::{AddressSpace, PAGE, TranslateError, translate};
 use crate::{Gva, MemoryView, PhysicalMemory};
 
-/// `__START_KERNEL_map` (arch/x86/include/asm/page_64_types.h): the image is linked, and moved by KASLR, from here on
-/// within `KERNEL_IMAGE_SIZE`, which is 1 GiB at most.
+/// The start of the window: `__START_KERNEL_map` (arch/x86/include/asm/page_64_types.h). From here
+/// the image is linked, and moved by KASLR, within `KERNEL_IMAGE_SIZE`, which is at most 1 GiB.
 const START: u64 = 0xffff_ffff_8000_0000;
 const END: u64 = START + (1 << 30);
-/// Ranges of different rights kept; an image has about ten, and modules may follow inside the window.
+/// The maximum number of ranges of different rights. An image has about ten, and modules may follow
+/// inside the window.
 const MAX_RANGES: usize = 16_384;
 
-/// Pages next to each other that have the same rights.
+/// Adjacent pages with the same rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MappedRange {
-    /// First byte.
+    /// The address of the first byte.
     pub(super) start: u64,
-    /// Bytes, a multiple of 4096.
+    /// Size in bytes, a multiple of 4096.
     pub(super) length: u64,
-    /// May be written.
+    /// Whether the pages are writable.
     pub(super) writable: bool,
-    /// May be executed.
+    /// Whether the pages are executable.
     pub(super) executable: bool,
 }
 
 impl MappedRange {
-    /// First byte past it.
+    /// Returns the first address past the range.
     pub(super) fn end(&self) -> u64 {
         self.start.saturating_add(self.length)
     }
 }
 
-/// What is mapped in the window, ascending. Takes at most one page walk for each of its 262,144 small pages.
+/// Returns the mapped ranges of the window, ascending. Takes at most one page walk for each of its
+/// 262,144 small pages.
 pub(super) fn ranges(
     memory: &(impl PhysicalMemory + ?Sized),
     space: AddressSpace,
@@ -67,20 +69,21 @@ pub(super) fn ranges(
     ranges
 }
 
-/// Bytes around an address that this says are not mapped: a power of two, and aligned to itself.
+/// Returns the size in bytes of the unmapped area that this error implies around an address: a
+/// power of two, and aligned to itself.
 fn unmapped(error: &TranslateError) -> u64 {
     let entry_covers = |level: u8| 1u64 << (12 + 9 * u32::from(level.clamp(1, 3) - 1));
     match *error {
         TranslateError::NotPresent { level, .. } => entry_covers(level),
-        // The whole table is missing: what one entry of the next higher level covers.
+        // The whole table is missing, so skip what one entry of the next higher level covers.
         TranslateError::TableOutsideRam { level, .. } => entry_covers(level.saturating_add(1)),
         TranslateError::NoAccess { .. } => PAGE,
         TranslateError::NonCanonical { .. } | TranslateError::BadLevels { .. } => entry_covers(3),
     }
 }
 
-/// The bytes of a range, in as many chunks as pages that cannot be read make of it; `most` bytes of them. Each starts
-/// at a page, and comes with its address.
+/// Reads the bytes of a range, at most `most` of them. Pages that cannot be read split it into
+/// chunks. Each chunk starts at a page and comes with its address.
 pub(super) fn chunks(
     view: MemoryView<'_>,
     range: MappedRange,
@@ -119,8 +122,8 @@ mod tests {
 
     const LARGE: u64 = 2 << 20;
 
-    /// Text of one large page, read-only data of two small pages that are apart in memory, a hole, data, and a page of
-    /// a device.
+    /// Maps text of one large page, read-only data of two small pages that are apart in memory, a
+    /// hole, data, and a page of a device.
     fn guest() -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0, 8 << 20);
         let space = memory.address_space(4);
@@ -182,7 +185,8 @@ mod tests {
 
     #[test]
     fn tables_of_noise_are_walked_once() {
-        // Every entry of every table points to the same table: all of the window is mapped, again and again.
+        // Every entry of every table points to the same table, so all of the window is mapped
+        // repeatedly.
         let mut memory = TestMemory::new(0, 1 << 20);
         for entry in 0..512 {
             memory.write(0x1000 + entry * 8, &0x1003u64.to_le_bytes());

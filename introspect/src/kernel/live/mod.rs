@@ -1,11 +1,14 @@
-//! A running kernel without its image file: symbols, types and banner, found in guest memory from one CPU's registers.
+//! A running kernel without its image file: symbols, types and banner, found in guest memory from
+//! one CPU's registers.
 //!
-//! The caller pauses the CPUs and gives one of them. The kernel image is mapped in a window of 1 GiB at the top of the
-//! address space; its read-only data is searched for kallsyms, and all else follows from the symbols. They are checked
-//! against the CPU's interrupt descriptor table, so that tables of another kernel which lie around in memory are not
-//! taken for the running one's. Read-only pages are read first, others only if nothing is found there.
+//! The caller pauses the CPUs and passes the state of one. The kernel image is mapped in a window
+//! of 1 GiB at the top of the address space. Its read-only data is searched for kallsyms, and the
+//! symbols lead to the rest. The symbols are checked against the CPU's interrupt descriptor table,
+//! because tables of another kernel may be left in memory. Read-only pages are read first, others
+//! only if nothing is found there.
 //!
-//! Not solved: kernels without kallsyms (their image has the ELF symbols), and finding the kernel without registers.
+//! Kernels without kallsyms are not supported (their image has the ELF symbols). Nor does this find
+//! a kernel without registers.
 
 mod entries;
 mod identity;
@@ -21,37 +24,40 @@ use crate::{CpuRegisters, Gpa, Gva, MemoryView};
 
 pub use entries::live_entries;
 
-/// Largest BTF that is read; a distribution kernel's has about 5 MB.
+/// The maximum size of BTF in bytes; a distribution kernel's has about 5 MB.
 const MAX_BTF: u64 = 64 << 20;
-/// Bytes of kernel memory searched in all.
+/// The maximum size of kernel memory searched in all, in bytes.
 const MAX_SEARCHED: usize = 512 << 20;
-/// Ranges that hold something like kallsyms and are searched in vain before giving up: each may cost a decoder's bound.
+/// The maximum number of ranges with damaged kallsyms that are searched. Each may cost the
+/// decoder's bound.
 const MAX_BROKEN: usize = 8;
 
-/// A kernel as it stands in memory.
+/// A kernel found in memory.
 #[derive(Debug)]
 pub struct LiveKernel {
-    /// Page tables that map the kernel: its own (`init_top_pgt`), which stay for as long as it runs. If it names none,
-    /// those of the CPU's process; with page table isolation, the ones for kernel mode.
+    /// The page tables that map the kernel: its own (`init_top_pgt`), which stay while it runs. If
+    /// the kernel does not name them, these are those of the CPU's process. With page table
+    /// isolation, they are the ones for kernel mode.
     pub space: AddressSpace,
-    /// Symbols at their running addresses. Where [`slide`](Self::slide) is known the link addresses are known as well;
-    /// else [`Symbols::slide`] is 0.
+    /// The symbols at their running addresses. If [`slide`](Self::slide) is known, so are the link
+    /// addresses; else [`Symbols::slide`] is 0.
     pub symbols: Symbols,
-    /// How far the kernel runs from its link address, as it says itself (`KERNELOFFSET` of vmcoreinfo); `None` if it
-    /// keeps no vmcoreinfo (`CONFIG_CRASH_CORE`). Running addresses need it not.
+    /// The distance in bytes from the link address, as the kernel reports it (`KERNELOFFSET` of
+    /// vmcoreinfo). `None` if it keeps no vmcoreinfo (`CONFIG_CRASH_CORE`). Running addresses do
+    /// not depend on it.
     pub slide: Option<u64>,
     /// The kernel's types.
     pub btf: Result<Btf, LiveBtfError>,
     /// The line that starts with `Linux version`, without its newline.
     pub banner: Option<String>,
-    /// Build id of the kernel image (ELF note of GNU type 3), usually 20 bytes.
+    /// The build id of the kernel image (ELF note of GNU type 3), usually 20 bytes.
     pub build_id: Option<BuildId>,
 }
 
-/// Why no kernel was found.
+/// An error in finding the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LiveError {
-    /// Nothing is mapped where kernels are.
+    /// Nothing is mapped in the window of the kernel image.
     #[error(
         "the page tables at {root} map no RAM from 0xffffffff80000000 to 0xffffffffc0000000, where Linux keeps its \
          image: the CPU runs no Linux, or not yet"
@@ -60,54 +66,55 @@ pub enum LiveError {
         /// The CPU's top page table.
         root: Gpa,
     },
-    /// No kallsyms in what is mapped.
+    /// The mapped memory holds no kallsyms.
     #[error(
         "no kallsyms in the {searched:#x} bytes of kernel memory from {first} to {last}: {source}"
     )]
     NoKallsyms {
-        /// Bytes looked at.
+        /// The number of bytes searched.
         searched: usize,
-        /// First address mapped.
+        /// The first address mapped.
         first: Gva,
-        /// End of the last range.
+        /// The end of the last range.
         last: Gva,
-        /// What the table that came furthest lacks. Offsets count from the start of its range.
+        /// The error of the table that came furthest. Offsets count from the start of its range.
         source: KallsymsError,
     },
-    /// The symbols found do not describe what the CPU runs.
+    /// The symbols found do not match the CPU's entry points.
     #[error("the symbols found in memory are not those of the running kernel: {0}")]
     Entries(#[from] SlideError),
 }
 
-/// Why a kernel in memory yields no types.
+/// An error in reading the types of a kernel in memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LiveBtfError {
-    /// No symbols around it.
+    /// The kernel has no symbols for the bounds of BTF.
     #[error(
         "the kernel names no __start_BTF and __stop_BTF (built without CONFIG_DEBUG_INFO_BTF or CONFIG_KALLSYMS_ALL): \
          tasks (pid, comm), struct members, argument names and modules are not available; function probes and registers \
          are"
     )]
     NoSymbols,
-    /// The symbols are no range.
+    /// The symbols do not make a range.
     #[error("BTF is said to stand from {start} to {stop}, which is no range of a sensible size")]
     BadRange {
-        /// `__start_BTF`.
+        /// The address of `__start_BTF`.
         start: Gva,
-        /// `__stop_BTF`.
+        /// The address of `__stop_BTF`.
         stop: Gva,
     },
-    /// Its pages are not there.
+    /// The pages of BTF cannot be read.
     #[error("the kernel's BTF cannot be read: {0}")]
     Unreadable(#[from] ReadVirtualError),
-    /// It is no BTF.
+    /// The bytes are not valid BTF.
     #[error("the kernel's BTF cannot be used: {0}")]
     Damaged(#[from] BtfError),
 }
 
 impl LiveKernel {
-    /// Finds the kernel that `cpu` runs. `view` may be of any address space. `syscall_entry` is the CPU's LSTAR, 0 if the
-    /// caller has it not: two more entry points are read from the interrupt descriptor table.
+    /// Finds the kernel that `cpu` runs. `view` may be of any address space. `syscall_entry` is the
+    /// CPU's LSTAR, or 0 if unknown. Two more entry points are read from the interrupt descriptor
+    /// table.
     ///
     /// # Errors
     /// If there is none, or its symbols disagree with the CPU.
@@ -118,8 +125,8 @@ impl LiveKernel {
     ) -> Result<Self, LiveError> {
         let as_is = cpu.address_space();
         let mut failure = LiveError::NotMapped { root: as_is.root };
-        // With page table isolation a CPU in user mode has tables that map the kernel in part. Without it the other
-        // tables are most likely none at all.
+        // With page table isolation, a CPU in user mode has tables that map the kernel only in
+        // part. Without it, the other tables are most likely invalid.
         let isolated = as_is.isolated_kernel_view();
         let mut spaces = vec![as_is, isolated];
         spaces.dedup();
@@ -142,8 +149,8 @@ impl LiveKernel {
         syscall_entry: u64,
     ) -> Result<Self, LiveError> {
         let (symbols, chunk) = running_symbols(view)?;
-        // Symbols in memory are at their running addresses, because relocation moved their base as it did all else. Should
-        // a kernel keep it otherwise, this tells how far.
+        // Symbols in memory are at their running addresses, because relocation moved their base
+        // too. If a kernel keeps them otherwise, this finds the distance.
         let moved = slide::find(&symbols, live_entries(view, cpu.idt_base, syscall_entry))?;
         let symbols = symbols.with_slide(moved);
         let slide = match moved {
@@ -165,7 +172,8 @@ impl LiveKernel {
 }
 
 impl LiveError {
-    /// How far the search came: of two failures the one that came further tells more.
+    /// Returns how far the search came. Of two failures, the one that came further is more
+    /// informative.
     fn progress(&self) -> u8 {
         match self {
             Self::NotMapped { .. } => 0,
@@ -175,7 +183,8 @@ impl LiveError {
     }
 }
 
-/// The symbols of the kernel mapped by `view`, at running addresses, and the memory they were found in.
+/// Finds the symbols of the kernel mapped by `view`, at running addresses. Returns them with the
+/// memory that they were found in.
 fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Vec<u8>), LiveError> {
     let mut ranges = mapping::ranges(view.physical(), view.space());
     let ends = (ranges.first(), ranges.last());
@@ -221,7 +230,8 @@ fn running_symbols(view: MemoryView<'_>) -> Result<(Symbols, Vec<u8>), LiveError
     })
 }
 
-/// The page tables that belong to no process, if they are named and map themselves where the CPU's do.
+/// Returns the page tables that belong to no process, if they are named and map themselves where
+/// the CPU's do.
 fn own_tables(view: MemoryView<'_>, symbols: &Symbols) -> Option<AddressSpace> {
     let tables = Gva(symbols.address_of("init_top_pgt")?);
     let (root, _) = view.locate(tables).ok()?;

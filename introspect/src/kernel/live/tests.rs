@@ -9,7 +9,7 @@ use crate::{PausedMemory, PhysicalMemory};
 
 const PAGES: u64 = 128;
 const IDT: u64 = 0xffff_fe00_0000_0000;
-/// Where things stand in the image.
+/// Offsets in the image.
 const DIVIDE: u64 = 0x1_0000;
 const FAULT: u64 = 0x1_0100;
 const TABLES: u64 = 0x2_0000;
@@ -19,20 +19,20 @@ const BANNER: u64 = 0x6_1000;
 const CRASH_DATA: u64 = 0x6_2000;
 const CRASH_SIZE: u64 = 0x6_2008;
 const CRASH_TEXT: u64 = 0x6_3000;
-/// The kernel's own page tables; a page of zeroes unless a test makes it one.
+/// The kernel's own page tables; a page of zeroes unless a test fills it.
 const OWN_TABLES: u64 = 0x7_0000;
 const END: u64 = PAGES * PAGE;
 const KASLR: u64 = 0x1e20_0000;
 
-/// What differs from a kernel in good order.
+/// The differences from an intact kernel.
 struct Case {
     slide: u64,
     layout: Layout,
     /// Text of vmcoreinfo.
     crash: &'static str,
-    /// Whether the tables say a name.
+    /// A name that the tables lack.
     without: &'static str,
-    /// Where faults enter, from the base.
+    /// The offset of the page-fault handler from the base.
     fault: u64,
     btf: Vec<u8>,
 }
@@ -78,12 +78,13 @@ impl Case {
         symbols
     }
 
-    /// No kernel has both absolute symbols and addresses that count from themselves.
+    /// Checks whether symbols may be absolute. No kernel has both those and addresses that count
+    /// from themselves.
     fn absolute_per_cpu(&self) -> bool {
         self.layout != Layout::AddressesFromEntries
     }
 
-    /// The image as it stands in memory, relocated.
+    /// Makes the image as it is in memory, relocated.
     fn image(&self) -> Vec<u8> {
         let mut tables = write_at(
             BASE + TABLES,
@@ -124,7 +125,8 @@ impl Case {
         image
     }
 
-    /// A machine with it, each page somewhere else in memory. In user mode it runs with page table isolation.
+    /// Makes a machine with the image, whose pages are scattered in memory. In user mode it runs
+    /// with page table isolation.
     fn machine(&self, user_mode: bool) -> (TestMemory, CpuState) {
         let mut memory = TestMemory::new(0x40_0000, 4 << 20);
         let kernel = memory.address_space(4);
@@ -173,7 +175,7 @@ impl Case {
     }
 }
 
-/// Where a page of the image stands in memory.
+/// Returns the physical address of a page of the image.
 fn physical(offset: u64) -> u64 {
     0x70_0000 + offset / PAGE * 37 % PAGES * PAGE
 }
@@ -183,7 +185,7 @@ fn find(memory: &TestMemory, cpu: &CpuState) -> Result<LiveKernel, LiveError> {
     LiveKernel::find(paused.view(cpu.address_space()), cpu, 0)
 }
 
-/// Name, address and whether it is absolute.
+/// Returns the name and address of each symbol, and whether it is absolute.
 fn shown(symbols: &Symbols) -> Vec<(String, u64, bool)> {
     let symbols = symbols.iter();
     symbols
@@ -322,7 +324,8 @@ fn of_several_broken_tables_the_one_that_came_furthest_is_told() {
     let base = TABLES + memchr::memmem::find(tables, &running_base).unwrap() as u64;
     let digits = memchr::memmem::find(tables, b"0\x001\x002\x003\0").unwrap();
     let tokens = &tables[(digits - 64) & !7..][..2048];
-    // The kernel's own tables lack their addresses; a copy of the tokens, searched after them, has no names either.
+    // The kernel's own tables lack their addresses. A copy of the tokens, searched after them, has
+    // no names either.
     memory.write(physical(base) + base % PAGE, &[0; 8]);
     memory.write(physical(OWN_TABLES), tokens);
     let text = find(&memory, &cpu).unwrap_err().to_string();

@@ -1,12 +1,14 @@
-//! Maple trees: the kernel's map from ranges of numbers to pointers (lib/maple_tree.c, since Linux 6.1), in which a
-//! process's memory areas stand.
+//! Maple trees: the kernel's map from ranges of numbers to pointers (lib/maple_tree.c, since Linux
+//! 6.1). They hold a process's VMAs.
 //!
-//! The caller gives a view of the kernel's memory, and the address of a `struct maple_tree`. Solved: all entries in
-//! order, and the entry of one index. Not solved: gaps, and trees that are being changed: the caller keeps the CPUs
-//! still, and where one stands in the middle of a change, a node may be [dead](MapleError::Dead).
+//! The caller passes a view of the kernel's memory, and the address of a `struct maple_tree`. This
+//! module reads all entries in order, and the entry of one index. It does not report gaps. The
+//! caller keeps the CPUs paused. If one was paused in the middle of a change, a node may be
+//! [dead](MapleError::Dead).
 //!
-//! A pointer to a node carries the node's type in bits 3 to 6; nodes are aligned to 256 bytes. A node has up to 16 slots
-//! and, between them, pivots: the last index of the slot before. What the last slot covers ends where the parent says.
+//! A pointer to a node carries the node's type in bits 3 to 6; nodes are aligned to 256 bytes. A
+//! node has up to 16 slots and, between them, pivots: the last index of the slot before. The parent
+//! bounds the range of the last slot.
 
 use crate::bytes::u64_at;
 use crate::kernel::btf::{Btf, MemberError};
@@ -18,74 +20,74 @@ use crate::{Gva, MemoryView};
 /// Size and alignment of a node (`MAPLE_NODE_MASK` + 1).
 const NODE_SIZE: usize = 256;
 const NODE_MASK: u64 = NODE_SIZE as u64 - 1;
-/// Most levels that a tree can say it has (`MAPLE_HEIGHT_MAX`).
+/// The maximum number of levels that a tree can claim (`MAPLE_HEIGHT_MAX`).
 const MAX_DEPTH: usize = 31;
-/// Most nodes visited in one walk: room for a million entries.
+/// The maximum number of nodes visited in one walk: room for a million entries.
 const MAX_NODES: usize = 1 << 17;
-/// Values below this with the lower bits 10 are the kernel's own marks (`MAPLE_RESERVED_RANGE`).
+/// The end of the kernel's reserved values, which have the lower bits 10 (`MAPLE_RESERVED_RANGE`).
 const RESERVED: u64 = 4096;
 
-/// Where things stand in the nodes of a kernel.
+/// The layout of the nodes of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapleLayout {
     root: u64,
     shapes: Vec<Shape>,
 }
 
-/// One type of node.
+/// A type of node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
-    /// Its number in a pointer.
+    /// The type's number in a pointer.
     kind: u64,
     leaf: bool,
-    /// Offset and number of pivots and of slots.
+    /// The offset and number of pivots, and of slots.
     pivots: (usize, usize),
     slots: (usize, usize),
     /// Offset of the byte with the number of the last slot in use.
     end: Option<usize>,
-    /// Whether that byte shares its place with the last slot, and counts only if the last pivot is 0.
+    /// Whether that byte overlaps the last slot, and counts only if the last pivot is 0.
     end_shares: bool,
 }
 
 /// A range with the pointer stored for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapleEntry {
-    /// First index.
+    /// The first index.
     pub first: u64,
-    /// Last index, itself in the range.
+    /// The last index, inclusive.
     pub last: u64,
-    /// What is stored: never 0.
+    /// The stored value, never 0.
     pub value: u64,
 }
 
-/// Why a tree could not be read.
+/// An error in reading a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapleError {
-    /// A structure is not in memory, or what should point to it does not.
+    /// A structure is not in memory, or its pointer is invalid.
     #[error(transparent)]
     Structure(#[from] StructureError),
     /// A slot of an inner node holds no node.
     #[error("slot {slot} of the maple node at {node} holds {found:#x}, which is no node")]
     NoChild {
-        /// Address of the inner node.
+        /// The address of the inner node.
         node: Gva,
-        /// Number of the slot.
+        /// The number of the slot.
         slot: usize,
-        /// What stands there.
+        /// The value in the slot.
         found: u64,
     },
-    /// A type of node that the kernel's types do not list.
+    /// The kernel's types do not list the node's type.
     #[error("the maple node at {node} is of type {kind}, which is unknown")]
     UnknownType {
-        /// Address of the node.
+        /// The address of the node.
         node: Gva,
-        /// The number in the pointer.
+        /// The type's number in the pointer.
         kind: u64,
     },
-    /// The node was taken out of the tree.
+    /// The node was removed from the tree.
     #[error("the maple node at {node} is dead: the tree is being changed, try again")]
     Dead {
-        /// Address of the node.
+        /// The address of the node.
         node: Gva,
     },
     /// Pivots do not ascend, or leave the node's own range.
@@ -93,34 +95,34 @@ pub enum MapleError {
         "pivot {slot} of the maple node at {node} is {found:#x}, outside {first:#x} to {last:#x}"
     )]
     BadPivot {
-        /// Address of the node.
+        /// The address of the node.
         node: Gva,
-        /// Number of the pivot.
+        /// The number of the pivot.
         slot: usize,
-        /// Its value.
+        /// The pivot's value.
         found: u64,
-        /// Lowest value there can be.
+        /// The lowest valid value.
         first: u64,
-        /// Highest value there can be.
+        /// The highest valid value.
         last: u64,
     },
-    /// More levels than a tree can have.
+    /// The tree has too many levels.
     #[error("the maple tree at {tree} has more than {MAX_DEPTH} levels: it is damaged")]
     TooDeep {
-        /// Address of the tree.
+        /// The address of the tree.
         tree: Gva,
     },
-    /// More nodes than are read.
+    /// The tree has too many nodes.
     #[error("the maple tree at {tree} has more than {most} nodes: it is damaged")]
     TooManyNodes {
-        /// Address of the tree.
+        /// The address of the tree.
         tree: Gva,
-        /// The bound.
+        /// The maximum number of nodes.
         most: usize,
     },
 }
 
-/// A node on the way: where it stands, and the range that its parent gives it.
+/// A node on the way: its address, and its range according to its parent.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     pointer: u64,
@@ -129,7 +131,7 @@ struct Place {
     depth: usize,
 }
 
-/// What the root pointer of a tree is.
+/// The meaning of a tree's root pointer.
 enum Root {
     Node(Place),
     Entry(MapleEntry),
@@ -137,7 +139,7 @@ enum Root {
 }
 
 impl MapleLayout {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
     /// If the kernel has no maple trees (Linux before 6.1), or other ones.
@@ -200,7 +202,7 @@ impl MapleLayout {
         })
     }
 
-    /// The entry whose range holds `index`, in the tree at `tree`.
+    /// Finds the entry whose range contains `index`, in the tree at `tree`.
     ///
     /// # Errors
     /// If a node on the way is broken or not in memory.
@@ -233,7 +235,7 @@ impl MapleLayout {
         }
     }
 
-    /// All entries of the tree at `tree`, ascending.
+    /// Returns all entries of the tree at `tree`, ascending.
     #[must_use]
     pub fn entries(&self, view: MemoryView<'_>, tree: Gva) -> Partial<MapleEntry, MapleError> {
         let mut items = Vec::new();
@@ -268,7 +270,8 @@ impl MapleLayout {
                 entries.extend(slots.iter().filter(|slot| is_data(slot.value)));
                 continue;
             }
-            // The first slot is to be popped first, and all before a bad one are walked.
+            // Reversed, because the first slot must be popped first, so that all slots before a bad
+            // one are walked.
             let children = slots.iter().enumerate().rev();
             pending.extend(children.map(|(number, slot)| child(place, number, *slot)));
         }
@@ -293,7 +296,8 @@ impl MapleLayout {
         })
     }
 
-    /// Reads a node's slots with their ranges, empty ones included; returns whether it is a leaf.
+    /// Reads a node's slots with their ranges, including empty ones. Returns whether the node is a
+    /// leaf.
     fn read_node(
         &self,
         view: MemoryView<'_>,
@@ -355,7 +359,8 @@ impl Shape {
             .flatten()
     }
 
-    /// Number of the last slot in use, as far as the node tells; it may be lower where a pivot reaches the node's end.
+    /// Returns the number of the last slot in use according to the node. It may be lower where a
+    /// pivot reaches the node's end.
     fn last_slot(&self, bytes: &[u8]) -> usize {
         let most = self.slots.1.saturating_sub(1);
         let last_pivot = self.pivot(bytes, self.pivots.1.saturating_sub(1));
@@ -367,7 +372,7 @@ impl Shape {
     }
 }
 
-/// The node that an inner node's slot leads to.
+/// Returns the node that an inner node's slot points to.
 fn child(parent: Place, slot: usize, entry: MapleEntry) -> Result<Place, MapleError> {
     let pointer = entry.value;
     match pointer & !NODE_MASK {
@@ -385,12 +390,12 @@ fn child(parent: Place, slot: usize, entry: MapleEntry) -> Result<Place, MapleEr
     }
 }
 
-/// Whether a leaf's slot holds what a user of the tree stored there, and not nothing or a mark of the kernel.
+/// Checks whether a leaf's slot holds a user's value, and not nothing or a mark of the kernel.
 fn is_data(value: u64) -> bool {
     value != 0 && !(value & 3 == 2 && value < RESERVED)
 }
 
-/// Offset and number of the 8-byte elements of an array in a node.
+/// Returns the offset and number of the 8-byte elements of an array in a node.
 fn words(btf: &Btf, path: &str) -> Result<(usize, usize), LayoutError> {
     let member = btf.member(path)?;
     let place = || {
@@ -406,10 +411,10 @@ fn words(btf: &Btf, path: &str) -> Result<(usize, usize), LayoutError> {
     })
 }
 
-/// Offset of a byte in a node.
+/// Returns the offset of a byte in a node.
 fn byte(btf: &Btf, path: &str) -> Result<usize, LayoutError> {
     let at = offset(btf, path, 1)?;
-    // Outside the node it would be read as absent.
+    // An offset outside the node reads as absent.
     Ok(usize::try_from(at).unwrap_or(usize::MAX))
 }
 

@@ -8,7 +8,7 @@ const DENSE: u64 = 0;
 const LEAF: u64 = 1;
 const RANGE: u64 = 2;
 const ARANGE: u64 = 3;
-/// Offsets of slots.
+/// The offsets of slots.
 const RANGE_SLOTS: u64 = 128;
 const ARANGE_SLOTS: u64 = 80;
 const RANGE_END: u64 = 248;
@@ -16,7 +16,7 @@ const ARANGE_END: u64 = 240;
 const TREE: u64 = FREE;
 const ROOT: u64 = TREE + 8;
 
-/// As in Linux 6.1.
+/// Adds the types of Linux 6.1.
 pub(in crate::kernel) fn maple_types(t: &mut Types, kinds: [u32; 4]) -> u32 {
     let [pivots, slots] = [15, 16].map(|count| t.array(8, count));
     let [few_pivots, few_slots] = [9, 10].map(|count| t.array(8, count));
@@ -73,7 +73,7 @@ fn node(number: u64) -> u64 {
     FREE + 0x1000 + number * 256
 }
 
-/// Writes a node from (last index, value) pairs, the way the kernel leaves it.
+/// Writes a node from (last index, value) pairs, as the kernel leaves it.
 fn write_node(guest: &mut TestKernel, at: u64, kind: u64, slots: &[(u64, u64)]) -> u64 {
     let (first_slot, end, pivots) = match kind {
         ARANGE => (ARANGE_SLOTS, ARANGE_END, 9),
@@ -124,7 +124,7 @@ fn entry(first: u64, last: u64, value: u64) -> MapleEntry {
     MapleEntry { first, last, value }
 }
 
-/// (last index, value) pairs with nothing (0) in between, and the entries that stand for them.
+/// Makes (last index, value) pairs with nothing (0) in between, and the entries expected of them.
 fn pairs(ranges: &[(u64, u64)]) -> (Vec<(u64, u64)>, Vec<MapleEntry>) {
     let (mut pairs, mut entries, mut next) = (Vec::new(), Vec::new(), 0);
     for (number, (first, last)) in (0..).zip(ranges) {
@@ -234,7 +234,7 @@ fn numbers_of_node_types_are_the_kernels() {
     });
 }
 
-/// Two leaves below a root.
+/// Writes two leaves below a root.
 fn two_leaves() -> TestKernel {
     let mut guest = TestKernel::default();
     write_node(

@@ -1,8 +1,9 @@
-//! From a `struct page` to the memory that it stands for, and back (Documentation/mm/memory-model.rst of Linux).
+//! From a `struct page` to its memory, and back (Documentation/mm/memory-model.rst of Linux).
 //!
-//! Most kernels map one array of them for all of physical memory (`CONFIG_SPARSEMEM_VMEMMAP`). Others keep an array per
-//! section of 128 MiB, and each page carries its section's number in the upper bits of its flags. Which of the two a
-//! kernel does is told by whether it has the function that fills the one array.
+//! Most kernels map one array of `struct page` for all of physical memory
+//! (`CONFIG_SPARSEMEM_VMEMMAP`). Others keep an array per section of 128 MiB, and each page carries
+//! its section's number in the upper bits of its flags. The two are told apart by the presence of
+//! the function that fills the one array.
 
 use super::PageCacheError;
 use crate::kernel::btf::Btf;
@@ -12,49 +13,51 @@ use crate::kernel::symbols::Symbols;
 use crate::x86_64::PAGE;
 use crate::{Gpa, Gva, MemoryView};
 
-/// Where the array of `struct page` starts in a kernel without a variable for it, with 4 and 5 levels of page tables.
+/// The start of the array of `struct page` in a kernel without a variable for it, with 4 and 5
+/// levels of page tables.
 const VMEMMAP: u64 = 0xffff_ea00_0000_0000;
 const VMEMMAP_5_LEVELS: u64 = 0xffd4_0000_0000_0000;
-/// First physical address that x86-64 does not have.
+/// The first physical address beyond x86-64.
 const PHYSICAL_END: u64 = 1 << 52;
-/// Pages of a section (`PAGES_PER_SECTION`).
+/// The number of pages of a section (`PAGES_PER_SECTION`).
 const SECTION_PAGES: u64 = 1 << 15;
-/// Where a section's number starts in `page.flags`: `MAX_PHYSMEM_BITS` - `SECTION_SIZE_BITS`, 46 - 27 with 4 levels,
-/// are at the top. With 5 levels there is always one array.
+/// The first bit of a section's number in `page.flags`. The topmost `MAX_PHYSMEM_BITS` -
+/// `SECTION_SIZE_BITS` bits hold it: 46 - 27 with 4 levels. With 5 levels there is always one
+/// array.
 const SECTION_NUMBER: u32 = 64 - (46 - 27);
-/// How many there can be.
+/// The maximum number of sections.
 const SECTIONS: u64 = 1 << (64 - SECTION_NUMBER);
-/// Lower bits of `mem_section.section_mem_map` that are flags; arrays of pages are aligned.
+/// The flag bits in `mem_section.section_mem_map`; arrays of pages are aligned.
 const SECTION_FLAGS: u64 = PAGE - 1;
 /// `SECTION_HAS_MEM_MAP`.
 const HAS_PAGES: u64 = 1 << 1;
 
-/// How a kernel keeps its `struct page`s.
+/// The arrays of `struct page` in a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MemoryModel {
     arrays: Arrays,
-    /// Size of a `struct page`.
+    /// Size of a `struct page` in bytes.
     pub(super) page_size: u64,
-    /// Offset of its flags.
+    /// Offset of the page's flags.
     flags: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arrays {
-    /// One, whose address stands in this variable, if there is one.
+    /// One array, whose address is in this variable, if there is one.
     Whole(Option<Gva>),
     Sections {
         /// The variable with the address of an array of pointers to arrays of `mem_section`.
         roots: Gva,
-        /// Size of a `mem_section`.
+        /// Size of a `mem_section` in bytes.
         size: u64,
-        /// Offset of its pointer to pages.
+        /// Offset of the pointer to the section's pages.
         pages: u64,
     },
 }
 
 impl MemoryModel {
-    /// Finds the offsets. `flags` is that of `page.flags`.
+    /// Looks up the offsets. `flags` is that of `page.flags`.
     pub(super) fn new(btf: &Btf, symbols: &Symbols, flags: u64) -> Result<Self, LayoutError> {
         let odd_size = |name: &str, found, expected| LayoutError::Size {
             path: name.to_owned(),
@@ -85,7 +88,7 @@ impl MemoryModel {
         })
     }
 
-    /// First byte of the memory of the `struct page` at `page`.
+    /// Returns the first byte of the memory of the `struct page` at `page`.
     pub(super) fn gpa(&self, view: MemoryView<'_>, page: Gva) -> Result<Gpa, PageCacheError> {
         let (array, frames) = match self.arrays {
             Arrays::Whole(variable) => (whole_array(view, variable)?, 0..PHYSICAL_END / PAGE),
@@ -97,7 +100,8 @@ impl MemoryModel {
                 (array, first..first + SECTION_PAGES)
             }
         };
-        // A section's address is that of the array's element 0, which lies before the section's own.
+        // The stored address is that of element 0 of the whole array, which lies before the
+        // section's own elements.
         let distance = page.0.wrapping_sub(array);
         let frame = distance / self.page_size;
         match distance % self.page_size == 0 && frames.contains(&frame) {
@@ -106,8 +110,8 @@ impl MemoryModel {
         }
     }
 
-    /// The `struct page` of the page that `gpa` is in. Whether it is in memory is not looked at: there is none of what is
-    /// no RAM.
+    /// Returns the `struct page` of the page that contains `gpa`. Does not check that it is in
+    /// memory: addresses outside RAM have none.
     pub(super) fn page_at(&self, view: MemoryView<'_>, gpa: Gpa) -> Result<Gva, PageCacheError> {
         if gpa.0 >= PHYSICAL_END {
             return Err(PageCacheError::NotPhysical { gpa });
@@ -120,12 +124,12 @@ impl MemoryModel {
                 number => section_pages(view, roots, size, pages, number)?,
             },
         };
-        // A kernel's numbers are small. Those of another one make an address that nothing stands at.
+        // A kernel's numbers are small. Corrupt ones make an address that is not mapped.
         Ok(Gva(array.wrapping_add(frame.wrapping_mul(self.page_size))))
     }
 }
 
-/// Start of the one array of pages, which stands in `variable` if there is such a variable.
+/// Returns the start of the one array of pages, which is in `variable` if there is such a variable.
 fn whole_array(view: MemoryView<'_>, variable: Option<Gva>) -> Result<u64, PageCacheError> {
     Ok(match variable {
         Some(variable) => Structure::at(view, "variable vmemmap_base", variable)?.u64(0)?,
@@ -134,7 +138,8 @@ fn whole_array(view: MemoryView<'_>, variable: Option<Gva>) -> Result<u64, PageC
     })
 }
 
-/// Where the `struct page` of frame 0 would stand, if the array of a section went on that far.
+/// Returns the address that the `struct page` of frame 0 would have if the array of a section
+/// reached that far.
 fn section_pages(
     view: MemoryView<'_>,
     roots: Gva,

@@ -1,13 +1,14 @@
-//! The page cache: where the bytes of a file stand in the guest's physical memory, whether or not a process maps them.
+//! The page cache: the location of a file's bytes in guest-physical memory, whether or not a
+//! process maps them.
 //!
-//! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of a `struct file`. Solved:
-//! the page of a file's page index, reads of the file's bytes as far as they are cached, and which file a page of memory
-//! belongs to. Not solved: files of
-//! hugetlbfs and DAX, whose pages the cache does not hold; what was never read from the disk; changes of the compressed
-//! or encrypted file beneath.
+//! The caller passes a view of the kernel's memory, with the CPUs paused, and the address of a
+//! `struct file`. This module finds the page of a file's page index, reads cached bytes of a file,
+//! and finds the file of a page of memory. It does not cover files of hugetlbfs and DAX, whose
+//! pages are not in the cache. Nor does it see data never read from the disk, or changes of the
+//! compressed or encrypted file beneath.
 //!
-//! The cache holds `struct page`s, which stand for pages. Whether one belongs to the file at that index is checked before
-//! it is believed.
+//! The cache holds `struct page`s, which stand for pages. A page is believed only if it belongs to
+//! the file at that index.
 
 mod memory_model;
 mod owner;
@@ -24,15 +25,16 @@ use crate::{Gpa, Gva, MemoryView, PhysicalReadError};
 
 use memory_model::MemoryModel;
 
-/// Pages of the largest folio, 1 GiB.
+/// The number of pages of the largest folio, 1 GiB.
 const MAX_FOLIO_PAGES: u64 = 1 << 18;
-/// Bit of `page.compound_head` in pages of a folio other than the first.
+/// The bit of `page.compound_head` that is set in all pages of a folio but the first.
 const TAIL: u64 = 1;
-/// Where this is set in that word, it is no address but a mask of one: of a `struct page`'s address it leaves that of the first
-/// page's (Linux 7.1 and later, `compound_info`). No `struct page` is at such an address, where the kernel image is.
+/// The bits that are set if that word is a mask and not an address. The mask, applied to a `struct
+/// page`'s address, yields that of the first page (Linux 7.1 and later, `compound_info`). No
+/// `struct page` is at an address with these bits, where the kernel image is.
 const MASK: u64 = 0xffff_ffff_0000_0000;
 
-/// Where a kernel keeps its page cache.
+/// The location of a kernel's page cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageCacheLayout {
     xarray: XArrayLayout,
@@ -46,132 +48,134 @@ pub struct PageCacheLayout {
     page_mapping: u64,
     page_index: u64,
     compound_head: u64,
-    /// Bit of `page.flags`: the bytes are those of the file.
+    /// The bit of `page.flags` for bytes that match the file.
     up_to_date: u32,
-    /// Bit of `page.flags`: the bytes are on their way to the disk.
+    /// The bit of `page.flags` for bytes being written to the disk.
     writeback: Option<u32>,
     /// The operations of files whose index counts large pages.
     huge_operations: Option<Gva>,
-    /// Offset of what a page is used for, where that is told.
+    /// Offset of the page's type, if the kernel has one.
     page_type: Option<u64>,
-    /// Bit of `page.flags`: memory of the slab allocator. Since Linux 6.11 the type says that.
+    /// The bit of `page.flags` for memory of the slab allocator. Since Linux 6.11 the type says
+    /// that.
     slab: Option<u32>,
 }
 
-/// A file's place in the page cache.
+/// A file in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CachedFile {
-    /// Address of its `address_space`.
+    /// The address of the file's `address_space`.
     pub mapping: Gva,
-    /// Address of its `inode`.
+    /// The address of the file's `inode`.
     pub inode: Gva,
-    /// Its length in bytes.
+    /// The file's length in bytes.
     pub size: u64,
 }
 
-/// What the cache holds at a page index of a file.
+/// The cache's entry at a page index of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CachedPage {
     /// Nothing: the page was never read, or was dropped.
     Absent,
-    /// The page.
+    /// A page.
     Present {
-        /// Its first byte.
+        /// The address of the page's first byte.
         gpa: Gpa,
-        /// Address of its `struct page`, of the page itself and not of the folio it is in.
+        /// The address of the `struct page` of the page itself, not of its folio.
         page: Gva,
     },
     /// A page that is not filled yet.
     Filling {
-        /// Address of its `struct page`.
+        /// The address of the `struct page`.
         page: Gva,
     },
-    /// No page but a number: the trace of one that was dropped, or, of tmpfs, its place in the swap area.
+    /// A number instead of a page: the trace of a dropped one, or in tmpfs its place in the swap
+    /// area.
     Value(u64),
 }
 
-/// Why the cache could not be asked.
+/// An error in looking up a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PageCacheError {
-    /// A structure is not in memory, or what should point to it does not.
+    /// A structure is not in memory, or its pointer is invalid.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// The file has no pages at all.
+    /// The file cannot have pages.
     #[error("the {what} at {address} has no address_space: it is no file with content")]
     NoMapping {
-        /// `file` or `address_space`.
+        /// The structure: `file` or `address_space`.
         what: &'static str,
-        /// Its address.
+        /// The structure's address.
         address: Gva,
     },
-    /// A length below zero.
+    /// The file's length is negative.
     #[error("the inode at {inode} has a size of {found:#x}: it is damaged")]
     BadSize {
-        /// Address of the inode.
+        /// The address of the inode.
         inode: Gva,
-        /// `i_size`.
+        /// The `i_size` found.
         found: u64,
     },
-    /// A file of hugetlbfs.
+    /// The file is in hugetlbfs.
     #[error(
         "the inode at {inode} is a file of hugetlbfs, which the page cache does not hold page by page"
     )]
     HugePages {
-        /// Address of the inode.
+        /// The address of the inode.
         inode: Gva,
     },
     /// The array of pages is broken.
     #[error("page {index} of the address_space at {mapping} cannot be found: {source}")]
     Pages {
-        /// Address of the `address_space`.
+        /// The address of the `address_space`.
         mapping: Gva,
-        /// Page asked for.
+        /// The requested page index.
         index: u64,
-        /// What is wrong.
+        /// The cause.
         source: XArrayError,
     },
-    /// What stands in the array is another file's page, or none.
+    /// The array's entry is another file's page, or no page.
     #[error(
         "the page at {page}, found for page {index} of the address_space at {mapping}, says that it is page \
          {found_index:#x} of {found_mapping}"
     )]
     Foreign {
-        /// Address of the `struct page` of the folio.
+        /// The address of the `struct page` of the folio.
         page: Gva,
-        /// Address of the `address_space`.
+        /// The address of the `address_space`.
         mapping: Gva,
-        /// Page asked for.
+        /// The requested page index.
         index: u64,
-        /// Index found.
+        /// The index found.
         found_index: u64,
-        /// Mapping found.
+        /// The mapping found.
         found_mapping: Gva,
     },
-    /// No array of pages has it.
+    /// The address is not of an element of the array of pages.
     #[error("the page at {page} is none of the array of pages at {array:#x}")]
     NotAPage {
-        /// What was taken for a `struct page`.
+        /// The address taken for a `struct page`.
         page: Gva,
-        /// Start of the array.
+        /// The start of the array.
         array: u64,
     },
-    /// No address of memory.
+    /// The address is beyond physical memory.
     #[error("guest-physical {gpa} is past the last address that x86-64 has (2^52 - 1)")]
     NotPhysical {
         /// The address.
         gpa: Gpa,
     },
-    /// A page says that it is of a section of memory that is not there.
+    /// A page names a section of memory that does not exist.
     #[error("section {number} of memory has no array of pages (its section_mem_map is {found:#x})")]
     NoSection {
-        /// Its number.
+        /// The section's number.
         number: u64,
-        /// `section_mem_map`.
+        /// The `section_mem_map` found.
         found: u64,
     },
 }
 
-/// Why bytes of a file could not be read.
+/// An error in reading bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReadFileError {
     /// The cache is broken.
@@ -180,33 +184,33 @@ pub enum ReadFileError {
     /// A page is not in memory.
     #[error("the byte at {offset:#x} of the file is not in memory ({found:?})")]
     NotCached {
-        /// First byte of the file that is not there.
+        /// Offset in the file of the first missing byte.
         offset: u64,
-        /// What stands in its place.
+        /// The cache's entry for it.
         found: CachedPage,
     },
-    /// Past the file's end.
+    /// The range reaches past the file's end.
     #[error("{length} bytes at {offset:#x} reach past the end of the file ({size:#x} bytes)")]
     PastEnd {
-        /// First byte asked for.
+        /// Offset of the first requested byte.
         offset: u64,
-        /// Bytes asked for.
+        /// The number of requested bytes.
         length: usize,
-        /// Length of the file.
+        /// Length of the file in bytes.
         size: u64,
     },
     /// The page is not in RAM.
     #[error("the page of the byte at {offset:#x} of the file cannot be read: {source}")]
     Physical {
-        /// The byte.
+        /// Offset of the byte in the file.
         offset: u64,
-        /// What physical memory said.
+        /// The cause.
         source: PhysicalReadError,
     },
 }
 
 impl PageCacheLayout {
-    /// Finds the offsets. `symbols` must have the slide of the running kernel.
+    /// Looks up the offsets. `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
     /// If the kernel's types do not describe a page cache.
@@ -239,7 +243,7 @@ impl PageCacheLayout {
         })
     }
 
-    /// The place of the file that the `struct file` at `file` has open.
+    /// Returns the cache of the file that the `struct file` at `file` has open.
     ///
     /// # Errors
     /// If it has none, or cannot be read.
@@ -266,7 +270,7 @@ impl PageCacheLayout {
         })
     }
 
-    /// What the cache holds at the page `index` of the file: its bytes from `index` × 4096 on.
+    /// Returns the cache's entry for page `index` of the file: its bytes from `index` × 4096 on.
     ///
     /// # Errors
     /// If the cache is broken or not in memory.
@@ -279,7 +283,7 @@ impl PageCacheLayout {
         self.page_in(view, file.mapping, index)
     }
 
-    /// What the cache of the `address_space` at `mapping` holds at `index`.
+    /// Returns the cache's entry at `index` in the `address_space` at `mapping`.
     fn page_in(
         &self,
         view: MemoryView<'_>,
@@ -302,7 +306,7 @@ impl PageCacheLayout {
         }
     }
 
-    /// The page `index` of the file with `mapping`, given any page of the folio that holds it.
+    /// Returns page `index` of the file with `mapping`, given any page of the folio that holds it.
     fn page_of_folio(
         &self,
         view: MemoryView<'_>,
@@ -325,7 +329,7 @@ impl PageCacheLayout {
             .filter(|within| found_mapping == mapping && *within < MAX_FOLIO_PAGES)
             .ok_or(foreign)?;
         let page = head.member(within * self.model.page_size);
-        // Only the folio's own pages lead back to its first.
+        // Only the folio's own pages point to its first.
         if within != 0 && self.head_of(view, page)?.address() != head.address() {
             return Err(foreign);
         }
@@ -337,7 +341,7 @@ impl PageCacheLayout {
         })
     }
 
-    /// The first page of the folio that a page is of: itself, if it is alone.
+    /// Returns the first page of a page's folio, which for a single page is the page itself.
     fn head_of<'m>(
         &self,
         view: MemoryView<'m>,
@@ -347,30 +351,31 @@ impl PageCacheLayout {
         let link = page.u64(self.compound_head)?;
         Ok(match link {
             _ if link & TAIL == 0 => page,
-            // The address of the page has not the bit.
+            // The page's address does not have the bit.
             _ if link & MASK == MASK => Structure::at(view, "page", Gva(page.address().0 & link))?,
             _ => Structure::at(view, "page", Gva(link - TAIL))?,
         })
     }
 
-    /// Whether the bytes of the `struct page` at `page`, or the folio that it is of, are being written to a disk.
+    /// Checks whether the bytes of the `struct page` at `page`, or of its folio, are being written
+    /// to a disk.
     ///
     /// # Errors
-    /// If it is not in memory.
+    /// If the `struct page` is not in memory.
     pub fn is_in_writeback(&self, view: MemoryView<'_>, page: Gva) -> Result<bool, PageCacheError> {
         let flags = self.head_of(view, page)?.u64(self.page_flags)?;
         Ok(self.writeback.is_some_and(|bit| flags >> bit & 1 == 1))
     }
 
-    /// First byte of the memory that the `struct page` at `page` stands for.
+    /// Returns the first byte of the memory of the `struct page` at `page`.
     ///
     /// # Errors
-    /// If that is none.
+    /// If it has none.
     pub fn memory_of(&self, view: MemoryView<'_>, page: Gva) -> Result<Gpa, PageCacheError> {
         self.model.gpa(view, page)
     }
 
-    /// The page index of the `struct page` at `page`, the first of its folio.
+    /// Returns the page index of the `struct page` at `page`, the first of its folio.
     ///
     /// # Errors
     /// If it is not in memory.
@@ -378,7 +383,8 @@ impl PageCacheLayout {
         Ok(Structure::at(view, "page", page)?.u64(self.page_index)?)
     }
 
-    /// Fills `buf` with the file's bytes from `offset` on. Nothing is promised about `buf` after an error.
+    /// Fills `buf` with the file's bytes from `offset` on. The content of `buf` is undefined after
+    /// an error.
     ///
     /// # Errors
     /// If one of the bytes is not in memory, or past the file's end.
@@ -416,7 +422,7 @@ impl PageCacheLayout {
     }
 }
 
-/// The structure that the pointer at `offset` leads to, of which a file with content always has one.
+/// Follows the pointer at `offset`, which is never null for a file with content.
 fn linked<'p>(
     from: Structure<'p>,
     offset: u64,

@@ -5,28 +5,30 @@ use crate::kernel::structure::Structure;
 use crate::x86_64::PAGE;
 use crate::{Gpa, Gva, MemoryView};
 
-/// Lower bits of `page.mapping`, set where it is no `address_space` (`PAGE_MAPPING_FLAGS`).
+/// The lower bits of `page.mapping`, set if it is not an `address_space` (`PAGE_MAPPING_FLAGS`).
 const MAPPING_FLAGS: u64 = 3;
-/// `page.page_type` shares its bytes with a count of mappings, which is never below this (`PAGE_MAPCOUNT_RESERVE`). What is
-/// below is the type of a page that no file has: free, a page table, the slab allocator's.
+/// The lowest count of mappings, which shares its bytes with `page.page_type`
+/// (`PAGE_MAPCOUNT_RESERVE`). Lower values are the type of a page that no file has: free, a page
+/// table, the slab allocator's.
 const LOWEST_MAP_COUNT: i32 = -128;
 
 /// A page's place in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageOwner {
-    /// Address of the file's `address_space`, as in [`CachedFile::mapping`](super::CachedFile::mapping).
+    /// The address of the file's `address_space`, as in
+    /// [`CachedFile::mapping`](super::CachedFile::mapping).
     pub mapping: Gva,
-    /// Page index: the page holds the file's bytes from `index` × 4096 on.
+    /// The page index: the page holds the file's bytes from `index` × 4096 on.
     pub index: u64,
 }
 
 impl PageCacheLayout {
-    /// The file that the page with the byte at `gpa` belongs to; `None` if it is in no file's cache: anonymous memory, the
-    /// kernel's own, free pages, pages of hugetlbfs. What the page says is believed only if the cache of that file has this
-    /// very page at that index.
+    /// Returns the file that owns the page with the byte at `gpa`. Returns `None` if the page is in
+    /// no file's cache: anonymous memory, the kernel's own, free pages, pages of hugetlbfs. The
+    /// page is believed only if the cache of that file has this very page at that index.
     ///
     /// # Errors
-    /// If there is no `struct page` for it, because that is no RAM, or the cache is broken.
+    /// If the page has no `struct page`, because it is not RAM, or the cache is broken.
     pub fn owner(
         &self,
         view: MemoryView<'_>,
@@ -65,7 +67,7 @@ impl PageCacheLayout {
         Ok(is_there.then_some(PageOwner { mapping, index }))
     }
 
-    /// The page that holds the bytes of the same file before those of the page with the byte at `gpa`, if it is in memory.
+    /// Returns the page of the same file before the one with the byte at `gpa`, if it is in memory.
     ///
     /// # Errors
     /// As [`owner`](Self::owner).
@@ -86,7 +88,8 @@ impl PageCacheLayout {
         })
     }
 
-    /// Whether a page with a mapping may be a file's at all: the slab allocator keeps another pointer there.
+    /// Checks whether a page with a mapping can be a file's. The slab allocator keeps another
+    /// pointer there.
     fn may_be_cached(&self, head: &Structure<'_>) -> Result<bool, PageCacheError> {
         if let Some(slab) = self.slab
             && head.u64(self.page_flags)? >> slab & 1 == 1

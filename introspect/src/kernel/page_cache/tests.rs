@@ -11,12 +11,12 @@ const NODE: u64 = FREE + 0x1000;
 const SLOTS: u64 = NODE + 40;
 const UP_TO_DATE: u64 = 1 << 3;
 
-/// `folio` came with Linux 5.16.
+/// Makes the types; `folio` exists since Linux 5.16.
 fn types(folio: bool) -> Types {
     types_with(folio, "compound_head")
 }
 
-/// `link` is what the page's member is called that leads to the folio's first.
+/// Makes the types; `link` is the name of the page's member that points to the folio's first.
 fn types_with(folio: bool, link: &'static str) -> Types {
     let mut t = Types::default();
     let xarray = xarray_types(&mut t, 64);
@@ -64,7 +64,8 @@ fn layout() -> PageCacheLayout {
     layout_of(true, &symbols(&[]))
 }
 
-/// The `struct page` of the RAM's page `number`, and where a test writes it: the array of them is mapped over the RAM.
+/// Returns the `struct page` of the RAM's page `number`, and the address at which a test writes it.
+/// The array is mapped over the RAM.
 fn page(number: u64) -> (u64, u64) {
     let offset = (RAM / PAGE + number) * 64;
     (ARRAY + offset, BASE + offset)
@@ -76,8 +77,8 @@ fn write_page(guest: &mut TestKernel, number: u64, flags: u64, compound: u64, in
     page
 }
 
-/// A file of 300 pages less 96 bytes. In the cache are page 0, page 2 (being read), pages 4 to 7 as one folio of which
-/// RAM pages 36 to 39 are, page 9 dropped, and page 10.
+/// Makes a file of 300 pages less 96 bytes. The cache holds page 0, page 2 (being read), pages 4 to
+/// 7 as one folio in RAM pages 36 to 39, and page 10. Page 9 was dropped.
 fn guest() -> TestKernel {
     let mut guest = TestKernel::default();
     guest.words(FILE + 24, &[MAPPING]);
@@ -292,7 +293,7 @@ fn pages_outside_the_array_are_refused() {
     }
 }
 
-/// Section 700 of memory, the 19th of its table of 170, has its pages where a test has put some.
+/// Makes section 700 of memory, the 19th of its table of 170, use the pages that a test wrote.
 fn in_sections(guest: &mut TestKernel, found: u64, root: u64) -> PageCacheLayout {
     let (variable, roots, sections) = (FREE + 0xc00, FREE + 0xc40, FREE + 0xd00);
     guest.words(variable, &[roots]);
@@ -385,7 +386,7 @@ fn kernels_that_fill_one_array_have_sections_too() {
     );
 }
 
-/// `None` for anonymous pages and whatever else is no file's.
+/// Returns the owner; `None` for anonymous pages and others without a file.
 fn owner(guest: &TestKernel, layout: &PageCacheLayout, number: u64) -> Option<(u64, u64)> {
     let gpa = Gpa(RAM + number * PAGE + 0x123);
     let found = guest.look(|view| layout.owner(view, gpa));
@@ -482,7 +483,7 @@ fn pages_are_a_files_only_if_its_cache_has_them() {
         let layout = layout_of(true, &symbols(&[("hugetlbfs_aops", FREE + 64)]));
         assert_eq!(owner(&guest, &layout, number), None, "a page {what}");
     }
-    // A count of mappings is no type.
+    // A count of mappings is not a type.
     let mut guest = guest();
     guest.words(zero + 48, &[0xffff_ffff]);
     assert_eq!(owner(&guest, &layout(), 32), Some((MAPPING, 0)));
@@ -558,7 +559,8 @@ fn pages_of_sections_lead_back_too() {
     }
 }
 
-/// As Linux 7.1 and later have it: the pages of a folio say how many bits of their own address are the first one's.
+/// In Linux 7.1 and later, the pages of a folio hold a mask of their own address that yields the
+/// first one's.
 #[test]
 fn pages_of_a_folio_may_lead_to_its_first_by_a_mask() {
     let newer = types_with(true, "compound_info").finish();
@@ -572,7 +574,7 @@ fn pages_of_a_folio_may_lead_to_its_first_by_a_mask() {
     let masked = guest.look(|view| pages_of_folio(view, &newer));
     assert_eq!(masked, linked);
     assert_eq!(masked.len(), 4);
-    // A mask that leads elsewhere.
+    // A mask that yields another page.
     let (_, at) = page(38);
     guest.words(at, &[0, !(64 * 64 - 1) | TAIL, 0, 0xdead, 0]);
     let file = file(&guest);
@@ -580,7 +582,7 @@ fn pages_of_a_folio_may_lead_to_its_first_by_a_mask() {
     assert!(matches!(error, PageCacheError::Foreign { .. }), "{error}");
 }
 
-/// The pages with indices 4 to 7 and whose they are.
+/// Returns the pages with indices 4 to 7 and their owners.
 fn pages_of_folio(
     view: MemoryView<'_>,
     layout: &PageCacheLayout,

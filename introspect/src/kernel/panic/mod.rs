@@ -1,13 +1,13 @@
-//! Whether the guest's kernel has panicked, and with which message: read from physical memory alone.
+//! The panic of a guest's kernel and its message, read from physical memory alone.
 //!
-//! The caller gives the image that was booted. Neither registers nor page tables are needed, so a
-//! [`PanicFinder`] answers from the first instruction on, and after a triple fault or a reset. An image
-//! is loaded where its segments say; a kernel that has since taken its place (kexec) is recognised and
-//! not spoken for.
+//! The caller passes the image that was booted. Neither registers nor page tables are needed. A
+//! [`PanicFinder`] therefore works from the first instruction on, and after a triple fault or a
+//! reset. An image is loaded where its segments say. A kernel that has since replaced it (kexec) is
+//! recognised, and nothing is reported for it.
 //!
-//! Two things tell of a panic. `panic_cpu` (kernel/panic.c, since Linux 4.5) holds the number of the CPU
-//! that panicked, or -1; it decides where the image names it. A kernel whose symbols are functions alone
-//! is judged by its log: see `record`.
+//! There are two signs of a panic. `panic_cpu` (kernel/panic.c, since Linux 4.5) holds the number
+//! of the CPU that panicked, or -1. It decides if the image names it. A kernel whose symbols are
+//! only functions is judged by its log: see `record`.
 
 mod record;
 
@@ -18,42 +18,43 @@ use memchr::memmem;
 use super::image::{KernelImage, Segment};
 use crate::{Gpa, PhysicalMemory};
 
-/// Variable that holds the panicked CPU's number.
+/// The variable that holds the panicked CPU's number.
 const PANIC_CPU: &str = "panic_cpu";
-/// CPUs that a kernel may be built for (`NR_CPUS` in arch/x86/Kconfig).
+/// The maximum number of CPUs of a kernel (`NR_CPUS` in arch/x86/Kconfig).
 const MAX_CPUS: u32 = 8192;
-/// Follows [`record::START`] in the constant that `panic` prints by.
+/// The text after [`record::START`] in the format string of `panic`.
 const FORMAT_REST: &[u8] = b"%s";
-/// Bytes searched for the message in all. An image has tens of megabytes.
+/// The maximum number of bytes searched for the message. An image has tens of megabytes.
 const MAX_SEARCHED: u64 = 1 << 30;
-/// Bytes searched in some milliseconds.
+/// The number of bytes that can be searched in a few milliseconds.
 const CHEAP: u64 = 64 << 20;
-/// Bytes read at once.
+/// The number of bytes read at once.
 const PART: u64 = 1 << 20;
 
 /// A panic of the guest's kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelPanic {
-    /// Number of the CPU that panicked, as the kernel counts; `None` if the kernel does not name the variable.
+    /// The number of the CPU that panicked, as the kernel counts; `None` if the kernel does not
+    /// name the variable.
     pub cpu: Option<u32>,
-    /// The message behind `Kernel panic - not syncing: `; `None` if the log does not have it.
+    /// The message after `Kernel panic - not syncing: `; `None` if the log does not have it.
     pub text: Option<String>,
 }
 
-/// Looks for a panic of one kernel.
+/// A finder of a panic of one kernel.
 #[derive(Debug, Clone)]
 pub struct PanicFinder {
-    /// Physical ranges with the kernel's variables, its log among them.
+    /// The physical ranges with the kernel's variables, including its log.
     searched: Vec<Range<u64>>,
-    /// A constant of the image, by which it is known to be in memory.
+    /// A constant of the image, whose presence identifies it in memory.
     constant: Option<(Gpa, Vec<u8>)>,
-    /// Where `panic_cpu` stands.
+    /// The address of `panic_cpu`.
     panic_cpu: Option<Gpa>,
 }
 
 impl PanicFinder {
-    /// Returns the finder for the kernel of `image`; `panic_cpu` is that variable's link address, if
-    /// known. Returns `None` for an image without Linux's panic message.
+    /// Returns the finder for the kernel of `image`. `panic_cpu` is that variable's link address,
+    /// if known. Returns `None` for an image without Linux's panic message.
     #[must_use]
     pub fn of_image(image: &KernelImage, panic_cpu: Option<u64>) -> Option<Self> {
         let bytes = image.bytes();
@@ -63,7 +64,7 @@ impl PanicFinder {
         let segment = image.segments().iter().find(holds)?;
         let offset = u64::try_from(at.checked_sub(segment.file.start)?).ok()?;
         let address = Gpa(segment.physical_address.checked_add(offset)?);
-        // Constants and variables have segments of their own.
+        // Constants and variables have separate segments.
         let of_variables = image.segments().iter().filter(|other| *other != segment);
         let mut searched: Vec<_> = of_variables.map(Segment::physical_range).collect();
         if searched.is_empty() {
@@ -76,10 +77,10 @@ impl PanicFinder {
         })
     }
 
-    /// Returns a finder that searches all memory for the log of some kernel: for a guest whose image is
-    /// not at hand. `panic_cpu` is where that variable stands, if it was found.
+    /// Returns a finder for a guest whose image is not at hand, which searches all memory for a
+    /// kernel's log. `panic_cpu` is the address of that variable, if it was found.
     ///
-    /// A guest that is a host itself may hold the log of a guest of its own.
+    /// A guest that is itself a host may hold the log of its own guest.
     #[must_use]
     pub fn of_memory(memory: &dyn PhysicalMemory, panic_cpu: Option<Gpa>) -> Self {
         Self {
@@ -89,20 +90,21 @@ impl PanicFinder {
         }
     }
 
-    /// Returns the symbol to look up for the constructors.
+    /// Returns the name of the symbol that the constructors need.
     #[must_use]
     pub fn symbol() -> &'static str {
         PANIC_CPU
     }
 
-    /// Returns whether a look at a guest that has not panicked is quick: some bytes, or an image's variables.
+    /// Checks whether looking at a guest that has not panicked is fast: a few bytes, or an image's
+    /// variables.
     #[must_use]
     pub fn is_cheap(&self) -> bool {
         let lengths = self.searched.iter().map(|range| range.end - range.start);
         self.panic_cpu.is_some() || lengths.fold(0, u64::saturating_add) <= CHEAP
     }
 
-    /// Returns the panic that `memory` shows; `None` if there is none, or another kernel runs.
+    /// Returns the panic in `memory`; `None` if there is none, or another kernel runs.
     #[must_use]
     pub fn find(&self, memory: &dyn PhysicalMemory) -> Option<KernelPanic> {
         if !self.is_in(memory) {
@@ -123,7 +125,7 @@ impl PanicFinder {
         }
     }
 
-    /// Whether the image's constant is where the image has it.
+    /// Checks whether the image's constant is at its address.
     fn is_in(&self, memory: &dyn PhysicalMemory) -> bool {
         self.constant.as_ref().is_none_or(|(address, constant)| {
             let mut found = vec![0; constant.len()];
@@ -131,7 +133,7 @@ impl PanicFinder {
         })
     }
 
-    /// The message, from the kernel's log.
+    /// Finds the message in the kernel's log.
     fn text(&self, memory: &dyn PhysicalMemory) -> Option<String> {
         let ram = memory.ram();
         let mut left = MAX_SEARCHED;
@@ -143,7 +145,7 @@ impl PanicFinder {
             let end = range.end.min(within.end);
             let mut at = range.start & !(record::ALIGN - 1);
             while at < end && left > 0 {
-                // Parts overlap by what a record and its neighbours take.
+                // Parts overlap by the size of a record and its neighbours.
                 let length = (end - at).min(PART + 2 * record::REACH);
                 bytes.resize(usize::try_from(length).ok()?, 0);
                 let most = match length > PART + record::REACH {

@@ -3,11 +3,11 @@ use super::super::test_elf::{TEXT, TestElf};
 use super::*;
 use crate::test_memory::TestMemory;
 
-/// Where the image's variables are linked and loaded.
+/// The link and load address of the image's variables.
 const DATA: (u64, u64) = (0xffff_ffff_8120_0000, 0x120_0000);
-/// `panic_cpu` stands at the start of the variables, the log's text here.
+/// The address of the log's text. `panic_cpu` is at the start of the variables.
 const LOG: u64 = DATA.1 + 0x1000;
-/// Bytes of memory, from the image's start on.
+/// Size of memory in bytes, from the image's start on.
 const RAM: usize = 0x60_0000;
 const CONSTANTS: &[u8] = b"\x010Kernel panic - not syncing: %s\n\0";
 const NO_CPU: [u8; 4] = [0xff; 4];
@@ -21,7 +21,7 @@ fn image() -> KernelImage {
     KernelImage::parse(elf.bytes()).unwrap()
 }
 
-/// A guest in which `image` was loaded.
+/// Makes a guest in which `image` was loaded.
 fn booted() -> TestMemory {
     let mut memory = TestMemory::new(TEXT.1, RAM);
     memory.write(TEXT.1, CONSTANTS);
@@ -29,7 +29,7 @@ fn booted() -> TestMemory {
     memory
 }
 
-/// Blocks of a log, as kernels since 5.12 leave them: the level is removed by moving the text.
+/// Makes blocks of a log as in kernels since 5.12: the level is removed by moving the text.
 fn moved(records: &[(u64, &str)]) -> Vec<u8> {
     let block = |(id, text): &(u64, &str)| {
         let end = &text[text.len().saturating_sub(2)..];
@@ -41,7 +41,7 @@ fn moved(records: &[(u64, &str)]) -> Vec<u8> {
     records.iter().flat_map(block).collect()
 }
 
-/// The same of Linux 5.10 and 5.11: the text alone.
+/// Makes blocks as in Linux 5.10 and 5.11: only the text.
 fn plain(records: &[(u64, &str)]) -> Vec<u8> {
     let block = |(id, text): &(u64, &str)| {
         let mut block = [&id.to_le_bytes(), text.as_bytes()].concat();
@@ -69,7 +69,7 @@ fn functions_only() -> PanicFinder {
 fn a_kernel_that_names_the_variable_is_judged_by_it() {
     let mut memory = booted();
     assert_eq!(names_the_variable().find(&memory), None);
-    // Somebody has written a line like it to the log.
+    // A similar line that a program wrote to the log.
     let lines = moved(&[(FIRST_ID, "Linux"), (FIRST_ID + 1, &panic_line("made up"))]);
     memory.write(LOG, &lines);
     assert_eq!(names_the_variable().find(&memory), None);
@@ -83,7 +83,7 @@ fn a_kernel_that_names_the_variable_is_judged_by_it() {
     memory.write(LOG, &moved(&[(7, "Linux"), (8, &panic_line(VFS))]));
     found.text = Some(VFS.to_owned());
     assert_eq!(names_the_variable().find(&memory), Some(found));
-    // No number of a CPU.
+    // Not a CPU's number.
     memory.write(DATA.1, &MAX_CPUS.to_le_bytes());
     assert_eq!(names_the_variable().find(&memory), None);
 }
@@ -142,7 +142,7 @@ fn what_only_looks_like_a_panic_is_none() {
         let found = functions_only().find(&memory);
         assert_eq!(found, None, "{}", String::from_utf8_lossy(bytes));
     }
-    // All of that beside it does not hide a panic.
+    // None of that hides a panic beside it.
     let mut memory = booted();
     memory.write(LOG, page_of_a_log_file.as_bytes());
     memory.write(LOG + 0x1000, &moved(&[(7, "Run"), (8, &line)]));
