@@ -1,7 +1,8 @@
-//! What a process is made of: its address space, its command line and environment, its program and directories.
+//! A process: its address space, command line, environment, program and directories.
 //!
-//! The caller holds the machine still, and has a task and its `mm_struct` from [`super::task_list`]. Command line and
-//! environment are the process's own memory: it can write there what it likes, and pages of it may be swapped out.
+//! The caller keeps the machine paused, and has a task and its `mm_struct` from
+//! [`super::task_list`]. Command line and environment are the process's own memory. The process can
+//! write anything there, and pages of it may be swapped out.
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
@@ -10,20 +11,20 @@ use super::structure::{Structure, StructureError};
 use crate::x86_64::{AddressSpace, PAGE, ReadVirtualError, TranslateError};
 use crate::{Gva, MemoryView};
 
-/// Why a process cannot be looked into.
+/// An error in reading a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProcessError {
     /// A structure is broken.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// The page tables are nowhere.
+    /// The page tables are not in memory.
     #[error("the mm_struct at {mm} has its page tables at {tables}: {source}")]
     NoPageTables {
-        /// Its address.
+        /// The address of the `mm_struct`.
         mm: Gva,
-        /// What `pgd` holds.
+        /// The value of `pgd`.
         tables: Gva,
-        /// What the page walk said.
+        /// The error of the page walk.
         source: TranslateError,
     },
     /// The page tables do not start at a page.
@@ -31,9 +32,9 @@ pub enum ProcessError {
         "the mm_struct at {mm} has its page tables at {tables}, which is not the start of a page"
     )]
     OddPageTables {
-        /// Its address.
+        /// The address of the `mm_struct`.
         mm: Gva,
-        /// What `pgd` holds.
+        /// The value of `pgd`.
         tables: Gva,
     },
 }
@@ -41,11 +42,11 @@ pub enum ProcessError {
 /// Strings in a process's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessText {
-    /// Their bytes, each string with its NUL.
+    /// The strings' bytes, each string with its NUL.
     pub bytes: Vec<u8>,
-    /// Why the rest could not be read: usually a page that is not present.
+    /// The reason why the rest could not be read: usually a page that is not present.
     pub missing: Option<ReadVirtualError>,
-    /// More is there than was asked for.
+    /// Whether there are more bytes than requested.
     pub cut: bool,
 }
 
@@ -56,7 +57,7 @@ impl ProcessText {
         cut: false,
     };
 
-    /// The strings, without their NULs.
+    /// Returns the strings, without their NULs.
     pub fn strings(&self) -> impl Iterator<Item = &[u8]> {
         let text = self.bytes.strip_suffix(b"\0").unwrap_or(&self.bytes);
         let count = if self.bytes.is_empty() { 0 } else { usize::MAX };
@@ -64,23 +65,23 @@ impl ProcessText {
     }
 }
 
-/// Offsets in `mm_struct` and `fs_struct`.
+/// The offsets in `mm_struct` and `fs_struct`.
 #[derive(Debug, Clone)]
 pub struct ProcessLayout {
-    /// In `mm_struct`.
+    /// Offsets in `mm_struct`.
     page_tables: u64,
     arguments: Range,
     environment: Range,
     executable: u64,
-    /// In `task_struct`.
+    /// Offset in `task_struct`.
     file_system: u64,
-    /// Of `struct path` in `fs_struct`.
+    /// Offsets of `struct path` in `fs_struct`.
     root: u64,
     working_directory: u64,
     paths: PathLayout,
 }
 
-/// Offsets of the first address and of that behind the last.
+/// The offsets of the first address and of the end address.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     start: u64,
@@ -88,10 +89,10 @@ struct Range {
 }
 
 impl ProcessLayout {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
-    /// If the types do not tell.
+    /// If the kernel's types do not describe them.
     pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
         let range = |start, end| {
             Ok::<_, LayoutError>(Range {
@@ -111,17 +112,17 @@ impl ProcessLayout {
         })
     }
 
-    /// How the paths of its files are told.
+    /// Returns the layout for the paths of the process's files.
     #[must_use]
     pub fn paths(&self) -> &PathLayout {
         &self.paths
     }
 
-    /// The address space of an `mm_struct`. Where the kernel keeps two of them for each process (page-table isolation), it
-    /// is the kernel's, which maps the process's memory as well.
+    /// Returns the address space of an `mm_struct`. With page-table isolation, the kernel keeps two
+    /// for each process. This is the kernel's, which maps the process's memory as well.
     ///
     /// # Errors
-    /// If it cannot be read, or the page tables cannot be where it says.
+    /// If it cannot be read, or the address of the page tables is invalid.
     pub fn address_space(
         &self,
         view: MemoryView<'_>,
@@ -140,11 +141,13 @@ impl ProcessLayout {
         Ok(AddressSpace { root, levels })
     }
 
-    /// The command line, as `/proc/PID/cmdline` has it: the arguments, or what the process wrote over them as its title.
-    /// At most `most` bytes. Empty while the process is being made.
+    /// Reads the command line, as in `/proc/PID/cmdline`: the arguments, or the title that the
+    /// process wrote over them. Reads at most `most` bytes. It is empty while the process is being
+    /// created.
     ///
     /// # Errors
-    /// If the `mm_struct` or its page tables cannot be read; strings that cannot be are told in the result.
+    /// If the `mm_struct` or its page tables cannot be read. Unreadable strings are reported in the
+    /// result.
     pub fn command_line(
         &self,
         view: MemoryView<'_>,
@@ -158,7 +161,7 @@ impl ProcessLayout {
             return Ok(ProcessText::NONE);
         }
         let user = view.with_space(self.address_space(view, mm)?);
-        // Who writes a longer title overwrites the last argument's NUL, and may go on into the environment.
+        // A longer title overwrites the last argument's NUL, and may continue into the environment.
         let is_title = user.u8(Gva(end - 1)).is_ok_and(|byte| byte != 0);
         if !is_title {
             return Ok(read_text(user, start, end, most));
@@ -178,11 +181,12 @@ impl ProcessLayout {
         Ok(title)
     }
 
-    /// The environment the program was started with, as `/proc/PID/environ` has it; later changes are elsewhere. At most
-    /// `most` bytes.
+    /// Reads the environment that the program was started with, as in `/proc/PID/environ`. Later
+    /// changes are stored elsewhere. Reads at most `most` bytes.
     ///
     /// # Errors
-    /// If the `mm_struct` or its page tables cannot be read; strings that cannot be are told in the result.
+    /// If the `mm_struct` or its page tables cannot be read. Unreadable strings are reported in the
+    /// result.
     pub fn environment(
         &self,
         view: MemoryView<'_>,
@@ -198,7 +202,7 @@ impl ProcessLayout {
         Ok(read_text(user, start, end, most))
     }
 
-    /// The `struct file` of the program; `None` if it has none.
+    /// Returns the address of the program's `struct file`; `None` if it has none.
     ///
     /// # Errors
     /// If the `mm_struct` cannot be read.
@@ -206,18 +210,18 @@ impl ProcessLayout {
         Structure::at(view, "mm_struct", mm)?.pointer(self.executable)
     }
 
-    /// The root directory of a task; `None` once it has ended.
+    /// Returns the root directory of a task; `None` once it has ended.
     ///
     /// # Errors
-    /// If what describes it cannot be read.
+    /// If a structure on the way cannot be read.
     pub fn root(&self, view: MemoryView<'_>, task: Gva) -> Result<Option<PathRef>, StructureError> {
         self.directory(view, task, self.root)
     }
 
-    /// The working directory of a task; `None` once it has ended.
+    /// Returns the working directory of a task; `None` once it has ended.
     ///
     /// # Errors
-    /// If what describes it cannot be read.
+    /// If a structure on the way cannot be read.
     pub fn working_directory(
         &self,
         view: MemoryView<'_>,
@@ -244,7 +248,8 @@ fn range(mm: &Structure<'_>, range: Range) -> Result<(u64, u64), StructureError>
     Ok((mm.u64(range.start)?, mm.u64(range.end)?))
 }
 
-/// Reads user memory from `start` to `end`, `most` bytes of it, up to the first page that is not there.
+/// Reads user memory from `start` to `end`, at most `most` bytes, up to the first page that is not
+/// present.
 fn read_text(user: MemoryView<'_>, start: u64, end: u64, most: usize) -> ProcessText {
     let wanted = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
     let mut text = ProcessText {
@@ -278,7 +283,7 @@ pub(crate) mod tests {
     const MM: u64 = BASE + 0x1000;
     const TASK: u64 = BASE + 0x2000;
     const FS: u64 = BASE + 0x3000;
-    /// Where the process keeps its strings: at the end of its second page of memory, and in a third that is not there.
+    /// The address of the page with the process's strings; the page after it is not present.
     const STRINGS: u64 = 0x7ffd_1000;
 
     pub(crate) fn types() -> Btf {
@@ -308,10 +313,10 @@ pub(crate) mod tests {
         ProcessLayout::new(&types()).unwrap()
     }
 
-    /// A process with strings, the borders of its arguments and of its environment.
+    /// Makes a process with strings, and the bounds of its arguments and environment.
     fn guest(strings: &[u8], borders: [u64; 4]) -> TestKernel {
         let mut kernel = TestKernel::default();
-        // Its page tables stand where the kernel can see them.
+        // Its page tables are in memory that the kernel maps.
         let process = AddressSpace {
             root: Gpa(kernel.physical(BASE + 0x10_0000)),
             levels: 4,
@@ -352,7 +357,8 @@ pub(crate) mod tests {
                 b"ls\0-",
                 true,
             ),
-            // A title that reaches into the environment, one that does not, and one without the environment behind it.
+            // A title that reaches into the environment, one that does not, and one whose
+            // environment does not follow the arguments.
             (
                 b"worker: busy\0",
                 [S, S + 6, S + 6, S + 20],

@@ -1,7 +1,8 @@
-//! Arrays that the linker collects from all source files: the kernel's own between two symbols, a module's by a pointer
-//! and a count in its `struct module`.
+//! Arrays that the linker collects from all source files. The kernel's own lies between two
+//! symbols. A module's is given by a pointer and a count in its `struct module`.
 //!
-//! The caller knows how long an entry is and what it means. This bounds what is read: nobody trusts a count of a guest.
+//! The caller knows the size and meaning of an entry. This bounds the reads, because a guest's
+//! counts are not trusted.
 
 use std::ops::Range;
 
@@ -12,23 +13,24 @@ use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// What is known of an array beforehand.
+/// The names and bounds of an array.
 pub(super) struct SectionNames {
-    /// What it is called in errors: `jump table`.
+    /// The array's name in errors: `jump table`.
     pub kind: &'static str,
-    /// Symbols of its first byte and of the first byte behind it.
+    /// The symbols of its first byte and of its end.
     pub bounds: [&'static str; 2],
-    /// What cannot be told without it: `lists its jump labels`.
+    /// The function that is lost without it: `lists its jump labels`.
     pub used_for: &'static str,
-    /// Members of `module` with the address of the module's own array, and the number of its entries.
+    /// The members of `module` with the address of the module's own array, and the number of its
+    /// entries.
     pub module: [&'static str; 2],
-    /// Bytes of an entry.
+    /// Size of an entry in bytes.
     pub entry: u64,
-    /// Most entries, those of all modules included.
+    /// The maximum number of entries, including those of all modules.
     pub most: u64,
 }
 
-/// Where a kernel and its modules keep such an array.
+/// The location of such an array in a kernel and its modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SectionTable {
     kind: &'static str,
@@ -39,7 +41,7 @@ pub(super) struct SectionTable {
     most: u64,
 }
 
-/// An array, read.
+/// The bytes of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Table {
     address: Gva,
@@ -48,7 +50,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Each entry and where it stands.
+    /// Returns each entry and its address.
     pub(super) fn entries(&self) -> impl Iterator<Item = (Gva, &[u8])> {
         let entries = self.bytes.chunks_exact(self.entry.max(1)).enumerate();
         entries.map(|(index, entry)| {
@@ -58,22 +60,22 @@ impl Table {
     }
 }
 
-/// Whose array it is: the kernel's own or a module's.
+/// The owner of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableOwner {
-    /// The kernel's own.
+    /// The kernel itself.
     Kernel,
-    /// That of the module of this name.
+    /// The module of this name.
     Module(String),
 }
 
 impl TableOwner {
-    /// That of a module.
+    /// Returns a module as owner.
     pub(super) fn of(module: &Module) -> Self {
         Self::Module(module.name.clone())
     }
 
-    /// The module's name.
+    /// Returns the module's name; `None` for the kernel.
     #[must_use]
     pub fn module(&self) -> Option<&str> {
         match self {
@@ -92,54 +94,54 @@ impl std::fmt::Display for TableOwner {
     }
 }
 
-/// Why such an array cannot be read.
+/// An error in reading such an array.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SectionTableError {
-    /// It or the module's structure is not in memory.
+    /// The array or the module's structure is not in memory.
     #[error("{owner}: {source}")]
     Structure {
-        /// Whose it is.
+        /// The array's owner.
         owner: TableOwner,
-        /// What the read said.
+        /// The cause.
         source: StructureError,
     },
-    /// Its bounds make no array.
+    /// The array's bounds are invalid.
     #[error(
         "{owner}: the {kind} is said to be from {start} to {end}, which is no array of entries of {entry} bytes"
     )]
     Bounds {
-        /// What it is.
+        /// The array's name.
         kind: &'static str,
-        /// Whose it is.
+        /// The array's owner.
         owner: TableOwner,
-        /// Its first byte.
+        /// The address of its first byte.
         start: Gva,
-        /// The first byte behind it.
+        /// The address after its last byte.
         end: Gva,
-        /// Bytes of an entry.
+        /// Size of an entry in bytes.
         entry: u64,
     },
-    /// An absurd number of entries.
+    /// The number of entries is absurd.
     #[error(
         "{owner}: the {kind} is said to have {found} entries, and all of them together at most {most}: refused"
     )]
     TooMany {
-        /// What it is.
+        /// The array's name.
         kind: &'static str,
-        /// Whose it is.
+        /// The array's owner.
         owner: TableOwner,
-        /// Their number.
+        /// The number of entries claimed.
         found: u64,
-        /// How many are read.
+        /// The maximum number of entries.
         most: u64,
     },
 }
 
 impl SectionTable {
-    /// Finds symbols and offsets.
+    /// Looks up symbols and offsets.
     ///
     /// # Errors
-    /// If the symbols are not there, or modules keep it otherwise.
+    /// If the symbols do not exist, or modules store the array otherwise.
     pub(super) fn new(
         btf: &Btf,
         symbols: &Symbols,
@@ -166,12 +168,13 @@ impl SectionTable {
         })
     }
 
-    /// Most entries of all such arrays together: the first value of what the readers call `left`.
+    /// Returns the maximum number of entries of all such arrays together: the initial value of
+    /// `left`.
     pub(super) fn most(&self) -> u64 {
         self.most
     }
 
-    /// The kernel's own; its entries are taken from `left`.
+    /// Reads the kernel's own array; its entries are subtracted from `left`.
     ///
     /// # Errors
     /// If it is not all in memory, or too long.
@@ -200,7 +203,8 @@ impl SectionTable {
         )
     }
 
-    /// That of a module; empty while it is unformed. Its entries are taken from `left`.
+    /// Reads a module's array, which is empty while the module is unformed. Its entries are
+    /// subtracted from `left`.
     ///
     /// # Errors
     /// If it is not all in memory, or too long.
@@ -235,7 +239,7 @@ impl SectionTable {
         count: u64,
         left: &mut u64,
     ) -> Result<Table, SectionTableError> {
-        // A module without any may have any pointer.
+        // The pointer of an empty array may have any value.
         if count == 0 {
             return Ok(self.table(address, Vec::new()));
         }
@@ -248,7 +252,7 @@ impl SectionTable {
             });
         };
         *left = rest;
-        // At most `most` entries: neither the product nor the room for it is large.
+        // At most `most` entries, so neither the product nor the buffer is large.
         let length = usize::try_from(count.saturating_mul(self.entry)).unwrap_or_default();
         let table = Structure::at(view, self.kind, address).and_then(|structure| {
             let mut bytes = vec![0; length];

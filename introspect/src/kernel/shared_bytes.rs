@@ -1,7 +1,7 @@
-//! Bytes that many hold and none copies: a table built in memory, a file read or mapped by the caller.
+//! Bytes shared without copies: a table built in memory, or a file that the caller read or mapped.
 //!
-//! The caller owns where they come from and keeps them as they are while anyone holds them. Whoever reads them checks
-//! every offset, so that bytes that change or are shorter than they were make wrong answers and no panics.
+//! The caller owns the source and keeps the bytes unchanged while they are shared. Readers check
+//! every offset, so bytes that change or shrink make wrong answers but no panics.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// All bytes of `owner`: a `Vec<u8>`, or a type that holds a mapped file.
+    /// Shares all bytes of `owner`: a `Vec<u8>`, or a type that holds a mapped file.
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let part = 0..owner.as_ref().len();
         Self {
@@ -24,14 +24,14 @@ impl SharedBytes {
         }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         let all: &[u8] = (*self.all).as_ref();
         all.get(self.part.clone()).unwrap_or_default()
     }
 
-    /// A part of the bytes, sharing them; `None` if it reaches outside.
+    /// Returns a part of the bytes, shared; `None` if it is out of bounds.
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Option<Self> {
         self.as_bytes().get(range.clone())?;

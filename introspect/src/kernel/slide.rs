@@ -1,35 +1,36 @@
-//! How far a running kernel stands from its link address (KASLR), from addresses a live CPU holds.
+//! The distance of a running kernel from its link address (KASLR), from addresses in a live CPU.
 //!
-//! The caller reads the addresses: no guest memory is searched. Right once the kernel has set up its final
-//! entry points, early in boot; before that, the answer is an error and not a guess.
+//! The caller reads the addresses; no guest memory is searched. The result is valid once the kernel
+//! has set up its final entry points, early in boot. Before that, it is an error and not a guess.
 
 use super::symbols::Symbols;
 
-/// The kernel is moved by multiples of this (`MIN_KERNEL_ALIGN` and `CONFIG_PHYSICAL_ALIGN` on x86-64,
-/// arch/x86/include/asm/boot.h).
+/// The unit by which the kernel is moved, in bytes (`MIN_KERNEL_ALIGN` and `CONFIG_PHYSICAL_ALIGN`
+/// on x86-64, arch/x86/include/asm/boot.h).
 const ALIGNMENT: u64 = 2 << 20;
-/// And stays inside this window (`KERNEL_IMAGE_SIZE`, arch/x86/include/asm/page_64_types.h).
+/// Size in bytes of the window in which the kernel stays (`KERNEL_IMAGE_SIZE`,
+/// arch/x86/include/asm/page_64_types.h).
 const WINDOW: u64 = 1 << 30;
 
-/// Entry points that a CPU of the guest is set up with; 0 where there is none.
+/// The entry points that a CPU of the guest is set up with; 0 where there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveEntries {
-    /// Where system calls enter: the model-specific register LSTAR.
+    /// The entry of system calls: the model-specific register LSTAR.
     pub syscall: u64,
-    /// Handler of page faults: gate 14 of the interrupt descriptor table.
+    /// The handler of page faults: gate 14 of the interrupt descriptor table.
     pub page_fault: u64,
-    /// Handler of divide errors: gate 0 of the same.
+    /// The handler of divide errors: gate 0 of the interrupt descriptor table.
     pub divide_error: u64,
 }
 
-/// One entry point: as the CPU has it, and as the symbols do.
+/// An entry point, according to the CPU and to the symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evidence {
     /// The symbol's name.
     pub symbol: &'static str,
-    /// Address in the running kernel.
+    /// The address in the running kernel.
     pub live: u64,
-    /// Address the kernel is linked at.
+    /// The link address.
     pub linked: u64,
 }
 
@@ -50,7 +51,7 @@ impl std::fmt::Display for Evidence {
     }
 }
 
-/// Why there is no slide.
+/// An error in finding the slide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SlideError {
     /// Fewer than two entry points could be compared.
@@ -61,9 +62,9 @@ pub enum SlideError {
         live.syscall, live.page_fault, live.divide_error
     )]
     TooFew {
-        /// Entry points that are set up and have a symbol.
+        /// The number of entry points that are set up and have a symbol.
         found: usize,
-        /// What the CPU has.
+        /// The CPU's entry points.
         live: LiveEntries,
     },
     /// Two entry points were moved by different distances.
@@ -71,29 +72,29 @@ pub enum SlideError {
         "{first}, but {second}: the guest has not booted far enough, or runs another kernel than this image"
     )]
     Disagree {
-        /// One of them.
+        /// The first of them.
         first: Evidence,
-        /// One that disagrees.
+        /// The one that disagrees.
         second: Evidence,
     },
-    /// All agree on a distance that no kernel is moved by.
+    /// All entry points agree on an impossible distance.
     #[error(
         "{first}: {:#x} bytes apart, which is not a multiple of 2 MiB below 1 GiB; \
          the guest runs another kernel than this image",
         first.slide()
     )]
     Implausible {
-        /// One of them.
+        /// One of the entry points.
         first: Evidence,
     },
 }
 
-/// The distance in bytes between where the kernel runs and where it is linked: what
-/// [`Symbols::with_slide`] takes. `symbols` are those of the image, at any slide. At least two entry points must
-/// agree, and none may disagree.
+/// Returns the distance in bytes from the link to the running address, for [`Symbols::with_slide`].
+/// `symbols` are those of the image, at any slide. At least two entry points must agree, and none
+/// may disagree.
 ///
 /// # Errors
-/// If they do not, or the distance is none that a kernel can be moved by.
+/// If they do not, or the distance is impossible.
 pub fn find(symbols: &Symbols, live: LiveEntries) -> Result<u64, SlideError> {
     let known = [
         ("entry_SYSCALL_64", live.syscall),
@@ -126,7 +127,7 @@ pub fn find(symbols: &Symbols, live: LiveEntries) -> Result<u64, SlideError> {
     }
 }
 
-/// Whether a kernel can be moved by so many bytes.
+/// Checks whether a kernel can be moved by this number of bytes.
 pub(super) fn is_plausible(slide: u64) -> bool {
     slide.is_multiple_of(ALIGNMENT) && slide < WINDOW
 }

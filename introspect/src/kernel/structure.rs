@@ -1,35 +1,35 @@
-//! One structure in the kernel's memory, read member by member.
+//! A structure in the kernel's memory, read member by member.
 //!
-//! The caller has the offsets ([`super::layout`]). This checks that the address can be one of the kernel's at all, and
-//! says in its errors which structure at which address could not be read.
+//! The caller has the offsets ([`super::layout`]). This checks that the address is in the kernel's
+//! half. Errors say which structure at which address could not be read.
 
 use crate::x86_64::ReadVirtualError;
 use crate::{Gva, MemoryView};
 
-/// Why a structure cannot be read.
+/// An error in reading a structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StructureError {
-    /// What should point to it does not.
+    /// The pointer to the structure is invalid.
     #[error("{structure}: its pointer is {found}, which is no kernel address")]
     NoKernelAddress {
-        /// Kind of structure.
+        /// The kind of structure.
         structure: &'static str,
         /// The pointer.
         found: Gva,
     },
-    /// It is not mapped, or not to RAM.
+    /// The structure is not mapped, or not to RAM.
     #[error("{structure} at {address} cannot be read: {source}")]
     Unreadable {
-        /// Kind of structure.
+        /// The kind of structure.
         structure: &'static str,
-        /// Where it should be.
+        /// The structure's address.
         address: Gva,
-        /// What the read said.
+        /// The cause.
         source: ReadVirtualError,
     },
 }
 
-/// Whether an address is in the kernel's half of the address space.
+/// Checks whether an address is in the kernel's half of the address space.
 #[must_use]
 pub fn is_kernel_address(address: Gva) -> bool {
     address.0 >> 63 == 1
@@ -44,10 +44,10 @@ pub struct Structure<'p> {
 }
 
 impl<'p> Structure<'p> {
-    /// The structure at `address`; nothing is read yet.
+    /// Makes the structure at `address` without reading it.
     ///
     /// # Errors
-    /// If that is no kernel address.
+    /// If that is not a kernel address.
     pub fn at(
         view: MemoryView<'p>,
         kind: &'static str,
@@ -66,25 +66,25 @@ impl<'p> Structure<'p> {
         }
     }
 
-    /// Its kind.
+    /// Returns the structure's kind.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// Where it stands.
+    /// Returns the structure's address.
     #[must_use]
     pub fn address(&self) -> Gva {
         self.address
     }
 
-    /// Where the member at `offset` stands.
+    /// Returns the address of the member at `offset`.
     #[must_use]
     pub fn member(&self, offset: u64) -> Gva {
         Gva(self.address.0.wrapping_add(offset))
     }
 
-    /// The `N` bytes at `offset`.
+    /// Reads the `N` bytes at `offset`.
     ///
     /// # Errors
     /// If one of them is not mapped to RAM.
@@ -94,7 +94,7 @@ impl<'p> Structure<'p> {
         Ok(bytes)
     }
 
-    /// Fills `buf` from `offset` on. Nothing is promised about `buf` after an error.
+    /// Fills `buf` from `offset` on. The content of `buf` is undefined after an error.
     ///
     /// # Errors
     /// If a byte is not mapped to RAM.
@@ -108,7 +108,7 @@ impl<'p> Structure<'p> {
             .map_err(|source| self.unreadable(source))
     }
 
-    /// The byte at `offset`.
+    /// Reads the byte at `offset`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -116,7 +116,7 @@ impl<'p> Structure<'p> {
         self.array(offset).map(u8::from_le_bytes)
     }
 
-    /// The number at `offset`.
+    /// Reads the number at `offset`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -124,7 +124,7 @@ impl<'p> Structure<'p> {
         self.array(offset).map(u16::from_le_bytes)
     }
 
-    /// The number at `offset`.
+    /// Reads the number at `offset`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -132,7 +132,7 @@ impl<'p> Structure<'p> {
         self.array(offset).map(u32::from_le_bytes)
     }
 
-    /// The number at `offset`.
+    /// Reads the number at `offset`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -140,7 +140,7 @@ impl<'p> Structure<'p> {
         self.array(offset).map(i32::from_le_bytes)
     }
 
-    /// The number at `offset`.
+    /// Reads the number at `offset`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -148,7 +148,7 @@ impl<'p> Structure<'p> {
         self.array(offset).map(u64::from_le_bytes)
     }
 
-    /// The pointer at `offset`; `None` if it is null.
+    /// Reads the pointer at `offset`; `None` if it is null.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -157,25 +157,27 @@ impl<'p> Structure<'p> {
         Ok((value != 0).then_some(Gva(value)))
     }
 
-    /// The structure that the pointer at `offset` leads to; `None` if it is null.
+    /// Follows the pointer at `offset` to a structure; `None` if it is null.
     ///
     /// # Errors
-    /// If the pointer cannot be read or is no kernel address.
+    /// If the pointer cannot be read or is not a kernel address.
     pub fn follow(&self, offset: u64, kind: &'static str) -> Result<Option<Self>, StructureError> {
         self.pointer(offset)?
             .map(|address| Self::at(self.view, kind, address))
             .transpose()
     }
 
-    /// The structure that the pointer at `offset` leads to, where the kernel never has a null pointer.
+    /// Follows the pointer at `offset` to a structure. For pointers that are never null in the
+    /// kernel.
     ///
     /// # Errors
-    /// If the pointer cannot be read, is null or is no kernel address.
+    /// If the pointer cannot be read, is null or is not a kernel address.
     pub fn follow_always(&self, offset: u64, kind: &'static str) -> Result<Self, StructureError> {
         Self::at(self.view, kind, Gva(self.u64(offset)?))
     }
 
-    /// The string that the pointer at `offset` leads to, cut after `most` bytes; `None` if the pointer is null.
+    /// Reads the string that the pointer at `offset` leads to, cut after `most` bytes. Returns
+    /// `None` if the pointer is null.
     ///
     /// # Errors
     /// If pointer or string cannot be read.
@@ -192,7 +194,7 @@ impl<'p> Structure<'p> {
         read.map(Some).map_err(|source| text.unreadable(source))
     }
 
-    /// The string in the member at `offset`, cut after `most` bytes.
+    /// Reads the string in the member at `offset`, cut after `most` bytes.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -202,7 +204,7 @@ impl<'p> Structure<'p> {
             .map_err(|source| self.unreadable(source))
     }
 
-    /// A failed read of this structure.
+    /// Makes the error of a failed read of this structure.
     #[must_use]
     pub fn unreadable(&self, source: ReadVirtualError) -> StructureError {
         StructureError::Unreadable {

@@ -1,13 +1,13 @@
-//! The flat bytes behind [`Symbols`](super::symbols::Symbols): all names end to end, then 16 bytes for each symbol, then
-//! the index of names.
+//! The flat bytes behind [`Symbols`](super::symbols::Symbols): all names, then 16 bytes for each
+//! symbol, then the index of names.
 //!
-//! The caller sorts: absolute symbols first, then the others, each part ascending by address. Bytes that another wrote
-//! give wrong symbols and no panics.
+//! The caller sorts: absolute symbols first, then the others, each part ascending by address. Bytes
+//! from elsewhere yield wrong symbols but no panics.
 
 use super::name_index::{KEY, NameIndex, NameIndexBuilder};
 use super::shared_bytes::SharedBytes;
 
-/// Bytes of a stored symbol.
+/// Size of a stored symbol in bytes.
 pub(super) const ENTRY: usize = 16;
 
 /// A stored symbol; its name is a range of the names of its [`Table`].
@@ -71,18 +71,19 @@ impl Entry {
     }
 }
 
-/// What a flat table of symbols says about itself beside its bytes.
+/// The properties of a flat table of symbols that are not in its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TableShape {
-    /// Number of symbols.
+    /// The number of symbols.
     pub(super) count: usize,
-    /// Number of absolute ones.
+    /// The number of absolute symbols.
     pub(super) absolute: usize,
-    /// First address past the image (unslid), if known.
+    /// The first address past the image (without slide), if known.
     pub(super) end: Option<u64>,
 }
 
-/// Names, entries (absolute symbols first, then the others, each part ascending by address), index to the entries.
+/// Names, entries (absolute symbols first, then the others, each part ascending by address), index
+/// to the entries.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
     pub(super) bytes: SharedBytes,
@@ -90,13 +91,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// `None` if the bytes are too few for the shape.
+    /// Returns `None` if the bytes are too few for the shape.
     pub(super) fn new(bytes: SharedBytes, shape: TableShape) -> Option<Self> {
         let fixed = shape.count.checked_mul(ENTRY + KEY)?;
         (fixed <= bytes.as_bytes().len()).then_some(Self { bytes, shape })
     }
 
-    /// Of sorted entries.
+    /// Builds the table of sorted entries.
     pub(super) fn build(names: Vec<u8>, entries: &[Entry], end: Option<u64>) -> Self {
         let mut by_name = NameIndexBuilder::with_capacity(entries.len());
         for (index, entry) in (0..).zip(entries) {
@@ -115,7 +116,8 @@ impl Table {
         Self { bytes, shape }
     }
 
-    /// The same with all addresses `by` bytes lower, but those of absolute symbols.
+    /// Returns the same table with all addresses `by` bytes lower, except those of absolute
+    /// symbols.
     pub(super) fn lowered(&self, by: u64) -> Self {
         let count = self.shape.count;
         let mut bytes = self.bytes.as_bytes().to_vec();
@@ -137,7 +139,7 @@ impl Table {
         }
     }
 
-    /// Names, entries and index.
+    /// Returns names, entries and index.
     pub(super) fn parts(&self) -> (&[u8], &[[u8; ENTRY]], NameIndex<'_>) {
         let bytes = self.bytes.as_bytes();
         let TableShape { count, .. } = self.shape;
@@ -151,7 +153,7 @@ impl Table {
         self.parts().1
     }
 
-    /// The symbols that stand for an address in the image.
+    /// Returns the symbols whose value is an address in the image.
     pub(super) fn relocatable(&self) -> &[[u8; ENTRY]] {
         self.entries()
             .get(self.shape.absolute..)

@@ -1,7 +1,7 @@
 //! A kernel's symbols, sorted by address, found by name or by address.
 //!
-//! The caller fills a [`SymbolsBuilder`] (kallsyms and the ELF symbol table do) and gets an immutable
-//! table. A relocated kernel is the same table seen through [`Symbols::with_slide`], which shares it.
+//! The caller fills a [`SymbolsBuilder`] (kallsyms and the ELF symbol table do) and gets an
+//! immutable table. [`Symbols::with_slide`] shares the table for a relocated kernel.
 //!
 //! The table is flat bytes, the same in memory and in a file ([`cached`](super::cached)).
 
@@ -11,39 +11,40 @@ use super::nearest;
 use super::shared_bytes::SharedBytes;
 use super::symbol_table::{ENTRY, Entry, Table, TableShape};
 
-/// Prefix of the padding that some kernels give a symbol of its own, in front of each function
-/// (`CONFIG_CALL_PADDING`, since Linux 6.2). Never executed as a function.
+/// The prefixes of symbols of padding. Some kernels have one before each function
+/// (`CONFIG_CALL_PADDING`, since Linux 6.2). It is never executed as a function.
 const PADDING_PREFIXES: [&str; 2] = ["__pfx_", "__cfi_"];
 
-/// One symbol, as it stands in the guest (slide applied).
+/// A symbol at its address in the guest (slide applied).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Symbol<'a> {
-    /// Virtual address, or for an [`absolute`](Self::absolute) symbol its plain value.
+    /// The virtual address, or for an [`absolute`](Self::absolute) symbol its plain value.
     pub address: u64,
-    /// Name, without its kind.
+    /// The name, without the kind.
     pub name: &'a str,
-    /// The letter of nm(1): `t`/`T` text, `d`/`D` data, `b`/`B` bss, `r`/`R` read-only, `w`/`W` weak,
-    /// `v`/`V` weak object, `a`/`A` absolute. Upper case is global.
+    /// The letter of nm(1): `t`/`T` text, `d`/`D` data, `b`/`B` bss, `r`/`R` read-only, `w`/`W`
+    /// weak, `v`/`V` weak object, `a`/`A` absolute. Upper case is global.
     pub kind: char,
-    /// The value is no address in the image: an offset into each CPU's per-CPU area. The slide of a
-    /// relocated kernel is not added to it.
+    /// Whether the value is not an address in the image but an offset into each CPU's per-CPU area.
+    /// The slide of a relocated kernel is not added to it.
     pub absolute: bool,
 }
 
 impl Symbol<'_> {
-    /// Whether this names code: nm's `t`, `T`, `w` and `W`.
+    /// Checks whether this names code: nm's `t`, `T`, `w` and `W`.
     #[must_use]
     pub fn is_text(&self) -> bool {
         matches!(self.kind, 't' | 'T' | 'w' | 'W')
     }
 }
 
-/// A text symbol and how far it reaches.
+/// A text symbol and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function<'a> {
     /// The symbol at the function's first byte.
     pub symbol: Symbol<'a>,
-    /// Bytes up to the next symbol at a higher address, padding included; 0 if nothing bounds it.
+    /// Size in bytes up to the next symbol at a higher address, including padding; 0 if nothing
+    /// bounds it.
     pub size: u64,
 }
 
@@ -55,20 +56,20 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// How many symbols there are.
+    /// Returns the number of symbols.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.entries().len()
     }
 
-    /// Whether there are none.
+    /// Checks whether there are no symbols.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.entries().is_empty()
     }
 
-    /// The same symbols in a kernel that runs `slide` bytes above its link address. Replaces an earlier
-    /// slide; absolute symbols keep their value.
+    /// Returns the same symbols in a kernel that runs `slide` bytes above its link address.
+    /// Replaces an earlier slide. Absolute symbols keep their value.
     #[must_use]
     pub fn with_slide(&self, slide: u64) -> Self {
         Self {
@@ -77,25 +78,27 @@ impl Symbols {
         }
     }
 
-    /// Bytes the kernel runs above its link address.
+    /// Returns the number of bytes that the kernel runs above its link address.
     #[must_use]
     pub fn slide(&self) -> u64 {
         self.slide
     }
 
-    /// All symbols, absolute ones first, each part ascending by address.
+    /// Returns all symbols, absolute ones first, each part ascending by address.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol<'_>> + Clone {
         let (names, entries, _) = self.table.parts();
         entries.iter().map(|entry| self.symbol(names, entry))
     }
 
-    /// Address of the symbol called `name`; of several, the lowest (see [`all_of`](Self::all_of)).
+    /// Returns the address of the symbol called `name`; of several, the lowest (see
+    /// [`all_of`](Self::all_of)).
     #[must_use]
     pub fn address_of(&self, name: &str) -> Option<u64> {
         self.all_of(name).next().map(|symbol| symbol.address)
     }
 
-    /// Every symbol called `name`, ascending by address. Static functions of different files may share one.
+    /// Returns every symbol called `name`, ascending by address. Static functions of different
+    /// files may share a name.
     pub fn all_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
         let (names, entries, by_name) = self.table.parts();
         by_name
@@ -105,9 +108,9 @@ impl Symbols {
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// The symbol that `address` lies in and the distance to its first byte. Of several symbols at one
-    /// address this is the first in the kernel's own order. `None` before the first symbol, past the end of
-    /// the image, and for per-CPU offsets.
+    /// Returns the symbol that contains `address` and the distance to its first byte. Of several
+    /// symbols at one address, it is the first in the kernel's own order. Returns `None` before the
+    /// first symbol, past the end of the image, and for per-CPU offsets.
     #[must_use]
     pub fn resolve(&self, address: u64) -> Option<(Symbol<'_>, u64)> {
         let address = address.checked_sub(self.slide)?;
@@ -122,8 +125,8 @@ impl Symbols {
         Some((self.symbol(names, entry), offset))
     }
 
-    /// Every text symbol that a function may start at, ascending, with its size. The padding symbols that
-    /// compilers put in front of functions are left out; labels inside assembly code are not.
+    /// Returns every text symbol that a function may start at, ascending, with its size. Padding
+    /// symbols before functions are left out; labels inside assembly code are not.
     pub fn text_functions(&self) -> impl Iterator<Item = Function<'_>> {
         let (names, entries) = (self.table.parts().0, self.table.relocatable());
         let mut next_higher = 0;
@@ -153,16 +156,16 @@ impl Symbols {
             })
     }
 
-    /// Up to `count` text symbol names that look like `name`, best first: for the error message that says
-    /// a function does not exist. Empty if nothing comes close.
+    /// Returns up to `count` text symbol names that look like `name`, best first, for the error
+    /// that a function does not exist. Empty if nothing comes close.
     #[must_use]
     pub fn nearest_names(&self, name: &str, count: usize) -> Vec<&str> {
         let names = self.text_functions().map(|function| function.symbol.name);
         nearest::nearest(name, names, count)
     }
 
-    /// The same symbols, which stand at their running addresses without a slide, told as link addresses and a slide.
-    /// Replaces an earlier slide.
+    /// Returns the symbols, which have running addresses and no slide, as link addresses with a
+    /// slide. Replaces an earlier slide.
     pub(super) fn moved_back(&self, slide: u64) -> Self {
         Self {
             table: Arc::new(self.table.lowered(slide)),
@@ -170,7 +173,7 @@ impl Symbols {
         }
     }
 
-    /// The same symbols with another end of the image, a running address.
+    /// Returns the same symbols with another end of the image, a running address.
     pub(super) fn ending_at(&self, end: Option<u64>) -> Self {
         let mut table = Table::clone(&self.table);
         table.shape.end = end.map(|end| end.wrapping_sub(self.slide));
@@ -180,13 +183,13 @@ impl Symbols {
         }
     }
 
-    /// The flat table at link addresses, and its shape.
+    /// Returns the flat table at link addresses, and its shape.
     pub(super) fn table(&self) -> (&[u8], TableShape) {
         (self.table.bytes.as_bytes(), self.table.shape)
     }
 
-    /// A table as [`table`](Self::table) gave it, with slide 0; `None` if the bytes are too few for the shape. Bytes that
-    /// another wrote make wrong symbols.
+    /// Makes symbols with slide 0 from what [`table`](Self::table) returned. Returns `None` if the
+    /// bytes are too few for the shape. Bytes from elsewhere make wrong symbols.
     pub(super) fn from_table(bytes: SharedBytes, shape: TableShape) -> Option<Self> {
         Some(Self {
             table: Arc::new(Table::new(bytes, shape)?),
@@ -208,28 +211,28 @@ impl Symbols {
     }
 }
 
-/// Collects symbols in any order.
+/// A builder of [`Symbols`], which accepts symbols in any order.
 #[derive(Debug, Default)]
 pub struct SymbolsBuilder {
     names: Vec<u8>,
     entries: Vec<Entry>,
 }
 
-/// The table would hold more than a kernel has.
+/// The error that a table would hold more than a kernel has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{symbols} symbols with {names} bytes of names are more than any kernel has: refused")]
 pub struct TooManySymbols {
-    /// Symbols held when it became too much.
+    /// The number of symbols when the limit was reached.
     pub symbols: usize,
-    /// Bytes of names held then.
+    /// The number of bytes of names at that time.
     pub names: usize,
 }
 
-/// Bytes of names accepted in all; a distribution kernel has about 5 MiB.
+/// The maximum size of all names in bytes; a distribution kernel has about 5 MiB.
 pub(super) const MAX_NAME_BYTES: usize = 256 << 20;
 
 impl SymbolsBuilder {
-    /// An empty table with room for `symbols`.
+    /// Makes an empty table with room for `symbols`.
     #[must_use]
     pub fn with_capacity(symbols: usize) -> Self {
         Self {
@@ -238,11 +241,11 @@ impl SymbolsBuilder {
         }
     }
 
-    /// Adds a symbol. `kind` is nm's letter; see [`Symbol`] for `absolute`. A name that is no UTF-8 is
-    /// taken with replacement characters, one longer than 21,845 bytes is cut.
+    /// Adds a symbol. `kind` is nm's letter; see [`Symbol`] for `absolute`. Invalid UTF-8 in a name
+    /// becomes replacement characters. A name longer than 21,845 bytes is cut.
     ///
     /// # Errors
-    /// If the table grew past what fits its indices.
+    /// If the table grew past the range of its indices.
     pub fn push(
         &mut self,
         name: &[u8],
@@ -270,8 +273,8 @@ impl SymbolsBuilder {
         Ok(())
     }
 
-    /// Makes data of the text symbols between `_etext` and `_sinittext`, where the kernel keeps none. Does
-    /// nothing without these two.
+    /// Marks the text symbols between `_etext` and `_sinittext` as data, because the kernel has no
+    /// text there. Does nothing without these two.
     pub(super) fn untext_data(&mut self) {
         let address_of = |name: &[u8]| {
             let named = self.entries.iter().find(|e| e.name(&self.names) == name);
@@ -293,11 +296,12 @@ impl SymbolsBuilder {
         }
     }
 
-    /// The finished table, with slide 0. `end` is the first address past the image, if known: it bounds the
-    /// last symbol. Symbols at one address stay in the order they were added.
+    /// Returns the finished table, with slide 0. `end` is the first address past the image, if
+    /// known: it bounds the last symbol. Symbols at one address stay in the order in which they
+    /// were added.
     #[must_use]
     pub fn finish(mut self, end: Option<u64>) -> Symbols {
-        // One look at all of them: names are ASCII but for damage.
+        // Checked once for all, because names are ASCII unless damaged.
         if !self.names.is_ascii() {
             self.names = self.readable_names();
         }
@@ -309,7 +313,8 @@ impl SymbolsBuilder {
         }
     }
 
-    /// The names with replacement characters for what is no UTF-8; the entries are made to point there.
+    /// Replaces invalid UTF-8 in the names by replacement characters. Returns the names and points
+    /// the entries to them.
     fn readable_names(&mut self) -> Vec<u8> {
         let mut readable = Vec::with_capacity(self.names.len());
         for entry in &mut self.entries {
@@ -433,7 +438,7 @@ mod tests {
     #[test]
     fn names_that_are_no_text_are_made_readable() {
         let mut builder = SymbolsBuilder::default();
-        // Two halves of one character, which only together would be text.
+        // Two halves of one character, which are valid only together.
         for (name, address) in [
             (&b"half_\xc3"[..], 0x1000),
             (b"\xa9_half", 0x1001),

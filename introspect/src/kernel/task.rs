@@ -1,12 +1,14 @@
-//! Which task a CPU runs, read from the kernel's own structures.
+//! The task that a CPU runs, read from the kernel's own structures.
 //!
-//! The caller stops the CPU and gives its address space and the base of its per-CPU area. This reads; it walks no
-//! lists and takes no locks. What a hit needs is read without allocating: a page walk and three short reads
-//! ([`TaskLayout::current_thread_at`], [`TaskLayout::preempt_count`]).
+//! The caller pauses the CPU and passes its address space and the base of its per-CPU area. This
+//! only reads: it walks no lists and takes no locks. The data for a hit is read without allocating,
+//! by a page walk and three short reads ([`TaskLayout::current_thread_at`],
+//! [`TaskLayout::preempt_count`]).
 //!
-//! The current task stands in per-CPU data: in the variable `current_task` (Linux up to 6.1, and from 6.15 on), or
-//! in the struct `pcpu_hot` in between. A per-CPU symbol plus the per-CPU base is the variable's address both where
-//! such symbols are small offsets (absolute, Linux up to 6.14) and where they are addresses in the image.
+//! The current task is in per-CPU data. That is the variable `current_task` (Linux up to 6.1, and
+//! from 6.15 on), or in between the struct `pcpu_hot`. The variable's address is the per-CPU symbol
+//! plus the per-CPU base. This holds both where such symbols are small offsets (absolute, Linux up
+//! to 6.14) and where they are addresses in the image.
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
@@ -18,30 +20,30 @@ use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
 /// Size of `task_struct.comm` (`TASK_COMM_LEN`).
 pub const COMM_LENGTH: usize = 16;
 
-/// Where a kernel keeps what describes the current task.
+/// The location of the current task's data in a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskLayout {
-    /// Per-CPU address of the pointer to the current task, to be added to a CPU's per-CPU base.
+    /// The per-CPU address of the pointer to the current task, relative to a CPU's per-CPU base.
     pub current: u64,
-    /// Per-CPU address of the preemption counter, if the kernel names it.
+    /// The per-CPU address of the preemption counter, if the kernel names it.
     pub preempt_count: Option<u64>,
-    /// The counter's bits.
+    /// The layout of the counter's bits.
     pub preempt_form: PreemptForm,
-    /// Offsets in `task_struct`, in bytes.
+    /// Offset in `task_struct`, in bytes.
     pub pid: u64,
-    /// See `pid`.
+    /// Offset in `task_struct`, in bytes.
     pub tgid: u64,
-    /// See `pid`.
+    /// Offset in `task_struct`, in bytes.
     pub comm: u64,
 }
 
-/// Why tasks cannot be read in this kernel.
+/// An error that prevents reading tasks in this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TaskLayoutError {
     /// A struct is not as expected.
     #[error("the kernel's types do not describe a task: {0}")]
     Layout(#[from] LayoutError),
-    /// No per-CPU variable.
+    /// The kernel names no per-CPU variable of the current task.
     #[error(
         "the kernel names neither current_task nor pcpu_hot, so the current task is not known; \
          build it with CONFIG_KALLSYMS_ALL=y"
@@ -49,21 +51,22 @@ pub enum TaskLayoutError {
     NoCurrent,
 }
 
-/// Why one CPU's task could not be read.
+/// An error in reading a CPU's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TaskError {
-    /// The per-CPU variable is not mapped: the per-CPU base is not the kernel's, or the page tables are not.
+    /// The per-CPU variable is not mapped: the per-CPU base or the page tables are not the
+    /// kernel's.
     #[error("the per-CPU data at {base} is not mapped: {source}")]
     NoPerCpu {
-        /// The per-CPU base given.
+        /// The per-CPU base passed.
         base: Gva,
-        /// What the page walk said.
+        /// The error of the page walk.
         source: TranslateError,
     },
-    /// The per-CPU variable is no RAM.
+    /// The per-CPU variable is not in RAM.
     #[error("the per-CPU data cannot be read: {0}")]
     PerCpu(#[from] PhysicalReadError),
-    /// What should point to it does not.
+    /// The pointer to the task is invalid.
     #[error(
         "the task's pointer is {found}, which is no kernel address; a CPU that is not set up yet has no task"
     )]
@@ -74,27 +77,28 @@ pub enum TaskError {
     /// The task cannot be read.
     #[error("the task at {task} cannot be read: {source}")]
     Unreadable {
-        /// Address of the `task_struct`.
+        /// The address of the `task_struct`.
         task: Gva,
-        /// What the read said.
+        /// The cause.
         source: ReadVirtualError,
     },
 }
 
-/// Where one CPU's variables stand in physical memory: stays right for as long as the guest runs.
+/// The physical addresses of one CPU's variables. They stay valid for as long as the guest runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PerCpu {
     current: Gpa,
     preempt_count: Option<Gpa>,
-    /// What the virtual address of `current` is above the physical one.
+    /// The distance in bytes from the physical to the virtual address of `current`.
     distance: u64,
-    /// The same of all that the kernel's direct map holds, if that is known.
+    /// The same distance for the kernel's direct map, if known.
     direct_map: Option<u64>,
 }
 
 impl PerCpu {
-    /// Returns the same for tasks that are found without a page walk. The kernel's direct map has all RAM at one distance: where the
-    /// per-CPU variables and `task` are at the same, it is that of the direct map. Nothing else is that far from RAM.
+    /// Returns a copy that finds tasks without a page walk if `task` is in the direct map. The
+    /// direct map has all RAM at one distance, and nothing else is that far from RAM. If the
+    /// per-CPU variables and `task` have the same distance, it is that of the direct map.
     #[must_use]
     pub fn in_direct_map(
         self,
@@ -115,56 +119,60 @@ impl PerCpu {
 /// A task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
-    /// Of its `task_struct`.
+    /// The address of the `task_struct`.
     pub address: Gva,
-    /// The kernel's pid: number of the thread, in the initial pid namespace; 0 for an idle task.
+    /// The kernel's pid: the number of the thread, in the initial pid namespace; 0 for an idle
+    /// task.
     pub pid: i32,
-    /// Number of the process: the pid of user programs.
+    /// The number of the process: the pid of user programs.
     pub tgid: i32,
-    /// Name, NUL-padded.
+    /// The name, NUL-padded.
     pub comm: [u8; COMM_LENGTH],
 }
 
-/// A task's name without its padding.
+/// Returns a task's name without its padding.
 pub(super) fn name_of(comm: &[u8]) -> &[u8] {
     comm.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 impl Task {
-    /// The name without its padding. Any bytes may be in it: a task sets its own name.
+    /// Returns the name without its padding. It may contain any bytes, because a task sets its own
+    /// name.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         name_of(&self.comm)
     }
 }
 
-/// A task as a hit needs it.
+/// The numbers of a task that a hit needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thread {
-    /// Address of its `task_struct`.
+    /// The address of the `task_struct`.
     pub task: Gva,
-    /// See [`Task::pid`].
+    /// The number of the thread; see [`Task::pid`].
     pub pid: i32,
-    /// See [`Task::tgid`].
+    /// The number of the process; see [`Task::tgid`].
     pub tgid: i32,
 }
 
-/// The bits of a kernel's nesting counter.
+/// The layout of a kernel's nesting counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PreemptForm {
     /// An `int`: device interrupts from bit 16 on, non-maskable ones from bit 20 on.
     #[default]
     Int,
-    /// An `unsigned long`, since Linux 7.3: a count of who has disabled interrupts stands before them, so that they are 8 bits higher.
+    /// An `unsigned long`, since Linux 7.3: a count of interrupt disables precedes the interrupt
+    /// bits, which are therefore 8 bits higher.
     Long,
 }
 
-/// The kernel's nesting counter of one CPU (include/linux/preempt.h), with the bits of [`PreemptForm::Int`].
+/// The kernel's nesting counter of one CPU (include/linux/preempt.h), with the bits of
+/// [`PreemptForm::Int`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreemptCount(u32);
 
 impl PreemptCount {
-    /// Makes it of the low 32 bits of the kernel's counter.
+    /// Makes it from the low 32 bits of the kernel's counter.
     #[must_use]
     pub fn of(word: u32, form: PreemptForm) -> Self {
         match form {
@@ -173,25 +181,28 @@ impl PreemptCount {
         }
     }
 
-    /// In a handler of a non-maskable interrupt. Debug exceptions and breakpoints count as such.
+    /// Checks whether the CPU is in a handler of a non-maskable interrupt. Debug exceptions and
+    /// breakpoints count as such.
     #[must_use]
     pub fn in_nmi(self) -> bool {
         self.0 & 0x00f0_0000 != 0
     }
 
-    /// In a handler of a device interrupt.
+    /// Checks whether the CPU is in a handler of a device interrupt.
     #[must_use]
     pub fn in_hard_interrupt(self) -> bool {
         self.0 & 0x000f_0000 != 0
     }
 
-    /// In deferred interrupt work (softirq). Having it merely disabled does not count.
+    /// Checks whether the CPU is in deferred interrupt work (softirq). Disabled softirqs alone do
+    /// not count.
     #[must_use]
     pub fn in_soft_interrupt(self) -> bool {
         self.0 & 0x0000_0100 != 0
     }
 
-    /// In none of the three, so that the current task runs on its own behalf.
+    /// Checks whether the CPU is in none of the three, so that the current task runs on its own
+    /// behalf.
     #[must_use]
     pub fn in_task(self) -> bool {
         !(self.in_nmi() || self.in_hard_interrupt() || self.in_soft_interrupt())
@@ -199,10 +210,10 @@ impl PreemptCount {
 }
 
 impl TaskLayout {
-    /// Finds the offsets. `symbols` must have the slide of the running kernel.
+    /// Looks up the offsets. `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
-    /// If types or symbols do not tell.
+    /// If the kernel's types or symbols do not describe them.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, TaskLayoutError> {
         let (current, preempt_count) = match (
             symbols.address_of("pcpu_hot"),
@@ -230,7 +241,8 @@ impl TaskLayout {
         })
     }
 
-    /// Where the variables of the CPU with the per-CPU base `base` stand. `space` must map the kernel.
+    /// Returns the physical addresses of the variables of the CPU with the per-CPU base `base`.
+    /// `space` must map the kernel.
     ///
     /// # Errors
     /// If they are not mapped.
@@ -254,8 +266,8 @@ impl TaskLayout {
         })
     }
 
-    /// The task that the CPU with the per-CPU base `base` runs. Where the same CPU is asked often, keep its
-    /// [`per_cpu`](Self::per_cpu) and use [`current_at`](Self::current_at).
+    /// Reads the task that the CPU with the per-CPU base `base` runs. For repeated reads of one
+    /// CPU, keep its [`per_cpu`](Self::per_cpu) and use [`current_at`](Self::current_at).
     ///
     /// # Errors
     /// If per-CPU data or the task cannot be read.
@@ -268,7 +280,7 @@ impl TaskLayout {
         self.current_at(memory, space, &self.per_cpu(memory, space, base)?)
     }
 
-    /// The task that a CPU runs.
+    /// Reads the task that a CPU runs.
     ///
     /// # Errors
     /// If per-CPU data or the task cannot be read.
@@ -281,7 +293,7 @@ impl TaskLayout {
         self.task(memory, space, current_pointer(memory, per_cpu)?)
     }
 
-    /// The thread that a CPU runs, and its process: no more of its task is read.
+    /// Reads the numbers of the thread that a CPU runs and of its process, and no more of its task.
     ///
     /// # Errors
     /// If per-CPU data or the task cannot be read.
@@ -292,7 +304,7 @@ impl TaskLayout {
         per_cpu: &PerCpu,
     ) -> Result<Thread, TaskError> {
         let task = current_pointer(memory, per_cpu)?;
-        // They lie side by side, in one word as a rule.
+        // They are adjacent, usually in one word.
         if self.tgid.wrapping_sub(self.pid) == 4
             && is_kernel_address(task)
             && let Some(word) = self.word_of(memory, space, per_cpu, task)
@@ -313,7 +325,7 @@ impl TaskLayout {
         task: Gva,
     ) -> Option<u64> {
         let address = task.0.wrapping_add(self.pid);
-        // The first task of all is in the kernel's image, and not in RAM by this.
+        // The first task is in the kernel's image, for which this address is not in RAM.
         let direct = per_cpu
             .direct_map
             .map(|distance| address.wrapping_sub(distance));
@@ -336,10 +348,10 @@ impl TaskLayout {
         Ok(Thread { task, pid, tgid })
     }
 
-    /// The name of the task whose `task_struct` is at `address`, NUL-padded.
+    /// Reads the name of the task whose `task_struct` is at `address`, NUL-padded.
     ///
     /// # Errors
-    /// If that is no kernel address or cannot be read.
+    /// If that is not a kernel address or cannot be read.
     pub fn comm(
         &self,
         memory: &(impl PhysicalMemory + ?Sized),
@@ -351,10 +363,10 @@ impl TaskLayout {
         Ok(comm)
     }
 
-    /// The task whose `task_struct` is at `address`.
+    /// Reads the task whose `task_struct` is at `address`.
     ///
     /// # Errors
-    /// If that is no kernel address or cannot be read.
+    /// If that is not a kernel address or cannot be read.
     pub fn task(
         &self,
         memory: &(impl PhysicalMemory + ?Sized),
@@ -373,7 +385,7 @@ impl TaskLayout {
         })
     }
 
-    /// How a CPU's work nests now; `None` if the kernel does not name the counter.
+    /// Reads a CPU's nesting counter; `None` if the kernel does not name it.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -390,7 +402,7 @@ impl TaskLayout {
     }
 }
 
-/// Where the current task's pointer on a CPU leads.
+/// Returns the address of the current task of a CPU.
 fn current_pointer(
     memory: &(impl PhysicalMemory + ?Sized),
     per_cpu: &PerCpu,
@@ -398,7 +410,7 @@ fn current_pointer(
     Ok(Gva(memory.read_word(per_cpu.current)?))
 }
 
-/// Reads a number of 32 bits, by the word that it lies in.
+/// Reads a 32-bit number from the word that contains it.
 #[inline]
 fn read_number(
     memory: &(impl PhysicalMemory + ?Sized),
@@ -413,13 +425,14 @@ fn read_number(
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// Reads fields of one struct, with one page walk for all that lie in the same page: the kernel maps its tasks with
-/// large pages as a rule.
+/// A reader of fields of one struct, with one page walk for all in the same page. The kernel
+/// usually maps its tasks with large pages.
 struct FieldReader<'a, M: ?Sized> {
     memory: &'a M,
     space: AddressSpace,
     task: Gva,
-    /// The last page walked: virtual address, physical address, bytes from there on.
+    /// The last page walked: virtual address, physical address, and the number of bytes from there
+    /// on.
     page: (u64, Gpa, u64),
 }
 
@@ -455,7 +468,7 @@ impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
         }
     }
 
-    /// Reads a number of 32 bits.
+    /// Reads a 32-bit number.
     fn number(&mut self, offset: u64) -> Result<i32, TaskError> {
         let gva = Gva(self.task.0.wrapping_add(offset));
         if let Some(gpa) = self.place(gva, 4)? {
@@ -468,7 +481,7 @@ impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
         Ok(i32::from_le_bytes(bytes))
     }
 
-    /// Where `length` bytes at `gva` stand, if in one page.
+    /// Returns the physical address of `length` bytes at `gva`, if they are in one page.
     fn place(&mut self, gva: Gva, length: u64) -> Result<Option<Gpa>, TaskError> {
         if let Some(place) = self.inside(gva, length) {
             return Ok(Some(place));
@@ -479,7 +492,8 @@ impl<'a, M: PhysicalMemory + ?Sized> FieldReader<'a, M> {
         Ok(self.inside(gva, length))
     }
 
-    /// Where `length` bytes at `gva` stand, if the last page walked holds them all.
+    /// Returns the physical address of `length` bytes at `gva`, if the last page walked contains
+    /// them all.
     fn inside(&self, gva: Gva, length: u64) -> Option<Gpa> {
         let (start, gpa, left) = self.page;
         let distance = gva.0.checked_sub(start)?;
@@ -515,7 +529,7 @@ mod tests {
         builder.finish(None).with_slide(SLIDE)
     }
 
-    /// A CPU that runs a task which lies across two pages that are apart in physical memory.
+    /// Makes a CPU that runs a task across two pages that are apart in physical memory.
     fn guest(current: u64, preempt: u64) -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);
@@ -525,7 +539,7 @@ mod tests {
         memory.map(space, (TASK & !0xfff) + 4096, 0x1a_0000, 4096, flags);
         memory.write(0x18_0000 + current, &TASK.to_le_bytes());
         memory.write(0x18_0000 + preempt, &0x8001_0000u32.to_le_bytes());
-        // pid at 32 and tgid at 36 before the page's end, comm at 48 behind it.
+        // pid at 32 and tgid at 36 from the page's start before the end, comm at 48 after it.
         memory.write(0x19_0ff0, &1234i32.to_le_bytes());
         memory.write(0x19_0ff4, &1200i32.to_le_bytes());
         memory.write(0x1a_0000, b"nginx: worker\0\0\0");
@@ -564,7 +578,7 @@ mod tests {
             walked.in_direct_map(&memory, space, Gva(task))
         });
         assert_eq!((direct.direct_map, other.direct_map), (Some(DIRECT), None));
-        // The last is not mapped at all: only who knows of the direct map finds it.
+        // The last is not mapped, so it is found only through the direct map.
         for (task, pids) in [
             (DIRECT + 0x19_0000, [Some(41), Some(41)]),
             (ELSEWHERE, [Some(0), Some(0)]),

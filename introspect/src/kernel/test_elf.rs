@@ -1,4 +1,4 @@
-//! Writes small ELF kernel images for tests.
+//! A writer of small ELF kernel images for tests.
 #![allow(clippy::unwrap_used)]
 
 use object::elf;
@@ -6,13 +6,13 @@ use object::elf;
 use crate::test_elf::{self, Class, Program, Symbol};
 
 const CLASS: Class = Class::Wide;
-/// Where a [`TestElf`]'s first segment is linked and loaded.
+/// The link and load address of a [`TestElf`]'s first segment.
 pub(super) const TEXT: (u64, u64) = (0xffff_ffff_8100_0000, 0x100_0000);
 
 /// A section: name, type, flags, address, bytes, link, entry size.
 struct Section(&'static str, u32, u32, u64, Vec<u8>, u32, u64);
 
-/// An image in the making.
+/// A builder of an image.
 #[derive(Default)]
 pub(super) struct TestElf {
     segments: Vec<(u64, u64, u64, Vec<u8>)>,
@@ -21,7 +21,7 @@ pub(super) struct TestElf {
 }
 
 impl TestElf {
-    /// Adds a load segment; `extra` bytes of it are only in memory.
+    /// Adds a load segment, of which `extra` bytes are only in memory.
     pub(super) fn segment(mut self, (virt, phys): (u64, u64), bytes: &[u8], extra: u64) -> Self {
         self.segments
             .push((virt, phys, bytes.len() as u64 + extra, bytes.to_vec()));
@@ -60,8 +60,8 @@ impl TestElf {
         self
     }
 
-    /// Adds a symbol table of (name, type, binding, section number, value); sections count from 1 in the order
-    /// they were added.
+    /// Adds a symbol table of (name, type, binding, section number, value). Sections count from 1
+    /// in the order in which they were added.
     pub(super) fn symbols(mut self, symbols: &[(&str, u8, u8, u16, u64)]) -> Self {
         let (mut table, mut names) = (vec![0; CLASS.symbol_size()], vec![0]);
         for (name, kind, binding, section, value) in symbols {
@@ -91,7 +91,8 @@ impl TestElf {
         self
     }
 
-    /// The file. Its first segment's bytes follow the headers; the section headers come last.
+    /// Returns the file. Its first segment's bytes follow the headers; the section headers come
+    /// last.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let programs = self.segments.len() + usize::from(!self.note.is_empty());
         let mut data = CLASS.header_size() + CLASS.program_size() * programs;

@@ -1,5 +1,5 @@
-//! Kernels made by hand, for the tests of those who read kernel structures: memory, and types that put members where a
-//! test wants them.
+//! Kernels for tests of readers of kernel structures: memory, and types with members at chosen
+//! offsets.
 #![allow(clippy::unwrap_used)]
 
 use super::btf::test_types::TestBtf;
@@ -9,20 +9,20 @@ use crate::test_memory::{Flags, TestMemory};
 use crate::x86_64::{AddressSpace, translate};
 use crate::{Gva, MemoryView, PausedMemory};
 
-/// Where the kernel's memory is mapped: 2 MiB of zeroes.
+/// The address at which the kernel's memory is mapped: 2 MiB of zeroes.
 pub(crate) const BASE: u64 = 0xffff_8880_0100_0000;
-/// Where the same memory is mapped again, for an array of `struct page`.
+/// The address at which the same memory is mapped again, for an array of `struct page`.
 pub(crate) const VMEMMAP: u64 = 0xffff_ea00_0000_0000;
-/// Where structures start in tests that leave room before them.
+/// The address of structures in tests that leave room before them.
 pub(crate) const FREE: u64 = BASE + 0x1_0000;
-/// Physical address of its first byte.
+/// The physical address of the memory.
 pub(crate) const RAM: u64 = 0x100_0000;
-/// Bytes of it. As many before it have the page tables.
+/// Size of the memory in bytes. As many bytes before it hold the page tables.
 pub(crate) const SIZE: u64 = 0x20_0000;
 /// An address that is not mapped.
 pub(crate) const WILD: u64 = BASE + SIZE;
 
-/// Memory of a kernel.
+/// The memory of a kernel.
 pub(crate) struct TestKernel {
     pub(crate) memory: TestMemory,
     pub(crate) space: AddressSpace,
@@ -62,32 +62,32 @@ impl TestKernel {
         }
     }
 
-    /// Writes numbers of 8 bytes, one behind the other.
+    /// Writes consecutive numbers of 8 bytes.
     pub(crate) fn words(&mut self, gva: u64, words: &[u64]) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.put(gva, bytes);
     }
 
-    /// Where an address stands in physical memory.
+    /// Returns the physical address of an address.
     pub(crate) fn physical(&self, gva: u64) -> u64 {
         translate(&self.memory, self.space, Gva(gva)).unwrap().gpa.0
     }
 
-    /// Its memory.
+    /// Returns a view of the memory.
     pub(crate) fn view<'p>(&self, paused: &'p PausedMemory<'p>) -> MemoryView<'p> {
         paused.view(self.space)
     }
 
-    /// What is seen of its memory.
+    /// Calls `with` on a view of the memory.
     pub(crate) fn look<T>(&self, with: impl FnOnce(MemoryView<'_>) -> T) -> T {
         with(PausedMemory::new(&self.memory).view(self.space))
     }
 }
 
-/// Types in the making, out of numbers.
+/// A builder of types that consist of numbers.
 pub(crate) struct Types {
     btf: TestBtf,
-    /// Size and type of integers of 1, 2, 4 and 8 bytes.
+    /// The size and type of integers of 1, 2, 4 and 8 bytes.
     integers: [(u32, u32); 4],
 }
 
@@ -103,19 +103,19 @@ impl Default for Types {
 }
 
 impl Types {
-    /// The type of a number of `size` bytes.
+    /// Returns the type of a number of `size` bytes.
     pub(crate) fn integer(&self, size: u32) -> u32 {
         self.integers.iter().find(|(s, _)| *s == size).unwrap().1
     }
 
-    /// An array of `count` numbers of `size` bytes.
+    /// Adds an array of `count` numbers of `size` bytes.
     pub(crate) fn array(&mut self, size: u32, count: u32) -> u32 {
         let (element, index) = (self.integer(size), self.integer(4));
         self.btf
             .add("", Kind::Array, 0, 0, &[element, index, count])
     }
 
-    /// A struct of numbers: (name, offset, size).
+    /// Adds a struct of numbers: (name, offset, size).
     pub(crate) fn numbers(&mut self, name: &str, members: &[(&str, u32, u32)]) -> u32 {
         let members: Vec<_> = members
             .iter()
@@ -124,7 +124,7 @@ impl Types {
         self.structure(name, 512, &members)
     }
 
-    /// A struct: (name, offset, type).
+    /// Adds a struct: (name, offset, type).
     pub(crate) fn structure(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
         let members: Vec<_> = members
             .iter()
@@ -134,7 +134,7 @@ impl Types {
             .composite(name, Kind::Struct, false, size, &members)
     }
 
-    /// An enum: (name, value).
+    /// Adds an enum: (name, value).
     pub(crate) fn enumeration(&mut self, name: &str, values: &[(&str, u32)]) {
         let words: Vec<u32> = values
             .iter()
@@ -149,12 +149,12 @@ impl Types {
     }
 }
 
-/// Type of a member.
+/// The type of a member.
 #[derive(Clone, Copy)]
 pub(crate) enum Member {
-    /// Something of this many bytes.
+    /// An unspecified type of this size in bytes.
     Bytes(u32),
-    /// A struct given before.
+    /// A struct defined before.
     Of(&'static str),
 }
 
@@ -163,10 +163,10 @@ pub(crate) const WORD: Member = Member::Bytes(8);
 /// An `int`.
 pub(crate) const HALF: Member = Member::Bytes(4);
 
-/// A struct's name and the members of it: name, byte offset and type.
+/// A struct's name and its members: name, byte offset and type.
 pub(crate) type Struct<'a> = (&'static str, &'a [(&'static str, u32, Member)]);
 
-/// Types: the members of each struct with their byte offsets.
+/// Makes types of the members of each struct with their byte offsets.
 pub(crate) fn types(structs: &[Struct<'_>]) -> Btf {
     let mut types = Types::default();
     let mut known: Vec<(&str, u32, u32)> = Vec::new();
@@ -190,7 +190,7 @@ pub(crate) fn types(structs: &[Struct<'_>]) -> Btf {
     types.finish()
 }
 
-/// Data symbols.
+/// Makes data symbols.
 pub(crate) fn symbols(list: &[(&str, u64)]) -> Symbols {
     let mut builder = SymbolsBuilder::default();
     for (name, address) in list {

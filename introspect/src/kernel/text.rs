@@ -1,7 +1,7 @@
-//! Which addresses are code of the kernel's image, and which are its data.
+//! The address ranges of the kernel image's code and data.
 //!
-//! The caller brings symbols that have the running kernel's slide. Modules and code that the kernel writes itself lie
-//! elsewhere.
+//! The caller passes symbols that have the running kernel's slide. Modules and code that the kernel
+//! generates are elsewhere.
 //!
 //! Sections: include/asm-generic/vmlinux.lds.h, arch/x86/kernel/vmlinux.lds.S.
 
@@ -9,14 +9,14 @@ use std::ops::Range;
 
 use super::symbols::Symbols;
 
-/// Part of the address space that an address is in.
+/// A part of the address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// Code of the kernel's image, including code that runs at boot only.
+    /// The code of the kernel's image, including code that runs only at boot.
     Text,
     /// The rest of the kernel's image.
     Data,
-    /// Not in the image, or the symbols do not tell.
+    /// Outside the image, or unknown to the symbols.
     Elsewhere,
 }
 
@@ -28,7 +28,7 @@ pub struct KernelText {
 }
 
 impl KernelText {
-    /// Looks the bounds up; those that the symbols lack are left out.
+    /// Looks up the bounds. Those that the symbols lack are left out.
     #[must_use]
     pub fn new(symbols: &Symbols) -> Self {
         let range = |start, end| Some(symbols.address_of(start)?..symbols.address_of(end)?);
@@ -39,7 +39,7 @@ impl KernelText {
         }
     }
 
-    /// Returns which part of the image `address` is in.
+    /// Returns the part of the image that contains `address`.
     #[must_use]
     pub fn section(&self, address: u64) -> Section {
         if self.text.iter().any(|range| range.contains(&address)) {

@@ -1,25 +1,27 @@
-//! Memory areas before Linux 6.1: a list in the order of addresses, and a red-black tree over the same areas.
+//! VMAs before Linux 6.1: a list in the order of addresses, and a red-black tree of the same VMAs.
 //!
-//! The list is what a walk follows, the tree what a search descends. [`vma`](super::vma) reads the areas themselves.
+//! A walk follows the list; a search descends the tree. [`vma`](super::vma) reads the VMAs
+//! themselves.
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
 use super::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
-/// Kinds of structures.
+/// The kinds of structures.
 const MM: &str = "mm_struct";
 const AREA: &str = "vm_area_struct";
-/// Levels of a red-black tree of as many areas as there can be: twice the binary logarithm, with room.
+/// The maximum number of levels of a red-black tree of the maximum number of VMAs: twice the binary
+/// logarithm, with room.
 const MAX_DEPTH: usize = 64;
 
-/// Where the list and the tree stand.
+/// The location of the list and the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VmaList {
     first: u64,
     next: u64,
     root: u64,
-    /// Of the tree's links in an area.
+    /// Offsets of the tree's links in a VMA.
     node: u64,
     left: u64,
     right: u64,
@@ -27,39 +29,39 @@ pub struct VmaList {
     end: u64,
 }
 
-/// Why areas could not be listed.
+/// An error in listing VMAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VmaListError {
-    /// A structure is not in memory, or what should point to it does not.
+    /// A structure is not in memory, or its pointer is invalid.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// The next area does not lie higher: the list is broken, and might be a ring.
+    /// The next VMA is not above the one before. The list is broken, and might be a ring.
     #[error(
         "the vm_area_struct at {vma} starts at {start:#x}, below the end {previous:#x} of the one before it"
     )]
     Order {
-        /// Address of the area.
+        /// The address of the VMA.
         vma: Gva,
-        /// Its start.
+        /// The start of the VMA.
         start: u64,
-        /// End of the one before.
+        /// The end of the VMA before.
         previous: u64,
     },
-    /// More levels than the tree can have.
+    /// The tree has too many levels.
     #[error(
         "the red-black tree of the mm_struct at {mm} has more than {MAX_DEPTH} levels: it is damaged"
     )]
     TooDeep {
-        /// Address of the `mm_struct`.
+        /// The address of the `mm_struct`.
         mm: Gva,
     },
 }
 
 impl VmaList {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
-    /// If the kernel keeps its areas in another way (Linux 6.1 and later).
+    /// If the kernel stores its VMAs in another way (Linux 6.1 and later).
     pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
         Ok(Self {
             first: offset(btf, "mm_struct.mmap", 8)?,
@@ -73,8 +75,8 @@ impl VmaList {
         })
     }
 
-    /// The areas in order. If the list is broken, the walk ends and `error` says why. Each area starts where the one
-    /// before ends or higher, so that there is no walking in circles.
+    /// Returns the VMAs in order. If the list is broken, the walk ends and `error` says why. Each
+    /// VMA starts at or above the end of the one before, so the walk cannot loop.
     pub fn walk<'a>(
         &'a self,
         view: MemoryView<'a>,
@@ -104,7 +106,7 @@ impl VmaList {
         .fuse()
     }
 
-    /// The area that a link leads to, and its end; `None` behind the last.
+    /// Returns the VMA that a link points to, and its end; `None` after the last.
     fn step(
         &self,
         base: &Structure<'_>,
@@ -126,7 +128,7 @@ impl VmaList {
         Ok(Some((vma, end)))
     }
 
-    /// The area that holds `address`.
+    /// Finds the VMA that contains `address`.
     ///
     /// # Errors
     /// If the tree is broken or not in memory.

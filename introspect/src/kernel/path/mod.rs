@@ -1,9 +1,9 @@
-//! The path of an open file, a mapped one or a directory, from its dentry and mount.
+//! The path of an open file, a mapped file or a directory, from its dentry and mount.
 //!
-//! The caller gives a `struct path` (mount and dentry) and the root that paths are told from: usually that of the
-//! process with pid 1. The text is the one that the kernel itself prints, in `/proc/PID/maps`, `/proc/PID/fd` and
-//! elsewhere (`d_path`, fs/d_path.c). Not solved: what overlayfs shows for mapped files since Linux 6.8 (here the path
-//! in the layer below is found).
+//! The caller passes a `struct path` (mount and dentry) and the root of the path, usually that of
+//! the process with pid 1. The text is the one that the kernel prints in `/proc/PID/maps`,
+//! `/proc/PID/fd` and elsewhere (`d_path`, fs/d_path.c). An exception is overlayfs, for mapped
+//! files since Linux 6.8: this finds the path in the layer below.
 
 mod pseudo;
 #[cfg(test)]
@@ -17,39 +17,39 @@ use super::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 use pseudo::PseudoLayout;
 
-/// Most bytes of a path (`PATH_MAX`).
+/// The maximum length of a path in bytes (`PATH_MAX`).
 const MAX_PATH: usize = 4096;
-/// Most bytes of a component (`NAME_MAX`).
+/// The maximum length of a component in bytes (`NAME_MAX`).
 const MAX_NAME: u32 = 255;
-/// Most mounts crossed on the way up.
+/// The maximum number of mounts crossed on the way up.
 const MAX_MOUNTS: usize = 256;
-/// What the kernel appends to a file that has no name any more.
+/// The kernel's suffix for a file whose name was removed.
 const DELETED: &[u8] = b" (deleted)";
-/// Pointers from here on are error numbers (`IS_ERR`).
+/// The lowest pointer that is an error number (`IS_ERR`).
 const FIRST_ERROR_POINTER: u64 = u64::MAX - 4094;
 
-/// Why a path cannot be told.
+/// An error in reading a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// A structure on the way is broken.
     #[error("no path: {0}")]
     Structure(#[from] StructureError),
-    /// No file has such a name.
+    /// A dentry's name is too long.
     #[error(
         "no path: the name of the dentry at {dentry} is said to have {length} bytes, more than {MAX_NAME}"
     )]
     LongName {
-        /// Its address.
+        /// The address of the dentry.
         dentry: Gva,
-        /// The length found.
+        /// The length found, in bytes.
         length: u32,
     },
-    /// The way up does not end.
+    /// The path does not end.
     #[error(
         "no path: more than {MAX_PATH} bytes long at the dentry at {dentry}; the dentries above are broken"
     )]
     TooLong {
-        /// The dentry where it became too much.
+        /// The address of the dentry at the limit.
         dentry: Gva,
     },
     /// The mounts do not end.
@@ -57,7 +57,7 @@ pub enum PathError {
         "no path: more than {MAX_MOUNTS} mounts above each other at the mount at {mount}; they are broken"
     )]
     TooManyMounts {
-        /// The mount where it became too much.
+        /// The address of the mount at the limit.
         mount: Gva,
     },
 }
@@ -65,41 +65,43 @@ pub enum PathError {
 /// A place in the file system: the kernel's `struct path`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PathRef {
-    /// Address of the `vfsmount`.
+    /// The address of the `vfsmount`.
     pub mount: Gva,
-    /// Address of the `dentry`.
+    /// The address of the `dentry`.
     pub dentry: Gva,
 }
 
-/// Where the way up from a file ended.
+/// The end of the way up from a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reach {
-    /// At the root that was given.
+    /// The root that was passed.
     Root,
-    /// At the root of all mounts of a namespace: the file is outside of the root given, or in another namespace. getcwd(2)
-    /// puts `(unreachable)` in front of such a path, and of those below; /proc does not.
+    /// The root of all mounts of a namespace. The file is outside the root that was passed, or in
+    /// another namespace. getcwd(2) prefixes such a path, and those of the next two kinds, with
+    /// `(unreachable)`; /proc does not.
     NamespaceRoot,
-    /// At a mount that is no part of a namespace: it has been unmounted, or is the kernel's own.
+    /// A mount outside any namespace: it has been unmounted, or is the kernel's own.
     Detached,
-    /// At a directory above which there is nothing, though no mount starts there: moved away behind a bind mount.
+    /// A directory without a parent that is not the root of a mount: it was moved away behind a
+    /// bind mount.
     Escaped,
-    /// Nowhere: a file without a place, such as a pipe.
+    /// No place in a directory: a file such as a pipe.
     Pseudo,
 }
 
 /// A path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GuestPath {
-    /// Its text, of any bytes but NUL: `/usr/bin/env`, `pipe:[4711]`.
+    /// The text, of any bytes but NUL: `/usr/bin/env`, `pipe:[4711]`.
     pub text: Vec<u8>,
-    /// The file's name is gone from its directory; the text is the one it had.
+    /// Whether the file's name was removed from its directory. The text is then the former name.
     pub deleted: bool,
-    /// Where the way up ended.
+    /// The end of the way up.
     pub reach: Reach,
 }
 
 impl GuestPath {
-    /// The text as the kernel prints it, with ` (deleted)` where it says so.
+    /// Returns the text as the kernel prints it, with ` (deleted)` after a removed name.
     #[must_use]
     pub fn printed(&self) -> Vec<u8> {
         let mut text = self.text.clone();
@@ -110,36 +112,37 @@ impl GuestPath {
     }
 }
 
-/// Offsets in dentries, mounts and files.
+/// The offsets in dentries, mounts and files.
 #[derive(Debug, Clone)]
 pub struct PathLayout {
-    /// In `struct path`.
+    /// Offsets in `struct path`.
     mount: u64,
     dentry: u64,
-    /// Of `struct path` in `struct file`.
+    /// Offset of `struct path` in `struct file`.
     file_path: u64,
-    /// In `struct dentry`; `hash` is that of the pointer which is null once the dentry is out of the cache.
+    /// Offsets in `struct dentry`. `hash` is that of the pointer which is null once the dentry has
+    /// left the cache.
     parent: u64,
     hash: u64,
     name: u64,
     name_length: u64,
-    /// In `struct vfsmount`.
+    /// Offset in `struct vfsmount`.
     mount_root: u64,
-    /// In `struct mount`; `embedded` is that of its `vfsmount`.
+    /// Offsets in `struct mount`; `embedded` is that of its `vfsmount`.
     embedded: u64,
     mount_parent: u64,
     mount_point: u64,
     namespace: u64,
-    /// In `struct mnt_namespace`: 0 in one that is not finished.
+    /// Offset in `struct mnt_namespace` of a number that is 0 until the namespace is complete.
     sequence: Option<u64>,
     pseudo: PseudoLayout,
 }
 
 impl PathLayout {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
-    /// If the types do not tell.
+    /// If the kernel's types do not describe them.
     pub fn new(btf: &Btf) -> Result<Self, LayoutError> {
         Ok(Self {
             mount: offset(btf, "path.mnt", 8)?,
@@ -159,7 +162,7 @@ impl PathLayout {
         })
     }
 
-    /// The `struct path` at `address`; `None` if nothing is set there.
+    /// Reads the `struct path` at `address`; `None` if it is not set.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -176,7 +179,7 @@ impl PathLayout {
             .map(|(mount, dentry)| PathRef { mount, dentry }))
     }
 
-    /// Where the `struct file` at `file` was opened; `None` if it is not set up.
+    /// Reads the `struct path` of the `struct file` at `file`; `None` if it is not set up.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -189,7 +192,7 @@ impl PathLayout {
         self.read(view, file.member(self.file_path))
     }
 
-    /// The text for a place, told from `root`; without a root, from the top of its mounts.
+    /// Returns the text of a place relative to `root`, or without a root, to the top of its mounts.
     ///
     /// # Errors
     /// If a structure on the way cannot be read, or the way does not end.
@@ -215,7 +218,7 @@ impl PathLayout {
         })
     }
 
-    /// Goes up from a dentry.
+    /// Collects the names on the way up from a dentry.
     fn climb<'p>(
         &self,
         view: MemoryView<'p>,
@@ -246,7 +249,7 @@ impl PathLayout {
             }
             let parent = dentry.follow_always(self.parent, "dentry (d_parent)")?;
             if parent.address() == here.dentry {
-                // What was found belongs to no path.
+                // The names collected belong to no path.
                 names.clear();
                 break Reach::Escaped;
             }
@@ -270,7 +273,7 @@ impl PathLayout {
         Ok((text, reach))
     }
 
-    /// What stands above the root of a mount.
+    /// Returns the place above the root of a mount.
     fn above<'p>(
         &self,
         view: MemoryView<'p>,
@@ -299,7 +302,7 @@ impl PathLayout {
         }))
     }
 
-    /// Name of a dentry.
+    /// Reads the name of a dentry.
     fn name(&self, dentry: &Structure<'_>) -> Result<Vec<u8>, PathError> {
         let length = dentry.u32(self.name_length)?;
         if length > MAX_NAME {
@@ -312,7 +315,7 @@ impl PathLayout {
     }
 }
 
-/// See [`PathLayout::above`].
+/// The result of [`PathLayout::above`].
 enum Above<'p> {
     /// The dentry mounted on, and its `vfsmount`.
     Mount(Structure<'p>, Structure<'p>),

@@ -1,40 +1,41 @@
-//! Files that have no place in a directory: pipes, sockets and others that the kernel names when asked.
+//! Files without a place in a directory: pipes, sockets and others that the kernel names on demand.
 //!
-//! They are told by their dentry having a function for it (`d_dname`); which one it is, by the magic number of their file
-//! system.
+//! Their dentry has a function for the name (`d_dname`). The magic number of the file system tells
+//! which function it is.
 
 use super::{GuestPath, PathError, Reach};
 use crate::kernel::btf::Btf;
 use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::structure::{Structure, StructureError};
 
-/// Magic numbers (include/uapi/linux/magic.h).
+/// The magic numbers (include/uapi/linux/magic.h).
 const PIPEFS: u64 = 0x5049_5045;
 const SOCKFS: u64 = 0x534f_434b;
 const ANON_INODE_FS: u64 = 0x0904_1934;
 const NSFS: u64 = 0x6e73_6673;
 const PIDFS: u64 = 0x5049_4446;
 const DMA_BUF: u64 = 0x444d_4142;
-/// Most bytes of a namespace's kind (`net`, `pid_for_children`) or of a buffer's name.
+/// The maximum length in bytes of a namespace's kind (`net`, `pid_for_children`) or of a buffer's
+/// name.
 const MAX_KIND: usize = 32;
 
-/// Offsets of what names such files.
+/// The offsets for the names of such files.
 #[derive(Debug, Clone)]
 pub(super) struct PseudoLayout {
-    /// In `struct dentry`.
+    /// Offsets in `struct dentry`.
     operations: u64,
     superblock: u64,
     inode: u64,
-    /// In `struct dentry_operations`.
+    /// Offset in `struct dentry_operations`.
     naming: u64,
-    /// In `struct super_block`.
+    /// Offset in `struct super_block`.
     magic: u64,
-    /// In `struct inode`.
+    /// Offsets in `struct inode`.
     number: u64,
     private: u64,
-    /// In `struct ns_common` and what it points to.
+    /// Offsets in `struct ns_common` and the structure that it points to.
     namespace: Option<(u64, u64)>,
-    /// Of the name in `struct dma_buf`, and of that in its dentry.
+    /// Offsets of the name in `struct dma_buf`, and of the name in its dentry.
     buffer: Option<(u64, u64)>,
 }
 
@@ -54,7 +55,8 @@ impl PseudoLayout {
         })
     }
 
-    /// The text for a dentry that is no mount's root; `None` if it has a place. `name` reads the dentry's own name.
+    /// Returns the text for a dentry that is not a mount's root; `None` if it has a place. `name`
+    /// reads the dentry's own name.
     pub(super) fn path(
         &self,
         dentry: &Structure<'_>,
@@ -77,7 +79,7 @@ impl PseudoLayout {
                 let name = name()?;
                 (self.buffer(dentry, &name)?, false)
             }
-            // Memory that is shared without a file, in tmpfs, hugetlbfs or ramfs: it never had a place.
+            // Shared memory without a file, in tmpfs, hugetlbfs or ramfs, which never had a place.
             _ => ([b"/", name()?.as_slice()].concat(), true),
         };
         Ok(Some(GuestPath {
@@ -93,7 +95,7 @@ impl PseudoLayout {
         Ok([kind, number.as_bytes()].concat())
     }
 
-    /// Kind of a namespace.
+    /// Returns the kind of a namespace.
     fn namespace(&self, dentry: &Structure<'_>) -> Result<Vec<u8>, StructureError> {
         let Some((operations, name)) = self.namespace else {
             return Ok(b"namespace".to_vec());

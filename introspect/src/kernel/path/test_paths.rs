@@ -1,4 +1,4 @@
-//! Dentries, mounts and files made by hand.
+//! Dentries, mounts and files for tests.
 
 use crate::kernel::test_kernel::{BASE, FREE, HALF, Member, Struct, TestKernel, WORD};
 
@@ -59,17 +59,17 @@ pub(crate) const STRUCTS: &[Struct<'static>] = &[
     ),
 ];
 
-/// Address of structure `number`: they have 256 bytes each, behind the first 64 KiB.
+/// Returns the address of structure `number`. They have 256 bytes each, after the first 64 KiB.
 pub(crate) fn place(number: u64) -> u64 {
     FREE + number * 0x100
 }
 
-/// Address of the `vfsmount` in a `mount`.
+/// Returns the address of the `vfsmount` in a `mount`.
 pub(crate) fn vfsmount(mount: u64) -> u64 {
     mount + 0x20
 }
 
-/// Makes a dentry in the cache, whose name stands behind it.
+/// Writes a cached dentry, with its name after it.
 pub(crate) fn dentry(kernel: &mut TestKernel, at: u64, parent: u64, name: &str) {
     kernel.put_all(&[
         (at + 0x10, BASE, 8),
@@ -80,7 +80,8 @@ pub(crate) fn dentry(kernel: &mut TestKernel, at: u64, parent: u64, name: &str) 
     kernel.put(at + 0x80, name);
 }
 
-/// Mounts `root` on a dentry of a parent mount; a mount that is its own parent is the first of its namespace.
+/// Mounts `root` on a dentry of a parent mount. A mount that is its own parent is the first of its
+/// namespace.
 pub(crate) fn mount(kernel: &mut TestKernel, at: u64, root: u64, parent: u64, point: u64) {
     kernel.put_all(&[
         (at + 0x10, parent, 8),

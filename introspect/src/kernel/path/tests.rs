@@ -12,7 +12,7 @@ const HOME: u64 = 1;
 const USER: u64 = 2;
 const NOTES: u64 = 3;
 const MNT: u64 = 4;
-/// Of the second one: its root, `disk`, and `gone`, which is deleted.
+/// Dentries of the second one: its root, `disk`, and `gone`, which is deleted.
 const ROOT2: u64 = 5;
 const DISK: u64 = 6;
 const GONE: u64 = 7;
@@ -20,7 +20,8 @@ const GONE: u64 = 7;
 const FIRST: u64 = 8;
 const SECOND: u64 = 9;
 const NAMESPACE: u64 = 10;
-/// A file without a place; its inode, superblock, operations and what belongs to its namespace.
+/// A file without a place: its dentry, inode, superblock, operations and the structures of its
+/// namespace.
 const PSEUDO: u64 = 11;
 const INODE: u64 = 12;
 const SUPERBLOCK: u64 = 13;
@@ -96,7 +97,7 @@ fn paths_are_told_from_a_root_across_mounts() {
         (SECOND, ROOT2, top, "/mnt", Reach::Root),
         (SECOND, DISK, top, "/mnt/disk", Reach::Root),
         (SECOND, GONE, top, "/mnt/disk/gone (deleted)", Reach::Root),
-        // Seen by a process with a root of its own, inside and outside of it.
+        // As seen by a process with its own root, inside and outside of it.
         (
             FIRST,
             NOTES,
@@ -121,7 +122,7 @@ fn paths_are_told_from_a_root_across_mounts() {
         ),
         // The same dentry without its mount is another place.
         (KERNEL_MOUNT, HOME, top, "/home", Reach::Detached),
-        // A bind mount of a directory that has been moved away from below it.
+        // A bind mount of a directory from which the file was moved away.
         (SECOND, NOTES, top, "/", Reach::Escaped),
     ] {
         let found = text(&kernel, reference(mount, dentry), root);
@@ -161,7 +162,7 @@ fn files_without_a_place_have_the_names_that_the_kernel_gives() {
         let found = text(&kernel, reference(KERNEL_MOUNT, PSEUDO), None);
         assert_eq!(found, Ok((expected.to_owned(), Reach::Pseudo)));
     }
-    // A namespace's file that is itself mounted somewhere has a place.
+    // A namespace's file that is itself mounted has a place.
     let mut kernel = guest();
     kernel.put_all(&[(place(SECOND) + 0x20, place(PSEUDO), 8)]);
     let found = text(
@@ -214,7 +215,7 @@ proptest! {
     fn damage_ends_in_a_bounded_path_or_an_error(damage in prop::collection::vec((0..18u64, 0..32u64, 0..36u64), 1..6)) {
         let mut kernel = guest();
         for (structure, word, value) in damage {
-            // Pointers to the start of a structure or to a mount's inner part, and what is no pointer.
+            // Pointers to the start of a structure or to a mount's inner part, and non-pointers.
             let value = match value {
                 0..18 => place(value),
                 18..34 => vfsmount(place(value - 18)),
@@ -224,7 +225,7 @@ proptest! {
             kernel.put_all(&[(place(structure) + 8 * word, value, 8)]);
         }
         for (mount, dentry) in [(FIRST, NOTES), (SECOND, GONE), (KERNEL_MOUNT, PSEUDO)] {
-            // A name may no longer be text: the helper of the other tests is too strict for it.
+            // A name may no longer be text, and the helper of the other tests is too strict for it.
             let paused = PausedMemory::new(&kernel.memory);
             let layout = PathLayout::new(&types(STRUCTS)).unwrap();
             let found = layout.text(kernel.view(&paused), reference(mount, dentry), None);

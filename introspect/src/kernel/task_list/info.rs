@@ -1,4 +1,4 @@
-//! What describes one task.
+//! The description of one task.
 
 use super::TaskState;
 use crate::kernel::btf::Btf;
@@ -7,14 +7,15 @@ use crate::kernel::structure::{Structure, StructureError};
 use crate::kernel::task::{COMM_LENGTH, name_of};
 use crate::{Gva, MemoryView};
 
-/// `task_struct.flags` (include/linux/sched.h).
+/// The flags of `task_struct.flags` (include/linux/sched.h).
 const PF_WQ_WORKER: u32 = 0x20;
 const PF_KTHREAD: u32 = 0x0020_0000;
-/// Static priority of a task with nice 0.
+/// The static priority of a task with nice 0.
 const DEFAULT_PRIORITY: i32 = 120;
-/// Priorities of real-time tasks are below this.
+/// The end of the priorities of real-time tasks.
 const MAX_REAL_TIME_PRIORITY: i32 = 100;
-/// `signal_struct.pids` by `enum pid_type`, since Linux 4.19: process, thread group, process group, session.
+/// `signal_struct.pids` by `enum pid_type`, since Linux 4.19: process, thread group, process group,
+/// session.
 const PIDS: u64 = 4;
 const PROCESS_GROUP: u64 = 2;
 const SESSION: u64 = 3;
@@ -23,72 +24,73 @@ const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 /// A task. Numbers of tasks are those of the initial pid namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskInfo {
-    /// Of its `task_struct`.
+    /// The address of the `task_struct`.
     pub address: Gva,
-    /// Number of the thread.
+    /// The number of the thread.
     pub pid: i32,
-    /// Number of its process: the pid of user programs.
+    /// The number of its process: the pid of user programs.
     pub tgid: i32,
-    /// Number of the parent process; 0 if it has none.
+    /// The number of the parent process; 0 if it has none.
     pub parent: i32,
-    /// Number of the process group; -1 once the task is being removed.
+    /// The number of the process group; -1 once the task is being removed.
     pub process_group: i32,
-    /// Number of the session; -1 once the task is being removed.
+    /// The number of the session; -1 once the task is being removed.
     pub session: i32,
-    /// What it is doing.
+    /// The task's state.
     pub state: TaskState,
-    /// Name, NUL-padded. Any bytes may be in it: a task sets its own name.
+    /// The name, NUL-padded. It may contain any bytes, because a task sets its own name.
     pub comm: [u8; COMM_LENGTH],
-    /// Nanoseconds from the machine's boot to the task's creation, time asleep included.
+    /// Nanoseconds from the machine's boot to the task's creation, including suspended time.
     pub start_time: u64,
-    /// `task_struct.flags`: PF_….
+    /// The flags of `task_struct.flags`: PF_….
     pub flags: u32,
-    /// Its `mm_struct`; none in a kernel thread and in a task that has ended.
+    /// The address of the `mm_struct`; none in a kernel thread and in a task that has ended.
     pub mm: Option<Gva>,
-    /// Threads of its process; 0 once the task is being removed.
+    /// The number of threads of its process; 0 once the task is being removed.
     pub threads: i32,
-    /// The scheduler's priority, 100 lower, as `/proc/PID/stat` shows it: 0 to 39, below 0 for real time.
+    /// The scheduler's priority minus 100, as in `/proc/PID/stat`: 0 to 39, below 0 for real time.
     pub priority: i32,
-    /// From -20, the most favourable, to 19.
+    /// The nice value, from -20, the most favourable, to 19.
     pub nice: i32,
-    /// The CPU it runs on or ran on last; 0 where the kernel knows only one.
+    /// The CPU that it runs or last ran on; 0 where the kernel supports only one.
     pub cpu: u32,
-    /// Whether it is on a CPU now; unknown where the kernel knows only one CPU.
+    /// Whether it is on a CPU now; unknown where the kernel supports only one CPU.
     pub on_cpu: Option<bool>,
 }
 
 impl TaskInfo {
-    /// The name without its padding.
+    /// Returns the name without its padding.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         name_of(&self.comm)
     }
 
-    /// Whether it is a thread of the kernel itself, without a user program.
+    /// Checks whether it is a thread of the kernel itself, without a user program.
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Its program's `mm_struct`; `None` for a thread of the kernel, which may borrow one, and for a task that has ended.
+    /// Returns its program's `mm_struct`. Returns `None` for a thread of the kernel, which may
+    /// borrow one, and for a task that has ended.
     #[must_use]
     pub fn user_mm(&self) -> Option<Gva> {
         self.mm.filter(|_| !self.is_kernel_thread())
     }
 
-    /// Whether it runs a workqueue's work.
+    /// Checks whether it runs a workqueue's work.
     pub(super) fn is_worker(&self) -> bool {
         self.flags & PF_WQ_WORKER != 0
     }
 
-    /// The start time in ticks of 10 ms, as `/proc/PID/stat` has it (`USER_HZ`).
+    /// Returns the start time in ticks of 10 ms, as in `/proc/PID/stat` (`USER_HZ`).
     #[must_use]
     pub fn start_ticks(&self) -> u64 {
         self.start_time / NANOSECONDS_PER_TICK
     }
 }
 
-/// Offsets in `task_struct` and what it points to.
+/// The offsets in `task_struct` and the structures that it points to.
 #[derive(Debug, Clone)]
 pub(super) struct InfoLayout {
     pid: u64,
@@ -106,14 +108,14 @@ pub(super) struct InfoLayout {
     on_cpu: Option<u64>,
     signal: u64,
     sighand: u64,
-    /// In `signal_struct`.
+    /// Offsets in `signal_struct`.
     thread_count: u64,
     pids: u64,
-    /// Of the number in the initial namespace in `struct pid`.
+    /// Offset in `struct pid` of the number in the initial namespace.
     number: u64,
 }
 
-/// The state: `__state` of 4 bytes, or `state` of 8 before Linux 5.14.
+/// The member with the state: `__state` of 4 bytes, or `state` of 8 before Linux 5.14.
 #[derive(Debug, Clone, Copy)]
 enum StateWord {
     Short(u64),
@@ -153,12 +155,12 @@ impl InfoLayout {
         })
     }
 
-    /// The number of a task.
+    /// Reads the number of a task.
     pub(super) fn pid(&self, task: &Structure<'_>) -> Result<i32, StructureError> {
         task.i32(self.pid)
     }
 
-    /// The `signal_struct` of the task at `address`, which its process's threads share.
+    /// Returns the `signal_struct` of the task at `address`, which the threads of a process share.
     pub(super) fn signal<'p>(
         &self,
         view: MemoryView<'p>,
@@ -208,7 +210,7 @@ impl InfoLayout {
                 .map(|on_cpu| task.u32(on_cpu).map(|value| value != 0))
                 .transpose()?,
         };
-        // A task that is being removed has given up its handlers first; /proc shows no relatives then.
+        // A task that is being removed gives up its handlers first. Then /proc shows no relatives.
         if task.pointer(self.sighand)?.is_some() {
             let signal = task.follow_always(self.signal, "signal_struct")?;
             info.threads = signal.i32(self.thread_count)?;
@@ -221,7 +223,7 @@ impl InfoLayout {
         Ok(info)
     }
 
-    /// The number of a process's group or session; 0 if it has none.
+    /// Reads the number of a process's group or session; 0 if it has none.
     fn number_of(&self, signal: &Structure<'_>, kind: u64) -> Result<i32, StructureError> {
         match signal.follow(self.pids.wrapping_add(8 * kind), "pid")? {
             Some(pid) => pid.i32(self.number),

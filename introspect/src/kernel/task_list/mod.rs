@@ -1,9 +1,9 @@
 //! All tasks of a running kernel: processes, their threads, and one of them by number or name.
 //!
-//! The caller holds the machine still and gives a view of an address space that maps the kernel. Every process is on
-//! the ring that starts at `init_task.tasks`, and every thread on the one of its process (`signal_struct.thread_head`).
-//! The idle tasks, pid 0, are on neither. A task that cannot be read is left out and told as an error; the others are
-//! still found.
+//! The caller keeps the machine paused and passes a view of an address space that maps the kernel.
+//! Every process is on the ring that starts at `init_task.tasks`. Every thread is on the ring of
+//! its process (`signal_struct.thread_head`). The idle tasks, pid 0, are on neither. A task that
+//! cannot be read is left out and reported as an error; the others are still found.
 
 mod info;
 mod name;
@@ -24,32 +24,33 @@ use super::structure::{Structure, StructureError};
 use super::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Most tasks that are looked at: `pid_max` is 32768 where nobody raises it, and 4194304 at most.
+/// The maximum number of tasks that are looked at. `pid_max` is 32768 by default, and 4194304 at
+/// most.
 const MAX_TASKS: usize = 1 << 18;
 
-/// Why not all tasks could be read.
+/// An error in reading tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TaskListError {
     /// One of the lists is broken.
     #[error(transparent)]
     List(#[from] ListError),
-    /// More threads than are looked at.
+    /// There are more threads than are looked at.
     #[error("the system has more than {MAX_TASKS} threads: the rest is left out")]
     TooMany,
-    /// A task, or something that describes it, is.
+    /// A task, or a structure that describes it, is broken.
     #[error("the task at {task} is left out: {source}")]
     Task {
-        /// Its `task_struct`.
+        /// The address of the `task_struct`.
         task: Gva,
-        /// What was broken.
+        /// The cause.
         source: StructureError,
     },
 }
 
-/// Where a kernel keeps its tasks and what describes them.
+/// The location of a kernel's tasks and of their descriptions.
 #[derive(Debug, Clone)]
 pub struct TaskListLayout {
-    /// `list_head` in the first task.
+    /// The address of the `list_head` in the first task.
     head: Gva,
     /// Offsets of `task_struct.tasks` and `.thread_node`, and of `signal_struct.thread_head`.
     tasks: u64,
@@ -59,14 +60,14 @@ pub struct TaskListLayout {
     name: NameLayout,
 }
 
-/// Tasks, or where their list ended.
+/// The tasks found, with the first error.
 pub type Tasks = Partial<TaskInfo, TaskListError>;
 
 impl TaskListLayout {
-    /// Finds the offsets. `symbols` must have the slide of the running kernel.
+    /// Looks up the offsets. `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
-    /// If types or symbols do not tell.
+    /// If the kernel's types or symbols do not describe them.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
         let tasks = offset(btf, "task_struct.tasks", 16)?;
         let first = symbols.address_of("init_task").ok_or(LayoutError::Symbol {
@@ -83,20 +84,20 @@ impl TaskListLayout {
         })
     }
 
-    /// All processes, each as its first thread, in the order of their creation.
+    /// Reads all processes, each as its first thread, in the order of their creation.
     #[must_use]
     pub fn processes(&self, view: MemoryView<'_>) -> Tasks {
         self.describe(view, self.leaders(view))
     }
 
-    /// The threads of a process, its first among them, in the order of their creation.
+    /// Reads the threads of a process, including its first, in the order of their creation.
     #[must_use]
     pub fn threads(&self, view: MemoryView<'_>, process: &TaskInfo) -> Tasks {
         let threads = self.thread_addresses(view, process.address, MAX_TASKS);
         self.describe(view, threads)
     }
 
-    /// All threads of all processes, process by process.
+    /// Reads all threads of all processes, process by process.
     #[must_use]
     pub fn all_threads(&self, view: MemoryView<'_>) -> Tasks {
         let Partial { items, mut error } = self.leaders(view);
@@ -108,7 +109,8 @@ impl TaskListLayout {
                 break;
             }
             let threads = self.thread_addresses(view, leader, left);
-            // Those that cannot be read count as well: damaged lists may lead to the same ones again and again.
+            // Unreadable tasks count too, because damaged lists may lead to the same ones
+            // repeatedly.
             left = left.saturating_sub(threads.items.len());
             let mut found = self.describe(view, threads);
             tasks.append(&mut found.items);
@@ -120,7 +122,7 @@ impl TaskListLayout {
         }
     }
 
-    /// The process with this number; `None` if there is none.
+    /// Finds the process with this number; `None` if there is none.
     ///
     /// # Errors
     /// If it was not found, and not all processes could be looked at.
@@ -132,7 +134,7 @@ impl TaskListLayout {
         self.find(view, self.leaders(view), pid)
     }
 
-    /// The process that was created first: the one with pid 1, in a system that has booted.
+    /// Finds the process that was created first: the one with pid 1, in a system that has booted.
     ///
     /// # Errors
     /// If it cannot be read, or there is none.
@@ -144,7 +146,8 @@ impl TaskListLayout {
         self.task(view, Gva(next.address().0.wrapping_sub(self.tasks)))
     }
 
-    /// The thread with this number, which for a process's first thread is the process's; `None` if there is none.
+    /// Finds the thread with this number; `None` if there is none. The number of a process's first
+    /// thread is the process's.
     ///
     /// # Errors
     /// If it was not found, and not all threads could be looked at.
@@ -176,7 +179,7 @@ impl TaskListLayout {
         broken.map_or(Ok(None), Err)
     }
 
-    /// The processes with this name: `task_struct.comm`, or what the kernel prints for it
+    /// Finds the processes with this name: `task_struct.comm`, or the name that the kernel prints
     /// ([`full_name`](Self::full_name)).
     #[must_use]
     pub fn named(&self, view: MemoryView<'_>, name: &[u8]) -> Tasks {
@@ -187,10 +190,10 @@ impl TaskListLayout {
         processes
     }
 
-    /// The task whose `task_struct` is at `address`.
+    /// Reads the task whose `task_struct` is at `address`.
     ///
     /// # Errors
-    /// If it or what it points to cannot be read.
+    /// If the task or a structure that it points to cannot be read.
     pub fn task(&self, view: MemoryView<'_>, address: Gva) -> Result<TaskInfo, TaskListError> {
         let read = self.info.read(view, address);
         read.map_err(|source| TaskListError::Task {
@@ -199,11 +202,12 @@ impl TaskListLayout {
         })
     }
 
-    /// The name that `/proc/PID/stat` and ps(1) show: for a kernel thread longer than the 15 bytes of
-    /// [`TaskInfo::comm`] where the kernel keeps more, with the current work of a workqueue's thread. At most 63 bytes.
+    /// Reads the name that `/proc/PID/stat` and ps(1) show, at most 63 bytes. For a kernel thread
+    /// it may be longer than the 15 bytes of [`TaskInfo::comm`]. A workqueue's thread adds its
+    /// current work.
     ///
     /// # Errors
-    /// If what holds the longer name cannot be read.
+    /// If the structure with the longer name cannot be read.
     pub fn full_name(
         &self,
         view: MemoryView<'_>,
@@ -212,7 +216,7 @@ impl TaskListLayout {
         self.name.read(view, task)
     }
 
-    /// Addresses of the first threads of all processes.
+    /// Returns the addresses of the first threads of all processes.
     fn leaders(&self, view: MemoryView<'_>) -> Partial<Gva, TaskListError> {
         let list = List {
             name: "init_task.tasks",
@@ -223,7 +227,7 @@ impl TaskListLayout {
         addresses(list.walk(view))
     }
 
-    /// Addresses of the threads of the process of the task at `leader`.
+    /// Returns the addresses of the threads of the process of the task at `leader`.
     fn thread_addresses(
         &self,
         view: MemoryView<'_>,
@@ -255,7 +259,7 @@ impl TaskListLayout {
         found.read_each(|address| self.task(view, address))
     }
 
-    /// The task of a walk with this number.
+    /// Finds the task of a walk with this number.
     fn find(
         &self,
         view: MemoryView<'_>,

@@ -1,4 +1,4 @@
-//! The long names of kernel threads, which `comm` has no room for.
+//! The long names of kernel threads, which do not fit in `comm`.
 
 use super::TaskInfo;
 use crate::MemoryView;
@@ -6,36 +6,38 @@ use crate::kernel::btf::{Btf, Kind};
 use crate::kernel::layout::{first_offset, offset};
 use crate::kernel::structure::{Structure, StructureError};
 
-/// Bytes that the kernel prints of a name (`proc_task_name`, fs/proc/array.c).
+/// The maximum length in bytes of a name that the kernel prints (`proc_task_name`,
+/// fs/proc/array.c).
 const MAX_NAME: usize = 63;
-/// A worker's description has 24 bytes with its NUL, 32 since Linux 6.9.
+/// The sizes in bytes of a worker's description with its NUL: 24, or 32 since Linux 6.9.
 const DESCRIPTIONS: [u64; 2] = [24, 32];
 
-/// Where long names stand. What a kernel does not have is not there: its names are all short.
+/// The location of long names. Members are absent in kernels that lack them, whose names are all
+/// short.
 #[derive(Debug, Clone)]
 pub(super) struct NameLayout {
-    /// Of the pointer to a kernel thread's `struct kthread`, in `task_struct`.
+    /// Offset in `task_struct` of the pointer to a kernel thread's `struct kthread`.
     kthread: Option<u64>,
-    /// `kthread.full_name`, since Linux 5.17.
+    /// Offset of `kthread.full_name`, since Linux 5.17.
     full_name: Option<u64>,
     worker: Option<WorkerLayout>,
 }
 
 #[derive(Debug, Clone)]
 struct WorkerLayout {
-    /// `kthread.data`: the `struct worker` of a workqueue's thread.
+    /// Offset of `kthread.data`: the `struct worker` of a workqueue's thread.
     data: u64,
-    /// In `struct worker`.
+    /// Offsets in `struct worker`.
     pool: u64,
     current_work: u64,
     description: (u64, usize),
-    /// The long name counts for workers as well: since Linux 6.10.
+    /// Whether the long name applies to workers as well: since Linux 6.10.
     full_name: bool,
 }
 
 impl NameLayout {
     pub(super) fn new(btf: &Btf) -> Self {
-        // Before Linux 5.17 the pointer was kept in a member that only user threads need.
+        // Before Linux 5.17 the pointer was in a member that only user threads need.
         let kthread = ["task_struct.worker_private", "task_struct.set_child_tid"];
         Self {
             kthread: first_offset(btf, &kthread, 8).ok(),
@@ -44,7 +46,7 @@ impl NameLayout {
         }
     }
 
-    /// The name as the kernel prints it.
+    /// Reads the name as the kernel prints it.
     pub(super) fn read(
         &self,
         view: MemoryView<'_>,
@@ -87,7 +89,7 @@ impl WorkerLayout {
         })
     }
 
-    /// Adds what the worker does (`+`) or did last (`-`).
+    /// Appends the worker's current (`+`) or last (`-`) work.
     fn describe(
         &self,
         kthread: &Structure<'_>,

@@ -1,6 +1,7 @@
-//! What a task is doing, as `/proc/PID/stat` tells it.
+//! The state of a task, as in `/proc/PID/stat`.
 
-/// `__state` and `exit_state` of a task (include/linux/sched.h). These have not moved since Linux 4.14.
+/// The values of `__state` and `exit_state` of a task (include/linux/sched.h). These have not moved
+/// since Linux 4.14.
 const INTERRUPTIBLE: u32 = 0x1;
 const UNINTERRUPTIBLE: u32 = 0x2;
 const STOPPED: u32 = 0x4;
@@ -8,38 +9,38 @@ const TRACED: u32 = 0x8;
 const EXIT_DEAD: u32 = 0x10;
 const EXIT_ZOMBIE: u32 = 0x20;
 const PARKED: u32 = 0x40;
-/// With [`UNINTERRUPTIBLE`]: does not count as load.
+/// With [`UNINTERRUPTIBLE`]: the task does not count as load.
 const NO_LOAD: u32 = 0x400;
-/// Waits for a spin lock that sleeps (since 5.15), and is frozen (since 6.1).
+/// Waiting for a sleeping spin lock (since 5.15), and frozen (since 6.1).
 const LOCK_WAIT: u32 = 0x1000;
 const FROZEN: u32 = 0x8000;
 
-/// State of a task.
+/// The state of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TaskState {
-    /// Runs, or is ready to.
+    /// Running, or ready to run.
     Running,
-    /// Sleeps until something happens or a signal comes.
+    /// Sleeping until an event or a signal.
     Sleeping,
-    /// Sleeps until something happens: usually a disk.
+    /// Sleeping until an event, usually of a disk.
     DiskSleep,
     /// Stopped by a signal.
     Stopped,
     /// Stopped by its tracer.
     TracingStop,
-    /// Is being removed.
+    /// Being removed.
     Dead,
-    /// Has ended and is not yet waited for.
+    /// Ended, but not yet waited for.
     Zombie,
-    /// A kernel thread that is put aside.
+    /// Parked: a kernel thread that is put aside.
     Parked,
-    /// A kernel thread that has nothing to do.
+    /// Idle: a kernel thread without work.
     Idle,
 }
 
 impl TaskState {
-    /// From the two words a task has for it. The rules are the kernel's `task_state_index`: of several bits the highest
-    /// counts.
+    /// Decodes the two state words of a task. The rules are the kernel's `task_state_index`: of
+    /// several bits the highest counts.
     #[must_use]
     pub fn new(state: u32, exit_state: u32) -> Self {
         const IDLE: u32 = UNINTERRUPTIBLE | NO_LOAD;
@@ -64,7 +65,7 @@ impl TaskState {
         .map_or(Self::Running, |(_, state)| state)
     }
 
-    /// The letter in `/proc/PID/stat`.
+    /// Returns the letter in `/proc/PID/stat`.
     #[must_use]
     pub fn letter(self) -> char {
         match self {

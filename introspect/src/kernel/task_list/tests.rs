@@ -5,7 +5,7 @@ use super::*;
 use crate::PausedMemory;
 use crate::kernel::test_kernel::{BASE, HALF, Member, TestKernel, WORD, symbols, types};
 
-/// Offsets used by the tests.
+/// The offsets used by the tests.
 const FLAGS: u64 = 0x2c;
 const PID: u64 = 0x50;
 const THREAD_NODE: u64 = 0xb0;
@@ -15,8 +15,8 @@ const SIGHAND: u64 = 0x78;
 const COMM: u64 = 0x80;
 const KTHREAD: u64 = 0x90;
 const THREAD_HEAD: u64 = 0x10;
-/// Structures have 256 bytes each: the first task, two processes, a thread of the second; what their processes share, and
-/// a `struct pid` for their groups.
+/// Structures of 256 bytes each: the first task, two processes, a thread of the second; their
+/// shared structures, and a `struct pid` for their groups.
 const INIT: u64 = BASE;
 const SHELL: u64 = BASE + 0x100;
 const WORKER: u64 = BASE + 0x200;
@@ -28,7 +28,8 @@ const INIT_SIGNAL: u64 = BASE + 0x700;
 const WORKER_KTHREAD: u64 = BASE + 0x800;
 const WORKER_DATA: u64 = BASE + 0x900;
 
-/// The kernels whose tasks look different: the name and size of the state, and where a kernel thread has its own.
+/// The kernels whose tasks differ: the name and size of the state, and the member with a kernel
+/// thread's pointer.
 const KERNELS: [(&str, Member, &str, &str); 2] = [
     ("__state", HALF, "start_boottime", "worker_private"),
     ("state", WORD, "real_start_time", "set_child_tid"),
@@ -84,7 +85,7 @@ fn layout(kernel: (&'static str, Member, &'static str, &'static str)) -> TaskLis
     TaskListLayout::new(&btf, &symbols(&[("init_task", INIT)])).unwrap()
 }
 
-/// A shell with one thread, and a worker of the kernel which for the sake of the test has a second one.
+/// Makes a shell with one thread, and a kernel worker that for the test has a second one.
 fn guest() -> TestKernel {
     let mut kernel = TestKernel::default();
     for (task, pid, tgid, parent, signal, comm) in [
@@ -237,7 +238,7 @@ fn kernel_threads_have_their_long_names() {
         (&[(WORKER_DATA, BASE, 8)], "kworker/0:1+events"),
         (&[(WORKER_DATA + 8, 0, 8)], "kworker/0:1"),
         (&[(WORKER_DATA + 16, 0, 8)], "kworker/0:1"),
-        // Before Linux 6.10 the long name does not count for workers.
+        // Before Linux 6.10 the long name does not apply to workers.
         (&[(WORKER_KTHREAD + 0x20, NAME, 8)], "kworker/0:1-events"),
         (
             &[
@@ -343,7 +344,7 @@ proptest! {
     fn damage_ends_in_bounded_lists(damage in prop::collection::vec((0..10u64, 0..32u64, 0..42u64), 1..8)) {
         let mut kernel = guest();
         for (structure, word, value) in damage {
-            // Pointers to structures and to links, and what is no pointer.
+            // Pointers to structures and to links, and non-pointers.
             let value = match value {
                 0..40 => BASE + 0x100 * (value / 4) + [0, TASKS, THREAD_NODE, THREAD_HEAD][(value % 4) as usize],
                 40 => 0,
@@ -354,7 +355,7 @@ proptest! {
         let paused = PausedMemory::new(&kernel.memory);
         let view = kernel.view(&paused);
         let layout = layout(KERNELS[0]);
-        // As many links as there are places for them.
+        // There are as many links as places for them.
         prop_assert!(layout.processes(view).items.len() <= 40);
         let all = layout.all_threads(view);
         prop_assert!(all.items.len() <= 40 * 40);

@@ -1,9 +1,10 @@
-//! Which event system a tracepoint's event is in.
+//! The event system of a tracepoint's event.
 //!
-//! The kernel's array of its own events (`__start_ftrace_events`) is freed after initialisation, but all events are on the
-//! list `ftrace_events`, those of modules included.
+//! The kernel's array of its own events (`__start_ftrace_events`) is freed after initialisation.
+//! All events, including those of modules, are on the list `ftrace_events`.
 //!
-//! Structures: `trace_event_call` and `trace_event_class` in include/linux/trace_events.h, kernel/trace/trace_events.c.
+//! Structures: `trace_event_call` and `trace_event_class` in include/linux/trace_events.h,
+//! kernel/trace/trace_events.c.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -15,36 +16,37 @@ use crate::kernel::structure::{Structure, StructureError};
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Events read; a distribution kernel has about 3,000, those of system calls included.
+/// The maximum number of events; a distribution kernel has about 3,000, including those of system
+/// calls.
 const MAX_EVENTS: usize = 1 << 16;
-/// Longest name of a system read, in bytes.
+/// The maximum length of a system's name in bytes.
 const MAX_NAME: usize = 256;
 
-/// Where a kernel keeps its events.
+/// The location of a kernel's events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EventsLayout {
     head: Gva,
-    /// In `trace_event_call`. Events of something else have a name where others have their tracepoint.
+    /// Offsets in `trace_event_call`. Events without a tracepoint have a name in its place.
     list: u64,
     tracepoint: u64,
     class: u64,
-    /// In `trace_event_class`.
+    /// Offset in `trace_event_class`.
     system: u64,
 }
 
-/// What is broken about the events.
+/// An error in reading the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
-    /// Their list.
+    /// The list is broken.
     #[error(transparent)]
     List(#[from] ListError),
-    /// One of them, or its class.
+    /// An event or its class is broken.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// One of them has no class with a system.
+    /// An event has no class with a system.
     #[error("the event at {event} is of no system")]
     NoSystem {
-        /// Its `trace_event_call`.
+        /// The address of the `trace_event_call`.
         event: Gva,
     },
 }
@@ -53,10 +55,11 @@ pub enum EventError {
 pub(super) type Systems = HashMap<Gva, Rc<str>>;
 
 impl EventsLayout {
-    /// Finds list and offsets; `None` in a kernel without events (`CONFIG_EVENT_TRACING`).
+    /// Looks up list and offsets. Returns `None` in a kernel without events
+    /// (`CONFIG_EVENT_TRACING`).
     ///
     /// # Errors
-    /// If the types do not tell.
+    /// If the kernel's types do not describe them.
     pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Result<Option<Self>, LayoutError> {
         let Some(head) = symbols.address_of("ftrace_events") else {
             return Ok(None);
@@ -70,7 +73,8 @@ impl EventsLayout {
         }))
     }
 
-    /// The systems of those of the `known` tracepoints that have an event, and the first thing that was broken.
+    /// Returns the systems of those of the `known` tracepoints that have an event, and the first
+    /// error.
     pub(super) fn systems(
         &self,
         view: MemoryView<'_>,
@@ -87,7 +91,8 @@ impl EventsLayout {
         let (mut systems, mut of_class) = (Systems::new(), Systems::new());
         for event in walk.items {
             match self.event(view, event, known, &mut of_class) {
-                // The list starts with the newest. A module may add an event to a tracepoint that has one already.
+                // The list starts with the newest. A module may add an event to a tracepoint that
+                // already has one.
                 Ok(Some((tracepoint, system))) => _ = systems.insert(tracepoint, system),
                 Ok(None) => {}
                 Err(broken) => error = error.or(Some(broken)),
@@ -96,7 +101,8 @@ impl EventsLayout {
         (systems, error)
     }
 
-    /// The tracepoint of an event and its system; `None` if it is of none of those known.
+    /// Returns the tracepoint of an event and its system; `None` if it belongs to none of the known
+    /// ones.
     fn event(
         &self,
         view: MemoryView<'_>,

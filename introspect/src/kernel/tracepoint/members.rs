@@ -1,6 +1,7 @@
-//! One `struct tracepoint`, and the lists of all.
+//! A `struct tracepoint`, and the lists of all.
 //!
-//! The lists are of distances (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`) or of addresses, which the kernel's types tell.
+//! The lists hold distances (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`) or addresses, according to the
+//! kernel's types.
 
 use super::{Tracepoint, TracepointError};
 use crate::bytes::{u32_at, u64_at};
@@ -14,31 +15,32 @@ use crate::kernel::structure::{Structure, StructureError};
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Tracepoints of the kernel and all modules; a distribution kernel has about 2,000.
+/// The maximum number of tracepoints of the kernel and all modules; a distribution kernel has about
+/// 2,000.
 const MAX_TRACEPOINTS: u64 = 1 << 14;
-/// Longest name read, in bytes. The kernel's longest have 45.
+/// The maximum length of a name in bytes. The kernel's longest have 45.
 const MAX_NAME: usize = 256;
 
 /// The members of a `struct tracepoint`.
 #[derive(Debug, Clone)]
 pub(super) struct Members {
     pointers: SectionTable,
-    /// Whether a pointer is a distance of four bytes from itself, or an address of eight.
+    /// Whether a pointer is a 4-byte distance from itself; otherwise it is an 8-byte address.
     relative: bool,
     name: u64,
     key: u64,
     pub(super) funcs: u64,
-    /// Both since Linux 5.10.
+    /// Both exist since Linux 5.10.
     iterator: Option<u64>,
     call_trampoline: Option<u64>,
     registration: Registration,
 }
 
-/// Where `regfunc` is.
+/// The location of `regfunc`.
 #[derive(Debug, Clone, Copy)]
 enum Registration {
     Inside(u64),
-    /// Since Linux 6.13: in what a pointer leads to.
+    /// Since Linux 6.13: behind a pointer.
     Behind {
         pointer: u64,
         regfunc: u64,
@@ -46,10 +48,10 @@ enum Registration {
 }
 
 impl Members {
-    /// Finds lists and offsets.
+    /// Looks up lists and offsets.
     ///
     /// # Errors
-    /// If types or symbols do not tell.
+    /// If the kernel's types or symbols do not describe them.
     pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
         // All x86-64 kernels since 4.19 have distances, and types that say so.
         let pointer = btf.size_of("tracepoint_ptr_t").unwrap_or(4);
@@ -91,7 +93,7 @@ impl Members {
         })
     }
 
-    /// The addresses of all of them, and whose they are.
+    /// Reads the addresses of all tracepoints, with their owners.
     pub(super) fn pointers(
         &self,
         view: MemoryView<'_>,
@@ -123,7 +125,7 @@ impl Members {
         })
     }
 
-    /// A tracepoint without what is told elsewhere.
+    /// Reads a tracepoint, without the data that is stored elsewhere.
     pub(super) fn read(
         &self,
         view: MemoryView<'_>,
@@ -139,7 +141,7 @@ impl Members {
             .string(self.name, "name of a tracepoint", MAX_NAME)
             .map_err(broken)?
             .unwrap_or_default();
-        // Part of names in C.
+        // The characters of a C name.
         let fits = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
         let name = String::from_utf8(name)
             .ok()

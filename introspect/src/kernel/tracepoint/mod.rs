@@ -1,14 +1,16 @@
-//! Tracepoints: the places that the kernel's authors marked for tracers, in the kernel and its modules, found without asking
-//! the guest.
+//! Tracepoints: the places that the kernel's authors marked for tracers, in the kernel and its
+//! modules, found without running guest code.
 //!
-//! The caller pauses the CPUs and has the list of modules ([`modules`](super::modules)). Solved: every tracepoint with its
-//! event system, its parameters, the branches in the code that lead to its call, and what stands at their other end. Not solved:
-//! which arguments are in which register at a branch, which is the compiler's choice; parameters of modules'
-//! tracepoints, whose types the kernel's own BTF has not.
+//! The caller pauses the CPUs and has the list of modules ([`modules`](super::modules)). This
+//! module finds every tracepoint with its event system, parameters and sites, and the targets of
+//! the sites. It does not find the registers of the arguments at a site, which are the compiler's
+//! choice. Nor does it find parameters of modules' tracepoints, whose types are not in the kernel's
+//! own BTF.
 //!
-//! A branch obeys the tracepoint's key. Some stand before the tracepoint's call, but `trace_NAME_enabled()` asks the same
-//! key, to prepare something or to call a function that has the call: what a branch leads to tells. Of tracepoints in
-//! locks these are most.
+//! A branch obeys the tracepoint's key. Some precede the tracepoint's call. Others are of
+//! `trace_NAME_enabled()`, which checks the same key to prepare something or to call a function
+//! with the call. The branch's target distinguishes the two. Of tracepoints in locks, most are of
+//! the second kind.
 //!
 //! Structures: include/linux/tracepoint-defs.h, include/linux/tracepoint.h.
 
@@ -37,138 +39,145 @@ use super::structure::StructureError;
 use super::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Bytes of all parameters together, names of types included; a distribution kernel has about half a megabyte.
+/// The maximum size in bytes of all parameters, including names of types; a distribution kernel has
+/// about half a megabyte.
 const MAX_PARAMETER_BYTES: usize = 8 << 20;
 
 /// A tracepoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tracepoint {
-    /// Its name: `sched_switch`.
+    /// The tracepoint's name: `sched_switch`.
     pub name: String,
-    /// The event system, the folder under `events` of tracefs that has the event of this name: `sched`. `None` for a tracepoint
-    /// without an event, which only the kernel's own code and modules can use, and in kernels without events.
+    /// The event system: the folder under `events` of tracefs that has the event of this name, such
+    /// as `sched`. `None` for a tracepoint without an event, which only the kernel's own code and
+    /// modules can use. Also `None` in kernels without events.
     pub system: Option<String>,
-    /// Name of the module it is in; `None` for the kernel itself.
+    /// The name of its module; `None` for the kernel itself.
     pub module: Option<String>,
-    /// Address of its `struct tracepoint`.
+    /// The address of the `struct tracepoint`.
     pub address: Gva,
-    /// Address of its `static_key`, which switches the branches.
+    /// The address of the `static_key`, which switches the branches.
     pub key: Gva,
-    /// Where its pointer to the functions of those who listen stands (`funcs`); null while nobody does.
+    /// The address of the pointer to the listeners' functions (`funcs`), which is null if there are
+    /// none.
     pub funcs: Gva,
-    /// Whether somebody in the guest listens now.
+    /// Whether the guest has a listener now.
     pub listening: bool,
-    /// Whether the kernel must do something more before it fires (`regfunc`): without that, its branches may never be reached.
-    /// `sys_enter` is such a one.
+    /// Whether the kernel must do more before the tracepoint fires (`regfunc`). Otherwise its
+    /// branches may never be reached. An example is `sys_enter`.
     pub has_registration: bool,
-    /// The branches that its key switches, ascending by address. None if the kernel never uses it, or was built without
-    /// jump labels.
+    /// The branches that its key switches, ascending by address. None if the kernel never uses it,
+    /// or was built without jump labels.
     pub sites: Vec<Site>,
-    /// The function that calls all who listen (`__traceiter_NAME`). It takes a pointer of its own, then the parameters.
+    /// The function that calls all listeners (`__traceiter_NAME`). It takes a pointer of its own,
+    /// then the parameters.
     pub iterator: Option<Gva>,
-    /// The trampoline that sites call (`__SCT__tp_func_NAME`), with the same arguments as the iterator.
+    /// The trampoline that sites call (`__SCT__tp_func_NAME`), with the same arguments as the
+    /// iterator.
     pub call_trampoline: Option<Gva>,
-    /// What it passes to those who listen. `None` if the kernel's types do not tell.
+    /// The parameters passed to listeners. `None` if the kernel's types do not describe them.
     pub parameters: Option<Vec<Parameter>>,
 }
 
 /// A branch to a tracepoint's call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site {
-    /// First byte of the instruction: a NOP of 2 or 5 bytes, or, while the key is on, a JMP of as many.
+    /// The first byte of the instruction: a NOP of 2 or 5 bytes, or, while the key is on, a JMP of
+    /// the same length.
     pub address: Gva,
-    /// Where the JMP leads.
+    /// The target of the JMP.
     pub target: Gva,
-    /// Whether it stands in code of initialisation: after that, other things stand there.
+    /// Whether the site is in initialisation code, whose memory is reused afterwards.
     pub init: bool,
 }
 
-/// All tracepoints, and what is broken about them.
+/// All tracepoints, and the errors of reading them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tracepoints {
-    /// Those of the kernel in its own order, then those of each module. Modules may have one of the same name.
+    /// The tracepoints of the kernel in its own order, then those of each module. Modules may
+    /// repeat a name.
     pub items: Vec<Tracepoint>,
-    /// What could not be read.
+    /// The errors.
     pub unread: Vec<TracepointError>,
 }
 
-/// What of the tracepoints could not be read.
+/// An error in reading tracepoints.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TracepointError {
-    /// A list of them: there are more.
+    /// A list of tracepoints is broken: some are missing.
     #[error(transparent)]
     Table(#[from] SectionTableError),
-    /// One: it is left out.
+    /// A tracepoint cannot be read and is left out.
     #[error("{owner}: {source}")]
     Structure {
-        /// Whose it is.
+        /// The owner of the tracepoint.
         owner: TableOwner,
-        /// What the read said.
+        /// The cause.
         source: StructureError,
     },
-    /// One: it is left out.
+    /// A tracepoint's name is invalid, and it is left out.
     #[error("{owner}: the tracepoint at {address} is called {found:?}, which is no name of one")]
     BadName {
-        /// Whose it is.
+        /// The owner of the tracepoint.
         owner: TableOwner,
-        /// Its address.
+        /// The tracepoint's address.
         address: Gva,
-        /// Its name, at most 256 bytes of it.
+        /// The name found, cut after 256 bytes.
         found: String,
     },
-    /// One that is on the lists already: it is told once.
+    /// A tracepoint is listed twice, and returned once.
     #[error("{owner}: the tracepoint at {address} is listed twice")]
     Twice {
-        /// On whose list it is the second time.
+        /// The owner of the second list.
         owner: TableOwner,
-        /// Its address.
+        /// The tracepoint's address.
         address: Gva,
     },
-    /// Branches: a tracepoint may have more.
+    /// A jump table is broken: a tracepoint may have more sites.
     #[error(transparent)]
     JumpTable(#[from] JumpTableError),
-    /// The kernel's types: those behind have no parameters.
+    /// The kernel's types are too large: the tracepoints from here on have no parameters.
     #[error(
         "the parameters of the kernel's tracepoints from {name} on take more than {MAX_PARAMETER_BYTES} bytes: refused"
     )]
     LongParameters {
-        /// The first of them.
+        /// The name of the first of them.
         name: String,
     },
-    /// Events: a tracepoint may have a system.
+    /// The events are broken: a tracepoint may have a system that was not found.
     #[error("the systems of some tracepoints are not known: {0}")]
     Event(#[from] EventError),
 }
 
-/// Why tracepoints cannot be read in this kernel.
+/// An error that prevents reading tracepoints in this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TracepointLayoutError {
-    /// Something is missing or of another size.
+    /// A symbol or member is missing or has another size.
     #[error("the kernel's tracepoints are not known: {0}")]
     Layout(#[from] LayoutError),
-    /// The same of the branches to them.
+    /// A symbol or member of the branches is missing or has another size.
     #[error("the sites of the kernel's tracepoints are not known: {0}")]
     JumpLabels(JumpLabelLayoutError),
 }
 
-/// Where a kernel keeps its tracepoints.
+/// The location of a kernel's tracepoints.
 #[derive(Debug, Clone)]
 pub struct TracepointLayout {
     btf: Btf,
-    /// `None` for a kernel without tracepoints.
+    /// The lists and members; `None` for a kernel without tracepoints.
     members: Option<Members>,
-    /// `None` for a kernel without jump labels.
+    /// The jump labels; `None` for a kernel without them.
     jump_labels: Option<JumpLabelLayout>,
-    /// `None` for a kernel without events.
+    /// The events; `None` for a kernel without them.
     events: Option<EventsLayout>,
 }
 
 impl TracepointLayout {
-    /// Finds the lists and the offsets. A kernel without tracepoints has an empty list. `symbols` must have the slide of the
-    /// running kernel.
+    /// Looks up the lists and the offsets. A kernel without tracepoints has an empty list.
+    /// `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
-    /// If types or symbols do not tell.
+    /// If the kernel's types or symbols do not describe them.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, TracepointLayoutError> {
         let members = match btf.size_of("tracepoint") {
             Some(_) => Some(Members::new(btf, symbols)?),
@@ -187,13 +196,14 @@ impl TracepointLayout {
         })
     }
 
-    /// Offset in `struct tracepoint` of the pointer that is null while nobody listens; `None` in a kernel without tracepoints.
+    /// Returns the offset in `struct tracepoint` of the pointer that is null while there are no
+    /// listeners. Returns `None` in a kernel without tracepoints.
     #[must_use]
     pub fn funcs_offset(&self) -> Option<u64> {
         self.members.as_ref().map(|members| members.funcs)
     }
 
-    /// The tracepoints of the kernel and of these modules.
+    /// Reads the tracepoints of the kernel and of these modules.
     #[must_use]
     pub fn read_all(&self, view: MemoryView<'_>, modules: &[Module]) -> Tracepoints {
         let mut found = Tracepoints::default();
@@ -216,7 +226,7 @@ impl TracepointLayout {
             .extend(told.chain(error.map(TracepointError::from)));
         let mut left = Some(MAX_PARAMETER_BYTES);
         for (owner, address) in pointers {
-            // Each once, so that no branch is told more than once.
+            // Each once, so that no branch is reported more than once.
             if !known.remove(&address) {
                 found.unread.push(TracepointError::Twice { owner, address });
                 continue;

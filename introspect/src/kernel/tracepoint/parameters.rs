@@ -1,13 +1,14 @@
-//! What a tracepoint passes to those who listen, as the kernel's types tell.
+//! The parameters that a tracepoint passes to its listeners, according to the kernel's types.
 //!
-//! `typedef void (*btf_trace_NAME)(void *__data, …)` (include/trace/bpf_probe.h) is there for each tracepoint with an
-//! event, to tell BPF the types; compilers leave out the names of such parameters. The function `__traceiter_NAME`, which has
-//! the names, is there for each, but not in the types of every kernel.
+//! `typedef void (*btf_trace_NAME)(void *__data, …)` (include/trace/bpf_probe.h) exists for each
+//! tracepoint with an event, for BPF. Compilers leave out the names of such parameters. The
+//! function `__traceiter_NAME`, which has the names, exists for each, but not in the types of every
+//! kernel.
 
 use crate::kernel::btf::{Btf, Parameter};
 
-/// The parameters of the tracepoint `name` of the kernel itself, without the first (`__data`), which is for those who listen.
-/// `None` if the types do not tell.
+/// Returns the parameters of the tracepoint `name` of the kernel itself. The first (`__data`),
+/// which is the listener's own, is left out. Returns `None` if the types do not describe them.
 #[must_use]
 pub fn parameters(btf: &Btf, name: &str) -> Option<Vec<Parameter>> {
     let own = |parameters: Vec<Parameter>| {
@@ -32,7 +33,7 @@ pub fn parameters(btf: &Btf, name: &str) -> Option<Vec<Parameter>> {
     }
 }
 
-/// What they take in memory, about.
+/// Returns their approximate size in memory, in bytes.
 pub(super) fn bytes(parameters: &[Parameter]) -> usize {
     let bytes = |of: &Parameter| size_of::<Parameter>() + of.name.len() + of.type_name.len();
     parameters.iter().map(bytes).sum()

@@ -24,12 +24,12 @@ const MODULES_LABELS: u64 = BASE + 0x8200;
 const TEXT: u64 = BASE + 0x9000;
 const EXTENSION: u64 = BASE + 0xa000;
 
-/// What differs between kernels.
+/// The differences between kernels.
 #[derive(Clone, Copy)]
 struct Form {
-    /// Pointers to tracepoints are distances.
+    /// Whether pointers to tracepoints are distances.
     relative: bool,
-    /// `regfunc` stands in what `ext` leads to.
+    /// Whether `regfunc` is in the structure that `ext` points to.
     extended: bool,
 }
 
@@ -93,7 +93,7 @@ fn types(form: Form) -> Btf {
     let unnamed = [0, data, 0, bool, 0, task];
     let named = t.add("", Kind::Prototype, 3, int, &named);
     t.add("__traceiter_sched_switch", Kind::Function, 0, named, &[]);
-    // Of another length than the typedef: not believed.
+    // Of another length than the typedef, so not believed.
     t.add("__traceiter_sys_enter", Kind::Function, 0, named, &[]);
     let unnamed = t.add("", Kind::Prototype, 3, 0, &unnamed);
     let unnamed = t.add("", Kind::Pointer, 0, unnamed, &[]);
@@ -127,7 +127,7 @@ fn module() -> Module {
     }
 }
 
-/// Three tracepoints of the kernel, of which the third has no event, and one of a module.
+/// Makes three tracepoints of the kernel, of which the third has no event, and one of a module.
 fn kernel(form: Form) -> TestKernel {
     let mut kernel = TestKernel::default();
     let names = ["sched_switch", "sys_enter", "bare_tp", "brd_done"];
@@ -138,7 +138,7 @@ fn kernel(form: Form) -> TestKernel {
         let (trampoline, iterator) = (TEXT + index * 16, TEXT + 0x800 + index * 16);
         kernel.words(at, &[text, 0, 0, 0, trampoline, iterator]);
     }
-    // sys_enter: to be registered, and somebody listens.
+    // `sys_enter` must be registered, and has a listener.
     kernel.words(ENTER + 64, &[BASE + 0xb000]);
     match form.extended {
         true => {
@@ -187,7 +187,8 @@ fn kernel(form: Form) -> TestKernel {
         0,
         [TEXT + 0x500, TEXT + 0x550, SWITCH + 8],
     );
-    // The newest first: the module's, one of a system call, a second one of sched_switch, the kernel's own.
+    // The newest first: the module's, one of a system call, a second one of sched_switch, the
+    // kernel's own.
     let events = [
         (IN_MODULE, CLASS + 0x40, "brd"),
         (TEXTS, CLASS + 0x80, "syscalls"),
@@ -378,7 +379,7 @@ fn kernels_without_tracepoints_have_an_empty_list() {
         found(&Btf::parse(&none.bytes()).unwrap(), &symbols(&[])),
         None
     );
-    // Their types are known, but there are none, no events and no jump labels.
+    // Their types exist, but there are no tracepoints, events or jump labels.
     let empty = symbols(&[
         ("__start___tracepoints_ptrs", POINTERS),
         ("__stop___tracepoints_ptrs", POINTERS),
@@ -396,7 +397,7 @@ fn kernels_without_tracepoints_have_an_empty_list() {
 
 #[test]
 fn types_that_name_too_much_are_refused() {
-    // 127 parameters, each of a type with a name as long as it may be.
+    // 127 parameters, each of a type with a name of the maximum length.
     let mut t = TestBtf::default();
     let data = t.add("", Kind::Pointer, 0, 0, &[]);
     let long = t.add(&"l".repeat(500), Kind::Struct, 0, 8, &[]);
@@ -407,7 +408,7 @@ fn types_that_name_too_much_are_refused() {
     t.add("btf_trace_sched_switch", Kind::Typedef, 0, all, &[]);
     let wide = Btf::parse(&t.bytes()).unwrap();
     let each = parameters::bytes(&parameters(&wide, "sched_switch").unwrap());
-    // As many tracepoints of the name as it takes.
+    // As many tracepoints of that name as needed.
     let count = (MAX_PARAMETER_BYTES / each) as u64 + 3;
     let mut kernel = kernel(LINUX_6_1);
     let list = BASE + 0x10_0000;
@@ -444,7 +445,7 @@ fn types_that_name_too_much_are_refused() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
-    /// Whatever stands in memory, reading ends and never panics.
+    /// Reading ends and never panics, whatever memory holds.
     #[test]
     fn damage_never_panics(damage in prop::collection::vec((0u64..0xb000, any::<u64>()), 1..60)) {
         let mut kernel = kernel(LINUX_6_1);

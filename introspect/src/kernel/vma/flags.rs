@@ -1,26 +1,26 @@
-//! Flags of memory areas (include/linux/mm.h).
+//! Flags of VMAs (include/linux/mm.h).
 
-/// `vm_flags`. The bits named here have kept their places from Linux 4.20 on; others move.
+/// The `vm_flags`. The bits named here have kept their places from Linux 4.20 on; others move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VmaFlags(pub u64);
 
 impl VmaFlags {
-    /// May be read (`VM_READ`).
+    /// Readable (`VM_READ`).
     pub const READ: u64 = 1;
-    /// May be written (`VM_WRITE`).
+    /// Writable (`VM_WRITE`).
     pub const WRITE: u64 = 1 << 1;
-    /// May be executed (`VM_EXEC`).
+    /// Executable (`VM_EXEC`).
     pub const EXEC: u64 = 1 << 2;
-    /// Mapped with `MAP_SHARED`, even if the file is open for reading only (`VM_MAYSHARE`).
+    /// Mapped with `MAP_SHARED`, even if the file is open only for reading (`VM_MAYSHARE`).
     pub const MAY_SHARE: u64 = 1 << 7;
 
-    /// Whether all of `bits` are set.
+    /// Checks whether all of `bits` are set.
     #[must_use]
     pub fn has(self, bits: u64) -> bool {
         self.0 & bits == bits
     }
 
-    /// As in `/proc/PID/maps`: `r-xp`.
+    /// Returns the permissions as in `/proc/PID/maps`: `r-xp`.
     #[must_use]
     pub fn permissions(self) -> [u8; 4] {
         let letter = |bit, letter| if self.has(bit) { letter } else { b'-' };

@@ -1,10 +1,12 @@
-//! Memory areas (VMAs) of a process: what stands where in its address space, as `/proc/PID/maps` tells it.
+//! The VMAs of a process: the content of its address space, as in `/proc/PID/maps`.
 //!
-//! The caller gives a view of the kernel's memory, whose CPUs stand still, and the address of an `mm_struct`
-//! (`task_struct.mm`). Solved: all areas in order, the one that holds an address, and [what each is called](VmaLayout::name). Not
-//! solved: paths of files, which need the process's root; an area names its `struct file`.
+//! The caller passes a view of the kernel's memory, with the CPUs paused, and the address of an
+//! `mm_struct` (`task_struct.mm`). This module reads all VMAs in order, the one that contains an
+//! address, and [the name of each](VmaLayout::name). It does not read the paths of files, which
+//! need the process's root. A VMA names its `struct file`.
 //!
-//! Areas stand in a maple tree since Linux 6.1, before that in a list with a red-black tree beside it.
+//! VMAs are in a maple tree since Linux 6.1. Before that, they are in a list with a red-black tree
+//! beside it.
 
 mod flags;
 mod name;
@@ -24,107 +26,110 @@ pub use flags::VmaFlags;
 use name::NameLayout;
 pub use name::{MmBounds, VmaName};
 
-/// Most areas that are read of one process. `vm.max_map_count` is 65,530 by default, and a million on some machines.
+/// The maximum number of VMAs read of one process. `vm.max_map_count` is 65,530 by default, and a
+/// million on some machines.
 pub const MAX_VMAS: usize = 1 << 20;
-/// Bytes of a `vm_area_struct` in which all that is read must stand; it has about 200.
+/// Size in bytes of the part of a `vm_area_struct` that must contain all members read; it has about
+/// 200.
 const MAX_SIZE: usize = 1024;
 
-/// A memory area.
+/// A VMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vma {
-    /// Of its `vm_area_struct`.
+    /// The address of the `vm_area_struct`.
     pub address: Gva,
-    /// First byte.
+    /// The address of the first byte.
     pub start: u64,
-    /// One past the last byte.
+    /// The address after the last byte.
     pub end: u64,
-    /// Rights and kind.
+    /// The permissions and kind.
     pub flags: VmaFlags,
-    /// Offset of the first byte in the file, in bytes. Without a file, a number of the kernel's own.
+    /// Offset of the first byte in the file, in bytes. Without a file, a number of the kernel's
+    /// own.
     pub file_offset: u64,
-    /// Address of the `struct file` that is mapped.
+    /// The address of the `struct file` that is mapped.
     pub file: Option<Gva>,
-    /// `vm_ops`.
+    /// The value of `vm_ops`.
     operations: Option<Gva>,
-    /// `vm_private_data`.
+    /// The value of `vm_private_data`.
     private_data: Option<Gva>,
-    /// The name that the process gave it: address of an `anon_vma_name`.
+    /// The name that the process set: the address of an `anon_vma_name`.
     given_name: Option<Gva>,
 }
 
 impl Vma {
-    /// Whether `address` is inside.
+    /// Checks whether `address` is inside.
     #[must_use]
     pub fn contains(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
     }
 }
 
-/// Why areas could not be read.
+/// An error in reading VMAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VmaError {
-    /// A structure is not in memory, or what should point to it does not.
+    /// A structure is not in memory, or its pointer is invalid.
     #[error(transparent)]
     Structure(#[from] StructureError),
     /// The tree is broken.
     #[error("the memory areas of the mm_struct at {mm} cannot be listed: {source}")]
     Tree {
-        /// Address of the `mm_struct`.
+        /// The address of the `mm_struct`.
         mm: Gva,
-        /// What is wrong.
+        /// The cause.
         source: MapleError,
     },
     /// The list is broken.
     #[error("the memory areas of the mm_struct at {mm} cannot be listed: {source}")]
     List {
-        /// Address of the `mm_struct`.
+        /// The address of the `mm_struct`.
         mm: Gva,
-        /// What is wrong.
+        /// The cause.
         source: VmaListError,
     },
-    /// Its ends are no ends.
+    /// The VMA's ends are invalid.
     #[error("the vm_area_struct at {vma} reaches from {start:#x} to {end:#x}: it is damaged")]
     BadRange {
-        /// Its address.
+        /// The address of the VMA.
         vma: Gva,
-        /// `vm_start`.
+        /// The value of `vm_start`.
         start: u64,
-        /// `vm_end`.
+        /// The value of `vm_end`.
         end: u64,
     },
-    /// It says that it is another process's.
+    /// The VMA claims to belong to another process.
     #[error(
         "the vm_area_struct at {vma} belongs to the mm_struct {found}, not {mm}: it is damaged"
     )]
     Foreign {
-        /// Its address.
+        /// The address of the VMA.
         vma: Gva,
-        /// `vm_mm`.
+        /// The value of `vm_mm`.
         found: Gva,
-        /// The `mm_struct` asked for.
+        /// The address of the requested `mm_struct`.
         mm: Gva,
     },
-    /// Longer names than are read.
+    /// The names are longer than are read.
     #[error(
         "the names of the first {named} memory areas of the mm_struct at {mm} have {bytes} bytes: the rest is left out"
     )]
     LongNames {
-        /// Address of the `mm_struct`.
+        /// The address of the `mm_struct`.
         mm: Gva,
-        /// Areas that were read.
+        /// The number of VMAs that were read.
         named: usize,
-        /// Bytes of their names.
+        /// Size of their names in bytes.
         bytes: usize,
     },
-    /// More areas than are read.
+    /// There are more VMAs than are read.
     #[error("the mm_struct at {mm} has more than {MAX_VMAS} memory areas: it is damaged")]
     TooMany {
-        /// Address of the `mm_struct`.
+        /// The address of the `mm_struct`.
         mm: Gva,
     },
 }
 
-/// Where a kernel keeps its memory areas.
+/// The location of a kernel's VMAs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmaLayout {
     index: Index,
@@ -136,41 +141,43 @@ pub struct VmaLayout {
     file: usize,
     operations: usize,
     private_data: usize,
-    /// Offset of the name that a process gave an area.
+    /// The location of the name that a process set.
     given_name: Option<GivenName>,
-    /// Bytes to read of a `vm_area_struct`.
+    /// The number of bytes to read of a `vm_area_struct`.
     size: usize,
     names: NameLayout,
 }
 
-/// How a kernel finds areas.
+/// The index by which a kernel finds VMAs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Index {
-    /// Linux 6.1 and later; the tree's offset in `mm_struct`.
+    /// Linux 6.1 and later; with the tree's offset in `mm_struct`.
     Maple(MapleLayout, u64),
     List(VmaList),
 }
 
-/// Where the name stands that a process gave an area.
+/// The location of the name that a process set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct GivenName {
     offset: usize,
-    /// Mapped files have something else there (up to Linux 6.1).
+    /// Whether it applies only to VMAs without a file: with a file, the bytes hold something else
+    /// (up to Linux 6.1).
     without_file_only: bool,
 }
 
 impl VmaLayout {
-    /// Finds the offsets. `symbols` must have the slide of the running kernel; they tell what areas without a file are.
+    /// Looks up the offsets. `symbols` must have the slide of the running kernel; they identify the
+    /// kinds of VMAs without a file.
     ///
     /// # Errors
-    /// If the kernel's types do not describe memory areas.
+    /// If the kernel's types do not describe VMAs.
     pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Self, LayoutError> {
         let index = match offset(btf, "mm_struct.mm_mt.ma_root", 8) {
             Ok(_) => {
                 let tree = btf.member("mm_struct.mm_mt")?.byte_offset;
                 Index::Maple(MapleLayout::new(btf)?, tree)
             }
-            // That there is no list either is the less telling message in a newer kernel.
+            // In a newer kernel, the error of the tree says more than that of the missing list.
             Err(error) => Index::List(VmaList::new(btf).map_err(|_| error)?),
         };
         let mut size = 0;
@@ -182,7 +189,7 @@ impl VmaLayout {
         let operations = at("vm_area_struct.vm_ops")?;
         let private_data = at("vm_area_struct.vm_private_data")?;
         let shared = btf.member("vm_area_struct.shared").ok();
-        // Not there without CONFIG_ANON_VMA_NAME.
+        // Absent without CONFIG_ANON_VMA_NAME.
         let given_name = at("vm_area_struct.anon_name").ok().map(|offset| GivenName {
             offset,
             without_file_only: shared
@@ -205,7 +212,7 @@ impl VmaLayout {
         })
     }
 
-    /// All areas of the `mm_struct` at `mm`, ascending.
+    /// Reads all VMAs of the `mm_struct` at `mm`, ascending.
     #[must_use]
     pub fn vmas(&self, view: MemoryView<'_>, mm: Gva) -> Partial<Vma, VmaError> {
         let mut items = Vec::new();
@@ -226,10 +233,10 @@ impl VmaLayout {
         Partial { items, error }
     }
 
-    /// The area of the `mm_struct` at `mm` that holds `address`.
+    /// Finds the VMA of the `mm_struct` at `mm` that contains `address`.
     ///
     /// # Errors
-    /// If the areas cannot be searched.
+    /// If the VMAs cannot be searched.
     pub fn find(
         &self,
         view: MemoryView<'_>,
@@ -265,7 +272,7 @@ impl VmaLayout {
         Ok(())
     }
 
-    /// The area at `address`, which must belong to `mm`.
+    /// Reads the VMA at `address`, which must belong to `mm`.
     fn vma_of(&self, view: MemoryView<'_>, mm: Gva, address: Gva) -> Result<Vma, VmaError> {
         let (vma, found) = self.read(view, address)?;
         match found == Some(mm) {
@@ -278,7 +285,7 @@ impl VmaLayout {
         }
     }
 
-    /// The area at `address`, and its `mm_struct`.
+    /// Reads the VMA at `address`, and its `mm_struct`.
     fn read(&self, view: MemoryView<'_>, address: Gva) -> Result<(Vma, Option<Gva>), VmaError> {
         let mut bytes = [0; MAX_SIZE];
         let part = bytes.split_at_mut(self.size.min(MAX_SIZE)).0;
@@ -309,7 +316,7 @@ impl VmaLayout {
     }
 }
 
-/// Offset of a member of `vm_area_struct`; `size` grows to cover it.
+/// Looks up the offset of a member of `vm_area_struct`, and grows `size` to cover it.
 fn field(btf: &Btf, path: &str, expected: u64, size: &mut usize) -> Result<usize, LayoutError> {
     let at = offset(btf, path, expected)?;
     let end = at.saturating_add(expected);

@@ -1,4 +1,4 @@
-//! What memory areas are called, and their lines in `/proc/PID/maps` (fs/proc/task_mmu.c).
+//! The names of VMAs, and their lines in `/proc/PID/maps` (fs/proc/task_mmu.c).
 
 use super::{Vma, VmaError, VmaLayout};
 use crate::kernel::btf::Btf;
@@ -8,64 +8,66 @@ use crate::kernel::structure::Structure;
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Longest name of a special mapping that is read.
+/// The maximum length in bytes of a special mapping's name.
 const MAX_SPECIAL_NAME: usize = 64;
-/// A process may give names of 80 bytes with their NUL (`ANON_VMA_NAME_MAX_LEN`).
+/// The maximum size in bytes of a name that a process sets, with its NUL (`ANON_VMA_NAME_MAX_LEN`).
 const MAX_GIVEN_NAME: usize = 80;
-/// `__NEW_UTS_LEN`.
+/// The maximum length in bytes of a release (`__NEW_UTS_LEN`).
 const MAX_RELEASE: usize = 64;
-/// Bit of `mm_context_t.flags`: the process may use the vsyscall page.
+/// The bit of `mm_context_t.flags` that allows the process to use the vsyscall page.
 const HAS_VSYSCALL: u16 = 1 << 1;
-/// `vsyscall_mode`, the third of its values: nobody may.
+/// The third value of `vsyscall_mode`: no process may use the page.
 const NO_VSYSCALL: u32 = 2;
-/// Column before which the name does not start.
+/// The first column in which a name may start.
 const NAME_COLUMN: usize = 72;
-/// First release in which an area that only touches the heap is not called heap.
+/// The first release in which a VMA that only touches the heap is not called heap.
 const HEAP_MUST_OVERLAP: (u32, u32, u32) = (6, 6, 11);
 
-/// Where a kernel keeps what names areas.
+/// The location of a kernel's names of VMAs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NameLayout {
     start_brk: u64,
     brk: u64,
     start_stack: u64,
-    /// `mm_context_t.flags`: 2 bytes, or 8 in newer kernels; the lower ones are read.
+    /// Offset of `mm_context_t.flags`: 2 bytes, or 8 in newer kernels, of which the lower ones are
+    /// read.
     context_flags: Option<u64>,
     name_of_operations: u64,
     name_of_special: u64,
     given_text: u64,
-    /// Functions that answer `vm_operations_struct.name`.
+    /// The functions that implement `vm_operations_struct.name`.
     special_mapping_name: Option<u64>,
     gate_vma_name: Option<u64>,
-    /// The area of the vsyscall page, which is in no process's tree, and the variable that says whether it is there.
+    /// The VMA of the vsyscall page, which is in no process's tree, and the variable that says
+    /// whether it exists.
     gate: Option<Gva>,
     vsyscall_mode: Option<Gva>,
-    /// The kernel's release: `6.1.0-13-amd64`.
+    /// The address of the kernel's release: `6.1.0-13-amd64`.
     release: Option<Gva>,
     identity: IdentityLayout,
 }
 
-/// What of an `mm_struct` names areas.
+/// The parts of an `mm_struct` that determine names of VMAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MmBounds {
-    /// Address of the `mm_struct`.
+    /// The address of the `mm_struct`.
     pub mm: Gva,
-    /// First byte of the heap.
+    /// The address of the heap's first byte.
     pub start_brk: u64,
-    /// One past its last byte.
+    /// The address after the heap's last byte.
     pub brk: u64,
-    /// Where the first stack pointer was.
+    /// The address of the first stack pointer.
     pub start_stack: u64,
     /// Whether the process may use the vsyscall page.
     vsyscall: bool,
-    /// Whether an area that ends where the heap starts is the heap.
+    /// Whether a VMA that ends where the heap starts is called heap.
     heap_may_touch: bool,
 }
 
-/// What an area is called.
+/// The name of a VMA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VmaName {
-    /// Nothing.
+    /// No name.
     Unnamed,
     /// The path of this `struct file`.
     File(Gva),
@@ -87,7 +89,7 @@ impl NameLayout {
                 .map(|member| member.byte_offset),
             name_of_operations: offset(btf, "vm_operations_struct.name", 8)?,
             name_of_special: offset(btf, "vm_special_mapping.name", 8)?,
-            // Without the structure nothing points to one.
+            // Without the structure, nothing points to it.
             given_text: btf
                 .member("anon_vma_name.name")
                 .map_or(0, |member| member.byte_offset),
@@ -102,7 +104,8 @@ impl NameLayout {
         })
     }
 
-    /// Whether an area that only touches the heap is called heap. Where the release is not known, as in newer kernels.
+    /// Checks whether a VMA that only touches the heap is called heap. An unknown release counts as
+    /// a newer kernel.
     fn heap_may_touch(&self, view: MemoryView<'_>) -> bool {
         let text = self
             .release
@@ -114,7 +117,7 @@ impl NameLayout {
 }
 
 impl VmaLayout {
-    /// What names the areas of the `mm_struct` at `mm`.
+    /// Reads the parts of the `mm_struct` at `mm` that determine names.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -132,8 +135,8 @@ impl VmaLayout {
         })
     }
 
-    /// The area of the vsyscall page, if the process may use it: `/proc/PID/maps` shows it behind all others. Known
-    /// only in a kernel that names its variables (`CONFIG_KALLSYMS_ALL`).
+    /// Returns the VMA of the vsyscall page, if the process may use it; `/proc/PID/maps` shows it
+    /// after all others. Known only in a kernel that names its variables (`CONFIG_KALLSYMS_ALL`).
     ///
     /// # Errors
     /// If it cannot be read.
@@ -150,7 +153,7 @@ impl VmaLayout {
         self.read(view, gate).map(|(vma, _)| Some(vma))
     }
 
-    /// What an area of the process with these `bounds` is called.
+    /// Returns the name of a VMA of the process with these `bounds`.
     ///
     /// # Errors
     /// If a structure that names it cannot be read.
@@ -185,14 +188,14 @@ impl VmaLayout {
         }
     }
 
-    /// The name that a process gave an area.
+    /// Reads the name that a process set.
     fn given(&self, view: MemoryView<'_>, kind: &str, given: Gva) -> Result<VmaName, VmaError> {
         let name = Structure::at(view, "anon_vma_name", given)?
             .text(self.names.given_text, MAX_GIVEN_NAME)?;
         Ok(VmaName::Text([kind.as_bytes(), &name, b"]"].concat()))
     }
 
-    /// The name that the area's own operations tell: `[vdso]`, `[vvar]`, `[vsyscall]`.
+    /// Reads the name from the VMA's own operations: `[vdso]`, `[vvar]`, `[vsyscall]`.
     fn special(&self, view: MemoryView<'_>, vma: &Vma) -> Result<Option<Vec<u8>>, VmaError> {
         let Some(operations) = vma.operations else {
             return Ok(None);
@@ -219,7 +222,8 @@ impl VmaLayout {
         Ok(name)
     }
 
-    /// Which file the `struct file` at `file` is. For a file of overlayfs this may be the one beneath.
+    /// Returns the identity of the `struct file` at `file`. For a file of overlayfs, it may be that
+    /// of the file beneath.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -228,7 +232,8 @@ impl VmaLayout {
         Ok(self.names.identity.read(&file)?.1)
     }
 
-    /// The area's line in `/proc/PID/maps`, without its end. `path` gives the path of a `struct file`.
+    /// Returns the VMA's line in `/proc/PID/maps`, without the line break. `path` returns the path
+    /// of a `struct file`.
     ///
     /// # Errors
     /// If a structure that names it cannot be read.
@@ -266,7 +271,7 @@ impl VmaLayout {
     }
 }
 
-/// A path as the kernel prints it where a line's end would end the record.
+/// Escapes line breaks in a path as the kernel does where they would end the record.
 fn escaped(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     for byte in path {
@@ -278,7 +283,7 @@ fn escaped(path: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The first three numbers of a release; what is missing is 0.
+/// Returns the first three numbers of a release; missing ones are 0.
 fn version(release: &[u8]) -> Option<(u32, u32, u32)> {
     let numbers = release
         .split(|byte| !byte.is_ascii_digit())

@@ -24,10 +24,10 @@ const NODES: u64 = FREE + 0x1_0000;
 const SPECIAL_NAME: u64 = 0xffff_ffff_8100_0010;
 const GATE_NAME: u64 = 0xffff_ffff_8100_0020;
 
-/// What stands in the name's place of an area with a file, where the two share it.
+/// The value in the place of the name, for a VMA with a file, where the two share it.
 const LINKS: u64 = BASE;
 
-/// How a kernel keeps areas.
+/// The way in which a kernel stores VMAs.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Era {
     /// Linux 5.x: list and tree, no names.
@@ -102,7 +102,7 @@ fn area(number: u64) -> u64 {
     AREAS + number * 256
 }
 
-/// An area: start, end, flags, page offset, file, operations, private data, name or links.
+/// A VMA: start, end, flags, page offset, file, operations, private data, name or links.
 pub(crate) type Area = [u64; 8];
 
 /// A program, its heap, a hole, shared memory with a name, a vdso, a stack.
@@ -185,7 +185,7 @@ pub(crate) fn guest(era: Era, areas: &[Area]) -> TestKernel {
     guest
 }
 
-/// List and search tree of the areas.
+/// Writes the list and search tree of the VMAs.
 fn link(guest: &mut TestKernel, count: u64) {
     fn subtree(guest: &mut TestKernel, from: u64, to: u64) -> u64 {
         if from == to {

@@ -1,11 +1,12 @@
-//! XArrays: the kernel's map from numbers to pointers (lib/xarray.c, since Linux 4.20), in which a file's cached pages
-//! stand.
+//! XArrays: the kernel's map from numbers to pointers (lib/xarray.c, since Linux 4.20). They hold a
+//! file's cached pages.
 //!
-//! The caller gives a view of the kernel's memory and the address of a `struct xarray`. Solved: the entry at one index,
-//! with the range of indices that it stands for. What an entry means is the business of whose array it is.
+//! The caller passes a view of the kernel's memory and the address of a `struct xarray`. This
+//! module reads the entry at one index, with its range of indices. The caller interprets the entry.
 //!
-//! An entry with bit 0 set is a plain number. The lower bits 10 mark what belongs to the array itself: pointers to
-//! nodes, `sibling` entries that refer to another slot of the same node, and two marks of the kernel.
+//! An entry with bit 0 set is a plain number. The lower bits 10 mark entries of the array itself.
+//! These are pointers to nodes, `sibling` entries that refer to another slot of the same node, and
+//! two marks of the kernel.
 
 use crate::bytes::u64_at;
 use crate::kernel::btf::Btf;
@@ -13,37 +14,38 @@ use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
-/// Internal entries up to here are marks, above they are pointers to nodes.
+/// The highest internal entry that is a mark; those above are pointers to nodes.
 const HIGHEST_MARK: u64 = 4096;
 /// `XA_RETRY_ENTRY`: the node's content moved.
 const RETRY: u64 = 256 << 2 | 2;
 /// `XA_ZERO_ENTRY`: reserved, reads as nothing.
 const ZERO: u64 = 257 << 2 | 2;
-/// A node has at most this many slots (`XA_CHUNK_SHIFT` is 6, or 4 in small kernels).
+/// The binary logarithm of the maximum number of slots of a node (`XA_CHUNK_SHIFT` is 6, or 4 in
+/// small kernels).
 const MAX_CHUNK_SHIFT: u32 = 6;
 
-/// Where things stand in a kernel's xarrays.
+/// The layout of a kernel's xarrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct XArrayLayout {
     head: u64,
     shift: u64,
     slots: u64,
-    /// Number of slots of a node as a power of two.
+    /// The number of slots of a node as a power of two.
     chunk_shift: u32,
 }
 
-/// What stands at an index.
+/// An entry at an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct XArrayEntry {
-    /// First index that it stands for.
+    /// The first index of the entry.
     pub first: u64,
-    /// Last one.
+    /// The last index of the entry, inclusive.
     pub last: u64,
-    /// It.
+    /// The entry's value.
     pub value: XArrayValue,
 }
 
-/// The two kinds of entries.
+/// The value of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XArrayValue {
     /// A pointer, as stored: its lower bits may be the user's tags.
@@ -52,39 +54,39 @@ pub enum XArrayValue {
     Value(u64),
 }
 
-/// Why an array could not be read.
+/// An error in reading an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum XArrayError {
-    /// A structure is not in memory, or what should point to it does not.
+    /// A structure is not in memory, or its pointer is invalid.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// The node is not of the level that its parent gives it.
+    /// The node does not have the level that its parent implies.
     #[error("the xarray node at {node} has shift {found}, which its place in the tree rules out")]
     BadShift {
-        /// Address of the node.
+        /// The address of the node.
         node: Gva,
-        /// Its shift.
+        /// The node's shift.
         found: u8,
     },
-    /// An entry with a meaning that is not known, or a sibling of a sibling.
+    /// An entry has no known meaning, or is a sibling of a sibling.
     #[error("slot {slot} of the xarray node at {node} holds {found:#x}, which means nothing there")]
     BadEntry {
-        /// Address of the node; of the array itself for its head.
+        /// The address of the node; of the array itself for its head.
         node: Gva,
-        /// Number of the slot.
+        /// The number of the slot.
         slot: u64,
-        /// What stands there.
+        /// The entry in the slot.
         found: u64,
     },
-    /// The array was stopped in the middle of a change.
+    /// The array was paused in the middle of a change.
     #[error("the xarray node at {node} is being replaced: try again")]
     Retry {
-        /// Address of the node.
+        /// The address of the node.
         node: Gva,
     },
 }
 
-/// What a slot holds.
+/// The content of a slot.
 enum Slot {
     Empty,
     User(XArrayValue),
@@ -95,7 +97,7 @@ enum Slot {
 }
 
 impl XArrayLayout {
-    /// Finds the offsets.
+    /// Looks up the offsets.
     ///
     /// # Errors
     /// If the kernel has no xarrays (Linux before 4.20), or other ones.
@@ -117,7 +119,7 @@ impl XArrayLayout {
         })
     }
 
-    /// What stands at `index` of the array at `array`; `None` for nothing.
+    /// Finds the entry at `index` of the array at `array`; `None` if there is none.
     ///
     /// # Errors
     /// If a node on the way is broken or not in memory.
@@ -148,7 +150,7 @@ impl XArrayLayout {
             }
         };
         let mut level = None;
-        // Shifts fall from node to node: this ends.
+        // Shifts decrease from node to node, so this ends.
         loop {
             let structure = Structure::at(view, "xarray node", node)?;
             let shift = self.shift(&structure, level)?;
@@ -177,7 +179,8 @@ impl XArrayLayout {
                             matches!(decode(slot_at(&slots, *at)), Slot::Sibling(of) if of == slot)
                         })
                         .count() as u64;
-                    // The entry of another slot stands for this one only if the siblings reach it without a gap.
+                    // Another slot's entry applies to this one only if the siblings reach it
+                    // without a gap.
                     if !(slot..=slot + siblings).contains(&asked) {
                         return Err(XArrayError::BadEntry {
                             node,
@@ -202,7 +205,7 @@ impl XArrayLayout {
         (1 << self.chunk_shift) - 1
     }
 
-    /// How many bits of an index are below those that choose a slot of this node.
+    /// Returns the number of index bits below those that choose a slot of this node.
     fn shift(&self, node: &Structure<'_>, parent: Option<u32>) -> Result<u32, XArrayError> {
         let found = node.u8(self.shift)?;
         let shift = u32::from(found);
@@ -234,7 +237,7 @@ fn decode(entry: u64) -> Slot {
         _ if entry & 3 == 0 => Slot::User(XArrayValue::Pointer(Gva(entry))),
         RETRY => Slot::Retry,
         _ if entry >> 2 < (1 << MAX_CHUNK_SHIFT) - 1 => Slot::Sibling(entry >> 2),
-        // Errors are negative numbers: no node stands in the last page of the address space.
+        // Errors are negative numbers, so no node is in the last page of the address space.
         _ if entry > HIGHEST_MARK && entry < HIGHEST_MARK.wrapping_neg() => {
             Slot::Node(Gva(entry & !3))
         }

@@ -8,7 +8,7 @@ const ARRAY: u64 = FREE;
 const HEAD: u64 = ARRAY + 8;
 const SLOTS: u64 = 40;
 
-/// As in Linux 6.1, with nodes of 64 slots, or of 16 as in kernels built small.
+/// Adds the types of Linux 6.1, with nodes of 64 slots, or of 16 as in kernels built small.
 pub(in crate::kernel) fn xarray_types(t: &mut Types, slots: u32) -> u32 {
     let array = t.array(8, slots);
     let byte = t.integer(1);
@@ -34,7 +34,7 @@ fn node(number: u64) -> u64 {
     FREE + 0x1000 + number * 576
 }
 
-/// Writes a node; returns the entry that leads to it.
+/// Writes a node; returns the entry that points to it.
 fn write_node(guest: &mut TestKernel, at: u64, shift: u8, slots: &[(u64, u64)]) -> u64 {
     guest.put(at, [shift]);
     for (slot, value) in slots {
@@ -61,7 +61,8 @@ fn find(guest: &TestKernel, index: u64) -> Result<Option<XArrayEntry>, XArrayErr
     guest.look(|view| layout(64).find(view, Gva(ARRAY), index))
 }
 
-/// Two levels: a leaf with all kinds of entries, an entry of 64 indices, one of 128, and nothing behind.
+/// Writes two levels: a leaf with all kinds of entries, an entry of 64 indices, one of 128, and
+/// nothing after it.
 fn array() -> TestKernel {
     let mut guest = TestKernel::default();
     let leaf = write_node(
@@ -215,7 +216,7 @@ fn what_is_broken_is_named() {
             "slot 0 of the xarray node",
         ),
         (node(0) + SLOTS, node(0) | 2, 5, "has shift 6,"),
-        // Behind a gap, and before the entry.
+        // After a gap, and before the entry.
         (
             node(0) + SLOTS + 6 * 8,
             sibling(2),
