@@ -4,7 +4,7 @@
 //! The caller stores the bytes in a file that it replaces as a whole, and reads or maps them. It
 //! names the kernel by a key that changes with its image: a build id, a hash. A block is refused if
 //! it is of another kernel or version, cut short, or has lost pages. This does not defend against
-//! forged blocks: their content is believed, but cannot make a reader panic or loop forever.
+//! forged blocks: their content is trusted, but cannot make a reader panic or loop forever.
 //!
 //! Format, little-endian: a header of 112 bytes, then key, banner, symbols and types. The header
 //! holds a magic number, the version, a checksum, and lengths and counts in the order of `Header`.

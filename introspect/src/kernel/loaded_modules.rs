@@ -83,8 +83,8 @@ pub struct LoadedModules {
 }
 
 impl LoadedModules {
-    /// Indexes modules, whose ranges must not overlap. If ranges do overlap, any of their modules
-    /// may be found.
+    /// Indexes modules by their ranges, which should not overlap. Of modules that do, any may be
+    /// found.
     #[must_use]
     pub fn new(modules: Vec<ModuleSymbols>) -> Self {
         let mut ranges: Vec<(u64, u64, usize)> = Vec::new();

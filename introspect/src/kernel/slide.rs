@@ -5,8 +5,8 @@
 
 use super::symbols::Symbols;
 
-/// The unit by which the kernel is moved, in bytes (`MIN_KERNEL_ALIGN` and `CONFIG_PHYSICAL_ALIGN`
-/// on x86-64, arch/x86/include/asm/boot.h).
+/// The alignment of a kernel's slide, in bytes (`MIN_KERNEL_ALIGN` and `CONFIG_PHYSICAL_ALIGN` on
+/// x86-64, arch/x86/include/asm/boot.h).
 const ALIGNMENT: u64 = 2 << 20;
 /// Size in bytes of the window in which the kernel stays (`KERNEL_IMAGE_SIZE`,
 /// arch/x86/include/asm/page_64_types.h).

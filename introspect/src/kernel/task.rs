@@ -539,7 +539,7 @@ mod tests {
         memory.map(space, (TASK & !0xfff) + 4096, 0x1a_0000, 4096, flags);
         memory.write(0x18_0000 + current, &TASK.to_le_bytes());
         memory.write(0x18_0000 + preempt, &0x8001_0000u32.to_le_bytes());
-        // pid at 32 and tgid at 36 from the page's start before the end, comm at 48 after it.
+        // pid at offset 32 and tgid at 36 are before the page's end, comm at 48 is after it.
         memory.write(0x19_0ff0, &1234i32.to_le_bytes());
         memory.write(0x19_0ff4, &1200i32.to_le_bytes());
         memory.write(0x1a_0000, b"nginx: worker\0\0\0");

@@ -364,7 +364,7 @@ mod tests {
             last.map(|s| s.kind).collect::<String>()
         };
         assert_eq!(kinds(&written), "TDDdVvTt");
-        // Without a symbol for the end of the text, the kinds are believed.
+        // Without a symbol for the end of the text, the kinds stay unchanged.
         written.remove(600);
         assert_eq!(kinds(&written), "DTtWwTt");
     }

@@ -122,8 +122,8 @@ mod tests {
 
     const LARGE: u64 = 2 << 20;
 
-    /// Maps text of one large page, read-only data of two small pages that are apart in memory, a
-    /// hole, data, and a page of a device.
+    /// Maps text of one large page, read-only data of two scattered small pages, a hole, data, and
+    /// a page of a device.
     fn guest() -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0, 8 << 20);
         let space = memory.address_space(4);

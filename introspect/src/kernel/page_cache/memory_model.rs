@@ -2,8 +2,8 @@
 //!
 //! Most kernels map one array of `struct page` for all of physical memory
 //! (`CONFIG_SPARSEMEM_VMEMMAP`). Others keep an array per section of 128 MiB, and each page carries
-//! its section's number in the upper bits of its flags. The two are told apart by the presence of
-//! the function that fills the one array.
+//! its section's number in the upper bits of its flags. The first kind is recognised by the
+//! function that fills the one array.
 
 use super::PageCacheError;
 use crate::kernel::btf::Btf;

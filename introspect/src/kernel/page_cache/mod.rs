@@ -7,8 +7,8 @@
 //! pages are not in the cache. Nor does it see data never read from the disk, or changes of the
 //! compressed or encrypted file beneath.
 //!
-//! The cache holds `struct page`s, which stand for pages. A page is believed only if it belongs to
-//! the file at that index.
+//! The cache holds `struct page`s, which describe pages. Each is checked to belong to the file at
+//! that index.
 
 mod memory_model;
 mod owner;

@@ -25,7 +25,7 @@ pub struct PageOwner {
 impl PageCacheLayout {
     /// Returns the file that owns the page with the byte at `gpa`. Returns `None` if the page is in
     /// no file's cache: anonymous memory, the kernel's own, free pages, pages of hugetlbfs. The
-    /// page is believed only if the cache of that file has this very page at that index.
+    /// page's own mapping counts only if the cache of that file has this very page at that index.
     ///
     /// # Errors
     /// If the page has no `struct page`, because it is not RAM, or the cache is broken.

@@ -40,7 +40,7 @@ pub struct TaskInfo {
     pub state: TaskState,
     /// The name, NUL-padded. It may contain any bytes, because a task sets its own name.
     pub comm: [u8; COMM_LENGTH],
-    /// Nanoseconds from the machine's boot to the task's creation, including suspended time.
+    /// Nanoseconds from the machine's boot to the task's creation, including system sleep.
     pub start_time: u64,
     /// The flags of `task_struct.flags`: PF_….
     pub flags: u32,

@@ -12,8 +12,7 @@ const MAX_NAME: usize = 63;
 /// The sizes in bytes of a worker's description with its NUL: 24, or 32 since Linux 6.9.
 const DESCRIPTIONS: [u64; 2] = [24, 32];
 
-/// The location of long names. Members are absent in kernels that lack them, whose names are all
-/// short.
+/// The location of long names. Kernels without a member have only short names of that kind.
 #[derive(Debug, Clone)]
 pub(super) struct NameLayout {
     /// Offset in `task_struct` of the pointer to a kernel thread's `struct kthread`.

@@ -93,7 +93,7 @@ fn types(form: Form) -> Btf {
     let unnamed = [0, data, 0, bool, 0, task];
     let named = t.add("", Kind::Prototype, 3, int, &named);
     t.add("__traceiter_sched_switch", Kind::Function, 0, named, &[]);
-    // Of another length than the typedef, so not believed.
+    // Ignored, because its length differs from the typedef's.
     t.add("__traceiter_sys_enter", Kind::Function, 0, named, &[]);
     let unnamed = t.add("", Kind::Prototype, 3, 0, &unnamed);
     let unnamed = t.add("", Kind::Pointer, 0, unnamed, &[]);

@@ -271,7 +271,7 @@ impl VmaLayout {
     }
 }
 
-/// Escapes line breaks in a path as the kernel does where they would end the record.
+/// Escapes line breaks in a path, as the kernel does because they would end the record.
 fn escaped(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     for byte in path {
