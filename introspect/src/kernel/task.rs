@@ -5,10 +5,10 @@
 //! by a page walk and three short reads ([`TaskLayout::current_thread_at`],
 //! [`TaskLayout::preempt_count`]).
 //!
-//! The current task is in per-CPU data. That is the variable `current_task` (Linux up to 6.1, and
-//! from 6.15 on), or in between the struct `pcpu_hot`. The variable's address is the per-CPU symbol
-//! plus the per-CPU base. This holds both where such symbols are small offsets (absolute, Linux up
-//! to 6.14) and where they are addresses in the image.
+//! The current task is in per-CPU data. Linux up to 6.1, and from 6.15 on, has the variable
+//! `current_task`; versions in between have the struct `pcpu_hot`. The variable's address is the
+//! per-CPU symbol plus the per-CPU base. This holds both where such symbols are small offsets
+//! (absolute, Linux up to 6.14) and where they are addresses in the image.
 
 use super::btf::Btf;
 use super::layout::{LayoutError, offset};
@@ -29,11 +29,11 @@ pub struct TaskLayout {
     pub preempt_count: Option<u64>,
     /// The layout of the counter's bits.
     pub preempt_form: PreemptForm,
-    /// Offset in `task_struct`, in bytes.
+    /// Offset of `task_struct.pid` in bytes.
     pub pid: u64,
-    /// Offset in `task_struct`, in bytes.
+    /// Offset of `task_struct.tgid` in bytes.
     pub tgid: u64,
-    /// Offset in `task_struct`, in bytes.
+    /// Offset of `task_struct.comm` in bytes.
     pub comm: u64,
 }
 

@@ -36,8 +36,8 @@ const MAX_BROKEN: usize = 8;
 #[derive(Debug)]
 pub struct LiveKernel {
     /// The page tables that map the kernel: its own (`init_top_pgt`), which stay while it runs. If
-    /// the kernel does not name them, these are those of the CPU's process. With page table
-    /// isolation, they are the ones for kernel mode.
+    /// the kernel does not name them, they are those of the CPU's process. With page table
+    /// isolation, they are then the ones for kernel mode.
     pub space: AddressSpace,
     /// The symbols at their running addresses. If [`slide`](Self::slide) is known, so are the link
     /// addresses; else [`Symbols::slide`] is 0.

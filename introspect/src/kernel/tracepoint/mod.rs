@@ -2,15 +2,15 @@
 //! modules, found without running guest code.
 //!
 //! The caller pauses the CPUs and has the list of modules ([`modules`](super::modules)). This
-//! module finds every tracepoint with its event system, parameters and sites, and the targets of
-//! the sites. It does not find the registers of the arguments at a site, which are the compiler's
-//! choice. Nor does it find parameters of modules' tracepoints, whose types are not in the kernel's
-//! own BTF.
+//! module finds every tracepoint with its event system, parameters and sites, and the targets
+//! of the sites. It does not find the registers of the arguments at a site, which are the
+//! compiler's choice. Nor does it find parameters of modules' tracepoints, whose types are not in
+//! the kernel's own BTF.
 //!
 //! A branch obeys the tracepoint's key. Some precede the tracepoint's call. Others are of
 //! `trace_NAME_enabled()`, which checks the same key to prepare something or to call a function
-//! with the call. The branch's target distinguishes the two. Of tracepoints in locks, most are of
-//! the second kind.
+//! with the call. The branch's target distinguishes the two. Of the branches of tracepoints in
+//! locks, most are of the second kind.
 //!
 //! Structures: include/linux/tracepoint-defs.h, include/linux/tracepoint.h.
 

@@ -10,7 +10,7 @@ use crate::{Gva, MemoryView};
 
 /// The maximum length in bytes of a special mapping's name.
 const MAX_SPECIAL_NAME: usize = 64;
-/// The maximum size in bytes of a name that a process sets, with its NUL (`ANON_VMA_NAME_MAX_LEN`).
+/// The maximum size of a name that a process sets: 80 bytes with the NUL (`ANON_VMA_NAME_MAX_LEN`).
 const MAX_GIVEN_NAME: usize = 80;
 /// The maximum length in bytes of a release (`__NEW_UTS_LEN`).
 const MAX_RELEASE: usize = 64;
