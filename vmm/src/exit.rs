@@ -1,4 +1,4 @@
-//! Reading what KVM_RUN left in the shared page, where `kvm-ioctls` does not tell enough.
+//! Decoding of the shared page after KVM_RUN, for details that `kvm-ioctls` does not expose.
 
 use kvm_bindings::{KVM_EXIT_IO_OUT, KVM_INTERNAL_ERROR_EMULATION, kvm_run};
 use kvm_ioctls::VcpuFd;
@@ -8,7 +8,7 @@ use crate::x86_64::LONGEST_INSTRUCTION;
 /// KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES
 const HAS_BYTES: u64 = 1;
 
-/// An instruction that KVM could not carry out.
+/// An instruction that KVM could not execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EmulationFailure {
     bytes: [u8; LONGEST_INSTRUCTION],
@@ -16,16 +16,16 @@ pub(crate) struct EmulationFailure {
 }
 
 impl EmulationFailure {
-    /// The instruction's bytes and maybe some after it; empty if KVM gave none.
+    /// Returns the instruction's bytes and maybe some after it. Empty if KVM reported none.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 
-/// What a KVM_EXIT_INTERNAL_ERROR says: an emulation failure, or else its suberror.
+/// Decodes a KVM_EXIT_INTERNAL_ERROR: an emulation failure, or else its suberror.
 pub(crate) fn internal_error(run: &kvm_run) -> Result<EmulationFailure, u32> {
-    // SAFETY: all members of the union are plain integers, any bytes are valid; the exit reason is
-    // KVM_EXIT_INTERNAL_ERROR, so the kernel filled this one.
+    // SAFETY: all members of the union are plain integers, so any bytes are valid. The exit reason
+    // is KVM_EXIT_INTERNAL_ERROR, so the kernel filled this member.
     let failure = unsafe { run.__bindgen_anon_1.emulation_failure };
     if failure.suberror != KVM_INTERNAL_ERROR_EMULATION {
         return Err(failure.suberror);
@@ -35,7 +35,7 @@ pub(crate) fn internal_error(run: &kvm_run) -> Result<EmulationFailure, u32> {
         length: 0,
     };
     if failure.ndata > 0 && failure.flags & HAS_BYTES != 0 {
-        // SAFETY: as above; the flag says that these bytes were filled.
+        // SAFETY: as above. The flag says that these bytes were filled.
         let code = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
         found.bytes = code.insn_bytes;
         found.length = usize::from(code.insn_size).min(LONGEST_INSTRUCTION);
@@ -51,10 +51,11 @@ pub(crate) struct PortAccess<'a> {
     pub(crate) data: &'a mut [u8],
 }
 
-/// The port access of a KVM_EXIT_IO.
+/// Returns the port access of a KVM_EXIT_IO.
 pub(crate) fn port_access(fd: &mut VcpuFd, run_size: usize) -> Option<PortAccess<'_>> {
     let run = fd.get_kvm_run();
-    // SAFETY: the members are plain integers; the exit reason is KVM_EXIT_IO, so this one is filled.
+    // SAFETY: the members are plain integers. The exit reason is KVM_EXIT_IO, so this one is
+    // filled.
     let io = unsafe { run.__bindgen_anon_1.io };
     let size = usize::from(io.size);
     let length = size.checked_mul(io.count as usize)?;
@@ -62,8 +63,8 @@ pub(crate) fn port_access(fd: &mut VcpuFd, run_size: usize) -> Option<PortAccess
     if size == 0 || offset.checked_add(length)? > run_size {
         return None;
     }
-    // SAFETY: offset + length lies within the vCPU's mapping of `run_size` bytes (checked above), which
-    // starts at `run` and lives as long as `fd`, which the slice borrows mutably.
+    // SAFETY: offset + length lies within the vCPU's mapping of `run_size` bytes (checked above).
+    // The mapping starts at `run` and lives as long as `fd`, which the slice borrows mutably.
     let data = unsafe {
         std::slice::from_raw_parts_mut(std::ptr::from_mut(run).cast::<u8>().add(offset), length)
     };

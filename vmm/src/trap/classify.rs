@@ -1,22 +1,24 @@
-//! Whose an int3 is, and how the guest gets its own back: the latter decided from the host's record alone.
+//! The owner of an int3, and the way a foreign int3 is reinjected.
+//!
+//! The host record alone decides how it is reinjected.
 
 use std::sync::Arc;
 
 use super::Site;
 use crate::host::{HostProfile, Int3};
 
-/// Whose int3 a vCPU has met.
+/// The owner of the int3 that a vCPU has hit.
 #[derive(Debug)]
 pub(crate) enum Int3Owner {
-    /// This site's.
+    /// This site.
     Ours(Arc<Site>),
-    /// The site was removed after the CPU had fetched it: run on.
+    /// The site was removed after the CPU had fetched it. The vCPU runs on.
     JustRemoved,
-    /// The guest's own.
+    /// The guest.
     Guest,
 }
 
-/// How the guest gets a #BP of its own that the host has intercepted.
+/// The way to reinject a foreign #BP that the host has intercepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reinjection {
     /// KVM_SET_GUEST_DEBUG with KVM_GUESTDBG_INJECT_BP, RIP at the int3.
@@ -25,7 +27,7 @@ pub(crate) enum Reinjection {
     QueueException,
 }
 
-/// The way that works on this host for int3 in kernel mode.
+/// Returns the way that works on this host for an int3 in kernel mode.
 pub(crate) fn foreign_int3(profile: &HostProfile) -> Reinjection {
     match profile.int3_kernel {
         Int3::DebugExit => Reinjection::InjectBreakpoint,

@@ -1,4 +1,4 @@
-//! Traps: places where a guest stops for the host, whatever the host's KVM reports them as.
+//! Traps: places where a guest stops for the host, independent of how the host's KVM reports them.
 //!
 //! A [`TrapTable`] holds the int3 sites, keyed by guest-physical byte. Whatever comes out of KVM_RUN (a debug
 //! exit, an emulation failure at our byte, an arrival at the guest's own int3 entry) is turned into one
@@ -22,12 +22,12 @@ pub use table::{Choice, SiteStats, Suspended, SuspendedUser, TrapTable};
 
 pub use crate::x86_64::INT3;
 
-/// What stopped a vCPU.
+/// The cause of a vCPU's stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrapKind {
-    /// An int3 of ours, in guest kernel mode.
+    /// A trap's int3 in guest kernel mode.
     Kernel,
-    /// An int3 of ours, in guest user mode.
+    /// A trap's int3 in guest user mode.
     User,
     /// The hardware breakpoint with this number.
     Breakpoint(u8),
@@ -36,12 +36,12 @@ pub enum TrapKind {
 /// One stop of one vCPU for the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trap {
-    /// Index of the vCPU.
+    /// The index of the vCPU.
     pub vcpu: usize,
-    /// Address of the instruction that it is about to execute.
+    /// The address of the instruction that the vCPU is about to execute.
     pub address: Gva,
-    /// Why.
+    /// The cause of the stop.
     pub kind: TrapKind,
-    /// The site that was hit, for int3 traps.
+    /// The site that was hit. `None` unless the cause is an int3.
     pub site: Option<SiteId>,
 }

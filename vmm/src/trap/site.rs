@@ -1,4 +1,4 @@
-//! One place where an int3 of ours stands.
+//! One site: an address with an int3 of ours.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,18 +12,18 @@ use crate::memory::{GuestRam, PAGE_SIZE};
 use crate::x86_64::LONGEST_INSTRUCTION;
 use crate::x86_64::emulate::{self, Prepared};
 
-/// A site's identity: the guest-physical byte.
+/// The identity of a site: its guest-physical byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SiteId(pub Gpa);
 
-/// What a site is for.
+/// The purpose of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A probe's: hits go to the sink. In user mode if `user`.
+    /// A probe. Hits go to the sink. It is in user text if `user`.
     Probe { user: bool },
     /// The guest's own #BP entry, where user traps arrive on hosts that do not report them.
     BreakpointEntry,
-    /// The guest kernel's `panic`: its registers are kept.
+    /// The guest kernel's `panic`. Its registers are kept.
     Panic,
 }
 
@@ -33,48 +33,50 @@ impl Purpose {
     }
 }
 
-/// How the displaced instruction is executed.
+/// The way the displaced instruction is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Displaced {
-    /// By the emulator; the int3 stays in place.
+    /// By the emulator. The int3 stays in place.
     Emulate,
-    /// Put back and single-stepped with the other vCPUs standing still.
+    /// By a single step over the original byte, with the other vCPUs paused.
     Step,
-    /// It is an int3 of the guest's own, which the guest gets.
+    /// Not at all. It is a foreign int3, which is reinjected.
     Breakpoint,
 }
 
-/// What a site has counted, for as long as it is armed.
+/// The counters of a site, kept for as long as it is armed.
 #[derive(Debug, Default)]
 pub(crate) struct SiteCounters {
     pub(crate) hits: AtomicU64,
-    /// Hits whose instruction was single-stepped.
+    /// The number of hits whose instruction was single-stepped.
     pub(crate) stepped: AtomicU64,
 }
 
-/// One site. Replaced by another with the same counters where the guest has changed its instruction.
+/// One site. If the guest changes its instruction, another one with the same counters replaces it.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) id: SiteId,
     pub(crate) address: Gva,
     pub(crate) purpose: Purpose,
-    /// Page tables that map the kernel for as long as the site stands, where such are known; none of a
-    /// site in a program's text.
+    /// Page tables that map the kernel for as long as the site exists, if such are known. `None`
+    /// for a site in a program's text.
     pub(crate) tables: Option<AddressSpace>,
     pub(crate) original: u8,
-    /// The instruction at [`Self::address`]; see [`Self::instruction_at`].
+    /// The instruction at [`Self::address`]. See [`Self::instruction_at`].
     instruction: Instruction,
-    /// Its bytes, and what follows them up to the length of the longest instruction.
+    /// The bytes of the instruction, and those that follow up to the length of the longest
+    /// instruction.
     code: Vec<u8>,
     pub(crate) displaced: Displaced,
-    /// Whether STI may stand directly before it, and hold interrupts off until it is done.
+    /// Whether STI may stand directly before the site, and hold interrupts off until its
+    /// instruction is done.
     pub(crate) behind_sti: bool,
-    /// The same instruction, where it is one of those that are executed without the emulator.
+    /// The instruction prepared for execution without the emulator, if it is of that kind.
     pub(crate) prepared: Option<Prepared>,
     pub(crate) counters: Arc<SiteCounters>,
 }
 
-/// What stands under a site, and how the guest gets past it.
+/// The original instruction of a site, and the way past it.
 pub(super) struct Original {
     pub(super) instruction: Instruction,
     pub(super) code: Vec<u8>,
@@ -91,7 +93,7 @@ impl Site {
         original: Original,
         counters: Arc<SiteCounters>,
     ) -> Self {
-        // What STI holds off is the emulator's to end.
+        // Only the emulator ends the interrupt shadow of STI.
         let simple = original.displaced == Displaced::Emulate && !original.behind_sti;
         let prepared = Prepared::of(&original.instruction).filter(|_| simple);
         Self {
@@ -109,7 +111,7 @@ impl Site {
         }
     }
 
-    /// The trap of a vCPU that has met its int3 at `address`, counted here.
+    /// Counts a hit of this site's int3 at `address` by a vCPU and returns the trap.
     #[inline]
     pub(crate) fn met(&self, vcpu: usize, kind: TrapKind, address: u64) -> Trap {
         self.counters.hits.fetch_add(1, Ordering::Relaxed);
@@ -121,28 +123,30 @@ impl Site {
         }
     }
 
-    /// Whether it stands in a program's text.
+    /// Checks whether the site is in a program's text.
     pub(crate) fn is_user(&self) -> bool {
         self.purpose.is_user()
     }
 
-    /// Whether it was armed for a probe, not for the machine itself.
+    /// Checks whether the site was armed for a probe rather than for the machine itself.
     pub(crate) fn is_probe(&self) -> bool {
         matches!(self.purpose, Purpose::Probe { .. })
     }
 
-    /// Bytes of its instruction.
+    /// Returns the length of the instruction in bytes.
     pub(super) fn length(&self) -> u64 {
         self.instruction.len() as u64
     }
 
-    /// The bytes of its instruction.
+    /// Returns the bytes of the instruction.
     pub(super) fn instruction_bytes(&self) -> &[u8] {
         self.code.get(..self.instruction.len()).unwrap_or_default()
     }
 
-    /// Returns whether bytes behind the int3 differ from when the site was armed: a program can write to them by another mapping of
-    /// the page. Bytes in the next page are not compared.
+    /// Checks whether bytes behind the int3 have changed since the site was armed.
+    ///
+    /// A program can write to them through another mapping of the page. Bytes in the next page are
+    /// not compared.
     #[inline]
     pub(crate) fn is_rewritten(&self, ram: &GuestRam) -> bool {
         let bytes = self.instruction_bytes();
@@ -156,35 +160,37 @@ impl Site {
         read.is_ok() && now != known
     }
 
-    /// Makes a site of what stands under the int3 now, with the same counters.
+    /// Makes a site from the instruction that is now under the int3, with the same counters.
     pub(super) fn renewed(&self, original: Original) -> Self {
         let (purpose, tables) = (self.purpose, self.tables);
         let counters = self.counters.clone();
         Self::new(self.id, self.address, purpose, tables, original, counters)
     }
 
-    /// Returns how many bytes there are from its first to the end of its page.
+    /// Returns the number of bytes from the site's first byte to the end of its page.
     pub(super) fn bytes_in_page(&self) -> usize {
         (PAGE_SIZE - self.id.0.0 % PAGE_SIZE) as usize
     }
 
-    /// Returns its instruction and what follows, as they were when it was armed.
+    /// Returns the instruction and the bytes that follow, as they were when the site was armed.
     pub(super) fn code(&self) -> &[u8] {
         &self.code
     }
 
-    /// The displaced instruction as it stands at `rip`: the same page may be mapped at several addresses.
+    /// Returns the displaced instruction as decoded at `rip`. The same page may be mapped at
+    /// several addresses.
     pub(crate) fn instruction_at(&self, rip: u64) -> Instruction {
         if self.instruction.ip() == rip {
             return self.instruction;
         }
         emulate::moved(&self.instruction, rip).unwrap_or_else(|| {
-            // The same bytes decode alike wherever they stand.
+            // The same bytes decode alike at every address.
             emulate::decode(&self.code, rip).unwrap_or(self.instruction)
         })
     }
 
-    /// What it is found by at a hit: kernel text is mapped alike in every address space, a program's is not.
+    /// Returns the key by which a hit finds the site. Kernel text is mapped alike in every address
+    /// space, but a program's text is not.
     pub(super) fn key(&self) -> u64 {
         if self.is_user() {
             self.id.0.0
@@ -194,7 +200,8 @@ impl Site {
     }
 }
 
-/// Whether `code` begins with the same instruction as `expected`, byte for byte. Not if either holds no whole one.
+/// Checks whether `code` begins with the same instruction as `expected`, byte for byte. Returns
+/// false if either holds no whole instruction.
 #[must_use]
 pub fn same_instruction(expected: &[u8], code: &[u8]) -> bool {
     let instruction = emulate::decode(expected, 0);

@@ -1,11 +1,14 @@
-//! The table of int3 sites, keyed by the guest-physical byte that the int3 stands over.
+//! The table of int3 sites, keyed by the guest-physical byte under the int3.
 //!
-//! Readers (the hit path) take no lock: the part of the table that a site is in is swapped when it comes or goes. Writers
-//! take turns. The order of a change keeps the two apart: a new site is in the table before its byte is in
-//! memory, and a removed one leaves memory before it leaves the table, so a vCPU that meets an int3 of ours
-//! finds the site, or finds that the byte has gone and just runs on.
+//! Readers (the hit path) take no lock: adding or removing a site swaps its part of the table.
+//! Writers take turns.
 //!
-//! `patching` does the rest where the guest writes to text that sites stand in; `reading` reads memory without them.
+//! The order of a change makes this safe. A new site is in the table before its int3 is in memory,
+//! and a removed one leaves memory before it leaves the table. A vCPU that hits an int3 of ours
+//! finds the site, or finds that the int3 has gone and runs on.
+//!
+//! `patching` handles guest writes to text with sites. `reading` reads memory as it is without
+//! them.
 
 mod patching;
 mod reading;
@@ -30,37 +33,40 @@ use crate::memory::{GuestRam, PAGE_SIZE};
 use crate::sharded_map::ShardedMap;
 use crate::x86_64::{LONGEST_INSTRUCTION, emulate};
 
-/// STI, whose next instruction is done before any interrupt comes.
+/// STI. The instruction after it completes before any interrupt is delivered.
 const STI: u8 = 0xfb;
 
-/// What a site has counted, and where it stands.
+/// The counters and the state of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SiteStats {
     /// The site.
     pub site: SiteId,
-    /// Where it was armed.
+    /// The address at which the site was armed.
     pub address: Gva,
-    /// Whether in a program's text.
+    /// Whether the site is in a program's text.
     pub user: bool,
-    /// Times it was hit.
+    /// The number of hits.
     pub hits: u64,
-    /// Hits whose instruction was single-stepped with the other vCPUs standing still; the others were emulated.
+    /// The number of hits whose instruction was single-stepped with the other vCPUs paused. The
+    /// others were emulated.
     pub stepped: u64,
-    /// The guest has written something over its instruction that it cannot stand in, or has freed its memory.
+    /// Whether the guest has freed the memory, or written something that no site can stand on.
     pub suspended: bool,
-    /// A program came there in a state in which this host cannot execute the displaced instruction.
+    /// Whether a program hit the site in a state in which this host cannot execute the displaced
+    /// instruction.
     pub given_up: bool,
 }
 
-/// A byte of guest memory that an int3 may stand over. Writes are sequentially consistent, so that they are noted also where
-/// nobody pauses for them.
+/// A byte of guest memory that an int3 may replace.
+///
+/// Writes are sequentially consistent, so that they are seen also by vCPUs that are not paused.
 struct TrapByte<'r> {
     byte: &'r AtomicU8,
     ram: &'r GuestRam,
 }
 
 impl TrapByte<'_> {
-    /// Puts `new` in place of `old`; returns whether that stood there.
+    /// Replaces `old` by `new`. Returns whether the byte was `old`.
     fn replace(&self, old: u8, new: u8) -> bool {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         let replaced = self.byte.compare_exchange(old, new, success, failure);
@@ -79,20 +85,22 @@ impl TrapByte<'_> {
 struct Entry {
     site: Arc<Site>,
     users: usize,
-    /// How many suspensions it is under: its int3 is in memory only without any.
+    /// The number of suspensions of the site. Its int3 is in memory only if there are none.
     suspensions: usize,
-    /// The guest has written over its instruction: no int3 is in memory until the instruction is back.
+    /// Whether the guest has overwritten the instruction. No int3 is in memory until the
+    /// instruction is back.
     overwritten: bool,
-    /// The guest has freed the memory that it stood in: it is nowhere any more, and only waits for being disarmed.
+    /// Whether the guest has freed the site's memory. The site then only waits for being disarmed.
     gone: bool,
-    /// Its instruction could not be executed at a hit. It stands again when it is armed again.
+    /// Whether the instruction could not be executed at a hit. Arming the site again reinstates it.
     given_up: bool,
-    /// While it was out, the guest has written from before it to behind its first byte.
+    /// Whether the guest, during a suspension, has written from before the site to behind its first
+    /// byte.
     written_inside: bool,
 }
 
 impl Entry {
-    /// Whether its int3 stands in memory.
+    /// Checks whether the int3 is in memory.
     fn is_in(&self) -> bool {
         self.suspensions == 0 && !self.overwritten && !self.gone && !self.given_up
     }
@@ -102,24 +110,25 @@ impl Entry {
 #[derive(Default)]
 struct Entries {
     by_id: BTreeMap<SiteId, Entry>,
-    /// Sites in kernel text by their address.
+    /// The sites in kernel text by address.
     kernel: BTreeMap<u64, SiteId>,
-    /// User sites that were removed and may have been met before, by a program that is on its way to the guest's #BP entry.
+    /// The removed user sites that a program on its way to the guest's #BP entry may have hit
+    /// before.
     gone: BTreeSet<SiteId>,
     windows: patching::Windows,
 }
 
-/// The sites of one kind that a reader has met, and where it has met none.
+/// The sites of one kind that a reader has found, and the addresses at which it has found none.
 pub(crate) type SeenSites = Lookaside<Option<Arc<Site>>>;
 
 /// All sites of a machine.
 pub struct TrapTable {
     ram: GuestRam,
-    /// Kernel sites by virtual address: kernel text is mapped alike in every address space.
+    /// The kernel sites by virtual address. Kernel text is mapped alike in every address space.
     kernel: ShardedMap<Site>,
-    /// User sites by guest-physical address.
+    /// The user sites by GPA.
     user: ShardedMap<Site>,
-    /// Who changes the table holds this; it also owns the reference counts.
+    /// The entries with their reference counts. Every change of the table holds this lock.
     entries: Mutex<Entries>,
     step_kernel: bool,
     step_user: bool,
@@ -141,20 +150,26 @@ impl TrapTable {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms a site in guest kernel text. Several users share one; each [`Self::disarm`]s once. Where the guest has an int3 of
-    /// its own, it gets that after each hit.
+    /// Arms a site in guest kernel text.
     ///
-    /// `space` need map it only now: at a hit the vCPU's own page tables are asked for.
+    /// Several users share one site. Each must [`Self::disarm`] it once. A foreign int3 at the
+    /// address is reinjected after each hit.
+    ///
+    /// `space` need map the address only now: a hit uses the vCPU's own page tables.
     ///
     /// # Errors
-    /// If the address is not mapped in `space`, holds no instruction, or one that this host cannot get past.
+    /// If the address is not mapped in `space`, holds no instruction, or holds one that this host
+    /// cannot get past.
     pub fn arm_kernel(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
         self.arm(address, space, Purpose::Probe { user: false }, None)
     }
 
-    /// Arms a site in guest kernel text, as [`Self::arm_kernel`] does, where page tables of the kernel's own are known:
-    /// `tables` map the kernel, its stacks included, for as long as the site stands. Hits are cheaper then. Tables of a
-    /// process will not do: the guest may free them and put anything there.
+    /// Arms a site in guest kernel text, as [`Self::arm_kernel`] does, if page tables of the
+    /// kernel's own are known.
+    ///
+    /// `tables` must map the kernel, its stacks included, for as long as the site exists. Hits are
+    /// cheaper then. Tables of a process will not do: the guest may free them and reuse their
+    /// memory.
     ///
     /// # Errors
     /// As [`Self::arm_kernel`].
@@ -163,8 +178,8 @@ impl TrapTable {
         self.arm(address, tables, purpose, Some(tables))
     }
 
-    /// Arms a site in a user program's text, mapped at `address` in `space`. It is hit by every process that
-    /// maps the same page.
+    /// Arms a site in a user program's text, mapped at `address` in `space`. Every process that
+    /// maps the same page hits it.
     ///
     /// # Errors
     /// As [`Self::arm_kernel`].
@@ -181,7 +196,7 @@ impl TrapTable {
     ) -> Result<SiteId, ArmError> {
         let place = paging::translate(&self.ram, space, address)
             .map_err(|source| ArmError::NotMapped { address, source })?;
-        // An int3 in data is never met, and changes them.
+        // An int3 in data is never hit, and corrupts the data.
         if place.no_execute {
             return Err(ArmError::NotExecutable { address });
         }
@@ -189,15 +204,17 @@ impl TrapTable {
         self.arm_at(place.gpa, address, purpose, tables, code)
     }
 
-    /// Arms a site in a user program's text at a guest-physical byte, which need not be mapped yet. `code` is what stands
-    /// there without any site: a whole instruction at least, of which the rest may lie in another page. On a host that
-    /// does not report user int3s the machine must [hold user traps](crate::machine::Handle::hold_user_traps) meanwhile.
+    /// Arms a site in a user program's text at a guest-physical byte, which need not be mapped yet.
+    ///
+    /// `code` is the code there without any site. It must hold at least one whole instruction,
+    /// whose rest may lie in another page. If the host does not report user int3s, the machine must
+    /// [hold user traps](crate::machine::Handle::hold_user_traps) meanwhile.
     ///
     /// # Errors
-    /// If that is no instruction, or one that this host cannot get past.
+    /// If `code` is no instruction, or one that this host cannot get past.
     pub fn arm_user_at(&self, physical: Gpa, code: &[u8]) -> Result<SiteId, ArmError> {
         let code = code.iter().copied().take(LONGEST_INSTRUCTION).collect();
-        // Its address is not known: what is relative to that is decoded anew at each hit.
+        // The virtual address is not known. Relative operands are decoded anew at each hit.
         let address = Gva(physical.0);
         self.arm_at(
             physical,
@@ -218,7 +235,7 @@ impl TrapTable {
     ) -> Result<SiteId, ArmError> {
         let id = SiteId(physical);
         let mut entries = self.lock();
-        // Who armed what stood there before the guest freed the memory still disarms it.
+        // Users who armed a site here before the guest freed the memory still disarm it.
         let mut users = 1;
         if let Some(entry) = entries.by_id.get_mut(&id) {
             if entry.gone {
@@ -266,7 +283,7 @@ impl TrapTable {
         Ok(id)
     }
 
-    /// What stands under a site, from its bytes.
+    /// Returns the original instruction of a site, decoded from its bytes.
     fn original(
         &self,
         entries: &Entries,
@@ -305,22 +322,24 @@ impl TrapTable {
         })
     }
 
-    /// Returns whether the byte before a site is STI, or the last one of another instruction that looks
-    /// like it. Also if it lies in another page, which nothing is known of here.
+    /// Checks whether the byte before a site is STI, or the last byte of another instruction that
+    /// looks like it.
+    ///
+    /// Returns true if that byte lies in another page, because that page is not known here.
     fn may_be_behind_sti(&self, entries: &Entries, site: SiteId) -> bool {
         if site.0.0.is_multiple_of(PAGE_SIZE) {
             return true;
         }
         let before = Gpa(site.0.0 - 1);
         let mut byte = [STI];
-        // A site stands in RAM, and so does the rest of its page.
+        // A site is in RAM, and so is the rest of its page.
         let _ = self.ram.read_physical(before, &mut byte);
         overlay(entries, before, &mut byte);
         byte == [STI]
     }
 
-    /// Gives up one use of a site; the last one puts the original byte back. `false` if there is no such
-    /// site.
+    /// Drops one use of a site. The last one restores the original byte. Returns `false` if there
+    /// is no such site.
     pub fn disarm(&self, id: SiteId) -> bool {
         let mut entries = self.lock();
         let Some(entry) = entries.by_id.get_mut(&id) else {
@@ -332,22 +351,23 @@ impl TrapTable {
         }
         let (site, is_in, gone) = (entry.site.clone(), entry.is_in(), entry.gone);
         if is_in && let Some(byte) = self.byte(id.0) {
-            // A byte that the guest has overwritten meanwhile is the guest's.
+            // A byte that the guest has overwritten meanwhile is left as it is.
             let _ = byte.replace(INT3, site.original);
         }
         entries.by_id.remove(&id);
         if site.is_user() {
             entries.gone.insert(id);
         }
-        // Of one that is gone nothing else is left; another may stand at its address.
+        // A site that is gone has left the maps already, and another site may be at its address.
         if !gone {
             self.forget(&mut entries, &site);
         }
         true
     }
 
-    /// Takes a user site out whose instruction this host cannot execute in the state that a program is in. Who armed
-    /// it still disarms it. Returns whether it stood until now.
+    /// Gives up a user site whose instruction this host cannot execute in the program's state.
+    ///
+    /// Its users still disarm it. Returns whether it was armed until now.
     pub(crate) fn give_up(&self, id: SiteId) -> bool {
         let mut entries = self.lock();
         let Some(entry) = entries.by_id.get_mut(&id).filter(|entry| !entry.given_up) else {
@@ -360,7 +380,7 @@ impl TrapTable {
         true
     }
 
-    /// Puts a site in again if it was given up: who traces it anew may have another program in mind.
+    /// Reinstates a site that was given up: a new user may trace another program with it.
     pub fn reinstate(&self, id: SiteId) {
         if let Some(entry) = self.lock().by_id.get_mut(&id) {
             self.reinsert(entry);
@@ -380,13 +400,13 @@ impl TrapTable {
         }
     }
 
-    /// (site, hits, hits whose instruction was stepped) of every site that a probe uses.
+    /// Returns (site, hits, hits whose instruction was stepped) of every site that a probe uses.
     pub fn hits(&self) -> Vec<(SiteId, u64, u64)> {
         let stats = self.stats().into_iter();
         stats.map(|s| (s.site, s.hits, s.stepped)).collect()
     }
 
-    /// What every site has counted that a probe uses.
+    /// Returns the counters of every site that a probe uses.
     pub fn stats(&self) -> Vec<SiteStats> {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let entries = self.lock();
@@ -404,8 +424,10 @@ impl TrapTable {
             .collect()
     }
 
-    /// Does `work` while guest memory holds the original bytes of all sites, with the pages that they stand in. The machine must
-    /// be paused. No site comes or goes meanwhile.
+    /// Calls `work` while guest memory holds the original bytes of all sites. `work` gets the pages
+    /// of the sites.
+    ///
+    /// The machine must be paused. No site is added or removed meanwhile.
     pub(crate) fn with_bytes_restored<R>(&self, work: impl FnOnce(&PageSet) -> R) -> R {
         let entries = self.lock();
         let mut pages = PageSet::empty(&self.ram);
@@ -427,12 +449,12 @@ impl TrapTable {
         result
     }
 
-    /// The kernel site whose int3 stands at `address`.
+    /// Returns the kernel site whose int3 is at `address`.
     pub(crate) fn kernel_site(&self, address: u64) -> Option<Arc<Site>> {
         self.kernel.get(address)
     }
 
-    /// The same, for a reader that keeps what it has `seen`.
+    /// Returns the kernel site at `address`, for a reader that caches the sites it has `seen`.
     #[inline]
     pub(crate) fn kernel_site_seen<'s>(
         &self,
@@ -442,7 +464,8 @@ impl TrapTable {
         seen.get(&self.kernel, address)
     }
 
-    /// The user site at a guest-physical byte, for a reader that keeps what it has `seen`.
+    /// Returns the user site at a guest-physical byte, for a reader that caches the sites it has
+    /// `seen`.
     #[inline]
     pub(crate) fn user_site_seen<'s>(
         &self,
@@ -452,13 +475,15 @@ impl TrapTable {
         seen.get(&self.user, physical.0)
     }
 
-    /// The user site at a guest-physical byte.
+    /// Returns the user site at a guest-physical byte.
     pub(crate) fn user_site(&self, physical: Gpa) -> Option<Arc<Site>> {
         self.user.get(physical.0)
     }
 
-    /// Whose the int3 is that a vCPU has met at a byte for which [`Self::kernel_site`] or [`Self::user_site`]
-    /// knew nothing. Exact, since sites neither come nor go meanwhile; takes the lock.
+    /// Returns the owner of an int3 for which [`Self::kernel_site`] or [`Self::user_site`] found no
+    /// site.
+    ///
+    /// The result is exact: it takes the lock, so no site is added or removed meanwhile.
     pub(crate) fn owner_of(&self, physical: Gpa) -> Int3Owner {
         let entries = self.lock();
         match entries.by_id.get(&SiteId(physical)) {
@@ -472,14 +497,15 @@ impl TrapTable {
         }
     }
 
-    /// Takes the int3 of `site` out for a step; whether it was in.
+    /// Removes the int3 of `site` for a step. Returns whether it was in memory.
     pub(crate) fn suspend_for_step(&self, site: &Site) -> bool {
         let _entries = self.lock();
         let byte = self.byte(site.id.0);
         byte.is_some_and(|byte| byte.replace(INT3, site.original))
     }
 
-    /// Puts back what [`Self::suspend_for_step`] took, if the site was not removed meanwhile.
+    /// Restores the int3 that [`Self::suspend_for_step`] removed, unless the site was removed
+    /// meanwhile.
     pub(crate) fn put_back(&self, site: &Arc<Site>) {
         let entries = self.lock();
         let stands = entries
@@ -487,27 +513,28 @@ impl TrapTable {
             .get(&site.id)
             .is_some_and(|entry| entry.is_in() && Arc::ptr_eq(&entry.site, site));
         if stands && let Some(byte) = self.byte(site.id.0) {
-            // What the guest wrote over the byte meanwhile stays.
+            // A byte that the guest has written meanwhile stays.
             let _ = byte.replace(site.original, INT3);
         }
     }
 
-    /// Whether any site stands in a program's text.
+    /// Checks whether any site is in a program's text.
     pub(crate) fn has_user_sites(&self) -> bool {
         !self.user.is_empty()
     }
 
-    /// User sites that were removed since [`Self::forget_gone_user_sites`].
+    /// Returns the user sites that were removed since [`Self::forget_gone_user_sites`].
     pub(crate) fn gone_user_sites(&self) -> BTreeSet<SiteId> {
         self.lock().gone.clone()
     }
 
-    /// No program is on its way from any of [`Self::gone_user_sites`].
+    /// Forgets the removed user sites. The caller knows that no program is on its way from any of
+    /// [`Self::gone_user_sites`].
     pub(crate) fn forget_gone_user_sites(&self) {
         self.lock().gone.clear();
     }
 
-    /// The site on the guest's own #BP entry, if there is one, and its address.
+    /// Returns the site on the guest's own #BP entry and its address, if there is one.
     pub(crate) fn breakpoint_entry(&self) -> Option<(SiteId, Gva)> {
         let entries = self.lock();
         let mut sites = entries
@@ -518,12 +545,12 @@ impl TrapTable {
         Some((entry.site.id, entry.site.address))
     }
 
-    /// The byte in guest memory under a site.
+    /// Returns the byte in guest memory under a site.
     fn byte(&self, physical: Gpa) -> Option<TrapByte<'_>> {
         let pointer = self.ram.host_address(physical, 1)?;
-        // SAFETY: the pointer is into guest RAM, mapped as long as `self.ram` lives, which the returned
-        // borrow cannot outlive; a byte is always aligned and all host access to it here is atomic. The
-        // guest may change it at any time, which atomics allow.
+        // SAFETY: the pointer is into guest RAM, mapped as long as `self.ram` lives, which the
+        // returned borrow cannot outlive. A byte is always aligned, and all host access to it here
+        // is atomic. The guest may change it at any time, which atomics allow.
         let byte = unsafe { AtomicU8::from_ptr(pointer) };
         Some(TrapByte {
             byte,
@@ -531,7 +558,7 @@ impl TrapTable {
         })
     }
 
-    /// A site is not found any more, by those who hit it or by those who write over it.
+    /// Removes a site from the maps, so that neither hits nor guest writes find it.
     fn forget(&self, entries: &mut Entries, site: &Site) {
         if entries.kernel.get(&site.address.0) == Some(&site.id) {
             entries.kernel.remove(&site.address.0);

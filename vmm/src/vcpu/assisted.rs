@@ -1,7 +1,8 @@
-//! Exits of a KVM that interprets guest kernel mode, and user traps as they arrive there. Of these, a hardware KVM may
-//! report an emulation failure, and is helped in the same way.
+//! Exits of a KVM that interprets guest kernel mode, and user traps as they arrive there.
 //!
-//! See [`crate::assist`] for what is done about each.
+//! A hardware KVM may report an emulation failure too, and is helped in the same way.
+//!
+//! See [`crate::assist`] for the handling of each.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,16 +27,17 @@ use crate::x86_64::exception_frame::ExceptionFrame;
 use crate::x86_64::{msr, segments};
 
 const VECTOR_PF: u8 = 14;
-/// Error code bits of #PF.
+/// The error code bits of #PF.
 const PF_WRITE: u32 = 1 << 1;
 const PF_USER: u32 = 1 << 2;
 const PF_PRESENT: u32 = 1;
-/// Bytes of the error code that #PF pushes below its frame.
+/// The size in bytes of the error code that #PF pushes below its frame.
 const ERROR_CODE: u64 = 8;
 const IDT_GATE: u64 = 16;
 
 impl Vcpu {
-    /// KVM gave up on an instruction: an int3 of ours or the guest's, or one to complete.
+    /// Handles an instruction that KVM could not emulate: an int3, ours or foreign, or one to
+    /// complete.
     pub(super) fn on_emulation_failure(
         &mut self,
         failure: &EmulationFailure,
@@ -60,9 +62,11 @@ impl Vcpu {
         self.complete(code, regs, &sregs)
     }
 
-    /// KVM was to emulate an int3. An interpreting one so reports it. One that reports it by a debug exit comes to that
-    /// only where the guest's own #BP cannot be delivered, since its descriptor table lies in no memory: a CPU would shut
-    /// down, and KVM on AMD begins again without end.
+    /// Handles an int3 that KVM tried to emulate.
+    ///
+    /// An interpreting KVM reports every int3 so. A KVM that reports int3s by debug exits does so
+    /// only if the guest's own #BP cannot be delivered. Its descriptor table lies in no memory: a
+    /// CPU would shut down, and KVM on AMD retries without end.
     fn on_int3_not_emulated(&mut self) -> Result<Flow, RunEnd> {
         if !self.debug.reports_int3() {
             return self.on_failed_int3();
@@ -100,7 +104,8 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
-    /// Makes the guest take #UD, as of a CPU that does not know the instruction: neither KVM nor the emulator does.
+    /// Makes the guest take #UD, as on a CPU that does not know the instruction. Neither KVM nor
+    /// the emulator executes it.
     fn refuse(&mut self, mnemonic: Mnemonic, why: &dyn Error) -> Result<Flow, RunEnd> {
         if self.machine.refused.count(mnemonic) == 1 {
             log::warn!(
@@ -112,7 +117,7 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
-    /// Makes the guest take the exception that an emulated instruction ends in.
+    /// Makes the guest take the exception that an emulated instruction raises.
     fn raise(&mut self, vector: u8) -> Result<(), RunEnd> {
         let has_error_code = matches!(vector, vector::STACK_FAULT | vector::GENERAL_PROTECTION);
         self.queue_exception(vector, has_error_code.then_some(0))
@@ -137,11 +142,12 @@ impl Vcpu {
         )
     }
 
-    /// A filtered WRMSR: those of SYSCALL are watched.
+    /// Handles a filtered WRMSR. Writes to the SYSCALL MSRs are watched.
     pub(super) fn on_write_msr(&mut self, index: u32, value: u64) -> Result<Flow, RunEnd> {
         let msrs = msr::list([(index, value)])?;
         if self.fd.set_msrs(&msrs).call("KVM_SET_MSRS")? == 0 {
-            // Not a value for this register: the guest takes the #GP that its WRMSR would have raised.
+            // The register does not accept the value. The guest takes the #GP that its WRMSR would
+            // have raised.
             self.fd.get_kvm_run().__bindgen_anon_1.msr.error = 1;
             return Ok(Flow::Run);
         }
@@ -154,10 +160,12 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
-    /// Reads the SYSCALL MSRs and puts the watch on the guest's page-fault entry. A guest that has no such entry yet is
-    /// looked at again at its next exits: until then this host cannot repair its system calls.
+    /// Reads the SYSCALL MSRs and sets the watch on the guest's page-fault entry.
+    ///
+    /// If the guest has no such entry yet, its next exits try again. Until then this host cannot
+    /// repair its system calls.
     pub(crate) fn watch_syscalls(&mut self) -> Result<(), RunEnd> {
-        // By ioctl: a vCPU that was just loaded has had no exit yet.
+        // Uses the ioctl: a vCPU that was just loaded has had no exit yet.
         let sregs = self.fd.get_sregs().call("KVM_GET_SREGS")?;
         self.syscall = self.syscall_msrs()?;
         let entry = self.gate(&sregs, VECTOR_PF);
@@ -181,10 +189,10 @@ impl Vcpu {
         })
     }
 
-    /// Handler address of an interrupt gate.
+    /// Returns the handler address of an interrupt gate.
     pub(crate) fn gate(&self, sregs: &kvm_sregs, vector: u8) -> Option<u64> {
         let mut gate = [0; IDT_GATE as usize];
-        // The guest's to choose: a table that wraps around is none.
+        // The guest chooses the table. One that wraps around is none.
         let at = Gva(sregs.idt.base.checked_add(u64::from(vector) * IDT_GATE)?);
         read_virtual(&self.machine.ram, address_space(sregs), at, &mut gate).ok()?;
         let low = u16::from_le_bytes([gate[0], gate[1]]);
@@ -194,7 +202,8 @@ impl Vcpu {
         present.then_some(u64::from(low) | u64::from(middle) << 16 | u64::from(high) << 32)
     }
 
-    /// The guest stands at its page-fault entry: a SYSCALL to repair, or a fault of its own.
+    /// Handles the guest's arrival at its page-fault entry: a SYSCALL to repair, or a fault of its
+    /// own.
     pub(super) fn on_page_fault_entry(&mut self) -> Result<Flow, RunEnd> {
         let mut regs = self.registers.general(&self.fd)?;
         let mut sregs = self.registers.system(&self.fd)?;
@@ -214,14 +223,14 @@ impl Vcpu {
         self.past_breakpoint(regs, &sregs)
     }
 
-    /// What an exception has pushed at `address` of the guest's stack.
+    /// Reads the frame that an exception has pushed at `address` of the guest's stack.
     fn exception_frame(&self, space: paging::AddressSpace, address: u64) -> Option<ExceptionFrame> {
         let mut bytes = [0; ExceptionFrame::SIZE];
         read_virtual(&self.machine.ram, space, Gva(address), &mut bytes).ok()?;
         Some(ExceptionFrame::from_bytes(&bytes))
     }
 
-    /// Whether a SYSCALL instruction ends at `next`.
+    /// Checks whether a SYSCALL instruction ends at `next`.
     fn is_after_syscall(&self, space: paging::AddressSpace, next: u64) -> bool {
         const SYSCALL: [u8; 2] = [0x0f, 0x05];
         let mut code = [0; 2];
@@ -234,7 +243,7 @@ impl Vcpu {
         read.is_ok() && code == SYSCALL
     }
 
-    /// The guest stands at its own #BP entry: one of our user traps, or an int3 of the guest's.
+    /// Handles the guest's arrival at its own #BP entry: one of our user traps, or a foreign int3.
     pub(super) fn on_breakpoint_entry(
         &mut self,
         entry: &Arc<Site>,
@@ -266,7 +275,8 @@ impl Vcpu {
             return match self.machine.traps.owner_of(at) {
                 Int3Owner::Guest => self.pass(entry, regs, Some(&sregs), 0),
                 Int3Owner::Ours(site) if !site.is_user() => self.pass(entry, regs, Some(&sregs), 0),
-                // Taken away, or armed, since the program met it: it executes what stands there now.
+                // The site was removed, or armed, after the program met the byte. It executes what
+                // is there now.
                 Int3Owner::JustRemoved | Int3Owner::Ours(_) => {
                     self.return_to(&user, &user_sregs)?;
                     Ok(Flow::Run)
@@ -276,7 +286,7 @@ impl Vcpu {
         let before = user;
         let again = self.is_met_again(&site, &before);
         if site.displaced == Displaced::Breakpoint {
-            // The guest has its own int3 there, and is at its own handler already.
+            // The guest has its own int3 there and has entered its handler already.
             let trap = self.trap(&site, TrapKind::User, rip);
             self.deliver(&trap, &before, &user_sregs, true);
             return self.pass(entry, regs, Some(&sregs), 0);
@@ -299,13 +309,13 @@ impl Vcpu {
                 self.return_to(&user, &user_sregs)?;
             }
             Err(EmulateError::Fault(fault)) => {
-                // The guest brings the page and comes back to the int3: no hit yet.
+                // The guest maps the page and returns to the int3. This is no hit yet.
                 self.again = again.then(|| (site, without_resume(before)));
                 self.return_to(&before, &user_sregs)?;
                 self.page_fault(fault.address, fault.write, true, user_sregs)?;
             }
             Err(EmulateError::Exception { vector, .. }) => {
-                // Few programs come back from it.
+                // Few programs return from it.
                 self.deliver_once(&site, &before, &user_sregs, again);
                 self.again = Some((site, without_resume(before)));
                 self.return_to(&before, &user_sregs)?;
@@ -325,7 +335,7 @@ impl Vcpu {
         Ok(Flow::Run)
     }
 
-    /// Gives the hit of a program's site to whoever listens, unless it was given `again`.
+    /// Delivers the hit of a program's site to the sink, unless it was delivered before (`again`).
     fn deliver_once(&self, site: &Site, regs: &kvm_regs, sregs: &kvm_sregs, again: bool) {
         if !again {
             let trap = self.trap(site, TrapKind::User, regs.rip);
@@ -333,7 +343,7 @@ impl Vcpu {
         }
     }
 
-    /// Takes a site out of a program's text for good: the program goes on with the instruction itself.
+    /// Gives up a site in a program's text. The program goes on with the original instruction.
     pub(super) fn give_up(&self, site: &Site, why: &dyn Error) {
         if !self.machine.traps.give_up(site.id) {
             return;
@@ -344,7 +354,7 @@ impl Vcpu {
         }
     }
 
-    /// Lets the vCPU go on with these registers.
+    /// Sets the registers with which the vCPU goes on.
     fn return_to(&mut self, regs: &kvm_regs, sregs: &kvm_sregs) -> Result<(), RunEnd> {
         self.registers.set_system(&mut self.fd, sregs)?;
         self.registers.set_general(&mut self.fd, regs)?;

@@ -1,4 +1,5 @@
-//! A loop around KVM_RUN that does nothing at a trap: what a hit costs in KVM alone. For benchmarks.
+//! A loop around KVM_RUN that does nothing at a trap. Benchmarks measure with it the cost of a hit
+//! in KVM alone.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -12,11 +13,11 @@ use crate::machine::RunEnd;
 
 /// `_IO(KVMIO, 0x80)` of `linux/kvm.h`.
 const KVM_RUN: libc::Ioctl = 0xae80;
-/// Bytes of an int3.
+/// The length of an int3 in bytes.
 const LENGTH: u64 = 1;
 
 impl Vcpu {
-    /// See [`crate::machine::Handle::run_bare`].
+    /// Runs the loop. See [`crate::machine::Handle::run_bare`].
     pub(crate) fn run_bare(&mut self, address: u64, hits: u64, system: bool) -> Result<(), RunEnd> {
         let host = |message: String| RunEnd::Host { message };
         if !self.machine.profile.sync_regs {
@@ -30,7 +31,8 @@ impl Vcpu {
             self.enter()?;
         }
         let run: *mut kvm_run = self.fd.get_kvm_run();
-        // SAFETY: `run` is the vCPU's mapping, which lives as long as `self.fd`; nobody else uses it meanwhile.
+        // SAFETY: `run` is the vCPU's mapping, which lives as long as `self.fd`. Nobody else uses
+        // it meanwhile.
         let asked = unsafe { (*run).kvm_valid_regs };
         let valid = KVM_SYNC_X86_REGS | if system { KVM_SYNC_X86_SREGS } else { 0 };
         // SAFETY: as above.
@@ -41,20 +43,21 @@ impl Vcpu {
         result
     }
 
-    /// The loop itself, on the vCPU's shared page.
+    /// Runs the loop itself on the vCPU's shared page.
     fn meet_bare(&self, run: *mut kvm_run, address: u64, hits: u64) -> Result<(), RunEnd> {
         let host = |message: String| RunEnd::Host { message };
         let fd = self.fd.as_raw_fd();
         for done in 1..hits {
-            // SAFETY: KVM_RUN takes no argument; the descriptor is this vCPU's and open, on its own thread.
+            // SAFETY: KVM_RUN takes no argument; the descriptor is this vCPU's and open, on its own
+            // thread.
             while unsafe { libc::ioctl(fd, KVM_RUN, 0) } != 0 {
                 let error = std::io::Error::last_os_error();
                 if error.kind() != std::io::ErrorKind::Interrupted {
                     return Err(host(format!("KVM_RUN failed after {done} hits: {error}")));
                 }
             }
-            // SAFETY: `run` is the vCPU's mapping, which lives as long as `self.fd`; KVM writes to it in KVM_RUN
-            // only, which is over. All members of its unions are integers.
+            // SAFETY: `run` is the vCPU's mapping, which lives as long as `self.fd`. KVM writes to
+            // it in KVM_RUN only, which is over. All members of its unions are integers.
             let (reason, regs) = unsafe { ((*run).exit_reason, &mut (*run).s.regs.regs) };
             let is_trap = matches!(reason, KVM_EXIT_DEBUG | KVM_EXIT_INTERNAL_ERROR);
             if !is_trap || regs.rip != address {

@@ -10,20 +10,20 @@ use crate::host::{HostProfile, Int3};
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_DB};
 
-/// Hardware breakpoints of an x86 CPU.
+/// The number of hardware breakpoints of an x86 CPU.
 pub(crate) const BREAKPOINTS: usize = 4;
-/// The breakpoint that watches the guest's page-fault entry where SYSCALL is repaired.
+/// The breakpoint that watches the guest's page-fault entry if SYSCALL is repaired.
 pub(crate) const PAGE_FAULT_ENTRY: usize = 0;
 
-/// What is asked of KVM for one vCPU.
+/// The guest debugging that KVM is asked for on one vCPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GuestDebug {
     report_int3: bool,
     breakpoints: [Option<u64>; BREAKPOINTS],
-    /// The address of the instruction being stepped. A breakpoint on it is left out meanwhile, since a KVM may
-    /// ignore RFLAGS.RF.
+    /// The address of the instruction that is being stepped. A breakpoint on it is left out
+    /// meanwhile, because a KVM may ignore RFLAGS.RF.
     step: Option<u64>,
-    /// KVM refused KVM_GUESTDBG_BLOCKIRQ: it came with Linux 5.16.
+    /// Whether KVM has refused KVM_GUESTDBG_BLOCKIRQ, which came with Linux 5.16.
     no_block_irq: bool,
 }
 
@@ -37,7 +37,7 @@ impl GuestDebug {
         }
     }
 
-    /// Returns whether KVM reports an int3 by a debug exit.
+    /// Checks whether KVM reports an int3 by a debug exit.
     pub(crate) fn reports_int3(&self) -> bool {
         self.report_int3
     }
@@ -58,19 +58,21 @@ impl GuestDebug {
         self.apply(fd)
     }
 
-    /// Steps the instruction at an address, or no longer.
+    /// Starts stepping the instruction at an address, or stops with `None`.
     pub(crate) fn set_step(&mut self, fd: &VcpuFd, address: Option<u64>) -> Result<(), KvmError> {
         self.step = address;
         self.apply(fd)
     }
 
-    /// Address of the instruction that is being stepped.
+    /// Returns the address of the instruction that is being stepped.
     pub(crate) fn stepping(&self) -> Option<u64> {
         self.step
     }
 
-    /// Queues a #BP for the guest, as its own int3 would have. While another exception is pending nothing is done: the
-    /// guest takes that first, and comes back to its int3.
+    /// Queues a #BP for the guest, as its own int3 would raise.
+    ///
+    /// Does nothing while another exception is pending: the guest takes that first and returns to
+    /// its int3.
     pub(crate) fn inject_breakpoint(&self, fd: &VcpuFd) -> Result<(), KvmError> {
         let mut request = self.request();
         request.control |= KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_INJECT_BP;

@@ -1,7 +1,8 @@
-//! What an emulated instruction sees of the vCPU it runs for: memory through the guest's page tables with
-//! the vCPU's privilege, segment bases, FPU state.
+//! The environment of an emulated instruction: guest memory at the vCPU's privilege, segment bases
+//! and FPU state.
 //!
-//! System registers are copied once, when first needed.
+//! Memory is accessed through the guest's page tables. System registers are copied once, when first
+//! needed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -25,27 +26,27 @@ const WRITE_PROTECT: u64 = 1 << 16; // CR0.WP
 const SMAP: u64 = 1 << 21; // CR4.SMAP
 const LA57: u64 = 1 << 12; // CR4.LA57
 const ROOT_MASK: u64 = 0x000f_ffff_ffff_f000;
-/// Most bytes that the emulator asks for at once.
+/// The largest access of the emulator, in bytes.
 const LONGEST_ACCESS: usize = 512;
-/// Bytes 512..520 of the XSAVE area: which components are in use.
+/// The index of XSTATE_BV in the XSAVE area (bytes 512..520): the components in use.
 const XSTATE_BV: usize = 512 / 4;
 const X87_AND_SSE: u32 = 3;
 
-/// Where bytes stand in guest-physical memory, and which of a range they are. They do not cross a page.
+/// The GPA of bytes, and their part of a range. They do not cross a page.
 type Part = (Gpa, Range<usize>);
 
-/// One vCPU's memory and state for the length of one instruction.
+/// One vCPU's memory and state during one instruction.
 pub(super) struct VcpuEnvironment<'a> {
     pub(super) fd: &'a mut VcpuFd,
     pub(super) registers: &'a Registers,
     pub(super) ram: &'a GuestRam,
-    /// Known privilege, or `None` to take it from CS.
+    /// The known privilege, or `None` to take it from CS.
     pub(super) privilege: Option<u8>,
-    /// Exact system registers, once fetched.
+    /// The exact system registers, once fetched.
     pub(super) sregs: Option<kvm_sregs>,
 }
 
-/// The address space that `sregs` select.
+/// Returns the address space that `sregs` select.
 pub(crate) fn address_space(sregs: &kvm_sregs) -> AddressSpace {
     AddressSpace {
         root: Gpa(sregs.cr3 & ROOT_MASK),
@@ -53,7 +54,7 @@ pub(crate) fn address_space(sregs: &kvm_sregs) -> AddressSpace {
     }
 }
 
-/// Whether the code segment is a program's.
+/// Checks whether the code segment is a program's.
 pub(crate) fn in_user_mode(sregs: &kvm_sregs) -> bool {
     u64::from(sregs.cs.selector) & segments::RPL_MASK == 3
 }
@@ -86,12 +87,13 @@ impl VcpuEnvironment<'_> {
         Ok(translation.gpa)
     }
 
-    /// Lets interrupts come again that STI holds off, if it does.
+    /// Ends the interrupt shadow of STI, if there is one.
     pub(super) fn end_interrupt_shadow(&mut self) -> Result<(), StateError> {
         self.set_interrupt_shadow(0)
     }
 
-    /// STI: interrupts are held off until the next instruction is done. 0: they may come.
+    /// Sets the interrupt shadow. That of STI holds interrupts off until the next instruction is
+    /// done. With 0 they may come.
     fn set_interrupt_shadow(&mut self, shadow: u8) -> Result<(), StateError> {
         let mut events = self
             .fd
@@ -107,7 +109,7 @@ impl VcpuEnvironment<'_> {
             .map_err(|e| state("write the events", e))
     }
 
-    /// The part of a range in each page that it touches: two at most.
+    /// Returns the parts of a range, one for each page that it touches: two at most.
     fn pages(
         &mut self,
         address: u64,
@@ -129,7 +131,7 @@ impl VcpuEnvironment<'_> {
     }
 }
 
-/// Page rights as the CPU applies them to data (SDM volume 3, 4.6.1).
+/// Checks page rights as the CPU applies them to data (SDM volume 3, 4.6.1).
 pub(super) fn allowed(
     translation: &Translation,
     sregs: &kvm_sregs,
@@ -140,7 +142,7 @@ pub(super) fn allowed(
         return translation.user && (!write || translation.writable);
     }
     let protected = write && !translation.writable && sregs.cr0 & WRITE_PROTECT != 0;
-    // The guest's AC flag may allow it; refusing only sends the instruction to the slower way.
+    // The guest's AC flag may allow it. Refusing only sends the instruction to the slower way.
     let smap = translation.user && sregs.cr4 & SMAP != 0;
     !protected && !smap
 }
@@ -187,7 +189,8 @@ impl Environment for VcpuEnvironment<'_> {
     ) -> Result<bool, MemoryFault> {
         let length = old.len();
         if length != new.len() || !address.is_multiple_of(length.max(1) as u64) {
-            // A split lock: no host instruction for it, and an interpreter does no more.
+            // A split lock. The host has no instruction for it, and an interpreting KVM does no
+            // more either.
             return self.exchange_in_two_steps(address, old, new);
         }
         let fault = MemoryFault {
@@ -243,8 +246,8 @@ impl Environment for VcpuEnvironment<'_> {
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
         xsave.region[XSTATE_BV] |= X87_AND_SSE;
-        // SAFETY: the vCPU has no dynamically enabled XSTATE features (none is ever asked for with
-        // arch_prctl), so the structure's 4096 bytes are all that KVM reads.
+        // SAFETY: the vCPU has no dynamically enabled XSTATE features, because none is ever
+        // requested with arch_prctl. KVM therefore reads only the structure's 4096 bytes.
         unsafe { self.fd.set_xsave(&xsave) }.map_err(|e| state("write the FPU state", e))
     }
 
@@ -288,14 +291,16 @@ fn state(action: &'static str, error: kvm_ioctls::Error) -> StateError {
     }
 }
 
-/// Atomic compare-and-exchange of 1, 2, 4, 8 or 16 bytes at an aligned host address in guest RAM.
+/// Compares and exchanges 1, 2, 4, 8 or 16 bytes atomically at an aligned host address in guest
+/// RAM.
 fn exchange(pointer: *mut u8, old: &[u8], new: &[u8]) -> Option<bool> {
     macro_rules! exchange_as {
         ($atomic:ty, $int:ty) => {{
             let old = <$int>::from_le_bytes(old.try_into().ok()?);
             let new = <$int>::from_le_bytes(new.try_into().ok()?);
-            // SAFETY: the caller checked that the bytes lie in guest RAM, which is mapped as long as the
-            // machine lives, and that the address is aligned; RAM regions start page-aligned in the host.
+            // SAFETY: the caller checked that the bytes lie in guest RAM, which is mapped as long
+            // as the machine lives, and that the address is aligned. RAM regions start page-aligned
+            // in the host.
             let place = unsafe { <$atomic>::from_ptr(pointer.cast()) };
             Some(place.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
         }};
@@ -308,22 +313,23 @@ fn exchange(pointer: *mut u8, old: &[u8], new: &[u8]) -> Option<bool> {
         16 if std::arch::is_x86_feature_detected!("cmpxchg16b") => {
             let expected = u128::from_le_bytes(old.try_into().ok()?);
             let new = u128::from_le_bytes(new.try_into().ok()?);
-            // SAFETY: the CPU has the instruction (checked by the guard), the 16 bytes are aligned and in guest
-            // RAM (see above).
+            // SAFETY: the CPU has the instruction (checked by the guard). The 16 bytes are aligned
+            // and in guest RAM (see above).
             Some(unsafe { exchange_16(pointer.cast(), expected, new) })
         }
         _ => None,
     }
 }
 
-/// CMPXCHG16B: whether `expected` stood there and was replaced.
+/// Executes CMPXCHG16B. Returns whether `place` held `expected` and was replaced.
 ///
 /// # Safety
-/// The CPU has the instruction; `place` is aligned to 16 bytes and valid for reads and writes.
+/// The CPU has the instruction. `place` is aligned to 16 bytes and valid for reads and writes.
 unsafe fn exchange_16(place: *mut u128, expected: u128, new: u128) -> bool {
     let done: u8;
-    // SAFETY: the caller's promise covers the access. RBX, which the compiler keeps for itself, is put back.
-    // (The library's intrinsic needs the whole program to be built for CPUs with this instruction.)
+    // SAFETY: the caller's promise covers the access. RBX, which the compiler reserves, is
+    // restored. (The library's intrinsic needs the whole program to be built for CPUs with this
+    // instruction.)
     unsafe {
         core::arch::asm!(
             "xchg {low}, rbx",

@@ -1,4 +1,4 @@
-//! From an exit to a trap, and past the displaced instruction.
+//! The way from an exit to a trap, and past the displaced instruction.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,19 +22,22 @@ use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::emulate::{self, EmulateError, StateError};
 use crate::x86_64::rflags;
 
-/// The byte of RFLAGS that the trap flag lies in.
+/// The byte of RFLAGS that contains the trap flag.
 const TRAP_FLAG_BYTE: u64 = 1;
-/// Exits that one stepped instruction may take (a string instruction's port accesses) before it is left for the next hit.
+/// The maximum number of exits of one stepped instruction, such as a string instruction's port
+/// accesses. The next hit does the rest.
 const STEP_EXITS: usize = 10_000;
-/// Rounds of a repeated string instruction that are stepped before the other vCPUs get their turn.
+/// The maximum number of stepped rounds of a repeated string instruction before the other vCPUs get
+/// their turn.
 const STEP_ROUNDS: usize = 2_000;
 
-/// Whether a debug exit ends a single step.
+/// Checks whether a debug exit ends a single step.
 pub(super) fn is_step(arch: &kvm_debug_exit_arch) -> bool {
     arch.exception == VECTOR_DB && arch.dr6 & DR6_STEP != 0
 }
 
-/// The registers without RFLAGS.RF, which a CPU sets when it comes back to an instruction that has faulted.
+/// Returns the registers without RFLAGS.RF, which a CPU sets when it returns to an instruction that
+/// has faulted.
 pub(super) fn without_resume(regs: kvm_regs) -> kvm_regs {
     kvm_regs {
         rflags: regs.rflags & !rflags::RF,
@@ -42,29 +45,30 @@ pub(super) fn without_resume(regs: kvm_regs) -> kvm_regs {
     }
 }
 
-/// How far the guest is in its handler of an exception.
+/// The progress of the guest in its exception handler.
 enum Handler {
     JustBegun,
     UnderWay,
 }
 
-/// The outcome of taking an int3 for a usual one.
+/// The outcome of handling an int3 as a usual one.
 #[expect(clippy::large_enum_variant, reason = "it does not stay")]
 pub(super) enum Usual {
-    /// The guest is past it.
+    /// The guest is past the int3.
     Passed,
-    /// It was delivered. The displaced instruction is still to be executed.
+    /// The hit was delivered. The displaced instruction is still to be executed.
     Delivered {
         site: Arc<Site>,
         privilege: u8,
         sregs: Option<kvm_sregs>,
     },
-    /// There is more to it, and nothing was done.
+    /// The int3 is not a usual one. Nothing was done.
     Left,
 }
 
 impl Vcpu {
-    /// KVM_EXIT_DEBUG: an int3 where the host reports them so, a hardware breakpoint, or a step.
+    /// Handles KVM_EXIT_DEBUG: an int3 if the host reports them so, a hardware breakpoint, or a
+    /// step.
     pub(super) fn on_debug(&mut self, arch: &kvm_debug_exit_arch) -> Result<Flow, RunEnd> {
         if arch.exception == VECTOR_BP {
             let usual = self.usual_int3(true);
@@ -81,11 +85,12 @@ impl Vcpu {
                 return self.on_breakpoint(number, arch.pc);
             }
         }
-        // A stale breakpoint that was just taken away: run on.
+        // A stale breakpoint that was just removed.
         Ok(Flow::Run)
     }
 
-    /// An int3 at `pc`, in either mode, reported by a debug exit and taken for a usual one.
+    /// Handles an int3 at `pc`, in either mode, that a debug exit reported and
+    /// [`usual_int3`](Self::usual_int3) has seen.
     #[cold]
     pub(super) fn on_reported_int3(&mut self, usual: Usual, pc: u64) -> Result<Flow, RunEnd> {
         if let Some(flow) = self.end_usual_int3(usual)? {
@@ -110,7 +115,7 @@ impl Vcpu {
         self.unknown_int3(physical, regs, &sregs)
     }
 
-    /// An int3 in kernel mode, reported as an emulation failure.
+    /// Handles an int3 in kernel mode that was reported as an emulation failure.
     pub(super) fn on_failed_int3(&mut self) -> Result<Flow, RunEnd> {
         let usual = self.usual_int3(false);
         if let Some(flow) = self.end_usual_int3(usual)? {
@@ -125,8 +130,9 @@ impl Vcpu {
         self.unknown_int3(physical, regs, &sregs)
     }
 
-    /// Returns a user site with the instruction that stands there now. `None` if this host cannot execute that under a trap: the
-    /// site is given up.
+    /// Returns a user site with the instruction that is there now.
+    ///
+    /// Returns `None` if this host cannot execute that under a trap. The site is then given up.
     pub(super) fn as_it_stands(&self, site: &Arc<Site>) -> Option<Arc<Site>> {
         if !site.is_rewritten(&self.machine.ram) {
             return Some(site.clone());
@@ -135,7 +141,7 @@ impl Vcpu {
         renewed.map_err(|error| self.give_up(site, &error)).ok()
     }
 
-    /// Where `address` stands in guest-physical memory.
+    /// Returns the GPA of `address`.
     pub(super) fn physical(&self, sregs: &kvm_sregs, address: u64) -> Option<Gpa> {
         let space = address_space(sregs);
         paging::translate(&self.machine.ram, space, Gva(address))
@@ -143,8 +149,10 @@ impl Vcpu {
             .map(|t| t.gpa)
     }
 
-    /// Returns whether this is the rest of a string instruction whose first rounds were stepped, or the guest's second
-    /// try after a fault: one execution, one hit.
+    /// Checks whether this hit continues one that was reported: one execution is one hit.
+    ///
+    /// It may be the rest of a string instruction whose first rounds were stepped, or the guest's
+    /// second try after a fault.
     pub(super) fn is_met_again(&mut self, site: &Arc<Site>, regs: &kvm_regs) -> bool {
         let again = self.again.as_ref();
         let is_again = again.is_some_and(|(stepped, at)| {
@@ -180,12 +188,12 @@ impl Vcpu {
         }
     }
 
-    /// The trap at `site`, counted there.
+    /// Counts a hit at `site` and returns the trap.
     pub(super) fn trap(&self, site: &Site, kind: TrapKind, address: u64) -> Trap {
         site.met(self.index, kind, address)
     }
 
-    /// Gives a trap to whoever listens.
+    /// Delivers a trap to the sink.
     pub(super) fn deliver(&self, trap: &Trap, regs: &kvm_regs, sregs: &kvm_sregs, user_mode: bool) {
         let system = System::known_as(sregs);
         let sink = self.machine.sink.load();
@@ -194,7 +202,7 @@ impl Vcpu {
             .deliver(trap, regs, &system, user_mode);
     }
 
-    /// This vCPU as a sink sees it.
+    /// Returns this vCPU as a sink sees it.
     pub(super) fn stopped<'a>(
         &'a self,
         regs: &'a kvm_regs,
@@ -204,13 +212,13 @@ impl Vcpu {
         Surroundings::of(&self.machine, None, &self.caches.walks).stopped(regs, system, user_mode)
     }
 
-    /// Takes an int3 of the usual kind, on the registers in the shared page. One of a program's counts if `user`.
+    /// Handles a usual int3 on the registers in the shared page. User sites are included if `user`.
     #[inline(never)]
     pub(super) fn usual_int3(&mut self, user: bool) -> Usual {
         let Some((regs, system)) = self.registers.shared(&mut self.fd) else {
             return Usual::Left;
         };
-        // A step that is not done may go on here.
+        // An unfinished step may continue here.
         if let Some((_, at)) = &self.again
             && at.rip == regs.rip
         {
@@ -240,7 +248,7 @@ impl Vcpu {
         }
     }
 
-    /// Does what [`usual_int3`](Self::usual_int3) has left to do; `None` if nothing was done.
+    /// Does the rest of [`usual_int3`](Self::usual_int3). Returns `None` if that has done nothing.
     fn end_usual_int3(&mut self, usual: Usual) -> Result<Option<Flow>, RunEnd> {
         match usual {
             Usual::Left => Ok(None),
@@ -256,8 +264,9 @@ impl Vcpu {
         }
     }
 
-    /// Executes the displaced instruction of `site` on `regs` and lets the vCPU go on after it. The system registers
-    /// are read where the instruction needs them, unless `sregs` has them already.
+    /// Executes the displaced instruction of `site` on `regs` and lets the vCPU go on after it.
+    ///
+    /// The system registers are read only if the instruction needs them and `sregs` is `None`.
     pub(super) fn pass(
         &mut self,
         site: &Arc<Site>,
@@ -280,16 +289,19 @@ impl Vcpu {
                     self.registers.set_general(&mut self.fd, &regs)?;
                     return Ok(Flow::Run);
                 }
-                // A fault, or a state the emulator leaves alone: the guest's own CPU does it.
+                // A fault, or a state that the emulator does not handle. The guest's own CPU does
+                // it.
                 Err(error) => log::debug!("displaced instruction stepped: {error}"),
             }
         }
         self.step_over(site)
     }
 
-    /// Runs one instruction through the emulator, with the #DB that the guest wants after it if RFLAGS.TF is set.
-    /// Being done, it ends what STI before it held off (`behind_sti`); where it masks interrupts it does so always,
-    /// since a CPU refuses to be entered with both.
+    /// Runs one instruction through the emulator, with the #DB that the guest expects after it if
+    /// RFLAGS.TF is set.
+    ///
+    /// A completed instruction ends the interrupt shadow of an STI before it (`behind_sti`). If it
+    /// masks interrupts, it always ends the shadow, because a CPU refuses to be entered with both.
     pub(super) fn emulate(
         &mut self,
         instruction: &iced_x86::Instruction,
@@ -320,7 +332,8 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Puts the original byte back, steps the vCPU over it with the others standing still, and arms again.
+    /// Restores the original byte, steps the vCPU over it with the others paused, and restores the
+    /// int3.
     fn step_over(&mut self, site: &Arc<Site>) -> Result<Flow, RunEnd> {
         let machine = self.machine.clone();
         if machine.control.stop_others(self) == ParkOutcome::Leave {
@@ -336,14 +349,15 @@ impl Vcpu {
         result
     }
 
-    /// The step itself, and what is to be known of it when the guest meets the site again before it is done.
+    /// Performs the step, and records the registers with which the guest may return to an
+    /// unfinished one.
     fn step_displaced(&mut self, site: &Arc<Site>) -> Result<Flow, RunEnd> {
         let start = self.registers.general(&self.fd)?;
         let instruction = site.instruction_at(start.rip);
         let flow = self.step(instruction)?;
         let mut end = self.registers.general(&self.fd)?;
         if start.rflags & rflags::TF != 0 && end.rip == instruction.next_ip() {
-            // KVM has taken the flag away with its own; what the guest steps by is the guest's.
+            // KVM has cleared the flag with its own. The guest's own stepping keeps it.
             end.rflags |= rflags::TF;
             self.registers.set_general(&mut self.fd, &end)?;
             debug::raise_step(&self.fd)?;
@@ -351,7 +365,7 @@ impl Vcpu {
         let again = if end.rip == start.rip {
             (end != start).then_some(end)
         } else if end.rip != instruction.next_ip() {
-            // In a handler: it comes back with the registers it has interrupted.
+            // The guest is in a handler, which returns with the registers that it has interrupted.
             self.clean_frame(&start, &end)?
                 .map(|handler| match handler {
                     Handler::JustBegun => kvm_regs {
@@ -369,19 +383,23 @@ impl Vcpu {
         Ok(flow)
     }
 
-    /// If the stepped instruction has raised an exception, the guest is in its handler, and the frame on its stack holds
-    /// the flags with the trap flag that KVM steps by: the handler would return with it and the guest take a #DB. Clears
-    /// it there. Returns whether there is such a frame, and whether the handler has just begun: then the general registers
-    /// are still those that it has interrupted.
+    /// Clears the trap flag that KVM steps by from the frame of an exception that the stepped
+    /// instruction has raised.
+    ///
+    /// The guest is in its handler then. It would return with the flag and take a #DB. Returns
+    /// `None` if there is no such frame. If the handler has just begun, the general registers are
+    /// still the interrupted ones.
     fn clean_frame(&mut self, start: &kvm_regs, end: &kvm_regs) -> Result<Option<Handler>, RunEnd> {
-        /// The frame lies below an error code and what the handler's first instruction has pushed, at most.
+        /// The maximum number of words up to the end of the frame in a handler that has just begun.
+        /// Below it are an error code and the words that the first instruction has pushed.
         const FIRST_WORDS: usize = 12;
-        /// Bytes of a kernel stack (THREAD_SIZE of Linux, with KASAN), whose first words are the program's frame.
+        /// The size in bytes of a kernel stack (THREAD_SIZE of Linux, with KASAN). Its first words
+        /// are the program's frame.
         const STACK: usize = 32 << 10;
         let sregs = self.registers.system(&self.fd)?;
         let space = address_space(&sregs);
         let mut stack = Vec::new();
-        // As far as it is mapped: page by page.
+        // Reads page by page, as far as the stack is mapped.
         while stack.len() < STACK {
             let at = end.rsp.wrapping_add(stack.len() as u64);
             let mut piece = [0; PAGE_SIZE as usize];
@@ -396,7 +414,7 @@ impl Vcpu {
             .chunks_exact(8)
             .map(|word| word.try_into().map_or(0, u64::from_le_bytes))
             .collect();
-        // RIP, CS, RFLAGS, RSP, SS, with the registers that were interrupted.
+        // RIP, CS, RFLAGS, RSP and SS of the interrupted registers.
         let frames = words.windows(5).enumerate().filter(|(_, frame)| {
             frame[0] == start.rip && frame[3] == start.rsp && frame[1] & !3 != 0
         });
@@ -413,22 +431,24 @@ impl Vcpu {
             let offset = (place as u64 + 2) * 8 + TRAP_FLAG_BYTE;
             if let Some(gpa) = self.physical(&sregs, end.rsp.wrapping_add(offset)) {
                 let byte = ((flags & !rflags::TF) >> (8 * TRAP_FLAG_BYTE)) as u8;
-                // Just read there.
+                // The bytes were just read there, so the write cannot fail.
                 let _ = self.machine.ram.write_physical(gpa, &[byte]);
             }
         }
         Ok(found)
     }
 
-    /// One instruction of the guest by KVM's single-step. A repeated string instruction stops after every round: it is
-    /// stepped to its end, or until somebody wants this vCPU to stand still, or the limit.
+    /// Executes one guest instruction by KVM's single-step.
+    ///
+    /// A repeated string instruction stops after every round. It is stepped to its end, to the
+    /// limit, or until this vCPU is to be paused.
     pub(super) fn step(&mut self, instruction: Instruction) -> Result<Flow, RunEnd> {
         let repeats = instruction.has_rep_prefix() || instruction.has_repne_prefix();
         let start = self.registers.general(&self.fd)?.rip;
         self.debug.set_step(&self.fd, Some(start))?;
         let mut kicked = false;
         let mut rounds = 0;
-        // One that takes more exits is met, and stepped, again.
+        // An instruction that takes more exits is hit, and stepped, again.
         let mut outcome = Ok(Flow::Run);
         for _ in 0..STEP_EXITS {
             match self.enter() {
@@ -440,14 +460,14 @@ impl Vcpu {
                         break;
                     }
                 }
-                // Completed for the guest, or the guest is in a handler and has met a trap there.
+                // Completed for the guest, or the guest has hit a trap in a handler.
                 Ok(Flow::Trapped) => {
                     outcome = Ok(Flow::Run);
                     break;
                 }
                 Ok(Flow::Run) => {}
                 Ok(Flow::Interrupted) => {
-                    // Whoever kicked waits until the step is done.
+                    // The kicker waits until the step is done.
                     kicked = true;
                     self.clear_kick();
                 }
@@ -464,7 +484,7 @@ impl Vcpu {
         outcome
     }
 
-    /// An int3 at an address that the table does not know.
+    /// Handles an int3 at an address that the table does not know.
     fn unknown_int3(
         &mut self,
         physical: Option<Gpa>,
@@ -474,12 +494,13 @@ impl Vcpu {
         match physical.map(|gpa| self.machine.traps.owner_of(gpa)) {
             Some(Int3Owner::JustRemoved) => return Ok(Flow::Run),
             Some(Int3Owner::Ours(site)) => match (site.is_user(), in_user_mode(sregs)) {
-                // Armed a moment ago: met again, and then known.
+                // Armed a moment ago. The next hit finds it.
                 (true, true) => return Ok(Flow::Run),
                 (false, false) if site.address.0 == regs.rip => return Ok(Flow::Run),
                 // Text that is mapped at a second address, or a kernel that runs a program's page.
                 (_, false) => return self.kernel_hit(&site, regs),
-                // A program that runs the kernel's text gets what it would get there: its own #BP.
+                // A program that runs the kernel's text gets its own #BP, as it would without the
+                // trap.
                 (false, true) => {}
             },
             Some(Int3Owner::Guest) | None => {}
@@ -487,7 +508,7 @@ impl Vcpu {
         self.reinject(regs)
     }
 
-    /// Lets the guest have its own #BP, whose int3 it has met with these registers.
+    /// Reinjects the foreign int3 that the guest has hit with these registers.
     fn reinject(&mut self, mut regs: kvm_regs) -> Result<Flow, RunEnd> {
         self.machine
             .counters
@@ -509,7 +530,7 @@ impl Vcpu {
         Ok(debug::queue_exception(&self.fd, vector, error)?)
     }
 
-    /// One of the caller's hardware breakpoints.
+    /// Handles one of the caller's hardware breakpoints.
     fn on_breakpoint(&mut self, number: usize, pc: u64) -> Result<Flow, RunEnd> {
         let regs = self.registers.general(&self.fd)?;
         let sregs = self.registers.system(&self.fd)?;
@@ -524,8 +545,10 @@ impl Vcpu {
         self.past_breakpoint(regs, &sregs)
     }
 
-    /// Gets past an instruction under a hardware breakpoint: by its int3, if one stands there too, else emulated if
-    /// it can be, else stepped.
+    /// Gets past an instruction under a hardware breakpoint.
+    ///
+    /// An int3 of ours there is handled as a hit. Otherwise the instruction is emulated, or else
+    /// stepped.
     pub(super) fn past_breakpoint(
         &mut self,
         mut regs: kvm_regs,
@@ -553,7 +576,7 @@ impl Vcpu {
         self.step(instruction.unwrap_or_default())
     }
 
-    /// Decodes the instruction at a linear address as the guest has it.
+    /// Decodes the guest's instruction at a linear address.
     pub(super) fn instruction_at(
         &self,
         sregs: &kvm_sregs,

@@ -1,9 +1,12 @@
-//! Sites in text that the guest itself reads as data or writes: taken out before, put back after.
+//! Sites in text that the guest itself reads as data or writes: suspended before, resumed after.
 //!
-//! A kernel that changes its own text first checks what stands there, and checks afterwards what it has written. The
-//! caller watches the functions by which it does so, [`TrapTable::suspend`]s what stands in their way, and gives it to
-//! [`TrapTable::resume_sites`] when they are done. There every site looks anew at what it stands on: another instruction, an int3 of the
-//! guest's own (which the guest gets after each hit), or something it cannot stand in, until the instruction is back.
+//! A kernel that changes its own text first checks the old bytes, and afterwards checks the new
+//! ones. The caller watches the functions that do so. It [`TrapTable::suspend`]s the sites in their
+//! way and passes them to [`TrapTable::resume_sites`] when they are done.
+//!
+//! There every site reads its bytes anew. It may find another instruction, or a foreign int3, which
+//! is reinjected after each hit. On anything else no site can stand, so it waits until the
+//! instruction is back.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +20,8 @@ use super::{Entries, Entry, INT3, Site, SiteId, TrapTable};
 use crate::memory::PAGE_SIZE;
 use crate::x86_64::LONGEST_INSTRUCTION;
 
-/// A part of the kernel's text that no site stands in for a while. To be given to [`TrapTable::resume_sites`].
+/// A part of the kernel's text whose sites are suspended. Must be passed to
+/// [`TrapTable::resume_sites`].
 #[derive(Debug, Default)]
 #[must_use = "the sites stay out of memory until they are put down"]
 pub struct Suspended {
@@ -26,29 +30,29 @@ pub struct Suspended {
 }
 
 impl Suspended {
-    /// Whether nothing stood in the way.
+    /// Checks whether no site was suspended.
     pub fn is_empty(&self) -> bool {
         self.sites == 0
     }
 
-    /// Returns whether no part of the text is kept free, and there is nothing to put down.
+    /// Checks whether no part of the text is kept free, so that there is nothing to resume.
     pub fn is_nothing(&self) -> bool {
         self.windows.is_empty()
     }
 
-    /// How many sites were taken out.
+    /// Returns the number of suspended sites.
     pub fn len(&self) -> usize {
         self.sites
     }
 
-    /// Adds another part.
+    /// Adds another part of the text.
     pub fn append(&mut self, mut other: Self) {
         self.windows.append(&mut other.windows);
         self.sites += other.sites;
     }
 }
 
-/// User sites that are out of memory for a while. To be given to [`TrapTable::resume_user`].
+/// Suspended user sites. Must be passed to [`TrapTable::resume_user`].
 #[derive(Debug, Default)]
 #[must_use = "the sites stay out of memory until they are put down"]
 pub struct SuspendedUser {
@@ -56,23 +60,24 @@ pub struct SuspendedUser {
 }
 
 impl SuspendedUser {
-    /// Whether nothing stood in the way.
+    /// Checks whether no site was suspended.
     pub fn is_empty(&self) -> bool {
         self.sites.is_empty()
     }
 
-    /// How many sites were taken out.
+    /// Returns the number of suspended sites.
     pub fn len(&self) -> usize {
         self.sites.len()
     }
 
-    /// Adds others.
+    /// Adds other suspended sites.
     pub fn append(&mut self, mut other: Self) {
         self.sites.append(&mut other.sites);
     }
 }
 
-/// The parts of the kernel's text that are open: whoever arms a site there meanwhile has it put in with the others.
+/// The parts of the kernel's text whose sites are suspended. A site that is armed there meanwhile
+/// is resumed with the others.
 #[derive(Default)]
 pub(super) struct Windows {
     next: u64,
@@ -82,11 +87,11 @@ pub(super) struct Windows {
 /// A predicate of kernel sites: the address and the bytes of the instruction.
 pub type Choice = Box<dyn Fn(Gva, &[u8]) -> bool + Send + Sync>;
 
-/// Which kernel sites are kept out of memory.
+/// The kernel sites that are kept out of memory.
 enum Kept {
-    /// Those whose instruction has a byte there.
+    /// The sites whose instruction has a byte in this range.
     Addresses(Range<u64>),
-    /// Those of some instructions, wherever they stand.
+    /// The sites that have chosen instructions, at any address.
     Chosen(Choice),
 }
 
@@ -115,14 +120,14 @@ impl Windows {
         }
     }
 
-    /// Puts a new site into the windows that it stands in; in how many.
+    /// Adds a new site to the windows that contain it. Returns their number.
     pub(super) fn enter(&mut self, site: &Site) -> usize {
         let windows = self.open.values_mut();
         let around = windows.filter(|window| window.kept.holds(site));
         around.map(|window| window.sites.push(site.id)).count()
     }
 
-    /// Takes a site out that is no more.
+    /// Removes a site that no longer exists.
     pub(super) fn leave(&mut self, id: SiteId) {
         for window in self.open.values_mut() {
             window.sites.retain(|site| *site != id);
@@ -130,15 +135,17 @@ impl Windows {
     }
 }
 
-/// Whether the instruction of `site` has a byte in `addresses`.
+/// Checks whether the instruction of `site` has a byte in `addresses`.
 fn stands_in(site: &Site, addresses: &Range<u64>) -> bool {
     let start = site.address.0;
     start < addresses.end && start.saturating_add(site.length()) > addresses.start
 }
 
 impl TrapTable {
-    /// Takes the int3s of kernel sites out whose instruction has a byte in `addresses`, and keeps new ones from there. A hit that a
-    /// vCPU is at already is still found; none is seen from then on.
+    /// Suspends the kernel sites whose instruction has a byte in `addresses`, and keeps new ones
+    /// out of memory.
+    ///
+    /// A vCPU that has already hit one still finds the site. Later executions are not seen.
     pub fn suspend(&self, addresses: Range<u64>) -> Suspended {
         let first = addresses
             .start
@@ -147,12 +154,13 @@ impl TrapTable {
         self.suspend_kept(near, Kept::Addresses(addresses))
     }
 
-    /// As [`Self::suspend`], for the kernel sites that `is_chosen` by their instruction, wherever they stand.
+    /// Suspends the kernel sites that `is_chosen` accepts by address and instruction, wherever they
+    /// are.
     pub fn suspend_chosen(&self, is_chosen: Choice) -> Suspended {
         self.suspend_kept(0..u64::MAX, Kept::Chosen(is_chosen))
     }
 
-    /// Takes out the sites in the range `near` that a window keeps out, and opens the window.
+    /// Suspends the sites in the range `near` that the window keeps out, and opens the window.
     fn suspend_kept(&self, near: Range<u64>, kept: Kept) -> Suspended {
         let mut entries = self.lock();
         let entries = &mut *entries;
@@ -168,9 +176,11 @@ impl TrapTable {
         entries.windows.open(kept, taken)
     }
 
-    /// Puts sites back that were taken out by [`Self::suspend`], and those that were armed there since. `written` is where the guest has
-    /// written meanwhile as far as is known: a site inside it, not at the start of an instruction, waits until its own instruction
-    /// is back.
+    /// Resumes the sites that [`Self::suspend`] has suspended, and those that were armed there
+    /// since.
+    ///
+    /// `written` is the range that the guest has written meanwhile, as far as known. A site inside
+    /// it but not at the start of an instruction waits until its own instruction is back.
     pub fn resume_sites(
         &self,
         suspended: Suspended,
@@ -189,8 +199,10 @@ impl TrapTable {
         }
     }
 
-    /// Whether what was `written` goes on an instruction of which the first byte is an int3 for now: so Linux writes instructions of
-    /// several bytes while other CPUs run them (`text_poke_bp_batch`, arch/x86/kernel/alternative.c).
+    /// Checks whether `written` continues an instruction whose first byte is an int3 for now.
+    ///
+    /// Linux writes longer instructions in this way while other CPUs run them
+    /// (`text_poke_bp_batch`, arch/x86/kernel/alternative.c).
     fn is_tail(&self, entries: &Entries, written: &Range<u64>, space: AddressSpace) -> bool {
         let before = Gva(written.start.wrapping_sub(1));
         written.end.saturating_sub(written.start) > 1
@@ -209,7 +221,7 @@ impl TrapTable {
             return;
         };
         let at = entry.site.address.0;
-        // Remembered until the last who took it out puts it back.
+        // Kept until the last suspension of the site ends.
         entry.written_inside |= written.is_some_and(|w| w.contains(&at) && (tail || w.start != at));
         if entry.suspensions > 1 {
             entry.suspensions -= 1;
@@ -217,14 +229,15 @@ impl TrapTable {
         }
         let inside = std::mem::take(&mut entry.written_inside);
         let (site, overwritten) = (entry.site.clone(), entry.overwritten);
-        // While it still counts as taken out: what stands there now is the guest's, an int3 too.
+        // Reads the code while the site still counts as suspended: all bytes are the guest's, also
+        // an int3.
         let code = self.original_code(entries, site.address, space);
         let stays = paging::translate(&self.ram, space, site.address).is_ok_and(|t| t.gpa == id.0);
         let unchanged = code.starts_with(site.instruction_bytes());
         let original = match unchanged {
-            // Another page has come to its address: its byte is not the instruction's.
+            // The address now maps to another page, whose byte is not the instruction's.
             _ if !stays => None,
-            // Whatever was there in between, its own instruction is back.
+            // The original instruction is back, whatever was there in between.
             true => Some(None),
             false if inside || overwritten => None,
             false => self
@@ -239,7 +252,7 @@ impl TrapTable {
         entry.overwritten = original.is_none();
         let map = self.map(site.purpose);
         match original {
-            // An int3 that stands there is the guest's.
+            // An int3 that is there now is foreign.
             None => {
                 map.remove(site.key());
             }
@@ -259,8 +272,10 @@ impl TrapTable {
         }
     }
 
-    /// Takes the kernel sites in `addresses` out for good: their memory is about to be something else. Who armed them still disarms
-    /// them; what is armed there from now on is another site. How many there were.
+    /// Evicts the kernel sites in `addresses`, because their memory is about to be reused.
+    ///
+    /// Their users still disarm them. A site that is armed there from now on is another one.
+    /// Returns the number of evicted sites.
     pub fn evict(&self, addresses: Range<u64>) -> usize {
         let mut entries = self.lock();
         let entries = &mut *entries;
@@ -278,16 +293,16 @@ impl TrapTable {
         sites.len()
     }
 
-    /// Replaces a user site whose instruction a program has rewritten ([`Site::is_rewritten`]) by one of the bytes that stand there
-    /// now.
+    /// Replaces a user site whose instruction a program has rewritten ([`Site::is_rewritten`]) by
+    /// one for the current bytes.
     ///
     /// # Errors
-    /// If that is no instruction, or one that this host cannot get past.
+    /// If the bytes are no instruction, or one that this host cannot get past.
     pub(crate) fn read_anew(&self, site: &Arc<Site>) -> Result<Arc<Site>, ArmError> {
         let mut entries = self.lock();
         let stands = |entry: &Entry| Arc::ptr_eq(&entry.site, site);
         if !entries.by_id.get(&site.id).is_some_and(stands) {
-            // Somebody else was faster.
+            // Another vCPU has replaced the site already.
             return Ok(self.user_site(site.id.0).unwrap_or_else(|| site.clone()));
         }
         let mut code = site.code().to_vec();
@@ -304,13 +319,14 @@ impl TrapTable {
         Ok(next)
     }
 
-    /// Whether a site's memory was freed by the guest: whatever stands there now is not what it was armed for.
+    /// Checks whether the guest has freed a site's memory. The code there now is not what the site
+    /// was armed for.
     pub fn is_gone(&self, id: SiteId) -> bool {
         self.lock().by_id.get(&id).is_some_and(|entry| entry.gone)
     }
 
-    /// Takes the int3s of user sites out that stand in the pages that `is_wanted`; for [`Self::resume_user`]. A program that passes is not
-    /// seen meanwhile.
+    /// Suspends the user sites in the pages that `is_wanted` accepts, until [`Self::resume_user`].
+    /// Hits are missed meanwhile.
     pub fn suspend_user(&self, mut is_wanted: impl FnMut(Gpa) -> bool) -> SuspendedUser {
         let mut entries = self.lock();
         let mut suspended = SuspendedUser::default();
@@ -332,7 +348,7 @@ impl TrapTable {
         suspended
     }
 
-    /// Takes the int3 of one user site out; for [`Self::resume_user`].
+    /// Suspends one user site, until [`Self::resume_user`].
     pub fn suspend_user_site(&self, site: SiteId) -> SuspendedUser {
         let mut entries = self.lock();
         let mut suspended = SuspendedUser::default();
@@ -345,11 +361,11 @@ impl TrapTable {
         suspended
     }
 
-    /// Puts user sites back that were taken out. Where the guest has written something else meanwhile, that stays.
+    /// Resumes user sites. If the guest has overwritten a site's byte meanwhile, that byte stays.
     pub fn resume_user(&self, suspended: SuspendedUser) {
         let mut entries = self.lock();
         for id in suspended.sites {
-            // Disarmed meanwhile; or that, and armed again.
+            // The site was disarmed meanwhile, and perhaps armed again.
             let Some(entry) = entries
                 .by_id
                 .get_mut(&id)
@@ -367,7 +383,7 @@ impl TrapTable {
         }
     }
 
-    /// Where user sites stand within guest-physical `range`, with the bytes that the guest's programs have there.
+    /// Returns the user sites within a guest-physical `range`, with the original bytes there.
     pub fn user_originals(&self, range: Range<u64>) -> Vec<(Gpa, u8)> {
         let entries = self.lock();
         entries
@@ -378,7 +394,7 @@ impl TrapTable {
             .collect()
     }
 
-    /// Whether a user site stands in the page of `gpa`.
+    /// Checks whether a user site is in the page of `gpa`.
     pub fn is_patched(&self, gpa: Gpa) -> bool {
         let page = gpa.0 / PAGE_SIZE * PAGE_SIZE;
         !self

@@ -1,4 +1,5 @@
-//! Guest memory read as it would be without any site: each int3 of ours is replaced by the byte that it stands over.
+//! Reading of guest memory as it is without any site: each int3 of ours is replaced by its original
+//! byte.
 
 use introspect::x86_64::paging::{self, AddressSpace};
 use introspect::{Gpa, Gva, PhysicalMemory};
@@ -9,7 +10,7 @@ use crate::memory::PAGE_SIZE;
 use crate::x86_64::LONGEST_INSTRUCTION;
 
 impl TrapTable {
-    /// Reads guest-physical memory as it would be without any site.
+    /// Reads guest-physical memory as it is without any site.
     ///
     /// # Errors
     /// If the range is not RAM.
@@ -24,18 +25,19 @@ impl TrapTable {
         Ok(())
     }
 
-    /// Reads code as it would be without any site; empty where nothing is mapped, shorter than an instruction may be where a
-    /// page is missing behind it.
+    /// Reads code as it is without any site. The result is empty if nothing is mapped. It may be
+    /// shorter than an instruction if the next page is missing.
     pub fn read_code(&self, address: Gva, space: AddressSpace) -> Vec<u8> {
         self.original_code(&self.lock(), address, space)
     }
 
-    /// Returns whether code returns to `address`, by the code before it as it would be without any site: an instruction ends there, and
-    /// it is a call, or a no-operation as trampolines have before them.
+    /// Checks whether code returns to `address`, by the code before it without any site.
+    ///
+    /// An instruction must end there. It must be a call, or a no-operation as before trampolines.
     pub fn is_returned_to(&self, address: Gva, space: AddressSpace) -> bool {
         let looked_at = return_target::LOOKED_AT as u64;
         let entries = self.lock();
-        // The page before it may be missing.
+        // The page before the address may be missing.
         [looked_at, looked_at.min(address.0 % PAGE_SIZE)]
             .into_iter()
             .map(|length| {
@@ -47,7 +49,7 @@ impl TrapTable {
             .is_some_and(|(code, _)| return_target::ends_with_call(&code))
     }
 
-    /// [`Self::read_code`] with the lock held.
+    /// Does the work of [`Self::read_code`] with the lock held.
     pub(super) fn original_code(
         &self,
         entries: &Entries,
@@ -57,7 +59,8 @@ impl TrapTable {
         self.original_bytes(entries, address, space, LONGEST_INSTRUCTION)
     }
 
-    /// Reads up to `length` bytes as they would be without any site: fewer where a page is missing behind the first.
+    /// Reads up to `length` bytes as they are without any site. Returns fewer if a page after the
+    /// first is missing.
     fn original_bytes(
         &self,
         entries: &Entries,
@@ -86,7 +89,7 @@ impl TrapTable {
     }
 }
 
-/// Puts the original bytes of sites into what was read from memory.
+/// Replaces the int3s of sites in `buf`, read from memory at `address`, by the original bytes.
 pub(super) fn overlay(entries: &Entries, address: Gpa, buf: &mut [u8]) {
     let end = Gpa(address.0.saturating_add(buf.len() as u64));
     for (id, entry) in entries.by_id.range(SiteId(address)..SiteId(end)) {
