@@ -1,8 +1,10 @@
-//! Guest RAM: a memfd (or a snapshot's file, copy-on-write) mapped once and shared by everyone.
+//! Guest RAM: a memfd, or a snapshot's file mapped copy-on-write, mapped once and shared by
+//! everyone.
 //!
-//! Owns the layout of guest-physical memory (below and above the hole under 4 GiB) and all byte access to
-//! it from the host. A machine that boots gets a memfd, so that other processes can map it too; a restored
-//! one maps the snapshot's memory file privately, so that many restores share its clean pages.
+//! It owns the layout of guest-physical memory, below and above the hole under 4 GiB, and all byte
+//! access to it from the host. A machine that boots gets a memfd, so that other processes can map
+//! it too. A restored one maps the snapshot's memory file privately, so that many restores share
+//! its clean pages.
 
 mod page_set;
 
@@ -23,18 +25,18 @@ use vm_memory::{
 
 pub(crate) use page_set::PageSet;
 
-/// Start of the hole for devices and APICs below 4 GiB.
+/// The start of the hole for devices and APICs below 4 GiB.
 pub const HOLE_START: u64 = 0xc000_0000;
-/// End of that hole; RAM goes on here.
+/// The end of that hole, where RAM continues.
 pub const HOLE_END: u64 = 0x1_0000_0000;
-/// Granularity of RAM sizes in bytes.
+/// The granularity of RAM sizes in bytes.
 pub const PAGE_SIZE: u64 = 4096;
-/// Smallest machine: the micro guest and its tables fit.
+/// The smallest RAM size in bytes. The micro guest and its tables fit.
 pub const MIN_RAM: u64 = 2 << 20;
-/// Largest machine.
+/// The largest RAM size in bytes.
 pub const MAX_RAM: u64 = 512 << 30;
 
-/// Guest RAM cannot be made.
+/// The reason that guest RAM cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
     /// The size is not usable.
@@ -45,12 +47,12 @@ pub enum RamError {
         /// What was asked for, in bytes.
         asked: u64,
     },
-    /// The host does not give that much.
+    /// The host refuses that much memory.
     #[error("guest memory of {asked} bytes: the host refuses it ({source}); ask for less memory")]
     Host {
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         asked: u64,
-        /// What the host said.
+        /// The host's error.
         source: io::Error,
     },
     /// The host has less memory than the machine would need.
@@ -58,9 +60,9 @@ pub enum RamError {
         "guest memory of {asked} bytes: the host has {available} bytes available; ask for less memory"
     )]
     NotAvailable {
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         asked: u64,
-        /// `MemAvailable` of the host, in bytes.
+        /// The host's `MemAvailable` in bytes.
         available: u64,
     },
     /// The file behind the memory is too short.
@@ -68,20 +70,20 @@ pub enum RamError {
         "memory file of {found} bytes: the machine has {asked} bytes of RAM; the file is damaged"
     )]
     ShortFile {
-        /// What the machine's description says, in bytes.
+        /// The size in the machine's description, in bytes.
         asked: u64,
-        /// Length of the file in bytes.
+        /// The length of the file in bytes.
         found: u64,
     },
 }
 
-/// The range of guest-physical memory asked for is not RAM.
+/// An error for a range of guest-physical memory that is not RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guest-physical {address}, {length} bytes: not in guest RAM")]
 pub struct PhysicalWriteError {
-    /// First byte.
+    /// The first byte.
     pub address: Gpa,
-    /// Number of bytes.
+    /// The number of bytes.
     pub length: usize,
 }
 
@@ -95,41 +97,42 @@ pub struct GuestRam {
     size: u64,
     /// Whether the host's writes are noted.
     watched: Arc<AtomicBool>,
-    /// The notes of each region.
+    /// The noted writes of each region.
     writes: Arc<[HostWrites]>,
-    /// Of this RAM and its clones, and of no other.
+    /// The number of this RAM and its clones, which no other RAM has.
     number: u64,
 }
 
-/// The numbers given so far.
+/// The next number.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// RAM below the hole and above it.
+/// The number of regions: RAM below the hole and above it.
 const REGIONS: usize = 2;
-/// Accesses up to this length go word by word; longer ones are left to vm-memory, whose way to the bytes is longer.
+/// The longest access in bytes that goes word by word. Longer ones are left to vm-memory, whose
+/// setup costs more.
 const SHORT_ACCESS: usize = 64;
 
-/// Bytes of a word.
+/// The size of a word in bytes.
 const WORD: usize = 8;
 
 /// A short range of RAM: its words, then its bytes.
 struct Short<'a> {
-    /// Where it begins in the host.
+    /// The address of the range in the host.
     start: *const u8,
     words: &'a [AtomicU64],
     bytes: &'a [AtomicU8],
 }
 
-/// Where a region stands in the host; empty where there is none.
+/// The place of a region in the host. It is empty if there is no region.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mapped {
     start: u64,
     length: u64,
-    /// Address in the host, with its provenance exposed.
+    /// The address in the host, with its provenance exposed.
     host: usize,
 }
 
-/// Ranges of RAM for `size` bytes: below the hole, and the rest from 4 GiB on.
+/// Returns the ranges of RAM for `size` bytes: below the hole, and the rest from 4 GiB on.
 pub fn layout(size: u64) -> Vec<Range<u64>> {
     let low = size.min(HOLE_START);
     let high = (size > low).then(|| HOLE_END..HOLE_END + (size - low));
@@ -144,7 +147,7 @@ fn check_size(size: u64) -> Result<(), RamError> {
 }
 
 impl GuestRam {
-    /// Fresh, zeroed RAM of `size` bytes on a memfd.
+    /// Creates zeroed RAM of `size` bytes on a memfd.
     ///
     /// # Errors
     /// If the size is not usable or the host does not have it.
@@ -152,7 +155,7 @@ impl GuestRam {
         Self::within(size, host_available())
     }
 
-    /// The same on a host that says what it has.
+    /// Creates zeroed RAM on a host that has `available` bytes, if known.
     pub(crate) fn within(size: u64, available: Option<u64>) -> Result<Self, RamError> {
         check_size(size)?;
         if let Some(available) = available
@@ -163,7 +166,8 @@ impl GuestRam {
                 available,
             });
         }
-        // SAFETY: the name is a NUL-terminated literal and the flags are valid; the result is checked.
+        // SAFETY: the name is a NUL-terminated literal and the flags are valid. The result is
+        // checked.
         let fd = unsafe { libc::memfd_create(c"exotrace-guest-ram".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(RamError::Host {
@@ -171,7 +175,7 @@ impl GuestRam {
                 source: io::Error::last_os_error(),
             });
         }
-        // SAFETY: `fd` was just returned by memfd_create and nobody else owns it.
+        // SAFETY: `fd` was just returned by memfd_create, and nobody else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(size).map_err(|source| RamError::Host {
             asked: size,
@@ -180,7 +184,7 @@ impl GuestRam {
         Self::map(file, size, libc::MAP_SHARED)
     }
 
-    /// RAM that starts as the contents of `file` and is copied on write; the file stays as it is.
+    /// Creates RAM with the contents of `file`, copied on write. The file does not change.
     ///
     /// # Errors
     /// If the size is not usable, the file is shorter, or it cannot be mapped.
@@ -221,7 +225,8 @@ impl GuestRam {
                 .map_err(|e| host(io::Error::other(e)))?;
             let region = GuestRegionMmap::new(region, GuestAddress(range.start))
                 .ok_or_else(|| host(io::Error::other("address overflow")))?;
-            // SAFETY: the range is the mapping that was just made; the advice changes what a core dump has, and nothing else.
+            // SAFETY: the range is the mapping that was just made. The advice only excludes it from
+            // core dumps.
             let advised = unsafe {
                 libc::madvise(region.as_ptr().cast(), length as usize, libc::MADV_DONTDUMP)
             };
@@ -251,41 +256,43 @@ impl GuestRam {
         })
     }
 
-    /// Returns a number that this RAM and its clones have, and no other of this process: while one of them lives, so does
-    /// the mapping.
+    /// Returns the number of this RAM and its clones, unique in this process. The mapping lives as
+    /// long as any of them.
     #[inline]
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Total RAM in bytes.
+    /// Returns the total RAM in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The file behind the RAM: the memfd of a booted machine, the snapshot's file of a restored one.
+    /// Returns the file behind the RAM: the memfd of a booted machine, or the snapshot's file of a
+    /// restored one.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The rust-vmm view of the same memory.
+    /// Returns the rust-vmm view of the same memory.
     pub fn map_ref(&self) -> &WatchedMemory {
         &self.map
     }
 
-    /// Notes from now on which pages the host writes, or no longer. Those who write must be paused when this begins, or write
-    /// with sequentially consistent operations.
+    /// Starts or stops noting the pages that the host writes.
+    ///
+    /// Writers must be paused when this starts, or write with sequentially consistent operations.
     pub(crate) fn watch_writes(&self, watch: bool) {
         if watch {
-            // What an earlier watch has left.
+            // Discards the notes of an earlier watch.
             let _ = self.take_written();
         }
         self.watched.store(watch, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Returns the pages that the host has written since the last time, or since watching began. Reads that come after this
-    /// see those writes.
+    /// Returns the pages that the host has written since the last call, or since watching began.
+    /// Later reads see those writes.
     pub(crate) fn take_written(&self) -> PageSet {
         let mut written = PageSet::empty(self);
         for (region, writes) in self.writes.iter().enumerate() {
@@ -294,8 +301,10 @@ impl GuestRam {
         written
     }
 
-    /// To be called by whoever has written RAM through a pointer into it, or a word of it. Costs a relaxed load while nobody
-    /// watches.
+    /// Notes a write through a pointer into RAM, or of a word of it. Every such writer must call
+    /// it.
+    ///
+    /// Costs a relaxed load while writes are not watched.
     #[inline]
     pub(crate) fn wrote(&self, pointer: *const u8, length: usize) {
         if self.watched.load(Ordering::Relaxed) {
@@ -314,7 +323,7 @@ impl GuestRam {
         }
     }
 
-    /// (guest-physical start, length, host address) of each region, for KVM's memory slots.
+    /// Returns (guest-physical start, length, host address) of each region, for KVM's memory slots.
     pub fn slots(&self) -> Vec<(u64, u64, u64)> {
         self.map
             .iter()
@@ -322,8 +331,9 @@ impl GuestRam {
             .collect()
     }
 
-    /// Asks the host to back `range` with pages now, huge ones where it can: faults taken one by one on the
-    /// guest's first touches cost more. A refusal changes nothing but speed.
+    /// Asks the host to back `range` with pages now, huge ones if it can.
+    ///
+    /// Single faults on the guest's first touches cost more. A refusal changes only speed.
     pub fn prefault(&self, range: Range<u64>) {
         for (start, length, host) in self.slots() {
             let from = range.start.max(start);
@@ -332,8 +342,8 @@ impl GuestRam {
                 continue;
             }
             let address = (host + (from - start)) as *mut libc::c_void;
-            // SAFETY: [address, address + to - from) lies inside a mapping owned by `self.map`; both calls
-            // only populate or tune it and never change its contents.
+            // SAFETY: [address, address + to - from) lies inside a mapping owned by `self.map`.
+            // Both calls only populate or tune it and never change its contents.
             unsafe {
                 libc::madvise(address, (to - from) as usize, libc::MADV_HUGEPAGE);
                 libc::madvise(address, (to - from) as usize, libc::MADV_POPULATE_WRITE);
@@ -344,7 +354,7 @@ impl GuestRam {
     /// Writes `data` at a guest-physical address.
     ///
     /// # Errors
-    /// If any byte of the range is not RAM; what lies in RAM before it may have been written.
+    /// If any byte of the range is not RAM. Bytes in RAM before it may have been written.
     pub fn write_physical(&self, address: Gpa, data: &[u8]) -> Result<(), PhysicalWriteError> {
         if let Some(short) = self.short(address, data.len()) {
             let start = short.start;
@@ -366,7 +376,7 @@ impl GuestRam {
             })
     }
 
-    /// One byte.
+    /// Reads one byte.
     ///
     /// # Errors
     /// If it is not RAM.
@@ -376,8 +386,8 @@ impl GuestRam {
         Ok(byte[0])
     }
 
-    /// Host address of `length` bytes of RAM that do not cross a region, for atomic access. Who writes there says so
-    /// ([`wrote`](Self::wrote)).
+    /// Returns the host address of `length` bytes of RAM that do not cross a region, for atomic
+    /// access. Writers must report their writes ([`wrote`](Self::wrote)).
     pub(crate) fn host_address(&self, address: Gpa, length: u64) -> Option<*mut u8> {
         self.mapped.iter().find_map(|region| {
             let offset = address.0.checked_sub(region.start)?;
@@ -389,14 +399,17 @@ impl GuestRam {
         })
     }
 
-    /// The word at an address that is a multiple of 8, which the guest may change at any time. It stays where it is for
-    /// as long as RAM of this [number](Self::number) lives. Who writes it says so ([`wrote`](Self::wrote)).
+    /// Returns the word at an address that is a multiple of 8, which the guest may change at any
+    /// time.
+    ///
+    /// It stays in place for as long as RAM of this [number](Self::number) lives. Writers must
+    /// report their writes ([`wrote`](Self::wrote)).
     #[inline]
     pub(crate) fn word(&self, address: Gpa) -> Option<&AtomicU64> {
         if !address.0.is_multiple_of(WORD as u64) {
             return None;
         }
-        // Regions are whole pages: a word that begins in one ends there.
+        // Regions are whole pages, so a word does not cross the end of one.
         let within = |region: &Mapped| {
             let offset = address.0.wrapping_sub(region.start);
             (offset < region.length).then(|| region.host.wrapping_add(offset as usize))
@@ -404,12 +417,14 @@ impl GuestRam {
         let [low, high] = &self.mapped;
         let host = within(low).or_else(|| within(high))?;
         let pointer = std::ptr::with_exposed_provenance_mut::<u64>(host);
-        // SAFETY: the pointer is into guest RAM, mapped as long as `self.map` lives, which the result borrows. It is
-        // aligned, since regions begin at pages in the guest and in the host. All access is atomic.
+        // SAFETY: the pointer is into guest RAM, mapped as long as `self.map` lives, which the
+        // result borrows. It is aligned, because regions begin at pages in the guest and in the
+        // host. All access is atomic.
         Some(unsafe { AtomicU64::from_ptr(pointer) })
     }
 
-    /// Stores a word at an address that is a multiple of 8; `false`, and nothing stored, at another or outside RAM.
+    /// Stores a word at an address that is a multiple of 8. Otherwise, or outside RAM, stores
+    /// nothing and returns `false`.
     #[inline]
     pub(crate) fn store_word(&self, address: Gpa, value: u64) -> bool {
         let Some(word) = self.word(address) else {
@@ -420,22 +435,22 @@ impl GuestRam {
         true
     }
 
-    /// The bytes of a short range of RAM, which the guest may change at any time: as words where they are aligned, and
-    /// what is left as bytes.
+    /// Returns a short range of RAM, which the guest may change at any time: aligned words, then
+    /// the remaining bytes.
     fn short(&self, address: Gpa, length: usize) -> Option<Short<'_>> {
         if length > SHORT_ACCESS {
             return None;
         }
         let pointer = self.host_address(address, length as u64)?;
         let words: &[AtomicU64] = if pointer.addr().is_multiple_of(WORD) {
-            // SAFETY: `pointer` is aligned, and valid for `length` bytes, at least these, as long as `self.map` lives,
-            // which the result borrows. All access is atomic.
+            // SAFETY: `pointer` is aligned, and valid for at least `length` bytes as long as
+            // `self.map` lives, which the result borrows. All access is atomic.
             unsafe { std::slice::from_raw_parts(pointer.cast(), length / WORD) }
         } else {
             &[]
         };
         let done = words.len() * WORD;
-        // SAFETY: the bytes behind the words are valid as they are; bytes need no alignment.
+        // SAFETY: the bytes behind the words are valid likewise. Bytes need no alignment.
         let bytes = unsafe {
             std::slice::from_raw_parts(pointer.wrapping_add(done).cast::<AtomicU8>(), length - done)
         };
@@ -481,8 +496,9 @@ impl PhysicalMemory for GuestRam {
         let page = Gpa(address.0 & !(PAGE_SIZE - 1));
         let first = self.host_address(page, PAGE_SIZE)?;
         let words = PAGE_SIZE as usize / WORD;
-        // SAFETY: the whole page is in RAM, mapped as long as `self.map` lives, which the result borrows, and aligned, since
-        // regions begin at pages in the guest and in the host. All access is atomic.
+        // SAFETY: the whole page is in RAM, mapped as long as `self.map` lives, which the result
+        // borrows. It is aligned, because regions begin at pages in the guest and in the host. All
+        // access is atomic.
         Some(unsafe { std::slice::from_raw_parts(first.cast(), words) })
     }
 
@@ -491,7 +507,7 @@ impl PhysicalMemory for GuestRam {
     }
 }
 
-/// `MemAvailable` of the host in bytes, if it says.
+/// Returns the host's `MemAvailable` in bytes, if it is known.
 fn host_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
@@ -528,7 +544,7 @@ mod tests {
 
     #[test]
     fn both_sides_of_the_hole_are_memory_and_the_hole_is_not() {
-        // Only the pages that are touched are ever there, so a small host does, too.
+        // Only touched pages are ever allocated, so a small host suffices.
         let ram = GuestRam::within((3 << 30) + (64 << 20), None).unwrap();
         for address in [0, HOLE_START - 8, HOLE_END, HOLE_END + (64 << 20) - 8] {
             ram.write_physical(Gpa(address), &address.to_le_bytes())
@@ -541,7 +557,7 @@ mod tests {
         assert!(ram.read_byte(Gpa(HOLE_END + (64 << 20))).is_err());
     }
 
-    /// Short and long, aligned and not, also across pages and up to the last byte.
+    /// Tests short and long accesses, aligned and not, also across pages and up to the last byte.
     #[test]
     fn every_length_and_alignment_reads_back_what_was_written() {
         let ram = GuestRam::new(MIN_RAM).unwrap();

@@ -1,59 +1,60 @@
-//! Which files of the host a restored machine gets as its disks.
+//! The rule for the host files that a restored machine gets as its disks.
 //!
-//! A snapshot names files by path, and says whether the guest may write to them. Whoever wrote the snapshot chose those
-//! paths, and the guest reads what they hold. So a file is opened only if it lies in the snapshot's folder, or if the
-//! restorer has named it.
+//! A snapshot names files by path, and says whether the guest may write to them. The author of the
+//! snapshot chose those paths, and the guest reads the files. A file is therefore opened only if it
+//! lies in the snapshot's folder, or if the restorer has named it.
 
 use std::path::Path;
 
 use crate::machine::virtio::{DiskConfig, SavedDevice};
 
-/// What the restorer says of the disks.
+/// The restorer's choice of disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestoredDisks {
-    /// These files, in the order of the saved disks; none: all must lie in the snapshot's folder.
+    /// These files, in the order of the saved disks. If there are none, all must lie in the
+    /// snapshot's folder.
     Named(Vec<DiskConfig>),
     /// The files that the snapshot names, wherever they are.
     AsSaved,
 }
 
-/// The disks of a snapshot are not used.
+/// The reason that a snapshot's disks are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiskRefusal {
-    /// One lies elsewhere.
+    /// A disk lies outside the snapshot's folder.
     #[error(
         "it names a disk outside its folder, {disk}; a snapshot is to be trusted like a program: name its disks again ({options}), or take whatever it names (--disks-as-saved)"
     )]
     Outside {
-        /// The disk's file, and what the guest may do with it.
+        /// The disk's file, and the guest's access to it.
         disk: String,
-        /// What to say of all disks.
+        /// The options that name all disks.
         options: String,
     },
-    /// Too many are named, or too few.
+    /// Too many disks are named, or too few.
     #[error("{named} of its {saved} disks are named; name each in the saved order: {options}")]
     Count {
-        /// Disks that were named.
+        /// The number of named disks.
         named: usize,
-        /// Disks that it has.
+        /// The number of saved disks.
         saved: usize,
-        /// What to say of all disks.
+        /// The options that name all disks.
         options: String,
     },
-    /// The guest takes it for one that it may write to.
+    /// The guest has the disk as a writable one.
     #[error(
         "disk {path}: named as one that is only read, and saved as one that the guest writes to; name it without `ro`"
     )]
     ReadOnly {
-        /// The file that was named.
+        /// The named file.
         path: String,
     },
 }
 
-/// Puts into `devices` the files that their disks may have; returns them.
+/// Puts the permitted files of the disks into `devices` and returns them.
 ///
 /// # Errors
-/// If one may not be opened, or other disks are named than there are. Nothing is changed then.
+/// If a file may not be opened, or the number of named disks differs. Nothing is changed then.
 pub(super) fn permit(
     devices: &mut [SavedDevice],
     folder: &Path,
@@ -109,7 +110,7 @@ fn renamed(saved: &[DiskConfig], named: &[DiskConfig]) -> Result<Vec<DiskConfig>
         .collect()
 }
 
-/// Returns whether a file lies in `folder`, with all links followed.
+/// Checks whether a file lies in `folder`, with all links followed.
 fn is_inside(path: &Path, folder: &Path) -> bool {
     match (path.canonicalize(), folder.canonicalize()) {
         (Ok(path), Ok(folder)) => path.starts_with(folder),

@@ -1,4 +1,4 @@
-//! The files that a snapshot is written to, as descriptors that somebody else has opened.
+//! The files that a snapshot is written to, as descriptors that the caller has opened.
 
 use std::fs::File;
 use std::io;
@@ -9,30 +9,30 @@ use rustix::fs::{OFlags, fcntl_getfl};
 
 use super::{MEMORY_FILE, STATE_FILE};
 
-/// A descriptor is not one that a snapshot can be written to.
+/// The reason that a snapshot cannot be written to a descriptor.
 #[derive(Debug, thiserror::Error)]
 pub enum FileRefusal {
-    /// Nothing is known of it.
+    /// The state of the descriptor cannot be read.
     #[error("the file for the snapshot's `{name}`: {source}")]
     Unknown {
-        /// Which of the two.
+        /// The file's name in the snapshot.
         name: &'static str,
-        /// What the host said.
+        /// The host's error.
         source: io::Error,
     },
-    /// It is of another kind, or in use.
+    /// The file is of another kind, or in use.
     #[error(
         "the file for the snapshot's `{name}`: expected an empty regular file, opened for reading and writing at any place; found {found}"
     )]
     Unfit {
-        /// Which of the two.
+        /// The file's name in the snapshot.
         name: &'static str,
-        /// What it is instead.
+        /// The actual kind or state of the file.
         found: String,
     },
 }
 
-/// Two empty regular files of their own.
+/// Two distinct empty regular files.
 #[derive(Debug)]
 pub struct Files {
     pub(super) state: File,
@@ -40,10 +40,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// Takes the descriptors of the files for `state` and `memory`.
+    /// Accepts the descriptors of the files for `state` and `memory`.
     ///
     /// # Errors
-    /// If one is not a regular file, is not empty, or not opened for both reading and writing, or both are one file.
+    /// If one is not a regular file, is not empty, or is not opened for both reading and writing.
+    /// Also if both are one file.
     pub fn new(state: OwnedFd, memory: OwnedFd) -> Result<Self, FileRefusal> {
         let (state, first) = checked(state, STATE_FILE)?;
         let (memory, second) = checked(memory, MEMORY_FILE)?;

@@ -1,7 +1,8 @@
 //! The folder of a snapshot while it is made.
 //!
-//! The folder has another name until its files are whole ([`partial`]). Whoever makes it need not be the machine's process,
-//! which may be confined to its own folder: a client opens the files, and the machine writes to their descriptors.
+//! The folder has another name until its files are whole ([`partial`]). Its creator need not be the
+//! machine's process, which may be confined to its own folder. A client then opens the files, and
+//! the machine writes to their descriptors.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -12,26 +13,27 @@ use std::path::{Path, PathBuf};
 use super::files::{FileRefusal, Files};
 use super::{MEMORY_FILE, STATE_FILE, partial};
 
-/// The folder of a snapshot cannot be made.
+/// The reason that the folder of a snapshot cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    /// The name is taken.
+    /// The name is in use.
     #[error("snapshot {path}: already there; remove it or name another folder")]
     Exists {
         /// The folder.
         path: PathBuf,
     },
-    /// The host refuses it.
+    /// The host refuses the folder or a file.
     #[error("snapshot {path}: {source}")]
     Host {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The host's error.
         source: io::Error,
     },
 }
 
-/// A folder with the empty files of a snapshot, which does not have its name yet. Dropped, it is removed.
+/// A folder with the empty files of a snapshot, which does not have its final name yet. Dropping it
+/// removes it.
 #[derive(Debug)]
 #[must_use = "the folder is removed if it is not finished"]
 pub struct NewFolder {
@@ -43,10 +45,12 @@ pub struct NewFolder {
 }
 
 impl NewFolder {
-    /// Makes the folder that is to become `folder` (mode 0700), the folders above it, and its empty files (mode 0600).
+    /// Creates the folder that is to become `folder` (mode 0700), its parents, and its empty files
+    /// (mode 0600).
     ///
     /// # Errors
-    /// If `folder` is there, or the host refuses to make one of them; nothing but folders above it is left then.
+    /// If `folder` exists, or the host refuses to create one of them. Only parent folders are left
+    /// then.
     pub fn create(folder: &Path) -> Result<Self, FolderError> {
         if folder.exists() {
             return Err(FolderError::Exists {
@@ -69,7 +73,7 @@ impl NewFolder {
         })
     }
 
-    /// Returns the descriptors of the files, in the order in which [`Files::new`] takes them.
+    /// Returns the descriptors of the files, in the order in which [`Files::new`] accepts them.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.state.as_fd(), self.memory.as_fd()]
@@ -88,11 +92,13 @@ impl NewFolder {
         Files::new(state.into(), copy(&self.memory, MEMORY_FILE)?.into())
     }
 
-    /// Gives the folder its name once its files are whole and on the disk. The folder is on the disk, too, when this
-    /// returns. Removes what killed saves to the same folder have left behind.
+    /// Renames the folder to its final name once its files are whole and on the disk.
+    ///
+    /// The folder is on the disk too when this returns. Removes the remains of killed saves to the
+    /// same folder.
     ///
     /// # Errors
-    /// If the host refuses it, or the name has been taken meanwhile.
+    /// If the host refuses it, or the name has come into use meanwhile.
     pub fn finish(mut self) -> Result<(), FolderError> {
         sync(&self.partial)?;
         fs::rename(&self.partial, &self.folder).map_err(failed(&self.folder))?;
@@ -124,7 +130,7 @@ fn sync(folder: &Path) -> Result<(), FolderError> {
     synced.map_err(failed(folder))
 }
 
-/// Makes `state` and `memory`, for their owner only: they hold everything the guest knows.
+/// Creates `state` and `memory` for their owner only, because they hold all the guest's data.
 fn private_files(folder: &Path) -> Result<(File, File), FolderError> {
     let create = |name| {
         let path = folder.join(name);

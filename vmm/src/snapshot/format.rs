@@ -1,54 +1,55 @@
 //! The `state` file: a header that any version can read, then the version's own body.
 //!
-//! Header, little endian: 8 bytes `EXOTSNAP`, u32 version, u32 zero, u64 body length, SHA-256 of the body.
+//! Header, little endian: 8 bytes `EXOTSNAP`, u32 version, u32 zero, u64 body length, SHA-256 of
+//! the body.
 
 use sha2::{Digest, Sha256};
 
 use crate::hex::hex;
 
-/// Version of the body. Raised with every change of what is saved.
+/// The version of the body. Raised with every change of the saved state.
 pub const FORMAT_VERSION: u32 = 5;
 const MAGIC: &[u8; 8] = b"EXOTSNAP";
 const HEADER: usize = 56;
 
-/// A state file is not usable.
+/// The reason that a state file is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotDamage {
-    /// Not such a file.
+    /// It is not a state file.
     #[error(
         "not a snapshot's state file (starts with {found}); name the folder that `exotrace snapshot` wrote"
     )]
     NotASnapshot {
-        /// Its first bytes in hex.
+        /// The first bytes of the file, in hex.
         found: String,
     },
-    /// Written by another version.
+    /// It was written by another version.
     #[error(
         "written in format {found}, this exotrace reads format {FORMAT_VERSION}; boot the machine again and save it anew"
     )]
     Version {
-        /// The file's version.
+        /// The version of the file.
         found: u32,
     },
-    /// Cut short.
+    /// It was cut short.
     #[error("damaged: {found} bytes of state, {expected} were written")]
     Truncated {
-        /// Bytes there.
+        /// The number of bytes in the file.
         found: u64,
-        /// Bytes that the header announces.
+        /// The number of bytes that the header announces.
         expected: u64,
     },
-    /// Changed.
+    /// It was changed.
     #[error("damaged: SHA-256 {found}, {expected} was written")]
     Hash {
-        /// Of what is there, in hexadecimal.
+        /// The SHA-256 of the current bytes, in hexadecimal.
         found: String,
-        /// Of what was written.
+        /// The SHA-256 of the written bytes, in hexadecimal.
         expected: String,
     },
 }
 
-/// The file for a body.
+/// Returns the file with a body.
 pub(super) fn encode(body: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER + body.len());
     file.extend_from_slice(MAGIC);
@@ -60,7 +61,7 @@ pub(super) fn encode(body: &[u8]) -> Vec<u8> {
     file
 }
 
-/// The body of a file.
+/// Returns the body of a file.
 pub(super) fn decode(file: &[u8]) -> Result<&[u8], SnapshotDamage> {
     let word = |at: usize| {
         let bytes = file.get(at..at + 4).and_then(|b| b.try_into().ok());

@@ -1,4 +1,4 @@
-//! The kernel that a snapshot runs: what a later session needs for symbols.
+//! A reference to the kernel of a snapshot, from which later sessions get symbols.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,16 @@ use serde::{Deserialize, Serialize};
 /// A kernel by its file and its contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelReference {
-    /// The file as it was named when the machine was booted.
+    /// The file as it was named at boot.
     pub path: PathBuf,
-    /// Size of the unpacked ELF in bytes.
+    /// The size of the unpacked ELF in bytes.
     pub size: u64,
-    /// Hash of the unpacked ELF.
+    /// The hash of the unpacked ELF.
     pub hash: KernelHash,
 }
 
-/// BLAKE3 of an unpacked ELF. Each start of a machine computes it, and SHA-256 takes three times as long.
+/// The BLAKE3 hash of an unpacked ELF. Each start of a machine computes it, and SHA-256 takes three
+/// times as long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KernelHash(pub [u8; 32]);
 
@@ -32,7 +33,7 @@ impl KernelReference {
         }
     }
 
-    /// Returns whether both are of the same kernel, wherever its file stands.
+    /// Checks whether both are the same kernel, whatever the path of its file.
     #[must_use]
     pub fn is_same_kernel(&self, other: &Self) -> bool {
         (self.size, self.hash) == (other.size, other.hash)

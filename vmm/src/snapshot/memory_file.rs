@@ -10,28 +10,28 @@ use introspect::{Gpa, PhysicalMemory};
 use crate::memory::PageSet;
 use crate::memory::{GuestRam, HOLE_END, HOLE_START, PAGE_SIZE};
 
-/// Bytes looked at at once. A run of non-zero pages is written in one call.
+/// The number of bytes that are examined at once. A run of non-zero pages is written in one call.
 pub(super) const CHUNK: u64 = 1 << 20;
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// Writes pages of RAM to a file, in the order of its ranges.
+/// A writer of RAM pages to a file, in the order of the file's ranges.
 pub(super) struct MemoryFile<'a> {
     ram: &'a GuestRam,
     file: &'a File,
     chunk: Vec<u8>,
 }
 
-/// Whether pages of zeros are written.
+/// The handling of pages of zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Zeros {
-    /// They are: something else may be there.
+    /// They are written, because the file may have other data there.
     Written,
-    /// The file has nothing there, and stays so.
+    /// They are left out, because the file has a hole there.
     Left,
 }
 
 impl<'a> MemoryFile<'a> {
-    /// Makes the empty `file` as long as `ram`.
+    /// Sets the length of the empty `file` to that of `ram`.
     pub(super) fn new(ram: &'a GuestRam, file: &'a File) -> io::Result<Self> {
         file.set_len(ram.size())?;
         Ok(Self {
@@ -55,16 +55,18 @@ impl<'a> MemoryFile<'a> {
     }
 }
 
-/// Pages that were copied while the guest was paused, to be written when it runs again: it does not wait for the disk.
+/// Pages that were copied while the guest was paused, to be written when it runs again. The guest
+/// does not wait for the disk.
 pub(super) struct Copied {
     bytes: Vec<u8>,
-    /// Guest-physical addresses.
+    /// The guest-physical addresses of the copies.
     runs: Vec<Range<u64>>,
     used: usize,
 }
 
 impl Copied {
-    /// Makes room, all of it touched: the guest does not wait for the host to find pages either.
+    /// Allocates room and touches all of it, so that the guest does not wait for the host to find
+    /// pages either.
     pub(super) fn with_room(bytes: u64) -> Self {
         Self {
             bytes: vec![0xff; bytes as usize],
@@ -73,7 +75,7 @@ impl Copied {
         }
     }
 
-    /// Copies a range of RAM; `false` if there is no room.
+    /// Copies a range of RAM. Returns `false` if there is no room.
     pub(super) fn add(&mut self, ram: &GuestRam, run: &Range<u64>) -> io::Result<bool> {
         let end = self.used + (run.end - run.start) as usize;
         let Some(place) = self.bytes.get_mut(self.used..end) else {
@@ -104,7 +106,7 @@ impl Copied {
     }
 }
 
-/// Returns where RAM at a guest-physical address is in the file.
+/// Returns the offset in the file of RAM at a guest-physical address.
 fn offset(address: u64) -> u64 {
     match address < HOLE_END {
         true => address,

@@ -1,18 +1,21 @@
-//! Saving a machine to a folder, and making machines from it.
+//! Saving a machine to a folder, and restoring machines from it.
 //!
-//! A folder holds two files: `state` (vCPUs, interrupt controllers, timer, devices, hashes of `memory`; versioned and
-//! with a SHA-256 of its own) and `memory` (guest RAM as a sparse file). A restored machine maps `memory` copy-on-write, so any number
-//! of them share one file, which must stay as it is while they run.
+//! A folder holds two files. `state` has the vCPUs, interrupt controllers, timer, devices and
+//! hashes of `memory`. It is versioned, with a SHA-256 of its own. `memory` is guest RAM as a
+//! sparse file. A restored machine maps `memory` copy-on-write, so any number of machines share one
+//! file. It must not change while they run.
 //!
-//! Disks are not part of a snapshot: it names their files, which must be there with the size they had, and should have
-//! the contents they had, or the guest finds a file system that has changed under it. [`RestoredDisks`] has the rule by which
-//! those files are opened.
+//! Disks are not part of a snapshot, which only names their files. They must exist with the saved
+//! size. Their contents should be the saved ones, or the guest finds a file system that has changed
+//! under it. [`RestoredDisks`] has the rule by which those files are opened.
 //!
-//! The guest runs while its memory is written, but for a moment, where the host's KVM can tell what it writes.
+//! If the host's KVM can log the guest's writes, the guest runs while its memory is written, except
+//! for a moment.
 //!
-//! Whoever makes the folder ([`NewFolder`]) need not be the machine's process, which writes to descriptors ([`write()`]).
+//! The creator of the folder ([`NewFolder`]) need not be the machine's process, which writes to
+//! descriptors ([`write()`]).
 //!
-//! Traps are not part of a snapshot: the saved memory is what the guest would have without them.
+//! Traps are not part of a snapshot: the saved memory is as it is without them.
 
 mod disks;
 mod files;
@@ -46,7 +49,8 @@ use crate::vcpu::state::VcpuState;
 
 const STATE_FILE: &str = "state";
 const MEMORY_FILE: &str = "memory";
-/// Bytes of a state file that are read at most: some thousand for each vCPU are usual, and 33 for each 2 MiB of memory.
+/// The largest state file that is read, in bytes. Some thousand for each vCPU are usual, and 33 for
+/// each 2 MiB of memory.
 const LONGEST_STATE: u64 = 64 << 20;
 
 /// The machine as it is written.
@@ -55,11 +59,11 @@ pub(crate) struct SavedMachine {
     pub(crate) cpu: String,
     pub(crate) interpreted: bool,
     pub(crate) memory: u64,
-    /// Of the file `memory`, in its order.
+    /// The pieces of the file `memory`, in its order.
     pieces: Vec<pieces::Piece>,
     pub(crate) command_line: String,
     pub(crate) kernel: Option<KernelReference>,
-    /// Nanoseconds of the guest's kvmclock.
+    /// The guest's kvmclock in nanoseconds.
     pub(crate) clock: u64,
     pub(crate) irqchips: Vec<kvm_irqchip>,
     pub(crate) pit: Option<kvm_pit_state2>,
@@ -70,7 +74,7 @@ pub(crate) struct SavedMachine {
     pub(crate) virtio: Vec<SavedDevice>,
 }
 
-/// What the caller adds to a machine's own state.
+/// The caller's additions to a machine's own state.
 #[derive(Debug, Clone)]
 pub struct SnapshotInfo {
     /// The kernel's command line.

@@ -1,4 +1,5 @@
-//! The folder that a snapshot is written to until it is whole: beside its place, `NAME.PID.partial`.
+//! The folder that a snapshot is written to until it is whole: `NAME.PID.partial`, beside the final
+//! one.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,7 +14,7 @@ pub(super) fn name(folder: &Path) -> PathBuf {
     folder.with_file_name(name)
 }
 
-/// Returns the folder that `folder` stands in.
+/// Returns the parent folder of `folder`.
 pub(super) fn around(folder: &Path) -> &Path {
     match folder.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -22,7 +23,7 @@ pub(super) fn around(folder: &Path) -> &Path {
     }
 }
 
-/// Removes what saves to `folder` have left behind whose process is gone.
+/// Removes the remains of saves to `folder` whose process has ended.
 pub(super) fn clear(folder: &Path) {
     let Ok(entries) = fs::read_dir(around(folder)) else {
         return;
@@ -47,7 +48,7 @@ fn is_left_behind(folder: &Path, name: &OsString) -> bool {
     let process = process.and_then(|rest| rest.strip_prefix(b"."));
     let process = process.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
     let process = process.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u32>().ok());
-    // A number that another process has by now keeps the folder until that ends.
+    // If another process has the number by now, the folder is kept until that ends.
     process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists())
 }
 

@@ -1,7 +1,8 @@
-//! Hashes of `memory`, piece by piece: what was written, and whether it is still there.
+//! Hashes of `memory`, piece by piece, to check whether it still is as written.
 //!
-//! A piece is 2 MiB: small enough to be checked where a guest touches one page of it (1.3 ms on a CPU with SHA
-//! instructions, 1.6 GB/s), and 32 bytes of `state` for each 2 MiB. SHA-256 is at that speed no slower than a disk.
+//! A piece is 2 MiB. That is small enough to check when a guest touches one page of it: 1.3 ms on a
+//! CPU with SHA instructions, at 1.6 GB/s. Each piece needs 32 bytes of `state`. SHA-256 is at that
+//! speed no slower than a disk.
 
 use std::fs::File;
 use std::io;
@@ -13,32 +14,32 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Bytes of a piece; the last may be shorter.
+/// The size of a piece in bytes. The last may be shorter.
 pub(super) const PIECE: u64 = 2 << 20;
-/// Bytes that are read at once.
+/// The number of bytes that are read at once.
 const CHUNK: usize = 64 << 10;
 
-/// What a piece held when it was written.
+/// The contents of a piece when it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Piece {
-    /// Nothing but zeros: a hole of the file, if it has holes.
+    /// Only zeros: a hole of the file, if it has holes.
     Zeros,
     /// Bytes with this SHA-256.
     Bytes([u8; 32]),
 }
 
-/// Returns how many pieces there are of `size` bytes.
+/// Returns the number of pieces in `size` bytes.
 pub(super) fn count(size: u64) -> u64 {
     size.div_ceil(PIECE)
 }
 
-/// Returns the bytes of the file that a piece is of.
+/// Returns the byte range of a piece in the file.
 pub(super) fn range(index: u64, size: u64) -> Range<u64> {
     let start = index.saturating_mul(PIECE).min(size);
     start..start.saturating_add(PIECE).min(size)
 }
 
-/// Reads pieces of files.
+/// A reader of pieces, with its buffer.
 pub(super) struct Reader(Vec<u8>);
 
 impl Reader {
@@ -46,7 +47,7 @@ impl Reader {
         Self(vec![0; CHUNK])
     }
 
-    /// Returns what the piece `range` of `file` holds.
+    /// Returns the contents of the piece `range` of `file`.
     ///
     /// # Errors
     /// If it cannot be read, or the file is shorter.
@@ -72,12 +73,13 @@ impl Reader {
     }
 }
 
-/// Returns whether the file has no data in `range`, without reading it, and does not end before that.
+/// Checks, without reading, whether the file has no data in `range` and does not end before the
+/// range's end.
 fn is_hole(file: &File, range: &Range<u64>) -> io::Result<bool> {
     let data = match seek(file, SeekFrom::Data(range.start)) {
         Ok(data) => data,
         Err(Errno::NXIO) => u64::MAX,
-        // This file system does not know holes.
+        // This file system does not support holes.
         Err(_) => return Ok(false),
     };
     Ok(data >= range.end && file.metadata()?.len() >= range.end)

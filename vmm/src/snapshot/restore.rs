@@ -1,8 +1,8 @@
-//! Making a machine from a snapshot.
+//! Restoring a machine from a snapshot.
 //!
-//! The order is KVM's: memory slots before the interrupt controllers, those before the vCPUs, and the clock
-//! last. Where the host cannot set a guest's TSC, its kvmclock still goes on where it stopped (KVM_SET_CLOCK),
-//! and an armed TSC deadline is moved by the difference.
+//! KVM dictates the order: memory slots before the interrupt controllers, those before the vCPUs,
+//! and the clock last. If the host cannot set a guest's TSC, its kvmclock still continues where it
+//! stopped (KVM_SET_CLOCK). An armed TSC deadline is moved by the difference.
 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -24,7 +24,7 @@ use crate::machine::{Machine, MachineError, MachineParts, assemble, create_vcpus
 use crate::memory::{GuestRam, RamError};
 use crate::vm::NameCall;
 
-/// A snapshot cannot be restored.
+/// The reason that a snapshot cannot be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// A file is missing or unreadable.
@@ -32,7 +32,7 @@ pub enum RestoreError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The host's error.
         source: std::io::Error,
     },
     /// The state file is damaged or of another version.
@@ -40,7 +40,7 @@ pub enum RestoreError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// How.
+        /// The damage.
         source: SnapshotDamage,
     },
     /// The body does not decode.
@@ -48,17 +48,17 @@ pub enum RestoreError {
     Body {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The decoder's error.
         source: postcard::Error,
     },
-    /// The hashes are not those of this memory.
+    /// The number of hashes does not fit the memory.
     #[error("snapshot {path}: damaged: {found} hashes of its memory, expected {expected}")]
     Pieces {
         /// The file.
         path: PathBuf,
-        /// Hashes that are there.
+        /// The number of hashes.
         found: usize,
-        /// Pieces of memory.
+        /// The number of pieces of memory.
         expected: u64,
     },
     /// The memory file is damaged.
@@ -66,70 +66,70 @@ pub enum RestoreError {
     Memory {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the memory.
         source: RamError,
     },
-    /// Another CPU.
+    /// The snapshot was saved on another CPU.
     #[error(
         "snapshot {path}: saved on CPU {saved}, this is {here}; boot the machine anew on this host"
     )]
     Cpu {
         /// The folder.
         path: PathBuf,
-        /// The CPU it was saved on.
+        /// The CPU of the saving host.
         saved: String,
         /// This CPU.
         here: String,
     },
-    /// Another kind of host.
+    /// The snapshot was saved on another kind of host.
     #[error(
         "snapshot {path}: saved on a host with {saved} guest kernel mode, this one has {here}; boot the machine anew on this host"
     )]
     HostKind {
         /// The folder.
         path: PathBuf,
-        /// How the saving host ran kernel mode.
+        /// The way the saving host ran kernel mode.
         saved: &'static str,
-        /// How this one does.
+        /// The way this host runs it.
         here: &'static str,
     },
-    /// Its disks are not opened.
+    /// The snapshot's disks are not opened.
     #[error("snapshot {path}: {source}")]
     Disks {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: DiskRefusal,
     },
-    /// The machine cannot be made.
+    /// The machine cannot be created.
     #[error("snapshot {path}: {source}")]
     Machine {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: MachineError,
     },
 }
 
-/// A restored machine and what was saved with it.
+/// A restored machine and the facts that were saved with it.
 pub struct RestoredMachine {
-    /// The machine, held where it was saved.
+    /// The machine, paused where it was saved.
     pub machine: Machine,
-    /// The command line its kernel was booted with.
+    /// The command line that its kernel was booted with.
     pub command_line: String,
     /// The kernel that its symbols come from.
     pub kernel: Option<KernelReference>,
-    /// The files that are its disks.
+    /// The files of its disks.
     pub disks: Vec<DiskConfig>,
-    /// The file behind its memory, for checks of what it holds.
+    /// The file behind its memory, for integrity checks.
     pub memory: SavedMemory,
 }
 
-/// Makes a machine from the snapshot in `folder`, held before its next instruction.
+/// Restores a machine from the snapshot in `folder`, paused before its next instruction.
 ///
 /// # Errors
-/// If the snapshot is damaged, of another version, CPU or kind of host, it has disks that are not to be opened, or the
-/// machine cannot be made.
+/// If the snapshot is damaged, or of another version, CPU or kind of host. Also if it has disks
+/// that are not to be opened, or the machine cannot be created.
 pub fn restore(
     kvm: &Kvm,
     profile: &HostProfile,
@@ -181,7 +181,7 @@ pub(super) fn read_state(path: &Path) -> Result<SavedMachine, RestoreError> {
     decode_state(&file, path)
 }
 
-/// Decodes the contents of a state file; `path` is only for messages.
+/// Decodes the contents of a state file. `path` is only for messages.
 pub(super) fn decode_state(file: &[u8], path: &Path) -> Result<SavedMachine, RestoreError> {
     let own = || path.to_path_buf();
     let body = format::decode(file).map_err(|source| RestoreError::Damaged {
@@ -238,7 +238,7 @@ fn build(
 ) -> Result<Machine, MachineError> {
     let cpus = u8::try_from(saved.vcpus.len()).unwrap_or(u8::MAX);
     crate::machine::check_cpus(cpus)?;
-    // A guest that has set up SYSCALL need not be watched for doing so, and asking KVM to watch takes longer
+    // A guest that has set up SYSCALL need not be watched for that. The request to KVM takes longer
     // than all the rest of a restore.
     let watch = saved.vcpus.iter().all(|vcpu| vcpu.lstar() == 0);
     let (vm, watch) = new_vm(kvm, profile, watch)?;

@@ -1,15 +1,19 @@
 //! Writing memory while the guest runs.
 //!
-//! All of memory is written first, then again and again the pages that were written to meanwhile, until few are left or they
-//! do not get fewer. The last ones are copied while the guest is paused, together with its registers and devices, and
-//! written when it runs again. So a pause is as long as it takes to copy those pages, and depends neither on the disk nor on
-//! the size of memory, unless the guest writes faster than the disk: rounds are bounded ([`MOST_ROUNDS`]), and so is what
-//! is copied ([`MOST_COPIED`]); what is left is then written while the guest is paused.
+//! All of memory is written first. Then the pages that were written meanwhile are written again, in
+//! rounds, until few are left or their number no longer falls. The last ones are copied while the
+//! guest is paused, together with its registers and devices. They are written when it runs again.
 //!
-//! Which pages are written to is known from two sources: KVM's log, where the host's record says that it works, for what the
-//! guest does ([`vm::log_written_pages`]); and notes of the host's own writes ([`GuestRam::watch_writes`](crate::memory::GuestRam::watch_writes)).
+//! The pause lasts as long as copying those pages. It depends neither on the disk nor on the size
+//! of memory, unless the guest writes faster than the disk. Rounds are bounded ([`MOST_ROUNDS`]),
+//! and so are the copies ([`MOST_COPIED`]). The remaining pages are written while the guest is
+//! paused.
 //!
-//! Pages with traps are among the last ones: for those the original bytes are put back.
+//! Dirty pages have two sources. KVM's log has the guest's writes, if the host record says that it
+//! works ([`vm::log_written_pages`]). The notes of
+//! [`GuestRam::watch_writes`](crate::memory::GuestRam::watch_writes) have the host's own.
+//!
+//! Pages with traps are among the last ones, with their original bytes restored.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -21,33 +25,36 @@ use crate::machine::Machine;
 use crate::memory::PageSet;
 use crate::vm::{self, KvmError};
 
-/// How often pages are written again at most.
+/// The maximum number of rounds.
 const MOST_ROUNDS: usize = 8;
-/// Bytes that are few: copied in well under a millisecond.
+/// The number of bytes that count as few: they are copied in well under a millisecond.
 const FEW: u64 = 1 << 20;
-/// Bytes that are copied at most while the guest is paused: some ten milliseconds. Only a guest that writes so much between
-/// two rounds costs its host that memory, for as long as it is saved.
+/// The maximum number of bytes that are copied while the guest is paused: some ten milliseconds.
+///
+/// Only a guest that writes so much between two rounds costs its host that memory, for as long as
+/// it is saved.
 const MOST_COPIED: u64 = 128 << 20;
 
-/// Who is told how far it is, and says whether to go on.
+/// A callback that is told the progress and decides whether to go on.
 pub(super) type Watch<'w> = &'w mut dyn FnMut(Stage) -> ControlFlow<()>;
 
-/// Memory on its way to its file.
+/// Memory that is being written to its file.
 pub(super) struct Writing<'a> {
     machine: &'a Machine,
     memory: MemoryFile<'a>,
-    /// Written pages are known; dropped, they are not watched any more.
+    /// The log of dirty pages, if there is one. Dropping it ends the watch.
     log: Option<WriteLog<'a>>,
-    /// Pages whose last content is not in the file.
+    /// The pages whose current content is not in the file.
     left: PageSet,
-    /// Bytes that were written, and that have been found to be written.
+    /// The number of bytes written. `total` is the number known to be dirty or written.
     done: u64,
     total: u64,
     copied: Copied,
 }
 
 impl<'a> Writing<'a> {
-    /// Writes what can be while the guest runs. On a host that does not log writes, that is nothing.
+    /// Writes as much as possible while the guest runs. On a host that does not log writes, that is
+    /// nothing.
     pub(super) fn start(
         machine: &'a Machine,
         file: &'a File,
@@ -66,7 +73,7 @@ impl<'a> Writing<'a> {
             copied: Copied::with_room(0),
         };
         writing.rounds(watch)?;
-        // As much again as the last round has left may come until the guest is paused.
+        // Until the guest is paused, as many pages as the last round has left may be added.
         let room = writing.left.bytes().saturating_mul(2) + (4 << 20);
         writing.copied = Copied::with_room(room.min(MOST_COPIED).min(ram.size()));
         Ok(writing)
@@ -96,7 +103,7 @@ impl<'a> Writing<'a> {
                 go_on(watch(Stage::Writing { done, total }))?;
             }
             self.left = log.take()?;
-            // They must get fewer by a quarter to be worth another round.
+            // Another round is worth it only if the pages are fewer by a quarter.
             if self.left.bytes() > before / 4 * 3 {
                 return Ok(());
             }
@@ -104,11 +111,12 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// Copies what is left, while the machine is paused.
+    /// Copies the remaining pages while the machine is paused.
     pub(super) fn copy_the_rest(&mut self) -> Result<(), SaveError> {
         let zeros = self.zeros();
         let ram = self.machine.ram();
-        // Whoever disarms a trap is not paused: a page that was written with it must not be missed.
+        // Those who disarm traps are not paused. A page that was written with a trap must not be
+        // missed.
         self.machine.traps().with_bytes_restored(|with_traps| {
             if let Some(log) = &self.log {
                 self.left.merge(&log.take()?);
@@ -125,7 +133,7 @@ impl<'a> Writing<'a> {
         })
     }
 
-    /// Writes what was copied; the machine may run again.
+    /// Writes the copies. The machine may run again.
     pub(super) fn finish(mut self, file: &File) -> Result<(), SaveError> {
         let zeros = self.zeros();
         self.log = None;
@@ -140,13 +148,13 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// Watches all writes to a machine's memory, the guest's and the host's.
+/// A watch of all writes to a machine's memory, the guest's and the host's.
 struct WriteLog<'a> {
     machine: &'a Machine,
 }
 
 impl<'a> WriteLog<'a> {
-    /// Begins. `None` where the host's KVM does not log writes.
+    /// Starts the watch. Returns `None` if the host's KVM does not log writes.
     fn start(machine: &'a Machine) -> Option<Self> {
         if !machine.profile().write_log {
             return None;
@@ -167,7 +175,7 @@ impl<'a> WriteLog<'a> {
         vm::log_written_pages(shared.vm()?, &shared.ram, log)
     }
 
-    /// Returns the pages that were written to since the last time.
+    /// Returns the pages that were written since the last call.
     fn take(&self) -> Result<PageSet, KvmError> {
         let shared = self.machine.shared();
         let mut written = vm::written_pages(shared.vm()?, &shared.ram)?;

@@ -18,30 +18,30 @@ use crate::host::cpuid::host_name;
 use crate::machine::{Machine, Paused};
 use crate::vm::{KvmError, NameCall};
 
-/// A snapshot cannot be written.
+/// The reason that a snapshot cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// Its folder.
+    /// The folder cannot be made.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// Its files.
+    /// The files are not usable.
     #[error(transparent)]
     Files(#[from] FileRefusal),
     /// A file cannot be written.
     #[error("the snapshot's `{name}`: {source}")]
     Write {
-        /// Which of the two.
+        /// The file's name in the snapshot.
         name: &'static str,
-        /// Why.
+        /// The host's error.
         source: io::Error,
     },
-    /// KVM does not give its state.
+    /// KVM does not return a part of the state.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// A vCPU is gone.
+    /// A vCPU has ended.
     #[error("vCPU {0} has ended; a snapshot needs a whole machine")]
     VcpuGone(usize),
-    /// Whoever watches it did not want it any more.
+    /// The watcher has broken it off.
     #[error("broken off")]
     BrokenOff,
     /// The state cannot be encoded.
@@ -52,15 +52,17 @@ pub enum SaveError {
 /// A snapshot that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {
-    /// How long the guest was paused for it.
+    /// The time that the guest was paused.
     pub paused: Duration,
 }
 
-/// Writes `machine` to the new folder `folder`. Either the whole folder is there afterwards or nothing, also after a crash
-/// of the host. A machine that its caller has paused stays paused.
+/// Writes `machine` to the new folder `folder`.
+///
+/// Afterwards the whole folder exists or nothing, even after a crash of the host. A machine that
+/// its caller has paused stays paused.
 ///
 /// # Errors
-/// If the folder exists, cannot be written, or KVM does not give its state.
+/// If the folder exists or cannot be written, or KVM does not return its state.
 pub fn save(
     kvm: &Kvm,
     machine: &Machine,
@@ -74,34 +76,36 @@ pub fn save(
     Ok(saved)
 }
 
-/// How far a snapshot is.
+/// The progress of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Memory is written while the guest runs. `total` grows by what the guest writes meanwhile.
+    /// Memory is written while the guest runs. `total` grows by the guest's writes meanwhile.
     Writing {
-        /// Bytes that were written.
+        /// The number of bytes written.
         done: u64,
-        /// Bytes that are to be written as far as is known.
+        /// The number of bytes to be written, as far as known.
         total: u64,
     },
-    /// The guest is paused, and all that is saved is what it has now. Comes once; the guest waits for the answer.
+    /// The guest is paused in the state that is saved. Comes once. The guest waits for the answer.
     Paused,
-    /// The guest runs again, and what was written is hashed.
+    /// The guest runs again, and the written bytes are hashed.
     Hashing {
-        /// Bytes that were hashed.
+        /// The number of bytes hashed.
         done: u64,
-        /// All bytes.
+        /// The number of all bytes.
         total: u64,
     },
 }
 
-/// Writes `machine` to the files of a [`NewFolder`], which another process may have made. They are on the disk when this
-/// returns. The guest runs meanwhile, but for a moment, where the host's KVM logs what it writes ([`write_log`](crate::host::HostProfile::write_log)).
-/// `watch` is told how far it is, at least for each 2 MiB, and breaks it off.
+/// Writes `machine` to the files of a [`NewFolder`], which another process may have made.
+///
+/// They are on the disk when this returns. If the host's KVM logs the guest's writes
+/// ([`write_log`](crate::host::HostProfile::write_log)), the guest runs meanwhile, except for a
+/// moment. `watch` is called with the progress, at least for each 2 MiB, and can break it off.
 ///
 /// # Errors
-/// If a file cannot be written, KVM does not give its state, or `watch` has broken it off. What was written is of no use
-/// then.
+/// If a file cannot be written, KVM does not return its state, or `watch` has broken it off. The
+/// written files are useless then.
 pub fn write(
     kvm: &Kvm,
     machine: &Machine,
@@ -109,7 +113,7 @@ pub fn write(
     mut files: Files,
     watch: &mut dyn FnMut(Stage) -> ControlFlow<()>,
 ) -> Result<Saved, SaveError> {
-    // Another save would take this one's log of written pages.
+    // Another save would take this one's log of dirty pages.
     let _alone = machine.shared().saving.lock();
     let mut memory = Writing::start(machine, &files.memory, watch)?;
     let began = Instant::now();
@@ -132,7 +136,7 @@ pub fn write(
     Ok(Saved { paused })
 }
 
-/// Hashes what was written.
+/// Hashes the written memory.
 fn hashes(
     memory: &File,
     total: u64,
@@ -203,7 +207,7 @@ fn collect(
         kernel: info.kernel.clone(),
         clock: clock.clock,
         irqchips,
-        // Fails only where the machine has no timer.
+        // Fails only if the machine has no timer.
         pit: vm.get_pit2().ok(),
         vcpus,
         serial: machine.serial().state(),

@@ -1,4 +1,4 @@
-//! A state file as a restore takes it, without KVM: for fuzzing.
+//! Decoding of a state file as in a restore, without KVM: for fuzzing.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use super::restore::decode_state;
 use super::{RestoreError, RestoredDisks, disks, format};
 use crate::machine::virtio::DiskConfig;
 
-/// What a restore learns from a state file before it makes a machine.
+/// The facts that a restore gets from a state file before it creates a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decoded {
-    /// Bytes of RAM.
+    /// The size of RAM in bytes.
     pub memory: u64,
-    /// Hashes of pieces of RAM.
+    /// The number of hashes of pieces of RAM.
     pub pieces: usize,
     /// The disks that are named.
     pub named: Vec<DiskConfig>,
@@ -22,10 +22,10 @@ pub struct Decoded {
 /// Decodes the contents of a state file, and decides on its disks as if it lay in `folder`.
 ///
 /// # Errors
-/// As [`super::restore()`], but for what needs KVM, the memory file and this host's CPU.
+/// As [`super::restore()`], except for errors of KVM, the memory file and this host's CPU.
 pub fn decode(file: &[u8], folder: &Path, disks: &RestoredDisks) -> Result<Decoded, RestoreError> {
     let mut saved = decode_state(file, folder)?;
-    // What is asked of the vCPUs' states before they are loaded.
+    // Calls made on the vCPUs' states before they are loaded.
     for vcpu in &saved.vcpus {
         let _ = vcpu.lstar();
     }
@@ -44,7 +44,7 @@ pub fn decode(file: &[u8], folder: &Path, disks: &RestoredDisks) -> Result<Decod
     })
 }
 
-/// The state file of a body: with its header and hash.
+/// Returns the state file of a body, with its header and hash.
 #[must_use]
 pub fn file(body: &[u8]) -> Vec<u8> {
     format::encode(body)

@@ -1,17 +1,23 @@
-//! Whether the `memory` of a snapshot is what was written.
+//! Checks that the `memory` of a snapshot is as it was written.
 //!
-//! Against damage, by a disk or by somebody's mistake, not against an attacker: who can change `memory` can change its
-//! hashes, and a snapshot is to be trusted like a program in any case.
+//! They detect damage by a disk or by mistake, not by an attacker: whoever can change `memory` can
+//! change its hashes. A snapshot must be trusted like a program in any case.
 //!
-//! All can be checked before a guest runs ([`SavedMemory::verify`]), which takes as long as reading the whole file. Else
-//! pieces are checked as they come into use ([`SavedMemory::watch`]). A guest's first touch of a page is a page fault of the
-//! host that no program sees, so a thread looks at the process's own page table (/proc/self/pagemap) from time to time and
-//! checks pieces of which pages are mapped that were not checked yet. Damage is therefore found soon after its first use, not
-//! before it: it is logged and counted, and the guest is not stopped. A page that is mapped and evicted again between two
-//! looks is not seen. userfaultfd(2) would see each touch before the guest does, but needs privileges on common hosts, and
-//! a copy of each page where machines now share them.
+//! All pieces can be checked before a guest runs ([`SavedMemory::verify`]), which takes as long as
+//! reading the whole file. Otherwise pieces are checked as they come into use
+//! ([`SavedMemory::watch`]).
 //!
-//! So many machines beside each other read no more of a file than their guests use, and one that does nothing reads nothing.
+//! A guest's first touch of a page is a page fault of the host that no program sees. A thread
+//! therefore reads the process's own page table (/proc/self/pagemap) from time to time. It checks
+//! the unchecked pieces that have mapped pages. Damage is found soon after its first use, not
+//! before it. It is logged and counted, and the guest is not stopped.
+//!
+//! A page that is mapped and unmapped again between two looks is missed. userfaultfd(2) would see
+//! each touch before the guest does. But it needs privileges on common hosts, and a copy of each
+//! page that machines now share.
+//!
+//! Many machines beside each other thus read no more of a file than their guests use. An idle
+//! machine reads nothing.
 
 use std::fs::File;
 use std::io;
@@ -28,23 +34,24 @@ use super::restore::{RestoreError, read_state};
 use super::{MEMORY_FILE, STATE_FILE};
 use crate::memory::{GuestRam, PAGE_SIZE};
 
-/// Time between two looks for pieces in use.
+/// The time between two looks for pieces in use.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Pieces that are checked at a look: 64 MiB in a second at most.
+/// The maximum number of pieces that are checked at a look: 64 MiB in a second.
 const CHECKED_AT_ONCE: usize = 32;
-/// Pieces that are looked for at a look: the page table of 8 GiB, 16 MiB of the pagemap.
+/// The maximum number of pieces that are examined at a look: the page table of 8 GiB, 16 MiB of the
+/// pagemap.
 const LOOKED_FOR: u64 = 4096;
-/// Bytes of an entry of the pagemap, one for each page.
+/// The size in bytes of an entry of the pagemap. There is one for each page.
 const ENTRY: u64 = 8;
-/// Bits of an entry: the page is present, or swapped out.
+/// The bits of an entry for a page that is present or swapped out.
 const IN_USE: u64 = 1 << 63 | 1 << 62;
 
-/// A piece of `memory` that is not what was written.
+/// A piece of `memory` that is not as it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DamagedPiece {
-    /// Its bytes in the file.
+    /// The byte range in the file.
     pub bytes: Range<u64>,
-    /// Why it cannot be read, if it cannot.
+    /// The error, if the piece cannot be read.
     pub unreadable: Option<String>,
 }
 
@@ -58,7 +65,7 @@ impl std::fmt::Display for DamagedPiece {
     }
 }
 
-/// The `memory` of a snapshot, and the hashes of what was written.
+/// The `memory` of a snapshot, and its hashes.
 #[derive(Debug)]
 pub struct SavedMemory {
     file: File,
@@ -67,7 +74,7 @@ pub struct SavedMemory {
 }
 
 impl SavedMemory {
-    /// Opens that of the snapshot in `folder`. Needs no KVM.
+    /// Opens the memory of the snapshot in `folder`. Needs no KVM.
     ///
     /// # Errors
     /// If a file is missing, or `state` is damaged.
@@ -83,20 +90,20 @@ impl SavedMemory {
         Self { file, pieces, size }
     }
 
-    /// Returns the bytes of memory.
+    /// Returns the size of memory in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Returns how many pieces have a hash.
+    /// Returns the number of pieces that have a hash.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Checks all pieces, in the order of the file; tells `progress` the bytes that are done, and all. Returns those that are
-    /// damaged.
+    /// Checks all pieces, in the order of the file, and returns the damaged ones. `progress` gets
+    /// the number of bytes done, and of all bytes.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Vec<DamagedPiece> {
         let mut reader = Reader::new();
         let check = |index| {
@@ -118,11 +125,13 @@ impl SavedMemory {
         Some(DamagedPiece { bytes, unreadable })
     }
 
-    /// Checks pieces as they come into use in `ram`, on a thread of its own, until the result is dropped. The thread does `begin`
-    /// first, and checks nothing if that fails.
+    /// Checks pieces as they come into use in `ram`, on a thread of its own, until the result is
+    /// dropped.
+    ///
+    /// The thread calls `begin` first, and checks nothing if that fails.
     ///
     /// # Errors
-    /// If the host gives no thread.
+    /// If the host refuses a thread.
     pub fn watch(
         self,
         ram: &GuestRam,
@@ -148,7 +157,8 @@ impl SavedMemory {
             next: 0,
         };
         let checks = shared.clone();
-        // Nobody waits for its end: a file system that does not answer must not hold up the machine's.
+        // Nobody waits for its end, because an unresponsive file system must not delay the
+        // machine's.
         std::thread::Builder::new()
             .name("verify".into())
             .spawn(move || match begin() {
@@ -164,15 +174,16 @@ impl SavedMemory {
 pub struct PageMap(File);
 
 impl PageMap {
-    /// Opens it. A process that has made itself undumpable cannot any more, unless it is root's.
+    /// Opens the page table. A process that has made itself undumpable cannot any more, unless it
+    /// is root's.
     ///
     /// # Errors
-    /// If /proc is not there.
+    /// If /proc is not mounted.
     pub fn open() -> io::Result<Self> {
         File::open("/proc/self/pagemap").map(Self)
     }
 
-    /// Returns whether any page of a range of this process's addresses is in use.
+    /// Checks whether any page in a range of this process's addresses is in use.
     fn is_in_use(&self, address: u64, length: u64, entries: &mut Vec<u8>) -> io::Result<bool> {
         entries.resize((length / PAGE_SIZE * ENTRY) as usize, 0);
         self.0.read_exact_at(entries, address / PAGE_SIZE * ENTRY)?;
@@ -183,23 +194,23 @@ impl PageMap {
     }
 }
 
-/// What checks of pieces in use have come to.
+/// The results of checks of pieces in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckStats {
-    /// Pieces of the file.
+    /// The number of pieces in the file.
     pub pieces: usize,
-    /// Those that were checked.
+    /// The number of checked pieces.
     pub checked: usize,
-    /// Those of them that are damaged.
+    /// The damaged pieces among those.
     pub damaged: Vec<DamagedPiece>,
 }
 
-/// Checks of a restored machine's memory. They end when this is dropped.
+/// The running checks of a restored machine's memory. Dropping them ends them.
 #[derive(Debug)]
 pub struct Checks(Arc<Shared>);
 
 impl Checks {
-    /// Returns what was found until now.
+    /// Returns the results so far.
     #[must_use]
     pub fn stats(&self) -> CheckStats {
         self.0.lock().stats.clone()
@@ -216,7 +227,7 @@ impl Drop for Checks {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// It has been told to leave.
+    /// Notified when the thread is to end.
     left: Condvar,
 }
 
@@ -231,7 +242,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next look; `false`: for the end.
+    /// Waits for the next look. Returns `false` if the thread is to end.
     fn wait(&self) -> bool {
         let left = self
             .left
@@ -249,16 +260,18 @@ impl Shared {
     }
 }
 
-/// What the thread has.
+/// The state of the checking thread.
 struct Watcher {
     memory: SavedMemory,
     map: PageMap,
-    /// (guest-physical start, length, address in this process) of the parts of memory, in the order of the file. Of addresses
-    /// that are unmapped by now the host says that they are not in use.
+    /// (Guest-physical start, length, address in this process) of the parts of memory, in the order
+    /// of the file.
+    ///
+    /// The host reports addresses that are unmapped by now as not in use.
     places: Vec<(u64, u64, u64)>,
-    /// Pieces that are not checked yet, in the order of the file.
+    /// The pieces that are not checked yet, in the order of the file.
     unchecked: Vec<u64>,
-    /// Where in `unchecked` the next look begins.
+    /// The index in `unchecked` at which the next look begins.
     next: usize,
 }
 
@@ -327,7 +340,8 @@ mod tests {
     const SIZE: u64 = 4 * pieces::PIECE;
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Memory of which each piece begins with its number and is damaged behind that, but the first.
+    /// Creates memory in which each piece begins with its number. All pieces except the first are
+    /// damaged behind it.
     fn damaged() -> (SavedMemory, GuestRam) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SIZE).unwrap();

@@ -59,7 +59,8 @@ pub struct SiteStats {
 
 /// A byte of guest memory that an int3 may replace.
 ///
-/// Writes are sequentially consistent, so that they are seen also by vCPUs that are not paused.
+/// Writes are sequentially consistent, so that they are noted even if the writer is not paused when
+/// [`GuestRam::watch_writes`] begins.
 struct TrapByte<'r> {
     byte: &'r AtomicU8,
     ram: &'r GuestRam,

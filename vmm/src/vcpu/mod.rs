@@ -1,11 +1,15 @@
 //! One vCPU and its thread.
 //!
-//! The thread owns the [`Vcpu`] and is the only one that touches its KVM descriptor; others reach it through
-//! [`crate::machine::control::Control`], which parks it and hands it jobs. `run` is the loop around KVM_RUN,
-//! `quick` takes the usual hit, `hit` turns other exits into traps and gets past the displaced instruction, `assisted` holds what only
-//! interpreting hosts need, `state` saves and restores. Below them, `exit` and `system` read what KVM left in the shared
-//! page, `environment` is what the emulator sees of the vCPU, `debug` asks for breakpoints and steps, and `kick` gets
-//! the thread out of KVM_RUN.
+//! The thread owns the [`Vcpu`], and it alone uses its KVM descriptor. Others reach the vCPU
+//! through [`crate::machine::control::Control`], which parks it and hands it jobs.
+//!
+//! `run` is the loop around KVM_RUN. `quick` handles the usual hit. `hit` turns other exits into
+//! traps and gets past the displaced instruction. `assisted` holds the code that only interpreting
+//! hosts need. `state` saves and restores.
+//!
+//! Below them, `exit` and `system` read the data that KVM left in the shared page. `environment` is
+//! the emulator's view of the vCPU. `debug` requests breakpoints and steps. `kick` makes the thread
+//! leave KVM_RUN.
 
 mod assisted;
 #[cfg(feature = "test-utils")]
@@ -57,32 +61,35 @@ pub(crate) struct Vcpu {
     fd: VcpuFd,
     registers: Registers,
     debug: GuestDebug,
-    /// The guest's SYSCALL MSRs, once it has written LSTAR; only kept where SYSCALL is repaired.
+    /// The guest's SYSCALL MSRs, once it has written LSTAR. Only kept if SYSCALL is repaired.
     syscall: SyscallMsrs,
-    /// It has written LSTAR and has no page-fault entry to watch yet.
+    /// Whether the guest has written LSTAR but has no page-fault entry to watch yet.
     syscalls_unwatched: bool,
-    /// A site whose instruction was stepped but is not done (a string instruction in part, or an exception), and the
-    /// registers with which the guest comes back to it.
+    /// A site whose stepped instruction is not done, and the registers with which the guest returns
+    /// to it.
+    ///
+    /// The instruction is a string instruction in part, or has raised an exception.
     again: Option<(Arc<Site>, kvm_regs)>,
-    /// The machine's, found by one look at whether it is still the same.
+    /// The machine's sink, cached. One load checks whether it is still the same.
     sink: SinkCache,
     caches: Caches,
     machine: Arc<Shared>,
 }
 
-/// Keeps the last sink that was met, for as long as no other is.
+/// A cache of the last sink, valid until another one is set.
 pub(crate) type SinkCache =
     Cache<Arc<ArcSwapOption<Box<dyn TrapSink>>>, Option<Arc<Box<dyn TrapSink>>>>;
 
 impl Vcpu {
-    /// Wraps a fresh vCPU.
+    /// Wraps a new vCPU.
     pub(crate) fn new(
         index: usize,
         mut fd: VcpuFd,
         machine: Arc<Shared>,
     ) -> Result<Self, KvmError> {
         let registers = {
-            // An ioctl costs an interpreting host as much as half an exit, and the registers of an exit next to nothing.
+            // On an interpreting host an ioctl costs as much as half an exit, and the registers of
+            // an exit next to nothing.
             let always = machine.profile.kernel_mode.is_interpreted();
             Registers::new(&mut fd, machine.profile.sync_regs, always)
         };
@@ -102,17 +109,18 @@ impl Vcpu {
         })
     }
 
-    /// Position among the machine's vCPUs; also its APIC id.
+    /// Returns the position among the machine's vCPUs, which is also the APIC id.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// Takes back a kick whose reason has gone.
+    /// Clears a kick whose reason has gone.
     pub(crate) fn clear_kick(&mut self) {
         kick::set_immediate_exit(&mut self.fd, false);
     }
 
-    /// Gives a vCPU that has not run the registers that `prepare` makes of its initial ones.
+    /// Sets the registers of a vCPU that has not run. `prepare` computes them from the initial
+    /// ones.
     pub(crate) fn set_entry(
         &self,
         prepare: impl FnOnce(kvm_sregs) -> Result<(kvm_regs, kvm_sregs), PhysicalWriteError>,
@@ -123,7 +131,7 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Sets or takes away a hardware breakpoint.
+    /// Sets or removes a hardware breakpoint.
     pub(crate) fn set_breakpoint(
         &mut self,
         number: usize,
@@ -132,25 +140,28 @@ impl Vcpu {
         self.debug.set_breakpoint(&self.fd, number, address)
     }
 
-    /// Value of an MSR, if KVM knows it.
+    /// Returns the value of an MSR, if KVM knows it.
     pub(crate) fn read_msr(&self, index: u32) -> Option<u64> {
         let mut list = msr::list([(index, 0)]).ok()?;
         (self.fd.get_msrs(&mut list).ok()? == 1).then(|| list.as_slice().first().map(|e| e.data))?
     }
 
-    /// Rate of the guest's time stamp counter, in kHz, if KVM tells.
+    /// Returns the rate of the guest's time stamp counter in kHz, if KVM reports it.
     pub(crate) fn tsc_khz(&self) -> Option<u32> {
         self.fd.get_tsc_khz().ok().filter(|khz| *khz > 0)
     }
 
-    /// Handler address of a gate in the vCPU's interrupt descriptor table.
+    /// Returns the handler address of a gate in the vCPU's interrupt descriptor table.
     pub(crate) fn interrupt_handler(&self, vector: u8) -> Option<u64> {
         self.gate(&self.fd.get_sregs().ok()?, vector)
     }
 
-    /// Whether a #BP may be on its way into the guest's handler at `entry`, or has just arrived there. KVM does not tell
-    /// of a queued #BP (KVM_GET_VCPU_EVENTS leaves software exceptions out), so a program that stands at one of the
-    /// sites that were `removed`, or a byte behind it, counts as having met it.
+    /// Checks whether a #BP may be on its way into the guest's handler at `entry`, or has just
+    /// arrived there.
+    ///
+    /// KVM does not report a queued #BP (KVM_GET_VCPU_EVENTS leaves software exceptions out). A
+    /// program at one of the `removed` sites, or a byte behind it, therefore counts as having hit
+    /// it.
     pub(crate) fn has_breakpoint_under_way(&self, entry: u64, removed: &BTreeSet<SiteId>) -> bool {
         let (Ok(regs), Ok(sregs)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
             return true;
@@ -162,8 +173,8 @@ impl Vcpu {
         regs.rip == entry || at_site(regs.rip) || at_site(regs.rip.wrapping_sub(1))
     }
 
-    /// Whether this vCPU waits for something that cannot come by itself: halted with interrupts off, or
-    /// never started.
+    /// Checks whether this vCPU waits for something that cannot come by itself: it is halted with
+    /// interrupts off, or was never started.
     pub(crate) fn is_off(&self) -> bool {
         let (Ok(state), Ok(regs)) = (self.fd.get_mp_state(), self.fd.get_regs()) else {
             return false;
@@ -175,7 +186,7 @@ impl Vcpu {
         }
     }
 
-    /// The general and system registers of this vCPU, which stands still.
+    /// Returns the general and system registers of this vCPU, which is parked or at an exit.
     pub(crate) fn snapshot_registers(&self) -> Result<VcpuRegisters, KvmError> {
         Ok(VcpuRegisters {
             regs: self.fd.get_regs().call("KVM_GET_REGS")?,
@@ -184,27 +195,28 @@ impl Vcpu {
     }
 }
 
-/// General and system registers of one vCPU.
+/// The general and system registers of one vCPU.
 #[derive(Debug, Clone, Copy)]
 pub struct VcpuRegisters {
-    /// General registers, RIP, RFLAGS.
+    /// The general registers, RIP and RFLAGS.
     pub regs: kvm_regs,
-    /// Segments, control registers, descriptor tables.
+    /// The segments, control registers and descriptor tables.
     pub sregs: kvm_sregs,
 }
 
 impl VcpuRegisters {
-    /// The page tables in use.
+    /// Returns the page tables in use.
     pub fn address_space(&self) -> AddressSpace {
         address_space(&self.sregs)
     }
 
-    /// Whether the vCPU is in user mode.
+    /// Checks whether the vCPU is in user mode.
     pub fn in_user_mode(&self) -> bool {
         in_user_mode(&self.sregs)
     }
 
-    /// The same as plain values, with IA32_KERNEL_GS_BASE, which is not among them.
+    /// Returns the registers as plain values. `swapped_gs_base` is IA32_KERNEL_GS_BASE, which is
+    /// not among them.
     pub fn cpu_state(&self, swapped_gs_base: u64) -> CpuState {
         let s = &self.sregs;
         CpuState {
@@ -220,9 +232,9 @@ impl VcpuRegisters {
     }
 }
 
-/// KVM's general registers as plain values.
+/// Returns KVM's general registers as plain values.
 pub(crate) fn general_registers(regs: &kvm_regs) -> &GeneralRegisters {
-    // One changed without the other does not build.
+    // A change of one structure without the other does not build.
     macro_rules! alike {
         ($($name:ident),*) => {
             $(const { assert!(offset_of!(kvm_regs, $name) == offset_of!(GeneralRegisters, $name)) };)*
@@ -233,8 +245,8 @@ pub(crate) fn general_registers(regs: &kvm_regs) -> &GeneralRegisters {
     );
     const { assert!(size_of::<kvm_regs>() == size_of::<GeneralRegisters>()) };
     let registers: *const kvm_regs = regs;
-    // SAFETY: both are `repr(C)` and made of the same `u64`s at the same places, as the assertions above see to; the result
-    // borrows `regs`.
+    // SAFETY: both are `repr(C)` and made of the same `u64`s at the same offsets, which the
+    // assertions above ensure. The result borrows `regs`.
     unsafe { &*registers.cast() }
 }
 

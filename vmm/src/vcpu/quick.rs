@@ -1,8 +1,11 @@
-//! The usual hit: of a probe's site whose displaced instruction is prepared, taken on the general registers of the exit.
+//! The usual hit: a probe's site whose displaced instruction is prepared, handled on the general
+//! registers of the exit.
 //!
-//! What is not usual is left to `hit`, from where the usual way has come to ([`Quick`]). No system call where nobody needs
-//! the system registers, and no lock. It needs no KVM: registers, guest memory, the table of sites and what the vCPU has
-//! kept of earlier hits ([`Caches`]) are all there is.
+//! Other hits are left to `hit`, which continues from the outcome ([`Quick`]). The usual way takes
+//! no lock. It makes no system call unless somebody needs the system registers.
+//!
+//! It needs no KVM. It uses registers, guest memory, the table of sites and the vCPU's caches of
+//! earlier hits ([`Caches`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,9 +22,10 @@ use crate::trap::{SeenSites, Site, Trap, TrapKind, TrapTable};
 use crate::vcpu::{StoppedVcpu, TrapSink};
 use crate::walks::{HitMemory, Walks};
 
-/// How far the usual way went.
+/// The outcome of the usual way.
 pub(crate) enum Quick {
-    /// The trap was delivered, and the guest is past the displaced instruction: enter it again.
+    /// The trap was delivered, and the guest is past the displaced instruction. It can be entered
+    /// again.
     Passed,
     /// The trap was delivered. The displaced instruction is still to be executed.
     Delivered(Arc<Site>),
@@ -37,13 +41,13 @@ pub(crate) struct Surroundings<'m> {
     pub(crate) control: &'m Arc<Control>,
     /// The receiver of traps, if there is one.
     pub(crate) sink: Option<&'m dyn TrapSink>,
-    /// Traps delivered.
+    /// The number of delivered traps.
     pub(crate) delivered: &'m AtomicU64,
-    /// The vCPU's.
+    /// The vCPU's page walks.
     pub(crate) walks: &'m Walks,
 }
 
-/// Lookups and page walks of one vCPU's hits, kept for its next hits.
+/// The lookups and page walks of one vCPU's hits, cached for its next hits.
 #[derive(Default)]
 pub(crate) struct Caches {
     pub(crate) kernel_sites: SeenSites,
@@ -64,9 +68,10 @@ impl<'m> Surroundings<'m> {
         }
     }
 
-    /// Takes the int3 of a site in kernel text that vCPU `vcpu` has met at its RIP. The registers are those of the exit;
-    /// they are changed where the guest is past the instruction.
-    // In place, with the next: four calls with their saved registers are a tenth of a hit.
+    /// Handles the int3 of a site in kernel text that vCPU `vcpu` has hit at its RIP.
+    ///
+    /// The registers are those of the exit. They are changed if the guest is past the instruction.
+    // Inlined, as the next ones: four calls with their saved registers are a tenth of a hit.
     #[inline(always)]
     pub(crate) fn kernel_hit(
         self,
@@ -79,7 +84,7 @@ impl<'m> Surroundings<'m> {
         self.take::<false>(vcpu, site, regs, system)
     }
 
-    /// The same of a program's text.
+    /// Handles the int3 of a site in a program's text. See [`Self::kernel_hit`].
     #[inline(never)]
     pub(crate) fn user_hit(
         self,
@@ -96,13 +101,14 @@ impl<'m> Surroundings<'m> {
         self.take::<true>(vcpu, site, regs, system)
     }
 
-    /// Guest memory, with the vCPU's page walks.
+    /// Returns guest memory with the vCPU's page walks.
     #[inline]
     fn memory(self) -> HitMemory<'m> {
         HitMemory::new(self.ram, self.walks)
     }
 
-    /// Delivers the trap at `site`, if one was found, and executes the displaced instruction where it is prepared.
+    /// Delivers the trap at `site`, if one was found, and executes the displaced instruction if it
+    /// is prepared.
     #[inline(always)]
     fn take<const USER: bool>(
         self,
@@ -148,7 +154,7 @@ impl<'m> Surroundings<'m> {
         }
     }
 
-    /// A vCPU as a sink sees it.
+    /// Returns a vCPU as a sink sees it.
     #[inline]
     pub(super) fn stopped<'a>(
         self,
@@ -169,11 +175,14 @@ impl<'m> Surroundings<'m> {
         }
     }
 
-    /// Stores a word for the guest, at an address that is a multiple of 8; `false` where it may not, or it is not in RAM.
+    /// Stores a word for the guest at an address that is a multiple of 8.
+    ///
+    /// Returns `false` if the guest may not write there, or the address is not in RAM.
     #[inline(always)]
     fn store(self, site: &Site, system: &System<'_>, address: u64, value: u64) -> bool {
         match site.tables {
-            // The kernel's stacks are mapped as its text is: the vCPU need not be asked for its page tables.
+            // The kernel's stacks are mapped as its text is, so the vCPU's page tables are not
+            // needed.
             Some(space) if address >> 63 == site.address.0 >> 63 => {
                 let found = self.memory().word(space, Gva(address));
                 let Some(found) = found.filter(|found| found.writable && !found.user) else {
@@ -187,7 +196,7 @@ impl<'m> Surroundings<'m> {
         }
     }
 
-    /// The same, through the page tables in use.
+    /// Stores a word as [`Self::store`] does, through the page tables in use.
     #[inline(never)]
     fn store_by_system(self, site: &Site, system: &System<'_>, address: u64, value: u64) -> bool {
         let (user, sregs) = (site.is_user(), system.get());

@@ -1,11 +1,13 @@
-//! Exits as KVM has given them, recorded while the host's record was measured with the micro guest.
+//! Exits as KVM has reported them, recorded while the host record was measured with the micro
+//! guest.
 //!
-//! SVM: kvm_amd of Linux 6.1.192 on QEMU 7.2's TCG. VMX: kvm_intel of Linux 6.1.192 on Bochs 3.0. Both have
-//! given the same, bit for bit. Software: a KVM of Linux 6.18.44 that interprets guest kernel mode.
+//! SVM: kvm_amd of Linux 6.1.192 on QEMU 7.2's TCG. VMX: kvm_intel of Linux 6.1.192 on Bochs 3.0.
+//! Both have reported the same, bit for bit. Software: a KVM of Linux 6.18.44 that interprets guest
+//! kernel mode.
 
 use kvm_bindings::kvm_debug_exit_arch;
 
-/// The event that the guest met.
+/// The event that the guest has met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Met {
     Int3,
@@ -23,7 +25,7 @@ const fn arch(exception: u32, pc: u64, dr6: u64, dr7: u64) -> kvm_debug_exit_arc
     }
 }
 
-/// KVM_EXIT_DEBUG: by which hosts, and of what.
+/// The recorded KVM_EXIT_DEBUG exits, with their hosts and causes.
 pub(crate) const DEBUG_EXITS: [(&str, Met, kvm_debug_exit_arch); 8] = [
     ("SVM, VMX: kernel", Met::Int3, arch(3, 0x10_10c4, 0, 0)),
     ("SVM, VMX: program", Met::Int3, arch(3, 0x10_3044, 0, 0)),
@@ -47,7 +49,7 @@ pub(crate) const DEBUG_EXITS: [(&str, Met, kvm_debug_exit_arch); 8] = [
         Met::Step,
         arch(1, 0x10_3001, 0xffff_4ff0, 0x400),
     ),
-    // DR7 is whatever stood in the shared page.
+    // DR7 has the bytes that were in the shared page.
     (
         "software: kernel",
         Met::Breakpoint,
@@ -60,8 +62,8 @@ pub(crate) const DEBUG_EXITS: [(&str, Met, kvm_debug_exit_arch); 8] = [
     ),
 ];
 
-/// KVM_EXIT_INTERNAL_ERROR with suberror 1 by the software KVM, at an int3 in guest kernel mode: `ndata`,
-/// `flags`, `insn_size`, `insn_bytes`.
+/// The KVM_EXIT_INTERNAL_ERROR with suberror 1 of the software KVM at an int3 in guest kernel mode.
+/// Fields: `ndata`, `flags`, `insn_size`, `insn_bytes`.
 pub(crate) const FAILED_INT3: (u32, u64, u8, [u8; 15]) = (
     8,
     1,

@@ -1,5 +1,7 @@
-//! The loop around KVM_RUN: port and memory accesses go to the buses, everything about traps to `hit`,
-//! what only interpreting hosts report to `assisted`.
+//! The loop around KVM_RUN.
+//!
+//! Port and memory accesses go to the buses, everything about traps to `hit`, and exits of
+//! interpreting hosts to `assisted`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,16 +20,17 @@ use crate::vm::KvmError;
 use crate::x86_64::debug_exception::VECTOR_BP;
 use crate::x86_64::emulate::StateError;
 
-/// What follows an exit.
+/// The continuation after an exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     /// Enter the guest again.
     Run,
-    /// KVM_RUN, or a wait, was interrupted: somebody wants this vCPU to stand still.
+    /// KVM_RUN, or a wait, was interrupted: this vCPU is to be parked.
     Interrupted,
     /// The stepped instruction is done.
     Stepped,
-    /// A trap was handled; or, during a step, met elsewhere and left for the next entry. Enter the guest again.
+    /// A trap was handled, or was hit elsewhere during a step and left for the next entry. Enter
+    /// the guest again.
     Trapped,
 }
 
@@ -41,8 +44,9 @@ impl Flow {
     }
 }
 
-/// Tells the machine that a vCPU's thread leaves, also when it does by a panic: nobody may wait for it or kick it
-/// afterwards. Dropped before the vCPU.
+/// A guard that reports the exit of a vCPU's thread to the machine, also after a panic.
+///
+/// Nobody may wait for the thread or kick it afterwards. Dropped before the vCPU.
 struct Leaving {
     control: Arc<Control>,
     vcpu: usize,
@@ -58,7 +62,7 @@ impl Drop for Leaving {
     }
 }
 
-/// The exits that `run` hands on, without their borrow of the shared page.
+/// The exits that `run` passes on, without their borrow of the shared page.
 enum Kind {
     Port,
     Done,
@@ -106,14 +110,14 @@ impl Vcpu {
             if control.park(&mut self) == ParkOutcome::Leave {
                 break;
             }
-            // After the kick was taken back: what is asked for from now on kicks again.
+            // After the kick was cleared: requests from now on kick again.
             if let Err(error) = self.take_samples() {
                 control.end(error.into());
             }
         }
     }
 
-    /// Gives the sink the samples that were asked for, if any.
+    /// Delivers the requested samples to the sink, if any.
     fn take_samples(&mut self) -> Result<(), KvmError> {
         let wanted = self.machine.samples.get(self.index);
         let mask = wanted.map_or(0, |wanted| wanted.swap(0, Ordering::SeqCst));
@@ -131,14 +135,14 @@ impl Vcpu {
         Ok(())
     }
 
-    /// One KVM_RUN and what it asks for.
+    /// Calls KVM_RUN once and handles the exit.
     pub(super) fn enter(&mut self) -> Result<Flow, RunEnd> {
-        // A program's site is found by what its address is mapped to.
+        // The lookup of a user site needs the system registers, to translate its address.
         let user = self.machine.traps.has_user_sites();
         self.registers.expect_system(&mut self.fd, user);
         let stepping = self.debug.stepping().is_some();
         let kind = match self.fd.run() {
-            // What a traced guest leaves for most.
+            // The most frequent exit of a traced guest.
             Ok(VcpuExit::Debug(arch)) if !stepping => {
                 if arch.exception != VECTOR_BP {
                     return self.on_debug(&arch).map(Flow::trapped);
@@ -225,8 +229,10 @@ impl Vcpu {
         }
     }
 
-    /// Whether an instruction is being stepped, and `address` is another's: the guest is in a handler for what the
-    /// step raised. What it meets there waits until the step is over, so that steps do not nest.
+    /// Checks whether an instruction is being stepped and `address` is another one's.
+    ///
+    /// The guest is then in a handler for an exception of the step. Its traps there wait until the
+    /// step is over, so that steps do not nest.
     fn is_beside_step(&self, address: u64) -> bool {
         self.debug
             .stepping()
@@ -262,8 +268,8 @@ impl Vcpu {
         }
     }
 
-    /// Waits while the console's output has no room, or until somebody wants this vCPU to stand still. So a guest prints
-    /// as fast as its output is read.
+    /// Waits while the console's output has no room, or until this vCPU is to be parked. By this
+    /// backpressure a guest prints as fast as its output is read.
     fn wait_for_console(&self) -> Flow {
         let machine = &self.machine;
         match &machine.backlog {

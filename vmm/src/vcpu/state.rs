@@ -1,8 +1,9 @@
 //! Saving and restoring one vCPU.
 //!
-//! The order matters on restore: the local APIC before the MSRs (else an armed TSC deadline is lost), the TSC before its
-//! deadline, and the general registers last. On save the state of an INIT or SIPI on its way comes first, since KVM delivers
-//! that when asked. Source: Documentation/virt/kvm/api.rst.
+//! The order matters. A restore sets the local APIC before the MSRs (else an armed TSC deadline is
+//! lost), the TSC before its deadline, and the general registers last. A save first reads the state
+//! of a pending INIT or SIPI, because KVM delivers that when asked. Source:
+//! Documentation/virt/kvm/api.rst.
 
 use kvm_bindings::{
     kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
@@ -18,7 +19,7 @@ use crate::machine::RunEnd;
 use crate::vm::{KvmError, NameCall};
 use crate::x86_64::msr;
 
-/// One vCPU as KVM describes it.
+/// The state of one vCPU as KVM describes it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VcpuState {
     regs: kvm_regs,
@@ -29,12 +30,12 @@ pub(crate) struct VcpuState {
     events: kvm_vcpu_events,
     mp_state: kvm_mp_state,
     lapic: kvm_lapic_state,
-    /// (index, value), in KVM's order.
+    /// The MSRs as (index, value), in KVM's order.
     msrs: Vec<(u32, u64)>,
 }
 
 impl VcpuState {
-    /// Value of LSTAR: whether the guest has set up SYSCALL.
+    /// Returns the value of LSTAR. It is not 0 if the guest has set up SYSCALL.
     pub(crate) fn lstar(&self) -> u64 {
         self.msr(msr::LSTAR)
     }
@@ -46,8 +47,10 @@ impl VcpuState {
             .map_or(0, |(_, value)| *value)
     }
 
-    /// The MSRs as they are to be loaded. Where the host's TSC shows through to the guest, an armed deadline
-    /// is moved by what the TSC has moved: it is as far away as it was.
+    /// Returns the MSRs as they are to be loaded.
+    ///
+    /// If the guest sees the host's TSC, an armed deadline is moved by the difference of the TSC.
+    /// It remains as far away as it was.
     fn msrs_for(&self, profile: &HostProfile) -> Vec<(u32, u64)> {
         if profile.tsc_settable {
             return self.msrs.clone();
@@ -62,9 +65,10 @@ impl VcpuState {
 }
 
 impl VcpuState {
-    /// Reads the state of a vCPU that does not run; `indices` are the MSRs that KVM lists as its state.
+    /// Reads the state of a vCPU that does not run. `indices` are the MSRs that KVM lists as its
+    /// state.
     fn of(fd: &VcpuFd, indices: &[u32]) -> Result<Self, KvmError> {
-        // Delivers what another vCPU has sent, which changes the registers.
+        // Delivers messages of other vCPUs, which changes the registers.
         let mp_state = fd.get_mp_state().call("KVM_GET_MP_STATE")?;
         Ok(Self {
             mp_state,
@@ -87,19 +91,22 @@ fn save_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<(u32, u64)>, KvmError> 
         let mut list = msr::list(rest.iter().map(|index| (*index, 0)))?;
         let got = fd.get_msrs(&mut list).call("KVM_GET_MSRS")?;
         saved.extend(list.as_slice().iter().take(got).map(|e| (e.index, e.data)));
-        // KVM stops at the first one it does not give: listed, but not there for this CPUID.
+        // KVM stops at the first MSR that it does not return: it is listed, but absent with this
+        // CPUID.
         rest = rest.get(got + 1..).unwrap_or_default();
     }
     Ok(saved)
 }
 
-/// Sets the TSC of a vCPU that has not run. KVM takes a value within a second of what it expects for an attempt to make
-/// vCPUs agree, and keeps its own: such is that of a guest saved in its first second, and its armed deadline came as much too
-/// late as it had run. So the TSC is first set far away where it is not what was asked for (`kvm_synchronize_tsc`,
-/// arch/x86/kvm/x86.c).
+/// Sets the TSC of a vCPU that has not run.
+///
+/// KVM takes a value within a second of the expected one for an attempt to synchronize vCPUs, and
+/// keeps its own. A guest saved in its first second has such a value. Its armed deadline came as
+/// much too late as it had run. The TSC is therefore first set far away if it is not the requested
+/// one (`kvm_synchronize_tsc`, arch/x86/kvm/x86.c).
 fn load_tsc(fd: &VcpuFd, value: u64) -> Result<(), KvmError> {
     const KHZ: u64 = 1000;
-    /// More than this KVM does not need between a write and a read.
+    /// The longest time in milliseconds that KVM needs between a write and a read.
     const NEAR_MS: u64 = 100;
     const FAR_MS: u64 = 3_600_000;
     let write = |value| {
@@ -119,18 +126,18 @@ fn load_tsc(fd: &VcpuFd, value: u64) -> Result<(), KvmError> {
 }
 
 impl Vcpu {
-    /// State of this parked vCPU; `indices` are the MSRs that KVM lists as its state.
+    /// Returns the state of this parked vCPU. `indices` are the MSRs that KVM lists as its state.
     pub(crate) fn save(&self, indices: &[u32]) -> Result<VcpuState, KvmError> {
         VcpuState::of(&self.fd, indices)
     }
 
-    /// Puts a fresh vCPU into `state`.
+    /// Loads `state` into a new vCPU.
     pub(crate) fn load(&mut self, state: &VcpuState) -> Result<(), RunEnd> {
         let fd = &self.fd;
         fd.set_sregs(&state.sregs).call("KVM_SET_SREGS")?;
         fd.set_xcrs(&state.xcrs).call("KVM_SET_XCRS")?;
-        // SAFETY: no dynamically enabled XSTATE features are in use (none is ever asked for with
-        // arch_prctl), so the structure's 4096 bytes are all that KVM reads.
+        // SAFETY: no dynamically enabled XSTATE features are in use, because none is ever requested
+        // with arch_prctl. KVM therefore reads only the structure's 4096 bytes.
         unsafe { fd.set_xsave(&state.xsave) }.call("KVM_SET_XSAVE")?;
         fd.set_lapic(&state.lapic).call("KVM_SET_LAPIC")?;
         if self.machine.profile.tsc_settable {
@@ -173,13 +180,13 @@ mod tests {
     use crate::memory::GuestRam;
     use crate::vm;
 
-    /// MSI data with which one vCPU starts another (Intel SDM volume 3, figure 11-15).
+    /// The MSI data with which one vCPU starts another (Intel SDM volume 3, figure 11-15).
     const INIT: u32 = 5 << 8;
     const START_UP: u32 = 6 << 8;
-    /// The page where it starts.
+    /// The page at which it starts.
     const PAGE: u32 = 8;
 
-    /// Half a second, and half an hour.
+    /// Tests half a second and half an hour.
     #[test]
     fn the_tsc_is_what_was_saved_however_long_the_guest_had_run() {
         let Some(kvm) = crate::host::test_kvm() else {
@@ -195,7 +202,7 @@ mod tests {
             fd.get_msrs(&mut list).unwrap();
             list.as_slice()[0].data
         };
-        // A host whose TSC shows through to the guest takes no value.
+        // A host whose TSC the guest sees accepts no value.
         let before = read(&vcpus[0]);
         load_tsc(&vcpus[0], before.wrapping_add(3600 * second)).unwrap();
         if read(&vcpus[0]) < before.wrapping_add(3500 * second) {

@@ -1,10 +1,13 @@
-//! A vCPU's registers, in KVM's shared page where the host has SYNC_REGS, else by ioctl.
+//! A vCPU's registers: in KVM's shared page if the host has SYNC_REGS, else by ioctl.
 //!
-//! With SYNC_REGS an exit leaves the general registers in the shared page, and what is changed there goes back with the
-//! next KVM_RUN: the hit path makes no other system call. The system registers cost KVM more than all the rest of an exit
-//! by a trap on the CPU (they are read one by one from the CPU's structure), and most hits need none. They come out at
-//! exits only where that is foreseen, and are asked for otherwise. Valid between an exit and the next KVM_RUN, on the
-//! vCPU's own thread.
+//! With SYNC_REGS an exit leaves the general registers in the shared page, and the next KVM_RUN
+//! loads the changed ones. The hit path makes no other system call.
+//!
+//! The system registers cost KVM more than all the rest of an exit by a trap on the CPU, because
+//! they are read one by one from the CPU's structure. Most hits need none. They are synced only at
+//! exits where the need is foreseen, and read by ioctl otherwise.
+//!
+//! Valid between an exit and the next KVM_RUN, on the vCPU's own thread.
 
 use std::cell::{Cell, OnceCell};
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,26 +19,28 @@ use vmm_sys_util::ioctl_ior_nr;
 
 use crate::vm::{KvmError, NameCall};
 
-/// Register access of one vCPU.
+/// The register access of one vCPU.
 pub(crate) struct Registers {
     sync: bool,
-    /// System registers come out at every exit.
+    /// Whether every exit syncs the system registers.
     always: bool,
-    /// They come out at the next exit.
+    /// Whether the next exit syncs the system registers.
     expected: Cell<bool>,
-    /// Those in the shared page are of the last exit, or newer.
+    /// Whether the system registers in the shared page are those of the last exit, or newer.
     fresh: Cell<bool>,
-    /// Exits for which they are expected since one needed them that had not.
+    /// The number of further exits that sync the system registers after one needed them without
+    /// having them.
     habit: Cell<u8>,
 }
 
-/// Exits at which system registers come out after they were missed once: who needs them does so again.
+/// The number of exits that sync system registers after they were missed once, because the need
+/// tends to recur.
 const HABIT: u8 = 100;
 
-/// An address of page tables at which no RAM is: a walk ends at its first entry.
+/// An address of page tables without RAM: a walk ends at its first entry.
 const NO_TABLES: u64 = 0x000f_ffff_ffff_f000;
 
-/// The system registers of a vCPU that stands at an exit, read when they are first needed.
+/// The system registers of a vCPU at an exit, read when they are first needed.
 pub(crate) struct System<'v> {
     source: Source<'v>,
     read: OnceCell<kvm_sregs>,
@@ -46,12 +51,13 @@ enum Source<'v> {
     Known(&'v kvm_sregs),
 }
 
-// VcpuFd's own cannot be called while the shared page is borrowed.
+// The method of `VcpuFd` cannot be called while the shared page is borrowed.
 ioctl_ior_nr!(KVM_GET_SREGS, KVMIO, 0x83, kvm_sregs);
 
 fn get_sregs(fd: RawFd) -> Result<kvm_sregs, KvmError> {
     let mut sregs = kvm_sregs::default();
-    // SAFETY: KVM_GET_SREGS writes one kvm_sregs, which `sregs` is; a descriptor of something else is refused.
+    // SAFETY: KVM_GET_SREGS writes one kvm_sregs, which `sregs` is. A descriptor of another kind is
+    // refused.
     let result = unsafe { ioctl_with_mut_ref(&fd, KVM_GET_SREGS(), &mut sregs) };
     match result {
         0 => Ok(sregs),
@@ -60,7 +66,7 @@ fn get_sregs(fd: RawFd) -> Result<kvm_sregs, KvmError> {
 }
 
 impl<'v> System<'v> {
-    /// Of a vCPU, which has `shared` in its page.
+    /// Returns the registers of a vCPU that has `shared` in its page.
     #[inline]
     pub(crate) fn of(registers: &'v Registers, fd: RawFd, shared: &'v kvm_sregs) -> Self {
         let source = match registers.fresh.get() {
@@ -73,7 +79,7 @@ impl<'v> System<'v> {
         }
     }
 
-    /// Of a vCPU whose registers were read before.
+    /// Returns the registers of a vCPU that were read before.
     pub(crate) fn known_as(sregs: &'v kvm_sregs) -> Self {
         Self {
             source: Source::Known(sregs),
@@ -81,7 +87,7 @@ impl<'v> System<'v> {
         }
     }
 
-    /// Those that were read already.
+    /// Returns the registers, and reads them if that was not done yet.
     pub(crate) fn get(&self) -> &kvm_sregs {
         let (registers, fd) = match self.source {
             Source::Known(sregs) => return sregs,
@@ -90,7 +96,8 @@ impl<'v> System<'v> {
         self.read.get_or_init(|| {
             registers.missed();
             get_sregs(fd).unwrap_or_else(|error| {
-                // Of a vCPU that KVM has: nothing is mapped then.
+                // KVM has this vCPU, so this does not happen. With these registers nothing is
+                // mapped.
                 log::error!("system registers: {error}");
                 kvm_sregs {
                     cr3: NO_TABLES,
@@ -100,7 +107,7 @@ impl<'v> System<'v> {
         })
     }
 
-    /// They, if they were needed.
+    /// Returns the registers if they were read already.
     pub(crate) fn known(&self) -> Option<kvm_sregs> {
         match self.source {
             Source::Known(sregs) => Some(*sregs),
@@ -110,8 +117,8 @@ impl<'v> System<'v> {
 }
 
 impl Registers {
-    /// Asks KVM to keep the registers in the shared page if it can (`sync`), the system registers too at `always` every
-    /// exit.
+    /// Asks KVM to keep the registers in the shared page if it can (`sync`). With `always`, every
+    /// exit syncs the system registers too.
     pub(crate) fn new(fd: &mut VcpuFd, sync: bool, always: bool) -> Self {
         if sync {
             fd.set_sync_valid_reg(SyncReg::Register);
@@ -125,7 +132,8 @@ impl Registers {
         }
     }
 
-    /// To be called before each KVM_RUN: whether the exit is likely to need the system registers.
+    /// Prepares the next KVM_RUN. `likely` says whether its exit will probably need the system
+    /// registers.
     #[inline]
     pub(crate) fn expect_system(&self, fd: &mut VcpuFd, likely: bool) {
         if !self.sync {
@@ -143,8 +151,10 @@ impl Registers {
         self.fresh.set(expected);
     }
 
-    /// Returns the registers as of the last exit, where they are in the shared page, and the system registers. What is
-    /// changed goes back with the next KVM_RUN once it is [said](Self::changed).
+    /// Returns the registers of the last exit if they are in the shared page, and the system
+    /// registers.
+    ///
+    /// The next KVM_RUN loads changed registers after a call of [`changed`](Self::changed).
     #[inline]
     pub(crate) fn shared<'v>(
         &'v self,
@@ -158,13 +168,13 @@ impl Registers {
         Some((&mut page.regs, System::of(self, descriptor, &page.sregs)))
     }
 
-    /// Says that the general registers in the shared page were changed.
+    /// Marks the general registers in the shared page as changed.
     #[inline]
     pub(crate) fn changed(&self, fd: &mut VcpuFd) {
         fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
-    /// General registers as of the last exit.
+    /// Returns the general registers of the last exit.
     pub(crate) fn general(&self, fd: &VcpuFd) -> Result<kvm_regs, KvmError> {
         if self.sync {
             Ok(fd.sync_regs().regs)
@@ -184,7 +194,7 @@ impl Registers {
         }
     }
 
-    /// System registers as of the last exit.
+    /// Returns the system registers of the last exit.
     pub(crate) fn system(&self, fd: &VcpuFd) -> Result<kvm_sregs, KvmError> {
         if self.sync && self.fresh.get() {
             return Ok(fd.sync_regs().sregs);
@@ -193,14 +203,16 @@ impl Registers {
         fd.get_sregs().call("KVM_GET_SREGS")
     }
 
-    /// Notes that system registers were needed which had not come out.
+    /// Notes that system registers were needed which the exit had not synced.
     fn missed(&self) {
         self.habit.set(HABIT);
     }
 
-    /// Replaces the system registers before the next KVM_RUN. Interrupts on their way into the guest are left as they
-    /// are: KVM only ever sets bits of `interrupt_bitmap` in the shared page and takes those written back for
-    /// interrupts to inject, so that one of long ago would come again, whether or not the guest takes any now.
+    /// Replaces the system registers before the next KVM_RUN.
+    ///
+    /// Interrupts on their way into the guest are left as they are. KVM only ever sets bits of
+    /// `interrupt_bitmap` in the shared page, and injects the interrupts that are written back. An
+    /// old one would come again, whether or not the guest accepts interrupts now.
     pub(crate) fn set_system(&self, fd: &mut VcpuFd, sregs: &kvm_sregs) -> Result<(), KvmError> {
         let sregs = &kvm_sregs {
             interrupt_bitmap: [0; 4],
@@ -222,7 +234,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Lets KVM take and give registers without running the guest.
+    /// Makes KVM load and store registers without running the guest.
     fn exchange(fd: &mut VcpuFd) {
         fd.set_kvm_immediate_exit(1);
         assert_eq!(fd.run().unwrap_err().errno(), libc::EINTR);
@@ -240,7 +252,7 @@ mod tests {
             registers.expect_system(&mut fd, false);
             exchange(&mut fd);
             let mut sregs = registers.system(&fd).unwrap();
-            // As the shared page looks once the timer's interrupt was in flight at an exit.
+            // The shared page looks like this after the timer's interrupt was in flight at an exit.
             sregs.interrupt_bitmap[3] = 1 << 44;
             sregs.cr2 = 0x1234_5000 + u64::from(sync) + 2 * u64::from(always);
             registers.set_system(&mut fd, &sregs).unwrap();
