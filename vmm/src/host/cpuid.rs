@@ -1,4 +1,5 @@
-//! The CPUID a vCPU shows: the host's, with this vCPU's identity and without what the host cannot carry.
+//! The CPUID of a vCPU: the host's, with this vCPU's identity and without features that the host
+//! cannot support.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -19,15 +20,20 @@ const FEATURES_ECX_HYPERVISOR: u32 = 1 << 31;
 const FEATURES_EDX_HYPER_THREADING: u32 = 1 << 28;
 const POWER_EDX_INVARIANT_TSC: u32 = 1 << 8;
 
-/// ASYNC_PF, ASYNC_PF_VMEXIT, ASYNC_PF_INT (include/uapi/asm/kvm_para.h), hidden on every host. By these KVM tells the guest of a
-/// page that the host has to fetch, with an exception at the page-fault entry, an interrupt and a switch of tasks: a restored
-/// guest would be traced doing what it never does by itself.
+/// ASYNC_PF, ASYNC_PF_VMEXIT, ASYNC_PF_INT (include/uapi/asm/kvm_para.h), hidden on every host.
+///
+/// By these KVM tells the guest that the host has to fetch a page. The guest sees an exception at
+/// the page-fault entry and an interrupt, and switches tasks. A restored guest would be traced
+/// doing what it never does by itself.
 const ASYNC_PAGE_FAULTS: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 
-/// Bits hidden from a kernel whose kernel mode is interpreted: each stands for instructions that the
-/// interpreter lacks, or (ERMS, FSRM) makes slow by interpreting `rep movsb` a byte at a time.
+/// The bits hidden on a host that interprets kernel mode.
+///
+/// Most stand for instructions that the interpreter lacks. ERMS and FSRM are slow, because it
+/// interprets `rep movsb` a byte at a time.
 mod interpreted {
-    /// SSE3, PCLMUL, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, OSXSAVE, AVX, F16C.
+    /// SSE3, PCLMUL, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, OSXSAVE, AVX,
+    /// F16C.
     pub const FEATURES_ECX: u32 = 1
         | 1 << 1
         | 1 << 9
@@ -42,7 +48,8 @@ mod interpreted {
         | 1 << 27
         | 1 << 28
         | 1 << 29;
-    /// FSGSBASE, BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, SHA_NI.
+    /// FSGSBASE, BMI1, AVX2, SMEP, BMI2, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB,
+    /// SHA_NI.
     pub const EXTENDED_EBX: u32 = 1
         | 1 << 3
         | 1 << 5
@@ -60,14 +67,17 @@ mod interpreted {
     pub const EXTENDED_ECX: u32 = 1 << 2 | 1 << 3 | 1 << 9 | 1 << 10 | 1 << 22;
     /// FSRM.
     pub const EXTENDED_EDX: u32 = 1 << 4;
-    /// What a guest would use by hypercall (include/uapi/asm/kvm_para.h): PV_UNHALT, PV_SEND_IPI, PV_SCHED_YIELD,
-    /// HC_MAP_GPA_RANGE. A hypercall from interpreted kernel mode never returns; Linux would send its first IPI so.
+    /// Features that a guest uses by hypercall (include/uapi/asm/kvm_para.h): PV_UNHALT,
+    /// PV_SEND_IPI, PV_SCHED_YIELD, HC_MAP_GPA_RANGE.
+    ///
+    /// A hypercall from interpreted kernel mode never returns. Linux would send its first IPI so.
     pub const KVM_EAX: u32 = 1 << 7 | 1 << 11 | 1 << 13 | 1 << 16;
     /// ABM (lzcnt, popcnt), SSE4a, XOP, FMA4, TBM.
     pub const AMD_ECX: u32 = 1 << 5 | 1 << 6 | 1 << 11 | 1 << 16 | 1 << 21;
 }
 
-/// The host CPU's name, vendor and signature (family, model, stepping), as far as CPUID tells.
+/// Returns the host CPU's name, vendor and signature (family, model, stepping), as far as CPUID
+/// reports them.
 pub(crate) fn host_name() -> String {
     use core::arch::x86_64::__cpuid;
     let text = |registers: &[u32]| {
@@ -89,21 +99,22 @@ pub(crate) fn host_name() -> String {
     format!("{} ({vendor} {signature:08x})", text(&name))
 }
 
-/// What distinguishes the machine that the table is for.
+/// The properties of the machine that the table is for.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// This vCPU's index and APIC id.
+    /// The index and APIC id of the vCPU.
     pub vcpu: u8,
-    /// Number of vCPUs.
+    /// The number of vCPUs.
     pub cpus: u8,
     /// Whether KVM's local APIC has the TSC deadline timer.
     pub tsc_deadline: bool,
 }
 
-/// The table for one vCPU, from `supported` (KVM_GET_SUPPORTED_CPUID).
+/// Returns the table for one vCPU, from `supported` (KVM_GET_SUPPORTED_CPUID).
 ///
-/// A host whose kernel mode is native shows all that KVM supports but asynchronous page faults; an interpreting one
-/// also hides what its interpreter lacks, so that a kernel meets fewer instructions that need completing.
+/// A host that runs kernel mode natively shows all that KVM supports except asynchronous page
+/// faults. An interpreting one also hides features that its interpreter lacks, so that fewer
+/// instructions need completing.
 pub fn shape(supported: &CpuId, profile: &HostProfile, shape: Shape) -> CpuId {
     let mut table = supported.clone();
     for entry in table.as_mut_slice() {
@@ -115,8 +126,8 @@ pub fn shape(supported: &CpuId, profile: &HostProfile, shape: Shape) -> CpuId {
             hide(entry);
         }
         if !profile.tsc_settable && entry.function == LEAF_POWER {
-            // A restored guest's TSC jumps on such a host. Without this bit Linux takes its time from kvmclock,
-            // which goes on where it stopped.
+            // A restored guest's TSC jumps on such a host. Without this bit Linux uses kvmclock,
+            // which continues where it stopped.
             entry.edx &= !POWER_EDX_INVARIANT_TSC;
         }
     }

@@ -1,4 +1,4 @@
-//! Making a machine that will boot a kernel.
+//! Creating a machine that boots a kernel.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -24,80 +24,80 @@ use crate::vcpu::{Vcpu, kick};
 use crate::vm::{self, KvmError, NameCall};
 use crate::x86_64::{emulate, msr};
 
-/// Most vCPUs of a machine.
+/// The maximum number of vCPUs of a machine.
 pub const MAX_CPUS: u8 = 4;
 
-/// What a machine is made of.
+/// The parts that a machine is made of.
 pub struct MachineConfig<'a> {
-    /// Guest RAM in bytes.
+    /// The size of guest RAM in bytes.
     pub memory: u64,
-    /// Number of vCPUs, 1 to 4.
+    /// The number of vCPUs, 1 to 4.
     pub cpus: u8,
     /// The kernel.
     pub kernel: &'a KernelFile,
-    /// Contents of the initramfs.
+    /// The contents of the initramfs.
     pub initramfs: Option<&'a [u8]>,
-    /// The user's command line; what the machine and the host need is added.
+    /// The user's command line. The words that the machine and the host need are added.
     pub command_line: &'a str,
-    /// Whether the words a host needs are added (`false` for what is no Linux).
+    /// Whether the words that a host needs are added. `false` is for guests other than Linux.
     pub add_words: bool,
-    /// How the kernel is entered; by default the 64-bit entry.
+    /// The entry protocol. The default is the 64-bit entry.
     pub protocol: Option<EntryProtocol>,
     /// Whether there is an interval timer (PIT).
     pub pit: bool,
-    /// Its virtio devices.
+    /// The virtio devices.
     pub virtio: VirtioConfig,
-    /// Where serial output goes.
+    /// The destination of serial output.
     pub serial: ConsoleOutput,
 }
 
-/// A machine ready to start, and what was added to its command line.
+/// A machine ready to start, and the words added to its command line.
 pub struct BootedMachine {
-    /// The machine, held before its first instruction.
+    /// The machine, paused before its first instruction.
     pub machine: Machine,
-    /// The command line the kernel gets.
+    /// The kernel's command line.
     pub command_line: String,
-    /// The words that were added to the user's.
+    /// The words that were added to the user's command line.
     pub added_words: Vec<String>,
 }
 
-/// A machine cannot be made.
+/// The reason that a machine cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// Its memory.
+    /// The memory cannot be created.
     #[error(transparent)]
     Ram(#[from] RamError),
-    /// Its kernel.
+    /// The kernel cannot be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// KVM.
+    /// KVM refuses a call.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// Number of vCPUs.
+    /// The number of vCPUs is out of range.
     #[error("{asked} vCPUs: a machine has 1 to {MAX_CPUS}")]
     Cpus {
-        /// What was asked for.
+        /// The requested number of vCPUs.
         asked: u8,
     },
-    /// Number of a hardware breakpoint.
+    /// The number of a hardware breakpoint is out of range.
     #[error("hardware breakpoint {asked}: 1 to 3 are there (0 is the machine's own)")]
     BreakpointNumber {
-        /// What was asked for.
+        /// The requested number.
         asked: usize,
     },
-    /// The host's threads.
+    /// A host thread fails.
     #[error("a thread of the machine cannot be started, interrupted or waited for: {0}")]
     Thread(std::io::Error),
-    /// The device layout.
+    /// The device layout has a conflict.
     #[error(transparent)]
     Bus(#[from] BusError),
-    /// The virtio devices.
+    /// The virtio devices cannot be created.
     #[error(transparent)]
     Virtio(#[from] VirtioError),
-    /// Boot structures.
+    /// The boot structures do not fit.
     #[error("boot structures: {0}")]
     Write(#[from] crate::memory::PhysicalWriteError),
-    /// A vCPU refused what it was to do.
+    /// A vCPU refused a request.
     #[error("{0}")]
     Vcpu(String),
 }
@@ -108,10 +108,10 @@ impl From<RunEnd> for MachineError {
     }
 }
 
-/// Makes a machine that will boot `config.kernel`, held before its first instruction.
+/// Creates a machine that boots `config.kernel`, paused before its first instruction.
 ///
 /// # Errors
-/// If something does not fit or KVM refuses; nothing is left behind then.
+/// If something does not fit or KVM refuses. Nothing is left behind then.
 pub fn boot(
     kvm: &Kvm,
     profile: &HostProfile,
@@ -127,8 +127,8 @@ pub fn boot(
     } else {
         (config.command_line.trim().to_string(), Vec::new())
     };
-    // The slowest of KVM's work comes first and goes on while the kernel is loaded. The memory slots come after it:
-    // they hurry KVM's grace periods along.
+    // KVM's slowest work comes first and goes on while the kernel is loaded. The memory slots come
+    // after it, because they hurry KVM's grace periods along.
     let (vm, watch) = new_vm(kvm, profile, true)?;
     let ram = GuestRam::new(config.memory)?;
     let entry_point = boot::load(
@@ -173,7 +173,7 @@ pub(crate) fn check_cpus(cpus: u8) -> Result<(), MachineError> {
     }
 }
 
-/// What a booted and a restored machine have in common.
+/// The common parts of a booted and a restored machine.
 pub(crate) struct MachineParts<'a> {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) ram: &'a GuestRam,
@@ -183,7 +183,8 @@ pub(crate) struct MachineParts<'a> {
     pub(crate) serial: ConsoleOutput,
 }
 
-/// An empty machine. `watch_lstar`: the guest has yet to set up SYSCALL, and that is to be seen where it matters.
+/// Creates an empty machine. With `watch_lstar` the guest has yet to set up SYSCALL, and a host
+/// that needs to know is asked to report it.
 pub(crate) fn new_vm(
     kvm: &Kvm,
     profile: &HostProfile,
@@ -197,7 +198,7 @@ pub(crate) fn new_vm(
     Ok((vm, watch))
 }
 
-/// The machine without its vCPUs: KVM's part and ours.
+/// Creates the machine without its vCPUs: KVM's part and ours.
 pub(crate) fn assemble(
     profile: &HostProfile,
     parts: MachineParts<'_>,
@@ -246,7 +247,7 @@ pub(crate) fn assemble(
     let i8042 = Arc::new(Mutex::new(I8042::new(signals.clone())));
     pio.insert("i8042", I8042_BASE, I8042_LENGTH, i8042)?;
     pio.insert("cmos", CMOS_BASE, CMOS_LENGTH, devices.cmos.clone())?;
-    // Linux waits for slow devices by writing here.
+    // Linux writes to this port to wait for slow devices.
     pio.insert("delay", 0x80, 1, Arc::new(Mutex::new(NullDevice)))?;
     let reset_port = devices.reset_port.clone();
     pio.insert("reset", RESET_PORT_BASE, RESET_PORT_LENGTH, reset_port)?;
@@ -263,7 +264,7 @@ pub(crate) fn assemble(
     Ok((Arc::new(shared), devices))
 }
 
-/// vCPUs with their CPUID, in the state KVM gives them.
+/// Creates vCPUs with their CPUID, in KVM's initial state.
 pub(crate) fn create_vcpus(
     kvm: &Kvm,
     shared: &Arc<Shared>,
@@ -290,7 +291,7 @@ pub(crate) fn create_vcpus(
     Ok(vcpus)
 }
 
-/// Starts the vCPU threads, held.
+/// Starts the vCPU threads, parked.
 pub(crate) fn launch(
     shared: Arc<Shared>,
     devices: Devices,
@@ -314,7 +315,7 @@ pub(crate) fn launch(
                 for missing in index..shared.control.vcpus() {
                     shared.control.gone(missing);
                 }
-                // Drop ends the threads that did start.
+                // The drop ends the threads that did start.
                 drop(Machine::assemble(shared, devices, threads, worker, hold));
                 return Err(MachineError::Thread(error));
             }
@@ -323,9 +324,12 @@ pub(crate) fn launch(
     Ok(Machine::assemble(shared, devices, threads, worker, hold))
 }
 
-/// KVM being asked to report writes to the MSRs of SYSCALL. It waits for a grace period of its host for some ten
-/// milliseconds, so it is asked on a thread of its own and waited for before the first vCPU runs.
-/// Dropped, it is waited for all the same: a machine that comes to nothing leaves no thread behind.
+/// A pending request to KVM to report writes to the SYSCALL MSRs.
+///
+/// KVM waits for a grace period of its host for some ten milliseconds. The request therefore runs
+/// on a thread of its own, and is awaited before the first vCPU runs.
+///
+/// A drop waits too, so that a failed machine leaves no thread behind.
 pub(crate) struct SyscallWatch(Option<JoinHandle<Result<(), KvmError>>>);
 
 impl SyscallWatch {
@@ -349,7 +353,7 @@ impl SyscallWatch {
 impl Drop for SyscallWatch {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            // The reason that the machine came to nothing is told already.
+            // The failure of the machine was reported already.
             let _ = thread.join();
         }
     }
@@ -364,7 +368,7 @@ fn watch_syscall_msrs(vm: &VmFd) -> Result<(), KvmError> {
     };
     vm.enable_cap(&capability)
         .call("KVM_ENABLE_CAP (user space MSRs)")?;
-    // A zero is a write that is reported; the third of the four is CSTAR, which only 32-bit programs use.
+    // A zero bit reports writes. The third of the four is CSTAR, which only 32-bit programs use.
     let reported = [0b0100u8];
     let range = MsrFilterRange {
         flags: MsrFilterRangeFlags::WRITE,
@@ -383,11 +387,11 @@ fn cmos_memory(size: u64) -> CmosMemory {
     }
 }
 
-/// 32 bytes from the host's random numbers.
+/// Returns 32 bytes from the host's random numbers.
 fn rng_seed() -> [u8; 32] {
     let mut seed = [0u8; 32];
-    // SAFETY: the buffer is as long as told. A short or failed read leaves zeros, which the guest mixes in
-    // without harm.
+    // SAFETY: the buffer has the given length. A short or failed read leaves zeros, which the guest
+    // mixes in without harm.
     unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
     seed
 }

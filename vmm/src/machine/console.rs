@@ -1,8 +1,9 @@
 //! The guest's serial port on this process's standard input: raw terminal, `Ctrl-a x` to leave.
 //!
-//! A thread of its own runs an event loop over standard input. What the guest's receive FIFO does not take is
-//! kept and offered again when there is room; the keyboard is not read meanwhile. The descriptor is read
-//! without a buffer: what is left in one would wait for the next key.
+//! A thread of its own runs an event loop over standard input. Bytes that the guest's receive FIFO
+//! does not accept are kept and offered again when there is room. The keyboard is not read
+//! meanwhile. The descriptor is read without a buffer, because the rest in a buffer would wait for
+//! the next key.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
@@ -20,32 +21,33 @@ use super::Machine;
 use super::control::Control;
 use super::end::RunEnd;
 
-/// Ctrl-a: the next byte is for us.
+/// Ctrl-a: the next byte is a command.
 const ESCAPE: u8 = 1;
-/// After the escape: leave.
+/// The command after the escape that leaves.
 const LEAVE: u8 = b'x';
-/// Bytes read from the terminal at once.
+/// The number of bytes read from the terminal at once.
 const READ: usize = 256;
 
-/// Standard input connected to the guest. The terminal is as before once this is dropped.
+/// Standard input connected to the guest. Dropping this restores the terminal.
 pub struct Console {
     exit: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The console cannot be connected.
+/// The reason that the console cannot be connected.
 #[derive(Debug, thiserror::Error)]
 #[error("console on standard input: {0}")]
 pub struct ConsoleError(#[from] io::Error);
 
 impl Console {
-    /// Connects standard input to `machine`'s serial port. Leaving by `Ctrl-a x` ends the run as
-    /// [`RunEnd::Stopped`]; the end of a redirected input does not.
+    /// Connects standard input to `machine`'s serial port.
+    ///
+    /// `Ctrl-a x` ends the run as [`RunEnd::Stopped`]. The end of a redirected input does not.
     ///
     /// # Errors
-    /// If the event loop or its thread cannot be made.
+    /// If the event loop or its thread cannot be created.
     pub fn connect(machine: &Machine) -> Result<Self, ConsoleError> {
-        // A descriptor of its own for the same open file, without the buffer of std's.
+        // A descriptor of its own for the same open file, without std's buffer.
         let source = File::from(io::stdin().as_fd().try_clone_to_owned()?);
         let raw = io::stdin().is_terminal();
         let serial = machine.devices().serial.clone();
@@ -59,8 +61,8 @@ impl Console {
         Ok(console)
     }
 
-    /// Starts the loop that takes `source` to `serial`; the terminal is left as it is. With `escapes` the
-    /// keys that leave are obeyed.
+    /// Starts the loop that copies `source` to `serial`. The terminal is left as it is. With
+    /// `escapes` the keys that leave are obeyed.
     fn start(
         source: File,
         escapes: bool,
@@ -73,7 +75,7 @@ impl Console {
         let mut manager = EventManager::<Input>::new().map_err(other)?;
         let notify = room.try_clone()?;
         let tell = move || {
-            // Fails only when the counter is full: then the reader is already told.
+            // Fails only if the counter is full. The reader is notified already then.
             let _ = notify.write(1);
         };
         let lock = serial.lock();
@@ -95,7 +97,8 @@ impl Console {
         let thread = std::thread::Builder::new()
             .name("console".into())
             .spawn(move || {
-                // The exit event ends the loop: it is read here, after the input has seen everything.
+                // The exit event ends the loop. It is read here, after the input has handled
+                // everything.
                 while stop.read().is_err() {
                     if let Err(error) = manager.run() {
                         log::error!("console: {error}");
@@ -110,10 +113,10 @@ impl Console {
     }
 }
 
-/// Whether a terminal is raw by this process's doing.
+/// Whether this process has made the terminal raw.
 static RAW: AtomicBool = AtomicBool::new(false);
 
-/// Makes the terminal as it was, for a process that ends at once.
+/// Restores the terminal, for a process that ends at once.
 pub fn restore_terminal() {
     if RAW.swap(false, Ordering::SeqCst)
         && let Err(error) = io::stdin().lock().set_canon_mode()
@@ -141,14 +144,14 @@ struct Input {
     control: Arc<Control>,
     exit: EventFd,
     room: EventFd,
-    /// The source is a terminal, whose escape is obeyed.
+    /// Whether the source is a terminal, whose escape is obeyed.
     escapes: bool,
     escaped: bool,
-    /// Bytes that the guest has not taken yet.
+    /// The bytes that the guest has not accepted yet.
     waiting: Vec<u8>,
-    /// The source is among the watched.
+    /// Whether the source is watched.
     watched: bool,
-    /// The source has nothing more to give.
+    /// Whether the source is at its end.
     done: bool,
 }
 
@@ -176,7 +179,7 @@ impl Input {
         self.offer(ops);
     }
 
-    /// Sorts out the escape; only a terminal has one.
+    /// Handles the escape, which only a terminal has.
     fn take(&mut self, byte: u8) {
         if self.escapes && std::mem::take(&mut self.escaped) {
             match byte {
@@ -191,7 +194,7 @@ impl Input {
         self.waiting.push(byte);
     }
 
-    /// Gives the guest what it takes; listens to the keyboard only when nothing waits.
+    /// Offers the guest the waiting bytes. Watches the keyboard only if none are left.
     fn offer(&mut self, ops: &mut EventOps<'_>) {
         let taken = {
             let mut serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,8 +204,10 @@ impl Input {
         self.listen(ops, self.waiting.is_empty() && !self.done);
     }
 
-    /// Watches the source or leaves it. One that has hung up reports that whatever it is watched for, so it
-    /// is taken out while it is not to be read: the loop would not rest.
+    /// Watches the source or stops watching it.
+    ///
+    /// A source that has hung up reports that for any event set. It is removed while it is not to
+    /// be read, or the loop would spin.
     fn listen(&mut self, ops: &mut EventOps<'_>, on: bool) {
         if on == self.watched {
             return;
@@ -218,7 +223,8 @@ impl Input {
         }
     }
 
-    /// Takes all that a source has which cannot be watched: a regular file, it is all there already.
+    /// Reads a source that cannot be watched to its end. It is a regular file, so all its bytes are
+    /// there already.
     fn read_whole(&mut self, ops: &mut EventOps<'_>) {
         let mut rest = Vec::new();
         if self.source.read_to_end(&mut rest).is_ok() {
@@ -236,7 +242,7 @@ impl MutEventSubscriber for Input {
             let _ = self.room.read();
             self.offer(ops);
         } else if events.fd() == self.source.as_raw_fd() && self.watched {
-            // One that has hung up may still have something to read; then it reads as ended.
+            // A source that has hung up may still have bytes to read. Its end is read after them.
             self.read(ops);
         }
     }
@@ -295,7 +301,7 @@ mod tests {
         (console, serial)
     }
 
-    /// Reads as a guest does, until it has got `length` bytes.
+    /// Reads as a guest does, until `length` bytes have arrived.
     fn received(serial: &Mutex<Serial>, length: usize) -> Vec<u8> {
         let register = |offset| {
             let mut value = [0];

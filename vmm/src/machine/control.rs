@@ -1,13 +1,14 @@
 //! Starting, pausing and ending all vCPUs of a machine.
 //!
-//! Every vCPU thread is *running* (in or around KVM_RUN), *parked* (it stands still and its state is
-//! complete) or *gone*. [`Control::pause`] kicks the running ones out of KVM_RUN and waits until all have
-//! parked; pauses nest, from any thread but a vCPU's own. A vCPU thread that needs the others to stand still
-//! uses [`Control::stop_others`].
+//! Every vCPU thread is *running* (in or around KVM_RUN), *parked* (outside KVM_RUN, with complete
+//! state) or *gone*. [`Control::pause`] kicks the running ones out of KVM_RUN and waits until all
+//! have parked. Pauses nest, from any thread but a vCPU's own. A vCPU thread that needs the others
+//! parked uses [`Control::stop_others`].
 //!
-//! The thread of the virtio devices is held with the vCPUs: it touches guest memory between
-//! [`Control::begin_device_work`] and the end of what that gives, which a pause waits for and lets nobody begin.
-//! [`Control::stop_others`] leaves it alone: it does not execute the guest's code.
+//! The thread of the virtio devices is held with the vCPUs. It touches guest memory only between
+//! [`Control::begin_device_work`] and the drop of its result. A pause waits for that drop and lets
+//! no new work begin. [`Control::stop_others`] does not hold it, because it does not execute the
+//! guest's code.
 //!
 //! Locking: one mutex guards all state here. It is never held while KVM_RUN or a [`Job`] runs.
 
@@ -19,7 +20,7 @@ use super::RunEnd;
 use crate::vcpu::Vcpu;
 use crate::vcpu::kick::Kick;
 
-/// How long a disk that does not answer is waited for when the run has ended.
+/// The time that an unresponsive disk is waited for after the end of the run.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Work for a parked vCPU, done on its own thread.
@@ -38,33 +39,33 @@ enum Standing {
 struct Slot {
     standing: Standing,
     kick: Option<Kick>,
-    /// In the order in which they were asked for: several threads may hold the machine at once.
+    /// The jobs in the order of their requests. Several threads may pause the machine at once.
     jobs: VecDeque<Job>,
 }
 
 struct State {
     slots: Vec<Slot>,
-    /// Pauses asked for and not yet released.
+    /// The number of pauses that are not yet released.
     pauses: usize,
-    /// The vCPU that has stopped the others, if one has.
+    /// The vCPU that has stopped the others, if any.
     exclusive: Option<usize>,
-    /// The device thread may be touching guest memory.
+    /// Whether the device thread may be touching guest memory.
     device_works: bool,
-    /// In the order in which they were asked for.
+    /// The device jobs in the order of their requests.
     device_jobs: VecDeque<DeviceJob>,
-    /// Why the run ended; the first reason counts.
+    /// The reason for the end of the run. The first one counts.
     end: Option<RunEnd>,
-    /// The threads are to leave.
+    /// Whether the threads are to leave.
     leave: bool,
 }
 
-/// Shared by the machine's owner and its vCPU threads.
+/// The control of a machine, shared by its owner and its vCPU threads.
 pub(crate) struct Control {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// What a vCPU thread does after it was parked.
+/// The continuation of a vCPU thread after it was parked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ParkOutcome {
     Run,
@@ -93,7 +94,7 @@ impl Control {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panicking vCPU thread must not take the others' control away.
+        // A panicking vCPU thread must not take the control from the others.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,33 +104,33 @@ impl Control {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of vCPUs.
+    /// Returns the number of vCPUs.
     pub(crate) fn vcpus(&self) -> usize {
         self.lock().slots.len()
     }
 
-    /// Called by a vCPU thread before its first KVM_RUN.
+    /// Registers a vCPU thread, which calls this before its first KVM_RUN.
     pub(crate) fn register(&self, vcpu: usize, kick: Kick) {
         let mut state = self.lock();
         state.slots[vcpu].kick = Some(kick);
-        // What was asked before there was anybody to kick.
+        // Requests from before the registration could not kick.
         if state.must_park(vcpu) || state.leave {
             state.slots[vcpu].kick_now();
         }
     }
 
-    /// Called by a vCPU thread when it leaves for good.
+    /// Unregisters a vCPU thread, which calls this when it leaves for good.
     pub(crate) fn gone(&self, vcpu: usize) {
         let mut state = self.lock();
         state.slots[vcpu].standing = Standing::Gone;
-        // The kick points into the vCPU's mapping, which goes with the thread.
+        // The kick points into the vCPU's mapping, which ends with the thread.
         state.slots[vcpu].kick = None;
         state.slots[vcpu].jobs.clear();
         self.changed.notify_all();
     }
 
-    /// Called by a vCPU thread whose KVM_RUN was interrupted: parks as long as somebody wants it to, doing
-    /// the jobs it is given meanwhile.
+    /// Parks a vCPU thread whose KVM_RUN was interrupted for as long as that is requested. It does
+    /// its jobs meanwhile.
     pub(crate) fn park(&self, vcpu: &mut Vcpu) -> ParkOutcome {
         let index = vcpu.index();
         let mut state = self.lock();
@@ -146,7 +147,7 @@ impl Control {
             }
             if !state.must_park(index) {
                 state.slots[index].standing = Standing::Running;
-                // Under the lock: a kick that comes later sets it again.
+                // Under the lock: a later kick sets it again.
                 vcpu.clear_kick();
                 return ParkOutcome::Run;
             }
@@ -158,8 +159,9 @@ impl Control {
         }
     }
 
-    /// Stops all other vCPUs on behalf of `vcpu`'s own thread; [`Self::resume_others`] must follow. While it
-    /// waits its turn the caller counts as parked.
+    /// Stops all other vCPUs on behalf of `vcpu`'s own thread. [`Self::resume_others`] must follow.
+    ///
+    /// While the caller waits for its turn, it counts as parked.
     pub(crate) fn stop_others(&self, vcpu: &mut Vcpu) -> ParkOutcome {
         let index = vcpu.index();
         loop {
@@ -186,8 +188,9 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Called by a vCPU thread that is to go on only once it is `ready`: waits for that, or until it is to stand still.
-    /// Returns whether it is ready. [`Self::wake`] makes it ask again.
+    /// Makes a vCPU thread wait until it is `ready` or is to be parked.
+    ///
+    /// Returns whether it is ready. [`Self::wake`] makes it check again.
     pub(crate) fn wait_until(&self, vcpu: usize, ready: impl Fn() -> bool) -> bool {
         let mut state = self.lock();
         loop {
@@ -201,14 +204,14 @@ impl Control {
         }
     }
 
-    /// Makes vCPU threads ask again whether they are [ready](Self::wait_until).
+    /// Makes vCPU threads check again whether they are [ready](Self::wait_until).
     pub(crate) fn wake(&self) {
-        // Nobody is between the question and the wait.
+        // Under the lock no thread is between its check and its wait.
         drop(self.lock());
         self.changed.notify_all();
     }
 
-    /// A pause from before the vCPU threads start: they park before their first instruction.
+    /// Begins a pause before the vCPU threads start. They park before their first instruction.
     pub(crate) fn hold(self: &Arc<Self>) -> Paused {
         self.lock().pauses += 1;
         Paused {
@@ -216,7 +219,8 @@ impl Control {
         }
     }
 
-    /// A pause from a vCPU's own thread: all of them park as soon as they can, this one once it is done with what it does.
+    /// Begins a pause from a vCPU's own thread. All vCPUs park as soon as they can, this one after
+    /// its current work.
     pub(crate) fn hold_all(self: &Arc<Self>) -> Paused {
         let mut state = self.lock();
         state.pauses += 1;
@@ -228,8 +232,10 @@ impl Control {
         }
     }
 
-    /// Pauses all vCPUs and the device thread; returns when each stands still. Not to be called by the device thread. Of a
-    /// run that has ended, a disk that does not answer is waited for only so long ([`DISK_PATIENCE`]).
+    /// Pauses all vCPUs and the device thread, and returns when each is parked.
+    ///
+    /// The device thread must not call it. After the end of a run, an unresponsive disk is waited
+    /// for only for [`DISK_PATIENCE`].
     pub(crate) fn pause(self: &Arc<Self>) -> Paused {
         let mut state = self.lock();
         state.pauses += 1;
@@ -244,8 +250,10 @@ impl Control {
         }
     }
 
-    /// Waits until the device thread is between two calls. Returns whether it is: a disk that does not answer is waited
-    /// for as long as the guest needs it, and [`DISK_PATIENCE`] after the end of the run.
+    /// Waits until the device thread is between two calls. Returns whether it is.
+    ///
+    /// An unresponsive disk is waited for as long as the guest needs it, and [`DISK_PATIENCE`]
+    /// after the end of the run.
     pub(crate) fn device_stands(&self) -> bool {
         self.wait_for_device(self.lock())
     }
@@ -267,8 +275,10 @@ impl Control {
         true
     }
 
-    /// Waits until the machine may run, and keeps it from standing still until the result is dropped. `None`: its threads
-    /// are to leave. The end of a run holds no device: what the guest gave it last is still done.
+    /// Waits until the machine may run, and keeps it from being paused until the result is dropped.
+    ///
+    /// Returns `None` if the threads are to leave. The end of a run does not hold devices: the
+    /// guest's last requests are still carried out.
     pub(crate) fn begin_device_work(&self) -> Option<DeviceWork<'_>> {
         let mut state = self.lock();
         while state.pauses > 0 && !state.leave {
@@ -287,14 +297,16 @@ impl Control {
         Some(DeviceWork { control: self })
     }
 
-    /// Gives the device thread work, which it does also while the machine is paused: at once where it waits for the end of the
-    /// pause, else when it calls [`Self::do_device_jobs`].
+    /// Queues work for the device thread, which does it also while the machine is paused.
+    ///
+    /// It is done at once if the thread waits for the end of the pause, else at its call of
+    /// [`Self::do_device_jobs`].
     pub(crate) fn give_device(&self, job: DeviceJob) {
         self.lock().device_jobs.push_back(job);
         self.changed.notify_all();
     }
 
-    /// Called by the device thread between two calls of devices.
+    /// Does the queued work of the device thread, which calls this between two calls of devices.
     pub(crate) fn do_device_jobs(&self) {
         loop {
             let Some(job) = self.lock().device_jobs.pop_front() else {
@@ -304,7 +316,7 @@ impl Control {
         }
     }
 
-    /// Returns whether the threads are to leave.
+    /// Checks whether the threads are to leave.
     pub(crate) fn is_leaving(&self) -> bool {
         self.lock().leave
     }
@@ -324,7 +336,7 @@ impl Control {
         self.lock().kick_running(None);
     }
 
-    /// Ends the run: all vCPUs park; the first reason counts.
+    /// Ends the run. All vCPUs park. The first reason counts.
     pub(crate) fn end(&self, reason: RunEnd) {
         let mut state = self.lock();
         state.end.get_or_insert(reason);
@@ -332,7 +344,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Why the run ended, if it has.
+    /// Returns the reason for the end of the run, if it has ended.
     pub(crate) fn ended(&self) -> Option<RunEnd> {
         self.lock().end.clone()
     }
@@ -385,14 +397,14 @@ impl State {
 
 impl Slot {
     fn kick_now(&mut self) {
-        // A thread that has not registered yet looks for pauses when it does.
+        // A thread that has not registered yet checks for pauses when it does.
         if let Some(kick) = &self.kick {
             kick.kick();
         }
     }
 }
 
-/// The device thread touches guest memory as long as this lives.
+/// A guard during which the device thread may touch guest memory.
 pub(crate) struct DeviceWork<'a> {
     control: &'a Control,
 }
@@ -404,13 +416,14 @@ impl Drop for DeviceWork<'_> {
     }
 }
 
-/// All vCPUs, and the device thread, stand still for as long as this lives.
+/// A pause of all vCPUs and the device thread, which lasts until this is dropped.
 pub struct Paused {
     control: Arc<Control>,
 }
 
 impl Paused {
-    /// Does `work` on a parked vCPU's own thread and gives its result; `None` if that vCPU is gone.
+    /// Calls `work` on a parked vCPU's own thread and returns its result. Returns `None` if that
+    /// vCPU is gone.
     pub(crate) fn on_vcpu<R: Send + 'static>(
         &self,
         vcpu: usize,
@@ -487,7 +500,7 @@ mod tests {
         });
     }
 
-    /// Such as one on a file system whose server has gone.
+    /// An example is a disk on a file system whose server has gone.
     #[test]
     fn a_disk_that_does_not_answer_holds_up_no_end() {
         let control = Arc::new(Control::new(0));

@@ -1,40 +1,41 @@
-//! Why a run ended.
+//! The end of a run and its reason.
 
 use super::PanicReport;
 use crate::vcpu::VcpuRegisters;
 
-/// Why a run ended.
+/// The reason for the end of a run.
 #[derive(Debug, Clone)]
 pub enum RunEnd {
-    /// The guest reset the machine: a reboot, or how a machine without ACPI ends.
+    /// The guest reset the machine. A reboot does so, and so does the end of a machine without
+    /// ACPI.
     Reset {
-        /// By which device, if known.
+        /// The device that reset it, if known.
         cause: Option<String>,
     },
     /// The guest asked to be powered off.
     PoweredOff,
     /// Every vCPU is halted with interrupts off: `halt`, or a power-off without ACPI.
     Halted,
-    /// Ended from outside.
+    /// The run was ended from outside.
     Stopped,
     /// The guest kernel panicked.
     Panic(PanicReport),
     /// A vCPU took an exception it could not deliver.
     TripleFault {
-        /// Which.
+        /// The index of the vCPU.
         vcpu: usize,
-        /// Its registers. `None` where the host has reset them before it reports the fault.
+        /// Its registers. `None` if the host resets them before it reports the fault.
         registers: Option<Box<VcpuRegisters>>,
     },
     /// The host's KVM failed.
     Host {
-        /// What happened.
+        /// The failure.
         message: String,
     },
 }
 
 impl RunEnd {
-    /// Whether the guest ended by its own will (or ours).
+    /// Checks whether the guest ended by its own request or ours.
     pub fn is_orderly(&self) -> bool {
         matches!(
             self,

@@ -1,7 +1,9 @@
-//! The interface of a running machine: memory, registers, pauses, traps. Its owner has a [`Handle`] and may pass it on.
+//! The interface of a running machine: memory, registers, pauses, traps. Its owner has a [`Handle`]
+//! and may pass it on.
 //!
-//! A handle does not keep the vCPU threads alive: once the machine is gone, pauses are immediate, registers are none, and traps
-//! come and go in memory that nobody runs any more.
+//! A handle does not keep the vCPU threads alive. Once the machine is gone, pauses are immediate
+//! and there are no registers. Traps are then armed and disarmed in memory that nobody runs any
+//! more.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
@@ -22,7 +24,7 @@ use crate::vcpu::{Vcpu, VcpuRegisters};
 use crate::x86_64::debug_exception::VECTOR_BP;
 use crate::x86_64::msr;
 
-/// A share of a machine.
+/// A shared handle of a machine.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) shared: Arc<Shared>,
@@ -47,53 +49,57 @@ impl Handle {
         self.shared.control.pause()
     }
 
-    /// Number of vCPUs.
+    /// Returns the number of vCPUs.
     pub fn vcpus(&self) -> usize {
         self.shared.control.vcpus()
     }
 
-    /// Guest memory.
+    /// Returns the guest memory.
     pub fn ram(&self) -> &GuestRam {
         &self.shared.ram
     }
 
-    /// The host's record that this machine decides by.
+    /// Returns the host record by which this machine decides.
     pub fn profile(&self) -> &HostProfile {
         &self.shared.profile
     }
 
-    /// The int3 sites.
+    /// Returns the int3 sites.
     pub fn traps(&self) -> &TrapTable {
         &self.shared.traps
     }
 
-    /// Registers of a vCPU of the paused machine; `None` if there is no such vCPU or it is gone.
+    /// Returns the registers of a vCPU of the paused machine. `None` if there is no such vCPU or it
+    /// is gone.
     pub fn registers(&self, paused: &Paused, vcpu: usize) -> Option<VcpuRegisters> {
         paused
             .on_vcpu(vcpu, |v| v.snapshot_registers().ok())
             .flatten()
     }
 
-    /// All of a vCPU of the paused machine that introspection asks for; `None` if there is no such vCPU or it is gone.
+    /// Returns the state of a vCPU of the paused machine that introspection needs. `None` if there
+    /// is no such vCPU or it is gone.
     pub fn cpu_state(&self, paused: &Paused, vcpu: usize) -> Option<CpuState> {
         let registers = self.registers(paused, vcpu)?;
         let swapped = paused.on_vcpu(vcpu, |v| v.read_msr(msr::KERNEL_GS_BASE));
         Some(registers.cpu_state(swapped.flatten()?))
     }
 
-    /// Where SYSCALL enters the kernel on a vCPU of the paused machine (IA32_LSTAR).
+    /// Returns the address at which SYSCALL enters the kernel on a vCPU of the paused machine
+    /// (IA32_LSTAR).
     pub fn syscall_entry(&self, paused: &Paused, vcpu: usize) -> Option<Gva> {
         let entry = paused.on_vcpu(vcpu, |v| v.read_msr(msr::LSTAR));
         entry.flatten().map(Gva)
     }
 
-    /// Ticks of the guest's time stamp counter in a second; 10^9 if the host does not tell.
+    /// Returns the ticks per second of the guest's time stamp counter. 10^9 if the host does not
+    /// report it.
     pub fn tsc_hz(&self, paused: &Paused) -> u64 {
         let khz = paused.on_vcpu(0, |v| v.tsc_khz()).flatten();
         khz.map_or(1_000_000_000, |khz| u64::from(khz) * 1000)
     }
 
-    /// Handler address in a gate of a vCPU's interrupt descriptor table.
+    /// Returns the handler address in a gate of a vCPU's interrupt descriptor table.
     pub fn interrupt_handler(&self, paused: &Paused, vcpu: usize, vector: u8) -> Option<Gva> {
         paused
             .on_vcpu(vcpu, move |v| v.interrupt_handler(vector))
@@ -101,15 +107,18 @@ impl Handle {
             .map(Gva)
     }
 
-    /// Runs vCPU `vcpu` of the paused machine until the int3 of the site at `address` was met `hits` times. The first
-    /// is taken as every trap is; at each later one nothing is done but RIP moved past the int3.
+    /// Runs vCPU `vcpu` of the paused machine until the int3 of the site at `address` was hit
+    /// `hits` times.
     ///
-    /// With `system` the system registers come out at each exit as they do otherwise, else the general ones alone.
-    /// The rest is KVM's own part of a hit. The displaced instruction must be a NOP of one byte, and the int3 an
-    /// exit of KVM's. The other vCPUs are paused meanwhile.
+    /// The first hit is handled as every trap. Each later one only moves RIP past the int3.
+    ///
+    /// With `system`, each exit syncs the system registers as usual, else the general ones alone.
+    /// The rest is KVM's own part of a hit. The displaced instruction must be a NOP of one byte,
+    /// and KVM must report the int3 by an exit. The other vCPUs are paused meanwhile.
     ///
     /// # Errors
-    /// If the guest leaves for anything else after the first hit, or its run ends; `None` if there is no such vCPU.
+    /// If the guest leaves for anything else after the first hit, or its run ends. `None` if there
+    /// is no such vCPU.
     #[cfg(feature = "test-utils")]
     pub fn run_bare(
         &self,
@@ -122,12 +131,12 @@ impl Handle {
         paused.on_vcpu(vcpu, move |v| v.run_bare(address.0, hits, system))
     }
 
-    /// Gives all traps to `sink` from now on, or to nobody.
+    /// Sets the sink of all traps from now on, or removes it.
     pub fn set_sink(&self, sink: Option<Box<dyn TrapSink>>) {
         self.shared.sink.store(sink.map(Arc::new));
     }
 
-    /// Sets hardware breakpoint `number` (1 to 3) on an instruction, on every vCPU, or takes it away.
+    /// Sets hardware breakpoint `number` (1 to 3) on an instruction, on every vCPU, or removes it.
     /// Breakpoint 0 is kept for the machine's own use.
     ///
     /// # Errors
@@ -146,8 +155,9 @@ impl Handle {
         Ok(())
     }
 
-    /// Gives up one use of a site, as [`TrapTable::disarm`] does; with the last site in user text the watch on the
-    /// guest's own #BP entry goes, too.
+    /// Drops one use of a site, as [`TrapTable::disarm`] does.
+    ///
+    /// With the last site in user text, the watch on the guest's own #BP entry ends too.
     pub fn disarm(&self, site: SiteId) -> bool {
         let holders = self.lock_user_sites();
         let was_there = self.shared.traps.disarm(site);
@@ -164,8 +174,11 @@ impl Handle {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that sites in user text may come and go by [`TrapTable::arm_user_at`] and [`TrapTable::disarm`] from now on,
-    /// from a vCPU's own thread too, until [`Self::release_user_traps`]. Holds nest.
+    /// Prepares the machine for sites in user text by [`TrapTable::arm_user_at`] and
+    /// [`TrapTable::disarm`].
+    ///
+    /// Until [`Self::release_user_traps`], these may be called from a vCPU's own thread too. Holds
+    /// nest.
     ///
     /// # Errors
     /// If the guest has no #BP handler yet.
@@ -187,8 +200,11 @@ impl Handle {
         }
     }
 
-    /// Makes a running vCPU come out of the guest and call [`TrapSink::sample`] with `mask`, soon and once; asked again before
-    /// that, the masks are joined. Gives the part of `mask` that an earlier call has asked for already.
+    /// Makes a running vCPU leave the guest and call [`TrapSink::sample`] with `mask`, soon and
+    /// once.
+    ///
+    /// Masks of several requests before that are joined. Returns the part of `mask` that an earlier
+    /// call has requested already.
     pub fn sample(&self, vcpu: usize, mask: u64) -> u64 {
         let Some(wanted) = self.shared.samples.get(vcpu) else {
             return 0;
@@ -198,10 +214,11 @@ impl Handle {
         before & mask
     }
 
-    /// Arms a site in user text that is mapped at `address` in `space`; see [`TrapTable::arm_user`].
+    /// Arms a site in user text that is mapped at `address` in `space`. See
+    /// [`TrapTable::arm_user`].
     ///
-    /// On a host that does not report user int3s this also watches the guest's own #BP entry, where they
-    /// arrive.
+    /// On a host that does not report user int3s this also watches the guest's own #BP entry, where
+    /// they arrive.
     ///
     /// # Errors
     /// If the site cannot be armed, or the guest has no #BP handler yet.
@@ -217,8 +234,10 @@ impl Handle {
         armed
     }
 
-    /// Takes the watch off the guest's #BP entry if no user site needs it. A program that has met an int3 of ours, one that
-    /// was removed meanwhile among them, may be on its way there: it is let through first.
+    /// Ends the watch on the guest's #BP entry if no user site needs it.
+    ///
+    /// A program that has hit an int3 of ours, perhaps of a removed site, may be on its way there.
+    /// It is let through first.
     fn leave_breakpoint_entry(&self) {
         const ATTEMPTS: usize = 200;
         for _ in 0..ATTEMPTS {

@@ -1,4 +1,4 @@
-//! A machine: guest RAM, devices, vCPU threads, traps, and its life from boot or restore to its end.
+//! A machine: guest RAM, devices, vCPU threads and traps, from boot or restore to its end.
 //!
 //! The caller owns the kernel file, the terminal and what it does with traps ([`crate::TrapSink`]); a
 //! [`Machine`] owns everything else and ends its threads when dropped. It is made paused, by [`boot()`] or by
@@ -40,7 +40,7 @@ pub use virtio::{
 use crate::trap::{ArmError, Purpose, SiteId};
 use shared::Shared;
 
-/// The machine's devices, as its owner reaches them.
+/// The machine's devices, as its owner accesses them.
 pub(crate) struct Devices {
     pub(crate) serial: Arc<Mutex<Serial>>,
     pub(crate) cmos: Arc<Mutex<Cmos>>,
@@ -56,41 +56,41 @@ pub struct Machine {
     /// The device thread, if there are virtio devices.
     worker: Option<virtio::Worker>,
     watchdog: Option<watch::Watchdog>,
-    /// Held until [`Machine::start`].
+    /// The pause until [`Machine::start`].
     held: Option<Paused>,
 }
 
 /// A thread of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MachineThread {
-    /// Executes the guest, and what a hit asks for.
+    /// A thread that executes the guest and handles hits.
     Vcpu,
-    /// Serves the virtio devices.
+    /// The thread that serves the virtio devices.
     Devices,
 }
 
-/// What a machine has counted.
+/// The counters of a machine.
 #[derive(Debug, Clone)]
 pub struct MachineStats {
-    /// Port accesses that left the guest.
+    /// The number of port accesses that left the guest.
     pub port_exits: u64,
-    /// Memory accesses to devices or to nothing.
+    /// The number of memory accesses to devices or to nothing.
     pub mmio_exits: u64,
-    /// Traps given to the sink.
+    /// The number of traps delivered to the sink.
     pub traps: u64,
-    /// The guest's own int3s given back to it.
+    /// The number of reinjected foreign int3s.
     pub guest_int3: u64,
-    /// System calls repaired.
+    /// The number of repaired system calls.
     pub syscalls_repaired: u64,
-    /// (instruction, times) completed for the guest.
+    /// (Instruction, times) completed for the guest.
     pub completed: Vec<(String, u64)>,
-    /// (instruction, times) that could not be completed; the guest got #UD.
+    /// (Instruction, times) that could not be completed. The guest got #UD.
     pub refused: Vec<(String, u64)>,
-    /// Ports without a device.
+    /// The accesses to ports without a device.
     pub ports: BusStats,
-    /// Memory without a device.
+    /// The accesses to memory without a device.
     pub memory: BusStats,
-    /// The virtio devices.
+    /// The counters of the virtio devices.
     pub virtio: Vec<VirtioStats>,
 }
 
@@ -112,12 +112,13 @@ impl Machine {
         }
     }
 
-    /// A share of this machine, for whoever arms traps or reads memory.
+    /// Returns a shared handle of this machine, for those who arm traps or read memory.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Does `work` on each thread of a machine that was just made, before its guest runs: to confine them, for example.
+    /// Calls `work` on each thread of a new machine before its guest runs, for example to confine
+    /// them.
     ///
     /// # Errors
     /// The first one of `work`, or that a thread is gone.
@@ -142,14 +143,14 @@ impl Machine {
         done.unwrap_or_else(gone)
     }
 
-    /// Lets the vCPUs of a machine that was just made run.
+    /// Lets the vCPUs of a new machine run.
     pub fn start(&mut self) {
         self.watchdog = Some(watch::Watchdog::start(self.handle()));
         self.held = None;
     }
 
-    /// Keeps the registers of the guest kernel's panic, whose entry is at `address`; the run then ends as
-    /// [`RunEnd::Panic`].
+    /// Arms a trap that keeps the registers of the guest kernel's panic, whose entry is at
+    /// `address`. The run then ends as [`RunEnd::Panic`].
     ///
     /// # Errors
     /// If the address cannot be trapped.
@@ -157,8 +158,10 @@ impl Machine {
         self.shared.traps.arm(address, space, Purpose::Panic, None)
     }
 
-    /// Waits for the end of the run, at most for `limit`. A run whose guest panicked before it was
-    /// reset, halted or stopped has ended as [`RunEnd::Panic`].
+    /// Waits for the end of the run, at most for `limit`.
+    ///
+    /// If the guest panicked before it was reset, halted or stopped, the run has ended as
+    /// [`RunEnd::Panic`].
     pub fn wait(&self, limit: Option<Duration>) -> Option<RunEnd> {
         let deadline = limit.and_then(|l| Instant::now().checked_add(l));
         let end = self.shared.control.wait_end(deadline)?;
@@ -170,12 +173,12 @@ impl Machine {
         self.shared.control.end(RunEnd::Stopped);
     }
 
-    /// Sends bytes to the guest's serial port; gives how many it took.
+    /// Sends bytes to the guest's serial port. Returns the number of bytes that it accepted.
     pub fn serial_input(&self, bytes: &[u8]) -> usize {
         self.serial().push_input(bytes)
     }
 
-    /// The state of the serial port's output, where that has a queue.
+    /// Returns the state of the serial port's output, if that has a queue.
     pub fn backlog(&self) -> Option<&Backlog> {
         self.shared.backlog.as_ref()
     }
@@ -187,12 +190,12 @@ impl Machine {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ports of the virtio-console, if the machine has one.
+    /// Returns the ports of the virtio-console, if the machine has one.
     pub fn console_ports(&self) -> Option<&ConsolePorts> {
         self.devices.virtio.console_ports()
     }
 
-    /// The counts so far.
+    /// Returns the counters.
     pub fn stats(&self) -> MachineStats {
         let counters = &self.shared.counters;
         let load = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
@@ -233,6 +236,6 @@ impl Drop for Machine {
     }
 }
 
-/// Where the serial port's output goes.
+/// The destination of the serial port's output.
 pub type SerialOutput = ConsoleOutput;
 pub use devices::{Backlog, Promptness};

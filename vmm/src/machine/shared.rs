@@ -1,6 +1,7 @@
-//! What a machine's owner and its vCPU threads share.
+//! The state shared by a machine's owner and its vCPU threads.
 //!
-//! Everything here is either immutable once vCPUs run, atomic, or behind the lock that its field names.
+//! Everything here is either immutable once vCPUs run, atomic, or behind the lock that its field
+//! names.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,42 +20,45 @@ use crate::trap::TrapTable;
 use crate::vcpu::TrapSink;
 use crate::vm::KvmError;
 
-/// Shared by all threads of a machine.
+/// The state shared by all threads of a machine.
 pub(crate) struct Shared {
     pub(crate) ram: GuestRam,
     pub(crate) profile: HostProfile,
-    /// None where no guest is run: in a rehearsal.
+    /// KVM's machine. `None` if no guest is run: in a rehearsal.
     vm: Option<Arc<VmFd>>,
-    /// Bytes of a vCPU's shared page mapping.
+    /// The size in bytes of a vCPU's shared page mapping.
     pub(crate) run_size: usize,
     pub(crate) pio: Bus,
     pub(crate) mmio: Bus,
     pub(crate) traps: TrapTable,
     pub(crate) control: Arc<Control>,
     pub(crate) sink: Arc<ArcSwapOption<Box<dyn TrapSink>>>,
-    /// For each vCPU the samples that are asked for.
+    /// The requested samples of each vCPU.
     pub(crate) samples: Vec<AtomicU64>,
-    /// Taken while user sites, and with them the watch on the guest's #BP entry, come or go. How many hold user traps.
+    /// The number of holders of user traps.
+    ///
+    /// The lock is held while user sites, or the watch on the guest's #BP entry, are added or
+    /// removed.
     pub(crate) user_sites: Mutex<usize>,
     /// Held while the machine is saved.
     pub(crate) saving: Mutex<()>,
     pub(crate) counters: Counters,
-    /// Instructions that were completed for the guest.
+    /// The instructions that were completed for the guest.
     pub(crate) completed: Instructions,
-    /// Instructions that could not be, of which the guest got #UD.
+    /// The instructions that could not be completed. The guest got #UD.
     pub(crate) refused: Instructions,
     pub(crate) signals: Arc<Signals>,
-    /// Of the serial port's output, where that has a queue.
+    /// The backlog of the serial port's output, if that has a queue.
     pub(crate) backlog: Option<Backlog>,
-    /// The guest's first panic. Own lock, held for an instant.
+    /// The guest's first panic. It has its own lock, held for an instant.
     panic: Mutex<Option<PanicReport>>,
-    /// Looks for panics that no trap sees.
+    /// A detector of panics that no trap sees.
     pub(super) witness: OnceLock<Box<dyn PanicWitness>>,
-    /// How the run ended, once somebody has asked.
+    /// The reported reason for the end of the run, once somebody has asked.
     pub(super) told: OnceLock<RunEnd>,
 }
 
-/// What is to be put together into [`Shared`].
+/// The parts of a [`Shared`].
 pub(crate) struct Parts {
     pub(crate) ram: GuestRam,
     pub(crate) profile: HostProfile,
@@ -99,7 +103,7 @@ impl Shared {
         }
     }
 
-    /// KVM's machine.
+    /// Returns KVM's machine.
     ///
     /// # Errors
     /// In a rehearsal, which has none.
@@ -114,7 +118,7 @@ impl Shared {
         self.signals.take()
     }
 
-    /// The end that a reset means: a panic's, if the guest has panicked before.
+    /// Returns the reason for the end by a reset: a panic, if the guest has panicked before.
     pub(crate) fn reset_end(&self, cause: Option<ResetCause>) -> RunEnd {
         match self.panic() {
             Some(report) => RunEnd::Panic(report),
@@ -147,12 +151,12 @@ pub(crate) struct Counters {
     pub(crate) syscalls_repaired: AtomicU64,
 }
 
-/// How often which instruction was met.
+/// The number of hits of each instruction.
 #[derive(Debug, Default)]
 pub(crate) struct Instructions(Mutex<HashMap<Mnemonic, u64>>);
 
 impl Instructions {
-    /// Counts one; returns how many there were.
+    /// Counts one instruction. Returns its new count.
     pub(crate) fn count(&self, mnemonic: Mnemonic) -> u64 {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(mnemonic).or_default();
@@ -171,7 +175,7 @@ impl Instructions {
     }
 }
 
-/// Where devices put their requests to the machine; the vCPU that made the access picks them up after it.
+/// Requests of devices to the machine. The vCPU that made the access picks them up after it.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     /// 0: none, 1: keyboard controller, 2: reset port.

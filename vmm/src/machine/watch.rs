@@ -1,4 +1,5 @@
-//! Noticing an end that no exit reports: all vCPUs halted with interrupts off, or a panic that goes nowhere.
+//! Detection of an end that no exit reports: all vCPUs halted with interrupts off, or a panic that
+//! never ends.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -7,12 +8,12 @@ use std::time::{Duration, Instant};
 use super::shared::Shared;
 use super::{Handle, RunEnd};
 
-/// How often the vCPUs are looked at. Each look pauses them for some tens of microseconds.
+/// The interval between two checks. Each pauses the vCPUs for some tens of microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a panicked kernel may go on printing before the run is ended for it.
+/// The time that a panicked kernel may go on printing before the run is ended.
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 
-/// A thread that looks at the vCPUs now and then. Ends when dropped.
+/// A thread that checks the vCPUs at intervals. Dropping this ends it.
 pub(super) struct Watchdog {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -63,7 +64,7 @@ impl Watchdog {
     }
 }
 
-/// Whether no vCPU can ever run again by itself.
+/// Checks whether no vCPU can ever run again by itself.
 fn all_halted(shared: &Shared) -> bool {
     let paused = shared.control.pause();
     (0..shared.control.vcpus()).all(|vcpu| paused.on_vcpu(vcpu, |v| v.is_off()).unwrap_or(true))

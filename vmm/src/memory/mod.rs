@@ -44,7 +44,7 @@ pub enum RamError {
         "guest memory of {asked} bytes: must be a multiple of {PAGE_SIZE} between {MIN_RAM} (2M) and {MAX_RAM} (512G)"
     )]
     Size {
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         asked: u64,
     },
     /// The host refuses that much memory.

@@ -46,7 +46,7 @@ pub(super) struct Writing<'a> {
     log: Option<WriteLog<'a>>,
     /// The pages whose current content is not in the file.
     left: PageSet,
-    /// The number of bytes written. `total` is the number known to be dirty or written.
+    /// The number of bytes written. `total` counts the bytes found to need writing.
     done: u64,
     total: u64,
     copied: Copied,

@@ -1,8 +1,8 @@
 //! Saving and restoring one vCPU.
 //!
-//! The order matters. A restore sets the local APIC before the MSRs (else an armed TSC deadline is
-//! lost), the TSC before its deadline, and the general registers last. A save first reads the state
-//! of a pending INIT or SIPI, because KVM delivers that when asked. Source:
+//! The order matters. A restore sets the local APIC before the MSRs, else an armed TSC deadline is
+//! lost. It sets the TSC before its deadline, and the general registers last. A save first reads
+//! the state of a pending INIT or SIPI, because KVM delivers that when asked. Source:
 //! Documentation/virt/kvm/api.rst.
 
 use kvm_bindings::{

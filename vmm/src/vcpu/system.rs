@@ -3,9 +3,9 @@
 //! With SYNC_REGS an exit leaves the general registers in the shared page, and the next KVM_RUN
 //! loads the changed ones. The hit path makes no other system call.
 //!
-//! The system registers cost KVM more than all the rest of an exit by a trap on the CPU, because
-//! they are read one by one from the CPU's structure. Most hits need none. They are synced only at
-//! exits where the need is foreseen, and read by ioctl otherwise.
+//! On the CPU, the system registers cost KVM more than all the rest of an exit by a trap. They are
+//! read one by one from the CPU's structure. Most hits need none. They are synced only at exits
+//! where the need is foreseen, and read by ioctl otherwise.
 //!
 //! Valid between an exit and the next KVM_RUN, on the vCPU's own thread.
 

@@ -1,4 +1,5 @@
-//! Which virtio devices a machine has: plain data, in the order in which the guest meets them.
+//! The choice of virtio devices of a machine: plain data, in the order in which the guest finds
+//! them.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,33 +12,35 @@ use serde::{Deserialize, Serialize};
 use super::layout::{MAX_DEVICES, MmioSlot};
 use crate::vm::KvmError;
 
-/// A machine's virtio devices; by default it has none.
+/// A machine's virtio devices. By default it has none.
 ///
-/// The guest's kernel finds them by words on its command line: it needs CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES. They come
-/// in the order of the fields, disks as the guest's `vda`, `vdb` and so on.
+/// The guest's kernel finds them by words on its command line: it needs
+/// CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES. They come in the order of the fields, disks as the guest's
+/// `vda`, `vdb` and so on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VirtioConfig {
-    /// A console.
+    /// The console, if any.
     pub console: Option<ConsoleConfig>,
-    /// Disks.
+    /// The disks.
     pub disks: Vec<DiskConfig>,
-    /// A source of random bytes: the host's.
+    /// Whether there is a source of random bytes, those of the host.
     pub rng: bool,
 }
 
 /// A virtio-console: port 0, the guest's `hvc0`, and named ports, each `/dev/virtio-ports/NAME`.
 ///
-/// Nobody is at their far ends until [`ConsolePorts::attach`](super::ConsolePorts::attach) is given somebody.
+/// They have no backends until [`ConsolePorts::attach`](super::ConsolePorts::attach).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsoleConfig {
-    /// The ports behind the first, from number 1 on. They are connected when they have a far end, whatever is said here.
+    /// The ports behind the first, from number 1 on. They are connected when they have a backend,
+    /// whatever is set here.
     pub ports: Vec<PortConfig>,
     /// The size of the console.
     pub size: Size,
 }
 
 impl Default for ConsoleConfig {
-    /// A console alone, of the size that terminals have had for long.
+    /// Returns a console alone, of the traditional size of terminals.
     fn default() -> Self {
         Self {
             ports: Vec::new(),
@@ -52,7 +55,7 @@ impl Default for ConsoleConfig {
 /// A disk: a raw image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskConfig {
-    /// The image file. A snapshot remembers it by its whole path, and its size.
+    /// The image file. A snapshot stores its whole path and its size.
     pub path: PathBuf,
     /// Whether the guest may only read it.
     pub read_only: bool,
@@ -69,7 +72,7 @@ impl std::fmt::Display for DiskConfig {
     }
 }
 
-/// One device.
+/// The configuration of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DeviceConfig {
     Console(ConsoleConfig),
@@ -78,7 +81,7 @@ pub(crate) enum DeviceConfig {
 }
 
 impl VirtioConfig {
-    /// The devices in their order.
+    /// Returns the devices in their order.
     pub(crate) fn list(&self) -> Vec<DeviceConfig> {
         let console = self.console.iter().cloned().map(DeviceConfig::Console);
         let disks = self.disks.iter().cloned().map(DeviceConfig::Disk);
@@ -87,7 +90,7 @@ impl VirtioConfig {
     }
 }
 
-/// Where devices stand.
+/// Returns the places of devices.
 ///
 /// # Errors
 /// If there are too many.
@@ -97,25 +100,25 @@ pub(crate) fn places(count: usize) -> Result<Vec<MmioSlot>, VirtioError> {
         .collect()
 }
 
-/// The virtio devices of a machine cannot be made.
+/// The reason that a machine's virtio devices cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum VirtioError {
-    /// More than there is room for.
+    /// There are more devices than places.
     #[error("{asked} virtio devices: a machine has at most {MAX_DEVICES}; use fewer disks")]
     TooMany {
-        /// What was asked for.
+        /// The requested number of devices.
         asked: usize,
     },
-    /// A disk's image.
+    /// A disk's image is not usable.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A console's ports.
+    /// A console's ports are not valid.
     #[error("virtio-console: {0}")]
     Port(#[from] PortConfigError),
-    /// KVM.
+    /// KVM refuses a call.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The host's events and threads.
+    /// The host refuses an event or a thread.
     #[error("virtio devices: the host refuses an event or a thread: {0}")]
     Host(#[from] io::Error),
     /// A disk is not the one that was saved.
@@ -123,11 +126,11 @@ pub enum VirtioError {
         "disk {path}: {found} bytes, it had {saved} when the machine was saved; put the image of then back"
     )]
     DiskChanged {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// Its size in the snapshot.
+        /// The size in the snapshot, in bytes.
         saved: u64,
-        /// Its size now.
+        /// The size now, in bytes.
         found: u64,
     },
     /// A saved device does not fit.

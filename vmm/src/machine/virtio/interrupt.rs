@@ -1,8 +1,9 @@
 //! The interrupt of a virtio device, raised from the device thread.
 //!
-//! Linux's driver would take a level, but reads the reason from the device, clears it there, and looks through all its
-//! queues: an edge for each reason is enough, as one that comes while the handler runs is kept by the local APIC and
-//! makes it run again. That saves the guest the exit by which a level is taken back.
+//! Linux's driver would accept a level. But it reads the reason from the device, clears it there,
+//! and checks all its queues. An edge for each reason is therefore enough. If one comes while the
+//! handler runs, the local APIC keeps it and makes the handler run again. That saves the guest the
+//! exit that would lower the level.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::machine::control::Control;
 use crate::machine::shared::IrqPin;
 use crate::vm::NameCall;
 
-/// The interrupt input `irq`, by the quickest way that `profile` says works.
+/// Returns the interrupt input `irq`, by the fastest way that works according to `profile`.
 pub(super) fn line(
     vm: &Arc<VmFd>,
     profile: &HostProfile,
@@ -50,8 +51,10 @@ impl InterruptLine for Event {
     }
 }
 
-/// On a host that interprets kernel mode a vCPU looks for interrupts only now and then, some hundred microseconds
-/// apart: it is called out of the guest, which takes a quarter of that.
+/// An interrupt that also makes the vCPUs leave the guest.
+///
+/// On a host that interprets kernel mode a vCPU checks for interrupts only some hundred
+/// microseconds apart. Leaving the guest takes a quarter of that.
 struct Urgent {
     raise: Box<dyn InterruptLine>,
     control: Arc<Control>,

@@ -1,35 +1,37 @@
-//! Where virtio devices stand: one page of device memory and one input of the I/O APIC each.
+//! The places of virtio devices: one page of device memory and one input of the I/O APIC each.
 //!
-//! The pages lie in the hole below 4 GiB, far from the interrupt controllers at its end. The inputs are those of the
-//! ISA bus that no device of this machine has and no Linux driver takes for its own, and then those beyond the bus.
+//! The pages lie in the hole below 4 GiB, far from the interrupt controllers at its end. The inputs
+//! are first those of the ISA bus that no device of this machine uses and no Linux driver claims.
+//! After them come those beyond the bus.
 
-/// Address of the first device's page.
+/// The address of the first device's page.
 const FIRST: u64 = 0xe000_0000;
-/// Bytes of a device's page.
+/// The size in bytes of a device's page.
 pub(crate) const PAGE: u64 = 0x1000;
-/// Not among them: 0 timer, 1 and 12 keyboard and mouse, 2 cascade, 3 and 4 serial ports, 8 clock, 13 FPU.
+/// The usable inputs. Not among them: 0 timer, 1 and 12 keyboard and mouse, 2 cascade, 3 and 4
+/// serial ports, 8 clock, 13 FPU.
 const INPUTS: [u8; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23];
-/// Most virtio devices of a machine.
+/// The maximum number of virtio devices of a machine.
 pub const MAX_DEVICES: usize = 16;
 
-/// Where one device stands.
+/// The place of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MmioSlot {
-    /// Its registers, guest-physical.
+    /// The GPA of the registers.
     pub(crate) address: u64,
-    /// Its interrupt: input of the I/O APIC, and Linux's number for it.
+    /// The interrupt: the input of the I/O APIC, and Linux's number for it.
     pub(crate) irq: u8,
 }
 
 impl MmioSlot {
-    /// The place of a machine's device number `index`, from 0; none beyond the last.
+    /// Returns the place of a machine's device number `index`, from 0. `None` beyond the last.
     pub(crate) fn of(index: usize) -> Option<Self> {
         let irq = *INPUTS.get(index)?;
         let address = FIRST + PAGE * index as u64;
         Some(Self { address, irq })
     }
 
-    /// The word that tells Linux of a device here (CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES).
+    /// Returns the word that tells Linux of a device here (CONFIG_VIRTIO_MMIO_CMDLINE_DEVICES).
     pub(crate) fn word(self) -> String {
         let Self { address, irq } = self;
         format!("virtio_mmio.device={}K@{address:#x}:{irq}", PAGE >> 10)

@@ -1,12 +1,14 @@
-//! The machine's virtio devices: where they stand, how the guest's calls reach them, and the thread that serves them.
+//! The machine's virtio devices: their places, the delivery of the guest's accesses, and the thread
+//! that serves them.
 //!
-//! The models and their registers are the `devices` crate's; here they get guest memory, addresses, interrupts, events
-//! and files. A guest notifies a queue by a write to device memory, which KVM turns into an event where it can, and which
-//! is an exit elsewhere: both wake the one device thread. That thread stands still while the machine is paused
-//! ([`crate::machine::control`]), so a paused guest's memory is left alone.
+//! The models and their registers are the `devices` crate's. Here they get guest memory, addresses,
+//! interrupts, events and files. A guest notifies a queue by a write to device memory. KVM turns
+//! that into an event if it can. Otherwise it is an exit. Both wake the one device thread. That
+//! thread is held while the machine is paused ([`crate::machine::control`]), so a paused guest's
+//! memory is left alone.
 //!
-//! Far ends (what is behind a console's ports) are called on the device thread while the machine cannot be paused:
-//! they must not pause it, nor wait for somebody who does.
+//! The backends of a console's ports are called on the device thread while the machine cannot be
+//! paused. They must not pause it, nor wait for somebody who does.
 
 mod config;
 mod interrupt;
@@ -40,7 +42,7 @@ use crate::vm::NameCall;
 use layout::MmioSlot;
 use worker::{BackendEvent, DeviceEvents, Served};
 
-/// What devices are made with.
+/// The parts that devices are made with.
 pub(crate) struct Host<'a> {
     pub(crate) vm: &'a Arc<VmFd>,
     pub(crate) profile: &'a HostProfile,
@@ -58,15 +60,15 @@ struct Device {
     transport: Arc<Mutex<MmioTransport>>,
     handle: DeviceHandle,
     events: Arc<DeviceEvents>,
-    /// Of a console.
+    /// The ports of a console.
     ports: Option<ConsolePorts>,
 }
 
-/// What a device is, as a snapshot remembers it.
+/// The identity of a device in a snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Identity {
     config: DeviceConfig,
-    /// Bytes of a disk.
+    /// The size of a disk in bytes.
     length: Option<u64>,
 }
 
@@ -77,27 +79,27 @@ pub(crate) struct SavedDevice {
     state: MmioState,
 }
 
-/// What a virtio device has counted.
+/// The counters of a virtio device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtioStats {
     /// The kind of device.
     pub name: &'static str,
-    /// Where its registers are, guest-physical.
+    /// The GPA of the registers.
     pub address: u64,
-    /// Interrupts raised.
+    /// The number of raised interrupts.
     pub interrupts: u64,
-    /// Interrupts that the host refused.
+    /// The number of interrupts that the host refused.
     pub lost_interrupts: u64,
-    /// Of each queue.
+    /// The counters of each queue.
     pub queues: Vec<QueueStats>,
 }
 
-/// A device that was just made.
+/// A new device.
 struct Made {
     model: Box<dyn VirtioDevice>,
-    /// Bytes of a disk.
+    /// The size of a disk in bytes.
     length: Option<u64>,
-    /// Ports of a console.
+    /// The ports of a console.
     ports: Option<ConsolePorts>,
     far_end: Arc<BackendEvent>,
 }
@@ -132,7 +134,7 @@ impl Made {
     }
 }
 
-/// A disk's path stays the same wherever this process goes.
+/// Makes a disk's path absolute, so that it stays valid if this process changes its directory.
 fn whole(config: &DeviceConfig) -> DeviceConfig {
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     match config {
@@ -145,7 +147,7 @@ fn whole(config: &DeviceConfig) -> DeviceConfig {
 }
 
 impl Devices {
-    /// Makes the devices and puts them on `bus`.
+    /// Creates the devices and puts them on `bus`.
     pub(crate) fn new(
         list: &[DeviceConfig],
         host: &Host<'_>,
@@ -173,7 +175,7 @@ impl Devices {
         }
     }
 
-    /// The devices of the paused machine.
+    /// Returns the devices of the paused machine.
     pub(crate) fn save(&self) -> Vec<SavedDevice> {
         let save = |device: &Device| SavedDevice {
             identity: device.identity.clone(),
@@ -182,8 +184,9 @@ impl Devices {
         self.0.iter().map(save).collect()
     }
 
-    /// Takes on what was saved of a machine with the same devices. Memory and interrupt controllers are restored, the
-    /// vCPUs have not run.
+    /// Restores the saved state of a machine with the same devices.
+    ///
+    /// Memory and interrupt controllers are restored already. The vCPUs have not run.
     pub(crate) fn restore(&self, saved: &[SavedDevice]) -> Result<(), VirtioError> {
         for (device, saved) in self.0.iter().zip(saved) {
             let (now, then) = (&device.identity, &saved.identity);
@@ -202,12 +205,12 @@ impl Devices {
         Ok(())
     }
 
-    /// The console's ports, if there is a console.
+    /// Returns the console's ports, if there is a console.
     pub(crate) fn console_ports(&self) -> Option<&ConsolePorts> {
         self.0.iter().find_map(|device| device.ports.as_ref())
     }
 
-    /// What the devices have counted.
+    /// Returns the counters of the devices.
     pub(crate) fn stats(&self) -> Vec<VirtioStats> {
         let stats = |device: &Device| {
             let interrupts = device.handle.interrupt_stats();
@@ -227,12 +230,12 @@ impl Devices {
 }
 
 impl SavedDevice {
-    /// What the device was made of.
+    /// Returns the configuration of the device.
     pub(crate) fn config(&self) -> DeviceConfig {
         self.identity.config.clone()
     }
 
-    /// Its file, if it is a disk.
+    /// Returns the disk's file, if the device is a disk.
     pub(crate) fn disk(&self) -> Option<&DiskConfig> {
         match &self.identity.config {
             DeviceConfig::Disk(disk) => Some(disk),
@@ -240,7 +243,7 @@ impl SavedDevice {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns the disk's file for changes, if the device is a disk.
     pub(crate) fn disk_mut(&mut self) -> Option<&mut DiskConfig> {
         match &mut self.identity.config {
             DeviceConfig::Disk(disk) => Some(disk),

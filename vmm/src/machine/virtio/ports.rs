@@ -1,4 +1,5 @@
-//! A console's ports as the machine's owner has them: their far ends come when the machine is there already.
+//! A console's ports as the machine's owner sees them. Their backends are attached after the
+//! machine is created.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,8 +11,8 @@ use super::config::ConsoleConfig;
 
 /// The ports of a machine's virtio-console, for any thread. Copies are for the same console.
 ///
-/// A port without a far end is shown to the guest as not connected: readers see an end of file, and writers wait. What the
-/// guest prints on its console meanwhile is dropped, and counted.
+/// A port without a backend is shown to the guest as not connected: readers see an end of file, and
+/// writers wait. Output on the guest's console is dropped meanwhile, and counted.
 #[derive(Clone)]
 pub struct ConsolePorts {
     handle: ConsoleHandle,
@@ -23,11 +24,11 @@ struct Port {
     seat: Arc<Mutex<Seat>>,
 }
 
-/// Where a far end sits, or none.
+/// The place of a backend, which may be empty.
 #[derive(Default)]
 struct Seat {
     end: Option<Box<dyn PortBackend>>,
-    /// The guest has the port open.
+    /// Whether the guest has the port open.
     open: bool,
 }
 
@@ -35,7 +36,7 @@ fn lock(seat: &Mutex<Seat>) -> MutexGuard<'_, Seat> {
     seat.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The far end that the device knows.
+/// The backend that the device knows. It forwards to the attached one.
 struct Late(Arc<Mutex<Seat>>);
 
 impl PortBackend for Late {
@@ -72,7 +73,7 @@ impl PortBackend for Late {
 }
 
 impl ConsolePorts {
-    /// The device, and the owner's hand on it. `waker` makes the device thread look after it.
+    /// Creates the device and the owner's ports. `waker` makes the device thread check the device.
     pub(super) fn new(
         config: &ConsoleConfig,
         waker: impl Fn() + Send + Sync + 'static,
@@ -108,7 +109,7 @@ impl ConsolePorts {
         Ok((device, Self { handle, ports }))
     }
 
-    /// The port of a name.
+    /// Returns the number of the port with a name.
     pub fn find(&self, name: &str) -> Option<u32> {
         let mut names = (0..).zip(self.ports.iter());
         names
@@ -116,10 +117,14 @@ impl ConsolePorts {
             .map(|(id, _)| id)
     }
 
-    /// Puts somebody at the far end of a port, in place of who was there, and shows it to the guest as connected. If the guest has
-    /// it open, the end is told so at once. `false`: there is no such port.
+    /// Attaches a backend to a port, in place of an earlier one, and shows the port to the guest as
+    /// connected.
     ///
-    /// The end is called on the device thread, which serves all devices: it must neither wait nor pause the machine.
+    /// If the guest has the port open, the backend is notified at once. Returns `false` if there is
+    /// no such port.
+    ///
+    /// The backend is called on the device thread, which serves all devices. It must neither wait
+    /// nor pause the machine.
     pub fn attach(&self, id: u32, mut end: Box<dyn PortBackend>) -> bool {
         let Some(port) = self.port(id) else {
             return false;
@@ -135,25 +140,25 @@ impl ConsolePorts {
         true
     }
 
-    /// Takes the far end of a port away: the guest sees the port disconnected.
+    /// Detaches the backend of a port. The guest sees the port disconnected.
     pub fn detach(&self, id: u32) -> Option<Box<dyn PortBackend>> {
         let port = self.port(id)?;
-        // A console's driver does not look whether anybody is there.
+        // A console's driver does not check for a connection.
         self.handle.connect(id, port.name.is_none());
         lock(&port.seat).end.take()
     }
 
-    /// A far end has bytes for the guest, or room for bytes again.
+    /// Tells the device that a backend has bytes for the guest, or room for bytes again.
     pub fn wake(&self) {
         self.handle.wake();
     }
 
-    /// What a port has counted.
+    /// Returns the counters of a port.
     pub fn stats(&self, id: u32) -> Option<PortStats> {
         self.handle.port_stats(id)
     }
 
-    /// The device's own handle: the console's size, and counts.
+    /// Returns the device's own handle, for the console's size and counters.
     pub fn handle(&self) -> &ConsoleHandle {
         &self.handle
     }

@@ -1,8 +1,10 @@
 //! The thread that serves all virtio devices of a machine.
 //!
-//! It waits for events: a queue was notified, a far end has something, the machine ends; or for a device's deadline.
-//! Each call of a device is bounded, and a device with more to do waits until the others have had their turn. Between
-//! calls the machine can be paused; during one, a pause waits for its end.
+//! It waits for events and for the devices' deadlines. An event is a notified queue, a backend's
+//! request, or the end of the machine.
+//!
+//! Each call of a device is bounded, and a device with more to do waits until the others have had
+//! their turn. The machine can be paused between calls. During a call, a pause waits for its end.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,12 +20,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::machine::RunEnd;
 use crate::machine::control::Control;
 
-/// Longest wait for a deadline that the host's clock is asked for at once.
+/// The longest single wait for a deadline.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// How often who waits for a job looks whether the thread is still there.
+/// The interval at which those who wait for a job check whether the thread still exists.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A far end has something for its device.
+/// An event by which a backend wakes the device thread.
 pub(super) struct BackendEvent(EventFd);
 
 impl BackendEvent {
@@ -36,7 +38,7 @@ impl BackendEvent {
     }
 }
 
-/// What wakes the device thread for one device.
+/// The events that wake the device thread for one device.
 pub(super) struct DeviceEvents {
     queues: Vec<EventFd>,
     far_end: Arc<BackendEvent>,
@@ -51,7 +53,7 @@ impl DeviceEvents {
         })
     }
 
-    /// One a queue, in their order.
+    /// Returns one event for each queue, in their order.
     pub(super) fn queues(&self) -> &[EventFd] {
         &self.queues
     }
@@ -66,7 +68,7 @@ impl QueueNotifier for DeviceEvents {
 }
 
 fn raise(event: &EventFd) {
-    // Fails only when the counter is full: then the thread is already told.
+    // Fails only if the counter is full. The thread is notified already then.
     let _ = event.write(1);
 }
 
@@ -76,7 +78,7 @@ pub(super) struct Served {
     pub(super) events: Arc<DeviceEvents>,
 }
 
-/// The thread. Dropped, it ends, and with it the machine: a pause that holds it is over.
+/// The thread. Dropping this ends it, and the machine with it: a pause that holds it is over.
 pub(crate) struct Worker {
     control: Arc<Control>,
     stop: EventFd,
@@ -110,14 +112,14 @@ impl Worker {
         })
     }
 
-    /// Does `work` on the thread. Returns its result; `None` if the thread is gone.
+    /// Calls `work` on the thread and returns its result. Returns `None` if the thread is gone.
     pub(crate) fn on_thread<R: Send + 'static>(
         &self,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Option<R> {
         let (tell, told) = channel();
         let job = move || {
-            // It is waited for below.
+            // The receiver waits below.
             let _ = tell.send(work());
         };
         self.control.give_device(Box::new(job));
@@ -150,7 +152,8 @@ impl Drop for Worker {
     }
 }
 
-/// A guest whose devices do not answer any more is not left alone with that.
+/// A guard that ends the run if the thread panics: a guest must not go on with unresponsive
+/// devices.
 struct Ending(Arc<Control>);
 
 impl Drop for Ending {
@@ -177,7 +180,7 @@ fn serve(
     }
 }
 
-/// What an event is about.
+/// The source of an event.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Stop,
@@ -185,7 +188,7 @@ enum Source {
     FarEnd { device: usize },
 }
 
-/// A device and what is to be done for it.
+/// A device and its pending work.
 struct Turn {
     device: Served,
     queues: Vec<bool>,
@@ -195,13 +198,13 @@ struct Turn {
 
 struct Server {
     turns: Vec<Turn>,
-    /// By the number that an event carries.
+    /// The sources, indexed by the number in an event.
     sources: Vec<Source>,
-    /// Raised when there is a job, and at the end.
+    /// Raised for a job, and at the end.
     stop: EventFd,
     stopped: bool,
     control: Arc<Control>,
-    /// Why the events cannot be waited for.
+    /// The error of waiting for events.
     failed: Option<event_manager::Error>,
 }
 
@@ -223,7 +226,7 @@ impl Server {
         }
     }
 
-    /// The event behind a source.
+    /// Returns the event of a source.
     fn event(&self, source: Source) -> Option<&EventFd> {
         match source {
             Source::Stop => Some(&self.stop),
@@ -235,7 +238,7 @@ impl Server {
         }
     }
 
-    /// One turn for each device. `false`: the machine ends.
+    /// Gives each device one turn. Returns `false` if the machine ends.
     fn work(&mut self) -> bool {
         for turn in &mut self.turns {
             if !turn.take(&self.control) {
@@ -245,7 +248,7 @@ impl Server {
         true
     }
 
-    /// Milliseconds until there is something to do without an event; -1: never.
+    /// Returns the milliseconds until there is work without an event. -1 means never.
     fn wait(&self) -> i32 {
         if self.turns.iter().any(Turn::is_due) {
             return 0;
@@ -254,7 +257,7 @@ impl Server {
             return -1;
         };
         let left = next.saturating_duration_since(Instant::now());
-        // Not before the deadline: a millisecond begun is waited for.
+        // Rounded up, so that the wait does not end before the deadline.
         let milliseconds = left.min(LONGEST_WAIT).as_micros().div_ceil(1000);
         i32::try_from(milliseconds).unwrap_or(i32::MAX)
     }
@@ -294,7 +297,7 @@ impl MutEventSubscriber for Server {
         let Some(&source) = source.and_then(|index| self.sources.get(index)) else {
             return;
         };
-        // How often it was raised does not matter.
+        // The count does not matter.
         let _ = self.event(source).map(EventFd::read);
         match source {
             Source::Stop => {

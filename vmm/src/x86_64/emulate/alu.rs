@@ -32,7 +32,8 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
     Some(handler)
 }
 
-/// A bitwise result: CF and OF are clear; AF is undefined, and clear on Intel and AMD CPUs.
+/// Returns a bitwise result and its flags. CF and OF are clear. AF is undefined, and clear on Intel
+/// and AMD CPUs.
 fn bitwise(size: usize, result: u64) -> (u64, u64) {
     (result, flags::of_result(size, result))
 }

@@ -19,7 +19,7 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
     Some(handler)
 }
 
-/// Atomic with memory, with and without LOCK.
+/// Executes XCHG, which is atomic with memory, with and without LOCK.
 fn xchg(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let (old, new) = (cpu.operand(0)?, cpu.operand(1)?);
     if cpu.insn.op0_kind() == OpKind::Memory {
@@ -31,8 +31,10 @@ fn xchg(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     cpu.set_operand(1, old)
 }
 
-/// The address is computed, and the sum written, after the source register: both operands may be the same register,
-/// but the memory operand's address uses the registers from before.
+/// Executes XADD.
+///
+/// The address is computed, and the sum written, after the source register. Both operands may be
+/// the same register, but the memory operand's address uses the registers from before.
 fn xadd(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let (old, addend) = (cpu.operand(0)?, cpu.operand(1)?);
     let (sum, flags) = flags::add(cpu.size(0), old, addend, false);
@@ -47,7 +49,10 @@ fn xadd(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// If the comparison fails, memory is written with its old value, but a register stays, upper half included.
+/// Executes CMPXCHG.
+///
+/// If the comparison fails, memory is written with its old value, but a register stays, upper half
+/// included.
 fn cmpxchg(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let size = cpu.size(0);
     let accumulator = match size {
@@ -70,7 +75,8 @@ fn cmpxchg(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// CMPXCHG8B (`half` 4) and CMPXCHG16B (`half` 8, aligned): DX:AX is compared, CX:BX stored. Only ZF changes.
+/// Executes CMPXCHG8B (`half` 4) and CMPXCHG16B (`half` 8, aligned). DX:AX is compared, and CX:BX
+/// stored. Only ZF changes.
 fn cmpxchg_wide(cpu: &mut Cpu<'_>, half: usize) -> Result<(), EmulateError> {
     let size = 2 * half;
     let address = cpu.address()?;

@@ -28,14 +28,15 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
             })
         },
         Mnemonic::Popcnt => popcnt,
-        // of two bytes, the result is undefined
+        // For an operand of two bytes the result is undefined.
         Mnemonic::Bswap if insn.op0_register().size() != 2 => bswap,
         _ => return None,
     };
     Some(handler)
 }
 
-/// BT, BTS, BTR, BTC. A register offset into memory selects any operand-sized unit around the address.
+/// Executes BT, BTS, BTR and BTC. A register offset into memory selects any operand-sized unit
+/// around the address.
 fn bit(cpu: &mut Cpu<'_>, change: fn(u64, u64) -> u64) -> Result<(), EmulateError> {
     let size = cpu.size(0);
     let bits = size as u64 * 8;
@@ -68,7 +69,7 @@ fn bit(cpu: &mut Cpu<'_>, change: fn(u64, u64) -> u64) -> Result<(), EmulateErro
     Ok(())
 }
 
-/// BSF, BSR. Zero has no bit to find: the destination stays (AMD documents it, Intel CPUs do it).
+/// Executes BSF and BSR. For zero the destination stays (AMD documents it, Intel CPUs do it).
 fn scan(cpu: &mut Cpu<'_>, find: fn(u64) -> u32) -> Result<(), EmulateError> {
     let value = cpu.operand(1)?;
     if value != 0 {

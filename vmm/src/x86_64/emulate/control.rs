@@ -1,6 +1,7 @@
 //! Near calls, jumps, loops and returns. Far ones load segments and are not emulated.
 //!
-//! With shadow stacks on (CR4.CET in user mode), calls and returns are refused: the shadow stack would get out of step.
+//! With shadow stacks on (CR4.CET in user mode), calls and returns are refused, because the shadow
+//! stack would get out of step.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind};
 
@@ -63,7 +64,7 @@ fn branch(cpu: &mut Cpu<'_>, taken: fn(&Cpu<'_>) -> bool) -> Result<(), EmulateE
     Ok(())
 }
 
-/// LOOP, LOOPE, LOOPNE: one step of them. RCX counts down without touching flags.
+/// Executes one step of LOOP, LOOPE and LOOPNE. RCX counts down without touching flags.
 fn repeat(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     cpu.regs.rcx = cpu.regs.rcx.wrapping_sub(1);
     let equal = cpu.flag(flags::ZF);

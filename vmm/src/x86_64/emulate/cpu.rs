@@ -1,5 +1,7 @@
-//! The working copy of a vCPU on which one instruction is executed: registers, operands, effective addresses, and the
-//! one outside effect that is kept back until nothing can fail any more.
+//! The working copy of a vCPU on which one instruction is executed: registers, operands and
+//! effective addresses.
+//!
+//! The one outside effect is held back until nothing can fail any more.
 
 use iced_x86::{EncodingKind, Instruction, OpKind, Register};
 use kvm_bindings::kvm_regs;
@@ -9,7 +11,7 @@ use super::{EmulateError, flags, unsupported, vector};
 
 const CR4_LA57: u64 = 1 << 12;
 
-/// What an instruction does outside the general registers, done last.
+/// The effect of an instruction outside the general registers, done last.
 enum Effect {
     None,
     Write {
@@ -36,11 +38,11 @@ enum Effect {
     Halt,
 }
 
-/// Outcome of [`Cpu::commit`].
+/// The outcome of [`Cpu::commit`].
 pub(super) enum Commit {
-    /// The effect happened; the registers may follow.
+    /// The effect happened. The registers may follow.
     Done,
-    /// Another CPU changed the memory operand at `address` since it was read; nothing happened.
+    /// Another CPU changed the memory operand at `address` since it was read. Nothing happened.
     Raced { address: u64 },
 }
 
@@ -48,9 +50,10 @@ pub(super) enum Commit {
 pub(super) struct Cpu<'a> {
     /// The instruction being executed.
     pub(super) insn: &'a Instruction,
-    /// Registers as they will be after it. RIP is the next instruction's from the start.
+    /// The registers after the instruction. RIP is the next instruction's from the start.
     pub(super) regs: kvm_regs,
-    /// The machine around the registers. Handlers read from it; writes go through the `put_` functions.
+    /// The machine around the registers. Handlers read from it; writes go through the `put_`
+    /// functions.
     pub(super) env: &'a mut dyn Environment,
     effect: Effect,
 }
@@ -71,7 +74,7 @@ impl<'a> Cpu<'a> {
         }
     }
 
-    /// Lets the effect happen. The caller takes over the registers only after [`Commit::Done`].
+    /// Performs the effect. The caller copies the registers back only after [`Commit::Done`].
     pub(super) fn commit(self) -> Result<Commit, EmulateError> {
         match self.effect {
             Effect::None => {}
@@ -127,7 +130,7 @@ impl<'a> Cpu<'a> {
 
     // --- registers ---
 
-    /// A general register of 1, 2, 4 or 8 bytes, zero-extended.
+    /// Returns a general register of 1, 2, 4 or 8 bytes, zero-extended.
     pub(super) fn register(&self, register: Register) -> Result<u64, EmulateError> {
         let mut regs = self.regs;
         let whole =
@@ -140,7 +143,8 @@ impl<'a> Cpu<'a> {
         Ok(value & flags::mask(register.size()))
     }
 
-    /// Sets a general register from the low bits of `value`. Four bytes clear the upper half; one and two keep the rest.
+    /// Sets a general register from the low bits of `value`. Four bytes clear the upper half. One
+    /// and two keep the rest.
     pub(super) fn set_register(
         &mut self,
         register: Register,
@@ -163,13 +167,14 @@ impl<'a> Cpu<'a> {
 
     // --- operands ---
 
-    /// Size of a register or memory operand in bytes.
+    /// Returns the size of a register or memory operand in bytes.
     pub(super) fn size(&self, operand: u32) -> usize {
         operand_size(self.insn, operand)
     }
 
-    /// Value of an operand, zero-extended from its size; an immediate is extended as the instruction says, and cut to
-    /// the size of operand 0.
+    /// Returns the value of an operand, zero-extended from its size.
+    ///
+    /// An immediate is extended as the instruction says, and cut to the size of operand 0.
     pub(super) fn operand(&mut self, operand: u32) -> Result<u64, EmulateError> {
         match self.insn.op_kind(operand) {
             OpKind::Register => self.register(self.insn.op_register(operand)),
@@ -196,7 +201,8 @@ impl<'a> Cpu<'a> {
         }
     }
 
-    /// Sets a register or memory operand whose value was `old`: atomically where the instruction is locked.
+    /// Sets a register or memory operand whose value was `old`. The update is atomic if the
+    /// instruction is locked.
     pub(super) fn update_operand(
         &mut self,
         operand: u32,
@@ -212,10 +218,10 @@ impl<'a> Cpu<'a> {
 
     // --- memory ---
 
-    /// Address of the memory operand before the segment base: what LEA gives.
+    /// Returns the address of the memory operand before the segment base, as LEA computes it.
     pub(super) fn effective_address(&self) -> Result<u64, EmulateError> {
         let (base, index) = (self.insn.memory_base(), self.insn.memory_index());
-        // with RIP as base, the decoder has added it already
+        // The decoder has already added a RIP base.
         let mut address = self.insn.memory_displacement64();
         if base != Register::None && !self.insn.is_ip_rel_memory_operand() {
             address = address.wrapping_add(self.register(base)?);
@@ -231,7 +237,7 @@ impl<'a> Cpu<'a> {
         })
     }
 
-    /// Linear address of the memory operand.
+    /// Returns the linear address of the memory operand.
     pub(super) fn address(&mut self) -> Result<u64, EmulateError> {
         let offset = self.effective_address()?;
         let base = match self.insn.memory_segment() {
@@ -255,7 +261,7 @@ impl<'a> Cpu<'a> {
         Ok(self.env.read(address, buf)?)
     }
 
-    /// Will write the low `size` (1, 2, 4 or 8) bytes of `value`.
+    /// Schedules a write of the low `size` (1, 2, 4 or 8) bytes of `value`.
     pub(super) fn put(
         &mut self,
         address: u64,
@@ -270,13 +276,14 @@ impl<'a> Cpu<'a> {
         })
     }
 
-    /// Will write `data`.
+    /// Schedules a write of `data`.
     pub(super) fn put_bytes(&mut self, address: u64, data: Vec<u8>) -> Result<(), EmulateError> {
         self.check_operand(address, data.len())?;
         self.set_effect(Effect::WriteBlock { address, data })
     }
 
-    /// Will atomically replace `size` (1 to 16) bytes of `old` by `new`; the instruction starts over if `old` is gone.
+    /// Schedules an atomic replacement of `size` (1 to 16) bytes of `old` by `new`. The instruction
+    /// starts over if `old` is gone.
     pub(super) fn put_exchange(
         &mut self,
         address: u64,
@@ -294,12 +301,12 @@ impl<'a> Cpu<'a> {
         })
     }
 
-    /// Will replace x87 and SSE state.
+    /// Schedules a replacement of x87 and SSE state.
     pub(super) fn put_fx(&mut self, state: Box<FxState>) -> Result<(), EmulateError> {
         self.set_effect(Effect::Fx(state))
     }
 
-    /// Will set the base of FS or GS.
+    /// Schedules a change of the base of FS or GS.
     pub(super) fn put_segment_base(
         &mut self,
         segment: Segment,
@@ -309,17 +316,17 @@ impl<'a> Cpu<'a> {
         self.set_effect(Effect::SegmentBase { segment, base })
     }
 
-    /// Will hold off interrupts for one instruction.
+    /// Schedules an interrupt shadow for one instruction.
     pub(super) fn put_interrupt_shadow(&mut self) -> Result<(), EmulateError> {
         self.set_effect(Effect::InhibitInterrupts)
     }
 
-    /// Will halt the vCPU after the instruction.
+    /// Schedules a halt of the vCPU after the instruction.
     pub(super) fn put_halt(&mut self) -> Result<(), EmulateError> {
         self.set_effect(Effect::Halt)
     }
 
-    /// Two effects could not be undone together.
+    /// Sets the effect. Refuses a second one, because two could not be undone together.
     fn set_effect(&mut self, effect: Effect) -> Result<(), EmulateError> {
         if !matches!(self.effect, Effect::None) {
             return Err(self.unsupported("more than one effect outside the registers"));
@@ -328,7 +335,7 @@ impl<'a> Cpu<'a> {
         Ok(())
     }
 
-    /// #GP unless RIP is canonical: a CPU faults on fetching, and KVM takes no such RIP.
+    /// Raises #GP unless RIP is canonical. A CPU faults on fetching, and KVM accepts no such RIP.
     pub(super) fn check_rip(&mut self) -> Result<(), EmulateError> {
         self.check_canonical(self.regs.rip)
     }
@@ -337,12 +344,12 @@ impl<'a> Cpu<'a> {
         self.check_range(address, 1, vector::GENERAL_PROTECTION)
     }
 
-    /// #SS unless `length` bytes of the stack have canonical addresses.
+    /// Raises #SS unless `length` bytes of the stack have canonical addresses.
     pub(super) fn check_stack(&mut self, address: u64, length: usize) -> Result<(), EmulateError> {
         self.check_range(address, length, vector::STACK_FAULT)
     }
 
-    /// The same for a memory operand: #GP, or #SS if it is addressed through RSP or RBP.
+    /// Checks a memory operand likewise. Raises #GP, or #SS if it is addressed through RSP or RBP.
     fn check_operand(&mut self, address: u64, length: usize) -> Result<(), EmulateError> {
         let stack = self.insn.memory_segment() == Register::SS
             && self.insn.op_kinds().any(|kind| kind == OpKind::Memory);
@@ -369,7 +376,7 @@ impl<'a> Cpu<'a> {
     }
 }
 
-/// Whether the bits above `bits` all equal the one below them.
+/// Checks whether the bits above `bits` all equal the one below them.
 pub(super) fn is_canonical(address: u64, bits: u32) -> bool {
     let unused = 64 - bits;
     ((address << unused) as i64 >> unused) as u64 == address
@@ -382,16 +389,17 @@ fn is_high_byte(register: Register) -> bool {
     )
 }
 
-/// Whether an address-size prefix cuts the memory operand's address to 32 bits.
+/// Checks whether an address-size prefix cuts the memory operand's address to 32 bits.
 pub(super) fn has_short_address(insn: &Instruction) -> bool {
     let (base, index) = (insn.memory_base(), insn.memory_index());
-    // the prefix leaves no 64-bit register; without any register the displacement tells
+    // The prefix leaves no 64-bit register. Without any register the size of the displacement
+    // decides.
     base.size() == 4
         || index.size() == 4
         || base == Register::None && index == Register::None && insn.memory_displ_size() == 4
 }
 
-/// The 64-bit register that `register` is part of.
+/// Returns the 64-bit register that `register` is part of.
 pub(super) fn slot(regs: &mut kvm_regs, register: Register) -> Option<&mut u64> {
     Some(match register.full_register() {
         Register::RAX => &mut regs.rax,
@@ -414,7 +422,8 @@ pub(super) fn slot(regs: &mut kvm_regs, register: Register) -> Option<&mut u64> 
     })
 }
 
-/// Size of a register or memory operand in bytes; 0 for other operands, and for memory without a size (LEA).
+/// Returns the size of a register or memory operand in bytes. It is 0 for other operands, and for
+/// memory without a size (LEA).
 pub(super) fn operand_size(insn: &Instruction, operand: u32) -> usize {
     match insn.op_kind(operand) {
         OpKind::Register => insn.op_register(operand).size(),
@@ -437,7 +446,7 @@ pub(super) fn is_immediate(kind: OpKind) -> bool {
     )
 }
 
-/// Whether all operands are general registers, immediates, or memory of 1, 2, 4 or 8 bytes.
+/// Checks whether all operands are general registers, immediates, or memory of 1, 2, 4 or 8 bytes.
 pub(super) fn has_general_operands(insn: &Instruction) -> bool {
     insn.encoding() == EncodingKind::Legacy
         && (0..insn.op_count()).all(|operand| match insn.op_kind(operand) {

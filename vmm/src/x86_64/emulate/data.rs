@@ -7,9 +7,9 @@ use super::flags::{self, sign_extend};
 use super::{EmulateError, Handler};
 
 pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
-    // an operand of a nop or prefetch is never accessed, so any kind will do
+    // An operand of a nop or prefetch is never accessed, so any kind will do.
     match insn.mnemonic() {
-        // 0F 0D is the prefetch group: #UD with a register on AMD CPUs
+        // 0F 0D is the prefetch group: #UD with a register on AMD CPUs.
         Mnemonic::Reservednop
             if is_prefetch_group(insn.code()) && insn.op0_kind() != OpKind::Memory =>
         {
@@ -121,7 +121,8 @@ fn spread_sign(cpu: &mut Cpu<'_>, from: Register, to: Register) -> Result<(), Em
     cpu.set_register(to, (value >> 63) as u64)
 }
 
-/// Reads its source, and clears the upper half of a 32-bit destination, whether or not the condition holds.
+/// Executes CMOVcc. It reads its source, and clears the upper half of a 32-bit destination, whether
+/// or not the condition holds.
 fn cmov(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let (old, new) = (cpu.operand(0)?, cpu.operand(1)?);
     let moves = flags::condition(cpu.insn.condition_code(), cpu.regs.rflags);
