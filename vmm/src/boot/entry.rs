@@ -1,7 +1,8 @@
-//! Registers, descriptor table and page tables with which a boot vCPU starts.
+//! The registers, descriptor table and page tables with which a boot vCPU starts.
 //!
-//! Source: Documentation/arch/x86/boot.rst ("64-bit boot protocol": selectors 0x10 and 0x18, flat, paging
-//! on with the kernel and its parameters mapped one to one) and the PVH ABI (32-bit, paging off).
+//! Source: Documentation/arch/x86/boot.rst ("64-bit boot protocol": selectors 0x10 and 0x18, flat,
+//! paging on with the kernel and its parameters mapped one to one) and the PVH ABI (32-bit, paging
+//! off).
 
 use introspect::Gpa;
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -27,8 +28,8 @@ const PAGE_LARGE: u64 = 1 << 7;
 const LARGE_PAGE: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Writes descriptor table and page tables for `entry` and gives the registers to start with. `sregs` comes
-/// in as KVM made it for a fresh vCPU.
+/// Writes the descriptor table and page tables for `entry` and returns the initial registers.
+/// `sregs` must be KVM's for a new vCPU.
 ///
 /// # Errors
 /// If the tables' place is not RAM.

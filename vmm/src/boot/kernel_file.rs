@@ -8,10 +8,11 @@ use introspect::regular_file;
 use super::payload::{self, PayloadError};
 use crate::hex::hex;
 
-/// Bytes of a kernel file that are read at most: one with all its debug information has 800 MiB.
+/// The largest kernel file that is read, in bytes. A kernel with all its debug information has 800
+/// MiB.
 const LONGEST: u64 = 2 << 30;
 
-/// A kernel file cannot be used.
+/// The reason that a kernel file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelFileError {
     /// It cannot be read.
@@ -19,7 +20,7 @@ pub enum KernelFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The host's error.
         source: std::io::Error,
     },
     /// It is neither of the two formats.
@@ -29,9 +30,9 @@ pub enum KernelFileError {
     NotAKernel {
         /// The file.
         path: PathBuf,
-        /// Its length in bytes.
+        /// The length of the file in bytes.
         length: usize,
-        /// Its first bytes in hex.
+        /// The first bytes of the file, in hex.
         start: String,
     },
     /// The bzImage cannot be unpacked.
@@ -39,7 +40,7 @@ pub enum KernelFileError {
     Payload {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: PayloadError,
     },
     /// The ELF is not a kernel for this machine.
@@ -47,7 +48,7 @@ pub enum KernelFileError {
     Elf {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -60,10 +61,10 @@ pub struct KernelFile {
 }
 
 impl KernelFile {
-    /// Reads and, if need be, unpacks the kernel at `path`.
+    /// Reads and, if necessary, unpacks the kernel at `path`.
     ///
     /// # Errors
-    /// If it is not a kernel for x86-64, truncated, or packed in a way that is not supported.
+    /// If it is not a kernel for x86-64, is truncated, or is packed in an unsupported way.
     pub fn open(path: &Path) -> Result<Self, KernelFileError> {
         let bytes = regular_file::read(path, LONGEST).map_err(|source| KernelFileError::Read {
             path: path.to_path_buf(),
@@ -72,7 +73,7 @@ impl KernelFile {
         Self::from_bytes(bytes, path)
     }
 
-    /// The same for the contents of a file; `path` is only for messages.
+    /// Accepts the contents of a kernel file. `path` is only for messages.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -102,26 +103,26 @@ impl KernelFile {
         })
     }
 
-    /// The ELF's bytes.
+    /// Returns the ELF's bytes.
     pub fn elf(&self) -> &[u8] {
         &self.elf
     }
 
-    /// The ELF's bytes, for a reader that keeps them.
+    /// Returns the ELF's bytes, for a reader that keeps them.
     pub fn shared_elf(&self) -> Arc<Vec<u8>> {
         self.elf.clone()
     }
 
-    /// End of the highest segment in guest-physical memory.
+    /// Returns the end of the highest segment in guest-physical memory.
     pub fn physical_end(&self) -> u64 {
         self.physical_end
     }
 }
 
-/// Checks the ELF header and the load segments; gives the end of the highest one.
+/// Checks the ELF header and the load segments. Returns the end of the highest one.
 fn physical_end(elf: &[u8]) -> Result<u64, String> {
     use object::elf::{ELFCLASS64, ELFDATA2LSB, EM_X86_64, FileHeader64, PT_LOAD};
-    // Bytes 4 and 5 of e_ident. Looked at first: the parser refuses another class as damage.
+    // Bytes 4 and 5 of e_ident. Checked first, because the parser reports another class as damage.
     if let Some([class, data]) = elf.get(4..6)
         && (*class != ELFCLASS64 || *data != ELFDATA2LSB)
     {

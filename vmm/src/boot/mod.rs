@@ -1,4 +1,4 @@
-//! From a kernel file to a machine that is ready to run its first instruction.
+//! Loading a kernel file into a machine, up to its first instruction.
 //!
 //! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the guest never
 //! runs the decompressor (and is never moved by it: an ELF boot stays where it is linked). Writes kernel,
@@ -23,33 +23,34 @@ pub use kernel_file::{KernelFile, KernelFileError};
 
 use crate::memory::{GuestRam, PAGE_SIZE};
 
-/// Where things stand in low guest memory while a kernel starts. All below 640 KiB, none overlapping.
+/// The places in low guest memory while a kernel starts. All are below 640 KiB, and none overlap.
 pub mod place {
-    /// GDT for the first instructions.
+    /// The GDT for the first instructions.
     pub const GDT: u64 = 0x500;
-    /// MP table; its pointer stands at 0x10, where the kernel's scan begins.
+    /// The MP table. Its pointer is at 0x10, where the kernel's scan begins.
     pub const MP_TABLE: u64 = 0x600;
-    /// PVH start information.
+    /// The PVH start information.
     pub const PVH_INFO: u64 = 0x6000;
-    /// Linux boot parameters, the "zero page".
+    /// The Linux boot parameters, the "zero page".
     pub const ZERO_PAGE: u64 = 0x7000;
-    /// Top of the stack for the first instructions.
+    /// The top of the stack for the first instructions.
     pub const STACK_TOP: u64 = 0x8ff0;
-    /// Page tables that map the first 4 GiB one to one: one PML4, one PDPT, four page directories.
+    /// The page tables that map the first 4 GiB one to one: one PML4, one PDPT, four page
+    /// directories.
     pub const PAGE_TABLES: u64 = 0x9000;
-    /// `setup_data` with the random seed.
+    /// The `setup_data` with the random seed.
     pub const SETUP_DATA: u64 = 0xf000;
     /// The command line.
     pub const COMMAND_LINE: u64 = 0x20000;
-    /// Longest command line with its NUL: the kernel's own COMMAND_LINE_SIZE.
+    /// The longest command line with its NUL, in bytes: the kernel's own COMMAND_LINE_SIZE.
     pub const COMMAND_LINE_MAX: usize = 2048;
-    /// First byte of the legacy hole (VGA, option ROMs), reserved.
+    /// The first byte of the legacy hole (VGA, option ROMs), reserved.
     pub const LEGACY_HOLE: u64 = 0x9fc00;
-    /// Memory goes on here.
+    /// The address at which memory continues.
     pub const HIGH_MEMORY: u64 = 0x100000;
 }
 
-/// How the kernel is entered.
+/// The protocol by which the kernel is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryProtocol {
@@ -59,35 +60,35 @@ pub enum EntryProtocol {
     Pvh,
 }
 
-/// What a boot needs.
+/// The parameters of a boot.
 #[derive(Debug)]
 pub struct BootConfig<'a> {
-    /// The kernel, unpacked.
+    /// The unpacked kernel.
     pub kernel: &'a KernelFile,
-    /// Contents of the initramfs file.
+    /// The contents of the initramfs file.
     pub initramfs: Option<&'a [u8]>,
     /// The whole command line.
     pub command_line: &'a str,
-    /// Number of vCPUs, 1 to 4.
+    /// The number of vCPUs, 1 to 4.
     pub cpus: u8,
-    /// Interrupts that have devices are all below this; the ISA bus's 16 are there anyway.
+    /// The bound of the interrupts that have devices. The ISA bus's 16 always exist.
     pub interrupts: u8,
-    /// Forces a protocol; by default the 64-bit entry, since PVH leaves more to the guest.
+    /// The protocol to use. The default is the 64-bit entry, because PVH leaves more to the guest.
     pub protocol: Option<EntryProtocol>,
-    /// Seed for the guest's random numbers.
+    /// The seed for the guest's random numbers.
     pub rng_seed: [u8; 32],
 }
 
-/// Where the boot vCPU starts.
+/// The start of the boot vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EntryPoint {
-    /// How.
+    /// The protocol.
     pub protocol: EntryProtocol,
-    /// First instruction, guest-physical.
+    /// The GPA of the first instruction.
     pub address: u64,
 }
 
-/// A boot cannot be prepared.
+/// The reason that a boot cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The ELF's contents do not fit the machine or are inconsistent.
@@ -95,31 +96,31 @@ pub enum BootError {
         "kernel: {reason}; it needs guest memory up to {needed:#x}, the machine has {memory:#x} bytes of RAM (give --memory)"
     )]
     KernelDoesNotFit {
-        /// What the loader said.
+        /// The loader's reason.
         reason: String,
-        /// End of the kernel in guest-physical memory as its program headers say.
+        /// The end of the kernel in guest-physical memory according to its program headers.
         needed: u64,
-        /// RAM in bytes.
+        /// The size of RAM in bytes.
         memory: u64,
     },
-    /// The initramfs has no place.
+    /// There is no room for the initramfs.
     #[error(
         "initramfs of {size} bytes does not fit between the kernel's end {kernel_end:#x} and the end of low memory {memory_end:#x}; give --memory at least {wanted} MiB"
     )]
     InitramfsDoesNotFit {
-        /// Size of the file in bytes.
+        /// The size of the file in bytes.
         size: u64,
-        /// End of the kernel, guest-physical.
+        /// The end of the kernel, guest-physical.
         kernel_end: u64,
-        /// End of RAM below the hole.
+        /// The end of RAM below the hole.
         memory_end: u64,
-        /// Enough memory, in MiB.
+        /// A sufficient memory size in MiB.
         wanted: u64,
     },
     /// The command line is too long.
     #[error("command line of {found} bytes: at most {} fit the kernel's buffer", place::COMMAND_LINE_MAX - 1)]
     CommandLine {
-        /// Its length in bytes.
+        /// The length in bytes.
         found: usize,
     },
     /// The kernel has no PVH entry.
@@ -130,7 +131,7 @@ pub enum BootError {
     Write(#[from] crate::memory::PhysicalWriteError),
 }
 
-/// Writes everything the kernel needs into `ram` and says where it starts.
+/// Writes everything that the kernel needs into `ram` and returns its entry point.
 ///
 /// # Errors
 /// If the kernel, the initramfs or the command line do not fit.
@@ -147,7 +148,7 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
         needed,
         memory: ram.size(),
     };
-    // Also of segments that have nothing in the file, which the loader passes over.
+    // Includes segments without data in the file, which the loader skips.
     if needed > low_end {
         return Err(does_not_fit("its end lies beyond RAM".into()));
     }
@@ -196,7 +197,7 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<EntryPoint, BootE
     }
 }
 
-/// A loaded initramfs: guest-physical start and length in bytes.
+/// The place of a loaded initramfs: guest-physical start and length in bytes.
 #[derive(Debug, Clone, Copy)]
 struct Initramfs {
     start: u64,
@@ -212,7 +213,7 @@ fn load_initramfs(
 ) -> Result<Initramfs, BootError> {
     let size = data.len() as u64;
     let start = low_end.checked_sub(size).map(|s| s & !(PAGE_SIZE - 1));
-    // The kernel places its first page tables and bitmaps after itself: leave it 4 MiB at least.
+    // The kernel places its first page tables and bitmaps after itself. Leave it at least 4 MiB.
     const KERNEL_ROOM: u64 = 4 << 20;
     match start {
         Some(start) if start >= kernel_end + KERNEL_ROOM || (size == 0 && start >= kernel_end) => {
@@ -235,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// An ELF of a segment with code and one with nothing in the file.
+    /// Returns an ELF with a segment of code and one without data in the file.
     fn kernel(bss: u64, bss_size: u64) -> KernelFile {
         const HEADERS: u64 = 64 + 2 * 56;
         let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
@@ -275,7 +276,7 @@ mod tests {
         assert_eq!(fits.unwrap(), place::HIGH_MEMORY);
         let beyond = load(&kernel(2 << 20, RAM));
         assert!(matches!(beyond, Err(BootError::KernelDoesNotFit { .. })));
-        // The initramfs would lie in it.
+        // The initramfs would overlap it.
         let whole = load(&kernel(2 << 20, RAM - (2 << 20)));
         assert!(matches!(whole, Err(BootError::InitramfsDoesNotFit { .. })));
     }

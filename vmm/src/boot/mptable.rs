@@ -1,22 +1,23 @@
 //! The Intel MultiProcessor table: CPUs, one ISA bus, one I/O APIC and its inputs.
 //!
-//! All inputs are the ISA bus's, edge-triggered: those beyond its 16 interrupts too, which are there only in a machine
-//! with a device on them.
+//! All inputs belong to the ISA bus and are edge-triggered. This includes those beyond its 16
+//! interrupts, which exist only in a machine with a device on them.
 //!
-//! Without ACPI, Linux finds CPUs and interrupt routing only here. Source: MultiProcessor Specification 1.4.
+//! Without ACPI, Linux finds CPUs and interrupt routing only here. Source: MultiProcessor
+//! Specification 1.4.
 
 use introspect::Gpa;
 
 use super::place;
 use crate::memory::{GuestRam, PhysicalWriteError};
 
-/// Guest-physical address of the local APICs.
+/// The GPA of the local APICs.
 const LOCAL_APIC: u32 = 0xfee0_0000;
-/// Guest-physical address of the I/O APIC.
+/// The GPA of the I/O APIC.
 const IO_APIC: u32 = 0xfec0_0000;
-/// The floating pointer: in the first KiB, which the kernel scans first.
+/// The GPA of the floating pointer, in the first KiB, which the kernel scans first.
 const POINTER: u64 = 0x10;
-/// Inputs of the I/O APIC that are always there.
+/// The number of inputs of the I/O APIC that always exist.
 const ISA_INTERRUPTS: u8 = 16;
 const APIC_VERSION: u8 = 0x14;
 
@@ -25,8 +26,9 @@ fn seal(bytes: &mut [u8], checksum_at: usize) {
     bytes[checksum_at] = 0u8.wrapping_sub(sum);
 }
 
-/// The table's bytes for `cpus` processors and the interrupts below `interrupts`; APIC id = index, the I/O APIC's id
-/// follows the last.
+/// Returns the table's bytes for `cpus` processors and the interrupts below `interrupts`.
+///
+/// The APIC id is the index. The I/O APIC's id follows the last.
 fn table(cpus: u8, interrupts: u8) -> Vec<u8> {
     let io_apic_id = cpus;
     let mut entries: Vec<u8> = Vec::new();
@@ -37,7 +39,8 @@ fn table(cpus: u8, interrupts: u8) -> Vec<u8> {
     };
     for id in 0..cpus {
         let boot = if id == 0 { 2 } else { 0 };
-        // type 0, id, version, enabled | boot CPU, signature (family 6), features (FPU, APIC), reserved
+        // Type 0, id, version, enabled | boot CPU, signature (family 6), features (FPU, APIC),
+        // reserved.
         push(&[
             0,
             id,
@@ -94,7 +97,7 @@ fn table(cpus: u8, interrupts: u8) -> Vec<u8> {
     table
 }
 
-/// Writes table and floating pointer.
+/// Writes the table and the floating pointer.
 pub(super) fn write(ram: &GuestRam, cpus: u8, interrupts: u8) -> Result<(), PhysicalWriteError> {
     ram.write_physical(Gpa(place::MP_TABLE), &table(cpus, interrupts))?;
     let mut pointer = Vec::with_capacity(16);

@@ -1,7 +1,7 @@
-//! What a CPU in 64-bit mode pushes when it takes an exception.
+//! The frame that a CPU in 64-bit mode pushes for an exception.
 //!
-//! The error code that some exceptions have lies below it and is not part of it. Source: Intel SDM volume 3A,
-//! "64-Bit Mode Stack Frame".
+//! The error code of some exceptions lies below it and is not part of it. Source: Intel SDM volume
+//! 3A, "64-Bit Mode Stack Frame".
 
 /// The interrupted registers, from low to high addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) struct ExceptionFrame {
 }
 
 impl ExceptionFrame {
-    /// Bytes on the stack.
+    /// The size on the stack in bytes.
     pub(crate) const SIZE: usize = 40;
 
     pub(crate) fn from_bytes(bytes: &[u8; Self::SIZE]) -> Self {

@@ -1,7 +1,7 @@
 //! Bits of RFLAGS (Intel SDM volume 1, section 3.4.3).
 
 pub(crate) const CF: u64 = 1 << 0;
-/// Always set.
+/// The bit that is always set.
 pub(crate) const FIXED: u64 = 1 << 1;
 pub(crate) const PF: u64 = 1 << 2;
 pub(crate) const AF: u64 = 1 << 4;

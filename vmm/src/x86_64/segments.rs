@@ -1,11 +1,11 @@
-//! Flat 64-bit segments as KVM wants them, and the privilege level they imply.
+//! Flat 64-bit segments in KVM's form, and the privilege level they imply.
 
 use kvm_bindings::kvm_segment;
 
-/// CPL bits of a selector.
+/// The CPL bits of a selector.
 pub const RPL_MASK: u64 = 3;
 
-/// A flat code segment for 64-bit mode with the privilege level of `selector`.
+/// Returns a flat code segment for 64-bit mode with the privilege level of `selector`.
 pub fn code64(selector: u16) -> kvm_segment {
     let dpl = (u64::from(selector) & RPL_MASK) as u8;
     kvm_segment {
@@ -23,7 +23,7 @@ pub fn code64(selector: u16) -> kvm_segment {
     }
 }
 
-/// A flat data or stack segment with the privilege level of `selector`.
+/// Returns a flat data or stack segment with the privilege level of `selector`.
 pub fn data(selector: u16) -> kvm_segment {
     kvm_segment {
         type_: 3, // read, write, accessed
@@ -33,7 +33,7 @@ pub fn data(selector: u16) -> kvm_segment {
     }
 }
 
-/// A flat 32-bit code segment, for the PVH entry.
+/// Returns a flat 32-bit code segment, for the PVH entry.
 pub fn code32(selector: u16) -> kvm_segment {
     kvm_segment {
         db: 1,
@@ -42,7 +42,7 @@ pub fn code32(selector: u16) -> kvm_segment {
     }
 }
 
-/// The 8-byte GDT descriptor that describes `segment`.
+/// Returns the 8-byte GDT descriptor that describes `segment`.
 pub fn descriptor(segment: &kvm_segment) -> u64 {
     let base = segment.base;
     let limit = u64::from(if segment.g == 1 {

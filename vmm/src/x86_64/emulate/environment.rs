@@ -1,28 +1,28 @@
-//! What an instruction needs from the machine besides the general registers.
+//! The machine around an emulated instruction, besides the general registers.
 //!
-//! The implementer owns address translation, access rights (CPL, SMAP, read-only pages), dirty tracking and the
-//! atomicity of [`Environment::compare_exchange`]. The emulator asks for canonical linear addresses only, and for
-//! ranges that do not wrap.
+//! The implementer owns address translation, access rights (CPL, SMAP, read-only pages), dirty
+//! tracking and the atomicity of [`Environment::compare_exchange`]. The emulator uses canonical
+//! linear addresses only, and ranges that do not wrap.
 
 use std::io;
 
-/// Memory that the vCPU may not access, or that is not there.
+/// An access to memory that the vCPU may not make, or that is not mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("linear address {address:#x} cannot be {}", if *.write { "written" } else { "read" })]
 pub struct MemoryFault {
-    /// Linear address of the first byte that failed: CR2 of the #PF.
+    /// The linear address of the first byte that failed: CR2 of the #PF.
     pub address: u64,
-    /// Whether it was to be written.
+    /// Whether the access was a write.
     pub write: bool,
 }
 
-/// A vCPU's state outside the general registers could not be read or written.
+/// An error of reading or writing a vCPU's state outside the general registers.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} of the vCPU: {source}")]
 pub struct StateError {
-    /// What was asked: "read the FPU state", "write FS base".
+    /// The failed action: "read the FPU state", "write FS base".
     pub action: &'static str,
-    /// What the host answered.
+    /// The host's error.
     pub source: io::Error,
 }
 
@@ -46,8 +46,10 @@ pub enum ControlRegister {
     Xcr0,
 }
 
-/// x87 and SSE state as `FXSAVE64` stores it (SDM volume 1, table 10-2): 512 bytes, MXCSR at 24, XMM0 at 160.
-/// KVM gives the same bytes as the first 512 of `KVM_GET_XSAVE`.
+/// The x87 and SSE state as `FXSAVE64` stores it (SDM volume 1, table 10-2): 512 bytes, MXCSR at
+/// 24, XMM0 at 160.
+///
+/// KVM returns the same bytes as the first 512 of `KVM_GET_XSAVE`.
 #[derive(Clone, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct FxState(pub [u8; 512]);
@@ -59,7 +61,7 @@ impl std::fmt::Debug for FxState {
 }
 
 impl Default for FxState {
-    /// The state after reset and `FNINIT`: all x87 registers empty, all exceptions masked.
+    /// Returns the state after reset and `FNINIT`: all x87 registers empty, all exceptions masked.
     fn default() -> Self {
         let mut state = Self([0; 512]);
         state.set_u16(Self::FCW, 0x37f);
@@ -110,19 +112,23 @@ pub trait Environment {
     /// If the vCPU may not read all of it at its current privilege.
     fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), MemoryFault>;
 
-    /// Writes `data`, at most 512 bytes, to linear `address`. Both pages of a range that crosses a page boundary are
-    /// checked before the first byte is written.
+    /// Writes `data`, at most 512 bytes, to linear `address`.
+    ///
+    /// If the range crosses a page boundary, both pages are checked before the first byte is
+    /// written.
     ///
     /// # Errors
-    /// If the vCPU may not write all of it at its current privilege; nothing was written then.
+    /// If the vCPU may not write all of it at its current privilege. Nothing was written then.
     fn write(&mut self, address: u64, data: &[u8]) -> Result<(), MemoryFault>;
 
-    /// Writes `new` to linear `address` if `old` stands there, and says whether it did; `old` and `new` have the same
-    /// length, 1, 2, 4, 8 or 16 bytes. Atomic towards other vCPUs where `address` is a multiple of the length; a range
-    /// that is not (a split lock) is the implementer's choice.
+    /// Writes `new` to linear `address` if it holds `old`, and returns whether it did.
+    ///
+    /// `old` and `new` have the same length: 1, 2, 4, 8 or 16 bytes. The exchange is atomic towards
+    /// other vCPUs if `address` is a multiple of the length. Any other range (a split lock) is the
+    /// implementer's choice.
     ///
     /// # Errors
-    /// If the vCPU may not write all of it at its current privilege; nothing was written then.
+    /// If the vCPU may not write all of it at its current privilege. Nothing was written then.
     fn compare_exchange(
         &mut self,
         address: u64,
@@ -130,11 +136,12 @@ pub trait Environment {
         new: &[u8],
     ) -> Result<bool, MemoryFault>;
 
-    /// [`Self::compare_exchange`] as a read and a write, between which another vCPU may write: for split locks, and for
-    /// memory that nobody else has.
+    /// Does [`Self::compare_exchange`] as a read and a write, between which another vCPU may write.
+    ///
+    /// It is for split locks, and for memory that nobody else has.
     ///
     /// # Errors
-    /// As for that; and for more than 16 bytes.
+    /// As [`Self::compare_exchange`], and for more than 16 bytes.
     fn exchange_in_two_steps(
         &mut self,
         address: u64,
@@ -154,52 +161,55 @@ pub trait Environment {
         Ok(true)
     }
 
-    /// Base address of a segment. Asked at every access through it: answer from a copy.
+    /// Returns the base address of a segment. Every access through it calls this, so implementers
+    /// should return a copy.
     ///
     /// # Errors
     /// If the vCPU's state cannot be read.
     fn segment_base(&mut self, segment: Segment) -> Result<u64, StateError>;
 
-    /// Sets the base address of a segment; `base` is canonical.
+    /// Sets the base address of a segment. `base` is canonical.
     ///
     /// # Errors
-    /// If the vCPU's state cannot be written; the base is unchanged then.
+    /// If the vCPU's state cannot be written. The base is unchanged then.
     fn set_segment_base(&mut self, segment: Segment, base: u64) -> Result<(), StateError>;
 
-    /// x87 and SSE state.
+    /// Returns the x87 and SSE state.
     ///
     /// # Errors
     /// If the vCPU's state cannot be read.
     fn fx_state(&mut self) -> Result<FxState, StateError>;
 
-    /// Replaces x87 and SSE state. Other state components, the upper halves of the YMM registers among them, stay; the
-    /// x87 and SSE components count as in use from then on (XSTATE_BV bits 0 and 1).
+    /// Replaces the x87 and SSE state.
+    ///
+    /// Other state components, such as the upper halves of the YMM registers, stay. The x87 and SSE
+    /// components count as in use from then on (XSTATE_BV bits 0 and 1).
     ///
     /// # Errors
-    /// If the vCPU's state cannot be written; it is unchanged then.
+    /// If the vCPU's state cannot be written. It is unchanged then.
     fn set_fx_state(&mut self, state: &FxState) -> Result<(), StateError>;
 
-    /// Current privilege level: 0 for the kernel, 3 for programs.
+    /// Returns the current privilege level: 0 for the kernel, 3 for programs.
     ///
     /// # Errors
     /// If the vCPU's state cannot be read.
     fn cpl(&mut self) -> Result<u8, StateError>;
 
-    /// Value of a control register.
+    /// Returns the value of a control register.
     ///
     /// # Errors
     /// If the vCPU's state cannot be read.
     fn control_register(&mut self, register: ControlRegister) -> Result<u64, StateError>;
 
-    /// Holds interrupts off until the next instruction is done (the shadow of STI; `interrupt.shadow` of
-    /// `KVM_SET_VCPU_EVENTS`).
+    /// Holds interrupts off until the next instruction is done (the shadow of STI;
+    /// `interrupt.shadow` of `KVM_SET_VCPU_EVENTS`).
     ///
     /// # Errors
     /// If the vCPU's state cannot be written.
     fn inhibit_interrupts(&mut self) -> Result<(), StateError>;
 
-    /// Halts the vCPU until an interrupt comes, as HLT does once it is done: what STI held off before it may come
-    /// (`KVM_MP_STATE_HALTED` of `KVM_SET_MP_STATE`).
+    /// Halts the vCPU until an interrupt comes, as a completed HLT does (`KVM_MP_STATE_HALTED` of
+    /// `KVM_SET_MP_STATE`). Interrupts that an STI before it held off may come.
     ///
     /// # Errors
     /// If the vCPU's state cannot be written.

@@ -1,12 +1,14 @@
-//! The status flags of additions, subtractions and bitwise results; beside them the RFLAGS bits, for the emulator.
+//! The status flags of additions, subtractions and bitwise results, and the RFLAGS bits for the
+//! emulator.
 //!
-//! Values are unsigned 64-bit numbers with all bits above the operand size clear. Sizes are in bytes: 1, 2, 4 or 8.
+//! Values are unsigned 64-bit numbers with all bits above the operand size clear. Sizes are in
+//! bytes: 1, 2, 4 or 8.
 
 use iced_x86::ConditionCode;
 
 pub(super) use crate::x86_64::rflags::*;
 
-/// All bits of an operand of `size` bytes.
+/// Returns all bits of an operand of `size` bytes.
 pub(super) fn mask(size: usize) -> u64 {
     match size {
         1 => 0xff,
@@ -16,12 +18,12 @@ pub(super) fn mask(size: usize) -> u64 {
     }
 }
 
-/// The sign bit of an operand of `size` bytes.
+/// Returns the sign bit of an operand of `size` bytes.
 pub(super) fn sign_bit(size: usize) -> u64 {
     mask(size) ^ (mask(size) >> 1)
 }
 
-/// `value` of `size` bytes as a signed number.
+/// Returns `value` of `size` bytes as a signed number.
 pub(super) fn sign_extend(size: usize, value: u64) -> i64 {
     match size {
         1 => i64::from(value as u8 as i8),
@@ -31,19 +33,19 @@ pub(super) fn sign_extend(size: usize, value: u64) -> i64 {
     }
 }
 
-/// `flag` where `condition` holds.
+/// Returns `flag` if `condition` holds, else 0.
 pub(super) fn when(flag: u64, condition: bool) -> u64 {
     if condition { flag } else { 0 }
 }
 
-/// SF, ZF and PF of a result. PF looks at the low byte only.
+/// Returns SF, ZF and PF of a result. PF depends on the low byte only.
 pub(super) fn of_result(size: usize, result: u64) -> u64 {
     when(SF, result & sign_bit(size) != 0)
         | when(ZF, result == 0)
         | when(PF, (result as u8).count_ones().is_multiple_of(2))
 }
 
-/// `a + b + carry` and all six status flags.
+/// Returns `a + b + carry` and all six status flags.
 pub(super) fn add(size: usize, a: u64, b: u64, carry: bool) -> (u64, u64) {
     let wide = u128::from(a) + u128::from(b) + u128::from(carry);
     let result = wide as u64 & mask(size);
@@ -54,7 +56,7 @@ pub(super) fn add(size: usize, a: u64, b: u64, carry: bool) -> (u64, u64) {
     (result, flags)
 }
 
-/// `a - b - borrow` and all six status flags.
+/// Returns `a - b - borrow` and all six status flags.
 pub(super) fn subtract(size: usize, a: u64, b: u64, borrow: bool) -> (u64, u64) {
     let result = a.wrapping_sub(b).wrapping_sub(u64::from(borrow)) & mask(size);
     let flags = of_result(size, result)
@@ -64,7 +66,7 @@ pub(super) fn subtract(size: usize, a: u64, b: u64, borrow: bool) -> (u64, u64) 
     (result, flags)
 }
 
-/// Whether a condition of Jcc, SETcc or CMOVcc holds.
+/// Checks whether a condition of Jcc, SETcc or CMOVcc holds.
 pub(super) fn condition(code: ConditionCode, rflags: u64) -> bool {
     let set = |flag| rflags & flag != 0;
     match code {

@@ -11,9 +11,9 @@ const CR0_EM: u64 = 1 << 2;
 const CR0_TS: u64 = 1 << 3;
 const CR4_OSFXSR: u64 = 1 << 9;
 const CR4_OSXMMEXCPT: u64 = 1 << 10;
-/// Exception summary of the x87 status word: an unmasked exception waits.
+/// The exception summary of the x87 status word: an unmasked exception is pending.
 const FSW_ES: u16 = 1 << 7;
-/// MXCSR bits that exist where FXSAVE says nothing about it (SDM volume 1, 11.6.6).
+/// The MXCSR bits that exist if FXSAVE does not say (SDM volume 1, 11.6.6).
 const MXCSR_MASK_DEFAULT: u32 = 0xffbf;
 
 pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
@@ -37,7 +37,7 @@ fn check_x87(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// Whether SSE instructions are on (SDM volume 3, table 2-3).
+/// Checks that SSE instructions are on (SDM volume 3, table 2-3).
 pub(super) fn check_sse(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let cr0 = cpu.env.control_register(ControlRegister::Cr0)?;
     let cr4 = cpu.env.control_register(ControlRegister::Cr4)?;
@@ -50,7 +50,8 @@ pub(super) fn check_sse(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// Returns the exception that an unmasked SSE exception raises: #XM where the guest's system is ready for it.
+/// Returns the exception that an unmasked SSE exception raises. It is #XM if the guest's system is
+/// ready for that.
 pub(super) fn simd_vector(cpu: &mut Cpu<'_>) -> Result<u8, EmulateError> {
     let cr4 = cpu.env.control_register(ControlRegister::Cr4)?;
     Ok(match cr4 & CR4_OSXMMEXCPT {
@@ -70,7 +71,9 @@ fn fwait(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// Data registers keep their bits but count as empty; the pointers and the last opcode are cleared.
+/// Executes FNINIT.
+///
+/// Data registers keep their bits but count as empty. The pointers and the last opcode are cleared.
 fn fninit(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     check_x87(cpu)?;
     let mut state = Box::new(cpu.env.fx_state()?);
@@ -79,7 +82,7 @@ fn fninit(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     cpu.put_fx(state)
 }
 
-/// Clears the exception flags, the stack fault, the summary and the busy bit.
+/// Executes FNCLEX. It clears the exception flags, the stack fault, the summary and the busy bit.
 fn fnclex(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     check_x87(cpu)?;
     let mut state = Box::new(cpu.env.fx_state()?);
@@ -112,7 +115,7 @@ fn stmxcsr(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     cpu.set_operand(0, value.into())
 }
 
-/// Address of the 512-byte area, aligned.
+/// Returns the address of the 512-byte area, aligned.
 fn area(cpu: &mut Cpu<'_>) -> Result<u64, EmulateError> {
     check_x87(cpu)?;
     if cpu.env.control_register(ControlRegister::Cr4)? & CR4_OSFXSR == 0 {
@@ -128,7 +131,7 @@ fn area(cpu: &mut Cpu<'_>) -> Result<u64, EmulateError> {
 fn fxsave64(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let address = area(cpu)?;
     let state = cpu.env.fx_state()?;
-    // XMM15 ends at 416; what follows is reserved, and left alone by CPUs
+    // XMM15 ends at 416. The rest is reserved, and CPUs leave it alone.
     cpu.put_bytes(address, state.0[..FxState::XMM.end].to_vec())
 }
 
@@ -139,7 +142,7 @@ fn fxrstor64(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let mut area = [0; 512];
     cpu.load_bytes(address, &mut area)?;
     state.0[..FxState::XMM.end].copy_from_slice(&area[..FxState::XMM.end]);
-    // MXCSR_MASK tells what the CPU has, it is not loaded
+    // MXCSR_MASK describes the CPU, so it is not loaded.
     state.set_u32(FxState::MXCSR_MASK, mask);
     if state.mxcsr() & !mxcsr_mask(&state) != 0 {
         return Err(cpu.exception(vector::GENERAL_PROTECTION));

@@ -1,22 +1,25 @@
 //! Executes one 64-bit-mode instruction of a vCPU in the host, on the vCPU's registers and memory.
 //!
-//! Two callers need it. A trap byte stands over the first byte of an instruction and stays there: the displaced
-//! instruction is executed here. And a KVM that interprets guest code itself reports instructions that it lacks
-//! (`KVM_INTERNAL_ERROR_EMULATION`): they are completed here.
+//! It has two callers. A trap stands over the first byte of an instruction and stays there, so the
+//! displaced instruction is executed here. A KVM that interprets guest code itself reports
+//! instructions that it lacks (`KVM_INTERNAL_ERROR_EMULATION`), which are completed here.
 //!
-//! The caller owns the vCPU: it stands still while [`execute`] runs, it is in 64-bit mode (CS.L set), and its RIP is
-//! the instruction's. The caller also owns translation, permissions and atomicity of memory ([`Environment`]) and
-//! decides what an exception or a refused instruction means: inject it, or step the original instruction.
+//! The caller owns the vCPU. It must be outside KVM_RUN while [`execute`] runs, in 64-bit mode
+//! (CS.L set), with its RIP at the instruction. The caller also owns translation, permissions and
+//! atomicity of memory ([`Environment`]). It decides the consequence of an exception or a refused
+//! instruction: to inject it, or to step the original instruction.
 //!
-//! What this gives: either the whole instruction happened (registers, flags, memory, RIP), or an error came back and
-//! nothing changed. Every instruction has at most one effect outside the general registers; it is kept back until all
-//! that can fail was done (`Cpu::commit`).
+//! An instruction either happens as a whole (registers, flags, memory, RIP), or returns an error
+//! and changes nothing. It has at most one effect outside the general registers, which is held back
+//! until nothing can fail any more (`Cpu::commit`).
 //!
-//! What it does not do: raise exceptions, repeat string instructions, change control registers, MSRs or segments
-//! other than the FS and GS base, x87 arithmetic, AVX. [`is_supported`] tells before arming. Arm only what it accepts.
-//! Flags which the manuals leave undefined after an instruction keep their value unless all CPUs agree on another.
+//! The emulator does not raise exceptions or repeat string instructions. It does not change control
+//! registers, MSRs or segments other than the FS and GS base. It has no x87 arithmetic and no AVX.
+//! Arm only instructions that [`is_supported`] accepts. Flags that the manuals leave undefined keep
+//! their value unless all CPUs agree on another.
 //!
-//! Sources: Intel SDM volume 2 and AMD APM volume 3, instruction pages; SDM volume 1, 10.5 (FXSAVE area).
+//! Sources: Intel SDM volume 2 and AMD APM volume 3, instruction pages. SDM volume 1, 10.5 (FXSAVE
+//! area).
 
 mod alu;
 mod atomic;
@@ -46,7 +49,7 @@ pub use environment::{ControlRegister, Environment, FxState, MemoryFault, Segmen
 pub(crate) use native::prepare as prepare_host_code;
 pub(crate) use prepared::Prepared;
 
-/// Exception vectors that [`EmulateError::Exception`] may carry (SDM volume 3, table 7-1).
+/// The exception vectors that [`EmulateError::Exception`] may carry (SDM volume 3, table 7-1).
 pub mod vector {
     /// #DE, divide error. No error code.
     pub const DIVIDE_ERROR: u8 = 0;
@@ -64,97 +67,104 @@ pub mod vector {
     pub const SIMD_FLOATING_POINT: u8 = 19;
 }
 
-/// How often a locked instruction is tried again after another CPU changed its memory in between.
+/// The number of attempts of a locked instruction whose memory other CPUs change in between.
 const EXCHANGE_ATTEMPTS: usize = 1000;
 
-/// Why bytes are no instruction that could be emulated.
+/// The reason that bytes cannot be decoded for emulation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The instruction goes on after the last byte given.
+    /// The instruction goes on after the last given byte.
     #[error(
         "{ip:#x}: the instruction needs more than the {available} bytes given; give at least 15"
     )]
     Truncated {
-        /// Linear address of the first byte.
+        /// The linear address of the first byte.
         ip: u64,
-        /// Number of bytes given.
+        /// The number of given bytes.
         available: usize,
     },
     /// No CPU executes these bytes.
     #[error("{ip:#x}: bytes {bytes:02x?} are no 64-bit instruction")]
     Invalid {
-        /// Linear address of the first byte.
+        /// The linear address of the first byte.
         ip: u64,
-        /// The bytes given, at most 15.
+        /// The given bytes, at most 15.
         bytes: Vec<u8>,
     },
-    /// Intel and AMD CPUs read these bytes differently (operand-size prefix on a near branch).
+    /// Intel and AMD CPUs decode these bytes differently (operand-size prefix on a near branch).
     #[error("{ip:#x}: bytes {bytes:02x?} mean different instructions on Intel and AMD CPUs")]
     VendorDependent {
-        /// Linear address of the first byte.
+        /// The linear address of the first byte.
         ip: u64,
-        /// The bytes given, at most 15.
+        /// The given bytes, at most 15.
         bytes: Vec<u8>,
     },
 }
 
-/// Why an instruction was not executed. Nothing has changed, not a register nor a byte of memory; but MXCSR holds the
-/// flags of the exceptions for which #XM is raised, or #UD where the guest has not asked for #XM (CR4.OSXMMEXCPT).
+/// The reason that an instruction was not executed. Nothing has changed, neither a register nor
+/// memory.
+///
+/// MXCSR is the exception: it holds the flags of the exceptions that raise #XM, or #UD if the guest
+/// has not asked for #XM (CR4.OSXMMEXCPT).
 #[derive(Debug, thiserror::Error)]
 pub enum EmulateError {
-    /// Outside the emulated set, or in a state that the emulator refuses. Step the original instruction instead.
+    /// The instruction is outside the emulated set, or the emulator refuses the state. Step the
+    /// original instruction instead.
     #[error("{ip:#x}: `{instruction}` is not emulated: {reason}")]
     Unsupported {
-        /// Linear address of the instruction.
+        /// The linear address of the instruction.
         ip: u64,
         /// The instruction as text, Intel syntax.
         instruction: String,
-        /// Which property of it, or of the vCPU, is the obstacle.
+        /// The property of the instruction, or of the vCPU, that prevents emulation.
         reason: &'static str,
     },
-    /// Memory could not be accessed; a CPU would raise #PF.
+    /// Memory could not be accessed. A CPU would raise #PF.
     #[error(transparent)]
     Fault(#[from] MemoryFault),
     /// A CPU would raise this exception instead of completing the instruction.
     #[error("{ip:#x}: `{instruction}` raises exception {vector}")]
     Exception {
-        /// Linear address of the instruction.
+        /// The linear address of the instruction.
         ip: u64,
         /// The instruction as text, Intel syntax.
         instruction: String,
-        /// The exception, one of [`vector`]; its error code, if it has one, is 0.
+        /// The exception, one of [`vector`]. Its error code, if it has one, is 0.
         vector: u8,
     },
-    /// The instruction was decoded for another address than the vCPU's.
+    /// The instruction was decoded for an address other than the vCPU's.
     #[error(
         "the instruction was decoded for {decoded:#x}, but RIP is {rip:#x}; set RIP first, or decode again"
     )]
     WrongAddress {
-        /// Address the instruction was decoded for.
+        /// The address that the instruction was decoded for.
         decoded: u64,
         /// The vCPU's RIP.
         rip: u64,
     },
-    /// Other CPUs changed the memory of a locked instruction at every attempt. Run the vCPU again to try again.
+    /// Other CPUs changed the memory of a locked instruction at every attempt. Run the vCPU again
+    /// to try again.
     #[error(
         "{ip:#x}: {address:#x} was changed by other CPUs {EXCHANGE_ATTEMPTS} times; run the vCPU again"
     )]
     Contended {
-        /// Linear address of the instruction.
+        /// The linear address of the instruction.
         ip: u64,
-        /// Linear address of its memory operand.
+        /// The linear address of the memory operand.
         address: u64,
     },
-    /// vCPU state outside the general registers could not be read or written.
+    /// State of the vCPU outside the general registers could not be read or written.
     #[error(transparent)]
     State(#[from] StateError),
 }
 
-/// Executes one kind of instruction on a working copy of the registers.
+/// A function that executes one kind of instruction on a working copy of the registers.
 type Handler = fn(&mut Cpu<'_>) -> Result<(), EmulateError>;
 
-/// `instruction` as it would be decoded at linear address `ip`, without decoding it at each hit of a program's text, which is
-/// mapped anywhere. `None` where more of it depends on its address.
+/// Returns `instruction` as it would be decoded at linear address `ip`. `None` if more of it
+/// depends on its address.
+///
+/// A program's text may be mapped at any address. This saves decoding it at each hit.
 pub(crate) fn moved(instruction: &Instruction, ip: u64) -> Option<Instruction> {
     let distance = ip.wrapping_sub(instruction.ip());
     let mut moved = *instruction;
@@ -177,7 +187,7 @@ pub(crate) fn moved(instruction: &Instruction, ip: u64) -> Option<Instruction> {
     Some(moved)
 }
 
-/// Decodes the instruction at the start of `bytes`, which stand at linear address `ip` in 64-bit mode.
+/// Decodes the instruction at the start of `bytes`, located at linear address `ip` in 64-bit mode.
 ///
 /// # Errors
 /// If the bytes are too few, no instruction, or different instructions on Intel and on AMD.
@@ -198,7 +208,8 @@ pub fn decode(bytes: &[u8], ip: u64) -> Result<Instruction, DecodeError> {
             });
         }
         _ => {
-            // the decoder names unassigned hint opcodes only when asked; all CPUs take them for nops
+            // The decoder names unassigned hint opcodes only on request. All CPUs execute them as
+            // nops.
             let (hint, error) = with(DecoderOptions::FORCE_RESERVED_NOP);
             if error == DecoderError::None && hint.mnemonic() == Mnemonic::Reservednop {
                 return Ok(hint);
@@ -213,20 +224,22 @@ pub fn decode(bytes: &[u8], ip: u64) -> Result<Instruction, DecodeError> {
     Ok(instruction)
 }
 
-/// Whether [`execute`] knows this instruction on this host. It may still refuse it in an unusual vCPU state
-/// (shadow stacks, unknown bits in MXCSR).
+/// Checks whether [`execute`] knows this instruction on this host. It may still refuse it in an
+/// unusual vCPU state (shadow stacks, unknown bits in MXCSR).
 #[must_use]
 pub fn is_supported(instruction: &Instruction) -> bool {
     interpreter(instruction).is_some() || native::is_supported(instruction)
 }
 
-/// Executes `instruction` on `regs` and `env`. RIP is then the next instruction's, or the branch target; RFLAGS.RF is
-/// clear, as after every completed instruction.
+/// Executes `instruction` on `regs` and `env`.
 ///
-/// Where RFLAGS.TF was set before, a CPU takes #DB after the instruction: the caller raises it.
+/// RIP is then the next instruction's, or the branch target. RFLAGS.RF is clear, as after every
+/// completed instruction.
+///
+/// If RFLAGS.TF was set before, a CPU takes #DB after the instruction. The caller must raise it.
 ///
 /// # Errors
-/// See [`EmulateError`]; nothing has changed then, but for flags in MXCSR.
+/// See [`EmulateError`]. Nothing has changed then, except flags in MXCSR.
 pub fn execute(
     instruction: &Instruction,
     regs: &mut kvm_regs,
@@ -259,8 +272,10 @@ pub fn execute(
     })
 }
 
-/// The code that executes `instruction` without the host CPU's help; [`native::run`] takes what is left. Tried in the
-/// order of how often functions start with such an instruction.
+/// Returns the code that executes `instruction` without the host CPU's help. [`native::run`]
+/// handles the others.
+///
+/// The order follows how often functions start with such an instruction.
 fn interpreter(instruction: &Instruction) -> Option<Handler> {
     stack::handler(instruction)
         .or_else(|| data::handler(instruction))

@@ -1,6 +1,6 @@
 //! Multiplications and divisions.
 //!
-//! Of the flags, MUL and IMUL define CF and OF only, divisions none; the others keep their value.
+//! Of the flags, MUL and IMUL define CF and OF only, divisions none. The others keep their value.
 
 use iced_x86::{Instruction, Mnemonic, Register};
 
@@ -24,7 +24,7 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
     Some(handler)
 }
 
-/// The registers that hold the low and high half of a double-width number.
+/// Returns the registers that hold the low and high half of a double-width number.
 fn halves(size: usize) -> (Register, Register) {
     match size {
         1 => (Register::AL, Register::AH),
@@ -53,7 +53,7 @@ fn signed(size: usize, value: u64) -> i128 {
     i128::from(sign_extend(size, value))
 }
 
-/// CF and OF: whether the low half alone is another number than the product.
+/// Returns CF and OF, set if the low half alone differs from the product.
 fn overflow(size: usize, product: i128) -> u64 {
     when(CF | OF, product != signed(size, product as u64))
 }
@@ -74,7 +74,7 @@ fn imul(cpu: &mut Cpu<'_>, a: u32, b: u32) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// The double-width dividend, zero-extended.
+/// Returns the double-width dividend, zero-extended.
 fn dividend(cpu: &Cpu<'_>, size: usize) -> Result<u128, EmulateError> {
     let (low, high) = halves(size);
     Ok(u128::from(cpu.register(low)?) | u128::from(cpu.register(high)?) << (size * 8))

@@ -1,13 +1,16 @@
-//! Executes a pure data instruction (SSE, AES, BMI and the like) on the host CPU, with the guest's registers.
+//! Executes a pure data instruction (SSE, AES, BMI and the like) on the host CPU, with the guest's
+//! registers.
 //!
-//! The instruction is encoded anew with its memory operand pointing into a host buffer, and put between code that
-//! loads and stores the guest's registers ([`stub`]). What may run is a strict list: only instruction set extensions
-//! named in [`available`], only general registers other than RSP, XMM registers, immediates and one explicit memory
-//! operand. Such an instruction cannot branch, change segments or privilege, or reach host memory.
+//! The instruction is encoded anew with its memory operand pointing into a host buffer. It is put
+//! between code that loads and stores the guest's registers ([`stub`]). A strict list decides what
+//! may run. It has only the instruction set extensions named in [`available`]. Operands may only be
+//! general registers other than RSP, XMM registers, immediates and one explicit memory operand.
+//! Such an instruction cannot branch, change segments or privilege, or reach host memory.
 //!
-//! A guest must not be able to make the host fault: all SSE exceptions are masked, the buffer is aligned for every
-//! instruction, the guest's alignment is checked here, and the guest's x87 state never reaches the host CPU. An SSE
-//! exception that the guest has unmasked is found by the flags that the instruction leaves (`simd`).
+//! A guest must not be able to make the host fault. All SSE exceptions are masked, the buffer is
+//! aligned for every instruction, and the guest's alignment is checked here. The guest's x87 state
+//! never reaches the host CPU. An SSE exception that the guest has unmasked is detected by the
+//! flags that the instruction leaves (`simd`).
 
 mod code_memory;
 mod simd;
@@ -29,42 +32,42 @@ use super::{EmulateError, flags, fpu, vector};
 use simd::Exceptions;
 use stub::{Context, Stub};
 
-/// Stubs kept per thread.
+/// The number of cached stubs per thread.
 const CACHED: usize = 64;
-/// Largest memory operand in bytes.
+/// The largest memory operand in bytes.
 const MEMORY_MAX: usize = stub::MEMORY_SIZE;
 
 thread_local! {
-    /// Instructions seen by this thread; `None` for those that are refused.
+    /// The instructions seen by this thread. `None` for those that are refused.
     static PLANS: RefCell<HashMap<Instruction, Option<Rc<Plan>>>> = RefCell::new(HashMap::new());
 }
 
-/// Makes the memory that stubs stand in, before this process is forbidden to make any executable.
+/// Allocates the memory of stubs, before this process is forbidden to make any executable.
 pub(crate) fn prepare() {
     code_memory::prepare();
 }
 
-/// Whether [`run`] executes this instruction.
+/// Checks whether [`run`] executes this instruction.
 pub(super) fn is_supported(insn: &Instruction) -> bool {
     plan(insn).is_some()
 }
 
-/// How to execute one instruction.
+/// The way to execute one instruction.
 struct Plan {
     /// The instruction as it will run on the host.
     redirected: Instruction,
     /// The register that points to the [`Context`] meanwhile.
     scratch: Register,
     memory: Option<Memory>,
-    /// Whether it uses XMM registers or MXCSR.
+    /// Whether the instruction uses XMM registers or MXCSR.
     sse: bool,
-    /// Made when first run.
+    /// The stub, assembled at the first run.
     stub: OnceCell<Stub>,
 }
 
 /// The memory operand.
 struct Memory {
-    /// In bytes, 1 to [`MEMORY_MAX`].
+    /// The size in bytes, 1 to [`MEMORY_MAX`].
     size: usize,
     read: bool,
     written: bool,
@@ -72,7 +75,7 @@ struct Memory {
     aligned: bool,
 }
 
-/// The plan for an instruction, if it is on the list and the host has it.
+/// Returns the plan for an instruction, if it is on the list and the host has it.
 fn plan(insn: &Instruction) -> Option<Rc<Plan>> {
     if !permitted(insn) {
         return None;
@@ -90,9 +93,10 @@ fn plan(insn: &Instruction) -> Option<Rc<Plan>> {
     })
 }
 
-/// Whether the instruction is on the list.
+/// Checks whether the instruction is on the list.
 fn permitted(insn: &Instruction) -> bool {
-    // these are of the named extensions too, but do more than compute: MXCSR, implicit memory, x87 registers
+    // These belong to the named extensions too, but do more than compute: MXCSR, implicit memory,
+    // x87 registers.
     let more_than_data = matches!(
         insn.mnemonic(),
         Mnemonic::Ldmxcsr
@@ -105,7 +109,7 @@ fn permitted(insn: &Instruction) -> bool {
     !more_than_data && !features.is_empty() && features.iter().all(|&feature| available(feature))
 }
 
-/// The instruction set extensions on the list, where the host CPU has them.
+/// Checks whether an instruction set extension is on the list and the host CPU has it.
 fn available(feature: CpuidFeature) -> bool {
     match feature {
         CpuidFeature::SSE | CpuidFeature::SSE2 => true,
@@ -127,7 +131,8 @@ fn available(feature: CpuidFeature) -> bool {
 }
 
 impl Plan {
-    /// Checks the instruction's operands and encodes it anew. Knows nothing of extensions: see [`permitted`].
+    /// Checks the instruction's operands and encodes it anew. Does not check extensions: see
+    /// [`permitted`].
     fn new(insn: &Instruction) -> Option<Self> {
         let has_memory =
             (0..insn.op_count()).try_fold(false, |seen, operand| match insn.op_kind(operand) {
@@ -143,7 +148,7 @@ impl Plan {
         {
             return None;
         }
-        // registers of the address do not count: it is replaced
+        // Registers of the address do not count, because it is replaced.
         let mut redirected = *insn;
         if has_memory {
             redirected.set_memory_base(Register::None);
@@ -160,7 +165,7 @@ impl Plan {
             match register.register() {
                 register if register.is_gpr() => used.push(register.full_register()),
                 register if register.is_xmm() => sse = true,
-                // the segment of the memory operand, and the registers around it: flat
+                // The segment of the memory operand, and the registers around it: flat.
                 register if has_memory && register.is_segment_register() => {}
                 _ => return None,
             }
@@ -173,7 +178,8 @@ impl Plan {
         } else {
             None
         };
-        // registers without REX first: AH and its like cannot be encoded together with one
+        // Registers without REX come first, because AH and its like cannot be encoded together with
+        // one that needs REX.
         let scratch = stub::SCRATCH
             .into_iter()
             .find(|register| !used.contains(register))?;
@@ -206,7 +212,7 @@ impl Memory {
         let (read, written) = match access {
             OpAccess::Read | OpAccess::CondRead => (true, false),
             OpAccess::Write => (false, true),
-            // what was not changed is written back as it was
+            // Unchanged bytes are written back as they were.
             OpAccess::ReadWrite | OpAccess::ReadCondWrite => (true, true),
             _ => return None,
         };
@@ -232,7 +238,8 @@ impl Memory {
     }
 }
 
-/// The [`Handler`](super::Handler) of every instruction on the list; refuses all others.
+/// Executes every instruction on the list, as their [`Handler`](super::Handler). Refuses all
+/// others.
 pub(super) fn run(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let plan = plan(cpu.insn).ok_or_else(|| cpu.unsupported("outside the emulated set"))?;
     run_plan(cpu, &plan)
@@ -245,7 +252,8 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
         let state = cpu.env.fx_state()?;
         let exceptions = Exceptions::of(state.mxcsr())
             .ok_or_else(|| cpu.unsupported("MXCSR has unknown bits"))?;
-        // of the guest's, only MXCSR and the XMM registers; the x87 part stays that of `FNINIT`
+        // Of the guest's state only MXCSR and the XMM registers. The x87 part stays that of
+        // `FNINIT`.
         context.fx.set_u32(FxState::MXCSR, exceptions.to_run_with());
         context.fx.0[FxState::XMM].copy_from_slice(&state.0[FxState::XMM]);
         Some((state, exceptions))
@@ -319,8 +327,9 @@ fn run_plan(cpu: &mut Cpu<'_>, plan: &Plan) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// Executes any instruction that [`Plan::new`] takes on the host CPU: the truth for tests. `None` if it does not, or
-/// the host would take the instruction for another (LZCNT for BSR).
+/// Executes any instruction that [`Plan::new`] accepts on the host CPU, as the reference for tests.
+///
+/// Returns `None` for others, and if the host would decode another instruction (LZCNT for BSR).
 #[cfg(any(test, feature = "test-utils"))]
 pub(super) fn oracle(cpu: &mut Cpu<'_>) -> Option<Result<(), EmulateError>> {
     let is_count = matches!(

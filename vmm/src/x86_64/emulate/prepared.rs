@@ -1,9 +1,9 @@
-//! Instructions whose execution is worked out once, when a trap is put over them: those that functions begin with, and
-//! that calls come back to, most often.
+//! Instructions whose execution is prepared once, when a trap is armed over them. They are the most
+//! frequent ones at the start of functions and at return addresses.
 //!
-//! A [`Prepared`] does what [`execute`](super::execute) does with the same instruction, wherever that stands, or nothing:
-//! then the caller lets [`execute`](super::execute) do it. It touches general registers, RIP and RFLAGS, and may store one
-//! word at an address that is a multiple of 8.
+//! A [`Prepared`] does the same as [`execute`](super::execute), at any address, or nothing. The
+//! caller then uses [`execute`](super::execute). It changes general registers, RIP and RFLAGS, and
+//! may store one word at an address that is a multiple of 8.
 
 use std::mem::offset_of;
 
@@ -13,15 +13,15 @@ use kvm_bindings::kvm_regs;
 use super::cpu::{is_canonical, is_immediate};
 use super::flags::{self, RF, STATUS, TF};
 
-/// Bytes of a word on the stack.
+/// The size in bytes of a word on the stack.
 const WORD: u64 = 8;
-/// Bits of an address that every CPU has; the rest repeat the topmost.
+/// The address bits that every CPU has. The rest repeat the topmost.
 const ADDRESS_BITS: u32 = 48;
 
-/// Number of the general registers that instructions name.
+/// The number of general registers that instructions name.
 const REGISTERS: usize = 16;
 
-/// Which 64-bit general register, by its place in KVM's structure.
+/// A 64-bit general register, as its index in KVM's structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Place {
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-/// The registers in the order of [`Place`].
+/// Returns the registers in the order of [`Place`].
 #[inline]
 fn in_order(regs: &mut kvm_regs) -> &mut [u64; REGISTERS] {
     macro_rules! ordered {
@@ -87,8 +87,8 @@ fn in_order(regs: &mut kvm_regs) -> &mut [u64; REGISTERS] {
         r12 R12, r13 R13, r14 R14, r15 R15
     );
     let registers: *mut kvm_regs = regs;
-    // SAFETY: `kvm_regs` is `repr(C)` and begins with these registers in this order, as the assertions above see to; the
-    // result borrows `regs`.
+    // SAFETY: `kvm_regs` is `repr(C)` and begins with these registers in this order, which the
+    // assertions above ensure. The result borrows `regs`.
     unsafe { &mut *registers.cast() }
 }
 
@@ -123,18 +123,18 @@ enum Operation {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Only RIP changes.
+    /// No operation: only RIP changes.
     Nothing,
-    /// The register's 64 bits go to the stack.
+    /// A push of the register's 64 bits.
     Push(Place),
-    /// Registers and numbers of `size` bytes, 4 or 8.
+    /// An operation on registers and numbers of `size` bytes, 4 or 8.
     Combine {
         operation: Operation,
         to: Place,
         from: Source,
         size: u8,
     },
-    /// LEA of 64 bits without RIP: `base + index * scale + displacement`.
+    /// A LEA of 64 bits without RIP: `base + index * scale + displacement`.
     Address {
         to: Place,
         base: Option<Place>,
@@ -142,7 +142,7 @@ enum Kind {
         scale: u8,
         displacement: u64,
     },
-    /// JMP to so far behind the next instruction.
+    /// A JMP by this distance from the next instruction.
     Jump(u64),
 }
 
@@ -154,9 +154,9 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// `None` for all but the simplest instructions.
+    /// Prepares an instruction. Returns `None` for all but the simplest.
     pub(crate) fn of(instruction: &Instruction) -> Option<Self> {
-        // LOCK on a register is #UD, and what REP means elsewhere is left to the emulator.
+        // LOCK on a register is #UD. Other uses of REP are left to the emulator.
         let prefixed = instruction.has_lock_prefix()
             || instruction.has_rep_prefix()
             || instruction.has_repne_prefix();
@@ -172,8 +172,11 @@ impl Prepared {
         Some(Self { kind, length })
     }
 
-    /// Executes it on `regs`, whose RIP is its address. `store` puts a word at a linear address that is a multiple of 8;
-    /// it gives whether it could. False if nothing was done: [`execute`](super::execute) tells why.
+    /// Executes the instruction on `regs`, whose RIP is its address.
+    ///
+    /// `store` writes a word at a linear address that is a multiple of 8, and returns whether it
+    /// could. Returns false if nothing was done: [`execute`](super::execute) then reports the
+    /// reason.
     #[inline]
     pub(crate) fn execute(
         &self,
@@ -226,7 +229,7 @@ impl Prepared {
 fn combined(regs: &mut kvm_regs, operation: Operation, to: Place, from: Source, size: usize) {
     let mask = flags::mask(size);
     let (a, b) = (*to.in_regs(regs) & mask, from.value(regs) & mask);
-    // CF, OF and, on all CPUs, AF are then clear.
+    // CF, OF and, on all CPUs, AF are clear then.
     let logic = |result: u64| (result, flags::of_result(size, result), STATUS);
     let (result, set, affected) = match operation {
         Operation::Move => (b, 0, 0),
@@ -284,7 +287,7 @@ fn lea(instruction: &Instruction) -> Option<Kind> {
         part(instruction.memory_base())?,
         part(instruction.memory_index())?,
     );
-    // Without a register the displacement may be of 32 bits.
+    // Without a register the displacement may have 32 bits.
     if base.is_none() && index.is_none() {
         return None;
     }

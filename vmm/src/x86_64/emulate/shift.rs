@@ -1,7 +1,7 @@
 //! Shifts and rotates by an immediate or CL.
 //!
-//! A count of zero changes no flag. Where the manuals leave OF undefined, for counts above one, it follows the result as
-//! it does for one, like on CPUs; AF, always undefined, keeps its value.
+//! A count of zero changes no flag. For counts above one the manuals leave OF undefined. It then
+//! follows the result as for a count of one, like on CPUs. AF, always undefined, keeps its value.
 
 use iced_x86::{Instruction, Mnemonic};
 
@@ -28,7 +28,7 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
     Some(handler)
 }
 
-/// The count a CPU uses: the low 5 bits, 6 for 64-bit operands.
+/// Returns the count that a CPU uses: the low 5 bits, or 6 for 64-bit operands.
 fn count(cpu: &mut Cpu<'_>, operand: u32) -> Result<u32, EmulateError> {
     let mask = if cpu.size(0) == 8 { 63 } else { 31 };
     Ok((cpu.operand(operand)? & mask) as u32)
@@ -48,7 +48,7 @@ fn shift(
     Ok(())
 }
 
-/// `compute` gets the value, the count (1 to 63) and CF.
+/// Executes a rotate. `compute` gets the value, the count (1 to 63) and CF.
 fn rotate(
     cpu: &mut Cpu<'_>,
     compute: fn(usize, u64, u32, bool) -> (u64, u64),
@@ -67,12 +67,12 @@ fn bits(size: usize) -> u32 {
     (size as u32) * 8
 }
 
-/// CF and OF of shifts and rotates to the left. OF: the sign has changed in the last step.
+/// Returns CF and OF of shifts and rotates to the left. OF: the sign has changed in the last step.
 fn left_flags(size: usize, result: u64, carry: bool) -> u64 {
     when(CF, carry) | when(OF, carry != (result & sign_bit(size) != 0))
 }
 
-/// CF and OF of SHR and of rotates to the right. OF: the top two bits differ.
+/// Returns CF and OF of SHR and of rotates to the right. OF: the top two bits differ.
 fn right_flags(size: usize, result: u64, carry: bool) -> u64 {
     when(CF, carry) | when(OF, (result ^ (result << 1)) & sign_bit(size) != 0)
 }
@@ -130,7 +130,7 @@ fn rcr(size: usize, value: u64, count: u32, carry: bool) -> (u64, u64) {
     (result, right_flags(size, result, carry))
 }
 
-/// SHLD and SHRD: the bits that come in are operand 1's.
+/// Executes SHLD and SHRD. The bits that are shifted in are operand 1's.
 fn double_shift(cpu: &mut Cpu<'_>, left: bool) -> Result<(), EmulateError> {
     let (size, value, filler, count) = (
         cpu.size(0),

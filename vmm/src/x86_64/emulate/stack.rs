@@ -23,7 +23,8 @@ pub(super) fn handler(insn: &Instruction) -> Option<Handler> {
     Some(handler)
 }
 
-/// Bytes that the instruction pushes or pops: 8, or 2 with an operand-size prefix.
+/// Returns the number of bytes that the instruction pushes or pops: 8, or 2 with an operand-size
+/// prefix.
 fn width(cpu: &Cpu<'_>) -> usize {
     if cpu.insn.stack_pointer_increment().unsigned_abs() == 2 {
         2
@@ -32,7 +33,7 @@ fn width(cpu: &Cpu<'_>) -> usize {
     }
 }
 
-/// Will push the low `size` bytes of `value`.
+/// Schedules a push of the low `size` bytes of `value`.
 pub(super) fn push_value(cpu: &mut Cpu<'_>, size: usize, value: u64) -> Result<(), EmulateError> {
     cpu.regs.rsp = cpu.regs.rsp.wrapping_sub(size as u64);
     cpu.check_stack(cpu.regs.rsp, size)?;
@@ -47,7 +48,7 @@ pub(super) fn pop_value(cpu: &mut Cpu<'_>, size: usize) -> Result<u64, EmulateEr
     Ok(value)
 }
 
-/// The operand, RSP among them, is read before RSP changes.
+/// Executes PUSH. The operand, RSP included, is read before RSP changes.
 fn push(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let size = width(cpu);
     let value = match cpu.insn.op0_kind() {
@@ -57,7 +58,7 @@ fn push(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     push_value(cpu, size, value)
 }
 
-/// RSP changes before the destination is written or its address computed.
+/// Executes POP. RSP changes before the destination is written or its address computed.
 fn pop(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let size = width(cpu);
     let value = pop_value(cpu, size)?;
@@ -71,12 +72,12 @@ fn leave(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
 }
 
 fn pushf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
-    // RF reads as clear, and VM is never set in 64-bit mode
+    // RF reads as clear, and VM is never set in 64-bit mode.
     let value = cpu.regs.rflags;
     push_value(cpu, width(cpu), value)
 }
 
-/// Which flags change depends on privilege (SDM volume 2, POPF, table 4-16).
+/// Executes POPF. The flags that it changes depend on privilege (SDM volume 2, POPF, table 4-16).
 fn popf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     let size = width(cpu);
     let value = pop_value(cpu, size)?;
@@ -95,7 +96,7 @@ fn popf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     Ok(())
 }
 
-/// IOPL, the lowest privilege level that may change IF.
+/// Returns IOPL, the lowest privilege level that may change IF.
 pub(super) fn io_privilege(cpu: &Cpu<'_>) -> u8 {
     ((cpu.regs.rflags & IOPL) >> 12) as u8
 }

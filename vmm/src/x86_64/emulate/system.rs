@@ -41,12 +41,12 @@ fn set(cpu: &mut Cpu<'_>, affected: u64, value: u64) -> Result<(), EmulateError>
 }
 
 fn lahf(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
-    // bit 1 reads as one
+    // Bit 1 reads as one.
     let value = cpu.regs.rflags & (CF | PF | AF | ZF | SF) | 2;
     cpu.set_register(Register::AH, value)
 }
 
-/// CLAC and STAC, for the kernel alone.
+/// Executes CLAC and STAC, for the kernel alone.
 fn access_check(cpu: &mut Cpu<'_>, value: u64) -> Result<(), EmulateError> {
     if cpu.env.cpl()? != 0 {
         return Err(cpu.exception(vector::INVALID_OPCODE));
@@ -66,7 +66,7 @@ fn cli(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     set(cpu, IF, 0)
 }
 
-/// Interrupts come one instruction later, so that `sti; hlt` cannot miss one.
+/// Executes STI. Interrupts come one instruction later, so that `sti; hlt` cannot miss one.
 fn sti(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     check_io_privilege(cpu)?;
     if !cpu.flag(IF) {
@@ -75,7 +75,9 @@ fn sti(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     set(cpu, IF, IF)
 }
 
-/// For the kernel alone. Stepped by KVM it may leave the vCPU halted in the handler of the interrupt that ended the halt.
+/// Executes HLT, for the kernel alone.
+///
+/// Stepped by KVM it may leave the vCPU halted in the handler of the interrupt that ended the halt.
 fn hlt(cpu: &mut Cpu<'_>) -> Result<(), EmulateError> {
     if cpu.env.cpl()? != 0 {
         return Err(cpu.exception(vector::GENERAL_PROTECTION));

@@ -1,5 +1,8 @@
-//! What tests of the emulator need, this crate's own and those against a CPU (feature `test-utils`): a vCPU made of plain
-//! memory, numbers and instructions to try, and what the host's CPU makes of them.
+//! Support for tests of the emulator, this crate's own and those against a CPU (feature
+//! `test-utils`).
+//!
+//! It has a vCPU made of plain memory, numbers and instructions to try, and the results of the
+//! host's CPU.
 #![allow(clippy::unwrap_used)]
 
 pub mod builder;
@@ -12,7 +15,7 @@ use kvm_bindings::kvm_regs;
 
 use super::{ControlRegister, Environment, FxState, MemoryFault, Prepared, Segment, StateError};
 
-/// Numbers at which arithmetic changes its mind.
+/// Numbers at which arithmetic changes its behaviour.
 pub const EDGES: [u64; 14] = [
     0,
     1,
@@ -30,22 +33,23 @@ pub const EDGES: [u64; 14] = [
     u64::MAX,
 ];
 
-/// Memory and state of a vCPU; by default one in kernel mode. Addresses are physical, and nothing is there but its memory.
+/// The memory and state of a vCPU, by default one in kernel mode. Addresses are physical, and there
+/// is nothing but its memory.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Machine {
-    /// Address of the memory.
+    /// The address of the memory.
     pub base: u64,
-    /// All that can be read.
+    /// The memory, all of which can be read.
     pub memory: Vec<u8>,
-    /// Bytes at its start that can also be written.
+    /// The number of bytes at its start that can also be written.
     pub writable: usize,
-    /// Base of FS.
+    /// The base of FS.
     pub fs: u64,
-    /// Base of GS.
+    /// The base of GS.
     pub gs: u64,
-    /// x87 and SSE state.
+    /// The x87 and SSE state.
     pub fx: FxState,
-    /// Privilege level.
+    /// The privilege level.
     pub cpl: u8,
     /// CR0.
     pub cr0: u64,
@@ -53,11 +57,11 @@ pub struct Machine {
     pub cr4: u64,
     /// XCR0; `None` if it cannot be read.
     pub xcr0: Option<u64>,
-    /// Interrupts are held off until the next instruction is done.
+    /// Whether interrupts are held off until the next instruction is done.
     pub shadow: bool,
-    /// It waits for an interrupt.
+    /// Whether the vCPU waits for an interrupt.
     pub halted: bool,
-    /// How many exchanges fail, as if another CPU had been faster.
+    /// The number of exchanges that fail, as if another CPU had been faster.
     pub races: usize,
 }
 
@@ -84,11 +88,11 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Address of the memory by default.
+    /// The default address of the memory.
     pub const MEMORY: u64 = 0x1000;
-    /// Bytes of memory by default, three pages.
+    /// The default size of the memory in bytes, three pages.
     pub const READABLE: usize = 0x3000;
-    /// Bytes of memory by default that can be written, two pages.
+    /// The default number of writable bytes, two pages.
     pub const WRITABLE: usize = 0x2000;
 
     fn bytes(
@@ -130,7 +134,7 @@ impl Environment for Machine {
         self.races = self.races.saturating_sub(1);
         let bytes = self.bytes(address, old.len(), true)?;
         if race {
-            // another CPU counts up
+            // Another CPU counts up.
             bytes[0] = bytes[0].wrapping_add(1);
             return Ok(false);
         }
@@ -189,7 +193,8 @@ impl Environment for Machine {
     }
 }
 
-/// Runs an instruction as a trap prepares it, at the RIP of `regs`; `None` where that is left to the emulator.
+/// Runs an instruction as a trap prepares it, at the RIP of `regs`. Returns `None` if it is left to
+/// the emulator.
 ///
 /// # Panics
 /// If it is left to the emulator and has done something.

@@ -1,36 +1,38 @@
-//! Executable memory of this process: one area, made once, in places of equal size.
+//! Executable memory of this process: one area, allocated once, in places of equal size.
 //!
-//! The area is mapped twice, to be written and to be executed: no page is ever both, and no mapping changes once the area is
-//! there. A process that is confined may then be forbidden to make anything executable. It is made by [`prepare`], or when the
-//! first place is asked for.
+//! The area is mapped twice, to be written and to be executed. No page is ever both, and no mapping
+//! changes later. A process that is confined may then be forbidden to make anything executable. The
+//! area is allocated by [`prepare`], or when the first place is requested.
 //!
-//! A place is used by the thread that has asked for it. That thread has executed CPUID since the place was written, as a CPU
-//! requires before it executes what was written by another address (SDM volume 3, 9.1.3).
+//! A place is used by the thread that has requested it. That thread has executed CPUID since the
+//! place was written. A CPU requires that before it executes bytes that were written through
+//! another address (SDM volume 3, 9.1.3).
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Bytes of a place. Code for an instruction takes about 300.
+/// The size of a place in bytes. Code for an instruction needs about 300.
 const PLACE: usize = 512;
-/// Bytes of the area. Only pages that were used are there.
+/// The size of the area in bytes. Only pages that were used are allocated.
 const AREA: usize = 4 << 20;
 const PLACES: usize = AREA / PLACE;
 
-/// The area, and the places in it.
+/// The area and its places.
 struct Area {
     writable: NonNull<u8>,
     executable: NonNull<u8>,
     places: Mutex<Places>,
 }
 
-// SAFETY: the mappings live as long as the process; a place in them belongs to the one `Place` that has its number.
+// SAFETY: the mappings live as long as the process. A place in them belongs to the one `Place` that
+// has its number.
 unsafe impl Send for Area {}
-// SAFETY: as above; the numbers are given out under a lock.
+// SAFETY: as above. The numbers are handed out under a lock.
 unsafe impl Sync for Area {}
 
-/// Numbers of the places that are free: those that were given back, and all from `fresh` on.
+/// The numbers of the free places: those that were returned, and all from `fresh` on.
 #[derive(Default)]
 struct Places {
     returned: Vec<usize>,
@@ -39,7 +41,8 @@ struct Places {
 
 static ON_DEMAND: OnceLock<Result<Area, &'static str>> = OnceLock::new();
 
-/// Makes the area, unless it is there. A host that forbids it is found out where code is to be run.
+/// Allocates the area, unless it exists. If the host forbids it, the first run of code reports
+/// that.
 pub(super) fn prepare() {
     let _ = area();
 }
@@ -53,17 +56,19 @@ fn area() -> Result<&'static Area, &'static str> {
 
 impl Area {
     fn new() -> Result<Self, &'static str> {
-        // SAFETY: the name is a NUL-terminated literal and the flags are valid; the result is checked.
+        // SAFETY: the name is a NUL-terminated literal and the flags are valid. The result is
+        // checked.
         let fd = unsafe { libc::memfd_create(c"exotrace-code".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err("no memory for host code");
         }
-        // SAFETY: `fd` was just returned by memfd_create and nobody else owns it.
+        // SAFETY: `fd` was just returned by memfd_create, and nobody else owns it.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(AREA as u64)
             .map_err(|_| "no memory for host code")?;
         let map = |protection| {
-            // SAFETY: a mapping at an address of the kernel's choice replaces no other. It is never unmapped.
+            // SAFETY: a mapping at an address of the kernel's choice replaces no other. It is never
+            // unmapped.
             let address = unsafe {
                 libc::mmap(
                     ptr::null_mut(),
@@ -101,7 +106,7 @@ impl Area {
     }
 }
 
-/// A place with code in it. Given back when dropped.
+/// A place with code in it. Dropping it returns the place.
 pub(super) struct Place {
     area: &'static Area,
     number: usize,
@@ -111,7 +116,7 @@ impl Place {
     /// Puts `code` into a place.
     ///
     /// # Errors
-    /// If it is too long, all places are taken, or the host forbids executable memory.
+    /// If it is too long, all places are in use, or the host forbids executable memory.
     pub(super) fn with(code: &[u8]) -> Result<Self, &'static str> {
         if code.len() > PLACE {
             return Err("its host code is too long");
@@ -119,13 +124,13 @@ impl Place {
         let area = area()?;
         let number = area.take().ok_or("no room for more host code")?;
         let place = Self { area, number };
-        // SAFETY: the number is below PLACES, so the place lies in the writable mapping; it is no other `Place`'s, so nothing
-        // reads or executes it; `code` is no longer than a place.
+        // SAFETY: the number is below PLACES, so the place lies in the writable mapping. It is no
+        // other `Place`'s, so nothing reads or executes it. `code` is no longer than a place.
         unsafe {
             let to = area.writable.add(number * PLACE).as_ptr();
             ptr::copy_nonoverlapping(code.as_ptr(), to, code.len());
         }
-        // Serializes, so that nothing that was fetched from the place before is executed.
+        // CPUID serializes, so that nothing that was fetched from the place before is executed.
         std::arch::x86_64::__cpuid(0);
         Ok(place)
     }

@@ -1,7 +1,9 @@
-//! Machine code around one guest instruction: loads the guest's registers, runs it, stores them, restores the host's.
+//! Machine code around one guest instruction: loads the guest's registers, runs it, stores them,
+//! restores the host's.
 //!
-//! The caller vouches for the instruction: it touches the general registers except RSP and the scratch register, XMM
-//! registers, MXCSR flags, status flags, and [`Context::memory`] through the scratch register, and nothing else.
+//! The caller vouches for the instruction. It may use the general registers except RSP and the
+//! scratch register, XMM registers, MXCSR flags and status flags. It may access [`Context::memory`]
+//! through the scratch register, and nothing else.
 
 use std::mem::offset_of;
 use std::ptr;
@@ -15,11 +17,12 @@ use iced_x86::{IcedError, Instruction, Register};
 use super::super::environment::FxState;
 use super::code_memory::Place;
 
-/// Bytes of the buffer that stands for the memory operand.
+/// The size in bytes of the buffer for the memory operand.
 pub(super) const MEMORY_SIZE: usize = 64;
 
-/// The general registers that a stub loads and stores, in the order of [`Context::registers`]. Not RSP: a signal may
-/// arrive at any instruction, and needs the host's stack.
+/// The general registers that a stub loads and stores, in the order of [`Context::registers`].
+///
+/// RSP is not among them: a signal may arrive at any instruction, and needs the host's stack.
 pub(super) const REGISTERS: [Register; 15] = [
     Register::RAX,
     Register::RCX,
@@ -38,7 +41,8 @@ pub(super) const REGISTERS: [Register; 15] = [
     Register::R15,
 ];
 
-/// Candidates for the register that points to the [`Context`]. An instruction uses far fewer, so one is always free.
+/// Candidates for the register that points to the [`Context`]. An instruction uses far fewer, so
+/// one is always free.
 pub(super) const SCRATCH: [Register; 8] = [
     Register::RDI,
     Register::RSI,
@@ -50,25 +54,26 @@ pub(super) const SCRATCH: [Register; 8] = [
     Register::R11,
 ];
 
-/// The memory operand's stand-in, aligned for every instruction.
+/// The buffer for the memory operand, aligned for every instruction.
 #[repr(C, align(64))]
 pub(super) struct Buffer(pub(super) [u8; MEMORY_SIZE]);
 
-/// What a stub loads and stores.
+/// The data that a stub loads and stores.
 #[repr(C)]
 pub(super) struct Context {
-    /// XMM registers and MXCSR, in and out; the x87 part is loaded too.
+    /// The XMM registers and MXCSR, in and out. The x87 part is loaded too.
     pub(super) fx: FxState,
     host_fx: FxState,
     pub(super) memory: Buffer,
-    /// In the order of [`REGISTERS`], in and out; the scratch register's is left alone.
+    /// The registers in the order of [`REGISTERS`], in and out. The scratch register's value is
+    /// left alone.
     pub(super) registers: [u64; REGISTERS.len()],
-    /// Status flags in; status and system flags out.
+    /// The status flags in. The status and system flags out.
     pub(super) rflags: u64,
 }
 
 impl Context {
-    /// Offset of the memory operand's stand-in.
+    /// The offset of the buffer for the memory operand.
     pub(super) const MEMORY: usize = offset_of!(Context, memory);
 }
 
@@ -84,13 +89,15 @@ impl Default for Context {
     }
 }
 
-/// The machine code for one instruction, in a place of its own that is not written again while this lives.
+/// The machine code for one instruction, in a place of its own that is not rewritten while this
+/// lives.
 pub(super) struct Stub {
     place: Place,
 }
 
 impl Stub {
-    /// Assembles the stub for an instruction whose memory operand, if any, is `[scratch + Context::MEMORY]`.
+    /// Assembles the stub for an instruction whose memory operand, if any, is `[scratch +
+    /// Context::MEMORY]`.
     pub(super) fn new(insn: &Instruction, scratch: Register) -> Result<Self, &'static str> {
         let base = get_gpr64(scratch).ok_or("its scratch register is no 64-bit register")?;
         let code = assemble(insn, base).map_err(|_| "it cannot be encoded for the host")?;
@@ -104,16 +111,19 @@ impl Stub {
             context.fx.mxcsr() & !0xffff == 0,
             "FXRSTOR faults on unknown MXCSR bits"
         );
-        // SAFETY: the place holds a whole function made by `assemble`, in the System V calling convention with one
-        // pointer argument; it is executable and stays as it is as long as `self`.
+        // SAFETY: the place holds a whole function made by `assemble`, in the System V calling
+        // convention with one pointer argument. It is executable and does not change as long as
+        // `self` lives.
         let code: extern "sysv64" fn(*mut Context) =
             unsafe { std::mem::transmute(self.place.address().as_ptr()) };
-        // the code writes only inside `context`, which is exclusively ours, and on the stack below its frame
+        // The code writes only inside `context`, which is exclusively ours, and on the stack below
+        // its frame.
         code(ptr::from_mut(context));
     }
 }
 
-/// The stub's code: `extern "sysv64" fn(context: *mut Context)`. `base` is the scratch register.
+/// Returns the stub's code: `extern "sysv64" fn(context: *mut Context)`. `base` is the scratch
+/// register.
 fn assemble(insn: &Instruction, base: AsmRegister64) -> Result<Vec<u8>, IcedError> {
     let guest_registers = || {
         REGISTERS
@@ -137,7 +147,7 @@ fn assemble(insn: &Instruction, base: AsmRegister64) -> Result<Vec<u8>, IcedErro
     a.fxrstor64(at(rdi + offset_of!(Context, fx)))?;
     a.push(qword_ptr(rdi + offset_of!(Context, rflags)))?;
     a.popfq()?;
-    // no instruction from here to the guest's changes flags
+    // From here to the guest's, no instruction changes flags.
     if base != rdi {
         a.mov(base, rdi)?;
     }

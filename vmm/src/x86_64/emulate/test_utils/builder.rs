@@ -1,18 +1,19 @@
-//! Makes an instruction of any opcode, with chosen operands.
+//! Builds an instruction of any opcode, with chosen operands.
 
 use iced_x86::{Code, Encoder, Instruction, OpCodeOperandKind, OpKind, Register};
 
 use super::super::decode;
 
-/// Where the instruction stands.
+/// The address of the instruction.
 pub const IP: u64 = 0x40_0000;
 
-/// All 15 general registers but RSP, which is never a data operand here.
+/// Returns all 15 general registers except RSP, which is never a data operand here.
 pub fn general_registers() -> impl Iterator<Item = Register> {
     Register::values().filter(|r| r.is_gpr64() && *r != Register::RSP)
 }
 
-/// Whether an operand is in memory, and choices for everything else: any bytes will do, at least one.
+/// The choice of a memory operand, and the choices for everything else: any bytes will do, at least
+/// one.
 pub struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {
@@ -20,7 +21,7 @@ impl Choices<'_> {
         usize::from(self.0[index % self.0.len()])
     }
 
-    /// A part of `size` bytes of a general register.
+    /// Returns a part of `size` bytes of a general register.
     fn register(&self, index: usize, size: usize) -> Register {
         const HIGH: [Register; 4] = [Register::AH, Register::CH, Register::DH, Register::BH];
         let choice = self.at(index);
@@ -37,8 +38,10 @@ impl Choices<'_> {
     }
 }
 
-/// The instruction with opcode `code`, decoded from its bytes at [`IP`]; `None` if it has an operand of another kind
-/// than general and XMM registers, memory and immediates, or the choices cannot be encoded. Memory is `[RSI]`.
+/// Returns the instruction with opcode `code`, decoded from its bytes at [`IP`]. Memory is `[RSI]`.
+///
+/// Returns `None` if the choices cannot be encoded, or an operand is not a general or XMM register,
+/// memory or an immediate.
 pub fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
     let mut insn = Instruction::default();
     insn.set_code(code);
@@ -122,7 +125,7 @@ pub fn build(code: Code, choices: &Choices<'_>) -> Option<Instruction> {
     let mut encoder = Encoder::new(64);
     encoder.encode(&insn, IP).ok()?;
     let decoded = decode(&encoder.take_buffer(), IP).ok()?;
-    // of several encodings of the same instruction, another may have been chosen
+    // If the instruction has several encodings, another may have been chosen.
     (decoded.code() == code).then_some(decoded)
 }
 

@@ -1,4 +1,4 @@
-//! What the host's CPU makes of an instruction: the truth for tests of the interpreter.
+//! The result of an instruction on the host's CPU, as the reference for tests of the interpreter.
 
 use iced_x86::{Instruction, Mnemonic, OpKind, RflagsBits};
 use kvm_bindings::kvm_regs;
@@ -7,8 +7,9 @@ use super::super::cpu::{Commit, Cpu, is_immediate};
 use super::super::{Handler, alu, atomic, bits, data, flags, multiply, native, shift, system};
 use super::Machine;
 
-/// The interpreter's handler of an instruction that does no more than compute: with the registers of a guest, and its
-/// memory operand in a buffer, the host's CPU can run it.
+/// Returns the interpreter's handler of an instruction that only computes.
+///
+/// The host's CPU can run it with the registers of a guest, and its memory operand in a buffer.
 pub(in super::super) fn interpreted(insn: &Instruction) -> Option<Handler> {
     if let Mnemonic::Clc | Mnemonic::Stc | Mnemonic::Cmc | Mnemonic::Lahf | Mnemonic::Sahf =
         insn.mnemonic()
@@ -26,7 +27,8 @@ pub(in super::super) fn interpreted(insn: &Instruction) -> Option<Handler> {
     handlers.into_iter().find_map(|handler| handler(insn))
 }
 
-/// Returns whether the instruction may reach far outside of its memory operand: a bit's number is any number.
+/// Checks whether the instruction may reach far outside its memory operand, because a bit's number
+/// is any number.
 pub(in super::super) fn reaches_far(insn: &Instruction) -> bool {
     let of_bits = matches!(
         insn.mnemonic(),
@@ -35,7 +37,8 @@ pub(in super::super) fn reaches_far(insn: &Instruction) -> bool {
     of_bits && insn.op0_kind() == OpKind::Memory && insn.op1_kind() == OpKind::Register
 }
 
-/// Returns whether it names no segment, control or other register than the general ones: those are the host's own.
+/// Checks whether all registers of the instruction are general ones. Segment, control and other
+/// registers are the host's own.
 fn has_plain_operands(insn: &Instruction) -> bool {
     (0..insn.op_count()).all(|operand| match insn.op_kind(operand) {
         OpKind::Register => insn.op_register(operand).is_gpr(),
@@ -44,10 +47,12 @@ fn has_plain_operands(insn: &Instruction) -> bool {
     })
 }
 
-/// Runs an instruction, not locked, on the host's CPU; returns registers and memory after it. RIP is left as it was.
+/// Runs an instruction, not locked, on the host's CPU. Returns registers and memory after it. RIP
+/// is unchanged.
 ///
-/// `None` of all but those that compute on general registers, immediates and one memory operand. The emulator must have
-/// executed it: where it would raise an exception, the host's CPU raises that in this process.
+/// Returns `None` for all but those that compute on general registers, immediates and one memory
+/// operand. The emulator must have executed it: if it would raise an exception, the host's CPU
+/// raises that in this process.
 #[must_use]
 pub fn on_the_host(
     insn: &Instruction,
@@ -66,7 +71,8 @@ pub fn on_the_host(
     matches!(cpu.commit().ok()?, Commit::Done).then_some((regs, machine))
 }
 
-/// The status flags that differ between vendors and generations of CPUs after the instruction.
+/// Returns the status flags that differ between vendors and generations of CPUs after the
+/// instruction.
 #[must_use]
 pub fn undefined_flags(insn: &Instruction) -> u64 {
     [
@@ -83,8 +89,10 @@ pub fn undefined_flags(insn: &Instruction) -> u64 {
         | undefined_overflow(insn)
 }
 
-/// OF is defined for rotations by one alone, as the masked count has it: a whole turn through CF, such as nine bits of a byte, leaves the
-/// operand as it was, and OF on some CPUs only.
+/// Returns OF if the instruction leaves it undefined.
+///
+/// OF is defined only for rotations by one, after masking the count. A whole turn through CF, such
+/// as nine bits of a byte, leaves the operand unchanged, and OF on some CPUs only.
 fn undefined_overflow(insn: &Instruction) -> u64 {
     let through_carry = matches!(insn.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr);
     match through_carry && insn.op1_kind() == OpKind::Immediate8 && insn.immediate8() & 0x1f > 1 {

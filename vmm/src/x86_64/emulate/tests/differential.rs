@@ -1,4 +1,5 @@
-//! The interpreter against the host CPU: the same instruction on the same registers, flags and memory.
+//! The interpreter against the host CPU: the same instruction on the same registers, flags and
+//! memory.
 
 use iced_x86::{Code, Mnemonic, OpKind};
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ use super::super::test_utils::builder::{Choices, build, general_registers};
 use super::super::test_utils::oracle::{interpreted, on_the_host, reaches_far, undefined_flags};
 use super::*;
 
-/// Numbers at which arithmetic changes its mind, and others.
+/// Returns numbers at which arithmetic changes its behaviour, and others.
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![any::<u64>(), prop::sample::select(&EDGES), 0..70u64]
 }
@@ -17,7 +18,7 @@ fn value() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every opcode in every case, with the case's operands.
+    /// Runs every opcode in every case, with the case's operands.
     #[test]
     fn the_interpreter_agrees_with_the_cpu(
         choices in prop::collection::vec(any::<u8>(), 8),
@@ -32,7 +33,7 @@ proptest! {
             let Some(handler) = interpreted(&insn) else { continue };
             let in_memory = (0..insn.op_count()).any(|operand| insn.op_kind(operand) == OpKind::Memory);
             if reaches_far(&insn) {
-                // see the table
+                // Covered by the table.
                 continue;
             }
             let mut regs = registers();
@@ -54,9 +55,9 @@ proptest! {
             let mut cpu = Cpu::new(&insn, regs, &mut machine);
             match handler(&mut cpu) {
                 Ok(()) => {}
-                // the CPU would raise it too
+                // The CPU would raise it too.
                 Err(EmulateError::Exception { vector: 0, .. }) => continue,
-                // SHLD and SHRD by more than the operand's bits
+                // SHLD and SHRD by more than the operand's bits.
                 Err(EmulateError::Unsupported { .. }) if matches!(insn.mnemonic(), Mnemonic::Shld | Mnemonic::Shrd) => continue,
                 Err(error) => return Err(TestCaseError::fail(error.to_string())),
             }
@@ -64,7 +65,7 @@ proptest! {
             prop_assert!(matches!(cpu.commit().unwrap(), Commit::Done));
 
             let Some((mut theirs, their_machine)) = on_the_host(&insn, &before.0, &before.1) else { continue };
-            // vendors and generations differ in these
+            // Vendors and generations differ in these.
             ours.rflags &= !undefined_flags(&insn);
             theirs.rflags &= !undefined_flags(&insn);
             prop_assert_eq!(ours, theirs, "{} ({:?}) on {:?}, memory {:x?}", insn, code, before.0, memory);

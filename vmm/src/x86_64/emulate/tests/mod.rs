@@ -13,12 +13,12 @@ use super::test_utils::builder::IP;
 use super::test_utils::{EDGES, Machine};
 use super::{EmulateError, Environment, FxState, decode, execute};
 
-/// First address of the memory that can be read and written, two pages.
+/// The first address of the memory that can be read and written, two pages.
 const MEMORY: u64 = Machine::MEMORY;
-/// Bytes of memory; the last page can only be read.
+/// The size of memory in bytes. The last page can only be read.
 const READABLE: usize = Machine::READABLE;
 
-/// Registers with RIP at [`IP`], RSP in memory and only the fixed flag set.
+/// Returns registers with RIP at [`IP`], RSP in memory and only the fixed flag set.
 fn registers() -> kvm_regs {
     kvm_regs {
         rip: IP,
@@ -45,7 +45,7 @@ fn run(bytes: &[u8], regs: &mut kvm_regs, machine: &mut Machine) -> Result<(), E
         );
         let mut fx = machine.fx.clone();
         if matches!(error, EmulateError::Exception { vector: 19, .. }) {
-            // #XM says in MXCSR why it is raised.
+            // #XM reports its reason in MXCSR.
             fx.set_u32(FxState::MXCSR, before.1.fx.mxcsr());
         }
         assert_eq!(
@@ -60,7 +60,7 @@ fn run(bytes: &[u8], regs: &mut kvm_regs, machine: &mut Machine) -> Result<(), E
     result
 }
 
-/// `"48 89 e5"` as bytes.
+/// Parses `"48 89 e5"` to bytes.
 fn hex(text: &str) -> Vec<u8> {
     text.split_whitespace()
         .map(|byte| u8::from_str_radix(byte, 16).unwrap())

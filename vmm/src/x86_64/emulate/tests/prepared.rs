@@ -9,7 +9,8 @@ use super::super::test_utils::prepared;
 use super::super::{Prepared, flags, moved};
 use super::*;
 
-/// Registers and memory after the emulator has executed it at the RIP of `regs`.
+/// Returns registers and memory after the emulator has executed the instruction at the RIP of
+/// `regs`.
 fn emulated(insn: &Instruction, regs: &kvm_regs, machine: &Machine) -> Option<(kvm_regs, Machine)> {
     let (mut regs, mut machine) = (*regs, machine.clone());
     let insn = moved(insn, regs.rip)?;
@@ -49,7 +50,7 @@ fn what_functions_begin_with_is_prepared() {
         let insn = decode(&hex(bytes), IP).unwrap();
         assert_eq!(Prepared::of(&insn).is_some(), is_prepared, "{insn}");
         let machine = Machine::default();
-        // Where it was decoded, and elsewhere.
+        // At the address it was decoded for, and elsewhere.
         for rip in [IP, IP + 0x1235, 0xffff_ffff_8100_0000] {
             for rsp in [MEMORY + 0x800, MEMORY + 0x804, MEMORY, 1 << 47, 4] {
                 let regs = kvm_regs {
@@ -95,7 +96,7 @@ fn what_is_not_plain_is_left_to_the_emulator() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every opcode that is prepared, with any operands.
+    /// Tests every prepared opcode, with any operands.
     #[test]
     fn prepared_instructions_do_what_the_emulator_does(
         choices in prop::collection::vec(any::<u8>(), 8),

@@ -1,4 +1,4 @@
-//! What is refused, and that a refusal changes nothing (`run` checks that).
+//! Tests of refusals, and that a refusal changes nothing (`run` checks that).
 
 use proptest::prelude::*;
 
@@ -41,7 +41,8 @@ fn instructions_outside_the_set_are_named_before_arming() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-    /// Any bytes, and prefixes and opcodes of what depends on its address more often than chance has it.
+    /// Tests any bytes. Prefixes and opcodes that depend on the address are more frequent than by
+    /// chance.
     #[test]
     fn an_instruction_that_is_moved_is_the_one_that_is_decoded_there(
         head in prop::sample::select(vec!["", "48", "67", "66", "e8", "e9", "eb", "0f 84", "e3", "48 8d 05", "67 48 8b 05", "ff 25", "c7 f8"]),
@@ -82,7 +83,7 @@ fn bytes_that_are_no_instruction_are_refused() {
             bytes: vec![6; 15]
         })
     );
-    // prefixes alone
+    // Prefixes alone.
     assert_eq!(
         decode(&[0x66; 16], IP),
         Err(DecodeError::Invalid {
@@ -100,7 +101,7 @@ fn bytes_that_are_no_instruction_are_refused() {
     );
 }
 
-/// What a state makes of an instruction: bytes, preparation, the expected exception or fault.
+/// An instruction in some state: bytes, text, preparation, and the expected exception or fault.
 type Case = (
     &'static str,
     &'static str,
@@ -409,7 +410,8 @@ fn endless_contention_ends() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Also that a failure changes nothing (`run`), and that what is refused before is refused then.
+    /// Also tests that a failure changes nothing (`run`), and that execution refuses what the check
+    /// before refuses.
     #[test]
     fn arbitrary_bytes_never_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..16),
@@ -423,7 +425,7 @@ proptest! {
             bytes.insert(0, 0x0f);
         }
         let Ok(instruction) = decode(&bytes, IP) else { return Ok(()) };
-        // some registers point into memory
+        // Some registers point into memory.
         let address = |index: usize| {
             if near >> index & 1 != 0 { MEMORY + values[index] % READABLE as u64 } else { values[index] }
         };

@@ -81,14 +81,15 @@ fn exceptions_set_flags_in_the_guest_and_nothing_in_the_host() {
     assert_eq!(machine.fx.0[..24], before.fx.0[..24], "the x87 part stays");
 }
 
-/// Exceptions of SSE that a guest has unmasked, by what Intel SDM volume 1, 11.5.2 says of each.
+/// Tests SSE exceptions that a guest has unmasked, by the rules of Intel SDM volume 1, 11.5.2.
 #[test]
 fn unmasked_exceptions_are_raised_and_others_are_not() {
     const MASKED: u32 = 0x1f80;
     let unmask = |flags: u32| MASKED & !(flags << 7);
     let one = |value: f32| u128::from(value.to_bits());
     let tiny = one(f32::MIN_POSITIVE);
-    // Instruction, MXCSR, XMM0, XMM1; MXCSR afterwards, and the result or `None` where #XM is raised.
+    // Instruction, MXCSR, XMM0, XMM1. Then MXCSR afterwards, and the result or `None` if #XM is
+    // raised.
     type Case = (&'static str, u32, u128, u128, u32, Option<u128>);
     let cases: [Case; 13] = [
         ("movaps xmm0, xmm1", 0, 1, 2, 0, Some(2)),
@@ -101,7 +102,7 @@ fn unmasked_exceptions_are_raised_and_others_are_not() {
             0x3f,
             Some(one(3.0)),
         ),
-        // 1/0: alone, with a flag that was set before, and where another exception is unmasked
+        // 1/0: alone, with a flag that was set before, and with another exception unmasked.
         (
             "divss xmm0, xmm1",
             unmask(4),
@@ -144,7 +145,8 @@ fn unmasked_exceptions_are_raised_and_others_are_not() {
             unmask(4) | 0x20,
             Some(one(1.0 / 3.0)),
         ),
-        // Tiny and exact, which is no underflow where that is masked; with FZ, which holds there alone.
+        // Tiny and exact, which is no underflow if that is masked. With FZ, which has an effect
+        // only if it is masked.
         (
             "mulss xmm0, xmm1",
             unmask(0x10),
@@ -251,8 +253,8 @@ fn instructions_that_use_the_stack_pointer_or_hidden_memory_stay_out() {
     }
 }
 
-/// Every opcode on the list, with several operands: nothing but its operands changes, in registers and in memory, and
-/// the host survives it.
+/// Tests every opcode on the list, with several operands: only its operands change, in registers
+/// and in memory, and the host survives it.
 #[test]
 fn every_listed_instruction_changes_its_operands_only() {
     let mut mnemonics = HashSet::new();

@@ -1,7 +1,9 @@
-//! What single instructions do, as a table. A line: instruction bytes (with their text), state before, changes.
+//! The effects of single instructions, as a table. A line: instruction bytes (with their text),
+//! state before, changes.
 //!
-//! `name=value` sets a register, `[address]=value` eight bytes of memory; all numbers are hexadecimal. Whatever is not
-//! named in the last column must stay as it was; RIP is expected at the next instruction.
+//! `name=value` sets a register, and `[address]=value` eight bytes of memory. All numbers are
+//! hexadecimal. State that is not named in the last column must stay as it was. RIP is expected at
+//! the next instruction.
 
 use super::super::cpu::slot;
 use super::*;
