@@ -1,6 +1,6 @@
-//! Bytes as messages show them.
+//! Formatting of bytes for messages.
 
-/// Two digits a byte, with spaces between them.
+/// Formats two digits a byte, with spaces between them.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let digits: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
     digits.join(" ")

@@ -4,7 +4,7 @@
 //! `/dev/kvm` into a guest that can be stopped at any instruction. What a probe is, it does not know. All
 //! decisions about the host follow from one record, [`host::HostProfile`], measured and never assumed.
 //!
-//! All `unsafe` of the project stands in this crate.
+//! All `unsafe` of the project is in this crate.
 
 pub mod assist;
 pub mod boot;

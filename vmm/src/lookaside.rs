@@ -1,20 +1,24 @@
-//! A lookaside list: what one reader has found at its last lookups, returned again for as long as nothing has changed where
-//! it was looked for: a [`ShardedMap`], or several that count their [`Changes`](crate::sharded_map::Changes) together.
+//! A lookaside list: a cache of one reader's last lookups, valid for as long as the map is
+//! unchanged.
 //!
-//! A change empties the list at its next use. Until then it keeps what it has alive, also what was removed since: a reader
-//! that may look up nothing for long [clears](Lookaside::clear) it. Keys for which there is nothing have entries too.
+//! The map is a [`ShardedMap`], or several that count their
+//! [`Changes`](crate::sharded_map::Changes) together.
+//!
+//! A change empties the list at its next use. Until then it keeps its values alive, removed ones
+//! too. A reader that may be idle for long [clears](Lookaside::clear) it. Keys without a value have
+//! entries too.
 
 use std::sync::Arc;
 
 use crate::sharded_map::{GOLDEN, ShardedMap};
 
-/// Keys that are remembered, each in the only place that it may have.
+/// The number of cached keys. Each has only one possible place.
 const PLACES: usize = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 6;
 
 #[derive(Debug)]
 struct Place<V> {
-    /// Of another place where there is no value.
+    /// The key. It is one of another place if there is no value.
     key: u64,
     value: V,
 }
@@ -22,7 +26,7 @@ struct Place<V> {
 /// The list of one reader.
 #[derive(Debug)]
 pub struct Lookaside<V> {
-    /// The number of changes that all places are as of.
+    /// The number of changes at which all places are valid.
     changes: u64,
     places: Box<[Place<V>; PLACES]>,
 }
@@ -41,20 +45,21 @@ impl<V: Default> Default for Lookaside<V> {
 }
 
 impl<V: Default> Lookaside<V> {
-    /// Whether a value of `key` is known as of `changes`, and is one that `is_it` takes.
+    /// Checks whether the list has a value of `key` as of `changes` that `is_it` accepts.
     #[inline]
     pub fn has(&self, changes: u64, key: u64, is_it: impl FnOnce(&V) -> bool) -> bool {
         let place = &self.places[place_of(key)];
         changes == self.changes && place.key == key && is_it(&place.value)
     }
 
-    /// Returns the value of `key`, which the list [has](Self::has) or was [given](Self::put).
+    /// Returns the value of `key`, which the list [has](Self::has) or which was
+    /// [stored](Self::put).
     #[inline]
     pub fn at(&self, key: u64) -> &V {
         &self.places[place_of(key)].value
     }
 
-    /// Notes the value of `key`, which was looked for after `changes` was the number of changes.
+    /// Stores the value of `key`, which was looked up after `changes` was read.
     pub fn put(&mut self, changes: u64, key: u64, value: V) {
         if changes != self.changes {
             self.clear();
@@ -80,10 +85,11 @@ impl<V: Default> Lookaside<V> {
 }
 
 impl<T> Lookaside<Option<Arc<T>>> {
-    /// Returns the value of `key` in `map`, as [`ShardedMap::get`] does. A list is used with one map.
+    /// Returns the value of `key` in `map`, as [`ShardedMap::get`] does. A list is used with one
+    /// map.
     #[inline]
     pub fn get(&mut self, map: &ShardedMap<T>, key: u64) -> Option<&Arc<T>> {
-        // Before the map is looked at: a change in between counts as later.
+        // Read before the lookup, so that a change in between counts as later.
         let changes = map.changes();
         if !self.has(changes, key, |_| true) {
             self.renew(changes, map, key);
@@ -98,13 +104,13 @@ impl<T> Lookaside<Option<Arc<T>>> {
     }
 }
 
-/// Less than [`PLACES`], whatever the key.
+/// Returns the place of a key, always less than [`PLACES`].
 #[inline]
 fn place_of(key: u64) -> usize {
     (key.wrapping_mul(GOLDEN) >> (u64::BITS - PLACE_BITS)) as usize
 }
 
-/// A key of any other place.
+/// Returns a key of any other place.
 fn foreign_to(number: usize) -> u64 {
     // 0 belongs to the first place.
     u64::from(number == 0)

@@ -1,8 +1,9 @@
-//! A machine without KVM, whose hits are rehearsed: memory, sites and a sink as they are in any machine, and one vCPU's
-//! registers as an exit leaves them. For benchmarks that count instructions.
+//! A machine without KVM for rehearsed hits, for benchmarks that count instructions.
 //!
-//! The caller puts code, page tables and a stack into the memory. A hit here is all that a machine does itself at one of
-//! the usual kind (see `vcpu::quick`); what is missing is KVM_RUN, and the few steps from its exit to there.
+//! It has memory, sites and a sink like any machine, and one vCPU's registers as an exit leaves
+//! them. The caller puts code, page tables and a stack into the memory. A hit here is all the work
+//! that a machine does itself at a usual one (see `vcpu::quick`). Only KVM_RUN and the few steps
+//! after its exit are missing.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::vcpu::SinkCache;
 use crate::vcpu::quick::{Caches, Quick, Surroundings};
 use crate::vcpu::system::System;
 
-/// Selector of Linux's kernel code.
+/// The selector of Linux's kernel code.
 const KERNEL_CS: u16 = 0x10;
 /// CR0: PG, WP, NE, ET, MP, PE.
 const CR0: u64 = 0x8001_0033;
@@ -34,13 +35,14 @@ pub struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// A machine with `memory` bytes of RAM, zeroed, whose vCPU is in kernel mode with the page tables at `root`.
+    /// Creates a machine with `memory` bytes of RAM, zeroed, whose vCPU is in kernel mode with the
+    /// page tables at `root`.
     ///
     /// # Errors
-    /// If there cannot be so much memory.
+    /// If the memory cannot be created.
     pub fn new(memory: u64, root: Gpa) -> Result<Self, RamError> {
         let control = Arc::new(Control::new(1));
-        // Nobody waits for it to stand still.
+        // A pause must not wait for it to park.
         control.gone(0);
         let shared = Shared::new(Parts {
             ram: GuestRam::new(memory)?,
@@ -71,19 +73,19 @@ impl Rehearsal {
         })
     }
 
-    /// The machine.
+    /// Returns the machine.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle::of(self.shared.clone())
     }
 
-    /// The vCPU's general registers.
+    /// Returns the vCPU's general registers.
     pub fn regs(&mut self) -> &mut kvm_regs {
         &mut self.regs
     }
 
-    /// Meets the int3 at the vCPU's RIP, in kernel text; whether the vCPU is past the instruction there by the usual
-    /// way.
+    /// Hits the int3 at the vCPU's RIP, in kernel text. Returns whether the vCPU is past the
+    /// instruction by the usual way.
     #[inline(never)]
     pub fn hit(&mut self) -> bool {
         let sink = self.sink.load().as_deref().map(|sink| &**sink);

@@ -1,7 +1,8 @@
 //! A map from addresses to shared values, read without a lock and changed rarely.
 //!
-//! It is split into shards by key; a change copies its shard and swaps it whole, so that a reader sees a shard before or after
-//! the change and never between. Writers take turns. What a reader holds stays alive after it was removed.
+//! It is split into shards by key. A change copies its shard and swaps it whole, so that a reader
+//! sees a shard before or after the change and never between. Writers take turns. A value that a
+//! reader holds stays alive after its removal.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,13 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 
-/// Copies of one shard stay short up to some hundred thousand keys; a power of two.
+/// The number of shards, a power of two. Copies of one shard stay short up to some hundred thousand
+/// keys.
 const SHARDS: usize = 256;
 /// 2^64 divided by the golden ratio: its products are well mixed in the upper bits.
 pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes one 64-bit key. Keys are addresses in a guest that armed sites stand at: a guest cannot make many of them collide,
-/// since it does not choose what is armed.
+/// A hasher of one 64-bit key.
+///
+/// Keys are the guest addresses of armed sites. A guest cannot make many of them collide, because
+/// it does not choose the sites.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -33,29 +37,34 @@ impl Hasher for AddressHasher {
 
     fn write_u64(&mut self, key: u64) {
         let mixed = (self.0 ^ key).wrapping_mul(GOLDEN);
-        // Tables take the lower bits for the place and the uppermost seven for a tag.
+        // Tables use the lower bits for the place and the uppermost seven for a tag.
         self.0 = mixed ^ mixed >> 32;
     }
 }
 
 type Shard<V> = HashMap<u64, Arc<V>, BuildHasherDefault<AddressHasher>>;
 
-/// The map.
+/// A sharded map.
 pub struct ShardedMap<V> {
     shards: Box<[ArcSwap<Shard<V>>]>,
-    /// Held by who changes the map.
+    /// The lock of those who change the map.
     turn: Mutex<()>,
-    /// Keys in the map. Changed under `turn`, and never less than what readers can find: a key is counted before it is shown and until
-    /// after it is gone, so that whoever has found one does not see an empty map.
+    /// The number of keys. It changes under `turn`, and is never less than the number that readers
+    /// can find.
+    ///
+    /// A key is counted before it is visible and until after it is gone, so that a reader that has
+    /// found one does not see an empty map.
     count: AtomicUsize,
     changes: Changes,
 }
 
-/// A number that goes with the state of a map, or of several that share it. Clones are the same one.
+/// A number that identifies the state of a map, or of several that share it. Clones share the
+/// number.
 #[derive(Debug, Clone)]
 pub struct Changes(Arc<AtomicU64>);
 
-/// Changes of all maps from 1 on, so that no two maps have the same number unless they share it.
+/// The changes of all maps, from 1 on, so that no two maps have the same number unless they share
+/// it.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
 fn next_change() -> u64 {
@@ -69,16 +78,19 @@ impl Default for Changes {
 }
 
 impl Changes {
-    /// Returns a number that no change of any map has had before: while it stays, nothing has changed. Never 0. Takes no
-    /// lock.
+    /// Returns a number that no change of any map has had before.
+    ///
+    /// While it stays the same, nothing has changed. It is never 0. Takes no lock.
     #[must_use]
     #[inline]
     pub fn number(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Counts a change that was made. Who sees the number sees the change, and those that other maps have counted here
-    /// before, since a swap goes on with the release sequence of what it replaces.
+    /// Counts a change that was made.
+    ///
+    /// A reader that sees the number sees the change, and those that other maps have counted here
+    /// before. A swap continues the release sequence of the value that it replaces.
     fn count(&self) {
         self.0.swap(next_change(), Ordering::Release);
     }
@@ -104,41 +116,41 @@ impl<V> ShardedMap<V> {
         }
     }
 
-    /// The value of `key`. Takes no lock.
+    /// Returns the value of `key`. Takes no lock.
     #[must_use]
     pub fn get(&self, key: u64) -> Option<Arc<V>> {
         self.with(key, Arc::clone)
     }
 
-    /// What `look` makes of the value of `key`. Takes no lock and counts no reference.
+    /// Returns the result of `look` on the value of `key`. Takes no lock and counts no reference.
     pub fn with<R>(&self, key: u64, look: impl FnOnce(&Arc<V>) -> R) -> Option<R> {
         let shard: Guard<Arc<Shard<V>>> = self.shard(key)?.load();
         shard.get(&key).map(look)
     }
 
-    /// Whether `key` has a value.
+    /// Checks whether `key` has a value.
     #[must_use]
     pub fn contains(&self, key: u64) -> bool {
         self.with(key, |_| ()).is_some()
     }
 
-    /// Gives `key` a value; the one it had before.
+    /// Sets the value of `key`. Returns the value it had before.
     pub fn insert(&self, key: u64, value: Arc<V>) -> Option<Arc<V>> {
         self.change(key, |shard| shard.insert(key, value))
     }
 
-    /// Takes the value of `key` away.
+    /// Removes the value of `key`.
     pub fn remove(&self, key: u64) -> Option<Arc<V>> {
         self.change(key, |shard| shard.remove(&key))
     }
 
-    /// Number of keys.
+    /// Returns the number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Whether there is no key.
+    /// Checks whether there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -151,7 +163,7 @@ impl<V> ShardedMap<V> {
         self.changes.number()
     }
 
-    /// All values, in no order; those that come or go meanwhile may be missed.
+    /// Returns all values, in no order. Those that are added or removed meanwhile may be missed.
     #[must_use]
     pub fn values(&self) -> Vec<Arc<V>> {
         self.shards
@@ -160,7 +172,7 @@ impl<V> ShardedMap<V> {
             .collect()
     }
 
-    /// All keys, as [`values`](Self::values).
+    /// Returns all keys, as [`values`](Self::values) does.
     #[must_use]
     pub fn keys(&self) -> Vec<u64> {
         self.shards
@@ -253,7 +265,7 @@ mod tests {
                 let mut key = 0;
                 while key < KEYS {
                     key = current.load(Ordering::Acquire);
-                    // Each key comes once: one that is there before and after was there between.
+                    // Each key is added once: one that is there before and after was there between.
                     assert!(!(map.contains(key) && map.is_empty() && map.contains(key)));
                 }
             });

@@ -1,8 +1,10 @@
-//! What the guest's kernel would do from some instruction on: its code is followed on a copy of a vCPU's registers, and what it writes
-//! goes to a scratch pad. Nothing of the guest changes, and no other vCPU notices.
+//! Speculation: following the guest kernel's code from some instruction on, on a copy of a vCPU's
+//! registers.
 //!
-//! This is how arguments are found that the kernel computes only when it is told to: behind a branch that is off. The caller says where the
-//! way begins and where it has arrived, and bounds it.
+//! Stores are buffered. Nothing in the guest changes, and no other vCPU notices.
+//!
+//! This finds arguments that the kernel computes only on request: behind a branch that is off. The
+//! caller chooses the start and the end of the path, and bounds it.
 
 use std::ops::ControlFlow;
 
@@ -20,33 +22,33 @@ use crate::x86_64::emulate::{
     self, ControlRegister, EmulateError, Environment, FxState, MemoryFault, Segment, StateError,
 };
 
-/// Most bytes that are written on the way.
+/// The maximum number of bytes that are written on the path.
 const PAD: usize = 1024;
 
-/// The way could not be followed to its end.
+/// The reason that the path could not be followed to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum SpeculationError {
-    /// It is longer than was allowed.
+    /// The path is longer than allowed.
     #[error("not arrived after {steps} instructions, at {address}")]
     TooLong {
-        /// How many were allowed.
+        /// The allowed number of instructions.
         steps: usize,
-        /// Where it stopped.
+        /// The address at which it stopped.
         address: Gva,
     },
-    /// There is no instruction.
+    /// There is no instruction at an address of the path.
     #[error("no instruction at {address}")]
     NoInstruction {
-        /// Where.
+        /// The address.
         address: Gva,
     },
-    /// The function that the way began in has returned to its caller.
+    /// The function in which the path began has returned to its caller.
     #[error("the function returns to {to}")]
     Returned {
-        /// Where it was called from.
+        /// The address in the caller.
         to: Gva,
     },
-    /// An instruction has effects that cannot be kept to the scratch pad, or faults.
+    /// An instruction faults, or has effects that cannot be buffered.
     #[error("{0}")]
     Instruction(String),
 }
@@ -57,19 +59,19 @@ impl From<EmulateError> for SpeculationError {
     }
 }
 
-/// Where a way has arrived.
+/// The state at the end of a path.
 pub struct SpeculationResult<'c> {
     buffer: StoreBuffer<'c>,
     registers: kvm_regs,
 }
 
 impl SpeculationResult<'_> {
-    /// The registers there.
+    /// Returns the registers at the end of the path.
     pub fn registers(&self) -> GeneralRegisters {
         *general_registers(&self.registers)
     }
 
-    /// A word of memory as it would be there; `None` if it is not mapped.
+    /// Returns a word of memory as it would be there. `None` if it is not mapped.
     pub fn word(&mut self, address: Gva) -> Option<u64> {
         let mut bytes = [0; 8];
         self.buffer.read(address.0, &mut bytes).ok()?;
@@ -78,12 +80,15 @@ impl SpeculationResult<'_> {
 }
 
 impl StoppedVcpu<'_> {
-    /// Follows the kernel's code from `start` on, with this vCPU's registers, for at most `steps` instructions. `look` is asked before each
-    /// instruction with its address: it lets the way go on (at the same address or another one), or says that it has arrived.
-    /// `forced` are words of memory that read as something else.
+    /// Follows the kernel's code from `start` on, with this vCPU's registers, for at most `steps`
+    /// instructions.
+    ///
+    /// `look` is called with the address before each instruction. It lets the path continue (at the
+    /// same address or another one), or ends it. `forced` are words of memory that read as other
+    /// values.
     ///
     /// # Errors
-    /// If the way does not arrive.
+    /// If the path does not reach its end.
     pub fn speculate<B>(
         &self,
         start: Gva,
@@ -110,7 +115,8 @@ impl StoppedVcpu<'_> {
             let code = self.traps().read_code(address, buffer.space);
             let instruction = emulate::decode(&code, address.0)
                 .map_err(|_| SpeculationError::NoInstruction { address })?;
-            // Return addresses of calls on the way are in the scratch pad, those of calls before are not.
+            // Return addresses of calls on the path are in the buffer. Those of earlier calls are
+            // not.
             let slot = (instruction.flow_control() == FlowControl::Return).then_some(registers.rsp);
             emulate::execute(&instruction, &mut registers, &mut buffer)?;
             if slot.is_some_and(|slot| !buffer.has_written(slot)) {
@@ -125,17 +131,19 @@ impl StoppedVcpu<'_> {
     }
 }
 
-/// An instruction that goes to a function.
+/// An instruction that transfers control to a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    /// Where it stands.
+    /// The address of the instruction.
     pub at: Gva,
-    /// Whether it is a CALL, which pushes a return address; else a JMP.
+    /// Whether it is a CALL, which pushes a return address. Otherwise it is a JMP.
     pub is_call: bool,
 }
 
-/// Returns the CALL or JMP to one of `wanted` that the code at `start` leads to, looking at no more than `most` instructions. An address that
-/// `divert` gives another for is gone on from there.
+/// Returns the CALL or JMP to one of `wanted` that the code at `start` leads to, within at most
+/// `most` instructions.
+///
+/// If `divert` returns another address for one, the search continues there.
 pub fn find_call(
     traps: &TrapTable,
     space: AddressSpace,
@@ -175,12 +183,12 @@ pub fn find_call(
     None
 }
 
-/// Memory with what was written on the way.
+/// Memory with the stores of the path on top.
 struct StoreBuffer<'c> {
     cpu: &'c StoppedVcpu<'c>,
     space: AddressSpace,
     forced: Vec<(Gva, u64)>,
-    /// Address and byte, the latest last.
+    /// (Address, byte), the latest last.
     written: Vec<(u64, u8)>,
 }
 
@@ -189,7 +197,7 @@ impl StoreBuffer<'_> {
         self.cpu.ram()
     }
 
-    /// Returns whether the byte at an address was written on the way.
+    /// Checks whether the byte at an address was written on the path.
     fn has_written(&self, address: u64) -> bool {
         self.written.iter().any(|(at, _)| *at == address)
     }
@@ -294,7 +302,7 @@ impl Environment for StoreBuffer<'_> {
     }
 
     fn inhibit_interrupts(&mut self) -> Result<(), StateError> {
-        // There are none on this way.
+        // There are no interrupts on this path.
         Ok(())
     }
 

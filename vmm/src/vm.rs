@@ -8,20 +8,20 @@ use kvm_ioctls::{Kvm, VmFd};
 use crate::memory::GuestRam;
 use crate::memory::PageSet;
 
-/// Three pages that VMX needs for real mode, in the hole below 4 GiB.
+/// The address of the three pages that VMX needs for real mode, in the hole below 4 GiB.
 const TSS_ADDRESS: usize = 0xfffb_d000;
 
-/// A KVM call failed: which, and what the kernel said.
+/// The failure of a KVM call.
 #[derive(Debug, thiserror::Error)]
 #[error("KVM: {call} failed: {source}")]
 pub struct KvmError {
-    /// The ioctl or what it was for.
+    /// The ioctl or its purpose.
     pub call: &'static str,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub source: kvm_ioctls::Error,
 }
 
-/// Names the call that failed.
+/// A conversion of errors that names the failed call.
 pub(crate) trait NameCall<T> {
     fn call(self, call: &'static str) -> Result<T, KvmError>;
 }
@@ -32,14 +32,14 @@ impl<T> NameCall<T> for Result<T, kvm_ioctls::Error> {
     }
 }
 
-/// An empty machine; [`furnish`] gives it what it needs.
+/// Creates an empty machine. [`furnish`] adds its parts.
 pub(crate) fn create(kvm: &Kvm) -> Result<VmFd, KvmError> {
     kvm.create_vm().call("KVM_CREATE_VM")
 }
 
-/// Gives a machine its memory `ram`, the in-kernel interrupt controllers, and the PIT if `pit`.
+/// Adds the memory `ram`, the in-kernel interrupt controllers, and the PIT if `pit`.
 ///
-/// The memory slots come first: with them in place the controllers are made several times faster.
+/// The memory slots come first, because KVM then creates the controllers several times faster.
 pub(crate) fn furnish(vm: &VmFd, ram: &GuestRam, pit: bool) -> Result<(), KvmError> {
     vm.set_tss_address(TSS_ADDRESS).call("KVM_SET_TSS_ADDR")?;
     set_slots(vm, ram, 0)?;
@@ -54,7 +54,7 @@ pub(crate) fn furnish(vm: &VmFd, ram: &GuestRam, pit: bool) -> Result<(), KvmErr
     Ok(())
 }
 
-/// Gives KVM its memory slots, or those that it has other flags.
+/// Sets KVM's memory slots, or the flags of existing ones.
 fn set_slots(vm: &VmFd, ram: &GuestRam, flags: u32) -> Result<(), KvmError> {
     for (slot, (start, length, host)) in (0..).zip(ram.slots()) {
         let region = kvm_userspace_memory_region {
@@ -64,19 +64,21 @@ fn set_slots(vm: &VmFd, ram: &GuestRam, flags: u32) -> Result<(), KvmError> {
             memory_size: length,
             userspace_addr: host,
         };
-        // SAFETY: the region is mapped for as long as `ram` lives, and every owner of the VmFd holds a clone
-        // of it; slots do not overlap since the layout's ranges do not.
+        // SAFETY: the region is mapped for as long as `ram` lives, and every owner of the VmFd
+        // holds a clone of it. Slots do not overlap because the layout's ranges do not.
         unsafe { vm.set_user_memory_region(region) }.call("KVM_SET_USER_MEMORY_REGION")?;
     }
     Ok(())
 }
 
-/// Has KVM log which pages of `ram` the guest writes from now on, or no longer. The guest may run meanwhile.
+/// Makes KVM start or stop logging the pages of `ram` that the guest writes. The guest may run
+/// meanwhile.
 pub(crate) fn log_written_pages(vm: &VmFd, ram: &GuestRam, log: bool) -> Result<(), KvmError> {
     set_slots(vm, ram, if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
 }
 
-/// Returns the pages of `ram` that the guest, or KVM for it, has written since the last time or since KVM has logged them.
+/// Returns the pages of `ram` that the guest, or KVM for it, has written since the last call or the
+/// start of the log.
 pub(crate) fn written_pages(vm: &VmFd, ram: &GuestRam) -> Result<PageSet, KvmError> {
     let mut written = PageSet::empty(ram);
     for ((region, slot), (_, length, _)) in (0..).zip(0..).zip(ram.slots()) {

@@ -1,8 +1,9 @@
 //! A cache of page walks for one vCPU's hits, checked against the page tables at each use.
 //!
-//! A walk's result follows from the entries that it has read. Each walk is kept with those, and is valid while they are all
-//! as they were: a guest may change its page tables at any time, and tells nobody. (introspect's `TranslationCache` does not
-//! look, and is valid only while the guest is paused.)
+//! A walk's result follows from the entries that it has read. Each walk is kept with those, and is
+//! valid while they all are unchanged. A guest may change its page tables at any time, without
+//! notice. (introspect's `TranslationCache` does not check, and is valid only while the guest is
+//! paused.)
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,28 +14,29 @@ use introspect::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
 
 use crate::memory::GuestRam;
 
-/// Walks that are kept, each in the only place that it may have; a power of two.
+/// The number of cached walks, a power of two. Each has only one possible place.
 const PLACES: usize = 64;
-/// Most levels of page tables.
+/// The maximum number of levels of page tables.
 const LEVELS: usize = 5;
 
 /// An entry as a walk has read it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Step {
-    /// Address in this process of a word of RAM.
+    /// The address in this process of a word of RAM.
     place: usize,
     entry: u64,
 }
 
 impl Step {
-    /// Returns whether the entry is what it was.
+    /// Checks whether the entry is unchanged.
     ///
     /// # Safety
     /// The RAM that the entry was read from, or a clone, must be alive.
     #[inline]
     unsafe fn is_unchanged(self) -> bool {
         let pointer = std::ptr::with_exposed_provenance_mut(self.place);
-        // SAFETY: the pointer is to an aligned word of RAM that is mapped, as the caller sees to. All access is atomic.
+        // SAFETY: the pointer is to an aligned word of RAM that is mapped, which the caller
+        // ensures. All access is atomic.
         let word = unsafe { AtomicU64::from_ptr(pointer) };
         u64::from_le(word.load(Ordering::Relaxed)) == self.entry
     }
@@ -43,20 +45,20 @@ impl Step {
 /// One walk, of the 4 KiB around an address.
 #[derive(Debug)]
 struct CachedWalk {
-    /// Number of the RAM.
+    /// The number of the RAM.
     ram: Cell<u64>,
     space: Cell<AddressSpace>,
-    /// [`NO_PAGE`] where there is no walk.
+    /// The page, or [`NO_PAGE`] if there is no walk.
     page: Cell<u64>,
-    /// Of the first of these bytes.
+    /// The translation of the page's first byte.
     found: Cell<Translation>,
-    /// Address of them in this process; 0 where they are no RAM.
+    /// The address of the page in this process. 0 if it is not RAM.
     host: Cell<usize>,
-    /// Those of fewer levels have the last one repeated.
+    /// The entries of the walk. With fewer levels, the last one is repeated.
     steps: [Cell<Step>; LEVELS],
 }
 
-/// No page begins there.
+/// An address at which no page begins.
 const NO_PAGE: u64 = 1;
 
 impl Default for CachedWalk {
@@ -96,8 +98,9 @@ impl Default for Walks {
 }
 
 impl Walks {
-    /// Returns the walk to an address if it was made before, in `ram` or a clone, and would be the same now.
-    // In place: most of what it takes is the way there and back.
+    /// Returns the walk to an address if it was made before, in `ram` or a clone, and would be the
+    /// same now.
+    // Inlined, because most of its cost is the call and the return.
     #[inline(always)]
     fn kept(&self, ram: &GuestRam, space: AddressSpace, gva: Gva) -> Option<&CachedWalk> {
         let page = gva.0 & !(PAGE - 1);
@@ -106,7 +109,8 @@ impl Walks {
             return None;
         }
         for step in &kept.steps {
-            // SAFETY: a walk with a page has all steps, and they were made of `ram` or a clone, since the number is the same.
+            // SAFETY: a walk with a page has all steps. They were made of `ram` or a clone, because
+            // the number is the same.
             if !unsafe { step.get().is_unchanged() } {
                 return None;
             }
@@ -158,7 +162,7 @@ fn place_of(page: u64) -> usize {
     (page >> 12 ^ page >> 18) as usize % PLACES
 }
 
-/// Memory that notes each entry which a walk reads.
+/// Memory that notes each entry that a walk reads.
 struct Noted<'m> {
     ram: &'m GuestRam,
     steps: Cell<[Step; LEVELS]>,
@@ -173,7 +177,7 @@ impl PhysicalMemory for Noted<'_> {
     fn read_word(&self, address: Gpa) -> Result<u64, PhysicalReadError> {
         let entry = self.ram.read_word(address)?;
         let (mut steps, count) = (self.steps.get(), self.count.get());
-        // Entries are words at multiples of 8, in RAM as was just seen.
+        // Entries are words at multiples of 8, in RAM as the read above shows.
         if let Some(step) = steps.get_mut(count)
             && let Some(word) = self.ram.word(address)
         {
@@ -197,7 +201,7 @@ pub struct HitMemory<'m> {
     walks: &'m Walks,
 }
 
-/// A word of guest memory, and what its mapping allows.
+/// A word of guest memory, and the access that its mapping allows.
 pub(crate) struct Word<'m> {
     pub(crate) word: &'m AtomicU64,
     pub(crate) writable: bool,
@@ -209,7 +213,8 @@ impl<'m> HitMemory<'m> {
         Self { ram, walks }
     }
 
-    /// Walks the page tables for one byte, as [`translate`](introspect::x86_64::paging::translate) does.
+    /// Walks the page tables for one byte, as [`translate`](introspect::x86_64::paging::translate)
+    /// does.
     #[inline(always)]
     pub(crate) fn find(
         &self,
@@ -241,8 +246,9 @@ impl<'m> HitMemory<'m> {
         }
         let place = host.wrapping_add((gva.0 & (PAGE - 1)) as usize);
         let pointer = std::ptr::with_exposed_provenance_mut(place);
-        // SAFETY: the page was found in `ram` or a clone, since the number is the same, and is mapped as long as one of them
-        // lives; the result borrows `ram`. Pages are aligned, and so is the word in it. All access is atomic.
+        // SAFETY: the page was found in `ram` or a clone, because the number is the same. It is
+        // mapped as long as one of them lives, and the result borrows `ram`. Pages are aligned, and
+        // so is the word in it. All access is atomic.
         let word = unsafe { AtomicU64::from_ptr(pointer) };
         let found = kept.found.get();
         Some(Word {
@@ -263,7 +269,7 @@ impl<'m> HitMemory<'m> {
         })
     }
 
-    /// Returns the memory itself.
+    /// Returns the memory without the cache.
     #[must_use]
     pub fn guest_ram(&self) -> &'m GuestRam {
         self.ram
@@ -307,12 +313,12 @@ mod tests {
 
     const RAM: u64 = 4 << 20;
     const ROOT: u64 = 0x1000;
-    /// Tables of levels 3, 2 and 1, one after the other.
+    /// The tables of levels 3, 2 and 1, in this order.
     const TABLES: [u64; 3] = [0x2000, 0x3000, 0x4000];
     const ADDRESS: u64 = 0xffff_c900_0000_1000;
     const PRESENT_WRITABLE: u64 = 3;
 
-    /// Where the entry of a level, counted from the top, stands.
+    /// Returns the address of the entry of a level, counted from the top.
     fn entry(level: usize) -> u64 {
         let table = [&[ROOT][..], &TABLES].concat()[level];
         table + (ADDRESS >> (39 - 9 * level) & 0x1ff) * 8
@@ -349,7 +355,8 @@ mod tests {
         for level in 0..4 {
             let at = Gpa(entry(level));
             let before = ram.read_word(at).unwrap();
-            // Gone; read-only; another table, which maps nothing, or another page.
+            // Removed, read-only, another table (which maps nothing) or another page, and the
+            // original.
             for changed in [0, before & !2, 0x20_0000 | PRESENT_WRITABLE, before] {
                 ram.write_physical(at, &changed.to_le_bytes()).unwrap();
                 let _ = same(0x123);

@@ -1,10 +1,10 @@
-//! The emulator against the CPU: the same instruction in the guest and by [`vmm::emulate`] leaves the same registers,
-//! flags, memory and RIP.
+//! The emulator against the CPU: the same instruction in the guest and by [`vmm::emulate`] leaves
+//! the same registers, flags, memory and RIP.
 //!
-//! Cases are made from a seed, new at every run; `EXOTRACE_EMULATOR_SEED=N` runs those of a seed again. In user mode the
-//! guest's instructions are the CPU's on every host. In kernel mode they are KVM's where it interprets the guest, and
-//! the few that it lacks there are the emulator's in both. An instruction that the host's CPU does not have is left out,
-//! and named.
+//! Cases are made from a seed, new at every run. `EXOTRACE_EMULATOR_SEED=N` runs those of a seed
+//! again. In user mode the CPU executes the guest's instructions on every host. In kernel mode an
+//! interpreting KVM does. The few that it lacks there are the emulator's in both. An instruction
+//! that the host's CPU does not have is left out, and named.
 #![allow(clippy::unwrap_used)]
 
 #[path = "emulator/instructions.rs"]
@@ -34,7 +34,7 @@ const DF: u64 = 1 << 10;
 const ID: u64 = 1 << 21;
 /// The one bit that is always set.
 const FIXED: u64 = 2;
-/// Environment variable with the seed.
+/// The environment variable with the seed.
 const SEED: &str = "EXOTRACE_EMULATOR_SEED";
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,14 +43,14 @@ enum Mode {
     User,
 }
 
-/// What an instruction leaves.
+/// The state after an instruction.
 #[derive(Debug, Clone, PartialEq)]
 struct Outcome {
     state: State,
     data: [u8; DATA_SIZE],
 }
 
-/// The registers by their numbers.
+/// Returns the registers by their numbers.
 fn by_number(regs: &mut kvm_regs) -> [&mut u64; 16] {
     [
         &mut regs.rax,
@@ -96,7 +96,7 @@ fn from_kvm(mut regs: kvm_regs) -> State {
     }
 }
 
-/// The memory of a case, and the rest of a vCPU as the micro guest sets it up.
+/// Returns the memory of a case, and the rest of a vCPU as the micro guest sets it up.
 fn machine(case: &Case, mode: Mode) -> Machine {
     Machine {
         base: case.slot.data(),
@@ -114,7 +114,8 @@ fn machine(case: &Case, mode: Mode) -> Machine {
     }
 }
 
-/// What the emulator makes of a case; `None` where a CPU would raise #DE or leaves the result undefined.
+/// Returns the emulator's result of a case. `None` if a CPU would raise #DE or leaves the result
+/// undefined.
 fn emulated(case: &Case, mode: Mode) -> Result<Option<Outcome>, EmulateError> {
     let before = machine(case, mode);
     let mut machine = before.clone();
@@ -132,7 +133,7 @@ fn emulated(case: &Case, mode: Mode) -> Result<Option<Outcome>, EmulateError> {
             data: data.try_into().unwrap(),
         })),
         Err(EmulateError::Exception { vector, .. }) if vector == DIVIDE_ERROR => Ok(None),
-        // by more than the operand's bits
+        // By more than the operand's bits.
         Err(EmulateError::Unsupported { .. })
             if matches!(case.insn.mnemonic(), Mnemonic::Shld | Mnemonic::Shrd) =>
         {
@@ -142,7 +143,7 @@ fn emulated(case: &Case, mode: Mode) -> Result<Option<Outcome>, EmulateError> {
     }
 }
 
-/// The flags that are the same on every CPU after the instruction.
+/// Returns the flags that are the same on every CPU after the instruction.
 fn defined_flags(case: &Case) -> u64 {
     let undefined = [
         (RflagsBits::CF, 1),
@@ -155,15 +156,15 @@ fn defined_flags(case: &Case) -> u64 {
     .into_iter()
     .filter(|(bit, _)| case.insn.rflags_undefined() & bit != 0)
     .fold(0, |all, (_, flag)| all | flag);
-    // OF is defined for rotations by one alone, as the masked count has it: a whole turn through CF, such as nine bits of a byte, leaves the
-    // operand as it was, and OF on some CPUs only.
+    // OF is defined only for rotations by one, after masking the count. A whole turn through CF,
+    // such as nine bits of a byte, leaves the operand unchanged, and OF on some CPUs only.
     let through_carry = matches!(case.insn.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr);
     let by_more = case.insn.op1_kind() == OpKind::Immediate8 && case.insn.immediate8() & 0x1f > 1;
     let overflow = if through_carry && by_more { 0x800 } else { 0 };
     (STATUS | DF | ID) & !undefined & !overflow
 }
 
-/// Where two outcomes of a case differ; `None` if nowhere.
+/// Describes the difference of two outcomes of a case. `None` if there is none.
 fn difference(case: &Case, mode: Mode, guest: &Outcome, ours: &Outcome) -> Option<String> {
     let mut text = String::new();
     let names = [
@@ -211,8 +212,9 @@ fn difference(case: &Case, mode: Mode, guest: &Outcome, ours: &Outcome) -> Optio
     ))
 }
 
-/// An instruction as CPUs have it or not: its opcode, and whether its operand is a register. What has no
-/// opcode of its own, as no-operations have not, goes by its bytes.
+/// An instruction that a CPU has or lacks: its opcode, and whether its operand is a register.
+///
+/// No-operations have no opcode of their own, and are identified by their bytes.
 type Form = (Code, Option<OpKind>, Vec<u8>);
 
 fn form(case: &Case) -> Form {
@@ -226,7 +228,7 @@ fn form(case: &Case) -> Form {
     (case.insn.code(), operand, bytes)
 }
 
-/// What the host's CPU raises #UD at, though the emulator has it.
+/// The instructions at which the host's CPU raises #UD, though the emulator has them.
 #[derive(Default)]
 struct Refused {
     forms: HashSet<Form>,
@@ -252,8 +254,9 @@ impl Refused {
     }
 }
 
-/// Returns whether a CPU may lack the instruction: it came with a CPUID bit, or its opcode was reserved
-/// before it became one that does nothing.
+/// Checks whether a CPU may lack the instruction.
+///
+/// It came with a CPUID bit, or its opcode was reserved before it became one that does nothing.
 fn may_be_refused(insn: &Instruction) -> bool {
     use iced_x86::CpuidFeature as Feature;
     let base = |feature: &Feature| {
@@ -277,8 +280,9 @@ fn may_be_refused(insn: &Instruction) -> bool {
         || !insn.cpuid_features().iter().all(base)
 }
 
-/// Runs a table of cases in a new guest, those that are refused as a `nop`; the case at which the CPU has
-/// raised #UD where it does.
+/// Runs a table of cases in a new guest, with a `nop` for those that are refused.
+///
+/// If the CPU raises #UD, returns the case at which it does.
 fn attempt<'c>(
     host: &Host,
     mode: Mode,
@@ -323,10 +327,10 @@ fn attempt<'c>(
     Ok(cases.iter().map(outcome).collect())
 }
 
-/// Runs a table of cases, and adds to what is refused.
+/// Runs a table of cases, and adds to the refused ones.
 fn in_guest(host: &Host, mode: Mode, cases: &[Case], refused: &mut Refused) -> Vec<Outcome> {
     loop {
-        // First in user mode: the #UD of a kernel without a stack may be its end.
+        // User mode comes first, because the #UD of a kernel without a stack may be its end.
         match (attempt(host, Mode::User, cases, refused), mode) {
             (Ok(outcomes), Mode::User) => return outcomes,
             (Ok(_), Mode::Kernel) => break,
@@ -337,7 +341,7 @@ fn in_guest(host: &Host, mode: Mode, cases: &[Case], refused: &mut Refused) -> V
         .unwrap_or_else(|case| panic!("`{}` in kernel mode alone: #UD", case.insn))
 }
 
-/// The seed that was asked for, or a new one.
+/// Returns the requested seed, or a new one.
 fn seed() -> u64 {
     match std::env::var(SEED) {
         Ok(text) => text
@@ -347,7 +351,7 @@ fn seed() -> u64 {
     }
 }
 
-/// Makes cases of all opcodes in turn.
+/// A maker of cases of all opcodes in turn.
 struct Maker {
     runner: TestRunner,
     codes: Vec<Code>,
@@ -367,7 +371,7 @@ impl Maker {
         }
     }
 
-    /// The next opcode's case, with what the emulator makes of it.
+    /// Returns the next opcode's case, with the emulator's result.
     fn next(&mut self, slot: Slot) -> (Case, Outcome) {
         let turn = self.turn % (self.codes.len() + instructions::NOP_COUNT);
         self.turn += 1;
@@ -395,8 +399,10 @@ impl Maker {
     }
 }
 
-/// A KVM that interprets kernel mode clears the upper half of the destination register also where nothing is stored.
-/// CPUs keep it, as the same instruction shows in user mode.
+/// Checks whether a case is left to user mode.
+///
+/// A KVM that interprets kernel mode clears the upper half of the destination register even if
+/// nothing is stored. CPUs keep it, as the same instruction shows in user mode.
 fn is_left_to_user_mode(case: &Case) -> bool {
     case.insn.code() == Code::Cmpxchg_rm32_r32 && case.insn.op0_kind() == OpKind::Register
 }

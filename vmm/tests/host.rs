@@ -1,4 +1,4 @@
-//! What is said of the host, and of what a user asks for that cannot be.
+//! Tests of the host record, and of errors for impossible requests.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -25,7 +25,8 @@ fn the_record_is_what_this_kind_of_host_does() {
         assert_eq!(profile.breakpoint_user, Breakpoint::Silent);
         assert_eq!((profile.step_kernel, profile.step_user), (true, false));
         assert!(!profile.user_syscall && !profile.tsc_settable && profile.cpu_flag.is_none());
-        // Thousands of interpreted instructions' worth, and a user exit dearer than a kernel one.
+        // The cost of thousands of interpreted instructions, with a user exit dearer than a kernel
+        // one.
         assert!(
             profile.exit_kernel_ns > 1_000 && profile.exit_user_ns > profile.exit_kernel_ns,
             "{profile:?}"
@@ -43,7 +44,7 @@ fn the_record_is_what_this_kind_of_host_does() {
         assert_eq!(profile.breakpoint_user, Breakpoint::Works);
         assert!(profile.cpu_flag.is_some(), "{profile:?}");
     }
-    // In every KVM with controllers in the kernel, for fifteen years.
+    // Every KVM with controllers in the kernel has had these for fifteen years.
     assert!(profile.ioeventfd && profile.irqfd, "{profile:?}");
     assert!(
         profile.sync_regs && profile.recommended_vcpus >= 1,
@@ -64,7 +65,7 @@ fn the_record_is_measured_once_and_then_read() {
     std::fs::write(&cache, b"{ damaged").unwrap();
     let again = HostProfile::load_or_probe(&host.kvm, guest::micro::elf, &cache).unwrap();
     assert_eq!(again.kernel_mode, measured.kernel_mode);
-    // As a build wrote it that took a second call's stop for the first call's.
+    // As written by a build that mistook a second call's stop for the first call's.
     let mut old = serde_json::to_value(&measured).unwrap();
     old["format"] = 2.into();
     old["exit_kernel_ns"] = 1.into();

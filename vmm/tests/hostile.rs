@@ -1,5 +1,5 @@
-//! A guest that means harm: whatever it puts into its registers and tables, its run ends or goes on, and nothing of
-//! the host's does.
+//! A hostile guest: with any values in its registers and tables, its run ends or goes on, and the
+//! host is not harmed.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -11,7 +11,7 @@ use introspect::{Gpa, Gva};
 use support::{Guest, Host, SPARE, bare, paused_before_program};
 use vmm::RunEnd;
 
-/// Boots a bare kernel and lets it run to its end.
+/// Boots a bare kernel and runs it to its end.
 fn run(host: &Host, write: impl FnOnce(&mut CodeAssembler)) -> RunEnd {
     let mut guest = Guest::boot(host, bare::kernel(write), "", 1);
     guest.machine.start();
@@ -51,7 +51,7 @@ fn a_descriptor_table_anywhere_does_no_harm() {
         0xdead_0000,
         0xffff_8000_0000_0000,
     ] {
-        // SYSCALL's set-up makes a host that repairs it look at the page-fault gate.
+        // Setting up SYSCALL makes a host that repairs it read the page-fault gate.
         let end = run(host, |a| {
             lidt(a, base);
             wrmsr(a, LSTAR, 0xffff_ffff_8000_0000);
@@ -63,7 +63,8 @@ fn a_descriptor_table_anywhere_does_no_harm() {
     }
 }
 
-/// Of an instruction that nobody executes the guest takes #UD, for which it has no handler here.
+/// Tests an instruction that nobody executes. The guest takes #UD, for which it has no handler
+/// here.
 #[test]
 fn an_instruction_that_nobody_executes_is_the_guests_own_exception() {
     let host = host!();
@@ -107,7 +108,7 @@ fn any_value_of_the_syscall_registers_does_no_harm() {
             "{index:#x} = {value:#x}: {end}"
         );
     }
-    // Not an address: #GP, and with no table to take it the end.
+    // Not an address: #GP, which ends the run because there is no table to handle it.
     let end = run(host, |a| {
         wrmsr(a, LSTAR, 0x8000_0000_0000_0000);
         bare::reset(a);
@@ -115,12 +116,12 @@ fn any_value_of_the_syscall_registers_does_no_harm() {
     assert!(matches!(end, RunEnd::TripleFault { .. }), "{end}");
 }
 
-/// The selectors that a repaired SYSCALL takes from STAR.
+/// Tests the selectors that a repaired SYSCALL takes from STAR.
 #[test]
 fn system_calls_with_a_wild_star_end_the_guest_at_most() {
     let host = host!();
     let (guest, paused) = paused_before_program(host, "syscalls 5", 1);
-    // In the program's place: the kernel writes STAR and calls it again.
+    // In place of the program: the kernel writes STAR and calls it again.
     let mut code = CodeAssembler::new(64).unwrap();
     wrmsr(&mut code, STAR, u64::MAX);
     code.mov(esi, guest.symbol("micro_user_syscalls").0 as u32)
@@ -139,7 +140,7 @@ fn system_calls_with_a_wild_star_end_the_guest_at_most() {
     drop(guest.machine.pause());
 }
 
-/// The stack pointer that the exception entries read their frame from.
+/// Tests the stack pointer from which the exception entries read their frame.
 #[test]
 fn a_wild_stack_at_the_guests_entries_does_no_harm() {
     let host = host!();
@@ -170,7 +171,7 @@ fn a_wild_stack_at_the_guests_entries_does_no_harm() {
     }
 }
 
-/// A guest that overwrites its text under a site has its own bytes afterwards.
+/// Tests that a guest that overwrites its text under a site has its own bytes afterwards.
 #[test]
 fn text_that_the_guest_rewrites_under_a_site_is_the_guests() {
     let host = host!();
@@ -204,7 +205,7 @@ fn text_that_the_guest_rewrites_under_a_site_is_the_guests() {
     assert_eq!(guest.machine.ram().read_byte(Gpa(target)).unwrap(), 0xf8);
 }
 
-/// Text mapped a second time: the site's one byte is met at another address.
+/// Tests text mapped a second time: the site's one byte is hit at another address.
 #[test]
 fn a_site_is_hit_through_another_mapping_of_its_page() {
     let host = host!();
@@ -212,7 +213,7 @@ fn a_site_is_hit_through_another_mapping_of_its_page() {
     let leaf = guest.symbol("micro_user_leaf");
     let recorder = guest.record();
     guest.arm_user(leaf);
-    // Page 0x10e000 of the user's is not mapped at first: now it is the user's text once more.
+    // Page 0x10e000 of the user's is not mapped at first. Now it maps the user's text once more.
     let page = leaf.0 & !0xfff;
     let alias = 0x10_e000u64;
     let entry = 0x10_9000 + (alias >> 12) * 8;
@@ -222,7 +223,8 @@ fn a_site_is_hit_through_another_mapping_of_its_page() {
     let program = guest.symbol("micro_user_calls").0 - page + alias;
     guest.write(start + 1, &(program as u32).to_le_bytes());
     drop(paused);
-    // The way out of the program knows its own address only, so the guest then reports a trap and resets.
+    // The program's exit path knows only the original address, so the guest then reports a trap and
+    // resets.
     assert!(
         matches!(guest.end(), RunEnd::Reset { .. }),
         "{}",

@@ -1,5 +1,6 @@
-//! Text that changes under its sites: what the guest writes is what it finds and executes, a site follows its instruction, and where it has
-//! none it is out of the way.
+//! Text that changes under its sites: the guest finds and executes what it has written.
+//!
+//! A site follows its instruction, and is out of memory while there is none.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -10,14 +11,15 @@ use support::{Guest, Host, SPARE, micro, paused_before_program};
 use vmm::machine::Paused;
 use vmm::trap::{INT3, SiteId};
 
-/// Rounds of the guest's loop.
+/// The number of rounds of the guest's loop.
 const ROUNDS: u8 = 50;
-/// Where it writes what it has counted.
+/// The address to which it writes its count.
 const RESULT: u64 = SPARE + 0x1000;
-/// The instructions that change: at 0 `push rbx`, at 1 `push rbp`, at 2 `add rsi, 1`, at 6 `pop rbp`, at 7 `pop rbx`.
+/// The instructions that change: at 0 `push rbx`, at 1 `push rbp`, at 2 `add rsi, 1`, at 6 `pop
+/// rbp`, at 7 `pop rbx`.
 const BODY: u64 = SPARE + 7;
 
-/// A guest before a loop of [`ROUNDS`] rounds through [`BODY`]: its result is 1 a round.
+/// Returns a guest before a loop of [`ROUNDS`] rounds through [`BODY`]. Its result is 1 a round.
 fn looping(host: &Host) -> (Guest, Paused) {
     let (guest, paused) = paused_before_program(host, "calls 1", 1);
     let mut code = vec![0x31, 0xf6]; // xor esi, esi
@@ -43,14 +45,14 @@ fn bytes<const N: usize>(guest: &Guest, at: u64) -> [u8; N] {
     bytes
 }
 
-/// (hits, whether it is out for want of its instruction) of a site.
+/// Returns (hits, whether it is suspended for lack of its instruction) of a site.
 fn state(guest: &Guest, site: SiteId) -> (u64, bool) {
     let stats = guest.machine.traps().stats();
     let found = stats.iter().find(|stats| stats.site == site).unwrap();
     (found.hits, found.suspended)
 }
 
-/// What the guest does when it writes `new` at `at`, which it reads back before the sites return.
+/// Writes `new` at `at` as the guest does, which reads it back before the sites are resumed.
 fn poke(guest: &Guest, at: u64, new: &[u8]) {
     let range = at..at + new.len() as u64;
     let suspended = guest.machine.traps().suspend(range.clone());
@@ -61,14 +63,15 @@ fn poke(guest: &Guest, at: u64, new: &[u8]) {
         .resume_sites(suspended, Some(range), guest.space());
 }
 
-/// As Linux writes instructions of several bytes (`text_poke_bp`): an int3, what follows the first byte, the first byte.
+/// Writes instructions of several bytes as Linux does (`text_poke_bp`): an int3, the bytes after
+/// the first, the first byte.
 fn poke_running(guest: &Guest, at: u64, new: &[u8]) {
     poke(guest, at, &[INT3]);
     poke(guest, at + 1, &new[1..]);
     poke(guest, at, &new[..1]);
 }
 
-/// Lets the guest run to its end: what its loop has counted.
+/// Runs the guest to its end and returns its loop's count.
 fn result(guest: &Guest, paused: Paused) -> u64 {
     drop(paused);
     guest.end();
@@ -119,7 +122,7 @@ fn a_site_follows_the_instruction_that_was_written() {
     }
 }
 
-/// A jump over several instructions, as kernels optimise their own probes, and back.
+/// Tests a jump over several instructions and back, as kernels use to optimise their own probes.
 #[test]
 fn a_site_waits_while_another_instruction_lies_over_its_own() {
     let host = host!();
@@ -201,7 +204,7 @@ fn a_site_comes_back_when_the_last_who_took_it_out_is_done() {
     let (guest, _paused) = looping(host);
     let (traps, space) = (guest.machine.traps(), guest.space());
     let site = guest.arm_kernel(Gva(BODY + 2));
-    // A range that ends before it, and one that has its last byte only.
+    // A range that ends before it, and one that has only its last byte.
     assert!(traps.suspend(BODY..BODY + 2).is_empty());
     let last = traps.suspend(BODY + 5..BODY + 6);
     let mut both = traps.suspend(0..u64::MAX);
@@ -215,7 +218,7 @@ fn a_site_comes_back_when_the_last_who_took_it_out_is_done() {
     assert_eq!(state(&guest, site), (0, false));
 }
 
-/// Whoever arms and removes does not know that the guest is writing.
+/// Tests arming and disarming by callers that do not know that the guest is writing.
 #[test]
 fn sites_that_come_and_go_meanwhile_leave_the_guest_its_bytes() {
     let host = host!();
@@ -268,7 +271,7 @@ fn sites_in_freed_memory_are_gone_and_their_bytes_are_anybodys() {
     let none = traps.suspend(0..u64::MAX);
     assert!(none.is_empty());
     traps.resume_sites(none, None, space);
-    // Another user of the same byte, of whom the first knows nothing.
+    // Another user of the same byte, unknown to the first.
     let again = guest.arm_kernel(Gva(at));
     assert!(!traps.is_gone(again));
     assert_eq!(bytes(&guest, at), [INT3]);

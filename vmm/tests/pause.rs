@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::{Guest, bare, micro, micro_on, running};
 use vmm::RunEnd;
 
-/// Tests that count this process's threads take turns with all others here.
+/// A lock for tests that count this process's threads: they take turns with all others here.
 static THREADS: Mutex<()> = Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -18,7 +18,7 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// vCPU, watch and device threads of this process.
+/// Returns the names of this process's vCPU, watch and device threads.
 fn machine_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
@@ -28,7 +28,7 @@ fn machine_threads() -> Vec<String> {
         .collect()
 }
 
-/// A joined thread may stand in the list for a moment longer.
+/// Waits until no machine threads are left. A joined thread may be listed for a moment longer.
 fn no_machine_threads(what: &str) {
     let deadline = Instant::now() + support::LIMIT;
     while !machine_threads().is_empty() {
@@ -37,7 +37,7 @@ fn no_machine_threads(what: &str) {
     }
 }
 
-/// A guest that does nothing but clear 1 MiB of its memory, again and again.
+/// Returns a guest that only clears 1 MiB of its memory, again and again.
 fn clearing(host: &support::Host) -> Guest {
     use iced_x86::code_asm::*;
     let kernel = bare::kernel(|a| {
@@ -174,14 +174,15 @@ fn many_threads_pause_while_traps_fire_on_two_cpus() {
     }
 }
 
-/// Two vCPUs that each need the other to stand still, with pauses between them.
+/// Tests two vCPUs that each need the other parked, with pauses between them.
 #[test]
 fn stepping_on_two_cpus_and_pausing_take_turns() {
     let _turn = alone();
     let host = host!();
     let mut guest = micro_on(host, "smp 400 2", 2);
     let space = guest.space();
-    // Most are emulated; RDTSC and what else the emulator leaves out is stepped, and counted as such.
+    // Most are emulated. RDTSC and others that the emulator leaves out are stepped, and counted as
+    // such.
     let places: Vec<_> = ["micro_smp", "micro_ap_start"]
         .iter()
         .flat_map(|f| guest.instructions(f))
@@ -216,7 +217,7 @@ fn dropping_a_machine_ends_its_threads() {
     for program in ["spin", "uspin", "hlt", "dead", "calls 1", "triple"] {
         let guest = running(host, program);
         guest.wait_for("\n");
-        // The one that watches for an end goes when it has seen one.
+        // The watch thread ends when it has seen an end.
         guest.wait_until("has its threads", || !machine_threads().is_empty());
         drop(guest);
         no_machine_threads(program);
@@ -234,7 +235,8 @@ fn dropping_a_machine_ends_its_threads() {
     no_machine_threads("never started, started, paused");
 }
 
-/// A sink is the caller's code: its panic ends the run, and nobody waits for the lost vCPU.
+/// Tests that a panic of the sink, which is the caller's code, ends the run. Nobody waits for the
+/// lost vCPU.
 #[test]
 fn a_sink_that_panics_ends_the_run() {
     let _turn = alone();

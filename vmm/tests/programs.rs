@@ -1,5 +1,7 @@
-//! The micro guest's programs on a machine without traps: whatever the host's KVM lacks, each runs to its own right
-//! count, and a run's end says how it came.
+//! The micro guest's programs on a machine without traps.
+//!
+//! Each runs to its own right count, whatever the host's KVM lacks. The end of a run reports its
+//! cause.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -148,7 +150,7 @@ fn the_first_reason_of_an_end_counts() {
     assert!(matches!(guest.end(), RunEnd::TripleFault { .. }));
 }
 
-/// `micro_leaf` stands in for a kernel's `panic`.
+/// Tests with `micro_leaf` in place of a kernel's `panic`.
 #[test]
 fn a_panic_is_reported_with_its_registers_once_the_guest_resets() {
     let host = host!();
@@ -171,7 +173,7 @@ fn a_panic_is_reported_with_its_registers_once_the_guest_resets() {
     );
 }
 
-/// Takes the guest for panicked once it has counted so far.
+/// A witness that reports a panic once the guest has counted to a number.
 struct Counted {
     count: Gva,
     space: AddressSpace,
@@ -200,7 +202,7 @@ fn a_panic_that_only_memory_shows_is_reported_however_the_run_ends() {
         ("calls 3", 3, "guest kernel panic: counted enough"),
         ("dead", 0, "guest kernel panic: counted enough"),
         ("triple", 0, "guest kernel panic: counted enough"),
-        // Goes on for ever, as a panicked kernel does that is not to reboot.
+        // Runs for ever, like a panicked kernel that is not to reboot.
         ("spin", 0, "guest kernel panic: counted enough"),
     ] {
         let mut guest = micro(host, program);

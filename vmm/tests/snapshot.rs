@@ -1,5 +1,5 @@
-//! Snapshots: a machine restored from one goes on where it was saved, and a folder that is not a whole snapshot is
-//! refused with the reason.
+//! Snapshots: a machine restored from one continues where it was saved. A folder that is not a
+//! whole snapshot is refused with the reason.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -25,7 +25,7 @@ use vmm::snapshot::{
 use vmm::trap::{INT3, Trap};
 use vmm::{StoppedVcpu, TrapSink};
 
-/// None of these machines has a disk.
+/// The disks of these machines: none has any.
 const NO_DISKS: RestoredDisks = RestoredDisks::Named(Vec::new());
 
 fn info() -> SnapshotInfo {
@@ -35,10 +35,12 @@ fn info() -> SnapshotInfo {
     }
 }
 
-/// Calls `catch` with ever more rounds until it has caught a guest before that is through with them: so
-/// it does on a host of any speed. Returns the rounds and what was caught.
+/// Calls `catch` with ever more rounds until it has caught a guest before its end, on a host of any
+/// speed.
+///
+/// Returns the rounds and the caught value.
 fn with_enough_rounds<T>(first: u64, mut catch: impl FnMut(u64) -> Option<T>) -> (u64, T) {
-    /// With each the guest runs four times as long.
+    /// Each try makes the guest run four times as long.
     const TRIES: usize = 12;
     let mut rounds = first;
     for _ in 0..TRIES {
@@ -66,8 +68,9 @@ fn midway(guest: &Guest, start: Option<kvm_regs>) -> Option<Paused> {
     }
 }
 
-/// Saves the guest of `program ROUNDS more` to `folder` in the middle of its work. Returns the rounds,
-/// `first` or as many as that needs, and the guest, running again.
+/// Saves the guest of `program ROUNDS more` to `folder` in the middle of its work.
+///
+/// Returns the rounds, `first` or as many as that needs, and the guest, running again.
 fn saved(host: &Host, program: &str, first: u64, cpus: u8, folder: &Path) -> (u64, Guest) {
     with_enough_rounds(first, |rounds| {
         let mut guest = micro_on(host, &format!("{program} {rounds} {cpus}"), cpus);
@@ -80,7 +83,7 @@ fn saved(host: &Host, program: &str, first: u64, cpus: u8, folder: &Path) -> (u6
     })
 }
 
-/// A snapshot of whatever machine.
+/// Saves a snapshot of some machine.
 fn any_snapshot(host: &Host, folder: &Path) {
     let guest = micro(host, "calls 1");
     save(&host.kvm, &guest.machine, &info(), folder).unwrap();
@@ -209,16 +212,17 @@ fn traps_work_in_a_restored_machine() {
 mod writer {
     use std::ops::Range;
 
-    /// Where it stands, in memory that the micro guest does not use.
+    /// The address of the code, in memory that the micro guest does not use.
     pub const CODE: u64 = super::support::SPARE;
-    /// Pages that it writes.
+    /// The pages that it writes.
     pub const WRITTEN: Range<u64> = 0x21_0000..0x3f_0000;
-    /// Pages that the sink writes, on the thread of a vCPU.
+    /// The pages that the sink writes, on the thread of a vCPU.
     pub const HOST_WRITTEN: Range<u64> = 0x20_1000..0x20_f000;
-    /// The instruction that gets a trap: it advances to the next page.
+    /// The instruction that gets a trap. It advances to the next page.
     pub const TRAPPED: u64 = CODE + 8;
 
-    /// `start: mov edi, first; next: inc qword [rdi]; add edi, 4096; cmp edi, end; jb next; jmp start`.
+    /// `start: mov edi, first; next: inc qword [rdi]; add edi, 4096; cmp edi, end; jb next; jmp
+    /// start`.
     pub fn code() -> Vec<u8> {
         let [first, end] = [WRITTEN.start, WRITTEN.end].map(|a| (a as u32).to_le_bytes());
         [
@@ -235,7 +239,8 @@ mod writer {
     }
 }
 
-/// Writes to one page of [`writer::HOST_WRITTEN`] after the other, by each way that the host has.
+/// A sink that writes to one page of [`writer::HOST_WRITTEN`] after the other, by each way that the
+/// host has.
 #[derive(Default)]
 struct HostWriter(AtomicU64);
 
@@ -253,7 +258,8 @@ impl TrapSink for HostWriter {
     }
 }
 
-/// Saves a guest and compares the file with memory as it is in the pause, without traps. Returns that memory.
+/// Saves a guest and compares the file with memory as it is in the pause, without traps. Returns
+/// that memory.
 fn saved_exactly(host: &Host, guest: &Guest, folder: &Path) -> Vec<u8> {
     let machine = &guest.machine;
     let new = NewFolder::create(folder).unwrap();
@@ -324,7 +330,7 @@ fn a_running_guest_is_saved_as_it_is_in_the_pause() {
     }
 }
 
-/// Whoever arms and disarms does not wait for a save.
+/// Tests arming and disarming, which do not wait for a save.
 #[test]
 fn traps_that_come_and_go_while_memory_is_saved_are_not_in_the_file() {
     const SAVES: usize = 60;
@@ -332,7 +338,7 @@ fn traps_that_come_and_go_while_memory_is_saved_are_not_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let guest = running(host, "calls 4000000000");
     let space = guest.space();
-    // What the guest does not come to.
+    // Code that the guest does not reach.
     let places = guest.instructions("micro_print");
     let (traps, is_over) = (guest.machine.traps(), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -355,7 +361,7 @@ fn traps_that_come_and_go_while_memory_is_saved_are_not_in_the_file() {
     });
 }
 
-/// Ends a thread, also when a test has failed.
+/// A guard that ends a thread, also if a test has failed.
 struct Over<'o>(&'o AtomicBool);
 
 impl Drop for Over<'_> {
@@ -390,7 +396,7 @@ fn a_save_that_is_broken_off_leaves_nothing_and_can_be_made_again() {
     saved_exactly(host, &guest, &snapshot);
 }
 
-/// Something done to the files of a whole snapshot.
+/// A change to the files of a whole snapshot.
 type Damage = fn(&Path);
 
 #[test]

@@ -1,4 +1,4 @@
-//! A kernel's code followed on a copy of a vCPU's registers. No KVM is needed.
+//! Speculation: a kernel's code followed on a copy of a vCPU's registers. No KVM is needed.
 #![allow(clippy::unwrap_used)]
 
 use std::ops::ControlFlow;
@@ -13,16 +13,16 @@ use vmm::trap::Trap;
 use vmm::{StoppedVcpu, TrapSink};
 
 const MEMORY: u64 = 4 << 20;
-/// Page tables.
+/// The address of the page tables.
 const TABLES: u64 = 0x10_0000;
 const TABLES_SIZE: usize = 0x1_0000;
-/// 2 MiB with all code and the stack.
+/// The address of the 2 MiB with all code and the stack.
 const AREA: u64 = 0xffff_ffff_8100_0000;
 const AREA_AT: u64 = 0x20_0000;
 const AREA_SIZE: u64 = 0x20_0000;
 /// The function in which the vCPU is stopped.
 const FUNCTION: u64 = AREA + 0x40;
-/// A function that it may call: `CALL LISTENER; RET`.
+/// A function that the first one may call: `CALL LISTENER; RET`.
 const HELPER: u64 = AREA + 0x100;
 const LISTENER: u64 = AREA + 0x200;
 const CALLER: u64 = AREA + 0x300;
@@ -33,7 +33,7 @@ const STEPS: usize = 100;
 const FIRST: u8 = 0x55;
 const RET: u8 = 0xc3;
 
-/// Follows the code behind the place that is hit, to the listener.
+/// A sink that follows the code behind the hit site to the listener.
 #[derive(Clone, Default)]
 struct Follow {
     found: Arc<Mutex<Option<Result<u64, SpeculationError>>>>,
@@ -51,7 +51,7 @@ impl TrapSink for Follow {
     }
 }
 
-/// CALL from `at` to `to`.
+/// Returns a CALL from `at` to `to`.
 fn call(at: u64, to: u64) -> [u8; 5] {
     let distance = to.wrapping_sub(at + 5).to_le_bytes();
     [0xe8, distance[0], distance[1], distance[2], distance[3]]

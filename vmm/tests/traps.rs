@@ -1,5 +1,7 @@
-//! int3 sites in guest kernel text: every execution is a hit, the guest computes what it would without them, and
-//! nothing is left of a site that is gone.
+//! int3 sites in guest kernel text.
+//!
+//! Every execution is a hit, the guest's results are as without sites, and a removed site leaves
+//! nothing behind.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -13,7 +15,7 @@ use support::{Guest, LIMIT, SPARE, bare, micro, micro_on, paused_before_program}
 use vmm::RunEnd;
 use vmm::trap::{ArmError, INT3, SiteId, TrapKind};
 
-/// (hits, hits that were stepped) of a site.
+/// Returns (hits, hits that were stepped) of a site.
 fn hits(guest: &Guest, site: SiteId) -> (u64, u64) {
     let all = guest.machine.traps().hits();
     let found = all.iter().find(|(id, ..)| *id == site);
@@ -26,13 +28,13 @@ fn byte(guest: &Guest, at: Gva) -> u8 {
     guest.machine.ram().read_byte(Gpa(at.0)).unwrap()
 }
 
-/// Address of an instruction of `code`, which stands at `start`.
+/// Returns the address of an instruction of `code`, which is at `start`.
 fn nth_instruction(code: &[u8], start: u64, index: usize) -> Gva {
     let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
     Gva(decoder.iter().nth(index).unwrap().ip())
 }
 
-/// Address of the first instruction of its kind in a function.
+/// Returns the address of the first instruction of its kind in a function.
 fn first_of(guest: &Guest, function: &str, mnemonic: Mnemonic) -> Gva {
     let instructions = guest.instructions(function);
     let found = instructions.iter().find(|i| i.mnemonic() == mnemonic);
@@ -141,7 +143,7 @@ fn a_site_on_every_instruction_of_a_function_changes_nothing() {
     }
 }
 
-/// Instructions that are stepped, not emulated, between others in a loop of 50 rounds.
+/// Tests instructions that are stepped, not emulated, between others in a loop of 50 rounds.
 #[test]
 fn an_instruction_that_is_not_emulated_is_stepped() {
     let host = host!();
@@ -197,11 +199,11 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
     }
 }
 
-/// HLT ends with an interrupt only, and a pause must not wait for one.
+/// Tests that a pause does not wait for the interrupt that ends a HLT.
 #[test]
 fn a_site_on_hlt_neither_stops_the_guest_nor_a_pause() {
     let host = host!();
-    // Whatever the moment of a pause, the interrupt that ends a HLT comes.
+    // The interrupt that ends a HLT comes at any moment of a pause.
     const TICKS: u64 = 60;
     let mut guest = micro(host, &format!("tick {TICKS}"));
     let site = guest.arm_kernel(first_of(&guest, "micro_tick", Mnemonic::Hlt));
@@ -227,7 +229,8 @@ fn a_site_on_hlt_neither_stops_the_guest_nor_a_pause() {
     );
 }
 
-/// Kernel code in the place of `calls`: writes to the two pages that the guest maps in turn, so that each faults.
+/// Kernel code in the place of `calls`: writes to the two pages that the guest maps in turn, so
+/// that each faults.
 #[test]
 fn a_displaced_instruction_that_faults_is_one_hit_and_the_guests_own_fault() {
     let host = host!();
@@ -293,7 +296,8 @@ fn run_with_site(guest: &mut Guest, place: usize, name: &str) -> SiteId {
     site
 }
 
-/// VMX does not enter a guest whose interrupts are masked and, by STI, held off as well.
+/// Tests masking behind STI. VMX does not enter a guest whose interrupts are masked and held off by
+/// STI as well.
 #[test]
 fn interrupts_are_masked_by_a_displaced_instruction_behind_sti() {
     let host = host!();
@@ -326,7 +330,7 @@ fn interrupts_are_masked_by_a_displaced_instruction_behind_sti() {
     }
 }
 
-/// Interrupts may come between a `nop` and a `cli` alone: not between STI and the `nop`.
+/// Tests that interrupts come between a `nop` and a `cli` alone, not between STI and the `nop`.
 #[test]
 fn interrupts_come_behind_a_displaced_instruction_that_sti_precedes() {
     let host = host!();
@@ -381,13 +385,14 @@ fn an_exception_of_the_displaced_instruction_reaches_the_guest() {
     assert_eq!(hits(&guest, site).0, 1);
 }
 
-/// A handler whose first instruction faults, with a site on it: the guest goes round for ever, and the host does not
-/// go deeper with it.
+/// Tests a handler whose first instruction faults, with a site on it. The guest loops for ever, and
+/// the host does not recurse with it.
 #[test]
 fn a_site_in_a_handler_that_faults_itself_is_only_a_busy_guest() {
     let host = host!();
     let (guest, paused) = paused_before_program(host, "fault 1", 1);
-    // The handler's `nop` becomes a read of the page that is not present; every round faults anew on a lower stack.
+    // The handler's `nop` becomes a read of the page that is not present. Every round faults again
+    // on a lower stack.
     let entry = guest.symbol("micro_page_fault_entry");
     let code = [&[0x48, 0x8b, 0x04, 0x25][..], &0x10_e000u32.to_le_bytes()].concat();
     guest.write(entry.0, &code);
@@ -434,7 +439,7 @@ fn what_cannot_be_armed_says_why() {
     );
 }
 
-/// A kernel may have a probe of its own where one of ours is to stand: both see every hit.
+/// Tests a kernel with a probe of its own at the address of one of ours: both see every hit.
 #[test]
 fn a_site_on_an_int3_of_the_guest_is_hit_and_the_guest_gets_its_own() {
     let host = host!();
@@ -452,7 +457,7 @@ fn a_site_on_an_int3_of_the_guest_is_hit_and_the_guest_gets_its_own() {
     assert_eq!(byte(&guest, own), INT3);
 }
 
-/// Numbers of which only repeatability is wanted (SplitMix64).
+/// A generator of repeatable numbers (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -486,7 +491,8 @@ fn arming_and_removing_while_the_guest_runs_through_it_changes_nothing() {
         );
         let mut random = Random(0xe807_ace5);
         let mut armed: Vec<SiteId> = Vec::new();
-        // Armed before the guest runs: it is hit however late this thread gets its next turn.
+        // Armed before the guest runs, so that it is hit however late this thread gets its next
+        // turn.
         armed.push(guest.machine.traps().arm_kernel(places[0], space).unwrap());
         guest.machine.start();
         guest.wait_until("hit", || guest.machine.stats().traps > 0);
@@ -526,7 +532,7 @@ fn arming_and_removing_while_the_guest_runs_through_it_changes_nothing() {
     }
 }
 
-/// The same with a stepped instruction, whose byte comes and goes by itself.
+/// Tests removal of a stepped site, whose int3 is removed and restored at each step.
 #[test]
 fn removing_a_site_that_is_being_stepped_leaves_no_int3() {
     let host = host!();
@@ -543,7 +549,7 @@ fn removing_a_site_that_is_being_stepped_leaves_no_int3() {
     let deadline = Instant::now() + Duration::from_millis(700);
     let mut random = Random(7);
     let mut rounds = 0;
-    // However slow the host is.
+    // At least this many rounds, however slow the host is.
     while Instant::now() < deadline || rounds < 20 {
         rounds += 1;
         let site = guest

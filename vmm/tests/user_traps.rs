@@ -1,4 +1,5 @@
-//! Traps in user mode, system calls and hardware breakpoints: the guest's programs run as they would without.
+//! Traps in user mode, system calls and hardware breakpoints: the guest's programs run as they
+//! would without.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -62,7 +63,10 @@ fn a_user_site_on_every_instruction_changes_nothing() {
     assert!(guest.text() == before, "a byte of the text has changed");
 }
 
-/// Who maps a page twice can write to its text behind the trap, which stays in the first byte.
+/// Tests a write behind a trap.
+///
+/// A program that maps a page twice can write to its text behind the trap, which stays in the first
+/// byte.
 #[test]
 fn an_instruction_that_is_rewritten_behind_its_trap_is_executed_as_it_is() {
     let host = host!();
@@ -79,7 +83,8 @@ fn an_instruction_that_is_rewritten_behind_its_trap_is_executed_as_it_is() {
     assert_eq!(guest.machine.traps().hits(), [(site, 1, 0)]);
 }
 
-/// Without a gate for #BP there is nowhere for a user int3 to arrive where the host does not report it.
+/// Tests that without a gate for #BP a user int3 is refused if the host does not report it: it
+/// would have no place to arrive.
 #[test]
 fn a_user_site_before_the_guest_has_gates_is_refused_where_it_needs_them() {
     let host = host!();
@@ -114,7 +119,7 @@ fn a_refused_user_site_leaves_nothing_behind() {
     assert!(guest.text() == before, "a byte of the text has changed");
 }
 
-/// The guest counts its own int3s itself, whatever of ours stands elsewhere.
+/// Tests that the guest itself counts its own int3s, whatever sites of ours are elsewhere.
 #[test]
 fn the_guests_own_int3s_stay_its_own_beside_sites_of_ours() {
     let host = host!();
@@ -142,7 +147,7 @@ fn user_sites_come_and_go_while_the_program_runs_through_them() {
     let space = guest.space();
     let leaf = guest.instructions("micro_user_leaf");
     let recorder = guest.record();
-    // Armed before the guest runs: it is hit however late this thread gets its next turn.
+    // Armed before the guest runs, so that it is hit however late this thread gets its next turn.
     let first = guest.machine.arm_user(Gva(leaf[0].ip()), space).unwrap();
     drop(paused);
     guest.wait_until("hit", || recorder.count() > 0);
@@ -183,7 +188,8 @@ fn a_system_call_arrives_with_its_flags_masked() {
     assert_eq!(guest.machine.stats().syscalls_repaired, repaired);
 }
 
-/// A program that only jumps to where SYSCALL goes has made no system call: the guest takes its fault.
+/// Tests that a program that only jumps to the target of SYSCALL has made no system call. The guest
+/// takes its fault.
 #[test]
 fn a_jump_to_the_entry_is_no_system_call() {
     let host = host!();

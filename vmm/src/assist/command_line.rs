@@ -1,6 +1,8 @@
-//! Words that a Linux kernel needs on its command line, and those that only an interpreting host needs.
+//! Words that a Linux kernel needs on its command line, and those that only an interpreting host
+//! needs.
 
-/// Words for every host, each with its reason: a machine without firmware and without a keyboard.
+/// The words for every host, each with its reason: a machine without firmware and without a
+/// keyboard.
 pub const ALWAYS: [(&str, &str); 2] = [
     (
         "reboot=k",
@@ -9,7 +11,7 @@ pub const ALWAYS: [(&str, &str); 2] = [
     ("panic=-1", "a panic resets at once instead of looping"),
 ];
 
-/// Words for a host that interprets kernel mode, each with its reason.
+/// The words for a host that interprets kernel mode, each with its reason.
 pub const INTERPRETED: [(&str, &str); 16] = [
     ("noxsave", "XSAVE is not interpreted"),
     (
@@ -49,15 +51,17 @@ pub const INTERPRETED: [(&str, &str); 16] = [
     ),
     ("random.trust_cpu=on", "no waiting for entropy"),
     (
-        // The kernel hands it to init as an environment variable.
+        // The kernel passes it to init as an environment variable.
         "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast_Unaligned_Load",
         "programs see the CPU's AVX, and a kernel without XSAVE loses its registers when it switches between them",
     ),
 ];
 
-/// The command line that the guest gets, and the words that were added to `user`'s own: those of the machine and its
-/// host, and `devices`, which announce what the guest cannot find by itself. A word is not added if the user gave one
-/// for the same parameter, so that everything can be overridden.
+/// Returns the guest's command line, and the words that were added to `user`'s own.
+///
+/// Those are the words of the machine and its host, and `devices`, which announce what the guest
+/// cannot find by itself. A word is not added if the user has set the same parameter, so that
+/// everything can be overridden.
 pub fn complete(user: &str, interpreted: bool, devices: &[String]) -> (String, Vec<String>) {
     let given: Vec<&str> = user.split_whitespace().map(parameter).collect();
     let words = ALWAYS
@@ -69,7 +73,7 @@ pub fn complete(user: &str, interpreted: bool, devices: &[String]) -> (String, V
         .filter(|word| !given.contains(&parameter(word)))
         .map(str::to_owned)
         .collect();
-    // The kernel hands what follows "--" to init: our words go before the user's.
+    // The kernel passes everything after "--" to init, so our words go before the user's.
     let line = added
         .iter()
         .map(String::as_str)
@@ -80,7 +84,7 @@ pub fn complete(user: &str, interpreted: bool, devices: &[String]) -> (String, V
     (line, added)
 }
 
-/// The parameter's name. A user's `kaslr` overrides our `nokaslr`.
+/// Returns the parameter's name. A user's `kaslr` overrides our `nokaslr`.
 fn parameter(word: &str) -> &str {
     let name = word.split('=').next().unwrap_or(word);
     if name == "kaslr" { "nokaslr" } else { name }

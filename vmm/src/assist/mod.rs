@@ -1,25 +1,26 @@
-//! Host assists: what a KVM that interprets guest kernel mode needs done for the guest, and nothing else.
+//! Host assists: support for guests on a KVM that interprets guest kernel mode, and nothing else.
 //!
-//! Absent from the path of hardware KVM: [`needed`] decides from the host's record alone. Three things:
-//! instructions that the interpreter lacks are completed (`vcpu::assisted`), SYSCALL from user mode is repaired
-//! (`syscall`), and the kernel is told by its command line to avoid what is slow or missing
-//! ([`command_line`]). Completing works on any KVM that reports an emulation failure.
+//! They are absent from the path of hardware KVM, because [`needed`] decides from the host record
+//! alone. There are three. Instructions that the interpreter lacks are completed
+//! (`vcpu::assisted`). SYSCALL from user mode is repaired (`syscall`). The kernel's command line
+//! tells it to avoid what is slow or missing ([`command_line`]). Completing works on any KVM that
+//! reports an emulation failure.
 
 pub mod command_line;
 pub(crate) mod syscall;
 
 use crate::host::HostProfile;
 
-/// Which assists a host needs.
+/// The assists that a host needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needed {
-    /// SYSCALL arrives at the wrong privilege level and is repaired.
+    /// Whether SYSCALL arrives at the wrong privilege level and is repaired.
     pub syscall_repair: bool,
-    /// Words are added to a kernel's command line.
+    /// Whether words are added to a kernel's command line.
     pub command_line: bool,
 }
 
-/// Decides from the record.
+/// Decides from the host record.
 pub fn needed(profile: &HostProfile) -> Needed {
     Needed {
         syscall_repair: !profile.user_syscall,

@@ -1,10 +1,12 @@
-//! Repairing SYSCALL on hosts where it arrives at LSTAR with the user's privilege.
+//! Repair of SYSCALL on hosts where it arrives at LSTAR with the user's privilege.
 //!
-//! There, the first instruction fetch at LSTAR takes a page fault in user mode, with RCX and R11 as SYSCALL
-//! left them. The page-fault entry of the guest is watched by a hardware breakpoint (so that the guest's
-//! text stays as it is, and its own boot-time patching cannot remove the watch); a fault with RIP = LSTAR, a
-//! user CS, masked flags as in R11 and a SYSCALL instruction before RCX is turned into the kernel entry that SYSCALL
-//! should have been. Any other fault goes its way: a program that jumps to LSTAR has made no system call.
+//! There, the first instruction fetch at LSTAR takes a page fault in user mode, with RCX and R11 as
+//! SYSCALL left them. A hardware breakpoint watches the guest's page-fault entry. It leaves the
+//! guest's text unchanged, and the guest's boot-time patching cannot remove it.
+//!
+//! A fault is turned into the kernel entry of SYSCALL if RIP is LSTAR, CS is the user's, the flags
+//! are masked as in R11, and a SYSCALL instruction ends at RCX. Any other fault is left alone: a
+//! program that jumps to LSTAR has made no system call.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
@@ -19,9 +21,11 @@ pub(crate) struct SyscallMsrs {
     pub(crate) mask: u64,
 }
 
-/// Whether the fault looks like a SYSCALL that went wrong: `regs` are those at the page-fault entry. SYSCALL has
-/// masked the flags, the interrupt flag among them, and left the program's own in R11. A program that jumps here
-/// cannot mask that one; it would otherwise choose the flags, I/O privilege among them, that SYSRET loads from R11.
+/// Checks whether the fault is a failed SYSCALL. `regs` are those at the page-fault entry.
+///
+/// SYSCALL has masked the flags, the interrupt flag among them, and left the program's own in R11.
+/// A program that jumps here cannot mask the interrupt flag. Otherwise it could choose the flags
+/// that SYSRET loads from R11, I/O privilege among them.
 pub(crate) fn is_syscall(frame: &ExceptionFrame, msrs: &SyscallMsrs, regs: &kvm_regs) -> bool {
     msrs.lstar != 0
         && frame.rip == msrs.lstar

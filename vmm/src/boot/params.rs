@@ -26,7 +26,7 @@ const E820_RESERVED: u32 = 2;
 /// One row of the e820 map: start, length in bytes, type.
 pub(super) type E820Row = (u64, u64, u32);
 
-/// The machine's memory as BIOS calls would have told it.
+/// Returns the machine's memory as BIOS calls would report it.
 pub(super) fn e820(memory: u64) -> Vec<E820Row> {
     let mut rows = vec![
         (0, place::LEGACY_HOLE, E820_RAM),
@@ -43,7 +43,7 @@ pub(super) fn e820(memory: u64) -> Vec<E820Row> {
     rows
 }
 
-/// Writes zero page and `setup_data`.
+/// Writes the zero page and `setup_data`.
 pub(super) fn write(
     ram: &GuestRam,
     config: &BootConfig<'_>,

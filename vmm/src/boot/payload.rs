@@ -1,11 +1,11 @@
-//! The kernel inside a bzImage, unpacked on the host.
+//! Unpacking of the kernel inside a bzImage, on the host.
 //!
-//! The caller reads the file; this finds the payload by the setup header, tells how it is packed by
-//! its first bytes, and unpacks it into memory. What comes back is the ELF `vmlinux` that the
-//! kernel's build packed, followed by its relocation table where there is one; whether it is a
-//! kernel for this machine is for the caller to check.
+//! The caller reads the file. The setup header locates the payload, and its first bytes determine
+//! the codec. It is unpacked into memory. The result is the ELF `vmlinux` that the kernel's build
+//! packed, followed by its relocation table if there is one. The caller must check that it is a
+//! kernel for this machine.
 //!
-//! Every offset and size in the file is checked before it is used, the output is at most
+//! Every offset and size in the file is checked before it is used. The output is at most
 //! [`MAX_UNPACKED`] bytes, and its size must be the one that the build recorded.
 //!
 //! Source: `Documentation/x86/boot.rst` and `scripts/Makefile.lib` of Linux.
@@ -14,7 +14,8 @@ mod codec;
 
 pub use codec::Codec;
 
-/// Largest kernel that is unpacked, in bytes: 1 GiB, some ten times the largest distribution kernel.
+/// The largest kernel that is unpacked, in bytes: 1 GiB, some ten times the largest distribution
+/// kernel.
 pub const MAX_UNPACKED: usize = 1 << 30;
 
 const SETUP_SECTS: usize = 0x1f1;
@@ -23,16 +24,17 @@ const HEADER_MAGIC: usize = 0x202;
 const VERSION: usize = 0x206;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
-/// End of the fields used here.
+/// The end of the fields used here.
 const HEADER_END: usize = 0x250;
 
 const SECTOR: usize = 512;
-/// Boot protocol 2.08 (Linux 2.6.26) brought the payload fields.
+/// The first version with payload fields: boot protocol 2.08 (Linux 2.6.26).
 const MIN_VERSION: u16 = 0x0208;
-/// The build appends the unpacked size, 32 bits little-endian (gzip ends with it of itself).
+/// The length in bytes of the unpacked size that the build appends, little-endian. A gzip stream
+/// already ends with it.
 const TRAILER: usize = 4;
 
-/// Why a bzImage could not be unpacked.
+/// The reason that a bzImage could not be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
     /// The file ends inside the setup header.
@@ -41,7 +43,7 @@ pub enum PayloadError {
          {HEADER_END}"
     )]
     HeaderTruncated {
-        /// Bytes in the file.
+        /// The number of bytes in the file.
         found: usize,
     },
     /// The signatures of a setup header are missing.
@@ -51,9 +53,9 @@ pub enum PayloadError {
         magic.escape_ascii()
     )]
     NotBzImage {
-        /// What stands at 0x1fe.
+        /// The value at 0x1fe.
         boot_flag: u16,
-        /// What stands at 0x202.
+        /// The bytes at 0x202.
         magic: [u8; 4],
     },
     /// The header has no payload fields yet.
@@ -63,7 +65,7 @@ pub enum PayloadError {
         version >> 8, version & 0xff
     )]
     ProtocolTooOld {
-        /// Major version in the high byte, minor in the low one.
+        /// The version: major in the high byte, minor in the low one.
         version: u16,
     },
     /// The header says that there is no payload.
@@ -84,20 +86,20 @@ pub enum PayloadError {
         start.saturating_add(*length)
     )]
     Truncated {
-        /// Where the payload starts in the file.
+        /// The offset of the payload in the file.
         start: u64,
-        /// Its length in bytes.
+        /// The length in bytes.
         length: u64,
-        /// Bytes in the file.
+        /// The number of bytes in the file.
         found: usize,
     },
-    /// The payload is packed in a way that is not known.
+    /// The payload has an unknown codec.
     #[error(
         "the payload starts with {magic:02x?}: not gzip, bzip2, LZMA, XZ, Zstandard, LZ4 or ELF; give \
          the ELF vmlinux"
     )]
     UnknownCodec {
-        /// Its first bytes, at most six.
+        /// The first bytes of the payload, at most six.
         magic: Vec<u8>,
     },
     /// The payload is packed with LZO.
@@ -113,45 +115,45 @@ pub enum PayloadError {
          accepted: the file is damaged"
     )]
     TooLarge {
-        /// How it is packed.
+        /// The codec of the payload.
         codec: Codec,
         /// The recorded unpacked size.
         claimed: u32,
     },
-    /// Not enough memory for the unpacked kernel.
+    /// There is not enough memory for the unpacked kernel.
     #[error("no memory for the unpacked kernel of {wanted} bytes")]
     NoMemory {
-        /// Bytes asked for.
+        /// The number of requested bytes.
         wanted: usize,
     },
     /// The packed data is damaged.
     #[error("the {codec} payload is damaged, copy or download the file again: {source}")]
     Damaged {
-        /// How it is packed.
+        /// The codec of the payload.
         codec: Codec,
-        /// What the decoder found.
+        /// The decoder's error.
         source: std::io::Error,
     },
-    /// Unpacking gave another size than the build recorded.
+    /// The unpacked size differs from the one that the build recorded.
     #[error(
         "the {codec} payload is damaged, copy or download the file again: {expected} bytes were \
          expected, {}{found} came out",
         if found > expected { "at least " } else { "" }
     )]
     WrongSize {
-        /// How it is packed.
+        /// The codec of the payload.
         codec: Codec,
-        /// The recorded size.
+        /// The recorded size in bytes.
         expected: usize,
-        /// Bytes that came out; unpacking stops one byte after the expected end.
+        /// The number of unpacked bytes. Unpacking stops one byte after the expected end.
         found: usize,
     },
-    /// What came out is no ELF file.
+    /// The unpacked payload is no ELF file.
     #[error("the {codec} payload holds no ELF kernel: it starts with {magic:02x?}")]
     NotElf {
-        /// How it was packed.
+        /// The codec of the payload.
         codec: Codec,
-        /// Its first bytes, at most four.
+        /// The first unpacked bytes, at most four.
         magic: Vec<u8>,
     },
 }
@@ -159,7 +161,7 @@ pub enum PayloadError {
 /// Unpacks the kernel in `file`, the whole contents of a bzImage.
 ///
 /// # Errors
-/// If the file is no bzImage, is truncated or damaged, or is packed with LZO or something unknown.
+/// If the file is no bzImage, is truncated or damaged, or is packed with LZO or an unknown codec.
 pub fn unpack_bzimage(file: &[u8]) -> Result<Vec<u8>, PayloadError> {
     let payload = find_payload(file)?;
     let codec = Codec::detect(payload)?;
@@ -178,7 +180,7 @@ pub fn unpack_bzimage(file: &[u8]) -> Result<Vec<u8>, PayloadError> {
     Ok(kernel)
 }
 
-/// The packed bytes, found by the setup header.
+/// Returns the packed bytes, located by the setup header.
 fn find_payload(file: &[u8]) -> Result<&[u8], PayloadError> {
     let field = |offset| Field { file, offset };
     let (boot_flag, magic) = (field(BOOT_FLAG).u16()?, field(HEADER_MAGIC).bytes()?);
@@ -189,7 +191,7 @@ fn find_payload(file: &[u8]) -> Result<&[u8], PayloadError> {
     if version < MIN_VERSION {
         return Err(PayloadError::ProtocolTooOld { version });
     }
-    // Zero means four, for the sake of boot loaders older than the field.
+    // Zero means four, for compatibility with boot loaders older than the field.
     let setup_sectors = match field(SETUP_SECTS).bytes()? {
         [0] => 4,
         [sectors] => usize::from(sectors),
@@ -249,7 +251,7 @@ fn unpack(codec: Codec, payload: &[u8]) -> Result<Vec<u8>, PayloadError> {
         .ok()
         .filter(|&size| size <= MAX_UNPACKED)
         .ok_or(PayloadError::TooLarge { codec, claimed })?;
-    // A gzip stream's own end is the size: the decoder needs it.
+    // A gzip stream itself ends with the size, which the decoder needs.
     let packed = if codec == Codec::Gzip {
         payload
     } else {

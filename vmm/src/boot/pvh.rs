@@ -1,4 +1,4 @@
-//! PVH start information: what Xen's direct boot ABI puts where EBX points.
+//! The PVH start information that EBX points to in Xen's direct boot ABI.
 //!
 //! Source: xen/include/public/arch-x86/hvm/start_info.h, as documented in the kernel's
 //! include/xen/interface/hvm/start_info.h.
@@ -15,7 +15,7 @@ use crate::memory::{GuestRam, PhysicalWriteError};
 const START_MAGIC: u32 = 0x336e_c578;
 const VERSION_WITH_MEMORY_MAP: u32 = 1;
 
-/// Writes start information, memory map and module list.
+/// Writes the start information, memory map and module list.
 pub(super) fn write(
     ram: &GuestRam,
     initramfs: Option<Initramfs>,

@@ -1,8 +1,9 @@
-//! What this host's KVM really does: one record, found by running a tiny guest, from which all of `vmm`
-//! takes its decisions.
+//! The host record: the measured behaviour of this host's KVM, on which all of `vmm` bases its
+//! decisions.
 //!
-//! What can be tried is not taken from capability bits: a KVM may advertise software breakpoints and never report one.
-//! The record is cached per host kernel and CPU (see [`HostProfile::load_or_probe`]).
+//! It is measured with a tiny guest. Capability bits are not trusted if the behaviour can be tried:
+//! a KVM may advertise software breakpoints and never report one. The record is cached per host
+//! kernel and CPU (see [`HostProfile::load_or_probe`]).
 
 pub(crate) mod cpuid;
 mod open;
@@ -17,10 +18,11 @@ use serde::{Deserialize, Serialize};
 pub use open::{OpenError, open};
 pub use probe::ProbeError;
 
-/// Raised when a field is added or its meaning changes, so that old caches are dropped.
+/// The format of the cache. Raised when a field is added or its meaning changes, so that old caches
+/// are discarded.
 const FORMAT: u32 = 5;
 
-/// How guest kernel mode runs.
+/// The way guest kernel mode runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelMode {
@@ -31,13 +33,13 @@ pub enum KernelMode {
 }
 
 impl KernelMode {
-    /// Whether host assists are needed.
+    /// Checks whether host assists are needed.
     pub fn is_interpreted(self) -> bool {
         self == Self::Interpreted
     }
 }
 
-/// What the host sees of an int3 in the guest.
+/// The host's view of an int3 in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Int3 {
@@ -45,65 +47,69 @@ pub enum Int3 {
     DebugExit,
     /// KVM_EXIT_INTERNAL_ERROR, an emulation failure at the int3.
     EmulationFailure,
-    /// Nothing: #BP goes to the guest's own handler.
+    /// None: #BP goes to the guest's own handler.
     GuestHandler,
 }
 
-/// What a hardware breakpoint on an instruction does.
+/// The effect of a hardware breakpoint on an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Breakpoint {
-    /// Reported, and RFLAGS.RF gets past it.
+    /// It is reported, and RFLAGS.RF gets past it.
     Works,
-    /// Reported, but RFLAGS.RF is ignored: RIP must be moved past the instruction.
+    /// It is reported, but RFLAGS.RF is ignored. RIP must be moved past the instruction.
     IgnoresResumeFlag,
-    /// Never reported.
+    /// It is never reported.
     Silent,
 }
 
-/// The record. All that is measured is in nanoseconds, the median of many.
+/// The host record. Times are in nanoseconds, each the median of many.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostProfile {
     pub(crate) format: u32,
-    /// Host kernel and CPU that this was measured on: `uname -r`, `uname -v` and the CPU's model.
+    /// The host kernel and CPU of the measurement: `uname -r`, `uname -v` and the CPU's model.
     pub host: String,
-    /// `vmx` or `svm` if the CPU shows it to this system.
+    /// `vmx` or `svm`, if the CPU shows it to this system.
     pub cpu_flag: Option<String>,
-    /// How guest kernel mode runs.
+    /// The way guest kernel mode runs.
     pub kernel_mode: KernelMode,
-    /// Registers are exchanged in the shared page (KVM_CAP_SYNC_REGS), without system calls.
+    /// Whether registers are exchanged in the shared page (KVM_CAP_SYNC_REGS), without system
+    /// calls.
     pub sync_regs: bool,
-    /// An int3 in guest kernel mode.
+    /// The report of an int3 in guest kernel mode.
     pub int3_kernel: Int3,
-    /// An int3 in guest user mode.
+    /// The report of an int3 in guest user mode.
     pub int3_user: Int3,
-    /// A hardware breakpoint on an instruction in guest kernel mode.
+    /// The effect of a hardware breakpoint on an instruction in guest kernel mode.
     pub breakpoint_kernel: Breakpoint,
-    /// A hardware breakpoint on an instruction in guest user mode.
+    /// The effect of a hardware breakpoint on an instruction in guest user mode.
     pub breakpoint_user: Breakpoint,
-    /// Single-step of guest kernel mode.
+    /// Whether single-step of guest kernel mode works.
     pub step_kernel: bool,
-    /// Single-step of guest user mode.
+    /// Whether single-step of guest user mode works.
     pub step_user: bool,
-    /// SYSCALL from guest user mode arrives in kernel mode.
+    /// Whether SYSCALL from guest user mode arrives in kernel mode.
     pub user_syscall: bool,
-    /// A triple fault leaves the registers as they were at its place. KVM on AMD resets the vCPU first.
+    /// Whether a triple fault leaves the registers unchanged. KVM on AMD resets the vCPU first.
     pub triple_fault_keeps_registers: bool,
-    /// The guest's TSC can be set, so that a restored guest's clock goes on where it stopped.
+    /// Whether the guest's TSC can be set, so that a restored guest's clock continues where it
+    /// stopped.
     pub tsc_settable: bool,
-    /// KVM's local APIC has a TSC deadline timer.
+    /// Whether KVM's local APIC has a TSC deadline timer.
     pub tsc_deadline: bool,
-    /// KVM turns a guest's write to device memory into an event (KVM_IOEVENTFD), without an exit.
+    /// Whether KVM turns a guest's write to device memory into an event (KVM_IOEVENTFD), without an
+    /// exit.
     pub ioeventfd: bool,
-    /// KVM turns an event into an interrupt (KVM_IRQFD).
+    /// Whether KVM turns an event into an interrupt (KVM_IRQFD).
     pub irqfd: bool,
-    /// KVM logs which pages a guest writes (KVM_MEM_LOG_DIRTY_PAGES), also once they are mapped: a guest is saved while it runs.
+    /// Whether KVM logs the pages that a guest writes (KVM_MEM_LOG_DIRTY_PAGES), also once they are
+    /// mapped. A guest can then be saved while it runs.
     pub write_log: bool,
-    /// vCPUs that KVM recommends at most for one machine.
+    /// The maximum number of vCPUs that KVM recommends for one machine.
     pub recommended_vcpus: usize,
-    /// One port write from guest kernel mode and back.
+    /// The round trip of one port write from guest kernel mode, in nanoseconds.
     pub exit_kernel_ns: u64,
-    /// One write to unbacked memory from guest user mode and back.
+    /// The round trip of one write to unbacked memory from guest user mode, in nanoseconds.
     pub exit_user_ns: u64,
 }
 
@@ -111,13 +117,14 @@ impl HostProfile {
     /// Measures this host with the micro guest's ELF image. Takes some milliseconds.
     ///
     /// # Errors
-    /// If no machine can be made or the micro guest does not run at all.
+    /// If no machine can be created or the micro guest does not run at all.
     pub fn probe(kvm: &Kvm, micro_guest: &[u8]) -> Result<Self, ProbeError> {
         probe::measure(kvm, micro_guest)
     }
 
-    /// The record for this host from `cache` (a file), else measured and written there. A cache that cannot
-    /// be read or written costs the measurement, nothing else.
+    /// Returns the record for this host from `cache` (a file), or measures and writes it.
+    ///
+    /// A cache that cannot be read or written costs only the measurement.
     ///
     /// # Errors
     /// As [`Self::probe`].
@@ -147,14 +154,16 @@ impl HostProfile {
         if let Some(folder) = cache.parent() {
             fs::create_dir_all(folder)?;
         }
-        // Written beside and renamed, so that a reader never sees half of it.
+        // Written to another file and renamed, so that a reader never sees half of it.
         let new = cache.with_extension(format!("{}.new", std::process::id()));
         fs::write(&new, serde_json::to_vec_pretty(self)?)?;
         fs::rename(&new, cache)
     }
 
-    /// A record as kvm_intel gives it: what decisions are unit-tested with, and the shape of the default
-    /// path. Recorded with Linux 6.1.192 on Bochs 3.0, an emulated CPU: its times are not a real one's.
+    /// Returns a record of kvm_intel for unit tests of decisions, with the shape of the default
+    /// path.
+    ///
+    /// Recorded with Linux 6.1.192 on Bochs 3.0, an emulated CPU. Its times are not a real one's.
     pub fn hardware_example() -> Self {
         Self {
             format: FORMAT,
@@ -181,7 +190,7 @@ impl HostProfile {
         }
     }
 
-    /// A record as kvm_amd gives it, for the same use: recorded with Linux 6.1.192 on QEMU 7.2's TCG.
+    /// Returns a record of kvm_amd for the same use. Recorded with Linux 6.1.192 on QEMU 7.2's TCG.
     pub fn svm_example() -> Self {
         Self {
             host: "6.1.0-56-cloud-amd64 QEMU TCG CPU version 2.5+ (AuthenticAMD 00060fb1)".into(),
@@ -193,7 +202,7 @@ impl HostProfile {
         }
     }
 
-    /// A record as an interpreting KVM gives it, for the same use: recorded with Linux 6.18.44.
+    /// Returns a record of an interpreting KVM for the same use. Recorded with Linux 6.18.44.
     pub fn interpreted_example() -> Self {
         Self {
             host: "6.18.44 AMD EPYC (AuthenticAMD 00b00f21)".into(),
@@ -214,7 +223,8 @@ impl HostProfile {
     }
 }
 
-/// `uname -r -v` and the CPU's name: a record is good as long as these stay. Cheap, since every start asks.
+/// Returns `uname -r -v` and the CPU's name. A record is valid as long as these do not change. It
+/// is cheap, because every start calls it.
 fn host_identity() -> String {
     let read = |path: &str| {
         fs::read_to_string(path)
@@ -229,7 +239,7 @@ fn host_identity() -> String {
     format!("{release} {version} {}", crate::host::cpuid::host_name())
 }
 
-/// `vmx` or `svm` if the CPU shows the flag.
+/// Returns `vmx` or `svm` if the CPU shows the flag.
 fn cpu_flag() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let flags = text.lines().find(|l| l.starts_with("flags"))?;
@@ -239,7 +249,7 @@ fn cpu_flag() -> Option<String> {
         .map(str::to_string)
 }
 
-/// Returns KVM for a unit test. `None` only where `EXOTRACE_NO_KVM=1` says that there is none.
+/// Returns KVM for a unit test. `None` only if `EXOTRACE_NO_KVM=1` says that there is none.
 #[cfg(test)]
 pub(crate) fn test_kvm() -> Option<Kvm> {
     match open(Path::new("/dev/kvm")) {

@@ -1,13 +1,13 @@
-//! Opening `/dev/kvm`, and saying what to do when that fails.
+//! Opening `/dev/kvm`, with advice if that fails.
 
 use std::path::{Path, PathBuf};
 
 use kvm_ioctls::{Cap, Kvm};
 
-/// The KVM API has had this version since Linux 2.6.22.
+/// The version of the KVM API since Linux 2.6.22.
 const API_VERSION: i32 = 12;
 
-/// Capabilities without which no machine runs; each has been in Linux for ten years.
+/// The capabilities without which no machine runs. Each has been in Linux for ten years.
 const REQUIRED: [(Cap, &str); 6] = [
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
@@ -17,15 +17,15 @@ const REQUIRED: [(Cap, &str); 6] = [
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
 ];
 
-/// `/dev/kvm` is not usable.
+/// The reason that `/dev/kvm` is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No such device.
+    /// There is no such device.
     #[error(
         "{path}: not there; load KVM (modprobe kvm_intel or kvm_amd), turn virtualisation on in the firmware, or give the container --device {path}"
     )]
     Missing {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
     },
     /// The user may not open it.
@@ -33,33 +33,33 @@ pub enum OpenError {
         "{path}: no permission; add yourself to its group (sudo usermod -aG kvm $USER, then log in again), or run as root"
     )]
     Permission {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
     },
     /// It cannot be opened for another reason.
     #[error("{path}: cannot be opened ({source})")]
     Open {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// It is something else.
+    /// The file is not a KVM device.
     #[error(
         "{path}: KVM API version {found}, version {API_VERSION} is needed; is this a KVM device?"
     )]
     Version {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
-        /// What it answered; -1 when it is no KVM at all.
+        /// The reported API version. -1 if it is no KVM device at all.
         found: i32,
     },
-    /// It lacks what every machine needs.
+    /// It lacks a capability that every machine needs.
     #[error("{path}: lacks {missing}; a Linux of 4.13 or newer is needed")]
     Capability {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
-        /// Name of the capability.
+        /// The name of the capability.
         missing: &'static str,
     },
 }

@@ -1,8 +1,8 @@
 //! Measuring a host with the micro guest.
 //!
-//! The micro guest's command line selects a small program (`out`, `int3k`, `syscalls`, ...); each runs in
-//! a machine of its own that knows nothing of assists or traps, and what comes out of KVM_RUN is looked at
-//! as it is.
+//! The micro guest's command line selects a small program (`out`, `int3k`, `syscalls`, ...). Each
+//! runs in a machine of its own without assists or traps, and the exits of KVM_RUN are examined
+//! unchanged.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,31 +25,31 @@ use crate::x86_64::INT3;
 use crate::x86_64::debug_exception::{DR6_STEP, VECTOR_BP, VECTOR_DB};
 use crate::x86_64::{msr, rflags};
 
-/// RAM of a probe's machine.
+/// The size in bytes of the RAM of a probe's machine.
 const MEMORY: u64 = 4 << 20;
-/// Exits after which a probe is given up.
+/// The number of exits after which a probe is abandoned.
 const MOST_EXITS: usize = 200_000;
-/// A probe's program takes milliseconds; a hung one is ended after this.
+/// The time after which a hung program is ended. A probe's program needs milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Exits that are timed for the cost of one.
+/// The number of exits that are timed for the cost of one.
 const TIMED: u64 = 400;
 const SERIAL: u16 = 0x3f8;
 const KEYBOARD: u16 = 0x64;
 const RESET_COMMAND: u8 = 0xfe;
-/// Where the micro guest's `usermmio` writes 0, 1, 2 ...
+/// The address at which the micro guest's `usermmio` writes 0, 1, 2 ...
 const MICRO_MMIO: u64 = 0xd000_0000;
-/// An interrupt input that nothing of a probe's machine uses.
+/// An interrupt input that a probe's machine does not use.
 const FREE_PIN: u32 = 5;
-/// How long KVM may take to turn an event into an interrupt.
+/// The maximum time in which KVM must turn an event into an interrupt.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(1);
 
-/// A host cannot be measured.
+/// The reason that a host cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// KVM refused something that every machine needs.
+    /// KVM refuses a call that every machine needs.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// Memory.
+    /// The memory cannot be created.
     #[error(transparent)]
     Ram(#[from] RamError),
     /// The micro guest is damaged.
@@ -61,17 +61,17 @@ pub enum ProbeError {
     /// The micro guest does not run.
     #[error("the micro guest's program `{program}` does not run on this host: {found}")]
     Micro {
-        /// The program.
+        /// The name of the program.
         program: String,
-        /// How it ended.
+        /// The way it ended.
         found: String,
     },
-    /// A function that the measurement needs is not in it.
+    /// The micro guest lacks a function that the measurement needs.
     #[error("the micro guest has no symbol {0}")]
     Symbol(&'static str),
 }
 
-/// How a program under observation ended or stopped.
+/// The way an observed program ended or stopped.
 #[derive(Debug, Clone, PartialEq)]
 enum Stop {
     /// The guest reset itself: the program is done.
@@ -87,7 +87,7 @@ enum Stop {
 }
 
 impl Stop {
-    /// How the host reports an int3 of the guest's, if this is one.
+    /// Returns the way the host reports the guest's int3, if this is one.
     fn int3(&self) -> Option<Int3> {
         match self {
             Self::Debug {
@@ -184,7 +184,7 @@ impl Bench {
             .call("KVM_SET_GUEST_DEBUG")
     }
 
-    /// Runs until something other than a device access; `exits` counts those.
+    /// Runs until an exit other than a device access. `exits` counts device accesses.
     fn run(&mut self, exits: &mut u64) -> Stop {
         let deadline = Instant::now() + LIMIT;
         for _ in 0..MOST_EXITS {
@@ -222,7 +222,7 @@ impl Bench {
         Stop::Other("too many exits".into())
     }
 
-    /// Runs until the guest has printed a line; `false` if it does not get there.
+    /// Runs until the guest has printed a line. Returns `false` if it does not get there.
     fn runs_to_first_line(&mut self) -> bool {
         for _ in 0..MOST_EXITS {
             match self.fd.run() {
@@ -237,18 +237,18 @@ impl Bench {
         false
     }
 
-    /// Returns a copy of each page of its memory.
+    /// Returns a copy of each page of the memory.
     fn pages(&self) -> Vec<Vec<u8>> {
         let page = |address| {
             let mut page = vec![0; PAGE_SIZE as usize];
-            // All of it is RAM.
+            // All addresses are RAM, so the read cannot fail.
             let _ = self.ram.read_physical(Gpa(address), &mut page);
             page
         };
         (0..MEMORY).step_by(PAGE_SIZE as usize).map(page).collect()
     }
 
-    /// Whether the guest counted `count` itself.
+    /// Checks whether the guest itself counted `count`.
     fn counted(&self, count: u64) -> bool {
         self.output.contains(&format!("count {count}\n"))
     }
@@ -274,8 +274,9 @@ impl Bench {
     }
 }
 
-/// Asks for a breakpoint on the first instruction of `function`, which `program` must run once only:
-/// a second stop there is then the same call's.
+/// Determines the effect of a breakpoint on the first instruction of `function`.
+///
+/// `program` must run the function only once, so that a second stop there belongs to the same call.
 fn what_breakpoints_do(
     kvm: &Kvm,
     image: &[u8],
@@ -301,13 +302,13 @@ fn what_breakpoints_do(
     })
 }
 
-/// Where a vCPU can be made to stand, so that it is stepped from there.
+/// A place at which a vCPU can be stopped, to be stepped from there.
 struct Stand {
-    /// Runs `function` once.
+    /// The program that runs `function` once.
     calls: &'static str,
-    /// Where a hardware breakpoint is tried first.
+    /// The function at which a hardware breakpoint is tried first.
     function: &'static str,
-    /// Runs an int3 of the guest's own, for hosts that have no breakpoint in this mode.
+    /// The program that runs an int3 of its own, for hosts without breakpoints in this mode.
     int3: &'static str,
 }
 
@@ -323,8 +324,9 @@ const USER: Stand = Stand {
 };
 
 impl Stand {
-    /// Returns a guest that has stopped in front of an instruction, and the address of that. `None`
-    /// where the host reports neither a breakpoint nor an int3 in this mode.
+    /// Returns a guest that has stopped in front of an instruction, and the address of that.
+    ///
+    /// Returns `None` if the host reports neither a breakpoint nor an int3 in this mode.
     fn reach(&self, kvm: &Kvm, image: &[u8]) -> Result<Option<(Bench, u64)>, ProbeError> {
         let mut bench = Bench::new(kvm, image, self.calls)?;
         let address = bench.symbol(self.function)?;
@@ -343,7 +345,7 @@ impl Stand {
         Ok(Some((bench, regs.rip)))
     }
 
-    /// Returns whether a step from there stops at the next instruction.
+    /// Checks whether a step from there stops at the next instruction.
     fn steps(&self, kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
         let Some((mut bench, address)) = self.reach(kvm, image)? else {
             return Ok(false);
@@ -356,7 +358,8 @@ impl Stand {
     }
 }
 
-/// Median time from one exit to the next in nanoseconds, in a program that does little else.
+/// Returns the median time from one exit to the next in nanoseconds, in a program that does little
+/// else.
 fn exit_cost(kvm: &Kvm, image: &[u8], program: &str) -> Result<u64, ProbeError> {
     let mut bench = Bench::new(kvm, image, &format!("{program} {TIMED}"))?;
     let mut samples = Vec::new();
@@ -392,7 +395,7 @@ fn does_user_syscall_work(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     Ok(bench.run(&mut 0) == Stop::Done && bench.counted(1))
 }
 
-/// Returns whether a triple fault leaves the registers of its place. KVM on AMD resets the vCPU first.
+/// Checks whether a triple fault leaves the registers unchanged. KVM on AMD resets the vCPU first.
 fn are_registers_kept(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let mut bench = Bench::new(kvm, image, "triple")?;
     let function = bench.symbol("micro_triple")?;
@@ -401,8 +404,10 @@ fn are_registers_kept(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     Ok(faulted && (function..function + 16).contains(&rip))
 }
 
-/// Returns whether a guest's TSC goes on from the value that is set. A KVM that takes the guest's rate for slower than the CPU's sets an
-/// offset to a TSC of 0: it reads what was set, and the guest reads that and the host's.
+/// Checks whether a guest's TSC continues from the value that is set.
+///
+/// A KVM that assumes the guest's rate to be slower than the CPU's sets an offset to a TSC of 0.
+/// KVM then reads back the set value, but the guest reads that plus the host's.
 fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let bench = Bench::new(kvm, image, "out 1")?;
     let far = 1u64 << 50;
@@ -416,7 +421,7 @@ fn is_tsc_settable(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     Ok((far + 1..far + (1 << 40)).contains(&now))
 }
 
-/// Whether a write of one value, and only that one, is counted by an event instead of leaving the guest.
+/// Checks whether an event counts writes of one value, and only that one, instead of an exit.
 fn do_writes_become_events(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let mut bench = Bench::new(kvm, image, "usermmio 4")?;
     let Ok(event) = EventFd::new(EFD_NONBLOCK) else {
@@ -431,7 +436,8 @@ fn do_writes_become_events(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> 
     Ok(done && exits == 3 && event.read().ok() == Some(1))
 }
 
-/// Whether an event becomes an interrupt. Nobody takes it here: it is looked for where the controller keeps it.
+/// Checks whether an event becomes an interrupt. Nobody accepts it here, so the check reads the
+/// controller's state.
 fn do_events_become_interrupts(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     let bench = Bench::new(kvm, image, "out 1")?;
     let Ok(event) = EventFd::new(EFD_NONBLOCK) else {
@@ -447,8 +453,8 @@ fn do_events_become_interrupts(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeErr
             ..Default::default()
         };
         bench.vm.get_irqchip(&mut chip).call("KVM_GET_IRQCHIP")?;
-        // SAFETY: all members of the union are plain integers, any bytes are valid; the chip asked for is a PIC, so
-        // the kernel filled this one.
+        // SAFETY: all members of the union are plain integers, so any bytes are valid. The
+        // requested chip is a PIC, so the kernel filled this member.
         if unsafe { chip.chip.pic }.irr & 1 << FREE_PIN != 0 {
             return Ok(true);
         }
@@ -459,8 +465,9 @@ fn do_events_become_interrupts(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeErr
     }
 }
 
-/// Returns whether KVM's log has every page that a guest writes, in kernel and in user mode. The log begins when the guest has
-/// run a while: its pages are mapped for writing then.
+/// Checks whether KVM's log has every page that a guest writes, in kernel and in user mode.
+///
+/// The log begins when the guest has run a while, because its pages are then mapped for writing.
 fn are_writes_logged(kvm: &Kvm, image: &[u8]) -> Result<bool, ProbeError> {
     for program in ["calls 20", "usercalls 20"] {
         let mut bench = Bench::new(kvm, image, program)?;
@@ -547,7 +554,8 @@ mod tests {
         assert_eq!(failed.int3(), Some(Int3::EmulationFailure));
     }
 
-    /// A function that is never run stands in for a host without breakpoints in kernel mode.
+    /// Tests with a function that is never run, in place of a host without breakpoints in kernel
+    /// mode.
     #[test]
     fn stepping_is_measured_where_no_breakpoint_fires() {
         let Some(kvm) = crate::host::test_kvm() else {

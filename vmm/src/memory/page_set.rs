@@ -4,10 +4,12 @@ use std::ops::Range;
 
 use crate::memory::{GuestRam, PAGE_SIZE};
 
-/// Pages of a word.
+/// The number of pages in a word.
 const IN_WORD: u64 = u64::BITS as u64;
 
-/// Pages of RAM, a bit for each: for each region of memory the words in which KVM and vm-memory note its pages.
+/// Pages of RAM, one bit for each.
+///
+/// Each region of memory has the words in which KVM and vm-memory note its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PageSet {
     regions: Vec<Region>,
@@ -15,18 +17,18 @@ pub(crate) struct PageSet {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Region {
-    /// Guest-physical addresses.
+    /// The guest-physical addresses.
     range: Range<u64>,
     words: Vec<u64>,
 }
 
 impl PageSet {
-    /// Returns no pages of `ram`.
+    /// Returns an empty set for `ram`.
     pub(crate) fn empty(ram: &GuestRam) -> Self {
         Self::of(ram, |pages| vec![0; pages.div_ceil(IN_WORD) as usize])
     }
 
-    /// Returns all pages of `ram`.
+    /// Returns the set of all pages of `ram`.
     pub(crate) fn all(ram: &GuestRam) -> Self {
         Self::of(ram, |pages| {
             let word = |at: u64| match pages - at * IN_WORD {
@@ -48,7 +50,7 @@ impl PageSet {
         }
     }
 
-    /// Adds the pages whose bits are set in `words`, which are of the region with this number.
+    /// Adds the pages whose bits are set in `words`, in the region with this number.
     pub(crate) fn add_words(&mut self, region: usize, words: &[u64]) {
         let Some(region) = self.regions.get_mut(region) else {
             return;
@@ -58,7 +60,7 @@ impl PageSet {
         }
     }
 
-    /// Adds the page that has the byte at `address`, if that is RAM.
+    /// Adds the page that contains the byte at `address`, if that is RAM.
     pub(crate) fn add(&mut self, address: u64) {
         for region in &mut self.regions {
             if region.range.contains(&address) {
@@ -70,7 +72,7 @@ impl PageSet {
         }
     }
 
-    /// Returns whether it has the page of the byte at `address`.
+    /// Checks whether the set has the page of the byte at `address`.
     pub(crate) fn has(&self, address: u64) -> bool {
         let mut of = self
             .regions
@@ -86,13 +88,13 @@ impl PageSet {
         }
     }
 
-    /// Returns how many bytes the pages have.
+    /// Returns the total size of the pages in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let words = self.regions.iter().flat_map(|region| &region.words);
         words.map(|word| u64::from(word.count_ones())).sum::<u64>() * PAGE_SIZE
     }
 
-    /// Returns the guest-physical ranges of pages beside each other, in order, at most `most` bytes each.
+    /// Returns the guest-physical ranges of adjacent pages, in order, at most `most` bytes each.
     pub(crate) fn runs(&self, most: u64) -> impl Iterator<Item = Range<u64>> {
         let most = (most / PAGE_SIZE).max(1);
         self.regions.iter().flat_map(move |region| {

@@ -1,5 +1,7 @@
-//! Which instructions are compared, and cases of them: operands of every kind, in registers and state that make the
-//! instruction stay inside its case's data and end at one of its landing pads.
+//! The instructions that are compared, and cases of them, with operands of every kind.
+//!
+//! Registers and state make the instruction stay inside its case's data and end at one of its
+//! landing pads.
 
 use guest::micro::exec::{DATA_SIZE, Slot, State};
 use iced_x86::{Code, Encoder, EncodingKind, Instruction, Mnemonic, OpKind, Register};
@@ -9,25 +11,25 @@ use vmm::emulate::{self, test_utils::EDGES};
 use super::operands::{self, Memory};
 use super::{DF, ID, STATUS};
 
-/// Choices that one case may use.
+/// The number of choices that one case may use.
 const CHOICES: usize = 64;
 
-/// What every case consists of besides its instruction's opcode.
+/// The parts of a case besides its instruction's opcode.
 #[derive(Debug, Clone)]
 pub struct Draw {
-    /// Everything that is chosen: operands, prefixes, targets.
+    /// The choices of operands, prefixes and targets.
     choices: Vec<u8>,
     registers: [u64; 16],
     rflags: u64,
     data: Vec<u64>,
 }
 
-/// Numbers at which arithmetic changes its mind, and others.
+/// Returns numbers at which arithmetic changes its behaviour, and others.
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![any::<u64>(), prop::sample::select(&EDGES), 0..70u64]
 }
 
-/// Cases' ingredients.
+/// Returns the ingredients of cases.
 pub fn draw() -> impl Strategy<Value = Draw> {
     let data = prop::collection::vec(value(), DATA_SIZE / 8);
     let choices = prop::collection::vec(any::<u8>(), CHOICES);
@@ -40,7 +42,7 @@ pub fn draw() -> impl Strategy<Value = Draw> {
     })
 }
 
-/// Takes choices one after the other.
+/// An iterator over choices.
 pub struct Chooser<'a>(std::slice::Iter<'a, u8>);
 
 impl Chooser<'_> {
@@ -52,7 +54,7 @@ impl Chooser<'_> {
         usize::from(self.byte()) % end
     }
 
-    /// One time in `times`.
+    /// Returns true one time in `times`.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -96,15 +98,17 @@ impl Case {
         &mut self.state.registers[register.full_register().number()]
     }
 
-    /// Puts bytes into the data.
+    /// Stores bytes in the data.
     fn store(&mut self, address: u64, bytes: &[u8]) {
         let start = (address - self.slot.data()) as usize;
         self.data[start..start + bytes.len()].copy_from_slice(bytes);
     }
 }
 
-/// Mnemonics under test. Those that only a kernel may execute, that use segments, or that the emulator leaves to the
-/// host CPU have other tests.
+/// The mnemonics under test.
+///
+/// Others have tests of their own: those that only a kernel may execute, that use segments, or that
+/// the emulator leaves to the host CPU.
 #[rustfmt::skip]
 const MNEMONICS: &[Mnemonic] = {
     use Mnemonic::*;
@@ -125,7 +129,7 @@ const MNEMONICS: &[Mnemonic] = {
     ]
 };
 
-/// Opcodes under test.
+/// Returns the opcodes under test.
 pub fn codes() -> Vec<Code> {
     Code::values()
         .filter(|&code| {
@@ -138,41 +142,42 @@ pub fn codes() -> Vec<Code> {
         .collect()
 }
 
-/// Opcodes of the same mnemonics that are not the emulator's.
+/// Checks whether an opcode of the same mnemonics is not the emulator's.
 fn left_out(code: Code) -> bool {
     let mut insn = Instruction::default();
     insn.set_code(code);
     let is_far = insn.is_call_far_indirect() || insn.is_jmp_far_indirect();
-    // segment and control registers
+    // Segment and control registers.
     let choices = [0; CHOICES];
     let has_others = operands::choose(&mut insn, &mut Chooser(choices.iter())).is_none();
-    // a near branch with an operand-size prefix, which Intel and AMD CPUs read differently
+    // A near branch with an operand-size prefix, which Intel and AMD CPUs decode differently.
     let is_vendors = matches!(code, Code::Retnw | Code::Retnw_imm16)
         || insn.op0_kind() == OpKind::NearBranch64 && code.op_code().operand_size() == 16
         || matches!(code, Code::Call_rm16 | Code::Jmp_rm16);
     is_far || has_others || is_vendors || is_refused(code)
 }
 
-/// Opcodes that the emulator knows to refuse.
+/// Checks whether the emulator knowingly refuses an opcode.
 fn is_refused(code: Code) -> bool {
     matches!(
         code,
-        // undefined
+        // Undefined.
         Code::Bswap_r16
-            // of registers, #UD on some CPUs
+            // Of registers, #UD on some CPUs.
             | Code::Reservednop_rm16_r16_0F0D
             | Code::Reservednop_rm32_r32_0F0D
             | Code::Reservednop_rm64_r64_0F0D
-            // two bytes of RBP: no compiler writes it
+            // Two bytes of RBP: no compiler emits it.
             | Code::Leavew
-            // counted in ECX
+            // Counted in ECX.
             | Code::Loop_rel8_64_ECX
             | Code::Loope_rel8_64_ECX
             | Code::Loopne_rel8_64_ECX
     )
 }
 
-/// No-operations as compilers and assemblers write them, with more prefixes than an encoder would.
+/// No-operations as compilers and assemblers emit them, with more prefixes than an encoder would
+/// use.
 const NOPS: &[&[u8]] = &[
     &[0x90],
     &[0x66, 0x90],
@@ -208,7 +213,7 @@ const NOPS: &[&[u8]] = &[
     &[0x3e, 0xf3, 0x0f, 0x1e, 0xfa],
 ];
 
-/// A case of each of [`NOPS`].
+/// Returns a case of each of [`NOPS`].
 pub fn nop(index: usize, slot: Slot, draw: &Draw) -> Case {
     let mut case = Case::new(slot, draw);
     case.bytes = NOPS[index].to_vec();
@@ -216,10 +221,10 @@ pub fn nop(index: usize, slot: Slot, draw: &Draw) -> Case {
     case
 }
 
-/// How many they are.
+/// The number of no-operations.
 pub const NOP_COUNT: usize = NOPS.len();
 
-/// A case of `code` at `slot`; `None` where the draw gives none.
+/// Returns a case of `code` at `slot`. `None` if the draw allows none.
 pub fn case(code: Code, slot: Slot, draw: &Draw) -> Option<Case> {
     let mut choices = Chooser(draw.choices.iter());
     let mut case = Case::new(slot, draw);
@@ -246,7 +251,7 @@ pub fn case(code: Code, slot: Slot, draw: &Draw) -> Option<Case> {
         && code.op_code().can_use_lock_prefix();
     insn.set_has_lock_prefix(lockable && choices.one_in(4));
 
-    // a branch's length decides where its targets are, and not the other way round
+    // A branch's length determines its targets, not the other way round.
     let is_direct = insn.op_count() > 0 && insn.op0_kind() == OpKind::NearBranch64;
     if is_direct {
         insn.set_near_branch64(slot.below());
@@ -258,7 +263,7 @@ pub fn case(code: Code, slot: Slot, draw: &Draw) -> Option<Case> {
     }
     let bytes = encode(&insn, slot, prefix)?;
     let decoded = emulate::decode(&bytes, slot.entry()).ok()?;
-    // of several encodings of the same instruction, another may have been chosen
+    // If the instruction has several encodings, another may have been chosen.
     if decoded.code() != code || bytes.len() != length {
         return None;
     }
@@ -267,7 +272,7 @@ pub fn case(code: Code, slot: Slot, draw: &Draw) -> Option<Case> {
     Some(case)
 }
 
-/// The instruction's bytes at its place in `slot`, behind `prefix`.
+/// Returns the instruction's bytes at its place in `slot`, behind `prefix`.
 fn encode(insn: &Instruction, slot: Slot, prefix: Option<u8>) -> Option<Vec<u8>> {
     let before = prefix.map_or(0, |_| 1);
     let mut encoder = Encoder::new(64);
@@ -276,7 +281,8 @@ fn encode(insn: &Instruction, slot: Slot, prefix: Option<u8>) -> Option<Vec<u8>>
     (bytes.len() <= 15).then_some(bytes)
 }
 
-/// A prefix that changes nothing: a segment without a base, or one of the hints on branches.
+/// Returns a prefix that changes nothing: a segment without a base, or one of the hints on
+/// branches.
 fn redundant_prefix(code: Code, choices: &mut Chooser<'_>) -> Option<u8> {
     const SEGMENTS: [u8; 6] = [0x26, 0x2e, 0x36, 0x3e, 0x64, 0x65];
     let choice = choices.below(48);
@@ -288,10 +294,10 @@ fn redundant_prefix(code: Code, choices: &mut Chooser<'_>) -> Option<u8> {
     }
 }
 
-/// Values that make the interesting half of an instruction's cases likely.
+/// Sets values that make the interesting half of an instruction's cases likely.
 fn likely_registers(insn: &Instruction, case: &mut Case, choices: &mut Chooser<'_>) {
     match insn.mnemonic() {
-        // quotients that fit
+        // Quotients that fit.
         Mnemonic::Div | Mnemonic::Idiv if !choices.one_in(4) => {
             *case.register(Register::RAX) &= 0x7fff_ffff_0000_00ff;
             *case.register(Register::RDX) = 0;
@@ -306,7 +312,7 @@ fn likely_registers(insn: &Instruction, case: &mut Case, choices: &mut Chooser<'
     }
 }
 
-/// Where the memory operand of `insn` will be, and the registers that lead there.
+/// Chooses the place of the memory operand of `insn`, and the registers that lead there.
 fn place_memory(
     insn: &mut Instruction,
     mut memory: Memory,
@@ -315,10 +321,10 @@ fn place_memory(
     uses_stack: bool,
 ) -> Option<()> {
     if !accesses(insn) {
-        // any address will do
+        // Any address will do.
         return operands::leave(insn, memory, choices);
     }
-    // the stack pointer is what a push and a pop change
+    // The stack pointer is what a push and a pop change.
     if uses_stack && memory.base.is_gpr() && choices.one_in(3) {
         memory.base = Register::RSP;
     }
@@ -328,7 +334,7 @@ fn place_memory(
         address &= !15;
     }
     if is_bit_string(insn) {
-        // refused: the emulator leaves it open where such an address wraps
+        // Refused: the emulator does not define where such an address wraps.
         if memory.short {
             return None;
         }
@@ -336,7 +342,7 @@ fn place_memory(
         if index.full_register() == memory.base || index.full_register() == memory.index {
             return None;
         }
-        // 128 bytes to either side
+        // 128 bytes to either side.
         let offset = i64::from(choices.word() as i32) % 1024;
         let whole = case.register(index);
         *whole = match index.size() {
@@ -348,7 +354,7 @@ fn place_memory(
     operands::lead(insn, memory, address, case, choices, uses_stack)
 }
 
-/// A bit of memory, selected by a register: outside the operand itself, too.
+/// Checks whether a register selects a bit of memory, which may be outside the operand itself.
 fn is_bit_string(insn: &Instruction) -> bool {
     insn.op_count() == 2
         && insn.op1_kind() == OpKind::Register
@@ -358,7 +364,7 @@ fn is_bit_string(insn: &Instruction) -> bool {
         )
 }
 
-/// Whether the memory operand is read or written at all.
+/// Checks whether the memory operand is read or written at all.
 fn accesses(insn: &Instruction) -> bool {
     !matches!(
         insn.mnemonic(),
@@ -373,7 +379,7 @@ fn accesses(insn: &Instruction) -> bool {
     )
 }
 
-/// Registers and memory that are a branch's target, flags, or to be equal.
+/// Sets registers and memory that are a branch's target, flags, or to be equal.
 fn give_values(case: &mut Case, target: u64, choices: &mut Chooser<'_>) -> Option<()> {
     let insn = case.insn;
     let stack = *case.register(Register::RSP);
@@ -384,7 +390,7 @@ fn give_values(case: &mut Case, target: u64, choices: &mut Chooser<'_>) -> Optio
             case.store(address, &target.to_le_bytes());
         }
         Mnemonic::Call | Mnemonic::Jmp if insn.op0_kind() == OpKind::Register => {
-            // it would push onto the code
+            // It would push onto the code.
             if insn.mnemonic() == Mnemonic::Call && insn.op0_register() == Register::RSP {
                 return None;
             }

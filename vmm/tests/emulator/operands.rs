@@ -14,7 +14,7 @@ pub struct Memory {
     /// A 64-bit register other than RSP, or none.
     pub index: Register,
     scale: u32,
-    /// Bytes of displacement: 0, 1 or 4.
+    /// The size of the displacement in bytes: 0, 1 or 4.
     displacement: u32,
     /// Whether an address-size prefix cuts addresses to 32 bits.
     pub short: bool,
@@ -38,7 +38,8 @@ fn register(size: usize, choices: &mut Chooser<'_>) -> Register {
     register_of(choices.below(16), size)
 }
 
-/// Chooses all operands; `None` if one is of a kind without choices. A memory operand is only chosen, and placed later.
+/// Chooses all operands. Returns `None` if one is of a kind without choices. A memory operand is
+/// only chosen, and placed later.
 pub fn choose(insn: &mut Instruction, choices: &mut Chooser<'_>) -> Option<Option<Memory>> {
     use OpCodeOperandKind as Kind;
     let op_code = insn.op_code();
@@ -113,7 +114,7 @@ fn immediate(
         Kind::imm8sex16 => (OpKind::Immediate8to16, signed(8)),
         Kind::imm8sex32 => (OpKind::Immediate8to32, signed(8)),
         Kind::imm8sex64 => (OpKind::Immediate8to64, signed(8)),
-        // RET would take the stack pointer anywhere, which is as well
+        // RET would move the stack pointer to any address, which is acceptable.
         Kind::imm16 => (OpKind::Immediate16, value & 0xffff),
         Kind::imm32 => (OpKind::Immediate32, value & 0xffff_ffff),
         Kind::imm32sex64 => (OpKind::Immediate32to64, signed(32)),
@@ -151,7 +152,7 @@ fn shape(plain: bool, choices: &mut Chooser<'_>) -> Memory {
     }
 }
 
-/// A register as an address of this size names it.
+/// Returns a register as an address of this size names it.
 fn named(register: Register, short: bool) -> Register {
     match register {
         Register::None => Register::None,
@@ -171,7 +172,7 @@ fn set(insn: &mut Instruction, memory: Memory, displacement: u64) {
         memory.scale
     });
     let wide = if memory.short { 4 } else { 8 };
-    // without a base there is no short displacement
+    // Without a base there is no short displacement.
     let has_base = memory.base != Register::None && memory.base != Register::RIP;
     let size = match memory.displacement {
         0 | 1 if has_base => memory.displacement,
@@ -186,7 +187,7 @@ fn set(insn: &mut Instruction, memory: Memory, displacement: u64) {
     insn.set_memory_displacement64(displacement);
 }
 
-/// A displacement of the size that the shape has.
+/// Returns a displacement of the shape's size.
 fn displacement(memory: Memory, choices: &mut Chooser<'_>) -> i64 {
     let random = choices.word() as i32;
     match memory.displacement {
@@ -197,10 +198,10 @@ fn displacement(memory: Memory, choices: &mut Chooser<'_>) -> i64 {
     }
 }
 
-/// Leads nowhere in particular: for operands that are never accessed.
+/// Sets any address, for operands that are never accessed.
 pub fn leave(insn: &mut Instruction, memory: Memory, choices: &mut Chooser<'_>) -> Option<()> {
     let displacement = match memory.base {
-        // within reach of the instruction
+        // Within reach of the instruction.
         Register::RIP => 0x20_0000 + u64::from(choices.word() % 0x1000_0000),
         _ => displacement(memory, choices) as u64,
     };
@@ -208,7 +209,8 @@ pub fn leave(insn: &mut Instruction, memory: Memory, choices: &mut Chooser<'_>) 
     Some(())
 }
 
-/// Leads to `target`, which the registers of the case are changed for. RSP stays where it is with `keep_stack`.
+/// Makes the operand lead to `target`, by changing the registers of the case. RSP stays the same
+/// with `keep_stack`.
 pub fn lead(
     insn: &mut Instruction,
     mut memory: Memory,
@@ -227,7 +229,7 @@ pub fn lead(
                 .wrapping_sub(displacement)
                 .rem_euclid(scale as i64);
             let value = target.wrapping_sub(displacement as u64) as i64 / scale as i64;
-            // what the scale shifts out does not matter
+            // The bits that the scale shifts out do not matter.
             let lost = !(u64::MAX >> memory.scale.ilog2());
             *case.register(index) = value as u64 & !lost | u64::from(garbage) << 32 & lost;
         }
@@ -239,7 +241,8 @@ pub fn lead(
             *case.register(base) = target.wrapping_sub(displacement as u64);
         }
         (base, index) if base == index => {
-            // (1 + scale) * register + displacement, the displacement as small as its size says
+            // (1 + scale) * register + displacement, with the displacement as small as its size
+            // allows.
             let step = scale + 1;
             let rest = displacement.unsigned_abs() / step * step;
             let value = target.wrapping_sub(rest) as i64 / step as i64;
@@ -272,7 +275,7 @@ pub fn lead(
     Some(())
 }
 
-/// Enlarges the displacement's size where the value asks for it.
+/// Enlarges the displacement's size if the value needs it.
 fn fit(memory: &mut Memory, displacement: i64) {
     memory.displacement = match (memory.displacement, displacement) {
         (0, 0) => 0,
@@ -281,7 +284,7 @@ fn fit(memory: &mut Memory, displacement: i64) {
     };
 }
 
-/// The address of the memory operand, segments aside.
+/// Returns the address of the memory operand, without segments.
 pub fn address(insn: &Instruction, registers: &[u64; 16]) -> u64 {
     insn.virtual_address(0, 0, |register, _, _| {
         let whole = match register.full_register() {

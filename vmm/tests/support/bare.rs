@@ -1,17 +1,19 @@
-//! Kernels of a few instructions, for what the micro guest does not do. They start at 0x100000 by the 64-bit boot
-//! protocol: flat memory mapped to itself, a stack, no descriptor table for interrupts.
+//! Kernels of a few instructions, for cases that the micro guest does not cover.
+//!
+//! They start at 0x100000 by the 64-bit boot protocol: flat memory mapped to itself, a stack, no
+//! descriptor table for interrupts.
 
 use std::path::Path;
 
 use iced_x86::code_asm::CodeAssembler;
 use vmm::boot::KernelFile;
 
-/// Where the code starts.
+/// The address of the first instruction.
 pub const START: u64 = 0x10_0000;
-/// Bytes of the one segment.
+/// The size of the one segment in bytes.
 const ROOM: usize = 0x3000;
 
-/// An executable ELF of what `write` assembles.
+/// Returns an executable ELF of the code that `write` assembles.
 pub fn kernel(write: impl FnOnce(&mut CodeAssembler)) -> KernelFile {
     let mut assembler = CodeAssembler::new(64).unwrap();
     write(&mut assembler);
@@ -19,7 +21,7 @@ pub fn kernel(write: impl FnOnce(&mut CodeAssembler)) -> KernelFile {
     KernelFile::from_bytes(elf(&code), Path::new("(bare guest)")).unwrap()
 }
 
-/// The file: header, one program header, code.
+/// Returns the file: header, one program header, code.
 pub fn elf(code: &[u8]) -> Vec<u8> {
     assert!(code.len() <= ROOM);
     let mut file = Vec::new();

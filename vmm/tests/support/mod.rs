@@ -1,7 +1,10 @@
-//! What the tests of whole machines share: the host's KVM and its record, micro guests with their output kept, and
-//! waiting with a limit that says what the guest was doing when it ran out.
+//! Shared support of the tests of whole machines.
 //!
-//! A host without `/dev/kvm` fails these tests, unless `EXOTRACE_NO_KVM=1` says that none is to be expected.
+//! It has the host's KVM and its record, micro guests with captured output, and waits with a limit.
+//! A wait that runs out reports the guest's situation.
+//!
+//! A host without `/dev/kvm` fails these tests, unless `EXOTRACE_NO_KVM=1` says that none is to be
+//! expected.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used)]
 
@@ -26,11 +29,11 @@ use vmm::machine::Paused;
 use vmm::trap::SiteId;
 use vmm::{Machine, MachineConfig, RunEnd};
 
-/// Longest a guest may take for what takes milliseconds on an idle host.
+/// The time limit for work of milliseconds on an idle host.
 pub const LIMIT: Duration = Duration::from_secs(120);
-/// RAM of a micro guest.
+/// The size of a micro guest's RAM in bytes.
 pub const MEMORY: u64 = 4 << 20;
-/// RAM that the micro guest maps and does not use.
+/// The address of RAM that the micro guest maps and does not use.
 pub const SPARE: u64 = 0x20_0000;
 
 /// The host under test.
@@ -39,7 +42,8 @@ pub struct Host {
     pub profile: HostProfile,
 }
 
-/// KVM and the measured record, made once. `None` only where the environment says that there is no KVM.
+/// Returns KVM and the measured record, made once. `None` only if the environment says that there
+/// is no KVM.
 pub fn host() -> Option<&'static Host> {
     static HOST: OnceLock<Option<Host>> = OnceLock::new();
     let host = HOST.get_or_init(|| {
@@ -64,7 +68,7 @@ pub fn host() -> Option<&'static Host> {
     host.as_ref()
 }
 
-/// The host, or the end of the test where none is to be expected.
+/// Evaluates to the host, or ends the test if none is to be expected.
 #[macro_export]
 macro_rules! host {
     () => {
@@ -75,7 +79,7 @@ macro_rules! host {
     };
 }
 
-/// Serial output, kept.
+/// Captured serial output.
 #[derive(Clone, Default)]
 pub struct Captured {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -107,19 +111,19 @@ impl Write for Captured {
     }
 }
 
-/// A machine and what it printed.
+/// A machine and its output.
 pub struct Guest {
     pub machine: Machine,
     pub serial: Captured,
     pub kernel: KernelFile,
 }
 
-/// The micro guest as a kernel.
+/// Returns the micro guest as a kernel.
 pub fn micro_kernel() -> KernelFile {
     KernelFile::from_bytes(guest::micro::elf(), Path::new("(micro guest)")).unwrap()
 }
 
-/// What a machine is asked for unless a test wants something else: one vCPU, output thrown away.
+/// Returns the default machine of a test: one vCPU, output discarded.
 pub fn config<'a>(kernel: &'a KernelFile, command_line: &'a str) -> MachineConfig<'a> {
     MachineConfig {
         memory: MEMORY,
@@ -135,25 +139,26 @@ pub fn config<'a>(kernel: &'a KernelFile, command_line: &'a str) -> MachineConfi
     }
 }
 
-/// A held micro guest on one vCPU.
+/// Creates a paused micro guest on one vCPU.
 pub fn micro(host: &Host, command_line: &str) -> Guest {
     micro_on(host, command_line, 1)
 }
 
-/// A held micro guest.
+/// Creates a paused micro guest.
 pub fn micro_on(host: &Host, command_line: &str, cpus: u8) -> Guest {
     Guest::boot(host, micro_kernel(), command_line, cpus)
 }
 
-/// A micro guest that was just let go.
+/// Creates and starts a micro guest.
 pub fn running(host: &Host, command_line: &str) -> Guest {
     let mut guest = micro(host, command_line);
     guest.machine.start();
     guest
 }
 
-/// A guest that stands still where it has just printed its first line: its gates and SYSCALL are set up, and its
-/// program has not begun.
+/// Returns a guest that is paused where it has just printed its first line.
+///
+/// Its gates and SYSCALL are set up, and its program has not begun.
 pub fn paused_before_program(host: &Host, command_line: &str, cpus: u8) -> (Guest, Paused) {
     for _ in 0..20 {
         let mut guest = micro_on(host, command_line, cpus);
@@ -163,7 +168,7 @@ pub fn paused_before_program(host: &Host, command_line: &str, cpus: u8) -> (Gues
         guest.wait_for("\n");
         let paused = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // By then the pause below has been asked for, nearly always.
+                // By then the pause below has been requested, nearly always.
                 std::thread::sleep(Duration::from_millis(10));
                 hold.store(false, Ordering::SeqCst);
             });
@@ -194,7 +199,7 @@ impl Guest {
         }
     }
 
-    /// The same for a machine that came from a snapshot.
+    /// Wraps a machine that came from a snapshot.
     pub fn restored(machine: Machine, serial: Captured) -> Self {
         Self {
             machine,
@@ -203,12 +208,12 @@ impl Guest {
         }
     }
 
-    /// Address of a symbol of the kernel.
+    /// Returns the address of a symbol of the kernel.
     pub fn symbol(&self, name: &str) -> Gva {
         self.find(name).0
     }
 
-    /// Returns whether an address lies in a function of the kernel.
+    /// Checks whether an address lies in a function of the kernel.
     pub fn is_in(&self, function: &str, address: u64) -> bool {
         let (start, size) = self.find(function);
         (start.0..start.0 + size).contains(&address)
@@ -221,7 +226,7 @@ impl Guest {
         (Gva(symbol.address()), symbol.size())
     }
 
-    /// The instructions of a function, as the ELF file has them.
+    /// Returns the instructions of a function as they are without sites.
     pub fn instructions(&self, function: &str) -> Vec<Instruction> {
         let (address, size) = self.find(function);
         let mut code = vec![0; size as usize];
@@ -239,43 +244,43 @@ impl Guest {
         instructions
     }
 
-    /// A site at a kernel address.
+    /// Arms a site at a kernel address.
     pub fn arm_kernel(&self, at: Gva) -> SiteId {
         let traps = self.machine.traps();
         traps.arm_kernel(at, self.space()).unwrap()
     }
 
-    /// A site at a program's address.
+    /// Arms a site at a program's address.
     pub fn arm_user(&self, at: Gva) -> SiteId {
         self.machine.arm_user(at, self.space()).unwrap()
     }
 
-    /// A new sink of the machine's.
+    /// Sets a new sink that records the machine's traps.
     pub fn record(&self) -> Recorder {
         let recorder = Recorder::default();
         self.machine.set_sink(recorder.boxed());
         recorder
     }
 
-    /// Puts bytes into the guest's memory.
+    /// Writes bytes to the guest's memory.
     pub fn write(&self, address: u64, bytes: &[u8]) {
         let ram = self.machine.ram();
         ram.write_physical(Gpa(address), bytes).unwrap();
     }
 
-    /// Puts `mov eax, target; jmp rax` into the guest's memory.
+    /// Writes `mov eax, target; jmp rax` to the guest's memory.
     pub fn write_jump(&self, address: u64, target: u64) {
         let target = u32::try_from(target).unwrap().to_le_bytes();
         self.write(address, &[&[0xb8][..], &target, &[0xff, 0xe0]].concat());
     }
 
-    /// Page tables in use by vCPU 0.
+    /// Returns the page tables in use by vCPU 0.
     pub fn space(&self) -> AddressSpace {
         let paused = self.machine.pause();
         self.machine.registers(&paused, 0).unwrap().address_space()
     }
 
-    /// The guest's text as it stands in memory, with whatever int3s are in it.
+    /// Returns the guest's text as it is in memory, with all its int3s.
     pub fn text(&self) -> Vec<u8> {
         let start = self.symbol("micro_start");
         let mut text = vec![0; 0x4000];
@@ -307,7 +312,7 @@ impl Guest {
         }
     }
 
-    /// Waits until `condition` holds; `what` names it.
+    /// Waits until `condition` holds. `what` names it.
     pub fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !condition() {
@@ -326,7 +331,7 @@ impl Guest {
         end.unwrap_or_else(|| panic!("still running after {LIMIT:?}; {}", self.situation()))
     }
 
-    /// Waits for the orderly end of a program and gives the count it printed.
+    /// Waits for the orderly end of a program and returns the count it printed.
     pub fn count(&self) -> u64 {
         let end = self.end();
         assert!(
@@ -343,7 +348,7 @@ impl Guest {
         count.parse().unwrap()
     }
 
-    /// A 64-bit variable of the guest.
+    /// Returns a 64-bit variable of the guest.
     pub fn variable(&self, name: &str) -> u64 {
         let mut bytes = [0; 8];
         self.machine
@@ -353,7 +358,7 @@ impl Guest {
         u64::from_le_bytes(bytes)
     }
 
-    /// The same, or zero where the kernel has no such variable.
+    /// Returns a 64-bit variable of the guest, or zero if the kernel does not have it.
     pub fn variable_or_zero(&self, name: &str) -> u64 {
         let file = object::File::parse(self.kernel.elf()).unwrap();
         if file.symbols().any(|s| s.name() == Ok(name)) {
@@ -363,7 +368,8 @@ impl Guest {
         }
     }
 
-    /// Output, counters and registers, for messages. May itself hang no longer than a pause does.
+    /// Returns output, counters and registers, for messages. It may itself hang no longer than a
+    /// pause does.
     pub fn situation(&self) -> String {
         format!(
             "output {:?}, {:?}, sites {:?}",

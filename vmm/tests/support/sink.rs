@@ -1,11 +1,11 @@
-//! A sink that keeps what it is given.
+//! A sink that records its traps.
 
 use std::sync::{Arc, Mutex};
 
 use vmm::trap::Trap;
 use vmm::{StoppedVcpu, TrapSink};
 
-/// One trap with the registers that tests look at.
+/// One trap with the registers that tests check.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     pub trap: Trap,
@@ -15,7 +15,7 @@ pub struct Seen {
     pub user_mode: bool,
 }
 
-/// Keeps every trap, in order.
+/// A sink that keeps every trap, in order.
 #[derive(Clone, Default)]
 pub struct Recorder(Arc<Mutex<Vec<Seen>>>);
 
@@ -28,7 +28,7 @@ impl Recorder {
         self.0.lock().unwrap().len()
     }
 
-    /// RDI of every trap.
+    /// Returns RDI of every trap.
     pub fn rdi(&self) -> Vec<u64> {
         self.0.lock().unwrap().iter().map(|s| s.rdi).collect()
     }

@@ -1,6 +1,6 @@
-//! The ways in which a kernel's build packs it, and a decoder for each.
+//! The codecs with which a kernel's build packs it, and a decoder for each.
 //!
-//! Decoders are other crates', all without C code; this bounds what they may take and give.
+//! The decoders are other crates', all without C code. This module bounds their memory and output.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read};
@@ -9,16 +9,16 @@ use super::PayloadError;
 
 pub(super) const ELF_MAGIC: &[u8] = b"\x7fELF";
 
-/// What LZMA and XZ may take for their dictionaries, in KiB. Kernels use up to 128 MiB.
+/// The memory limit of LZMA and XZ dictionaries in KiB. Kernels use up to 128 MiB.
 const LZMA_MEMORY_KIB: u32 = 256 << 10;
-/// Unpacked size of an LZ4 block in the legacy frame; only the last one is smaller.
+/// The unpacked size in bytes of an LZ4 block in the legacy frame. Only the last one is smaller.
 const LZ4_BLOCK: usize = 8 << 20;
 const LZ4_MAGIC: [u8; 4] = 0x184c_2102_u32.to_le_bytes();
 
-/// How a payload is packed (`CONFIG_KERNEL_*`).
+/// The codec of a payload (`CONFIG_KERNEL_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
-    /// Not at all: an ELF file.
+    /// No packing: an ELF file.
     None,
     /// gzip.
     Gzip,
@@ -49,7 +49,7 @@ impl fmt::Display for Codec {
 }
 
 impl Codec {
-    /// Tells the codec by the payload's first bytes, as the kernel's boot protocol lists them.
+    /// Detects the codec by the payload's first bytes, as the kernel's boot protocol lists them.
     pub(super) fn detect(payload: &[u8]) -> Result<Self, PayloadError> {
         let known: [(&[u8], Self); 7] = [
             (ELF_MAGIC, Self::None),
@@ -96,8 +96,9 @@ impl Codec {
     }
 }
 
-/// Reads to the end, but no further than one byte after `expected`: that one tells that there is
-/// more, and reading it makes the decoder check its checksum.
+/// Reads to the end, but at most one byte more than `expected`.
+///
+/// That byte shows that there is more. Reading it also makes the decoder check its checksum.
 fn drain(reader: impl Read, expected: usize, out: &mut Vec<u8>) -> io::Result<()> {
     let limit = u64::try_from(expected)
         .unwrap_or(u64::MAX)
@@ -109,7 +110,9 @@ fn invalid(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::E
     io::Error::new(ErrorKind::InvalidData, reason)
 }
 
-/// One Zstandard frame. Its checksum is compared here: the decoder only computes it, over what was
+/// Unpacks one Zstandard frame.
+///
+/// The checksum is compared here, because the decoder only computes it, over the bytes that were
 /// read.
 fn zstd(packed: &[u8], expected: usize, out: &mut Vec<u8>) -> io::Result<()> {
     let mut reader = ruzstd::decoding::StreamingDecoder::new(packed).map_err(invalid)?;
@@ -117,7 +120,7 @@ fn zstd(packed: &[u8], expected: usize, out: &mut Vec<u8>) -> io::Result<()> {
     let stored = reader.decoder.get_checksum_from_data();
     let found = reader.decoder.get_calculated_checksum();
     match (stored, found) {
-        // With more to come, the size is wrong and the checksum means nothing.
+        // If there is more to come, the size is wrong and the checksum means nothing.
         (Some(stored), Some(found)) if stored != found && out.len() <= expected => {
             let reason = format!("checksum {found:#010x}, expected {stored:#010x}");
             Err(invalid(reason))
@@ -126,8 +129,8 @@ fn zstd(packed: &[u8], expected: usize, out: &mut Vec<u8>) -> io::Result<()> {
     }
 }
 
-/// The legacy frame: a magic number, then blocks, each behind its packed size (32 bits,
-/// little-endian). The end is the end of the data.
+/// Unpacks the legacy frame: a magic number, then blocks, each behind its packed size (32 bits,
+/// little-endian). The frame ends with the data.
 fn lz4(packed: &[u8], expected: usize, out: &mut Vec<u8>) -> io::Result<()> {
     let mut rest = packed.strip_prefix(&LZ4_MAGIC).unwrap_or(packed);
     let mut block = vec![0; LZ4_BLOCK.min(expected.saturating_add(1))];
@@ -135,7 +138,7 @@ fn lz4(packed: &[u8], expected: usize, out: &mut Vec<u8>) -> io::Result<()> {
         let (size, data) = rest
             .split_first_chunk()
             .ok_or_else(|| invalid(format!("{} stray bytes after the last block", rest.len())))?;
-        // Frames may follow one another, each with its magic number.
+        // Several frames may follow one another, each with its magic number.
         if *size == LZ4_MAGIC {
             rest = data;
             continue;

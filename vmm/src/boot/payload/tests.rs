@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What the fixtures hold: an ELF's first bytes, calls to one place (which the x86 filter of XZ
-/// rewrites), and something after the ELF.
+/// Returns the contents of the fixtures: an ELF's first bytes, calls to one address (which the x86
+/// filter of XZ rewrites), and data after the ELF.
 fn vmlinux() -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     for letter in b"exotrace".iter().cycle().take(48) {
@@ -43,10 +43,11 @@ fn packed() -> Vec<(Codec, Vec<u8>)> {
     all
 }
 
-/// Distance of the payload from the protected-mode code in the images made here.
+/// The distance of the payload from the protected-mode code in these images.
 const OFFSET: u32 = 0x20;
 
-/// A bzImage of protocol 2.15 with `setup_sects` as given, whose payload is followed by other bytes.
+/// Returns a bzImage of protocol 2.15 with this `setup_sects`, whose payload is followed by other
+/// bytes.
 fn bzimage(setup_sects: u8, payload: &[u8]) -> Vec<u8> {
     let sectors = if setup_sects == 0 {
         4
@@ -81,7 +82,7 @@ fn every_codec_gives_the_kernel_back() {
     }
 }
 
-/// Blocks of 8 MiB, the last one smaller, and a second frame behind the first.
+/// Tests blocks of 8 MiB, a smaller last one, and a second frame behind the first.
 #[test]
 fn lz4_of_several_blocks() {
     let mut kernel = vmlinux();
@@ -113,7 +114,7 @@ fn a_bad_header_is_named() {
         "{length} bytes at {start:#x}, so the file must have {}",
         start + length
     );
-    // (file, what the message says)
+    // (file, text in the message)
     let cases = [
         (
             Vec::new(),
@@ -171,7 +172,7 @@ fn a_bad_header_is_named() {
 #[test]
 fn the_recorded_size_must_be_right() {
     let length = u32::try_from(vmlinux().len()).unwrap();
-    // (recorded size, what the message says)
+    // (recorded size, text in the message)
     let cases = [
         (
             length - 1,
@@ -191,7 +192,7 @@ fn the_recorded_size_must_be_right() {
         ),
     ];
     for (codec, mut payload) in packed() {
-        // The size is part of a gzip stream, whose decoder finds it wrong itself.
+        // The size is part of a gzip stream, whose decoder itself detects a wrong one.
         if codec == Codec::None || codec == Codec::Gzip {
             continue;
         }
@@ -201,7 +202,7 @@ fn the_recorded_size_must_be_right() {
             let message = unpack_bzimage(&bzimage(4, &payload))
                 .unwrap_err()
                 .to_string();
-            // LZ4 has no room for more than was expected, and says so itself.
+            // LZ4 has no room for more than was expected, and reports that itself.
             let refused = message.contains("damaged") && codec == Codec::Lz4;
             assert!(
                 message.contains(expected) || refused,
@@ -229,7 +230,8 @@ fn something_packed_that_is_no_elf_is_refused() {
     );
 }
 
-/// A payload cut short is an error at every length: the recorded size is gone with its end.
+/// Tests that a payload cut short is an error at every length, because the recorded size is lost
+/// with its end.
 #[test]
 fn every_truncated_payload_is_refused() {
     for (codec, payload) in packed() {
@@ -242,8 +244,10 @@ fn every_truncated_payload_is_refused() {
 }
 
 proptest! {
-    /// A damaged payload gives an error or, where the damage does not matter (a field that is not
-    /// used, an unpacked ELF), a kernel of the recorded size; never a panic.
+    /// Tests that a damaged payload never panics.
+    ///
+    /// It returns an error, or a kernel of the recorded size if the damage does not matter (an
+    /// unused field, an unpacked ELF).
     #[test]
     fn damage_never_panics(
         which in 0..7_usize,
@@ -259,7 +263,7 @@ proptest! {
         }
     }
 
-    /// Checksums find damage inside the packed data of gzip, bzip2, XZ and Zstandard.
+    /// Tests that checksums detect damage inside the packed data of gzip, bzip2, XZ and Zstandard.
     #[test]
     fn a_flipped_bit_never_changes_the_kernel_silently(
         which in prop::sample::select(vec![0_usize, 1, 3, 4]),
@@ -274,7 +278,7 @@ proptest! {
         }
     }
 
-    /// Any bytes after a known magic number.
+    /// Tests any bytes after a known magic number.
     #[test]
     fn noise_never_panics(which in 0..7_usize, noise in proptest::collection::vec(any::<u8>(), 0..300)) {
         let (_, mut payload) = packed().swap_remove(which);
@@ -285,7 +289,7 @@ proptest! {
         let _ = unpack_bzimage(&bzimage(4, &payload));
     }
 
-    /// Any header fields.
+    /// Tests any header fields.
     #[test]
     fn any_header_is_answered(sects: u8, version: u16, offset: u32, length in 0..2000_u32) {
         let mut file = bzimage(4, &vmlinux());
