@@ -52,8 +52,8 @@ pub struct ShardedMap<V> {
     /// The number of keys. It changes under `turn`, and is never less than the number that readers
     /// can find.
     ///
-    /// A key is counted before it is visible and until after it is gone, so that a reader that has
-    /// found one does not see an empty map.
+    /// A key is counted before it is visible and until after it is gone. A reader that has found
+    /// one thus never sees an empty map.
     count: AtomicUsize,
     changes: Changes,
 }

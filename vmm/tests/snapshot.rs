@@ -221,8 +221,8 @@ mod writer {
     /// The instruction that gets a trap. It advances to the next page.
     pub const TRAPPED: u64 = CODE + 8;
 
-    /// `start: mov edi, first; next: inc qword [rdi]; add edi, 4096; cmp edi, end; jb next; jmp
-    /// start`.
+    /// Returns `start: mov edi, first; next: inc qword [rdi]; add edi, 4096; cmp edi, end; jb next;
+    /// jmp start`.
     pub fn code() -> Vec<u8> {
         let [first, end] = [WRITTEN.start, WRITTEN.end].map(|a| (a as u32).to_le_bytes());
         [

@@ -203,7 +203,7 @@ fn an_instruction_that_is_not_emulated_is_stepped() {
 #[test]
 fn a_site_on_hlt_neither_stops_the_guest_nor_a_pause() {
     let host = host!();
-    // The interrupt that ends a HLT comes at any moment of a pause.
+    // Whenever a pause comes, the interrupt that ends a HLT must still arrive.
     const TICKS: u64 = 60;
     let mut guest = micro(host, &format!("tick {TICKS}"));
     let site = guest.arm_kernel(first_of(&guest, "micro_tick", Mnemonic::Hlt));
@@ -229,8 +229,8 @@ fn a_site_on_hlt_neither_stops_the_guest_nor_a_pause() {
     );
 }
 
-/// Kernel code in the place of `calls`: writes to the two pages that the guest maps in turn, so
-/// that each faults.
+/// Tests kernel code in the place of `calls` that writes to the two pages that the guest maps in
+/// turn, so that each write faults.
 #[test]
 fn a_displaced_instruction_that_faults_is_one_hit_and_the_guests_own_fault() {
     let host = host!();

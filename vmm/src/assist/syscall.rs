@@ -4,9 +4,9 @@
 //! SYSCALL left them. A hardware breakpoint watches the guest's page-fault entry. It leaves the
 //! guest's text unchanged, and the guest's boot-time patching cannot remove it.
 //!
-//! A fault is turned into the kernel entry of SYSCALL if RIP is LSTAR, CS is the user's, the flags
-//! are masked as in R11, and a SYSCALL instruction ends at RCX. Any other fault is left alone: a
-//! program that jumps to LSTAR has made no system call.
+//! A fault is turned into the kernel entry of SYSCALL if it has all its marks. RIP is LSTAR, and CS
+//! is the user's. The flags are masked as in R11, and a SYSCALL instruction ends at RCX. Any other
+//! fault is left alone: a program that jumps to LSTAR has made no system call.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 

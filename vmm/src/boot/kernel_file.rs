@@ -15,7 +15,7 @@ const LONGEST: u64 = 2 << 30;
 /// The reason that a kernel file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("kernel {path}: {source}")]
     Read {
         /// The file.
@@ -23,7 +23,7 @@ pub enum KernelFileError {
         /// The host's error.
         source: std::io::Error,
     },
-    /// It is neither of the two formats.
+    /// The file has neither of the two formats.
     #[error(
         "kernel {path}: neither an ELF nor a bzImage ({length} bytes, starts with {start}); give a vmlinux or a bzImage for x86-64"
     )]

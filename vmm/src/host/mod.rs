@@ -55,11 +55,11 @@ pub enum Int3 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Breakpoint {
-    /// It is reported, and RFLAGS.RF gets past it.
+    /// Reported, and RFLAGS.RF gets past it.
     Works,
-    /// It is reported, but RFLAGS.RF is ignored. RIP must be moved past the instruction.
+    /// Reported, but RFLAGS.RF is ignored. RIP must be moved past the instruction.
     IgnoresResumeFlag,
-    /// It is never reported.
+    /// Never reported.
     Silent,
 }
 

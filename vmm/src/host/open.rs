@@ -36,7 +36,7 @@ pub enum OpenError {
         /// The path of the device.
         path: PathBuf,
     },
-    /// It cannot be opened for another reason.
+    /// The device cannot be opened for another reason.
     #[error("{path}: cannot be opened ({source})")]
     Open {
         /// The path of the device.
@@ -54,7 +54,7 @@ pub enum OpenError {
         /// The reported API version. -1 if it is no KVM device at all.
         found: i32,
     },
-    /// It lacks a capability that every machine needs.
+    /// The device lacks a capability that every machine needs.
     #[error("{path}: lacks {missing}; a Linux of 4.13 or newer is needed")]
     Capability {
         /// The path of the device.

@@ -500,7 +500,7 @@ mod tests {
         });
     }
 
-    /// An example is a disk on a file system whose server has gone.
+    /// Tests with a disk that never answers, such as one on a file system whose server has gone.
     #[test]
     fn a_disk_that_does_not_answer_holds_up_no_end() {
         let control = Arc::new(Control::new(0));

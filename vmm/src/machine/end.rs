@@ -24,7 +24,7 @@ pub enum RunEnd {
     TripleFault {
         /// The index of the vCPU.
         vcpu: usize,
-        /// Its registers. `None` if the host resets them before it reports the fault.
+        /// The registers of the vCPU. `None` if the host resets them before it reports the fault.
         registers: Option<Box<VcpuRegisters>>,
     },
     /// The host's KVM failed.

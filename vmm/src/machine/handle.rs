@@ -237,7 +237,7 @@ impl Handle {
     /// Ends the watch on the guest's #BP entry if no user site needs it.
     ///
     /// A program that has hit an int3 of ours, perhaps of a removed site, may be on its way there.
-    /// It is let through first.
+    /// The watch ends only after it has passed.
     fn leave_breakpoint_entry(&self) {
         const ATTEMPTS: usize = 200;
         for _ in 0..ATTEMPTS {

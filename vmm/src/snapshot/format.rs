@@ -15,7 +15,7 @@ const HEADER: usize = 56;
 /// The reason that a state file is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotDamage {
-    /// It is not a state file.
+    /// The file is not a state file.
     #[error(
         "not a snapshot's state file (starts with {found}); name the folder that `exotrace snapshot` wrote"
     )]
@@ -23,7 +23,7 @@ pub enum SnapshotDamage {
         /// The first bytes of the file, in hex.
         found: String,
     },
-    /// It was written by another version.
+    /// The file was written by another version.
     #[error(
         "written in format {found}, this exotrace reads format {FORMAT_VERSION}; boot the machine again and save it anew"
     )]
@@ -31,7 +31,7 @@ pub enum SnapshotDamage {
         /// The version of the file.
         found: u32,
     },
-    /// It was cut short.
+    /// The file was cut short.
     #[error("damaged: {found} bytes of state, {expected} were written")]
     Truncated {
         /// The number of bytes in the file.
@@ -39,7 +39,7 @@ pub enum SnapshotDamage {
         /// The number of bytes that the header announces.
         expected: u64,
     },
-    /// It was changed.
+    /// The file was changed.
     #[error("damaged: SHA-256 {found}, {expected} was written")]
     Hash {
         /// The SHA-256 of the current bytes, in hexadecimal.

@@ -24,9 +24,9 @@ pub(super) struct MemoryFile<'a> {
 /// The handling of pages of zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Zeros {
-    /// They are written, because the file may have other data there.
+    /// Written, because the file may have other data there.
     Written,
-    /// They are left out, because the file has a hole there.
+    /// Left out, because the file has a hole there.
     Left,
 }
 

@@ -35,7 +35,7 @@ const FEW: u64 = 1 << 20;
 /// it is saved.
 const MOST_COPIED: u64 = 128 << 20;
 
-/// A callback that is told the progress and decides whether to go on.
+/// A callback that receives the progress and decides whether to go on.
 pub(super) type Watch<'w> = &'w mut dyn FnMut(Stage) -> ControlFlow<()>;
 
 /// Memory that is being written to its file.

@@ -40,7 +40,7 @@ pub(crate) enum Displaced {
     Emulate,
     /// By a single step over the original byte, with the other vCPUs paused.
     Step,
-    /// Not at all. It is a foreign int3, which is reinjected.
+    /// Not executed. It is a foreign int3, which is reinjected.
     Breakpoint,
 }
 

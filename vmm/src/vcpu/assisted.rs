@@ -275,8 +275,8 @@ impl Vcpu {
             return match self.machine.traps.owner_of(at) {
                 Int3Owner::Guest => self.pass(entry, regs, Some(&sregs), 0),
                 Int3Owner::Ours(site) if !site.is_user() => self.pass(entry, regs, Some(&sregs), 0),
-                // The site was removed, or armed, after the program met the byte. It executes what
-                // is there now.
+                // The site was removed, or armed, after the program reached the byte. It executes
+                // what is there now.
                 Int3Owner::JustRemoved | Int3Owner::Ours(_) => {
                     self.return_to(&user, &user_sregs)?;
                     Ok(Flow::Run)

@@ -48,7 +48,7 @@ impl Vcpu {
         let host = |message: String| RunEnd::Host { message };
         let fd = self.fd.as_raw_fd();
         for done in 1..hits {
-            // SAFETY: KVM_RUN takes no argument; the descriptor is this vCPU's and open, on its own
+            // SAFETY: KVM_RUN has no argument. The descriptor is this vCPU's and open, on its own
             // thread.
             while unsafe { libc::ioctl(fd, KVM_RUN, 0) } != 0 {
                 let error = std::io::Error::last_os_error();

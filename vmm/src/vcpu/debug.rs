@@ -15,7 +15,7 @@ pub(crate) const BREAKPOINTS: usize = 4;
 /// The breakpoint that watches the guest's page-fault entry if SYSCALL is repaired.
 pub(crate) const PAGE_FAULT_ENTRY: usize = 0;
 
-/// The guest debugging that KVM is asked for on one vCPU.
+/// The debug features that one vCPU requests from KVM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GuestDebug {
     report_int3: bool,

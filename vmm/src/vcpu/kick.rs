@@ -17,7 +17,7 @@ fn signal() -> libc::c_int {
 
 extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// Installs, once per process, the empty handler that makes the signal interrupt KVM_RUN.
+/// Installs the empty handler, once per process, that makes the signal interrupt KVM_RUN.
 pub(crate) fn install_handler() -> std::io::Result<()> {
     static DONE: OnceLock<i32> = OnceLock::new();
     let errno = *DONE.get_or_init(|| match register_signal_handler(signal(), ignore) {

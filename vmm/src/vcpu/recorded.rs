@@ -7,7 +7,7 @@
 
 use kvm_bindings::kvm_debug_exit_arch;
 
-/// The event that the guest has met.
+/// The event in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Met {
     Int3,

@@ -213,7 +213,7 @@ const NOPS: &[&[u8]] = &[
     &[0x3e, 0xf3, 0x0f, 0x1e, 0xfa],
 ];
 
-/// Returns a case of each of [`NOPS`].
+/// Returns the case of the entry `index` of [`NOPS`].
 pub fn nop(index: usize, slot: Slot, draw: &Draw) -> Case {
     let mut case = Case::new(slot, draw);
     case.bytes = NOPS[index].to_vec();

@@ -29,7 +29,7 @@ pub struct VirtioConfig {
 
 /// A virtio-console: port 0, the guest's `hvc0`, and named ports, each `/dev/virtio-ports/NAME`.
 ///
-/// They have no backends until [`ConsolePorts::attach`](super::ConsolePorts::attach).
+/// The ports have no backends until [`ConsolePorts::attach`](super::ConsolePorts::attach).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsoleConfig {
     /// The ports behind the first, from number 1 on. They are connected when they have a backend,

@@ -101,7 +101,7 @@ fn bytes_that_are_no_instruction_are_refused() {
     );
 }
 
-/// An instruction in some state: bytes, text, preparation, and the expected exception or fault.
+/// An instruction in some state: bytes, name, preparation, and the expected exception or fault.
 type Case = (
     &'static str,
     &'static str,
@@ -410,8 +410,8 @@ fn endless_contention_ends() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Also tests that a failure changes nothing (`run`), and that execution refuses what the check
-    /// before refuses.
+    /// Tests also that a failure changes nothing (`run`), and that execution refuses what
+    /// [`is_supported`] refuses.
     #[test]
     fn arbitrary_bytes_never_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..16),
