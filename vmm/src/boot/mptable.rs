@@ -97,7 +97,6 @@ fn table(cpus: u8, interrupts: u8) -> Vec<u8> {
     table
 }
 
-/// Writes the table and the floating pointer.
 pub(super) fn write(ram: &GuestRam, cpus: u8, interrupts: u8) -> Result<(), PhysicalWriteError> {
     ram.write_physical(Gpa(place::MP_TABLE), &table(cpus, interrupts))?;
     let mut pointer = Vec::with_capacity(16);

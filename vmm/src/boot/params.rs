@@ -43,7 +43,6 @@ pub(super) fn e820(memory: u64) -> Vec<E820Row> {
     rows
 }
 
-/// Writes the zero page and `setup_data`.
 pub(super) fn write(
     ram: &GuestRam,
     config: &BootConfig<'_>,

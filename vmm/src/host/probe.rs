@@ -237,7 +237,6 @@ impl Bench {
         false
     }
 
-    /// Returns a copy of each page of the memory.
     fn pages(&self) -> Vec<Vec<u8>> {
         let page = |address| {
             let mut page = vec![0; PAGE_SIZE as usize];

@@ -183,8 +183,8 @@ pub(crate) struct MachineParts<'a> {
     pub(crate) serial: ConsoleOutput,
 }
 
-/// Creates an empty machine. With `watch_lstar` the guest has yet to set up SYSCALL, and a host
-/// that needs to know is asked to report it.
+/// Creates an empty machine. `watch_lstar`: the guest has yet to set up SYSCALL, which a host that
+/// repairs SYSCALL must see.
 pub(crate) fn new_vm(
     kvm: &Kvm,
     profile: &HostProfile,

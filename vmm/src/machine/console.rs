@@ -149,7 +149,6 @@ struct Input {
     escaped: bool,
     /// The bytes that the guest has not accepted yet.
     waiting: Vec<u8>,
-    /// Whether the source is watched.
     watched: bool,
     /// Whether the source is at its end.
     done: bool,

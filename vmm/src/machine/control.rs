@@ -104,7 +104,6 @@ impl Control {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of vCPUs.
     pub(crate) fn vcpus(&self) -> usize {
         self.lock().slots.len()
     }
@@ -316,7 +315,6 @@ impl Control {
         }
     }
 
-    /// Checks whether the threads are to leave.
     pub(crate) fn is_leaving(&self) -> bool {
         self.lock().leave
     }
@@ -365,7 +363,6 @@ impl Control {
         state.end.clone()
     }
 
-    /// Makes every vCPU thread leave.
     pub(crate) fn leave(&self) {
         let mut state = self.lock();
         state.leave = true;

@@ -151,7 +151,7 @@ pub(crate) struct Counters {
     pub(crate) syscalls_repaired: AtomicU64,
 }
 
-/// The number of hits of each instruction.
+/// The counts of instructions, by mnemonic.
 #[derive(Debug, Default)]
 pub(crate) struct Instructions(Mutex<HashMap<Mnemonic, u64>>);
 

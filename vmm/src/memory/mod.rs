@@ -109,7 +109,7 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1);
 /// The number of regions: RAM below the hole and above it.
 const REGIONS: usize = 2;
 /// The longest access in bytes that goes word by word. Longer ones are left to vm-memory, whose
-/// setup costs more.
+/// path to the bytes is longer.
 const SHORT_ACCESS: usize = 64;
 
 /// The size of a word in bytes.

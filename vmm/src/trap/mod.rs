@@ -1,4 +1,4 @@
-//! Traps: places where a guest stops for the host, independent of how the host's KVM reports them.
+//! Traps: places where a guest stops for the host, however the host's KVM reports them.
 //!
 //! A [`TrapTable`] holds the int3 sites, keyed by guest-physical byte. Whatever comes out of KVM_RUN (a debug
 //! exit, an emulation failure at our byte, an arrival at the guest's own int3 entry) is turned into one

@@ -138,7 +138,6 @@ impl Site {
         self.instruction.len() as u64
     }
 
-    /// Returns the bytes of the instruction.
     pub(super) fn instruction_bytes(&self) -> &[u8] {
         self.code.get(..self.instruction.len()).unwrap_or_default()
     }

@@ -60,7 +60,6 @@ struct Device {
     transport: Arc<Mutex<MmioTransport>>,
     handle: DeviceHandle,
     events: Arc<DeviceEvents>,
-    /// The ports of a console.
     ports: Option<ConsolePorts>,
 }
 
@@ -99,7 +98,6 @@ struct Made {
     model: Box<dyn VirtioDevice>,
     /// The size of a disk in bytes.
     length: Option<u64>,
-    /// The ports of a console.
     ports: Option<ConsolePorts>,
     far_end: Arc<BackendEvent>,
 }
@@ -230,7 +228,6 @@ impl Devices {
 }
 
 impl SavedDevice {
-    /// Returns the configuration of the device.
     pub(crate) fn config(&self) -> DeviceConfig {
         self.identity.config.clone()
     }

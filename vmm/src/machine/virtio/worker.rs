@@ -72,7 +72,6 @@ fn raise(event: &EventFd) {
     let _ = event.write(1);
 }
 
-/// A device to be served.
 pub(super) struct Served {
     pub(super) handle: DeviceHandle,
     pub(super) events: Arc<DeviceEvents>,
@@ -226,7 +225,6 @@ impl Server {
         }
     }
 
-    /// Returns the event of a source.
     fn event(&self, source: Source) -> Option<&EventFd> {
         match source {
             Source::Stop => Some(&self.stop),

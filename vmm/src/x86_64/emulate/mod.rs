@@ -1,17 +1,17 @@
 //! Executes one 64-bit-mode instruction of a vCPU in the host, on the vCPU's registers and memory.
 //!
-//! It has two callers. A trap stands over the first byte of an instruction and stays there, so the
-//! displaced instruction is executed here. A KVM that interprets guest code itself reports
-//! instructions that it lacks (`KVM_INTERNAL_ERROR_EMULATION`), which are completed here.
+//! It has two callers. A trap stays over the first byte of an instruction, so the displaced
+//! instruction is executed here. A KVM that interprets guest code reports instructions that it
+//! lacks (`KVM_INTERNAL_ERROR_EMULATION`), which are completed here.
 //!
 //! The caller owns the vCPU. It must be outside KVM_RUN while [`execute`] runs, in 64-bit mode
 //! (CS.L set), with its RIP at the instruction. The caller also owns translation, permissions and
-//! atomicity of memory ([`Environment`]). It decides the consequence of an exception or a refused
-//! instruction: to inject it, or to step the original instruction.
+//! atomicity of memory ([`Environment`]). It decides whether to inject an exception, or to step the
+//! original instruction.
 //!
 //! An instruction either happens as a whole (registers, flags, memory, RIP), or returns an error
-//! and changes nothing. It has at most one effect outside the general registers, which is held back
-//! until nothing can fail any more (`Cpu::commit`).
+//! and changes nothing. Its one effect outside the general registers, if any, is held back until
+//! nothing can fail any more (`Cpu::commit`).
 //!
 //! The emulator does not raise exceptions or repeat string instructions. It does not change control
 //! registers, MSRs or segments other than the FS and GS base. It has no x87 arithmetic and no AVX.

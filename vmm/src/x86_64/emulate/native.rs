@@ -47,7 +47,6 @@ pub(crate) fn prepare() {
     code_memory::prepare();
 }
 
-/// Checks whether [`run`] executes this instruction.
 pub(super) fn is_supported(insn: &Instruction) -> bool {
     plan(insn).is_some()
 }
@@ -65,7 +64,6 @@ struct Plan {
     stub: OnceCell<Stub>,
 }
 
-/// The memory operand.
 struct Memory {
     /// The size in bytes, 1 to [`MEMORY_MAX`].
     size: usize,
@@ -93,7 +91,6 @@ fn plan(insn: &Instruction) -> Option<Rc<Plan>> {
     })
 }
 
-/// Checks whether the instruction is on the list.
 fn permitted(insn: &Instruction) -> bool {
     // These belong to the named extensions too, but do more than compute: MXCSR, implicit memory,
     // x87 registers.

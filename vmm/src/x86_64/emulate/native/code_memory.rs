@@ -135,7 +135,6 @@ impl Place {
         Ok(place)
     }
 
-    /// Returns the code's address.
     pub(super) fn address(&self) -> NonNull<u8> {
         // SAFETY: the number is below PLACES, so the place lies in the executable mapping.
         unsafe { self.area.executable.add(self.number * PLACE) }

@@ -105,7 +105,6 @@ impl Stub {
         Ok(Self { place })
     }
 
-    /// Runs the instruction on `context`.
     pub(super) fn run(&self, context: &mut Context) {
         debug_assert!(
             context.fx.mxcsr() & !0xffff == 0,
