@@ -1,8 +1,8 @@
 //! The registers, descriptor table and page tables with which a boot vCPU starts.
 //!
-//! Source: Documentation/arch/x86/boot.rst ("64-bit boot protocol": selectors 0x10 and 0x18, flat,
-//! paging on with the kernel and its parameters mapped one to one) and the PVH ABI (32-bit, paging
-//! off).
+//! Sources: the PVH ABI (32-bit, paging off), and Documentation/arch/x86/boot.rst ("64-bit boot
+//! protocol"). In the latter, selectors are 0x10 and 0x18, flat. Paging is on, with the kernel and
+//! its parameters mapped one to one.
 
 use introspect::Gpa;
 use kvm_bindings::{kvm_regs, kvm_sregs};

@@ -44,7 +44,7 @@ impl Handle {
         Self { shared }
     }
 
-    /// Stops all vCPUs until the result is dropped. Pauses nest.
+    /// Pauses all vCPUs until the result is dropped. Pauses nest.
     pub fn pause(&self) -> Paused {
         self.shared.control.pause()
     }

@@ -23,7 +23,7 @@ pub(crate) enum Int3Owner {
 pub(crate) enum Reinjection {
     /// KVM_SET_GUEST_DEBUG with KVM_GUESTDBG_INJECT_BP, RIP at the int3.
     InjectBreakpoint,
-    /// Move RIP past the int3 and queue exception 3 by KVM_SET_VCPU_EVENTS.
+    /// RIP moves past the int3, and KVM_SET_VCPU_EVENTS queues exception 3.
     QueueException,
 }
 
