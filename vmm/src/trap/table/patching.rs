@@ -23,7 +23,7 @@ use crate::x86_64::LONGEST_INSTRUCTION;
 /// A part of the kernel's text whose sites are suspended. Must be passed to
 /// [`TrapTable::resume_sites`].
 #[derive(Debug, Default)]
-#[must_use = "the sites stay out of memory until they are put down"]
+#[must_use = "the sites stay suspended until they are resumed"]
 pub struct Suspended {
     windows: Vec<u64>,
     sites: usize,
@@ -54,7 +54,7 @@ impl Suspended {
 
 /// Suspended user sites. Must be passed to [`TrapTable::resume_user`].
 #[derive(Debug, Default)]
-#[must_use = "the sites stay out of memory until they are put down"]
+#[must_use = "the sites stay suspended until they are resumed"]
 pub struct SuspendedUser {
     sites: Vec<SiteId>,
 }
