@@ -9,7 +9,7 @@ use std::time::Duration;
 use devices::virtio::TRANSPORT_FEATURES;
 use devices::virtio::console::{
     CONTROL_TRANSMIT, Console, ConsoleConfig, ConsoleHandle, EndOfFile, FEATURE_MULTIPORT,
-    FEATURE_SIZE, Message, NullBackend, PortConfig, PortBackend, Size,
+    FEATURE_SIZE, Message, NullBackend, PortBackend, PortConfig, Size,
 };
 use devices::virtio::mock::{Descriptor, LinuxConsole, RING_AREA, RINGS, status};
 use hostile::Input;

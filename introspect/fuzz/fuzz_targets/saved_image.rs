@@ -98,5 +98,10 @@ fuzz_target!(|bytes: &[u8]| {
     let memory = PausedMemory::new(&damaged);
     let choice = bytes.first().copied().unwrap_or(0);
     let look = system.look(&memory, *space, CORE.cpus());
-    ask(look, choice % QUESTIONS, usize::from(choice / QUESTIONS), MOST);
+    ask(
+        look,
+        choice % QUESTIONS,
+        usize::from(choice / QUESTIONS),
+        MOST,
+    );
 });
