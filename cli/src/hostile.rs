@@ -7,6 +7,7 @@ use probes::clock::Clock;
 use serde::de::DeserializeOwned;
 
 use crate::args::Format;
+use crate::client::dt;
 use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{Guest, shape};
 use crate::commands::trace_output::Writer;
@@ -14,11 +15,10 @@ use crate::expect::Expectation;
 use crate::protocol::control::{Answer, Command, decode, encode};
 use crate::protocol::ports::EventName;
 use crate::protocol::ports::{self, Request, Waited};
+use crate::protocol::script;
 use crate::protocol::trace::Line;
 use crate::protocol::trace::Traced;
 use crate::registry::{VmName, pid_in};
-use crate::scripting;
-use crate::server::dt;
 
 /// Decodes a question on the control socket, and what it has in it; returns it encoded anew.
 #[must_use]
@@ -64,9 +64,9 @@ pub fn port_requests(mut stream: &[u8]) -> (Vec<u8>, usize) {
 #[must_use]
 pub fn port_answers(mut stream: &[u8]) -> usize {
     let mut all = 0;
-    while let Ok((_, bytes)) = wire::receive_answer(&mut stream) {
+    while let Ok((_, bytes)) = ports::receive_answer(&mut stream) {
         all += bytes.len();
-        let _ = wire::clock_of(&bytes);
+        let _ = ports::clock_of(&bytes);
         let _ = bytes.first().map(|byte| Waited::of(*byte));
     }
     all
@@ -106,8 +106,8 @@ pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
 #[must_use]
 pub fn script_stream(stream: &[u8]) -> Vec<u8> {
     let mut shown = Vec::new();
-    for line in lines::<scripting::stream::Line>(stream) {
-        if let scripting::stream::Line::Output { out, err } = line {
+    for line in lines::<script::Line>(stream) {
+        if let script::Line::Output { out, err } = line {
             shown.extend_from_slice(out.as_bytes());
             shown.extend_from_slice(err.as_bytes());
         }
@@ -148,7 +148,7 @@ pub fn dt_events(events: &[u8], json: bool) -> Option<Vec<u8>> {
     };
     let mut shape = dt::show::shape(format, &dt::show::Names::default()).ok()?;
     let mut shown = Vec::new();
-    for event in events.chunks(dt::client::ABI.event_size()) {
+    for event in events.chunks(dt::ABI.event_size()) {
         let _ = shape.record(event, &mut shown);
     }
     let _ = shape.finish(&mut shown);
