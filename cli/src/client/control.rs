@@ -1,4 +1,4 @@
-//! Asking a running machine.
+//! Requests to a running machine over its control socket.
 
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -12,60 +12,60 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::protocol::control::{Answer, Command, LONGEST_ANSWER, MessageError};
 use crate::registry::Running;
 
-/// A machine did not answer.
+/// A request to a machine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Its socket.
+    /// The socket cannot be used.
     #[error("machine {name}: {path}: {source}; has it just ended?", path = path.display())]
     Socket {
-        /// The machine.
+        /// The machine's name.
         name: String,
-        /// Its socket.
+        /// The path of its socket.
         path: PathBuf,
-        /// What went wrong.
+        /// The error of the socket.
         source: io::Error,
     },
-    /// It took too long.
+    /// No answer came in time.
     #[error(
         "machine {name} has not answered for {} s: its process is stopped, or busy with another question",
         patience.as_secs()
     )]
     Silent {
-        /// The machine.
+        /// The machine's name.
         name: String,
-        /// How long it was waited for.
+        /// The time that was waited.
         patience: Duration,
     },
-    /// Its answer.
+    /// The answer is not a valid message.
     #[error("machine {name}: {source}")]
     Message {
-        /// The machine.
+        /// The machine's name.
         name: String,
-        /// What is wrong with it.
+        /// The fault in the message.
         source: MessageError,
     },
-    /// It said no.
+    /// The machine refused the request.
     #[error("machine {name}: {message}")]
     Refused {
-        /// The machine.
+        /// The machine's name.
         name: String,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// It said something else.
+    /// The answer does not fit the request.
     #[error("machine {name}: an answer to another question: {answer}")]
     Unexpected {
-        /// The machine.
+        /// The machine's name.
         name: String,
-        /// What it said.
+        /// The answer.
         answer: String,
     },
 }
 
-/// Sends `command` to `machine` and waits for its answer, as long as that takes.
+/// Sends `command` to `machine` and waits for its answer without a time limit.
 ///
 /// # Errors
-/// If the machine cannot be reached, or says that it could not do it.
+/// If the machine cannot be reached, or reports an error.
 pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
     Talk {
         descriptors: &[],
@@ -94,10 +94,11 @@ pub fn ask_with(
     .ask(machine, command)
 }
 
-/// As [`ask`], but no longer than `patience`: where one machine must not keep a user from the others.
+/// Asks as [`ask`] does, but waits no longer than `patience`: one machine must not keep a user from
+/// the others.
 ///
 /// # Errors
-/// As [`ask`], and if no answer came.
+/// As [`ask`], and if no answer came in time.
 pub fn ask_within(
     machine: &Running,
     command: &Command,
@@ -111,13 +112,13 @@ pub fn ask_within(
     .ask(machine, command)
 }
 
-/// How a question is asked.
+/// The parameters of a request.
 struct Talk<'t> {
-    /// What the machine gets besides.
+    /// The descriptors that are sent along.
     descriptors: &'t [BorrowedFd<'t>],
-    /// Is told what comes before the answer.
+    /// The receiver of messages before the answer.
     progress: &'t mut dyn FnMut(Answer),
-    /// How long the machine may say nothing.
+    /// The longest time without a message from the machine.
     patience: Option<Duration>,
 }
 
@@ -163,7 +164,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Sends a line; returns the connection that the answer comes on.
+    /// Sends a line and returns the connection for the answer.
     fn send(&self, machine: &Running, line: &str) -> io::Result<UnixStream> {
         let mut stream = UnixStream::connect(&machine.socket)?;
         stream.set_read_timeout(self.patience)?;
@@ -176,7 +177,7 @@ impl Talk<'_> {
     }
 }
 
-/// The answer does not fit the question.
+/// Returns the error for an answer that does not fit the request.
 pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
     AskError::Unexpected {
         name: machine.name.to_string(),
@@ -184,7 +185,7 @@ pub fn unexpected(machine: &Running, answer: &Answer) -> AskError {
     }
 }
 
-/// Sends `command` to `machine`; what it says comes on the connection.
+/// Sends `command` to `machine` and returns the connection for its answers.
 ///
 /// # Errors
 /// If the machine cannot be reached.
@@ -203,7 +204,7 @@ pub fn connect(machine: &Running, command: &Command) -> Result<UnixStream, AskEr
     })
 }
 
-/// Sends descriptors with the first bytes of `bytes`; returns how many those are.
+/// Sends descriptors with the first bytes of `bytes` and returns the number of these bytes.
 fn send_with(
     stream: &UnixStream,
     bytes: &[u8],

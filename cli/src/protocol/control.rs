@@ -1,11 +1,13 @@
-//! The control socket: one JSON line asks, one JSON line answers, then the connection ends.
+//! The control socket: a client sends one JSON line, gets one JSON line, and the connection ends.
 //!
-//! `{"version":2,"command":"snapshot"}` is answered by `{"version":2,"answer":"saved","bytes":134217728,"paused_us":900}` or
-//! `{"version":2,"answer":"error","message":"..."}`, after lines that say how far it is (`saving`). Both sides refuse another version by name. The folder that
-//! the socket stands in keeps other users out, and the server looks at who they are besides.
+//! `{"version":2,"command":"snapshot"}` is answered by
+//! `{"version":2,"answer":"saved","bytes":134217728,"paused_us":900}` or
+//! `{"version":2,"answer":"error","message":"..."}`, after lines of progress (`saving`). Both sides
+//! refuse another version by name. The socket's folder keeps other users out, and the server also
+//! checks the client's user.
 //!
-//! With `snapshot` come the descriptors of the two files that it is to be written to (SCM_RIGHTS): the machine's process may
-//! be confined to a folder of its own, the client is not.
+//! With `snapshot` come the descriptors of the two files to write (SCM_RIGHTS): the machine's
+//! process may be confined to a folder of its own, the client is not.
 
 use std::path::PathBuf;
 
@@ -17,57 +19,57 @@ use crate::protocol::inspection::ProcessName;
 use crate::protocol::script::ScriptRequest;
 use crate::protocol::trace::Request;
 
-/// Raised when a message changes its meaning.
+/// The protocol version. It is raised when a message changes its meaning.
 pub const VERSION: u32 = 2;
 /// Longest question the server takes, in bytes: a script and its library.
 pub const LONGEST_QUESTION: u64 = 4 << 20;
 /// Longest answer a client takes: stacks of thousands of threads.
 pub const LONGEST_ANSWER: u64 = 256 << 20;
 
-/// Descriptors that come with a question at most; further ones are closed.
+/// The largest number of descriptors with a request; further ones are closed.
 pub const MOST_DESCRIPTORS: usize = 2;
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
 pub enum Command {
-    /// Who is there?
+    /// Describe the machine.
     Info,
-    /// Save the machine to the files whose descriptors come along: `state`, then `memory`.
+    /// Save the machine to the files with the descriptors sent along: `state`, then `memory`.
     Snapshot,
-    /// The counts so far.
+    /// Return the counts so far.
     Stat {
-        /// And a hash of the kernel's text in memory.
+        /// Add a hash of the kernel's text in memory.
         #[serde(default)]
         hash: bool,
     },
-    /// The processes, or all threads.
+    /// Return the processes, or all threads.
     Ps {
-        /// Threads, too.
+        /// Include threads.
         threads: bool,
     },
-    /// The mappings of a process.
+    /// Return the mappings of a process.
     Maps {
-        /// Which.
+        /// The process.
         process: ProcessName,
     },
-    /// Symbols by address or name.
+    /// Return symbols by address or name.
     Sym {
         /// Hexadecimal addresses and names.
         what: Vec<String>,
-        /// In this process's files instead of the kernel.
+        /// The process whose files are searched, instead of the kernel.
         process: Option<ProcessName>,
-        /// A folder with copies of the guest's files, an absolute path.
+        /// A folder with copies of the guest's files, as an absolute path.
         symfs: Option<PathBuf>,
     },
-    /// The stacks of a process's threads.
+    /// Return the stacks of a process's threads.
     Stack {
-        /// Which.
+        /// The process.
         process: ProcessName,
-        /// As above.
+        /// A folder with copies of the guest's files, as an absolute path.
         symfs: Option<PathBuf>,
     },
-    /// The probes that match a pattern; all but those of programs if it is empty.
+    /// Return the probes that match a pattern; if it is empty, all but those of programs.
     List {
         /// The pattern.
         pattern: String,
@@ -80,13 +82,13 @@ pub enum Command {
     Stop,
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
-    /// To [`Command::Info`].
+    /// The answer to [`Command::Info`].
     Info(Info),
-    /// To [`Command::Stat`].
+    /// The answer to [`Command::Stat`].
     Stat(Box<Stat>),
     /// To [`Command::Ps`].
     Ps(crate::protocol::inspection::Processes),
@@ -98,30 +100,30 @@ pub enum Answer {
     Stack(crate::protocol::inspection::Stacks),
     /// To [`Command::Snapshot`], any number of times before the answer: how far it is.
     Saving {
-        /// Everything is written and the guest runs: it is hashed.
+        /// Set once everything is written and the guest runs, while the files are hashed.
         hashing: bool,
-        /// Bytes done.
+        /// The bytes done.
         done: u64,
-        /// All bytes, as far as is known.
+        /// The total in bytes, as far as it is known.
         total: u64,
     },
-    /// To [`Command::Snapshot`].
+    /// The answer to [`Command::Snapshot`].
     Saved {
-        /// The machine's memory in bytes.
+        /// The size of the machine's memory in bytes.
         bytes: u64,
-        /// How long the guest was paused, in microseconds.
+        /// The length of the guest's pause, in microseconds.
         paused_us: u64,
     },
-    /// To [`Command::List`].
+    /// The answer to [`Command::List`].
     Probes {
-        /// Them.
+        /// The matching probes.
         probes: Vec<ListedProbe>,
     },
-    /// To [`Command::Stop`]: the run is about to end.
+    /// The answer to [`Command::Stop`]: the run is about to end.
     Stopping,
-    /// It could not be done.
+    /// The request failed.
     Error {
-        /// Why, for the user.
+        /// The reason, for the user.
         message: String,
     },
 }
@@ -129,82 +131,82 @@ pub enum Answer {
 /// A probe as `list` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedProbe {
-    /// Its four parts.
+    /// The probe's four parts.
     pub name: String,
-    /// Its arguments as C declares them, if they are known.
+    /// The arguments as C declares them, if they are known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub arguments: Option<Vec<String>>,
-    /// The type of what it returns.
+    /// The return type.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub returns: Option<String>,
 }
 
-/// What a machine says of itself.
+/// A machine's description of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
-    /// Its name.
+    /// The machine's name.
     pub name: String,
-    /// Its process.
+    /// The pid of its process.
     pub pid: u32,
-    /// RAM in bytes.
+    /// The size of its RAM in bytes.
     pub memory: u64,
-    /// Number of vCPUs.
+    /// The number of vCPUs.
     pub cpus: usize,
-    /// Where its kernel came from.
+    /// The origin of its kernel.
     pub kernel: String,
-    /// Seconds since it was started or restored.
+    /// The seconds since it was started or restored.
     pub running_s: u64,
 }
 
-/// What a machine has counted.
+/// A machine's counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
-    /// Its name.
+    /// The machine's name.
     pub name: String,
-    /// Port accesses that left the guest.
+    /// The port accesses that caused exits.
     pub port_exits: u64,
-    /// Memory accesses to devices or to nothing.
+    /// The memory accesses to devices or to unused addresses.
     pub mmio_exits: u64,
-    /// Traps of probes.
+    /// The probe traps hit.
     pub traps: u64,
-    /// The guest's own int3s, given back to it.
+    /// The foreign int3s, reinjected into the guest.
     pub guest_int3: u64,
-    /// System calls repaired on hosts that break them.
+    /// The system calls repaired on hosts that break them.
     pub syscalls_repaired: u64,
-    /// (instruction, times) completed for the guest.
+    /// The instructions completed for the guest, with counts.
     pub completed: Vec<(String, u64)>,
-    /// (instruction, times) that could not be completed; the guest got #UD.
+    /// The instructions that could not be completed, with counts; the guest got #UD.
     pub refused: Vec<(String, u64)>,
-    /// SHA-256 of the kernel's text in memory, or why there is none, if asked for.
+    /// The SHA-256 of the kernel's text in memory, or the reason for its absence; only on request.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub text: Option<String>,
-    /// Of a restored machine, what checks of its snapshot's memory have found.
+    /// The results of the checks of a restored machine's snapshot memory.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub restored_memory: Option<RestoredMemory>,
-    /// Places where traps stand.
+    /// The sites with traps.
     pub sites: Vec<SiteCount>,
-    /// What the probe engine has counted, all traces together; by name.
+    /// The probe engine's counts by name, all traces together.
     pub engine: Vec<(String, u64)>,
-    /// Its virtio devices.
+    /// The virtio devices.
     #[serde(default)]
     pub virtio: Vec<VirtioCount>,
-    /// Memory of its process.
+    /// The memory of the machine's process.
     #[serde(default)]
     pub memory: MemoryCount,
-    /// Ports that no device answers.
+    /// The ports that no device answers.
     pub unknown_ports: Vec<Unknown>,
-    /// Memory that no device answers.
+    /// The memory addresses that no device answers.
     pub unknown_memory: Vec<Unknown>,
 }
 
-/// The memory of the snapshot that a machine was restored from, in pieces that are checked as they come into use.
+/// The memory of a restored machine's snapshot. Its pieces are checked as they come into use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoredMemory {
-    /// Pieces.
+    /// The number of pieces.
     pub pieces: usize,
-    /// Those that were checked.
+    /// The number of checked pieces.
     pub checked: usize,
-    /// Those of them that are not what was written, by their bytes in the file.
+    /// The byte ranges, in the file, of checked pieces that differ from what was written.
     pub damaged: Vec<String>,
 }
 
@@ -218,35 +220,35 @@ impl From<&CheckStats> for RestoredMemory {
     }
 }
 
-/// Memory of a machine's process, in bytes.
+/// The memory of a machine's process, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryCount {
-    /// RAM of the guest, of which only what it has used takes memory of the host.
+    /// The guest's RAM. Only the part that the guest has used occupies host memory.
     pub guest: u64,
-    /// Held for guests and clients, by purpose.
+    /// The memory held for guests and clients, by purpose.
     pub held: Vec<(String, u64)>,
-    /// Most that is held for all purposes together.
+    /// The limit for all purposes together.
     pub most: u64,
 }
 
-/// What a virtio device has counted, its queues together.
+/// The counts of a virtio device, its queues together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtioCount {
     /// The kind of device.
     pub device: String,
-    /// Where its registers are, guest-physical.
+    /// The guest-physical address of its registers.
     pub address: u64,
-    /// Requests and buffers given back to the guest.
+    /// The requests and buffers returned to the guest.
     pub used: u64,
-    /// Those of them that were malformed.
+    /// The malformed ones among them.
     pub rejected: u64,
-    /// How often a queue broke.
+    /// The number of times that a queue broke.
     pub broken: u64,
-    /// Interrupts raised.
+    /// The interrupts raised.
     pub interrupts: u64,
-    /// Interrupts that the host refused.
+    /// The interrupts that the host refused.
     pub lost_interrupts: u64,
-    /// What was wrong with a queue or one of its buffers, the last time.
+    /// The last fault in a queue or one of its buffers.
     pub problem: Option<String>,
 }
 
@@ -272,31 +274,33 @@ impl From<&VirtioStats> for VirtioCount {
     }
 }
 
-/// A place where a trap stands.
+/// A site with a trap.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteCount {
-    /// Its address; in a program's text the physical one.
+    /// The address: physical in a program's text, virtual in the kernel's.
     pub address: u64,
-    /// Symbol there, in the kernel.
+    /// The symbol at the site, in the kernel.
     pub symbol: String,
-    /// Times it was hit.
+    /// The number of hits.
     pub hits: u64,
-    /// Hits whose instruction was single-stepped with the other vCPUs standing still; that of the others was emulated.
+    /// The hits whose instruction was single-stepped with the other vCPUs paused. In the other hits
+    /// it was emulated.
     pub stepped: u64,
-    /// The guest has something else there now.
+    /// Set while the site is suspended: the guest has other text there.
     pub suspended: bool,
-    /// This host cannot execute its instruction in the state that a program was in: it stands no more.
+    /// Set if the site was removed: this host cannot execute its instruction in a state that a
+    /// program was in.
     pub given_up: bool,
 }
 
 /// Accesses to an address that no device answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unknown {
-    /// Port or guest-physical address.
+    /// The port or guest-physical address.
     pub address: u64,
-    /// Reads, answered with ones.
+    /// The reads, answered with ones.
     pub reads: u64,
-    /// Writes, ignored.
+    /// The writes, ignored.
     pub writes: u64,
 }
 
@@ -314,23 +318,23 @@ struct VersionOnly {
     version: u32,
 }
 
-/// A line that is not a message.
+/// An error in a line that should be a message.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
-    /// Another program's, or cut short.
+    /// A line of another program, or one cut short.
     #[error("not a message of the control protocol ({source}): {line:?}")]
     Malformed {
-        /// What was received, shortened.
+        /// The received line, shortened.
         line: String,
-        /// What is wrong with it.
+        /// The error of the parser.
         source: serde_json::Error,
     },
-    /// Of another exotrace.
+    /// A message of another exotrace version.
     #[error(
         "control protocol version {found}, this exotrace speaks {VERSION}; use the same exotrace on both sides"
     )]
     Version {
-        /// What the other side speaks.
+        /// The other side's version.
         found: u32,
     },
 }

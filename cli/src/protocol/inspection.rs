@@ -1,7 +1,7 @@
-//! What the control socket answers about the guest: processes, mappings, symbols, stacks.
+//! The control socket's answers about the guest: processes, mappings, symbols, stacks.
 //!
-//! Addresses and sizes are in bytes. Everything was read while the guest stood still, for `standstill_us`; `incomplete` says
-//! what could not be read, a line for each reason.
+//! Addresses and sizes are in bytes. Everything is read while the guest is paused, for
+//! `standstill_us`. `incomplete` has a line for each reason why something could not be read.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,13 +9,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How a user names a process: digits are a pid, anything else is a name.
+/// A user's name for a process: digits are a pid, anything else is a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProcessName {
-    /// By number.
+    /// The pid.
     Pid(i32),
-    /// By the name that the kernel has of it (comm), or of a kernel thread the long one that `ps` shows.
+    /// The kernel's name of the process (comm), or the long name of a kernel thread that `ps`
+    /// shows.
     Comm(String),
 }
 
@@ -40,12 +41,12 @@ impl fmt::Display for ProcessName {
     }
 }
 
-/// How an answer came about.
+/// The circumstances of a reading.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
-    /// How long the guest stood still, in microseconds.
+    /// The length of the guest's pause, in microseconds.
     pub standstill_us: u64,
-    /// What is missing, for the user.
+    /// Descriptions of what is missing, for the user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub incomplete: Vec<String>,
 }
@@ -53,114 +54,114 @@ pub struct Reading {
 /// A process or thread, as `ps` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its number: of the process, or of the thread where threads are listed.
+    /// The pid, or the tid where threads are listed.
     pub pid: i32,
-    /// Number of the process it belongs to.
+    /// The pid of the process.
     pub tgid: i32,
-    /// Its parent's.
+    /// The pid of the parent.
     pub ppid: i32,
-    /// State letter of proc(5).
+    /// The state letter of proc(5).
     pub state: char,
-    /// Name, as the kernel has it.
+    /// The kernel's name of the thread.
     pub comm: String,
-    /// A thread of the kernel's own.
+    /// Set for a thread of the kernel's own.
     pub kernel_thread: bool,
-    /// Threads of its process.
+    /// The number of threads in the process.
     pub threads: u32,
-    /// When it was started, in nanoseconds since the guest's boot.
+    /// The start time, in nanoseconds since the guest's boot.
     pub start_ns: u64,
-    /// vCPU it runs on or ran on last.
+    /// The vCPU that it runs on or ran on last.
     pub cpu: u32,
-    /// Its arguments; none of a kernel thread.
+    /// The arguments; empty for a kernel thread.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arguments: Vec<String>,
-    /// Path of its program.
+    /// The path of the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
 }
 
-/// Processes.
+/// The guest's processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Processes {
-    /// Them, in the order of their creation.
+    /// The processes in the order of their creation.
     pub processes: Vec<Process>,
-    /// How they were read.
+    /// The circumstances of the reading.
     #[serde(flatten)]
     pub reading: Reading,
 }
 
-/// Mappings of a process.
+/// The mappings of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maps {
-    /// Whose.
+    /// The pid.
     pub pid: i32,
-    /// Its name.
+    /// The kernel's name of the process.
     pub comm: String,
-    /// Them, ascending by address.
+    /// The mappings, ascending by address.
     pub mappings: Vec<Mapping>,
-    /// How they were read.
+    /// The circumstances of the reading.
     #[serde(flatten)]
     pub reading: Reading,
 }
 
-/// A mapping.
+/// A mapping (VMA).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
-    /// First address.
+    /// The first address.
     pub start: u64,
-    /// One past the last.
+    /// The address after the last.
     pub end: u64,
-    /// `r`, `w`, `x` or `-` each, then `p` (private) or `s` (shared).
+    /// The permissions: `r`, `w`, `x` or `-` each, then `p` (private) or `s` (shared).
     pub permissions: String,
-    /// Offset in the file.
+    /// The offset in the file.
     pub offset: u64,
-    /// Major and minor number of the file's device.
+    /// The major and minor number of the file's device.
     pub device: (u32, u32),
     /// The file's inode; 0 without a file.
     pub inode: u64,
-    /// Path, or a name in brackets, or nothing.
+    /// A path, a name in brackets, or empty.
     pub name: String,
 }
 
-/// Symbols.
+/// The result of a symbol query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Symbols {
-    /// What was found.
+    /// The symbols that were found.
     pub symbols: Vec<Symbol>,
-    /// What was not, a sentence each.
+    /// A sentence for each symbol that was not found.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<String>,
-    /// How.
+    /// The circumstances of the reading.
     #[serde(flatten)]
     pub reading: Reading,
 }
 
-/// A symbol, or a place behind one.
+/// A symbol, or a place at an offset from one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Symbol {
     /// The address.
     pub address: u64,
-    /// Name of the symbol it belongs to.
+    /// The name of the symbol that the address belongs to.
     pub name: String,
-    /// Bytes behind the symbol.
+    /// The offset from the symbol, in bytes.
     pub offset: u64,
-    /// Type letter, as nm(1) has it.
+    /// The type letter of nm(1).
     pub kind: char,
-    /// Module or file; nothing for the kernel itself.
+    /// The module or file; none for the kernel itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
 }
 
-/// Stacks of the threads of a process.
+/// The stacks of a process's threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stacks {
-    /// Whose.
+    /// The pid.
     pub pid: i32,
-    /// Its name.
+    /// The kernel's name of the process.
     pub comm: String,
-    /// Its threads.
+    /// The threads.
     pub threads: Vec<ThreadStack>,
-    /// How they were read.
+    /// The circumstances of the reading.
     #[serde(flatten)]
     pub reading: Reading,
 }
@@ -168,20 +169,20 @@ pub struct Stacks {
 /// A thread's stack.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadStack {
-    /// The thread.
+    /// The tid.
     pub tid: i32,
-    /// Its name.
+    /// The kernel's name of the thread.
     pub comm: String,
-    /// State letter of proc(5).
+    /// The state letter of proc(5).
     pub state: char,
-    /// Frames in the kernel, innermost first; none where it runs in user mode.
+    /// The frames in the kernel, innermost first; empty if the thread runs in user mode.
     pub kernel: Vec<Frame>,
-    /// Why the kernel's part ends where it does, if not at its bottom.
+    /// The reason why the kernel's part ends early, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_end: Option<String>,
-    /// Frames of the program.
+    /// The frames of the program.
     pub user: Vec<Frame>,
-    /// Why the program's part ends where it does, if not at its bottom.
+    /// The reason why the program's part ends early, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_end: Option<String>,
 }
@@ -189,17 +190,18 @@ pub struct ThreadStack {
 /// A frame of a stack.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
-    /// The instruction, or the return address.
+    /// The address of the instruction, or the return address.
     pub address: u64,
-    /// Function, demangled; nothing if it has no name.
+    /// The demangled name of the function, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Bytes behind the function's start; of a frame without a name its address in the file, as the program headers have it.
+    /// The offset from the function's start, in bytes. Without a name: the address in the file, as
+    /// in the program headers.
     pub offset: u64,
-    /// Module or file.
+    /// The module or file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// What is to be doubted about it.
+    /// The reason to doubt this frame, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Connecting to one of a machine's sockets.
+//! Connections to a machine's sockets.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::registry;
 
-/// The connection to a machine has ended, or never was.
+/// The connection to a machine has ended, or could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum GoneError {
-    /// Nobody answers.
+    /// The machine does not answer.
     #[error("the machine does not answer ({0}); has it just ended?")]
     Silent(#[from] io::Error),
     /// The machine has no such socket.
@@ -23,7 +23,7 @@ pub enum GoneError {
 /// Connects to the socket `path` of a machine.
 ///
 /// # Errors
-/// If the machine has gone, or never served this socket.
+/// If the machine has ended, or does not serve this socket.
 pub fn connect(path: &Path) -> Result<UnixStream, GoneError> {
     UnixStream::connect(path).map_err(|error| {
         let is_missing = error.kind() == io::ErrorKind::NotFound;

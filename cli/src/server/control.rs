@@ -1,8 +1,8 @@
-//! Answering on a machine's control socket.
+//! The server of a machine's control socket.
 //!
-//! What is asked is answered one after the other, whoever asks: a snapshot must be alone. Only the end can be asked for
-//! at any time, and what the machine is. A client that says nothing keeps nobody waiting, and is hung up on after a while.
-//! Traces and scripts stream beside all that.
+//! Requests of all clients are answered one after the other, because a snapshot must be alone. Only
+//! `stop` and `info` are answered at any time. An idle client delays nobody and is disconnected
+//! after a while. Traces and scripts stream beside all that.
 
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -18,32 +18,34 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use crate::listener::{ListenError, Listener, Rules, check_peer};
 use crate::protocol::control::{Answer, Command, LONGEST_QUESTION, MOST_DESCRIPTORS};
 
-/// How long a client may take to send its line, and how long it may do nothing while we answer.
+/// The time that a client has to send its line, and the time it may be idle during an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long it may take our answer.
+/// The time that a client has to receive an answer.
 const LONGEST_TALK: Duration = Duration::from_secs(30);
-/// How long a question waits until those before it are answered.
+/// The time that a request waits for those before it.
 const LONGEST_TURN: Duration = Duration::from_secs(60);
-/// A stream ends with its machine, once its client has what was recorded: it is not cut.
+/// The listener's rules. A stream ends with its machine, once its client has all records: it is not
+/// cut.
 const RULES: Rules = Rules {
     name: "control",
     most: 64,
     grace: None,
 };
 
-/// What the server asks of its machine.
+/// The interface of a machine to its server.
 pub trait Machine: Send + Sync + 'static {
-    /// Does what `command` says. For [`Command::Stop`] this only starts the end.
+    /// Carries out `command`. For [`Command::Stop`] this only starts the end.
     fn answer(&self, command: Command) -> Answer;
 
-    /// Saves to files, of which these are the descriptors that `client` has sent: for [`Command::Snapshot`].
+    /// Saves to the files whose descriptors `client` has sent, for [`Command::Snapshot`].
     fn save(&self, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Answer;
 
-    /// Traces to `stream` until its other end is closed, or the machine ends: for [`Command::Trace`] and [`Command::Script`].
+    /// Traces to `stream` until its peer closes it or the machine ends, for [`Command::Trace`] and
+    /// [`Command::Script`].
     fn stream(&self, command: Command, stream: UnixStream);
 }
 
-/// The server. Ends when dropped.
+/// A control socket server. It ends when dropped.
 pub struct Server(#[expect(dead_code, reason = "serves until it is dropped")] Listener);
 
 impl Server {
@@ -52,18 +54,19 @@ impl Server {
     /// # Errors
     /// If the socket cannot be made.
     pub fn start(path: &Path, machine: impl Machine) -> Result<Self, ListenError> {
-        // Held while a question is answered.
+        // Held while a request is answered.
         let turn = Mutex::new(());
         let serve = move |stream: &UnixStream, _: &_| converse(stream, &machine, &turn);
         Listener::start(path, RULES, serve).map(Self)
     }
 }
 
-/// A client, who has time until then: one that comes byte by byte must not keep the others waiting, nor the machine's end.
+/// A client with a deadline: one that sends byte by byte must not delay the others or the machine's
+/// end.
 struct Client<'s> {
     stream: &'s UnixStream,
     until: Instant,
-    /// Those that it has sent, at most [`MOST_DESCRIPTORS`].
+    /// The descriptors that the client has sent, at most [`MOST_DESCRIPTORS`].
     descriptors: Vec<OwnedFd>,
 }
 
@@ -88,7 +91,7 @@ impl<'s> Client<'s> {
 impl Read for Client<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
-        // The kernel closes those that there is no room for.
+        // The kernel closes descriptors beyond this space.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(buf)];
@@ -119,7 +122,7 @@ impl Write for Client<'_> {
     }
 }
 
-/// Returns what the machine says; that it failed, if it panics.
+/// Returns the machine's answer, or an error if it panics.
 fn guarded(answer: impl FnOnce() -> Answer) -> Answer {
     let answer = catch_unwind(AssertUnwindSafe(answer));
     answer.unwrap_or_else(|_| Answer::Error {
@@ -140,7 +143,7 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
                     machine.stream(command, stream.try_clone()?);
                     return Ok(());
                 }
-                // Needs no pause: answered while another command waits for one.
+                // Needs no pause, so it is answered while another command waits for one.
                 Ok(command @ (Command::Stop | Command::Info)) => {
                     guarded(|| machine.answer(command))
                 }
@@ -168,10 +171,10 @@ fn converse(stream: &UnixStream, machine: &impl Machine, turn: &Mutex<()>) -> io
     send(stream, &answer)
 }
 
-/// Sends a message to a client, who may take a while.
+/// Sends a message to a client that may be slow.
 ///
 /// # Errors
-/// If it has gone, or takes nothing.
+/// If the client has disconnected, or does not read.
 pub(super) fn send(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
     let line = crate::protocol::control::encode(answer).map_err(io::Error::other)?;
     Client::new(stream, LONGEST_TALK).write_all(line.as_bytes())
@@ -277,7 +280,8 @@ mod tests {
         );
     }
 
-    /// As one whose process is stopped: the kernel takes the connection, nobody the question.
+    /// Like a machine with a stopped process: the kernel accepts the connection, but nobody reads
+    /// the request.
     #[test]
     fn a_machine_that_does_not_answer_is_waited_for_only_as_long_as_one_likes() {
         let folder = tempfile::tempdir().unwrap();

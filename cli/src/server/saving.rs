@@ -1,4 +1,4 @@
-//! Saving the machine for a client, who sees how far it is and may go away.
+//! Saving the machine for a client, which sees the progress and may disconnect.
 
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
@@ -12,14 +12,14 @@ use crate::protocol::control::Answer;
 use crate::server::control::send;
 use crate::vm::Vm;
 
-/// Time between two messages of progress.
+/// The time between two progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Saves the machine to the files that a client has sent. Ends early, with what was written of no use, when the client has
-/// gone or the run has ended.
+/// Saves the machine to the files that a client has sent. Ends early if the client disconnects or
+/// the run ends; the files are then of no use.
 ///
 /// # Errors
-/// What went wrong, for the client.
+/// The failure, described for the client.
 pub fn save(vm: &Vm, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Result<Saved, String> {
     let ended = || vm.machine.wait(Some(Duration::ZERO));
     if let Some(end) = ended() {
@@ -61,7 +61,7 @@ pub fn save(vm: &Vm, descriptors: Vec<OwnedFd>, client: &UnixStream) -> Result<S
     })
 }
 
-/// Returns whether the other side of a connection has closed it.
+/// Checks whether the peer has closed a connection.
 fn has_gone(client: &UnixStream) -> bool {
     let mut watched = [PollFd::new(client, PollFlags::RDHUP)];
     let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
