@@ -12,18 +12,19 @@ use crate::protocol::end::MachineEnd;
 use crate::protocol::ports::{LONGEST_REQUEST, Request, Target, Waited, clock_of, receive_answer};
 use crate::protocol::socket::{GoneError, connect};
 
-/// How long an answer may take: to arm a thousand probes takes seconds, and a machine that is stopped never answers.
+/// The time limit for an answer. Arming a thousand probes takes seconds, and a stopped machine
+/// never answers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A port cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The device, or the machine, refuses.
+    /// The device or the machine refused the request.
     #[error("{text}")]
     Refused {
-        /// Of what kind.
+        /// The error number.
         errno: Errno,
-        /// Why.
+        /// The reason.
         text: String,
     },
     /// The machine does not answer.
@@ -45,7 +46,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens `target` of the machine whose socket `path` is.
+    /// Opens `target` of the machine with the socket `path`.
     ///
     /// # Errors
     /// If the machine does not answer, or refuses.
@@ -62,12 +63,12 @@ impl Client {
         Ok(client)
     }
 
-    /// Bytes of each record; 0 if it gives none.
+    /// Returns the size of a record in bytes; 0 if the port has no records.
     pub fn record_bytes(&self) -> usize {
         self.record_bytes
     }
 
-    /// Has a command carried out.
+    /// Sends a command and waits until it is carried out.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -84,7 +85,8 @@ impl Client {
         self.call(&Request::Command(command.to_vec())).map(drop)
     }
 
-    /// What is there now: whole records for which `most` bytes are enough, or all of a port's text.
+    /// Returns the present content: whole records of at most `most` bytes together, or all of a
+    /// port's text.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -92,7 +94,7 @@ impl Client {
         self.call(&Request::Read(most))
     }
 
-    /// Waits for events, at most for `limit`, and perhaps less.
+    /// Waits for events for `limit` or less.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -102,7 +104,7 @@ impl Client {
         Ok(Waited::of(waited).ok_or_else(garbled)?)
     }
 
-    /// Records that this open has lost, since it was too slow.
+    /// Returns the number of records that were dropped because this client was too slow.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -111,7 +113,7 @@ impl Client {
         Ok(u64::from_le_bytes(fixed(&dropped)?))
     }
 
-    /// The machine's clock, if it is known.
+    /// Returns the machine's clock, if it is known.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -119,7 +121,7 @@ impl Client {
         Ok(clock_of(&self.call(&Request::Clock)?))
     }
 
-    /// What is at an address of the kernel, if that is known.
+    /// Returns the symbol at a kernel address, if it is known.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -129,7 +131,7 @@ impl Client {
         Ok(Some(name).filter(|name| !name.is_empty()))
     }
 
-    /// The machine's end, if it has come.
+    /// Returns the machine's end, if it has ended.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -154,7 +156,7 @@ impl Client {
     }
 }
 
-/// An answer that has a fixed size.
+/// Converts an answer of a fixed size.
 fn fixed<const N: usize>(bytes: &[u8]) -> io::Result<[u8; N]> {
     bytes.try_into().map_err(|_| garbled())
 }

@@ -32,15 +32,15 @@ use rustix::io::Errno;
 
 pub use probes::port::stream::LONGEST_COMMAND;
 
-/// Bytes before those of a request or an answer.
+/// The size in bytes of a message's header.
 const HEADER_SIZE: usize = 8;
-/// Most bytes of a request.
+/// The longest request in bytes.
 pub const LONGEST_REQUEST: usize = LONGEST_COMMAND;
-/// Most bytes of events in one answer.
+/// The largest number of event bytes in one answer.
 pub const LONGEST_READ: usize = 1 << 20;
-/// Most bytes that a client takes in one answer: a configuration may be long.
+/// The longest answer in bytes that a client accepts: a configuration may be long.
 pub const LONGEST_ANSWER: usize = 16 << 20;
-/// What the machine counts, instead of a port.
+/// The name by which the machine's counts are opened instead of a port.
 const STAT: &str = "stat";
 
 const OPEN: u32 = 0;
@@ -52,14 +52,14 @@ const CLOCK: u32 = 5;
 const NAME: u32 = 6;
 const END: u32 = 7;
 
-/// What may be opened.
+/// A target that can be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// A port that takes commands.
     Control(ControlName),
-    /// A port that gives events.
+    /// A port that returns events.
     Events(EventName),
-    /// What the machine counts of them.
+    /// The machine's counts of its ports.
     Stat,
 }
 
@@ -72,7 +72,7 @@ impl Target {
         Self::Stat,
     ];
 
-    /// Its name in a request.
+    /// Returns the target's name in a request.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Control(name) => name.as_str(),
@@ -82,40 +82,40 @@ impl Target {
     }
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// `OPEN`.
+    /// The request `OPEN`.
     Open(Target),
-    /// `COMMAND`, not necessarily text.
+    /// The request `COMMAND`, not necessarily text.
     Command(Vec<u8>),
-    /// `READ` with the room there is.
+    /// The request `READ` with the available room in bytes.
     Read(u32),
-    /// `WAIT` with its milliseconds.
+    /// The request `WAIT` with its milliseconds.
     Wait(u32),
-    /// `DROPPED`.
+    /// The request `DROPPED`.
     Dropped,
-    /// `CLOCK`.
+    /// The request `CLOCK`.
     Clock,
-    /// `NAME` of an address.
+    /// The request `NAME` with a kernel address.
     Name(u64),
-    /// `END`.
+    /// The request `END`.
     End,
 }
 
-/// What a `WAIT` came to.
+/// The result of a `WAIT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
     /// The time is up.
     Nothing,
     /// There is something to read.
     Something,
-    /// Nothing will come any more: the machine has ended, and all was read.
+    /// Nothing more will come: the machine has ended, and everything was read.
     Ended,
 }
 
 impl Waited {
-    /// As it is answered.
+    /// Returns the result's byte in an answer.
     pub fn byte(self) -> u8 {
         match self {
             Self::Nothing => 0,
@@ -124,7 +124,7 @@ impl Waited {
         }
     }
 
-    /// Of an answer.
+    /// Returns the result that an answer's byte stands for.
     pub fn of(byte: u8) -> Option<Self> {
         let all = [Self::Nothing, Self::Something, Self::Ended];
         all.into_iter().find(|waited| waited.byte() == byte)
@@ -132,10 +132,10 @@ impl Waited {
 }
 
 impl Request {
-    /// Sends it.
+    /// Sends the request.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If it cannot be sent.
     pub fn send(&self, stream: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Open(target) => send(stream, OPEN, target.as_str().as_bytes()),
@@ -149,10 +149,11 @@ impl Request {
         }
     }
 
-    /// Reads one.
+    /// Reads a request.
     ///
     /// # Errors
-    /// If none comes, or its length is none of a request; the inner one if it is none that is known.
+    /// If none comes, or its length is too large for a request; the inner error if the request is
+    /// unknown.
     pub fn receive(stream: &mut impl Read) -> io::Result<Result<Self, PortError>> {
         let (code, bytes) = receive(stream, LONGEST_REQUEST)?;
         let number = <[u8; 4]>::try_from(bytes.as_slice()).map(u32::from_le_bytes);
@@ -182,13 +183,13 @@ impl Request {
     }
 }
 
-/// A clock as it is answered.
+/// Returns a clock as the bytes of an answer.
 pub fn clock_bytes(clock: Clock) -> Vec<u8> {
     let Clock { tsc, unix_ns, hz } = clock;
     [tsc, unix_ns, hz].map(u64::to_le_bytes).concat()
 }
 
-/// A clock of an answer.
+/// Returns the clock in an answer's bytes.
 pub fn clock_of(bytes: &[u8]) -> Option<Clock> {
     let mut numbers = bytes.chunks_exact(8).map(|number| {
         let number = number.try_into().unwrap_or_default();
@@ -201,10 +202,10 @@ pub fn clock_of(bytes: &[u8]) -> Option<Clock> {
     })
 }
 
-/// Sends what was answered.
+/// Sends an answer.
 ///
 /// # Errors
-/// If the client does not take it.
+/// If the client does not read it.
 pub fn answer(stream: &mut impl Write, answer: &Result<Vec<u8>, PortError>) -> io::Result<()> {
     match answer {
         Ok(bytes) => send(stream, 0, bytes),
@@ -216,7 +217,7 @@ pub fn answer(stream: &mut impl Write, answer: &Result<Vec<u8>, PortError>) -> i
     }
 }
 
-/// Reads an answer: its error, and its bytes or text.
+/// Reads an answer: its error number, and its bytes or text.
 ///
 /// # Errors
 /// If none comes.
@@ -224,7 +225,7 @@ pub fn receive_answer(stream: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
     receive(stream, LONGEST_ANSWER)
 }
 
-/// The number of a refusal.
+/// Returns Linux's error number of a refusal.
 pub fn errno(refusal: Refusal) -> Errno {
     match refusal {
         Refusal::Invalid => Errno::INVAL,
@@ -238,10 +239,10 @@ pub fn errno(refusal: Refusal) -> Errno {
     }
 }
 
-/// Sends a message: a number, a length and so many bytes, as the device dt(4) has it, too.
+/// Sends a message: a number, a length and as many bytes. The device dt(4) uses the same form.
 ///
 /// # Errors
-/// If it is not taken.
+/// If the peer does not read it.
 pub fn send(stream: &mut impl Write, number: u32, bytes: &[u8]) -> io::Result<()> {
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     let mut message = Vec::with_capacity(HEADER_SIZE + bytes.len());
@@ -251,7 +252,7 @@ pub fn send(stream: &mut impl Write, number: u32, bytes: &[u8]) -> io::Result<()
     stream.write_all(&message)
 }
 
-/// Reads one of at most so many bytes.
+/// Reads a message of at most `most` bytes.
 ///
 /// # Errors
 /// If none comes, or a longer one.

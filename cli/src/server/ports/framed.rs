@@ -11,16 +11,16 @@ use crate::listener::{Leave, Seen, has_gone, look};
 use crate::protocol::ports::{LONGEST_READ, Request, Target, Waited, answer, clock_bytes};
 use crate::server::ports::{Control, Ports, Reader};
 
-/// How often it is looked whether a client has gone, or the machine ends.
+/// The interval of checks whether a client has disconnected or the machine ends.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a client may take for a request it has begun, or for an answer.
+/// The time that a client has to complete a request, or to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client that has something open may think about its next request once the machine ends.
+/// The time that a client with an open port has for its next request once the machine ends.
 const LAST_THOUGHT: Duration = Duration::from_secs(1);
-/// Longest wait for events. Clients ask again.
+/// The longest wait for events. Clients repeat the request.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Answers until the client closes its connection, or the machine ends.
+/// Answers requests until the client closes its connection or the machine ends.
 ///
 /// # Errors
 /// If the connection fails.
@@ -60,12 +60,12 @@ pub fn serve(mut stream: &UnixStream, leave: &Leave, ports: &Arc<Ports>) -> io::
     Ok(())
 }
 
-/// Waits until the client asks for something; `false` when it will not.
+/// Waits for a request and returns `false` when none will come.
 fn comes_request(stream: &UnixStream, leave: &Leave) -> io::Result<bool> {
     let mut last: Option<Instant> = None;
     loop {
         match look(stream, LOOK_INTERVAL)? {
-            // At the end of a stream there is nothing to be read, which can be read, too.
+            // The end of a stream also polls as readable.
             Seen::Input => return has_bytes(stream),
             Seen::Gone => return Ok(false),
             Seen::Nothing if leave.is_asked() => {
@@ -86,7 +86,7 @@ fn has_bytes(stream: &UnixStream) -> io::Result<bool> {
     Ok(read > 0)
 }
 
-/// What a client has open.
+/// The target that a client has opened.
 enum Open<'p> {
     Control(&'p Control),
     Events(Reader),
@@ -141,12 +141,12 @@ impl<'p> Open<'p> {
         })
     }
 
-    /// Waits for events; where there are none, for the machine's end.
+    /// Waits for events, or for the machine's end if the target has no events.
     fn wait(&mut self, limit: Duration, stream: &UnixStream, leave: &Leave) -> io::Result<Waited> {
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            // Looked at before: what came until then is read.
+            // Read before the wait, so that everything recorded until then is read.
             let is_last = leave.is_asked();
             let step = left.min(LOOK_INTERVAL);
             let something = match self {

@@ -1,4 +1,5 @@
-//! The ports of a machine's trace devices on this host: what trace(3) and ptrace(3) show as files, for several clients at a time.
+//! The ports of a machine's trace devices on the host: the files of trace(3) and ptrace(3), for
+//! several clients at a time.
 //!
 //! [`Ports`] is the set of them, by name. It owns no device: each port is asked for when somebody first wants it, since a device can
 //! only be made once the guest's kernel is there; until then clients are told why there is none. The [server](server::Server) shows them twice: as
@@ -23,31 +24,31 @@ use probes::port::{ControlPort, EventPort, EventReader, PortError, Refusal};
 use crate::protocol::end::MachineEnd;
 use crate::vm::Vm;
 
-/// How long it may take until a reader that was closed has gone.
+/// The time allowed for a closed reader to disappear.
 const CLOSING: Duration = Duration::from_millis(200);
 
 /// Gives a port, or says why there is none now.
 pub type Make<P> = Box<dyn Fn() -> Result<Arc<P>, String> + Send + Sync>;
 
-/// Where the ports come from. Each is called until it has given a port once, by one client at a time.
+/// The makers of the ports. Each is called, by one client at a time, until it has returned a port.
 pub struct Makers {
-    /// Commands of trace(3).
+    /// The control port of trace(3).
     pub tracectl: Make<dyn ControlPort>,
-    /// Events of trace(3).
+    /// The event port of trace(3).
     pub trace: Make<dyn EventPort>,
-    /// Commands of ptrace(3).
+    /// The control port of ptrace(3).
     pub ptracectl: Make<dyn ControlPort>,
-    /// Events of ptrace(3).
+    /// The event port of ptrace(3).
     pub ptrace: Make<dyn EventPort>,
 }
 
-/// What clients are told of the guest, so that they can show what they read.
+/// The facts about the guest by which clients present events.
 pub struct Guest {
-    /// How ticks of events are times; if that is known yet.
+    /// Returns the clock that converts event ticks to times, if it is known yet.
     pub clock: Box<dyn Fn() -> Option<Clock> + Send + Sync>,
-    /// What is at an address of the kernel: `vfs_read` or `vfs_read+0x1c`.
+    /// Returns the symbol at a kernel address: `vfs_read` or `vfs_read+0x1c`.
     pub name: Box<dyn Fn(u64) -> Option<String> + Send + Sync>,
-    /// The machine's end, if it has come.
+    /// Returns the machine's end, if it has ended.
     pub end: Box<dyn Fn() -> Option<MachineEnd> + Send + Sync>,
 }
 
@@ -59,7 +60,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// The ports that `makers` give, of `guest`.
+    /// Returns the ports of `guest` that `makers` make.
     pub fn new(makers: Makers, guest: Guest) -> Self {
         Self {
             guest,
@@ -74,7 +75,7 @@ impl Ports {
         }
     }
 
-    /// The port of that name.
+    /// Returns the control port `name`.
     pub fn control(&self, name: ControlName) -> &Control {
         let [tracectl, ptracectl] = &self.controls;
         match name {
@@ -83,7 +84,7 @@ impl Ports {
         }
     }
 
-    /// The port of that name.
+    /// Returns the event port `name`.
     pub fn events(&self, name: EventName) -> &Arc<Events> {
         let [trace, ptrace] = &self.events;
         match name {
@@ -92,7 +93,7 @@ impl Ports {
         }
     }
 
-    /// What the host's side has counted, and what those devices tell that somebody has used already; a line each.
+    /// Returns the backend's counts and the text of devices already in use, a line each.
     pub fn stat(&self) -> String {
         let mut text = String::new();
         for events in &self.events {
@@ -105,7 +106,7 @@ impl Ports {
                 (&counts.records, "records"),
                 (&counts.dropped, "dropped"),
             ] {
-                // Into memory.
+                // Writing to memory cannot fail.
                 let _ = writeln!(text, "{name} {what} {}", count.load(Ordering::Relaxed));
             }
         }
@@ -124,10 +125,10 @@ impl Ports {
     }
 }
 
-/// A port that is made when it is first wanted.
+/// A port that is made at its first use.
 struct Lazy<P: ?Sized> {
     make: Make<P>,
-    /// Locked while it is made, so that it is made once.
+    /// Locked while the port is made, so that it is made once.
     made: Mutex<Option<Arc<P>>>,
 }
 
@@ -148,7 +149,7 @@ impl<P: ?Sized> Lazy<P> {
         Ok(made.insert(port).clone())
     }
 
-    /// It, if it has been made. Does not wait for that.
+    /// Returns the port if it has been made, without waiting.
     fn made(&self) -> Option<Arc<P>> {
         self.made.try_lock().ok()?.clone()
     }
@@ -172,10 +173,10 @@ impl Control {
         }
     }
 
-    /// Carries out a command as it came, without its newline.
+    /// Carries out a raw command without its newline.
     ///
     /// # Errors
-    /// As the device says, or if there is none now, or if this is no text.
+    /// As the device reports, if there is no device now, or if the command is not text.
     pub fn command(&self, command: &[u8]) -> Result<(), PortError> {
         let done = self.carry_out(command);
         match &done {
@@ -198,7 +199,7 @@ impl Control {
         self.port.get()?.command(text)
     }
 
-    /// What the port tells.
+    /// Returns the port's text.
     ///
     /// # Errors
     /// If there is no device now.
@@ -209,18 +210,18 @@ impl Control {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Open now.
+    /// The number of open readers.
     readers: AtomicU64,
     opens: AtomicU64,
-    /// Opens that were.
+    /// The number of refused opens.
     refused: AtomicU64,
-    /// Given to all readers together.
+    /// The records returned to all readers together.
     records: AtomicU64,
-    /// Lost by all readers together.
+    /// The records dropped for all readers together.
     dropped: AtomicU64,
 }
 
-/// A port that gives events.
+/// A port that returns events.
 pub struct Events {
     name: EventName,
     port: Lazy<dyn EventPort>,
@@ -236,10 +237,11 @@ impl Events {
         }
     }
 
-    /// A new reader. Where there is one too many this waits a moment: one that has closed may not be seen to have gone yet.
+    /// Opens a reader. If there are too many it waits a moment, because a closed reader may still
+    /// be counted.
     ///
     /// # Errors
-    /// As the device says, or if there is none now.
+    /// As the device reports, or if there is no device now.
     pub fn open(self: &Arc<Self>) -> Result<Reader, PortError> {
         let until = Instant::now() + CLOSING;
         let opened = self.port.get().and_then(|port| {
@@ -273,17 +275,17 @@ impl Events {
     }
 }
 
-/// One open of an event port, which is counted. Closed when it is dropped.
+/// One counted open of an event port. Closed when dropped.
 pub struct Reader {
     events: Arc<Events>,
     reader: Box<dyn EventReader>,
     record: usize,
-    /// What has been counted of what it has lost.
+    /// The dropped records already added to the port's count.
     dropped: AtomicU64,
 }
 
 impl Reader {
-    /// Bytes of each record.
+    /// Returns the size of a record in bytes.
     pub fn record_bytes(&self) -> usize {
         self.record
     }
@@ -324,7 +326,7 @@ impl Drop for Reader {
     }
 }
 
-/// What `make` gives of a session, as long as there is one.
+/// Returns a maker that calls `make` on the VM for as long as it exists.
 fn maker<P: ?Sized + 'static>(vm: &Weak<Vm>, make: fn(&Vm) -> Result<Arc<P>, String>) -> Make<P> {
     let vm = vm.clone();
     Box::new(move || match vm.upgrade() {
@@ -333,9 +335,9 @@ fn maker<P: ?Sized + 'static>(vm: &Weak<Vm>, make: fn(&Vm) -> Result<Arc<P>, Str
     })
 }
 
-/// The ports of a running machine.
+/// Returns the ports of a running VM.
 pub fn of_session(vm: &Arc<Vm>) -> Ports {
-    // Weak: the session must not be kept by what is served of it.
+    // Weak, because the ports must not keep the VM alive.
     let vm = Arc::downgrade(vm);
     let makers = Makers {
         tracectl: maker(&vm, |vm| Ok(Arc::new(vm.trace_device()?))),

@@ -1,10 +1,13 @@
-//! Ports as plain sockets: bytes as the device's files have them, for socat, Python and shell scripts.
+//! Ports as plain sockets with the bytes of the device's files, for socat, Python and shell
+//! scripts.
 //!
-//! A connection to an event port is a reader, which gets records as they come until either side closes. One that reads slowly loses
-//! records by the log's rules, and holds up nobody; one that reads nothing for a minute is hung up on. A second reader where only one is allowed is hung up on: there is no room for a text.
+//! A connection to an event port is a reader. It gets records as they come until either side
+//! closes. A slow reader loses records by the log's rules and delays nobody. A reader that reads
+//! nothing for a minute is disconnected. So is a second reader where only one is allowed: there is
+//! no room for a message.
 //!
-//! On a control port each line is a command, and is answered by a line: empty when it is done, else why not. A client that closes its writing side
-//! without having sent a command gets the port's text.
+//! On a control port each line is a command with a line as its answer: empty on success, else the
+//! reason. A client that closes its writing side without a command gets the port's text.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,19 +19,19 @@ use probes::port::EventReader;
 use crate::listener::{Leave, Seen, has_gone, look};
 use crate::server::ports::{Control, Events, LONGEST_COMMAND};
 
-/// How often it is looked whether a client has gone, or the machine ends.
+/// The interval of checks whether a client has disconnected or the machine ends.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Bytes of events that are sent in one go.
+/// The largest number of event bytes in one write.
 const MOST_AT_ONCE: usize = 64 << 10;
-/// How long a reader may take nothing while there is something: then its place is another's.
+/// The time after which a reader that leaves events unread loses its place.
 const READER_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a client may take for an answer to a command.
+/// The time that a client has to receive the answer to a command.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Sends events until the client or the machine has gone.
+/// Sends events until the client disconnects or the machine ends.
 ///
 /// # Errors
-/// If the client has gone while something was sent.
+/// If the client disconnects during a write.
 pub fn events(mut stream: &UnixStream, leave: &Leave, events: &Arc<Events>) -> io::Result<()> {
     stream.set_write_timeout(Some(READER_PATIENCE))?;
     let mut reader = match events.open() {
@@ -42,7 +45,7 @@ pub fn events(mut stream: &UnixStream, leave: &Leave, events: &Arc<Events>) -> i
         }
     };
     loop {
-        // Looked at before: what came until then is sent.
+        // Read before the wait, so that everything recorded until then is sent.
         let is_last = leave.is_asked();
         if reader.wait(LOOK_INTERVAL) {
             stream.write_all(&reader.read(MOST_AT_ONCE))?;
@@ -55,7 +58,7 @@ pub fn events(mut stream: &UnixStream, leave: &Leave, events: &Arc<Events>) -> i
 /// Answers commands until the client closes its writing side.
 ///
 /// # Errors
-/// If the client has gone, or does not read.
+/// If the client has disconnected, or does not read.
 pub fn control(stream: &UnixStream, leave: &Leave, control: &Control) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut lines = Lines {
@@ -90,19 +93,19 @@ fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
 }
 
-/// What a client sends, line by line.
+/// A reader of a client's lines.
 struct Lines<'s> {
     stream: &'s UnixStream,
     leave: &'s Leave,
-    /// What has come of the next ones.
+    /// The bytes received of the next lines.
     bytes: Vec<u8>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
-    /// Without its newline.
+    /// A command without its newline.
     Command(Vec<u8>),
-    /// More than a command may have.
+    /// A line longer than a command may be.
     TooLong,
     /// The client has closed its writing side.
     End,
@@ -137,7 +140,7 @@ impl Lines<'_> {
             let read = self.stream.read(&mut chunk)?;
             self.bytes.extend(chunk.iter().take(read));
             if read == 0 {
-                // A last line needs no newline.
+                // The last line needs no newline.
                 return Ok(match std::mem::take(&mut self.bytes) {
                     rest if rest.is_empty() => Line::End,
                     rest => Line::Command(rest),

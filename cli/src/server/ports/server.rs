@@ -15,14 +15,14 @@ use crate::server::ports::{Ports, framed, raw};
 /// The socket that speaks in [messages](crate::protocol::ports).
 pub const FRAMED: &str = "ports";
 
-/// Connections to it.
+/// The largest number of connections to the message socket.
 const MOST_FRAMED: usize = 64;
-/// Connections to each plain socket.
+/// The largest number of connections to each plain socket.
 const MOST_RAW: usize = 32;
-/// Whoever reads events gets what came until the machine's end, if he takes it in this time.
+/// The time that event readers have at the machine's end to read the remaining events.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The servers. End when dropped, with all connections.
+/// The servers of all port sockets. When dropped, they end with all connections.
 pub struct Server(#[expect(dead_code, reason = "serve until they are dropped")] Vec<Listener>);
 
 impl Server {
@@ -50,7 +50,7 @@ impl Server {
     }
 }
 
-/// The socket `name` in `folder`, for clients of this machine's user.
+/// Listens on the socket `name` in `folder`, for clients of this machine's user.
 fn listen(
     folder: &Path,
     name: &'static str,
@@ -93,7 +93,7 @@ mod tests {
             Client::open(&self.folder.path().join(FRAMED), target)
         }
 
-        /// A plain reader, which the log knows of.
+        /// Connects a plain reader and waits until the log knows of it.
         fn reader(&self) -> UnixStream {
             let before = self.toy.trace.readers();
             let stream = self.connect("trace");
@@ -131,7 +131,7 @@ mod tests {
         for reader in [&first, &second] {
             assert_eq!(take(reader, expected.len()), expected);
         }
-        // Also for one that has nothing to say, as socat is with its input at its end.
+        // Also for a client that sends nothing, as socat when its input is at its end.
         first.shutdown(Shutdown::Write).unwrap();
         world.toy.push_lines(5..6);
         assert_eq!(take(&first, 121), lines(5..6));
@@ -144,7 +144,7 @@ mod tests {
         let world = World::new();
         let slow = world.reader();
         let quick = world.reader();
-        // More than a socket holds, so that the slow one's thread waits for it.
+        // More than a socket holds, so that the slow reader's thread waits.
         let mut sent = 0;
         while sent < 8000 {
             let batch = sent..sent + LINES as u64 / 2;
@@ -188,7 +188,7 @@ mod tests {
         ] {
             let mut stream = world.connect("tracectl");
             stream.write_all(sent).unwrap();
-            // Where all was answered already it has gone.
+            // The peer has already disconnected if everything was answered.
             let _ = stream.shutdown(Shutdown::Write);
             let answer = String::from_utf8(rest(&stream)).unwrap();
             assert_eq!(answer.as_bytes(), expected, "{answer}");

@@ -13,12 +13,12 @@ use crate::protocol::end::MachineEnd;
 use crate::server::ports::server::Server;
 use crate::server::ports::{Guest, Makers, Ports};
 
-/// Lines that the log of trace(3) holds.
+/// The number of lines that the log of trace(3) holds.
 pub const LINES: usize = 64;
-/// How long [`until`] waits.
+/// The time limit of [`until`].
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Commands that are refused: how, and the number that Linux has for that.
+/// The commands that are refused, each with its refusal and Linux's error number.
 pub const REFUSED: [(&str, Refusal, i32); 8] = [
     ("bad", Refusal::Invalid, 22),
     ("gone", Refusal::NotFound, 2),
@@ -30,29 +30,30 @@ pub const REFUSED: [(&str, Refusal, i32); 8] = [
     ("broken", Refusal::Failed, 5),
 ];
 
-/// The devices, by their ports.
+/// The toy devices, by their ports.
 #[derive(Clone)]
 pub struct Toy {
-    /// Takes every command but a few.
+    /// A control port that accepts every command but a few.
     pub tracectl: Arc<ToyControl>,
-    /// The same.
+    /// A control port that accepts every command but a few.
     pub ptracectl: Arc<ToyControl>,
-    /// Lines of trace(3).
+    /// The lines of trace(3).
     pub trace: EventLog,
-    /// Records of ptrace(3), for a single reader.
+    /// The records of ptrace(3), for a single reader.
     pub ptrace: EventLog,
 }
 
-/// Keeps the commands that it was given, but for [`REFUSED`] ones and `slow`, which waits at a gate.
+/// A control port that keeps its commands, but for [`REFUSED`] ones and `slow`, which waits at a
+/// gate.
 #[derive(Default)]
 pub struct ToyControl {
     commands: Mutex<Vec<String>>,
-    /// Where `slow` waits.
+    /// The gate at which `slow` waits.
     pub gate: Gate,
 }
 
 impl ToyControl {
-    /// What was taken.
+    /// Returns the accepted commands.
     pub fn commands(&self) -> Vec<String> {
         self.commands.lock().unwrap().clone()
     }
@@ -105,7 +106,7 @@ impl EventPort for ToyEvents {
 }
 
 impl Toy {
-    /// Empty ones.
+    /// Returns empty ports.
     pub fn new() -> Self {
         Self {
             tracectl: Arc::default(),
@@ -115,7 +116,7 @@ impl Toy {
         }
     }
 
-    /// What gives them.
+    /// Returns makers of these ports.
     pub fn makers(&self) -> Makers {
         let (tracectl, ptracectl) = (self.tracectl.clone(), self.ptracectl.clone());
         let events = |log: &EventLog, most| {
@@ -131,13 +132,13 @@ impl Toy {
         }
     }
 
-    /// Logs lines whose program counters count.
+    /// Logs lines with these numbers as program counters.
     pub fn push_lines(&self, numbers: impl IntoIterator<Item = u64>) {
         let lines: Vec<_> = numbers.into_iter().map(line).collect();
         self.trace.push(lines.iter().map(|line| line.as_slice()));
     }
 
-    /// Logs records whose processes count.
+    /// Logs records with these numbers as processes.
     pub fn push_records(&self, numbers: impl IntoIterator<Item = u32>) {
         let records: Vec<_> = numbers.into_iter().map(record).collect();
         self.ptrace.push(records.iter().map(|r| r.as_slice()));
@@ -146,16 +147,16 @@ impl Toy {
 
 /// The devices, and a server of their ports in a folder.
 pub struct World {
-    /// Where the sockets are.
+    /// The folder of the sockets.
     pub folder: tempfile::TempDir,
-    /// What is behind them.
+    /// The devices.
     pub toy: Toy,
-    /// Taken where the machine ends.
+    /// The server; taken out to end the machine.
     pub server: Option<Server>,
 }
 
 impl World {
-    /// A new one.
+    /// Starts a server of empty ports.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let toy = Toy::new();
@@ -169,10 +170,10 @@ impl World {
     }
 }
 
-/// What threads wait at until a test opens it.
+/// A gate at which threads wait until a test opens it.
 #[derive(Default)]
 pub struct Gate {
-    /// How many have come, and whether they may go on.
+    /// The number of threads that came, and whether the gate is open.
     state: Mutex<(usize, bool)>,
     opened: Condvar,
 }
@@ -185,19 +186,19 @@ impl Gate {
         drop(self.opened.wait_while(state, |(_, open)| !*open).unwrap());
     }
 
-    /// How many have come so far.
+    /// Returns the number of threads that came so far.
     pub fn come(&self) -> usize {
         self.state.lock().unwrap().0
     }
 
-    /// From now on nobody waits.
+    /// Opens the gate for good.
     pub fn open(&self) {
         self.state.lock().unwrap().1 = true;
         self.opened.notify_all();
     }
 }
 
-/// Waits until it is so; `what` is told where that takes too long.
+/// Waits until `is` returns true; panics with `what` if that takes too long.
 pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is() {
@@ -206,7 +207,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// One whose clock stands still.
+/// Returns a guest with a clock that does not advance.
 pub fn guest() -> Guest {
     Guest {
         clock: Box::new(|| {
@@ -226,7 +227,7 @@ pub fn guest() -> Guest {
     }
 }
 
-/// The line of a number.
+/// Returns the line with this number.
 pub fn line(number: u64) -> [u8; LINE_BYTES] {
     let line = TraceLine {
         kind: LineKind::Entry,
@@ -238,12 +239,12 @@ pub fn line(number: u64) -> [u8; LINE_BYTES] {
     line.to_bytes()
 }
 
-/// The lines of some numbers, one after the other.
+/// Returns the lines with these numbers, one after the other.
 pub fn lines(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbers.into_iter().flat_map(line).collect()
 }
 
-/// The record of a number.
+/// Returns the record with this number.
 pub fn record(number: u32) -> [u8; RECORD_BYTES] {
     let record = Record {
         pid: number,
