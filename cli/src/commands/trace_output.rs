@@ -28,23 +28,23 @@ use crate::vm::Vm;
 /// What a trace came to.
 #[derive(Debug)]
 pub struct Summary {
-    /// All probes together.
+    /// The counts of all probes together.
     pub counts: Counts,
-    /// What was traced, and how often each was hit.
+    /// The traced probes with their counts.
     pub probes: Vec<(Traced, ProbeStats)>,
-    /// Whether everything could be written.
+    /// The result of writing the output.
     pub written: io::Result<()>,
 }
 
-/// A trace that runs.
+/// A running trace.
 pub struct Trace {
     stop: Sender<()>,
     thread: JoinHandle<Summary>,
 }
 
 impl Trace {
-    /// Begins to write what `tracing` records of `vm`'s machine, whose kernel has `symbols`. If `output` cannot take it,
-    /// the trace ends and the machine is stopped.
+    /// Starts to write the records of `tracing` from `vm`'s machine, whose kernel has `symbols`. If
+    /// `output` fails, the trace ends and the machine is stopped.
     ///
     /// # Errors
     /// If the thread cannot be made.
@@ -71,7 +71,7 @@ impl Trace {
         Ok(Self { stop, thread })
     }
 
-    /// Removes the traps and writes what is left.
+    /// Removes the traps and writes the remaining events.
     ///
     /// # Errors
     /// If the thread panicked.
@@ -112,7 +112,7 @@ fn follow(
         let ended = stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout);
         tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
-        // Who reads too slowly loses events, and holds up nobody.
+        // A slow reader loses events and delays nobody.
         let room = outbox.has_room();
         if ended || room == Ok(true) {
             tracing.drain(|event| events.push(event));
@@ -127,13 +127,13 @@ fn follow(
     }
 }
 
-/// Makes lines of events.
+/// A formatter of events as lines.
 pub struct Writer {
     format: Format,
     symbols: Option<Symbols>,
     hz: u64,
     begin: ClockPair,
-    /// What is to be written.
+    /// The bytes to be written.
     bytes: Vec<u8>,
 }
 
@@ -148,7 +148,7 @@ struct JsonClock {
 }
 
 impl Writer {
-    /// For events of a clock with `hz` ticks in a second.
+    /// Returns a writer for events of a clock with `hz` ticks per second.
     pub fn new(format: Format, hz: u64) -> Self {
         Self {
             format,
@@ -159,7 +159,7 @@ impl Writer {
         }
     }
 
-    /// What stands before the first event.
+    /// Adds the lines before the first event.
     pub fn begin(&mut self, pair: ClockPair) {
         self.begin = pair;
         if self.format == Format::Json {
@@ -197,7 +197,7 @@ impl Writer {
                     self.bytes.extend(line.to_bytes());
                 }
             }
-            // Of scripts alone; here as the usual form.
+            // These formats are for scripts only; here they mean the usual form.
             Format::Events | Format::Collapsed => {
                 let ticks = line.tsc.saturating_sub(self.begin.tsc);
                 let seconds = ticks as f64 / self.hz as f64;
@@ -207,13 +207,13 @@ impl Writer {
         }
     }
 
-    /// The lines that were made since the last time.
+    /// Returns the lines made since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 }
 
-/// Adds `line`, which can always be written: its keys are text.
+/// Adds `line`, which can always be serialised: its keys are text.
 fn json_line(bytes: &mut Vec<u8>, line: &impl Serialize) {
     if let Err(error) = serde_json::to_writer(&mut *bytes, line) {
         log::error!("an event that is no JSON: {error}");

@@ -14,44 +14,44 @@ use crate::protocol::trace::Traced;
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventLine {
-    /// `entry`, `return`, `point` or `tick`.
+    /// The kind: `entry`, `return`, `point` or `tick`.
     pub event: String,
     /// The probe's four parts.
     pub probe: String,
-    /// Its function, system call or event.
+    /// The function, system call or event.
     pub function: String,
-    /// Program counter.
+    /// The program counter.
     pub pc: String,
-    /// Time stamp counter, in ticks.
+    /// The time stamp counter, in ticks.
     pub tsc: u64,
-    /// Index of the vCPU.
+    /// The index of the vCPU.
     pub cpu: u16,
-    /// Process; `null` where there is none.
+    /// The process; `null` if there is none.
     pub pid: Option<u32>,
-    /// Thread.
+    /// The thread.
     pub tid: Option<u32>,
-    /// Its name.
+    /// The thread's name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
-    /// Arguments.
+    /// The arguments.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub args: Option<Vec<String>>,
-    /// The value returned.
+    /// The returned value.
     #[serde(rename = "return", skip_serializing_if = "Option::is_none", default)]
     pub returned: Option<String>,
-    /// Text that arguments point to, by the argument's number. What was not in memory is `null`.
+    /// The text that arguments point to, by the argument's number; `null` if it was not in memory.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub strings: BTreeMap<String, Option<String>>,
-    /// Return addresses in the kernel, innermost first, with their symbols.
+    /// The return addresses in the kernel, innermost first, with their symbols.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub kstack: Vec<String>,
-    /// The same in the program, without symbols.
+    /// The return addresses in the program, innermost first, without symbols.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ustack: Vec<String>,
 }
 
 impl EventLine {
-    /// The line of an event of `probe`. `symbol` names a kernel address.
+    /// Returns the line of an event of `probe`. `symbol` names a kernel address.
     pub fn new(event: &Event, probe: Option<&Traced>, symbol: &dyn Fn(u64) -> String) -> Self {
         let hex = |value: &u64| format!("{value:#x}");
         let (kind, args, returned) = match event.kind {
@@ -81,7 +81,7 @@ impl EventLine {
 }
 
 impl EventLine {
-    /// The same as trace(3) prints it; only entries and returns have a line there.
+    /// Returns the event as trace(3) prints it; only entries and returns have such a line.
     pub fn trace_line(&self) -> Option<TraceLine> {
         let number = |hex: &String| u64::from_str_radix(hex.trim_start_matches("0x"), 16);
         let (kind, values) = match self.event.as_str() {

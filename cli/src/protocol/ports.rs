@@ -1,14 +1,16 @@
 //! Requests and answers as bytes, for a stream between a client and one port.
 //!
-//! One connection to the socket `ports` is one open of one port; closing it closes that. Numbers are little endian.
+//! One connection to the socket `ports` is one open of one port. Closing the connection closes the
+//! port. Numbers are little endian.
 //!
 //! | Who | What |
 //! |---|---|
 //! | client | u32 request, u32 length, so many bytes |
 //! | machine | u32 error, u32 length, so many bytes |
 //!
-//! An error is 0 or Linux's number, and the bytes are its text then. Each request is answered before the next is read. None
-//! waits but `WAIT`: ports are files whose reads give what is there, as Plan 9 has it.
+//! An error is 0 or Linux's number; with a number, the bytes are the error's text. Each request is
+//! answered before the next is read. Only `WAIT` waits: ports are files whose reads return the present
+//! content, as in Plan 9.
 //!
 //! | Request | Its bytes | The answer's |
 //! |---|---|---|
@@ -21,7 +23,8 @@
 //! | 6 `NAME` | u64 an address of the kernel | what is there: `vfs_read` or `vfs_read+0x1c`; none if that is not known |
 //! | 7 `END` | | nothing as long as the machine runs; else JSON: why it ended, and whether that was in order |
 //!
-//! Why a socket of its own: the control socket answers one question at a time, and nobody should wait for a snapshot to read events.
+//! The ports have their own socket because the control socket answers one request at a time, and
+//! reading events must not wait for a snapshot.
 
 use clap::ValueEnum;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! What is asked of a trace: probes, whose hits, and what is kept of them.
+//! The request for a trace: its probes, its filters, and the captured values.
 
 use crate::protocol::end::MachineEnd;
 use crate::protocol::event::{ClockPair, EventLine};
@@ -8,33 +8,33 @@ use probes::probe::{Probe, Target};
 use probes::provider::uprobe;
 use serde::{Deserialize, Serialize};
 
-/// Events that each vCPU's ring holds unless told otherwise.
+/// The default number of events in each vCPU's ring.
 pub const DEFAULT_SLOTS: usize = 1 << 14;
-/// Bytes of a string argument that are shown.
+/// The bytes shown of a string argument.
 const STRING: usize = 128;
 
-/// A trace, as the command line and the control socket describe it.
+/// A trace as the command line and the control socket describe it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Patterns of probes.
+    /// The patterns of probes.
     pub probes: Vec<String>,
-    /// Processes; empty for all.
+    /// The processes; empty for all.
     pub pids: Vec<u32>,
-    /// Those that they make, too.
+    /// Set to include the processes that these create.
     pub follow: bool,
-    /// Threads; empty for all.
+    /// The threads; empty for all.
     pub tids: Vec<u32>,
-    /// Names of threads; empty for all.
+    /// The names of threads; empty for all.
     pub comms: Vec<String>,
-    /// Frames of the kernel stack.
+    /// The number of kernel stack frames.
     pub kernel_stack: usize,
-    /// Frames of the program's stack.
+    /// The number of program stack frames.
     pub user_stack: usize,
-    /// Record one hit in this many; 0 and 1 are all.
+    /// The sampling divisor: one hit in this many is recorded; 0 and 1 record all.
     pub one_in: u32,
-    /// Record at most this many hits of a probe a second; 0 is no limit.
+    /// The largest number of hits of a probe recorded per second; 0 is no limit.
     pub per_second: u32,
-    /// Events that each vCPU's ring holds.
+    /// The number of events in each vCPU's ring.
     pub slots: usize,
 }
 
@@ -56,7 +56,7 @@ impl Default for Request {
 }
 
 impl Request {
-    /// Of these patterns and nothing else.
+    /// Returns a request for these patterns and nothing else.
     pub fn of(patterns: &[String]) -> Self {
         Self {
             probes: patterns.to_vec(),
@@ -64,12 +64,13 @@ impl Request {
         }
     }
 
-    /// Frames of both stacks.
+    /// Returns the number of frames of both stacks.
     pub fn frames(&self) -> usize {
         self.kernel_stack + self.user_stack
     }
 
-    /// Whose hits of a probe are wanted; `process` is the one that the probe itself is for.
+    /// Returns the filter for a probe's hits; `process` is the one that the probe itself is limited
+    /// to.
     pub fn filter(&self, process: Option<u32>) -> Filter {
         fn only<T>(values: Vec<T>) -> Match<T> {
             match values.is_empty() {
@@ -91,8 +92,8 @@ impl Request {
         }
     }
 
-    /// What is kept of a probe's hits. `registers` is how many argument registers the function takes, if that is known better
-    /// than by its signature.
+    /// Returns the capture for a probe's hits. `registers` is the number of argument registers of
+    /// the function, if it is known better than from its signature.
     pub fn capture(&self, probe: &Probe, registers: Option<usize>) -> Capture {
         let signature = probe.signature.as_ref();
         let known = signature.map(|signature| signature.arguments.len());
@@ -109,7 +110,7 @@ impl Request {
                 length: STRING,
             });
         Capture {
-            // At a return it is the value that counts.
+            // At a return only the returned value matters.
             arguments: if is_return(probe) {
                 1
             } else {
@@ -123,7 +124,7 @@ impl Request {
     }
 }
 
-/// Whether a probe is of a return.
+/// Checks whether a probe is for a return.
 pub fn is_return(probe: &Probe) -> bool {
     probe.kind() == EventKind::Return
 }

@@ -1,5 +1,5 @@
-//! Output that may be slow, on a thread of its own: whoever has events to write does not wait for whoever reads them.
-//! How long the end waits for them, [`ending`] says.
+//! Output on a thread of its own, so that the writer of events never waits for a slow reader. The
+//! module [`ending`] defines how long the end waits for that reader.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use std::thread::JoinHandle;
 
 use crate::ending;
 
-/// Parts that wait to be written.
+/// The number of parts that wait to be written.
 const WAITING: usize = 64;
-/// Bytes that are written at once.
+/// The number of bytes in one write.
 const PIECE: usize = 16 << 10;
 
-/// The output.
+/// An output with its thread.
 pub struct Outbox {
     parts: SyncSender<Vec<u8>>,
-    /// What found no room.
+    /// The part that found no room.
     left: Option<Vec<u8>>,
     thread: JoinHandle<io::Result<()>>,
-    /// Bytes that the output has taken.
+    /// The bytes that the output has accepted.
     taken: Arc<AtomicU64>,
-    /// Hangs up when the thread is done.
+    /// Disconnected when the thread is done.
     done: Receiver<()>,
 }
 
 impl Outbox {
-    /// Writes to `output`.
+    /// Starts a thread that writes to `output`.
     ///
     /// # Errors
     /// If the thread cannot be made.
@@ -43,7 +43,7 @@ impl Outbox {
             .spawn(move || {
                 let _working = working;
                 for part in received {
-                    // In pieces, so that it is seen whether a slow reader takes something.
+                    // In pieces, so that the progress of a slow reader is seen.
                     for piece in part.chunks(PIECE) {
                         output.write_all(piece)?;
                         output.flush()?;
@@ -61,10 +61,10 @@ impl Outbox {
         })
     }
 
-    /// Whether the next part would be taken at once.
+    /// Checks whether the next part would be accepted at once.
     ///
     /// # Errors
-    /// If the output cannot be written to any more; [`Self::finish`] says why.
+    /// If the output cannot be written any more; [`Self::finish`] returns the reason.
     pub fn has_room(&mut self) -> Result<bool, OutputEnded> {
         if let Some(part) = self.left.take() {
             self.put(part)?;
@@ -72,7 +72,7 @@ impl Outbox {
         Ok(self.left.is_none())
     }
 
-    /// Has `part` written after everything before.
+    /// Queues `part` to be written after everything before it.
     ///
     /// # Errors
     /// As [`Self::has_room`].
@@ -91,10 +91,10 @@ impl Outbox {
         Ok(())
     }
 
-    /// Waits until all is written.
+    /// Waits until everything is written.
     ///
     /// # Errors
-    /// What went wrong with the output; that its reader has stopped, where the run is to end.
+    /// The output's error, or that its reader has stopped when the run is to end.
     pub fn finish(self) -> io::Result<()> {
         let mut parts = Some(self.parts);
         let mut left = self.left;
@@ -105,7 +105,7 @@ impl Outbox {
             {
                 left = Some(part);
             }
-            // If what is left is not taken any more, the thread tells why.
+            // If the rest is not accepted any more, the thread returns the reason.
             if left.is_none() {
                 parts = None;
             }

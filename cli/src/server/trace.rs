@@ -1,8 +1,10 @@
-//! A trace for another command: the control socket carries its events until one of the two ends.
+//! A trace streamed to another command over the control socket, until either side ends.
 //!
-//! The first line says what is traced, or why nothing is; then comes a line an event (`event`), and a last one (`end`) with the counts. The
-//! client ends the trace by closing its side; one that was killed does so, too. A client that reads too slowly loses events, which are counted:
-//! the guest does not wait for it.
+//! The first line names the traced probes, or the reason why nothing is traced. Then comes a line
+//! for each event (`event`), and a last one (`end`) with the counts.
+//!
+//! The client ends the trace by closing its side, as a killed client does too. A slow client loses
+//! events, which are counted: the guest does not wait for it.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,13 +23,13 @@ use crate::tracing::DRAIN_INTERVAL;
 use crate::tracing::Tracing;
 use crate::vm::Vm;
 
-/// How long a write may take: a client that is stopped does not keep its traps in the guest for ever.
+/// The time limit of a write: a stopped client must not keep its traps in the guest for ever.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Traces until the client closes its side, or the machine ends.
 ///
 /// # Errors
-/// If the client has gone.
+/// If the client has disconnected.
 pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut output = BufWriter::new(stream.try_clone()?);
@@ -44,7 +46,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Res
         open: tracing.open().map(str::to_owned).collect(),
     };
     send(&mut output, &begin)?;
-    // Waiting for the client to end it is waiting for the next time to drain.
+    // The wait for the client's end doubles as the wait for the next drain.
     stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
     let told = output
         .into_inner()
@@ -56,7 +58,7 @@ pub fn serve(vm: &Arc<Vm>, request: &Request, mut stream: UnixStream) -> io::Res
         ended = has_ended(&mut stream)? || vm.has_ended();
         tracing.take_up_files(vm);
         let each = if ended { tracing.stop() } else { Vec::new() };
-        // A client that reads too slowly loses events, and holds up nobody.
+        // A slow client loses events and delays nobody.
         let room = outbox.has_room();
         let mut lines = Vec::new();
         if ended || room == Ok(true) {
@@ -103,7 +105,7 @@ fn start(
     Ok((tracing, symbols))
 }
 
-/// Whether the client has closed its side: waits as long as the stream's reads may take.
+/// Checks whether the client has closed its side. Waits as long as the stream's read timeout.
 ///
 /// # Errors
 /// If the stream fails.
@@ -112,7 +114,7 @@ pub fn has_ended(stream: &mut UnixStream) -> io::Result<bool> {
     match stream.read(&mut bytes) {
         Ok(0) => Ok(true),
         Ok(_) => {
-            // What it sends is not asked for, and gets it no more of this thread's time.
+            // The client's input is not expected, and must not cost this thread more time.
             std::thread::sleep(DRAIN_INTERVAL);
             Ok(false)
         }
@@ -133,7 +135,7 @@ fn send(output: &mut impl Write, line: &Line) -> io::Result<()> {
 /// Writes a line of a stream.
 ///
 /// # Errors
-/// If `output` does not take it.
+/// If `output` does not accept it.
 pub fn write(output: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *output, line).map_err(io::Error::from)?;
     output.write_all(b"\n")

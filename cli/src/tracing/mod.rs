@@ -1,6 +1,7 @@
 //! Tracing a running machine: from patterns to enabled probes, and from events to lines.
 //!
-//! A [`Tracing`] is one session of the machine's probe engine. Whoever makes it drains it; when it goes, its traps are gone.
+//! A [`Tracing`] is one session of the machine's probe engine. Its owner drains it. Dropping it
+//! removes its traps.
 
 pub mod text;
 
@@ -27,17 +28,17 @@ pub struct Tracing {
     traced: Vec<Traced>,
     skipped: Vec<String>,
     request: Request,
-    /// Patterns of programs' text that may match a file which is not mapped yet.
+    /// The patterns of programs' text that may match a file which is not mapped yet.
     open: Vec<ProbePattern>,
     new_files: Option<NewFiles>,
-    /// Counts of the engine when this began: what came before is others'.
+    /// The engine's counts at the start, to be subtracted as other traces' counts.
     before: EngineStats,
-    /// Both clocks before the first trap was put in.
+    /// Both clocks before the first site was armed.
     began: ClockPair,
 }
 
 impl Tracing {
-    /// Enables what `request` asks for. `view` is of the running kernel.
+    /// Enables the probes of `request`. `view` is of the running kernel.
     ///
     /// # Errors
     /// If a pattern matches nothing, or a probe cannot be enabled. Nothing is armed then.
@@ -48,7 +49,7 @@ impl Tracing {
     ) -> Result<Self, Refusal> {
         let view = guest.view();
         let mut found: Vec<Probe> = Vec::new();
-        // Of a name alone every probe must be armed; of a pattern, those that can be.
+        // A plain name requires every probe to be armed, a pattern only those that can be.
         let mut must = HashSet::new();
         let mut known = HashSet::new();
         let mut open = Vec::new();
@@ -90,7 +91,8 @@ impl Tracing {
             .map(|capture| RingSize::for_capture(1, capture).words);
         let size = RingSize {
             slots: request.slots,
-            // What comes later is as large as what a program's function gives, or its static probe.
+            // Records of later probes are as large as those of a program's function or static
+            // probe.
             words: words
                 .max()
                 .unwrap_or_default()
@@ -98,7 +100,7 @@ impl Tracing {
                 .max(words_to_come(request, &open)),
         };
         let before = engine.stats();
-        // A running guest meets the first traps while the last are still put in.
+        // The guest runs, and hits the first traps while the last are being armed.
         let began = ClockPair::now();
         let mut session = engine.session(size).map_err(|error| error.to_string())?;
         let (mut probes, mut skipped) = (Vec::new(), Vec::new());
@@ -121,7 +123,7 @@ impl Tracing {
                 )
             })?),
         };
-        // A process may have come in between.
+        // A process may have started in between.
         let mut tracing = Self {
             request: request.clone(),
             open,
@@ -170,33 +172,33 @@ impl Tracing {
         }
     }
 
-    /// Patterns that wait for a file to be mapped.
+    /// Returns the patterns that wait for a file to be mapped.
     pub fn open(&self) -> impl Iterator<Item = &str> {
         self.open.iter().map(|pattern| pattern.text.as_str())
     }
 
-    /// Returns the clocks at the begin of the trace: no event is earlier.
+    /// Returns the clocks at the start of the trace: no event is earlier.
     pub fn began(&self) -> ClockPair {
         self.began
     }
 
-    /// What is traced; a position here is [`Event::probe`].
+    /// Returns the traced probes, indexed by [`Event::probe`].
     pub fn traced(&self) -> &[Traced] {
         &self.traced
     }
 
-    /// Probes of patterns that cannot be enabled, and why.
+    /// Returns the probes of patterns that cannot be enabled, with reasons.
     pub fn skipped(&self) -> &[String] {
         &self.skipped
     }
 
-    /// Gives what was recorded since the last time, in time order.
+    /// Passes the events recorded since the last call to `each`, in time order.
     pub fn drain(&mut self, each: impl FnMut(Event)) -> usize {
         self.session.drain(each)
     }
 
-    /// Takes all traps away, at one moment; the counts of each probe until then, in the order of [`Self::traced`]. What was recorded can
-    /// still be drained.
+    /// Disarms all probes at one moment and returns each one's counts, in the order of
+    /// [`Self::traced`]. The recorded events can still be drained.
     pub fn stop(&mut self) -> Vec<ProbeStats> {
         let machine = self.session.engine().machine().clone();
         let _paused = machine.pause();
@@ -208,7 +210,7 @@ impl Tracing {
         each
     }
 
-    /// The counts, given those that [`Self::stop`] gave.
+    /// Returns the counts of the trace, from those that [`Self::stop`] returned.
     pub fn counts(&self, each: &[ProbeStats]) -> Counts {
         let SessionStats { probes, read } = self.session.stats();
         let engine = self.session.engine().stats();
@@ -263,7 +265,7 @@ fn registers(view: &KernelView, probe: &Probe) -> Option<usize> {
     }
 }
 
-/// What is kept of a probe's hits.
+/// Returns the capture for a probe's hits.
 fn capture(request: &Request, probe: &Probe, registers: Option<usize>) -> Capture {
     let mut capture = request.capture(probe, registers);
     if let Target::Static(text) = &probe.target {
@@ -273,7 +275,7 @@ fn capture(request: &Request, probe: &Probe, registers: Option<usize>) -> Captur
     capture
 }
 
-/// Words of what files that are not mapped yet may give.
+/// Returns the record size in words for files that are not mapped yet.
 fn words_to_come(request: &Request, open: &[ProbePattern]) -> usize {
     if !open.iter().any(usdt::is_meant) {
         return 0;
@@ -296,7 +298,7 @@ fn traced(probe: &Probe) -> Traced {
     }
 }
 
-/// Whether values of a C type are numbers that may be negative.
+/// Checks whether values of a C type are numbers that may be negative.
 fn is_signed(type_name: &str) -> bool {
     matches!(
         type_name.trim_start_matches("const "),
@@ -317,7 +319,7 @@ fn is_signed(type_name: &str) -> bool {
     )
 }
 
-/// How many probes each provider has among `names`.
+/// Returns the number of probes among `names` for each provider.
 pub fn count_by_provider<'n>(names: impl Iterator<Item = &'n str>) -> Vec<(String, usize)> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for name in names {

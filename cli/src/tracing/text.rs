@@ -6,7 +6,7 @@ use crate::protocol::event::EventLine;
 use crate::protocol::trace::Traced;
 use crate::report::printable;
 
-/// The line of `event`, `seconds` after the trace began, without a newline.
+/// Returns the line of `event`, `seconds` after the start of the trace, without a newline.
 pub fn line(event: &EventLine, probe: Option<&Traced>, seconds: f64) -> String {
     let tid = event
         .tid
@@ -14,7 +14,7 @@ pub fn line(event: &EventLine, probe: Option<&Traced>, seconds: f64) -> String {
     let comm = printable(event.comm.as_deref().unwrap_or("-"));
     let mut line = format!("{seconds:12.6} {:>3} {tid:>7} {comm:<15} ", event.cpu);
     let name = printable(&event.function);
-    // What cannot be written to memory cannot be.
+    // Writing to memory cannot fail.
     let _ = match event.event.as_str() {
         "entry" => write!(line, "-> {name}({})", arguments(event, probe)),
         "return" => write!(
@@ -60,7 +60,7 @@ fn arguments(event: &EventLine, probe: Option<&Traced>) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// Strings that were read at the return.
+/// Returns the strings that were read at the return.
 fn late(event: &EventLine, probe: Option<&Traced>) -> String {
     let shown = event.strings.iter().filter_map(|(at, text)| {
         let name = probe.and_then(|p| p.arguments.get(at.parse::<usize>().ok()?));
@@ -70,7 +70,7 @@ fn late(event: &EventLine, probe: Option<&Traced>) -> String {
     shown.collect()
 }
 
-/// A value as C's int has it where that is negative: what the upper half of the register holds is not told.
+/// Returns a value as C's int if that is negative: the upper half of the register is undefined.
 fn int(hex: &str) -> String {
     let Ok(value) = u64::from_str_radix(hex.trim_start_matches("0x"), 16) else {
         return hex.to_owned();
@@ -87,7 +87,7 @@ fn value(hex: Option<&str>) -> String {
     };
     let number = u64::from_str_radix(hex.trim_start_matches("0x"), 16).unwrap_or_default();
     match number {
-        // Numbers and errors; addresses are told as such.
+        // Numbers and errors are decimal; addresses stay hexadecimal.
         0..=0xffff_ffff => number.to_string(),
         n if n >= 4096u64.wrapping_neg() => n.cast_signed().to_string(),
         _ => hex.to_owned(),
