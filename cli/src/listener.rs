@@ -1,9 +1,12 @@
-//! A Unix socket whose connections have a thread each.
+//! A Unix socket with a thread for each connection.
 //!
-//! The caller brings what is done with a connection, and the rules; it also turns away other users' clients ([`check_peer`]), since it knows how to
-//! tell them. This takes connections, turns away those that are too many, and leaves in order: no connection is taken any more, those that are open
-//! see that they shall end and have the rules' time for it, then they are cut, and every thread has ended. A client that is gone, or a
-//! panic of its thread, is nothing to the others.
+//! The caller brings the service and the rules. It also rejects other users' clients
+//! ([`check_peer`]), because it knows how to answer them. This module accepts connections and
+//! closes surplus ones.
+//!
+//! At the end it accepts no more connections. Open ones see the request to end and have the rules'
+//! time for it; then they are cut. All threads have ended afterwards. A lost client or a panic of
+//! its thread does not affect the others.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,9 +23,9 @@ use rustix::net::Shutdown;
 
 use crate::registry;
 
-/// How often it is looked whether a connection that shall end has ended.
+/// The interval of checks whether a connection has ended as requested.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-/// Pause after a connection could not be taken: out of descriptors, perhaps.
+/// The pause after a failed accept, for instance for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The socket cannot be made.
@@ -35,23 +38,23 @@ pub struct ListenError {
     hint: &'static str,
 }
 
-/// What holds for all connections of a socket.
+/// The rules for all connections of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// What the socket is called, in messages and as its threads' name.
+    /// The socket's name, in messages and for its threads.
     pub name: &'static str,
-    /// Connections at a time; more are closed at once.
+    /// The largest number of connections at a time; more are closed at once.
     pub most: usize,
-    /// How long connections may take to end once they shall; without it as long as they like.
+    /// The time that connections have to end once requested; unlimited if none.
     pub grace: Option<Duration>,
 }
 
-/// Says whether a connection shall end.
+/// A request to end a connection.
 #[derive(Debug, Clone, Default)]
 pub struct Leave(Arc<AtomicBool>);
 
 impl Leave {
-    /// Whether it shall.
+    /// Checks whether the connection shall end.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -63,27 +66,28 @@ impl Leave {
 
 type Serve = Box<dyn Fn(&UnixStream, &Leave) -> io::Result<()> + Send + Sync>;
 
-/// What threads share.
+/// The state shared by the threads.
 struct Shared {
     rules: Rules,
     serve: Serve,
     leave: Leave,
-    /// Those that are open, and the threads of ended ones until the next comes.
+    /// The open connections, and the threads of ended ones until the next accept.
     connections: Mutex<Vec<Connection>>,
 }
 
-/// A connection: its socket as long as it is open, to cut it, and its thread.
+/// A connection: its thread, and while it is open its socket, by which it is cut.
 struct Connection {
     served: Weak<Served>,
     thread: JoinHandle<()>,
 }
 
-/// The socket of a connection as its thread has it. When it is dropped, also by a panic, the client sees the end, whoever has copies.
+/// A connection's socket as its thread has it. Dropping it, also by a panic, ends the connection
+/// for the client, even if copies of the descriptor exist.
 struct Served(UnixStream);
 
 impl Served {
     fn cut(&self) {
-        // One that its client has closed is as good.
+        // A connection closed by the client is as good.
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -94,7 +98,7 @@ impl Drop for Served {
     }
 }
 
-/// The socket. Ends when dropped, with all connections.
+/// A listening socket. When dropped, it ends with all connections.
 pub struct Listener {
     listener: UnixListener,
     shared: Arc<Shared>,
@@ -102,7 +106,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `path`; each connection is served by `serve`, which returns when it is done.
+    /// Listens on `path` and calls `serve` for each connection until it returns.
     ///
     /// # Errors
     /// If the socket cannot be made.
@@ -141,11 +145,11 @@ impl Listener {
     }
 }
 
-/// Makes a socket at `path` that takes connections from when it is seen there: bind(2) shows it before listen(2), and who connects
-/// in between is refused.
+/// Makes a socket at `path` that accepts connections as soon as it is visible. bind(2) would show
+/// it before listen(2), and a client in between would be refused.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let name = path.file_name().and_then(|name| name.to_str());
-    // No longer than the name: there is not room for many bytes in an address.
+    // Not longer than the name, because an address has room for few bytes.
     let hidden = match name.and_then(|name| name.get(1..)) {
         Some(rest) if !rest.is_empty() => format!(".{rest}"),
         _ => ".socket".to_owned(),
@@ -153,7 +157,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     let hidden = path.with_file_name(hidden);
     let listener = UnixListener::bind(&hidden)?;
     if let Err(error) = renameat_with(CWD, &hidden, CWD, path, RenameFlags::NOREPLACE) {
-        // What was made for nothing.
+        // Removes the unused socket.
         let _ = std::fs::remove_file(&hidden);
         return Err(error.into());
     }
@@ -165,7 +169,7 @@ impl Drop for Listener {
         let shared = &self.shared;
         let name = shared.rules.name;
         shared.leave.ask();
-        // Ends the accept(2) that the thread waits in.
+        // Ends the accept(2) in which the thread waits.
         if let Err(error) = rustix::net::shutdown(&self.listener, Shutdown::Both) {
             log::warn!("{name} socket: {error}");
             return;
@@ -245,21 +249,21 @@ impl Shared {
 /// The client's user may not use this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// Somebody else, who got through the folder all the same.
+    /// Another user got through the folder's permissions.
     #[error("user {uid} may not control this machine")]
     Stranger {
-        /// Who.
+        /// The client's user.
         uid: u32,
     },
-    /// It is not known who.
+    /// The client's user is unknown.
     #[error("it is not known whose process the client is: {0}")]
     Unknown(#[from] rustix::io::Errno),
 }
 
-/// Whether the client is the machine's own user, or root.
+/// Checks that the client is the machine's own user, or root.
 ///
 /// # Errors
-/// If not.
+/// If it is neither.
 pub fn check_peer(stream: &UnixStream) -> Result<(), PeerError> {
     let peer = rustix::net::sockopt::socket_peercred(stream)?;
     match peer.uid.as_raw() == registry::user() || peer.uid.is_root() {
@@ -270,18 +274,19 @@ pub fn check_peer(stream: &UnixStream) -> Result<(), PeerError> {
     }
 }
 
-/// What a client has done.
+/// A client's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
-    /// It has sent something, or closed its sending side: a read tells.
+    /// The client has sent something, or closed its sending side: a read distinguishes these.
     Input,
-    /// It has gone: nobody reads what is sent, either.
+    /// The client has disconnected, and does not read either.
     Gone,
-    /// Nothing.
+    /// No action.
     Nothing,
 }
 
-/// Waits for at most `limit` until a client does something. What it has sent comes first, also when it has gone since.
+/// Waits at most `limit` until a client does something. Its input is reported first, even if it has
+/// disconnected since.
 ///
 /// # Errors
 /// If the connection fails.
@@ -296,19 +301,19 @@ pub fn look(stream: impl AsFd, limit: Duration) -> io::Result<Seen> {
     })
 }
 
-/// Whether nobody reads any more what is sent to the other end of a connection or a pipe.
+/// Checks whether the peer of a connection or a pipe has stopped reading.
 ///
 /// # Errors
-/// If that cannot be asked.
+/// If that cannot be determined.
 pub fn has_gone(stream: impl AsFd) -> io::Result<bool> {
     let seen = poll_for(&stream, PollFlags::empty(), Duration::ZERO)?;
     Ok(seen.intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
-/// Whether something can be sent, waited for at most for `limit`.
+/// Waits at most `limit` for room to send, and returns whether there is any.
 ///
 /// # Errors
-/// If that cannot be asked.
+/// If that cannot be determined.
 pub fn takes_more(stream: impl AsFd, limit: Duration) -> io::Result<bool> {
     let seen = poll_for(&stream, PollFlags::OUT, limit)?;
     Ok(!seen.is_empty())
@@ -344,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Gives back what comes until the client closes.
+    /// Sends all input back until the client closes.
     fn echo(mut stream: &UnixStream, _: &Leave) -> io::Result<()> {
         let mut byte = [0];
         while stream.read(&mut byte)? > 0 {
@@ -362,7 +367,7 @@ mod tests {
         stream
     }
 
-    /// Sends a byte; what comes back, `None` when the connection has ended.
+    /// Sends a byte and returns the byte that comes back; `None` when the connection has ended.
     fn ask(mut stream: &UnixStream, byte: u8) -> Option<u8> {
         let mut answer = [0];
         stream.write_all(&[byte]).ok()?;
@@ -395,7 +400,7 @@ mod tests {
             );
         }
         assert_eq!(ask(&connect(&path), b'3'), None);
-        // A fault ends the client's own connection only, and makes room.
+        // A fault ends only the client's own connection, and makes room.
         assert_eq!(ask(&first, b'!'), None);
         let until = Instant::now() + LIMIT;
         while ask(&connect(&path), b'4').is_none() {

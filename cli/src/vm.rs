@@ -1,4 +1,5 @@
-//! A running machine, shared by the threads that watch it: the command's own, the control socket's, the trace's.
+//! A running machine, shared by the threads that serve it: the command's own, the control socket's,
+//! the trace's.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -25,7 +26,8 @@ use crate::registry::VmName;
 use crate::signals::StopSignals;
 use crate::tail::Tail;
 
-/// How often a booting guest is paused (for some tens of microseconds) to see how far it is.
+/// The interval at which a booting guest is paused (for some tens of microseconds) to check its
+/// progress.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a guest may take to read a line that is typed.
@@ -36,7 +38,7 @@ const TYPING_INTERVAL: Duration = Duration::from_millis(10);
 /// What a kernel calls when it cannot go on.
 const PANIC: &str = "panic";
 
-/// A machine and what belongs to it.
+/// A machine with all that belongs to it.
 pub struct Vm {
     /// The machine.
     pub(crate) machine: Machine,
@@ -114,9 +116,9 @@ impl From<String> for GuestError {
 
 /// What a look at a booting guest came to.
 pub enum Located {
-    /// Its kernel is there.
+    /// The kernel was found.
     Kernel(Box<KernelView>),
-    /// The run has ended before.
+    /// The run ended first.
     Ended(RunEnd),
     /// The time is up.
     TimedOut,
@@ -266,10 +268,10 @@ impl Vm {
         kernel.locate(&self.machine, &self.machine.pause())
     }
 
-    /// The running kernel, for a client that has asked for something of it.
+    /// Returns the running kernel, for a client's request.
     ///
     /// # Errors
-    /// Why it cannot be traced.
+    /// The reason why it cannot be traced.
     pub fn kernel_view(&self) -> Result<Arc<KernelView>, String> {
         let view = self.locate().map_err(|error| error.to_string())?.ok_or(
             "the guest's kernel has not booted far enough to be traced, or its file is not at hand",
@@ -277,7 +279,7 @@ impl Vm {
         Ok(Arc::new(view))
     }
 
-    /// Lets the guest run until its kernel can be found; at most until `deadline`.
+    /// Lets the guest run until its kernel can be found, or until `deadline`.
     ///
     /// # Errors
     /// If it will never be found.
@@ -297,7 +299,7 @@ impl Vm {
         }
     }
 
-    /// The machine's probe engine. `view` is of its running kernel.
+    /// Returns the machine's probe engine. `view` is of its running kernel.
     pub fn engine(&self, view: &Arc<KernelView>) -> Engine {
         let new = || {
             let engine = Engine::new(
@@ -332,7 +334,7 @@ impl Vm {
     /// The machine's device trace(3).
     ///
     /// # Errors
-    /// Why its guest cannot be traced now.
+    /// The reason why its guest cannot be traced now.
     pub fn trace_device(&self) -> Result<trace::Device, String> {
         if let Some(device) = self.devices.trace.get() {
             return Ok(device.clone());
@@ -342,7 +344,7 @@ impl Vm {
         Ok(self.devices.trace.get_or_init(new).clone())
     }
 
-    /// The machine's device ptrace(3).
+    /// Returns the machine's device ptrace(3).
     ///
     /// # Errors
     /// As [`trace_device`](Self::trace_device).
@@ -358,12 +360,12 @@ impl Vm {
         Ok(self.devices.ptrace.get_or_init(new).clone())
     }
 
-    /// Ticks of the guest's time stamp counter in a second.
+    /// Returns the ticks per second of the guest's time stamp counter.
     pub fn tsc_hz(&self) -> u64 {
         self.engine.get().map_or(1_000_000_000, Engine::tsc_hz)
     }
 
-    /// Whether the run has ended.
+    /// Checks whether the run has ended.
     pub fn has_ended(&self) -> bool {
         self.machine.wait(Some(Duration::ZERO)).is_some()
     }
@@ -379,7 +381,7 @@ impl Vm {
         }
     }
 
-    /// Ends the run when a signal asks for it. The watch does not keep the session alive.
+    /// Ends the run on a signal. The watch does not keep the VM alive.
     pub fn stop_on(self: &Arc<Self>, signals: &StopSignals) {
         let weak = Arc::downgrade(self);
         signals.on_stop(move || {
@@ -389,7 +391,7 @@ impl Vm {
         });
     }
 
-    /// What a snapshot of this machine should say of it.
+    /// Returns the description of this machine for a snapshot.
     pub fn snapshot_info(&self) -> SnapshotInfo {
         SnapshotInfo {
             command_line: self.command_line.clone(),

@@ -9,8 +9,8 @@
 //! | machine | u32 error, u32 length, so many bytes |
 //!
 //! An error is 0 or Linux's number; with a number, the bytes are the error's text. Each request is
-//! answered before the next is read. Only `WAIT` waits: ports are files whose reads return the present
-//! content, as in Plan 9.
+//! answered before the next is read. Only `WAIT` waits: ports are files whose reads return the
+//! present content, as in Plan 9.
 //!
 //! | Request | Its bytes | The answer's |
 //! |---|---|---|

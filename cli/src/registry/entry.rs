@@ -27,18 +27,18 @@ pub const SOCKETS: [&str; 7] = [
     "ptrace",
     "ptracectl",
 ];
-/// Somebody who only looks holds the lock for an instant: times to try again, and how long to wait.
+/// The number of attempts to lock: a mere observer holds the lock for an instant.
 const TRIES: usize = 5;
 const WAIT: Duration = Duration::from_millis(10);
-/// Longest process id taken from a lock file.
+/// The longest process id accepted from a lock file, in bytes.
 const LONGEST_PID: u64 = 20;
 
-/// This process's place in the run directory. Removed when dropped.
+/// This process's entry in the run directory. Removed when dropped.
 #[derive(Debug)]
 pub struct Entry {
     name: VmName,
     folder: PathBuf,
-    /// Holds the lock.
+    /// The locked file.
     _lock: File,
 }
 
@@ -91,22 +91,22 @@ impl Entry {
         Err(RegistryError::InUse { name, pid })
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &VmName {
         &self.name
     }
 
-    /// Where the control socket goes.
+    /// Returns the path for the control socket.
     pub fn control(&self) -> PathBuf {
         self.folder.join(CONTROL)
     }
 
-    /// Where the socket of the device dt(4) goes.
+    /// Returns the path for the socket of the device dt(4).
     pub fn dt(&self) -> PathBuf {
         self.folder.join(DT)
     }
 
-    /// Where the other [`SOCKETS`] go, by their names.
+    /// Returns the folder for the other [`SOCKETS`], under their names.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -114,20 +114,20 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // While the lock is held: nobody else can have made this folder its own.
+        // While the lock is held: no other process can have claimed this folder.
         if let Err(error) = remove_all(&self.folder) {
             log::warn!("{} stays behind: {error}", self.folder.display());
         }
     }
 }
 
-/// What stands at a name.
+/// The state of a name.
 pub(super) enum Lookup {
-    /// A machine that runs.
+    /// A running machine.
     Running { pid: String },
-    /// A dead machine's folder, which is gone now.
+    /// The folder of a dead machine, now removed.
     Removed,
-    /// Nothing.
+    /// No folder.
     Nothing,
 }
 
@@ -135,14 +135,14 @@ pub(super) enum Lookup {
 pub(super) fn owner(folder: &Path) -> Option<String> {
     let mut lock = open_lock(folder, false).ok()?;
     let pid = read_pid(&mut lock);
-    // Shared: whoever else looks at the same time is no owner.
+    // Shared: another observer at the same time is no owner.
     match flock(&lock, FlockOperation::NonBlockingLockShared) {
         Err(_) => Some(pid),
         Ok(()) => None,
     }
 }
 
-/// Looks whether a machine runs, and removes what a dead one left behind.
+/// Checks whether a machine runs, and removes what a dead one left behind.
 pub(super) fn look(base: &Path, name: &VmName) -> Lookup {
     let folder = base.join(name.as_str());
     let Ok(mut lock) = open_lock(&folder, false) else {
@@ -151,7 +151,7 @@ pub(super) fn look(base: &Path, name: &VmName) -> Lookup {
     let pid = read_pid(&mut lock);
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(_) => Lookup::Running { pid },
-        // The folder's machine has not written its id yet, or has gone in good order.
+        // The folder's machine has not written its id yet, or has ended in order.
         Ok(()) if pid.is_empty() || !is_current(&lock, &folder) => Lookup::Nothing,
         Ok(()) => match remove_all(&folder) {
             Ok(()) => Lookup::Removed,
@@ -169,7 +169,7 @@ fn make_folder(folder: &Path) -> Result<(), RegistryError> {
             Err(failed("make", folder)(error))
         }
         _ => check_private(folder).or_else(|error| match error {
-            // Removed again by its last owner: the caller tries again.
+            // Removed by its last owner: the caller tries again.
             RegistryError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
             other => Err(other),
         }),
@@ -188,7 +188,7 @@ fn open_lock(folder: &Path, create: bool) -> io::Result<File> {
         .open(folder.join(LOCK))
 }
 
-/// Whether the locked file is still the one that the name leads to.
+/// Checks whether the locked file is still the one at that path.
 fn is_current(lock: &File, folder: &Path) -> bool {
     let (Ok(locked), Ok(named)) = (lock.metadata(), fs::symlink_metadata(folder.join(LOCK))) else {
         return false;
@@ -196,7 +196,7 @@ fn is_current(lock: &File, folder: &Path) -> bool {
     (locked.dev(), locked.ino()) == (named.dev(), named.ino())
 }
 
-/// The process id in a lock file; empty if there is none.
+/// Returns the process id in a lock file; empty if there is none.
 pub(crate) fn read_pid(lock: &mut impl Read) -> String {
     let mut text = String::new();
     match Read::take(lock, LONGEST_PID).read_to_string(&mut text) {
@@ -211,7 +211,7 @@ fn write_pid(lock: &mut File) -> io::Result<()> {
     writeln!(lock, "{}", std::process::id())
 }
 
-/// That the file is not there is no error.
+/// Removes a file; a missing file is no error.
 fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -219,9 +219,10 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Our files and the folder. Nothing else is ever put there, and nothing else is removed.
+/// Removes exotrace's files and the folder. Nothing else is ever put there, and nothing else is
+/// removed.
 fn remove_all(folder: &Path) -> io::Result<()> {
-    // The lock last: while it is there, the others are known to be ours.
+    // The lock last: while it exists, the others are known to be exotrace's.
     for file in SOCKETS.into_iter().chain([LOCK]) {
         remove_file(&folder.join(file))?;
     }

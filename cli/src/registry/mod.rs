@@ -21,9 +21,9 @@ pub use entry::SOCKETS;
 pub(crate) use entry::read_pid as pid_in;
 pub use name::{NameError, VmName};
 
-/// How often a machine that is to go is looked at.
+/// The interval of checks whether a machine has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// Numbers tried for a default name.
+/// The largest number tried for a default name.
 const MOST_NUMBERED: u32 = 1000;
 
 /// The run directory cannot be used.
@@ -32,14 +32,14 @@ pub enum RegistryError {
     /// A file operation failed.
     #[error("run directory: cannot {action} {path}: {source}", path = path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Somebody else could change what is in it.
+    /// Another user could change the directory's content.
     #[error(
         "run directory {path}: {found}; it must be a directory of user {uid} with mode 0700: remove it, or set XDG_RUNTIME_DIR",
         path = path.display()
@@ -47,9 +47,9 @@ pub enum RegistryError {
     Unsafe {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         found: String,
-        /// Who should own it.
+        /// The required owner.
         uid: u32,
     },
     /// The name is taken.
@@ -57,26 +57,26 @@ pub enum RegistryError {
         "a machine named {name} runs already (process {pid}); choose another --name, or end it: exotrace stop --vm {name}"
     )]
     InUse {
-        /// The name asked for.
+        /// The requested name.
         name: VmName,
-        /// Its process, as far as known.
+        /// The process of the running machine, as far as known.
         pid: String,
     },
     /// No default name is free.
     #[error("vm1 to vm{MOST_NUMBERED} are all in use; choose a --name")]
     NoFreeName,
-    /// No machine with that name.
+    /// No machine of that name runs.
     #[error("no machine named {name} runs{running}")]
     NotRunning {
-        /// The name asked for.
+        /// The requested name.
         name: VmName,
-        /// What does run, as the rest of the sentence.
+        /// The running machines, as the rest of the sentence.
         running: String,
     },
-    /// No machine at all.
+    /// No machine runs.
     #[error("no machine runs; start one with exotrace run")]
     NoneRuns,
-    /// Which one?
+    /// Several machines run and none was named.
     #[error("several machines run ({names}); say which one with --vm NAME")]
     Several {
         /// Their names.
@@ -93,20 +93,20 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Regist
     }
 }
 
-/// One machine that runs.
+/// A running machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Running {
-    /// Its name.
+    /// The machine's name.
     pub name: VmName,
-    /// Its process.
+    /// The id of its process.
     pub pid: String,
-    /// Its control socket.
+    /// The path of its control socket.
     pub socket: PathBuf,
 }
 
 impl Running {
-    /// Waits until the machine is gone from the run directory, at most for `limit`; returns whether it is. Another one
-    /// of its name is not waited for.
+    /// Waits at most `limit` until the machine has left the run directory, and returns whether it
+    /// has. A later machine of the same name is not waited for.
     pub fn wait_gone(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let folder = self.socket.parent().unwrap_or(&self.socket);
@@ -119,12 +119,12 @@ impl Running {
         true
     }
 
-    /// Another one of its sockets.
+    /// Returns the path of another socket of the machine.
     pub fn beside(&self, socket: &str) -> PathBuf {
         self.socket.with_file_name(socket)
     }
 
-    /// That of the device dt(4).
+    /// Returns the path of the socket of the device dt(4).
     pub fn dt(&self) -> PathBuf {
         self.beside(entry::DT)
     }
@@ -137,7 +137,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The user's own run directory.
+    /// Opens the user's own run directory.
     ///
     /// # Errors
     /// If it cannot be made or is not safe to use.
@@ -146,7 +146,7 @@ impl Registry {
         let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
         let of_session = PathBuf::from(format!("/run/user/{user}"));
         let places = named.map(PathBuf::from).into_iter().chain([of_session]);
-        // Who has become another user has the variable of the one before.
+        // After a change of user the variable is still the previous user's.
         let is_own = |place: &PathBuf| fs::metadata(place).is_ok_and(|meta| meta.uid() == user);
         let base = match places.into_iter().find(is_own) {
             Some(place) => place.join("exotrace"),
@@ -155,7 +155,7 @@ impl Registry {
         Self::at(base)
     }
 
-    /// A run directory at `base`, made if it is not there.
+    /// Opens the run directory at `base`, and makes it if it does not exist.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -170,8 +170,8 @@ impl Registry {
         Ok(Self { base })
     }
 
-    /// Registers this process as the machine `name`; without a name as the first free `vmN`. Gives what a dead
-    /// machine of that name had left behind, if it did, for the user to know.
+    /// Registers this process as the machine `name`, or without a name as the first free `vmN`.
+    /// Also returns a message for the user if a dead machine of that name had left files behind.
     ///
     /// # Errors
     /// If the name is in use or the directory cannot be made.
@@ -188,7 +188,7 @@ impl Registry {
         Err(RegistryError::NoFreeName)
     }
 
-    /// The machines that run, by name, and the names of dead ones whose left-overs were removed.
+    /// Returns the running machines by name, and the names of dead ones whose remains were removed.
     ///
     /// # Errors
     /// If the directory cannot be read.
@@ -196,7 +196,7 @@ impl Registry {
         let (mut running, mut removed) = (Vec::new(), Vec::new());
         for item in fs::read_dir(&self.base).map_err(failed("list", &self.base))? {
             let item = item.map_err(failed("list", &self.base))?;
-            // What is no name is not ours.
+            // An entry without a valid name is not exotrace's.
             let Some(name) = item
                 .file_name()
                 .to_str()
@@ -218,13 +218,13 @@ impl Registry {
     }
 }
 
-/// Returns whether the machine runs whose folder `socket` is in.
+/// Checks whether the machine runs whose folder has `socket`.
 pub fn runs_beside(socket: &Path) -> bool {
     let folder = socket.parent();
     folder.is_some_and(|folder| entry::owner(folder).is_some())
 }
 
-/// The machine `name` of those that run; without a name the only one.
+/// Returns the machine `name` of those that run; without a name the only one.
 ///
 /// # Errors
 /// If there is no such machine, or several run and no name was given.
@@ -253,12 +253,12 @@ pub fn choose(mut running: Vec<Running>, name: Option<VmName>) -> Result<Running
     }
 }
 
-/// The user that this process acts for.
+/// Returns the user that this process acts for.
 pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Only this user may be able to change what is in `path`.
+/// Checks that only this user can change the content of `path`.
 fn check_private(path: &Path) -> Result<(), RegistryError> {
     let meta = fs::symlink_metadata(path).map_err(failed("look at", path))?;
     let uid = user();

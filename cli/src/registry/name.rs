@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Longest name: with the run directory before it, it must fit the path of a socket.
+/// The longest name in bytes: together with the run directory it must fit a socket's path.
 const LONGEST: usize = 32;
 
 /// A valid name: letters, digits, `.`, `_` and `-`, not starting with `.` or `-`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmName(String);
 
-/// The text is no name.
+/// The text is no valid name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} cannot name a machine: use 1 to {LONGEST} letters, digits, '.', '_' or '-', starting with a letter or a digit"
@@ -20,12 +20,12 @@ pub struct NameError {
 }
 
 impl VmName {
-    /// The default name with this number.
+    /// Returns the default name with this number.
     pub fn numbered(number: u32) -> Self {
         Self(format!("vm{number}"))
     }
 
-    /// As text; safe as one component of a path.
+    /// Returns the text, which is safe as one component of a path.
     pub fn as_str(&self) -> &str {
         &self.0
     }

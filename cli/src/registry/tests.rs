@@ -1,4 +1,4 @@
-//! Names in use, left-overs of dead machines, and run directories that are not to be trusted.
+//! Tests of names in use, remains of dead machines, and unsafe run directories.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -160,7 +160,7 @@ fn a_machine_is_waited_for_until_its_owner_is_gone() {
         assert!(waiting.join().unwrap());
     });
     assert!(registry.list().unwrap().0.is_empty());
-    // Another one of its name is another process.
+    // A later machine of the same name is another process.
     let _entry = registry.claim(Some(name("web"))).unwrap();
     let other = Running {
         pid: "1".to_owned(),

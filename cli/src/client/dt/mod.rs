@@ -1,4 +1,5 @@
-//! The device dt(4) of a machine in another process: one open of it, by the messages of [`probes::dt::wire`].
+//! A client of a machine's device dt(4) in another process: one open of it, by the messages of
+//! [`probes::dt::wire`].
 
 pub mod show;
 
@@ -16,17 +17,17 @@ use crate::listener::{Seen, look};
 use crate::protocol::ports::{receive, send};
 use crate::protocol::socket::{GoneError, connect};
 
-/// Which layout is asked for.
+/// The requested layout.
 pub const ABI: Abi = Abi::Current;
-/// How long an answer may take that does not wait for events.
+/// The time limit for an answer that does not wait for events.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most bytes of an answer: a list of some hundred thousand probes.
+/// The longest answer in bytes: a list of some hundred thousand probes.
 const LONGEST_ANSWER: usize = 64 << 20;
 
 /// The device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DtError {
-    /// It refuses.
+    /// The device refuses the request.
     #[error("dt: {0}")]
     Refused(String),
     /// There is no such probe.
@@ -46,15 +47,15 @@ impl From<io::Error> for DtError {
     }
 }
 
-/// An open of the device; closed when dropped, which takes its probes out of the guest.
+/// An open of the device. Dropping it closes the device, which removes its probes from the guest.
 pub struct DtClient {
     stream: UnixStream,
-    /// A read of events has not been answered yet.
+    /// Set while a read of events has not been answered.
     reads: bool,
 }
 
 impl DtClient {
-    /// Opens the device whose socket `path` is.
+    /// Opens the device with the socket `path`.
     ///
     /// # Errors
     /// If the machine does not answer, or refuses.
@@ -76,7 +77,7 @@ impl DtClient {
         }
     }
 
-    /// The number of a probe.
+    /// Returns the number of a probe.
     ///
     /// # Errors
     /// If there is none of that name.
@@ -84,7 +85,7 @@ impl DtClient {
         let no_probe = || DtError::NoProbe(probe.to_owned());
         let parts: Vec<&str> = probe.split(':').collect();
         let parts = <[&str; 3]>::try_from(parts).map_err(|_| no_probe())?;
-        // The list has the beginnings of long names.
+        // The list has only the beginnings of long names.
         let parts = parts.map(|part| abi::cut(part.as_bytes(), NAME_SIZE));
         for info in list.chunks_exact(PROBE_INFO_SIZE) {
             if let Some((number, names)) = abi::listed_names(info)
@@ -97,7 +98,7 @@ impl DtClient {
         Err(no_probe())
     }
 
-    /// All probes, as `struct dtioc_probe_info`.
+    /// Returns all probes, as `struct dtioc_probe_info`.
     ///
     /// # Errors
     /// If the machine does not answer, or refuses.
@@ -110,7 +111,7 @@ impl DtClient {
         Ok(list.split_off(LIST_SIZE.min(list.len())))
     }
 
-    /// Adds a probe whose events have what `flags` say.
+    /// Adds a probe whose events have the fields selected by `flags`.
     ///
     /// # Errors
     /// As [`Self::list`].
@@ -119,7 +120,7 @@ impl DtClient {
         self.call(code, &ABI.request(probe, flags)).map(drop)
     }
 
-    /// Starts or stops.
+    /// Starts or stops recording.
     ///
     /// # Errors
     /// As [`Self::list`].
@@ -128,7 +129,7 @@ impl DtClient {
         self.call(code, &i32::from(on).to_le_bytes()).map(drop)
     }
 
-    /// Events, waited for at most for `limit`; none if none came.
+    /// Waits for events at most for `limit` and returns them, or nothing.
     ///
     /// # Errors
     /// As [`Self::list`].
@@ -146,7 +147,7 @@ impl DtClient {
         self.events()
     }
 
-    /// Events that it had already, and how many it has lost. Ends a read that waits.
+    /// Returns the remaining events and the number of dropped ones. Ends a waiting read.
     ///
     /// # Errors
     /// As [`Self::list`].
@@ -161,13 +162,13 @@ impl DtClient {
         Ok((events, ABI.read_stat(&stats).dropped))
     }
 
-    /// The answer to a read.
+    /// Returns the answer to a read.
     fn events(&mut self) -> Result<Vec<u8>, DtError> {
         let (error, bytes) = receive(&mut self.stream, LONGEST_ANSWER)?;
         self.reads = false;
         match error {
             0 => Ok(bytes),
-            // It ends since something else is asked.
+            // The read ends because of another request.
             _ if error == Errno::Eintr.number() => Ok(Vec::new()),
             _ if error == Errno::Enxio.number() => Err(DtError::Ended),
             _ => Err(self.refusal(error)),

@@ -12,10 +12,10 @@ use crate::client::streams::StreamFormat;
 use crate::client::streams::shape::{AsIs, Shape};
 use crate::report::printable;
 
-/// Names of probes by number.
+/// The names of probes by number.
 pub type Names = Arc<BTreeMap<u32, String>>;
 
-/// The shape of events in a format.
+/// Returns the shape of events in a format.
 ///
 /// # Errors
 /// If there is none.
@@ -55,7 +55,7 @@ impl Shape for Lines {
             Values::Return { .. } => Default::default(),
         };
         if !self.json {
-            // Whether a trailing 0 is an argument is not known here.
+            // It is unknown here whether a trailing 0 is an argument.
             let used = arguments.iter().rposition(|a| *a != 0).map_or(0, |n| n + 1);
             let shown = arguments.iter().take(used).map(|a| format!(" {a:#x}"));
             let shown: String = shown.collect();

@@ -14,9 +14,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::listener::check_peer;
 use crate::server::dt::Shared;
 
-/// How long a client may take for a request it has begun, or for an answer.
+/// The time that a client has to complete a request, or to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often events are looked for while a client waits for them.
+/// The interval of checks for events while a client waits for them.
 const LOOK_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 2_000_000,
@@ -50,7 +50,7 @@ pub(super) fn serve(shared: &Shared, stream: &UnixStream) -> io::Result<()> {
         let (code, length) = match wire::decode_request(&header) {
             Ok(header) => header,
             Err(refused) => {
-                // Where the next request begins is not known.
+                // The start of the next request is unknown.
                 return send(stream, &wire::answer(Some(refused.errno), b""), None);
             }
         };
@@ -90,7 +90,7 @@ fn opened(
     shared.device()?.open(options)
 }
 
-/// Waits until the client says something; `false` when it has gone.
+/// Waits for a request and returns `false` when the client has disconnected.
 fn wait_for_request(stream: &UnixStream) -> io::Result<bool> {
     loop {
         let mut watched = [PollFd::new(stream, PollFlags::IN)];
@@ -100,7 +100,7 @@ fn wait_for_request(stream: &UnixStream) -> io::Result<bool> {
             Ok(_) => {
                 let [watched] = watched;
                 let is_there = watched.revents().contains(PollFlags::IN);
-                // At the end of a stream there is nothing to be read, which can be read, too.
+                // The end of a stream also polls as readable.
                 return Ok(is_there && !has_ended(stream)?);
             }
         }
@@ -118,7 +118,7 @@ struct Client<'s> {
     shared: &'s Shared,
     stream: &'s UnixStream,
     session: Session,
-    /// Why the last request was refused, or what was to be said of an answer.
+    /// The reason why the last request was refused, or a remark on an answer.
     reason: String,
 }
 
@@ -148,7 +148,7 @@ impl Client<'_> {
     }
 }
 
-/// Lets some time pass, unless the client wants something else, or it or the machine has gone.
+/// Waits a moment, unless the client sends another request or disconnects, or the machine ends.
 fn wait_a_moment(stream: &UnixStream, shared: &Shared) -> Result<(), Refused> {
     let mut watched = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
     let _ = poll(&mut watched, Some(&LOOK_INTERVAL));
@@ -167,7 +167,7 @@ fn wait_a_moment(stream: &UnixStream, shared: &Shared) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Sends an answer, and a descriptor with its first bytes.
+/// Sends an answer, with a descriptor along with its first bytes.
 fn send(mut stream: &UnixStream, bytes: &[u8], descriptor: Option<OwnedFd>) -> io::Result<()> {
     let Some(descriptor) = descriptor else {
         return stream.write_all(bytes);

@@ -1,4 +1,5 @@
-//! What the device asks of the guest: its tracepoints, and the files behind addresses of its processes.
+//! The guest as the device sees it: its tracepoints, and the files behind addresses of its
+//! processes.
 
 use std::fs::File;
 use std::io;
@@ -26,20 +27,20 @@ use vmm::machine::Handle;
 use crate::vm::Vm;
 
 const ENDED: &str = "the machine has ended";
-/// Bytes of a page of the guest's page cache.
+/// The size of a page of the guest's page cache, in bytes.
 const PAGE: u64 = 4096;
-/// Largest file that is given to a client: it takes as much of the host's memory.
+/// The largest file in bytes that is returned to a client: it takes as much of the host's memory.
 const MOST_BYTES: u64 = 512 << 20;
 
-/// The guest of a session.
+/// The guest of a VM.
 pub(super) struct VmGuest {
-    /// The session keeps the device's engine; it must not be kept by it.
+    /// Weak, because the VM keeps the device's engine.
     vm: Weak<Vm>,
     symfs: Option<Symfs>,
 }
 
 impl VmGuest {
-    /// The guest of `vm`; `symfs` is a folder with copies of its files.
+    /// Returns the guest of `vm`; `symfs` is a folder with copies of its files.
     pub(super) fn new(vm: &Arc<Vm>, symfs: Option<PathBuf>) -> Self {
         Self {
             vm: Arc::downgrade(vm),
@@ -68,7 +69,7 @@ impl Guest for VmGuest {
     }
 }
 
-/// The guest's memory as it is without any trap.
+/// The guest's memory without any traps.
 struct Unpatched(Handle);
 
 impl PhysicalMemory for Unpatched {
@@ -116,7 +117,7 @@ fn mapped(
         );
         return Err(Refused::new(Errno::Enomem, why));
     }
-    // Of all that are made at once.
+    // Counts against all files being made at once.
     let _held = Held::take(Purpose::Objects, cached.size)
         .map_err(|over| Refused::new(Errno::Enomem, over.to_string()))?;
     let page = |index| match layout.page(look.kernel(), &cached, index) {
@@ -128,7 +129,7 @@ fn mapped(
         let wanted = ObjectFile::parse(&in_memory).ok();
         let wanted = wanted.and_then(|object| object.build_id().ok().flatten());
         match symfs.open(&area.name, wanted.as_ref()) {
-            // Another file of the same build has its bytes elsewhere.
+            // Another file of the same build may have other contents.
             Ok(copy) => (copy.file.size() == cached.size).then_some(copy.file),
             Err(error) => {
                 log::info!("dt: {error}");
@@ -154,7 +155,8 @@ fn mapped(
     })
 }
 
-/// A sealed file with the pages that `bytes` has; the others are holes, and counted.
+/// Returns a sealed file with the pages that `bytes` has, and the number of the others, which are
+/// holes.
 fn filled(bytes: &dyn FileBytes) -> io::Result<(File, u64)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create("dt-object", flags)?);
@@ -187,7 +189,7 @@ mod tests {
 
     const SIZE: u64 = 2 * PAGE + 100;
 
-    /// All but the second page, each full of its digit.
+    /// A file of all but the second page, each page filled with its digit.
     struct Holed;
 
     impl FileBytes for Holed {

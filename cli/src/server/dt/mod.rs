@@ -1,7 +1,9 @@
-//! The device dt(4) of a machine: a socket beside the control socket, each connection an open of the device.
+//! The device dt(4) of a machine: a socket beside the control socket, each connection an open of
+//! the device.
 //!
-//! What goes over the wire is described in [`probes::dt::wire`]. Each connection has a thread, which ends with it: closing a connection takes its
-//! probes out of the guest, and ends a read that waits. When the server goes, so do all.
+//! [`probes::dt::wire`] describes the messages. Each connection has a thread. Closing a connection
+//! ends the thread, removes its probes from the guest, and ends a waiting read. All connections end
+//! with the server.
 
 mod connection;
 mod guest;
@@ -16,31 +18,32 @@ use crate::listener::{ListenError, Listener, Rules};
 use crate::vm::Vm;
 use guest::VmGuest;
 
-/// What a client was told is all it gets: there is nothing to wait for at the end.
+/// The listener's rules. Clients have nothing to wait for at the end.
 const RULES: Rules = Rules {
     name: "dt",
     most: 32,
     grace: Some(Duration::ZERO),
 };
 
-/// How the device is served.
+/// The options of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Whether it may be opened.
+    /// Set if the device may be opened.
     pub allowed: bool,
     /// A folder with copies of the guest's files.
     pub symfs: Option<PathBuf>,
 }
 
-/// What connections share.
+/// The state shared by the connections.
 struct Shared {
     vm: Arc<Vm>,
     options: Options,
-    /// Made at the first open at which the guest's kernel is there; locked meanwhile, so that it is made once.
+    /// Made at the first open at which the guest's kernel is found; locked meanwhile, so that it is
+    /// made once.
     device: Mutex<Option<Arc<Device>>>,
 }
 
-/// The server. Ends when dropped, with all connections.
+/// The server of the device. When dropped, it ends with all connections.
 pub struct Server(#[expect(dead_code, reason = "serves until it is dropped")] Listener);
 
 impl Server {
@@ -60,7 +63,7 @@ impl Server {
 }
 
 impl Shared {
-    /// The device, once the guest's kernel is there.
+    /// Returns the device, once the guest's kernel is found.
     fn device(&self) -> Result<Arc<Device>, Refused> {
         let mut known = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = &*known {
