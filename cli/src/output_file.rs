@@ -1,4 +1,4 @@
-//! Files that a run writes, and that a run which does not come about leaves as they were.
+//! The files that a run writes. A run that fails to start leaves them as they were.
 
 use crate::report::OutputFileError;
 use std::fs::{self, File, OpenOptions};
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use crate::report::Harmless;
 
-/// Permissions of a new file: it holds what a guest does, and is its owner's alone.
+/// The permissions of a new file: it holds a guest's activity, and is for its owner only.
 const PRIVATE: u32 = 0o600;
 
-/// Makes a file that is not there yet, for its owner alone. A link in its place is not followed.
+/// Makes a new file for its owner only. A link in its place is not followed.
 ///
 /// # Errors
-/// If it is there, or cannot be made.
+/// If it exists, or cannot be made.
 pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -57,7 +57,7 @@ impl OutputFile {
         })
     }
 
-    /// A writer for the same file.
+    /// Returns a writer for the same file.
     ///
     /// # Errors
     /// If this process is out of descriptors.
@@ -65,7 +65,7 @@ impl OutputFile {
         self.file.try_clone().map_err(|source| self.error(source))
     }
 
-    /// From now on the file is the run's: what was in it is gone.
+    /// Discards the old contents and keeps the file for the run.
     ///
     /// # Errors
     /// If it cannot be emptied.
@@ -86,7 +86,7 @@ impl OutputFile {
     }
 }
 
-/// A file whose errors say which it is.
+/// A file whose errors name it.
 struct Named {
     path: PathBuf,
     file: File,
@@ -95,7 +95,7 @@ struct Named {
 impl Named {
     fn named(&self, error: io::Error) -> io::Error {
         let kind = error.kind();
-        // A closed pipe is told by its kind alone.
+        // A closed pipe is recognised by its kind alone.
         if matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) {
             return error;
         }
@@ -120,7 +120,7 @@ impl Write for Named {
     }
 }
 
-/// Where a trace is written: to its file, or to standard output.
+/// Returns the output for a trace: its file, or standard output.
 ///
 /// # Errors
 /// If this process is out of descriptors.
@@ -135,7 +135,7 @@ pub fn trace_output(file: Option<&OutputFile>) -> Result<Output, OutputFileError
     })
 }
 
-/// The same; a file is kept from now on.
+/// Returns the output as [`trace_output`] does, and keeps the file.
 ///
 /// # Errors
 /// As [`trace_output`], or if the file cannot be emptied.

@@ -1,7 +1,9 @@
-//! The library of translators: structures that look the same whatever the kernel's own are called (the role of /usr/lib/dtrace).
+//! The library of translators: structures that look the same whatever the kernel's own are called
+//! (the role of /usr/lib/dtrace).
 //!
-//! Some come with exotrace; a folder given with `-L` has more, in files ending in `.d`. They are texts of the same language, of which
-//! structures and translators are taken. A translator of a script or a folder stands before one of the same name that came earlier.
+//! Some come with exotrace; a folder given with `-L` adds more, in files ending in `.d`. They are
+//! texts of the same language, of which structures and translators are used. A translator of a
+//! script or a folder precedes one of the same name that came earlier.
 
 use crate::protocol::script::ScriptRequest;
 use probes::bt::diagnostic::Diagnostic;
@@ -13,31 +15,31 @@ use probes::bt::parse;
 
 use crate::protocol::trace::Refusal;
 
-/// Largest file that is taken, in bytes.
+/// The largest accepted file, in bytes.
 const LARGEST: u64 = 256 << 10;
 
 /// A folder or file of the library cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// By the system.
+    /// The system cannot read it.
     #[error("library {path}: {source}", path = path.display())]
     Read {
-        /// What was read.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Too large a file.
+    /// The file is too large.
     #[error("library {path}: {found} bytes; at most {LARGEST} are taken", path = path.display())]
     Large {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Its size in bytes.
         found: u64,
     },
 }
 
-/// The texts of a folder's files, by name.
+/// Returns the texts of a folder's files, by name.
 ///
 /// # Errors
 /// If the folder or a file cannot be read.
@@ -66,16 +68,16 @@ pub fn read(folder: &Path) -> Result<Vec<(String, String)>, LibraryError> {
     Ok(texts)
 }
 
-/// Puts the structures and translators of the library at the script's disposal.
+/// Adds the library's structures and translators to the script.
 ///
 /// # Errors
-/// What is wrong with a text of it, to be shown.
+/// The fault in one of the texts, rendered.
 pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(), Refusal> {
     let own = probes::bt::library::TEXTS.iter().map(|(n, t)| (*n, *t));
     let given = texts
         .iter()
         .map(|(name, text)| (name.as_str(), text.as_str()));
-    // Who comes first is found first: the script's, then a folder's, then ours.
+    // The first match wins: the script's own, then a folder's, then exotrace's.
     for (name, text) in given.chain(own) {
         let parsed = parse::parse(text.as_bytes(), Dialect::Normal);
         let parsed = parsed.map_err(|wrong| render_all(name, text.as_bytes(), &wrong))?;

@@ -1,4 +1,5 @@
-//! A script of `run -e`: on a thread of the machine's own process, its output to a file or a stream.
+//! A script of `run -e`, on a thread of the machine's own process with its output to a file or a
+//! stream.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::server::outbox::Outbox;
 use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
 use crate::vm::Vm;
 
-/// A script that runs.
+/// A running script.
 pub struct Running {
     stop: Sender<()>,
     thread: JoinHandle<(Counts, io::Result<()>)>,
@@ -22,8 +23,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Begins to write what `job` puts out, after `first`. When the script exits, or `output` cannot take it any more, the machine is
-    /// stopped.
+    /// Starts to write the output of `job`, after `first`. When the script exits, or `output`
+    /// fails, the machine is stopped.
     ///
     /// # Errors
     /// If the thread cannot be made.
@@ -50,12 +51,13 @@ impl Running {
         })
     }
 
-    /// Whether the script has ended itself.
+    /// Checks whether the script has ended itself.
     pub fn has_exited(&self) -> bool {
         self.exited.load(Ordering::SeqCst)
     }
 
-    /// Takes the probes away and writes what is left: what the script has counted, and whether all could be written.
+    /// Removes the probes, writes the remaining output, and returns the counts and the result of
+    /// writing.
     ///
     /// # Errors
     /// If the thread panicked.
@@ -81,7 +83,7 @@ fn run(
         if stopped.recv_timeout(DRAIN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
             break;
         }
-        // Who reads too slowly loses output, and holds up nobody.
+        // A slow reader loses output and delays nobody.
         match outbox.has_room() {
             Ok(true) => failed = put(&mut outbox, job.step()),
             Ok(false) => {}
@@ -94,7 +96,7 @@ fn run(
     (counts, outbox.finish())
 }
 
-/// Whether the output has ended.
+/// Queues output and returns whether the output has ended.
 fn put(outbox: &mut Outbox, Rendered { out, err }: Rendered) -> bool {
     show(&err);
     outbox.put(out).is_err()

@@ -1,7 +1,7 @@
 //! Writing a trace to a file or a stream, on a thread of its own.
 //!
-//! The thread owns the trace and the writer. However the trace ends, its traps are removed first; what was
-//! recorded until then is still written.
+//! The thread owns the trace and the writer. However the trace ends, its traps are removed first.
+//! The events recorded until then are still written.
 
 use crate::output_file::Output;
 use crate::protocol::event::ClockPair;

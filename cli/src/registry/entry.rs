@@ -27,7 +27,8 @@ pub const SOCKETS: [&str; 7] = [
     "ptrace",
     "ptracectl",
 ];
-/// The number of attempts to lock: a mere observer holds the lock for an instant.
+/// The number of attempts to lock, and the pause between them: a mere observer holds the lock for
+/// an instant.
 const TRIES: usize = 5;
 const WAIT: Duration = Duration::from_millis(10);
 /// The longest process id accepted from a lock file, in bytes.

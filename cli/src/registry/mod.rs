@@ -1,9 +1,13 @@
-//! The run directory: which machines of this user run, and where their control sockets are.
+//! The run directory: the running machines of this user, and their sockets.
 //!
-//! `$XDG_RUNTIME_DIR/exotrace/NAME/` (if that folder is not the user's own `/run/user/UID/exotrace/NAME/`, or without one
-//! `/tmp/exotrace-UID/NAME/`) belongs to the process that holds the lock on its file `lock`, which names that process; the kernel lets go of the lock when the process dies,
-//! however it dies. `control` beside it is the socket, `dt` that of the device dt(4), and the other trace devices' ports have theirs.
-//! Everything is for its owner only (0700), and a directory that belongs to somebody else or is a symbolic link is refused.
+//! `$XDG_RUNTIME_DIR/exotrace/NAME/` belongs to the process that holds the lock on its file `lock`,
+//! which names that process. If that folder is not the user's own, it is
+//! `/run/user/UID/exotrace/NAME/`, or without one `/tmp/exotrace-UID/NAME/`. The kernel releases
+//! the lock when the process dies, however it dies.
+//!
+//! Beside it are the control socket `control`, `dt` for the device dt(4), and the sockets of the
+//! other trace devices' ports. Everything is for its owner only (0700). A directory of another
+//! owner, or a symbolic link, is refused.
 
 mod entry;
 mod name;
@@ -23,7 +27,7 @@ pub use name::{NameError, VmName};
 
 /// The interval of checks whether a machine has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// The largest number tried for a default name.
+/// The number of default names tried.
 const MOST_NUMBERED: u32 = 1000;
 
 /// The run directory cannot be used.

@@ -1,7 +1,8 @@
-//! Scripts in the bt language over a machine: what `trace -e`, `trace FILE` and `run -e` ask for.
+//! Scripts in the bt language over a machine, for `trace -e`, `trace FILE` and `run -e`.
 //!
-//! A [`Job`] belongs to one thread of the machine's process, which calls [`Job::step`] often and [`Job::finish`] once. What it gives is
-//! rendered already: bytes for standard output and standard error.
+//! A [`Job`] belongs to one thread of the machine's process, which calls [`Job::step`] often and
+//! [`Job::finish`] once. Its output is already rendered: bytes for standard output and standard
+//! error.
 
 mod names;
 
@@ -25,12 +26,12 @@ use crate::protocol::trace::{MOST_PROBES, Refusal};
 use crate::vm::Vm;
 use names::GuestNames;
 
-/// What was put out, rendered.
+/// Rendered output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rendered {
-    /// For standard output.
+    /// The bytes for standard output.
     pub out: Vec<u8>,
-    /// For standard error.
+    /// The bytes for standard error.
     pub err: Vec<u8>,
 }
 
@@ -42,10 +43,11 @@ pub struct Job {
 }
 
 impl Job {
-    /// Compiles what is asked for and enables its probes. `view` is of the running kernel. The second value is what BEGIN has put out.
+    /// Compiles the requested script and enables its probes. `view` is of the running kernel. The
+    /// second value is the output of BEGIN.
     ///
     /// # Errors
-    /// The text to show: what is wrong with the script, with its place; or which probe cannot be enabled.
+    /// The rendered text: the script's fault with its place, or the probe that cannot be enabled.
     pub fn start(
         machine: &Arc<Vm>,
         engine: &Engine,
@@ -69,32 +71,32 @@ impl Job {
         Ok((job, rendered))
     }
 
-    /// The probes that are enabled.
+    /// Returns the enabled probes.
     pub fn probes(&self) -> Vec<String> {
         let probes = self.script.probes().iter();
         probes.map(|probe| probe.name.to_string()).collect()
     }
 
-    /// Those that are not, and why.
+    /// Returns the probes that are not enabled, with reasons.
     pub fn skipped(&self) -> &[String] {
         self.script.skipped()
     }
 
-    /// Whether the script has ended itself.
+    /// Checks whether the script has ended itself.
     pub fn has_exited(&self) -> bool {
         self.script.has_exited()
     }
 
-    /// What was put out since the last time.
+    /// Returns the output since the last call.
     pub fn step(&mut self) -> Rendered {
         let mut outputs = Vec::new();
         self.script.drain(&mut |output| outputs.push(output));
         self.renderer.render(&outputs)
     }
 
-    /// Takes the probes away; gives what is left to be put out, and the counts.
+    /// Removes the probes and returns the remaining output and the counts.
     pub fn finish(mut self) -> (Rendered, Counts) {
-        // The counts are those of one moment: no hit comes between them and the probes' end.
+        // The counts are of one moment: no hit comes between them and the probes' end.
         let machine = self.renderer.machine.clone();
         let paused = machine.machine.pause();
         let each = self.script.each();

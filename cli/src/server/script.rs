@@ -1,8 +1,10 @@
-//! A script for another command: the control socket carries its output until one of the two ends.
+//! A script streamed to another command over the control socket, until either side ends.
 //!
-//! The first line says what is traced, or what is wrong with the script; then comes a line for each piece of output, and a last one with the
-//! counts. The client ends the script by closing its side; a script that exits ends it from here. A client that reads too slowly loses
-//! output, which is counted: the guest does not wait for it.
+//! The first line names the traced probes, or the faults of the script. Then comes a line for each
+//! piece of output, and a last one with the counts.
+//!
+//! The client ends the script by closing its side; a script that exits ends the stream. A slow
+//! client loses output, which is counted: the guest does not wait for it.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -31,14 +33,14 @@ fn write_output(lines: &mut Vec<u8>, rendered: &Rendered) -> io::Result<()> {
     Ok(())
 }
 
-/// Parts of [`PIECE`] bytes at most. Characters stay whole.
+/// Returns parts of at most [`PIECE`] bytes. Characters stay whole.
 fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     const LONGEST_CHARACTER: usize = 4;
     std::iter::from_fn(move || {
         let most = bytes.len().min(PIECE);
         let goes_on = |end: &usize| bytes.get(*end).is_some_and(|byte| byte & 0xc0 == 0x80);
         let ends = (0..LONGEST_CHARACTER).map(|less| most.saturating_sub(less));
-        // What is no text is cut anywhere.
+        // Bytes that are not text are cut anywhere.
         let end = ends.filter(|end| *end > 0).find(|end| !goes_on(end));
         let (piece, rest) = bytes.split_at(end.unwrap_or(most));
         bytes = rest;
@@ -49,10 +51,10 @@ fn pieces(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Runs a script until the client closes its side, the script exits, or the machine ends.
 ///
 /// # Errors
-/// If the client has gone.
+/// If the client has disconnected.
 pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
-    // Waiting for the client to end it is waiting for the next time to drain.
+    // The wait for the client's end doubles as the wait for the next drain.
     stream.set_read_timeout(Some(DRAIN_INTERVAL))?;
     let mut outbox = Outbox::new(Box::new(stream.try_clone()?))?;
     let mut first = Vec::new();
@@ -60,7 +62,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> i
         Ok(started) => started,
         Err(message) => {
             write(&mut first, &Line::Refused { message })?;
-            // Whether the client is there to read it is its own affair.
+            // The client may have disconnected, which does not matter here.
             let _ = outbox.put(first);
             return outbox.finish();
         }
@@ -73,7 +75,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> i
     write_output(&mut first, &rendered)?;
     let mut failed = outbox.put(first).is_err();
     while !(failed || job.has_exited() || has_ended(&mut stream)? || vm.has_ended()) {
-        // A client that reads too slowly loses output, and holds up nobody.
+        // A slow client loses output and delays nobody.
         let room = outbox.has_room();
         if room == Ok(true) {
             let mut lines = Vec::new();
@@ -88,7 +90,7 @@ pub fn serve(vm: &Arc<Vm>, request: &ScriptRequest, mut stream: UnixStream) -> i
     let symbols = vm.engine.get().map(|engine| &engine.view().symbols);
     let machine = MachineEnd::of(vm, symbols);
     write(&mut last, &Line::End { counts, machine })?;
-    // A client that has gone is told of by `finish`.
+    // The call of `finish` reports a disconnected client.
     let _ = outbox.put(last);
     outbox.finish()
 }

@@ -1,4 +1,4 @@
-//! What the records of a port are shown as.
+//! The formats in which a port's records are shown.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,28 +14,28 @@ use probes::trace_render;
 use crate::client::streams::StreamFormat;
 use crate::protocol::ports::EventName;
 
-/// Names that are remembered: each was asked of the machine.
+/// The largest number of cached names: each took a request to the machine.
 const MOST_NAMES: usize = 1 << 16;
 
-/// Makes one file of records.
+/// A format of one file of records.
 pub trait Shape {
-    /// Writes what can be written of a record.
+    /// Writes the complete part of the output for a record.
     ///
     /// # Errors
-    /// Those of `out`, or if these are no bytes of a record.
+    /// Those of `out`, or if these bytes are not a record.
     fn record(&mut self, record: &[u8], out: &mut dyn Write) -> io::Result<()>;
 
-    /// Writes what is left.
+    /// Writes the rest of the output.
     ///
     /// # Errors
     /// Those of `out`.
     fn finish(&mut self, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// What is known of the machine whose events are shown. Cloning shares it.
+/// The known facts about the machine whose events are shown. Cloning shares them.
 #[derive(Clone)]
 pub struct Guest {
-    /// How its ticks are times.
+    /// The clock that converts ticks to times.
     pub clock: Option<Clock>,
     names: Arc<Mutex<Names>>,
 }
@@ -46,7 +46,7 @@ struct Names {
 }
 
 impl Guest {
-    /// `name` is asked once for each address.
+    /// Returns a guest that calls `name` once for each address.
     pub fn new(
         clock: Option<Clock>,
         name: impl FnMut(u64) -> Option<String> + Send + 'static,
@@ -74,7 +74,7 @@ impl Guest {
     }
 }
 
-/// The shape of a port's records in a format, or why there is none.
+/// Returns the shape of a port's records in a format.
 ///
 /// # Errors
 /// If the port has no such format.

@@ -1,7 +1,8 @@
-//! Where a stream goes: to standard output, or to a file that may be begun anew when it is long enough.
+//! The destination of a stream: standard output, or a file that may be rotated by size.
 //!
-//! Each file is whole: it has whole records, and a format that has a beginning or an end has both in each. A pipe whose reader is slow is waited for, but
-//! no longer than until somebody wants the end; one whose reader has gone is told of, also while there is nothing to write.
+//! Each file is complete: it has whole records, and the format's beginning and end. A slow pipe is
+//! waited for until the end is requested. A pipe without a reader is reported, also while there is
+//! nothing to write.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,50 +18,50 @@ use crate::listener::{has_gone, takes_more};
 use crate::output_file::{self, OutputFile};
 use crate::report::{Failure, Harmless};
 
-/// How often it is looked whether somebody wants the end while a pipe takes nothing.
+/// The interval of checks for a requested end while a pipe accepts nothing.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes that a pipe takes at once if it takes any.
+/// The bytes that a pipe accepts at once if it accepts any.
 const PIECE: usize = 4096;
-/// What is collected before it is written.
+/// The number of bytes collected before a write.
 const BATCH: usize = 64 << 10;
 
-/// Says that the end is wanted. Cloning shares it.
+/// A request for the end. Cloning shares it.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Wants the end.
+    /// Requests the end.
     pub fn ask(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it is wanted.
+    /// Checks whether the end is requested.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// How a file is begun anew.
+/// The rules of file rotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rotation {
-    /// Bytes of a file.
+    /// The size of a file in bytes.
     pub size: u64,
-    /// Older files that are kept.
+    /// The number of older files kept.
     pub keep: u32,
 }
 
-/// Makes the shape of a file.
+/// A maker of a file's shape.
 pub type MakeShape = Box<dyn Fn() -> Result<Box<dyn Shape>, String>>;
 
-/// The end of a stream.
+/// The destination of a stream.
 pub struct Sink {
     output: Output,
     stop: Stop,
     make: MakeShape,
     shape: Box<dyn Shape>,
-    /// What was not written yet.
+    /// The bytes not written yet.
     waiting: Vec<u8>,
-    /// Bytes of records taken for the file, and bytes made of them.
+    /// The bytes of records accepted for the file, and the bytes made of them.
     taken: u64,
     made: u64,
     rotation: Option<Rotation>,
@@ -68,15 +69,15 @@ pub struct Sink {
 
 struct Output {
     file: File,
-    /// As the user knows it.
+    /// The name for the user.
     name: String,
-    /// Somebody looks at it.
+    /// Set if the output is a terminal.
     is_terminal: bool,
     path: PathBuf,
 }
 
 impl Sink {
-    /// Writes to standard output.
+    /// Opens standard output as a sink.
     ///
     /// # Errors
     /// If there is no such shape, or this process is out of descriptors.
@@ -91,10 +92,11 @@ impl Sink {
         Self::new(output, stop, make, None)
     }
 
-    /// Writes to a file, whose old contents are gone now.
+    /// Opens a file as a sink and discards its old contents.
     ///
     /// # Errors
-    /// If there is no such shape, or the file cannot be written, or shall be begun anew and is no file.
+    /// If there is no such shape, or the file cannot be written, or is to be rotated and is not a
+    /// regular file.
     pub fn to_file(
         path: &Path,
         mut opened: OutputFile,
@@ -136,7 +138,7 @@ impl Sink {
         })
     }
 
-    /// Takes one record.
+    /// Accepts one record.
     ///
     /// # Errors
     /// If the output cannot be written, or its reader has gone.
@@ -158,7 +160,7 @@ impl Sink {
         }
     }
 
-    /// Writes what there is.
+    /// Writes the pending bytes.
     ///
     /// # Errors
     /// As [`Self::record`].
@@ -168,10 +170,10 @@ impl Sink {
         written.map_err(|error| self.output.failed(&error))
     }
 
-    /// Notices that the output's reader has gone, while there is nothing to write.
+    /// Checks that the output still has a reader, while there is nothing to write.
     ///
     /// # Errors
-    /// If it has.
+    /// If it has none.
     pub fn check(&self) -> Result<(), Failure> {
         match has_gone(&self.output.file) {
             Ok(true) => Err(Failure::OutputClosed),
@@ -179,7 +181,7 @@ impl Sink {
         }
     }
 
-    /// Closes what is open.
+    /// Writes the rest and closes the output.
     ///
     /// # Errors
     /// As [`Self::record`].
@@ -205,7 +207,7 @@ impl Sink {
     }
 }
 
-/// Makes the next file. What has come to its name meanwhile, a link too, is not written to.
+/// Makes the next file. Anything put at its name meanwhile, a link too, is not written to.
 fn begin(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -214,7 +216,7 @@ fn begin(path: &Path) -> io::Result<File> {
     output_file::create(path)
 }
 
-/// `FILE.1` becomes `FILE.2` and so on; the oldest goes.
+/// Renames `FILE.1` to `FILE.2` and so on, and removes the oldest.
 fn shift(path: &Path, keep: u32) -> io::Result<()> {
     for number in (0..keep).rev() {
         match fs::rename(numbered(path, number), numbered(path, number + 1)) {
@@ -243,7 +245,7 @@ impl Output {
 
     fn write(&mut self, bytes: &[u8], stop: &Stop) -> io::Result<()> {
         if self.is_terminal {
-            // A guest's names do not move the cursor.
+            // A guest's names must not move the cursor.
             return Harmless(&self.file).write_all(bytes);
         }
         for piece in bytes.chunks(PIECE) {
@@ -254,14 +256,15 @@ impl Output {
     }
 }
 
-/// Waits until a pipe takes something. One that does not when the end is wanted is given up, as if its reader had gone.
+/// Waits until a pipe accepts bytes. One that accepts none after the end is requested is treated as
+/// closed by its reader.
 fn wait_for_room(output: impl AsFd, stop: &Stop) -> io::Result<()> {
     let mut stopped = stop.is_asked();
     loop {
         if takes_more(&output, LOOK_INTERVAL)? {
             return Ok(());
         }
-        // Once more after the end is wanted: it may only be slow.
+        // One more try after the request: the reader may only be slow.
         if std::mem::replace(&mut stopped, stop.is_asked()) {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -276,7 +279,7 @@ mod tests {
 
     use super::*;
 
-    /// Has a beginning, an end and as many letters as records.
+    /// A shape with a beginning, an end and as many letters as records.
     struct Bracketed {
         begun: bool,
     }
@@ -294,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Writes all at the end.
+    /// A shape that writes everything at the end.
     struct Late(Vec<u8>);
 
     impl Shape for Late {
@@ -312,7 +315,7 @@ mod tests {
         Box::new(|| Ok(Box::new(Bracketed { begun: false })))
     }
 
-    /// What stands in the file and in the older ones after `records` of two bytes.
+    /// Returns the contents of the file and the older ones after `records` of two bytes.
     fn rotated(records: &[&[u8; 2]], size: u64, keep: u32, make: MakeShape) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out");
