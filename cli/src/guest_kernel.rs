@@ -1,8 +1,9 @@
-//! The kernel a machine runs: its file, its symbols, and where it stands in the running guest.
+//! The kernel that a machine runs: its file, its symbols, and its address in the running guest.
 //!
-//! A Linux kernel is looked for in the paused guest ([`GuestKernel::locate`]) until it has booted far enough to be
-//! changed from outside: its entry points are final, and it no longer patches its own functions (alternatives,
-//! ftrace), which it does before it starts its scheduler. A guest that is no Linux stands where it is linked.
+//! A Linux kernel is looked for in the paused guest ([`GuestKernel::locate`]) until it can be
+//! changed from outside. Then its entry points are final, and it no longer patches its own
+//! functions (alternatives, ftrace), which it does before it starts its scheduler. A guest other
+//! than Linux is at its link address.
 
 use std::path::{Path, PathBuf};
 
@@ -23,14 +24,14 @@ use vmm::boot::{KernelFile, KernelFileError};
 use vmm::machine::Paused;
 use vmm::snapshot::{KernelHash, KernelReference};
 
-/// Symbol that every x86-64 Linux has and nothing else does.
+/// A symbol that every x86-64 Linux has and nothing else does.
 const LINUX: &str = "entry_SYSCALL_64";
 /// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is done.
 const SYSTEM_SCHEDULING: u32 = 1;
 
 /// A kernel's symbols and types, read from its file. The file's contents, some 20 MB, are not kept.
 pub struct GuestKernel {
-    /// Which file, for snapshots.
+    /// The reference to the file, for snapshots.
     pub reference: KernelReference,
     known: ImageTables,
     panic_finder: Option<PanicFinder>,
@@ -39,18 +40,18 @@ pub struct GuestKernel {
 /// A kernel file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestKernelError {
-    /// Reading or unpacking it.
+    /// The file cannot be read or unpacked.
     #[error(transparent)]
     File(#[from] KernelFileError),
-    /// Its contents.
+    /// The file's contents are invalid.
     #[error("kernel {path}: {source}", path = path.display())]
     Image {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         source: introspect::kernel::image::ImageError,
     },
-    /// The snapshot runs another one.
+    /// The snapshot runs another kernel.
     #[error(
         "kernel {path}: not the one that the snapshot runs ({size} bytes unpacked, BLAKE3 {hash}); give --kernel the file it was booted from",
         path = path.display()
@@ -58,7 +59,7 @@ pub enum GuestKernelError {
     Other {
         /// The file.
         path: PathBuf,
-        /// Size of the snapshot's kernel.
+        /// The size of the snapshot's kernel in bytes.
         size: u64,
         /// Its hash.
         hash: KernelHash,
@@ -68,13 +69,13 @@ pub enum GuestKernelError {
 /// Functions cannot be traced.
 #[derive(Debug, thiserror::Error)]
 pub enum FunctionsError {
-    /// No names at all.
+    /// The kernel has no names at all.
     #[error("functions cannot be found by name: {0}")]
     NoSymbols(String),
-    /// No such function.
+    /// The kernel has no such function.
     #[error("no function {function} in the kernel {path}", path = path.display())]
     Unknown {
-        /// What was asked for, and what is like it.
+        /// The requested name, and similar ones.
         function: UnknownFunction,
         /// The kernel.
         path: PathBuf,
@@ -90,7 +91,7 @@ impl GuestKernel {
         Self::read(KernelFile::open(path)?, path)
     }
 
-    /// The same for the contents of a file; `path` is only for messages.
+    /// Reads a kernel from the contents of a file; `path` is only for messages.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -116,7 +117,7 @@ impl GuestKernel {
         Ok((kernel, file))
     }
 
-    /// Reads the kernel that a snapshot runs, from `path` or from where it was.
+    /// Reads the kernel that a snapshot runs, from `path` or from its original path.
     ///
     /// # Errors
     /// As [`Self::open`], and if it is another kernel.
@@ -136,18 +137,18 @@ impl GuestKernel {
         })
     }
 
-    /// Returns what finds a panic in the guest's memory; `None` of a kernel that is no Linux.
+    /// Returns the finder of a panic in the guest's memory; `None` if the kernel is not Linux.
     pub fn panic_finder(&self) -> Option<PanicFinder> {
         self.panic_finder.clone()
     }
 
-    /// Whether this is a Linux kernel; `true` if nothing is known.
+    /// Checks whether this is a Linux kernel; `true` if nothing is known.
     pub fn is_linux(&self) -> bool {
         let symbols = self.known.symbols.as_ref();
         symbols.map_or(true, |s| s.address_of(LINUX).is_some())
     }
 
-    /// The symbols at their link addresses.
+    /// Returns the symbols at their link addresses.
     ///
     /// # Errors
     /// If there are none.
@@ -156,7 +157,7 @@ impl GuestKernel {
         symbols.map_err(|why| FunctionsError::NoSymbols(why.clone()))
     }
 
-    /// Whether each of `names` is a function of a kernel that has not loaded modules yet: before it is booted.
+    /// Checks that each of `names` is a function of the kernel before boot, without modules.
     ///
     /// # Errors
     /// For the first that is not, with the nearest names.
@@ -171,7 +172,8 @@ impl GuestKernel {
         }
     }
 
-    /// The running kernel in the paused guest; `None` as long as it has not booted far enough.
+    /// Returns the running kernel in the paused guest; `None` as long as it has not booted far
+    /// enough.
     ///
     /// # Errors
     /// If it will never be found.
@@ -189,8 +191,8 @@ impl GuestKernel {
         }))
     }
 
-    /// The symbols of the running kernel where they stand in the paused guest, and page tables that map it; `None` as long as
-    /// it has not booted far enough.
+    /// Returns the running kernel's symbols at their addresses in the paused guest, and page tables
+    /// that map it. Returns `None` as long as it has not booted far enough.
     ///
     /// # Errors
     /// If it will never be found.
@@ -219,22 +221,24 @@ impl GuestKernel {
         Ok(Some((symbols, space)))
     }
 
-    /// The kernel's types, or why there are none.
+    /// Returns the kernel's types, or the reason for their absence.
     pub fn types(&self) -> Result<&Btf, &str> {
         self.known.types.as_ref().map_err(String::as_str)
     }
 }
 
-/// Whether the kernel has done its boot-time patching. A kernel that does not tell is taken to have.
+/// Checks whether the kernel has done its boot-time patching. Returns `true` if that cannot be
+/// determined.
 fn has_settled(machine: &Machine, space: AddressSpace, running: &Symbols) -> bool {
     let Some(address) = running.address_of("system_state") else {
         return true;
     };
-    // Not mapped while a user program runs with page table isolation: then it has long been scheduling.
+    // It is not mapped while a user program runs with page table isolation; by then it has long
+    // been scheduling.
     read_u32(machine.ram(), space, Gva(address)).map_or(true, |state| state >= SYSTEM_SCHEDULING)
 }
 
-/// `address` as `name+0x12`, or as it is.
+/// Returns `address` as `name+0x12`, or as a number without a symbol.
 pub fn symbolize(symbols: Option<&Symbols>, address: u64) -> String {
     match symbols.and_then(|s| s.resolve(address)) {
         Some((symbol, 0)) => format!("{address:#x} {}", symbol.name),

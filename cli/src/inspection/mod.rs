@@ -1,7 +1,8 @@
-//! Looking into the running guest for `ps`, `maps`, `sym` and `stack`: on the machine's side of the control socket.
+//! Inspection of the running guest for `ps`, `maps`, `sym` and `stack`, on the machine's side of
+//! the control socket.
 //!
-//! The guest stands still for each question, and the answer says how long. What is known of its kernel is found out at the first
-//! question and kept.
+//! The guest is paused for each request, and the answer has the length of the pause. The facts
+//! about its kernel are found at the first request and kept.
 
 mod symbols;
 
@@ -28,21 +29,22 @@ use crate::protocol::inspection::{
 };
 use symbols::{kernel_symbols, named_objects, unknown_symbol, user_symbols};
 
-/// Most bytes of a process's arguments that are shown.
+/// The largest number of bytes shown of a process's arguments.
 const MOST_ARGUMENTS: usize = 4096;
-/// The same where it is one of several candidates.
+/// The largest number of bytes shown of a candidate's arguments.
 const MOST_CANDIDATE_ARGUMENTS: usize = 100;
-/// Most bytes of an answer's parts, about: what a guest makes up must not fill the host's memory.
+/// The approximate limit of an answer's parts in bytes: a guest's inventions must not fill the
+/// host's memory.
 const MOST_BYTES: usize = 32 << 20;
-/// Most sentences about objects of a process whose functions could not be read.
+/// The largest number of sentences about a process's objects whose functions could not be read.
 const MOST_LOST: usize = 20;
-/// Most processes that are listed where a name fits several.
+/// The largest number of processes listed where a name fits several.
 const MOST_CANDIDATES: usize = 10;
 
-/// Why a question has no answer, for the user.
+/// The reason why a request has no answer, for the user.
 type Refusal = String;
 
-/// What is known of the guest's kernel.
+/// The known facts about the guest's kernel.
 #[derive(Default)]
 pub struct Inspector {
     known: Mutex<Option<Arc<Known>>>,
@@ -53,7 +55,7 @@ struct Known {
     space: AddressSpace,
 }
 
-/// A guest that stands still, and the kernel it runs.
+/// A paused guest, and the kernel it runs.
 struct Standing<'m> {
     machine: &'m Machine,
     paused: Paused,
@@ -63,7 +65,7 @@ struct Standing<'m> {
 }
 
 impl Inspector {
-    /// The processes, or all threads.
+    /// Returns the processes, or all threads.
     pub fn ps(
         &self,
         machine: &Machine,
@@ -102,7 +104,7 @@ impl Inspector {
         })
     }
 
-    /// The mappings of a process.
+    /// Returns the mappings of a process.
     pub fn maps(
         &self,
         machine: &Machine,
@@ -127,7 +129,7 @@ impl Inspector {
         })
     }
 
-    /// Symbols by address or name, of the kernel or of a process.
+    /// Returns symbols by address or name, of the kernel or of a process.
     pub fn sym(
         &self,
         machine: &Machine,
@@ -154,7 +156,8 @@ impl Inspector {
             }
             None => loaded = module_symbols(&look, look.modules(), &mut incomplete),
         }
-        // All tables are read: to search them, and for names like a mistyped one, the guest need not wait.
+        // All tables are read. The guest need not wait for the search in them and for similar
+        // names.
         let mut reading = go_on(paused, since, incomplete);
         let (mut symbols, mut unknown) = (Vec::new(), Vec::new());
         for word in what {
@@ -167,7 +170,7 @@ impl Inspector {
             }
             symbols.extend(found);
         }
-        // Who found everything does not care.
+        // Incomplete tables matter only if something was not found.
         if !unknown.is_empty() {
             reading
                 .incomplete
@@ -180,7 +183,7 @@ impl Inspector {
         })
     }
 
-    /// The stacks of the threads of a process.
+    /// Returns the stacks of the threads of a process.
     pub fn stack(
         &self,
         machine: &Machine,
@@ -194,7 +197,7 @@ impl Inspector {
             let task = find(&look, name)?;
             let symfs = symfs.map(Symfs::new);
             let text = |lost: Unavailable| lost.to_string();
-            // Without the program's part the kernel's is still there.
+            // The kernel's part is available without the program's.
             let objects = look.objects(&task, symfs.as_ref()).unwrap_or_else(|lost| {
                 incomplete.push(text(lost));
                 UserObjects::default()
@@ -251,15 +254,15 @@ impl Inspector {
         })
     }
 
-    /// The kernel stack of a vCPU whose registers were kept, as those of a panic are: the machine may have ended. The second value is why it
-    /// ends where it does, if not at its bottom.
+    /// Returns the kernel stack of a vCPU from kept registers, such as those of a panic. The
+    /// machine may have ended. The second value is the reason for an early end of the stack.
     pub fn kernel_stack(
         &self,
         machine: &Machine,
         kernel: Option<&GuestKernel>,
         registers: &VcpuRegisters,
     ) -> Result<(Vec<Frame>, Option<String>), Refusal> {
-        // In the kernel it has SWAPGS behind it: which base would be swapped in does not matter.
+        // In the kernel SWAPGS is done: it does not matter which base would be swapped in.
         let cpu = registers.cpu_state(0);
         self.look(machine, kernel, |look| {
             let modules = look.modules();
@@ -267,7 +270,7 @@ impl Inspector {
             let unwinder = look
                 .kernel_unwinder(loaded)
                 .map_err(|lost| lost.to_string())?;
-            // What has no name is shown as an address.
+            // Frames without a name are shown as addresses.
             let modules = module_symbols(&look, modules, &mut Vec::new());
             let stack = look
                 .stack_on(&cpu, &unwinder)
@@ -279,10 +282,10 @@ impl Inspector {
         })?
     }
 
-    /// What `ask` finds in the guest, which stands still for it.
+    /// Pauses the guest and returns the result of `ask` on it.
     ///
     /// # Errors
-    /// If its kernel cannot be made out.
+    /// If its kernel cannot be recognised.
     pub fn look<T>(
         &self,
         machine: &Machine,
@@ -292,7 +295,7 @@ impl Inspector {
         Ok(self.stop(machine, kernel)?.look(ask))
     }
 
-    /// Stops the guest.
+    /// Pauses the guest.
     fn stop<'m>(
         &self,
         machine: &'m Machine,
@@ -331,13 +334,13 @@ impl Standing<'_> {
             .look(&memory, self.known.space, &self.cpus))
     }
 
-    /// Lets the guest go on.
+    /// Resumes the guest.
     fn end(self, incomplete: impl IntoIterator<Item = String>) -> Reading {
         go_on(self.paused, self.since, incomplete)
     }
 }
 
-/// Lets the guest go on, which has stood still `since` then.
+/// Resumes the guest, which was paused at `since`.
 fn go_on(paused: Paused, since: Instant, incomplete: impl IntoIterator<Item = String>) -> Reading {
     drop(paused);
     Reading {
@@ -346,7 +349,7 @@ fn go_on(paused: Paused, since: Instant, incomplete: impl IntoIterator<Item = St
     }
 }
 
-/// Finds out about the kernel: from its file if that is at hand, else from the guest's memory.
+/// Finds the facts about the kernel: from its file if available, else from the guest's memory.
 fn know(
     machine: &Machine,
     paused: &Paused,
@@ -374,7 +377,7 @@ fn know(
     Ok(Known { system, space })
 }
 
-/// The one process that is meant.
+/// Returns the one process of that name or pid.
 fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal> {
     let comm = match name {
         ProcessName::Pid(pid) => {
@@ -415,7 +418,7 @@ fn find(look: &PausedSystem<'_>, name: &ProcessName) -> Result<TaskInfo, Refusal
     }
 }
 
-/// That no process has this number, and of whose threads one has it.
+/// Returns the message that no process has this pid, and names the process whose thread has it.
 fn no_process(look: &PausedSystem<'_>, pid: i32) -> Refusal {
     match look.thread(pid) {
         Ok(Ok(Some(thread))) => format!(
@@ -427,7 +430,7 @@ fn no_process(look: &PausedSystem<'_>, pid: i32) -> Refusal {
     }
 }
 
-/// `17 (sleep 100)`.
+/// Returns a candidate's line: `17 (sleep 100)`.
 fn candidate(look: &PausedSystem<'_>, task: &TaskInfo) -> String {
     let arguments = arguments(look, task);
     match arguments.is_empty() {
@@ -443,7 +446,7 @@ fn arguments(look: &PausedSystem<'_>, task: &TaskInfo) -> Vec<String> {
     }
 }
 
-/// Why a process has no mappings.
+/// Returns the reason why a process has no mappings.
 fn without_memory(task: &TaskInfo) -> Refusal {
     format!(
         "process {} ({}) has no memory of its own: it {}",
@@ -456,7 +459,7 @@ fn without_memory(task: &TaskInfo) -> Refusal {
     )
 }
 
-/// A process; its program only if that is to be `told`.
+/// Returns a process; its program only if `told`.
 fn process(look: &PausedSystem<'_>, task: &TaskInfo, told: bool) -> Process {
     let program = told.then(|| look.program(task, MOST_ARGUMENTS).ok().flatten());
     let program = program.flatten().and_then(Result::ok);
@@ -480,7 +483,7 @@ fn process(look: &PausedSystem<'_>, task: &TaskInfo, told: bool) -> Process {
     }
 }
 
-/// What texts take.
+/// Returns the size of texts in bytes.
 fn bytes_of<'a>(texts: &[String], more: impl IntoIterator<Item = &'a str>) -> usize {
     let texts = texts.iter().map(|text| text.len() + size_of::<String>());
     texts.sum::<usize>() + more.into_iter().map(str::len).sum::<usize>()
@@ -512,14 +515,14 @@ fn mapping(area: &NamedArea) -> Mapping {
     }
 }
 
-/// Why some functions of a process's objects have no names.
+/// Returns the reasons why some functions of a process's objects have no names.
 fn lost_symbols(objects: &UserObjects<'_>) -> Vec<String> {
     let objects = objects.objects.iter();
     let lost = objects.flat_map(|object| object.lost_symbols());
     lost.take(MOST_LOST).collect()
 }
 
-/// The modules' symbols; what could not be read of them is told.
+/// Returns the modules' symbols and reports those that could not be read.
 fn module_symbols(
     look: &PausedSystem<'_>,
     modules: Result<Partial<Module, ModulesError>, Unavailable>,

@@ -1,6 +1,8 @@
-//! `sym`: names and addresses of the kernel, its modules, and the programs and libraries of a process.
+//! The command `sym`: names and addresses of the kernel, its modules, and the programs and
+//! libraries of a process.
 //!
-//! Only [`named_objects`] reads the guest. All else searches tables that are read, and needs no guest that stands still.
+//! Only [`named_objects`] reads the guest. The other functions search tables already read, and need
+//! no paused guest.
 
 use std::path::PathBuf;
 
@@ -14,7 +16,7 @@ use introspect::user::symfs::Symfs;
 use super::{Refusal, find, lossy, without_memory};
 use crate::protocol::inspection::{ProcessName, Symbol};
 
-/// The objects of a process, with the symbols in which `what` is looked for.
+/// Returns the objects of a process, with the symbols in which `what` is looked for.
 pub(super) fn named_objects<'s>(
     look: &PausedSystem<'s>,
     name: &ProcessName,
@@ -36,20 +38,20 @@ pub(super) fn named_objects<'s>(
     Ok(objects)
 }
 
-/// A number as people write addresses, in hexadecimal.
+/// Parses a hexadecimal address as people write it.
 fn address(word: &str) -> Option<u64> {
     let digits = word.strip_prefix("0x").unwrap_or(word);
     let starts_as_number = word.starts_with("0x")
         || word.starts_with(|c: char| c.is_ascii_digit())
         || digits.len() == 16;
-    // A sign is no digit here.
+    // A sign is not a digit here.
     let is_number = starts_as_number && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_number
         .then(|| u64::from_str_radix(digits, 16).ok())
         .flatten()
 }
 
-/// Symbols of the kernel and its modules; none if there is no such one.
+/// Returns matching symbols of the kernel and its modules.
 pub(super) fn kernel_symbols(
     look: &PausedSystem<'_>,
     modules: Option<&LoadedModules>,
@@ -72,7 +74,7 @@ fn symbol(place: SymbolizedAddress) -> Symbol {
     }
 }
 
-/// Functions of [`named_objects`]; none if there is no such one.
+/// Returns matching functions of [`named_objects`].
 pub(super) fn user_symbols(objects: &UserObjects<'_>, word: &str) -> Vec<Symbol> {
     let symbol = |object: &UserObject<'_>, address, function: Function<'_>, offset| Symbol {
         address,
@@ -97,7 +99,7 @@ pub(super) fn user_symbols(objects: &UserObjects<'_>, word: &str) -> Vec<Symbol>
     symbols
 }
 
-/// As nm(1) has it.
+/// Returns the type letter of nm(1).
 fn letter(kind: FunctionKind, binding: Binding) -> char {
     match (kind, binding) {
         (FunctionKind::Indirect, _) => 'i',
@@ -107,7 +109,7 @@ fn letter(kind: FunctionKind, binding: Binding) -> char {
     }
 }
 
-/// That a word stands for nothing, with the names that are like it.
+/// Returns the message that a word has no match, with similar names.
 pub(super) fn unknown_symbol(
     look: &PausedSystem<'_>,
     objects: Option<&UserObjects<'_>>,

@@ -129,10 +129,10 @@ impl Job {
     }
 }
 
-/// What `request` comes to in this guest: everything is looked up, nothing is enabled.
+/// Resolves `request` in this guest without enabling anything.
 ///
 /// # Errors
-/// The text to show, as for [`Job::start`].
+/// The rendered text, as for [`Job::start`].
 pub fn prepare(
     guest: &dyn Traceable,
     tsc_hz: u64,
@@ -153,10 +153,10 @@ pub fn prepare(
     Ok(prepared)
 }
 
-/// Compiles what is asked for and enables its probes; with what BEGIN has put out.
+/// Compiles the requested script, enables its probes, and also returns the output of BEGIN.
 ///
 /// # Errors
-/// The text to show, as for [`Job::start`]. Nothing is left in the guest then.
+/// The rendered text, as for [`Job::start`]. Nothing is left in the guest then.
 pub fn attach(
     guest: &dyn Traceable,
     engine: &Engine,
@@ -170,7 +170,7 @@ pub fn attach(
     Ok((script.map_err(|error| error.to_string())?, first))
 }
 
-/// Makes text of what a script puts out.
+/// A renderer of a script's output as text.
 struct Renderer {
     machine: Arc<Vm>,
     names: GuestNames,
@@ -192,7 +192,7 @@ impl Renderer {
 /// Runs a script that needs no guest: BEGIN and END alone.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The faults, rendered.
 pub fn run_alone(script: &Script, request: &ScriptRequest) -> Result<Rendered, Refusal> {
     let clock = Clock::now(1_000_000_000);
     let prepared = Prepared::new(script, &request.options(), &Nobody, &Nobody, 1, clock);

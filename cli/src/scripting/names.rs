@@ -1,6 +1,7 @@
 //! Names of the addresses in a script's output.
 //!
-//! Names of programs' functions are read from the guest, which stands still for it: all those of one output together, each once.
+//! Names of programs' functions are read from the guest, which is paused for it: all those of one
+//! output together, each once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,16 +16,16 @@ use crate::protocol::inspection::ProcessName;
 use crate::report::printable;
 use crate::vm::Vm;
 
-/// Names that are kept; when there are more, all are looked up anew.
+/// The largest number of cached names; beyond it all are looked up anew.
 const MOST_NAMES: usize = 1 << 16;
-/// How long they are kept: a process may become another program, and its number another process's.
+/// The lifetime of cached names: a process may execute another program, and its pid may be reused.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// A guest's.
+/// The names of a guest.
 pub(super) struct GuestNames {
     view: Arc<KernelView>,
     user: HashMap<(u32, u64), String>,
-    /// When the oldest of them was looked up.
+    /// The time of the oldest look-up.
     since: Instant,
 }
 
@@ -68,7 +69,7 @@ impl GuestNames {
         }
     }
 
-    /// A process that has ended has no names any more: its addresses are shown.
+    /// Looks up names in a process. One that has ended has none: its addresses are shown.
     fn look_up(&mut self, machine: &Vm, pid: u32, addresses: &[u64]) {
         let words: Vec<String> = addresses.iter().map(|a| format!("{a:#x}")).collect();
         let process = i32::try_from(pid).map(ProcessName::Pid).ok();
@@ -107,7 +108,7 @@ impl Names for GuestNames {
     }
 }
 
-/// Where no guest is: addresses are their own names.
+/// Names without a guest: each address is its own name.
 pub(super) struct Addresses;
 
 impl Names for Addresses {
@@ -120,7 +121,8 @@ impl Names for Addresses {
     }
 }
 
-/// A symbol is what a guest says it is: it cannot move a terminal's cursor.
+/// Returns a symbol with an offset. The guest controls the symbol, so it must not move a terminal's
+/// cursor.
 fn with_offset(name: &str, offset: u64) -> String {
     match offset {
         0 => printable(name),
@@ -137,7 +139,7 @@ fn of_map(snapshot: &MapSnapshot, each: &mut impl FnMut(u32, u64)) {
     }
 }
 
-/// The addresses of programs in a value.
+/// Passes the programs' addresses in a value to `each`.
 fn addresses(value: &Value, each: &mut impl FnMut(u32, u64)) {
     match value {
         Value::UserSymbol { pid, address } => each(*pid, *address),

@@ -1,4 +1,4 @@
-//! What the kernel asks of the file system.
+//! The file system's answers to the kernel.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,19 +17,19 @@ use crate::client::mount::open::{Open, Refused};
 use crate::protocol::ports::Target;
 use crate::protocol::ports::{ControlName, EventName};
 
-/// How long the kernel may remember what never changes.
+/// The lifetime of unchanging facts in the kernel's caches.
 const FOREVER: Duration = Duration::from_secs(3600);
 
 /// A file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// What the machine gives by messages: a port, or what it counts of them.
+    /// A file served over messages: a port, or the machine's counts.
     Port(Target),
     /// The device dt(4).
     Dt,
 }
 
-/// In the order in which they are listed; an inode is 2 plus its place, since the folder has 1.
+/// The files in the order of their listing. An inode is 2 plus the index, because the folder has 1.
 const FILES: [Name; 6] = [
     Name::Port(Target::Control(ControlName::Tracectl)),
     Name::Port(Target::Events(EventName::Trace)),
@@ -45,7 +45,7 @@ impl Name {
         FILES.get(place).copied()
     }
 
-    /// As it is listed.
+    /// Returns the name in the listing.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Port(target) => target.as_str(),
@@ -63,20 +63,20 @@ impl Name {
     }
 }
 
-/// The file system. Threads that answer share what is in it.
+/// The file system. The threads that answer share its content.
 pub struct Tree(Arc<Shared>);
 
 struct Shared {
     machine: Sockets,
     made: SystemTime,
     files: Mutex<Files>,
-    /// The last operation that failed, as `stat` tells.
+    /// The last failed operation, for `stat`.
     last_error: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
 struct Files {
-    /// By the kernel's handle. Reads of one open come one after the other.
+    /// The open files by the kernel's handle. Reads of one open are serialised.
     open: BTreeMap<u64, (Name, Arc<Mutex<Open>>)>,
     next: u64,
 }
@@ -117,7 +117,7 @@ impl Shared {
     fn open(&self, name: Name, flags: OpenFlags) -> Result<FileHandle, Errno> {
         let writes = flags.acc_mode() != OpenAccMode::O_RDONLY;
         if writes && matches!(name, Name::Port(Target::Events(_) | Target::Stat)) {
-            // Also for root, whom modes do not keep out.
+            // Also for root, which file modes do not restrict.
             return Err(Errno::EACCES);
         }
         let open = Open::new(&self.machine, name).map_err(|refused| self.told(name, refused))?;
@@ -147,7 +147,7 @@ impl Shared {
         u32::try_from(bytes.len()).map_err(|_| Errno::EINVAL)
     }
 
-    /// Keeps the text of an error, whose number alone goes to the process.
+    /// Keeps the text of an error, because the process gets only its number.
     fn told(&self, name: Name, refused: Refused) -> Errno {
         let text = refused.text.replace('\n', " ");
         *locked(&self.last_error) = Some(format!("{}: {text}", name.as_str()));
@@ -156,7 +156,7 @@ impl Shared {
 }
 
 impl Tree {
-    /// Of a machine.
+    /// Returns the file system of a machine.
     pub fn new(machine: Sockets) -> Self {
         Self(Arc::new(Shared {
             machine,
@@ -166,7 +166,8 @@ impl Tree {
         }))
     }
 
-    /// Does what may take long beside everything else. If there is no thread for it, its reply is dropped, which is an error for the process.
+    /// Does slow work on a thread of its own. Without a thread the reply is dropped, which is an
+    /// error for the process.
     fn beside(&self, work: impl FnOnce(&Shared) + Send + 'static) {
         let shared = self.0.clone();
         let thread = std::thread::Builder::new().name("mount".into());
@@ -193,7 +194,8 @@ impl Filesystem for Tree {
         }
     }
 
-    /// Files are cut where a shell redirects to them, which means nothing here. All else stays as it is.
+    /// Accepts truncation, which a shell requests on redirection and which has no effect here. All
+    /// other attributes stay.
     fn setattr(
         &self,
         _: &Request,
@@ -224,7 +226,7 @@ impl Filesystem for Tree {
             return reply.error(Errno::EISDIR);
         };
         self.beside(move |shared| match shared.open(name, flags) {
-            // Past the page cache: each read is one of the port, and the size of 0 ends none.
+            // Bypasses the page cache: each read is one of the port, and the size of 0 ends none.
             Ok(handle) => reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO),
             Err(errno) => reply.error(errno),
         });
@@ -281,7 +283,7 @@ impl Filesystem for Tree {
         reply.ok();
     }
 
-    /// Closes the connection to the machine: here, or where the last read of it ends.
+    /// Closes the connection to the machine: here, or at the end of its last read.
     fn release(
         &self,
         _: &Request,

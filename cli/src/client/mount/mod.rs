@@ -1,8 +1,12 @@
-//! A machine's trace devices as files: a file system (FUSE) in this process, whose files are ports of the machine's.
+//! A machine's trace devices as files: a file system (FUSE) in this process, whose files are the
+//! machine's ports.
 //!
-//! This owns the mount. Each open of a file is a connection to the machine and nothing is shared between opens, so that nobody waits for
-//! anybody else: opens, reads and writes have threads of their own. No read waits for events: as on Plan 9, 0 bytes mean that there are none now. It ends
-//! by umount(8), or when [`Mounted`] is dropped; whoever has files open then, or reads, gets an error at once.
+//! This module owns the mount. Each open of a file is a connection of its own to the machine, and
+//! opens, reads and writes have threads of their own: none delays another. No read waits for
+//! events: as on Plan 9, 0 bytes mean that there are none now.
+//!
+//! The mount ends by umount(8), or when [`Mounted`] is dropped. Open files and reads then fail at
+//! once.
 
 mod filesystem;
 mod open;
@@ -21,36 +25,36 @@ use rustix::mount::UnmountFlags;
 
 use filesystem::Tree;
 
-/// What the kernel's side of a file system is.
+/// The device of the kernel's FUSE.
 const DEVICE: &str = "/dev/fuse";
-/// What mounts for users that may not.
+/// The program that mounts for unprivileged users.
 const HELPER: &str = "fusermount3";
-/// How long the kernel may take to let go of the file system.
+/// The time that the kernel has to release the file system.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it is looked whether it has.
+/// The interval of checks whether it has.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The files cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// Not a place for it.
+    /// The path is not a usable folder.
     #[error("{path}: {source}", path = path.display())]
     Folder {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// A file system whose process was killed.
+    /// The folder has a file system whose process was killed.
     #[error("{path}: what was mounted there is dead; take it away first: umount {path}", path = path.display())]
     Dead {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
-    /// It would hide something.
+    /// The folder is not empty: the mount would hide its content.
     #[error("{path}: the folder is not empty", path = path.display())]
     NotEmpty {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The kernel has no FUSE.
@@ -64,36 +68,37 @@ pub enum MountError {
         path = path.display()
     )]
     Mount {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A machine as the files need it.
+/// The sockets of a machine that the files need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sockets {
     /// The machine's name.
     pub name: String,
     /// That of its [ports](crate::server::ports).
     pub ports: PathBuf,
-    /// That of the device dt(4).
+    /// The socket of the device dt(4).
     pub dt: PathBuf,
 }
 
 /// The mount. Ends when dropped.
 pub struct Mounted {
     folder: PathBuf,
-    /// Never dropped: that would unmount what stands at the folder's name by then, whosever it is.
+    /// Never dropped: that would unmount whatever is at the folder's path by then, even of another
+    /// owner.
     session: ManuallyDrop<BackgroundSession>,
 }
 
 impl Mounted {
-    /// Shows a machine's ports in `folder`.
+    /// Mounts a machine's ports on `folder`.
     ///
     /// # Errors
-    /// If the folder is not an empty one, or nothing may be mounted.
+    /// If the folder is not empty or no folder, or nothing may be mounted.
     pub fn start(folder: &Path, machine: Sockets) -> Result<Self, MountError> {
         check_folder(folder)?;
         if !Path::new(DEVICE).exists() {
@@ -111,7 +116,7 @@ impl Mounted {
             MountOption::NoDev,
             MountOption::NoExec,
         ];
-        // These only hand requests out.
+        // These threads only distribute requests.
         config.n_threads = Some(2);
         let session = fuser::spawn_mount(Tree::new(machine), &folder, &config);
         let session = session.map_err(|source| MountError::Mount {
@@ -124,7 +129,7 @@ impl Mounted {
         })
     }
 
-    /// Whether it has been unmounted.
+    /// Checks whether it has been unmounted.
     pub fn has_ended(&self) -> bool {
         self.session.guard.is_finished()
     }
@@ -144,7 +149,7 @@ impl Drop for Mounted {
         let until = Instant::now() + PATIENCE;
         while !self.has_ended() {
             if Instant::now() >= until {
-                // Somebody has a file open. The kernel cuts him off when this process ends.
+                // A file is still open. The kernel cuts it off when this process ends.
                 return log::info!("{}: in use to the last", self.folder.display());
             }
             std::thread::sleep(LOOK_INTERVAL);

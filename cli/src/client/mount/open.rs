@@ -12,15 +12,16 @@ use crate::client::ports::{CallError, Client};
 use crate::listener::{Seen, look};
 use crate::protocol::ports::{LONGEST_READ, Target};
 
-/// How long a read of the device dt(4) waits for an answer, and a write until it is taken. Who is killed meanwhile is so after that.
+/// The time that a read of dt(4) waits for an answer, and a write until it is accepted. A kill of
+/// the process takes effect after that.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What is told of an operation that failed.
+/// The error of a failed operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Its number.
+    /// The error number.
     pub errno: i32,
-    /// Its text.
+    /// The text.
     pub text: String,
 }
 
@@ -47,14 +48,14 @@ impl From<io::Error> for Refused {
 
 /// An open file.
 pub enum Open {
-    /// One that gives text, and may take commands.
+    /// A file that returns text, and may take commands.
     Text {
         /// The port.
         client: Client,
-        /// What it told when it was last read from the beginning.
+        /// The text as last read from the beginning.
         text: Vec<u8>,
     },
-    /// One that gives events.
+    /// A file that returns events.
     Events(Client),
     /// The device dt(4).
     Dt(UnixStream),
@@ -82,7 +83,7 @@ impl Open {
         })
     }
 
-    /// Reads. `more` is what follows the port's text.
+    /// Reads. `more` follows the port's text.
     pub fn read(
         &mut self,
         offset: u64,
@@ -107,7 +108,7 @@ impl Open {
                 Seen::Nothing => Ok(Vec::new()),
                 Seen::Gone => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Seen::Input => {
-                    // One read gives no more than there is.
+                    // One read returns no more than is available.
                     let room = usize::try_from(size).unwrap_or(0).min(LONGEST_READ);
                     let mut bytes = vec![0; room];
                     let read = stream.read(&mut bytes)?;
@@ -121,7 +122,8 @@ impl Open {
         }
     }
 
-    /// Writes: each line is a command. Those before one that is refused are carried out, those after it are not.
+    /// Writes commands, one a line. Those before a refused one are carried out, those after it are
+    /// not.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         match self {
             Self::Text { client, .. } => {

@@ -17,7 +17,7 @@ struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Where a test has failed.
+        // For a test that has failed.
         self.toy.tracectl.gate.open();
         // Before the folder is removed.
         drop(self.mounted.take());
@@ -25,7 +25,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// `None` where somebody has said that this host has no FUSE.
+    /// Returns `None` if this host is declared to have no FUSE.
     fn new() -> Option<Self> {
         if std::env::var_os("EXOTRACE_NO_FUSE").is_some() {
             return None;
@@ -58,7 +58,8 @@ impl World {
         self.place.path().join(name)
     }
 
-    /// As cat(1) reads. Not fs::read, which begins with 32 bytes where a file says that it is empty: no line has room there.
+    /// Reads as cat(1) does. fs::read begins with 32 bytes if a file claims to be empty, which is
+    /// too little for a line.
     fn read(&self, name: &str) -> Vec<u8> {
         let file = File::open(self.path(name));
         let mut file = file.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -71,7 +72,7 @@ impl World {
         }
     }
 
-    /// A shell command in the folder: whether it did, and what it printed and complained of.
+    /// Runs a shell command in the folder and returns its success, output and errors.
     fn shell(&self, command: &str) -> (bool, String, String) {
         let mut shell = Command::new("sh");
         shell.args(["-c", command]).current_dir(self.place.path());
@@ -166,7 +167,7 @@ fn reads_give_whole_records_and_consume_and_text_is_read_by_offset() {
         let read = file.read(&mut buffer).unwrap();
         assert_eq!(buffer[..read], expected);
     }
-    // Offsets mean nothing.
+    // Offsets have no effect.
     world.toy.push_lines(4..6);
     file.rewind().unwrap();
     assert_eq!(file.read_at(&mut buffer[..121], 1 << 40).unwrap(), 121);
@@ -249,7 +250,7 @@ fn unmounting_ends_what_is_open() {
     };
     let gate = &world.toy.tracectl.gate;
     until("the command", || gate.come() == 1);
-    // It is not waited for.
+    // The open file is not waited for.
     drop(world.mounted.take());
     assert!(file.read(&mut [0; 200]).is_err());
     assert!(writer.join().unwrap().is_err());

@@ -1,7 +1,7 @@
 //! The devices behind a guest's ports: the machine's own, as the host's sockets show them.
 //!
-//! A guest that may write has dt(4) as any client of its socket has; one that may only read has not, since the device gives no
-//! events of which its client has not said that they be traced.
+//! A guest with write access has dt(4) as any client of its socket. A guest with read access has no
+//! dt(4), because the device returns only events whose tracing its client has requested.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,16 +17,16 @@ use probes::trace_line::LINE_BYTES;
 use crate::protocol::ports::{ControlName, EventName};
 use crate::server::ports::Ports;
 
-/// Lines of trace(3)'s log that a guest may ask for: 16 MB.
+/// The largest log of trace(3) that a guest may request, in lines: 16 MB.
 const MOST_LINES: u64 = 1 << 17;
-/// How long a message may take to the device's server.
+/// The time limit for a message to the device's server.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it is looked for messages of the server.
+/// The time of one check for the server's messages.
 const LOOK: Duration = Duration::from_millis(1);
-/// Bytes of messages that are read at once.
+/// The number of message bytes read at once.
 const PIECE: usize = 64 << 10;
 
-/// What is behind the port of that name; `None`: nothing.
+/// Returns the device behind the port of that name, if any.
 pub fn stream(
     name: &str,
     ports: &Arc<Ports>,
@@ -72,8 +72,8 @@ impl ControlPort for Control {
     }
 }
 
-/// Returns whether a command asks for more of the host's memory than a guest may have: of the two logs, that of trace(3) has
-/// no small bound of its own.
+/// Checks whether a command requests more of the host's memory than a guest may have. Of the two
+/// logs, that of trace(3) has no small bound of its own.
 fn asks_too_much(name: ControlName, text: &str) -> bool {
     let words: Vec<&str> = text.split_whitespace().collect();
     let lines = match (name, words.as_slice()) {
@@ -84,7 +84,7 @@ fn asks_too_much(name: ControlName, text: &str) -> bool {
         (ControlName::Tracectl, ["logsize", lines]) => lines.parse().ok(),
         _ => None,
     };
-    // What is no number the device refuses.
+    // The device refuses malformed numbers.
     lines.is_some_and(|lines| lines > MOST_LINES)
 }
 
@@ -99,16 +99,16 @@ impl EventPort for Events {
     }
 
     fn open(&self) -> Result<Box<dyn EventReader>, PortError> {
-        // It counts among the host's.
+        // It counts among the host's readers.
         Ok(Box::new(self.0.events(self.1).open()?))
     }
 }
 
-/// dt(4): a client of its socket while the guest has the port open.
+/// The device dt(4): a client of its socket while the guest has the port open.
 struct Dt {
     path: PathBuf,
     server: Option<UnixStream>,
-    /// Read and not given to the guest.
+    /// The bytes read and not yet returned to the guest.
     pending: Vec<u8>,
 }
 

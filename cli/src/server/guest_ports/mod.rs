@@ -1,9 +1,12 @@
-//! The virtio-console that `--guest-ports` gives a guest: its console, and the trace devices as ports by name.
+//! The virtio-console that `--guest-ports` gives a guest: its console, and the trace devices as
+//! ports by name.
 //!
-//! The far ends are called on the machine's device thread and never wait: what the guest prints goes through a bounded
-//! queue to a thread, and stays with the guest while that is full. Each of the trace devices' ports has a
-//! [thread](stream_end), too. A hostile guest reaches the devices' commands and events, and dt(4)'s
-//! requests, all of them about itself, and nothing else.
+//! The backends are called on the machine's device thread and never wait. The guest's output goes
+//! through a bounded queue to a thread, and stays with the guest while the queue is full. Each
+//! trace device's port has a [thread](stream_end), too.
+//!
+//! A hostile guest reaches the devices' commands and events, and dt(4)'s requests, all of them
+//! about itself, and nothing else.
 
 mod devices;
 mod stream_end;
@@ -24,10 +27,10 @@ use vmm::machine::{
 use crate::report::Failure;
 use crate::server::ports::Ports;
 
-/// The console's number.
+/// The number of the console's port.
 const CONSOLE: u32 = 0;
 
-/// The ports by name, and whether their readers see an end where there is nothing more for now.
+/// The ports by name, and whether their readers see an end of file when there is no more for now.
 const PORTS: [(&str, EndOfFile); 5] = [
     ("tracectl", EndOfFile::WhenIdle),
     ("trace", EndOfFile::WhenIdle),
@@ -36,7 +39,7 @@ const PORTS: [(&str, EndOfFile); 5] = [
     ("dt", EndOfFile::Never),
 ];
 
-/// The console to be made; none if the ports are off.
+/// Returns the configuration of the console; none if the ports are off.
 pub fn config(access: GuestPorts) -> Option<ConsoleConfig> {
     (access != GuestPorts::Off).then(|| ConsoleConfig {
         ports: PORTS
@@ -47,15 +50,15 @@ pub fn config(access: GuestPorts) -> Option<ConsoleConfig> {
     })
 }
 
-/// The far ends of a machine's console, while it runs.
+/// The backends of a machine's console, while it runs.
 pub struct Connected {
     ports: ConsolePorts,
     devices: Vec<JoinHandle<()>>,
 }
 
-/// Connects the console of a machine that has one; what the guest prints on it goes to `output`.
+/// Connects the console of a machine; the guest's output on it goes to `output`.
 ///
-/// `None` if it has none.
+/// Returns `None` if the machine has no console.
 pub fn connect(machine: &Machine, output: SerialOutput) -> Option<Connected> {
     let ports = machine.console_ports()?;
     if let Some(backlog) = output.backlog() {
@@ -70,7 +73,7 @@ pub fn connect(machine: &Machine, output: SerialOutput) -> Option<Connected> {
 }
 
 impl Connected {
-    /// Puts the trace devices behind their ports; `dt` is the socket of dt(4).
+    /// Attaches the trace devices to their ports; `dt` is the socket of dt(4).
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -105,7 +108,7 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        // Waits until everything is shown, as long as somebody reads it.
+        // Waits until everything is shown, as long as it has a reader.
         drop(self.ports.detach(CONSOLE));
         for (name, _) in PORTS {
             if let Some(id) = self.ports.find(name) {
@@ -127,7 +130,7 @@ impl Drop for Connected {
     }
 }
 
-/// The far end of the console. What finds no room stays with the guest.
+/// The backend of the console. Output without room stays with the guest.
 struct Screen {
     output: SerialOutput,
     backlog: Option<Backlog>,
@@ -146,13 +149,13 @@ impl PortBackend for Screen {
     fn write(&mut self, bytes: &[u8]) -> usize {
         match &self.backlog {
             Some(backlog) if backlog.is_full() => 0,
-            // It cannot fail: it counts what it loses.
+            // It cannot fail: it counts what it drops.
             _ => self.output.write(bytes).unwrap_or(0),
         }
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> usize {
-        // What is typed goes to the serial port.
+        // Typed input goes to the serial port.
         NullBackend.read(buffer)
     }
 }
@@ -178,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that takes nothing until it is let.
+    /// A reader that accepts nothing until it is allowed to.
     #[derive(Clone, Default)]
     struct Slow(Arc<Mutex<Vec<u8>>>);
 

@@ -1,9 +1,10 @@
-//! The far end of a guest's port that is one of the trace devices' ports: the device thread puts requests into a queue, and a thread
-//! of the port's own works through them.
+//! The backend of a trace device's port in the guest: the device thread queues requests, and the
+//! port's own thread works through them.
 //!
-//! What a request leads to may pause the machine, and with it the device thread: so nothing is waited for on that. The guest waits
-//! instead, where it opens and closes the port: what it reads is that of the moment of its open, and what it has written is
-//! done when its close returns. Both queues are bounded; where one is full the guest's bytes stay with the guest.
+//! A request may pause the machine, and with it the device thread, which must therefore not wait
+//! for one. The guest waits instead, where it opens and closes the port. Its reads return the state
+//! at its open, and its writes are done when its close returns. Both queues are bounded; while one
+//! is full the guest's bytes stay with the guest.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -14,29 +15,29 @@ use std::time::Duration;
 use probes::port::stream::PortStream;
 use vmm::machine::PortBackend;
 
-/// Requests that wait.
+/// The largest number of queued requests.
 const WAITING: usize = 64;
-/// Bytes that lie ready for the guest: more than its driver has room for at once.
+/// The largest number of bytes ready for the guest: more than its driver has room for at once.
 const READY: usize = 512 << 10;
-/// Below that more are fetched.
+/// The number of ready bytes below which more are fetched.
 const FEW: usize = READY / 2;
-/// Bytes fetched at once.
+/// The number of bytes fetched at once.
 const PIECE: usize = 64 << 10;
-/// Time between two looks whether an open port has something new.
+/// The interval of checks whether an open port has new content.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the thread is to do.
+/// A request to the thread.
 enum Request {
     Open,
     Close {
         unread: u64,
     },
     Write(Vec<u8>),
-    /// The guest has taken some of what lay ready.
+    /// Fetch more, because the guest has read some of the ready bytes.
     Fetch,
 }
 
-/// What both threads share.
+/// The state shared by both threads.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -44,13 +45,13 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Bytes for the guest.
+    /// The bytes for the guest.
     ready: VecDeque<u8>,
-    /// Opens, closes and writes that are not done.
+    /// The number of opens, closes and writes that are not done.
     requests: usize,
-    /// More is being fetched.
+    /// Set while more is being fetched.
     fetching: bool,
-    /// Writes found no room: the device is to be woken when there is some.
+    /// Set if a write found no room: the device is to be woken when there is some.
     full: bool,
 }
 
@@ -60,16 +61,17 @@ impl Shared {
     }
 }
 
-/// The far end, as the device knows it.
+/// The backend as the device sees it.
 pub struct StreamEnd {
     requests: SyncSender<Request>,
     shared: Arc<Shared>,
-    /// Opens and closes that found no room: they go before anything else. A close and an open at most.
+    /// The opens and closes that found no room, which precede everything else. A close and an open
+    /// at most.
     postponed: VecDeque<Request>,
 }
 
-/// Makes the far end of the port `name` for `stream`, and its thread, which ends when the far end is dropped. `wake` makes the device look
-/// at its ports.
+/// Makes the backend of the port `name` for `stream`, and its thread, which ends when the backend
+/// is dropped. `wake` makes the device check its ports.
 ///
 /// # Errors
 /// If the thread cannot be made.
@@ -95,20 +97,20 @@ pub fn start(
 }
 
 impl StreamEnd {
-    /// Puts a request into the queue; `false` if there is no room.
+    /// Queues a request and returns `false` if there is no room.
     fn ask(&mut self, request: Request) -> bool {
         if !self.postponed.is_empty() {
             return false;
         }
         match self.requests.try_send(request) {
             Ok(()) => true,
-            // Without its thread a port takes everything and gives nothing.
+            // Without its thread a port discards all writes and returns nothing.
             Err(TrySendError::Disconnected(_)) => true,
             Err(TrySendError::Full(_)) => false,
         }
     }
 
-    /// A request that must not be lost.
+    /// Queues a request that must not be lost.
     fn insist(&mut self, request: Request) {
         self.shared.lock().requests += 1;
         self.postponed.push_back(request);
@@ -131,14 +133,14 @@ impl PortBackend for StreamEnd {
     }
 
     fn closed(&mut self, unread: u64) {
-        // An open that the thread has not come to has given and taken nothing: a guest that opens and closes without end
-        // makes no queue of it.
+        // An open that the thread has not seen has moved no bytes. It is cancelled, so that a guest
+        // that opens and closes without end fills no queue.
         if matches!(self.postponed.back(), Some(Request::Open)) {
             self.postponed.pop_back();
             self.shared.lock().requests -= 1;
             return;
         }
-        // What lies ready was not given to the guest: it is the thread's again.
+        // The ready bytes were not read by the guest, so they return to the thread.
         self.insist(Request::Close { unread });
     }
 
@@ -178,7 +180,7 @@ impl PortBackend for StreamEnd {
     }
 }
 
-/// The thread: until the far end is gone.
+/// Runs the thread until the backend is dropped.
 fn work(
     mut stream: Box<dyn PortStream>,
     received: &Receiver<Request>,
@@ -231,7 +233,7 @@ fn work(
     }
 }
 
-/// Has bytes lie ready for the guest, which come by `piece`; whether there are more now.
+/// Makes bytes ready for the guest, `piece` by `piece`, and returns whether there are more now.
 fn fetch(stream: &mut dyn PortStream, shared: &Shared, piece: &mut [u8]) -> bool {
     let mut fetched = false;
     while shared.lock().ready.len() < READY {
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
     use crate::server::ports::toy::Gate;
 
-    /// A stream whose content is what was written before, and which does nothing while its gate is closed.
+    /// A stream that returns the bytes written before, and blocks while its gate is closed.
     struct Echo {
         content: Vec<u8>,
         at: usize,
@@ -272,7 +274,7 @@ mod tests {
         }
 
         fn close(&mut self, unread: u64) {
-            // Whoever listened may have gone.
+            // The receiver may be gone.
             let _ = self.closes.send(unread);
         }
 
