@@ -1,8 +1,9 @@
 //! The system calls that a machine's process may make, each with the reason, by kind of thread.
 //!
-//! A thread is given [`EVERY_THREAD`] and the list of its kind ([`Kind::own`]). What is on neither list fails with ENOSYS, or ends the
-//! process (`--confine strict`): starting programs, other processes, network, mounts, kernel modules, BPF, io_uring, new
-//! executable memory. The numbers are x86-64's.
+//! A thread may make the calls of [`EVERY_THREAD`] and of its kind ([`Kind::own`]). Any other call
+//! fails with ENOSYS, or ends the process (`--confine strict`). That excludes starting programs,
+//! other processes, network, mounts, kernel modules, BPF, io_uring, and new executable memory. The
+//! numbers are x86-64's.
 
 use std::ffi::c_long;
 
@@ -26,11 +27,11 @@ use libc::{
 /// A kind of thread of a machine's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A vCPU: executes the guest, and what a hit asks for.
+    /// A vCPU: executes the guest, and the actions of hits.
     Vcpu,
     /// Serves the virtio devices: disks, console, random numbers.
     Devices,
-    /// Writes what the guest prints.
+    /// Writes the guest's output.
     Writer,
     /// Reads the memory of a snapshot as it comes into use.
     Verify,
@@ -40,13 +41,13 @@ pub enum Kind {
     Service,
 }
 
-/// A system call that is permitted.
+/// A permitted system call.
 pub struct Call {
-    /// Its number.
+    /// The number.
     pub number: c_long,
     /// The number's constant, `SYS_` and the name.
     constant: &'static str,
-    /// The condition under which it is permitted: one of these. None: always.
+    /// The alternative conditions under which it is permitted; none: always.
     pub only: &'static [ArgumentRule],
     /// The need for it.
     pub reason: &'static str,
@@ -54,11 +55,11 @@ pub struct Call {
 
 /// A condition on an argument of a system call: its bits in `mask` are `value`.
 pub struct ArgumentRule {
-    /// Number of the argument, from 0.
+    /// The number of the argument, from 0.
     pub argument: u8,
-    /// The bits that count.
+    /// The bits that are compared.
     pub mask: u64,
-    /// Their value; that of [`OWN_PROCESS`] stands for this process's id.
+    /// The value of these bits; [`OWN_PROCESS`] stands for this process's id.
     pub value: u64,
 }
 
@@ -66,7 +67,7 @@ pub struct ArgumentRule {
 pub const OWN_PROCESS: u64 = u64::MAX;
 
 impl Call {
-    /// Returns its name.
+    /// Returns the call's name.
     pub fn name(&self) -> &'static str {
         let constant = self.constant;
         constant.strip_prefix("SYS_").unwrap_or(constant)
@@ -132,7 +133,8 @@ const fn is(argument: u8, value: u64) -> ArgumentRule {
     }
 }
 
-/// The number of an ioctl: its lower 16 bits. Those above are the size and the direction of its argument.
+/// Returns the rule for an ioctl's number: its lower 16 bits. The upper bits are the size and the
+/// direction of its argument.
 const fn ioctl(number: u64) -> ArgumentRule {
     ArgumentRule {
         argument: 1,
@@ -141,16 +143,16 @@ const fn ioctl(number: u64) -> ArgumentRule {
     }
 }
 
-/// Memory that nothing is executed in: PROT_EXEC is not among the protections.
+/// The condition that memory is not executable: PROT_EXEC is not among the protections.
 const NOT_EXECUTABLE: &[ArgumentRule] = &[ArgumentRule {
     argument: 2,
     mask: libc::PROT_EXEC as u64,
     value: 0,
 }];
-/// Threads, and no process.
+/// The flags of clone(2) for a thread rather than a process.
 const THREAD: u64 = (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND) as u64;
 
-/// What the language's runtime and the C library need on any thread.
+/// The calls that the language's runtime and the C library need on any thread.
 pub const EVERY_THREAD: &[Call] = &[
     call!(
         SYS_write,
@@ -207,11 +209,12 @@ pub const EVERY_THREAD: &[Call] = &[
     call!(SYS_exit_group, "the end"),
 ];
 
-/// A vCPU has its registers and nothing else of KVM; it opens no file and no socket.
+/// The calls of a vCPU, which has its registers and nothing else of KVM, and opens no file and no
+/// socket.
 const VCPU: &[Call] = &[call!(
     SYS_ioctl,
     &[
-        // First the one that every exit needs: they are compared in this order.
+        // The one that every exit needs comes first: they are compared in this order.
         ioctl(0xae80), // KVM_RUN
         ioctl(0xae81), // KVM_GET_REGS
         ioctl(0xae82), // KVM_SET_REGS
@@ -240,7 +243,7 @@ const VCPU: &[Call] = &[call!(
     "the guest's execution and registers; interrupts of devices that are reached by exits",
 )];
 
-/// The files of disks are open; this thread reads and writes them.
+/// The calls of the device thread, which reads and writes disk files already open.
 const DEVICES: &[Call] = &[
     call!(SYS_epoll_wait, "events of queues and far ends"),
     call!(SYS_epoll_pwait, "the same"),
@@ -280,7 +283,7 @@ const SIGNALS: &[Call] = &[
     call!(SYS_kill, &[is(0, OWN_PROCESS)], "the end by the signal"),
 ];
 
-/// Attributes and size of a terminal; whether a descriptor is one.
+/// The conditions for attributes and size of a terminal, and for isatty(3).
 const TERMINAL: &[ArgumentRule] = &[
     ioctl(libc::TCGETS),
     ioctl(libc::TCSETS),
@@ -289,12 +292,12 @@ const TERMINAL: &[ArgumentRule] = &[
     ioctl(libc::TIOCGWINSZ),
 ];
 
-/// All calls but those that only the start needs. Landlock tells which files they reach.
+/// All calls but those that only the start needs. Landlock limits the files that they reach.
 const SERVICE: &[Call] = &[
     call!(
         SYS_ioctl,
         &[
-            // KVM's: interrupts, the state that a snapshot has, and the log of pages that it is written by
+            // KVM's: interrupts, the state in a snapshot, and the log of dirty pages for it.
             ArgumentRule {
                 argument: 1,
                 mask: 0xff00,
@@ -406,7 +409,8 @@ mod tests {
             for call in listed() {
                 assert!(!call.reason.is_empty());
                 let same = listed().filter(|other| other.number == call.number);
-                // The same call under further conditions is joined; one that is always permitted needs none.
+                // The same call under further conditions is joined; one that is always permitted
+                // needs none.
                 assert!(
                     same.clone().count() == 1 || same.clone().all(|call| !call.only.is_empty()),
                     "{}",

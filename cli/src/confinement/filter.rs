@@ -1,4 +1,4 @@
-//! seccomp(2) filters of the calls that are listed.
+//! The seccomp(2) filters for the listed calls.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,8 +13,8 @@ use super::calls::{ArgumentRule, Call, EVERY_THREAD, Kind, OWN_PROCESS};
 /// The filters of a thread, in the order in which they are applied: a call must pass all of them.
 pub(super) type Filters = Vec<BpfProgram>;
 
-/// Returns the filters for threads of a kind. A call that is not listed ends the process if `strict`, else it fails with ENOSYS:
-/// a C library of another version then does without it.
+/// Returns the filters for threads of a kind. A call that is not listed ends the process if
+/// `strict`. Else it fails with ENOSYS, so that a C library of another version does without it.
 pub(super) fn of(kind: Kind, strict: bool) -> Result<Filters, BackendError> {
     let absent = SeccompAction::Errno(libc::ENOSYS as u32);
     let mut listed: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
@@ -25,7 +25,7 @@ pub(super) fn of(kind: Kind, strict: bool) -> Result<Filters, BackendError> {
     if !strict {
         return Ok(vec![program(listed, absent, SeccompAction::Allow)?]);
     }
-    // Asked for at each start of a thread, and known to be absent in old kernels.
+    // The C library tries this call at each start of a thread, and expects old kernels to lack it.
     let tried = || BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     listed.extend(tried());
     Ok(vec![

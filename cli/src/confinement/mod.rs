@@ -1,13 +1,16 @@
-//! What a machine's process gives up before a guest runs in it, so that who breaks out of the guest gets nowhere.
+//! The rights that a machine's process gives up before a guest runs in it, so that an escape from
+//! the guest gains nothing.
 //!
-//! The whole process gives up privileges by what it executes, core dumps, and being read by other processes of its user
-//! ([`privileges`]). Each thread then [enters](Confinement::enter) its own confinement before it does anything for the guest:
-//! no capabilities, no files but those that are open ([`reach`], Landlock), and only the system calls that its kind of thread needs
-//! ([`calls`], seccomp). Threads inherit that from whoever makes them: those of clients come from the main thread, which enters last,
-//! when all files are open.
+//! The whole process gives up gaining privileges by execution, core dumps, and being read by other
+//! processes of its user ([`privileges`]). Each thread then [enters](Confinement::enter) its own
+//! confinement before it does anything for the guest. That leaves no capabilities, no files but
+//! those that are open ([`reach`], Landlock), and only the system calls of its kind of thread
+//! ([`calls`], seccomp). Threads inherit the confinement of their creator. Client threads come from
+//! the main thread, which enters last, when all files are open.
 //!
-//! A host whose kernel lacks a wall runs machines all the same, and the user is told once; `--confine strict` refuses. Of the
-//! guest's memory nothing is dumped in any case (`vmm`). Sources: prctl(2), seccomp(2), landlock(7), capabilities(7).
+//! A host whose kernel lacks a wall runs machines all the same, and the user is warned once;
+//! `--confine strict` refuses. The guest's memory is never dumped in any case (`vmm`). Sources:
+//! prctl(2), seccomp(2), landlock(7), capabilities(7).
 
 mod calls;
 mod filter;
@@ -30,23 +33,23 @@ pub enum ConfinementError {
     /// The host's kernel refuses.
     #[error("confinement: {what}: {source}; `--confine off` runs without")]
     Refused {
-        /// What was asked of it.
+        /// The request.
         what: &'static str,
-        /// What it said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// It lacks what `--confine strict` must have.
+    /// The kernel lacks something that `--confine strict` requires.
     #[error(
         "--confine strict: this host's kernel lacks {missing}; `--confine on` runs with what it has"
     )]
     Missing {
-        /// What it lacks.
+        /// The missing feature.
         missing: String,
     },
-    /// A filter cannot be made of the list.
+    /// The list cannot be compiled to a filter.
     #[error("confinement: the filter of system calls: {0}")]
     Filter(#[from] seccompiler::BackendError),
-    /// The thread.
+    /// The thread cannot be made.
     #[error("confinement: {0}")]
     Thread(#[from] io::Error),
 }
@@ -55,17 +58,17 @@ fn refused(what: &'static str) -> impl FnOnce(io::Error) -> ConfinementError {
     move |source| ConfinementError::Refused { what, source }
 }
 
-/// The walls that a host's kernel has, as tried.
+/// The walls that a host's kernel has, found by trying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Walls {
-    /// Filters of system calls.
+    /// Set if system calls can be filtered.
     pub seccomp: bool,
-    /// Files by rules.
+    /// Set if files can be restricted by rules.
     pub landlock: bool,
 }
 
 impl Walls {
-    /// Tries them, on a thread that goes.
+    /// Tries them, on a thread that ends.
     pub fn of_host() -> Self {
         let tried = std::thread::Builder::new()
             .name("walls".into())
@@ -81,7 +84,7 @@ impl Walls {
         })
     }
 
-    /// Returns the names of those that are not there, and what that means.
+    /// Returns the names of the missing ones and the consequence.
     pub fn missing(self) -> Option<&'static str> {
         match (self.seccomp, self.landlock) {
             (true, true) => None,
@@ -100,17 +103,18 @@ pub struct Confinement(Option<Arc<Inner>>);
 
 struct Inner {
     walls: Walls,
-    /// By [`Kind::ALL`].
+    /// The filters, indexed as [`Kind::ALL`].
     filters: Vec<Filters>,
 }
 
 impl Confinement {
-    /// Returns one that confines nothing.
+    /// Returns a confinement without restrictions.
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Confines this process as far as it needs not yet open files, and prepares the rest. Tells the user what the host lacks.
+    /// Confines this process as far as no files remain to be opened, and prepares the rest. Warns
+    /// the user of the host's gaps.
     ///
     /// # Errors
     /// If the kernel refuses, or `strict` finds something missing.
@@ -145,7 +149,7 @@ impl Confinement {
         self.enter_within(kind, &Reach::default())
     }
 
-    /// The same for a thread that opens the files of `reach`.
+    /// Confines this thread as one of its kind, which opens the files of `reach`.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -175,10 +179,10 @@ impl Confinement {
     }
 }
 
-/// See [`Confinement::of_writer`].
+/// A writer of [`Confinement::of_writer`].
 struct ConfinedWriter<W> {
     writer: W,
-    /// Until it is entered.
+    /// The confinement until it is entered.
     confinement: Option<Confinement>,
 }
 

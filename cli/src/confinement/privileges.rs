@@ -1,4 +1,4 @@
-//! What a process or thread is allowed to do by its user, capabilities(7) and limits.
+//! The rights of a process or thread by its user, capabilities(7) and limits.
 
 use std::io;
 
@@ -11,16 +11,17 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-/// Descriptors that a machine's process has at most: 64 clients of each of its sockets, its disks, and KVM's.
+/// The largest number of descriptors of a machine's process: 64 clients of each of its sockets, its
+/// disks, and KVM's.
 const MOST_DESCRIPTORS: u64 = 2048;
 /// The highest capability that any kernel may have: a set has 64 bits.
 const CAPABILITIES: u32 = 64;
 
-/// Gives up, for this process and all that comes of it: privileges by what it executes, core dumps, being read by other
-/// processes of its user, and descriptors without bound.
+/// Gives up, for this process and its descendants: gaining privileges by execution, core dumps,
+/// being read by other processes of its user, and unlimited descriptors.
 ///
 /// # Errors
-/// If the kernel refuses; with the name of what it refuses.
+/// If the kernel refuses; with the name of the refused request.
 pub(super) fn give_up() -> Result<(), (&'static str, io::Error)> {
     let failed = |what| move |error: rustix::io::Errno| (what, io::Error::from(error));
     set_no_new_privs(true).map_err(failed("PR_SET_NO_NEW_PRIVS"))?;
@@ -32,7 +33,7 @@ pub(super) fn give_up() -> Result<(), (&'static str, io::Error)> {
         let now = getrlimit(resource);
         let at_most = |limit: Option<u64>| Some(limit.map_or(most, |limit| limit.min(most)));
         let limit = Rlimit {
-            // A process may have as many at once as it may ask for.
+            // The soft limit is raised as far as the hard limit.
             current: at_most(now.maximum),
             maximum: at_most(now.maximum),
         };
@@ -41,12 +42,12 @@ pub(super) fn give_up() -> Result<(), (&'static str, io::Error)> {
     Ok(())
 }
 
-/// Drops all capabilities of this thread, and of what it would execute.
+/// Drops all capabilities of this thread, and of programs that it would execute.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub(super) fn drop_capabilities() -> io::Result<()> {
-    // Who may not take one out of the bounding set has none to lose by it.
+    // A thread that may not change the bounding set has no capability to lose by it.
     for number in 0..CAPABILITIES {
         let capability = CapabilitySet::from_bits_retain(1 << number);
         let _ = remove_capability_from_bounding_set(capability);
@@ -61,7 +62,7 @@ pub(super) fn drop_capabilities() -> io::Result<()> {
     Ok(set_capabilities(None, none)?)
 }
 
-/// Becomes another user, with one group and no other. This process has no other thread yet.
+/// Changes to another user, with one group and no other. This process has no other thread yet.
 ///
 /// # Errors
 /// If this process may not.

@@ -1,6 +1,6 @@
-//! Landlock: the files that a thread reaches by name. Those that are open already stay so.
+//! Landlock: the files that a thread reaches by name. Files already open stay so.
 //!
-//! Nothing is reached over TCP, and no abstract socket of others.
+//! TCP and other processes' abstract sockets are out of reach.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,11 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-/// The newest version of Landlock whose restrictions are asked for; of an older one, those that it has.
+/// The newest version of Landlock whose restrictions are requested; an older one applies those that
+/// it has.
 const NEWEST: ABI = ABI::V6;
 
-/// The files that the threads of a run reach, besides those that are open.
+/// The files that the threads of a run reach, besides the open ones.
 #[derive(Debug, Default)]
 pub struct Reach {
     /// A folder to make and remove files and sockets in.
@@ -23,7 +24,8 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Returns the reach of a run: its folder in the run directory, the zones of time, and `--symfs`.
+    /// Returns the reach of a run: its folder in the run directory, the time zone files, and
+    /// `--symfs`.
     pub fn of_run(folder: &Path, symfs: Option<&Path>) -> Self {
         let zones = ["/usr/share/zoneinfo", "/etc/localtime"].map(PathBuf::from);
         Self {
@@ -48,7 +50,7 @@ fn restrict_with(reach: &Reach) -> Result<RestrictionStatus, RulesetError> {
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::AbstractUnixSocket)?
         .create()?;
-    // A path that is not there needs no rule.
+    // A missing path needs no rule.
     if let Some(own) = &reach.own {
         let within = AccessFs::from_read(NEWEST) | AccessFs::from_write(NEWEST);
         if let Ok(folder) = PathFd::new(own) {

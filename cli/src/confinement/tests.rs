@@ -1,4 +1,4 @@
-//! Each wall is run against on a thread that goes, with what the host has.
+//! Each wall is tested on a thread that ends, with the host's features.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::thread;
 
 use super::*;
 
-/// A confinement as a run has it, without what is given up by the whole process.
+/// Returns a run's confinement, without the part for the whole process.
 fn confinement() -> Confinement {
     let filters = Kind::ALL.iter().map(|kind| filter::of(*kind, false));
     Confinement(Some(Arc::new(Inner {
@@ -20,7 +20,7 @@ fn confinement() -> Confinement {
     })))
 }
 
-/// Does `work` on a thread of its own.
+/// Runs `work` on a thread of its own.
 fn on_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     thread::scope(|scope| scope.spawn(work).join().unwrap())
 }
@@ -51,7 +51,7 @@ fn a_service_reaches_its_folder_and_nothing_else() {
         has("NoNewPrivs:\t1\n");
         drop(UnixListener::bind(own.join("socket")).unwrap());
         fs::remove_file(own.join("socket")).unwrap();
-        // Threads come from it, and processes do not.
+        // Threads can be made, processes cannot.
         assert_eq!(thread::spawn(|| 7).join().unwrap(), 7);
         if inner.walls.seccomp {
             has("Seccomp:\t2\n");

@@ -1,4 +1,4 @@
-//! Expectations at work: counted at the hits, the last of which are kept, on a thread of their own.
+//! The counting of expectations at the hits. The last hits are kept, on a thread of their own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,15 +20,15 @@ use crate::scripting::{attach, prepare};
 use crate::tracing::{DRAIN_INTERVAL, TracePanicked, TraceStartError};
 use crate::vm::Vm;
 
-/// What expectations are called where something is wrong with one.
+/// The name of a faulty expectation's source in messages.
 const NAME: &str = "--expect";
 
-/// When counting began.
+/// The start of counting.
 #[derive(Debug, Clone, Copy)]
 pub struct Began {
-    /// For how long it has gone on.
+    /// The time of the start, for durations.
     pub at: Instant,
-    /// In nanoseconds since 1970.
+    /// The time of the start, in nanoseconds since 1970.
     pub unix_ns: u64,
 }
 
@@ -45,7 +45,7 @@ impl Began {
 pub struct Armed {
     script: ScriptSession,
     expectations: Arc<[Expectation]>,
-    /// When they were.
+    /// The time at which they were enabled.
     pub began: Began,
 }
 
@@ -53,13 +53,13 @@ impl Armed {
     /// Enables the probes.
     ///
     /// # Errors
-    /// The text to show: which probe there is not, or what is wrong with a predicate.
+    /// The rendered text: the missing probe, or the fault in a predicate.
     pub fn start(
         guest: &dyn Traceable,
         engine: &Engine,
         expectations: Arc<[Expectation]>,
     ) -> Result<Self, Refusal> {
-        // Each alone first: what is wrong is shown in the text that was given, and nothing else.
+        // Each alone first, so that faults are shown in the user's own text and nothing else.
         for expectation in &*expectations {
             let text = format!("{}\n{{ }}", expectation.rule());
             prepare(guest, engine.tsc_hz(), &request(text))?;
@@ -73,7 +73,7 @@ impl Armed {
         })
     }
 
-    /// Probes of patterns that cannot be enabled, and why.
+    /// Returns the probes of patterns that cannot be enabled, with reasons.
     pub fn skipped(&self) -> &[String] {
         self.script.skipped()
     }
@@ -106,16 +106,16 @@ impl Armed {
     }
 }
 
-/// The variable that counts for the expectation at place `at`.
+/// Returns the variable that counts for the expectation at index `at`.
 fn variable(at: usize) -> String {
     format!("expected{at}")
 }
 
-/// A rule for each.
+/// Returns the script with a rule for each.
 fn script(expectations: &[Expectation]) -> String {
     let rules = expectations.iter().enumerate().map(|(at, expectation)| {
         let (rule, variable) = (expectation.rule(), variable(at));
-        // The count comes first: it is made whether there is room for the event or not.
+        // The count comes first, so that it is made whether there is room for the event or not.
         format!("{rule}\n{{ @{variable} = count(); {} }}\n", statement(at))
     });
     rules.collect()
@@ -129,18 +129,18 @@ fn request(text: String) -> ScriptRequest {
     }
 }
 
-/// What was counted.
+/// The results of counting.
 #[derive(Debug, Clone)]
 pub struct Counted {
-    /// Hits of each expectation, in their order, all of one moment.
+    /// The hits of each expectation, in their order, all of one moment.
     pub seen: Vec<u64>,
-    /// The last of them.
+    /// The last hits.
     pub last: LastHits,
-    /// Hits whose predicate took too long to say whether they count.
+    /// The hits whose predicate took too long to decide.
     pub undecided: u64,
-    /// When that began.
+    /// The start of counting.
     pub began: Began,
-    /// How long it went on, in seconds.
+    /// The duration of counting, in seconds.
     pub seconds: f64,
 }
 
@@ -152,7 +152,8 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Begins to take in what `armed` records. If it is `until_met`, the machine is stopped once all hold and nothing can change that.
+    /// Starts to collect the records of `armed`. With `until_met` the machine is stopped once all
+    /// hold and no hit can change that.
     ///
     /// # Errors
     /// If the thread cannot be made.
@@ -166,12 +167,12 @@ impl Counting {
         Ok(Self { stop, thread, met })
     }
 
-    /// Whether the machine was stopped because all hold.
+    /// Checks whether the machine was stopped because all hold.
     pub fn is_met(&self) -> bool {
         self.met.load(Ordering::SeqCst)
     }
 
-    /// Takes the probes away.
+    /// Removes the probes and returns the counts.
     ///
     /// # Errors
     /// If the thread panicked.
@@ -195,7 +196,7 @@ fn count(vm: &Vm, mut armed: Armed, met: Option<&AtomicBool>, stopped: &Receiver
         }
     }
     let seconds = armed.began.at.elapsed().as_secs_f64();
-    // The counts are those of one moment, also of a guest that goes on.
+    // The counts are of one moment, even if the guest goes on.
     let paused = vm.machine.pause();
     let seen = armed.seen();
     let Armed { script, began, .. } = armed;

@@ -1,4 +1,4 @@
-//! Where a guest's kernel stood when it crashed.
+//! The kernel stack of a crashed guest.
 
 use serde::Serialize;
 use vmm::RunEnd;
@@ -9,23 +9,23 @@ use crate::protocol::inspection::Frame;
 use crate::report::printable;
 use crate::vm::Vm;
 
-/// Most frames that are shown.
+/// The largest number of frames shown.
 const MOST_FRAMES: usize = 100;
 
 /// A crash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Crash {
-    /// What happened.
+    /// The description.
     pub message: String,
-    /// Frames of the kernel's stack, innermost first: `0xffffffff81000000 name+0x12`.
+    /// The frames of the kernel's stack, innermost first: `0xffffffff81000000 name+0x12`.
     pub kernel_stack: Vec<String>,
-    /// Why there are no more, if the stack was not followed to its bottom.
+    /// The reason why the stack ends early, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stack_ends: Option<String>,
 }
 
 impl Crash {
-    /// That of a run which has ended so; `None` of one that ended in order.
+    /// Returns the crash of a run; `None` if the run ended in order.
     pub fn of(end: &RunEnd, vm: &Vm) -> Option<Self> {
         if end.is_orderly() {
             return None;
@@ -57,7 +57,7 @@ impl Crash {
     }
 }
 
-/// `0xffffffff81000000 name+0x12 (module) ? what is to be doubted`
+/// Formats a frame: `0xffffffff81000000 name+0x12 (module) ? doubt`
 fn frame(frame: &Frame) -> String {
     let mut text = format!("{:#x}", frame.address);
     if let Some(name) = &frame.name {

@@ -1,4 +1,4 @@
-//! The last hits of a run, for whoever wants to know what came before its end.
+//! The last hits of a run, which show what preceded its end.
 
 use std::collections::VecDeque;
 
@@ -6,34 +6,34 @@ use probes::bt::render::Output;
 use probes::bt::value::Value;
 use serde::Serialize;
 
-/// How many are kept.
+/// The number of hits kept.
 pub const KEPT: usize = 50;
 
-/// A hit that was counted.
+/// A counted hit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Hit {
-    /// When, in nanoseconds since 1970.
+    /// The time, in nanoseconds since 1970.
     pub unix_ns: u64,
-    /// Which expectations counted it: their places, from 0.
+    /// The indices of the expectations that counted it, from 0.
     pub expectations: Vec<usize>,
     /// The probe's four parts.
     pub probe: String,
-    /// Name of the thread; `None` where there is none.
+    /// The name of the thread; `None` if there is none.
     pub comm: Option<String>,
-    /// The process; `None` where there is none.
+    /// The process; `None` if there is none.
     pub pid: Option<u32>,
     /// The thread.
     pub tid: Option<u32>,
-    /// Index of the vCPU.
+    /// The index of the vCPU.
     pub cpu: u32,
 }
 
-/// What the rule of the expectation at place `at` does so that its hits can be kept.
+/// Returns the action by which the rule of the expectation at index `at` records its hits.
 pub(super) fn statement(at: usize) -> String {
     format!("printf(\"%d %s %s %d %d %d %lu\\n\", {at}, probe, comm, pid, tid, cpu, nsecs);")
 }
 
-/// What a rule has put out: which expectation's it is, and the hit.
+/// Returns the expectation and the hit in a rule's output.
 fn read(output: Output) -> Option<(usize, Vec<Value>)> {
     let Output::Printf { mut arguments, .. } = output else {
         return None;
@@ -43,7 +43,7 @@ fn read(output: Output) -> Option<(usize, Vec<Value>)> {
     Some((usize::try_from(at).ok()?, arguments))
 }
 
-/// A hit of its values and those who counted it.
+/// Makes a hit of its values and the expectations that counted it.
 fn hit((values, expectations): (Vec<Value>, Vec<usize>)) -> Option<Hit> {
     let [probe, comm, pid, tid, cpu, unix_ns] = values.as_slice() else {
         return None;
@@ -83,19 +83,20 @@ fn number(value: &Value) -> Option<u64> {
 /// The last [`KEPT`] hits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LastHits {
-    /// Oldest first.
+    /// The hits, oldest first.
     hits: VecDeque<(Vec<Value>, Vec<usize>)>,
-    /// Hits that may belong among them and were not kept, as nobody took them in time.
+    /// The hits that may belong among them and were dropped because they were not drained in time.
     pub lost: u64,
 }
 
 impl LastHits {
-    /// Takes in what a rule has put out.
+    /// Adds a rule's output.
     pub fn push(&mut self, output: Output) {
         let Some((at, values)) = read(output) else {
             return;
         };
-        // Rules at one probe run one after the other: what they say of one hit differs only in who says it.
+        // Rules at one probe run one after the other. Their outputs for one hit differ only in the
+        // expectation.
         if let Some((last, expectations)) = self.hits.back_mut()
             && *last == values
             && !expectations.contains(&at)
@@ -109,7 +110,7 @@ impl LastHits {
         self.hits.push_back((values, vec![at]));
     }
 
-    /// Them, oldest first.
+    /// Returns the hits, oldest first.
     pub fn into_hits(self) -> Vec<Hit> {
         self.hits.into_iter().filter_map(hit).collect()
     }

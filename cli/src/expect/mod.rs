@@ -1,8 +1,11 @@
-//! What `run --expect` expects of a guest: probes, how often they are to be hit, and a report on whether they were.
+//! The expectations of `run --expect`: probes, bounds on their hits, and a report of the verdicts.
 //!
-//! The caller reads each expectation with [`Expectation::parse`], arms them all once the guest's kernel is known ([`counting::Armed`]),
-//! lets the guest run, and makes a [`report::Report`] of what was counted and how the run ended. Hits are counted where they happen,
-//! predicates included: none is lost. What can be lost is one of the last events, which are told beside the counts; that is counted.
+//! The caller reads each expectation with [`Expectation::parse`] and arms them all once the guest's
+//! kernel is known ([`counting::Armed`]). It lets the guest run, and makes a [`report::Report`] of
+//! the counts and the run's end.
+//!
+//! Hits are counted where they happen, predicates included: none is lost. Only the last events,
+//! reported beside the counts, can be dropped; the drops are counted.
 
 pub mod counting;
 pub mod crash;
@@ -18,22 +21,22 @@ use std::fmt;
 use serde::Serialize;
 pub use show::tell;
 
-/// How often probes are to be hit.
+/// An expected number of hits of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Expectation {
-    /// As it was given.
+    /// The text as given.
     pub text: String,
-    /// The probe as it is enabled: of one that names neither entry nor return, the entry.
+    /// The probe as it is enabled: the entry, if the text names neither entry nor return.
     pub probe: String,
     /// The predicate without its slashes.
     pub predicate: Option<String>,
-    /// How the hits are compared.
+    /// The comparison of the hits.
     pub comparison: Comparison,
-    /// With what.
+    /// The number to compare with.
     pub number: u64,
 }
 
-/// How hits are compared with a number.
+/// A comparison of hits with a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Comparison {
     /// `>=`
@@ -54,7 +57,7 @@ pub enum Comparison {
 }
 
 impl Expectation {
-    /// Whether so many hits are what was expected.
+    /// Checks whether this number of hits meets the expectation.
     pub fn holds(&self, seen: u64) -> bool {
         match self.comparison {
             Comparison::AtLeast => seen >= self.number,
@@ -65,12 +68,13 @@ impl Expectation {
         }
     }
 
-    /// Whether further hits can break it: then it is known to hold only when the run is over.
+    /// Checks whether further hits can break it: then it is known to hold only when the run is
+    /// over.
     pub fn has_upper_bound(&self) -> bool {
         !matches!(self.comparison, Comparison::AtLeast | Comparison::More)
     }
 
-    /// `>= 1`
+    /// Returns the bound as text: `>= 1`.
     pub fn bound(&self) -> String {
         format!("{} {}", self.comparison, self.number)
     }

@@ -1,8 +1,10 @@
-//! Reading `PROBE[/PREDICATE/][>=N]`.
+//! The parser of `PROBE[/PREDICATE/][>=N]`.
 //!
-//! The count stands behind the last slash and the last quotation mark, so that a predicate and a quoted name may have `>` in them. Where the
-//! predicate begins is what the language of scripts says: `/` begins one unless it belongs to a path, which stands behind a colon and
-//! begins with `/` or `.` (a blank tells a predicate from it: `pid22:libc.so.6:malloc: /arg0 > 1/`). So `uprobe:/bin/busybox:main/pid > 1/` has the predicate `pid > 1`.
+//! The count follows the last slash and the last quotation mark, so that a predicate and a quoted
+//! name may contain `>`. The script language defines where the predicate begins: `/` begins one
+//! unless it belongs to a path. A path follows a colon and begins with `/` or `.` (a blank tells a
+//! predicate from it: `pid22:libc.so.6:malloc: /arg0 > 1/`). So `uprobe:/bin/busybox:main/pid > 1/`
+//! has the predicate `pid > 1`.
 
 use probes::bt::ast::{Dialect, ProbeKind, Script};
 use probes::bt::parse::parse;
@@ -10,62 +12,62 @@ use probes::name::{PatternError, ProbePattern};
 
 use super::{Comparison, Expectation};
 
-/// What comparisons are written with.
+/// The characters of comparisons.
 const OPERATORS: [char; 4] = ['>', '<', '=', '!'];
 
-/// Text that is no expectation.
+/// The text is not an expectation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// What stands where the comparison should.
+    /// There is no valid comparison.
     #[error("{found:?} compares with nothing that is known: write >=, ==, <=, > or <")]
     Operator {
-        /// It.
+        /// The text in its place.
         found: String,
     },
-    /// What stands behind the comparison.
+    /// There is no valid number after the comparison.
     #[error("{found:?} is no count; write a number, such as {operator}5")]
     Number {
-        /// It.
+        /// The text in its place.
         found: String,
-        /// What stands before it.
+        /// The comparison.
         operator: String,
     },
-    /// A count that says nothing.
+    /// The bound holds always or never.
     #[error("{bound} {outcome}, whatever the guest does")]
     Empty {
-        /// It.
+        /// The bound.
         bound: String,
-        /// Whether it holds.
+        /// The outcome.
         outcome: &'static str,
     },
-    /// What the language of scripts says of the probe and its predicate.
+    /// The script language rejects the probe or its predicate.
     #[error("{message}; write PROBE, PROBE/PREDICATE/ or one of these with a count behind it")]
     Rule {
-        /// It.
+        /// The message.
         message: String,
     },
-    /// Several probes.
+    /// There are several probes.
     #[error("{found} probes; write an --expect for each")]
     Probes {
-        /// How many.
+        /// The number of probes.
         found: usize,
     },
-    /// No probe of the guest's.
+    /// The probe is not one of the guest's.
     #[error("{name} is no probe of the guest")]
     OwnProbe {
-        /// It.
+        /// Its name.
         name: String,
     },
-    /// The probe's name.
+    /// The probe's name is invalid.
     #[error(transparent)]
     Pattern(#[from] PatternError),
 }
 
 impl Expectation {
-    /// Reads one.
+    /// Parses an expectation.
     ///
     /// # Errors
-    /// What is wrong with it. Whether the guest has such a probe is known once it runs.
+    /// The fault in the text. Whether the guest has such a probe is known only once it runs.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let (rule, comparison, number) = split_count(text)?;
         let (probe, predicate) = split_rule(rule)?;
@@ -76,12 +78,12 @@ impl Expectation {
             comparison,
             number,
         };
-        // A name that ends within quotation marks has taken what was put behind it.
+        // A name with an open quotation mark has swallowed the text after it.
         split_rule(&expectation.rule())?;
         Ok(expectation)
     }
 
-    /// The rule without what is done.
+    /// Returns the rule without its actions.
     pub fn rule(&self) -> String {
         match &self.predicate {
             Some(predicate) => format!("{} /{predicate}/", self.probe),
@@ -90,7 +92,7 @@ impl Expectation {
     }
 }
 
-/// What stands before the count, and the count.
+/// Splits the text from the count.
 fn split_count(text: &str) -> Result<(&str, Comparison, u64), ParseError> {
     let behind = text.rfind(['/', '"']).map_or(0, |at| at + 1);
     let (_, tail) = text.split_at(behind);
@@ -126,13 +128,13 @@ fn split_count(text: &str) -> Result<(&str, Comparison, u64), ParseError> {
     }
 }
 
-/// The probe and the predicate, as the language of scripts has them.
+/// Splits the probe from the predicate by the script language.
 fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
     let wrong = |message: String| ParseError::Rule { message };
     if rule.trim().is_empty() {
         return Err(wrong("no probe".to_owned()));
     }
-    // In a line of its own: a comment behind the probe does not reach it.
+    // On a line of its own, out of reach of a comment after the probe.
     let script = parse(format!("{rule}\n{{ }}").as_bytes(), Dialect::Normal);
     let Script {
         rules,
@@ -141,7 +143,7 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
     } = script.map_err(|found| {
         let messages = found.into_iter().map(|diagnostic| diagnostic.message);
         let messages = messages.collect::<Vec<_>>().join("; ");
-        // The brace is ours.
+        // The brace was added here.
         let messages = messages.replace("found '{'", "found the end");
         wrong(messages.replace("'{' and what to do is", "the end is"))
     })?;
@@ -173,7 +175,7 @@ fn split_rule(rule: &str) -> Result<(&str, Option<String>), ParseError> {
     Ok((name, Some(predicate.trim().to_owned())))
 }
 
-/// The entry where neither entry nor return is said: a call is one hit.
+/// Completes a name without entry or return by the entry, so that a call is one hit.
 fn entry_of(name: &str) -> Result<String, PatternError> {
     let pattern = ProbePattern::parse(&name.replace('"', ""))?;
     let of_functions = matches!(
@@ -183,7 +185,8 @@ fn entry_of(name: &str) -> Result<String, PatternError> {
     if !(of_functions && pattern.name.is_empty()) {
         return Ok(name.to_owned());
     }
-    // Two parts are provider and function; of more the name is the fourth, or the last of three, and empty here.
+    // Two parts are provider and function. With more, the name is the fourth, or the last of three,
+    // and empty here.
     let (head, colons) = match name.matches(':').count() {
         colons @ 4.. => (name.rsplit_once(':').map_or(name, |(head, _)| head), colons),
         colons => (name, colons),

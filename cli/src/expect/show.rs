@@ -1,9 +1,9 @@
-//! What is told of expectations on standard error.
+//! The messages about expectations on standard error.
 
 use super::report::{Report, Verdict};
 use crate::report::{printable, say, show};
 
-/// Tells how the expectations came out: a table where one does not hold, and what is known of a crash.
+/// Prints the verdicts: a table if one fails, and the known facts of a crash.
 pub fn tell(report: &Report) {
     let count = report.expectations.len();
     let plural = if count == 1 { "" } else { "s" };
@@ -35,7 +35,7 @@ pub fn tell(report: &Report) {
     }
 }
 
-/// A line for each expectation.
+/// Returns a line for each expectation.
 fn table(expectations: &[Verdict]) -> String {
     let rows: Vec<[String; 4]> = expectations
         .iter()

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::Report;
 
-/// Rises when a field changes its meaning or goes. New fields may come without that.
+/// The version of the form. It rises when a field changes its meaning or is removed, but not for a
+/// new field.
 const VERSION: u32 = 1;
 
 #[derive(Serialize)]
@@ -14,7 +15,7 @@ struct Document<'r> {
     report: &'r Report,
 }
 
-/// The document.
+/// Returns the document.
 ///
 /// # Errors
 /// Never: its keys are text.

@@ -10,11 +10,12 @@ use super::{EndKind, Report, Verdict};
 struct Case {
     name: String,
     class: &'static str,
-    /// `failure` (the guest did what it should not), or `error` (it is not known); with its kind, its message, and more.
+    /// The kind, message and details of a `failure` (the guest misbehaved) or an `error` (the
+    /// result is unknown).
     outcome: Option<(&'static str, &'static str, String, String)>,
 }
 
-/// The document.
+/// Returns the document.
 pub fn render(report: &Report) -> String {
     let mut cases: Vec<Case> = report
         .expectations
@@ -131,7 +132,7 @@ fn of_guest(report: &Report) -> Case {
     }
 }
 
-/// As ISO 8601 has it, in UTC.
+/// Formats a time by ISO 8601, in UTC.
 fn timestamp(unix_ns: u64) -> Option<String> {
     let format = TimeFormat::parse(b"%Y-%m-%dT%H:%M:%SZ", Dialect::Normal, &Zone::utc()).ok()?;
     let time = format.render(i64::try_from(unix_ns).ok()?);

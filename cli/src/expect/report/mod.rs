@@ -1,4 +1,4 @@
-//! The report on a run with expectations: what it says, and the files it is written to.
+//! The report on a run with expectations: its content, and the files it is written to.
 
 mod json;
 mod junit;
@@ -20,41 +20,42 @@ use super::events::Hit;
 use crate::output_file::OutputFile;
 use crate::report::{Failure, printable, say};
 
-/// Everything that is said of a run.
+/// The content of a report.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// The machine's name.
     pub machine: String,
-    /// Whether all expectations hold, the run was not cut short and the guest did not crash.
+    /// Set if all expectations hold, the run was not cut short and the guest did not crash.
     pub passed: bool,
-    /// When counting began, in nanoseconds since 1970; when the run ended, of one in which nothing was counted.
+    /// The start of counting, in nanoseconds since 1970; without counting, the end of the run.
     pub began_unix_ns: u64,
-    /// How long hits were counted.
+    /// The duration of counting, in seconds.
     pub seconds: f64,
-    /// How long they should have been, if that was said.
+    /// The requested duration in seconds, if any.
     pub asked_seconds: Option<f64>,
-    /// How the run ended.
+    /// The end of the run.
     pub end: End,
-    /// In the order of the command line.
+    /// The verdicts in the order of the command line.
     pub expectations: Vec<Verdict>,
     /// The crash, if the guest had one.
     pub crash: Option<Crash>,
     /// The console's last lines.
     pub console: Vec<String>,
-    /// The last lines of what the run was traced by besides, as they were written.
+    /// The last lines of the run's trace, as written.
     pub trace: Vec<String>,
     /// The last hits that were counted, oldest first.
     pub events: Vec<Hit>,
-    /// Hits that may belong among them, as nobody took them in time. They were counted.
+    /// The hits that may belong among them and were dropped because they were not drained in time.
+    /// They were counted.
     pub events_lost: u64,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct End {
-    /// In one word.
+    /// The kind.
     pub kind: EndKind,
-    /// In a sentence.
+    /// The description, a sentence.
     pub text: String,
 }
 
@@ -68,9 +69,9 @@ pub enum EndKind {
     Met,
     /// The guest reset, powered off or halted.
     Guest,
-    /// The script that the run was traced by has exited.
+    /// The script of the run has exited.
     Script,
-    /// A signal, or another command, ended it before its time.
+    /// A signal, or another command, ended it early.
     CutShort,
     /// The guest's kernel panicked.
     Panic,
@@ -81,26 +82,26 @@ pub enum EndKind {
 }
 
 impl EndKind {
-    /// Whether the counts are those of a whole run.
+    /// Checks whether the counts are those of a whole run.
     pub fn is_whole(self) -> bool {
         matches!(self, Self::TimeUp | Self::Met | Self::Guest | Self::Script)
     }
 }
 
-/// An expectation and what came of it.
+/// An expectation and its verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// It.
+    /// The expectation.
     #[serde(flatten)]
     pub expected: Expectation,
-    /// Hits that were counted; `None` if nothing was.
+    /// The counted hits; `None` if nothing was counted.
     pub seen: Option<u64>,
-    /// Whether it holds.
+    /// Set if it holds.
     pub holds: bool,
 }
 
 impl Verdict {
-    /// An expectation of which so many hits were seen.
+    /// Returns the verdict for this number of hits.
     pub fn new(expected: &Expectation, seen: Option<u64>) -> Self {
         Self {
             expected: expected.clone(),
@@ -109,14 +110,14 @@ impl Verdict {
         }
     }
 
-    /// `ok` or `FAILED`.
+    /// Returns `ok` or `FAILED`.
     pub fn word(&self) -> &'static str {
         if self.holds { "ok" } else { "FAILED" }
     }
 }
 
 impl Report {
-    /// What the run's failure is told as; `None` of one that passed.
+    /// Returns the message of the run's failure; `None` if it passed.
     pub fn failure(&self) -> Option<String> {
         let broken = self.expectations.iter().filter(|judged| !judged.holds);
         let (broken, all) = (broken.count(), self.expectations.len());
@@ -127,7 +128,7 @@ impl Report {
         }
     }
 
-    /// A line for each of the last events; the first says what is missing.
+    /// Returns a line for each of the last events; the first line names what is missing.
     pub fn event_lines(&self) -> Vec<String> {
         let lost = (self.events_lost > 0).then(|| {
             format!(
@@ -154,7 +155,7 @@ impl Report {
 }
 
 impl Crash {
-    /// The stack; the last line says why it is not whole.
+    /// Returns the lines of the stack; the last line has the reason if it is incomplete.
     pub fn stack_lines(&self) -> Vec<String> {
         let ends = self
             .stack_ends
@@ -173,14 +174,14 @@ pub enum Form {
     Json,
 }
 
-/// Where a report goes, and its form.
+/// The destination of a report, and its form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Destination {
     path: PathBuf,
     form: Form,
 }
 
-/// A name that does not tell the form of a report.
+/// The file name does not imply the form of a report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the name's ending tells the form: .xml for JUnit XML, .json for JSON")]
 pub struct UnknownForm;
@@ -204,7 +205,7 @@ impl FromStr for Destination {
 pub struct Files(Vec<(OutputFile, PathBuf, Form)>);
 
 impl Files {
-    /// Opens them; nothing is emptied yet.
+    /// Opens the files without emptying them.
     ///
     /// # Errors
     /// If one cannot be written.
@@ -216,7 +217,7 @@ impl Files {
         Ok(Self(files))
     }
 
-    /// Writes the report to all.
+    /// Writes the report to all files.
     ///
     /// # Errors
     /// If it cannot be written to one; the others have it then.

@@ -2,17 +2,18 @@
 
 use std::fmt::Write;
 
-/// What stands where a character was that XML cannot hold.
+/// The substitute for a character that XML cannot hold.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// Text between tags, or in an attribute between `"`. There, line breaks stay what they are, too.
+/// Escapes text between tags, or in an attribute between `"`. Line breaks in attributes are kept,
+/// too.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
-            // `]]>` must not stand in text.
+            // Text must not contain `]]>`.
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\r' => escaped.push_str("&#13;"),
@@ -23,15 +24,15 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// ` name="value"`, added to a tag.
+/// Adds ` name="value"` to a tag.
 pub fn attribute(tag: &mut String, name: &str, value: &str) {
     // A line break in an attribute is read as a blank.
     let value = escape(value).replace('\n', "&#10;").replace('\t', "&#9;");
-    // Memory takes it.
+    // Writing to memory cannot fail.
     let _ = write!(tag, " {name}=\"{value}\"");
 }
 
-/// The characters of XML 1.0, section 2.2.
+/// Checks for the characters of XML 1.0, section 2.2.
 fn is_allowed(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | '\u{20}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
 }
