@@ -1,4 +1,4 @@
-//! `--disk`: which image file, and whether the guest may write to it.
+//! The argument of `--disk`: the image file, and whether the guest may write to it.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,22 +9,22 @@ use std::str::FromStr;
 pub struct Disk {
     /// The image.
     pub path: PathBuf,
-    /// Whether the guest may only read it.
+    /// Set if the guest may only read it.
     pub read_only: bool,
 }
 
-/// A disk is not asked for in its form.
+/// The argument is not in a disk's form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiskError {
-    /// An option that there is not.
+    /// The option is unknown.
     #[error(
         "no option {0:?}: a disk is FILE or path=FILE, with `,ro` behind it if it is only to be read"
     )]
     Option(String),
-    /// No file.
+    /// The file is missing.
     #[error("no file: a disk is FILE or path=FILE")]
     NoFile,
-    /// More than one file.
+    /// There is more than one file.
     #[error("more than one file: give --disk once for each disk")]
     SecondFile,
 }

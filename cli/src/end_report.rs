@@ -1,4 +1,4 @@
-//! Telling why a run ended, with symbols where the kernel is known.
+//! The report on a run's end, with symbols if the kernel is known.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use crate::protocol::end::MachineEnd;
 use crate::report::{Failure, printable, say, show};
 use crate::vm::Vm;
 
-/// Longest panic message taken from the guest.
+/// The longest panic message read from the guest, in bytes.
 const LONGEST_MESSAGE: usize = 256;
 /// Linux's words before the message of a panic.
 const PANIC: &str = "Kernel panic - not syncing: ";
-/// The words before that where Linux repeats the message at its end.
+/// The words before those where Linux repeats the message at its end.
 const ENDS: &str = "[ end ";
-/// Lines of the guest's console that are shown of a crash, and more if a panic began before them.
+/// The number of console lines shown of a crash; more if a panic began before them.
 const CONSOLE_LINES: usize = 20;
 
-/// Reports the end of a run. A guest that ended by its own will, or because it was asked to, is no failure.
-/// `with_console`: the console's end is not on the screen already.
+/// Reports the end of a run. A guest that ended by itself or by request is no failure.
+/// `with_console` means that the console's end is not on the screen already.
 ///
 /// # Errors
 /// If the guest crashed or the host failed.
@@ -58,7 +58,7 @@ pub fn report(
 }
 
 impl MachineEnd {
-    /// Returns the end of a machine, if it has come.
+    /// Returns the end of a machine, if it has ended.
     pub fn of(vm: &Vm, symbols: Option<&Symbols>) -> Option<Self> {
         let end = vm.machine.wait(Some(Duration::ZERO))?;
         Some(Self {
@@ -67,7 +67,7 @@ impl MachineEnd {
         })
     }
 
-    /// Reports it in a client.
+    /// Reports the end in a client.
     ///
     /// # Errors
     /// If the guest crashed or the host failed.
@@ -88,21 +88,21 @@ impl MachineEnd {
     }
 }
 
-/// The first line that is shown: the one in which a panic begins, or one near the end.
+/// Returns the first line to show: the one in which a panic begins, or one near the end.
 fn first_shown(lines: &[String]) -> usize {
     let panic = lines.iter().rposition(|line| panic_in(line).is_some());
     let last = lines.len().saturating_sub(CONSOLE_LINES);
     panic.map_or(last, |panic| panic.min(last))
 }
 
-/// Shows lines of the guest's, which are free of what moves a cursor.
+/// Shows lines of the guest, which are free of cursor movements.
 fn show_lines(lines: Option<&[String]>) {
     let lines = lines.unwrap_or_default().iter();
     let text: String = lines.map(|line| format!("  {line}\n")).collect();
     show(text.as_bytes());
 }
 
-/// The registers of a crash, as far as they were kept.
+/// Returns the registers of a crash, as far as they were kept.
 pub fn registers(end: &RunEnd) -> Option<&VcpuRegisters> {
     match end {
         RunEnd::Panic(panic) => panic.registers.as_deref(),
@@ -111,7 +111,7 @@ pub fn registers(end: &RunEnd) -> Option<&VcpuRegisters> {
     }
 }
 
-/// What has happened, with its place.
+/// Describes the end, with its place.
 pub fn message(end: &RunEnd, symbols: Option<&Symbols>, vm: &Vm) -> String {
     match end {
         RunEnd::Panic(panic) => {
@@ -134,7 +134,7 @@ pub fn message(end: &RunEnd, symbols: Option<&Symbols>, vm: &Vm) -> String {
     }
 }
 
-/// The kernel's message: from its log, else as its console had it, else the format it was made by.
+/// Returns the kernel's message: from its log, else from its console, else its format string.
 fn panic_text(panic: &PanicReport, vm: &Vm) -> Option<String> {
     let printed = || printed_text(&vm.console.lines());
     panic.text.clone().or_else(printed).or_else(|| {
@@ -150,24 +150,24 @@ fn panic_text(panic: &PanicReport, vm: &Vm) -> Option<String> {
     })
 }
 
-/// The message of the last panic in lines of a console.
+/// Returns the message of the last panic in lines of a console.
 fn printed_text(lines: &[String]) -> Option<String> {
     let mut lines = lines.iter().rev();
     lines.find_map(|line| panic_in(line).map(str::to_owned))
 }
 
-/// The message of the panic that begins in a line of a console.
+/// Returns the message of the panic that begins in a line of a console.
 fn panic_in(line: &str) -> Option<&str> {
     let (before, text) = line.split_once(PANIC)?;
     (!before.ends_with(ENDS)).then_some(text)
 }
 
-/// The address of the call of `panic`, if its entry was seen.
+/// Returns the address of the call of `panic`, if its entry was seen.
 fn panic_call(panic: &PanicReport, vm: &Vm) -> Option<u64> {
     let registers = panic.registers.as_deref()?;
     let stack = Gva(registers.regs.rsp);
     let caller = read_u64(vm.machine.ram(), registers.address_space(), stack).ok()?;
-    // The call itself: what follows a call that never returns may be another function.
+    // The call itself: the code after a call that never returns may be another function.
     Some(caller.wrapping_sub(1))
 }
 

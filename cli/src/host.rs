@@ -1,4 +1,4 @@
-//! This host's KVM and what it is like, for all commands that run machines.
+//! This host's KVM and its host record, for all commands that run machines.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use vmm::host::{HostProfile, Kvm, OpenError, ProbeError};
 /// The device.
 pub const KVM: &str = "/dev/kvm";
 
-/// An open KVM and its record.
+/// An open KVM and its host record.
 pub struct Host {
     /// The device.
     pub kvm: Kvm,
-    /// What it does.
+    /// The host record.
     pub profile: HostProfile,
 }
 
@@ -55,7 +55,7 @@ impl Host {
         Self::of(device()?)
     }
 
-    /// The same for the device that is open.
+    /// Returns what [`Self::open`] does, for an open device.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -67,7 +67,7 @@ impl Host {
         Ok(Self { kvm, profile })
     }
 
-    /// The same, measured now.
+    /// Opens KVM and measures its record anew.
     ///
     /// # Errors
     /// If KVM is not usable.

@@ -1,7 +1,8 @@
-//! A kernel's symbols and types from its image, and the cache that keeps them decoded from one run to the next.
+//! A kernel's symbols and types from its image, and the cache that keeps them decoded between runs.
 //!
-//! The cache is a folder of files, one for each kernel, named by the image's hash. A file appears whole and is never
-//! changed; without a usable cache everything is decoded anew and nothing is lost but time.
+//! The cache is a folder with a file for each kernel, named by the image's hash. A file appears
+//! whole and is never changed. Without a usable cache everything is decoded anew, which only costs
+//! time.
 
 use std::fs;
 use std::io;
@@ -16,23 +17,23 @@ use introspect::kernel::shared_bytes::SharedBytes;
 use introspect::kernel::symbols::Symbols;
 use vmm::snapshot::KernelReference;
 
-/// The folder in the cache.
+/// The name of the folder in the cache.
 const FOLDER: &str = "kernel-tables";
-/// Kernels kept, those used last. Each takes some megabytes.
+/// The number of kernels kept, by last use. Each takes some megabytes.
 const MOST_KERNELS: usize = 8;
-/// Smaller images are decoded faster than a file is found.
+/// The smallest cached image: smaller ones are decoded faster than a file is found.
 const LEAST_IMAGE: u64 = 1 << 20;
 
-/// What a kernel's image says of itself, decoded.
+/// The decoded tables of a kernel's image.
 pub struct ImageTables {
-    /// At their link addresses; or why there are none.
+    /// The symbols at their link addresses, or the reason for their absence.
     pub symbols: Result<Symbols, String>,
-    /// Or why there are none.
+    /// The types, or the reason for their absence.
     pub types: Result<Btf, String>,
 }
 
 impl ImageTables {
-    /// Those of `image`, from the cache if they are there.
+    /// Returns the tables of `image`, from the cache if they are there.
     pub fn of(image: &KernelImage, reference: &KernelReference) -> Self {
         if reference.size < LEAST_IMAGE {
             return Self::decode(image);
@@ -60,7 +61,7 @@ impl ImageTables {
             Ok(kept) => {
                 return Self {
                     symbols: Ok(kept.symbols),
-                    // Why a kernel has no types is not kept: the image says so at once.
+                    // The reason for missing types is not cached: the image yields it at once.
                     types: kept.btf.map_or_else(
                         || image.btf().map_err(|error| error.to_string()),
                         Ok::<_, String>,
@@ -86,12 +87,12 @@ impl ImageTables {
 
 fn read(file: &Path, key: &[u8]) -> Result<DecodedKernel, String> {
     let bytes = fs::read(file).map_err(|error| error.to_string())?;
-    // Used now, for `forget_old`. What cannot be touched is only forgotten earlier.
+    // Marked as used for `forget_old`. A failure only means an earlier removal.
     let _ = fs::File::open(file).and_then(|open| open.set_modified(SystemTime::now()));
     DecodedKernel::from_bytes(key, SharedBytes::new(bytes)).map_err(|error| error.to_string())
 }
 
-/// Written beside and renamed, so that a reader never sees half of it.
+/// Writes beside the file and renames, so that a reader never sees half of it.
 fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;

@@ -1,5 +1,5 @@
-//! Lines of the log: from each place in the code only some in a while, so that neither a guest nor a client fills a disk by
-//! doing again and again what is worth a warning.
+//! The rate limit of log lines for each place in the code, so that neither a guest nor a client
+//! fills a disk by repeating an action that causes a warning.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -9,30 +9,30 @@ use env_logger::fmt::Formatter;
 use log::Record;
 use parking_lot::Mutex;
 
-/// How long a while is.
+/// The length of a period.
 const WHILE: Duration = Duration::from_secs(10);
-/// Lines of one place that are written in a while.
+/// The number of lines of one place that are written in a period.
 const MOST: u64 = 5;
 
-/// A place in the code: its module, or file, and line.
+/// A place in the code: its module or file, and line.
 type Place = (String, Option<u32>);
 
 /// The lines of one place.
 #[derive(Debug, Clone, Copy)]
 struct Lines {
-    /// When this while began.
+    /// The start of the period.
     began: Instant,
-    /// Lines since, those that were left out among them.
+    /// The number of lines since then, including omitted ones.
     count: u64,
 }
 
-/// By place. As many as there are calls of the log in the code.
+/// The lines by place. There are as many as log calls in the code.
 static PLACES: Mutex<Option<HashMap<Place, Lines>>> = Mutex::new(None);
 
-/// Writes a line, unless its place has had enough.
+/// Writes a line, unless its place has reached the limit.
 ///
 /// # Errors
-/// If `output` does not take it.
+/// If `output` does not accept it.
 pub fn write(output: &mut Formatter, record: &Record<'_>) -> io::Result<()> {
     let file = record.file().unwrap_or(record.target()).to_owned();
     let left_out = {
@@ -56,7 +56,7 @@ pub fn write(output: &mut Formatter, record: &Record<'_>) -> io::Result<()> {
 }
 
 impl Lines {
-    /// Counts one more. Returns how many were left out before it; `None` if it is left out too.
+    /// Counts a line. Returns the number of lines omitted before it; `None` if it is omitted too.
     fn next(&mut self, now: Instant) -> Option<u64> {
         let mut left_out = 0;
         if now.duration_since(self.began) >= WHILE {

@@ -1,38 +1,39 @@
-//! Sizes of memory as people write them: a number and a suffix.
+//! Memory sizes as people write them: a number and a suffix.
 
 use std::fmt;
 
-/// The text is no size.
+/// The text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// Not a number with a known suffix.
+    /// The text is not a number with a known suffix.
     #[error("{text:?} is not a size; write a whole number with K, M or G, such as 256M")]
     NotASize {
-        /// What was given.
+        /// The given text.
         text: String,
     },
-    /// More bytes than can be counted.
+    /// The size does not fit 64 bits.
     #[error("{text:?} is more than any machine has; the largest guest has 512G")]
     TooLarge {
-        /// What was given.
+        /// The given text.
         text: String,
     },
-    /// A bare number, which somebody certainly meant in MiB.
+    /// A bare number, which certainly meant MiB.
     #[error("{text:?} would be {text} bytes; did you mean {text}M?")]
     NoSuffix {
-        /// What was given.
+        /// The given text.
         text: String,
     },
 }
 
-/// Bare numbers below this are taken for a forgotten suffix: no guest runs in 64 KiB.
+/// The bound below which a bare number is treated as one with a forgotten suffix: no guest runs in
+/// 64 KiB.
 const FORGOTTEN_SUFFIX: u64 = 64 << 10;
 
-/// Bytes of a size such as `256M`, `1G`, `65536K` or `268435456`. Suffixes are powers of 1024, in either case,
-/// with or without `iB` or `B` behind them.
+/// Parses a size such as `256M`, `1G`, `65536K` or `268435456` and returns it in bytes. Suffixes
+/// are powers of 1024, in either case, with or without `iB` or `B` after them.
 ///
 /// # Errors
-/// If it is no such size, or more than 64 bits.
+/// If the text is not a size, or it exceeds 64 bits.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let own = || text.to_string();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -64,7 +65,7 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
         .ok_or(SizeError::TooLarge { text: own() })
 }
 
-/// A size in the largest unit that gives a whole number: `256 MiB`.
+/// A size shown in the largest unit that makes a whole number: `256 MiB`.
 pub struct HumanSize(pub u64);
 
 impl fmt::Display for HumanSize {

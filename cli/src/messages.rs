@@ -1,7 +1,8 @@
-//! Standard error, for messages: written without waiting for long.
+//! Standard error for messages, written without a long wait.
 //!
-//! Any thread may have something to say, also those that the machine's end waits for. So a standard error that takes
-//! nothing for a second (a full pipe, a terminal stopped with Ctrl-S) gets nothing more until it does again.
+//! Any thread may have a message, also those that the machine's end waits for. So a standard error
+//! that accepts nothing for a second (a full pipe, a terminal stopped with Ctrl-S) gets nothing
+//! more until it accepts bytes again.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -10,21 +11,21 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long standard error is waited for.
+/// The longest wait for standard error.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes that a pipe takes without blocking once it is said to take any (PIPE_BUF).
+/// The number of bytes that a pipe accepts without blocking once it is writable (PIPE_BUF).
 const PIECE: usize = 4096;
 
-/// It has not taken a message.
+/// Set while standard error has not accepted a message.
 static STALLED: AtomicBool = AtomicBool::new(false);
 
-/// The writer. Never fails: what cannot be written is forgotten.
+/// A writer that never fails: bytes that cannot be written are discarded.
 #[derive(Debug, Clone, Copy)]
 pub struct Messages;
 
 impl Write for Messages {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Not by std's lock, which somebody may hold who is blocked.
+        // Without std's lock, whose holder may be blocked.
         let stderr = io::stderr();
         for piece in bytes.chunks(PIECE) {
             if !takes(&stderr) {
@@ -43,7 +44,8 @@ impl Write for Messages {
     }
 }
 
-/// Returns whether standard error takes a piece now, or within [`PATIENCE`] if it took the one before.
+/// Checks whether standard error accepts a piece now, or within [`PATIENCE`] if it accepted the one
+/// before.
 fn takes(stderr: &impl AsFd) -> bool {
     let seconds = match STALLED.load(Ordering::Relaxed) {
         true => 0,
@@ -56,7 +58,7 @@ fn takes(stderr: &impl AsFd) -> bool {
     let mut asked = [PollFd::new(stderr, PollFlags::OUT)];
     let takes = match poll(&mut asked, Some(&limit)) {
         Ok(ready) => ready > 0,
-        // A signal: as if it took something, since it did.
+        // A signal counts as acceptance, because the last piece was accepted.
         Err(error) => error == rustix::io::Errno::INTR,
     };
     STALLED.store(!takes, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Looking for a panic in the guest's memory, for a machine's watch and for the end of its run.
+//! The search for a panic in the guest's memory, for a machine's watch and for the end of its run.
 //!
-//! Where the kernel's file is at hand, the places to look at are known before the first instruction. Of a
-//! restored machine without it they are found in memory; as long as they are not, only the end of the run
-//! is worth a search of all memory.
+//! With the kernel's file the addresses to check are known before the first instruction. For a
+//! restored machine without it they are found in memory. As long as they are not, only the end of
+//! the run is worth a search of all memory.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,21 +14,22 @@ use vmm::machine::{Handle, PanicReport, PanicWitness};
 
 use crate::guest_kernel::GuestKernel;
 
-/// Looks for the panic of a guest whose kernel's file was at hand. No finder: the guest does not run Linux.
+/// A witness with the kernel's file. Without a finder the guest does not run Linux.
 struct OfFile(Option<PanicFinder>);
 
-/// The same for one of which only the memory is.
+/// A witness with only the guest's memory.
 #[derive(Default)]
 struct OfMemory(Mutex<Search>);
 
 #[derive(Default)]
 struct Search {
     finder: Option<PanicFinder>,
-    /// Looks so far.
+    /// The number of checks so far.
     looks: u32,
 }
 
-/// Installs the witness of panics in `machine`, which has not started; `kernel` is what it runs, if that is at hand.
+/// Installs the witness of panics in `machine`, which has not started; `kernel` is its kernel, if
+/// available.
 pub fn watch(machine: &Machine, kernel: Option<&GuestKernel>) {
     let Some(kernel) = kernel else {
         return machine.set_panic_witness(Box::<OfMemory>::default());
@@ -46,7 +47,7 @@ impl PanicWitness for OfMemory {
     fn look(&self, machine: &Handle, ended: bool) -> Option<PanicReport> {
         let mut search = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         search.looks = search.looks.saturating_add(1);
-        // A kernel that still boots is not found: it is looked for again, ever more seldom.
+        // A booting kernel is not found yet: the search is repeated ever less often.
         if search.finder.is_none() && (ended || search.looks.is_power_of_two()) {
             search.finder = in_memory(machine);
         }
@@ -69,12 +70,12 @@ fn look_with(finder: &PanicFinder, machine: &Handle, ended: bool) -> Option<Pani
     })
 }
 
-/// The finder for a kernel that is found in memory; `None` if there is none (yet).
+/// Returns the finder for a kernel found in memory; `None` if there is none (yet).
 fn in_memory(machine: &Handle) -> Option<PanicFinder> {
     let paused = machine.pause();
     let cpu = machine.cpu_state(&paused, 0)?;
     let entry = machine.syscall_entry(&paused, 0);
-    // The kernel's image does not move: the guest may go on while it is read.
+    // The kernel's image does not move, so the guest may run while it is read.
     drop(paused);
     let memory = PausedMemory::new(machine.ram());
     let view = memory.view(cpu.address_space());

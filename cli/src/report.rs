@@ -1,7 +1,8 @@
 //! The one place where errors become text and an exit status.
 //!
-//! Every failure is one line, `exotrace: ...`, on standard error. Libraries own the wording; this only adds
-//! the name and cuts line breaks. A line that the guest has begun on the same screen is ended first.
+//! Every failure is one line, `exotrace: ...`, on standard error. Libraries own the wording; this
+//! module only adds the name and removes line breaks. A line that the guest has begun on the same
+//! screen is ended first.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,31 +13,32 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::messages::{Messages, PATIENCE};
 
-/// Exit status of a command that could not do what it was asked.
+/// The exit status of a failed command.
 const FAILED: u8 = 1;
-/// Exit status of a command line that was not understood.
+/// The exit status of an invalid command line.
 const USAGE: u8 = 2;
 
-/// Why a command ends without having done its work.
+/// The reason why a command ends without having done its work.
 #[derive(Debug)]
 pub enum Failure {
-    /// To be told as one line; exit status 1.
+    /// A failure reported as one line; exit status 1.
     Failed(String),
-    /// What is wrong with a script, in lines of its own that show the place. One line alone is told as any failure.
+    /// The faults of a script, in lines of their own that show the place. A single line is reported
+    /// as any failure.
     Shown(String),
-    /// A command line that parses and makes no sense; exit status 2.
+    /// A command line that parses but makes no sense; exit status 2.
     Usage(String),
-    /// The reader of our output has gone (`| head`): nothing to tell, exit status 0.
+    /// The reader of the output has gone (`| head`): no report, exit status 0.
     OutputClosed,
 }
 
 impl Failure {
-    /// A failure in own words.
+    /// Returns a failure with this message.
     pub fn new(message: impl fmt::Display) -> Self {
         Self::Failed(message.to_string())
     }
 
-    /// What is told; nothing where there is nothing to tell.
+    /// Returns the message; empty if there is nothing to report.
     pub fn message(&self) -> &str {
         match self {
             Self::Failed(message) | Self::Shown(message) | Self::Usage(message) => message,
@@ -44,11 +46,11 @@ impl Failure {
         }
     }
 
-    /// For output that could not be written: `what` and why. A closed pipe is nothing to tell.
+    /// Returns the failure of writing the output `what`. A closed pipe is not reported.
     pub fn of_output(what: &str, error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
-            // It says which file.
+            // The error names the file.
             _ if is_of_file(error) => Self::new(error),
             _ => Self::new(format_args!("{what}: {error}")),
         }
@@ -67,12 +69,12 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// Result of writing to standard output.
+/// Conversion of results of writing to standard output.
 pub trait ToOutput<T> {
-    /// A closed pipe is no failure; anything else is one.
+    /// Treats a closed pipe as no failure; anything else is one.
     ///
     /// # Errors
-    /// As [`Failure`] says.
+    /// As in [`Failure`].
     fn to_output(self) -> Result<T, Failure>;
 }
 
@@ -82,18 +84,20 @@ impl<T> ToOutput<T> for io::Result<T> {
     }
 }
 
-/// Whether the guest has begun a line where messages go, too. Held while either writes.
+/// Set while the guest has begun a line on the screen that shows messages. Held while either
+/// writes.
 static GUEST_LINE_OPEN: Mutex<bool> = Mutex::new(false);
 
-/// Returns what ends the guest's line, if it has begun one; and keeps it from beginning another. The guest's writer may
-/// hold the screen for as long as that takes nothing: then a message does not wait for it.
+/// Returns the end for a line that the guest has begun, if any, and keeps it from beginning
+/// another. The guest's writer may hold the screen for as long as that accepts nothing: then a
+/// message does not wait for it.
 fn end_guest_line() -> (&'static str, Option<MutexGuard<'static, bool>>) {
     let mut open = GUEST_LINE_OPEN.try_lock_for(PATIENCE);
     let was_open = open.as_deref_mut().is_some_and(std::mem::take);
     (if was_open { "\n" } else { "" }, open)
 }
 
-/// The guest's output on a stream that shows messages, too.
+/// The guest's output on a stream that also shows messages.
 pub struct BesideMessages<W>(pub W);
 
 impl<W: Write> Write for BesideMessages<W> {
@@ -111,22 +115,24 @@ impl<W: Write> Write for BesideMessages<W> {
     }
 }
 
-/// Tells the user, on standard error. A closed standard error is no reason to stop. Messages quote the guest: its names
-/// cannot move the cursor.
+/// Prints a message to the user on standard error. A closed standard error is no reason to stop.
+/// Messages quote the guest, whose names must not move the cursor.
 pub fn say(message: impl fmt::Display) {
     let message = printable(&message.to_string());
     let (start, _open) = end_guest_line();
     let _ = Messages.write_all(format!("{start}exotrace: {message}\n").as_bytes());
 }
 
-/// What a guest wrote, without what would move the cursor of a terminal or turn the order of its text around.
+/// Returns a guest's text without characters that move a terminal's cursor or reverse the order of
+/// text.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if is_obeyed(c) { '?' } else { c })
         .collect()
 }
 
-/// Lines that a guest, or its machine's process, has a word in: as [`printable`], but for newlines and tabs.
+/// Returns lines influenced by a guest or its machine's process as [`printable`] does, but keeps
+/// newlines and tabs.
 pub fn printable_lines(text: &str) -> String {
     text.chars()
         .map(|c| match c {
@@ -137,19 +143,20 @@ pub fn printable_lines(text: &str) -> String {
         .collect()
 }
 
-/// Returns whether a terminal does something else with a character than show it: controls, and those that change the
-/// direction of what follows (Unicode's Bidi_Control).
+/// Checks whether a terminal acts on a character instead of showing it: controls, and those that
+/// change the direction of the text after them (Unicode's Bidi_Control).
 fn is_obeyed(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Bytes that a guest has a word in, without what a terminal obeys; lines and tabs stay.
+/// Returns bytes influenced by a guest without those that a terminal acts on; newlines and tabs
+/// stay.
 fn harmless(bytes: &[u8]) -> Vec<u8> {
     let mut shown = Vec::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         shown.extend(printable_lines(chunk.valid()).bytes());
-        // A terminal without UTF-8 obeys some of them.
+        // A terminal without UTF-8 acts on some of them.
         let invalid = chunk.invalid().iter();
         shown.extend(invalid.map(|byte| match byte {
             0x80..=0x9f => b'?',
@@ -159,7 +166,7 @@ fn harmless(bytes: &[u8]) -> Vec<u8> {
     shown
 }
 
-/// Takes text that a guest has a word in to a terminal. A character must be written whole.
+/// A writer of text influenced by a guest to a terminal. A character must be written whole.
 pub struct Harmless<W>(pub W);
 
 impl<W: Write> Write for Harmless<W> {
@@ -173,8 +180,8 @@ impl<W: Write> Write for Harmless<W> {
     }
 }
 
-/// Shows text in lines of its own on standard error: what a script says there, or what is wrong with it. As for [`say`], a closed
-/// standard error is no reason to stop, and the guest has no hand in it.
+/// Shows text in lines of its own on standard error: a script's output there, or its faults. As for
+/// [`say`], a closed standard error is no reason to stop. The guest has no influence on it.
 pub fn show(text: &[u8]) {
     if text.is_empty() {
         return;
@@ -205,10 +212,11 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// Reports what the command-line parser said: help and version go to standard output and are no failure.
+/// Reports the parser's message about the command line: help and version go to standard output and
+/// are no failure.
 pub fn finish_parse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Fails only when nobody reads.
+        // Fails only without a reader.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -217,7 +225,7 @@ pub fn finish_parse(error: &clap::Error) -> ExitCode {
     let message = one_line(message.strip_prefix("error: ").unwrap_or(message));
     match error.kind() {
         clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // The whole help is the answer to an empty command line.
+            // An empty command line gets the whole help.
             let _ = write!(io::stderr(), "{text}");
         }
         _ => say(format_args!("{message} (see --help)")),
@@ -225,7 +233,7 @@ pub fn finish_parse(error: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Line breaks and indentation become single spaces.
+/// Replaces line breaks and indentation by single spaces.
 fn one_line(text: &str) -> String {
     text.lines()
         .map(str::trim)

@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP end a run in order: whoever owns the machine is told, disarms, and leaves. The second one
-//! ends the process at once.
+//! SIGINT, SIGTERM and SIGHUP end a run in order: the machine's owner is notified, disarms, and
+//! exits. The second signal ends the process at once.
 //!
 //! From [`StopSignals::watch`] on the first of these signals no longer kills the process.
 
@@ -26,7 +26,7 @@ struct State {
     action: Option<Action>,
 }
 
-/// The watch. Ends when dropped.
+/// A watch for stop signals. It ends when dropped.
 pub struct StopSignals {
     state: Arc<Mutex<State>>,
     handle: Handle,
@@ -76,13 +76,13 @@ impl StopSignals {
         })
     }
 
-    /// Whether one has arrived.
+    /// Checks whether a signal has arrived.
     pub fn arrived(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.arrived
     }
 
-    /// Does `action` for every such signal from now on, and at once if one has already arrived.
+    /// Calls `action` for every stop signal from now on, and at once if one has already arrived.
     pub fn on_stop(&self, action: impl Fn() + Send + 'static) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.arrived {
@@ -92,8 +92,8 @@ impl StopSignals {
     }
 }
 
-/// Ends the process as the signal does by default. Traps and snapshots need no care: the guest's memory goes with the
-/// process, and what a save leaves behind is cleared by the next one.
+/// Ends the process as the signal does by default. Traps and snapshots need no care: the guest's
+/// memory is freed with the process, and the next save removes the remains of an interrupted one.
 fn leave(signal: i32) {
     vmm::machine::console::restore_terminal();
     // Does not return for these signals.

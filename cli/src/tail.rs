@@ -1,4 +1,5 @@
-//! The end of a text, kept while it goes where it goes: of what a guest has printed on its console, and of what a run was traced by.
+//! The end of a text, kept while the text is written elsewhere: of a guest's console, and of a
+//! run's trace.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -6,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::report::printable;
 
-/// Bytes that are kept.
+/// The number of bytes kept.
 const KEPT: usize = 32 << 10;
-/// Lines of a console that are kept for a report.
+/// The number of console lines kept for a report.
 const CONSOLE_LINES: usize = 60;
-/// Characters that are shown of a line.
+/// The number of characters shown of a line.
 const LONGEST_LINE: usize = 400;
 
-/// The last bytes; clones are of the same ones.
+/// The last bytes of a text; clones share them.
 #[derive(Debug, Clone)]
 pub struct Tail {
     bytes: Arc<Mutex<VecDeque<u8>>>,
@@ -21,12 +22,12 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Returns one for a guest's console.
+    /// Returns a tail for a guest's console.
     pub fn of_console() -> Self {
         Self::new(CONSOLE_LINES)
     }
 
-    /// One that shows `most` lines.
+    /// Returns a tail that shows `most` lines.
     pub fn new(most: usize) -> Self {
         Self {
             bytes: Arc::default(),
@@ -34,7 +35,8 @@ impl Tail {
         }
     }
 
-    /// A writer to `writer` whose bytes are kept here, too: whether or not they can be written there.
+    /// Returns a writer to `writer` that also keeps the bytes here, whether or not they can be
+    /// written there.
     pub fn tee<W: Write>(&self, writer: W) -> Tee<W> {
         Tee {
             tail: self.clone(),
@@ -42,17 +44,17 @@ impl Tail {
         }
     }
 
-    /// Returns a function that keeps the end of all bytes it is given.
+    /// Returns a function that keeps the end of all bytes passed to it.
     pub fn observer(&self) -> impl FnMut(&[u8]) + Send + 'static {
         let tail = self.clone();
         move |bytes| tail.push(bytes)
     }
 
-    /// The last lines, without what a terminal would obey.
+    /// Returns the last lines, without characters that a terminal acts on.
     pub fn lines(&self) -> Vec<String> {
         let mut bytes: Vec<u8> = self.bytes().iter().copied().collect();
         if bytes.len() >= KEPT {
-            // What is left of the first line.
+            // The rest of the first line.
             let behind = bytes.iter().position(|byte| *byte == b'\n');
             bytes.drain(..behind.map_or(0, |at| at + 1));
         }
@@ -75,7 +77,7 @@ impl Tail {
     }
 }
 
-/// A line as it is shown.
+/// Returns a line in its shown form.
 fn line(line: &str) -> String {
     // Consoles end lines with both.
     let line = line.trim_end_matches('\r').replace('\t', "    ");
@@ -85,7 +87,7 @@ fn line(line: &str) -> String {
     }
 }
 
-/// See [`Tail::tee`].
+/// The writer of [`Tail::tee`].
 #[derive(Debug)]
 pub struct Tee<W> {
     tail: Tail,
@@ -96,7 +98,7 @@ impl<W: Write> Write for Tee<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.writer.write(bytes) {
             Ok(written) => {
-                // The rest is given again.
+                // The rest is written again.
                 self.tail.push(bytes.get(..written).unwrap_or_default());
                 Ok(written)
             }

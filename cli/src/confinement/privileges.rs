@@ -33,7 +33,7 @@ pub(super) fn give_up() -> Result<(), (&'static str, io::Error)> {
         let now = getrlimit(resource);
         let at_most = |limit: Option<u64>| Some(limit.map_or(most, |limit| limit.min(most)));
         let limit = Rlimit {
-            // The soft limit is raised as far as the hard limit.
+            // The soft limit is raised to the hard limit.
             current: at_most(now.maximum),
             maximum: at_most(now.maximum),
         };
