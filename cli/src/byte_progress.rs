@@ -1,14 +1,14 @@
-//! Progress through bytes that are written or checked, on standard error where that is a terminal.
+//! Progress of writing or checking bytes, on standard error if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Returns a bar that says `what` is done with the bytes. The caller sets its length and position, and clears it.
+/// Returns a bar with the label `what`. The caller sets its length and position, and clears it.
 pub fn bar(what: &'static str) -> ProgressBar {
-    // Draws nothing where standard error is no terminal.
+    // Draws nothing unless standard error is a terminal.
     let bar = ProgressBar::new(0).with_message(what);
     match ProgressStyle::with_template("{msg} {wide_bar} {bytes} of {total_bytes}") {
         Ok(style) => bar.with_style(style),
-        // The default one says less.
+        // The default style shows less.
         Err(_) => bar,
     }
 }

@@ -1,6 +1,7 @@
-//! Decoders of what strangers send and write, for fuzz targets: each takes bytes and returns what came of them.
+//! Decoders of untrusted input, for fuzz targets: each takes bytes and returns the result.
 //!
-//! Strangers are the clients of a machine, and for a client the machine itself, whose process a guest may have taken over.
+//! The untrusted peers are the clients of a machine, and for a client the machine itself, whose
+//! process a guest may have taken over.
 
 use clap::ValueEnum;
 use probes::clock::Clock;
@@ -20,7 +21,7 @@ use crate::protocol::trace::Line;
 use crate::protocol::trace::Traced;
 use crate::registry::{VmName, pid_in};
 
-/// Decodes a question on the control socket, and what it has in it; returns it encoded anew.
+/// Decodes a request on the control socket with its content, and returns it encoded anew.
 #[must_use]
 pub fn question(line: &str) -> Option<String> {
     let command: Command = decode(line).ok()?;
@@ -44,8 +45,8 @@ pub fn answer(line: &str) -> Option<(String, Option<String>)> {
     Some((encode(answer).ok()?, shown))
 }
 
-/// Receives requests for ports until one is malformed; returns those that are known, sent again, and how many bytes of
-/// `stream` they are, as long as each one so far was known.
+/// Receives requests for ports until one is malformed. Returns the known ones, sent again, and
+/// their size in `stream` in bytes, as long as each one so far was known.
 #[must_use]
 pub fn port_requests(mut stream: &[u8]) -> (Vec<u8>, usize) {
     let whole = stream.len();
@@ -60,7 +61,7 @@ pub fn port_requests(mut stream: &[u8]) -> (Vec<u8>, usize) {
     (sent, known)
 }
 
-/// Receives a machine's answers about ports; returns how many bytes they had.
+/// Receives a machine's answers about ports and returns their size in bytes.
 #[must_use]
 pub fn port_answers(mut stream: &[u8]) -> usize {
     let mut all = 0;
@@ -77,7 +78,8 @@ fn lines<L: DeserializeOwned>(stream: &[u8]) -> impl Iterator<Item = L> {
     lines.map_while(|line| serde_json::from_slice(line).ok())
 }
 
-/// Takes what a machine sends of a trace; returns what a user sees of it, in the format of this number.
+/// Decodes a machine's trace stream and returns the text that a user sees, in the format of this
+/// number.
 #[must_use]
 pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
     let formats = Format::value_variants();
@@ -102,7 +104,7 @@ pub fn trace_stream(stream: &[u8], format: u8) -> Vec<u8> {
     writer.take()
 }
 
-/// Takes what a machine sends of a script; returns its output.
+/// Decodes a machine's script stream and returns its output.
 #[must_use]
 pub fn script_stream(stream: &[u8]) -> Vec<u8> {
     let mut shown = Vec::new();
@@ -155,21 +157,21 @@ pub fn dt_events(events: &[u8], json: bool) -> Option<Vec<u8>> {
     Some(shown)
 }
 
-/// Reads an expectation; returns its rule, and its count as it is compared.
+/// Parses an expectation and returns its rule and its bound.
 #[must_use]
 pub fn expectation(text: &str) -> Option<(String, String)> {
     let expectation = Expectation::parse(text).ok()?;
     Some((expectation.rule(), expectation.bound()))
 }
 
-/// Reads a machine's name.
+/// Parses a machine's name.
 #[must_use]
 pub fn machine_name(text: &str) -> Option<String> {
     let name: VmName = text.parse().ok()?;
     Some(name.as_str().to_owned())
 }
 
-/// Reads the process that a lock file names.
+/// Returns the process id in a lock file.
 #[must_use]
 pub fn process_of_lock(mut file: &[u8]) -> String {
     pid_in(&mut file)

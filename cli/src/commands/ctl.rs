@@ -1,4 +1,4 @@
-//! `exotrace ctl`: one command to a device of a running machine.
+//! The command `exotrace ctl`: one command to a device of a running machine.
 
 use std::io::Write;
 

@@ -1,4 +1,5 @@
-//! `exotrace doctor`: this host's KVM and confinement as they were tried, and what follows for the user.
+//! The command `exotrace doctor`: this host's KVM and confinement as measured, and the consequences
+//! for the user.
 
 use std::io::{self, Write};
 use std::iter;
@@ -11,7 +12,7 @@ use crate::confinement::{EVERY_THREAD, Kind, Walls};
 use crate::host::{Host, KVM};
 use crate::report::{Failure, ToOutput};
 
-/// One line of the table.
+/// A line of the table.
 struct Row {
     what: &'static str,
     found: String,
@@ -58,7 +59,7 @@ pub fn doctor(args: &args::Doctor) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Record<'p> {
     #[serde(flatten)]

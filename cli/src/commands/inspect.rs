@@ -1,7 +1,7 @@
-//! Commands that look into a running guest: `ps`, `maps`, `sym`, `stack`.
+//! The commands `ps`, `maps`, `sym` and `stack`, which inspect a running guest.
 //!
-//! The machine's own process reads the guest while it stands still; this asks and prints. How long the guest stood still, and
-//! what could not be read, goes to standard error.
+//! The machine's own process reads the paused guest; this module sends the request and prints the
+//! answer. The length of the pause, and what could not be read, go to standard error.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::protocol::inspection::{Frame, Mapping, Process, Reading, Symbol, Thre
 use crate::registry::Running;
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
-/// Column before which the name of a mapping does not start (fs/proc/task_mmu.c).
+/// The first column of a mapping's name (fs/proc/task_mmu.c).
 const MAPS_NAME_COLUMN: usize = 73;
 const NANOSECONDS: u64 = 1_000_000_000;
 
@@ -97,7 +97,7 @@ fn symfs(folder: Option<PathBuf>) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// How the answer came about, for the user.
+/// Reports the circumstances of the reading to the user.
 fn tell(machine: &Running, reading: &Reading) {
     for reason in &reading.incomplete {
         say(format_args!("{}: {reason}", machine.name));
@@ -108,7 +108,7 @@ fn tell(machine: &Running, reading: &Reading) {
     ));
 }
 
-/// Each item as a line of JSON, or all of them as text.
+/// Prints each item as a line of JSON, or all of them as text.
 fn print<T: Serialize>(
     json: bool,
     items: &[T],
@@ -148,7 +148,8 @@ pub(super) fn ps_text(processes: &[Process], threads: bool) -> String {
     printable_lines(&text)
 }
 
-/// The command line; the name where there is none or where a thread has its own, in brackets as ps(1) writes it.
+/// Returns the command line. Without one, or if a thread has its own name, it is the name in
+/// brackets as in ps(1).
 fn command(process: &Process) -> String {
     if process.arguments.is_empty() {
         return format!("[{}]", printable(&process.comm));
@@ -192,7 +193,7 @@ fn symbol_line(symbol: &Symbol) -> String {
         name,
         ..
     } = symbol;
-    // The letter is the guest's as well.
+    // The guest controls the letter as well.
     printable(&format!("{address:016x} {kind} {name}{offset}{object}")) + "\n"
 }
 
@@ -284,7 +285,8 @@ mod tests {
         );
     }
 
-    /// Also where a guest of good faith has one letter, since a guest may have taken over its machine's process.
+    /// Also checks parts that are one letter for an honest guest, because a guest may have taken
+    /// over its machine's process.
     #[test]
     fn no_part_of_an_answer_moves_the_cursor() {
         let process = Process {

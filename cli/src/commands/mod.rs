@@ -18,10 +18,10 @@ pub mod trace_output;
 use crate::args::Command;
 use crate::report::Failure;
 
-/// Does what was asked.
+/// Executes the command.
 ///
 /// # Errors
-/// With what is to be told to the user.
+/// The message for the user.
 pub fn execute(command: Command) -> Result<(), Failure> {
     match command {
         Command::Doctor(args) => doctor::doctor(&args),
@@ -47,7 +47,7 @@ pub fn execute(command: Command) -> Result<(), Failure> {
     }
 }
 
-/// The text that a machine's answer is shown as, if it is shown as text.
+/// Returns the text form of a machine's answer, if it has one.
 #[cfg(feature = "test-utils")]
 pub(crate) fn shown(answer: &crate::protocol::control::Answer) -> Option<String> {
     use crate::protocol::control::Answer;

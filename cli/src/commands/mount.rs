@@ -1,4 +1,5 @@
-//! `exotrace mount`: a running machine's trace devices as files, until one of the two ends.
+//! The command `exotrace mount`: a running machine's trace devices as files, until either side
+//! ends.
 
 use std::time::Duration;
 
@@ -12,9 +13,9 @@ use crate::report::{Failure, say};
 use crate::server::ports::server::FRAMED;
 use crate::signals::StopSignals;
 
-/// How often it is looked whether the end is wanted.
+/// The interval of checks for a requested end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the machine is asked at a time whether it has ended.
+/// The time limit of one request to the machine for its end.
 const QUESTION: Duration = Duration::from_secs(1);
 
 /// Runs the command.
@@ -36,7 +37,7 @@ pub fn mount(args: args::Mount) -> Result<(), Failure> {
         args.folder.display(),
         machine.name
     ));
-    // On a thread of its own, which ends with this process: a machine that is stopped does not answer.
+    // On a thread of its own, which ends with this process: a stopped machine does not answer.
     let watching = std::thread::Builder::new()
         .name("machine".into())
         .spawn(move || {

@@ -1,7 +1,8 @@
-//! `exotrace read`: what a device of a running machine records, as a stream.
+//! The command `exotrace read`: the records of a running machine's device as a stream.
 //!
-//! The machine's process has the log; this is one reader of it. However this ends, the machine sees the connection close. What `-p` and
-//! `--all` had traced for this reader is switched off again in the end, unless this was killed.
+//! The machine's process has the log; this command is one reader of it. However it ends, the
+//! machine sees the connection close. Tracing by `-p` and `--all` for this reader is switched off
+//! in the end, unless this process is killed.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -29,9 +30,9 @@ use crate::report::{Failure, say};
 use crate::server::ports::server::FRAMED;
 use crate::signals::StopSignals;
 
-/// Events of dt(4) that are read at once.
+/// The number of dt(4) events read at once.
 const DT_EVENTS: usize = 1024;
-/// How often it is looked whether the end is wanted, or the output's reader has gone.
+/// The interval of checks for a requested end, and for the loss of the output's reader.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the command.
@@ -80,7 +81,7 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
         let passed = pass_on(last, source.record_bytes(), &mut sink, &mut records);
         followed = passed.map(|()| *until);
     }
-    // Also what was begun before the machine went is whole in the file.
+    // Also after a lost machine the file's last record is complete.
     let finished = sink.finish();
     match ended {
         Ok((_, dropped)) => say(format_args!("{records} records, {dropped} dropped")),
@@ -92,30 +93,31 @@ pub fn read(mut args: args::Read) -> Result<(), Failure> {
     }
 }
 
-/// How reading has ended.
+/// The reason why reading ended.
 #[derive(Debug, Clone, Copy)]
 enum Until {
-    /// The user wanted no more.
+    /// The user requested the end.
     Asked,
-    /// The machine gives no more.
+    /// The machine has no more events.
     MachineEnd,
 }
 
-/// What events come from.
+/// A source of events.
 trait Source {
-    /// Bytes of an event.
+    /// Returns the size of an event in bytes.
     fn record_bytes(&self) -> usize;
 
-    /// Whole events; waited for at most for `limit`, and none if none came. `None` when none will come.
+    /// Waits at most `limit` for events and returns whole ones, or nothing. Returns `None` when
+    /// none will come.
     fn next(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, Failure>;
 
-    /// What is left, and how many were lost.
+    /// Returns the remaining events and the number of dropped ones.
     fn end(&mut self) -> Result<(Vec<u8>, u64), Failure>;
 }
 
-/// An event port, with what is traced for it.
+/// An event port, with the processes traced for it.
 struct Port {
-    // Closed first.
+    // Dropped, and so closed, first.
     client: Client,
     _traced: Traced,
 }
@@ -198,7 +200,7 @@ fn of_dt(machine: &Running, args: &args::Read) -> Result<(Box<dyn Source>, MakeS
     Ok((Box::new(device), Box::new(make)))
 }
 
-/// What makes no sense is said before anything is done.
+/// Rejects senseless arguments before anything is done.
 fn check(args: &args::Read) -> Result<(), Failure> {
     let wrong = args.without_meaning();
     if !wrong.is_empty() {
@@ -224,18 +226,18 @@ fn check(args: &args::Read) -> Result<(), Failure> {
     Ok(())
 }
 
-/// When reading ends.
+/// The conditions under which reading ends.
 struct End {
-    /// At a signal.
+    /// A signal.
     stop: Stop,
-    /// At that time.
+    /// A point in time.
     at: Option<Instant>,
-    /// When there is nothing more to read now.
+    /// Set to end when there is nothing more to read now.
     now: bool,
 }
 
 impl End {
-    /// Whether it ends, and how long may be waited otherwise.
+    /// Returns the longest time to wait; `None` at the end.
     fn left(&self) -> Option<Duration> {
         let left = match self.at {
             Some(at) => at.saturating_duration_since(Instant::now()),
@@ -273,7 +275,7 @@ fn pass_on(bytes: &[u8], size: usize, sink: &mut Sink, records: &mut u64) -> Res
     sink.flush()
 }
 
-/// What the machine tells of itself.
+/// Returns the machine's facts about itself.
 fn guest(socket: &Path) -> Result<Guest, CallError> {
     let mut client = Client::open(socket, Target::Stat)?;
     let clock = client.clock()?;
@@ -282,14 +284,14 @@ fn guest(socket: &Path) -> Result<Guest, CallError> {
     }))
 }
 
-/// Processes that are traced for this reader, until it is dropped.
+/// The processes traced for this reader, until it is dropped.
 struct Traced {
     control: Option<Client>,
     who: Vec<String>,
 }
 
 impl Traced {
-    /// Nobody yet; the log has room for `size` records.
+    /// Starts without processes; the log has room for `size` records.
     fn begin(socket: &Path, size: Option<u32>) -> Result<Self, Failure> {
         let mut traced = Self {
             control: None,
@@ -347,7 +349,7 @@ mod tests {
     use super::*;
     use crate::server::ports::toy::{LINES, World, lines, record, until};
 
-    /// The arguments of `exotrace read` with these words.
+    /// Parses the arguments of `exotrace read`.
     fn parsed(words: &str) -> args::Read {
         let words = format!("exotrace read {words}");
         let cli = args::Cli::try_parse_from(words.split_whitespace()).unwrap();
@@ -370,7 +372,8 @@ mod tests {
             self.folder.path().join("output")
         }
 
-        /// Reads as the command line says until it ends; how many records, and what was written.
+        /// Reads by a command line until it ends, and returns the number of records and the bytes
+        /// written.
         fn read(&self, words: &str, stop: &Stop) -> (u64, Vec<u8>) {
             let args = parsed(words);
             let port = match args.port {

@@ -1,4 +1,5 @@
-//! Commands for machines that run in another process: `snapshot`, `stop`, `stat`, `vms`. `snapshot --verify` needs none.
+//! The commands for machines in another process: `snapshot`, `stop`, `stat`, `vms`. `snapshot
+//! --verify` needs no machine.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,14 +15,14 @@ use crate::protocol::control::{Answer, Command, Info, SiteCount, Stat, Unknown};
 use crate::registry::{self, Registry, Running};
 use crate::report::{Failure, ToOutput, printable, printable_lines, say};
 
-/// Most unknown addresses listed by `stat`.
+/// The largest number of unknown addresses listed by `stat`.
 const LISTED: usize = 16;
-/// How long `vms` waits for a machine that does not answer.
+/// The time that `vms` waits for a machine that does not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long `stop` waits for the machine's process to have written everything out.
+/// The time that `stop` waits for the machine's process to write all its output.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The machines that run. What dead ones left behind is removed and told.
+/// Returns the running machines. Removes and reports the remains of dead ones.
 fn running(registry: &Registry) -> Result<Vec<Running>, Failure> {
     let (running, removed) = registry.list()?;
     for name in removed {
@@ -32,7 +33,7 @@ fn running(registry: &Registry) -> Result<Vec<Running>, Failure> {
     Ok(running)
 }
 
-/// The machine that is meant.
+/// Returns the selected machine.
 ///
 /// # Errors
 /// If there is none, or more than one.
@@ -41,8 +42,8 @@ pub(super) fn find(which: args::VmSelector) -> Result<Running, Failure> {
     Ok(registry::choose(running, which.vm)?)
 }
 
-/// Runs `exotrace snapshot`: makes the folder and its files, which the machine's process may not be able to, and has the
-/// machine write them.
+/// Runs `exotrace snapshot`. Makes the folder and its files itself, because the machine's process
+/// may not be able to, and has the machine write them.
 pub fn snapshot(args: args::Snapshot) -> Result<(), Failure> {
     if args.verify {
         return verify(&args.folder);
@@ -97,7 +98,7 @@ fn verify(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks all of a snapshot's memory, with progress; names each damaged piece.
+/// Checks all of a snapshot's memory, with progress, and names each damaged piece.
 ///
 /// # Errors
 /// If one is damaged.
@@ -121,13 +122,14 @@ pub(super) fn report_damage(folder: &Path, memory: &SavedMemory) -> Result<(), F
     }
 }
 
-/// A folder as the machine's process can find it, which has another working directory; `what` it is for.
+/// Returns a folder's absolute path, because the machine's process has another working directory.
+/// `what` is its purpose.
 pub(super) fn absolute(what: &str, folder: PathBuf) -> Result<PathBuf, Failure> {
     std::path::absolute(&folder)
         .map_err(|error| Failure::new(format_args!("{what} {}: {error}", folder.display())))
 }
 
-/// Runs `exotrace stop`: returns when the machine is gone.
+/// Runs `exotrace stop` and returns when the machine has ended.
 pub fn stop(which: args::VmSelector) -> Result<(), Failure> {
     let machine = find(which)?;
     match ask(&machine, &Command::Stop)? {
@@ -161,7 +163,7 @@ pub fn stat(args: args::Stat) -> Result<(), Failure> {
     out.write_all(stat_text(&stat).as_bytes()).to_output()
 }
 
-/// What a machine counts can be any numbers.
+/// Adds a machine's counts, which can be any numbers.
 fn sum_of(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
@@ -401,7 +403,7 @@ mod tests {
             assert!(text.contains(expected), "{expected:?} is not in:\n{text}");
         }
         assert!(!text.contains("port 0x10:"));
-        // From a machine that a guest has taken over.
+        // As from a machine that a guest has taken over.
         let memory = MemoryCount {
             held: vec![("\u{1b}[2J".into(), u64::MAX), ("rings".into(), 1)],
             ..stat.memory.clone()

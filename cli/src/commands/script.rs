@@ -1,4 +1,4 @@
-//! `exotrace trace` with a script: its text goes to the machine, its output comes back.
+//! The command `exotrace trace` with a script: sends its text to the machine and prints its output.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -22,24 +22,24 @@ use crate::report::{Failure, ToOutput, say, show};
 use crate::script_library as library;
 use crate::scripting::{Rendered, run_alone};
 
-/// Longest script, in bytes.
+/// The longest script, in bytes.
 const LONGEST: u64 = 1 << 20;
-/// What a script given with -e is called in messages.
+/// The name in messages of a script given with -e.
 const NAME: &str = "exotrace";
 
 /// A script and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Its text.
+    /// The script's text.
     pub text: String,
-    /// What it is called in messages.
+    /// The script's name in messages.
     pub file: String,
-    /// `$1` and so on.
+    /// The values of `$1` and so on.
     pub arguments: Vec<String>,
 }
 
 impl Source {
-    /// The script that a command line means; `None` if it names probes.
+    /// Returns the script that a command line selects; `None` if it names probes.
     ///
     /// # Errors
     /// If its file cannot be read.
@@ -55,7 +55,7 @@ impl Source {
         }))
     }
 
-    /// The script that stands on the command line itself.
+    /// Returns the script on the command line itself.
     pub fn given(text: &str) -> Self {
         Self {
             text: text.to_owned(),
@@ -64,13 +64,13 @@ impl Source {
         }
     }
 
-    /// The script of a file, or of standard input for `-`.
+    /// Reads the script from a file, or from standard input for `-`.
     ///
     /// # Errors
     /// If it cannot be read, or is too long.
     pub fn read(name: &str) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::new(format_args!("script {name}: {error}"));
-        // A ready script is found by its name alone where no file is called so.
+        // A ready script is found by its name alone unless there is a file of that name.
         if let (Some(text), false) = (ready(name), Path::new(name).exists()) {
             return Ok(Self {
                 text: text.to_owned(),
@@ -106,13 +106,13 @@ impl Source {
     }
 }
 
-/// The text of a script that comes with exotrace.
+/// Returns the text of a script that comes with exotrace.
 fn ready(name: &str) -> Option<&'static str> {
     let found = SCRIPTS.iter().find(|(known, _)| *known == name);
     found.map(|(_, text)| *text)
 }
 
-/// Runs `exotrace scripts`: the ready scripts, a line each, or the text of one.
+/// Runs `exotrace scripts`: prints the ready scripts, a line each, or the text of one.
 ///
 /// # Errors
 /// If there is none of this name.
@@ -139,7 +139,7 @@ pub fn scripts(args: &args::Scripts) -> Result<(), Failure> {
     }
 }
 
-/// Whether a word of the command line is a script's file, not a probe.
+/// Checks whether a word of the command line is a script's file, not a probe.
 fn is_script(word: &str) -> bool {
     let path = Path::new(word);
     word == "-"
@@ -147,7 +147,7 @@ fn is_script(word: &str) -> bool {
         || (word.contains('/') && path.is_file())
 }
 
-/// The form that a format means for a script.
+/// Returns a script's output form for a format.
 pub fn form(format: Option<Format>) -> Form {
     match format {
         Some(Format::Json) => Form::Json,
@@ -159,7 +159,7 @@ pub fn form(format: Option<Format>) -> Form {
 /// Runs a script.
 ///
 /// # Errors
-/// If there is something wrong with it, the machine refuses, or the output cannot be written.
+/// If the script is faulty, the machine refuses, or the output cannot be written.
 pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
     let mut texts = Vec::new();
     for folder in &args.library {
@@ -183,7 +183,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
         },
         form: form(args.format),
     };
-    // What is wrong with the text is said without a machine.
+    // Faults of the text are reported without a machine.
     let script = request.parse().map_err(Failure::Shown)?;
     if args.parse_only {
         return Ok(());
@@ -202,7 +202,7 @@ pub fn run(args: args::Trace, source: Source) -> Result<(), Failure> {
     follow(lines, kept_output(file.as_mut())?, args.verbose > 0)
 }
 
-/// Shows what comes until the machine ends the script.
+/// Prints the output until the machine ends the script.
 fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Failure> {
     loop {
         match lines.next()? {
@@ -221,13 +221,13 @@ fn follow(mut lines: Lines, mut output: Output, verbose: bool) -> Result<(), Fai
     }
 }
 
-/// How many probes a script has attached.
+/// Reports the number of probes that a script has attached.
 pub fn tell_attached(count: usize) {
     let plural = if count == 1 { "" } else { "s" };
     say(format_args!("attached {count} probe{plural}"));
 }
 
-/// What a script has counted. What was lost is always told.
+/// Reports a script's counts. Losses are always reported.
 pub fn tell(counts: &Counts, verbose: bool) {
     if verbose {
         say(format_args!(
@@ -263,7 +263,7 @@ pub fn tell(counts: &Counts, verbose: bool) {
     }
 }
 
-/// Shows what a script has put out.
+/// Writes a script's output.
 fn put(output: &mut Output, out: &[u8], err: &[u8]) -> Result<(), Failure> {
     let written = output.write_all(out).and_then(|()| output.flush());
     written.to_output()?;

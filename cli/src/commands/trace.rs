@@ -1,7 +1,8 @@
-//! `exotrace trace` and `exotrace list`: probes of a running machine.
+//! The commands `exotrace trace` and `exotrace list`: probes of a running machine.
 //!
-//! The machine's own process has the traps; this asks, and prints what comes. However this ends, by Ctrl-C or killed, the machine sees its side
-//! of the connection close and takes the traps away.
+//! The machine's own process has the traps; this module sends the request and prints the events.
+//! However it ends, by Ctrl-C or killed, the machine sees the connection close and removes the
+//! traps.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
@@ -27,7 +28,7 @@ use crate::report::{Failure, ToOutput, printable, say};
 use crate::signals::StopSignals;
 use crate::tracing::count_by_provider;
 
-/// Probes whose hits are told at the end.
+/// The largest number of probes whose hits are reported at the end.
 const MOST_COUNTS: usize = 50;
 
 /// Runs `exotrace trace`.
@@ -78,8 +79,8 @@ pub fn trace(args: args::Trace) -> Result<(), Failure> {
     follow(lines, kept_output(file.as_mut())?, format)
 }
 
-/// Asks a machine for a trace. From a stop signal on, while those are watched, or when it has been traced for `duration` the machine
-/// is told to end it.
+/// Requests a trace from a machine. The trace ends at a stop signal, while those are watched, or
+/// after `duration`.
 pub(super) fn start(
     which: args::VmSelector,
     command: &Command,
@@ -90,7 +91,7 @@ pub(super) fn start(
     let stream = connect(&machine, command)?;
     let closing = stream.try_clone()?;
     signals.on_stop(move || {
-        // Gone already is as good.
+        // A connection already closed is as good.
         let _ = closing.shutdown(Shutdown::Write);
     });
     let lines = Lines {
@@ -101,16 +102,16 @@ pub(super) fn start(
     Ok((lines, signals))
 }
 
-/// What a machine sends of a trace.
+/// The lines that a machine sends of a trace.
 pub(super) struct Lines {
     stream: BufReader<UnixStream>,
     text: Vec<u8>,
-    /// How long it shall go on once it has begun.
+    /// The duration of the trace from its start.
     duration: Option<Duration>,
 }
 
 impl Lines {
-    /// The next line, which is waited for.
+    /// Waits for the next line and returns it.
     pub(super) fn next<L: DeserializeOwned>(&mut self) -> Result<L, Failure> {
         self.text.clear();
         let mut limited = Read::take(&mut self.stream, LONGEST_LINE);
@@ -127,7 +128,7 @@ impl Lines {
         Ok(serde_json::from_slice(&self.text)?)
     }
 
-    /// All probes are armed: the time that was asked for begins.
+    /// Starts the requested duration: all probes are armed.
     pub(super) fn begun(&mut self) -> Result<(), Failure> {
         match self.duration.take() {
             Some(duration) => end_after(duration, self.stream.get_ref().try_clone()?),
@@ -135,13 +136,13 @@ impl Lines {
         }
     }
 
-    /// Whether there is more that need not be waited for.
+    /// Checks whether there is more to read without waiting.
     fn has_more(&self) -> bool {
         !self.stream.buffer().is_empty()
     }
 }
 
-/// Closes our side when the time is up.
+/// Closes this side of the connection after `duration`.
 fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("deadline".into())
@@ -152,7 +153,7 @@ fn end_after(duration: Duration, stream: UnixStream) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints what comes until the machine ends the trace.
+/// Prints the events until the machine ends the trace.
 fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Failure> {
     let mut writer = Writer::new(format, 1);
     let mut traced: Vec<Traced> = Vec::new();
@@ -202,7 +203,7 @@ fn follow(mut lines: Lines, mut output: Output, format: Format) -> Result<(), Fa
             }
             Line::Refused { message } => return Err(Failure::new(message)),
         }
-        // What comes in one go is written in one go.
+        // Lines that arrive together are written together.
         if !lines.has_more() {
             write(&mut output, &mut writer)?;
         }
@@ -217,7 +218,7 @@ fn write(output: &mut Output, writer: &mut Writer) -> Result<(), Failure> {
         .to_output()
 }
 
-/// Probes of patterns that are not traced.
+/// Reports the probes of patterns that are not traced.
 pub(super) fn tell_skipped(skipped: &[String]) {
     const SHOWN: usize = 5;
     for why in skipped.iter().take(SHOWN) {
@@ -231,7 +232,7 @@ pub(super) fn tell_skipped(skipped: &[String]) {
 /// Runs `exotrace list`.
 ///
 /// # Errors
-/// If the machine cannot be asked.
+/// If the machine cannot be reached.
 pub fn list(args: args::List) -> Result<(), Failure> {
     let machine = find(args.which)?;
     let pattern = args.pattern.unwrap_or_default();
@@ -255,7 +256,7 @@ pub fn list(args: args::List) -> Result<(), Failure> {
                 let shown = arguments.map_or_else(String::new, |a| format!(" ({})", a.join(", ")));
                 let returns = probe.returns.as_ref();
                 let returns = returns.map_or_else(String::new, |r| format!(" -> {r}"));
-                // Names are what the guest's files say.
+                // Names come from the guest's files.
                 let line = printable(&format!("{}{shown}{returns}", probe.name));
                 writeln!(out, "{line}").to_output()?;
             }

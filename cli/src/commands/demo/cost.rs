@@ -1,8 +1,9 @@
-//! What a hit costs on this host now, beside what a bare exit costs: measured with the micro guest, whose every
-//! instruction is known.
+//! The present cost of a hit and of a bare exit on this host, measured with the micro guest, whose
+//! every instruction is known.
 //!
-//! Each program runs with two counts; the difference of the times over the difference of the counts leaves out what
-//! starting and ending a machine costs. A traced call has two hits, entry and return.
+//! Each program runs with two counts. The difference of the times over the difference of the counts
+//! excludes the cost of starting and ending a machine. A traced call has two hits, entry and
+//! return.
 
 use std::fmt;
 use std::path::Path;
@@ -19,24 +20,24 @@ use crate::guest_kernel::GuestKernel;
 use crate::host::Host;
 use crate::report::Failure;
 
-/// Counts of the two runs.
+/// The counts of the two runs.
 const FEW: u32 = 500;
 const MANY: u32 = 2500;
-/// The function that the program `calls` calls.
+/// The function called by the program `calls`.
 const LEAF: &str = "micro_leaf";
-/// Guest memory.
+/// The size of the guest's memory in bytes.
 const MEMORY: u64 = 2 << 20;
-/// A run takes some tens of milliseconds.
+/// The time limit of a run, which takes some tens of milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Each is measured so often, and the best taken: other work on the host only ever adds.
+/// The number of measurements of which the best is used: other work on the host only ever adds.
 const TIMES: usize = 5;
 
-/// The costs.
+/// The measured costs.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
-    /// One event recorded: the exit, what is captured, and getting past the trapped instruction.
+    /// The cost of one recorded event: the exit, the capture, and passing the trapped instruction.
     hit: Duration,
-    /// One port write and back.
+    /// The cost of one port write and back.
     exit: Duration,
 }
 
@@ -84,7 +85,7 @@ fn per_count(
     Ok(best(MANY)?.saturating_sub(best(FEW)?) / (MANY - FEW))
 }
 
-/// Time from the first instruction to the reset.
+/// Returns the time from the first instruction to the reset.
 fn run(
     host: &Host,
     (kernel, file): (&GuestKernel, &KernelFile),

@@ -1,8 +1,9 @@
 //! The demo's guest: its files, its first boot, and the snapshot that later runs start from.
 //!
-//! Where guest kernels are interpreted it is a small kernel built for this; on hardware KVM it is Debian's cloud kernel
-//! as it comes. Either boots into the same tiny initramfs with a shell on the serial port. A snapshot is
-//! kept in the cache under a name made of everything it depends on; one that cannot be restored is booted anew.
+//! On interpreting hosts it is a small kernel built for this; on hardware KVM it is Debian's
+//! unchanged cloud kernel. Both boot into the same tiny initramfs with a shell on the serial port.
+//! A snapshot is kept in the cache under a name made of everything it depends on; one that cannot
+//! be restored is booted anew.
 
 use std::fmt;
 use std::fs;
@@ -26,17 +27,17 @@ use crate::report::{Failure, say};
 use crate::signals::StopSignals;
 use crate::vm::Vm;
 
-/// What the cache's entries start with.
+/// The prefix of the cache's entries.
 const PREFIX: &str = "demo-snapshot-";
-/// How long a boot may take, interpreted or not.
+/// The time limit of a boot, interpreted or not.
 const BOOT_PATIENCE: Duration = Duration::from_secs(180);
-/// About how long it takes, for the progress bar.
+/// The approximate time of a boot, for the progress bar.
 const INTERPRETED_BOOT: Duration = Duration::from_secs(20);
 const NATIVE_BOOT: Duration = Duration::from_secs(3);
-/// How often the guest's output is looked at.
+/// The interval of checks of the guest's output.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the guest is made of.
+/// The files of the guest.
 pub struct Files {
     kernel: GuestKernel,
     kernel_file: KernelFile,
@@ -47,19 +48,19 @@ pub struct Files {
 
 /// The guest at its shell's prompt.
 pub struct Ready {
-    /// The machine, running.
+    /// The running machine.
     pub vm: Arc<Vm>,
-    /// Its serial port.
+    /// The machine's serial port.
     pub serial: Serial,
-    /// Where it came from.
+    /// The machine's origin.
     pub origin: Origin,
 }
 
-/// Where the machine came from.
+/// The origin of a machine.
 pub enum Origin {
-    /// Booted in this time, and kept.
+    /// It was booted in this time, and kept.
     Booted(Duration),
-    /// Restored in this time.
+    /// It was restored in this time.
     Restored(Duration),
 }
 
@@ -113,7 +114,7 @@ pub fn files(host: &Host, progress: &Terminal) -> Result<Files, Failure> {
 }
 
 impl Files {
-    /// The snapshot's name in the cache.
+    /// Returns the snapshot's path in the cache.
     fn snapshot(&self, host: &Host) -> PathBuf {
         let mut hash = DefaultHasher::new();
         (
@@ -129,7 +130,7 @@ impl Files {
             &self.initramfs,
         )
             .hash(&mut hash);
-        // Symbols are looked for where the snapshot says.
+        // Symbols are looked for at the path in the snapshot.
         self.kernel.reference.path.hash(&mut hash);
         self.cache
             .root()
@@ -137,10 +138,10 @@ impl Files {
     }
 }
 
-/// A machine at its shell's prompt: restored if there is a snapshot, else booted and kept.
+/// Returns a machine at its shell's prompt: restored if there is a snapshot, else booted and kept.
 ///
 /// # Errors
-/// If it cannot be made, or does not get to its shell.
+/// If it cannot be made, or does not reach its shell.
 pub fn start(
     files: Files,
     host: Host,
@@ -260,7 +261,7 @@ fn wait_for_shell(vm: &Vm, serial: &Serial, progress: &Terminal) -> Result<(), F
     Ok(())
 }
 
-/// Saves the guest for the next time, in place of older ones.
+/// Saves the guest for the next run, in place of older ones.
 fn keep(vm: &Vm, cache: &Cache, folder: &Path) -> Result<(), Failure> {
     while let Some(older) = cache.newest(PREFIX) {
         if !remove(&older) {

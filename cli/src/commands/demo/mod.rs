@@ -1,7 +1,9 @@
-//! `exotrace demo`: a guest, its file-system functions, and proof that watching changes nothing.
+//! The command `exotrace demo`: a guest, its file-system functions, and proof that tracing changes
+//! nothing.
 //!
-//! The guest is built (or, on hardware KVM, Debian's own kernel fetched), booted once, and kept as a snapshot; later
-//! runs start from that. Trace lines go to standard output, all explanation to standard error.
+//! The guest is built (or, on hardware KVM, Debian's own kernel fetched), booted once, and kept as
+//! a snapshot; later runs start from that. Trace lines go to standard output, all explanation to
+//! standard error.
 
 mod cost;
 mod guest;
@@ -30,7 +32,8 @@ use crate::tracing::Tracing;
 use crate::vm::Vm;
 use guest::Ready;
 
-/// What is traced, as far as the guest's kernel has it: how files are opened, read, written, renamed and removed.
+/// The traced functions, as far as the guest's kernel has them: files are opened, read, written,
+/// renamed and removed.
 const FUNCTIONS: [&str; 7] = [
     "do_filp_open",
     "vfs_open",
@@ -40,9 +43,9 @@ const FUNCTIONS: [&str; 7] = [
     "vfs_rename",
     "vfs_unlink",
 ];
-/// The workload: rounds without end, ten a second.
+/// The workload: endless rounds, ten a second.
 const WORKLOAD: &str = "fsload 0 100\n";
-/// Time for the workload to get going, so that the kernel has settled when it is hashed.
+/// The time for the workload to start, so that the kernel has settled when it is hashed.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Runs the command.
@@ -86,14 +89,14 @@ pub fn demo(args: &args::Demo) -> Result<(), Failure> {
     outcome.verdict()
 }
 
-/// What the demo came to.
+/// The results of the demo.
 struct Outcome {
     end: RunEnd,
     view: Arc<KernelView>,
     summary: Summary,
     before: TextHash,
     after: TextHash,
-    /// Traps in the guest that are not the demo's.
+    /// The traps in the guest that are not the demo's.
     others: usize,
 }
 
@@ -159,7 +162,7 @@ fn watch(vm: &Arc<Vm>, serial: &serial::Serial, duration: Duration) -> Result<Ou
     })
 }
 
-/// Says what the lines mean, before they come.
+/// Explains the trace lines before they come.
 fn legend(view: &KernelView, names: &[String], duration: Duration) {
     say(format_args!(
         "tracing for {} s from outside; nothing runs in the guest but its own work ({}):",
@@ -190,14 +193,14 @@ fn legend(view: &KernelView, names: &[String], duration: Duration) {
     );
 }
 
-/// Says what was seen, what it cost, and what is left of it. The cost is measured only here, since that takes longer
-/// than all that comes before a restored guest's first event.
+/// Reports the events, their cost, and the remains. The cost is measured only here, because that
+/// takes longer than reaching a restored guest's first event.
 ///
 /// # Errors
 /// If the cost cannot be measured.
 fn explain(outcome: &Outcome, vm: &Vm) -> Result<(), Failure> {
     let counts = &outcome.summary.counts;
-    // Entry and return of a function come one after the other.
+    // The entry and the return of a function are adjacent.
     for pair in outcome.summary.probes.chunks(2) {
         if let [(function, entry), (_, exit)] = pair {
             say(format_args!(

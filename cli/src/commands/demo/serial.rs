@@ -1,4 +1,4 @@
-//! The demo guest's serial port: what it prints is kept, and lines are typed at its shell.
+//! The demo guest's serial port: its output is kept, and lines are typed at its shell.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,13 +10,13 @@ use vmm::machine::SerialOutput;
 use crate::report::Failure;
 use crate::tail::Tail;
 
-/// Most output kept; the guest prints a few lines.
+/// The number of output bytes kept; the guest prints a few lines.
 const MOST: usize = 1 << 20;
-/// What the guest's init prints before it starts the shell.
+/// The line that the guest's init prints before it starts the shell.
 const READY: &str = "exotrace: ready";
 /// The shell's prompt.
 const PROMPT: &str = "$ ";
-/// How long the guest may take to take a short line.
+/// The time that the guest has to accept a short line.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The guest's output: its first megabyte, and its end.
@@ -30,24 +30,24 @@ impl Default for Serial {
 }
 
 impl Serial {
-    /// Returns the end of it.
+    /// Returns the end of the output.
     pub fn tail(&self) -> Tail {
         self.1.clone()
     }
 
-    /// The end that the machine writes to.
+    /// Returns the writer for the machine.
     pub fn output(&self) -> SerialOutput {
         SerialOutput::write_through(self.1.tee(Sink(self.0.clone())))
     }
 
-    /// Whether the shell waits for its first line.
+    /// Checks whether the shell waits for its first line.
     pub fn shell_waits(&self) -> bool {
         let text = self.text();
         text.find(READY)
             .is_some_and(|at| text.get(at..).is_some_and(|rest| rest.ends_with(PROMPT)))
     }
 
-    /// The last line printed, for messages; control characters are spelled out.
+    /// Returns the last line printed, for messages; control characters are escaped.
     pub fn last_line(&self) -> String {
         let text = self.text();
         let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
@@ -62,7 +62,7 @@ impl Serial {
     /// Types a line at the shell.
     ///
     /// # Errors
-    /// If the guest does not take it.
+    /// If the guest does not accept it.
     pub fn type_line(&self, machine: &Machine, line: &str) -> Result<(), Failure> {
         let deadline = Instant::now() + PATIENCE;
         let mut rest = line.as_bytes();

@@ -1,4 +1,4 @@
-//! The expectations of a run: from the command line to what they come to.
+//! The expectations of a run, from the command line to the verdicts.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::report::{Failure, say};
 use crate::tail::Tail;
 use crate::vm::Vm;
 
-/// Lines of the trace that a report has.
+/// The number of trace lines in a report.
 const TRACE_LINES: usize = 50;
 
 /// The expectations of a run.
 pub struct Expecting {
-    /// At least one.
+    /// The expectations, at least one.
     pub expectations: Arc<[Expectation]>,
     /// The end of the guest's console.
     pub console: Tail,
-    /// The end of what it is traced by, as it is written.
+    /// The end of the run's trace, as written.
     pub trace: Tail,
     asked_seconds: Option<f64>,
-    /// Until the report is written.
+    /// The report's files, until it is written.
     files: Option<Files>,
 }
 
@@ -58,10 +58,11 @@ impl Expecting {
         }))
     }
 
-    /// Says what a run has come to, and writes the report. `interrupted`: a signal has arrived.
+    /// Reports the verdicts and writes the report. `interrupted` means that a signal has arrived.
     ///
     /// # Errors
-    /// If an expectation does not hold, or the run was not whole; or if the report cannot be written. Of a crash the caller tells.
+    /// If an expectation does not hold, the run was not whole, or the report cannot be written. The
+    /// caller reports a crash.
     pub fn judge(&mut self, vm: &Vm, watched: &Watched, interrupted: bool) -> Result<(), Failure> {
         let crash = Crash::of(&watched.end, vm);
         let end = end_of(watched, interrupted);
@@ -86,7 +87,7 @@ impl Expecting {
         }
     }
 
-    /// Writes a report that says why nothing was counted, unless there is one already.
+    /// Writes a report with the reason why nothing was counted, unless there is a report already.
     pub fn write_refusal(&mut self, machine: String, failure: &Failure) {
         if self.files.is_none() {
             return;
@@ -145,7 +146,7 @@ impl Expecting {
     }
 }
 
-/// How a run has ended, as far as its expectations go.
+/// Returns the run's end as it concerns its expectations.
 fn end_of(watched: &Watched, interrupted: bool) -> End {
     let seconds = watched.counted.as_ref().map_or(0.0, |c| c.seconds);
     let (kind, text) = match &watched.end {

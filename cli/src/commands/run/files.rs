@@ -1,4 +1,4 @@
-//! Files and streams of a run: the guest's serial port, and the trace.
+//! The files and streams of a run: the guest's serial port, and the trace.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -11,16 +11,16 @@ use crate::output_file::OutputFile;
 use crate::report::{BesideMessages, Failure};
 use crate::tail::Tail;
 
-/// Files that the run writes.
+/// The files that the run writes.
 pub struct Files {
-    /// The serial port's, if it goes to one.
+    /// The serial port's file, if any.
     pub serial: Option<OutputFile>,
-    /// The trace's, if it goes to one.
+    /// The trace's file, if any.
     pub trace: Option<OutputFile>,
 }
 
 impl Files {
-    /// Opens what `args` name; nothing is emptied yet.
+    /// Opens the files in `args` without emptying them.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -33,7 +33,7 @@ impl Files {
         Ok(Self { serial, trace })
     }
 
-    /// The run has come about: the files are its own.
+    /// Empties the files and keeps them for the run, which has started.
     ///
     /// # Errors
     /// If one cannot be emptied.
@@ -45,18 +45,18 @@ impl Files {
     }
 }
 
-/// Where the serial port goes.
+/// The destination of the serial port.
 pub enum Serial<'a> {
     /// Standard input and output (or error).
     Stdio,
     /// Nowhere.
     Null,
-    /// A file; there is no input.
+    /// A file, without input.
     File(&'a Path),
 }
 
 impl<'a> Serial<'a> {
-    /// What `args` say.
+    /// Returns the destination in `args`.
     pub fn of(args: &'a args::Run) -> Self {
         match args.serial.to_str() {
             Some("stdio") => Self::Stdio,
@@ -66,7 +66,7 @@ impl<'a> Serial<'a> {
     }
 }
 
-/// A writer whose end is kept in `tail`, too, if there is one.
+/// Returns a writer whose end is also kept in `tail`, if any.
 pub fn kept(writer: Box<dyn Write + Send>, tail: Option<&Tail>) -> Box<dyn Write + Send> {
     match tail {
         Some(tail) => Box::new(tail.tee(writer)),
@@ -74,14 +74,15 @@ pub fn kept(writer: Box<dyn Write + Send>, tail: Option<&Tail>) -> Box<dyn Write
     }
 }
 
-/// Returns whether the serial port's output is on the screen that has this command's messages.
+/// Checks whether the serial port's output is on the screen with this command's messages.
 pub fn is_beside_messages(args: &args::Run) -> bool {
     let traced = args.is_traced() && args.output.is_none();
     let one_screen = io::stdout().is_terminal() && io::stderr().is_terminal();
     matches!(Serial::of(args), Serial::Stdio) && (traced || one_screen)
 }
 
-/// The serial port's output, written by a thread in `confinement`; the end of it is kept in `tail`, too.
+/// Returns the serial port's output, written by a thread in `confinement`. Its end is also kept in
+/// `tail`.
 ///
 /// # Errors
 /// If this process is out of descriptors or threads.
@@ -93,11 +94,11 @@ pub fn serial_output(
 ) -> Result<SerialOutput, Failure> {
     let (writer, promptness): (Box<dyn Write + Send>, _) = match (Serial::of(args), file) {
         (Serial::File(_), Some(file)) => (Box::new(file.writer()?), Promptness::Lines),
-        // Standard output is the trace's.
+        // Standard output is for the trace.
         (Serial::Stdio, _) if args.is_traced() && args.output.is_none() => {
             (Box::new(BesideMessages(io::stderr())), Promptness::Bytes)
         }
-        // One screen.
+        // Both are the same screen.
         (Serial::Stdio, _) if io::stdout().is_terminal() && io::stderr().is_terminal() => {
             (Box::new(BesideMessages(io::stdout())), Promptness::Bytes)
         }

@@ -1,7 +1,8 @@
-//! `exotrace run`: boots or restores a machine in the foreground, registers it, and traces it.
+//! The command `exotrace run`: boots or restores a machine in the foreground, registers it, and
+//! traces it.
 //!
-//! What the user may have got wrong is looked at before anything is made. What is made goes again in the
-//! opposite order, however the run ends: traps, terminal, control socket, machine, run directory.
+//! The user's input is checked before anything is made. However the run ends, everything is removed
+//! in the opposite order: traps, terminal, control socket, machine, run directory.
 
 mod expecting;
 mod files;
@@ -51,14 +52,14 @@ use setup::{Inputs, make};
 /// Runs the command.
 ///
 /// # Errors
-/// If something given is not usable, the guest crashed, or it did not do what was expected of it.
+/// If an argument is not usable, the guest crashed, or an expectation failed.
 pub fn run(args: args::Run) -> Result<(), Failure> {
     if !args.trace.is_empty() && args.format == Some(Format::Collapsed) {
         return Err(Failure::Usage(
             "--format collapsed: not for a trace of probes".into(),
         ));
     }
-    // A confined process cannot open it any more, nor one that has become another user's.
+    // A confined process, or one that has changed its user, cannot open it any more.
     let pages = PageMap::open();
     let device = host::device()?;
     if let Some(user) = args.user {
@@ -99,7 +100,7 @@ pub fn run(args: args::Run) -> Result<(), Failure> {
     result
 }
 
-/// Becomes the user of `--user`.
+/// Changes to the user of `--user`.
 fn become_user(user: User) -> Result<(), Failure> {
     let User { user, group } = user;
     confinement::become_user(user, group).map_err(|error| {
@@ -109,7 +110,7 @@ fn become_user(user: User) -> Result<(), Failure> {
     })
 }
 
-/// The script that the run is traced by. What is wrong with its text is said before anything is made.
+/// Returns the script of the run. Faults of its text are reported before anything is made.
 fn script(args: &args::Run) -> Result<Option<ScriptRequest>, Failure> {
     let source = match (&args.program, &args.script) {
         (Some(text), _) => Source::given(text),
@@ -126,7 +127,7 @@ fn script(args: &args::Run) -> Result<Option<ScriptRequest>, Failure> {
     Ok(Some(request))
 }
 
-/// Registers under a name and says what was in the way.
+/// Registers under a name and reports the remains of a dead machine.
 ///
 /// # Errors
 /// If the name is in use or the run directory cannot be used.
@@ -141,41 +142,41 @@ pub fn claim(name: Option<VmName>) -> Result<Entry, Failure> {
     Ok(entry)
 }
 
-/// What the run is about.
+/// The plan of a run.
 struct Plan<'a> {
     args: &'a args::Run,
     confinement: &'a Confinement,
     entry: &'a Entry,
     signals: &'a StopSignals,
-    /// The script that it is traced by.
+    /// The script that traces it.
     script: Option<ScriptRequest>,
-    /// What is expected of it.
+    /// The expectations.
     expecting: Option<Expecting>,
 }
 
-/// What stands in the guest once its kernel is known.
+/// The probes armed once the guest's kernel is known.
 struct Armed {
     view: Arc<KernelView>,
     tracing: Option<Tracing>,
     expected: Option<counting::Armed>,
 }
 
-/// How a trace of the run has ended.
+/// The results of the run's trace.
 enum Traced {
-    /// Of probes.
+    /// A trace of probes.
     Probes(Summary),
-    /// Of a script.
+    /// A script.
     Script(ScriptCounts, io::Result<()>),
 }
 
-/// How the run ended, what is known of its kernel, and what was traced and counted.
+/// The run's end, the known facts about its kernel, and the results of tracing and counting.
 struct Watched {
     end: RunEnd,
-    /// It was we who ended it, at its time.
+    /// Set if the run's time was up.
     time_up: bool,
-    /// All that was expected had come.
+    /// Set if all expectations were met.
     met: bool,
-    /// The script has ended itself.
+    /// Set if the script has ended itself.
     script_exited: bool,
     view: Option<Arc<KernelView>>,
     traced: Option<Traced>,
@@ -183,7 +184,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// A run of which nothing was traced.
+    /// Returns the results of a run without tracing.
     fn untraced((end, time_up): (RunEnd, bool)) -> Self {
         Self {
             end,
@@ -209,7 +210,7 @@ impl Plan<'_> {
             self.confinement,
         )?;
         let mut guest_ports = guest_ports::connect(&vm.machine, printed);
-        // All files are open. What is made from here on is confined as this thread is.
+        // All files are open. Threads made from here on inherit this thread's confinement.
         let reach = Reach::of_run(self.entry.folder(), self.args.symfs.as_deref());
         self.confinement.enter_within(Kind::Service, &reach)?;
         let console = match Serial::of(self.args) {
@@ -240,7 +241,7 @@ impl Plan<'_> {
         // The ports after the device: its readers ask there for the reason.
         drop((console, guest_ports, device, ports, server));
         if let Some(backlog) = vm.machine.backlog() {
-            // The output itself warns of bytes that nobody has read.
+            // The output itself warns of unread bytes.
             ending::wait(|limit| backlog.settle(limit), || backlog.taken());
         }
         let watched = result?;
@@ -257,7 +258,7 @@ impl Plan<'_> {
             &watched.end,
             watched.view.as_ref().map(|v| &v.symbols),
             &vm,
-            // A report of expectations has it.
+            // The report of expectations has it.
             self.expecting.is_none() && !is_beside_messages(self.args),
         )?;
         judged?;
@@ -268,7 +269,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Arms what was asked for, and the kernel's panic. Says so while a guest that is not started yet prints nothing.
+    /// Arms the requested probes, and the watch for the kernel's panic. Reports it while a guest
+    /// that is not started yet prints nothing.
     fn arm(&self, vm: &Vm, view: KernelView) -> Result<Armed, Failure> {
         vm.watch_panic(&view);
         let view = Arc::new(view);
@@ -302,7 +304,7 @@ impl Plan<'_> {
         })
     }
 
-    /// Arms what is expected.
+    /// Arms the expectations.
     fn expect(&self, vm: &Vm, view: &Arc<KernelView>) -> Result<Option<counting::Armed>, Failure> {
         let Some(expecting) = &self.expecting else {
             return Ok(None);
@@ -315,7 +317,7 @@ impl Plan<'_> {
         Ok(Some(armed))
     }
 
-    /// How the trace is written.
+    /// Returns the format of the trace.
     fn format(&self) -> Format {
         let functions = self.args.trace.iter().all(|name| !name.contains(':'));
         self.args.format.unwrap_or(match functions {
@@ -324,7 +326,7 @@ impl Plan<'_> {
         })
     }
 
-    /// Where the trace goes. Its end is kept where a report may have it.
+    /// Returns the trace's output. Its end is kept for a report.
     fn trace_output(&self, files: &Files) -> Result<Output, Failure> {
         let tail = self.expecting.as_ref().map(|expecting| &expecting.trace);
         Ok(kept(trace_output(files.trace.as_ref())?, tail))
@@ -406,7 +408,7 @@ impl Plan<'_> {
         Ok(watched)
     }
 
-    /// A spinner where nothing else is drawn.
+    /// Returns a spinner if nothing else is drawn.
     fn progress(&self) -> ProgressBar {
         if !io::stderr().is_terminal() || matches!(Serial::of(self.args), Serial::Stdio) {
             return ProgressBar::hidden();
@@ -417,7 +419,7 @@ impl Plan<'_> {
     }
 }
 
-/// Waits for the end of the run, and brings it about at `deadline`; whether it came to that.
+/// Waits for the end of the run, and ends it at `deadline`; returns whether it did.
 fn wait(vm: &Vm, deadline: Option<Instant>) -> (RunEnd, bool) {
     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
     let ended = match vm.machine.wait(left) {
@@ -433,7 +435,7 @@ fn wait(vm: &Vm, deadline: Option<Instant>) -> (RunEnd, bool) {
     ended
 }
 
-/// A trace's counts, for the user.
+/// Reports a trace's counts to the user.
 pub fn tell(counts: &Counts) {
     let mut kinds = format!("{} entries, {} exits", counts.entries, counts.exits);
     if counts.others > 0 {
@@ -468,9 +470,9 @@ pub fn tell(counts: &Counts) {
     tell_given_up(&counts.given_up);
 }
 
-/// Names the probes with places that stand no more.
+/// Names the probes with given-up sites.
 pub fn tell_given_up(probes: &[String]) {
-    /// Names that are shown.
+    /// The number of names shown.
     const SHOWN: usize = 10;
     if probes.is_empty() {
         return;
@@ -490,7 +492,7 @@ pub fn tell_given_up(probes: &[String]) {
     ));
 }
 
-/// A reader of the trace that has gone is no failure.
+/// Accepts the result of writing a trace, whose reader may have gone.
 ///
 /// # Errors
 /// If the trace could not be written for another reason.

@@ -1,4 +1,4 @@
-//! Making the machine of a run: what goes into it is read first, then it is booted or restored, and held.
+//! Making the machine of a run: its inputs are read first, then it is booted or restored, and held.
 
 use std::io;
 use std::path::Path;
@@ -25,24 +25,24 @@ use crate::server::guest_ports;
 use crate::tail::Tail;
 use crate::vm::Vm;
 
-/// What was read before anything is made.
+/// The inputs, read before anything is made.
 pub struct Inputs {
     kernel: Option<(GuestKernel, KernelFile)>,
     initramfs: Option<Vec<u8>>,
 }
 
 impl Inputs {
-    /// Reads the files that `args` name, and looks at what is to be traced.
+    /// Reads the files in `args`, and checks the traced functions.
     ///
     /// # Errors
-    /// If a file is not what it should be, or has no such function.
+    /// If a file is invalid, or has no such function.
     pub fn read(args: &args::Run) -> Result<Self, Failure> {
         let booted = args.kernel.as_deref().filter(|_| args.restore.is_none());
         let kernel = booted.map(GuestKernel::open).transpose()?;
         if let Some((kernel, _)) = &kernel
             && !args.trace.is_empty()
         {
-            // Functions named alone: what else there is to trace is known once the guest runs.
+            // Functions named alone: other probes are known only once the guest runs.
             let functions = args
                 .trace
                 .iter()
@@ -66,11 +66,12 @@ fn read_initramfs(path: &Path) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::new(format_args!("initramfs {}: {error}", path.display())))
 }
 
-/// The machine, held before its first instruction, with its threads in `confinement`. What its serial port puts out is kept in the
-/// second of `console`. By `pages` it is seen which of a restored machine's memory is in use.
+/// Makes the machine, held before its first instruction, with its threads in `confinement`. Its
+/// serial output is kept in the second of `console`. `pages` shows which of a restored machine's
+/// memory is in use.
 ///
 /// # Errors
-/// If something does not fit, or the snapshot cannot be restored.
+/// If the inputs do not fit, or the snapshot cannot be restored.
 pub fn make(
     args: &args::Run,
     inputs: Inputs,
@@ -152,7 +153,8 @@ fn disk(disk: &Disk) -> DiskConfig {
     }
 }
 
-/// The virtio devices that were asked for, and what a guest that is told of it (`announced`) has by default.
+/// Returns the requested virtio devices, and the default ones of a guest that is informed of them
+/// (`announced`).
 fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
     VirtioConfig {
         console: guest_ports::config(args.guest_ports),
@@ -161,7 +163,8 @@ fn virtio(args: &args::Run, announced: bool) -> VirtioConfig {
     }
 }
 
-/// Checks a restored machine's memory as it comes into use, on a thread in `confinement`. Where that cannot be done, the machine runs all the same.
+/// Checks a restored machine's memory as it comes into use, on a thread in `confinement`. If that
+/// is impossible, the machine runs all the same.
 pub fn check_in_use(
     memory: SavedMemory,
     machine: &Machine,
@@ -175,7 +178,8 @@ pub fn check_in_use(
     checks.inspect_err(warned).ok()
 }
 
-/// The kernel of a snapshot. Without its file the machine runs all the same, and is known as far as its memory tells.
+/// Returns the kernel of a snapshot. Without its file the machine runs all the same, and is known
+/// as far as its memory allows.
 fn snapshot_kernel(
     args: &args::Run,
     saved: Option<&KernelReference>,
@@ -190,7 +194,7 @@ fn snapshot_kernel(
     };
     match GuestKernel::of_snapshot(saved, args.kernel.as_deref()) {
         Ok(kernel) => {
-            // Which functions there are, modules' included, is known once the guest's memory is there.
+            // The functions, modules' included, are known once the guest's memory is there.
             if args.needs_kernel() {
                 kernel.symbols()?;
             }
