@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A disk as it is asked for: `FILE`, `path=FILE`, each with `,ro` behind it if the guest is not to change it. A plain
-/// file's name has no comma; `readonly=on` is what other machines call `ro`.
+/// A disk as it is asked for: `FILE`, `path=FILE`, each with `,ro` behind it if the guest is not to
+/// change it. A plain file's name has no comma; `readonly=on` is what other machines call `ro`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
     /// The image.

@@ -26,7 +26,8 @@ use vmm::snapshot::{KernelHash, KernelReference};
 
 /// A symbol that every x86-64 Linux has and nothing else does.
 const LINUX: &str = "entry_SYSCALL_64";
-/// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is done.
+/// `SYSTEM_SCHEDULING` of `enum system_states` (include/linux/kernel.h): boot-time patching is
+/// done.
 const SYSTEM_SCHEDULING: u32 = 1;
 
 /// A kernel's symbols and types, read from its file. The file's contents, some 20 MB, are not kept.

@@ -117,7 +117,8 @@ pub fn script_stream(stream: &[u8]) -> Vec<u8> {
     shown
 }
 
-/// Shows records of a trace device's port, cut from `records`, in the format of this number; `None` if there is no such format.
+/// Shows records of a trace device's port, cut from `records`, in the format of this number; `None`
+/// if there is no such format.
 #[must_use]
 pub fn events(records: &[u8], ptrace: bool, format: u8, hz: u64) -> Option<Vec<u8>> {
     let formats = StreamFormat::value_variants();

@@ -35,7 +35,8 @@ impl Reach {
     }
 }
 
-/// Confines this thread, and those that it makes from now on, to `reach`. Returns whether the host's kernel has Landlock.
+/// Confines this thread, and those that it makes from now on, to `reach`. Returns whether the
+/// host's kernel has Landlock.
 ///
 /// # Errors
 /// If the kernel has it and refuses.

@@ -267,7 +267,8 @@ fn a_failure_is_told_in_a_sentence() {
     }
 }
 
-/// Whether a text is XML as far as tags and entities go: enough to find a quotation mark or an angle bracket that was not escaped.
+/// Whether a text is XML as far as tags and entities go: enough to find a quotation mark or an
+/// angle bracket that was not escaped.
 fn well_formed(xml: &str) -> Result<(), String> {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = xml;

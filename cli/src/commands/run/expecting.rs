@@ -34,7 +34,8 @@ pub struct Expecting {
 }
 
 impl Expecting {
-    /// Returns the expectations in `args`, if any, and opens the report's files. `console` is kept for the report.
+    /// Returns the expectations in `args`, if any, and opens the report's files. `console` is kept
+    /// for the report.
     ///
     /// # Errors
     /// If one cannot be written.

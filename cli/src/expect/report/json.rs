@@ -1,4 +1,5 @@
-//! The report as one JSON document. Its fields are those of [`Report`], after the version of this form.
+//! The report as one JSON document. Its fields are those of [`Report`], after the version of this
+//! form.
 
 use serde::Serialize;
 

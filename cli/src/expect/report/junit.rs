@@ -1,4 +1,5 @@
-//! The report as JUnit's XML, as CI systems read it: a test case for each expectation and one for the guest's health.
+//! The report as JUnit's XML, as CI systems read it: a test case for each expectation and one for
+//! the guest's health.
 
 use probes::bt::ast::Dialect;
 use probes::bt::time::{TimeFormat, Zone};
