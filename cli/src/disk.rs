@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A disk as it is asked for: `FILE`, `path=FILE`, each with `,ro` behind it if the guest is not to
-/// change it. A plain file's name has no comma; `readonly=on` is what other machines call `ro`.
+/// A disk in its requested form: `FILE` or `path=FILE`, each with `,ro` after it if the guest must
+/// not change it. A plain file's name has no comma; `readonly=on` is other machines' name for `ro`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
     /// The image.

@@ -1,4 +1,4 @@
-//! Expectations as data: what is read of them, how they are judged, and the reports on them.
+//! Tests of expectations as data: their parsing, their verdicts, and the reports.
 #![allow(clippy::unwrap_used)]
 
 use super::crash::Crash;
@@ -176,7 +176,7 @@ fn counts_are_compared() {
     }
 }
 
-/// A run of two expectations, of which one holds.
+/// Returns the report of a run with two expectations, of which one holds.
 fn report(kind: EndKind, text: &str) -> Report {
     let judged = |text: &str, seen| Verdict::new(&Expectation::parse(text).unwrap(), Some(seen));
     Report {
@@ -267,8 +267,8 @@ fn a_failure_is_told_in_a_sentence() {
     }
 }
 
-/// Whether a text is XML as far as tags and entities go: enough to find a quotation mark or an
-/// angle bracket that was not escaped.
+/// Checks whether a text is XML as far as tags and entities go: enough to find a quotation mark or
+/// an angle bracket that was not escaped.
 fn well_formed(xml: &str) -> Result<(), String> {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = xml;
