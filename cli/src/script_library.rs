@@ -95,16 +95,16 @@ pub fn put_before(script: &mut Script, texts: &[(String, String)]) -> Result<(),
     Ok(())
 }
 
-/// All that is wrong with a script, one after the other.
+/// Renders all errors of a script, one after the other.
 pub fn render_all(file: &str, script: &[u8], wrong: &[Diagnostic]) -> String {
     wrong.iter().map(|d| d.render(file, script)).collect()
 }
 
 impl ScriptRequest {
-    /// The script with its library.
+    /// Parses the script and adds its library.
     ///
     /// # Errors
-    /// What is wrong with it, to be shown.
+    /// The script's errors, rendered.
     pub fn parse(&self) -> Result<Script, Refusal> {
         let script = parse::parse(self.text.as_bytes(), self.dialect());
         let mut script = script.map_err(|wrong| self.render(&wrong))?;
@@ -114,7 +114,7 @@ impl ScriptRequest {
         Ok(script)
     }
 
-    /// What is wrong, to be shown.
+    /// Renders the errors of this script.
     pub fn render(&self, wrong: &[Diagnostic]) -> Refusal {
         render_all(&self.file, self.text.as_bytes(), wrong)
     }

@@ -30,12 +30,12 @@ use crate::tail::Tail;
 /// progress.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a guest may take to read a line that is typed.
+/// The time that a guest may take to read a typed line.
 const TYPING_LIMIT: Duration = Duration::from_secs(60);
-/// How long is waited for room in its serial port.
+/// The interval at which a typed line is offered to a full serial port.
 const TYPING_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a kernel calls when it cannot go on.
+/// The function that a kernel calls when it cannot go on.
 const PANIC: &str = "panic";
 
 /// A machine with all that belongs to it.
@@ -114,7 +114,7 @@ impl From<String> for GuestError {
     }
 }
 
-/// What a look at a booting guest came to.
+/// The result of waiting for a booting guest.
 pub enum Located {
     /// The kernel was found.
     Kernel(Box<KernelView>),
@@ -125,7 +125,7 @@ pub enum Located {
 }
 
 impl Vm {
-    /// Returns the VM of a machine that has not started. Its kernel's panics are watched for.
+    /// Returns the VM of a machine that has not started, and watches for panics of its kernel.
     pub(crate) fn new(
         host: Host,
         name: VmName,
@@ -257,7 +257,7 @@ impl Vm {
         snapshot::save(&self.host.kvm, &self.machine, &info, folder)
     }
 
-    /// The running kernel, if it has booted far enough and its file is at hand.
+    /// Returns the running kernel, if it has booted far enough and its file is at hand.
     ///
     /// # Errors
     /// If it will never be found.
@@ -331,7 +331,7 @@ impl Vm {
         TraceableVm { vm: self, view }
     }
 
-    /// The machine's device trace(3).
+    /// Returns the machine's device trace(3).
     ///
     /// # Errors
     /// The reason why its guest cannot be traced now.
@@ -370,8 +370,8 @@ impl Vm {
         self.machine.wait(Some(Duration::ZERO)).is_some()
     }
 
-    /// Keeps the registers of the kernel's panic, so that the end of the run can tell where it was called. That
-    /// there was one is known without.
+    /// Keeps the registers of the kernel's panic, so that the end of the run can report its place. The
+    /// panic itself is noticed without them.
     pub fn watch_panic(&self, view: &KernelView) {
         let Some(address) = view.symbols.address_of(PANIC) else {
             return;

@@ -18,11 +18,11 @@ use crate::registry::{NameError, VmName};
 use crate::tail::Tail;
 use crate::vm::Vm;
 
-/// Bytes of an initramfs that are read at most: more than a guest has memory for.
+/// The largest initramfs that is read, in bytes: more than a guest has memory for.
 pub const LONGEST_INITRAMFS: u64 = 3 << 30;
-/// Guest memory unless told otherwise, in bytes.
+/// The default guest memory in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
-/// Command line unless told otherwise: a serial console, and no more messages than errors.
+/// The default command line: a serial console, and no more messages than errors.
 const DEFAULT_COMMAND_LINE: &str = "console=ttyS0 quiet";
 
 /// A VM that has not started.

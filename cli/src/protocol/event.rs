@@ -126,9 +126,9 @@ pub struct ClockPair {
 }
 
 impl ClockPair {
-    /// Both clocks now.
+    /// Reads both clocks.
     pub fn now() -> Self {
-        // Ticks in a second are told beside it.
+        // The ticks per second are sent beside it.
         let Clock { tsc, unix_ns, .. } = Clock::now(1);
         Self { tsc, unix_ns }
     }

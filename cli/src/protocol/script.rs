@@ -1,4 +1,4 @@
-//! What is asked of a script: its text, its arguments, whose hits, and the form of its output.
+//! The request for a script, and the lines of the stream that carries its output.
 
 use crate::protocol::end::MachineEnd;
 use crate::protocol::trace::LONGEST_LINE;
@@ -15,38 +15,38 @@ use crate::protocol::trace::Request;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
-    /// As bt(5) and bpftrace write it.
+    /// The text that bt(5) and bpftrace write.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// Maps with stacks as lines for flame graphs.
+    /// Maps with stacks as folded lines, for flame graphs.
     Collapsed,
 }
 
-/// A script, as the command line and the control socket describe it.
+/// A script as the command line and the control socket describe it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct ScriptRequest {
-    /// The text.
+    /// The script's text.
     pub text: String,
-    /// What it is called in messages.
+    /// The name of the script in messages.
     pub file: String,
-    /// `$1` and so on.
+    /// The arguments `$1` and so on.
     pub arguments: Vec<String>,
-    /// OpenBSD's bt(5), oddities included.
+    /// Set for OpenBSD's bt(5), oddities included.
     pub strict: bool,
-    /// Texts of translators and structures, with their files' names.
+    /// The texts of translators and structures, with the names of their files.
     pub library: Vec<(String, String)>,
-    /// Most bytes of a string that is read from the guest; 0 for the usual.
+    /// The largest number of bytes of a string read from the guest; 0 for the default.
     pub longest_text: usize,
-    /// Whose hits: its probes are not looked at.
+    /// The filter of hits. The probes of this request are ignored.
     pub whose: Request,
     /// The form of the output.
     pub form: Form,
 }
 
 impl ScriptRequest {
-    /// The language.
+    /// Returns the dialect of the language.
     pub fn dialect(&self) -> Dialect {
         match self.strict {
             true => Dialect::Strict,
@@ -54,7 +54,7 @@ impl ScriptRequest {
         }
     }
 
-    /// How it is compiled.
+    /// Returns the options of the compiler.
     pub fn options(&self) -> Options {
         let usual = Options::default();
         Options {
@@ -72,89 +72,91 @@ impl ScriptRequest {
         }
     }
 
-    /// Whose hits of a probe are wanted.
+    /// Returns the filter for a probe's hits.
     pub fn filter(&self, probe: &Probe) -> Filter {
         self.whose.filter(trace::process(probe))
     }
 }
 
-/// Counts of a script, for `-v`.
+/// The counts of a script, as `-v` shows them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Counts {
-    /// Hits of its probes.
+    /// The number of hits of its probes.
     pub hits: u64,
-    /// Those that predicates and `-p` left out.
+    /// The hits that predicates and `-p` rejected.
     pub filtered: u64,
-    /// Those that a rule ran at.
+    /// The hits at which a rule ran.
     pub ran: u64,
-    /// What was put out and had no room.
+    /// The outputs dropped because a ring was full.
     pub lost_output: u64,
-    /// Values that found no room in a map.
+    /// The values dropped because a map was full.
     pub lost_values: u64,
-    /// Divisions by zero.
+    /// The divisions by zero.
     pub divisions_by_zero: u64,
-    /// Memory that was not there.
+    /// The reads of memory that was not present.
     pub failed_reads: u64,
-    /// Runs that were ended as they took too many steps.
+    /// The runs ended because they took too many steps.
     pub endless: u64,
-    /// Ticks of timers that came too late and count as one with those before, of all traces of the machine together.
+    /// The timer ticks that came too late and were joined with the one before. All traces of the
+    /// machine count together.
     pub joined_ticks: u64,
-    /// Hits of each probe.
+    /// The hits of each probe, by name.
     pub each: Vec<(String, u64)>,
-    /// Probes with places in programs that stand no more: see [`probes::engine::ProbeStats::given_up`].
+    /// The probes with sites in programs that were given up: see
+    /// [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
     pub given_up: Vec<String>,
 }
 
-/// Most bytes of output in one line.
+/// The largest number of output bytes in one line.
 pub const PIECE: usize = 1 << 20;
 
-/// What a byte takes in JSON at most: `\u001b`.
+/// The largest size of a byte in JSON: `\u001b`.
 const ESCAPED: usize = 6;
 
-// A map may have more to show than the longest line holds: it comes in several.
+// A map may need more than the longest line holds: it is sent in several.
 const _: () = assert!((ESCAPED * 2 * PIECE) as u64 <= LONGEST_LINE);
 
 /// A line of the stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "kebab-case")]
 pub enum Line {
-    /// The first.
+    /// The first line.
     Begin {
-        /// Names of the probes that are enabled.
+        /// The names of the enabled probes.
         probes: Vec<String>,
-        /// Probes of patterns that cannot be traced, and why.
+        /// The probes of patterns that cannot be traced, with the reasons.
         skipped: Vec<String>,
     },
-    /// What was put out.
+    /// A piece of output.
     Output {
-        /// For standard output. What is no UTF-8 is given as its bytes.
+        /// The bytes for standard output. Bytes that are not UTF-8 are sent as numbers.
         #[serde(default, skip_serializing_if = "Text::is_empty")]
         out: Text,
-        /// For standard error.
+        /// The bytes for standard error.
         #[serde(default, skip_serializing_if = "Text::is_empty")]
         err: Text,
     },
-    /// The last.
+    /// The last line.
     End {
-        /// What it came to.
+        /// The script's counts.
         counts: Counts,
-        /// Why the machine has ended, if it has.
+        /// The end of the machine, if it has ended.
         machine: Option<MachineEnd>,
     },
-    /// Nothing is traced.
+    /// The script was refused; nothing is traced.
     Refused {
-        /// What is wrong, as it is to be shown.
+        /// The errors, as they are shown to the user.
         message: String,
     },
 }
 
-/// Bytes that mostly are text.
+/// Bytes that are text in most cases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Text {
-    /// UTF-8.
+    /// Valid UTF-8.
     Text(String),
-    /// Something else: a guest says what it likes.
+    /// Other bytes: a guest may print anything.
     Bytes(Vec<u8>),
 }
 

@@ -129,55 +129,56 @@ pub fn is_return(probe: &Probe) -> bool {
     probe.kind() == EventKind::Return
 }
 
-/// Why nothing is traced, for the user.
+/// The reason why nothing is traced, for the user.
 pub type Refusal = String;
 
-/// A probe that is traced.
+/// A traced probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traced {
-    /// Its four parts.
+    /// The probe's four parts.
     pub name: String,
-    /// Its function, system call or event.
+    /// The function, system call or event.
     pub function: String,
-    /// Names of its arguments, as far as they are known.
+    /// The names of its arguments, as far as they are known.
     pub arguments: Vec<String>,
-    /// Which of them are shown in decimal.
+    /// Set for each argument that is shown in decimal.
     pub signed: Vec<bool>,
 }
 
-/// What a trace came to.
+/// The counts of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Counts {
-    /// Hits of entries that were recorded or dropped.
+    /// The hits of entries, recorded or dropped.
     pub entries: u64,
-    /// The same of returns.
+    /// The hits of returns, recorded or dropped.
     pub exits: u64,
-    /// Of all others.
+    /// The hits of all other probes, recorded or dropped.
     pub others: u64,
-    /// Hits that filters left out.
+    /// The hits that filters rejected.
     pub filtered: u64,
-    /// Events read.
+    /// The events that were read.
     pub read: u64,
-    /// Events lost to full rings.
+    /// The events dropped because a ring was full.
     pub dropped: u64,
-    /// Of all traces of the machine together: returns of code that was called by none of them.
+    /// The returns without an entry that was seen. All traces of the machine count together.
     pub unpaired_returns: u64,
-    /// Calls whose return will not be seen.
+    /// The calls whose return will not be seen.
     pub lost_returns: u64,
-    /// Calls whose return could not be trapped.
+    /// The calls whose return could not be trapped.
     pub without_return: u64,
-    /// Calls that have not returned yet.
+    /// The calls that have not returned yet.
     pub waiting_returns: u64,
-    /// Hits whose process could not be read.
+    /// The hits whose process could not be read.
     pub unknown_task: u64,
-    /// Probes with places in programs that stand no more: see [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
+    /// The probes with sites in programs that were given up: see
+    /// [`ProbeStats::given_up`](probes::engine::ProbeStats::given_up).
     pub given_up: Vec<String>,
 }
 
-/// Most probes of one trace.
+/// The largest number of probes of one trace.
 pub const MOST_PROBES: usize = 1 << 16;
 
-/// The process that a probe is meant in.
+/// Returns the process that a probe is limited to.
 pub fn process(probe: &Probe) -> Option<u32> {
     let process = match &probe.target {
         Target::Static(text) => text.process,
@@ -186,50 +187,50 @@ pub fn process(probe: &Probe) -> Option<u32> {
     process.map(i32::cast_unsigned)
 }
 
-/// Longest line that a client takes from a machine, in bytes.
+/// The longest line that a client accepts from a machine, in bytes.
 pub const LONGEST_LINE: u64 = 64 << 20;
 
 /// A line of the stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "kebab-case")]
 pub enum Line {
-    /// The first.
+    /// The first line.
     Begin {
-        /// What is traced; events tell by position.
+        /// The traced probes. Events name them by position.
         probes: Vec<Traced>,
-        /// The events' clock.
+        /// The clock of the events.
         clock: ClockPair,
-        /// Its ticks in a second.
+        /// The clock's ticks per second.
         hz: u64,
-        /// Probes of patterns that cannot be traced, and why.
+        /// The probes of patterns that cannot be traced, with the reasons.
         skipped: Vec<String>,
-        /// Patterns that wait for a file to be mapped.
+        /// The patterns that wait for a file to be mapped.
         open: Vec<String>,
     },
-    /// One more probe: of a file that was mapped since.
+    /// One more probe, of a file that was mapped since.
     More {
-        /// It.
+        /// The probe.
         probe: Traced,
     },
     /// One event.
     Event {
-        /// Number of the probe.
+        /// The position of the probe.
         probe: usize,
-        /// What happened.
+        /// The event.
         event: EventLine,
     },
-    /// The last.
+    /// The last line.
     End {
-        /// What it came to.
+        /// The counts of the trace.
         counts: Counts,
-        /// Hits of each probe.
+        /// The hits of each probe.
         hits: Vec<u64>,
-        /// Why the machine has ended, if it has.
+        /// The end of the machine, if it has ended.
         machine: Option<MachineEnd>,
     },
-    /// Nothing is traced.
+    /// The request was refused; nothing is traced.
     Refused {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }

@@ -1,6 +1,7 @@
-//! Streams of events on their way to a file or standard output: what they are shown as, and where they go.
+//! Streams of events on their way to a file or standard output: their format and their sink.
 //!
-//! [`shape`] makes a format of whole records; [`sink`] writes that, and begins files anew. Neither knows where the records come from.
+//! [`shape`] converts whole records to a format. [`sink`] writes that, and begins files anew. Neither
+//! knows the source of the records.
 
 pub mod shape;
 pub mod sink;
