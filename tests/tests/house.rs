@@ -1,6 +1,7 @@
-//! The layers of each crate: its modules depend in one direction, but for rings that are named here.
+//! The habits of the source: layers that point down, comments that fit.
 //!
-//! Read from the source: which top-level modules each names by `crate::`. Tests may name any.
+//! The modules of each crate depend in one direction, but for rings that are named here. It is read
+//! from the source which top-level modules each names by `crate::`. Tests may name any.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -182,4 +183,29 @@ fn layers_point_down() {
             );
         }
     }
+}
+
+/// The columns at which comments wrap.
+const COLUMNS: usize = 100;
+
+#[test]
+fn comments_wrap() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for name in CRATES.into_iter().chain(["tests"]) {
+        sources(&root.join(name), &mut files);
+    }
+    let mut wrong = Vec::new();
+    for file in files.iter().filter(|file| !file.iter().any(|part| part == "target")) {
+        let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        for (number, line) in text.lines().enumerate() {
+            let is_comment = line.trim_start().starts_with("//");
+            // A row of a table, and a word that is longer, stay as they are.
+            let is_whole = line.contains(" | ") || line.split_whitespace().count() < 3;
+            if is_comment && !is_whole && line.chars().count() > COLUMNS {
+                wrong.push(format!("{}:{}", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "over {COLUMNS} columns:\n{}", wrong.join("\n"));
 }
