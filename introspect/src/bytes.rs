@@ -1,6 +1,6 @@
-//! Little-endian loads from a byte slice that answer `None` outside it.
+//! Little-endian loads from a byte slice. They return `None` for bytes outside it.
 
-/// `N` bytes at `offset`, if all of them are there.
+/// Returns the `N` bytes at `offset`, if the slice holds all of them.
 fn array_at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes
         .get(offset..offset.checked_add(N)?)?

@@ -1,11 +1,12 @@
-//! What the bytes in a Linux guest's memory mean: page walks; the kernel's symbols, types and modules, from its image or
-//! from memory; tasks, their memory areas and open files; programs and libraries from the page cache; stacks.
+//! Interprets the memory of a Linux guest. It walks page tables and finds the kernel's symbols,
+//! types and modules, from its image or from memory. It finds tasks with their VMAs and open files,
+//! programs and libraries in the page cache, and stacks.
 //!
-//! The caller owns the memory and the registers, given through the traits of [`memory`]; a saved memory
-//! image is enough. This crate knows no KVM, arms no breakpoints and trusts nothing it reads: every count
-//! and pointer that comes from the guest is bounded.
+//! The caller owns the memory and the registers, and passes them through the traits of [`memory`].
+//! A saved memory image is enough. This crate does not use KVM, arms no breakpoints and trusts
+//! nothing that it reads. Every count and pointer that comes from the guest is bounded.
 //!
-//! [`system`] puts the readers together for one guest; each can be used alone.
+//! [`system`] combines the readers for one guest; each can also be used alone.
 #![forbid(unsafe_code)]
 
 pub mod build_id;

@@ -1,6 +1,7 @@
-//! The two traits through which `introspect` sees a machine: physical memory and one CPU's registers.
+//! The two traits through which `introspect` accesses a machine: physical memory and one CPU's
+//! registers.
 //!
-//! The caller owns consistency: what is read while vCPUs run may be torn.
+//! The caller owns consistency: reads while vCPUs run may be torn.
 
 use std::fmt;
 use std::ops::Range;
@@ -33,13 +34,13 @@ macro_rules! hex_format {
 hex_format!(Gpa);
 hex_format!(Gva);
 
-/// No guest RAM stands behind part of what was asked for.
+/// The error of a read that is not wholly in guest RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guest-physical {address}, {length} bytes: not in guest RAM")]
 pub struct PhysicalReadError {
-    /// First byte asked for.
+    /// The first byte of the requested range.
     pub address: Gpa,
-    /// Number of bytes asked for.
+    /// The number of bytes requested.
     pub length: usize,
 }
 
@@ -51,7 +52,8 @@ pub trait PhysicalMemory {
     /// If any byte of the range is not guest RAM.
     fn read_physical(&self, address: Gpa, buf: &mut [u8]) -> Result<(), PhysicalReadError>;
 
-    /// Reads the little-endian word at `address`: what page walks and stacks are read by, so worth a short way.
+    /// Reads the little-endian word at `address`. Page walks and stack walks use it, so it deserves
+    /// a fast path.
     ///
     /// # Errors
     /// As [`read_physical`](Self::read_physical).
@@ -61,15 +63,15 @@ pub trait PhysicalMemory {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// The words of the page of 4 KiB that `address` lies in, where they can be looked at in place; a guest may change them
-    /// at any time.
+    /// Returns the words of the 4 KiB page that holds `address`, if they can be read in place. The
+    /// guest may change them at any time.
     fn page_words(&self, address: Gpa) -> Option<&[AtomicU64]> {
         let _ = address;
         None
     }
 
-    /// Walks the page tables for one byte, as [`translate`](crate::x86_64::paging::translate) does. Memory that keeps
-    /// earlier walks has a shorter way to the same result.
+    /// Walks the page tables for one byte, as [`translate`](crate::x86_64::paging::translate) does.
+    /// Memory that caches page walks has a faster implementation.
     ///
     /// # Errors
     /// If the address is not mapped for access, or a table is out of reach.
@@ -77,8 +79,9 @@ pub trait PhysicalMemory {
         paging::walk(self, space, gva)
     }
 
-    /// Reads the little-endian word at a virtual address, where that is a multiple of 8: `None` at another, or if it is not
-    /// mapped to RAM. Memory that keeps earlier walks has a shorter way to the same result.
+    /// Reads the little-endian word at a virtual address that is a multiple of 8. Returns `None` if
+    /// the address is not aligned or not mapped to RAM. Memory that caches page walks has a faster
+    /// implementation.
     fn word_at(&self, space: AddressSpace, gva: Gva) -> Option<u64> {
         if !gva.0.is_multiple_of(8) {
             return None;
@@ -87,19 +90,20 @@ pub trait PhysicalMemory {
         self.read_word(place.gpa).ok()
     }
 
-    /// The ranges of RAM in bytes, ascending and disjoint.
+    /// Returns the ranges of RAM in bytes, ascending and disjoint.
     fn ram(&self) -> Vec<Range<u64>>;
 }
 
-/// What introspection needs of one CPU that stands still.
+/// The registers of one paused CPU that introspection needs.
 pub trait CpuRegisters {
-    /// Physical address of the top page table: CR3 without its low 12 bits and flags.
+    /// Returns the physical address of the top page table: CR3 without its low 12 bits and flags.
     fn page_table_root(&self) -> Gpa;
     /// Whether 5-level paging is on (CR4.LA57).
     fn five_level_paging(&self) -> bool;
-    /// Base of the kernel's per-CPU data: GS base in kernel mode, IA32_KERNEL_GS_BASE in user mode.
+    /// Returns the base of the kernel's per-CPU data: GS base in kernel mode, IA32_KERNEL_GS_BASE
+    /// in user mode.
     fn kernel_gs_base(&self) -> Gva;
-    /// Instruction pointer.
+    /// Returns the instruction pointer.
     fn instruction_pointer(&self) -> Gva;
     /// Whether the CPU is in user mode (CPL 3).
     fn in_user_mode(&self) -> bool;

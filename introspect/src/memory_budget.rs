@@ -1,31 +1,33 @@
-//! The memory that this process keeps on behalf of guests and clients: what is held for what, and one limit for all of it.
+//! Limits the memory that this process holds on behalf of guests and clients, by purpose and in
+//! total.
 //!
-//! A guest says how large its symbol tables are, and clients how many traces there are. Each of these has bounds of its own; this
-//! is the bound of all together. It is of the process, as its memory is. Who asks for more than is left is refused, and nothing
-//! that is held is taken away. What is held for so short a time that one client at a time has it is not counted.
+//! A guest determines the size of its symbol tables, and clients the number of traces. Each of
+//! these has its own bound; this is the bound on their sum. It applies to the process, as its
+//! memory does. A request for more than is left is refused, and nothing that is held is released
+//! for it. Memory that only one client at a time holds, for a short time, is not counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that are held at most.
+/// The maximum number of bytes held.
 pub const LIMIT: u64 = 1 << 30;
 
-/// A purpose that memory is held for.
+/// A purpose for which memory is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Functions of programs that are looked at or traced.
+    /// Functions of programs that are inspected or traced.
     Symbols,
-    /// Events of traces and scripts that are not read yet.
+    /// Unread events of traces and scripts.
     Rings,
     /// Copies of programs for clients of dt(4), while they are made.
     Objects,
 }
 
-/// Bytes held for each purpose.
+/// The bytes held for each purpose.
 static HELD: [AtomicU64; Purpose::ALL.len()] = [const { AtomicU64::new(0) }; Purpose::ALL.len()];
-/// Bytes held for all.
+/// The bytes held for all purposes.
 static TOTAL: AtomicU64 = AtomicU64::new(0);
 
-/// More than is left was asked for.
+/// The error of a request for more than is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{asked} bytes for {}: {held} of {LIMIT} bytes are held for guests and clients; end a trace", purpose.name()
@@ -33,14 +35,14 @@ static TOTAL: AtomicU64 = AtomicU64::new(0);
 pub struct OverBudget {
     /// The purpose.
     pub purpose: Purpose,
-    /// Bytes that were asked for.
+    /// The number of bytes requested.
     pub asked: u64,
-    /// Bytes that were held for all purposes.
+    /// The number of bytes held for all purposes.
     pub held: u64,
 }
 
 impl Purpose {
-    /// All of them.
+    /// All purposes.
     pub const ALL: [Self; 3] = [Self::Symbols, Self::Rings, Self::Objects];
 
     /// Returns the name for a message or a list.
@@ -53,14 +55,14 @@ impl Purpose {
         }
     }
 
-    /// Returns the bytes that are held for it.
+    /// Returns the number of bytes held for this purpose.
     #[must_use]
     pub fn held(self) -> u64 {
         HELD[self as usize].load(Ordering::Relaxed)
     }
 }
 
-/// Memory that is held. Given back when dropped.
+/// A reservation of memory, released on drop.
 #[derive(Debug)]
 pub struct Held {
     purpose: Purpose,

@@ -1,28 +1,28 @@
-//! Memory that stands still, seen through one address space: what every reader of kernel structures and of processes
-//! works on.
+//! Memory of a paused guest, seen through one address space. All readers of kernel structures and
+//! processes use it.
 //!
-//! The caller pauses the CPUs, makes a [`PausedMemory`] and drops it before they go on: page walks are kept in
-//! between. A [`MemoryView`] is a small value to be passed around; [`MemoryView::with_space`] gives the view of another
-//! process over the same memory and cache.
+//! The caller pauses the CPUs, makes a [`PausedMemory`] and drops it before they resume, because
+//! page walks are cached meanwhile. A [`MemoryView`] is a small value to pass around.
+//! [`MemoryView::with_space`] returns the view of another process over the same memory and cache.
 //!
-//! Pages that Linux keeps but lets nobody access (`PROT_NONE`, NUMA hinting) are read like all others: their bytes are
-//! there, and looking is not an access by the guest.
+//! Pages that Linux keeps without access rights (`PROT_NONE`, NUMA hinting) are read like all
+//! others. Their bytes are there, and a read from outside is not an access by the guest.
 
 use crate::x86_64::virtual_memory::Pages;
 use crate::x86_64::{AddressSpace, PAGE, ReadVirtualError, TranslateError, TranslationCache};
 use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
 
-/// Bytes of a string that are looked at at once: most strings are short.
+/// The number of bytes of a string that are read at a time. Most strings are short.
 const PART: usize = 256;
 
-/// Physical memory of a guest whose CPUs stand still, with the page walks done so far.
+/// The physical memory of a paused guest, with a cache of page walks.
 pub struct PausedMemory<'m> {
     memory: &'m dyn PhysicalMemory,
     walks: TranslationCache,
 }
 
 impl<'m> PausedMemory<'m> {
-    /// Memory that nothing writes while this value lives.
+    /// Wraps memory that nothing writes while this value lives.
     #[must_use]
     pub fn new(memory: &'m dyn PhysicalMemory) -> Self {
         Self {
@@ -31,7 +31,8 @@ impl<'m> PausedMemory<'m> {
         }
     }
 
-    /// The same for a look at a few pages, such as one stack's: cheaper to make.
+    /// Wraps memory for reads of a few pages, such as one stack's. It is cheaper to make than
+    /// [`new`](Self::new).
     #[must_use]
     pub fn brief(memory: &'m dyn PhysicalMemory) -> Self {
         Self {
@@ -40,13 +41,13 @@ impl<'m> PausedMemory<'m> {
         }
     }
 
-    /// The memory itself.
+    /// Returns the physical memory.
     #[must_use]
     pub fn physical(&self) -> &'m dyn PhysicalMemory {
         self.memory
     }
 
-    /// It, through an address space.
+    /// Returns the view through an address space.
     #[must_use]
     pub fn view(&self, space: AddressSpace) -> MemoryView<'_> {
         MemoryView {
@@ -56,7 +57,7 @@ impl<'m> PausedMemory<'m> {
     }
 }
 
-/// Virtual memory of one address space. Numbers are little-endian.
+/// The virtual memory of one address space. Numbers are little-endian.
 #[derive(Clone, Copy)]
 pub struct MemoryView<'p> {
     paused: &'p PausedMemory<'p>,
@@ -64,25 +65,26 @@ pub struct MemoryView<'p> {
 }
 
 impl<'p> MemoryView<'p> {
-    /// The address space looked through.
+    /// Returns the address space of this view.
     #[must_use]
     pub fn space(&self) -> AddressSpace {
         self.space
     }
 
-    /// The physical memory behind.
+    /// Returns the physical memory of this view.
     #[must_use]
     pub fn physical(&self) -> &'p dyn PhysicalMemory {
         self.paused.memory
     }
 
-    /// The same memory through another address space.
+    /// Returns a view of the same memory through another address space.
     #[must_use]
     pub fn with_space(self, space: AddressSpace) -> Self {
         Self { space, ..self }
     }
 
-    /// Where the byte at `gva` stands in physical memory, and how many bytes follow in the same page, itself included.
+    /// Returns the GPA of the byte at `gva`, and the number of bytes from there to the end of the
+    /// page.
     ///
     /// # Errors
     /// If it is not mapped.
@@ -103,7 +105,7 @@ impl<'p> MemoryView<'p> {
         self.read_pages(gva, buf)
     }
 
-    /// `N` bytes at `gva`.
+    /// Reads `N` bytes at `gva`.
     ///
     /// # Errors
     /// If any of them is not mapped to RAM.
@@ -113,7 +115,7 @@ impl<'p> MemoryView<'p> {
         Ok(bytes)
     }
 
-    /// `length` bytes at `gva`; the caller bounds `length`.
+    /// Reads `length` bytes at `gva`. The caller bounds `length`.
     ///
     /// # Errors
     /// If any of them is not mapped to RAM.
@@ -123,7 +125,7 @@ impl<'p> MemoryView<'p> {
         Ok(bytes)
     }
 
-    /// The byte at `gva`.
+    /// Reads the byte at `gva`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -131,7 +133,7 @@ impl<'p> MemoryView<'p> {
         self.array::<1>(gva).map(|[byte]| byte)
     }
 
-    /// The number at `gva`.
+    /// Reads the `u16` at `gva`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -139,7 +141,7 @@ impl<'p> MemoryView<'p> {
         self.array(gva).map(u16::from_le_bytes)
     }
 
-    /// The number at `gva`.
+    /// Reads the `u32` at `gva`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -147,7 +149,7 @@ impl<'p> MemoryView<'p> {
         self.array(gva).map(u32::from_le_bytes)
     }
 
-    /// The number at `gva`.
+    /// Reads the `u64` at `gva`.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -155,7 +157,7 @@ impl<'p> MemoryView<'p> {
         self.array(gva).map(u64::from_le_bytes)
     }
 
-    /// The pointer at `gva`; `None` if it is null.
+    /// Reads the pointer at `gva`. Returns `None` if it is null.
     ///
     /// # Errors
     /// If it is not mapped to RAM.
@@ -164,7 +166,8 @@ impl<'p> MemoryView<'p> {
         Ok((value != 0).then_some(Gva(value)))
     }
 
-    /// The string at `gva` without its NUL; cut after `most` bytes. Pages behind the one with the NUL are not touched.
+    /// Reads the string at `gva` without its NUL, truncated to `most` bytes. Pages after the one
+    /// with the NUL are not read.
     ///
     /// # Errors
     /// If a byte before the NUL, and before `most`, is not mapped to RAM.
@@ -202,10 +205,11 @@ mod tests {
     use crate::x86_64::paging::ADDRESS;
     use crate::x86_64::virtual_memory::tests::{self, BASE};
 
-    /// As in the tests of plain reads, then a page without access, then nothing.
+    /// Returns the guest of the plain read tests, followed by a page without access and an unmapped
+    /// page.
     fn guest() -> (TestMemory, AddressSpace) {
         let (mut memory, space) = tests::guest();
-        // Linux stores such an entry's address inverted.
+        // Linux stores the address in such an entry inverted.
         memory.map_entry(space, BASE + 0x3000, 1, !0x1b_0000u64 & ADDRESS | 1 << 8);
         memory.write(0x1b_0000, b"hidden\0");
         (memory, space)

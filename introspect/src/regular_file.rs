@@ -1,6 +1,6 @@
-//! Files that a user or a snapshot names, read whole: regular ones alone, up to a size.
+//! Reads whole files that a user or a snapshot names: only regular files, up to a size.
 //!
-//! Opening a FIFO waits for somebody at its other end, and a device may give bytes without end.
+//! Opening a FIFO would wait for a peer, and a device may return bytes without end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 /// # Errors
 /// If it cannot be opened, or is no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Without waiting for anybody, whatever it is.
+    // O_NONBLOCK, because opening a FIFO would wait for a peer.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -25,7 +25,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the error of a file that is none of these.
+/// Returns the error for a file that is not a regular file.
 pub(crate) fn refused() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }

@@ -1,8 +1,9 @@
-//! A guest's memory and CPUs from an ELF core file, as QEMU's `dump-guest-memory` writes them and crash and drgn read them.
+//! Reads a guest's memory and CPUs from an ELF core file. QEMU's `dump-guest-memory` writes such
+//! files; crash and drgn read them.
 //!
-//! The caller has the whole file in memory. Each `PT_LOAD` segment is a range of guest-physical memory at `p_paddr`; a note
-//! of the name `QEMU` holds one CPU (`QEMUCPUState`, target/i386/arch_dump.c of QEMU). Ranges may be few: what the file
-//! leaves out is not RAM.
+//! The caller has the whole file in memory. Each `PT_LOAD` segment is a range of guest-physical
+//! memory at `p_paddr`. A note named `QEMU` holds one CPU (`QEMUCPUState`, target/i386/arch_dump.c
+//! of QEMU). The file need not hold all memory: a range that it omits is not RAM.
 
 mod writer;
 
@@ -18,14 +19,14 @@ use crate::{Gpa, PhysicalMemory, PhysicalReadError};
 
 pub use writer::write_core;
 
-/// Name of a CPU's note.
+/// The name of a CPU's note.
 const CPU_NOTE: &[u8] = b"QEMU";
-/// The only version of its layout.
+/// The only layout version of a CPU's note.
 const CPU_VERSION: u32 = 1;
-/// Most CPUs that are read.
+/// The maximum number of CPUs that are read.
 const MAX_CPUS: usize = 4096;
-/// Offsets in `QEMUCPUState`: after version and size 18 registers of 8 bytes, 10 segments of 24, five control registers
-/// and IA32_KERNEL_GS_BASE.
+/// Offsets in `QEMUCPUState`. Version and size come first, then 18 registers of 8 bytes and 10
+/// segments of 24. Five control registers and IA32_KERNEL_GS_BASE follow.
 const REGISTERS: usize = 8;
 const SEGMENTS: usize = REGISTERS + 18 * 8;
 const CONTROL: usize = SEGMENTS + 10 * SEGMENT;
@@ -38,16 +39,16 @@ const FS: usize = SEGMENTS + 3 * SEGMENT;
 const GS: usize = SEGMENTS + 4 * SEGMENT;
 const IDT: usize = SEGMENTS + 9 * SEGMENT;
 
-/// The file is no usable core file.
+/// The reason why a file is not a usable core file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CoreFileError {
-    /// It cannot be read as ELF.
+    /// The file cannot be read as ELF.
     #[error("not an ELF core file: {reason}")]
     NotElf {
-        /// What the reader said.
+        /// The ELF reader's message.
         reason: String,
     },
-    /// Another kind of ELF file, or for another architecture.
+    /// The file is another kind of ELF file, or for another architecture.
     #[error(
         "an ELF file of type {found} for machine {machine}; a core file (type 4) for x86-64 (machine 62) is wanted"
     )]
@@ -57,7 +58,7 @@ pub enum CoreFileError {
         /// `e_machine`.
         machine: u16,
     },
-    /// A segment is not whole.
+    /// A segment extends past the end of the file.
     #[error("segment {index} ({length:#x} bytes at file offset {offset:#x}) lies outside the file")]
     Truncated {
         /// Number of the program header.
@@ -76,11 +77,11 @@ pub enum CoreFileError {
     /// A CPU's note is too short or of another version.
     #[error("the note of CPU {index} has version {version} and {length} bytes, which is unknown")]
     BadCpu {
-        /// Number of the note.
+        /// The number of the note.
         index: usize,
-        /// Its version word.
+        /// The note's version word.
         version: u32,
-        /// Its length.
+        /// The note's length in bytes.
         length: usize,
     },
 }
@@ -97,7 +98,8 @@ impl CoreFile {
     /// Reads the headers and notes.
     ///
     /// # Errors
-    /// If it is no core file of an x86-64 machine, or not whole.
+    ///
+    /// If it is not a core file of an x86-64 machine, or is truncated.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, CoreFileError> {
         let not_elf = |error: object::Error| CoreFileError::NotElf {
             reason: error.to_string(),
@@ -154,7 +156,7 @@ impl CoreFile {
 
 type Segment = elf::ProgramHeader64<Endianness>;
 
-/// Where a segment of memory stands; nothing for an empty one.
+/// Returns the range and file offset of a memory segment, or nothing for an empty one.
 fn load(
     data: &[u8],
     segment: &Segment,

@@ -13,12 +13,12 @@ use super::{BASE, CONTROL, CPU_NOTE, CPU_VERSION, CS, FS, GS, IDT, REGISTERS};
 
 const HEADER: usize = size_of::<FileHeader64<LittleEndian>>();
 const PROGRAM_HEADER: usize = size_of::<ProgramHeader64<LittleEndian>>();
-/// Bytes of the name of a CPU's note, padded.
+/// The size in bytes of the padded name of a CPU's note.
 const NAME: usize = 8;
 const NOTE_HEADER: usize = size_of::<NoteHeader64<LittleEndian>>() + NAME;
-/// Bytes of one CPU (`QEMUCPUState`).
+/// The size in bytes of one CPU (`QEMUCPUState`).
 const CPU: usize = CONTROL + 6 * 8;
-/// Most program headers: a larger number does not fit the file header (elf(5)).
+/// The maximum number of program headers. A larger number does not fit the file header (elf(5)).
 const MAX_HEADERS: usize = elf::PN_XNUM as usize - 1;
 
 /// Writes CPUs and ranges of guest-physical memory. The ranges must be disjoint; their order is kept.

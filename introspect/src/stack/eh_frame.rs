@@ -1,9 +1,11 @@
-//! How to leave one function of a program, by the unwind information of its object (`.eh_frame`, System V ABI for AMD64,
-//! section 4.2.4, and the Linux Standard Base's chapter on exception frames).
+//! Unwinds one function of a program by the unwind information of its object. The format is that of
+//! `.eh_frame` (System V ABI for AMD64, section 4.2.4), and of the Linux Standard Base's chapter on
+//! exception frames.
 //!
-//! Nothing of an object is read but what one address needs: a few elements of the search table in `.eh_frame_hdr`, the
-//! function's record and the record that it shares with others. So a missing page is noticed where it matters, and large
-//! objects cost no more than small ones.
+//! Only the parts of an object that one address needs are read. They are a few elements of the
+//! search table in `.eh_frame_hdr`, the function's record and the record that it shares with
+//! others. So a missing page matters only if it is needed, and large objects cost no more than
+//! small ones.
 
 use std::collections::HashMap;
 
@@ -14,19 +16,22 @@ use gimli::{
 
 use crate::bytes::u32_at;
 
-/// Registers by DWARF's numbers, the last of which is the return address.
+/// The number of registers in DWARF's numbering. The last is the return address.
 pub(super) const REGISTERS: usize = 17;
-/// Longest records read: one of a function with very many pushes has some hundred bytes.
+/// The maximum length of a record in bytes. One of a function with very many pushes has a few
+/// hundred.
 const MAX_FUNCTION_RECORD: u32 = 1 << 16;
 const MAX_COMMON_RECORD: u32 = 4096;
-/// Most bytes of sections that are read whole for one process.
+/// The maximum number of bytes of sections that are read whole for one process.
 pub(super) const MAX_SECTIONS: u64 = 64 << 20;
-/// Most records shared by functions in a section that is read whole; linkers merge equal ones, which leaves a few hundred.
+/// The maximum number of shared records in a section that is read whole. Linkers merge equal ones,
+/// which leaves a few hundred.
 const MAX_SHARED: usize = 1 << 14;
-/// Longest expression; those that compilers and C libraries write have some tens of bytes.
+/// The maximum length of an expression in bytes. Those of compilers and C libraries have some tens.
 const MAX_EXPRESSION: usize = 256;
-/// The only search table that linkers write: version 1, any 32-bit pointer to the records, an unsigned 32-bit count,
-/// and pairs of signed 32-bit distances from the table's start (`DW_EH_PE_datarel | DW_EH_PE_sdata4`).
+/// The only search table format that linkers write. It is version 1, with any 32-bit pointer to the
+/// records and an unsigned 32-bit count. Its pairs are signed 32-bit distances from the table's
+/// start (`DW_EH_PE_datarel | DW_EH_PE_sdata4`).
 const TABLE: (u8, u8, u8) = (1, 0x03, 0x3b);
 const TABLE_START: u64 = 12;
 
@@ -35,24 +40,24 @@ pub trait ObjectBytes {
     /// Fills `buf` from the link address `address`.
     ///
     /// # Errors
-    /// If a byte is not to be had.
+    /// If a byte is not available.
     fn read(&self, address: u64, buf: &mut [u8]) -> Result<(), MissingBytes>;
 }
 
-/// Bytes of an object are not in memory.
+/// The error for bytes of an object that are not in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the object's bytes at link address {address:#x} are not in memory")]
 pub struct MissingBytes {
-    /// Link address of what was asked for.
+    /// The link address of the requested bytes.
     pub address: u64,
 }
 
-/// Why a function cannot be left by its object's information.
+/// A reason why an object's information cannot unwind a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     /// A part of the information is not in memory.
     Missing(MissingBytes),
-    /// It makes no sense, or is of a kind that is not read.
+    /// The information is malformed, or of an unsupported kind.
     Bad,
 }
 
@@ -73,30 +78,30 @@ impl From<gimli::Error> for Failure {
 pub(super) enum Cfa {
     /// A register plus an offset.
     Register(u16, i64),
-    /// What an expression yields.
+    /// The value of an expression.
     Expression(Vec<u8>),
 }
 
-/// Where a register of the caller is.
+/// The location of a caller's register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Where it was: the function did not touch it.
+    /// In the same register: the function did not change it.
     Same,
-    /// Nowhere.
+    /// Lost.
     Lost,
     /// In memory at the frame address plus an offset.
     At(i64),
-    /// It is the frame address plus an offset.
+    /// The value is the frame address plus an offset.
     Is(i64),
     /// In another register.
     Register(u16),
-    /// In memory where an expression says.
+    /// In memory at the address that an expression computes.
     AtExpression(Vec<u8>),
-    /// It is what an expression yields.
+    /// The value is that of an expression.
     IsExpression(Vec<u8>),
 }
 
-/// How to get from one instruction's frame to its caller's.
+/// The steps from one instruction's frame to its caller's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) cfa: Cfa,
@@ -106,7 +111,8 @@ pub(super) struct Rule {
     pub(super) encoding: Encoding,
 }
 
-/// The rule for the instruction at a link address, which the record at `record` may be for; `None` if it is not.
+/// Returns the rule for the instruction at a link address from the record at `record`. Returns
+/// `None` if the record does not cover it.
 pub(super) fn rule(
     bytes: &dyn ObjectBytes,
     record: u64,
@@ -116,7 +122,8 @@ pub(super) fn rule(
     let back = u32_at(&function, 4).ok_or(Failure::Bad)?;
     let common_at = record.wrapping_add(4).wrapping_sub(back.into());
     let mut section = read_record(bytes, common_at, MAX_COMMON_RECORD)?;
-    // A section of the two alone, as if they were neighbours; pointers in the second are relative to where it stands.
+    // A section of the two records alone, as if adjacent. Pointers in the second are relative to
+    // its original address.
     let offset = section.len();
     section.extend(function);
     let back = u32::try_from(offset + 4).map_err(|_| Failure::Bad)?;
@@ -128,11 +135,11 @@ pub(super) fn rule(
     evaluate(&section, offset, &bases, address)
 }
 
-/// The record at `at`, with its length.
+/// Reads the record at `at`, including its length.
 fn read_record(bytes: &dyn ObjectBytes, at: u64, most: u32) -> Result<Vec<u8>, Failure> {
     let mut length = [0; 4];
     bytes.read(at, &mut length)?;
-    // Zero ends the section; all ones announce a 64-bit length, which no linker writes there.
+    // Zero ends the section. All ones announce a 64-bit length, which no linker writes there.
     let length = u32::from_le_bytes(length);
     if length < 8 || length > most {
         return Err(Failure::Bad);
@@ -142,8 +149,8 @@ fn read_record(bytes: &dyn ObjectBytes, at: u64, most: u32) -> Result<Vec<u8>, F
     Ok(record)
 }
 
-/// Link address of the record of the last function that starts at or before `address`, by the table in `.eh_frame_hdr`
-/// at `header`; `None` if there is no such function.
+/// Finds the last function that starts at or before `address`, by the table in `.eh_frame_hdr` at
+/// `header`. Returns the link address of its record, or `None` if there is no such function.
 pub(super) fn search(
     bytes: &dyn ObjectBytes,
     header: u64,
@@ -177,8 +184,9 @@ pub(super) fn search(
     Ok(found)
 }
 
-/// First address and record of each function in the section `.eh_frame`, ascending: for objects without `.eh_frame_hdr`,
-/// which statically linked programs may be. The caller bounds the `length` of the section at `start`.
+/// Returns the first address and the record of each function in the section `.eh_frame`, ascending.
+/// It serves objects without `.eh_frame_hdr`, such as some statically linked programs. The caller
+/// bounds the `length` of the section at `start`.
 pub(super) fn index(
     bytes: &dyn ObjectBytes,
     start: u64,
@@ -191,7 +199,7 @@ pub(super) fn index(
     eh_frame.set_address_size(8);
     let bases = BaseAddresses::default().set_eh_frame(start);
     let mut functions = Vec::new();
-    // Functions share them: each is parsed once, however long it is.
+    // Functions share these records. Each is parsed once, however long it is.
     let mut shared = HashMap::new();
     let mut entries = eh_frame.entries(&bases);
     while let Some(entry) = entries.next()? {
@@ -215,7 +223,7 @@ pub(super) fn index(
     Ok(functions)
 }
 
-/// Runs the instructions of the record at `offset` up to `address`.
+/// Executes the instructions of the record at `offset` up to `address`.
 fn evaluate(
     section: &[u8],
     offset: usize,
@@ -253,7 +261,7 @@ fn evaluate(
     let mut registers = [const { Place::Lost }; REGISTERS];
     for (number, place) in (0u16..).zip(&mut registers) {
         *place = match row.register(Register(number)) {
-            // The ABI has calls preserve RBX, RBP and R12 to R15; RSP is the frame address.
+            // By the ABI, calls preserve RBX, RBP and R12 to R15. RSP is the frame address.
             None => match number {
                 3 | 6 | 12..=15 => Place::Same,
                 7 => Place::Is(0),
@@ -279,22 +287,22 @@ fn evaluate(
     }))
 }
 
-/// What a DWARF expression works on.
+/// The state that a DWARF expression reads.
 pub(super) trait Machine {
-    /// Why it cannot go on.
+    /// The error that ends an evaluation.
     type Error;
-    /// A register.
+    /// Reads a register.
     fn register(&self, number: u16) -> Result<u64, Self::Error>;
-    /// The word in memory; `size` is 1, 2, 4 or 8 bytes.
+    /// Reads the word in memory. `size` is 1, 2, 4 or 8 bytes.
     fn memory(&self, address: u64, size: u8) -> Result<u64, Self::Error>;
-    /// The expression makes no sense here.
+    /// Returns the error for a malformed expression.
     fn bad(&self) -> Self::Error;
 }
 
-/// Most operations of one expression: enough for every one that a compiler writes.
+/// The maximum number of operations of one expression, enough for every one that a compiler writes.
 const MAX_OPERATIONS: u32 = 100;
 
-/// What an expression yields, with `initial` on its stack.
+/// Evaluates an expression with `initial` on its stack.
 pub(super) fn expression<M: Machine>(
     machine: &M,
     code: &[u8],
@@ -309,7 +317,7 @@ pub(super) fn expression<M: Machine>(
         evaluation.set_initial_value(initial);
     }
     let mut result = evaluation.evaluate().map_err(bad)?;
-    // Each request for a value is one operation.
+    // Each request for a value counts as one operation.
     for _ in 0..MAX_OPERATIONS {
         result = match result {
             EvaluationResult::Complete => break,

@@ -1,9 +1,10 @@
-//! One kernel stack by frame pointers, in a kernel whose functions all keep them (`CONFIG_UNWINDER_FRAME_POINTER`; what
-//! arch/x86/kernel/unwind_frame.c does). Where a function was caught before it had set up its frame or after it gave it up,
-//! its code tells where its return address stands, so that no caller is left out.
+//! Walks one kernel stack by frame pointers, in a kernel whose functions all keep them. That is
+//! `CONFIG_UNWINDER_FRAME_POINTER`, as in arch/x86/kernel/unwind_frame.c. A function may be
+//! interrupted before it has set up its frame, or after it has released it. Its code then shows
+//! where its return address is, so that no caller is missed.
 //!
-//! RBP points at the caller's RBP, and the return address stands above. Entries to the kernel by interrupts and exceptions
-//! leave a pointer to the saved registers instead, marked by bit 0.
+//! RBP points at the caller's RBP, and the return address is above it. Kernel entries by interrupts
+//! and exceptions leave a pointer to the saved registers instead, marked by bit 0.
 
 use super::code::{Frameless, Prologue};
 use super::frames::{End, Found, Guess, SavedRegisters};
@@ -11,12 +12,12 @@ use super::kernel::{MAX_KERNEL_FRAMES, Walk};
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// A saved RBP and a return address.
+/// The size in bytes of a saved RBP and a return address.
 const FRAME: u64 = 16;
-/// Set in a frame pointer that leads to saved registers.
+/// The bit of a frame pointer that marks a pointer to saved registers.
 const REGISTERS: u64 = 1;
 
-/// Whether most of these functions set up a frame pointer.
+/// Checks whether most of these functions set up a frame pointer.
 pub(super) fn are_kept(view: MemoryView<'_>, symbols: &Symbols, functions: &[&str]) -> bool {
     let code = functions.iter().filter_map(|name| {
         let mut code = [0; Prologue::LONGEST];
@@ -28,7 +29,8 @@ pub(super) fn are_kept(view: MemoryView<'_>, symbols: &Symbols, functions: &[&st
     kept * 2 > code.len()
 }
 
-/// Adds the caller of the function that runs at `ip`, if its frame is not the one that RBP points at.
+/// Adds the caller of the function that runs at `ip`, if RBP does not point at that function's
+/// frame.
 pub(super) fn leave_frameless(walk: &mut Walk<'_, '_>, ip: u64, sp: u64) -> Result<(), End> {
     match walk.code().frameless(walk.view, ip) {
         Some(Frameless::At(offset)) => {
@@ -50,7 +52,7 @@ pub(super) fn leave_frameless(walk: &mut Walk<'_, '_>, ip: u64, sp: u64) -> Resu
 /// Adds the frames that follow from RBP.
 pub(super) fn walk(walk: &mut Walk<'_, '_>, bp: u64) -> Result<End, End> {
     let mut bp = bp;
-    // The stack of the frame before, and where that frame ends.
+    // The stack of the previous frame, and the end of that frame.
     let mut inside = (None, 0);
     for _ in 0..MAX_KERNEL_FRAMES {
         let (at, length) = match bp & REGISTERS {
@@ -66,7 +68,8 @@ pub(super) fn walk(walk: &mut Walk<'_, '_>, bp: u64) -> Result<End, End> {
             let saved = walk.read_registers(at)?;
             let general = saved.general;
             if general.rip == 0 && at == walk.entry_at && !saved.are_of_entry() {
-                // A thread without a program that has not run yet: its registers were never filled in.
+                // A thread without a user program that has not run yet: its registers were never
+                // filled in.
                 return Ok(End::Bottom);
             }
             if saved.in_user_mode() {
@@ -92,8 +95,9 @@ pub(super) fn walk(walk: &mut Walk<'_, '_>, bp: u64) -> Result<End, End> {
     Ok(End::TooLong)
 }
 
-/// Whether the frame is that of the function which the entry code called: it ends where the registers of the entry start,
-/// or one word before if the function aligned its stack and pushed its return address again.
+/// Checks whether the frame is that of the function which the entry code called. Such a frame ends
+/// at the registers of the entry. It ends one word before if the function aligned its stack and
+/// pushed its return address again.
 fn is_last(walk: &mut Walk<'_, '_>, bp: u64) -> bool {
     let last = walk.entry_at.wrapping_sub(FRAME);
     let word = |walk: &mut Walk<'_, '_>, at: u64| walk.view.u64(Gva(at)).ok();

@@ -6,7 +6,8 @@ use super::kernel::MAX_KERNEL_FRAMES;
 use super::test_kernel::*;
 use crate::{Gva, PausedMemory};
 
-/// A kernel with frame pointers in the same place. Returns the frame pointer in `__schedule`.
+/// Builds a kernel with frame pointers at the same addresses. Returns the frame pointer in
+/// `__schedule`.
 fn framed(kernel: &mut TestKernel, user: bool) -> u64 {
     kernel.registers(
         ENTRY,
@@ -37,7 +38,7 @@ fn frame_pointers_lead_to_the_same_frames() {
         assert_eq!(stack.entry.is_some(), user);
         assert!(stack.is_reliable());
     }
-    // A kernel thread and a worker of io_uring that have not run yet, as `copy_thread` leaves them.
+    // A kernel thread and an io_uring worker that have not run yet, as `copy_thread` leaves them.
     for cs in [0, 0x33] {
         let mut kernel = TestKernel::new();
         kernel.registers(ENTRY, 0, cs, 0, 0);
@@ -100,7 +101,8 @@ fn a_function_that_is_just_entered_has_its_caller() {
     }
 }
 
-/// A function whose code sets up no frame: what is behind a call and at the top of the stack may be its caller.
+/// The function's code sets up no frame. The word at the top of the stack follows a call and may be
+/// its caller.
 #[test]
 fn a_caller_taken_from_the_top_of_the_stack_makes_what_follows_unreliable() {
     let mut kernel = TestKernel::new();
@@ -168,7 +170,7 @@ fn the_smallest_frames_fill_a_stack_up_to_the_registers_of_its_entry() {
     }
     kernel.word(TASK + 16, start);
     let stack = sleeping(&kernel, &kernel.unwinder(false));
-    // The frame pointer is the sixth word of what a task leaves.
+    // The frame pointer is the sixth word of the frame that an inactive task leaves.
     let frames = usize::try_from((ENTRY - (start + 40)) / 16).unwrap();
     assert_eq!((stack.frames.len(), stack.end), (frames, End::Bottom));
     assert!(frames <= MAX_KERNEL_FRAMES);

@@ -1,5 +1,5 @@
-//! What a walk of a stack yields: frames, how each was found, why the walk ended, and the registers that interrupts,
-//! exceptions and system calls save on kernel stacks.
+//! The result of a stack walk: the frames, how each was found, and why the walk ended. Also the
+//! registers that interrupts, exceptions and system calls save on kernel stacks.
 
 use std::fmt;
 
@@ -7,30 +7,32 @@ use crate::bytes::u64_at;
 use crate::x86_64::{CpuState, GeneralRegisters, ReadVirtualError};
 use crate::{Gva, MemoryView};
 
-/// How a frame's address came to be known.
+/// The source of a frame's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// It is the instruction pointer of a CPU, or of a task that was switched away from before its first instruction.
+    /// The instruction pointer of a CPU, or of a task that was switched away from before its first
+    /// instruction.
     Register,
-    /// It stands in registers that were saved when an interrupt, an exception or a signal came.
+    /// Registers that an interrupt, an exception or a signal saved.
     Interrupted,
-    /// It is the return address that the kernel's or the program's unwind information points at, or that a chain of
-    /// frame pointers does in a kernel that is built with them.
+    /// A return address found by the unwind information of the kernel or the program. In a kernel
+    /// that is built with frame pointers, also one found by their chain.
     Return,
-    /// It is a return address only if an assumption holds.
+    /// A return address that is right only if an assumption holds.
     Guess(Guess),
 }
 
-/// An assumption.
+/// An assumption of an unreliable frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guess {
-    /// That the code keeps frame pointers, although nothing says so.
+    /// The code keeps frame pointers, although no information says so.
     FramePointer,
-    /// That a function without a frame has nothing on the stack but its return address.
+    /// A function without a frame has nothing on the stack but its return address.
     TopOfStack,
 }
 
-/// Who replaced a return address on the stack by one of their own, to be called when the function returns.
+/// A kernel facility that replaced a return address on the stack by its own, to be called when the
+/// function returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReturnTrampoline {
     /// A kretprobe, fprobe or other user of the kernel's rethooks.
@@ -44,24 +46,26 @@ pub enum ReturnTrampoline {
 pub struct Frame {
     /// The instruction that runs next in this frame: the instruction pointer, or a return address.
     pub address: Gva,
-    /// How it was found.
+    /// The source of the address.
     pub found: Found,
-    /// Whether this and all frames before it were found without an assumption.
+    /// True if this and all inner frames were found without an assumption.
     pub reliable: bool,
-    /// Set where the return address on the stack had been replaced. [`address`](Self::address) is then the original
-    /// one; if that was not found, the trampoline's, and the frame is not reliable.
+    /// The trampoline that had replaced the return address on the stack, if any.
+    /// [`address`](Self::address) is then the original address. If the original was not found, it
+    /// is the trampoline's, and the frame is not reliable.
     pub trampoline: Option<ReturnTrampoline>,
 }
 
 impl Frame {
-    /// Whether the instruction at [`address`](Self::address) itself belongs to the frame. It need not for a return
-    /// address: a call may be the last instruction of its function.
+    /// Checks whether the instruction at [`address`](Self::address) itself belongs to the frame. A
+    /// return address may not, because a call may be the last instruction of its function.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.found, Found::Register | Found::Interrupted)
     }
 
-    /// The address to look symbols and source lines up by: inside the instruction that the frame is at.
+    /// Returns the address for lookups of symbols and source lines. It is inside the instruction
+    /// that the frame is at.
     #[must_use]
     pub fn lookup_address(&self) -> u64 {
         match self.is_exact() {
@@ -71,26 +75,28 @@ impl Frame {
     }
 }
 
-/// Why a walk found no further frame.
+/// The reason why a walk found no further frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The kernel was entered from a process here; its stack goes on with [`Stack::entry`].
+    /// The kernel was entered from a process here. The process's stack continues with
+    /// [`Stack::entry`].
     UserMode,
-    /// The outermost frame: a thread's first function, or where the unwind information says that nothing called.
+    /// The outermost frame: a thread's first function, or one that has no caller by the unwind
+    /// information.
     Bottom,
     /// A page that is needed is not in memory.
     NotPresent {
-        /// First byte that could not be read.
+        /// The first byte that could not be read.
         gva: Gva,
     },
-    /// Nothing says how to leave the function.
+    /// No information describes how to unwind the function.
     NoUnwindInfo {
-        /// An address in it.
+        /// An address in the function.
         address: Gva,
     },
-    /// The unwind information is there and makes no sense, or uses what is not supported.
+    /// The unwind information is malformed, or uses an unsupported feature.
     BadUnwindInfo {
-        /// An address in the function it is for.
+        /// An address in the function that the information is for.
         address: Gva,
     },
     /// The unwind information needs a register that is not known in this frame.
@@ -100,34 +106,35 @@ pub enum End {
         /// DWARF's number of the register (System V ABI for AMD64, figure 3.36).
         register: u16,
     },
-    /// A return address is no code.
+    /// A return address is not in code.
     NotCode {
-        /// It.
+        /// The return address.
         address: Gva,
     },
-    /// A stack or frame pointer leads out of every stack of the task and its CPU.
+    /// A stack or frame pointer points outside every stack of the task and its CPU.
     OffStack {
-        /// It.
+        /// The pointer.
         pointer: Gva,
     },
-    /// The next frame is not further out than this one: the stack is damaged, or was read while it changed.
+    /// The next frame is not further out than this one. The stack is damaged, or was read while it
+    /// changed.
     NotOutwards {
         /// The next stack or frame pointer.
         pointer: Gva,
     },
-    /// The most frames asked for were found; there are more.
+    /// The requested maximum of frames was found, and there are more.
     TooLong,
-    /// The task has no stack any more: it has ended and waits for its parent to notice.
+    /// The task has no stack any more, because it has ended and waits for its parent to reap it.
     NoStack,
-    /// A 32-bit program, whose frames are not read.
+    /// The program is 32-bit. Its frames are not read.
     ThirtyTwoBit,
-    /// The CPU is just entering or leaving the kernel: of the program's registers some stand in memory and some in the
-    /// CPU.
+    /// The CPU is just entering or leaving the kernel. Some of the program's registers are in
+    /// memory and some in the CPU.
     AtBorder,
 }
 
 impl End {
-    /// Whether the stack is complete.
+    /// Checks whether the stack is complete.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         matches!(self, Self::UserMode | Self::Bottom)
@@ -170,16 +177,17 @@ impl fmt::Display for End {
 /// A walked stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stack {
-    /// Innermost first.
+    /// The frames, innermost first.
     pub frames: Vec<Frame>,
-    /// Why there are no more.
+    /// The reason why the walk ended.
     pub end: End,
-    /// Of a kernel stack that ended in [`End::UserMode`]: the process's registers, where they are known whole.
+    /// The process's registers, if they are known completely. Only for a kernel stack that ended in
+    /// [`End::UserMode`].
     pub entry: Option<SavedRegisters>,
 }
 
 impl Stack {
-    /// A stack of which nothing is known but why.
+    /// Returns a stack without frames, with only the reason for its end.
     pub(crate) fn empty(end: End) -> Self {
         Self {
             frames: Vec::new(),
@@ -188,7 +196,7 @@ impl Stack {
         }
     }
 
-    /// Whether every frame was found without an assumption and the stack is complete.
+    /// Checks whether every frame was found without an assumption and the stack is complete.
     #[must_use]
     pub fn is_reliable(&self) -> bool {
         self.end.is_complete() && self.frames.iter().all(|frame| frame.reliable)
@@ -198,24 +206,24 @@ impl Stack {
 /// Registers as the kernel's entry code saves them on a stack (`struct pt_regs`, arch/x86/include/asm/ptrace.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SavedRegisters {
-    /// General registers, RIP and RFLAGS.
+    /// The general registers, RIP and RFLAGS.
     pub general: GeneralRegisters,
-    /// Selector of the code segment.
+    /// The selector of the code segment.
     pub cs: u16,
-    /// Number of the system call; else what the entry code keeps there.
+    /// The number of the system call, or the value that other entry code keeps there.
     pub orig_rax: u64,
 }
 
-/// Selector of 32-bit user code (`__USER32_CS`, arch/x86/include/asm/segment.h).
+/// The selector of 32-bit user code (`__USER32_CS`, arch/x86/include/asm/segment.h).
 const USER32_CS: u16 = 0x23;
 
 impl SavedRegisters {
-    /// Bytes of a `pt_regs`.
+    /// The size of a `pt_regs` in bytes.
     pub const SIZE: u64 = 21 * 8;
-    /// Bytes of what the CPU itself pushes: RIP, CS, RFLAGS, RSP, SS.
+    /// The size in bytes of the part that the CPU pushes: RIP, CS, RFLAGS, RSP, SS.
     pub(super) const HARDWARE_SIZE: u64 = 5 * 8;
 
-    /// The registers saved at `at`.
+    /// Reads the registers saved at `at`.
     ///
     /// # Errors
     /// If they are not in memory.
@@ -244,13 +252,13 @@ impl SavedRegisters {
         };
         Ok(Self {
             general,
-            // Kernels that know FRED keep other things in the upper bits.
+            // Kernels that support FRED keep other data in the upper bits.
             cs: word(17) as u16,
             orig_rax: word(15),
         })
     }
 
-    /// Those of a CPU in user mode, which is in no system call.
+    /// Returns the registers of a CPU that is in user mode, and so in no system call.
     pub(crate) fn of_cpu(cpu: &CpuState) -> Self {
         Self {
             general: cpu.general,
@@ -259,20 +267,20 @@ impl SavedRegisters {
         }
     }
 
-    /// Whether they are a process's.
+    /// Checks whether the registers are those of a process.
     #[must_use]
     pub fn in_user_mode(&self) -> bool {
         self.cs & 3 == 3
     }
 
-    /// Whether a process goes on with them. A thread of a process that never leaves the kernel, such as a worker of
-    /// io_uring, keeps some of user mode with neither an instruction nor a stack (`copy_thread`,
-    /// arch/x86/kernel/process.c).
+    /// Checks whether a process resumes with these registers. A thread of a process that never
+    /// leaves the kernel, such as an io_uring worker, keeps some user-mode registers. It has
+    /// neither an instruction nor a stack (`copy_thread`, arch/x86/kernel/process.c).
     pub(super) fn are_of_entry(&self) -> bool {
         self.in_user_mode() && (self.general.rip, self.general.rsp) != (0, 0)
     }
 
-    /// Whether they are those of 32-bit user code.
+    /// Checks whether the registers are those of 32-bit user code.
     #[must_use]
     pub fn is_32_bit(&self) -> bool {
         self.cs == USER32_CS

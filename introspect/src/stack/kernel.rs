@@ -1,9 +1,11 @@
-//! The kernel stacks of tasks: of one that sleeps from what it left on its stack, of one that runs from its CPU's
-//! registers, across interrupts and exceptions to the entry from user mode or the task's first function.
+//! Walks the kernel stacks of tasks. The walk of a sleeping task starts at its saved state, that of
+//! a running one at its CPU's registers. It crosses interrupts and exceptions, up to the entry from
+//! user mode or the task's first function.
 //!
-//! The caller pauses the CPUs, knows which task each runs, and gives a view of the kernel's address space. Frames come from
-//! the kernel's unwind information (ORC), or from frame pointers in a kernel that is built with them; from nothing else. A
-//! stack that cannot be followed further ends with the reason, after the frames found.
+//! The caller pauses the CPUs, knows which task each runs, and passes a view of the kernel's
+//! address space. Frames come only from the kernel's unwind information (ORC), or from frame
+//! pointers in a kernel that is built with them. If a stack cannot be followed further, the frames
+//! found end with the reason.
 
 use std::ops::Range;
 
@@ -20,11 +22,11 @@ use crate::kernel::symbols::Symbols;
 use crate::x86_64::{CpuState, GeneralRegisters};
 use crate::{CpuRegisters, Gva, MemoryView};
 
-/// Most frames of a kernel stack: one of four pages cannot hold many more of 16 bytes.
+/// The maximum number of frames of a kernel stack. Four pages hold few more of 16 bytes each.
 pub const MAX_KERNEL_FRAMES: usize = 1024;
-/// Where a task starts that has not run yet.
+/// The code at which a task starts that has not run yet.
 const FIRST_CODE: [&str; 2] = ["ret_from_fork_asm", "ret_from_fork"];
-/// Functions that a kernel with frame pointers gives a frame, and any kernel has.
+/// Functions that any kernel has, and that have a frame in a kernel with frame pointers.
 const FRAMED: [&str; 6] = [
     "schedule",
     "vfs_read",
@@ -34,19 +36,20 @@ const FRAMED: [&str; 6] = [
     "wake_up_process",
 ];
 
-/// How a kernel's stacks are unwound.
+/// The way in which a kernel's stacks are unwound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// By the kernel's unwind information.
     Orc(OrcTable),
     /// By frame pointers, which all its functions keep.
     FramePointers,
-    /// Not at all: the kernel has neither. Only the innermost frame is known.
+    /// None: the kernel has neither. Only the innermost frame is known.
     None,
 }
 
 impl Method {
-    /// That of a running kernel: its unwind information if it has some, else frame pointers if its functions set them up.
+    /// Returns the method for a running kernel. It prefers unwind information to frame pointers,
+    /// and uses the latter if its functions set them up.
     #[must_use]
     pub fn of(view: MemoryView<'_>, symbols: &Symbols, orc: Option<OrcTable>) -> Self {
         match orc {
@@ -57,7 +60,7 @@ impl Method {
     }
 }
 
-/// Walks the stacks of one running kernel.
+/// A walker of the stacks of one running kernel.
 #[derive(Debug, Clone)]
 pub struct KernelUnwinder {
     layout: StackLayout,
@@ -68,7 +71,7 @@ pub struct KernelUnwinder {
 }
 
 impl KernelUnwinder {
-    /// Finds what stacks of this kernel look like; `symbols` must have its slide.
+    /// Finds the layout of this kernel's stacks. `symbols` must have its slide.
     ///
     /// # Errors
     /// If the types do not describe a task's stack.
@@ -85,14 +88,14 @@ impl KernelUnwinder {
         })
     }
 
-    /// The modules that are loaded now, in place of those given before. Code of others is taken for generated code, which
-    /// makes a stack unreliable.
+    /// Sets the modules that are loaded now, in place of the previous ones. Code of other modules
+    /// is treated as generated code, which makes a stack unreliable.
     pub fn set_modules(&mut self, modules: Vec<ModuleCode>) {
         self.code.modules = modules;
     }
 
-    /// The stack of a task that does not run now. Its frames are those of `/proc/PID/stack`, and before them those of the
-    /// scheduler (see [`is_scheduler`](Self::is_scheduler)).
+    /// Walks the stack of a task that does not run now. Its frames are those of `/proc/PID/stack`,
+    /// preceded by those of the scheduler (see [`is_scheduler`](Self::is_scheduler)).
     #[must_use]
     pub fn sleeping(&self, view: MemoryView<'_>, task: Gva) -> Stack {
         let mut walk = match Walk::new(self, view, task, Vec::new()) {
@@ -103,14 +106,15 @@ impl KernelUnwinder {
         walk.finish(end)
     }
 
-    /// The stack of the task that a CPU runs, from the CPU's registers. Without frames if the CPU is in user mode.
+    /// Walks the stack of the task that a CPU runs, from the CPU's registers. There are no frames
+    /// if the CPU is in user mode.
     #[must_use]
     pub fn running(&self, view: MemoryView<'_>, cpu: &CpuState, task: Gva) -> Stack {
         self.running_at_most(view, cpu, task, MAX_KERNEL_FRAMES)
     }
 
-    /// The innermost `most` frames of it. Where the CPU switches to another task and is on that one's stack already, the
-    /// stack is the other's.
+    /// Walks the innermost `most` frames of the stack of the task that a CPU runs. If the CPU is
+    /// switching to another task and is already on its stack, the stack is that task's.
     #[must_use]
     pub fn running_at_most(
         &self,
@@ -141,9 +145,10 @@ impl KernelUnwinder {
         walk.finish(end)
     }
 
-    /// The registers with which a task entered the kernel, from the end of its stack: those of the process while it is in
-    /// a system call, or was interrupted or switched away from. `None` for a kernel thread, and for a thread of a process
-    /// that never leaves the kernel. They are old for a task that runs in user mode.
+    /// Reads the registers with which a task entered the kernel, from the end of its stack. They
+    /// are the process's while it is in a system call, or was interrupted or switched away from.
+    /// Returns `None` for a kernel thread, and for a thread of a process that never leaves the
+    /// kernel. They are stale for a task that runs in user mode.
     ///
     /// # Errors
     /// If they are not in memory.
@@ -158,15 +163,15 @@ impl KernelUnwinder {
         Ok(saved.are_of_entry().then_some(saved))
     }
 
-    /// Whether a stack pointer is on a task's own stack.
+    /// Checks whether a stack pointer is on a task's own stack.
     #[must_use]
     pub fn is_on_stack(&self, view: MemoryView<'_>, task: Gva, pointer: u64) -> bool {
         let stack = self.layout.task_stack(view, task);
         stack.is_ok_and(|stack| points_into(&stack, pointer))
     }
 
-    /// Whether a CPU is on one of its stacks for exceptions, or on that for the first instructions of an entry: what
-    /// interrupted the program then saved its registers there, and not where
+    /// Checks whether a CPU is on one of its exception stacks, or on the stack for the first
+    /// instructions of an entry. The program's registers are then saved there, and not where
     /// [`entry_registers`](Self::entry_registers) looks.
     #[must_use]
     pub fn is_on_entry_stack(&self, view: MemoryView<'_>, cpu: &CpuState) -> bool {
@@ -177,12 +182,13 @@ impl KernelUnwinder {
         })
     }
 
-    /// Whether a CPU in kernel mode, whose current task is `current`, is on the stack of another task: then it switches to
-    /// that one and notes only later that it did. Of kernels whose interrupt stacks are not known it is not told.
+    /// Checks whether a CPU in kernel mode, whose current task is `current`, is on the stack of
+    /// another task. It is then switching to that task and updates the current task only later.
+    /// Returns false for kernels whose interrupt stacks are not known.
     #[must_use]
     pub fn has_left_stack(&self, view: MemoryView<'_>, cpu: &CpuState, current: Gva) -> bool {
         let pointer = cpu.general.rsp;
-        // In the first instructions of a system call it is the program's.
+        // In the first instructions of a system call, the stack pointer is the program's.
         if pointer >> 63 == 0 || !self.layout.knows_interrupt_stack() {
             return false;
         }
@@ -192,8 +198,9 @@ impl KernelUnwinder {
         !stacks.any(|stack| points_into(&stack, pointer))
     }
 
-    /// Returns the task whose stack the stack pointer is on, as a register names it: `__switch_to_asm` and `__switch_to`
-    /// have the next task in RSI, and what they call somewhere else.
+    /// Returns the task whose stack the stack pointer is on, if a register points at it.
+    /// `__switch_to_asm` and `__switch_to` have the next task in RSI; their callees have it
+    /// elsewhere.
     fn switched_to(&self, view: MemoryView<'_>, registers: &GeneralRegisters) -> Option<Gva> {
         let r = registers;
         let candidates = [
@@ -206,29 +213,30 @@ impl KernelUnwinder {
         candidates.find(|task| self.is_on_stack(view, *task, r.rsp))
     }
 
-    /// Whether a frame is in a function of the scheduler, which `/proc/PID/stack` leaves out.
+    /// Checks whether a frame is in a function of the scheduler, which `/proc/PID/stack` omits.
     #[must_use]
     pub fn is_scheduler(&self, frame: &Frame) -> bool {
         self.code.is_scheduler(frame.address.0)
     }
 }
 
-/// Whether a stack pointer is on a stack, which may be empty. It never is at the start of one.
+/// Checks whether a stack pointer is on a stack, which may be empty. It never is at the start of
+/// one.
 fn points_into(stack: &Range<u64>, pointer: u64) -> bool {
     stack.start < pointer && pointer <= stack.end
 }
 
-/// A walk under way.
+/// A walk in progress.
 pub(super) struct Walk<'u, 'p> {
     pub(super) unwinder: &'u KernelUnwinder,
     pub(super) view: MemoryView<'p>,
     pub(super) stacks: Stacks,
-    /// Where the registers of the entry from user mode stand, if there was one.
+    /// The address of the registers of the entry from user mode, if there was one.
     pub(super) entry_at: u64,
     pub(super) entry: Option<SavedRegisters>,
     task: Gva,
     frames: Vec<Frame>,
-    /// Frames that are wanted.
+    /// The maximum number of frames.
     most: usize,
     reliable: bool,
     hooks_left: usize,
@@ -266,7 +274,7 @@ impl<'u, 'p> Walk<'u, 'p> {
         }
     }
 
-    /// From the `struct inactive_task_frame` at a task's saved stack pointer.
+    /// Walks from the `struct inactive_task_frame` at a task's saved stack pointer.
     fn follow_saved_frame(&mut self) -> Result<End, End> {
         let layout = self.unwinder.layout.inactive;
         let sp = self.unwinder.layout.saved_sp(self.view, self.task)?;
@@ -293,7 +301,7 @@ impl<'u, 'p> Walk<'u, 'p> {
         }
     }
 
-    /// From a CPU's registers.
+    /// Walks from a CPU's registers.
     fn follow_registers(&mut self, registers: GeneralRegisters) -> Result<End, End> {
         let GeneralRegisters { rip, rsp, rbp, .. } = registers;
         // A call through a null pointer has left its return address on the stack.
@@ -315,7 +323,7 @@ impl<'u, 'p> Walk<'u, 'p> {
         }
     }
 
-    /// Whether a task starts at `address`: then nothing has called it.
+    /// Checks whether a task starts at `address`, and so has no caller.
     pub(super) fn is_first_code(&self, address: u64) -> bool {
         self.unwinder.first_code.contains(&address)
     }
@@ -324,7 +332,7 @@ impl<'u, 'p> Walk<'u, 'p> {
         &self.unwinder.code
     }
 
-    /// The word at `at`, which must be on a stack.
+    /// Reads the word at `at`, which must be on a stack.
     pub(super) fn read_stack(&mut self, at: u64) -> Result<u64, End> {
         self.stacks.enter(at, 8)?;
         self.read(at)
@@ -336,7 +344,7 @@ impl<'u, 'p> Walk<'u, 'p> {
             .map_err(|_| End::NotPresent { gva: Gva(at) })
     }
 
-    /// The registers saved at `at`, which must be on a stack.
+    /// Reads the registers saved at `at`, which must be on a stack.
     pub(super) fn read_registers(&mut self, at: u64) -> Result<SavedRegisters, End> {
         self.stacks.enter(at, SavedRegisters::SIZE)?;
         SavedRegisters::read(self.view, Gva(at)).map_err(|_| End::NotPresent { gva: Gva(at) })
@@ -374,7 +382,8 @@ impl<'u, 'p> Walk<'u, 'p> {
         Ok(())
     }
 
-    /// Adds the frame whose return address stands at `slot`, and returns that address. `found` tells how the slot was.
+    /// Adds the frame whose return address is at `slot`, and returns that address. `found` is how
+    /// the slot was found.
     pub(super) fn push_return(&mut self, slot: u64, found: Found) -> Result<u64, End> {
         let value = self.read_stack(slot)?;
         let trampolines = &self.unwinder.trampolines;
@@ -393,7 +402,7 @@ impl<'u, 'p> Walk<'u, 'p> {
         let address = original.unwrap_or(value);
         self.push_frame(address, found, Some(kind))?;
         match (original, self.unwinder.method) {
-            // The trampoline's own unwind information is for a stack that looks different.
+            // The trampoline's own unwind information describes a different stack.
             (None, Method::Orc(_)) => Err(End::NoUnwindInfo {
                 address: Gva(value),
             }),

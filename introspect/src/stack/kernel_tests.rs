@@ -18,7 +18,8 @@ const REGISTERS: u8 = 1;
 const HARDWARE: u8 = 2;
 const END: u8 = 4;
 
-/// A kernel whose functions keep no frame pointer. Each has 16 bytes of locals; `work` saves RBP in them.
+/// Builds a kernel whose functions keep no frame pointer. Each has 16 bytes of locals, where `work`
+/// saves RBP.
 fn without_frame_pointers() -> TestKernel {
     let mut kernel = TestKernel::new();
     let none = (UNDEFINED, 0);
@@ -29,7 +30,7 @@ fn without_frame_pointers() -> TestKernel {
         (0x300, (SP, 24), none, CALL),
         (0x400, (SP, 0), none, REGISTERS),
         (0x500, (SP, 0), none, REGISTERS),
-        // On the interrupt stack's top is where the stack it came from goes on.
+        // The top of the interrupt stack points back at the interrupted stack.
         (0x600, (SP_INDIRECT, 24), none, CALL),
         (0x700, none, none, END),
         (0x800, (SP, 0), none, HARDWARE),
@@ -42,8 +43,8 @@ fn without_frame_pointers() -> TestKernel {
     kernel
 }
 
-/// A system call on the task's stack: `work` called by `do_syscall`, called by `entry`, above which the registers stand.
-/// Returns the stack pointer in `__schedule`, which `work` has called.
+/// Writes a system call to the task's stack: `work` called by `do_syscall`, called by `entry`, with
+/// the registers above. Returns the stack pointer in `__schedule`, which `work` has called.
 fn system_call(kernel: &mut TestKernel) -> u64 {
     let sp = ENTRY - 3 * 24;
     kernel.registers(ENTRY, 0x40_1000, 0x33, 0x7ffc_0000, 0xb9);
@@ -77,7 +78,7 @@ fn a_sleeping_task_is_followed_to_its_system_call() {
     let paused = PausedMemory::new(&kernel.memory);
     let alone = unwinder.entry_registers(paused.view(kernel.space), Gva(TASK));
     assert_eq!(alone, Ok(Some(entry)));
-    // A worker of io_uring: the selectors are the process's, the rest was reset.
+    // An io_uring worker: the selectors are the process's, the rest was reset.
     kernel.registers(ENTRY, 0, 0x33, 0, 0);
     let paused = PausedMemory::new(&kernel.memory);
     let alone = unwinder.entry_registers(paused.view(kernel.space), Gva(TASK));
@@ -92,7 +93,7 @@ fn kernel_threads_end_at_their_first_function() {
             Found::Return,
             vec![(0x150, Found::Return), (0x750, Found::Return)],
         ),
-        // One that has not run yet.
+        // A worker that has not run yet.
         (
             TEXT + 0x700,
             Found::Register,
@@ -127,7 +128,8 @@ fn a_task_that_is_switched_to_for_the_first_time_ends_where_it_starts() {
     assert!(stack.is_reliable());
 }
 
-/// `__switch_to_asm` has the next task's stack, and the kernel's current task is the one before.
+/// `__switch_to_asm` is on the next task's stack, while the kernel's current task is still the
+/// previous one.
 #[test]
 fn between_two_tasks_the_stack_is_that_of_the_next() {
     let mut kernel = without_frame_pointers();
@@ -174,8 +176,8 @@ fn a_thunks_first_instructions_are_right_behind_calls() {
     }
 }
 
-/// The system call in `work`, interrupted by a device whose handler runs on the CPU's interrupt stack. Returns the
-/// handler's stack pointer.
+/// Interrupts the system call in `work` by a device whose handler runs on the CPU's interrupt
+/// stack. Returns the handler's stack pointer.
 fn interrupted(kernel: &mut TestKernel) -> u64 {
     let sp = system_call(kernel) + 24;
     kernel.registers(sp - 168, TEXT + 0x220, 0x10, sp, 0x1234);
@@ -193,8 +195,9 @@ const INTERRUPTED: [(u64, Found); 5] = [
     (0x450, Found::Return),
 ];
 
-/// An exception in the program, and in `work`: its entry calls `error_entry`, which returns with all registers on the stack.
-/// The table is right about the call and wrong about the instruction behind it, also where another function returns there.
+/// An exception in the program, and one in `work`. Its entry calls `error_entry`, which returns
+/// with all registers on the stack. The table is right about the call and wrong about the
+/// instruction after it, also if another function returns there.
 #[test]
 fn registers_that_an_exceptions_entry_had_saved_are_found_right_behind() {
     const PAGE_FAULT: u64 = TEXT + 0x880;
@@ -226,7 +229,7 @@ fn registers_that_an_exceptions_entry_had_saved_are_found_right_behind() {
         kernel.put(PAGE_FAULT + 1, distance.to_le_bytes());
         let saved = ENTRY - 2 * 24 - 168;
         kernel.registers(saved, rip, cs, sp, 0x1234);
-        // Jumped to at the end of `error_entry`, with a frame of its own.
+        // The function is jumped to at the end of `error_entry`, and has its own frame.
         kernel.words(saved - 24, &[1, 2, PAGE_FAULT + 5]);
         let mut jumped_to = expected.clone();
         jumped_to[0].1 = Found::Return;
@@ -271,7 +274,7 @@ fn a_running_task_is_followed_across_the_stacks_of_its_cpu() {
             (INTERRUPTED[..most].to_vec(), End::TooLong)
         );
     }
-    // The handler is interrupted by one that has a stack of its own.
+    // The handler is interrupted by an exception with its own stack.
     let frame = [TEXT + 0x620, 0x10, 0x2, sp, 0x18];
     kernel.words(NMI_STACK - 40, &frame);
     let stack = walk(&kernel, TEXT + 0x820, NMI_STACK - 40);
@@ -299,7 +302,7 @@ fn modules_bring_their_unwind_information_and_generated_code_makes_unreliable() 
     let mut kernel = without_frame_pointers();
     let sp = system_call(&mut kernel);
     kernel.word(sp + 16, MODULE + 0x50);
-    // As generated code has to be: a frame pointer.
+    // Generated code must keep a frame pointer.
     kernel.inactive(sp - 56, sp + 32, TEXT + 0x150);
     let mut unwinder = kernel.unwinder(true);
     let stack = sleeping(&kernel, &unwinder);
@@ -466,7 +469,7 @@ fn tables_that_lead_in_circles_end() {
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(300))]
 
-    /// Whatever stands in the table and on the stacks, a walk ends, within its bounds.
+    /// A walk ends within its bounds, whatever the table and the stacks hold.
     #[test]
     fn hostile_tables_and_stacks_end(
         records in proptest::collection::vec((0u8..10, -64i16..64, 0u8..10, -64i16..64, 0u8..8), 10),

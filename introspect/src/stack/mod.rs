@@ -1,8 +1,8 @@
-//! Call stacks, of the kernel and of processes.
+//! Call stacks of the kernel and of processes.
 //!
-//! The caller pauses the CPUs. [`kernel`] walks kernel stacks, [`user`] those of processes; both yield a
-//! [`frames::Stack`]: the frames found, how, and why there are no more. Names of functions are the caller's to look up,
-//! by [`frames::Frame::lookup_address`].
+//! The caller pauses the CPUs. [`kernel`] walks kernel stacks, [`user`] those of processes. Both
+//! return a [`frames::Stack`]: the frames, how each was found, and why the walk ended. The caller
+//! looks up function names by [`frames::Frame::lookup_address`].
 
 pub mod code;
 pub mod frames;

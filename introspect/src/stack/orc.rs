@@ -1,10 +1,11 @@
-//! The kernel's table of unwind information (ORC, Documentation/arch/x86/orc-unwinder.rst): for each range of code, how to
-//! get from a function's stack to its caller's.
+//! The kernel's table of unwind information (ORC, Documentation/arch/x86/orc-unwinder.rst). For
+//! each range of code, it describes the step from a function's stack to its caller's.
 //!
-//! Two arrays stand side by side: 32-bit distances from each element to the first address its record is for, ascending,
-//! and the records ([`OrcFormat`]). Kernels before 5.6 sort them when they boot, later ones when they are built, modules
-//! when they are loaded. In a running guest the table is read where it stands ([`OrcTable`]); from an image, or wherever it
-//! may not be sorted, it is copied ([`OrcCopy`]). Both find records by binary search over a bounded number of elements.
+//! The table has two parallel arrays: 32-bit distances and records ([`OrcFormat`]). A distance is
+//! that from its own element to the first address of its record. They ascend. Kernels before 5.6
+//! sort them at boot, later ones when they are built, modules when they are loaded. In a running
+//! guest the table is read in place ([`OrcTable`]). From an image, or if it may be unsorted, it is
+//! copied ([`OrcCopy`]). Both find records by binary search over a bounded number of elements.
 
 use super::orc_versions::{ENTRY_SIZE, OrcEntry, OrcFormat, OrcType};
 use crate::bytes::u32_at;
@@ -16,36 +17,36 @@ use crate::kernel::symbols::Symbols;
 use crate::x86_64::ReadVirtualError;
 use crate::{Gva, MemoryView};
 
-/// Bytes of a distance.
+/// The size of a distance in bytes.
 const DISTANCE: u64 = 4;
-/// Most records taken from one table; a distribution's kernel has about half a million.
+/// The maximum number of records of one table. A distribution's kernel has about half a million.
 const MAX_RECORDS: u64 = 1 << 24;
-/// What the symbols around the table are for, in errors.
+/// The purpose of the symbols around the table, for errors.
 const USED_FOR: &str = "bounds the kernel's unwind information";
 
-/// There is no usable table.
+/// The reason why there is no usable table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OrcError {
-    /// The symbols around it, or a module's members, are missing.
+    /// The symbols around the table, or a module's members, are missing.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Its two arrays do not fit together.
+    /// The sizes of the two arrays do not match.
     #[error(
         "the unwind information at {ips} has {ip_bytes:#x} bytes of addresses and {entry_bytes:#x} bytes of records: \
          they do not fit together"
     )]
     Mismatch {
-        /// Of the addresses.
+        /// The address of the array of addresses.
         ips: Gva,
-        /// Bytes of addresses.
+        /// The size of the array of addresses in bytes.
         ip_bytes: u64,
-        /// Bytes of records.
+        /// The size of the array of records in bytes.
         entry_bytes: u64,
     },
-    /// The image does not hold it.
+    /// The image does not hold the table.
     #[error("the kernel image does not hold the unwind information at {ips}")]
     NotInImage {
-        /// Link address of the addresses.
+        /// The link address of the array of addresses.
         ips: Gva,
     },
     /// A module's description cannot be read.
@@ -53,7 +54,7 @@ pub enum OrcError {
     Module(#[from] StructureError),
 }
 
-/// Where a table stands.
+/// The location of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     ips: u64,
@@ -80,7 +81,7 @@ impl Place {
         }
     }
 
-    /// The kernel's own, by the symbols around it.
+    /// Finds the kernel's own table by the symbols around it.
     fn of_kernel(symbols: &Symbols) -> Result<Self, OrcError> {
         let symbol = |name: &'static str| {
             let missing = LayoutError::Symbol {
@@ -107,23 +108,24 @@ pub struct OrcTable {
 }
 
 impl OrcTable {
-    /// The kernel's own; `symbols` must have the slide of the running kernel.
+    /// Finds the kernel's own table. `symbols` must have the slide of the running kernel.
     ///
     /// # Errors
-    /// If the kernel names none (it is built with another unwinder), or it cannot be one.
+    /// If the kernel has no such symbols (it is built with another unwinder), or they do not bound
+    /// a table.
     pub fn of_kernel(symbols: &Symbols, format: OrcFormat) -> Result<Self, OrcError> {
         let place = Place::of_kernel(symbols)?;
         Ok(Self { place, format })
     }
 
-    /// The format of its records.
+    /// Returns the format of the records.
     #[must_use]
     pub fn format(&self) -> OrcFormat {
         self.format
     }
 
-    /// The record for the instruction at `ip`: the last one that starts at or before it. `None` if there is none, or it
-    /// cannot be decoded.
+    /// Finds the record for the instruction at `ip`: the last one that starts at or before it.
+    /// Returns `None` if there is none, or it cannot be decoded.
     ///
     /// # Errors
     /// If the table is not in memory.
@@ -138,7 +140,7 @@ impl OrcTable {
             count,
         } = self.place;
         let (mut low, mut high) = (0, count);
-        // Elements before `low` start at or before `ip`, those from `high` on behind it.
+        // Elements before `low` start at or before `ip`, those from `high` on start after it.
         while low < high {
             let middle = low + (high - low) / 2;
             let at = ips.wrapping_add(middle * DISTANCE);
@@ -156,7 +158,7 @@ impl OrcTable {
     }
 }
 
-/// Where a kernel's modules keep their tables (`struct module`, `arch`).
+/// The offsets of the members by which a module names its table (`struct module`, `arch`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleOrcLayout {
     count: u64,
@@ -169,7 +171,7 @@ impl ModuleOrcLayout {
     /// Finds the offsets.
     ///
     /// # Errors
-    /// If the kernel's modules have no such tables: it has no modules, or another unwinder.
+    /// If the kernel's modules have no such tables, because it has no modules or another unwinder.
     pub fn new(btf: &Btf, format: OrcFormat) -> Result<Self, LayoutError> {
         Ok(Self {
             count: offset(btf, "module.arch.num_orcs", 4)?,
@@ -179,10 +181,11 @@ impl ModuleOrcLayout {
         })
     }
 
-    /// The table of the module whose `struct module` is at `module`; `None` if it brought none.
+    /// Returns the table of the module whose `struct module` is at `module`, or `None` if it has
+    /// none.
     ///
     /// # Errors
-    /// If it cannot be read or be one.
+    /// If the members cannot be read or do not describe a table.
     pub fn table(&self, view: MemoryView<'_>, module: Gva) -> Result<Option<OrcTable>, OrcError> {
         let module = Structure::at(view, "module", module)?;
         let count = u64::from(module.u32(self.count)?);
@@ -198,20 +201,20 @@ impl ModuleOrcLayout {
     }
 }
 
-/// A table copied from an image, sorted.
+/// A sorted table, copied from an image.
 #[derive(Debug, Clone)]
 pub struct OrcCopy {
-    /// First address of each record, ascending.
+    /// The first address of each record, ascending.
     starts: Vec<u64>,
     entries: Vec<[u8; ENTRY_SIZE]>,
     format: OrcFormat,
 }
 
 impl OrcCopy {
-    /// The table of a kernel image; `symbols` are the image's, without slide.
+    /// Copies the table of a kernel image. `symbols` are the image's, without slide.
     ///
     /// # Errors
-    /// If the image names none, does not hold it, or it cannot be one.
+    /// If the image has no such symbols, does not hold the table, or they do not bound one.
     pub fn of_image(
         image: &KernelImage,
         symbols: &Symbols,
@@ -233,10 +236,10 @@ impl OrcCopy {
         }
     }
 
-    /// A table of the bytes of its two arrays, the first of which stands at `ips_address`.
+    /// Builds a table from the bytes of its two arrays. The first array is at `ips_address`.
     ///
     /// # Errors
-    /// If they do not fit together.
+    /// If the sizes do not match.
     pub fn from_bytes(
         ips_address: u64,
         ips: &[u8],
@@ -256,7 +259,8 @@ impl OrcCopy {
             .filter_map(|(index, record)| Some((start(index)?, *record)))
             .collect();
         if !pairs.is_sorted_by_key(|(start, _)| *start) {
-            // Of records for one address the last counts: those that only end the range before come first.
+            // Of several records for one address the last counts. Those that only end the previous
+            // range come first.
             pairs.sort_by_key(|(start, record)| (*start, rank(format.decode(*record))));
         }
         let (starts, entries) = pairs.into_iter().unzip();
@@ -267,7 +271,7 @@ impl OrcCopy {
         })
     }
 
-    /// The record for the instruction at the link address `ip`; see [`OrcTable::find`].
+    /// Finds the record for the instruction at the link address `ip`; see [`OrcTable::find`].
     #[must_use]
     pub fn find(&self, ip: u64) -> Option<OrcEntry> {
         let after = self.starts.partition_point(|start| *start <= ip);
@@ -275,7 +279,8 @@ impl OrcCopy {
             .decode(*self.entries.get(after.checked_sub(1)?)?)
     }
 
-    /// All records with the first address of each, ascending; `None` for one that cannot be decoded.
+    /// Iterates over all records with the first address of each, ascending. A record that cannot be
+    /// decoded is `None`.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, Option<OrcEntry>)> {
         let entries = self.entries.iter();
         self.starts
@@ -285,7 +290,7 @@ impl OrcCopy {
     }
 }
 
-/// How much a record says.
+/// Ranks a record by how much information it has.
 fn rank(entry: Option<OrcEntry>) -> u8 {
     match entry.map(|entry| entry.kind) {
         None | Some(OrcType::Undefined) => 0,
@@ -312,7 +317,8 @@ mod tests {
         OrcFormat::of(None, Some("Linux version 6.1.0")).unwrap()
     }
 
-    /// A record of a call with this distance to the caller's stack; 0 for one that ends a range.
+    /// Builds a record of a call with this distance to the caller's stack, or one that ends a range
+    /// if it is 0.
     fn record(sp_offset: u8) -> [u8; 6] {
         match sp_offset {
             0 => [0; 6],
@@ -320,7 +326,7 @@ mod tests {
         }
     }
 
-    /// The two arrays of records at these offsets in the text.
+    /// Builds the two arrays of records at these offsets in the text.
     fn arrays(records: &[(u64, u8)]) -> (Vec<u8>, Vec<u8>) {
         let (mut ips, mut entries) = (Vec::new(), Vec::new());
         for (index, (start, sp_offset)) in (0u64..).zip(records) {
@@ -344,7 +350,7 @@ mod tests {
         builder.finish(None)
     }
 
-    /// (ip in the text, distance to the caller's stack).
+    /// Pairs of an IP in the text and the distance to the caller's stack.
     const LOOKUPS: [(u64, Option<i16>); 7] = [
         (0xfff, None),
         (0x1000, Some(8)),

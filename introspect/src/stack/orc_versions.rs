@@ -1,8 +1,8 @@
-//! The record of ORC, the kernel's own unwind information, in its four shapes since Linux 4.14
+//! The record of ORC, the kernel's own unwind information, in its four layouts since Linux 4.14
 //! (arch/x86/include/asm/orc_types.h).
 //!
-//! All have six bytes: two signed 16-bit offsets, then 16 bits of fields. The base registers have kept their numbers up to
-//! Linux 7.0, and have others from 7.1 on; the fields are:
+//! All have six bytes: two signed 16-bit offsets, then 16 bits of fields. The base registers kept
+//! their numbers up to Linux 7.0, and have others from 7.1 on. The fields are:
 //!
 //! | Linux | bits 0-3 | 4-7 | from 8 on |
 //! |---|---|---|---|
@@ -11,19 +11,20 @@
 //! | 6.3 | | | type, 2 bits; signal; end of stack |
 //! | 6.4 on | | | type, 3 bits, with values for "undefined" and "end of stack"; signal |
 //!
-//! The kernel's types tell which it is; where there are none, its version does. Of the numbers its version alone tells.
+//! The kernel's types determine the layout, or its version if there are none. The register numbers
+//! depend on the version alone.
 
 use crate::kernel::btf::{Btf, MemberError};
 
-/// Bytes of a record.
+/// The size of a record in bytes.
 pub const ENTRY_SIZE: usize = 6;
 
-/// Where the stack pointer before a function's call, or RBP, is found.
+/// The base from which RBP, or the stack pointer before a function's call, is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
-    /// The register has not changed; of SP: nothing is known.
+    /// For BP, the register has not changed. For SP, nothing is known.
     Undefined,
-    /// At the stack pointer before the call.
+    /// The stack pointer before the call.
     PreviousSp,
     /// RDX.
     Dx,
@@ -39,12 +40,13 @@ pub enum Base {
     R13,
     /// In memory at RBP plus the offset.
     BpIndirect,
-    /// In memory at RSP; see [`OrcFormat::offset_after_indirection`].
+    /// In memory at RSP (see [`OrcFormat::offset_after_indirection`]).
     SpIndirect,
 }
 
 impl Base {
-    /// The place `offset` bytes from it, in the words of the kernel's objtool: `sp+16`, `(bp-8)` for what is stored there.
+    /// Formats the location `offset` bytes from this base as the kernel's objtool does: `sp+16`, or
+    /// `(bp-8)` for the value stored there.
     #[must_use]
     pub fn place(self, offset: i16) -> String {
         let name = match self {
@@ -63,14 +65,14 @@ impl Base {
     }
 }
 
-/// What stands at the stack pointer that a record leads to.
+/// The contents of the stack at the stack pointer that a record computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrcType {
-    /// Nothing is known: code that unwinding must not go through.
+    /// Unknown: unwinding must not go through this code.
     Undefined,
-    /// Nothing: the outermost frame.
+    /// Nothing, because the frame is outermost.
     EndOfStack,
-    /// A return address right below.
+    /// A return address right below the stack pointer.
     Call,
     /// A whole `pt_regs`.
     Registers,
@@ -81,21 +83,21 @@ pub enum OrcType {
 /// A decoded record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrcEntry {
-    /// Added to the base of SP, in bytes.
+    /// The offset from the base of SP, in bytes.
     pub sp_offset: i16,
-    /// Added to the base of BP, in bytes.
+    /// The offset from the base of BP, in bytes.
     pub bp_offset: i16,
-    /// Where SP is found.
+    /// The base of SP.
     pub sp: Base,
-    /// Where BP is found.
+    /// The base of BP.
     pub bp: Base,
-    /// What stands there.
+    /// The contents of the stack at SP.
     pub kind: OrcType,
-    /// Whether the address found there is an interrupted instruction, and no return address.
+    /// True if the address found there is an interrupted instruction rather than a return address.
     pub signal: bool,
 }
 
-/// Which of the four shapes.
+/// One of the four layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     /// Linux 4.14.
@@ -108,14 +110,14 @@ enum Shape {
     Types,
 }
 
-/// The versions that had them first no longer.
+/// The first version after each older layout.
 const UNTIL: [((u32, u32), Shape); 3] = [
     ((4, 18), Shape::First),
     ((6, 3), Shape::End),
     ((6, 4), Shape::SignalAndEnd),
 ];
 
-/// The base registers by their numbers, up to Linux 7.0.
+/// The base registers by number, up to Linux 7.0.
 const FIRST_NUMBERS: [Option<Base>; 16] = {
     let mut numbers = [None; 16];
     numbers[0] = Some(Base::Undefined);
@@ -130,7 +132,8 @@ const FIRST_NUMBERS: [Option<Base>; 16] = {
     numbers[9] = Some(Base::SpIndirect);
     numbers
 };
-/// The same from Linux 7.1 on. Number 1, RAX, is in no record of the kernels looked at.
+/// The base registers by number, from Linux 7.1 on. Number 1, RAX, is in no record of the inspected
+/// kernels.
 const NUMBERS: [Option<Base>; 16] = {
     let mut numbers = [None; 16];
     numbers[0] = Some(Base::Undefined);
@@ -146,42 +149,43 @@ const NUMBERS: [Option<Base>; 16] = {
     numbers
 };
 
-/// A kernel's shape of record, and what its unwinder makes of one.
+/// A kernel's record layout, and its unwinder's interpretation of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrcFormat {
     shape: Shape,
-    /// Whether registers have the numbers of Linux 7.1.
+    /// True if registers have the numbers of Linux 7.1.
     renumbered: bool,
-    /// Of [`Base::SpIndirect`]: whether the offset is added to what is read (Linux 5.12 on), and not to the address it
-    /// is read from.
+    /// For [`Base::SpIndirect`], true if the offset is added to the value read (Linux 5.12 on).
+    /// Otherwise it is added to the address that is read.
     pub offset_after_indirection: bool,
 }
 
-/// No shape is known for a kernel.
+/// The reason why a kernel's layout is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OrcFormatError {
-    /// The types describe another record.
+    /// The types describe an unknown record.
     #[error(
         "struct orc_entry has {what} in this kernel, which no known version of its unwind information has: kernel \
          stacks cannot be unwound by it"
     )]
     Unknown {
-        /// What is different.
+        /// The difference from the known layouts.
         what: String,
     },
-    /// Neither types nor a version.
+    /// There are neither types nor a version.
     #[error(
         "neither the kernel's types nor its version ({banner:?}) tell which version its unwind information has"
     )]
     NoVersion {
-        /// The banner given.
+        /// The banner.
         banner: String,
     },
 }
 
-/// Bit offset and width of a field, if it is there.
+/// The bit offset and width of a field, if it exists.
 type Place = Option<(u64, u32)>;
-/// The record's members: those that all shapes have at the same place, and those that tell the shapes apart.
+/// The record's members: those at the same place in all layouts, and those that distinguish the
+/// layouts.
 const NAMES: [&str; 7] = [
     "sp_offset",
     "bp_offset",
@@ -203,8 +207,9 @@ const SHAPES: [(Shape, [Place; 3]); 4] = [
 ];
 
 impl OrcFormat {
-    /// The format of a kernel, by its types if they have the record, else by its banner (`Linux version 6.1.0…`). The
-    /// newest is taken for what only the version tells and there is none.
+    /// Determines the format of a kernel, by its types if they have the record, else by its banner
+    /// (`Linux version 6.1.0…`). Without a version, the newest format is assumed for what the types
+    /// do not show.
     ///
     /// # Errors
     /// If the types describe an unknown record, or there is neither.
@@ -235,7 +240,7 @@ impl OrcFormat {
         })
     }
 
-    /// What a record says; `None` if it uses values that no kernel knows.
+    /// Decodes a record. Returns `None` if it uses values that no kernel knows.
     #[must_use]
     pub fn decode(&self, bytes: [u8; ENTRY_SIZE]) -> Option<OrcEntry> {
         let [s0, s1, b0, b1, registers, rest] = bytes;
@@ -294,7 +299,7 @@ impl OrcFormat {
     }
 }
 
-/// The shape that the types describe; `None` if they have no such record.
+/// Returns the layout that the types describe, or `None` if they have no such record.
 fn described(btf: &Btf) -> Result<Option<Shape>, OrcFormatError> {
     let unknown = |what: String| Err(OrcFormatError::Unknown { what });
     let mut fields = Vec::new();
@@ -321,7 +326,7 @@ fn described(btf: &Btf) -> Result<Option<Shape>, OrcFormatError> {
     }
 }
 
-/// Major and minor number of a banner.
+/// Parses the major and minor number of a banner.
 fn version(banner: &str) -> Option<(u32, u32)> {
     let numbers = banner.strip_prefix("Linux version ")?;
     let mut numbers = numbers.split(|c: char| !c.is_ascii_digit());
@@ -335,7 +340,7 @@ mod tests {
     use crate::kernel::btf::Kind;
     use crate::kernel::btf::test_types::TestBtf;
 
-    /// Types with the record of these bitfields (name, bit, width).
+    /// Builds types with a record of these bitfields (name, bit, width).
     fn types(fields: &[(&str, u32, u32)]) -> Btf {
         let mut t = TestBtf::default();
         let short = t.add("short int", Kind::Int, 0, 2, &[0x0100_0010]);
@@ -384,7 +389,7 @@ mod tests {
 
     #[test]
     fn every_version_tells_calls_registers_and_ends_apart() {
-        // Fields from bit 8 on: (the record's, then what is expected).
+        // Each case is the record's fields from bit 8 on, then the expected values.
         let cases: [&[(u8, u8, OrcType, bool)]; 4] = [
             &[
                 (0, 5, OrcType::Call, false),

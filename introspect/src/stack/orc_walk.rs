@@ -1,4 +1,4 @@
-//! One kernel stack by the kernel's unwind information (what arch/x86/kernel/unwind_orc.c does with it).
+//! Walks one kernel stack by the kernel's unwind information, as arch/x86/kernel/unwind_orc.c does.
 
 use super::code::Code;
 use super::frames::{End, Found, Guess, SavedRegisters};
@@ -14,21 +14,22 @@ const DI: u16 = 5;
 const R10: u16 = 10;
 const R13: u16 = 13;
 
-/// Where the walk is.
+/// The position of the walk.
 struct Position {
     ip: u64,
     sp: u64,
     bp: u64,
-    /// Whether `ip` is an instruction that runs next, and no return address.
+    /// True if `ip` is an instruction that runs next rather than a return address.
     exact: bool,
-    /// All registers at this place; only known where they were saved.
+    /// All registers at this position, known only if they were saved.
     all: Option<GeneralRegisters>,
-    /// An address in the function that returns to `ip`, 0 where none does.
+    /// An address in the function that returns to `ip`, or 0 if none does.
     callee: u64,
 }
 
-/// Adds the frames outside the one whose RIP, RSP and RBP are in `registers`, which has been added. `exact` tells whether
-/// that is at an instruction or behind a call; `all` gives its other registers where they are known.
+/// Adds the frames outside the one whose RIP, RSP and RBP are in `registers`, which has been added.
+/// `exact` is true if that frame is at an instruction, and false if it is after a call. `all` has
+/// its other registers, if known.
 pub(super) fn walk(
     walk: &mut Walk<'_, '_>,
     table: OrcTable,
@@ -44,7 +45,8 @@ pub(super) fn walk(
         all,
         callee: 0,
     };
-    // Where the stack pointer is on none, as in the first instructions of an entry, the table says so.
+    // If the stack pointer is on no stack, as in the first instructions of an entry, the table says
+    // so.
     let _ = walk.stacks.enter(position.sp, 8);
     for _ in 0..MAX_KERNEL_FRAMES {
         if let Some(end) = step(walk, table, &mut position)? {
@@ -54,7 +56,7 @@ pub(super) fn walk(
     Ok(End::TooLong)
 }
 
-/// What is assumed of generated code, which no table knows.
+/// The record assumed for generated code, which no table covers.
 const WITH_FRAME_POINTER: OrcEntry = OrcEntry {
     sp_offset: 16,
     bp_offset: -16,
@@ -63,7 +65,7 @@ const WITH_FRAME_POINTER: OrcEntry = OrcEntry {
     kind: OrcType::Call,
     signal: false,
 };
-/// The state right behind a call: of a null pointer, or of a thunk.
+/// The state right after a call through a null pointer or of a thunk.
 const CALLED: OrcEntry = OrcEntry {
     sp_offset: 8,
     bp_offset: 0,
@@ -73,7 +75,7 @@ const CALLED: OrcEntry = OrcEntry {
     signal: false,
 };
 
-/// What is on the stack behind the call of `error_entry`.
+/// The contents of the stack after the call of `error_entry`.
 const SAVED_BY_ERROR_ENTRY: OrcEntry = OrcEntry {
     sp_offset: 0,
     bp_offset: 0,
@@ -83,13 +85,13 @@ const SAVED_BY_ERROR_ENTRY: OrcEntry = OrcEntry {
     signal: true,
 };
 
-/// The record for a place, and how a return address that it leads to is found.
+/// Finds the record for a position, and how its return address will be marked.
 fn find(
     walk: &Walk<'_, '_>,
     table: OrcTable,
     position: &Position,
 ) -> Result<(OrcEntry, Found), End> {
-    // A call may be the last instruction of its function, or of the range that its record is for.
+    // A call may be the last instruction of its function, or of its record's range.
     let ip = match position.exact {
         true => position.ip,
         false => position.ip.wrapping_sub(1),
@@ -110,15 +112,15 @@ fn find(
     let found = table.find(walk.view, ip);
     let found = found.map_err(|_| End::NoUnwindInfo { address })?;
     let found = found.ok_or(End::BadUnwindInfo { address })?;
-    // Tables are wrong for the one instruction there: objtool does not see that the function leaves all registers on the
-    // stack where it found what the CPU had pushed. Another function than itself returns there since it jumps to one at
-    // its end (`sync_regs`, from Linux 6.2 on).
+    // Tables are wrong for the one instruction there. objtool does not see that the function leaves
+    // all registers on the stack in place of those that the CPU had pushed. Another function can
+    // return there, because `error_entry` jumps to one at its end (`sync_regs`, from Linux 6.2 on).
     let left = position.exact || !walk.code().is_in_error_entry(position.callee);
     let wrong = found.kind == OrcType::HardwareFrame
         && left
         && walk.code().follows_error_entry(walk.view, position.ip);
-    // ORC marks a thunk's first instructions as the end of a stack (UNWIND_HINT_EMPTY, UNWIND_HINT_UNDEFINED), though
-    // only calls have run.
+    // ORC marks a thunk's first instructions as the end of a stack (UNWIND_HINT_EMPTY,
+    // UNWIND_HINT_UNDEFINED), although only calls have run.
     let ends = matches!(found.kind, OrcType::EndOfStack | OrcType::Undefined);
     let thunk = match ends && position.exact {
         true => walk.code().in_thunk(walk.view, ip),
@@ -135,7 +137,7 @@ fn find(
     Ok((entry, Found::Return))
 }
 
-/// Moves one frame outwards; `Some` at the end.
+/// Moves one frame outwards. Returns `Some` at the end.
 fn step(
     walk: &mut Walk<'_, '_>,
     table: OrcTable,
@@ -237,7 +239,8 @@ fn interrupted(
     Ok(())
 }
 
-/// The stack pointer that the record leads to: where its return address ends or its registers start.
+/// Returns the stack pointer that the record computes: the end of its return address, or the start
+/// of its registers.
 fn previous_sp(
     walk: &mut Walk<'_, '_>,
     table: &OrcTable,
