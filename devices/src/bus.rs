@@ -1,30 +1,31 @@
-//! Address ranges, the devices behind them, and a count of what hit none.
+//! Routes accesses to devices by address range, and counts those that hit no device.
 //!
-//! One [`Bus`] serves port I/O (addresses up to 0xffff) and another one MMIO. Devices are added
-//! while the machine is built; afterwards any number of vCPU threads may access it at once. Each
-//! access locks the one device it is for. The caller splits repeated string I/O into single
+//! One [`Bus`] serves port I/O (addresses up to 0xffff) and another MMIO. Devices are added while
+//! the machine is built. Afterwards any number of vCPU threads may access it concurrently. Each
+//! access locks only the device that it is for. The caller splits repeated string I/O into single
+//! accesses and completes the guest's instruction.
 //! accesses and completes the guest's instruction.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A device as the bus sees it.
+/// A device on the bus.
 ///
-/// `offset` is relative to the range under which the device was added, in bytes, and
-/// `offset + data.len()` never exceeds that range. Data is little-endian. The guest decides how
-/// wide an access is and where it starts: any length must be answered.
+/// `offset` is relative to the range under which the device was added, in bytes. `offset +
+/// data.len()` never exceeds that range. Data is little-endian. The guest determines the width and
+/// the start of an access, so a device must handle any length.
 pub trait BusDevice: Send {
     /// Fills the whole of `data`.
     fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// Takes `data`.
+    /// Writes `data` to the device.
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
 /// A device that the bus and its owner share.
 pub type SharedDevice = Arc<Mutex<dyn BusDevice>>;
 
-/// Why a device could not be added.
+/// The reason why a device could not be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BusError {
     /// Two devices claim the same address.
@@ -33,43 +34,44 @@ pub enum BusError {
          ({old_length} bytes): move one of them"
     )]
     Overlap {
-        /// Name of the device that was to be added.
+        /// The name of the device to be added.
         new: &'static str,
-        /// Its first address.
+        /// The first address of the device to be added.
         new_base: u64,
-        /// Its length in bytes.
+        /// The length of the device to be added, in bytes.
         new_length: u64,
-        /// Name of the device that is there.
+        /// The name of the present device.
         old: &'static str,
-        /// Its first address.
+        /// The first address of the present device.
         old_base: u64,
-        /// Its length in bytes.
+        /// The length of the present device, in bytes.
         old_length: u64,
     },
-    /// A range of no bytes, or one that passes the end of the address space.
+    /// The range is empty, or passes the end of the address space.
     #[error(
         "device {name}: a range of {length} bytes at {base:#x} is empty or passes the end of the \
          64-bit address space"
     )]
     InvalidRange {
-        /// Name of the device.
+        /// The name of the device.
         name: &'static str,
-        /// First address asked for.
+        /// The first address of the requested range.
         base: u64,
-        /// Length asked for, in bytes.
+        /// The length of the requested range, in bytes.
         length: u64,
     },
 }
 
 struct Slot {
     base: u64,
-    /// Last address, inclusive: a range may end at the top of the address space.
+    /// The last address, inclusive because a range may end at the top of the address space.
     last: u64,
     name: &'static str,
     device: SharedDevice,
 }
 
-/// Distinct unknown addresses that are told apart; a guest may touch 2^64 of them.
+/// The maximum number of unknown addresses that are counted separately. A guest may access 2^64 of
+/// them.
 const MAX_UNKNOWN_ADDRESSES: usize = 64;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -107,31 +109,31 @@ impl Unknown {
     }
 }
 
-/// Accesses to one address that no device answered.
+/// The accesses to one address that belongs to no device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnknownAccess {
     /// The address at which the accesses started.
     pub address: u64,
-    /// Number of reads; each was answered with all-ones.
+    /// The number of reads. Each returned all-ones.
     pub reads: u64,
-    /// Number of writes; each was dropped.
+    /// The number of writes. Each was dropped.
     pub writes: u64,
 }
 
-/// What a bus counted since it was made. Counts are exact.
+/// The counts of a bus since it was made. They are exact.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BusStats {
-    /// Accesses outside every device (or across a device's end), by address, ascending.
-    /// The first 64 distinct addresses are listed.
+    /// Accesses outside every device (or across a device's end), ascending by address. Only the
+    /// first 64 distinct addresses are listed.
     pub unknown: Vec<UnknownAccess>,
-    /// Unknown reads of addresses beyond those listed.
+    /// The number of unknown reads of addresses that are not listed.
     pub other_reads: u64,
-    /// Unknown writes to addresses beyond those listed.
+    /// The number of unknown writes to addresses that are not listed.
     pub other_writes: u64,
 }
 
 impl BusStats {
-    /// All unknown accesses together.
+    /// Returns the number of all unknown accesses.
     #[must_use]
     pub fn unknown_total(&self) -> u64 {
         self.unknown
@@ -145,9 +147,10 @@ impl BusStats {
 /// One address space of devices.
 #[derive(Default)]
 pub struct Bus {
-    /// Sorted by `base`, disjoint. Not changed once vCPUs run (`insert` takes `&mut self`).
+    /// The slots, sorted by `base` and disjoint. They do not change once vCPUs run (`insert` takes
+    /// `&mut self`).
     slots: Vec<Slot>,
-    /// Held for the time of one count only, never while a device is locked.
+    /// The counts. Locked for one count only, never while a device is locked.
     unknown: Mutex<Unknown>,
 }
 
@@ -163,17 +166,17 @@ impl fmt::Debug for Bus {
 }
 
 impl Bus {
-    /// A bus without devices.
+    /// Makes a bus without devices.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts `device` at `base`, for `length` bytes. `name` appears in errors.
+    /// Adds `device` at `base`, for `length` bytes. `name` appears in errors.
     ///
     /// # Errors
-    /// If the range is empty, passes the end of the address space, or overlaps another device's;
-    /// the bus is unchanged then.
+    /// If the range is empty, passes the end of the address space, or overlaps another device's.
+    /// The bus is then unchanged.
     pub fn insert(
         &mut self,
         name: &'static str,
@@ -208,7 +211,8 @@ impl Bus {
         Ok(())
     }
 
-    /// The device that holds all of `length` bytes (at least one) at `address`, locked, and the offset.
+    /// Locks the device that holds all of `length` bytes (at least one) at `address`. Returns it
+    /// and the offset.
     fn find(
         &self,
         address: u64,
@@ -232,8 +236,8 @@ impl Bus {
             .add(address, write);
     }
 
-    /// A guest's read. Where no device holds the whole access, `data` is filled with all-ones and
-    /// the access is counted.
+    /// Performs a guest's read. If no device holds the whole access, `data` is filled with all-ones
+    /// and the access is counted.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         if data.is_empty() {
             return;
@@ -247,7 +251,7 @@ impl Bus {
         }
     }
 
-    /// A guest's write. Where no device holds the whole access, it is dropped and counted.
+    /// Performs a guest's write. If no device holds the whole access, it is dropped and counted.
     pub fn write(&self, address: u64, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -258,7 +262,7 @@ impl Bus {
         }
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn stats(&self) -> BusStats {
         let unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,11 +1,11 @@
 //! The CMOS RAM and real-time clock (MC146818) at ports 0x70 and 0x71.
 //!
-//! The clock shows the caller's wall time, as UTC, computed at each read. Setting the time from the
-//! guest is ignored, and the alarm never rings: there is no interrupt line. An update is never in
-//! progress, so nobody waits; a reader notices a second that passed between two registers as on
-//! the chip, by reading the seconds again.
+//! The clock shows the caller's wall time in UTC, computed at each read. The guest cannot set the
+//! time, and the alarm never fires because there is no interrupt line. An update is never in
+//! progress, so no reader waits for one. As on the chip, a reader detects a change of second
+//! between two registers by reading the seconds again.
 //!
-//! Memory sizes stand where PC firmware puts them, for guests that ask the CMOS.
+//! Memory sizes are at the offsets of PC firmware, for guests that read them from the CMOS.
 
 mod date;
 
@@ -17,14 +17,14 @@ use crate::bus::BusDevice;
 
 use date::Date;
 
-/// First port: the index register.
+/// The first port: the index register.
 pub const CMOS_BASE: u64 = 0x70;
-/// Index and data register, one byte each.
+/// The number of ports: index and data register, one byte each.
 pub const CMOS_LENGTH: u64 = 2;
 
 const INDEX: u64 = 0;
 const DATA: u64 = 1;
-/// Bit 7 of the index register masks NMIs on the PC; the rest selects a byte.
+/// The bits that select a byte. Bit 7 of the index register masks NMIs on the PC.
 const INDEX_MASK: u8 = 0x7f;
 
 const SECONDS: u8 = 0x00;
@@ -38,7 +38,7 @@ const STATUS_A: u8 = 0x0a;
 const STATUS_B: u8 = 0x0b;
 const STATUS_C: u8 = 0x0c;
 const STATUS_D: u8 = 0x0d;
-/// Where the ACPI FADT of common firmware points for the century.
+/// The register to which the ACPI FADT of common firmware points for the century.
 const CENTURY: u8 = 0x32;
 
 /// Status A: update in progress.
@@ -47,7 +47,7 @@ const UPDATE_IN_PROGRESS: u8 = 0x80;
 const STATUS_A_DEFAULT: u8 = 0x26;
 /// Status B: values are binary, not BCD.
 const BINARY: u8 = 0x04;
-/// Status B: hours count to 24, not to 12 with bit 7 for the afternoon.
+/// Status B: hours run to 24, not to 12 with bit 7 for the afternoon.
 const HOURS_24: u8 = 0x02;
 /// Status D: the battery is good.
 const VALID: u8 = 0x80;
@@ -60,7 +60,7 @@ const GIB_4: u64 = 1 << 32;
 
 /// The wall clock that the guest sees.
 pub trait WallClock: Send {
-    /// The time now. It may jump.
+    /// Returns the current time. It may jump.
     fn now(&self) -> SystemTime;
 }
 
@@ -70,39 +70,40 @@ impl<F: Fn() -> SystemTime + Send> WallClock for F {
     }
 }
 
-/// How much RAM the CMOS announces.
+/// The RAM sizes that the CMOS reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CmosMemory {
-    /// End of the RAM that starts at address 0, in bytes (at most 4 GiB).
+    /// The end of the RAM that starts at address 0, in bytes (at most 4 GiB).
     pub below_4g_end: u64,
-    /// Bytes of RAM from 4 GiB upwards.
+    /// The number of bytes of RAM from 4 GiB upwards.
     pub above_4g: u64,
 }
 
-/// Why a saved state was refused.
+/// The reason why a saved state was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CmosError {
-    /// Not 128 bytes.
+    /// The RAM does not have 128 bytes.
     #[error(
         "CMOS state: {found} bytes of RAM, expected {RAM_LENGTH}: the snapshot is damaged or of \
          another version"
     )]
     RamLength {
-        /// Bytes in the state.
+        /// The number of bytes in the state.
         found: usize,
     },
 }
 
-/// What a snapshot keeps. The time is not in it: after a restore the guest reads the time of then.
+/// The device's state in a snapshot. It excludes the time: after a restore the guest reads the time
+/// at that moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmosState {
     /// The selected byte, 0 to 127.
     pub index: u8,
-    /// All 128 bytes; those of the clock are unused.
+    /// All 128 bytes. Those of the clock are unused.
     pub ram: Vec<u8>,
 }
 
-/// Ports 0x70 and 0x71.
+/// The device at ports 0x70 and 0x71.
 pub struct Cmos {
     clock: Box<dyn WallClock>,
     index: u8,
@@ -110,7 +111,7 @@ pub struct Cmos {
 }
 
 impl Cmos {
-    /// A chip after firmware has run: BCD, 24 hours, memory sizes filled in.
+    /// Makes a chip as firmware leaves it: BCD, 24 hours, memory sizes filled in.
     #[must_use]
     pub fn new(memory: CmosMemory, clock: impl WallClock + 'static) -> Self {
         let mut cmos = Self {
@@ -133,7 +134,7 @@ impl Cmos {
         cmos
     }
 
-    /// The state to save.
+    /// Returns the state to save.
     #[must_use]
     pub fn state(&self) -> CmosState {
         CmosState {
@@ -142,10 +143,10 @@ impl Cmos {
         }
     }
 
-    /// Takes on a saved state; the clock stays.
+    /// Restores a saved state. The clock is kept.
     ///
     /// # Errors
-    /// If the RAM has not the right length; nothing is changed then.
+    /// If the RAM has the wrong length. Nothing is then changed.
     pub fn restore(&mut self, state: &CmosState) -> Result<(), CmosError> {
         self.ram = state
             .ram
@@ -158,7 +159,7 @@ impl Cmos {
         Ok(())
     }
 
-    /// A little-endian word; sizes too large for it are shown as the largest.
+    /// Stores a little-endian word. A size too large for it is stored as the largest.
     fn set_word(&mut self, registers: [u8; 2], value: u64) {
         let word = u16::try_from(value).unwrap_or(u16::MAX).to_le_bytes();
         for (register, byte) in registers.into_iter().zip(word) {
@@ -206,7 +207,7 @@ impl Cmos {
         }
     }
 
-    /// A number below 100 as the guest's status B asks for.
+    /// Encodes a number below 100 as the guest's status B selects.
     fn encode(&self, value: u8) -> u8 {
         if self.get(STATUS_B) & BINARY != 0 {
             value

@@ -1,12 +1,13 @@
-//! Which pages of a guest's memory the host has written, while somebody wants to know.
+//! Notes the pages of a guest's memory that the host writes, while they are watched.
 //!
-//! KVM's log has what guests write. What devices, the emulator and traps write goes past KVM and is noted here: by vm-memory
-//! at each of its writes ([`Bitmap`]), and by whoever writes by other ways. While nobody watches, a write costs one relaxed
-//! load.
+//! KVM's log has the guest's writes. Writes of devices, the emulator and traps bypass KVM and are
+//! noted here. vm-memory notes each of its writes ([`Bitmap`]); writers that bypass it note their
+//! own. While nobody watches, a write costs one relaxed load.
 //!
-//! A write is noted behind itself. Who takes the notes and then reads a page therefore sees each write, or its note the next
-//! time. For that to hold from the first write on, watching begins while writers are paused, or they write with sequentially
-//! consistent operations, as traps do: those are ordered with the load of the flag.
+//! A write is noted after it is done. A reader that takes the notes and then reads a page sees each
+//! write, or its note the next time. To hold from the first write on, this needs one of two things
+//! when watching begins. Either writers are paused, or they write with sequentially consistent
+//! operations, as traps do. Those are ordered with the load of the flag.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -14,12 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use vm_memory::GuestMemoryMmap;
 use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
 
-/// The memory of a guest, in which the host's writes can be watched.
+/// A guest's memory in which the host's writes can be watched.
 pub type WatchedMemory = GuestMemoryMmap<HostWrites>;
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 const PAGE: usize = 4096;
-/// Pages of a word of notes.
+/// The number of pages in a word of notes.
 const IN_WORD: usize = u64::BITS as usize;
 
 /// The notes of one region of memory. Clones share them.
@@ -31,7 +32,7 @@ pub struct HostWrites {
 }
 
 impl HostWrites {
-    /// Notes for `length` bytes, which are taken while `watched` is set.
+    /// Makes notes for `length` bytes. Writes are noted while `watched` is set.
     #[must_use]
     pub fn new(length: usize, watched: Arc<AtomicBool>) -> Self {
         let words = length.div_ceil(PAGE).div_ceil(IN_WORD);
@@ -41,8 +42,8 @@ impl HostWrites {
         }
     }
 
-    /// Takes the notes: a bit for each page that was written since the last time. Reads of memory that come after this see
-    /// those writes.
+    /// Takes the notes: a bit for each page that was written since the last call. Later reads of
+    /// memory see those writes.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
         let taken = self

@@ -1,38 +1,40 @@
-//! The keyboard controller, as far as resetting the machine needs it: no keyboard, no mouse.
+//! The keyboard controller, only as far as a machine reset needs it. It has no keyboard and no
+//! mouse.
 //!
-//! The status register says "input buffer empty, output buffer full" for ever. With the first, a
-//! reset command is accepted at once (Linux `reboot=k` polls for it before it writes 0xfe). With
-//! the second, the driver that looks for a keyboard gives up after 16 reads of a buffer that
-//! will not drain (`i8042_flush` in Linux), instead of waiting half a second for each answer to
-//! commands that nobody reads.
+//! The status register always shows an empty input buffer and a full output buffer. With the
+//! former, a reset command is accepted at once (Linux `reboot=k` polls for it before it writes
+//! 0xfe). With the latter, the driver that probes for a keyboard gives up after 16 reads of a
+//! buffer that never drains (`i8042_flush` in Linux). Otherwise it would wait half a second for
+//! each answer to its commands.
 
 use std::sync::Arc;
 
 use crate::bus::BusDevice;
 use crate::signals::{MachineSignals, ResetCause};
 
-/// First port of the controller.
+/// The first port of the controller.
 pub const I8042_BASE: u64 = 0x60;
-/// Ports 0x60 (data) to 0x64 (status and command). Port 0x61 belongs to the interval timer, which
-/// answers before this device is asked where KVM models it.
+/// The number of ports, 0x60 (data) to 0x64 (status and command). Port 0x61 belongs to the interval
+/// timer, which handles it before this device if KVM models it.
 pub const I8042_LENGTH: u64 = 5;
 
 const DATA: u64 = 0;
 const COMMAND: u64 = 4;
 
-/// Status: the host's byte has been read (bit 1 clear), a byte for the host waits (bit 0 set).
+/// Status: the host's byte has been read (bit 1 clear), and a byte for the host is pending (bit 0
+/// set).
 const STATUS: u8 = 0x01;
 /// Commands 0xf0 to 0xff pulse the output lines whose bit is 0; line 0 is the processor's reset.
 const PULSE: u8 = 0xf0;
 const RESET_LINE: u8 = 0x01;
 
-/// Ports 0x60 and 0x64. Stateless, so there is nothing to save.
+/// The device at ports 0x60 and 0x64. It is stateless, so a snapshot saves nothing.
 pub struct I8042 {
     signals: Arc<dyn MachineSignals>,
 }
 
 impl I8042 {
-    /// A controller that reports resets to `signals`.
+    /// Makes a controller that reports resets to `signals`.
     #[must_use]
     pub fn new(signals: Arc<dyn MachineSignals>) -> Self {
         Self { signals }
@@ -70,8 +72,8 @@ mod tests {
         byte[0]
     }
 
-    /// `native_machine_emergency_restart` with `reboot=k`: wait until the input buffer is empty,
-    /// then pulse the reset line.
+    /// `native_machine_emergency_restart` with `reboot=k` waits for an empty input buffer, then
+    /// pulses the reset line.
     #[test]
     fn linux_reboots_through_the_controller() {
         let signals = Arc::new(Signals::default());

@@ -1,12 +1,13 @@
-//! Device models without KVM: the bus, the serial port, virtio devices, and the few PC parts that Linux expects.
+//! Device models without KVM: the bus, the serial port, virtio devices, and the few PC parts that
+//! Linux expects.
 //!
-//! The caller owns threads, file descriptors and the guest's memory; it gives each device its far
-//! end as a trait object ([`InterruptLine`], [`MachineSignals`], a writer, a clock) and routes guest
-//! accesses to it through a [`Bus`]. Nothing here prints, blocks on its own account, or starts
-//! a thread: what a user may want to know is counted and can be asked for.
+//! The caller owns threads, file descriptors and the guest's memory. It passes each device its
+//! backend as a trait object ([`InterruptLine`], [`MachineSignals`], a writer, a clock). It routes
+//! guest accesses to devices through a [`Bus`]. Nothing here prints, blocks on its own account, or
+//! starts a thread, except as documented. Facts of interest are counted and can be queried.
 //!
-//! Not here: interrupt controllers and the interval timer (the kernel's own are used), and port
-//! 0x61, which KVM's timer answers when it is created with the speaker flag.
+//! Not here: interrupt controllers and the interval timer (KVM's are used). Port 0x61 is not here
+//! either; KVM's timer handles it when it is created with the speaker flag.
 #![forbid(unsafe_code)]
 
 mod bus;

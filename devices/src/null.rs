@@ -1,9 +1,9 @@
-//! A device that takes every write and answers all-ones.
+//! A device that ignores every write and returns all-ones.
 
 use crate::bus::BusDevice;
 
-/// Stands on ports which guests touch for the delay alone, such as 0x80 (`io_delay` in Linux),
-/// so that they do not fill the table of unknown accesses.
+/// A device for ports that guests access only for the delay, such as 0x80 (`io_delay` in Linux). It
+/// keeps them out of the table of unknown accesses.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NullDevice;
 

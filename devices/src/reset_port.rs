@@ -9,41 +9,42 @@ use crate::signals::{MachineSignals, ResetCause};
 
 /// The register's port.
 pub const RESET_PORT_BASE: u64 = 0xcf9;
-/// One byte; its neighbours belong to PCI configuration, which must be reached by wider accesses.
+/// The number of ports. The neighbours belong to PCI configuration, which must be reached by wider
+/// accesses.
 pub const RESET_PORT_LENGTH: u64 = 1;
 
-/// Bit 2, "reset CPU": a change from 0 to 1 resets. The others only choose how thoroughly.
+/// Bit 2, "reset CPU": a change from 0 to 1 resets. The other bits only select the kind of reset.
 const RESET_CPU: u8 = 0x04;
-/// Bits that keep what was written: system reset (1), reset CPU (2), full reset (3).
+/// The bits that keep a written value: system reset (1), reset CPU (2), full reset (3).
 const WRITABLE: u8 = 0x0e;
 
 /// The register's content, to save and restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ResetPortState {
-    /// What a read returns.
+    /// The value of a read.
     pub value: u8,
 }
 
-/// Port 0xcf9.
+/// The register at port 0xcf9.
 pub struct ResetPort {
     value: u8,
     signals: Arc<dyn MachineSignals>,
 }
 
 impl ResetPort {
-    /// A register that reports resets to `signals`.
+    /// Makes a register that reports resets to `signals`.
     #[must_use]
     pub fn new(signals: Arc<dyn MachineSignals>) -> Self {
         Self { value: 0, signals }
     }
 
-    /// The state to save.
+    /// Returns the state to save.
     #[must_use]
     pub fn state(&self) -> ResetPortState {
         ResetPortState { value: self.value }
     }
 
-    /// Takes on a saved state; never resets.
+    /// Restores a saved state. It never resets the machine.
     pub fn restore(&mut self, state: &ResetPortState) {
         self.value = state.value & WRITABLE;
     }
@@ -76,7 +77,7 @@ mod tests {
         byte[0]
     }
 
-    /// BOOT_CF9 in `native_machine_emergency_restart`: choose the kind, then raise the reset bit.
+    /// BOOT_CF9 in `native_machine_emergency_restart` selects the kind, then sets the reset bit.
     #[test]
     fn linux_reboots_through_the_register() {
         for code in [0x06, 0x0e] {

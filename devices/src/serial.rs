@@ -1,9 +1,9 @@
-//! A 16550A serial port: `vm-superio`'s register model, with output, input and state made to fit.
+//! A 16550A serial port: `vm-superio`'s register model with adapted output, input and state.
 //!
-//! Output goes through a [`ConsoleOutput`], which never fails the guest: bytes that cannot be
-//! written are counted. Input is pushed by the caller up to the receive FIFO's size; the caller
-//! keeps the rest and is told when there is room. Transmission takes no time: the transmitter is
-//! always empty, and its interrupt comes with every byte while the guest has it enabled.
+//! Output goes through a [`ConsoleOutput`], which never fails the guest. Bytes that cannot be
+//! written are counted. The caller pushes input up to the receive FIFO's size, keeps the rest, and
+//! is notified when there is room. Transmission takes no time: the transmitter is always empty. Its
+//! interrupt comes with every byte while the guest has it enabled.
 //!
 //! Not modelled: baud rate, parity, line breaks, the FIFO control register (writes are ignored).
 
@@ -22,50 +22,52 @@ use crate::signals::InterruptLine;
 pub use output::{Backlog, ConsoleOutput, Promptness};
 pub use state::SerialState;
 
-/// First port of the first serial port, Linux's ttyS0.
+/// The first port of the first serial port, Linux's ttyS0.
 pub const COM1_BASE: u64 = 0x3f8;
-/// Its interrupt line.
+/// The interrupt line of the first serial port.
 pub const COM1_IRQ: u32 = 4;
-/// Ports of one UART, in bytes.
+/// The number of ports of one UART.
 pub const UART_LENGTH: u64 = 8;
 
-/// Interrupt identification register, its bit for "nothing is pending" and that for received data.
+/// The interrupt identification register, its bit for "nothing is pending" and that for received
+/// data.
 const IDENTIFICATION: u8 = 2;
 const NONE_PENDING: u8 = 0x01;
 const DATA_PENDING: u8 = 0x04;
-/// Received data interrupts: a bit of the interrupt enable register.
+/// The bit of the interrupt enable register for received data.
 const DATA_ENABLED: u8 = 0x01;
-/// Modem control register, and its loopback bit.
+/// The modem control register, and its loopback bit.
 const MODEM_CONTROL: u8 = 4;
 const LOOPBACK: u8 = 0x10;
-/// Bytes that the receive FIFO of the register model holds.
+/// The size in bytes of the register model's receive FIFO.
 const INPUT_FIFO: usize = 64;
 
-/// Why a serial port's saved state was refused.
+/// The reason why a serial port's saved state was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SerialError {
-    /// More input than the FIFO holds.
+    /// The state has more input than the FIFO holds.
     #[error(
         "serial state: {found} bytes in the receive FIFO, which holds {INPUT_FIFO}: the snapshot is \
          damaged or of another version"
     )]
     InputTooLong {
-        /// Bytes in the state.
+        /// The number of bytes in the state.
         found: usize,
     },
 }
 
-/// What a serial port counted since it was made.
+/// The counts of a serial port since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SerialStats {
-    /// Bytes the guest sent that could not be written out, for example to a closed pipe.
+    /// The number of bytes from the guest that could not be written out, for example to a closed
+    /// pipe.
     pub output_lost: u64,
-    /// Interrupts that the interrupt controller refused.
+    /// The number of interrupts that the interrupt controller rejected.
     pub interrupts_lost: u64,
 }
 
-/// An [`InterruptLine`] in the register model's terms. Failures are counted here, so that none
-/// can cut a register access short.
+/// An adapter of [`InterruptLine`] to the register model. It counts failures, so that none can
+/// abort a register access.
 struct Line {
     far_end: Arc<dyn InterruptLine>,
     lost: AtomicU64,
@@ -87,15 +89,15 @@ type Model = Uart<Line, NoEvents, ConsoleOutput>;
 /// One serial port.
 pub struct Serial {
     uart: Model,
-    /// Copy of the guest's loopback bit: nothing can be received while it is set.
+    /// A copy of the guest's loopback bit. Nothing can be received while it is set.
     loopback: bool,
     on_room: Option<Box<dyn Fn() + Send>>,
-    /// A push was cut short, so whoever pushed waits for `on_room`.
+    /// True if a push was cut short, so that its caller waits for `on_room`.
     input_waits: bool,
 }
 
 impl Serial {
-    /// A port after power-on, which sends to `output` and interrupts on `line`.
+    /// Makes a port as after power-on, which sends to `output` and interrupts on `line`.
     #[must_use]
     pub fn new(line: Arc<dyn InterruptLine>, output: ConsoleOutput) -> Self {
         let line = Line {
@@ -110,24 +112,24 @@ impl Serial {
         }
     }
 
-    /// Sets what is called when a push was cut short and all input has since been read.
+    /// Sets the callback for when a push was cut short and all input has since been read.
     ///
-    /// It is called on the vCPU's thread with this device locked: it should only wake the thread
-    /// that pushes (an eventfd, a condition variable).
+    /// It runs on the vCPU's thread with this device locked. It should only wake the thread that
+    /// pushes (an eventfd, a condition variable).
     pub fn on_input_room(&mut self, callback: impl Fn() + Send + 'static) {
         self.on_room = Some(Box::new(callback));
     }
 
-    /// Puts as much of `input` as fits into the receive FIFO, and returns how many bytes that was.
-    /// The caller keeps the rest; [`Serial::on_input_room`] tells when to try again.
+    /// Puts as much of `input` as fits into the receive FIFO, and returns the number of bytes. The
+    /// caller keeps the rest, and [`Serial::on_input_room`] notifies it when to retry.
     pub fn push_input(&mut self, input: &[u8]) -> usize {
-        // An error means a full FIFO, and no interrupt that was lost: those are counted in `Line`.
+        // An error means a full FIFO, not a lost interrupt. `Line` counts those.
         let taken = self.uart.enqueue_raw_bytes(input).unwrap_or(0);
         self.input_waits = taken < input.len();
         taken
     }
 
-    /// Bytes that [`Serial::push_input`] would take now.
+    /// Returns the number of bytes that [`Serial::push_input`] would accept now.
     #[must_use]
     pub fn input_room(&self) -> usize {
         if self.loopback {
@@ -137,7 +139,7 @@ impl Serial {
         }
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn stats(&self) -> SerialStats {
         SerialStats {
@@ -146,17 +148,19 @@ impl Serial {
         }
     }
 
-    /// The state to save: all registers and the FIFO. What is on its way to the far end is not part of it.
+    /// Returns the state to save: all registers and the FIFO. Bytes on their way to the backend are
+    /// not included.
     #[must_use]
     pub fn state(&self) -> SerialState {
         self.uart.state().into()
     }
 
-    /// Takes on a saved state, and raises the interrupts that are pending in it: restore the
-    /// interrupt controller first. Output, callback and counts stay.
+    /// Restores a saved state, and raises the interrupts that are pending in it. The interrupt
+    /// controller must be restored first. Output, callback and counts are kept.
     ///
     /// # Errors
-    /// If the state holds more input than the FIFO; the port is unchanged then.
+    ///
+    /// If the state holds more input than the FIFO. The port is then unchanged.
     pub fn restore(&mut self, state: &SerialState) -> Result<(), SerialError> {
         let refused = SerialError::InputTooLong {
             found: state.input.len(),
@@ -177,13 +181,14 @@ impl Serial {
         Ok(())
     }
 
-    /// Which interrupts are pending. The register model forgets received data when one byte of it is read; a 16550A has it pending as
-    /// long as there is any. Linux's handler reads 256 bytes at most and then looks here: what it was not told of would stay until
-    /// something else is typed (`serial8250_rx_chars` in drivers/tty/serial/8250/8250_port.c).
+    /// Returns the pending interrupts. The register model clears received data when one byte of it
+    /// is read; a 16550A has it pending as long as there is any. Linux's handler reads 256 bytes at
+    /// most and then looks here (`serial8250_rx_chars` in drivers/tty/serial/8250/8250_port.c).
+    /// Without this, the rest would stay until more is typed.
     fn pending(&mut self) -> u8 {
         let pending = self.uart.read(IDENTIFICATION);
         let has_input = self.uart.fifo_capacity() < INPUT_FIFO;
-        // The state is a copy of everything: it is made only where there is input.
+        // The state is a copy of all registers, so it is made only if there is input.
         match has_input && self.uart.state().interrupt_enable & DATA_ENABLED != 0 {
             true => pending & !NONE_PENDING | DATA_PENDING,
             false => pending,
@@ -200,8 +205,8 @@ impl Serial {
     }
 }
 
-/// The register number for an offset in this device's range; wider accesses go to consecutive
-/// registers, as on the ISA bus.
+/// Returns the register number for an offset in this device's range. Wider accesses go to
+/// consecutive registers, as on the ISA bus.
 fn register(offset: u64) -> u8 {
     u8::try_from(offset).unwrap_or(u8::MAX)
 }
@@ -223,7 +228,7 @@ impl BusDevice for Serial {
             if register == MODEM_CONTROL {
                 self.loopback = byte & LOOPBACK != 0;
             }
-            // Neither the line nor the output can fail: both count instead.
+            // Neither the line nor the output can fail, because both count failures.
             let _ = self.uart.write(register, byte);
         }
         self.tell_room();

@@ -1,21 +1,23 @@
-//! What a device tells the rest of the machine: interrupts and requests about the machine itself.
+//! The signals from a device to the rest of the machine: interrupts and requests about the machine
+//! itself.
 
 use std::fmt;
 use std::io;
 
-/// The far end of an edge-triggered interrupt pin.
+/// An edge-triggered interrupt pin, as a device sees it.
 ///
-/// Called from the thread whose access caused the interrupt, with the device locked: it must not
+/// Called from the thread whose access caused the interrupt, with the device locked. It must not
 /// call back into the device.
 pub trait InterruptLine: Send + Sync {
     /// Raises the pin and lowers it again.
     ///
     /// # Errors
-    /// Whatever the interrupt controller reports. A device counts the failure and goes on.
+    ///
+    /// The interrupt controller's error. A device counts the failure and continues.
     fn pulse(&self) -> io::Result<()>;
 }
 
-/// How the guest asked for a reset.
+/// The means by which the guest requested a reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetCause {
     /// A pulse of the keyboard controller's reset output (Linux: `reboot=k`).
@@ -33,17 +35,17 @@ impl fmt::Display for ResetCause {
     }
 }
 
-/// Where devices send requests that concern the whole machine.
+/// The receiver of requests that concern the whole machine.
 ///
-/// Called from a vCPU's thread inside the access, with the device locked. An implementation notes
-/// the request and returns; it neither waits for other vCPUs nor calls back into the device.
-/// The same request may arrive more than once.
+/// Called from a vCPU's thread inside the access, with the device locked. An implementation records
+/// the request and returns. It neither waits for other vCPUs nor calls back into the device. The
+/// same request may arrive more than once.
 pub trait MachineSignals: Send + Sync {
-    /// The guest asked to be reset.
+    /// Records that the guest requested a reset.
     fn request_reset(&self, cause: ResetCause);
 }
 
-/// The far ends that this crate's tests give to devices.
+/// The backends for this crate's tests.
 #[cfg(test)]
 pub(crate) mod testing {
     #![allow(clippy::unwrap_used)]
@@ -53,7 +55,7 @@ pub(crate) mod testing {
 
     use super::*;
 
-    /// Remembers what was requested.
+    /// A recorder of requests.
     #[derive(Default)]
     pub(crate) struct Signals(Mutex<Vec<ResetCause>>);
 
@@ -69,7 +71,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Counts pulses; fails while told to.
+    /// A counter of pulses that can be made to fail.
     #[derive(Default)]
     pub(crate) struct Line {
         pulses: AtomicUsize,
@@ -77,7 +79,7 @@ pub(crate) mod testing {
     }
 
     impl Line {
-        /// Pulses since the last call.
+        /// Returns the number of pulses since the last call.
         pub(crate) fn take(&self) -> usize {
             self.pulses.swap(0, Ordering::Relaxed)
         }

@@ -1,15 +1,15 @@
-//! The records that ELF files are made of (elf(5)), for tests that write some. The caller puts them at their places.
+//! The records of ELF files (elf(5)), for tests that write some. The caller places them.
 
 use object::elf;
 
-/// Of 64 or 32 bits, for x86.
+/// The class of an x86 file: 64 or 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     Wide,
     Narrow,
 }
 
-/// A program header: what its members say.
+/// The members of a program header.
 pub(crate) struct Program {
     pub(crate) kind: u32,
     pub(crate) flags: u32,
@@ -20,10 +20,10 @@ pub(crate) struct Program {
     pub(crate) memory_size: u64,
 }
 
-/// A section header.
+/// The members of a section header.
 #[derive(Default)]
 pub(crate) struct Section {
-    /// Offset of its name.
+    /// The offset of its name.
     pub(crate) name: u32,
     pub(crate) kind: u32,
     pub(crate) flags: u32,
@@ -34,9 +34,9 @@ pub(crate) struct Section {
     pub(crate) entry_size: u64,
 }
 
-/// A symbol.
+/// The members of a symbol.
 pub(crate) struct Symbol {
-    /// Offset of its name.
+    /// The offset of its name.
     pub(crate) name: u32,
     pub(crate) kind: u8,
     pub(crate) binding: u8,
@@ -48,22 +48,22 @@ pub(crate) struct Symbol {
 const ALIGNMENT: u64 = 8;
 
 impl Class {
-    /// Bytes of the file's header; the program headers follow.
+    /// Returns the size of the file's header in bytes. The program headers follow it.
     pub(crate) fn header_size(self) -> usize {
         self.choose(64, 52)
     }
 
-    /// Bytes of a program header.
+    /// Returns the size of a program header in bytes.
     pub(crate) fn program_size(self) -> usize {
         self.choose(56, 32)
     }
 
-    /// Bytes of a symbol.
+    /// Returns the size of a symbol in bytes.
     pub(crate) fn symbol_size(self) -> usize {
         self.choose(24, 16)
     }
 
-    /// Bytes of an address.
+    /// Returns the size of an address in bytes.
     pub(crate) fn word_size(self) -> usize {
         self.choose(8, 4)
     }
@@ -80,8 +80,8 @@ impl Class {
         out.extend(&value.to_le_bytes()[..self.word_size()]);
     }
 
-    /// The file's header, for so many program headers. `sections` are the offset of their table, and how many they are;
-    /// the last has their names.
+    /// Returns the file's header for this number of program headers. `sections` is the offset of
+    /// their table and their number. The last one has their names.
     pub(crate) fn header(
         self,
         kind: u16,
@@ -131,7 +131,7 @@ impl Class {
         if self == Self::Narrow {
             out.extend(program.flags.to_le_bytes());
         }
-        // Notes are read by it.
+        // Readers of notes use the alignment.
         let alignment = if program.kind == elf::PT_NOTE {
             4
         } else {

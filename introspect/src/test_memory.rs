@@ -1,7 +1,8 @@
-//! A small guest for tests, those of other crates included (feature `test-utils`): RAM at a base address, and page
-//! tables built in its first pages.
+//! A small guest for tests, also of other crates (feature `test-utils`). It has RAM at a base
+//! address, and page tables in its first pages.
 //!
-//! The test keeps its own pages clear of the tables. What cannot be (a page of odd size, bytes outside the RAM) panics.
+//! The test keeps its own pages clear of the tables. Invalid requests (a page of odd size, bytes
+//! outside the RAM) panic.
 #![allow(clippy::unwrap_used)]
 
 use std::ops::Range;
@@ -12,29 +13,29 @@ use crate::{Gpa, PhysicalMemory, PhysicalReadError};
 
 const PRESENT_ALL_RIGHTS: u64 = 0b111;
 
-/// RAM.
+/// The RAM of the guest.
 pub struct TestMemory {
     base: u64,
     bytes: Vec<u8>,
     next_table: u64,
 }
 
-/// Rights of a mapping: by default those of the kernel to read and execute.
+/// The rights of a mapping. By default the kernel may read and execute it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Flags(u64);
 
 impl Flags {
-    /// May be written.
+    /// Allows writes.
     #[must_use]
     pub fn writable(self) -> Self {
         Self(self.0 | 2)
     }
-    /// May be used in user mode.
+    /// Allows access in user mode.
     #[must_use]
     pub fn user(self) -> Self {
         Self(self.0 | 4)
     }
-    /// May not be executed.
+    /// Forbids execution.
     #[must_use]
     pub fn no_execute(self) -> Self {
         Self(self.0 | 1 << 63)
@@ -42,7 +43,7 @@ impl Flags {
 }
 
 impl TestMemory {
-    /// `size` bytes of zeroed RAM at `base`.
+    /// Makes `size` bytes of zeroed RAM at `base`.
     pub fn new(base: u64, size: usize) -> Self {
         Self {
             base,
@@ -51,7 +52,7 @@ impl TestMemory {
         }
     }
 
-    /// Empty page tables of 4 or 5 `levels`.
+    /// Makes empty page tables of 4 or 5 `levels`.
     pub fn address_space(&mut self, levels: u8) -> AddressSpace {
         let root = Gpa(self.new_table());
         AddressSpace { root, levels }
@@ -74,7 +75,7 @@ impl TestMemory {
         self.map_entry(space, gva, level, gpa | large | flags.0 | 1);
     }
 
-    /// Sets the entry of `gva` at `level`, making the tables above it.
+    /// Sets the entry of `gva` at `level`, and makes the tables above it.
     pub fn map_entry(&mut self, space: AddressSpace, gva: u64, level: u8, entry: u64) {
         let slot = self.slot(space, gva, level);
         self.write(slot, &entry.to_le_bytes());
@@ -110,7 +111,7 @@ impl TestMemory {
         u64::from_le_bytes(bytes)
     }
 
-    /// Puts bytes at a physical address.
+    /// Writes bytes at a physical address.
     pub fn write(&mut self, address: u64, bytes: &[u8]) {
         let start = usize::try_from(address - self.base).unwrap();
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);

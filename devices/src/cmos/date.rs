@@ -2,16 +2,16 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What the clock's registers show. Years outside 1970 to 9999 are shown as those limits.
+/// The values of the clock's registers. Years outside 1970 to 9999 are shown as those limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Date {
     pub(super) century: u8,
     pub(super) year_of_century: u8,
-    /// 1 to 12.
+    /// The month, 1 to 12.
     pub(super) month: u8,
-    /// 1 to 31.
+    /// The day, 1 to 31.
     pub(super) day: u8,
-    /// 1 is Sunday.
+    /// The day of the week. 1 is Sunday.
     pub(super) day_of_week: u8,
     pub(super) hour: u8,
     pub(super) minute: u8,
@@ -21,9 +21,10 @@ pub(super) struct Date {
 const SECONDS_PER_DAY: u64 = 86_400;
 /// 9999-12-31T23:59:59.
 const LAST_SECOND: u64 = 253_402_300_799;
-/// Days in a full cycle of leap years.
+/// The number of days in a full cycle of leap years.
 const DAYS_PER_400_YEARS: u64 = 146_097;
-/// From 1600-03-01, where a cycle starts whose years begin in March, to 1970-01-01.
+/// The number of days from 1600-03-01 to 1970-01-01. A cycle with years that begin in March starts
+/// on the former.
 const DAYS_1600_TO_1970: u64 = 135_080;
 
 impl From<SystemTime> for Date {
@@ -35,8 +36,8 @@ impl From<SystemTime> for Date {
         let days = seconds / SECONDS_PER_DAY;
         let second_of_day = seconds % SECONDS_PER_DAY;
 
-        // With years that begin in March a leap day is the last of its year, so that dividing by
-        // the longest periods first gives the year; the clamps keep that day in its period.
+        // With years that begin in March, a leap day is the last of its year. So dividing by the
+        // longest periods first yields the year; the clamps keep that day in its period.
         let mut day = days + DAYS_1600_TO_1970;
         let cycles = day / DAYS_PER_400_YEARS;
         day %= DAYS_PER_400_YEARS;
@@ -56,7 +57,7 @@ impl From<SystemTime> for Date {
         };
         let year = 1600 + cycles * 400 + centuries * 100 + fours * 4 + years + carry;
 
-        // Every value is below 100 here; `byte` only spells the conversion.
+        // Every value is below 100 here, so the conversion cannot fail.
         let byte = |value: u64| u8::try_from(value).unwrap_or(u8::MAX);
         Self {
             century: byte(year / 100),

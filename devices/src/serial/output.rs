@@ -1,8 +1,9 @@
-//! Where a guest's console output goes.
+//! The output of a guest's console.
 //!
-//! A far end may stand still: a pipe that nobody reads, a terminal stopped with Ctrl-S, a disk that hangs. So bytes go
-//! through a queue to a thread that writes them. A queue that is full is told by its [`Backlog`]: whoever runs the guest
-//! waits for room there, in a way that can be interrupted.
+//! A backend may stall: a pipe without a reader, a terminal stopped with Ctrl-S, a disk that hangs.
+//! So bytes go through a queue to a thread that writes them. A full queue is reported by its
+//! [`Backlog`]. The thread that runs the guest waits for room there, in a way that can be
+//! interrupted.
 
 mod queue;
 
@@ -12,17 +13,17 @@ use std::sync::Arc;
 use queue::Queue;
 pub use queue::{Backlog, Promptness};
 
-/// Sees all bytes as the guest sends them.
+/// A callback that sees all bytes as the guest sends them.
 type Observer = Box<dyn FnMut(&[u8]) + Send>;
 
-/// A writer that neither fails nor blocks: bytes that cannot be written are counted and forgotten.
+/// A writer that neither fails nor blocks. Bytes that cannot be written are counted and dropped.
 pub struct ConsoleOutput {
     far: Far,
     observer: Option<Observer>,
 }
 
 enum Far {
-    /// Written at once.
+    /// Output that is written at once.
     Direct {
         writer: Box<dyn Write + Send>,
         lost: u64,
@@ -31,7 +32,8 @@ enum Far {
 }
 
 impl ConsoleOutput {
-    /// Takes bytes through a queue to a thread that writes them to `writer`. [`Backlog`] has the queue's bounds.
+    /// Makes an output with a queue, and a thread that writes it to `writer`. [`Backlog`] has the
+    /// queue's bounds.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -42,7 +44,8 @@ impl ConsoleOutput {
         )?)))
     }
 
-    /// Writes every byte at once, on the guest's own thread: for writers that never block.
+    /// Makes an output that writes every byte at once on the guest's own thread, for writers that
+    /// never block.
     #[must_use]
     pub fn write_through(writer: impl Write + Send + 'static) -> Self {
         Self::to(Far::Direct {
@@ -51,7 +54,7 @@ impl ConsoleOutput {
         })
     }
 
-    /// Accepts everything and forgets it.
+    /// Makes an output that discards all bytes.
     #[must_use]
     pub fn null() -> Self {
         Self::write_through(io::sink())
@@ -64,14 +67,14 @@ impl ConsoleOutput {
         }
     }
 
-    /// Gives all bytes to `observer` too, before the far end has them.
+    /// Passes all bytes to `observer` too, before the backend gets them.
     #[must_use]
     pub fn observed_by(mut self, observer: impl FnMut(&[u8]) + Send + 'static) -> Self {
         self.observer = Some(Box::new(observer));
         self
     }
 
-    /// Bytes that could not be written so far.
+    /// Returns the number of bytes so far that could not be written.
     #[must_use]
     pub fn lost(&self) -> u64 {
         match &self.far {
@@ -80,7 +83,7 @@ impl ConsoleOutput {
         }
     }
 
-    /// Returns the queue's state; `None` of an output that has no queue.
+    /// Returns the queue's state, or `None` if the output has no queue.
     #[must_use]
     pub fn backlog(&self) -> Option<Backlog> {
         match &self.far {
@@ -90,7 +93,7 @@ impl ConsoleOutput {
     }
 }
 
-/// Writes `bytes`; returns how many were lost.
+/// Writes `bytes` and returns the number lost.
 fn send(writer: &mut dyn Write, mut bytes: &[u8], mut written: impl FnMut(usize)) -> usize {
     let length = bytes.len();
     while !bytes.is_empty() {
@@ -103,7 +106,7 @@ fn send(writer: &mut dyn Write, mut bytes: &[u8], mut written: impl FnMut(usize)
             Ok(_) | Err(_) => break,
         }
     }
-    // A writer with a buffer of its own fails only here, with all that it had accepted.
+    // A writer with its own buffer fails only here, with all that it had accepted.
     match writer.flush() {
         Ok(()) => bytes.len(),
         Err(_) => length,
@@ -124,7 +127,8 @@ impl Drop for ConsoleOutput {
     }
 }
 
-/// The register model's side: one call of each per byte. Neither returns an error.
+/// The interface to the register model, which makes one call of each per byte. Neither returns an
+/// error.
 impl Write for ConsoleOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(observer) = &mut self.observer {

@@ -1,10 +1,10 @@
-//! A serial port's state in a form of our own, so that snapshots do not depend on another crate's
+//! A serial port's state in our own format, so that snapshots do not depend on another crate's
 //! field order.
 
 use serde::{Deserialize, Serialize};
 use vm_superio::serial::SerialState as UartState;
 
-/// All registers and the receive FIFO. Its version is that of the snapshot it is in.
+/// All registers and the receive FIFO. Its version is that of the containing snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SerialState {
     /// Divisor latch (DLL low byte, DLM high byte).
@@ -23,7 +23,7 @@ pub struct SerialState {
     pub modem_status: u8,
     /// SCR.
     pub scratch: u8,
-    /// Bytes received and not yet read by the guest, oldest first; at most 64.
+    /// The bytes received and not yet read by the guest, oldest first. At most 64.
     pub input: Vec<u8>,
 }
 

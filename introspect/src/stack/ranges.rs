@@ -1,7 +1,7 @@
-//! The stacks that a task's kernel code may be on, as address ranges: its own, and for a task that runs, those of its CPU
-//! for interrupts, exceptions and the entry code.
+//! The stacks that a task's kernel code may be on, as address ranges. They are its own, and for a
+//! running task those of its CPU for interrupts, exceptions and the entry code.
 //!
-//! A walk reads nothing outside them, and enters each at most once: so it ends, whatever stands there.
+//! A walk reads nothing outside them, and enters each at most once. So it ends, whatever they hold.
 
 use std::ops::Range;
 
@@ -12,28 +12,31 @@ use crate::kernel::symbols::Symbols;
 use crate::x86_64::PAGE;
 use crate::{Gva, MemoryView};
 
-/// Size of a task's stack and of an interrupt stack, which is the same: four pages, eight with KASAN (`THREAD_SIZE` and
-/// `IRQ_STACK_SIZE`, arch/x86/include/asm/page_64_types.h). The types tell the latter.
+/// The size in bytes of a task's stack, and of an interrupt stack. Both are four pages, or eight
+/// with KASAN (`THREAD_SIZE` and `IRQ_STACK_SIZE`, arch/x86/include/asm/page_64_types.h). The types
+/// show the size of the interrupt stack.
 const DEFAULT_STACK: u64 = 4 * PAGE;
 const MOST_STACK: u64 = 64 * PAGE;
-/// Bytes left free above the saved registers by kernels that know FRED (`TOP_OF_KERNEL_STACK_PADDING`).
+/// The bytes that kernels with FRED support leave free above the saved registers
+/// (`TOP_OF_KERNEL_STACK_PADDING`).
 const FRED_PADDING: u64 = 16;
 const FRED_ENTRY: &str = "asm_fred_entrypoint_user";
 
-/// One stack.
+/// A kind of stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StackKind {
-    /// The task's.
+    /// The task's stack.
     Task,
-    /// The CPU's for device interrupts and softirqs.
+    /// The CPU's stack for device interrupts and softirqs.
     Interrupt,
-    /// The CPU's for one kind of exception, by its place in `struct cea_exception_stacks`.
+    /// The CPU's stack for one kind of exception, by its index in `struct cea_exception_stacks`.
     Exception(u8),
-    /// The CPU's for the first instructions of an entry from user mode.
+    /// The CPU's stack for the first instructions of an entry from user mode.
     Entry,
 }
 
-/// Members of `struct cea_exception_stacks` (arch/x86/include/asm/cpu_entry_area.h); kernels have some of them.
+/// The members of `struct cea_exception_stacks` (arch/x86/include/asm/cpu_entry_area.h). A kernel
+/// has some of them.
 const EXCEPTION_STACKS: [&str; 8] = [
     "DF_stack",
     "NMI_stack",
@@ -45,7 +48,7 @@ const EXCEPTION_STACKS: [&str; 8] = [
     "VC2_stack",
 ];
 
-/// Where a kernel keeps its stacks.
+/// The location of a kernel's stacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StackLayout {
     /// Offsets in `task_struct`.
@@ -53,18 +56,19 @@ pub(super) struct StackLayout {
     thread_sp: u64,
     stack_size: u64,
     padding: u64,
-    /// `struct inactive_task_frame`: what a task that is switched away from leaves at its stack pointer.
+    /// The `struct inactive_task_frame` that a task leaves at its stack pointer when it is switched
+    /// away from.
     pub(super) inactive: InactiveFrame,
-    /// Per-CPU addresses of pointers.
+    /// The per-CPU addresses of pointers to stacks.
     interrupt: Option<u64>,
     exceptions: Option<u64>,
-    /// From the start of the exception stacks.
+    /// The ranges of the exception stacks, relative to the start of all of them.
     exception_stacks: Vec<(StackKind, Range<u64>)>,
-    /// How far before them the entry stack starts.
+    /// The distance from the start of the entry stack to them.
     entry_before: Option<u64>,
 }
 
-/// Offsets in `struct inactive_task_frame`, and its size.
+/// The offsets in `struct inactive_task_frame`, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InactiveFrame {
     pub(super) bp: u64,
@@ -73,8 +77,8 @@ pub(super) struct InactiveFrame {
 }
 
 impl StackLayout {
-    /// Finds the offsets; `symbols` must have the slide of the running kernel. Stacks of CPUs that the kernel does not
-    /// describe are left out: walks end where they would enter one.
+    /// Finds the offsets. `symbols` must have the slide of the running kernel. CPU stacks that the
+    /// kernel does not describe are omitted; walks end where they would enter one.
     ///
     /// # Errors
     /// If the types do not describe a task's stack.
@@ -124,7 +128,7 @@ impl StackLayout {
         })
     }
 
-    /// The range of a task's stack.
+    /// Returns the range of a task's stack.
     pub(super) fn task_stack(&self, view: MemoryView<'_>, task: Gva) -> Result<Range<u64>, End> {
         let at = Gva(task.0.wrapping_add(self.task_stack));
         let start = read(view, at)?;
@@ -142,22 +146,23 @@ impl StackLayout {
         }
     }
 
-    /// The stack pointer of a task that does not run.
+    /// Reads the stack pointer of a task that does not run.
     pub(super) fn saved_sp(&self, view: MemoryView<'_>, task: Gva) -> Result<u64, End> {
         read(view, Gva(task.0.wrapping_add(self.thread_sp)))
     }
 
-    /// Where the registers of a task's entry from user mode stand on its stack.
+    /// Returns the address of the registers of a task's entry from user mode on its stack.
     pub(super) fn entry_registers(&self, stack: &Range<u64>) -> u64 {
         stack.end.wrapping_sub(self.padding + SavedRegisters::SIZE)
     }
 
-    /// Whether [`cpu_stacks`](Self::cpu_stacks) can have that for interrupts.
+    /// Checks whether [`cpu_stacks`](Self::cpu_stacks) can include the interrupt stack.
     pub(super) fn knows_interrupt_stack(&self) -> bool {
         self.interrupt.is_some()
     }
 
-    /// The stacks of the CPU with the per-CPU base `base`. What cannot be read is left out.
+    /// Returns the stacks of the CPU with the per-CPU base `base`. Those that cannot be read are
+    /// omitted.
     pub(super) fn cpu_stacks(
         &self,
         view: MemoryView<'_>,
@@ -168,7 +173,7 @@ impl StackLayout {
             (value >> 63 == 1).then_some(value)
         };
         let mut stacks = Vec::new();
-        // It points at the stack's end, or 8 bytes below (since Linux 5.12).
+        // The pointer is the stack's end, or 8 bytes below it (since Linux 5.12).
         let end = pointer(self.interrupt).and_then(|top| top.checked_next_multiple_of(PAGE));
         if let Some(end) = end {
             stacks.push((StackKind::Interrupt, end.wrapping_sub(self.stack_size)..end));
@@ -198,7 +203,7 @@ fn read(view: MemoryView<'_>, gva: Gva) -> Result<u64, End> {
 pub(super) struct Stacks {
     all: Vec<(StackKind, Range<u64>)>,
     current: Option<usize>,
-    /// By number, those that were entered.
+    /// A bit for each stack that was entered.
     entered: u64,
 }
 
@@ -211,17 +216,17 @@ impl Stacks {
         }
     }
 
-    /// Number of the stack the walk is on.
+    /// Returns the number of the stack that the walk is on.
     pub(super) fn current(&self) -> Option<usize> {
         self.current
     }
 
-    /// Whether there is a stack with a word at `at`.
+    /// Checks whether there is a stack with a word at `at`.
     pub(super) fn has(&self, at: u64) -> bool {
         self.all.iter().any(|(_, range)| holds(range, at, 8))
     }
 
-    /// Whether the stack the walk is on holds the `length` bytes at `at`.
+    /// Checks whether the stack that the walk is on holds the `length` bytes at `at`.
     pub(super) fn holds(&self, at: u64, length: u64) -> bool {
         let current = self.current.and_then(|index| self.all.get(index));
         current.is_some_and(|(_, range)| holds(range, at, length))
@@ -230,7 +235,7 @@ impl Stacks {
     /// Moves to the stack that holds the `length` bytes at `at`.
     ///
     /// # Errors
-    /// If none does, or that one was left before.
+    /// If no stack holds them, or the walk has left that stack before.
     pub(super) fn enter(&mut self, at: u64, length: u64) -> Result<(), End> {
         if self.holds(at, length) {
             return Ok(());

@@ -1,4 +1,5 @@
-//! A small kernel for tests of stack walks: text, a task with its stack, and a CPU with its interrupt and exception stacks.
+//! A small kernel for tests of stack walks: text, a task with its stack, and a CPU with its
+//! interrupt and exception stacks.
 #![allow(clippy::unwrap_used)]
 
 use std::ops::{Deref, DerefMut};
@@ -21,14 +22,14 @@ pub(super) const TASK: u64 = BASE + 0x100;
 const PER_CPU: u64 = BASE + 0x1000;
 const EXCEPTIONS: u64 = 0xffff_fe00_0000_7000;
 
-/// Ends of stacks: words are given by their distance from there.
+/// Ends of stacks. Tests address words by their distance from them.
 pub(super) const TASK_STACK: u64 = 0xffff_c900_0001_4000;
 pub(super) const IRQ_STACK: u64 = 0xffff_c900_0002_4000;
 pub(super) const NMI_STACK: u64 = EXCEPTIONS + 0x2000;
-/// Where the registers of the entry from user mode stand.
+/// The address of the registers of the entry from user mode.
 pub(super) const ENTRY: u64 = TASK_STACK - 168;
 
-/// Functions by offset in the text.
+/// The functions by offset in the text.
 pub(super) const FUNCTIONS: [(&str, u64); 13] = [
     ("_stext", 0),
     ("__schedule", 0x100),
@@ -45,7 +46,7 @@ pub(super) const FUNCTIONS: [(&str, u64); 13] = [
     ("_etext", 0x1000),
 ];
 
-/// The kernel's memory, and how many ORC records are in it.
+/// The kernel's memory, and the number of ORC records in it.
 pub(super) struct TestKernel {
     kernel: test_kernel::TestKernel,
     records: u64,
@@ -89,7 +90,7 @@ impl TestKernel {
         self.words(at, &[value]);
     }
 
-    /// A `pt_regs` with these in it; everything else is the register's number in it.
+    /// Writes a `pt_regs` with these values. Each other register holds its own index.
     pub(super) fn registers(&mut self, at: u64, rip: u64, cs: u64, rsp: u64, rbp: u64) {
         for index in 0..21 {
             self.word(at + index * 8, index);
@@ -99,7 +100,7 @@ impl TestKernel {
         }
     }
 
-    /// What a task that was switched away from leaves at `sp`.
+    /// Writes the frame that a task leaves at `sp` when it is switched away from.
     pub(super) fn inactive(&mut self, sp: u64, bp: u64, return_address: u64) {
         self.word(TASK + 16, sp);
         self.words(sp, &[15, 14, 13, 12, 11, bp, return_address]);
@@ -178,7 +179,7 @@ impl TestKernel {
         KernelUnwinder::new(&self.types(), &symbols, method).unwrap()
     }
 
-    /// The task's CPU, in the kernel.
+    /// Returns the state of the task's CPU, in the kernel.
     pub(super) fn cpu(&self, rip: u64, rsp: u64, rbp: u64) -> CpuState {
         CpuState {
             general: GeneralRegisters {
@@ -194,13 +195,13 @@ impl TestKernel {
     }
 }
 
-/// The stack of the task as it sleeps.
+/// Walks the stack of the sleeping task.
 pub(super) fn sleeping(kernel: &TestKernel, unwinder: &KernelUnwinder) -> Stack {
     let paused = PausedMemory::new(&kernel.memory);
     unwinder.sleeping(paused.view(kernel.space), Gva(TASK))
 }
 
-/// Offsets in the text, and how each was found.
+/// Returns each frame's offset in the text, and how it was found.
 pub(super) fn frames(stack: &Stack) -> Vec<(u64, Found)> {
     let frames = stack.frames.iter();
     frames
@@ -208,7 +209,7 @@ pub(super) fn frames(stack: &Stack) -> Vec<(u64, Found)> {
         .collect()
 }
 
-/// A task asleep in a system call: `__schedule`, `work`, `do_syscall`, `entry`.
+/// The frames of a task asleep in a system call: `__schedule`, `work`, `do_syscall`, `entry`.
 pub(super) const SYSTEM_CALL: [(u64, Found); 4] = [
     (0x150, Found::Return),
     (0x250, Found::Return),

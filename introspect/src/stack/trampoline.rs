@@ -1,7 +1,8 @@
-//! Return addresses that the kernel's own tracing has replaced, and where it keeps the original ones.
+//! Finds return addresses that the kernel's own tracing has replaced.
 //!
-//! Kretprobes and fprobes (rethooks, Linux 5.18 on) and the function graph tracer make a function return to code of theirs.
-//! The originals stand in lists of the task, by the place on the stack they were taken from.
+//! Kretprobes and fprobes (rethooks, Linux 5.18 on) and the function graph tracer make a function
+//! return to their own code. The task's lists keep the originals, by the stack slot that each was
+//! taken from.
 
 use super::frames::ReturnTrampoline;
 use crate::kernel::btf::Btf;
@@ -9,13 +10,14 @@ use crate::kernel::layout::{first_offset, offset};
 use crate::kernel::symbols::Symbols;
 use crate::{Gva, MemoryView};
 
-/// Most rethooks that one walk looks at. They are looked through from the newest on for each return address that was
-/// replaced: this is enough for some hundred of those.
+/// The maximum number of rethooks that one walk reads. The list is searched from the newest for
+/// each replaced return address, so this is enough for some hundred of those.
 pub(super) const MAX_HOOKS: usize = 1 << 16;
-/// Bytes of a task's stack of traced functions (`SHADOW_STACK_SIZE`, kernel/trace/fgraph.c: a page. Before Linux 6.11 it
-/// had 50 elements of at most 40 bytes, of which those in use come first).
+/// The size in bytes of a task's stack of traced functions: a page (`SHADOW_STACK_SIZE`,
+/// kernel/trace/fgraph.c). Before Linux 6.11 it had 50 elements of at most 40 bytes, with those in
+/// use first.
 const GRAPH_STACK: u64 = 4096;
-/// The code that functions are made to return to.
+/// The symbols of the code to which functions are made to return.
 const NAMES: [(&str, ReturnTrampoline); 4] = [
     ("arch_rethook_trampoline", ReturnTrampoline::Rethook),
     ("__kretprobe_trampoline", ReturnTrampoline::Rethook),
@@ -23,7 +25,7 @@ const NAMES: [(&str, ReturnTrampoline); 4] = [
     ("return_to_handler", ReturnTrampoline::FunctionGraph),
 ];
 
-/// What is needed to find originals in one kernel.
+/// The layout by which originals are found in one kernel.
 #[derive(Debug, Clone)]
 pub(super) struct ReturnTrampolines {
     known: Vec<(u64, ReturnTrampoline)>,
@@ -49,7 +51,7 @@ struct GraphLayout {
 }
 
 impl ReturnTrampolines {
-    /// Of a running kernel: `symbols` have its slide.
+    /// Finds the layout of a running kernel. `symbols` must have its slide.
     pub(super) fn new(btf: &Btf, symbols: &Symbols) -> Self {
         let hooks = || {
             Some(HookLayout {
@@ -77,14 +79,15 @@ impl ReturnTrampolines {
         }
     }
 
-    /// Whose code `address` is, if it is a trampoline's.
+    /// Returns the kind of trampoline that `address` is in, if any.
     pub(super) fn at(&self, address: u64) -> Option<ReturnTrampoline> {
         let found = self.known.iter().find(|(known, _)| *known == address);
         found.map(|(_, kind)| *kind)
     }
 
-    /// What stood at `slot` of the task's stack before a trampoline's address was written there. `hooks_left` is how many
-    /// rethooks may still be looked at ([`MAX_HOOKS`] in a walk).
+    /// Finds the address that was in `slot` of the task's stack before a trampoline's address
+    /// replaced it. `hooks_left` is the number of rethooks that may still be read ([`MAX_HOOKS`] in
+    /// a walk).
     pub(super) fn original(
         &self,
         view: MemoryView<'_>,
@@ -114,7 +117,7 @@ impl ReturnTrampolines {
             *hooks_left = hooks_left.checked_sub(1)?;
             let node = next?.0.wrapping_sub(layout.link);
             let original = view.u64(at(node, layout.original)).ok()?;
-            // A function may be hooked more than once: only the first hook saw the original.
+            // A function may be hooked more than once. Only the first hook saw the original.
             if view.u64(at(node, layout.place)).ok()? == slot && self.at(original).is_none() {
                 return Some(original);
             }
@@ -122,8 +125,8 @@ impl ReturnTrampolines {
         }
     }
 
-    /// The stack of traced functions has had two forms; in both an element is a `struct ftrace_ret_stack`, which is known
-    /// by the place it names.
+    /// Searches the stack of traced functions, which has had two layouts. In both an element is a
+    /// `struct ftrace_ret_stack`, recognized by the stack slot that it names.
     fn graphed(&self, view: MemoryView<'_>, task: Gva, slot: u64) -> Option<u64> {
         let layout = self.graph?;
         let stack = view
@@ -131,7 +134,7 @@ impl ReturnTrampolines {
             .ok()??;
         let from = layout.place..GRAPH_STACK;
         let mut places = from.step_by(8).map(|offset| stack.0.wrapping_add(offset));
-        // The array may end before the page after it is mapped.
+        // The array may end before the next page, which need not be mapped.
         let place = places.find_map(|at| match view.u64(Gva(at)) {
             Ok(value) => (value == slot).then_some(Ok(at)),
             Err(_) => Some(Err(())),
@@ -190,7 +193,8 @@ mod tests {
         }
         let mut word =
             |offset: u64, value: u64| memory.write(0x18_0000 + offset, &value.to_le_bytes());
-        // A task with two rethooks on one place (the newer first), one on another, and two traced functions.
+        // A task with two rethooks on one slot (the newer first), one on another, and two traced
+        // functions.
         word(0, DATA + 0x100 + 16);
         word(8, DATA + 0x800);
         for (node, next, original, place) in [
@@ -205,7 +209,7 @@ mod tests {
         for (element, original, place) in [
             (0x808, 0x3333, 0x7100),
             (0x838, GRAPH, 0x7200),
-            // Near the end of the page that it has since Linux 6.11.
+            // Near the end of the page that the array has since Linux 6.11.
             (0x17d8, 0x4444, 0x7400),
         ] {
             word(element, original);

@@ -1,9 +1,10 @@
-//! The stack of a process's thread, by the unwind information of the objects it has mapped; and, where an object has none,
-//! by frame pointers, marked as the guess it is.
+//! Walks the stack of a process's thread, by the unwind information of the mapped objects. For an
+//! object without it, the walk uses frame pointers and marks the frames as guesses.
 //!
-//! The caller gives a view of the process's address space, its mappings, and where the thread is: the registers that the
-//! kernel saved when it was entered, or those of a CPU in user mode. A page that is not in memory ends the stack with a
-//! mark; so does everything else that would have to be guessed.
+//! The caller passes a view of the process's address space, its mappings and the thread's
+//! registers. These are the registers that the kernel saved on entry, or those of a CPU in user
+//! mode. A page that is not in memory ends the stack with its reason, as does anything else that
+//! would have to be guessed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,53 +17,60 @@ use crate::{Gva, MemoryView};
 
 pub use super::eh_frame::{MissingBytes, ObjectBytes};
 
-/// Frames of a stack, unless another number is asked for: what `perf` takes (`PERF_MAX_STACK_DEPTH`).
+/// The default maximum number of frames of a stack, that of `perf` (`PERF_MAX_STACK_DEPTH`).
 pub const DEFAULT_FRAMES: usize = 127;
-/// Rules kept between walks.
+/// The maximum number of rules kept between walks.
 const MAX_RULES: usize = 1 << 16;
-/// A frame pointer is believed only this near to the stack pointer: the usual limit of a stack.
+/// The maximum distance in bytes of a credible frame pointer from the stack pointer: the usual
+/// limit of a stack.
 const MAX_DISTANCE: u64 = 8 << 20;
 /// DWARF's numbers of registers (System V ABI for AMD64, figure 3.36).
 const RBP: usize = 6;
 const RSP: usize = 7;
 const RETURN: usize = 16;
-/// What a signal handler returns to, where it is not described: `mov $15,%rax; syscall`, with a short or a long `mov`.
+/// The code to which a signal handler returns, for objects without a description of it: `mov
+/// $15,%rax; syscall`, with a short or a long `mov`.
 const SIGNAL_RETURN: [&[u8]; 2] = [
     &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05],
     &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05],
 ];
-/// Offset of the interrupted registers from the stack pointer there (`uc_mcontext` of `struct ucontext`), and DWARF's
-/// numbers in the order they stand (`struct sigcontext_64`, arch/x86/include/uapi/asm/sigcontext.h).
+/// The offset of the interrupted registers from the stack pointer at that code (`uc_mcontext` of
+/// `struct ucontext`). DWARF's numbers follow, in the order of `struct sigcontext_64`
+/// (arch/x86/include/uapi/asm/sigcontext.h).
 const SIGNAL_CONTEXT: u64 = 40;
 const SIGNAL_ORDER: [usize; 17] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16];
 
 /// A mapped object with unwind information.
 pub struct MappedObject<'o> {
-    /// Where its code is mapped.
+    /// The range at which its code is mapped.
     pub text: Range<u64>,
-    /// What is to be added to a link address to get where it is mapped.
+    /// The difference between a mapped address and its link address.
     pub bias: u64,
-    /// Link address of its `.eh_frame_hdr` (program header `PT_GNU_EH_FRAME`); `None` if it has none.
+    /// The link address of its `.eh_frame_hdr` (program header `PT_GNU_EH_FRAME`), or `None` if it
+    /// has none.
     pub eh_frame_hdr: Option<u64>,
-    /// Link addresses of its section `.eh_frame`, if known: it is searched where there is no `.eh_frame_hdr`.
+    /// The link addresses of its section `.eh_frame`, if known. The section is searched if there is
+    /// no `.eh_frame_hdr`.
     pub eh_frame: Option<Range<u64>>,
-    /// Its bytes.
+    /// The object's bytes.
     pub bytes: Box<dyn ObjectBytes + 'o>,
 }
 
-/// Walks the stacks of one process's threads. It keeps the rules it has found: they hold for as long as the mappings do.
+/// A walker of the stacks of one process's threads. It caches rules, which are valid as long as the
+/// mappings.
 pub struct UserUnwinder<'o> {
-    /// Ascending by address.
+    /// The objects, ascending by address.
     objects: Vec<MappedObject<'o>>,
-    /// Other places with code, ascending.
+    /// Other ranges with code, ascending.
     code: Vec<Range<u64>>,
     rules: HashMap<u64, Result<Option<Rc<Rule>>, Failure>>,
     indices: Indices,
 }
 
 impl<'o> UserUnwinder<'o> {
-    /// Of a process with these objects, and these other ranges that may be executed: those of files without unwind
-    /// information, and memory that programs write code to. None overlaps another, as mappings do not.
+    /// Makes a walker for a process with these objects and these other executable ranges. The
+    /// latter are those of files without unwind information, and memory that programs write code
+    /// to. The ranges do not overlap, because they are mappings.
     #[must_use]
     pub fn new(mut objects: Vec<MappedObject<'o>>, mut code: Vec<Range<u64>>) -> Self {
         objects.sort_by_key(|object| object.text.start);
@@ -75,7 +83,8 @@ impl<'o> UserUnwinder<'o> {
         }
     }
 
-    /// The stack of a thread with these registers, at most `most` frames ([`DEFAULT_FRAMES`]).
+    /// Walks the stack of a thread with these registers, for at most `most` frames
+    /// ([`DEFAULT_FRAMES`]).
     #[must_use]
     pub fn walk(&mut self, view: MemoryView<'_>, at: &SavedRegisters, most: usize) -> Stack {
         let mut frames = Vec::new();
@@ -115,7 +124,8 @@ impl<'o> UserUnwinder<'o> {
             };
             let step = self.step(&mut thread, &frame);
             if step == Ok(Found::Interrupted) {
-                // The code that a handler returns to was not called: its address is its first instruction's.
+                // The code to which a handler returns was not called. Its address is that of its
+                // first instruction.
                 frame.found = Found::Interrupted;
             }
             frames.push(frame);
@@ -134,7 +144,7 @@ impl<'o> UserUnwinder<'o> {
             || find(&self.code, |range| range, address).is_some()
     }
 
-    /// Moves from the thread's frame to the caller, and tells how that was found.
+    /// Moves from the thread's frame to the caller, and returns how that was found.
     fn step(&mut self, thread: &mut Thread<'_>, frame: &Frame) -> Result<Found, End> {
         let lookup = frame.lookup_address();
         let address = Gva(lookup);
@@ -158,7 +168,7 @@ impl<'o> UserUnwinder<'o> {
             None => {
                 thread.follow_frame_pointer(matches!(frame.found, Found::Guess(_)))?;
                 if !self.is_code(thread.rip) {
-                    // The assumption did not hold: the function keeps something else in RBP.
+                    // The assumption did not hold: the function keeps another value in RBP.
                     return Err(End::NoUnwindInfo { address });
                 }
                 Ok(Found::Guess(Guess::FramePointer))
@@ -166,7 +176,7 @@ impl<'o> UserUnwinder<'o> {
         }
     }
 
-    /// The rule for the instruction at `address`; with a failure, the object's bias.
+    /// Returns the rule for the instruction at `address`. A failure comes with the object's bias.
     fn rule(&mut self, address: u64) -> Result<Option<Rc<Rule>>, (Failure, u64)> {
         let Some(object) = find_object(&self.objects, address) else {
             return Ok(None);
@@ -176,7 +186,7 @@ impl<'o> UserUnwinder<'o> {
             return known.clone().map_err(|failure| (failure, bias));
         }
         let rule = find_rule(object, &mut self.indices, address.wrapping_sub(bias));
-        // What is not in memory now may be at the next walk.
+        // A page that is not in memory now may be at the next walk.
         if !matches!(rule, Err(Failure::Missing(_))) {
             if self.rules.len() >= MAX_RULES {
                 self.rules.clear();
@@ -187,7 +197,7 @@ impl<'o> UserUnwinder<'o> {
     }
 }
 
-/// The object whose code `address` is in.
+/// Returns the object whose code holds `address`.
 fn find_object<'a, 'o>(
     objects: &'a [MappedObject<'o>],
     address: u64,
@@ -195,22 +205,23 @@ fn find_object<'a, 'o>(
     find(objects, |object| &object.text, address)
 }
 
-/// The one of these, ascending by their ranges, whose range `address` is in.
+/// Returns the element whose range holds `address`. The elements are ascending by range.
 fn find<T>(all: &[T], range: impl Fn(&T) -> &Range<u64>, address: u64) -> Option<&T> {
     let after = all.partition_point(|one| range(one).start <= address);
     let one = all.get(after.checked_sub(1)?)?;
     range(one).contains(&address).then_some(one)
 }
 
-/// First address and record of each function, ascending.
+/// The first address and the record of each function, ascending.
 type Index = Rc<Vec<(u64, u64)>>;
 
-/// Those of the objects without a search table.
+/// The indices of the objects without a search table.
 #[derive(Default)]
 struct Indices {
-    /// By where the section `.eh_frame` is mapped. A section that could not be read is not read again: it may be large.
+    /// The indices by the mapped address of `.eh_frame`. A section that could not be read is not
+    /// read again, because it may be large.
     known: HashMap<u64, Result<Index, Failure>>,
-    /// Bytes of all sections that were read.
+    /// The number of bytes of all sections that were read.
     read: u64,
 }
 
@@ -234,7 +245,7 @@ impl Indices {
     }
 }
 
-/// The rule for the instruction at a link address of an object.
+/// Finds the rule for the instruction at a link address of an object.
 fn find_rule(
     object: &MappedObject<'_>,
     indices: &mut Indices,
@@ -348,14 +359,15 @@ impl<'p> Thread<'p> {
             .flatten()
             .ok_or(End::BadUnwindInfo { address })?;
         let before = self.get(RSP).unwrap_or_default();
-        // A signal handler may run on a stack of its own.
+        // A signal handler may run on its own stack.
         if !rule.signal && sp <= before {
             return Err(End::NotOutwards { pointer: Gva(sp) });
         }
         self.arrive(registers)
     }
 
-    /// A saved register. Only the return address and the pointers are worth ending the walk for.
+    /// Reads a saved register. Only the return address and the pointers end the walk if they cannot
+    /// be read.
     fn saved(&self, number: usize, at: u64) -> Result<Option<u64>, End> {
         match number {
             RBP | RSP | RETURN => self.read(at).map(Some),
@@ -366,7 +378,7 @@ impl<'p> Thread<'p> {
     fn arrive(&mut self, registers: [Option<u64>; REGISTERS]) -> Result<(), End> {
         self.registers = registers;
         match self.need(RETURN as u16)? {
-            // Thread libraries put it below a thread's first function.
+            // Thread libraries put zero below a thread's first function.
             0 => Err(End::Bottom),
             rip => {
                 self.rip = rip;
@@ -375,7 +387,8 @@ impl<'p> Thread<'p> {
         }
     }
 
-    /// Moves to what a signal interrupted, if the thread is at the code that its handler returns to.
+    /// Moves to the frame that a signal interrupted, if the thread is at the code to which its
+    /// handler returns.
     fn leave_signal(&mut self) -> Result<bool, End> {
         let is_there = SIGNAL_RETURN.iter().any(|code| {
             let mut found = [0; 9];
@@ -396,7 +409,8 @@ impl<'p> Thread<'p> {
         Ok(true)
     }
 
-    /// Moves to the caller as if the function kept a frame pointer. `again` says that the frame itself was found so.
+    /// Moves to the caller as if the function kept a frame pointer. `again` is true if the frame
+    /// itself was found so.
     fn follow_frame_pointer(&mut self, again: bool) -> Result<(), End> {
         let none = End::NoUnwindInfo {
             address: Gva(self.rip),
@@ -405,7 +419,7 @@ impl<'p> Thread<'p> {
             return Err(none);
         };
         if bp == 0 && again {
-            // The ABI has programs and threads start so.
+            // By the ABI, programs and threads start with this value.
             return Err(End::Bottom);
         }
         let near = bp >= sp && bp - sp <= MAX_DISTANCE && bp.is_multiple_of(8);
@@ -414,7 +428,7 @@ impl<'p> Thread<'p> {
         }
         let (caller_bp, rip) = (self.read(bp)?, self.read(bp.wrapping_add(8))?);
         if rip == 0 && !again {
-            // As likely as the outermost frame is that RBP is no frame pointer.
+            // This may be the outermost frame, but RBP may equally be no frame pointer.
             return Err(none);
         }
         let mut registers = [None; REGISTERS];

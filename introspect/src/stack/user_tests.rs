@@ -12,7 +12,8 @@ use crate::user::object_file::ObjectFile;
 use crate::x86_64::{AddressSpace, GeneralRegisters};
 use crate::{Gva, MemoryView, PausedMemory};
 
-/// Linked at 0x1000 and mapped here: headers, code, unwind information, a page each.
+/// The address at which the object is mapped. It is linked at 0x1000 and has a page each of
+/// headers, code and unwind information.
 const BASE: u64 = 0x7f00_0000_0000;
 const LINKED: u64 = 0x1000;
 const SIZE: u64 = 0x3000;
@@ -21,9 +22,10 @@ const FRAMES: u64 = 0x3000;
 const STACK: u64 = 0x7ffc_0000_0000;
 const PLAIN_CODE: u64 = 0x40_0000;
 
-/// Functions by offset in the code, 0x100 bytes each, with what their records say: 24 bytes to the caller's stack; the
-/// same through RBP; through an expression that reads memory; the outermost; a signal handler's return; by R10; with the
-/// return address in R11; through an expression of very many operations that change nothing.
+/// Functions by offset in the code, 0x100 bytes each, with these records in turn. The caller's
+/// stack is at 24 bytes; the same through RBP; through an expression that reads memory. Then the
+/// outermost; a signal handler's return; by R10; with the return address in R11. The last goes
+/// through an expression of very many operations that change nothing.
 const PLAIN: u64 = 0;
 const BY_RBP: u64 = 0x100;
 const BY_EXPRESSION: u64 = 0x200;
@@ -40,9 +42,10 @@ fn record(content: &[u8]) -> Vec<u8> {
     [&(content.len() as u32).to_le_bytes()[..], &content].concat()
 }
 
-/// Sections `.eh_frame` at [`FRAMES`] and `.eh_frame_hdr` 0x800 behind.
+/// Builds sections `.eh_frame` at [`FRAMES`] and `.eh_frame_hdr` 0x800 after it.
 fn unwind_information() -> Vec<u8> {
-    // Version 1; pointers relative to themselves in 32 bits; units 1 and -8; RIP is 16, at RSP + 8 - 8 from the start.
+    // Version 1 with self-relative 32-bit pointers and units 1 and -8. RIP is 16, at RSP + 8 - 8 at
+    // the start.
     let common = |augmentation: &[u8]| {
         let head = [
             &[0, 0, 0, 0, 1][..],
@@ -66,7 +69,8 @@ fn unwind_information() -> Vec<u8> {
         (BY_EXPRESSION, 0, &[0x0f, 3, 0x76, 0x78, 0x06, 0x86, 2]),
         // undefined RIP.
         (OUTERMOST, 0, &[0x07, 16]),
-        // def_cfa_expression: RSP + 64, deref; RIP and RBP by expressions: RSP + 72, and + 80; RSP is the frame address.
+        // def_cfa_expression: RSP + 64, deref. RIP and RBP by expressions: RSP + 72, and + 80. RSP
+        // is the frame address.
         (
             SIGNAL,
             signal_at,
@@ -103,7 +107,7 @@ fn unwind_information() -> Vec<u8> {
     section
 }
 
-/// The object's bytes, as the process has them mapped.
+/// The object's bytes, as mapped by the process.
 struct Mapped<'p>(MemoryView<'p>);
 
 impl ObjectBytes for Mapped<'_> {
@@ -132,7 +136,7 @@ impl Process {
         ] {
             memory.map(space, gva, gpa, 4096, Flags::default().user());
         }
-        // The ELF headers: two program headers, the first of what is loaded, the second of the unwind information.
+        // The ELF headers with two program headers: the loaded segment and the unwind information.
         memory.write(0x18_0000, b"\x7fELF\x02\x01\x01");
         memory.write(0x18_0010, &[3, 0, 62, 0]);
         memory.write(0x18_0020, &64u64.to_le_bytes());
@@ -146,7 +150,7 @@ impl Process {
         Self { memory, space }
     }
 
-    /// Writes words from the stack's start plus an offset on.
+    /// Writes words from an offset in the stack on.
     fn stack(&mut self, at: u64, words: &[u64]) {
         for (index, word) in (0u64..).zip(words) {
             self.memory
@@ -221,11 +225,12 @@ fn addresses(stack: &Stack) -> Vec<(u64, Found)> {
     frames.map(|frame| (frame.address.0, frame.found)).collect()
 }
 
-/// A plain function, called by one with RBP, by one with an expression, by one that nothing calls.
+/// Writes the stack of a plain function, called by one with RBP, by one with an expression, by one
+/// that nothing calls.
 fn calls(process: &mut Process) -> (u64, u64) {
     process.stack(0x100, &[1, 2, CODE + BY_RBP + 0x10]);
     process.stack(0x140, &[STACK + 0x188, CODE + BY_EXPRESSION + 0x10]);
-    // The frame address stands below the place that RBP points at.
+    // The frame address is stored below the address in RBP.
     process.stack(0x180, &[STACK + 0x1a0, 0, 0, CODE + OUTERMOST]);
     process.stack(0x190, &[0x99, CODE + OUTERMOST + 0x10]);
     (0x100, STACK + 0x140)
@@ -285,10 +290,11 @@ fn a_missing_page_ends_the_stack_with_a_mark() {
 fn signal_handlers_lead_to_what_they_interrupted() {
     let mut process = Process::new();
     let (sp, rbp) = calls(&mut process);
-    // The handler's return address is the first byte of the code it returns to; its stack is another one.
+    // The handler's return address is the first byte of its return code. Its stack is another one.
     process.stack(0x1100, &[1, 2, CODE + SIGNAL]);
     process.stack(0x1100 + 24 + 64, &[STACK + sp, CODE + PLAIN + 0x10, rbp]);
-    // The record of this function starts where it does: a program would have it start one byte before.
+    // The record of this function starts at the function. In a program it would start one byte
+    // before.
     let stack = process.walk(CODE + SIGNAL, 0x1100 + 24, 0);
     let mut expected = vec![
         (CODE + SIGNAL, Found::Interrupted),
@@ -296,7 +302,7 @@ fn signal_handlers_lead_to_what_they_interrupted() {
     ];
     expected.extend(&CALLS[1..]);
     assert_eq!((addresses(&stack), stack.end), (expected, End::Bottom));
-    // Without a description, the code itself tells: `mov $15,%eax; syscall`.
+    // Without a description, the code itself is recognized: `mov $15,%eax; syscall`.
     process
         .memory
         .write(0x1a_0010, &[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
@@ -402,7 +408,7 @@ fn what_cannot_be_followed_is_named() {
     );
 }
 
-/// An object's bytes: these at address 0, then zeros.
+/// An object with these bytes at address 0, followed by zeros.
 struct Padded(Vec<u8>);
 
 impl ObjectBytes for Padded {
@@ -416,10 +422,11 @@ impl ObjectBytes for Padded {
     }
 }
 
-/// Programs decide how large their sections are, and how many objects with one are mapped.
+/// Programs determine the size of their sections and the number of mapped objects that have one.
 #[test]
 fn sections_without_a_search_table_are_read_within_bounds() {
-    // A shared record of version 1, no augmentation, units 1 and -8; and a function with an absolute address.
+    // A shared record of version 1, no augmentation, units 1 and -8, and a function with an
+    // absolute address.
     let common = record(&[0, 0, 0, 0, 1, 0, 1, 0x78, 16]);
     let back = (common.len() as u32 + 4).to_le_bytes();
     let pair = [common, record(&[&back[..], &[0; 16]].concat())].concat();
@@ -486,7 +493,8 @@ fn thirty_two_bit_programs_are_not_read() {
 #[test]
 fn damaged_unwind_information_ends_the_stack() {
     let good = unwind_information();
-    // Any one byte of the section and of the header changed in some ways: nothing panics, nothing runs away.
+    // With any one byte of the section or the header changed in some ways, nothing panics and every
+    // walk ends.
     for (at, byte) in good.iter().enumerate() {
         for change in [0xff, 0x80, 0x01] {
             let mut process = Process::new();

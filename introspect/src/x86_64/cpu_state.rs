@@ -1,7 +1,7 @@
-//! The registers of a CPU that stands still, as plain values: what stack walks start from.
+//! The registers of a paused CPU as plain values, from which stack walks start.
 //!
-//! The caller fills it from wherever the CPU is kept: a paused vCPU, a core file. Names are the CPU's (Intel SDM volume 1,
-//! section 3.4, and volume 3A, section 2.5).
+//! The caller fills it from the CPU's source: a paused vCPU or a core file. Names are the CPU's
+//! (Intel SDM volume 1, section 3.4, and volume 3A, section 2.5).
 
 use super::AddressSpace;
 use super::paging::ADDRESS;
@@ -9,7 +9,7 @@ use crate::{CpuRegisters, Gpa, Gva};
 
 /// CR4.LA57: paging has five levels.
 const CR4_LA57: u64 = 1 << 12;
-/// Privilege level in a selector.
+/// The bits of a selector that hold the privilege level.
 const PRIVILEGE: u16 = 3;
 
 /// General registers, instruction pointer and flags, in the order of KVM's `struct kvm_regs`.
@@ -37,29 +37,29 @@ pub struct GeneralRegisters {
     pub rflags: u64,
 }
 
-/// One CPU.
+/// The registers of one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuState {
-    /// General registers, RIP and RFLAGS.
+    /// The general registers, RIP and RFLAGS.
     pub general: GeneralRegisters,
-    /// Selector of the code segment; its low two bits are the privilege level.
+    /// The selector of the code segment. Its low two bits are the privilege level.
     pub cs: u16,
-    /// Base of GS as it is now.
+    /// The current base of GS.
     pub gs_base: u64,
-    /// IA32_KERNEL_GS_BASE: the base of GS that SWAPGS brings.
+    /// IA32_KERNEL_GS_BASE: the base of GS after the next SWAPGS.
     pub swapped_gs_base: u64,
-    /// Base of FS: a user thread's thread-local storage.
+    /// The base of FS, a user thread's thread-local storage.
     pub fs_base: u64,
-    /// Base of the interrupt descriptor table.
+    /// The base of the interrupt descriptor table.
     pub idt_base: u64,
-    /// CR3: the page tables.
+    /// CR3, the root of the page tables.
     pub cr3: u64,
     /// CR4.
     pub cr4: u64,
 }
 
 impl CpuState {
-    /// The address space the CPU runs in.
+    /// Returns the address space in which the CPU runs.
     #[must_use]
     pub fn address_space(&self) -> AddressSpace {
         AddressSpace::of(self)
@@ -75,9 +75,10 @@ impl CpuRegisters for CpuState {
         self.cr4 & CR4_LA57 != 0
     }
 
-    /// In the few instructions around SWAPGS at the kernel's entries this is the other one: a kernel address is the right
-    /// one there, since Linux keeps its per-CPU data in the upper half and gives processes no such base. A process that
-    /// takes one with WRGSBASE is believed for those instructions.
+    /// In the few instructions around SWAPGS at the kernel's entries, the other base may be the
+    /// right one. A kernel address is then right, because Linux keeps its per-CPU data in the upper
+    /// half and sets no such base for processes. A process that sets one with WRGSBASE is believed
+    /// for those instructions.
     fn kernel_gs_base(&self) -> Gva {
         let now_is_kernel = self.gs_base >> 63 == 1;
         let (expected, other) = match self.in_user_mode() {

@@ -1,4 +1,4 @@
-//! What depends on the x86-64 architecture.
+//! The parts that depend on the x86-64 architecture.
 
 pub mod cpu_state;
 pub mod paging;

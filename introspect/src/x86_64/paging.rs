@@ -1,112 +1,115 @@
-//! Page walks: from a guest-virtual to a guest-physical address, as the CPU does it.
+//! Page walks from a guest-virtual to a guest-physical address, as the CPU does them.
 //!
-//! The caller gives the top page table and the number of levels, from one CPU's registers. This reads page
-//! tables only and never writes them (no accessed or dirty bits). Permissions are reported, not enforced.
+//! The caller passes the top page table and the number of levels, from one CPU's registers. Page
+//! tables are only read, never written (no accessed or dirty bits). Permissions are reported, not
+//! enforced.
 //!
 //! Format: Intel SDM volume 3A, chapter 4 ("Paging"), 4-level and 5-level paging.
 
 use crate::{CpuRegisters, Gpa, Gva, PhysicalMemory};
 
-/// Bytes of the smallest page.
+/// The size of the smallest page in bytes.
 pub const PAGE: u64 = 4096;
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
-/// Ends the walk at a 2 MiB or 1 GiB page.
+/// The bit that ends the walk at a 2 MiB or 1 GiB page.
 const LARGE: u64 = 1 << 7;
-/// Linux's `_PAGE_PROTNONE` (arch/x86/include/asm/pgtable_types.h), which it sets only where `PRESENT` is not.
+/// Linux's `_PAGE_PROTNONE` (arch/x86/include/asm/pgtable_types.h), which it sets only if `PRESENT`
+/// is clear.
 const PROT_NONE: u64 = 1 << 8;
 const NO_EXECUTE: u64 = 1 << 63;
 /// Bits 12 to 51 of an entry, or of CR3: the address of a table or page.
 pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// Bit of the page table root that tells Linux's two tables of a process apart when it runs with page table
-/// isolation: set in the table for user mode (`PTI_USER_PGTABLE_BIT`).
+/// The bit of the root that distinguishes the two page tables of a process under page table
+/// isolation. Linux sets it in the table for user mode (`PTI_USER_PGTABLE_BIT`).
 const ISOLATED_USER_TABLE: u64 = 1 << 12;
 
 /// A set of page tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressSpace {
-    /// Physical address of the top table; low 12 bits are ignored.
+    /// The physical address of the top table. The low 12 bits are ignored.
     pub root: Gpa,
-    /// Levels of tables: 4 or 5.
+    /// The number of table levels: 4 or 5.
     pub levels: u8,
 }
 
-/// Where a virtual address stands, and what its mapping allows.
+/// The physical address of a virtual one, and the rights of its mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
-    /// The physical address of this very byte.
+    /// The physical address of this byte.
     pub gpa: Gpa,
-    /// Size of the page: 4 KiB, 2 MiB or 1 GiB.
+    /// The size of the page in bytes: 4 KiB, 2 MiB or 1 GiB.
     pub page_size: u64,
-    /// Writable at all levels.
+    /// True if writable at all levels.
     pub writable: bool,
-    /// Accessible from user mode at all levels.
+    /// True if accessible from user mode at all levels.
     pub user: bool,
-    /// Execution forbidden at some level.
+    /// True if execution is forbidden at some level.
     pub no_execute: bool,
 }
 
 impl Translation {
-    /// Bytes from this one to the end of its page, itself included.
+    /// Returns the number of bytes from this one to the end of its page, itself included.
     #[must_use]
     pub fn bytes_left_in_page(&self) -> u64 {
         self.page_size - (self.gpa.0 & (self.page_size - 1))
     }
 }
 
-/// Why an address has no translation.
+/// The reason why an address has no translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TranslateError {
     /// The upper bits do not repeat the sign bit.
     #[error("{gva} is not a canonical address with {levels} page table levels")]
     NonCanonical {
-        /// Address asked for.
+        /// The requested address.
         gva: Gva,
-        /// Levels of the address space.
+        /// The levels of the address space.
         levels: u8,
     },
-    /// Nothing is mapped.
+    /// The address is not mapped.
     #[error("{gva} is not mapped: the level {level} entry is {entry:#x}, not present")]
     NotPresent {
-        /// Address asked for.
+        /// The requested address.
         gva: Gva,
-        /// 5 or 4 at the top, 1 for the table of 4 KiB pages.
+        /// The level of the entry: 5 or 4 at the top, 1 for the table of 4 KiB pages.
         level: u8,
-        /// The entry found. Not zero for a page that Linux moved to swap.
+        /// The entry, not zero for a page that Linux moved to swap.
         entry: u64,
     },
-    /// Linux keeps a page there and lets nobody access it (`PROT_NONE`, or a page watched for NUMA placement).
+    /// Linux keeps a page there without any access (`PROT_NONE`, or a page watched for NUMA
+    /// placement).
     #[error("{gva} is mapped without any access (PROT_NONE, level {level}); its page is at {gpa}")]
     NoAccess {
-        /// Address asked for.
+        /// The requested address.
         gva: Gva,
-        /// Level of the entry.
+        /// The level of the entry.
         level: u8,
-        /// Where the byte stands in physical memory.
+        /// The physical address of the byte.
         gpa: Gpa,
     },
     /// A page table is not in RAM.
     #[error("{gva}: the level {level} page table entry at {entry} is not in guest RAM")]
     TableOutsideRam {
-        /// Address asked for.
+        /// The requested address.
         gva: Gva,
-        /// Level of the table.
+        /// The level of the table.
         level: u8,
-        /// Physical address of the entry.
+        /// The physical address of the entry.
         entry: Gpa,
     },
     /// The caller's [`AddressSpace::levels`] is neither 4 nor 5.
     #[error("{levels} page table levels asked for; x86-64 has 4 or 5")]
     BadLevels {
-        /// What was given.
+        /// The number of levels passed.
         levels: u8,
     },
 }
 
 impl AddressSpace {
-    /// The address space a CPU runs in.
+    /// Returns the address space in which a CPU runs.
     #[must_use]
     pub fn of(registers: &impl CpuRegisters) -> Self {
         Self {
@@ -115,9 +118,9 @@ impl AddressSpace {
         }
     }
 
-    /// The kernel's view of the same process, for a Linux guest that runs with page table isolation (PTI): its
-    /// table for user mode leaves out nearly all of the kernel. Right only for such a guest; without PTI the bit
-    /// that this clears belongs to the table's address.
+    /// Returns the kernel's view of the same process, for a Linux guest with page table isolation
+    /// (PTI). Its table for user mode omits nearly all of the kernel. Only for such a guest:
+    /// without PTI, the bit that this clears belongs to the table's address.
     #[must_use]
     pub fn isolated_kernel_view(self) -> Self {
         Self {
@@ -127,10 +130,10 @@ impl AddressSpace {
     }
 }
 
-/// Walks the page tables for one byte, by the shortest way that `memory` knows.
+/// Walks the page tables for one byte, by the fastest way of `memory`.
 ///
 /// # Errors
-/// If the address is not mapped for access, or a table is out of reach.
+/// If the address is not mapped for access, or a table is not in RAM.
 #[inline]
 pub fn translate(
     memory: &(impl PhysicalMemory + ?Sized),
@@ -153,7 +156,7 @@ pub fn walk(
     if !matches!(levels, 4 | 5) {
         return Err(TranslateError::BadLevels { levels });
     }
-    // 48 or 57 bits of address; the bits above repeat the topmost of them.
+    // An address has 48 or 57 bits. The bits above repeat the topmost of them.
     let unused = 64 - (12 + 9 * u32::from(levels));
     if (gva.0.cast_signed() << unused >> unused).cast_unsigned() != gva.0 {
         return Err(TranslateError::NonCanonical { gva, levels });
@@ -182,7 +185,7 @@ pub fn walk(
     }
 }
 
-/// The end of a walk at an entry that maps a page if `last`, or leads nowhere.
+/// Ends a walk at an entry that maps a page if `last`, or is not present.
 #[inline]
 fn end(
     gva: Gva,
@@ -193,7 +196,7 @@ fn end(
     no_execute: u64,
 ) -> Result<Translation, TranslateError> {
     let page_size = 1u64 << (12 + 9 * (u32::from(level) - 1));
-    // Bit 12 of a large page's entry is a memory type, and so part of no address.
+    // Bit 12 of a large page's entry is a memory type, and so not part of the address.
     let byte = |entry: u64| Gpa(entry & ADDRESS & !(page_size - 1) | gva.0 & (page_size - 1));
     if entry & PRESENT == 0 {
         if last && entry & PROT_NONE != 0 {
@@ -382,7 +385,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Tables full of noise, in a loop or not, end the walk after as many steps as there are levels.
+        /// With tables full of noise, looped or not, a walk ends after at most as many steps as
+        /// there are levels.
         #[test]
         fn noise_in_tables_never_panics(
             entries in proptest::collection::vec((0usize..512 * 4, proptest::prelude::any::<u64>()), 0..400),
@@ -391,7 +395,7 @@ mod tests {
         ) {
             let mut memory = TestMemory::new(0, 4 * 4096);
             for (index, entry) in entries {
-                // Half of them point into the tables themselves.
+                // Half of the entries point into the tables themselves.
                 let entry = if entry & 2 == 0 { entry } else { entry & 0x8000_0000_0000_3fff };
                 memory.write(index as u64 * 8, &entry.to_le_bytes());
             }

@@ -1,7 +1,7 @@
 //! A small cache of page walks, keyed on (page table root, virtual page).
 //!
-//! Right only while no CPU changes page tables: the owner makes one for each time the guest stands still. What is not
-//! mapped is not kept.
+//! It is valid only while no CPU changes page tables, so the owner makes a new one for each pause.
+//! Unmapped pages are not cached.
 
 use std::cell::Cell;
 
@@ -9,19 +9,19 @@ use super::paging::{AddressSpace, PAGE, TranslateError, Translation, translate};
 use crate::{Gpa, Gva, PhysicalMemory};
 
 const SLOTS: usize = 1024;
-/// Places of a [brief](TranslationCache::brief) cache.
+/// The number of slots of a [brief](TranslationCache::brief) cache.
 const BRIEF_SLOTS: usize = 32;
 
-/// One walk. The key is of the 4 KiB around the address, also where the page is larger.
+/// One walk. The key is the 4 KiB around the address, even if the page is larger.
 #[derive(Clone, Copy)]
 struct Slot {
     space: AddressSpace,
     page: u64,
-    /// Of the first byte of these 4 KiB.
+    /// The translation of the first byte of these 4 KiB.
     translation: Translation,
 }
 
-/// The cache: 1024 entries (32 of a brief one), each in the only place its key allows.
+/// The cache: 1024 slots (32 of a brief one). Each key has only one slot.
 pub struct TranslationCache {
     slots: Box<[Cell<Option<Slot>>]>,
 }
@@ -39,13 +39,13 @@ impl TranslationCache {
         }
     }
 
-    /// A cache for a look at a few pages: made in a fraction of the time that one of the usual size takes.
+    /// Makes a cache for reads of a few pages, in a fraction of the time of one of the usual size.
     #[must_use]
     pub fn brief() -> Self {
         Self::with_slots(BRIEF_SLOTS)
     }
 
-    /// As [`translate`], with a walk only where the page is new.
+    /// Translates as [`translate`] does, and walks only for pages that are not cached.
     ///
     /// # Errors
     /// Those of [`translate`].
@@ -85,7 +85,7 @@ impl TranslationCache {
     }
 }
 
-/// Fibonacci hashing: neighbouring pages, and the same page of two processes, get different places.
+/// Fibonacci hashing: neighbouring pages, and the same page of two processes, get different slots.
 fn slot_of(space: AddressSpace, page: u64, slots: usize) -> usize {
     let key = (page ^ space.root.0.rotate_left(20) ^ u64::from(space.levels)) >> 12;
     let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.ilog2());

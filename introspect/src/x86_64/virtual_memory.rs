@@ -1,37 +1,38 @@
 //! Reads of guest-virtual memory, across pages.
 //!
-//! The caller keeps the CPUs still or lives with torn reads. Nothing here allocates.
+//! The caller pauses the CPUs or accepts torn reads. Nothing here allocates.
 
 use super::paging::{AddressSpace, PAGE, TranslateError, translate};
 use crate::{Gpa, Gva, PhysicalMemory, PhysicalReadError};
 
-/// Why virtual memory could not be read.
+/// The reason why virtual memory could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReadVirtualError {
     /// A page is not mapped.
     #[error(transparent)]
     Translate(#[from] TranslateError),
-    /// A page is mapped to what is no RAM: a device, or nothing.
+    /// A page is mapped to an address that is not RAM: a device, or nothing.
     #[error("{gva}: {source}")]
     Physical {
-        /// First byte of the part that failed.
+        /// The first byte of the part that failed.
         gva: Gva,
-        /// What physical memory said.
+        /// The physical memory's error.
         source: PhysicalReadError,
     },
     /// The range runs past the end of the address space.
     #[error("{length} bytes at {gva} run past the end of the address space")]
     PastEnd {
-        /// First byte asked for.
+        /// The first byte of the requested range.
         gva: Gva,
-        /// Bytes asked for.
+        /// The number of bytes requested.
         length: usize,
     },
 }
 
-/// Memory through page tables: what all reads here are made of.
+/// Memory accessed through page tables, the basis of all reads here.
 pub(crate) trait Pages {
-    /// Where the byte at `gva` stands, and how many bytes follow in the same page, itself included.
+    /// Returns the GPA of the byte at `gva`, and the number of bytes from there to the end of the
+    /// page.
     fn locate(&self, gva: Gva) -> Result<(Gpa, u64), TranslateError>;
 
     /// Fills `buf` from `gpa`.
@@ -53,7 +54,8 @@ pub(crate) trait Pages {
         Ok(())
     }
 
-    /// Fills as much of `buf` as lies in the page of `gva`; returns how much, at least 1 unless `buf` is empty.
+    /// Fills as much of `buf` as lies in the page of `gva`. Returns the number of bytes, at least 1
+    /// unless `buf` is empty.
     fn read_page(&self, gva: Gva, buf: &mut [u8]) -> Result<usize, ReadVirtualError> {
         let (gpa, left) = self.locate(gva)?;
         let left = usize::try_from(left).unwrap_or(usize::MAX);
@@ -63,8 +65,9 @@ pub(crate) trait Pages {
         Ok(part.len())
     }
 
-    /// A part of the string at `gva`, of which `done` bytes are read: as much of `rest` as lies in one small page (a
-    /// string rarely fills a large one). Returns how much, and where in it the NUL is.
+    /// Reads a part of the string at `gva`, of which `done` bytes are read: as much of `rest` as
+    /// lies in one small page. A string rarely fills a large page. Returns the number of bytes, and
+    /// the position of the NUL in them.
     fn read_string_part(
         &self,
         gva: Gva,
@@ -83,7 +86,7 @@ pub(crate) trait Pages {
     }
 }
 
-/// An address space, walked for each page.
+/// An address space that is walked for each page.
 struct Walked<'m, M: ?Sized>(&'m M, AddressSpace);
 
 impl<M: PhysicalMemory + ?Sized> Pages for Walked<'_, M> {
@@ -110,7 +113,7 @@ pub fn read_virtual(
     Walked(memory, space).read_pages(gva, buf)
 }
 
-/// The little-endian `u64` at `gva`.
+/// Reads the little-endian `u64` at `gva`.
 ///
 /// # Errors
 /// If any byte of it is not mapped to RAM.
@@ -126,7 +129,7 @@ pub fn read_u64(
     }
 }
 
-/// The same at any address, and with the reason where it cannot be read.
+/// Reads the `u64` at any address, and returns the reason if it cannot be read.
 #[cold]
 fn read_u64_by_bytes(
     memory: &(impl PhysicalMemory + ?Sized),
@@ -138,7 +141,7 @@ fn read_u64_by_bytes(
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// The little-endian `u32` at `gva`.
+/// Reads the little-endian `u32` at `gva`.
 ///
 /// # Errors
 /// If any byte of it is not mapped to RAM.
@@ -152,16 +155,17 @@ pub fn read_u32(
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// A NUL-terminated string, in the caller's buffer.
+/// A string that was read into the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CStringRead<'a> {
-    /// The bytes before the NUL, or all of the buffer if there was none.
+    /// The bytes before the NUL, or the whole buffer if there was none.
     pub bytes: &'a [u8],
-    /// Whether the NUL was found; if not, the string goes on past the buffer.
+    /// True if the NUL was found. If not, the string continues past the buffer.
     pub complete: bool,
 }
 
-/// Reads the string at `gva`, at most `buf.len()` bytes of it. Pages after the one with the NUL are not touched.
+/// Reads the string at `gva`, at most `buf.len()` bytes of it. Pages after the one with the NUL are
+/// not read.
 ///
 /// # Errors
 /// If a byte before the NUL (within the buffer's length) is not mapped to RAM.
@@ -199,7 +203,8 @@ pub(crate) mod tests {
 
     pub(crate) const BASE: u64 = 0x40_0000;
 
-    /// Two neighbouring virtual pages whose physical pages are apart, then a device page, then nothing.
+    /// Returns a guest with two adjacent virtual pages on separate physical pages, then a device
+    /// page, then an unmapped page.
     pub(crate) fn guest() -> (TestMemory, AddressSpace) {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);

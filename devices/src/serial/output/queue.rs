@@ -1,4 +1,4 @@
-//! The queue behind a console's output, and the thread that empties it.
+//! The queue of a console's output, and the thread that empties it.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -7,45 +7,45 @@ use std::time::Duration;
 
 use super::send;
 
-/// Bytes from which on a queue is full.
+/// The number of bytes at which a queue is full.
 const FULL: usize = 64 << 10;
-/// Bytes below which a queue that was full has room again.
+/// The number of bytes below which a queue that was full has room again.
 const ROOM: usize = FULL / 2;
-/// Bytes that are taken at most, by one who does not wait for room.
+/// The maximum number of bytes accepted from a writer that does not wait for room.
 const MOST: usize = 1 << 20;
-/// Bytes of an unfinished line that are written all the same.
+/// The number of bytes of an unfinished line that are written without its end.
 const LINE: usize = 4096;
-/// How long the far end may take nothing before what is left at the end is given up.
+/// The time without progress of the backend after which the rest is dropped at the end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How soon a byte is written.
+/// The delay before a byte is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promptness {
-    /// At once: for terminals and pipes, where prompts without a newline must show.
+    /// At once, for terminals and pipes, because prompts without a newline must show.
     Bytes,
-    /// With its line, or 4096 bytes: for files.
+    /// With its line, or 4096 bytes, for files.
     Lines,
 }
 
 #[derive(Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Some of what waits is to be written though its line is not finished.
+    /// True if queued bytes are to be written even though the line is not finished.
     flush: bool,
     closed: bool,
-    /// The thread is gone.
+    /// True if the thread has ended.
     done: bool,
     on_room: Option<Box<dyn Fn() + Send>>,
 }
 
-/// Shared by the guest's side and the thread.
+/// The state shared by the guest's side and the thread.
 pub(super) struct Queue {
     promptness: Promptness,
     state: Mutex<State>,
     changed: Condvar,
-    /// Bytes that wait or are being written.
+    /// The number of bytes queued or being written.
     level: AtomicUsize,
-    /// Somebody has seen the queue full since there was room.
+    /// True if the queue was seen full since it last had room.
     was_full: AtomicBool,
     written: AtomicU64,
     lost: AtomicU64,
@@ -97,7 +97,7 @@ impl Queue {
         }
     }
 
-    /// Ends the thread once all is written, as long as the far end takes something.
+    /// Ends the thread once all is written, as long as the backend makes progress.
     pub(super) fn finish(&self) {
         self.lock().closed = true;
         let mut seen = self.written.load(Ordering::Relaxed);
@@ -112,7 +112,8 @@ impl Queue {
         }
     }
 
-    /// Has everything written, and waits for `end`. Returns whether that came within `limit`.
+    /// Requests that everything is written, and waits for `end`. Returns whether it came within
+    /// `limit`.
     fn settle(&self, limit: Duration, end: impl Fn(&State) -> bool) -> bool {
         let mut state = self.lock();
         state.flush = !state.waiting.is_empty();
@@ -132,7 +133,7 @@ impl Queue {
         !state.waiting.is_empty() && (state.flush || state.closed || state.waiting.len() >= enough)
     }
 
-    /// The thread.
+    /// Runs the thread.
     fn empty(&self, mut writer: Box<dyn Write + Send>) {
         let mut bytes = Vec::new();
         loop {
@@ -170,8 +171,8 @@ impl Queue {
     }
 }
 
-/// The state of a queue, for whoever is to wait while it is full: 64 KiB wait then. Who does not wait loses what goes
-/// beyond 1 MiB.
+/// The state of a queue, for the party that waits while it is full (64 KiB). A writer that does not
+/// wait loses the bytes beyond 1 MiB.
 #[derive(Clone)]
 pub struct Backlog(Arc<Queue>);
 
@@ -180,30 +181,32 @@ impl Backlog {
         Self(queue.clone())
     }
 
-    /// Returns whether to wait. Room will be told then.
+    /// Checks whether to wait. If so, the callback of [`on_room`](Self::on_room) runs later.
     #[must_use]
     pub fn is_full(&self) -> bool {
         if self.0.level.load(Ordering::SeqCst) < FULL {
             return false;
         }
         self.0.was_full.store(true, Ordering::SeqCst);
-        // It may have been emptied before that was seen.
+        // The queue may have been emptied before that was seen.
         self.0.level.load(Ordering::SeqCst) >= ROOM
     }
 
-    /// Has all written that waits, an unfinished line too. Returns whether that was done within `limit`.
+    /// Requests that everything is written, even an unfinished line. Returns whether that was done
+    /// within `limit`.
     pub fn settle(&self, limit: Duration) -> bool {
         let queue = &self.0;
         queue.settle(limit, |_| queue.level.load(Ordering::SeqCst) == 0)
     }
 
-    /// Bytes that the far end has taken so far.
+    /// Returns the number of bytes that the backend has accepted so far.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.0.written.load(Ordering::Relaxed)
     }
 
-    /// Sets what is called when a queue that was found full has room again, on the queue's own thread. It must not block.
+    /// Sets the callback for when a queue that was seen full has room again. It runs on the queue's
+    /// thread and must not block.
     pub fn on_room(&self, call: impl Fn() + Send + 'static) {
         self.0.lock().on_room = Some(Box::new(call));
     }
