@@ -40,7 +40,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if length <= most {
         bytes.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX))?;
-        // One byte more would be too long: it may grow while it is read.
+        // The file may grow while it is read. One byte more shows that it is too long.
         file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     }
     if length > most || bytes.len() as u64 > most {

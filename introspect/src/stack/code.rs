@@ -1,7 +1,8 @@
-//! Which addresses are kernel code, and whether an instruction stands where its function has no frame yet or no longer.
+//! Finds which addresses are kernel code, and whether the function at an instruction has no frame
+//! yet or no longer.
 //!
-//! The caller brings the symbols and, for what is loaded later, the ranges of modules. Code that the kernel writes itself
-//! (BPF programs, trampolines) is known by the region it lies in only.
+//! The caller passes the symbols and, for code that is loaded later, the ranges of modules. Code
+//! that the kernel generates (BPF programs, trampolines) is recognized only by its region.
 
 use std::ops::Range;
 
@@ -10,27 +11,28 @@ use crate::kernel::symbols::Symbols;
 use crate::kernel::text::{KernelText, Section};
 use crate::{Gva, MemoryView};
 
-/// Modules and generated code lie in the upper part of the kernel's two gigabytes (`MODULES_VADDR`, with the smaller of
-/// the two sizes of the image, to `MODULES_END`; arch/x86/include/asm/pgtable_64_types.h).
+/// The range of modules and generated code, in the upper part of the kernel's two gigabytes. It
+/// runs from `MODULES_VADDR`, with the smaller of the two image sizes, to `MODULES_END`
+/// (arch/x86/include/asm/pgtable_64_types.h).
 const GENERATED: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 
 /// A module's code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleCode {
-    /// Its text; one range, or more if it is still being loaded.
+    /// The ranges of its text. There are several only while it is being loaded.
     pub text: Vec<Range<u64>>,
-    /// Its unwind information, if it brought any.
+    /// Its unwind information, if it has any.
     pub orc: Option<OrcTable>,
 }
 
-/// What an address is.
+/// The kind of code at an address.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Code<'a> {
     /// Code of the kernel's image.
     Kernel,
     /// Code of a module.
     Module(&'a ModuleCode),
-    /// In the region of modules, but of none that is known.
+    /// Code in the region of modules, but of no known module.
     Generated,
 }
 
@@ -47,7 +49,7 @@ pub(super) struct KernelCode {
 }
 
 impl KernelCode {
-    /// Of a running kernel: `symbols` have its slide.
+    /// Collects the code of a running kernel. `symbols` must have its slide.
     pub(super) fn new(symbols: &Symbols) -> Self {
         let range = |start, end| Some(symbols.address_of(start)?..symbols.address_of(end)?);
         Self {
@@ -61,7 +63,7 @@ impl KernelCode {
         }
     }
 
-    /// What `address` is; `None` if no code.
+    /// Returns the kind of code at `address`, or `None` if it is not code.
     pub(super) fn at(&self, address: u64) -> Option<Code<'_>> {
         match self.text.section(address) {
             Section::Text => return Some(Code::Kernel),
@@ -75,13 +77,14 @@ impl KernelCode {
         }
     }
 
-    /// Whether it is a function of the scheduler, which `/proc/PID/stack` and `wchan` leave out.
+    /// Checks whether the address is in a function of the scheduler, which `/proc/PID/stack` and
+    /// `wchan` omit.
     pub(super) fn is_scheduler(&self, address: u64) -> bool {
         self.scheduler.contains(&address)
     }
 
-    /// How far above RSP the return address stands, if the function at `ip` has not set up its frame pointer yet or has
-    /// given it up already.
+    /// Returns the distance of the return address above RSP, if the function at `ip` has no frame
+    /// pointer set up. It may not have set it up yet, or have released it already.
     pub(super) fn frameless(&self, view: MemoryView<'_>, ip: u64) -> Option<Frameless> {
         let (symbol, offset) = self
             .symbols
@@ -96,12 +99,12 @@ impl KernelCode {
             None => return Some(Frameless::Perhaps),
             _ => {}
         }
-        // `pop %rbp` or `leave` right before `ret`, or a jump to the code that stands in for it.
+        // `pop %rbp` or `leave` right before `ret`, or a jump to the code that replaces `ret`.
         let around: [u8; 6] = view.array(Gva(ip.wrapping_sub(1))).ok()?;
         let [before, now, target @ ..] = around;
         let popped = matches!(before, 0x5d | 0xc9);
         let returns = match now {
-            // A trap of our own hides what it was.
+            // One of our traps hides the original byte.
             0xc3 | 0xcc => true,
             0xe9 => {
                 let distance = i64::from(i32::from_le_bytes(target));
@@ -112,8 +115,8 @@ impl KernelCode {
         (popped && returns).then_some(Frameless::At(0))
     }
 
-    /// Whether `address` stands behind the call by which an exception's entry has its registers saved (`idtentry_body`,
-    /// arch/x86/entry/entry_64.S).
+    /// Checks whether `address` follows the call by which an exception's entry has its registers
+    /// saved (`idtentry_body`, arch/x86/entry/entry_64.S).
     pub(super) fn follows_error_entry(&self, view: MemoryView<'_>, address: u64) -> bool {
         let (Some(target), Ok([0xe8, distance @ ..])) = (
             self.error_entry,
@@ -125,18 +128,20 @@ impl KernelCode {
         address.wrapping_add_signed(distance) == target
     }
 
-    /// Returns whether `address` is in the function by which an exception's entry has its registers saved.
+    /// Checks whether `address` is in the function by which an exception's entry has its registers
+    /// saved.
     pub(super) fn is_in_error_entry(&self, address: u64) -> bool {
         let symbol = self.symbols.resolve(address).map(|(symbol, _)| symbol);
         symbol.is_some_and(|symbol| Some(symbol.address) == self.error_entry)
     }
 
-    /// Returns how far above RSP a retpoline thunk's return address ends, if `address` is one of its instructions that move
-    /// nothing on the stack but by a call (`__x86_indirect_thunk_array`, arch/x86/lib/retpoline.S). The array has code for
-    /// each of 16 registers, 32 bytes apart.
+    /// Returns the distance above RSP at which a retpoline thunk's return address ends. `address`
+    /// must be an instruction of it that changes the stack by calls only
+    /// (`__x86_indirect_thunk_array`, arch/x86/lib/retpoline.S). The array has code for each of 16
+    /// registers, 32 bytes apart.
     pub(super) fn in_thunk(&self, view: MemoryView<'_>, address: u64) -> Option<i16> {
         const APART: u64 = 32;
-        /// A kernel without retpolines has LFENCE there, and a jump.
+        /// A kernel without retpolines has LFENCE and a jump there.
         const LFENCE: [u8; 3] = [0x0f, 0xae, 0xe8];
         const CALL: u8 = 0xe8;
         let offset = self.thunks.and_then(|start| address.checked_sub(start))?;
@@ -147,25 +152,26 @@ impl KernelCode {
         match offset % APART {
             0 => Some(8),
             3 if view.array(start) == Ok(LFENCE) => Some(8),
-            // The call's target, behind an INT3.
+            // The call's target, after an INT3.
             6 if view.array(start) == Ok([CALL]) => Some(16),
             _ => None,
         }
     }
 
-    /// Whether `address` stands behind a call instruction.
+    /// Checks whether `address` follows a call instruction.
     pub(super) fn follows_call(&self, view: MemoryView<'_>, address: u64) -> bool {
         let Ok(bytes) = view.array::<7>(Gva(address.wrapping_sub(7))) else {
             return false;
         };
-        // `call rel32`, and `call *…` (ff /2), whose length its second byte tells but for prefixes in front.
+        // `call rel32`, or `call *…` (ff /2). Except for prefixes, the second byte of the latter
+        // determines its length.
         let indirect = |length: usize| {
             let at = bytes.len() - length;
             let byte = |index: usize| bytes.get(at + index).copied().unwrap_or_default();
             let (modrm, sib) = (byte(1), byte(2));
             let known = match (modrm >> 6, modrm & 7) {
                 (3, _) | (0, 0..=3 | 6..) => 2,
-                // Without a base register, as through a table of functions.
+                // Without a base register, as in a call through a table of functions.
                 (0, 4) if sib & 7 == 5 => 7,
                 (0, 4) | (1, 0..=3 | 5..) => 3,
                 (1, _) => 4,
@@ -178,26 +184,27 @@ impl KernelCode {
     }
 }
 
-/// Where a function's return address stands while it has no frame.
+/// The place of a function's return address while the function has no frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frameless {
-    /// This far above RSP.
+    /// At this distance above RSP.
     At(u64),
-    /// At RSP, if the function, which never has a frame, pushed nothing.
+    /// At RSP, if the function, which never has a frame, has pushed nothing.
     Perhaps,
 }
 
 /// The first instructions of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Prologue {
-    /// Offset of `push %rbp`, if `mov %rsp,%rbp` follows it.
+    /// The offset of `push %rbp`, if `mov %rsp,%rbp` follows it.
     pub(super) push: Option<u64>,
 }
 
 impl Prologue {
-    /// Bytes that are looked at.
+    /// The maximum number of bytes that are read.
     pub(super) const LONGEST: usize = 16;
-    /// `endbr64`, then the call of the function tracer or the no-operation in its place; each may be missing.
+    /// `endbr64`, then the call of the function tracer or the no-operation in its place. Each may
+    /// be missing.
     const PREFIXES: [(&[u8], usize); 3] = [
         (&[0xf3, 0x0f, 0x1e, 0xfa], 4),
         (&[0xe8], 5),
@@ -206,7 +213,7 @@ impl Prologue {
     const FRAME: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
 
     pub(super) fn of(code: &[u8]) -> Self {
-        // The first byte may be hidden by a trap.
+        // A trap may hide the first byte.
         let starts = |at: usize, pattern: &[u8]| {
             let there = code.get(at..at + pattern.len()).unwrap_or_default();
             there.len() == pattern.len()
@@ -220,7 +227,7 @@ impl Prologue {
         };
         let mut at = 0;
         for (pattern, length) in Self::PREFIXES {
-            // One byte is too little to know it by.
+            // A single byte is not enough to recognize it.
             if starts(at, pattern) && (pattern.len() > 1 || code.get(at) == pattern.first()) {
                 at += length;
             }
@@ -269,7 +276,8 @@ mod tests {
         let mut memory = TestMemory::new(0x10_0000, 1 << 20);
         let space = memory.address_space(4);
         memory.map(space, TEXT, 0x18_0000, 4096, Flags::default());
-        // push, mov; 4 bytes; pop, ret; 8 bytes on: the same with a jump to the thunk; then an assembly function.
+        // push, mov; 4 bytes; pop, ret. 8 bytes on, the same with a jump to the thunk; then an
+        // assembly function.
         memory.write(
             0x18_0100,
             &[0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90, 0x5d, 0xc3],

@@ -1,4 +1,4 @@
-//! What a process has mapped, each area with its name.
+//! The mappings of a process, each VMA with its name.
 
 use std::collections::HashMap;
 
@@ -8,34 +8,37 @@ use crate::kernel::files::FileIdentity;
 use crate::kernel::task_list::TaskInfo;
 use crate::kernel::vma::{Vma, VmaError, VmaName};
 
-/// Most bytes of all names: a guest may have a million areas, and paths of 4096 bytes.
+/// The maximum number of bytes of all names. A guest may have a million VMAs, and paths of 4096
+/// bytes.
 const MAX_NAME_BYTES: usize = 32 << 20;
 
-/// A mapped area.
+/// A VMA with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedArea {
-    /// Where, with which rights, of which file.
+    /// The VMA: its range, rights and file.
     pub area: Vma,
-    /// Which file; zeros without one.
+    /// The identity of its file, or zeros without one.
     pub file: FileIdentity,
-    /// Path, a name in brackets, or nothing.
+    /// The path, a name in brackets, or nothing.
     pub name: Vec<u8>,
 }
 
-/// The areas of a process.
+/// The VMAs of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Maps {
-    /// Them, ascending by address.
+    /// The VMAs, ascending by address.
     pub areas: Vec<NamedArea>,
-    /// Why some may be missing, or their names.
+    /// The reason why some VMAs or names may be missing.
     pub error: Option<VmaError>,
 }
 
 impl PausedSystem<'_> {
-    /// What a process has mapped, in the order and with the names of `/proc/PID/maps`; `None` for one without memory.
+    /// Returns the mappings of a process, in the order and with the names of `/proc/PID/maps`.
+    /// Returns `None` for a process without memory.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    ///
+    /// If the kernel's layout for them is unknown.
     pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Unavailable> {
         let layout = self.system.areas.as_ref().map_err(Unavailable::clone)?;
         let Some(mm) = task.user_mm() else {
@@ -58,7 +61,7 @@ impl PausedSystem<'_> {
             Ok(gate) => vmas.extend(gate),
             Err(broken) => error = error.or(Some(broken)),
         }
-        // Several areas are of one file as a rule.
+        // Several VMAs usually map the same file.
         let mut files: HashMap<Gva, (FileIdentity, Vec<u8>)> = HashMap::new();
         let mut bytes = 0;
         for area in vmas {

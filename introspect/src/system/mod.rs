@@ -1,10 +1,12 @@
-//! A running Linux system, put together: what all the readers of this crate say of one guest.
+//! Combines the readers of this crate for one running Linux guest.
 //!
-//! A [`System`] is made once for a running kernel, from its symbols and types, and kept. A [`PausedSystem`] is made from it each time the guest
-//! stands still, with memory and CPUs, and dropped before it goes on.
+//! A [`System`] is made once for a running kernel, from its symbols and types, and kept. A
+//! [`PausedSystem`] is made from it for each pause, with memory and CPUs, and dropped before the
+//! guest resumes.
 //!
-//! What a kernel does not tell is lost alone: a kernel without types still has its symbols, and each question that needs
-//! the types is answered with an error that names what is lost and why.
+//! Missing information affects only what depends on it. A kernel without types still has its
+//! symbols. A query that needs the types then returns an error that names what is unavailable and
+//! why.
 
 mod maps;
 mod modules;
@@ -41,17 +43,17 @@ use crate::user::vdso::VdsoLayout;
 use crate::x86_64::{AddressSpace, CpuState};
 use crate::{MemoryView, PausedMemory};
 
-/// A question that this kernel leaves open.
+/// The error of a query that this kernel cannot answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} cannot be read: {reason}")]
 pub struct Unavailable {
-    /// What was asked for: `processes`.
+    /// The subject of the query, such as `processes`.
     pub what: &'static str,
-    /// Why it is not known.
+    /// The reason why it is not known.
     pub reason: String,
 }
 
-/// A reader, or why there is none.
+/// A reader, or the reason why there is none.
 type Part<T> = Result<T, Unavailable>;
 
 /// A running kernel and the readers of its structures.
@@ -64,15 +66,15 @@ pub struct System {
     areas: Part<VmaLayout>,
     page_cache: Part<PageCacheLayout>,
     vdso: Part<VdsoLayout>,
-    /// `None` in a kernel that cannot load any.
+    /// The module readers. `None` in a kernel that cannot load modules.
     modules: Part<Option<ModuleReaders>>,
     unwinder: Part<KernelUnwinder>,
     module_orc: Option<ModuleOrcLayout>,
 }
 
 impl System {
-    /// The readers for a kernel with these symbols, which have its slide, and these types. `view` is of an address space
-    /// that maps the kernel.
+    /// Makes the readers for a kernel with these symbols, which have its slide, and these types.
+    /// `view` is of an address space that maps the kernel.
     #[must_use]
     pub fn new(view: MemoryView<'_>, symbols: Symbols, types: Result<&Btf, &str>) -> Self {
         let orc = stacks::orc_format(view, types.ok(), &symbols);
@@ -101,21 +103,22 @@ impl System {
         }
     }
 
-    /// The kernel's symbols, at the addresses where it runs.
+    /// Returns the kernel's symbols, at the addresses where it runs.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// How its page cache is read.
+    /// Returns the layout of the kernel's page cache.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    ///
+    /// If it is unknown.
     pub fn page_cache(&self) -> Result<&PageCacheLayout, Unavailable> {
         self.page_cache.as_ref().map_err(Unavailable::clone)
     }
 
-    /// What cannot be asked of this kernel, and why.
+    /// Returns the queries that this kernel cannot answer, with reasons.
     pub fn lost(&self) -> impl Iterator<Item = &Unavailable> {
         [
             self.current.as_ref().err(),
@@ -132,7 +135,7 @@ impl System {
         .flatten()
     }
 
-    /// The system as it stands still now. `space` maps the kernel; `cpus` are all CPUs, by number.
+    /// Returns the paused system. `space` maps the kernel; `cpus` are all CPUs, by number.
     #[must_use]
     pub fn look<'s>(
         &'s self,
@@ -148,7 +151,7 @@ impl System {
     }
 }
 
-/// A system that stands still.
+/// A paused system.
 #[derive(Clone, Copy)]
 pub struct PausedSystem<'s> {
     system: &'s System,
@@ -157,13 +160,13 @@ pub struct PausedSystem<'s> {
 }
 
 impl<'s> PausedSystem<'s> {
-    /// The kernel's memory.
+    /// Returns the kernel's memory.
     #[must_use]
     pub fn kernel(&self) -> MemoryView<'s> {
         self.view
     }
 
-    /// The system that is looked at.
+    /// Returns the system.
     #[must_use]
     pub fn system(&self) -> &'s System {
         self.system

@@ -7,10 +7,11 @@ use crate::kernel::module_readers::{ModuleError, ModuleReaders};
 use crate::kernel::modules::{Module, ModulesError};
 
 impl PausedSystem<'_> {
-    /// The modules that are loaded now; none in a kernel that cannot load any.
+    /// Returns the modules that are loaded now, or none in a kernel that cannot load any.
     ///
     /// # Errors
-    /// If the kernel does not tell of them.
+    ///
+    /// If the kernel's layout for them is unknown.
     pub fn modules(&self) -> Result<Partial<Module, ModulesError>, Unavailable> {
         let readers = self.system.modules.as_ref().map_err(Unavailable::clone)?;
         let none = Partial {
@@ -21,10 +22,12 @@ impl PausedSystem<'_> {
         Ok(readers.as_ref().map_or(none, list))
     }
 
-    /// The symbols of these [`modules`](Self::modules), and what could not be read of the modules.
+    /// Returns the symbols of these [`modules`](Self::modules), and the parts of the modules that
+    /// could not be read.
     ///
     /// # Errors
-    /// If the kernel does not tell of modules.
+    ///
+    /// If the kernel's layout for modules is unknown.
     pub fn module_symbols(
         &self,
         modules: Partial<Module, ModulesError>,

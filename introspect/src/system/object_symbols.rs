@@ -1,7 +1,8 @@
-//! The functions of a process's objects, read when the first of an object is asked for.
+//! The functions of a process's objects. Those of an object are read at the first request.
 //!
-//! A file that is mapped several times is read once. All objects of a process share a budget: a guest says how large its symbol
-//! tables are, and several of them may stand in the same page.
+//! A file that is mapped several times is read once. All objects of a process share a budget. This
+//! is because a guest determines the size of its symbol tables, and several of them may lie in the
+//! same page.
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
@@ -11,10 +12,11 @@ use crate::user::file_bytes::FileBytes;
 use crate::user::object_file::ObjectFile;
 use crate::user::symbols::FunctionSymbols;
 
-/// Most bytes that the functions of all objects of a process take; the largest programs need about 200 MB.
+/// The maximum number of bytes for the functions of all objects of a process. The largest programs
+/// need about 200 MB.
 const MAX_BYTES: usize = 512 << 20;
 
-/// What is left of a process's budget, in bytes.
+/// The rest of a process's budget, in bytes.
 #[derive(Clone)]
 pub(super) struct Budget(Rc<Cell<usize>>);
 
@@ -24,7 +26,7 @@ impl Default for Budget {
     }
 }
 
-/// The functions of a file, which all objects share that are of it.
+/// The functions of a file, shared by all objects of that file.
 #[derive(Clone)]
 pub(super) struct ObjectSymbols {
     budget: Budget,
@@ -34,9 +36,9 @@ pub(super) struct ObjectSymbols {
 #[derive(Default)]
 struct Read {
     functions: FunctionSymbols,
-    /// Of the budget of the process.
+    /// The part of the process's budget that they use.
     _held: Option<Held>,
-    /// Why there are none.
+    /// The reason why there are none.
     refused: Option<String>,
 }
 
@@ -48,12 +50,13 @@ impl ObjectSymbols {
         }
     }
 
-    /// The functions; read at the first call.
+    /// Returns the functions, which the first call reads.
     pub(super) fn get(&self, bytes: &dyn FileBytes) -> &FunctionSymbols {
         &self.read.get_or_init(|| self.read(bytes)).functions
     }
 
-    /// What of the functions could not be read, a sentence each; nothing before they were asked for.
+    /// Returns one sentence for each part of the functions that could not be read. There is none
+    /// before the functions are requested.
     pub(super) fn lost(&self) -> impl Iterator<Item = String> {
         let read = self.read.get().into_iter();
         read.flat_map(|read| {
@@ -115,7 +118,7 @@ mod tests {
         assert!(count > 0);
         let left = budget.0.get();
         assert!(left < MAX_BYTES);
-        // Of the same file: what it is made of does not matter any more.
+        // The file is the same, so its bytes do not matter any more.
         assert_eq!(first.clone().get(&b"".as_slice()).len(), count);
         assert_eq!(budget.0.get(), left);
 

@@ -1,4 +1,4 @@
-//! Processes, and what each is made of.
+//! The processes, and the parts of each.
 
 use super::{PausedSystem, Unavailable};
 use crate::Gva;
@@ -8,51 +8,55 @@ use crate::kernel::path::PathRef;
 use crate::kernel::process::{ProcessError, ProcessText};
 use crate::kernel::task_list::{TaskInfo, TaskListError, Tasks};
 
-/// Number of the process whose root directory paths are told from.
+/// The number of the process to whose root directory paths are relative.
 const INIT: i32 = 1;
 
-/// The program a process runs.
+/// The program of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// Its arguments; see [`crate::kernel::process::ProcessLayout::command_line`].
+    /// The arguments; see [`crate::kernel::process::ProcessLayout::command_line`].
     pub arguments: ProcessText,
-    /// Path of its file, as the kernel prints it; none if it has no file.
+    /// The path of the file as the kernel prints it, or none without a file.
     pub path: Option<Vec<u8>>,
 }
 
 impl PausedSystem<'_> {
-    /// All processes.
+    /// Returns all processes.
     ///
     /// # Errors
-    /// If the kernel does not tell of any.
+    ///
+    /// If the kernel's layout for them is unknown.
     pub fn processes(&self) -> Result<Tasks, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.processes(self.view))
     }
 
-    /// All threads of all processes.
+    /// Returns all threads of all processes.
     ///
     /// # Errors
-    /// If the kernel does not tell of any.
+    ///
+    /// If the kernel's layout for them is unknown.
     pub fn threads(&self) -> Result<Tasks, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.all_threads(self.view))
     }
 
-    /// The threads of a process.
+    /// Returns the threads of a process.
     ///
     /// # Errors
-    /// If the kernel does not tell of any.
+    ///
+    /// If the kernel's layout for them is unknown.
     pub fn threads_of(&self, process: &TaskInfo) -> Result<Tasks, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.threads(self.view, process))
     }
 
-    /// The process with this number.
+    /// Finds the process with this number.
     ///
     /// # Errors
-    /// The inner one if it was not found and not all processes could be looked at; the outer one if the kernel does not
-    /// tell of any.
+    ///
+    /// The inner one if it was not found and not all processes could be read. The outer one if the
+    /// kernel's layout for them is unknown.
     pub fn process(
         &self,
         pid: i32,
@@ -61,17 +65,19 @@ impl PausedSystem<'_> {
         Ok(tasks.process(self.view, pid))
     }
 
-    /// The thread with this number, of whichever process.
+    /// Finds the thread with this number, in any process.
     ///
     /// # Errors
-    /// The inner one if it was not found and not all threads could be looked at; the outer one if the kernel does not
-    /// tell of any.
+    ///
+    /// The inner one if it was not found and not all threads could be read. The outer one if the
+    /// kernel's layout for them is unknown.
     pub fn thread(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
         Ok(tasks.thread(self.view, pid))
     }
 
-    /// The name of a task as `/proc/PID/stat` and ps(1) show it; its comm where that cannot be read.
+    /// Returns the name of a task as `/proc/PID/stat` and ps(1) show it, or its comm if that cannot
+    /// be read.
     #[must_use]
     pub fn name(&self, task: &TaskInfo) -> Vec<u8> {
         let full = self.system.tasks.as_ref().ok();
@@ -79,11 +85,13 @@ impl PausedSystem<'_> {
             .unwrap_or_else(|| task.name().to_vec())
     }
 
-    /// What a process runs, with at most `most` bytes of its arguments; `None` for one without memory: a thread of the
-    /// kernel's, or one that has ended.
+    /// Returns the program of a process, with at most `most` bytes of its arguments. Returns `None`
+    /// for a task without memory: a kernel thread, or one that has ended.
     ///
     /// # Errors
-    /// The inner one if a structure is broken; the outer one if the kernel does not tell.
+    ///
+    /// The inner one if a structure is broken. The outer one if the kernel's layout for it is
+    /// unknown.
     pub fn program(
         &self,
         task: &TaskInfo,
@@ -104,10 +112,11 @@ impl PausedSystem<'_> {
         Ok(Some(read()))
     }
 
-    /// The open files of a process.
+    /// Returns the open files of a process.
     ///
     /// # Errors
-    /// If the kernel does not tell of any.
+    ///
+    /// If the kernel's layout for them is unknown.
     pub fn open_files(
         &self,
         task: &TaskInfo,
@@ -116,7 +125,8 @@ impl PausedSystem<'_> {
         Ok(layout.open_files(self.view, task.address))
     }
 
-    /// The path of a `struct file`, as the kernel prints it; where it cannot be told, the reason in brackets.
+    /// Returns the path of a `struct file` as the kernel prints it, or the reason in brackets if it
+    /// is unknown.
     #[must_use]
     pub fn path_of(&self, file: Gva) -> Vec<u8> {
         let untold = |reason: &dyn std::fmt::Display| format!("[{reason}]").into_bytes();
@@ -138,12 +148,13 @@ impl PausedSystem<'_> {
         }
     }
 
-    /// The root directory of the first process; `None`, the top of its mounts, if that cannot be told.
+    /// Returns the root directory of the first process, or `None`, the top of its mounts, if it is
+    /// unknown.
     fn root(&self) -> Option<PathRef> {
         let tasks = self.system.tasks.as_ref().ok()?;
         let layout = self.system.processes.as_ref().ok()?;
-        // It is the first of the list. Where a damaged list starts otherwise it is not searched for: this is asked for
-        // each path, and a list may be as long as the guest likes.
+        // It is the first of the list. In a damaged list it is not searched for. Each path needs
+        // it, and the guest determines the length of the list.
         let first = tasks.first_process(self.view).ok()?;
         let init = Some(first).filter(|first| first.pid == INIT)?;
         layout.root(self.view, init.address).ok()?

@@ -1,4 +1,4 @@
-//! Where the threads of a process stand, in the kernel and in the program.
+//! The stacks of the threads of a process, in the kernel and in the program.
 
 use super::{PausedSystem, Unavailable};
 use crate::kernel::btf::Btf;
@@ -16,19 +16,19 @@ use crate::stack::user::{DEFAULT_FRAMES, UserUnwinder};
 use crate::x86_64::CpuState;
 use crate::{CpuRegisters, Gva, MemoryView};
 
-/// Longest `linux_banner`.
+/// The maximum length of `linux_banner` in bytes.
 const MAX_BANNER: usize = 1024;
 
 /// The stack of one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadStack {
-    /// In the kernel; `None` for a thread that runs in user mode.
+    /// The kernel stack, or `None` for a thread that runs in user mode.
     pub kernel: Option<Stack>,
-    /// In the program; `None` for a thread of the kernel's own.
+    /// The program's stack, or `None` for a kernel thread.
     pub user: Option<Stack>,
 }
 
-/// The format of a kernel's unwind information.
+/// Determines the format of a kernel's unwind information.
 pub(super) fn orc_format(
     view: MemoryView<'_>,
     btf: Option<&Btf>,
@@ -41,7 +41,7 @@ pub(super) fn orc_format(
     OrcFormat::of(btf, banner.as_deref()).ok()
 }
 
-/// The unwinder of a running kernel.
+/// Makes the unwinder of a running kernel.
 pub(super) fn kernel_unwinder(
     view: MemoryView<'_>,
     btf: &Btf,
@@ -53,7 +53,8 @@ pub(super) fn kernel_unwinder(
 }
 
 impl PausedSystem<'_> {
-    /// The CPU that runs a task now; of one that switches tasks just now, the task whose stack it is on.
+    /// Returns the CPU that runs a task now. While a CPU switches tasks, it runs the task whose
+    /// stack it is on.
     #[must_use]
     pub fn cpu_of(&self, task: &TaskInfo) -> Option<&CpuState> {
         let layout = self.system.current.as_ref().ok()?;
@@ -73,10 +74,12 @@ impl PausedSystem<'_> {
         })
     }
 
-    /// A walker of the kernel's stacks, which knows these [`modules`](Self::modules): those that are loaded now.
+    /// Makes a walker of the kernel's stacks that knows these [`modules`](Self::modules), which are
+    /// those loaded now.
     ///
     /// # Errors
-    /// If the kernel does not tell what its stacks look like.
+    ///
+    /// If the layout of the kernel's stacks is unknown.
     pub fn kernel_unwinder(&self, modules: &[Module]) -> Result<KernelUnwinder, Unavailable> {
         let mut unwinder = self.system.unwinder.clone()?;
         let code = modules.iter().map(|module| ModuleCode {
@@ -95,11 +98,12 @@ impl PausedSystem<'_> {
         Ok(unwinder)
     }
 
-    /// The kernel stack of the task that a CPU runs, of whose registers no more need be at hand than these: those kept of a CPU that has
-    /// ended, too. Without frames in user mode.
+    /// Walks the kernel stack of the task that a CPU runs. It needs only these registers of the
+    /// CPU, which may have ended. There are no frames in user mode.
     ///
     /// # Errors
-    /// If the kernel does not tell which task it is.
+    ///
+    /// If the kernel's current task is unknown.
     pub fn stack_on(
         &self,
         cpu: &CpuState,
@@ -115,8 +119,8 @@ impl PausedSystem<'_> {
         Ok(unwinder.running(self.view, cpu, current.address))
     }
 
-    /// Where a thread stands. `unwinder` is [`kernel_unwinder`](Self::kernel_unwinder); `user` walks the stacks of the
-    /// thread's process ([`super::UserObjects::unwinder`]).
+    /// Walks the stacks of a thread. `unwinder` is [`kernel_unwinder`](Self::kernel_unwinder).
+    /// `user` walks the stacks of the thread's process ([`super::UserObjects::unwinder`]).
     #[must_use]
     pub fn stack(
         &self,
@@ -137,7 +141,7 @@ impl PausedSystem<'_> {
             None => Ok(cpu.map(SavedRegisters::of_cpu)),
             Some(stack) => match stack.entry {
                 Some(entry) => Ok(Some(entry)),
-                // What stands where they belong may be of an earlier entry.
+                // The registers in the usual place may be of an earlier entry.
                 None if cpu.is_some_and(|cpu| {
                     is_at_border(stack) || unwinder.is_on_entry_stack(self.view, cpu)
                 }) =>
@@ -160,7 +164,7 @@ impl PausedSystem<'_> {
 }
 
 impl<'s> PausedSystem<'s> {
-    /// A process's memory.
+    /// Returns the view of a process's memory.
     #[must_use]
     pub fn process_view(&self, task: &TaskInfo) -> Option<MemoryView<'s>> {
         let layout = self.system.processes.as_ref().ok()?;
@@ -169,8 +173,9 @@ impl<'s> PausedSystem<'s> {
     }
 }
 
-/// Whether a stack of the kernel without the program's registers is one of the first instructions of an entry or of the
-/// last of an exit: from further inside the registers are found. A new task in its first function has them already.
+/// Checks whether a kernel stack without the program's registers is in the first instructions of an
+/// entry or the last of an exit. From further inside, the registers are found. A new task in its
+/// first function has them already.
 fn is_at_border(stack: &Stack) -> bool {
     match stack.end {
         End::UserMode => true,

@@ -4,23 +4,24 @@ use super::PausedSystem;
 use crate::kernel::loaded_modules::LoadedModules;
 use crate::kernel::symbols::Symbol;
 
-/// A named place in the kernel.
+/// A named address in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SymbolizedAddress {
     /// The address.
     pub address: u64,
-    /// The symbol.
+    /// The name of the symbol.
     pub name: String,
-    /// How far behind the symbol.
+    /// The distance from the symbol, in bytes.
     pub offset: u64,
-    /// Its type letter, as nm(1) has it.
+    /// The type letter, as in nm(1).
     pub kind: char,
-    /// Its module; `None` for the kernel itself.
+    /// The module, or `None` for the kernel itself.
     pub module: Option<String>,
 }
 
 impl PausedSystem<'_> {
-    /// What stands at a kernel address; `modules` are [`module_symbols`](Self::module_symbols).
+    /// Finds the symbol at a kernel address. `modules` are
+    /// [`module_symbols`](Self::module_symbols).
     #[must_use]
     pub fn place(
         &self,
@@ -48,7 +49,7 @@ impl PausedSystem<'_> {
         })
     }
 
-    /// Every symbol of this name, in the kernel and in its modules.
+    /// Finds every symbol of this name, in the kernel and in its modules.
     #[must_use]
     pub fn places_named(
         &self,

@@ -24,7 +24,7 @@ fn symbols() -> Symbols {
     ])
 }
 
-/// Does something with a system that stands still.
+/// Calls a closure with a paused system.
 fn look<T>(
     kernel: &TestKernel,
     types: Result<&Btf, &str>,
@@ -56,7 +56,7 @@ fn task(mm: Option<u64>, is_kernel_thread: bool) -> TaskInfo {
     }
 }
 
-/// A module with a page of text.
+/// Returns a module with a page of text.
 fn modules() -> LoadedModules {
     let module = Module {
         address: Gva(BASE),
@@ -118,7 +118,7 @@ fn a_kernel_without_types_names_each_question_that_it_leaves_open() {
             assert_eq!(text, Some(expected));
         }
         assert!(look.cpu_of(&user).is_none() && look.process_view(&user).is_none());
-        // What needs no types is still told.
+        // Queries that need no types still work.
         assert_eq!(look.name(&user), b"a name");
         assert!(look.place(TEXT + 0x1004, None).is_some());
     });
@@ -141,7 +141,7 @@ fn what_a_kernel_does_not_tell_is_lost_alone() {
             .collect();
         let expected = areas::PROCESS.map(|area| (area[0], if area[4] == 0 { 0 } else { 42 }));
         assert_eq!(areas, expected);
-        // The path is told by another part.
+        // Another part finds the path.
         let name = String::from_utf8(maps.areas[0].name.clone()).unwrap();
         let reason = "[what a process is made of cannot be read: ";
         assert!(name.starts_with(reason), "{name}");
@@ -204,7 +204,7 @@ fn modules_are_asked_before_the_kernel() {
             let expected = expected.map(|(name, offset, module)| (name.to_owned(), offset, module));
             assert_eq!(named(address, Some(&modules)), expected, "{address:#x}");
         }
-        // Without the modules their addresses are the kernel's.
+        // Without the modules, their addresses resolve to the kernel.
         let kernel = Some(("shared_name".to_owned(), 0xf008, None));
         assert_eq!(named(MODULE + 8, None), kernel);
         let places = look.places_named("shared_name", Some(&modules));
@@ -234,14 +234,15 @@ fn a_program_in_user_mode_is_in_no_system_call() {
     assert_eq!(registers.orig_rax, u64::MAX);
 }
 
-/// While a CPU switches tasks, it is on the next one's stack before the kernel calls that one current.
+/// While a CPU switches tasks, it is on the next task's stack before the kernel marks that task
+/// current.
 #[test]
 fn a_cpu_that_switches_tasks_runs_the_one_whose_stack_it_is_on() {
     const WORD: Member = Member::Bytes(8);
     const CURRENT: u64 = BASE + 0x800;
     const TASKS: [u64; 2] = [BASE + 0x1000, BASE + 0x2000];
     const INTERRUPT: u64 = BASE + 0x808;
-    // Of the next task, of the current one, of interrupts: one behind the other.
+    // The stacks of the next task, of the current one and of interrupts, in a row.
     const STACKS: [u64; 2] = [BASE + 0x10_4000, BASE + 0x10_0000];
     const INTERRUPTS: u64 = BASE + 0x10_8000;
     let types = test_kernel::types(&[
@@ -381,14 +382,15 @@ fn objects_that_cannot_be_read_are_bounded_too() {
     look(&kernel, Ok(&types), |look| {
         let user = task(Some(areas::MM), false);
         let found = look.objects(&user, None).unwrap();
-        // Each for itself, as this kernel does not tell of its page cache, and a sentence for the rest.
+        // One sentence for each, because this kernel's page cache layout is unknown, and one for
+        // the rest.
         assert_eq!((found.objects.len(), found.incomplete.len()), (0, 4097));
         let last = found.incomplete.last().unwrap();
         assert_eq!(
             last,
             "only the first 4096 mapped objects are looked at, 904 are not"
         );
-        // What is left out may be run all the same.
+        // Ranges that are omitted may be executed all the same.
         assert_eq!(found.other_code.len(), programs.len());
     });
 }

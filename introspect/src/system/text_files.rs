@@ -1,5 +1,5 @@
-//! The programs and libraries that processes have mapped for execution, each file once: its functions, and where the bytes of its text
-//! stand in memory.
+//! The programs and libraries that processes have mapped for execution, each file once. Each has
+//! its functions, and the physical addresses of its text.
 
 use std::collections::HashMap;
 
@@ -15,18 +15,18 @@ use crate::user::symbols::FunctionSymbols;
 use crate::x86_64::PAGE;
 use crate::{Gpa, Gva};
 
-/// Most files that are told of.
+/// The maximum number of files listed.
 const MAX_FILES: usize = 4096;
-/// Most processes of a file that are told of.
+/// The maximum number of processes listed for a file.
 const MAX_PROCESSES: usize = 1 << 16;
 
 /// A file that is mapped for execution.
 pub struct TextFile<'s> {
-    /// Its path.
+    /// The file's path.
     pub path: Vec<u8>,
-    /// Its place in the page cache.
+    /// The file in the page cache.
     pub file: CachedFile,
-    /// Processes that map it.
+    /// The numbers of the processes that map it.
     pub processes: Vec<i32>,
     look: PausedSystem<'s>,
     bytes: CachedBytes<'s>,
@@ -36,31 +36,32 @@ pub struct TextFile<'s> {
 /// The files found.
 #[derive(Default)]
 pub struct TextFiles<'s> {
-    /// In the order of their first mapping.
+    /// The files, in the order of their first mapping.
     pub files: Vec<TextFile<'s>>,
-    /// What could not be read, a sentence each.
+    /// One sentence for each part that could not be read.
     pub incomplete: Vec<String>,
 }
 
 impl TextFile<'_> {
-    /// Its functions, at the addresses it was linked for; read at the first call.
+    /// Returns its functions, at the addresses it was linked for. The first call reads them.
     pub fn functions(&self) -> &FunctionSymbols {
         self.symbols.get(&self.bytes)
     }
 
-    /// What of its functions could not be read, a sentence each; nothing before they were asked for.
+    /// Returns one sentence for each part of its functions that could not be read. There is none
+    /// before they are requested.
     pub fn lost_functions(&self) -> impl Iterator<Item = String> {
         self.symbols.lost()
     }
 
-    /// The segments that the file tells how to load; none if it is no program.
+    /// Returns the segments that the file declares, or none if it is not a program.
     #[must_use]
     pub fn segments(&self) -> Vec<Segment> {
         let object = ObjectFile::parse(&self.bytes);
         object.map_or_else(|_| Vec::new(), |object| object.segments().to_vec())
     }
 
-    /// The sites of its static probes; none if it is no program.
+    /// Returns the sites of its static probes, or none if it is not a program.
     #[must_use]
     pub fn static_sites(&self) -> StaticSites {
         let object = ObjectFile::parse(&self.bytes);
@@ -70,14 +71,14 @@ impl TextFile<'_> {
         )
     }
 
-    /// The file's bytes from `offset` on, as many of `most` as are in memory one after the other.
+    /// Returns the file's bytes from `offset` on, as many of `most` as are in memory without a gap.
     #[must_use]
     pub fn bytes_at(&self, offset: u64, most: usize) -> Vec<u8> {
         let left = self.file.size.saturating_sub(offset);
         let mut bytes = vec![0; most.min(usize::try_from(left).unwrap_or(most))];
         while !bytes.is_empty() && self.bytes.read_at(offset, &mut bytes).is_err() {
             let in_page = usize::try_from(PAGE - offset % PAGE).unwrap_or(0);
-            // The next page may be missing, then this one.
+            // The next page may be missing, and then this one.
             match bytes.len() > in_page {
                 true => bytes.truncate(in_page),
                 false => bytes.clear(),
@@ -86,7 +87,7 @@ impl TextFile<'_> {
         bytes
     }
 
-    /// Where the byte at `offset` stands in physical memory now; `None` if its page is not in memory.
+    /// Returns the GPA of the byte at `offset` now, or `None` if its page is not in memory.
     #[must_use]
     pub fn physical(&self, offset: u64) -> Option<Gpa> {
         self.look.cached_byte(&self.file, offset)
@@ -94,10 +95,12 @@ impl TextFile<'_> {
 }
 
 impl<'s> PausedSystem<'s> {
-    /// The files that processes have mapped for execution, or that the `process` has: those whose path is `wanted`.
+    /// Returns the files that processes have mapped for execution, or that the `process` has, if
+    /// their path is `wanted`.
     ///
     /// # Errors
-    /// If the kernel does not tell of processes, mappings or the page cache.
+    ///
+    /// If the kernel's layout for processes, mappings or the page cache is unknown.
     pub fn text_files(
         &self,
         process: Option<i32>,
@@ -165,7 +168,8 @@ impl<'s> PausedSystem<'s> {
         Ok(found)
     }
 
-    /// Where the byte at `offset` of a file stands in physical memory now; `None` if its page is not in memory.
+    /// Returns the GPA of the byte at `offset` of a file now, or `None` if its page is not in
+    /// memory.
     #[must_use]
     pub fn cached_byte(&self, file: &CachedFile, offset: u64) -> Option<Gpa> {
         let layout = self.system.page_cache.as_ref().ok()?;

@@ -1,6 +1,8 @@
-//! The programs and libraries of a process: where each is mapped, its bytes from the page cache, its functions.
+//! The programs and libraries of a process: the mapping of each, its bytes from the page cache, its
+//! functions.
 //!
-//! What is not in memory is read from the host, if there is a folder with copies of the guest's files.
+//! Bytes that are not in memory are read from the host, if there is a folder with copies of the
+//! guest's files.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,19 +25,19 @@ use crate::user::symfs::{BuildCheck, HostFile, Symfs, SymfsError};
 use crate::user::vdso::Vdso;
 use crate::{Gva, MemoryView};
 
-/// Most objects of a process that are looked at.
+/// The maximum number of objects of a process that are read.
 const MAX_OBJECTS: usize = 4096;
-/// What the vdso's area is called.
+/// The name of the vdso's VMA.
 const VDSO: &[u8] = b"[vdso]";
 const EH_FRAME: &str = ".eh_frame";
 
-/// One mapped object.
+/// A mapped object.
 pub struct UserObject<'s> {
-    /// Its path, or `[vdso]`.
+    /// The path, or `[vdso]`.
     pub path: Vec<u8>,
-    /// Where its code is mapped.
+    /// The range at which its code is mapped.
     pub text: Range<u64>,
-    /// From its link-time addresses to those of the process.
+    /// The distance from its link-time addresses to those of the process.
     pub base: LoadBase,
     segments: Vec<Segment>,
     eh_frame: Option<Range<u64>>,
@@ -46,16 +48,16 @@ pub struct UserObject<'s> {
 /// The objects of a process.
 #[derive(Default)]
 pub struct UserObjects<'s> {
-    /// Ascending by address.
+    /// The objects, ascending by address.
     pub objects: Vec<UserObject<'s>>,
-    /// Other ranges that may be executed.
+    /// Other executable ranges.
     pub other_code: Vec<Range<u64>>,
-    /// What could not be read, a sentence each.
+    /// One sentence for each part that could not be read.
     pub incomplete: Vec<String>,
 }
 
 impl<'s> UserObjects<'s> {
-    /// The object whose code holds `address`.
+    /// Returns the object whose code holds `address`.
     #[must_use]
     pub fn at(&self, address: u64) -> Option<&UserObject<'s>> {
         let after = self
@@ -65,7 +67,7 @@ impl<'s> UserObjects<'s> {
         object.text.contains(&address).then_some(object)
     }
 
-    /// A walker of the process's stacks.
+    /// Makes a walker of the process's stacks.
     #[must_use]
     pub fn unwinder(&self) -> UserUnwinder<'_> {
         let objects = self.objects.iter().map(UserObject::unwind_object).collect();
@@ -74,12 +76,13 @@ impl<'s> UserObjects<'s> {
 }
 
 impl UserObject<'_> {
-    /// Its functions; read at the first call.
+    /// Returns its functions, which the first call reads.
     pub fn symbols(&self) -> &FunctionSymbols {
         self.symbols.get(&*self.bytes)
     }
 
-    /// What of its functions could not be read, a sentence each; nothing before they were asked for.
+    /// Returns one sentence for each part of its functions that could not be read. There is none
+    /// before they are requested.
     pub fn lost_symbols(&self) -> impl Iterator<Item = String> {
         let path = String::from_utf8_lossy(&self.path);
         self.symbols
@@ -87,7 +90,8 @@ impl UserObject<'_> {
             .map(move |reason| format!("{path}: {reason}"))
     }
 
-    /// The function at an address of the process, demangled, and how far behind its start.
+    /// Returns the function at an address of the process, demangled, and the distance from its
+    /// start.
     #[must_use]
     pub fn resolve(&self, address: u64) -> Option<(String, u64)> {
         let symbols = self.symbols();
@@ -95,7 +99,7 @@ impl UserObject<'_> {
         Some((demangle(function.name).into_owned(), offset))
     }
 
-    /// The functions of this name, mangled or not, with their addresses in the process.
+    /// Finds the functions of this name, mangled or not, with their addresses in the process.
     pub fn functions_named<'a>(
         &'a self,
         name: &'a str,
@@ -135,7 +139,7 @@ impl ObjectBytes for ByAddress<'_> {
     }
 }
 
-/// A file's bytes: from the page cache, and where they are missing there from a copy on the host.
+/// A file's bytes from the page cache, and from a copy on the host for missing ones.
 pub(super) struct CachedBytes<'s> {
     layout: &'s PageCacheLayout,
     view: MemoryView<'s>,
@@ -144,7 +148,7 @@ pub(super) struct CachedBytes<'s> {
 }
 
 impl<'s> CachedBytes<'s> {
-    /// What is in the page cache alone.
+    /// Makes a source of only the bytes in the page cache.
     pub(super) fn new(layout: &'s PageCacheLayout, view: MemoryView<'s>, file: CachedFile) -> Self {
         Self {
             layout,
@@ -174,10 +178,11 @@ impl FileBytes for CachedBytes<'_> {
 }
 
 impl<'s> PausedSystem<'s> {
-    /// The objects that a process has mapped for execution.
+    /// Returns the objects that a process has mapped for execution.
     ///
     /// # Errors
-    /// If the kernel does not tell of mappings or of the page cache.
+    ///
+    /// If the kernel's layout for mappings or the page cache is unknown.
     pub fn objects(
         &self,
         task: &TaskInfo,
@@ -232,8 +237,8 @@ impl<'s> PausedSystem<'s> {
         Ok(found)
     }
 
-    /// The object that is mapped at an executable area; `None` if it is no file and no vdso. Why a copy on the host is
-    /// not used is added to `refused`.
+    /// Returns the object mapped at an executable VMA, or `None` if it is neither a file nor the
+    /// vdso. Adds the reason why a copy on the host is not used to `refused`.
     fn object(
         &self,
         task: &TaskInfo,
@@ -254,7 +259,7 @@ impl<'s> PausedSystem<'s> {
             None if area.name == VDSO => {
                 let vdso = match (&self.system.vdso, task.mm, self.process_view(task)) {
                     (Ok(layout), Some(mm), _) => layout.find(self.view, mm),
-                    // As the process has it, where the kernel does not tell.
+                    // Read from the process's mapping, because the kernel's layout is unknown.
                     (_, _, Some(view)) => Vdso::mapped(view, mapping.start, mapping.end).map(Some),
                     _ => Ok(None),
                 };
@@ -286,8 +291,8 @@ impl<'s> PausedSystem<'s> {
         }))
     }
 
-    /// The bytes of a mapped file. A copy on the host must be of the same build; one that cannot be checked, of the same
-    /// size.
+    /// Returns the bytes of a mapped file. A copy on the host must be of the same build. If that
+    /// cannot be checked, it must have the same size.
     fn file_bytes(
         &self,
         file: Gva,
@@ -307,7 +312,8 @@ impl<'s> PausedSystem<'s> {
                 .and_then(|object| object.build_id().ok().flatten());
             match symfs.open(path, wanted.as_ref()) {
                 Ok(copy) if copy.file.size() == cached.size => bytes.copy = Some(copy.file),
-                // Another file of the same build, such as the one before it was stripped: its bytes stand elsewhere.
+                // Another file of the same build, such as the unstripped one: its bytes are at
+                // other offsets.
                 Ok(copy) if copy.check == BuildCheck::Same => return Ok(Box::new(copy.file)),
                 Ok(copy) => refused.push(format!(
                     "{} has {} bytes, the guest's file has {}: another version, not used",

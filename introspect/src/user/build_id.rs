@@ -1,8 +1,8 @@
-//! The build id: a hash that the linker puts into a note of the object, the same in a file and in its separate debug
-//! file, different for every build.
+//! The build id: a hash that the linker puts into a note of the object. It is the same in a file
+//! and its separate debug file, and different for every build.
 //!
-//! The kernel and the vdso have one too, found with [`BuildId::in_notes`] in the bytes of their notes (of a running
-//! kernel, from `__start_notes` to `__stop_notes`).
+//! The kernel and the vdso have one too. [`BuildId::in_notes`] finds it in the bytes of their
+//! notes. Those of a running kernel are between `__start_notes` and `__stop_notes`.
 
 use object::elf;
 
@@ -14,7 +14,7 @@ pub use crate::build_id::BuildId;
 const MAX_NOTES: u64 = 1 << 20;
 
 impl ObjectFile<'_> {
-    /// Its build id; `None` if it was linked without.
+    /// Returns its build id, or `None` if it was linked without one.
     ///
     /// # Errors
     /// If none was found and notes could not be read.
@@ -24,7 +24,8 @@ impl ObjectFile<'_> {
         for segment in segments.filter(|segment| segment.kind == elf::PT_NOTE) {
             match self.segment_bytes(segment, MAX_NOTES) {
                 Ok(notes) => {
-                    // The alignment of notes with 8-byte properties is the segment's; the id may stand in either kind.
+                    // The alignment of notes with 8-byte properties is the segment's. The id may be
+                    // in either kind.
                     let found = [4, 8].map(|align| BuildId::in_notes(&notes, align));
                     if let Some(id) = found.into_iter().flatten().next() {
                         return Ok(Some(id));
@@ -33,7 +34,7 @@ impl ObjectFile<'_> {
                 Err(reason) => lost = Some(reason),
             }
         }
-        // A separate debug file may have notes in sections only.
+        // A separate debug file may have notes only in sections.
         let sections = self.sections().iter();
         for section in sections.filter(|section| section.kind == elf::SHT_NOTE) {
             match self.section_bytes(section, MAX_NOTES) {
@@ -55,7 +56,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// A note: name with its NUL, type, contents.
+    /// Builds a note: name with its NUL, type, contents.
     fn note(name: &[u8], kind: u32, contents: &[u8], align: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         for word in [name.len() as u32, contents.len() as u32, kind] {

@@ -2,13 +2,13 @@
 
 use super::object_file::ObjectFile;
 
-/// Ranges of addresses, ascending and apart.
+/// The ranges of addresses, ascending and disjoint.
 #[derive(Debug, Default)]
 pub(super) struct CodeRanges(Vec<(u64, u64)>);
 
 impl CodeRanges {
-    /// Those of the sections if there are section headers, else those of the segments. Marks such as `_etext` stand behind
-    /// them.
+    /// Collects the ranges of the sections if there are section headers, else of the segments.
+    /// Marks such as `_etext` are after them.
     pub(super) fn of(object: &ObjectFile<'_>) -> Self {
         let sections = object.sections().iter().filter(|section| section.is_code());
         let mut ranges: Vec<_> = sections.map(|s| (s.address, s.size)).collect();
@@ -19,7 +19,7 @@ impl CodeRanges {
         Self::new(ranges)
     }
 
-    /// Of starts and sizes, in any order.
+    /// Makes ranges of starts and sizes, in any order.
     fn new(mut ranges: Vec<(u64, u64)>) -> Self {
         ranges.sort_unstable();
         let mut apart: Vec<(u64, u64)> = Vec::new();
@@ -33,7 +33,7 @@ impl CodeRanges {
         Self(apart)
     }
 
-    /// The first address behind the code that `address` is in.
+    /// Returns the first address after the code that holds `address`.
     pub(super) fn end_of(&self, address: u64) -> Option<u64> {
         let after = self.0.partition_point(|(start, _)| *start <= address);
         let (_, end) = self.0.get(after.checked_sub(1)?)?;

@@ -3,20 +3,20 @@
 
 use std::io::{self, Read};
 
-/// Most bytes taken before unpacking.
+/// The maximum number of packed bytes.
 pub(super) const MAX_PACKED: u64 = 32 << 20;
-/// Most bytes taken after.
+/// The maximum number of unpacked bytes.
 const MAX_UNPACKED: u64 = 64 << 20;
-/// Most memory for unpacking, in KiB; xz's strongest preset needs 65 MiB.
+/// The maximum memory for unpacking, in KiB. xz's strongest preset needs 65 MiB.
 const MEMORY_KIB: u32 = 128 << 10;
 
-/// Why it could not be unpacked.
+/// The reason why it could not be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DebugDataError {
-    /// No xz, cut short, wrong checksum, or made to need much memory.
+    /// It is not xz, is truncated, has a wrong checksum, or needs too much memory.
     #[error("cannot be unpacked as xz: {0}")]
     Xz(#[from] io::Error),
-    /// Absurdly large.
+    /// It unpacks to too many bytes.
     #[error("unpacks to more than {MAX_UNPACKED} bytes")]
     TooLarge,
 }
@@ -24,7 +24,7 @@ pub(super) enum DebugDataError {
 /// Unpacks the contents of the section.
 ///
 /// # Errors
-/// If they are no xz stream, or unpack to more than 64 MiB.
+/// If they are not an xz stream, or unpack to more than 64 MiB.
 pub(super) fn unpack(packed: &[u8]) -> Result<Vec<u8>, DebugDataError> {
     let reader = lzma_rust2::XzReader::new_mem_limit(packed, false, MEMORY_KIB);
     let mut unpacked = Vec::new();

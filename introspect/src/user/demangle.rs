@@ -1,22 +1,23 @@
-//! Names of functions as their languages write them, for display.
+//! Demangles function names for display.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
 use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
 
-/// Longest mangled name that is looked into.
+/// The maximum length of a mangled name that is parsed, in bytes.
 const MAX_MANGLED: usize = 8 << 10;
-/// Longest name shown. A short mangled name may stand for one of any length.
+/// The maximum length of a shown name, in bytes. A short mangled name may expand to any length.
 const MAX_SHOWN: usize = 16 << 10;
-/// Deepest nesting of a C++ name, counted in rules of its grammar. The names of LLVM and of the C++ library need at most 56.
+/// The maximum nesting of a C++ name, counted in rules of its grammar. The names of LLVM and of the
+/// C++ library need at most 56.
 const MAX_NESTING: u32 = 56;
-/// Deepest nesting where an expression may be in the name. The parser reads some expressions twice, so that its time doubles
-/// with every other step down.
+/// The maximum nesting of a name that may contain an expression. The parser reads some expressions
+/// twice, so its time doubles with every other level.
 const MAX_NESTING_OF_EXPRESSIONS: u32 = 24;
 
-/// Makes a Rust or C++ name readable: without the hash of Rust, with the parameters of C++. Any other name, and one that is too
-/// long either way, is shown as it is.
+/// Demangles a Rust or C++ name, without the hash of Rust and with the parameters of C++. Any other
+/// name, and one that is too long in either form, is returned unchanged.
 #[must_use]
 pub fn demangle(name: &str) -> Cow<'_, str> {
     if name.len() > MAX_MANGLED {
@@ -33,13 +34,14 @@ fn rust(name: &str) -> Option<String> {
     }
     let demangled = rustc_demangle::try_demangle(name).ok()?;
     let mut shown = Bounded::default();
-    // The alternate form is the one without the hash.
+    // The alternate form omits the hash.
     write!(shown, "{demangled:#}").ok()?;
     Some(shown.0)
 }
 
 fn cpp(name: &str) -> Option<String> {
-    // The parser also takes the codes of bare types: every function called `i` would be an `int`.
+    // The parser also accepts the codes of bare types, so every function called `i` would be an
+    // `int`.
     if !name.starts_with("_Z") {
         return None;
     }
@@ -55,8 +57,9 @@ fn cpp(name: &str) -> Option<String> {
     Some(shown.0)
 }
 
-/// Whether the letters are there that the Itanium C++ ABI puts before an expression or a conversion to a template's
-/// parameter, be it inside of an identifier: where one ends only the parser can tell.
+/// Checks whether the name has the letters that the Itanium C++ ABI puts before an expression or a
+/// conversion to a template's parameter. They may be inside of an identifier, because only the
+/// parser knows where one ends.
 fn may_have_expression(name: &str) -> bool {
     name.as_bytes().windows(2).any(|pair| match pair {
         [b'X', _] | [b'c', b'v'] => true,
@@ -66,7 +69,7 @@ fn may_have_expression(name: &str) -> bool {
     })
 }
 
-/// Text that refuses to grow past [`MAX_SHOWN`].
+/// A text that rejects growth past [`MAX_SHOWN`].
 #[derive(Default)]
 struct Bounded(String);
 
@@ -120,7 +123,7 @@ mod tests {
         }
     }
 
-    /// To its own depth the parser would need days for the first.
+    /// At its own depth limit, the parser would need days for the first.
     #[test]
     fn names_whose_parsing_doubles_with_each_step_are_shown_as_they_are() {
         for (start, step, steps, end) in [
@@ -139,7 +142,7 @@ mod tests {
     fn names_that_would_fill_the_memory_are_shown_as_they_are() {
         let long = format!("_ZN{}E", "1a".repeat(MAX_MANGLED));
         assert_eq!(demangle(&long), long);
-        // Each parameter is a pair of the one before: 2^24 times `int` in the end.
+        // Each parameter is a pair of the previous one: 2^24 times `int` in the end.
         let mut doubling = "_Z1fSt4pairIiiE".to_owned();
         doubling.push_str("S_IS0_S0_E");
         for back in 1..24u32 {

@@ -1,6 +1,7 @@
-//! The table of `PT_DYNAMIC`: where the dynamic linker finds an object's symbols, without any section header.
+//! The table of `PT_DYNAMIC`, by which the dynamic linker finds an object's symbols without any
+//! section header.
 //!
-//! It does not say how many symbols there are; the hash tables do.
+//! The table lacks the number of symbols, which the hash tables have.
 
 use object::LittleEndian;
 use object::elf;
@@ -10,29 +11,29 @@ use super::lost::LostReason;
 use super::object_file::ObjectFile;
 use crate::bytes::u32_at;
 
-/// Most bytes of the table; a library has some thirty entries of 16 bytes.
+/// The maximum size of the table in bytes. A library has some thirty entries of 16 bytes.
 const MAX_TABLE: u64 = 64 << 10;
-/// Most bytes of the buckets of a hash table: more than a million.
+/// The maximum size of the buckets of a hash table in bytes: more than a million buckets.
 const MAX_BUCKETS: u64 = 4 << 20;
-/// Bytes of a chain that are looked at together.
+/// The number of bytes of a chain that are read at a time.
 const CHAIN_ROUND: u64 = 256;
-/// How often.
+/// The maximum number of such reads.
 const MAX_CHAIN_ROUNDS: usize = 64;
 
-/// Where the symbols stand, by link-time addresses.
+/// The location of the symbols, by link-time addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DynamicSymbols {
-    /// First symbol.
+    /// The address of the first symbol.
     pub(super) symbols: u64,
-    /// Number of symbols.
+    /// The number of symbols.
     pub(super) count: u64,
-    /// First byte of their names.
+    /// The address of the first byte of their names.
     pub(super) strings: u64,
-    /// Bytes of the names.
+    /// The size of the names in bytes.
     pub(super) strings_size: u64,
 }
 
-/// Values of the entries that matter here.
+/// The values of the entries that are used here.
 #[derive(Debug, Default)]
 struct Entries {
     symbols: Option<u64>,
@@ -42,7 +43,7 @@ struct Entries {
     gnu_hash: Option<u64>,
 }
 
-/// The dynamic symbols; `None` if the object is linked statically.
+/// Finds the dynamic symbols. Returns `None` if the object is linked statically.
 ///
 /// # Errors
 /// If the table or a hash table is missing or damaged.
@@ -104,7 +105,7 @@ fn entries<D: Dyn<Endian = LittleEndian>>(bytes: &[u8]) -> Entries {
     found
 }
 
-/// The second word of a System V hash table is the number of symbols.
+/// Reads the number of symbols, the second word of a System V hash table.
 fn sysv_count(object: &ObjectFile<'_>, hash: u64) -> Result<u64, LostReason> {
     let table = object.sparse_at(object.dynamic_address(hash), 8)?;
     let count = table.get(0..8).and_then(|words| u32_at(words, 4));
@@ -113,8 +114,9 @@ fn sysv_count(object: &ObjectFile<'_>, hash: u64) -> Result<u64, LostReason> {
         .ok_or_else(|| damaged("DT_HASH is cut short"))
 }
 
-/// A GNU hash table holds a bloom filter, the first symbol of each bucket, and for each symbol from the first hashed one
-/// a word whose low bit marks the last of its bucket. The last symbol is the last of the bucket that starts last.
+/// Computes the number of symbols from a GNU hash table. It holds a bloom filter, the first symbol
+/// of each bucket, and a word for each symbol from the first hashed one on. The low bit of the word
+/// marks the last symbol of its bucket. The last symbol is the last of the bucket that starts last.
 fn gnu_count(object: &ObjectFile<'_>, hash: u64) -> Result<u64, LostReason> {
     let cut = || damaged("DT_GNU_HASH is cut short");
     let hash = object.dynamic_address(hash);
@@ -125,7 +127,7 @@ fn gnu_count(object: &ObjectFile<'_>, hash: u64) -> Result<u64, LostReason> {
     };
     let (buckets, first) = (u64::from(buckets), u64::from(first));
     let filter_word = if object.is_64_bit() { 8 } else { 4 };
-    // Three 32-bit numbers: none of the sums below is near 2^64 from an address that is in a segment.
+    // Three 32-bit numbers: added to an address in a segment, no sum below is near 2^64.
     let buckets_at = hash.saturating_add(16 + u64::from(filter) * filter_word);
     let chains_at = buckets_at.saturating_add(buckets * 4);
     let size = LostReason::bounded(buckets * 4, MAX_BUCKETS)?;
@@ -136,10 +138,11 @@ fn gnu_count(object: &ObjectFile<'_>, hash: u64) -> Result<u64, LostReason> {
         .max()
         .map_or(0, u64::from);
     let Some(mut chain) = last.checked_sub(first).filter(|_| last > 0) else {
-        // Nothing is hashed: what stands before are undefined symbols.
+        // Nothing is hashed. All symbols before are undefined.
         return Ok(first);
     };
-    // A bucket's chain is a few words long; each round ends at the end of the segment at the latest.
+    // A bucket's chain is a few words long. Each round ends at the end of the segment at the
+    // latest.
     for _ in 0..MAX_CHAIN_ROUNDS {
         let words = object.sparse_at(chains_at.saturating_add(chain * 4), CHAIN_ROUND)?;
         let words = words.get(0..words.len() & !3).ok_or_else(cut)?;

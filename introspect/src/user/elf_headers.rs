@@ -9,16 +9,17 @@ use super::lost::{LostPart, LostReason, Part};
 use super::object_file::{ObjectError, Section, Segment};
 use super::sparse_bytes::SparseBytes;
 
-/// Most bytes of program headers; the kernel's own loader takes no more (fs/binfmt_elf.c, `load_elf_phdrs`).
+/// The maximum size of program headers in bytes. The kernel's own loader accepts no more
+/// (fs/binfmt_elf.c, `load_elf_phdrs`).
 const MAX_PROGRAM_HEADERS: usize = 65536;
-/// Most sections; a linked object has a few dozen.
+/// The maximum number of sections. A linked object has a few dozen.
 const MAX_SECTIONS: u64 = 4096;
-/// Most bytes of section names.
+/// The maximum size of section names in bytes.
 const MAX_SECTION_NAMES: u64 = 1 << 20;
-/// Longest section name taken.
+/// The maximum length of a section name in bytes.
 const MAX_SECTION_NAME: usize = 256;
 
-/// What both classes of ELF have in common.
+/// The headers in the form common to both classes of ELF.
 #[derive(Debug, Clone)]
 pub(super) struct Headers {
     pub(super) wide: bool,
@@ -27,7 +28,7 @@ pub(super) struct Headers {
     pub(super) lost: Vec<LostPart>,
 }
 
-/// The headers of a file for x86 that can be run or loaded.
+/// Reads the headers of an x86 file that can be run or loaded.
 ///
 /// # Errors
 /// As [`ObjectFile::parse`](super::object_file::ObjectFile::parse).
@@ -51,7 +52,7 @@ fn headers<Elf: FileHeader<Endian = LittleEndian>>(
     bytes: &dyn FileBytes,
 ) -> Result<Headers, ObjectError> {
     let start = read_bytes(bytes, 0, size_of::<Elf>())?;
-    // The buffer has the header's size, so that the error cannot happen.
+    // The buffer has the header's size, so the error cannot occur.
     let (header, _) = object::pod::from_bytes::<Elf>(&start)
         .map_err(|()| ObjectError::NotElf { start: [0; 4] })?;
     let machine = header.e_machine(LittleEndian);
@@ -108,7 +109,8 @@ fn segments<Elf: FileHeader<Endian = LittleEndian>>(
     Ok(table.iter().map(segment).collect())
 }
 
-/// The sections; without their names, which goes to `lost`, if those cannot be read.
+/// Returns the sections. If their names cannot be read, they have none, and the reason is added to
+/// `lost`.
 fn sections<Elf: FileHeader<Endian = LittleEndian>>(
     header: &Elf,
     bytes: &dyn FileBytes,
@@ -124,7 +126,7 @@ fn sections<Elf: FileHeader<Endian = LittleEndian>>(
         return Err(LostReason::Damaged(reason));
     }
     let table = |count: usize| read_bytes(bytes, offset, count * size_of::<Elf::SectionHeader>());
-    // Numbers that do not fit the ELF header stand in the first section header.
+    // Numbers that do not fit the ELF header are in the first section header.
     let mut count = u64::from(header.e_shnum(LittleEndian));
     let mut names = u32::from(header.e_shstrndx(LittleEndian));
     if count == 0 || names == u32::from(elf::SHN_XINDEX) {

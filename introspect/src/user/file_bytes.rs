@@ -1,6 +1,7 @@
-//! Where a file's bytes come from: page cache, a process's memory, a slice; several of them behind each other.
+//! The sources of a file's bytes: the page cache, a process's memory, a slice, or several of them
+//! in layers.
 //!
-//! Every source may lack bytes, and says which.
+//! Every source may lack bytes, and reports which.
 
 use std::io;
 use std::ops::Range;
@@ -12,24 +13,24 @@ use crate::{Gpa, Gva, MemoryView, PhysicalMemory};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {offset:#x} to {:#x} of the file {cause}", .offset.saturating_add(*.length))]
 pub struct Missing {
-    /// First byte asked for.
+    /// The first byte requested.
     pub offset: u64,
-    /// Number of bytes asked for; at least one of them is missing.
+    /// The number of bytes requested, of which at least one is missing.
     pub length: u64,
-    /// Why.
+    /// The cause.
     pub cause: MissingCause,
 }
 
-/// Why bytes are missing.
+/// The cause of missing bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MissingCause {
-    /// The file ends before.
+    /// The file ends before them.
     #[error("lie past its end at {size:#x}")]
     PastEnd {
-        /// Size of the file.
+        /// The size of the file in bytes.
         size: u64,
     },
-    /// Nobody has read them lately, or they were dropped.
+    /// They were not read lately, or were dropped.
     #[error("are not in the guest's memory")]
     NotInMemory,
     /// The host could not read them.
@@ -37,9 +38,9 @@ pub enum MissingCause {
     Host(io::ErrorKind),
 }
 
-/// A file that can be read at any offset, as far as its bytes are at hand.
+/// A file that can be read at any offset, as far as its bytes are available.
 pub trait FileBytes {
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     fn size(&self) -> u64;
 
     /// Fills `buf` from `offset`. Nothing is promised about `buf` after an error.
@@ -49,7 +50,7 @@ pub trait FileBytes {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Missing>;
 }
 
-/// The error for `buf` at `offset`.
+/// Returns the error for `buf` at `offset`.
 pub(super) fn missing(offset: u64, buf: &[u8], cause: MissingCause) -> Missing {
     Missing {
         offset,
@@ -58,7 +59,7 @@ pub(super) fn missing(offset: u64, buf: &[u8], cause: MissingCause) -> Missing {
     }
 }
 
-/// `length` bytes at `offset`; the caller bounds `length`.
+/// Reads `length` bytes at `offset`. The caller bounds `length`.
 pub(super) fn read_bytes(
     file: &dyn FileBytes,
     offset: u64,
@@ -67,7 +68,7 @@ pub(super) fn read_bytes(
     let size = file.size();
     let end = offset.checked_add(length as u64);
     if end.is_none_or(|end| end > size) {
-        // Asked before anything is allocated.
+        // Checked before anything is allocated.
         return Err(Missing {
             offset,
             length: length as u64,
@@ -106,7 +107,7 @@ impl FileBytes for Vec<u8> {
     }
 }
 
-/// A file whose 4 KiB pages stand anywhere in physical memory, as the page cache keeps them.
+/// A file whose 4 KiB pages are anywhere in physical memory, as in the page cache.
 pub struct PagedBytes<'m, F> {
     memory: &'m dyn PhysicalMemory,
     size: u64,
@@ -114,7 +115,8 @@ pub struct PagedBytes<'m, F> {
 }
 
 impl<'m, F: Fn(u64) -> Option<Gpa>> PagedBytes<'m, F> {
-    /// A file of `size` bytes. `page` tells where the page of an index (offset / 4096) stands, if it is in memory.
+    /// Makes a file of `size` bytes. `page` returns the GPA of the page of an index (offset /
+    /// 4096), if it is in memory.
     #[must_use]
     pub fn new(memory: &'m dyn PhysicalMemory, size: u64, page: F) -> Self {
         Self { memory, size, page }
@@ -137,36 +139,36 @@ impl<F: Fn(u64) -> Option<Gpa>> FileBytes for PagedBytes<'_, F> {
 
 /// A file as one process has it mapped.
 ///
-/// What the process has written to private pages (relocations) is seen in place of the file's own bytes: give only
-/// what it cannot write, and prefer the page cache.
+/// Private pages that the process has written (relocations) replace the file's own bytes. So pass
+/// only mappings that it cannot write, and prefer the page cache.
 pub struct MappedBytes<'p> {
     view: MemoryView<'p>,
     size: u64,
     mappings: Vec<FileMapping>,
 }
 
-/// A stretch of a process's memory that shows a file.
+/// A range of a process's memory that maps a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileMapping {
-    /// First address.
+    /// The first address.
     pub start: Gva,
-    /// First address behind.
+    /// The address after the last.
     pub end: Gva,
-    /// Offset in the file of the byte at `start`.
+    /// The offset in the file of the byte at `start`.
     pub file_offset: u64,
-    /// Whether the process may execute it.
+    /// True if the process may execute it.
     pub executable: bool,
 }
 
 impl FileMapping {
-    /// Bytes of the file that it shows; empty if `end` is not above `start`.
+    /// Returns the range of the file that it maps, empty if `end` is not above `start`.
     #[must_use]
     pub fn file_range(&self) -> Range<u64> {
         let length = self.end.0.saturating_sub(self.start.0);
         self.file_offset..self.file_offset.saturating_add(length)
     }
 
-    /// Offset in the file of the byte at `gva`, if it shows it.
+    /// Returns the offset in the file of the byte at `gva`, if it is mapped.
     #[must_use]
     pub fn file_offset_of(&self, gva: Gva) -> Option<u64> {
         let distance = gva.0.checked_sub(self.start.0)?;
@@ -176,7 +178,8 @@ impl FileMapping {
 }
 
 impl<'p> MappedBytes<'p> {
-    /// The file of `size` bytes that `mappings` of the process show (its address space is the view's).
+    /// Makes the file of `size` bytes that `mappings` of the process show. The view is of the
+    /// process's address space.
     #[must_use]
     pub fn new(view: MemoryView<'p>, size: u64, mappings: Vec<FileMapping>) -> Self {
         Self {
@@ -205,15 +208,15 @@ impl FileBytes for MappedBytes<'_> {
     }
 }
 
-/// One file from several sources: each page comes from the first that has it.
+/// One file from several sources. Each page comes from the first source that has it.
 ///
-/// The caller has made sure that they are the same file, of the same size.
+/// The caller ensures that they are the same file, of the same size.
 pub struct LayeredBytes<'f> {
     sources: Vec<&'f dyn FileBytes>,
 }
 
 impl<'f> LayeredBytes<'f> {
-    /// The best source first. No source at all is an empty file.
+    /// Makes a file of sources, the best first. Without a source it is empty.
     #[must_use]
     pub fn new(sources: Vec<&'f dyn FileBytes>) -> Self {
         Self { sources }
@@ -241,7 +244,8 @@ fn check_end(size: u64, offset: u64, buf: &[u8]) -> Result<(), Missing> {
     }
 }
 
-/// Has `fill` fill `buf` by parts that lie in one page of the file each, given their offsets; it answers whether it could.
+/// Calls `fill` for each part of `buf` that lies in one page of the file, with its offset. `fill`
+/// returns whether it succeeded.
 fn each_page(
     offset: u64,
     buf: &mut [u8],
@@ -259,7 +263,7 @@ fn each_page(
     Ok(())
 }
 
-/// Bytes from `offset` to the end of its page.
+/// Returns the number of bytes from `offset` to the end of its page.
 pub(super) fn bytes_in_page(offset: u64) -> usize {
     usize::try_from(PAGE - offset % PAGE).unwrap_or(1)
 }
@@ -272,10 +276,10 @@ pub(super) mod tests {
     use crate::test_memory::{Flags, TestMemory};
 
     const RAM: u64 = 0x10_0000;
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub(crate) const SIZE: u64 = 0x3800;
 
-    /// Pages 0, 1 and 3 of a file of 3.5 pages, apart in memory and each full of its digit.
+    /// Returns pages 0, 1 and 3 of a file of 3.5 pages, apart in memory and each full of its digit.
     pub(crate) fn cache() -> (TestMemory, impl Fn(u64) -> Option<Gpa>) {
         let mut memory = TestMemory::new(RAM, 1 << 20);
         let pages = [

@@ -1,62 +1,64 @@
-//! Where an object was loaded: the distance between its link-time addresses and a process's.
+//! The load base of an object: the distance between its link-time addresses and a process's.
 //!
-//! The caller has found the mapping that holds an address. The segment of the file that the mapping shows tells the
-//! distance, as the manual page dt(4) describes for `DTIOCRDVNODE`: the file offset of the address lies in one segment, whose
-//! `p_offset` and `p_vaddr` belong together.
+//! The caller has found the mapping that holds an address. The segment of the file that it maps
+//! determines the distance. The manual page dt(4) describes this for `DTIOCRDVNODE`. The file
+//! offset of the address lies in one segment, whose `p_offset` and `p_vaddr` correspond.
 
 use super::file_bytes::FileMapping;
 use super::object_file::Segment;
 use crate::Gva;
 use crate::x86_64::PAGE;
 
-/// The load bias of an object in one process: what is added to a link-time address. 0 for a program that is not
-/// position-independent.
+/// The load bias of an object in one process, added to a link-time address. It is 0 for a program
+/// that is not position-independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadBase(u64);
 
-/// Why the load base of a mapping cannot be told.
+/// The reason why the load base of a mapping is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LoadBaseError {
-    /// The caller took the wrong mapping.
+    /// The mapping does not hold the address.
     #[error("{address} is not in the mapping {} to {}", .mapping.start, .mapping.end)]
     NotInMapping {
-        /// Address asked for.
+        /// The requested address.
         address: Gva,
-        /// Mapping given.
+        /// The mapping passed.
         mapping: FileMapping,
     },
-    /// The mapping shows a part of the file that is no segment.
+    /// The mapping shows a part of the file that is in no segment.
     #[error(
         "{address} shows offset {offset:#x} of the file, which is in none of its {segments} load segments: \
          the file was mapped as data, or replaced"
     )]
     NoSegment {
-        /// Address asked for.
+        /// The requested address.
         address: Gva,
         /// Its offset in the file.
         offset: u64,
-        /// Load segments of the file.
+        /// The number of load segments of the file.
         segments: usize,
     },
-    /// Such a file cannot be loaded.
+    /// The file cannot be loaded.
     #[error(
         "the segment at offset {offset:#x} is linked at {address:#x}: not the same place in a page, the file is damaged"
     )]
     Misaligned {
-        /// Offset of the segment.
+        /// The offset of the segment.
         offset: u64,
-        /// Its address.
+        /// The address of the segment.
         address: u64,
     },
 }
 
 impl LoadBase {
-    /// Where the object with these `segments` was loaded, told from the `mapping` of it that holds `address`.
+    /// Computes the load base of the object with these `segments`, from the `mapping` of it that
+    /// holds `address`.
     ///
-    /// Two segments may share a page of the file, and the mappings of both show all of it: of these, the segment counts that
-    /// has all pages of the mapping, then the one with its right to execute, then the one whose own bytes hold the address.
-    /// Only an address in the padding of a one-page mapping of data may still be taken for another segment's; any executable
-    /// mapping of the object tells its base without doubt.
+    /// Two segments may share a page of the file, and the mappings of both show all of it. Of
+    /// these, the segment with all pages of the mapping is preferred. Next comes the one with its
+    /// right to execute, then the one whose own bytes hold the address. Only an address in the
+    /// padding of a one-page mapping of data may still be attributed to another segment. Any
+    /// executable mapping of the object determines its base without doubt.
     ///
     /// # Errors
     /// If the mapping shows no segment of the object at `address`.
@@ -102,32 +104,33 @@ impl LoadBase {
                 address: segment.address,
             });
         }
-        // May wrap: addresses are numbers modulo 2^64 until they are used.
+        // May wrap, because addresses are numbers modulo 2^64 until they are used.
         let linked = segment
             .address
             .wrapping_add(offset.wrapping_sub(segment.offset));
         Ok(Self(address.0.wrapping_sub(linked)))
     }
 
-    /// The base of an object whose byte 0 is linked at address 0 and loaded at `start`, such as the vdso.
+    /// Returns the base of an object whose byte 0 is linked at address 0 and loaded at `start`,
+    /// such as the vdso.
     #[must_use]
     pub fn at(start: Gva) -> Self {
         Self(start.0)
     }
 
-    /// The number itself.
+    /// Returns the bias.
     #[must_use]
     pub fn bias(self) -> u64 {
         self.0
     }
 
-    /// Link-time address of an address in the process.
+    /// Returns the link-time address of an address in the process.
     #[must_use]
     pub fn address_in_file(self, gva: Gva) -> u64 {
         gva.0.wrapping_sub(self.0)
     }
 
-    /// Address in the process of a link-time address, such as a symbol's.
+    /// Returns the address in the process of a link-time address, such as a symbol's.
     #[must_use]
     pub fn va_of(self, address: u64) -> Gva {
         Gva(address.wrapping_add(self.0))
@@ -151,7 +154,8 @@ mod tests {
         }
     }
 
-    /// As linked with `-z separate-code`: headers, code, constants, data that starts in the middle of a page.
+    /// Returns segments as linked with `-z separate-code`: headers, code, constants, data that
+    /// starts in the middle of a page.
     fn separate() -> Vec<Segment> {
         vec![
             segment(0, 0, 0x628, PF_R),
@@ -165,7 +169,8 @@ mod tests {
         ]
     }
 
-    /// As lld links: one page of the file holds the end of the headers, the code, and the start of the data.
+    /// Returns segments as lld links them: one page of the file holds the end of the headers, the
+    /// code, and the start of the data.
     fn shared_pages() -> Vec<Segment> {
         vec![
             segment(0, 0x20_0000, 0x5e0, PF_R),
@@ -174,7 +179,8 @@ mod tests {
         ]
     }
 
-    /// As a static program is linked: constants and data share page 0x1da of the file, data are read-only up to 0x1e1.
+    /// Returns segments of a static program: constants and data share page 0x1da of the file, and
+    /// data are read-only up to 0x1e1.
     fn relro() -> Vec<Segment> {
         vec![
             segment(0x18_5000, 0x58_5000, 0x5_57f4, PF_R),

@@ -1,4 +1,4 @@
-//! What of an object could not be read, table by table.
+//! The parts of an object that could not be read, table by table.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use super::file_bytes::Missing;
 use super::object_file::Section;
 use super::sparse_bytes::SparseBytes;
 
-/// A part of an object that could not be read, or not wholly.
+/// A part of an object that could not be read, or not completely.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{part}: {reason}")]
 pub struct LostPart {
-    /// Which part: a section's name or words such as `section headers`.
+    /// The part: a section's name or words such as `section headers`.
     pub part: Part,
-    /// Why.
+    /// The reason.
     pub reason: LostReason,
 }
 
-/// Which part of an object was lost.
+/// A part of an object that was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// The section headers, and with them `.symtab` and `.gnu_debugdata`.
@@ -46,26 +46,26 @@ impl fmt::Display for Part {
     }
 }
 
-/// Why it was lost.
+/// The reason for the loss.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LostReason {
-    /// None of it is there.
+    /// All of it is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// Pages of it are not there; the rest was used.
+    /// Some of its pages are missing. The rest was used.
     #[error("{missing} of its {total} bytes are missing, the rest is used")]
     Partly {
-        /// Bytes missing.
+        /// The number of missing bytes.
         missing: usize,
-        /// Bytes in all.
+        /// The total number of bytes.
         total: usize,
     },
-    /// More than is looked at.
+    /// It is more than the maximum.
     #[error("{found} is too much, at most {most} is read")]
     TooMuch {
-        /// Bytes or entries that the file declares.
+        /// The number of bytes or entries that the file declares.
         found: u64,
-        /// Bytes or entries taken.
+        /// The maximum number of bytes or entries.
         most: u64,
     },
     /// The file contradicts itself.
@@ -74,7 +74,7 @@ pub enum LostReason {
 }
 
 impl Part {
-    /// A section's contents.
+    /// Returns the part of a section's contents.
     pub(super) fn of(section: &Section) -> Self {
         Self::Section(match section.name.as_str() {
             "" => format!("section at {:#x}", section.offset),
@@ -84,7 +84,7 @@ impl Part {
 }
 
 impl LostPart {
-    /// A section's contents.
+    /// Returns the loss of a section's contents.
     pub(super) fn section(section: &Section, reason: LostReason) -> Self {
         let part = Part::of(section);
         Self { part, reason }
@@ -92,13 +92,13 @@ impl LostPart {
 }
 
 impl LostReason {
-    /// What to report of a table that was read as far as it is there.
+    /// Returns the loss to report for a table that was read as far as it is available.
     pub(super) fn of_pages(table: &SparseBytes) -> Option<Self> {
         let (missing, total) = (table.missing(), table.len());
         (missing > 0).then_some(Self::Partly { missing, total })
     }
 
-    /// `found` as a size, if it is at most `most`.
+    /// Converts `found` to a size, if it is at most `most`.
     pub(super) fn bounded(found: u64, most: u64) -> Result<usize, Self> {
         usize::try_from(found)
             .ok()

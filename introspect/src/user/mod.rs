@@ -1,12 +1,14 @@
-//! Programs and libraries of the guest's processes: ELF objects read from the page cache, from memory, or from the host.
+//! Programs and libraries of the guest's processes: ELF objects read from the page cache, from
+//! memory, or from the host.
 //!
-//! The caller brings a file's bytes as a [`FileBytes`](file_bytes::FileBytes) and knows where the file is mapped. This
-//! solves: [the object's headers](object_file), [its functions](symbols) by address and by name, [its build
-//! id](build_id), [where it was loaded](load_base), [its static probes](static_probes), and the sources of bytes that are no file of the guest: [the
-//! vdso](vdso) and [a directory of the host](symfs). What the guest's memory does not hold is reported table by table,
-//! and the rest is used.
+//! The caller provides a file's bytes as a [`FileBytes`](file_bytes::FileBytes) and knows the
+//! file's mappings. This module reads [the object's headers](object_file) and [its
+//! functions](symbols) by address and by name. It finds [its build id](build_id), [its load
+//! base](load_base) and [its static probes](static_probes). Other sources of bytes are [the
+//! vdso](vdso) and [a directory of the host](symfs). Parts that the guest's memory lacks are
+//! reported table by table, and the rest is used.
 //!
-//! Addresses of an object are link-time addresses; [`LoadBase`](load_base::LoadBase) converts them.
+//! Addresses of an object are link-time addresses. [`LoadBase`](load_base::LoadBase) converts them.
 
 pub mod build_id;
 pub mod demangle;

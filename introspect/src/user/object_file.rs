@@ -1,8 +1,9 @@
-//! The headers of an ELF object: a program or a shared library, of 64 or 32 bits, for x86.
+//! The headers of an ELF object: a 64-bit or 32-bit program or shared library for x86.
 //!
-//! The caller brings its bytes, of which some may be missing. This reads the ELF header and the program headers, without
-//! which nothing can be said, and the section headers if they are there: they stand at the end of a file and are
-//! often not in a guest's memory. What could not be read is kept as [`LostPart`]. Contents are read when asked for.
+//! The caller provides its bytes, of which some may be missing. The ELF header and the program
+//! headers are required. Section headers are optional: they are at the end of a file and often not
+//! in a guest's memory. Parts that could not be read are kept as [`LostPart`]. Contents are read on
+//! request.
 
 use std::fmt;
 
@@ -20,18 +21,18 @@ pub struct Segment {
     pub kind: u32,
     /// `p_flags`.
     pub flags: u32,
-    /// First byte in the file.
+    /// The offset of the first byte in the file.
     pub offset: u64,
-    /// Link-time address of that byte.
+    /// The link-time address of that byte.
     pub address: u64,
-    /// Bytes in the file.
+    /// The size in the file, in bytes.
     pub file_size: u64,
-    /// Bytes in memory.
+    /// The size in memory, in bytes.
     pub memory_size: u64,
 }
 
 impl Segment {
-    /// Whether it is loaded (`PT_LOAD`).
+    /// Checks whether it is loaded (`PT_LOAD`).
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.kind == elf::PT_LOAD
@@ -43,8 +44,9 @@ impl Segment {
         self.is_loaded() && self.flags & elf::PF_X != 0
     }
 
-    /// Where the byte at a link-time address stands in the file, and how many bytes follow there, itself included. `None` if
-    /// the segment is not loaded, or does not have it in the file.
+    /// Returns the file offset of a link-time address, and the number of bytes from there to the
+    /// end of the segment. Returns `None` if the segment is not loaded, or does not have the byte
+    /// in the file.
     #[must_use]
     pub fn file_offset_of(&self, address: u64) -> Option<(u64, u64)> {
         let distance = address.checked_sub(self.address)?;
@@ -57,21 +59,21 @@ impl Segment {
 /// A section (`Elf64_Shdr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
-    /// Name; empty if the names are missing.
+    /// The name, empty if the names are missing.
     pub name: String,
     /// `sh_type`, such as `SHT_PROGBITS`.
     pub kind: u32,
     /// `sh_flags`.
     pub flags: u64,
-    /// Link-time address, 0 if it is not loaded.
+    /// The link-time address, 0 if it is not loaded.
     pub address: u64,
-    /// First byte in the file.
+    /// The offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes; of a `SHT_NOBITS` section, in memory only.
+    /// The size in bytes. A `SHT_NOBITS` section has them only in memory.
     pub size: u64,
-    /// `sh_link`: for a symbol table, the section of its strings.
+    /// `sh_link`, for a symbol table the section of its strings.
     pub link: u32,
-    /// Bytes of one entry of a table.
+    /// The size of a table's entry in bytes.
     pub entry_size: u64,
 }
 
@@ -84,51 +86,51 @@ impl Section {
     }
 }
 
-/// Why bytes are no object that a process on x86-64 could have mapped.
+/// The reason why bytes are not an object that a process on x86-64 could have mapped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
-    /// The headers are not at hand.
+    /// The headers are not available.
     #[error("the ELF headers cannot be read: {0}")]
     Headers(#[from] Missing),
-    /// Something else.
+    /// The bytes are not ELF.
     #[error("not an ELF file: it starts with the bytes {start:02x?}")]
     NotElf {
-        /// The first bytes found.
+        /// The first bytes.
         start: [u8; 4],
     },
-    /// Neither 32 nor 64 bits, or big-endian.
+    /// The class is neither 32 nor 64 bits, or the encoding is big-endian.
     #[error(
         "ELF class {class} with data encoding {encoding}: class 1 or 2 (32 or 64 bits) and encoding 1 \
          (little-endian) are read"
     )]
     WrongFormat {
-        /// `EI_CLASS` found.
+        /// `EI_CLASS`.
         class: u8,
-        /// `EI_DATA` found.
+        /// `EI_DATA`.
         encoding: u8,
     },
-    /// ELF of another machine.
+    /// The file is for another machine.
     #[error(
         "ELF machine {found} is neither x86-64 ({}) nor i386 ({})",
         elf::EM_X86_64,
         elf::EM_386
     )]
     WrongMachine {
-        /// `e_machine` found.
+        /// `e_machine`.
         found: u16,
     },
-    /// An object file before linking, or a core.
+    /// The file is a relocatable object or a core.
     #[error("ELF type {found} is neither an executable (2) nor a shared object (3)")]
     WrongType {
-        /// `e_type` found.
+        /// `e_type`.
         found: u16,
     },
-    /// Program headers of odd size or number.
+    /// The program headers have an invalid size or number.
     #[error("{count} program headers of {size} bytes each: the file is damaged")]
     ProgramHeaders {
-        /// `e_phnum` found.
+        /// `e_phnum`.
         count: u16,
-        /// `e_phentsize` found.
+        /// `e_phentsize`.
         size: u16,
     },
 }
@@ -160,8 +162,9 @@ impl<'f> ObjectFile<'f> {
         })
     }
 
-    /// To be told when the bytes come from a process's memory: there the dynamic linker may have added this load bias
-    /// (see [`LoadBase`](super::load_base::LoadBase)) to the addresses of the dynamic table.
+    /// Sets the load bias of bytes that come from a process's memory. There the dynamic linker may
+    /// have added it to the addresses of the dynamic table (see
+    /// [`LoadBase`](super::load_base::LoadBase)).
     #[must_use]
     pub fn relocated_by(self, bias: u64) -> Self {
         Self {
@@ -170,41 +173,41 @@ impl<'f> ObjectFile<'f> {
         }
     }
 
-    /// Whether addresses have 64 bits.
+    /// Checks whether addresses have 64 bits.
     #[must_use]
     pub fn is_64_bit(&self) -> bool {
         self.headers.wide
     }
 
-    /// The segments, in file order.
+    /// Returns the segments, in file order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.headers.segments
     }
 
-    /// The sections, in file order, by the number that other parts of the file use. None if there are no section
-    /// headers or they are [lost](Self::lost).
+    /// Returns the sections, in file order, by the number that other parts of the file use. There
+    /// are none if there are no section headers or they are [lost](Self::lost).
     #[must_use]
     pub fn sections(&self) -> &[Section] {
         &self.headers.sections
     }
 
-    /// What of the headers could not be read.
+    /// Returns the parts of the headers that could not be read.
     #[must_use]
     pub fn lost(&self) -> &[LostPart] {
         &self.headers.lost
     }
 
-    /// The first section called `name`.
+    /// Returns the first section called `name`.
     #[must_use]
     pub fn section(&self, name: &str) -> Option<&Section> {
         self.sections().iter().find(|section| section.name == name)
     }
 
-    /// The contents of a section of this object, at most `most` bytes.
+    /// Reads the contents of a section of this object, at most `most` bytes.
     ///
     /// # Errors
-    /// If bytes are missing, if there are more than `most`, or none in the file.
+    /// If bytes are missing, if there are more than `most`, or the file has none.
     pub fn section_bytes(&self, section: &Section, most: u64) -> Result<Vec<u8>, LostPart> {
         let read = |size| Ok(read_bytes(self.bytes, section.offset, size)?);
         self.section_size(section, most)
@@ -212,7 +215,8 @@ impl<'f> ObjectFile<'f> {
             .map_err(|reason| LostPart::section(section, reason))
     }
 
-    /// As [`section_bytes`](Self::section_bytes), but pages may be missing.
+    /// Reads the contents of a section as [`section_bytes`](Self::section_bytes) does, but pages
+    /// may be missing.
     pub(super) fn sparse_section(
         &self,
         section: &Section,
@@ -230,7 +234,7 @@ impl<'f> ObjectFile<'f> {
         LostReason::bounded(section.size, most)
     }
 
-    /// The bytes that a segment has in the file, at most `most`.
+    /// Reads the bytes that a segment has in the file, at most `most`.
     ///
     /// # Errors
     /// If bytes are missing, or there are more than `most`.
@@ -239,8 +243,8 @@ impl<'f> ObjectFile<'f> {
         Ok(read_bytes(self.bytes, segment.offset, size)?)
     }
 
-    /// Bytes at a link-time address, of which pages may be missing. At most `most` bytes, and no more than the segment
-    /// has in the file.
+    /// Reads bytes at a link-time address, of which pages may be missing. It reads at most `most`
+    /// bytes, and no more than the segment has in the file.
     pub(super) fn sparse_at(&self, address: u64, most: u64) -> Result<SparseBytes, LostReason> {
         let (offset, left) = self.file_offset_of(address).ok_or_else(|| {
             LostReason::Damaged(format!("{address:#x} is in no load segment of the file"))
@@ -249,15 +253,15 @@ impl<'f> ObjectFile<'f> {
         Ok(SparseBytes::read(self.bytes, offset, size)?)
     }
 
-    /// Where the byte at a link-time address stands in the file, and how many bytes of its segment follow there, itself
-    /// included. `None` where no load segment has bytes in the file.
+    /// Returns the file offset of a link-time address, and the number of bytes from there to the
+    /// end of its segment. Returns `None` if no load segment has the byte in the file.
     #[must_use]
     pub fn file_offset_of(&self, address: u64) -> Option<(u64, u64)> {
         let mut segments = self.segments().iter();
         segments.find_map(|segment| segment.file_offset_of(address))
     }
 
-    /// The link-time address of an address found in the dynamic table.
+    /// Converts an address found in the dynamic table to a link-time address.
     pub(super) fn dynamic_address(&self, found: u64) -> u64 {
         match self.file_offset_of(found) {
             Some(_) => found,

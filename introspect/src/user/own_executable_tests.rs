@@ -14,13 +14,13 @@ fn landmark(value: u64) -> u64 {
     std::hint::black_box(value).wrapping_mul(3)
 }
 
-/// The symbol of the function above.
+/// Returns the symbol of the function above.
 fn landmark_symbol(symbols: &FunctionSymbols) -> Function<'_> {
     let named = |f: &Function<'_>| demangle(f.name).ends_with("own_executable_tests::landmark");
     symbols.iter().find(named).unwrap()
 }
 
-/// The mappings of the program's own file, from /proc/self/maps.
+/// Returns the mappings of the program's own file, from /proc/self/maps.
 fn own_mappings() -> Vec<FileMapping> {
     let path = std::env::current_exe().unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -62,7 +62,7 @@ fn a_loaded_program_names_its_own_functions() {
     let inside = base.address_in_file(Gva(loaded + 1));
     assert_eq!(symbols.resolve(inside), Some((linked, 1)));
     assert_eq!(symbols.find(linked.name), Some(linked));
-    // A mapping of data tells the same.
+    // A mapping of data leads to the same base.
     static CONSTANT: [u64; 4] = [1, 2, 3, 4];
     assert_eq!(
         base_of(std::hint::black_box(CONSTANT.as_ptr()) as u64),

@@ -1,21 +1,22 @@
-//! A part of a file of which some pages are missing.
+//! A part of a file that may lack pages.
 
 use std::ops::Range;
 
 use super::file_bytes::{FileBytes, Missing, MissingCause, bytes_in_page, read_bytes};
 
-/// A part of a file of which pages may be missing.
+/// A part of a file that may lack pages.
 pub(super) struct SparseBytes {
     bytes: Vec<u8>,
-    /// What is missing, ascending, neighbours joined.
+    /// The missing ranges, ascending, with adjacent ones joined.
     holes: Vec<Range<usize>>,
 }
 
 impl SparseBytes {
-    /// Reads what there is of `length` bytes at `offset`; the caller bounds `length`.
+    /// Reads the available part of `length` bytes at `offset`. The caller bounds `length`.
     ///
     /// # Errors
-    /// If nothing is there.
+    ///
+    /// If none is available.
     pub(super) fn read(file: &dyn FileBytes, offset: u64, length: usize) -> Result<Self, Missing> {
         let whole = match read_bytes(file, offset, length) {
             Ok(bytes) => {
@@ -54,17 +55,17 @@ impl SparseBytes {
         }
     }
 
-    /// Number of bytes, the missing ones included.
+    /// Returns the number of bytes, including missing ones.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Number of missing bytes.
+    /// Returns the number of missing bytes.
     pub(super) fn missing(&self) -> usize {
         self.holes.iter().map(|hole| hole.end - hole.start).sum()
     }
 
-    /// The bytes of a range, if all of them are there.
+    /// Returns the bytes of a range, if all of them are available.
     pub(super) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         match self.next_hole(range.start) {
             Some(hole) if hole.start < range.end => None,
@@ -72,10 +73,11 @@ impl SparseBytes {
         }
     }
 
-    /// The string at `start` without its NUL, of at most `most` bytes.
+    /// Returns the string at `start` without its NUL, of at most `most` bytes.
     ///
     /// # Errors
-    /// If part of it is missing, or there is no NUL: how many bytes have been looked at.
+    ///
+    /// The number of bytes examined, if part of it is missing or there is no NUL.
     pub(super) fn c_string(&self, start: usize, most: usize) -> Result<&[u8], usize> {
         let present = self
             .next_hole(start)
@@ -86,7 +88,7 @@ impl SparseBytes {
         text.get(..length).ok_or(0)
     }
 
-    /// The first hole that ends after `start`.
+    /// Returns the first hole that ends after `start`.
     fn next_hole(&self, start: usize) -> Option<&Range<usize>> {
         self.holes
             .get(self.holes.partition_point(|hole| hole.end <= start))
