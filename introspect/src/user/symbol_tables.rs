@@ -1,4 +1,5 @@
-//! Reads the tables that name an object's functions: `.symtab`, `.dynsym`, and what `.gnu_debugdata` packs.
+//! Reads the tables that name an object's functions: `.symtab`, `.dynsym`, and those packed into
+//! `.gnu_debugdata`.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -17,10 +18,10 @@ use super::symbols::{
     RawFunction, SymbolTable,
 };
 
-/// Most bytes of a symbol table, in either class.
+/// The maximum size of a symbol table in bytes, in either class.
 const MAX_TABLE_BYTES: u64 = MAX_SYMBOLS as u64 * 24;
 
-/// What of the object can be named.
+/// Reads the functions of the object that have names.
 pub(super) fn read(object: &ObjectFile<'_>) -> FunctionSymbols {
     let mut builder = Builder::default();
     builder.lost.extend_from_slice(object.lost());
@@ -64,14 +65,15 @@ fn add_debug_data(unpacked: &[u8], builder: &mut Builder) {
     }
 }
 
-/// Adds the functions of `.symtab`. Answers whether there is one, all of it.
+/// Adds the functions of `.symtab`. Returns whether the table exists and is complete.
 fn full_table(object: &ObjectFile<'_>, builder: &mut Builder, from: SymbolTable) -> bool {
     let mut sections = object.sections().iter();
     let section = sections.find(|section| section.kind == elf::SHT_SYMTAB);
     section.is_some_and(|section| add(object, by_section(object, section), builder, from))
 }
 
-/// Adds the exported functions: by the sections if these are there, else as the dynamic linker finds them.
+/// Adds the exported functions, by the sections if available, else as the dynamic linker finds
+/// them.
 fn dynamic_table(object: &ObjectFile<'_>, builder: &mut Builder) {
     let mut sections = object.sections().iter();
     let section = sections.find(|section| section.kind == elf::SHT_DYNSYM);
@@ -84,8 +86,9 @@ fn dynamic_table(object: &ObjectFile<'_>, builder: &mut Builder) {
     }
 }
 
-/// The link-time addresses of the functions and variables called `names`, as far as the tables tell. Of several of one name the exported
-/// one counts; of several that are none, none.
+/// Returns the link-time addresses of the functions and variables called `names`, as far as the
+/// tables are available. Of several symbols of one name, the exported one is used. Without an
+/// exported one, none is.
 pub(super) fn addresses(object: &ObjectFile<'_>, names: &BTreeSet<&str>) -> HashMap<String, u64> {
     let mut found = HashMap::new();
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -106,7 +109,8 @@ pub(super) fn addresses(object: &ObjectFile<'_>, names: &BTreeSet<&str>) -> Hash
         .collect()
 }
 
-/// Notes the addresses of those of a table's symbols that have one of the `names`, with whether they are exported.
+/// Notes the addresses of the symbols of a table that have one of the `names`, and whether they are
+/// exported.
 fn note<S: Sym<Endian = LittleEndian>>(
     symbols: &Table,
     strings: &Table,
@@ -151,7 +155,7 @@ fn note<S: Sym<Endian = LittleEndian>>(
     }
 }
 
-/// A table as far as it is there, and what it is called where it is not.
+/// A table as far as it is available, and its name for reports.
 struct Table {
     bytes: SparseBytes,
     part: Part,
@@ -171,7 +175,7 @@ impl Table {
     }
 }
 
-/// A symbol table that has a section, and its names.
+/// Reads a symbol table that has a section, and its names.
 fn by_section(object: &ObjectFile<'_>, section: &Section) -> Result<(Table, Table), LostPart> {
     let damaged = |reason| LostPart::section(section, LostReason::Damaged(reason));
     let strings = object
@@ -194,7 +198,8 @@ fn by_section(object: &ObjectFile<'_>, section: &Section) -> Result<(Table, Tabl
     Ok((symbols, names))
 }
 
-/// The symbol table that the dynamic linker uses, and its names; `None` if the object is linked statically.
+/// Reads the dynamic linker's symbol table and its names. Returns `None` if the object is linked
+/// statically.
 fn by_dynamic_table(object: &ObjectFile<'_>) -> Result<Option<(Table, Table)>, LostPart> {
     let found = dynamic_table::find(object).map_err(|reason| LostPart {
         part: Part::DynamicTable,
@@ -218,7 +223,7 @@ fn symbol_size(object: &ObjectFile<'_>) -> usize {
     }
 }
 
-/// Adds the functions of a symbol table. Answers whether all of it, and of its names, is there.
+/// Adds the functions of a symbol table. Returns whether all of it and of its names is available.
 fn add(
     object: &ObjectFile<'_>,
     found: Result<(Table, Table), LostPart>,
@@ -273,7 +278,7 @@ fn add_each<S: Sym<Endian = LittleEndian>>(
             Ok([]) => continue,
             Ok(name) => name,
             Err(looked_at) => {
-                // A table without NULs would be looked through again for every symbol.
+                // A table without NULs would be searched again for every symbol.
                 wasted = wasted.saturating_add(looked_at);
                 if wasted > MAX_NAME_BYTES {
                     return Err(LostReason::Damaged("its names do not end".to_owned()));
@@ -291,7 +296,7 @@ fn add_each<S: Sym<Endian = LittleEndian>>(
     Ok(())
 }
 
-/// What a symbol says, if it is a function of this object.
+/// Converts a symbol, if it is a function of this object.
 fn function<S: Sym<Endian = LittleEndian>>(symbol: &S, code: &CodeRanges) -> Option<RawFunction> {
     if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF {
         return None;

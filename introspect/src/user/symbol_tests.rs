@@ -29,7 +29,7 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Bytes of which a range is not there.
+/// Bytes with a missing range.
 struct Holed(Vec<u8>, std::ops::Range<u64>);
 
 impl FileBytes for Holed {
@@ -50,7 +50,7 @@ impl FileBytes for Holed {
     }
 }
 
-/// The names that resolve() gives for addresses of `object`, relative to [`TEXT`].
+/// Returns the names that resolve() finds for addresses of `object`, relative to [`TEXT`].
 fn resolved(object: &TestObject, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
     let symbols = read(object);
     let resolve = |offset| symbols.resolve(TEXT + offset);
@@ -324,7 +324,7 @@ fn tables_relocated_by_the_dynamic_linker_are_read_with_its_bias() {
 
 #[test]
 fn what_is_not_in_memory_is_reported_and_the_rest_used() {
-    // 600 functions of one byte: `.symtab` starts behind the code at 0x1100 and has four pages.
+    // 600 functions of one byte. `.symtab` starts after the code at 0x1100 and has four pages.
     let names_of: Vec<&'static str> = (0..600).map(|n| &*format!("f{n:04}").leak()).collect();
     let function = |(n, name): (u64, &&'static str)| -> TestSymbol {
         (name, STT_FUNC, STB_LOCAL, TEXT + n % TEXT_SIZE, 1)
@@ -338,7 +338,7 @@ fn what_is_not_in_memory_is_reported_and_the_rest_used() {
         (
             "a page of symbols",
             0x2000..0x3000,
-            // Of 24 bytes each, the first at 0x1100.
+            // 24 bytes each, the first at 0x1100.
             600 - 171 + 1,
             vec![".symtab: 4096 of its 14424 bytes are missing, the rest is used"],
         ),
@@ -452,7 +452,8 @@ fn absurd_tables_are_reported_not_read() {
 
 #[test]
 fn names_without_an_end_are_not_looked_for_forever() {
-    // 10,000 symbols whose name is the same 64 KiB of no NUL: a table of 1 MiB, all of one letter.
+    // 10,000 symbols with the same name of 64 KiB without NUL, in a table of 1 MiB, all of one
+    // letter.
     let function = |_| -> TestSymbol { ("f", STT_FUNC, STB_LOCAL, TEXT, 1) };
     let full: Vec<_> = (0..10_000).map(function).collect();
     let mut bytes = TestObject::library().full(&full).bytes();
@@ -475,8 +476,8 @@ fn names_without_an_end_are_not_looked_for_forever() {
 }
 
 proptest! {
-    /// Any few wrong words, wherever they are, and a file cut anywhere: no panic, no endless loop, and every function that
-    /// is named is one of the file's names.
+    /// With any few wrong words and a file cut anywhere, there is no panic and no endless loop.
+    /// Every function that is named has one of the file's names.
     #[test]
     fn damaged_objects_are_survived(
         wide: bool,

@@ -1,10 +1,12 @@
 //! The functions of a program or library, sorted by address, found by address or by name.
 //!
-//! The caller brings the object's headers and keeps the table as long as the file does not change. Function symbols come
-//! from `.symtab`; from a stripped object, from `.dynsym` and the `.symtab` packed into `.gnu_debugdata`. What of these
-//! is not in the guest's memory is told by [`FunctionSymbols::lost`], and the rest is used.
+//! The caller provides the object's headers, and keeps the table as long as the file does not
+//! change. Function symbols come from `.symtab`. Those of a stripped object come from `.dynsym` and
+//! the `.symtab` packed into `.gnu_debugdata`. [`FunctionSymbols::lost`] reports the parts that are
+//! not in the guest's memory, and the rest is used.
 //!
-//! Names are as the object has them, without symbol versions; [`demangle`](super::demangle) makes them readable.
+//! Names are as in the object, without symbol versions. [`demangle`](super::demangle) makes them
+//! readable.
 
 use object::elf;
 
@@ -14,32 +16,33 @@ use super::object_file::ObjectFile;
 use super::symbol_tables;
 use crate::kernel::nearest;
 
-/// Most symbols taken of an object; a browser has about a million.
+/// The maximum number of symbols of an object. A browser has about a million.
 pub(super) const MAX_SYMBOLS: usize = 4 << 20;
-/// Most bytes of names taken of an object.
+/// The maximum size of an object's names in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 256 << 20;
-/// Longest name taken; longer ones are left out.
+/// The maximum length of a name in bytes. Longer ones are omitted.
 pub(super) const MAX_NAME: usize = 64 << 10;
-/// Addresses with symbols, below the one in question, that are looked at to see if a function reaches there; and names of
-/// each.
+/// The maximum number of lower addresses with symbols that are searched for a function that reaches
+/// an address. Also the maximum number of names of each.
 const MAX_OVERLAPPING: usize = 256;
 
 /// A function of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function<'a> {
-    /// Link-time address.
+    /// The link-time address.
     pub address: u64,
-    /// Bytes. Where the object says 0, those up to the next symbol or the end of the code.
+    /// The size in bytes. If the object has 0, it extends to the next symbol or the end of the
+    /// code.
     pub size: u64,
-    /// Name.
+    /// The name.
     pub name: &'a str,
-    /// What it is.
+    /// The kind of symbol.
     pub kind: FunctionKind,
-    /// Who sees it.
+    /// The visibility.
     pub binding: Binding,
 }
 
-/// What a symbol of code is.
+/// The kind of a symbol of code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FunctionKind {
     /// A function (`STT_FUNC`).
@@ -50,18 +53,18 @@ pub enum FunctionKind {
     Label,
 }
 
-/// Who sees a symbol. The order is that of preference between names of one address.
+/// The visibility of a symbol. The order is that of preference between names of one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Binding {
-    /// All objects (`STB_GLOBAL`, `STB_GNU_UNIQUE`).
+    /// Visible to all objects (`STB_GLOBAL`, `STB_GNU_UNIQUE`).
     Global,
-    /// All objects, unless another defines it (`STB_WEAK`).
+    /// Visible to all objects, unless another defines it (`STB_WEAK`).
     Weak,
-    /// Its own source file (`STB_LOCAL`).
+    /// Visible to its own source file (`STB_LOCAL`).
     Local,
 }
 
-/// A table that symbols were taken from.
+/// A source table of symbols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SymbolTable {
     /// `.symtab`: all functions.
@@ -72,12 +75,12 @@ pub enum SymbolTable {
     DebugData,
 }
 
-/// A stored symbol; its name is a range of [`FunctionSymbols::names`].
+/// A stored symbol. Its name is a range of [`FunctionSymbols::names`].
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     address: u64,
     size: u64,
-    /// Highest end of this and all earlier functions.
+    /// The highest end of this and all earlier functions.
     reach: u64,
     name_start: u32,
     name_length: u32,
@@ -97,7 +100,7 @@ impl Entry {
         self.address.saturating_add(self.size)
     }
 
-    /// A symbol of unknown extent contains its own address.
+    /// Checks whether the symbol contains an address. One of unknown size contains only its own.
     fn contains(&self, address: u64) -> bool {
         self.address == address || (self.address < address && address < self.end())
     }
@@ -106,65 +109,67 @@ impl Entry {
 /// The functions of one object, at link-time addresses.
 #[derive(Debug, Clone, Default)]
 pub struct FunctionSymbols {
-    /// All names, end to end.
+    /// All names, concatenated.
     names: String,
-    /// Ascending by address; of one address, the preferred name first.
+    /// The symbols, ascending by address. Of one address, the preferred name is first.
     entries: Vec<Entry>,
     tables: Vec<SymbolTable>,
     lost: Vec<LostPart>,
 }
 
 impl FunctionSymbols {
-    /// Reads the functions of an object, as far as its tables are at hand.
+    /// Reads the functions of an object, as far as its tables are available.
     #[must_use]
     pub fn read(object: &ObjectFile<'_>) -> Self {
         symbol_tables::read(object)
     }
 
-    /// How many there are, all names of one function counted.
+    /// Returns the number of functions. Every name of a function counts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Bytes that they take.
+    /// Returns the size in bytes of the table in memory.
     #[must_use]
     pub fn size(&self) -> usize {
         self.names.len() + self.entries.len() * size_of::<Entry>()
     }
 
-    /// Whether there are none; [`lost`](Self::lost) may tell why.
+    /// Checks whether there are none. [`lost`](Self::lost) may have the reason.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The tables they were taken from. With [`SymbolTable::Dynamic`] alone, only exported functions are known.
+    /// Returns the source tables. With [`SymbolTable::Dynamic`] alone, only exported functions are
+    /// known.
     #[must_use]
     pub fn tables(&self) -> &[SymbolTable] {
         &self.tables
     }
 
-    /// What of the object could not be read.
+    /// Returns the parts of the object that could not be read.
     #[must_use]
     pub fn lost(&self) -> &[LostPart] {
         &self.lost
     }
 
-    /// All of them, ascending by address.
+    /// Iterates over all functions, ascending by address.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Function<'_>> + Clone {
         self.entries.iter().map(|entry| self.function(entry))
     }
 
-    /// The function that a link-time address lies in and the distance to its first byte. Of several names the shown one
-    /// is exported, without leading underscores and short, in this order; a label only if no function reaches there.
+    /// Returns the function that holds a link-time address, and the distance from its first byte.
+    /// Of several names, it prefers exported ones, then those without leading underscores, then
+    /// short ones. It returns a label only if no function reaches the address.
     #[must_use]
     pub fn resolve(&self, address: u64) -> Option<(Function<'_>, u64)> {
         let mut end = self
             .entries
             .partition_point(|entry| entry.address <= address);
         let mut label: Option<&Entry> = None;
-        // Down over the addresses that have symbols, all names of one address at once.
+        // Downwards over the addresses that have symbols, with all names of one address at a time.
         for _ in 0..MAX_OVERLAPPING {
             let Some(last) = end.checked_sub(1).and_then(|last| self.entries.get(last)) else {
                 break;
@@ -189,20 +194,22 @@ impl FunctionSymbols {
         label.map(|entry| (self.function(entry), address - entry.address))
     }
 
-    /// Every function called `name`, ascending by address: static functions of several source files may share one.
-    /// Looks at all names.
+    /// Returns every function called `name`, ascending by address, because static functions of
+    /// several source files may share one. It searches all names.
     pub fn all_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Function<'a>> {
         self.iter().filter(move |function| function.name == name)
     }
 
-    /// The function called `name`: of several, the exported one, else the lowest. Looks at all names.
+    /// Returns the function called `name`. Of several, it is the exported one, else the lowest. It
+    /// searches all names.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<Function<'_>> {
         let named = self.iter().filter(|function| function.name == name);
         named.min_by_key(|function| function.binding)
     }
 
-    /// Up to `count` names that look like `name`, best first: for the error message that says a function does not exist.
+    /// Returns up to `count` names similar to `name`, best first, for the error message that a
+    /// function does not exist.
     #[must_use]
     pub fn nearest_names(&self, name: &str, count: usize) -> Vec<&str> {
         nearest::nearest(name, self.iter().map(|function| function.name), count)
@@ -219,7 +226,7 @@ impl FunctionSymbols {
     }
 }
 
-/// Collects symbols in any order.
+/// A collector of symbols in any order.
 #[derive(Debug, Default)]
 pub(super) struct Builder {
     names: String,
@@ -229,12 +236,12 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Number of symbols so far.
+    /// Returns the number of symbols so far.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Adds a symbol; its version is dropped. Answers `false` if there is no room.
+    /// Adds a symbol without its version. Returns `false` if there is no room.
     #[must_use]
     pub(super) fn push(&mut self, name: &[u8], symbol: RawFunction) -> bool {
         let version = memchr::memchr(b'@', name).filter(|at| *at > 0);
@@ -262,7 +269,7 @@ impl Builder {
         true
     }
 
-    /// The finished table. `code` bounds functions of unknown size.
+    /// Returns the finished table. `code` bounds functions of unknown size.
     pub(super) fn finish(self, code: &CodeRanges) -> FunctionSymbols {
         let Self {
             names,
@@ -281,7 +288,7 @@ impl Builder {
                 let code = code.end_of(entry.address).unwrap_or(entry.address);
                 let mut end = higher.min(code);
                 if reach > entry.address {
-                    // Inside of a function: it ends with that at the latest.
+                    // Inside of a function, it ends with that function at the latest.
                     end = end.min(reach);
                 }
                 entry.size = end.saturating_sub(entry.address);
@@ -298,7 +305,8 @@ impl Builder {
     }
 }
 
-/// For each entry the next higher address of an entry, the highest possible if there is none.
+/// Returns for each entry the next higher address of an entry, or the highest possible if there is
+/// none.
 fn higher_addresses(entries: &[Entry]) -> Vec<u64> {
     let mut higher = vec![u64::MAX; entries.len()];
     let (mut above, mut here) = (u64::MAX, u64::MAX);
@@ -321,7 +329,7 @@ pub(super) struct RawFunction {
 }
 
 impl Binding {
-    /// Of the low-level number (`STB_...`).
+    /// Converts the low-level number (`STB_...`).
     pub(super) fn of(binding: u8) -> Self {
         match binding {
             elf::STB_GLOBAL | elf::STB_GNU_UNIQUE => Self::Global,
@@ -331,8 +339,9 @@ impl Binding {
     }
 }
 
-/// The order of the table. Libraries export most functions under their plain name, weak, beside a name with underscores
-/// for their own use: the plain one is what programs and people call it.
+/// Returns the sort key of the table. Libraries export most functions under a weak plain name,
+/// beside a name with underscores for their own use. The plain one is preferred, because programs
+/// and people use it.
 fn preference<'a>(
     entry: &Entry,
     names: &'a str,

@@ -1,8 +1,9 @@
-//! Files of the host in place of a guest's files whose pages are not in memory: a directory that holds a copy of the
-//! guest's file system, or a part of it, or its debug files.
+//! Host files in place of a guest's files whose pages are not in memory. They are in a directory
+//! with a copy of the guest's file system, of a part of it, or of its debug files.
 //!
-//! The user names the directory; paths come from the guest and never lead out of it: symbolic links are followed as if it
-//! were the root. A file is taken only if its build id is the guest's, where both have one.
+//! The user names the directory. Paths come from the guest and never lead out of it. Symbolic links
+//! are followed as if the directory were the root. A file is used only if its build id is the
+//! guest's, provided that both have one.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -20,12 +21,12 @@ use super::file_bytes::{FileBytes, Missing, MissingCause, missing};
 use super::object_file::{ObjectError, ObjectFile};
 use crate::regular_file;
 
-/// Most symbolic links on the way to a file, as in Linux.
+/// The maximum number of symbolic links on the way to a file, as in Linux.
 const MAX_LINKS: usize = 40;
-/// Most components of a path.
+/// The maximum number of components of a path.
 const MAX_COMPONENTS: usize = 256;
 
-/// A file of the host.
+/// A file on the host.
 #[derive(Debug)]
 pub struct HostFile {
     file: File,
@@ -36,7 +37,7 @@ impl HostFile {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// If it cannot be opened or is a directory or device.
+    /// If it cannot be opened, or is a directory or device.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::of(regular_file::open(path)?)
     }
@@ -69,48 +70,48 @@ impl FileBytes for HostFile {
     }
 }
 
-/// Whether a file of the host is the guest's.
+/// The result of the comparison of a host file with the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildCheck {
-    /// Their build ids are the same.
+    /// Their build ids are equal.
     Same,
     /// One of them has no build id, or the guest's is not in memory.
     Unchecked,
 }
 
-/// A file found.
+/// A host file in place of a guest's.
 #[derive(Debug)]
 pub struct HostObject {
-    /// Its bytes.
+    /// The file's bytes.
     pub file: HostFile,
-    /// Where it stands on the host.
+    /// The path on the host.
     pub path: PathBuf,
-    /// Whether it is known to be the guest's file.
+    /// The result of the comparison.
     pub check: BuildCheck,
 }
 
-/// Why no file of the host is used.
+/// The reason why no host file is used.
 #[derive(Debug, thiserror::Error)]
 pub enum SymfsError {
-    /// It is not there.
+    /// The file does not exist.
     #[error("{} has no file {guest_path}: {source}", .directory.display())]
     NotFound {
-        /// The directory given.
+        /// The directory.
         directory: PathBuf,
-        /// Path in the guest.
+        /// The path in the guest.
         guest_path: String,
-        /// What the host said.
+        /// The host's error.
         source: io::Error,
     },
-    /// It is there, but no ELF object.
+    /// The file exists, but is not an ELF object.
     #[error("{}: {source}", .path.display())]
     Object {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: ObjectError,
     },
-    /// It is another build.
+    /// The file is another build.
     #[error("{} has build id {found}, the guest's file has {wanted}: another version, not used", .path.display())]
     WrongBuild {
         /// The file.
@@ -122,14 +123,14 @@ pub enum SymfsError {
     },
 }
 
-/// A directory of the host that stands for the guest's root.
+/// A host directory that serves as the guest's root.
 #[derive(Debug, Clone)]
 pub struct Symfs {
     directory: PathBuf,
 }
 
 impl Symfs {
-    /// The directory; looked at when a file is asked for.
+    /// Makes the set for a directory, which is read when a file is requested.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
@@ -137,10 +138,11 @@ impl Symfs {
         }
     }
 
-    /// The file at a path of the guest.
+    /// Opens the file at a path of the guest.
     ///
     /// # Errors
-    /// If there is none, or it is not the one with build id `wanted`.
+    ///
+    /// If there is none, or it does not have build id `wanted`.
     pub fn open(
         &self,
         guest_path: &[u8],
@@ -149,10 +151,12 @@ impl Symfs {
         self.take(Path::new(OsStr::from_bytes(guest_path)), wanted)
     }
 
-    /// The separate debug file of the file at a path of the guest: by its build id under `usr/lib/debug/.build-id` and
-    /// `.build-id`, then `usr/lib/debug/PATH.debug` and `PATH.debug`.
+    /// Opens the separate debug file of the file at a path of the guest. It tries the build id
+    /// under `usr/lib/debug/.build-id` and `.build-id`, then `usr/lib/debug/PATH.debug` and
+    /// `PATH.debug`.
     ///
     /// # Errors
+    ///
     /// If there is none, or none has build id `wanted`.
     pub fn open_debug(
         &self,
@@ -182,7 +186,7 @@ impl Symfs {
                 Err(error) => wrong = wrong.or(Some(error)),
             }
         }
-        // That a file is there and wrong tells the user more than where none is.
+        // A wrong file is more useful to the user than the place where none is.
         let told = wrong.or(absent);
         Err(told.unwrap_or_else(|| self.not_found(&beside, io::ErrorKind::NotFound.into())))
     }
@@ -221,8 +225,9 @@ impl Symfs {
         Ok(HostObject { file, path, check })
     }
 
-    /// Opens the file at a path of the guest, which [`Self::resolve`] has found at `resolved`. The kernel follows the links
-    /// where it can do so inside of the directory (openat2(2), Linux 5.6): what changes meanwhile leads nowhere else.
+    /// Opens the file at a path of the guest, which [`Self::resolve`] has found at `resolved`. The
+    /// kernel follows the links inside of the directory if it can (openat2(2), Linux 5.6).
+    /// Concurrent changes then cannot lead out of it.
     fn open_in_root(&self, guest_path: &Path, resolved: &Path) -> io::Result<HostFile> {
         let directory = File::open(&self.directory)?;
         let path = match guest_path.as_os_str().is_empty() {
@@ -238,16 +243,17 @@ impl Symfs {
         );
         match opened {
             Ok(file) => HostFile::of(File::from(file)),
-            // Not there, or not allowed: as in some containers.
+            // openat2 does not exist or is not allowed, as in some containers.
             Err(Errno::NOSYS | Errno::PERM) => HostFile::open(resolved),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The host's path of a path of the guest, with all links followed inside of the directory.
+    /// Returns the host's path of a path of the guest, with all links followed inside of the
+    /// directory.
     fn resolve(&self, guest_path: &Path) -> io::Result<PathBuf> {
         let mut path = self.directory.clone();
-        // Names below the directory that `path` has gone down.
+        // The number of names by which `path` is below the directory.
         let mut depth = 0usize;
         let mut links = 0;
         let mut rest: VecDeque<OsString> = VecDeque::new();
@@ -282,7 +288,7 @@ impl Symfs {
     }
 }
 
-/// Puts the names of `path` in front of `rest`; `..` stays, the root and `.` go.
+/// Puts the names of `path` in front of `rest`. It keeps `..` and drops the root and `.`.
 fn prepend(rest: &mut VecDeque<OsString>, path: &Path) -> io::Result<()> {
     let names = path
         .components()
@@ -313,7 +319,7 @@ mod tests {
         TestObject::library().build_id(&[id; 20]).bytes()
     }
 
-    /// A directory with the library of id 1, links to it, and a secret beside it.
+    /// Makes a directory with the library of id 1 and links to it, and a secret beside it.
     fn directory() -> (tempfile::TempDir, Symfs) {
         let place = tempfile::tempdir().unwrap();
         let root = place.path().join("root");
@@ -321,7 +327,7 @@ mod tests {
         std::fs::create_dir_all(root.join("usr/lib/debug/.build-id/02")).unwrap();
         std::fs::write(root.join("usr/lib/libx.so.1"), library(1)).unwrap();
         std::fs::write(root.join("usr/lib/libx.so.1.debug"), library(1)).unwrap();
-        // An old one, and the right one beside the file.
+        // An old file, and the right one beside the library.
         std::fs::create_dir_all(root.join("usr/lib/debug/usr/lib")).unwrap();
         std::fs::write(root.join("usr/lib/debug/usr/lib/two.so.debug"), library(1)).unwrap();
         std::fs::write(root.join("usr/lib/two.so.debug"), library(4)).unwrap();

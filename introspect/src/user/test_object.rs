@@ -5,22 +5,22 @@ use object::elf;
 
 use crate::test_elf::{Class, Program, Section, Symbol};
 
-/// Link-time address and file offset of the code, which has [`TEXT_SIZE`] bytes.
+/// The link-time address and file offset of the code, which has [`TEXT_SIZE`] bytes.
 pub(super) const TEXT: u64 = 0x1000;
-/// Bytes of code.
+/// The size of the code in bytes.
 pub(super) const TEXT_SIZE: u64 = 0x100;
-/// Number of the code's section.
+/// The number of the code's section.
 const TEXT_SECTION: u16 = 1;
 
 /// A symbol: name, type, binding, link-time address (0: undefined), size.
 pub(super) type TestSymbol = (&'static str, u8, u8, u64, u64);
 
-/// A function of 16 bytes, global or local.
+/// Makes a global or local function of 16 bytes.
 pub(super) fn function(name: &'static str, index: u64, binding: u8) -> TestSymbol {
     (name, elf::STT_FUNC, binding, TEXT + index * 0x10, 0x10)
 }
 
-/// An object in the making. File offsets and link-time addresses are the same.
+/// An object under construction. File offsets and link-time addresses are the same.
 #[derive(Clone)]
 pub(crate) struct TestObject {
     class: Class,
@@ -43,7 +43,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// Appends bytes; answers where.
+    /// Appends bytes and returns their offset.
     fn put(&mut self, bytes: &[u8]) -> usize {
         self.out.resize(self.out.len().next_multiple_of(8), 0);
         let at = self.out.len();
@@ -51,8 +51,8 @@ impl Layout {
         at
     }
 
-    /// Appends a section's contents and notes its header; answers where it stands. `link` and `entry_size` are those of a
-    /// table, else 0.
+    /// Appends a section's contents, notes its header and returns the offset. `link` and
+    /// `entry_size` are those of a table, else 0.
     fn section(
         &mut self,
         name: &str,
@@ -87,14 +87,14 @@ impl Layout {
         });
     }
 
-    /// Number of the section behind the next one.
+    /// Returns the number of the section after the next one.
     fn after_next(&self) -> u32 {
         self.sections.len() as u32 + 1
     }
 }
 
 impl TestObject {
-    /// A 64-bit library without symbols.
+    /// Makes a 64-bit library without symbols.
     pub(crate) fn library() -> Self {
         Self {
             class: Class::Wide,
@@ -109,7 +109,7 @@ impl TestObject {
         }
     }
 
-    /// Of 32 bits.
+    /// Makes it 32-bit.
     pub(super) fn narrow(self) -> Self {
         Self {
             class: Class::Narrow,
@@ -117,7 +117,7 @@ impl TestObject {
         }
     }
 
-    /// Without section headers.
+    /// Omits section headers.
     pub(super) fn without_sections(self) -> Self {
         Self {
             section_headers: false,
@@ -125,7 +125,7 @@ impl TestObject {
         }
     }
 
-    /// With `DT_HASH` in place of `DT_GNU_HASH`.
+    /// Uses `DT_HASH` in place of `DT_GNU_HASH`.
     pub(super) fn sysv_hash(self) -> Self {
         Self {
             gnu_hash: false,
@@ -133,7 +133,7 @@ impl TestObject {
         }
     }
 
-    /// With addresses in the dynamic table as a dynamic linker leaves them in memory.
+    /// Uses addresses in the dynamic table as a dynamic linker leaves them in memory.
     pub(super) fn relocated_by(self, relocated_by: u64) -> Self {
         Self {
             relocated_by,
@@ -141,7 +141,7 @@ impl TestObject {
         }
     }
 
-    /// With a build id.
+    /// Adds a build id.
     pub(super) fn build_id(mut self, id: &[u8]) -> Self {
         self.build_id = [4, id.len() as u32, elf::NT_GNU_BUILD_ID]
             .map(u32::to_le_bytes)
@@ -151,7 +151,7 @@ impl TestObject {
         self
     }
 
-    /// Exports functions of 16 bytes, one behind the other from the start of the code.
+    /// Exports functions of 16 bytes, in a row from the start of the code.
     pub(crate) fn exports(self, names: &[&'static str]) -> Self {
         let functions = (0..).zip(names);
         let functions = functions.map(|(index, name)| function(name, index, elf::STB_GLOBAL));
@@ -159,31 +159,31 @@ impl TestObject {
         self.dynamic(&functions)
     }
 
-    /// With symbols in `.dynsym`.
+    /// Adds symbols to `.dynsym`.
     pub(super) fn dynamic(mut self, symbols: &[TestSymbol]) -> Self {
         self.dynamic.extend(symbols);
         self
     }
 
-    /// With symbols in `.symtab`.
+    /// Adds symbols to `.symtab`.
     pub(super) fn full(mut self, symbols: &[TestSymbol]) -> Self {
         self.full.extend(symbols);
         self
     }
 
-    /// With the contents of `.gnu_debugdata`.
+    /// Sets the contents of `.gnu_debugdata`.
     pub(super) fn debug_data(mut self, packed: &[u8]) -> Self {
         self.debug_data = packed.to_vec();
         self
     }
 
-    /// With a section that is not loaded but says that it is linked at `address`.
+    /// Adds a section that is not loaded but has the link-time address `address`.
     pub(super) fn section(mut self, name: &'static str, address: u64, bytes: &[u8]) -> Self {
         self.others.push((name, address, bytes.to_vec()));
         self
     }
 
-    /// The file.
+    /// Returns the file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut file = Layout {
             out: vec![0; self.class.header_size() + 3 * self.class.program_size()],
@@ -274,7 +274,7 @@ impl TestObject {
         file.out
     }
 
-    /// A symbol table with its empty first symbol, and its names.
+    /// Builds a symbol table with its empty first symbol, and its names.
     fn table(&self, symbols: &[TestSymbol]) -> (Vec<u8>, Vec<u8>) {
         let (mut table, mut names) = (vec![0; self.class.symbol_size()], vec![0]);
         for (name, kind, binding, address, size) in symbols {
@@ -292,7 +292,8 @@ impl TestObject {
         (table, names)
     }
 
-    /// A hash table that counts the dynamic symbols and finds none: one bucket, and hashes of 0.
+    /// Builds a hash table that counts the dynamic symbols and finds none: one bucket, and hashes
+    /// of 0.
     fn hash(&self) -> Vec<u8> {
         let count = self.dynamic.len() as u32 + 1;
         let mut words = vec![1, count, 1];

@@ -1,8 +1,9 @@
-//! The vdso: a small shared library that the kernel maps into every process, from no file.
+//! The vdso: a small shared library that the kernel maps into every process without a file.
 //!
-//! Its pages are a part of the kernel's own data, where all of them are always present: [`VdsoLayout`] reads it there, given
-//! the process's `mm_struct`. Where the kernel's types do not tell, the caller finds the mapping called `[vdso]`; pages that
-//! the process has not touched yet then count as missing.
+//! Its pages are part of the kernel's own data, where all of them are always present.
+//! [`VdsoLayout`] reads it there, by the process's `mm_struct`. If the kernel's types do not
+//! describe it, the caller finds the mapping called `[vdso]`. Pages that the process has not
+//! accessed yet are then missing.
 
 use super::file_bytes::{FileBytes, FileMapping, MappedBytes, Missing};
 use super::load_base::LoadBase;
@@ -12,7 +13,7 @@ use crate::kernel::layout::{LayoutError, offset};
 use crate::kernel::structure::{Structure, StructureError};
 use crate::{Gva, MemoryView};
 
-/// Largest vdso taken; that of x86-64 has two or three pages.
+/// The maximum size of a vdso in bytes. That of x86-64 has two or three pages.
 const MAX_VDSO: u64 = 1 << 20;
 
 /// The vdso of one process.
@@ -21,8 +22,9 @@ pub struct Vdso<'p> {
     start: Gva,
 }
 
-/// Where a kernel keeps the vdso of a process (`mm_struct.context`, arch/x86/include/asm/mmu.h) and its bytes (`struct
-/// vdso_image`, arch/x86/include/asm/vdso.h).
+/// The members by which a kernel names the vdso of a process (`mm_struct.context`,
+/// arch/x86/include/asm/mmu.h). Also those of its bytes (`struct vdso_image`,
+/// arch/x86/include/asm/vdso.h).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VdsoLayout {
     start: u64,
@@ -31,18 +33,18 @@ pub struct VdsoLayout {
     size: u64,
 }
 
-/// Why a vdso could not be found.
+/// The reason why a vdso could not be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VdsoError {
-    /// A structure is not in memory, or what should point to it does not.
+    /// A structure is not in memory, or the pointer to it is invalid.
     #[error(transparent)]
     Structure(#[from] StructureError),
-    /// A size that cannot be.
+    /// The size is invalid.
     #[error("the vdso from {start} to {end} does not have 1 to {MAX_VDSO} bytes")]
     Range {
-        /// First address.
+        /// The first address.
         start: Gva,
-        /// First address behind.
+        /// The address after the last.
         end: Gva,
     },
 }
@@ -61,10 +63,12 @@ impl VdsoLayout {
         })
     }
 
-    /// The vdso of the process with the `mm_struct` at `mm`; `None` if it has none. `kernel` must map the kernel.
+    /// Finds the vdso of the process with the `mm_struct` at `mm`, or `None` if it has none.
+    /// `kernel` must map the kernel.
     ///
     /// # Errors
-    /// If the structures cannot be read, or tell an absurd size.
+    ///
+    /// If the structures cannot be read, or have an invalid size.
     pub fn find<'p>(&self, kernel: MemoryView<'p>, mm: Gva) -> Result<Option<Vdso<'p>>, VdsoError> {
         let mm = Structure::at(kernel, "mm_struct", mm)?;
         let start = Gva(mm.u64(self.start)?);
@@ -81,7 +85,7 @@ impl VdsoLayout {
 }
 
 impl<'p> Vdso<'p> {
-    /// The vdso mapped from `start` to `end` in the address space of `view`.
+    /// Makes the vdso mapped from `start` to `end` in the address space of `view`.
     ///
     /// # Errors
     /// If the range is empty or too large.
@@ -102,7 +106,7 @@ impl<'p> Vdso<'p> {
         })
     }
 
-    /// Its headers.
+    /// Parses its headers.
     ///
     /// # Errors
     /// If they are not in memory or damaged.
@@ -110,7 +114,7 @@ impl<'p> Vdso<'p> {
         Ok(ObjectFile::parse(self)?.relocated_by(self.start.0))
     }
 
-    /// Where it was loaded: it is linked at address 0.
+    /// Returns its load base. It is linked at address 0.
     #[must_use]
     pub fn load_base(&self) -> LoadBase {
         LoadBase::at(self.start)
@@ -148,7 +152,8 @@ mod tests {
         size: 8,
     };
 
-    /// Memory with the file in the kernel at [`DATA`] and in the process at [`START`], and its size.
+    /// Makes memory with the file in the kernel at [`DATA`] and in the process at [`START`].
+    /// Returns it and the file's size.
     fn guest() -> (TestMemory, AddressSpace, u64) {
         let file = TestObject::library()
             .exports(&["__vdso_gettimeofday", "clock_gettime"])

@@ -1,12 +1,14 @@
-//! Static probes of a program or library: the sites that its author has marked with the macros of SystemTap's sys/sdt.h, DTrace's `dtrace -G`
-//! or this project's own.
+//! Static probes of a program or library: sites that its author has marked. The macros are those of
+//! SystemTap's sys/sdt.h, DTrace's `dtrace -G` or this project's own.
 //!
-//! The caller brings the object's headers. This solves: which sites there are, under which names, where each stands in the file, where its
-//! arguments are ([`SiteArgument`]), and which counter the program looks at to know whether anybody listens. Not solved: sites whose notes
-//! stand nowhere in the guest's memory, since notes are not loaded with a program; [`StaticSites::lost`] tells of that.
+//! The caller provides the object's headers. This module finds the sites, their names and file
+//! offsets. It also finds the locations of their arguments ([`SiteArgument`]), and the counter by
+//! which the program knows whether it is traced. It does not find sites whose notes are not in the
+//! guest's memory, since notes are not loaded with a program. [`StaticSites::lost`] reports those.
 //!
-//! Addresses are link-time addresses. Notes are of the object as it was linked; what has moved it since (prelink) has moved the section
-//! `.stapsdt.base` as well, and the sites are corrected by that.
+//! Addresses are link-time addresses. Notes describe the object as it was linked. A later move
+//! (prelink) has moved the section `.stapsdt.base` as well, and the sites are corrected by that
+//! distance.
 
 mod notes;
 mod operand;
@@ -27,43 +29,44 @@ pub use register::Register;
 const NOTES: &str = ".note.stapsdt";
 const BASE: &str = ".stapsdt.base";
 const OWN_NOTES: &str = ".note.exotrace";
-/// Most bytes of either section; the largest known has some hundred kilobytes.
+/// The maximum size of either section in bytes. The largest known has some hundred kilobytes.
 const MAX_BYTES: u64 = 8 << 20;
-/// Most symbols that arguments name, which are looked up.
+/// The maximum number of symbols in arguments that are looked up.
 const MAX_SYMBOLS: usize = 4096;
 
-/// The counter of a probe's listeners in the program's own memory: two bytes.
+/// The two-byte counter of a probe's listeners in the program's own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Semaphore {
-    /// Link-time address.
+    /// The link-time address.
     pub address: u64,
-    /// Where it stands in the file; `None` if the file does not have it (`.bss`).
+    /// The file offset, or `None` if the file does not have it (`.bss`).
     pub offset: Option<u64>,
 }
 
 /// One site of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticSite {
-    /// Provider, as the note has it.
+    /// The provider, as in the note.
     pub provider: String,
-    /// Name, as the note has it: with `__` where scripts write `-`.
+    /// The name, as in the note: with `__` in place of the `-` of scripts.
     pub name: String,
-    /// Link-time address of the instruction, a NOP as a rule.
+    /// The link-time address of the instruction, usually a NOP.
     pub address: u64,
-    /// Where that stands in the file; `None` if no segment loads it.
+    /// The file offset of the instruction, or `None` if no segment loads it.
     pub offset: Option<u64>,
-    /// The program passes the site by while this is 0.
+    /// The counter. The program skips the site while it is 0.
     pub semaphore: Option<Semaphore>,
-    /// Where its arguments stand, at most [`MAX_ARGUMENTS`].
+    /// The locations of its arguments, at most [`MAX_ARGUMENTS`].
     pub arguments: Vec<SiteArgument>,
-    /// The probe's name, where its author has declared it in full.
+    /// The probe's name, if its author has declared it in full.
     pub declared: Option<DeclaredName>,
     /// The types of its arguments, if they are declared.
     pub types: Option<Vec<ArgumentTypes>>,
 }
 
 impl StaticSite {
-    /// The probe's name as scripts write it, with dashes: as declared, else as the note has it.
+    /// Returns the probe's name as in scripts, with dashes: the declared one, else that of the
+    /// note.
     #[must_use]
     pub fn script_name(&self) -> String {
         let declared = self.declared.as_ref();
@@ -74,18 +77,18 @@ impl StaticSite {
 /// The sites of one object.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StaticSites {
-    /// In the order of their notes.
+    /// The sites, in the order of their notes.
     pub sites: Vec<StaticSite>,
-    /// What could not be read.
+    /// The parts that could not be read.
     pub lost: Vec<LostPart>,
 }
 
 impl StaticSites {
-    /// Reads the sites of an object, as far as its notes are at hand.
+    /// Reads the sites of an object, as far as its notes are available.
     #[must_use]
     pub fn read(object: &ObjectFile<'_>) -> Self {
         let mut found = Self::default();
-        // Without section headers nobody knows whether there are notes.
+        // Without section headers it is unknown whether there are notes.
         found.lost.extend_from_slice(object.lost());
         let Some(bytes) = section(object, NOTES, &mut found.lost) else {
             return found;
@@ -112,7 +115,8 @@ impl StaticSites {
         let probes = declarations.probes.iter();
         let by_name: HashMap<&DeclaredName, &ProbeNote> =
             probes.clone().map(|probe| (&probe.name, probe)).collect();
-        // The manual page of 2013 has the name for scripts in the definition alone: a site knows it without dashes.
+        // The manual page of 2013 has the name for scripts only in the definition. A site has it
+        // without dashes.
         let by_identifier: HashMap<DeclaredName, &ProbeNote> = probes
             .map(|probe| {
                 let name = probe.name.name.replace('-', "_");
@@ -162,12 +166,12 @@ impl StaticSites {
     }
 }
 
-/// A note's name with its dashes: `__` stands for one (SDT(9), dtrace(1)).
+/// Converts a note's name to dashes, which `__` represents (SDT(9), dtrace(1)).
 fn with_dashes(name: &str) -> String {
     name.replace("__", "-")
 }
 
-/// The contents of a section, if there is one.
+/// Reads the contents of a section, if there is one.
 fn section(object: &ObjectFile<'_>, name: &str, lost: &mut Vec<LostPart>) -> Option<Vec<u8>> {
     let section = object.section(name)?;
     let bytes = object.section_bytes(section, MAX_BYTES);

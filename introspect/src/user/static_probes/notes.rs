@@ -1,7 +1,8 @@
-//! The notes themselves: of SystemTap's macros (`.note.stapsdt`, owner `stapsdt`), and of this project's own, which tell what those leave out
-//! (`.note.exotrace`, owner `exotrace`).
+//! The notes of static probes: those of SystemTap's macros (`.note.stapsdt`, owner `stapsdt`). This
+//! project's own (`.note.exotrace`, owner `exotrace`) have what those omit.
 //!
-//! The caller has a section's bytes, of any content. Layouts, little-endian, every string with its NUL:
+//! The caller has a section's bytes, of any content. Layouts are little-endian, and every string
+//! has its NUL:
 //!
 //! | Owner, type | Content |
 //! |---|---|
@@ -9,8 +10,8 @@
 //! | `exotrace`, 1: a probe | provider, module, function, name; native and translated type of each argument |
 //! | `exotrace`, 2: a site | address of the site, link-time address of `.stapsdt.base`; provider, module, function, name |
 //!
-//! Addresses have 8 bytes, in 32-bit objects 4 with `stapsdt`. Source of the first: the notes that sys/sdt.h leaves, as readelf(1) shows
-//! them.
+//! Addresses have 8 bytes, or 4 in 32-bit objects with `stapsdt`. The source of `stapsdt` is the
+//! notes of sys/sdt.h, as readelf(1) shows them.
 
 use object::LittleEndian;
 use object::elf::FileHeader64;
@@ -23,16 +24,17 @@ const NT_STAPSDT: u32 = 3;
 const EXOTRACE: &[u8] = b"exotrace";
 const NT_PROBE: u32 = 1;
 const NT_SITE: u32 = 2;
-/// Notes are aligned to words in objects of either class.
+/// The alignment of notes: words, in objects of either class.
 const ALIGN: u64 = 4;
-/// Most notes of an object that are taken.
+/// The maximum number of notes of an object.
 pub(super) const MAX_NOTES: usize = 1 << 16;
-/// Longest name of a provider, module, function or probe, in bytes; longer ones make a note damaged.
+/// The maximum length in bytes of the name of a provider, module, function or probe. A note with a
+/// longer one is damaged.
 const MAX_NAME: usize = 512;
-/// Longest string of a site's arguments.
+/// The maximum length of the string of a site's arguments.
 const MAX_ARGUMENTS_TEXT: usize = 16 << 10;
 
-/// A site, as its note has it.
+/// A site, as in its note.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SiteNote<'n> {
     pub(super) address: u64,
@@ -43,25 +45,25 @@ pub(super) struct SiteNote<'n> {
     pub(super) arguments: &'n str,
 }
 
-/// The four parts of a probe's name, as scripts write it: with dashes. Parts may be empty.
+/// The four parts of a probe's name as in scripts, with dashes. Parts may be empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DeclaredName {
-    /// Provider.
+    /// The provider.
     pub provider: String,
-    /// Module.
+    /// The module.
     pub module: String,
-    /// Function.
+    /// The function.
     pub function: String,
-    /// Name.
+    /// The name.
     pub name: String,
 }
 
 /// The types of an argument, as its author declared them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArgumentTypes {
-    /// What the program has.
+    /// The type in the program.
     pub native: String,
-    /// What scripts see of it; `None` if that is the same.
+    /// The type in scripts, or `None` if it is the same.
     pub translated: Option<String>,
 }
 
@@ -72,7 +74,7 @@ pub(super) struct ProbeNote {
     pub(super) arguments: Vec<ArgumentTypes>,
 }
 
-/// Whose site one is.
+/// The probe to which a site belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OwnerNote {
     pub(super) address: u64,
@@ -80,15 +82,16 @@ pub(super) struct OwnerNote {
     pub(super) name: DeclaredName,
 }
 
-/// What stood in `.note.exotrace`.
+/// The contents of `.note.exotrace`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Declarations {
     pub(super) probes: Vec<ProbeNote>,
     pub(super) sites: Vec<OwnerNote>,
 }
 
-/// Reads `.note.stapsdt` and hands each site to `each`; how many notes could not be read, which end the search if it is told by their
-/// headers. `wide` objects have addresses of 64 bits.
+/// Reads `.note.stapsdt` and passes each site to `each`. `wide` objects have addresses of 64 bits.
+/// Returns the number of notes that could not be read. A note with a damaged header ends the
+/// reading.
 pub(super) fn sites<'n>(notes: &'n [u8], wide: bool, mut each: impl FnMut(SiteNote<'n>)) -> usize {
     let mut damaged = 0;
     for note in walk(notes) {
@@ -104,7 +107,7 @@ pub(super) fn sites<'n>(notes: &'n [u8], wide: bool, mut each: impl FnMut(SiteNo
     damaged
 }
 
-/// Reads `.note.exotrace`, and tells how many notes could not be read.
+/// Reads `.note.exotrace`. Returns also the number of notes that could not be read.
 pub(super) fn declarations(notes: &[u8]) -> (Declarations, usize) {
     let (mut found, mut damaged) = (Declarations::default(), 0);
     for note in walk(notes) {
@@ -121,9 +124,9 @@ pub(super) fn declarations(notes: &[u8]) -> (Declarations, usize) {
     (found, damaged)
 }
 
-/// Owner, type and content of each note; `None` where one is damaged, which ends them.
+/// Returns owner, type and content of each note, or `None` for a damaged one, which is the last.
 fn walk(notes: &[u8]) -> impl Iterator<Item = Option<(&[u8], u32, &[u8])>> {
-    // The two classes of ELF have the same headers of notes.
+    // Note headers are the same in both classes of ELF.
     let walk = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, ALIGN, notes);
     let walk = walk.into_iter().flatten().take(MAX_NOTES);
     walk.map(|note| {
@@ -145,7 +148,7 @@ fn site(content: &[u8], wide: bool) -> Option<SiteNote<'_>> {
         semaphore,
         provider: take_text(&mut rest, MAX_NAME).filter(|text| !text.is_empty())?,
         name: take_text(&mut rest, MAX_NAME).filter(|text| !text.is_empty())?,
-        // Of probes without arguments some tools leave the string out.
+        // Some tools omit the string for probes without arguments.
         arguments: take_text(&mut rest, MAX_ARGUMENTS_TEXT).unwrap_or_default(),
     })
 }
@@ -196,7 +199,8 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*number))
 }
 
-/// The string in front, of at most `most` bytes, without its NUL. One that ends with the note instead is none; neither is what is no text.
+/// Takes the leading string of at most `most` bytes, without its NUL. Returns `None` if it ends
+/// with the note instead of a NUL, or is not valid text.
 fn take_text<'n>(rest: &mut &'n [u8], most: usize) -> Option<&'n str> {
     let length = memchr::memchr(0, rest).filter(|length| *length <= most)?;
     let text = std::str::from_utf8(rest.get(..length)?).ok()?;
@@ -207,7 +211,7 @@ fn take_text<'n>(rest: &mut &'n [u8], most: usize) -> Option<&'n str> {
 /// Writes notes as the macros leave them, for tests.
 #[cfg(test)]
 pub(super) mod writing {
-    /// One note, padded.
+    /// Builds one padded note.
     pub(crate) fn note(owner: &str, kind: u32, content: &[u8]) -> Vec<u8> {
         let name = [owner.as_bytes(), b"\0"].concat();
         let mut bytes = Vec::new();
@@ -221,7 +225,7 @@ pub(super) mod writing {
         bytes
     }
 
-    /// Numbers, then strings.
+    /// Concatenates numbers, then strings.
     pub(crate) fn content(numbers: &[u64], strings: &[&str]) -> Vec<u8> {
         let mut bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
         for text in strings {
@@ -272,7 +276,7 @@ mod tests {
             (0x1010, "libc|bare|".to_owned()),
         ];
         assert_eq!(found(&notes, true), (expected.clone(), 2));
-        // Cut in the middle of the last.
+        // Cut in the middle of the last note.
         assert_eq!(
             found(&notes[..notes.len() - 8], true),
             (expected[..1].to_vec(), 3)

@@ -1,7 +1,8 @@
-//! The general registers as an assembler of the AT&T syntax names them, in all widths: `rax`, `eax`, `ax`, `al`, `ah`, `r8`, `r8d`, `r8w`,
-//! `r8b`.
+//! The general registers by their names in the AT&T syntax, in all widths: `rax`, `eax`, `ax`,
+//! `al`, `ah`, `r8`, `r8d`, `r8w`, `r8b`.
 //!
-//! Source: Intel SDM volume 1, section 3.4.1.1; GNU as writes `r8b` where Intel's manual has `r8l`, both are taken.
+//! Source: Intel SDM volume 1, section 3.4.1.1. GNU as writes `r8b` for the `r8l` of Intel's
+//! manual; both are accepted.
 
 use crate::x86_64::GeneralRegisters;
 
@@ -28,18 +29,18 @@ enum Whole {
     Rip,
 }
 
-/// Which part of it a name stands for.
+/// The part of the register that a name denotes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// 8 bytes.
+    /// All 8 bytes.
     Whole,
-    /// The low 4.
+    /// The low 4 bytes.
     Double,
-    /// The low 2.
+    /// The low 2 bytes.
     Word,
-    /// The lowest.
+    /// The lowest byte.
     Low,
-    /// The second lowest (`ah`).
+    /// The second lowest byte (`ah`).
     High,
 }
 
@@ -50,7 +51,8 @@ pub struct Register {
     part: Part,
 }
 
-/// The names of the registers that have names: of 8, 4, 2 bytes, the lowest and the second lowest.
+/// The names of the registers without numbers: those of 8, 4 and 2 bytes, the lowest byte and the
+/// second lowest.
 const NAMED: [(Whole, [&str; 5]); 9] = [
     (Whole::Rax, ["rax", "eax", "ax", "al", "ah"]),
     (Whole::Rbx, ["rbx", "ebx", "bx", "bl", "bh"]),
@@ -64,7 +66,7 @@ const NAMED: [(Whole, [&str; 5]); 9] = [
 ];
 const PARTS: [Part; 5] = [Part::Whole, Part::Double, Part::Word, Part::Low, Part::High];
 
-/// Those that have numbers.
+/// The registers with numbers.
 const NUMBERED: [(Whole, &str); 8] = [
     (Whole::R8, "r8"),
     (Whole::R9, "r9"),
@@ -77,7 +79,8 @@ const NUMBERED: [(Whole, &str); 8] = [
 ];
 
 impl Register {
-    /// The register of this name, without the `%`; `None` for those that are not general (`xmm0`, `fs`, `st`).
+    /// Returns the register of this name, without the `%`, or `None` for one that is not general
+    /// (`xmm0`, `fs`, `st`).
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         if name.is_empty() {
@@ -99,7 +102,7 @@ impl Register {
         Some(Self { whole, part })
     }
 
-    /// Bytes that it has: 1, 2, 4 or 8.
+    /// Returns its size in bytes: 1, 2, 4 or 8.
     #[must_use]
     pub fn size(self) -> u8 {
         match self.part {
@@ -110,13 +113,13 @@ impl Register {
         }
     }
 
-    /// Whether it is the instruction pointer.
+    /// Checks whether it is the instruction pointer.
     #[must_use]
     pub fn is_instruction_pointer(self) -> bool {
         self.whole == Whole::Rip
     }
 
-    /// What it holds, zero-extended.
+    /// Returns its value, zero-extended.
     #[must_use]
     pub fn value(self, registers: &GeneralRegisters) -> u64 {
         let whole = self.whole_value(registers);
@@ -129,11 +132,12 @@ impl Register {
         }
     }
 
-    /// The bits from its lowest on up to the whole register's highest: what is there for a size that its name does not have.
+    /// Returns the bits from its lowest up to the whole register's highest, for a size that differs
+    /// from that of its name.
     #[must_use]
     pub fn bits_from_lowest(self, registers: &GeneralRegisters) -> u64 {
         match self.part {
-            // What is above is no part of the value.
+            // The bits above are not part of the value.
             Part::High => self.value(registers),
             _ => self.whole_value(registers),
         }
@@ -162,7 +166,7 @@ impl Register {
     }
 }
 
-/// Each register with a value of its own.
+/// Returns registers with distinct values.
 #[cfg(test)]
 pub(super) fn distinct_registers() -> GeneralRegisters {
     let value = |number: u64| 0x8182_8384_8586_8700 + number;

@@ -10,14 +10,14 @@ use super::*;
 use crate::user::symfs::HostFile;
 use crate::user::test_object::{TEXT, TestObject};
 
-/// Objects of the machine that builds this which have sites; the first is needed by the linker itself.
+/// Objects with sites on the building machine. The linker itself needs the first one.
 const WITH_SITES: [&str; 3] = [
     "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
     "/usr/bin/x86_64-linux-gnu-gcc-12",
     "/usr/lib/x86_64-linux-gnu/libpython3.11.so.1.0",
 ];
 
-/// Provider, name, place with semaphore, arguments, a line each.
+/// Returns provider, name, location with semaphore, and arguments, a line each.
 fn by_readelf(path: &Path) -> Vec<[String; 4]> {
     let output = Command::new("readelf")
         .arg("-n")
@@ -84,7 +84,7 @@ fn readelf_sees_the_same_sites() {
                 .filter_map(SiteArgument::error)
                 .collect();
             assert_eq!(errors, Vec::<&ArgumentError>::new(), "{site:?}");
-            // A NOP stands there, and a counter of 0.
+            // The site has a NOP, and the counter is 0.
             let read = |offset: Option<u64>, length: usize| {
                 let mut bytes = vec![0xee; length];
                 use crate::user::file_bytes::FileBytes;
@@ -100,7 +100,7 @@ fn readelf_sees_the_same_sites() {
     }
 }
 
-/// An object whose `.stapsdt.base` has been moved from 0x2000 to 0x2100 since it was linked.
+/// Builds an object whose `.stapsdt.base` has moved from 0x2000 to 0x2100 since it was linked.
 fn moved(notes: &[Vec<u8>], own: &[Vec<u8>]) -> Vec<u8> {
     let variable = |name, binding, address| (name, elf::STT_OBJECT, binding, address, 8);
     TestObject::library()
@@ -191,7 +191,8 @@ fn sites_move_with_their_object_and_have_the_names_that_were_declared() {
     assert_eq!((nowhere.offset, &nowhere.declared), (None, &None));
 }
 
-/// As many as are taken, which an object made to waste time may have: searched one by one they would take minutes.
+/// The maximum number of notes, which an object made to waste time may have. A search for each
+/// would take minutes.
 #[test]
 fn many_notes_of_one_place_are_no_burden() {
     let name = |number: usize| format!("n{number}");

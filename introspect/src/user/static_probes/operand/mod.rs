@@ -1,7 +1,9 @@
-//! Arguments of a static probe: the strings of `.note.stapsdt`, of which each says where the value stands, as the assembler wrote it.
+//! Arguments of a static probe: the strings of `.note.stapsdt`, each with the location of a value
+//! in assembler syntax.
 //!
-//! The caller brings the string and a way to look up symbols of the same file; at the hit, the registers, the distance between the file's
-//! addresses and the process's, and a way to read the process's memory. Solved: the AT&T syntax for x86-64,
+//! The caller provides the string and a way to look up symbols of the same file. At the hit it
+//! provides the registers, the load bias and a way to read the process's memory. The syntax is AT&T
+//! for x86-64:
 //!
 //! ```text
 //! args    = [ arg { " " arg } ] ;
@@ -12,8 +14,10 @@
 //! term    = integer | symbol ;
 //! ```
 //!
-//! Not solved: registers other than the general ones (`%xmm0`, `%st`) and segments (`%fs:…`), whose values are not at hand; symbols by way
-//! of the global offset table (`x@GOTPCREL(%rip)`). An argument that is not understood is kept with the reason, for the others are.
+//! Not supported: registers other than the general ones (`%xmm0`, `%st`) and segments (`%fs:…`),
+//! whose values are not available. Symbols by way of the global offset table (`x@GOTPCREL(%rip)`)
+//! are not supported either. An argument that is not understood is kept with the reason, for the
+//! sake of the others.
 
 mod parse;
 
@@ -23,47 +27,47 @@ use super::register::Register;
 use crate::x86_64::GeneralRegisters;
 pub(super) use parse::symbols_in;
 
-/// Most arguments of a probe that are taken: what SystemTap's macros can write (sys/sdt.h).
+/// The maximum number of arguments of a probe, that of SystemTap's macros (sys/sdt.h).
 pub const MAX_ARGUMENTS: usize = 12;
-/// Longest text of one argument that is taken, in bytes; mangled names of symbols may be long.
+/// The maximum length of an argument's text in bytes. Mangled names of symbols may be long.
 const MAX_TEXT: usize = 1024;
 
-/// Why an argument's text is not understood.
+/// The reason why an argument's text is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentError {
-    /// Bytes that values of registers do not have.
+    /// The size is not one of a register's value.
     #[error("a value of size {0:?}; 1, 2, 4 and 8 bytes are read")]
     Size(String),
-    /// A register that is not at hand at a hit.
+    /// The register is not available at a hit.
     #[error("register %{0}, which is no general register")]
     Register(String),
-    /// A symbol that the file's tables do not have, or have several times.
+    /// The symbol is not in the file's tables, or is there several times.
     #[error("symbol {0:?}, which the file's symbol tables do not name, or not once")]
     Symbol(String),
-    /// Something else.
+    /// The syntax is not supported.
     #[error("{0:?} is no operand of the x86 AT&T syntax that is read")]
     Syntax(String),
-    /// Longer than any.
+    /// The text is too long.
     #[error("a text of {found} bytes, at most {MAX_TEXT} are read")]
     Long {
-        /// Its length in bytes.
+        /// The length in bytes.
         found: usize,
     },
 }
 
-/// How many bytes a value has, and what they are.
+/// The size and the type of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueKind {
-    /// 1, 2, 4 or 8.
+    /// The size in bytes: 1, 2, 4 or 8.
     pub size: u8,
-    /// It is a number that may be negative: sign-extended to 64 bits.
+    /// True if it is a signed number, sign-extended to 64 bits.
     pub signed: bool,
-    /// It is a floating-point number, given as its bits.
+    /// True if it is a floating-point number, represented by its bits.
     pub floating: bool,
 }
 
 impl ValueKind {
-    /// The type of C that such a value has: `int32_t`, `uint8_t`, `double`.
+    /// Returns the C type of such a value: `int32_t`, `uint8_t`, `double`.
     #[must_use]
     pub fn type_name(self) -> &'static str {
         match (self.floating, self.signed, self.size) {
@@ -80,7 +84,8 @@ impl ValueKind {
         }
     }
 
-    /// The low bytes of `bits`, sign-extended to 64 bits if it is signed, else zero-extended.
+    /// Returns the low bytes of `bits`, sign-extended to 64 bits if it is signed, else
+    /// zero-extended.
     fn of(self, bits: u64) -> u64 {
         let above = 64 - 8 * u32::from(self.size.clamp(1, 8));
         match self.signed && !self.floating {
@@ -93,9 +98,9 @@ impl ValueKind {
 /// A number, or the address of a symbol and a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Sum {
-    /// Modulo 2^64.
+    /// The number, modulo 2^64.
     number: u64,
-    /// It is a link-time address: in a process the load bias is added.
+    /// True if it is a link-time address, to which the load bias is added in a process.
     is_address: bool,
 }
 
@@ -108,12 +113,12 @@ impl Sum {
     }
 }
 
-/// A place in memory.
+/// An address in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     displacement: Sum,
     base: Option<Register>,
-    /// With what it is multiplied by.
+    /// The index register and its scale.
     index: Option<(Register, u8)>,
 }
 
@@ -132,7 +137,7 @@ impl Place {
             address = address.wrapping_add(scaled);
         }
         let index = self.index.map(|(index, _)| index);
-        // Addresses that are counted in 32 bits (Intel SDM volume 1, section 3.3.7.1).
+        // Addresses are computed in 32 bits (Intel SDM volume 1, section 3.3.7.1).
         if base.into_iter().chain(index).any(|part| part.size() == 4) {
             address &= 0xffff_ffff;
         }
@@ -140,7 +145,7 @@ impl Place {
     }
 }
 
-/// Where a value stands.
+/// The location of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operand {
     Constant(Sum),
@@ -157,7 +162,8 @@ pub struct SiteArgument {
 }
 
 impl SiteArgument {
-    /// Reads the text of one argument. `address_of` gives the link-time address of a symbol of the same file.
+    /// Parses the text of one argument. `address_of` returns the link-time address of a symbol of
+    /// the same file.
     #[must_use]
     pub fn parse(text: &str, address_of: &dyn Fn(&str) -> Option<u64>) -> Self {
         if text.len() > MAX_TEXT {
@@ -168,7 +174,7 @@ impl SiteArgument {
                 operand: Err(ArgumentError::Long { found }),
             };
         }
-        // A symbol may have an @, too, but none has a size in front of it.
+        // A symbol may contain an @, too, but none has a size in front of it.
         let sized = text
             .split_once('@')
             .filter(|(size, _)| size.starts_with(|c: char| c == '-' || c.is_ascii_digit()));
@@ -181,7 +187,7 @@ impl SiteArgument {
         let (kind, operand) = match (kind, operand) {
             (Some(Err(error)), _) => (None, Err(error)),
             (Some(Ok(kind)), operand) => (Some(kind), operand),
-            // Notes of the first version give no sizes: what the operand itself says.
+            // Notes of the first version have no sizes, so the operand determines it.
             (None, operand) => {
                 let size = match &operand {
                     Ok(Operand::Register(register)) => register.size(),
@@ -202,7 +208,7 @@ impl SiteArgument {
         }
     }
 
-    /// Reads the arguments of a site, at most [`MAX_ARGUMENTS`].
+    /// Parses the arguments of a site, at most [`MAX_ARGUMENTS`].
     #[must_use]
     pub fn parse_all(text: &str, address_of: &dyn Fn(&str) -> Option<u64>) -> Vec<Self> {
         parse::texts(text)
@@ -210,26 +216,27 @@ impl SiteArgument {
             .collect()
     }
 
-    /// As the note has it.
+    /// Returns the text of the note.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What its value is; `None` if its size is not understood.
+    /// Returns the kind of its value, or `None` if its size is not understood.
     #[must_use]
     pub fn kind(&self) -> Option<ValueKind> {
         self.kind
     }
 
-    /// Why its value is never known, if so.
+    /// Returns the reason why its value is never known, if so.
     #[must_use]
     pub fn error(&self) -> Option<&ArgumentError> {
         self.operand.as_ref().err()
     }
 
-    /// Its value at a hit of its site, extended to 64 bits; `None` if the text is not understood or its memory cannot be read. `bias` is
-    /// what is added to link-time addresses, and `read` fills a buffer from the process's memory.
+    /// Returns its value at a hit of its site, extended to 64 bits. Returns `None` if the text is
+    /// not understood or its memory cannot be read. `bias` is added to link-time addresses, and
+    /// `read` fills a buffer from the process's memory.
     #[must_use]
     pub fn value(
         &self,

@@ -1,14 +1,14 @@
-//! Reads the texts of arguments: the syntax is [the module's](super).
+//! Parses the texts of arguments in [the module's](super) syntax.
 
 use super::{ArgumentError, MAX_ARGUMENTS, MAX_TEXT, Operand, Place, Sum, ValueKind};
 use crate::user::static_probes::register::Register;
 
-/// The texts of a site's arguments, at most [`MAX_ARGUMENTS`].
+/// Returns the texts of a site's arguments, at most [`MAX_ARGUMENTS`].
 pub(super) fn texts(arguments: &str) -> impl Iterator<Item = &str> {
     arguments.split_ascii_whitespace().take(MAX_ARGUMENTS)
 }
 
-/// The symbols that a site's arguments may name, those that are none among them.
+/// Returns the names in a site's arguments that may be symbols. Not all of them are.
 pub(in super::super) fn symbols_in(arguments: &str) -> impl Iterator<Item = &str> {
     texts(arguments)
         .filter(|text| text.len() <= MAX_TEXT)
@@ -92,7 +92,7 @@ pub(super) fn operand(
         "" => None,
         name => Some((register(name)?, scale)),
     };
-    // Nothing in between, or parts that no address is made of.
+    // Nothing in between, or parts that cannot form an address.
     let mut registers = base.iter().chain(index.iter().map(|(index, _)| index));
     if base.is_none() && index.is_none() || registers.any(|register| register.size() < 4) {
         return Err(syntax());
@@ -139,7 +139,7 @@ fn sum(text: &str, address_of: &dyn Fn(&str) -> Option<u64>) -> Result<Sum, Argu
             Some(sign) => {
                 negative = sign == '-';
                 rest = signs.as_str();
-                // As assemblers write `symbol+-8`.
+                // Assemblers write `symbol+-8`.
                 if let Some(number) = rest.strip_prefix('-') {
                     negative = !negative;
                     rest = number;
@@ -149,7 +149,7 @@ fn sum(text: &str, address_of: &dyn Fn(&str) -> Option<u64>) -> Result<Sum, Argu
     }
 }
 
-/// Decimal, hexadecimal with 0x, octal with 0, up to 64 bits.
+/// Parses a decimal, hexadecimal (0x) or octal (0) number of up to 64 bits.
 fn integer(text: &str) -> Option<u64> {
     let digits = |text: &str, radix| match text.starts_with('+') {
         true => None,

@@ -14,7 +14,7 @@ fn symbol(name: &str) -> Option<u64> {
     }
 }
 
-/// Memory in which every byte is the lowest of its address, and the address asked for.
+/// Returns the value and the address read, in memory whose every byte is the lowest of its address.
 fn value(text: &str) -> (Option<u64>, Option<u64>) {
     let asked = std::cell::Cell::new(None);
     let read = |address: u64, buf: &mut [u8]| {
@@ -38,7 +38,7 @@ fn values_are_cut_and_extended_by_their_size() {
         ("-8@%rdi", 0x8182_8384_8586_8705),
         ("4@%edi", 0x8586_8705),
         ("-4@%edi", 0xffff_ffff_8586_8705),
-        // The size counts, whatever the register is called.
+        // The size counts, whatever the width of the register.
         ("-4@%rdi", 0xffff_ffff_8586_8705),
         ("4@%di", 0x8586_8705),
         ("2@%di", 0x8705),
@@ -61,7 +61,7 @@ fn values_are_cut_and_extended_by_their_size() {
         ("8@$010", 8),
         ("8@$counter", BIAS + 0x4010),
         ("8@$counter+16", BIAS + 0x4020),
-        // Of notes without sizes.
+        // From notes without sizes.
         ("%eax", 0x8586_8700),
         ("%al", 0),
         ("$-2", u64::MAX - 1),
@@ -184,7 +184,7 @@ proptest! {
     ) {
         for argument in SiteArgument::parse_all(&text, &|name| Some(name.len() as u64)) {
             let _ = argument.value(&distinct_registers(), bias, &|_, _| true);
-            // What is understood has a size.
+            // An argument that is understood has a size.
             prop_assert!(argument.error().is_some() || argument.kind().is_some());
         }
     }
