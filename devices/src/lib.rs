@@ -3,8 +3,8 @@
 //!
 //! The caller owns threads, file descriptors and the guest's memory. It passes each device its
 //! backend as a trait object ([`InterruptLine`], [`MachineSignals`], a writer, a clock). It routes
-//! guest accesses to devices through a [`Bus`]. Nothing here prints, blocks on its own account, or
-//! starts a thread, except as documented. Facts of interest are counted and can be queried.
+//! guest accesses to devices through a [`Bus`]. Nothing here prints or blocks on its own account.
+//! Only a queued `ConsoleOutput` starts a thread. Facts of interest are counted and can be queried.
 //!
 //! Not here: interrupt controllers and the interval timer (KVM's are used). Port 0x61 is not here
 //! either; KVM's timer handles it when it is created with the speaker flag.

@@ -1,5 +1,5 @@
-//! Prints where struct members stand and what functions take:
-//! `btf-member VMLINUX|BTF_FILE (STRUCT.MEMBER | FUNCTION)...`.
+//! Prints the offsets of struct members and the parameters of functions: `btf-member
+//! VMLINUX|BTF_FILE (STRUCT.MEMBER | FUNCTION)...`.
 
 use std::error::Error;
 use std::time::Instant;

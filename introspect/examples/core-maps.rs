@@ -1,6 +1,6 @@
-//! Prints every process's memory areas from a core file of a guest, as `/proc/PID/maps` does except that a file is named
-//! by its device and inode, and the length and a checksum of each mapped file as far as it is in memory:
-//! `core-maps CORE VMLINUX`.
+//! Prints every process's VMAs from a core file of a guest: `core-maps CORE VMLINUX`. The format is
+//! that of `/proc/PID/maps`, except that a file is named by its device and inode. It also prints
+//! the length and a checksum of each mapped file as far as it is in memory.
 
 mod saved_guest;
 
@@ -15,7 +15,7 @@ use introspect::kernel::vma::VmaLayout;
 use introspect::x86_64::PAGE;
 use saved_guest::SavedGuest;
 
-/// Most pages of a file that are looked at: 4 GiB.
+/// The maximum number of pages of a file that are read: 4 GiB.
 const MAX_PAGES: u64 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {

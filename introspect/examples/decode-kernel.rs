@@ -1,4 +1,5 @@
-//! Measures how long a kernel's symbols and types take from its image and from a cache: `decode-kernel VMLINUX`.
+//! Measures the time to load a kernel's symbols and types from its image and from a cache:
+//! `decode-kernel VMLINUX`.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Prints the median of some runs; the last result.
+/// Prints the median of some runs, and returns the last result.
 fn measure<T, E>(what: &str, mut run: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let mut times: Vec<Duration> = Vec::with_capacity(ROUNDS);
     loop {

@@ -1,5 +1,5 @@
-//! Writes what the fuzz targets start from: `fuzz-seeds introspect/fuzz/seeds`. Small tables that are whole, made here, and
-//! what the saved memory image of the tests has.
+//! Writes the seeds of the fuzz targets: `fuzz-seeds introspect/fuzz/seeds`. They are small valid
+//! tables, made here, and parts of the tests' saved memory image.
 
 #[path = "../tests/images/mod.rs"]
 mod images;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use introspect::core_file::{CoreFile, write_core};
 use introspect::kernel::btf::Btf;
 use introspect::kernel::cached::DecodedKernel;
-// Layout: where `test_tables` looks for it.
+// `test_tables` expects Layout here.
 use introspect::kernel::kallsyms::{self, Layout};
 use introspect::kernel::live::LiveKernel;
 use introspect::kernel::page_cache::PageCacheLayout;
@@ -23,13 +23,13 @@ use introspect::user::build_id::BuildId;
 use introspect::{Gpa, Gva, PausedMemory};
 use test_tables::Variant;
 
-/// Where the fuzz targets' memory starts.
+/// The start of the fuzz targets' memory.
 const START: u64 = 0xffff_8880_0000_0000;
 const PAGE: usize = 4096;
-/// Bytes of noise in front of the kallsyms tables that are made for tests.
+/// The number of bytes of noise before the kallsyms tables that are made for tests.
 const NOISE: usize = 4 * PAGE;
 
-/// Symbols of the seeds.
+/// The number of symbols of the seeds.
 const SYMBOLS: usize = 300;
 
 struct Seeds(PathBuf);
@@ -91,7 +91,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     of_image(&seeds, &image)
 }
 
-/// Objects of a process, and a task.
+/// Writes the objects of a process, and a task.
 fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
     let btf = images::types();
     let cpu = image.cpus().first().ok_or("no CPU")?;
@@ -115,7 +115,7 @@ fn of_image(seeds: &Seeds, image: &CoreFile) -> Result<(), Box<dyn Error>> {
             let file = cache.open_file(look.kernel(), file)?;
             let mut bytes = vec![0; usize::try_from(file.size)?];
             for (number, page) in bytes.chunks_mut(PAGE).enumerate() {
-                // The image has the pages that are needed; zeros will do for the others.
+                // The image has the required pages. Zeros suffice for the others.
                 let offset = (number * PAGE) as u64;
                 if cache.read(look.kernel(), &file, offset, page).is_err() {
                     page.fill(0);
@@ -136,7 +136,8 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// BTF: an int, `list_head`, a pointer, an array, a union without a name in `task_struct`, a typedef, an enum, a function.
+/// Builds BTF: an int, `list_head`, a pointer, an array, an unnamed union in `task_struct`, a
+/// typedef, an enum, a function.
 fn types() -> Vec<u8> {
     let strings = b"\0int\0list_head\0next\0prev\0task_struct\0pid\0comm\0a\0b\0vfs_read\0";
     let name = |text: &[u8]| {
@@ -145,7 +146,7 @@ fn types() -> Vec<u8> {
         });
         found.map_or(0, |at| at as u32 + 1)
     };
-    // Numbers of kinds (`BTF_KIND_*`, include/uapi/linux/btf.h) where a record has them.
+    // The numbers of kinds (`BTF_KIND_*`, include/uapi/linux/btf.h), placed as in a record.
     let [
         int,
         pointer,
@@ -188,7 +189,7 @@ fn types() -> Vec<u8> {
         ],
         &[name(b"b"), typedef, 6],
         &[name(b"a"), enumeration | 1, 4, name(b"b"), 7],
-        // 9: its prototype; 10 follows.
+        // 9: its prototype. 10 follows.
         &[0, prototype | 2, 1, name(b"a"), 3, name(b"b"), 1],
     ];
     let mut types: Vec<u32> = records.concat();
@@ -213,7 +214,7 @@ fn notes() -> Vec<u8> {
     bytes
 }
 
-/// Eight functions, 64 bytes each: addresses, then records of Linux 6.1.
+/// Builds eight functions of 64 bytes each: addresses, then records of Linux 6.1.
 fn orc() -> Vec<u8> {
     let mut bytes = Vec::new();
     for index in 0..8i32 {
@@ -225,7 +226,7 @@ fn orc() -> Vec<u8> {
     bytes
 }
 
-/// A tree whose root has two leaves (`struct maple_range_64`: parent, 15 pivots, 16 slots).
+/// Builds a tree whose root has two leaves (`struct maple_range_64`: parent, 15 pivots, 16 slots).
 fn maple_tree() -> Vec<u8> {
     const NODE: u64 = 256;
     const LEAF: u64 = 1 << 3;
@@ -239,7 +240,7 @@ fn maple_tree() -> Vec<u8> {
         node[0] = START | 2;
         node[1..4].copy_from_slice(&pivots);
         node[16..20].copy_from_slice(&slots);
-        // Number of the last slot, where the last slot would be.
+        // The number of the last slot, in the place of the last slot.
         node[31] = 3;
         node
     };
@@ -250,7 +251,8 @@ fn maple_tree() -> Vec<u8> {
     words(&tree)
 }
 
-/// An array with a node of nodes (`struct xa_node`: shift, offset, counts, parent, array, list, 64 slots).
+/// Builds an array with a node of nodes (`struct xa_node`: shift, offset, counts, parent, array,
+/// list, 64 slots).
 fn xarray() -> Vec<u8> {
     const NODE: u64 = 0x240;
     let child = |index: u64| (START + NODE * index) | 2;

@@ -1,5 +1,5 @@
-//! Prints the kernel stack of what each CPU runs and of every other process in a core file, the latter as
-//! `/proc/PID/stack` does: `kernel-stacks CORE VMLINUX`.
+//! Prints the kernel stacks in a core file: `kernel-stacks CORE VMLINUX`. They are those of the
+//! task that each CPU runs, and of every other process, the latter as in `/proc/PID/stack`.
 
 mod saved_guest;
 
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     tasks.error.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// As the kernel prints backtraces: by the byte before the address, whatever the frame.
+/// Names a frame as the kernel prints backtraces: by the byte before the address, for any frame.
 fn name(symbols: &Symbols, frame: &Frame) -> String {
     match symbols.resolve(frame.address.0.wrapping_sub(1)) {
         Some((symbol, offset)) => format!("{}+{:#x}", symbol.name, offset + 1),

@@ -1,4 +1,5 @@
-//! Prints the symbols of a kernel image like nm(1), or what looks like one name: `ksyms VMLINUX [NAME]`.
+//! Prints the symbols of a kernel image like nm(1), or those similar to one name: `ksyms VMLINUX
+//! [NAME]`.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};

@@ -1,5 +1,5 @@
-//! Finds the kernel in the memory of a core file, without its image: `live-kernel CORE [VMLINUX]`. With the image, its
-//! symbols, types and banner must be the same.
+//! Finds the kernel in the memory of a core file, without its image: `live-kernel CORE [VMLINUX]`.
+//! If the image is passed, its symbols, types and banner must be the same.
 
 use std::error::Error;
 use std::time::Instant;

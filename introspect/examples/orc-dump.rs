@@ -33,7 +33,8 @@ fn text(entry: &OrcEntry) -> String {
     let kind = match entry.kind {
         OrcType::Registers => "regs",
         OrcType::HardwareFrame => "regs (partial)",
-        // In the older format, records without content and at the stack's end have the number of this one.
+        // In the older format, records without content and at the stack's end have the number of
+        // this one.
         OrcType::Call | OrcType::EndOfStack | OrcType::Undefined => "call",
     };
     format!(

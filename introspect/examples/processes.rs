@@ -1,5 +1,5 @@
-//! Prints the processes in a saved memory image of a machine, in the fields of `/proc/PID/stat`, with their programs,
-//! directories and open files: `processes CORE VMLINUX`.
+//! Prints the processes in a saved memory image of a machine: `processes CORE VMLINUX`. It prints
+//! the fields of `/proc/PID/stat`, with programs, directories and open files.
 
 mod saved_guest;
 

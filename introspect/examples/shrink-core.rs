@@ -1,9 +1,11 @@
-//! Makes the saved memory image that the tests run on: `shrink-core CORE VMLINUX PROC_FOLDER OUT`.
+//! Makes the saved memory image of the tests: `shrink-core CORE VMLINUX PROC_FOLDER OUT`.
 //!
-//! CORE, its kernel and the folder with the guest's own `/proc` texts are what `cargo run --release -p exotrace-tests --example
-//! save-core -- CORE FOLDER` leaves; the kernel is the one `exotrace guest small` says. Written are `OUT.core.xz` (the pages that
-//! finding the kernel and asking everything about every process reads), `OUT.btf.xz` (the kernel's types, which this
-//! kernel keeps in its file only) and `OUT.expect` (the texts). `OUT` of the tests is `introspect/tests/images/small-6.1`.
+//! `cargo run --release -p exotrace-tests --example save-core -- CORE FOLDER` makes CORE and the
+//! folder with the guest's own `/proc` texts. `exotrace guest small` names the kernel. This program
+//! writes three files. `OUT.core.xz` has the pages that are read to find the kernel and to query
+//! everything about every process. `OUT.btf.xz` has the kernel's types, which this kernel keeps
+//! only in its file. `OUT.expect` has the texts. `OUT` of the tests is
+//! `introspect/tests/images/small-6.1`.
 
 #[path = "../tests/answers/mod.rs"]
 mod answers;
@@ -25,10 +27,11 @@ use introspect::x86_64::PAGE;
 use introspect::{Gpa, Gva, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
 use lzma_rust2::{XzOptions, XzWriter};
 
-/// Compression of xz(1), `-9`.
+/// The compression level of xz(1), `-9`.
 const PRESET: u32 = 9;
 
-/// The core file's memory, with what is read of it. Pages of zeros, which it leaves out, are RAM here.
+/// The core file's memory, with a record of the pages read. Pages of zeros, which the file omits,
+/// are RAM here.
 struct Recorder<'c> {
     core: &'c CoreFile,
     ram: Range<u64>,
@@ -36,7 +39,7 @@ struct Recorder<'c> {
 }
 
 impl Recorder<'_> {
-    /// Notes the pages behind a range of kernel memory as read.
+    /// Notes the pages of a range of kernel memory as read.
     fn keep(&self, view: MemoryView<'_>, range: Range<u64>) -> Result<(), Box<dyn Error>> {
         for address in (range.start & !(PAGE - 1)..range.end).step_by(PAGE as usize) {
             let (gpa, _) = view.locate(Gva(address))?;
@@ -47,7 +50,7 @@ impl Recorder<'_> {
 
     fn page(&self, number: u64) -> [u8; PAGE as usize] {
         let mut page = [0; PAGE as usize];
-        // A page that is not there is one of zeros.
+        // A page that is not in the file is one of zeros.
         if self
             .core
             .read_physical(Gpa(number * PAGE), &mut page)
@@ -102,7 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         pages: RefCell::default(),
     };
     let guest = Guest::find(&recorder, core.cpus(), &btf)?;
-    // To find the kernel all of it is searched. What was found will do the next time.
+    // The search for the kernel reads all memory. The next search needs only the kernel itself.
     recorder.pages.borrow_mut().clear();
     keep_kernel(&recorder, &guest.kernel)?;
     let guest = Guest::new(&recorder, guest.kernel, core.cpus(), &btf)?;
@@ -128,7 +131,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Keeps what finding the kernel needs: its symbols, which are among its constants, and what identifies it.
+/// Keeps the pages needed to find the kernel: its symbols, which are among its constants, and its
+/// identity.
 fn keep_kernel(recorder: &Recorder<'_>, kernel: &LiveKernel) -> Result<(), Box<dyn Error>> {
     let cpus = recorder.core.cpus();
     for cpu in cpus {
@@ -157,7 +161,7 @@ fn keep_kernel(recorder: &Recorder<'_>, kernel: &LiveKernel) -> Result<(), Box<d
     Ok(())
 }
 
-/// The pages kept so far.
+/// Returns the pages kept so far.
 fn kept(recorder: &Recorder<'_>) -> Result<CoreFile, Box<dyn Error>> {
     Ok(CoreFile::parse(written(recorder)?)?)
 }
@@ -189,7 +193,7 @@ fn pack(path: &str, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
     Ok(fs::write(path, packed)?)
 }
 
-/// All files of a folder, by their paths below it.
+/// Reads all files of a folder, by their paths below it.
 fn read_texts(
     folder: &Path,
     prefix: &str,

@@ -1,4 +1,4 @@
-//! Prints the functions of a program or library of the host, or what one name or address means:
+//! Prints the functions of a program or library of the host, or the meaning of one name or address:
 //! `usersyms FILE [NAME|0xADDRESS]`.
 
 use std::error::Error;

@@ -1,8 +1,10 @@
-//! The readers against a guest's own `/proc`, on a saved memory image: the small kernel with a crowd of processes.
+//! Compares the readers with a guest's own `/proc`, on a saved memory image of the small kernel
+//! with many processes.
 //!
-//! `images/small-6.1.core.xz` is its memory, as far as it is read here, and its CPU; `small-6.1.btf.xz` are its types and
-//! `small-6.1.expect` what `/proc` said in the guest just before it was paused. `examples/shrink-core.rs` makes them anew;
-//! what differs between the two moments, [`GONE`] and [`CHANGED`], is then to be written down anew as well.
+//! `images/small-6.1.core.xz` is its memory, as far as it is read here, and its CPU.
+//! `small-6.1.btf.xz` has its types, and `small-6.1.expect` the texts of `/proc` in the guest just
+//! before it was paused. `examples/shrink-core.rs` makes them anew. The differences between the two
+//! moments, [`GONE`] and [`CHANGED`], must then be updated as well.
 #![allow(clippy::unwrap_used)]
 
 mod answers;
@@ -17,15 +19,16 @@ use introspect::user::symfs::Symfs;
 
 type Texts = BTreeMap<String, String>;
 
-/// Processes that ended between the two moments: an idle thread of a workqueue, and those that printed `/proc`: `head` twice
-/// and `ls`.
+/// The processes that ended between the two moments. They are an idle thread of a workqueue, and
+/// those that printed `/proc`: `head` twice and `ls`.
 const GONE: [&str; 4] = ["20", "60", "61", "63"];
 
-/// What changed between the two moments: the file, and in a `stat` the number of the field (proc(5)).
+/// The changes between the two moments: the file, and in a `stat` the number of the field
+/// (proc(5)).
 ///
-/// Process 21 is the shell, which waited for what printed `/proc` and runs now: it has just been switched to, so that its
-/// CPU is on the stack of one task and names the other one. Thread 41 naps a thousand times a second. Thread 5 is a
-/// workqueue's, whose name tells its last work.
+/// Process 21 is the shell, which waited for the printing of `/proc` and runs now. It has just been
+/// switched to, so its CPU is on the stack of one task and names the other. Thread 41 naps a
+/// thousand times a second. Thread 5 is a workqueue's, whose name shows its last work.
 const CHANGED: [(&str, usize); 6] = [
     ("21/stat", 3),
     ("21/task/21/stack", 0),
@@ -41,7 +44,7 @@ fn answered() -> Texts {
     guest.answers(&core).unwrap()
 }
 
-/// What the guest said.
+/// Returns the guest's texts.
 fn expected() -> Texts {
     let text = format!("\n{}", include_str!("images/small-6.1.expect"));
     let parts = text.split("\n==> ").skip(1);
@@ -55,14 +58,14 @@ fn process(path: &str) -> &str {
     path.split('/').next().unwrap()
 }
 
-/// The fields of a `stat`; a name may hold blanks.
+/// Splits the fields of a `stat`. A name may contain blanks.
 fn fields(stat: &str) -> Vec<&str> {
     let (pid, rest) = stat.trim_end().split_once(" (").unwrap();
     let (name, rest) = rest.rsplit_once(") ").unwrap();
     [pid, name].into_iter().chain(rest.split(' ')).collect()
 }
 
-/// How many items of a kind were compared.
+/// The number of items of each kind that were compared.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Compared {
     processes: usize,
@@ -140,8 +143,9 @@ fn every_process_is_as_the_guest_says() {
     assert_eq!(compared, all);
 }
 
-/// Beyond the four threads of `workers 4 20`, which stand 20 calls deep, and the one of `workers 1 3`: what they wait in, and
-/// the C library, whose inner functions have no symbols.
+/// Compares more than the four threads of `workers 4 20`, which are 20 calls deep, and the one of
+/// `workers 1 3`. It includes the functions that they wait in, and the C library, whose inner
+/// functions have no symbols.
 #[test]
 fn threads_of_a_dynamically_linked_program_have_whole_stacks() {
     const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
@@ -187,7 +191,8 @@ fn threads_of_a_dynamically_linked_program_have_whole_stacks() {
 #[test]
 fn stacks_without_unwind_information_say_what_is_guessed() {
     let answered = answered();
-    // The first process is a program without a C library and without unwind information for its first function.
+    // The first process is a program without a C library, and without unwind information for its
+    // first function.
     assert_eq!(
         answered["1/task/1/user"],
         "program /init\n_start /init (a guess)\n-- outermost frame\n"

@@ -1,32 +1,33 @@
-//! A chain of descriptors, checked.
+//! A checked chain of descriptors.
 
 use crate::WatchedMemory;
 use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Why a chain is none.
+/// The reason why a chain is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ChainError {
-    /// It loops, leaves its table, is longer than its queue or 4 GiB, or names an indirect table that is none.
+    /// It loops, leaves its table, is longer than its queue or 4 GiB, or names an invalid indirect
+    /// table.
     #[error("descriptors loop, leave their table or are too many")]
     Endless,
-    /// A buffer of no bytes.
+    /// A buffer is empty.
     #[error("a descriptor of zero length")]
     Empty,
-    /// A buffer that is not in the guest's memory.
+    /// A buffer is not in the guest's memory.
     #[error("a buffer outside the guest's memory")]
     OutsideMemory,
-    /// A buffer that the device reads comes after one that it writes.
+    /// A buffer that the device reads follows one that it writes.
     #[error("a readable buffer after a writable one")]
     Order,
-    /// An indirect table without the feature.
+    /// There is an indirect table without the feature.
     #[error("an indirect table, which was not negotiated")]
     Indirect,
-    /// The device wants another direction.
+    /// The device requires the other direction.
     #[error("buffers of the wrong direction")]
     Direction,
-    /// The device wants more bytes, or other ones.
+    /// The device requires more bytes, or other content.
     #[error("a request of the wrong size or with wrong content")]
     Content,
 }
@@ -37,7 +38,8 @@ struct Buffer {
     length: u32,
 }
 
-/// A well-formed chain: buffers that lie in the guest's memory, those that the device reads before those that it writes.
+/// A well-formed chain. Its buffers are in the guest's memory, and those that the device reads
+/// precede those that it writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     head: u16,
@@ -58,7 +60,7 @@ impl Chain {
             writable: Vec::new(),
         };
         let mut last: Option<Descriptor> = None;
-        // An indirect table may be longer than its queue, the chain in it may not.
+        // An indirect table may be longer than its queue, but the chain in it may not.
         for (at, descriptor) in (0..=usize::from(size)).zip(descriptors) {
             if at == usize::from(size) {
                 return Err(ChainError::Endless);
@@ -66,7 +68,8 @@ impl Chain {
             chain.add(memory, descriptor)?;
             last = Some(descriptor);
         }
-        // The iterator ends in silence where a chain is cut short; its last descriptor then names a successor.
+        // The iterator ends silently if a chain is truncated. Its last descriptor then names a
+        // successor.
         match last {
             Some(descriptor) if !descriptor.has_next() => Ok(chain),
             _ => Err(ChainError::Endless),
@@ -100,25 +103,26 @@ impl Chain {
         Ok(())
     }
 
-    /// The number by which the driver knows the chain.
+    /// Returns the number by which the driver knows the chain.
     #[must_use]
     pub fn head(&self) -> u16 {
         self.head
     }
 
-    /// Bytes for the device to read.
+    /// Returns the number of bytes for the device to read.
     #[must_use]
     pub fn readable(&self) -> usize {
         bytes(&self.readable)
     }
 
-    /// Bytes for the device to write.
+    /// Returns the number of bytes for the device to write.
     #[must_use]
     pub fn writable(&self) -> usize {
         bytes(&self.writable)
     }
 
-    /// Reads from `offset` of the readable bytes; how many bytes there were, up to `data`'s length.
+    /// Reads from `offset` of the readable bytes. Returns the number of bytes read, at most
+    /// `data`'s length.
     #[must_use]
     pub fn read(&self, memory: &WatchedMemory, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0usize;
@@ -134,7 +138,8 @@ impl Chain {
         done
     }
 
-    /// Writes at `offset` of the writable bytes; how many bytes there was room for.
+    /// Writes at `offset` of the writable bytes. Returns the number of bytes for which there was
+    /// room.
     pub fn write(&self, memory: &WatchedMemory, offset: usize, data: &[u8]) -> usize {
         let mut done = 0usize;
         for (address, length) in parts(&self.writable, offset, data.len()) {
@@ -157,7 +162,7 @@ fn bytes(buffers: &[Buffer]) -> usize {
         .fold(0, usize::saturating_add)
 }
 
-/// The pieces of guest memory that hold up to `most` bytes from `offset` on.
+/// Returns the pieces of guest memory that hold up to `most` bytes from `offset` on.
 fn parts(
     buffers: &[Buffer],
     offset: usize,
@@ -170,7 +175,7 @@ fn parts(
         skip -= inside;
         let take = (length - inside).min(left);
         left -= take;
-        // The whole buffer was found in memory, so the sum is an address.
+        // The whole buffer is known to be in memory, so the sum is an address.
         let address = buffer.address.checked_add(inside as u64)?;
         (take > 0).then_some((address, take))
     })

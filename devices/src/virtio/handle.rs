@@ -1,4 +1,5 @@
-//! What a device's registers and its thread share: the model with its queues, the status, the interrupt.
+//! The state shared by a device's registers and its thread: the model with its queues, the status,
+//! the interrupt.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,12 +13,12 @@ use super::device::{Progress, VirtioDevice};
 use super::queue::{QueueStats, Queues};
 use crate::signals::InterruptLine;
 
-/// What a device's interrupt counted. Counts are exact.
+/// The counts of a device's interrupt. They are exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InterruptStats {
-    /// Interrupts that reached the controller.
+    /// The number of interrupts that reached the controller.
     pub raised: u64,
-    /// Those that the controller refused.
+    /// The number of interrupts that the controller rejected.
     pub lost: u64,
 }
 
@@ -28,14 +29,16 @@ pub(super) struct Core {
 }
 
 pub(super) struct Shared {
-    /// The device thread holds it for one bounded call of the model; vCPU threads for configuration space, for setting up
-    /// queues and for changes of the status, but not for interrupts, notifications and reading the status.
+    /// The model. The device thread locks it for one bounded call. vCPU threads lock it for
+    /// configuration space, queue setup and status changes. They do not lock it for interrupts,
+    /// notifications and reads of the status.
     core: Mutex<Core>,
-    /// Written with `core` locked, read without.
+    /// The status. Written with `core` locked, read without.
     pub(super) status: AtomicU32,
-    /// Pending interrupts: set by whoever holds `core`, cleared by the driver's acknowledgement without it.
+    /// The pending interrupts. Set with `core` locked, cleared by the driver's acknowledgement
+    /// without it.
     pub(super) interrupt_status: AtomicU32,
-    /// Changes of configuration space: written with `core` locked, read without.
+    /// The number of changes of configuration space. Written with `core` locked, read without.
     pub(super) generation: AtomicU32,
     line: Arc<dyn InterruptLine>,
     raised: AtomicU64,
@@ -59,12 +62,13 @@ impl Shared {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the driver is there: between DRIVER_OK and reset. It stays so while `core` is locked.
+    /// Checks whether the driver is active, between DRIVER_OK and reset. This cannot change while
+    /// `core` is locked.
     pub(super) fn active(&self) -> bool {
         self.status.load(Ordering::Acquire) & VIRTIO_CONFIG_S_DRIVER_OK != 0
     }
 
-    /// Tells the driver what the model did to its queues and its configuration space.
+    /// Notifies the driver of the model's changes to its queues and configuration space.
     pub(super) fn publish(&self, core: &mut Core) {
         let mut bits = 0;
         if core.queues.take_used() {
@@ -83,13 +87,13 @@ impl Shared {
         }
     }
 
-    /// The device has reached a state that only a reset mends.
+    /// Marks the device as in need of a reset.
     pub(super) fn needs_reset(&self) {
         self.status
             .fetch_or(VIRTIO_CONFIG_S_NEEDS_RESET, Ordering::Release);
     }
 
-    /// Interrupts the driver; with no bits, for those that are pending.
+    /// Interrupts the driver. Without bits, it does so for pending ones.
     pub(super) fn raise(&self, bits: u32) {
         self.interrupt_status.fetch_or(bits, Ordering::Release);
         let count = match self.line.pulse() {
@@ -100,7 +104,7 @@ impl Shared {
     }
 }
 
-/// A device for the thread that serves it. Copies are for the same device.
+/// A device as its thread sees it. Clones are for the same device.
 #[derive(Clone)]
 pub struct DeviceHandle(pub(super) Arc<Shared>);
 
@@ -114,24 +118,24 @@ impl fmt::Debug for DeviceHandle {
 }
 
 impl DeviceHandle {
-    /// The device's name.
+    /// Returns the device's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.0.core().device.name()
     }
 
-    /// How many queues the device has: the same for its life.
+    /// Returns the number of queues, which never changes.
     #[must_use]
     pub fn queues(&self) -> u16 {
         u16::try_from(self.0.core().queues.len()).unwrap_or(u16::MAX)
     }
 
-    /// The guest has notified a queue. Before DRIVER_OK and after a reset nothing happens.
+    /// Handles a notification of a queue. It has no effect before DRIVER_OK and after a reset.
     pub fn process(&self, queue: u16, now: Instant) -> Progress {
         self.call(|core| core.device.process(queue, now, &mut core.queues))
     }
 
-    /// The far end has something, or the deadline has come.
+    /// Handles a ready backend, or the deadline.
     pub fn poll(&self, now: Instant) -> Progress {
         self.call(|core| core.device.poll(now, &mut core.queues))
     }
@@ -146,26 +150,27 @@ impl DeviceHandle {
         progress
     }
 
-    /// When to call `poll` at the latest; to be asked after each call, and after a notification of any queue.
+    /// Returns the latest time for the next call of `poll`. To be read after each call, and after a
+    /// notification of any queue.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let core = self.0.core();
         core.device.deadline().filter(|_| self.0.active())
     }
 
-    /// Whether the driver is there: between DRIVER_OK and reset.
+    /// Checks whether the driver is active, between DRIVER_OK and reset.
     #[must_use]
     pub fn active(&self) -> bool {
         self.0.active()
     }
 
-    /// What one queue counted.
+    /// Returns the counts of one queue.
     #[must_use]
     pub fn queue_stats(&self, queue: u16) -> QueueStats {
         self.0.core().queues.stats(queue)
     }
 
-    /// What the interrupt counted.
+    /// Returns the counts of the interrupt.
     #[must_use]
     pub fn interrupt_stats(&self) -> InterruptStats {
         InterruptStats {

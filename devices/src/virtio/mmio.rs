@@ -19,28 +19,29 @@ use crate::WatchedMemory;
 use crate::bus::BusDevice;
 use crate::signals::InterruptLine;
 
-/// Bytes of a device's registers: configuration space begins in the middle.
+/// The size of a device's registers in bytes. Configuration space begins in the middle.
 pub const MMIO_LENGTH: u64 = 0x200;
-/// Offset of the register by which a driver notifies a queue: it writes the queue's number.
+/// The offset of the register by which a driver notifies a queue: it writes the queue's number.
 pub const QUEUE_NOTIFY: u64 = register::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 
 /// "virt".
 const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
-/// "exot"; the driver only shows it.
+/// "exot", which the driver only displays.
 const VENDOR: u32 = 0x746f_7865;
 const CONFIG: u64 = register::VIRTIO_MMIO_CONFIG as u64;
 
-/// Where notifications go that arrive as register accesses, and those that a restored or activated device needs.
+/// The receiver of notifications by register accesses, and of those that a restored or activated
+/// device needs.
 ///
-/// Called from a vCPU's thread with the registers locked: it wakes the device's thread, which calls
+/// Called from a vCPU's thread with the registers locked. It wakes the device's thread, which calls
 /// [`DeviceHandle::process`], and returns.
 pub trait QueueNotifier: Send + Sync {
-    /// The queue may have something for the device.
+    /// Handles a queue that may have something for the device.
     fn notify(&self, queue: u16);
 }
 
-/// A queue's registers, before it is ready.
+/// The registers of a queue before it is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueRegisters {
     /// QueueNum.
@@ -53,10 +54,10 @@ pub struct QueueRegisters {
     pub used: u64,
 }
 
-/// A transport with its device in a snapshot.
+/// The state of a transport and its device in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmioState {
-    /// The kind of device that it is.
+    /// The number of the device type.
     pub device_id: u32,
     /// Status.
     pub status: u32,
@@ -72,60 +73,61 @@ pub struct MmioState {
     pub driver_features: u64,
     /// QueueSel.
     pub queue_select: u32,
-    /// One for each queue.
+    /// The registers of each queue.
     pub registers: Vec<QueueRegisters>,
-    /// One for each queue.
+    /// The state of each queue.
     pub queues: Vec<SavedQueue>,
-    /// What the model itself saved.
+    /// The model's own state.
     pub device: Vec<u8>,
 }
 
-/// A transport's saved state was refused.
+/// The reason why a transport's saved state was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MmioStateError {
-    /// Another device.
+    /// The state is of another device.
     #[error(
         "state of a virtio device {found} with {found_queues} queues, this one is a {device} ({id}) with {queues}: \
          restore with the devices that the machine was saved with"
     )]
     Device {
-        /// The kind in the state.
+        /// The device type in the state.
         found: u32,
-        /// Its queues.
+        /// The number of queues in the state.
         found_queues: usize,
         /// This device's name.
         device: &'static str,
-        /// Its kind.
+        /// This device's type.
         id: u32,
-        /// Its queues.
+        /// This device's number of queues.
         queues: usize,
     },
-    /// A queue that cannot be.
+    /// A queue is invalid.
     #[error("state of queue {queue}: {error}; the snapshot is damaged")]
     Queue {
-        /// Which.
+        /// The number of the queue.
         queue: u16,
-        /// What is wrong.
+        /// The reason.
         error: QueueError,
     },
-    /// Features that the device does not offer.
+    /// The device does not offer the features.
     #[error(
         "state with features {found:#x}, the device offers {offered:#x}: the snapshot is of another version"
     )]
     Features {
-        /// In the state.
+        /// The features in the state.
         found: u64,
-        /// By the device.
+        /// The features that the device offers.
         offered: u64,
     },
-    /// The model refuses.
+    /// The model rejected its state.
     #[error(transparent)]
     Model(#[from] DeviceStateError),
 }
 
-/// One device's registers.
+/// The registers of one device.
 ///
-/// Its own fields belong to the vCPU thread that the bus lets in; what the device's thread needs too is in `shared`.
+/// Its own fields belong to the vCPU thread that the bus admits. State that the device's thread
+/// also needs is in `shared`.
 pub struct MmioTransport {
     device_id: u32,
     offered: u64,
@@ -134,10 +136,10 @@ pub struct MmioTransport {
     driver_features: u64,
     queue_select: u32,
     queues: Vec<QueueRegisters>,
-    /// Accesses that virtio does not allow, and so did nothing.
+    /// The number of accesses that virtio does not allow, and that had no effect.
     refused: u64,
     notifier: Arc<dyn QueueNotifier>,
-    /// Its fields say who locks what.
+    /// The shared state. Its fields document the locking.
     shared: Arc<Shared>,
 }
 
@@ -151,7 +153,7 @@ impl fmt::Debug for MmioTransport {
 }
 
 impl MmioTransport {
-    /// The registers of `device`, which interrupts on `line`.
+    /// Makes the registers of `device`, which interrupts on `line`.
     #[must_use]
     pub fn new(
         device: Box<dyn VirtioDevice>,
@@ -178,19 +180,20 @@ impl MmioTransport {
         }
     }
 
-    /// The device for the thread that serves it.
+    /// Returns the device for the thread that serves it.
     #[must_use]
     pub fn handle(&self) -> DeviceHandle {
         DeviceHandle(self.shared.clone())
     }
 
-    /// Accesses to registers that virtio does not allow at their time or in their form; they did nothing.
+    /// Returns the number of register accesses that virtio does not allow at their time or in their
+    /// form. They had no effect.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// The state to save: vCPUs stand still and the device's thread makes no calls.
+    /// Returns the state to save. vCPUs must be paused, and the device's thread must make no calls.
     #[must_use]
     pub fn state(&self) -> MmioState {
         let core = self.shared.core();
@@ -209,11 +212,13 @@ impl MmioTransport {
         }
     }
 
-    /// Takes on a saved state: the device was just made, the guest's memory is restored, and so is the interrupt controller,
-    /// since a pending interrupt is raised again. Every queue is notified once.
+    /// Restores a saved state. The device was just made, and the guest's memory is restored. The
+    /// interrupt controller must be restored too, because a pending interrupt is raised again.
+    /// Every queue is notified once.
     ///
     /// # Errors
-    /// If the state is of another device or damaged; the device is as after a reset then.
+    ///
+    /// If the state is of another device or damaged. The device is then as after a reset.
     pub fn restore(&mut self, state: &MmioState) -> Result<(), MmioStateError> {
         self.reset();
         let restored = self.take_on(state);
@@ -311,7 +316,7 @@ impl MmioTransport {
             register::VIRTIO_MMIO_CONFIG_GENERATION => {
                 self.shared.generation.load(Ordering::Acquire)
             }
-            // There is no shared memory: its length is all ones.
+            // There is no shared memory, so its length is all ones.
             register::VIRTIO_MMIO_SHM_LEN_LOW
             | register::VIRTIO_MMIO_SHM_LEN_HIGH
             | register::VIRTIO_MMIO_SHM_BASE_LOW
@@ -320,7 +325,7 @@ impl MmioTransport {
         }
     }
 
-    /// Whether the write was one that virtio allows now.
+    /// Returns whether virtio allows the write now.
     fn write_register(&mut self, offset: u64, value: u32) -> bool {
         match u32::try_from(offset).unwrap_or(u32::MAX) {
             register::VIRTIO_MMIO_DEVICE_FEATURES_SEL => self.device_features_select = value,
@@ -342,7 +347,7 @@ impl MmioTransport {
             }
             register::VIRTIO_MMIO_STATUS => return self.write_status(value),
             register::VIRTIO_MMIO_QUEUE_READY => return self.write_ready(value),
-            // No shared memory, whichever is chosen.
+            // There is no shared memory to select.
             register::VIRTIO_MMIO_SHM_SEL => {}
             offset => return self.write_queue(offset, value),
         }
@@ -401,7 +406,7 @@ impl MmioTransport {
             return false;
         }
         let saved = SavedQueue {
-            // A size that is no u16 is none that is offered.
+            // A size that does not fit a u16 is not offered.
             size: u16::try_from(registers.size).unwrap_or(0),
             ready: true,
             broken: None,
@@ -425,7 +430,7 @@ impl MmioTransport {
         }
         let mut core = self.shared.core();
         let old = self.status();
-        // Bits are only added; that the device needs a reset is the device's to say.
+        // Bits may only be added. Only the device sets the one for a needed reset.
         if old & !value & !VIRTIO_CONFIG_S_NEEDS_RESET != 0 {
             return false;
         }
@@ -452,7 +457,8 @@ impl MmioTransport {
         good
     }
 
-    /// What a queue already holds was notified before anybody listened, or not at all.
+    /// Notifies all queues: buffers already in a queue were notified before there was a listener,
+    /// or not at all.
     fn notify_all(&self) {
         for queue in 0..u16::try_from(self.queues.len()).unwrap_or(u16::MAX) {
             if self.shared.core().queues.ready(queue) {

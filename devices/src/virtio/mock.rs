@@ -1,7 +1,9 @@
-//! The driver's side of a virtio device, for tests: registers, split rings in guest memory, and the device's thread.
+//! The driver's side of a virtio device, for tests: registers, split rings in guest memory, and the
+//! device's thread.
 //!
-//! [`Driver`] does what a driver does, and what it should not when it is told to. [`LinuxConsole`] is the console's driver as
-//! Linux 6.1 has it. Time stands still unless a test moves it. Wrong use panics: nothing here is for a real guest.
+//! [`Driver`] acts as a driver, and misbehaves on request. [`LinuxConsole`] is the console's driver
+//! of Linux 6.1. Time passes only when a test advances it. Wrong use panics, because nothing here
+//! is for a real guest.
 #![allow(clippy::unwrap_used)]
 
 mod linux;
@@ -27,25 +29,26 @@ use crate::signals::InterruptLine;
 pub use linux::{LinuxConsole, Read};
 pub use ring::{Descriptor, Ring, Used};
 
-/// Bytes of the guest's memory.
+/// The size of the guest's memory in bytes.
 pub const MEMORY: usize = 16 << 20;
-/// Where rings begin: one area for each queue.
+/// The start of the rings, with one area for each queue.
 pub const RINGS: u64 = 0x1_0000;
-/// Bytes of one queue's area.
+/// The size of one queue's area in bytes.
 pub const RING_AREA: u64 = 0x8000;
-/// Where buffers begin.
+/// The start of the buffers.
 pub const BUFFERS: u64 = 0x40_0000;
 
-/// Calls of a device before it is taken to go on for ever: some chains of many times the whole memory may be on their way.
+/// The maximum number of calls before a device is considered endless. Some chains of many times the
+/// whole memory may be queued.
 const MOST_CALLS: usize = 100_000;
 
 /// Status bits.
 pub mod status {
-    /// The driver has seen the device.
+    /// The driver has found the device.
     pub const ACKNOWLEDGE: u32 = 1;
-    /// It knows how to drive it.
+    /// The driver knows how to drive it.
     pub const DRIVER: u32 = 2;
-    /// It is ready.
+    /// The driver is ready.
     pub const DRIVER_OK: u32 = 4;
     /// Features are negotiated.
     pub const FEATURES_OK: u32 = 8;
@@ -53,7 +56,7 @@ pub mod status {
     pub const NEEDS_RESET: u32 = 64;
 }
 
-/// Counts interrupts.
+/// A counter of interrupts.
 #[derive(Debug, Default)]
 struct Line(AtomicU64);
 
@@ -64,7 +67,7 @@ impl InterruptLine for Line {
     }
 }
 
-/// Remembers notifications, as eventfds do.
+/// A recorder of notifications, as eventfds are.
 #[derive(Debug, Default)]
 struct Notifications(Mutex<VecDeque<u16>>);
 
@@ -83,31 +86,31 @@ pub struct Driver {
     pub memory: WatchedMemory,
     /// The device's registers.
     pub transport: MmioTransport,
-    /// The device's thread.
+    /// The handle for the device's thread.
     pub handle: DeviceHandle,
-    /// What the clock shows.
+    /// The time of the clock.
     pub now: Instant,
-    /// What was negotiated.
+    /// The negotiated features.
     pub features: u64,
-    /// Chains are made of indirect tables.
+    /// True if chains are made of indirect tables.
     pub indirect: bool,
-    /// One for each queue that is set up.
+    /// The ring of each queue that is set up.
     pub rings: Vec<Ring>,
     line: Arc<Line>,
     notifications: Arc<Notifications>,
-    /// Calls of the device that the last `run` took.
+    /// The number of calls of the device in the last `run`.
     pub calls: usize,
     next_buffer: u64,
 }
 
 impl Driver {
-    /// A driver that has not touched the device yet.
+    /// Makes a driver that has not accessed the device yet.
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
         let memory = WatchedMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Self::with_memory(device, memory)
     }
 
-    /// The same over memory that is there.
+    /// Makes a driver over existing memory.
     pub fn with_memory(device: Box<dyn VirtioDevice>, memory: WatchedMemory) -> Self {
         let line = Arc::<Line>::default();
         let notifications = Arc::<Notifications>::default();
@@ -142,17 +145,17 @@ impl Driver {
             .write(u64::from(offset), &value.to_le_bytes());
     }
 
-    /// The status.
+    /// Reads the status.
     pub fn status(&mut self) -> u32 {
         self.read(register::VIRTIO_MMIO_STATUS)
     }
 
-    /// Interrupts since the last call.
+    /// Returns the number of interrupts since the last call.
     pub fn interrupts(&self) -> u64 {
         self.line.0.swap(0, Ordering::Relaxed)
     }
 
-    /// What the device offers.
+    /// Reads the features that the device offers.
     pub fn offered(&mut self) -> u64 {
         self.write(register::VIRTIO_MMIO_DEVICE_FEATURES_SEL, 1);
         let high = u64::from(self.read(register::VIRTIO_MMIO_DEVICE_FEATURES));
@@ -160,7 +163,7 @@ impl Driver {
         high << 32 | u64::from(self.read(register::VIRTIO_MMIO_DEVICE_FEATURES))
     }
 
-    /// Resets the device, and negotiates `features`. Whether the device agrees.
+    /// Resets the device, and negotiates `features`. Returns whether the device accepts them.
     pub fn negotiate(&mut self, features: u64) -> bool {
         self.rings.clear();
         self.write(register::VIRTIO_MMIO_STATUS, 0);
@@ -179,7 +182,8 @@ impl Driver {
         self.status() & status::FEATURES_OK != 0
     }
 
-    /// Sets up the next queue with `size` descriptors; none: as many as there can be. Whether the device took it.
+    /// Sets up the next queue with `size` descriptors, or with the maximum. Returns whether the
+    /// device accepts it.
     pub fn set_up(&mut self, size: Option<u32>) -> bool {
         let index = u16::try_from(self.rings.len()).unwrap();
         self.write(register::VIRTIO_MMIO_QUEUE_SEL, u32::from(index));
@@ -201,7 +205,7 @@ impl Driver {
         self.read(register::VIRTIO_MMIO_QUEUE_READY) == 1
     }
 
-    /// The whole of it: negotiates, sets up `queues` queues, and says that the driver is ready.
+    /// Initializes the device: negotiates, sets up `queues` queues, and sets DRIVER_OK.
     pub fn probe(&mut self, features: u64, queues: usize) {
         assert!(self.negotiate(features), "features {features:#x}");
         for _ in 0..queues {
@@ -216,7 +220,7 @@ impl Driver {
         self.write(register::VIRTIO_MMIO_STATUS, status | status::DRIVER_OK);
     }
 
-    /// Memory for a buffer. It is used again after a while.
+    /// Allocates memory for a buffer. It is reused after a while.
     pub fn buffer(&mut self, length: usize) -> u64 {
         let length = (length as u64).next_multiple_of(64);
         if self.next_buffer + length > MEMORY as u64 {
@@ -227,7 +231,8 @@ impl Driver {
         at
     }
 
-    /// Makes a chain of readable buffers with these contents, and writable ones of these lengths; gives its head.
+    /// Makes a chain of readable buffers with these contents, and writable ones of these lengths.
+    /// Returns its head.
     pub fn add(&mut self, queue: u16, readable: &[&[u8]], writable: &[u32]) -> u16 {
         let mut chain = Vec::new();
         for bytes in readable {
@@ -251,7 +256,8 @@ impl Driver {
         ring.add(&self.memory, chain, indirect)
     }
 
-    /// Sends bytes without keeping account of descriptors: always by the first one of the queue, if it is set up.
+    /// Sends bytes without tracking descriptors, always by the first one of the queue, if it is set
+    /// up.
     pub fn raw_send(&mut self, queue: u16, bytes: &[u8]) {
         let address = self.buffer(bytes.len());
         self.memory
@@ -265,7 +271,7 @@ impl Driver {
         self.notify(queue);
     }
 
-    /// Notifies the device, if it wants to be.
+    /// Notifies the device, if it wants notifications.
     pub fn kick(&mut self, queue: u16) {
         if self.rings[usize::from(queue)].wants_kick(&self.memory) {
             self.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, u32::from(queue));
@@ -277,7 +283,8 @@ impl Driver {
         self.write(register::VIRTIO_MMIO_QUEUE_NOTIFY, u32::from(queue));
     }
 
-    /// The device's thread: serves what was notified until nothing is left. A device that goes on for ever panics.
+    /// Runs the device's thread until no notification is left. Panics if the device does not come
+    /// to rest.
     pub fn run(&mut self) {
         self.calls = 0;
         loop {
@@ -293,7 +300,7 @@ impl Driver {
         }
     }
 
-    /// The device's thread was woken: by a far end, or its deadline.
+    /// Wakes the device's thread, as a backend or its deadline does.
     pub fn poll(&mut self) {
         while self.handle.poll(self.now) == Progress::More {
             self.run();
@@ -301,7 +308,8 @@ impl Driver {
         self.run();
     }
 
-    /// Lets time pass up to the device's next deadline, if that is no further away than `most`. How long it was.
+    /// Advances time to the device's next deadline, if it is within `most`. Returns the time
+    /// advanced.
     pub fn sleep(&mut self, most: Duration) -> Duration {
         let end = self.now + most;
         let until = self.handle.deadline().map_or(end, |at| at.min(end));
@@ -311,20 +319,20 @@ impl Driver {
         slept
     }
 
-    /// Chains that the device has used since the last call.
+    /// Returns the chains that the device has used since the last call.
     pub fn used(&mut self, queue: u16) -> Vec<Used> {
         let memory = self.memory.clone();
         let ring = &mut self.rings[usize::from(queue)];
         std::iter::from_fn(|| ring.next_used(&memory)).collect()
     }
 
-    /// Saves the device, and goes on with another one over the same memory: as after a snapshot.
+    /// Saves the device and continues with another one over the same memory, as after a snapshot.
     pub fn replace(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), MmioStateError> {
         let state = self.transport.state();
         self.restore(device, &state)
     }
 
-    /// Goes on with another device that takes on this state.
+    /// Continues with another device that restores this state.
     pub fn restore(
         &mut self,
         device: Box<dyn VirtioDevice>,

@@ -1,16 +1,19 @@
-//! Virtio 1.2 devices: the transport over memory-mapped registers, the queues, and the device models.
+//! Virtio 1.2 devices: the transport over memory-mapped registers, the queues, and the device
+//! models.
 //!
-//! A device is three things. The [`MmioTransport`] holds the registers; it is put on the MMIO [`Bus`](crate::Bus) and vCPU
-//! threads reach it. The [`DeviceHandle`] is for the one thread that serves the device: it is told which queues the guest
-//! has notified, when the device's far end has something, and when a time has come. The [`VirtioDevice`] is the model
-//! itself; it moves bytes between [`Queues`] and its far end.
+//! A device has three parts. The [`MmioTransport`] holds the registers and is on the MMIO
+//! [`Bus`](crate::Bus), for vCPU threads. The [`DeviceHandle`] is for the one thread that serves
+//! the device. That thread calls it for queue notifications, for a ready backend and for deadlines.
+//! The [`VirtioDevice`] is the model itself. It moves bytes between [`Queues`] and its backend.
 //!
-//! The caller owns the threads, the eventfds and the guest's memory. A guest is hostile: what it puts into a queue is
-//! checked before a device sees it, work per call is bounded, and a queue whose rings make no sense is out of use until
-//! the driver resets the device, while the other queues and the machine go on.
+//! The caller owns the threads, the eventfds and the guest's memory. A guest is hostile. The
+//! content of a queue is checked before a device sees it, and work per call is bounded. A queue
+//! with invalid rings is unusable until the driver resets the device, while the other queues and
+//! the machine continue.
 //!
-//! Not here: packed rings, PCI and legacy (version 1) devices, and migration while requests are in flight: a device
-//! finishes within a call what it takes from a queue, or puts it back.
+//! Not here: packed rings, PCI and legacy (version 1) devices, and migration with requests in
+//! flight. Within one call, a device finishes the chains that it takes from a queue, or puts them
+//! back.
 
 pub mod blk;
 mod chain;
@@ -35,13 +38,13 @@ pub use mmio::{
 };
 pub use queue::{QueueError, QueueStats, Queues, SavedQueue};
 
-/// The device keeps to virtio 1.0 and later: the only way here.
+/// The feature of virtio 1.0 and later, the only supported version.
 pub const FEATURE_VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
-/// A descriptor may name a table of descriptors.
+/// The feature by which a descriptor may name a table of descriptors.
 pub const FEATURE_INDIRECT_DESCRIPTORS: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
-/// Notifications and interrupts are suppressed by ring index.
+/// The feature by which notifications and interrupts are suppressed by ring index.
 pub const FEATURE_EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// What the transport offers for every device.
+/// The features that the transport offers for every device.
 pub const TRANSPORT_FEATURES: u64 =
     FEATURE_VERSION_1 | FEATURE_INDIRECT_DESCRIPTORS | FEATURE_EVENT_INDEX;

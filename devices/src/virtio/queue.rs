@@ -1,4 +1,4 @@
-//! A device's queues as its model sees them: whole chains come out, lengths go in.
+//! A device's queues as its model sees them: whole chains are popped and returned with a length.
 
 use std::sync::atomic::Ordering;
 
@@ -11,21 +11,21 @@ use super::chain::{Chain, ChainError};
 use super::{FEATURE_EVENT_INDEX, FEATURE_INDIRECT_DESCRIPTORS};
 use crate::WatchedMemory;
 
-/// Bytes of the available ring beside its elements: flags, index, used_event.
+/// The size in bytes of the available ring without its elements: flags, index, used_event.
 const AVAILABLE_EXTRA: usize = 6;
-/// Bytes of the used ring beside its elements: flags, index, avail_event.
+/// The size in bytes of the used ring without its elements: flags, index, avail_event.
 const USED_EXTRA: usize = 6;
-/// Bytes of a descriptor.
+/// The size of a descriptor in bytes.
 const DESCRIPTOR: usize = 16;
-/// The available ring's flag by which a driver asks for no interrupts.
+/// The flag of the available ring by which a driver disables interrupts.
 const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
-/// The descriptor's flag that it names a table.
+/// The flag of a descriptor that names a table.
 const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 
-/// Why a queue is not usable.
+/// The reason why a queue is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum QueueError {
-    /// Not a power of two, or more than the device offers.
+    /// The size is not a power of two, or exceeds that offered.
     #[error("its size is not a power of two or more than offered")]
     Size,
     /// A ring is not aligned.
@@ -42,66 +42,69 @@ pub enum QueueError {
     Head,
 }
 
-/// What a queue counted since the machine was made. Counts are exact.
+/// The counts of a queue since the machine was made. They are exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueStats {
-    /// Chains given back to the driver, those rejected among them.
+    /// The number of chains returned to the driver, including rejected ones.
     pub used: u64,
-    /// Chains that were malformed or not what the device takes; given back with a length of zero.
+    /// The number of chains that were malformed or not acceptable to the device. They were returned
+    /// with a length of zero.
     pub rejected: u64,
-    /// What was wrong with the last of them.
+    /// The reason of the last rejection.
     pub last_rejection: Option<ChainError>,
-    /// How often the queue broke.
+    /// The number of times that the queue broke.
     pub broken: u64,
-    /// Why, the last time.
+    /// The reason of the last break.
     pub last_break: Option<QueueError>,
 }
 
 /// A queue in a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedQueue {
-    /// Descriptors.
+    /// The number of descriptors.
     pub size: u16,
-    /// Whether the driver has set it up.
+    /// True if the driver has set it up.
     pub ready: bool,
-    /// Why it is out of use.
+    /// The reason why it is broken.
     pub broken: Option<QueueError>,
-    /// Guest address of the descriptor table.
+    /// The GPA of the descriptor table.
     pub descriptors: u64,
-    /// Guest address of the available ring.
+    /// The GPA of the available ring.
     pub available: u64,
-    /// Guest address of the used ring.
+    /// The GPA of the used ring.
     pub used: u64,
-    /// The device's place in the available ring.
+    /// The device's index in the available ring.
     pub next_available: u16,
-    /// The device's place in the used ring.
+    /// The device's index in the used ring.
     pub next_used: u16,
 }
 
 struct Slot {
     queue: Queue,
     broken: Option<QueueError>,
-    /// Chains were put into the used ring since the driver was last told.
+    /// True if chains were added to the used ring since the driver was last notified.
     added: bool,
     stats: QueueStats,
 }
 
-/// A device's queues and the memory that they lie in.
+/// A device's queues and the memory that holds them.
 ///
-/// An index that the device does not have, a queue that the driver has not set up and one that broke are empty queues.
+/// An index that the device does not have, a queue that is not set up and one that broke are empty
+/// queues.
 pub struct Queues {
     memory: WatchedMemory,
     slots: Vec<Slot>,
-    /// Negotiated, known from DRIVER_OK on.
+    /// The negotiated features, known from DRIVER_OK on.
     features: u64,
-    /// A queue broke since the transport last looked.
+    /// True if a queue broke since the transport last checked.
     newly_broken: bool,
-    /// Configuration space changed since the transport last looked.
+    /// True if configuration space changed since the transport last checked.
     config_changed: bool,
 }
 
 impl Queues {
-    /// Queues of at most these sizes; a size that virtio does not know becomes one descriptor.
+    /// Makes queues of at most these sizes. A size that virtio does not allow becomes one
+    /// descriptor.
     pub(super) fn new(memory: WatchedMemory, sizes: &[u16]) -> Self {
         let slots = sizes
             .iter()
@@ -122,45 +125,46 @@ impl Queues {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of queues.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Whether there are none.
+    /// Checks whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     #[must_use]
     pub fn memory(&self) -> &WatchedMemory {
         &self.memory
     }
 
-    /// Whether the driver has set the queue up and it works.
+    /// Checks whether the driver has set the queue up and it is not broken.
     #[must_use]
     pub fn ready(&self, index: u16) -> bool {
         self.slot(index).is_some_and(usable)
     }
 
-    /// The queue's size as the driver has chosen it.
+    /// Returns the queue's size as set by the driver.
     #[must_use]
     pub fn size(&self, index: u16) -> u16 {
         self.slot(index).map_or(0, |slot| slot.queue.size())
     }
 
-    /// What was counted.
+    /// Returns the counts.
     #[must_use]
     pub fn stats(&self, index: u16) -> QueueStats {
         self.slot(index)
             .map_or_else(QueueStats::default, |slot| slot.stats)
     }
 
-    /// Takes the next chain. Malformed ones before it are given back with a length of zero and counted; more of them in
-    /// one call than the queue has descriptors end the call.
+    /// Takes the next chain. Malformed ones before it are returned with a length of zero and
+    /// counted. If there are more of them in one call than the queue has descriptors, the call
+    /// ends.
     pub fn pop(&mut self, index: u16) -> Option<Chain> {
         for _ in 0..=self.size(index) {
             let (head, chain) = self.next(index)?;
@@ -204,7 +208,7 @@ impl Queues {
         Some((head, chain))
     }
 
-    /// Puts the chain that was taken last back, so that the next `pop` finds it.
+    /// Puts back the chain that was taken last, so that the next `pop` returns it.
     pub fn put_back(&mut self, index: u16, chain: Chain) {
         drop(chain);
         if let Some(slot) = self.slot_mut(index) {
@@ -212,7 +216,7 @@ impl Queues {
         }
     }
 
-    /// Gives a chain back to the driver, with `length` bytes written into it.
+    /// Returns a chain to the driver, with `length` bytes written into it.
     pub fn give(&mut self, index: u16, chain: Chain, length: usize) {
         self.add_used(
             index,
@@ -221,7 +225,7 @@ impl Queues {
         );
     }
 
-    /// Gives a chain back that the device does not take, and counts it.
+    /// Returns a chain that the device does not accept, and counts it.
     pub fn reject(&mut self, index: u16, chain: Chain, error: ChainError) {
         self.give_back(index, chain.head(), error);
     }
@@ -249,7 +253,8 @@ impl Queues {
         slot.added = true;
     }
 
-    /// Chains that the driver has made available since the queue was set up, those taken included: a count that wraps.
+    /// Returns the number of chains made available since the queue was set up, including taken
+    /// ones. The count wraps.
     #[must_use]
     pub fn made_available(&self, index: u16) -> u16 {
         let index = self.slot(index).filter(|slot| usable(slot));
@@ -258,13 +263,15 @@ impl Queues {
             .map_or(0, |wrapping| wrapping.0)
     }
 
-    /// Chains that the device has taken since then and not put back: a count that wraps.
+    /// Returns the number of chains that the device has taken since then and not put back. The
+    /// count wraps.
     #[must_use]
     pub fn taken(&self, index: u16) -> u16 {
         self.slot(index).map_or(0, |slot| slot.queue.next_avail())
     }
 
-    /// Asks the driver to notify the queue from the next chain on. Whether chains came meanwhile: take those first.
+    /// Enables notifications from the next chain on. Returns whether chains came meanwhile; the
+    /// caller takes those first.
     #[must_use]
     pub fn listen(&mut self, index: u16) -> bool {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
@@ -277,22 +284,23 @@ impl Queues {
                 .unwrap_or(false)
     }
 
-    /// Tells the driver that notifications of the queue are of no use now. It may send them all the same.
+    /// Disables notifications of the queue. The driver may send them all the same.
     pub fn ignore(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index))
             && usable(slot)
         {
-            // The rings are in memory, so that it cannot fail; if it did, notifications would just go on.
+            // The rings are in memory, so this cannot fail. If it did, notifications would just
+            // continue.
             let _ = slot.queue.disable_notification(&self.memory);
         }
     }
 
-    /// The device has changed its configuration space: the driver is told after the call.
+    /// Notes a change of configuration space. The driver is notified after the call.
     pub fn config_changed(&mut self) {
         self.config_changed = true;
     }
 
-    /// Takes a queue out of use: the device is told to need a reset, other queues go on.
+    /// Marks a queue as broken. The device then needs a reset, and other queues continue.
     fn break_queue(&mut self, index: u16, error: QueueError) {
         if let Some(slot) = self.slot_mut(index) {
             slot.broken = Some(error);
@@ -310,19 +318,19 @@ impl Queues {
         self.slots.get_mut(usize::from(index))
     }
 
-    // What the transport does with the queues.
+    // The transport's part of the interface.
 
-    /// The largest size that is offered.
+    /// Returns the maximum size offered.
     pub(super) fn max_size(&self, index: u16) -> u16 {
         self.slot(index).map_or(0, |slot| slot.queue.max_size())
     }
 
-    /// Whether the driver has set the queue up, also where it broke since.
+    /// Checks whether the driver has set the queue up, even if it broke since.
     pub(super) fn is_set_up(&self, index: u16) -> bool {
         self.slot(index).is_some_and(|slot| slot.queue.ready())
     }
 
-    /// Takes on a queue as the driver, or a snapshot, describes it.
+    /// Sets up a queue as the driver or a snapshot describes it.
     pub(super) fn set_up(&mut self, index: u16, saved: &SavedQueue) -> Result<(), QueueError> {
         check(&self.memory, saved, self.max_size(index))?;
         let event_idx_enabled = self.features & FEATURE_EVENT_INDEX != 0;
@@ -346,7 +354,7 @@ impl Queues {
         Ok(())
     }
 
-    /// The driver takes one queue away.
+    /// Handles the removal of one queue by the driver.
     pub(super) fn take_down(&mut self, index: u16) {
         if let Some(slot) = self.slot_mut(index) {
             slot.queue.reset();
@@ -355,7 +363,7 @@ impl Queues {
         }
     }
 
-    /// The driver takes all queues away.
+    /// Handles the removal of all queues by the driver.
     pub(super) fn reset(&mut self) {
         for index in 0..u16::try_from(self.slots.len()).unwrap_or(u16::MAX) {
             self.take_down(index);
@@ -365,7 +373,7 @@ impl Queues {
         self.config_changed = false;
     }
 
-    /// The negotiated features, when the driver is ready.
+    /// Sets the negotiated features, when the driver is ready.
     pub(super) fn set_features(&mut self, features: u64) {
         self.features = features;
         for slot in &mut self.slots {
@@ -391,14 +399,15 @@ impl Queues {
         self.slots.iter().map(save).collect()
     }
 
-    /// Whether the driver wants to be told about used chains; asked once after each call of the device.
+    /// Checks whether the driver wants an interrupt for used chains. To be called once after each
+    /// call of the device.
     pub(super) fn take_used(&mut self) -> bool {
         let mut wanted = false;
         for slot in &mut self.slots {
             if !std::mem::take(&mut slot.added) || !usable(slot) {
                 continue;
             }
-            // An interrupt too many is harmless, one too few is not.
+            // A spurious interrupt is harmless, a missing one is not.
             let by_index = slot.queue.needs_notification(&self.memory).unwrap_or(true);
             wanted |= by_index && !(interrupts_refused(&self.memory, &slot.queue));
         }
@@ -418,20 +427,21 @@ fn usable(slot: &Slot) -> bool {
     slot.queue.ready() && slot.broken.is_none()
 }
 
-/// Whether a chain that begins at `head` begins with the name of an indirect table.
+/// Checks whether a chain that begins at `head` begins with an indirect table.
 fn begins_indirect(memory: &WatchedMemory, table: u64, head: u16) -> bool {
     let flags = table + u64::from(head) * DESCRIPTOR as u64 + 12;
     let flags = memory.read_obj::<u16>(GuestAddress(flags));
     flags.is_ok_and(|flags| u16::from_le(flags) & INDIRECT != 0)
 }
 
-/// Without event index, a flag of the available ring says it.
+/// Checks the flag of the available ring that disables interrupts without event index.
 fn interrupts_refused(memory: &WatchedMemory, queue: &Queue) -> bool {
     let flags = memory.load::<u16>(GuestAddress(queue.avail_ring()), Ordering::Relaxed);
     !queue.event_idx_enabled() && flags.is_ok_and(|flags| u16::from_le(flags) & NO_INTERRUPT != 0)
 }
 
-/// Whether a queue that is said to be ready can be: checked once, so that later accesses to its rings cannot fail.
+/// Checks whether a ready queue is valid. This is done once, so that later accesses to its rings
+/// cannot fail.
 fn check(memory: &WatchedMemory, queue: &SavedQueue, most: u16) -> Result<(), QueueError> {
     if queue.size == 0 || !queue.size.is_power_of_two() || queue.size > most {
         return Err(QueueError::Size);
@@ -452,7 +462,7 @@ fn check(memory: &WatchedMemory, queue: &SavedQueue, most: u16) -> Result<(), Qu
             return Err(QueueError::Alignment);
         }
         let there = GuestMemory::check_range(memory, GuestAddress(address), length, access);
-        // An available ring at zero counts as not set up in the ring's implementation.
+        // The ring's implementation treats an available ring at zero as not set up.
         if queue.ready && (address == 0 || !there) {
             return Err(QueueError::OutsideMemory);
         }

@@ -1,6 +1,6 @@
 //! virtio-rng (virtio 1.2, 5.4): random bytes from a source of the caller's.
 //!
-//! Each buffer of the guest gets what it has room for, up to a bound; the driver asks again for more.
+//! Each buffer of the guest is filled up to a bound. The driver requests more.
 
 use std::io::{self, Read};
 use std::time::Instant;
@@ -10,20 +10,20 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 
-/// Linux has one request under way.
+/// The size of the queue. Linux has one request in flight.
 const QUEUE_SIZE: u16 = 8;
-/// Most bytes for one request.
+/// The maximum number of bytes for one request.
 const MOST: usize = 4 << 10;
-/// Requests answered in one call.
+/// The maximum number of requests served in one call.
 const REQUESTS_AT_ONCE: usize = 8;
 
-/// The host's random numbers, as /dev/urandom gives them.
+/// The host's random numbers, as from /dev/urandom.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostEntropy;
 
 impl Read for HostEntropy {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Waits at most for a host that has just booted itself.
+        // This waits only on a host that has just booted.
         Ok(getrandom(buffer, GetRandomFlags::empty())?)
     }
 }
@@ -34,7 +34,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A device that gives what it reads from `source`, which must never wait.
+    /// Makes a device that returns the bytes of `source`, which must never block.
     #[must_use]
     pub fn new(source: impl Read + Send + 'static) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Rng {
         }
     }
 
-    /// Random bytes, at most `room`; fewer, maybe none, if the source fails.
+    /// Reads at most `room` random bytes. There are fewer, maybe none, if the source fails.
     fn bytes(&mut self, room: usize) -> Vec<u8> {
         let mut bytes = vec![0; room.min(MOST)];
         let length = match self.source.read(&mut bytes) {

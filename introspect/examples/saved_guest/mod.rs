@@ -1,5 +1,6 @@
-//! What the examples that look into a guest's core file start with: the file, and the kernel that is found in its memory.
-//! The types are those of the kernel's image, as not every kernel has them in memory.
+//! The common start of the examples that read a guest's core file: the file, and the kernel found
+//! in its memory. The types are those of the kernel's image, because not every kernel has them in
+//! memory.
 
 use std::error::Error;
 
@@ -16,7 +17,7 @@ pub struct SavedGuest {
 }
 
 impl SavedGuest {
-    /// By the program's arguments, `CORE VMLINUX`.
+    /// Opens the guest of the program's arguments, `CORE VMLINUX`.
     pub fn of_arguments() -> Result<Self, Box<dyn Error>> {
         let mut arguments = std::env::args();
         let program = arguments.next().unwrap_or_default();

@@ -4,7 +4,7 @@
 use introspect::kernel::btf::{Btf, TypeId};
 use libfuzzer_sys::fuzz_target;
 
-/// Types looked at one by one.
+/// The maximum number of types that are queried one by one.
 const MOST: usize = 64;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,6 +1,7 @@
-//! The cache of a kernel's decoded symbols and types, written by somebody else: with a checksum that is right.
+//! The cache of a kernel's decoded symbols and types, written by an attacker, with a correct
+//! checksum.
 //!
-//! What it says is believed; asking it must end, and must not panic.
+//! Its content is trusted. Queries of it must end, and must not panic.
 #![no_main]
 
 use introspect::kernel::btf::TypeId;
@@ -8,10 +9,10 @@ use introspect::kernel::cached::{CacheError, DecodedKernel, set_checksum};
 use introspect::kernel::shared_bytes::SharedBytes;
 use libfuzzer_sys::fuzz_target;
 
-/// Symbols and types looked at one by one.
+/// The maximum number of symbols and types that are queried one by one.
 const MOST: usize = 64;
 
-/// The kernel, whatever its key is.
+/// Loads the kernel, whatever its key.
 fn taken_up(bytes: &[u8]) -> Option<DecodedKernel> {
     let take_up = |key: &[u8]| DecodedKernel::from_bytes(key, SharedBytes::new(bytes.to_vec()));
     match take_up(b"key") {

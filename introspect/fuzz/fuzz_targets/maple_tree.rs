@@ -1,4 +1,4 @@
-//! Maple trees: the input is the tree and, wherever its pointers lead, its nodes.
+//! Maple trees: the input is the tree and, at any pointer, its nodes.
 #![no_main]
 
 use std::sync::LazyLock;

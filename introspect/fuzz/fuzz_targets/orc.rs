@@ -6,7 +6,7 @@ use introspect::stack::orc_versions::OrcFormat;
 use libfuzzer_sys::fuzz_target;
 
 const ADDRESS: u64 = 0xffff_ffff_8200_0000;
-/// Bytes of an address and its record.
+/// The size in bytes of an address and its record.
 const PAIR: usize = 4 + 6;
 
 fuzz_target!(|bytes: &[u8]| {

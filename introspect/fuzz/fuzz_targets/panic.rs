@@ -1,4 +1,4 @@
-//! The message of a panic in the kernel's log, which is somewhere in memory: the input is the memory.
+//! The message of a panic in the kernel's log, somewhere in memory. The input is the memory.
 #![no_main]
 
 use std::ops::Range;

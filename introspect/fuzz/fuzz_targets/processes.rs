@@ -1,5 +1,5 @@
-//! A question about processes: the input is the first task and, wherever pointers lead, everything else. Its first byte says
-//! which question, too.
+//! A query about processes. The input is the first task and, at any pointer, everything else. Its
+//! first byte also selects the query.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use introspect::system::System;
 use introspect::{Gva, PausedMemory};
 use libfuzzer_sys::fuzz_target;
 
-/// Tasks looked at one by one.
+/// The maximum number of tasks that are read one by one.
 const MOST: usize = 4;
 
 static SYMBOLS: LazyLock<Symbols> = LazyLock::new(|| {

@@ -1,5 +1,6 @@
-//! A question about processes, of the saved memory image of the tests with damaged words: the input says which. Most pointers
-//! are those of a real kernel, to what is of another type or no longer there. The first byte says what to ask about whom, too.
+//! A query about processes of the tests' saved memory image with damaged words, which the input
+//! selects. Most pointers are those of a real kernel, to data of another type or that no longer
+//! exists. The first byte also selects the query and its subject.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -14,12 +15,13 @@ use introspect::x86_64::{AddressSpace, PAGE};
 use introspect::{Gpa, PausedMemory, PhysicalMemory, PhysicalReadError};
 use libfuzzer_sys::fuzz_target;
 
-/// Threads looked at one by one.
+/// The maximum number of threads that are read one by one.
 const MOST: usize = 2;
-/// Words damaged in one run.
+/// The maximum number of words damaged in one run.
 const MOST_DAMAGE: usize = 64;
 const WORD: u64 = 8;
-/// In the number of the damaged word: a bit of it is turned; else a word from elsewhere is put there.
+/// The bit in the number of the damaged word that selects a bit flip instead of a word from
+/// elsewhere.
 const TURNED: u16 = 1 << 15;
 
 static CORE: LazyLock<CoreFile> = LazyLock::new(images::core);
@@ -43,7 +45,7 @@ static SYSTEM: LazyLock<(System, AddressSpace)> = LazyLock::new(|| {
 struct Damaged(BTreeMap<u64, [u8; WORD as usize]>);
 
 impl Damaged {
-    /// By pages and words of the image: where, and from where or which bit.
+    /// Reads the damage as pages and words of the image: the target, and the source or the bit.
     fn new(input: &[u8]) -> Self {
         let mut words = BTreeMap::new();
         let place = |page: u16, word: u16| {

@@ -1,4 +1,4 @@
-//! XArrays: the input is the array and, wherever its pointers lead, its nodes.
+//! XArrays: the input is the array and, at any pointer, its nodes.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,10 +1,12 @@
-//! What the fuzz targets share: a kernel's types, questions about processes, and a guest whose whole memory is the input.
+//! The common part of the fuzz targets: a kernel's types, queries about processes, and a guest
+//! whose whole memory is the input.
 //!
-//! Each target hands its input to one decoder and asks all of what it yields. A panic, a walk without end and memory
-//! without bound are what is looked for; what the decoder answers is checked where something must hold for any input.
+//! Each target passes its input to one decoder and queries everything of the result. Failures are a
+//! panic, an endless walk and unbounded memory. Results are checked if something must hold for any
+//! input.
 //!
-//! The stable toolchain will do: `cargo fuzz run --sanitizer none TARGET corpus/TARGET seeds/TARGET` in this folder. The seeds
-//! are made by introspect's example `fuzz-seeds`.
+//! The stable toolchain is enough: `cargo fuzz run --sanitizer none TARGET corpus/TARGET
+//! seeds/TARGET` in this folder. The example `fuzz-seeds` of introspect makes the seeds.
 #![forbid(unsafe_code)]
 
 #[path = "../../tests/images/mod.rs"]
@@ -18,26 +20,26 @@ use introspect::system::PausedSystem;
 use introspect::x86_64::AddressSpace;
 use introspect::{Gpa, MemoryView, PausedMemory, PhysicalMemory, PhysicalReadError};
 
-/// Where the direct mapping starts: the input's first byte.
+/// The start of the direct mapping: the input's first byte.
 pub const START: u64 = 0xffff_8880_0000_0000;
-/// The two page tables, above all memory that they map.
+/// The address of the two page tables, above all memory that they map.
 const TABLES: u64 = 1 << 40;
 const TABLE: u64 = 4096;
 const GIGABYTE: u64 = 1 << 30;
-/// Present, writable, for user mode.
+/// The bits of an entry that is present, writable and for user mode.
 const USABLE: u64 = 0b111;
-/// A page in a table above the lowest.
+/// The bit of a page in a table above the lowest.
 const LARGE: u64 = 1 << 7;
 
 static TYPES: LazyLock<Btf> = LazyLock::new(images::types);
 
-/// Questions that [`ask`] knows.
+/// The number of queries that [`ask`] knows.
 pub const QUESTIONS: u8 = 4;
 
-/// Asks one thing about processes: in detail about `most` threads from number `first` on, and as many open files of each.
-/// Any answer will do.
+/// Makes one query about processes, in detail about `most` threads from number `first` on, and as
+/// many open files of each. Any result is accepted.
 ///
-/// One question a run, so that a run is short: programs; open files; mapped objects; stacks.
+/// A run makes only one query, so that it is short: programs, open files, mapped objects or stacks.
 pub fn ask(look: PausedSystem<'_>, question: u8, first: usize, most: usize) {
     let tasks = look.threads().map(|tasks| tasks.items).unwrap_or_default();
     let first = first.checked_rem(tasks.len()).unwrap_or(0);
@@ -83,31 +85,32 @@ pub fn ask(look: PausedSystem<'_>, question: u8, first: usize, most: usize) {
     }
 }
 
-/// The types of Linux 6.1.
+/// Returns the types of Linux 6.1.
 #[must_use]
 pub fn types() -> &'static Btf {
     &TYPES
 }
 
-/// A guest that has the input again and again wherever one looks: no pointer is wild, and most lead in circles.
+/// A guest whose memory repeats the input everywhere. No pointer is invalid, and most lead in
+/// circles.
 pub struct Endless<'i> {
     input: &'i [u8],
 }
 
 impl<'i> Endless<'i> {
-    /// Of an input that is not empty.
+    /// Makes a guest of an input, unless that is empty.
     #[must_use]
     pub fn new(input: &'i [u8]) -> Option<Self> {
         (!input.is_empty()).then_some(Self { input })
     }
 
-    /// Looks at it.
+    /// Calls a closure with a view of the guest.
     pub fn look<T>(&self, with: impl FnOnce(MemoryView<'_>) -> T) -> T {
         with(PausedMemory::new(self).view(space()))
     }
 }
 
-/// The address space that maps it.
+/// Returns the address space that maps it.
 #[must_use]
 pub fn space() -> AddressSpace {
     AddressSpace {
@@ -133,7 +136,8 @@ impl PhysicalMemory for Endless<'_> {
     }
 }
 
-/// All entries of the first table lead to the second, which maps 512 pages of 1 GiB.
+/// Returns an entry. All entries of the first table point to the second, which maps 512 pages of 1
+/// GiB.
 fn entry(index: u64) -> u64 {
     match index.checked_sub(TABLE / 8) {
         None => (TABLES + TABLE) | USABLE,

@@ -1,5 +1,5 @@
-//! What is read of every process from outside, in the form in which the guest's own `/proc` has it: the same file names, the
-//! same lines. Fields of `stat` that are not read are [`UNREAD`].
+//! Reads every process from outside, in the form of the guest's own `/proc`: the same file names,
+//! the same lines. Fields of `stat` that are not read are [`UNREAD`].
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,18 +18,18 @@ use introspect::system::{PausedSystem, System, UserObjects};
 use introspect::x86_64::{AddressSpace, CpuState};
 use introspect::{Gva, PausedMemory, PhysicalMemory};
 
-/// A field that is not read.
+/// The text of a field that is not read.
 pub const UNREAD: &str = "?";
-/// Fields of `/proc/PID/stat` (proc(5)).
+/// The number of fields of `/proc/PID/stat` (proc(5)).
 const STAT_FIELDS: usize = 52;
-/// Most bytes of a command line or an environment.
+/// The maximum size in bytes of a command line or an environment.
 const MOST_TEXT: usize = 1 << 16;
-/// A process's own areas lie below; above is the vsyscall page, which its size leaves out.
+/// The end of a process's own VMAs. Above is the vsyscall page, which the process's size omits.
 const KERNEL_HALF: u64 = 1 << 63;
 
 type Failure = Box<dyn Error>;
 
-/// A kernel found in memory, and the readers of it.
+/// A kernel found in memory, with its readers.
 pub struct Guest {
     pub kernel: LiveKernel,
     system: System,
@@ -40,7 +40,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Finds the kernel that the first CPU runs. Its types are given: this kernel does not load them.
+    /// Finds the kernel that the first CPU runs. Its types are passed, because this kernel does not
+    /// load them.
     pub fn find(
         memory: &dyn PhysicalMemory,
         cpus: &[CpuState],
@@ -52,7 +53,7 @@ impl Guest {
         Self::new(memory, kernel, cpus, types)
     }
 
-    /// The readers for a kernel that is found.
+    /// Makes the readers for a kernel.
     pub fn new(
         memory: &dyn PhysicalMemory,
         kernel: LiveKernel,
@@ -71,8 +72,8 @@ impl Guest {
         })
     }
 
-    /// Asks all that can be asked. `PID/task/TID/user`, which `/proc` has not, is the thread's stack in the program, a
-    /// function a line.
+    /// Reads everything that can be read. `PID/task/TID/user`, which `/proc` lacks, is the thread's
+    /// stack in the program, a function a line.
     pub fn answers(
         &self,
         memory: &dyn PhysicalMemory,
@@ -185,10 +186,10 @@ impl Asked<'_> {
     }
 }
 
-/// The line of `/proc/PID/stat`.
+/// Returns the line of `/proc/PID/stat`.
 fn stat(guest: &Guest, look: &PausedSystem<'_>, task: &TaskInfo) -> Result<String, Failure> {
     let mut fields = vec![UNREAD.to_owned(); STAT_FIELDS];
-    // Numbered from 1, as in proc(5).
+    // Fields are numbered from 1, as in proc(5).
     let mut put = |number: usize, text: String| {
         if let Some(field) = fields.get_mut(number - 1) {
             *field = text;
@@ -220,7 +221,7 @@ fn stat(guest: &Guest, look: &PausedSystem<'_>, task: &TaskInfo) -> Result<Strin
     Ok(fields.join(" ") + "\n")
 }
 
-/// The lines of `/proc/PID/maps`.
+/// Returns the lines of `/proc/PID/maps`.
 fn maps(guest: &Guest, look: &PausedSystem<'_>, task: &TaskInfo) -> Result<String, Failure> {
     let mut text = String::new();
     let (Some(maps), Some(mm)) = (look.maps(task)?, task.mm) else {
@@ -240,7 +241,7 @@ fn maps(guest: &Guest, look: &PausedSystem<'_>, task: &TaskInfo) -> Result<Strin
     Ok(text)
 }
 
-/// The lines of `/proc/PID/stack`, with `--` and a reason behind a stack that is not whole.
+/// Returns the lines of `/proc/PID/stack`, with `--` and a reason after an incomplete stack.
 fn kernel_lines(symbols: &Symbols, unwinder: &KernelUnwinder, stack: &Stack) -> String {
     let shown = stack
         .frames
@@ -249,14 +250,15 @@ fn kernel_lines(symbols: &Symbols, unwinder: &KernelUnwinder, stack: &Stack) -> 
     let mut text: String = shown
         .map(|frame| format!("[<0>] {}\n", kernel_place(symbols, frame)))
         .collect();
-    // Of a task that has ended /proc shows nothing either.
+    // For a task that has ended, /proc shows nothing either.
     if !stack.is_reliable() && stack.end != End::NoStack {
         text += &format!("-- {}\n", stack.end);
     }
     text
 }
 
-/// As the kernel prints an address of a backtrace: by the byte before, whatever the frame, with the function's size.
+/// Formats an address of a backtrace as the kernel does: by the byte before, for any frame, with
+/// the function's size.
 fn kernel_place(symbols: &Symbols, frame: &Frame) -> String {
     let Some((symbol, offset)) = symbols.resolve(frame.address.0.wrapping_sub(1)) else {
         return frame.address.to_string();
@@ -271,7 +273,7 @@ fn kernel_place(symbols: &Symbols, frame: &Frame) -> String {
     format!("{}+{:#x}/{size:#x}", symbol.name, offset + 1)
 }
 
-/// One function a line, then `--` and why no more follow.
+/// Returns one function a line, then `--` and the reason for the end.
 fn user_lines(objects: &UserObjects<'_>, stack: &Stack) -> String {
     let mut text = String::new();
     for frame in &stack.frames {
@@ -286,7 +288,7 @@ fn user_lines(objects: &UserObjects<'_>, stack: &Stack) -> String {
     text + &format!("-- {}\n", stack.end)
 }
 
-/// The text, which must be whole.
+/// Returns the text, which must be complete.
 fn whole(text: Option<&ProcessText>) -> Result<String, Failure> {
     match text {
         Some(ProcessText {
@@ -299,7 +301,7 @@ fn whole(text: Option<&ProcessText>) -> Result<String, Failure> {
     }
 }
 
-/// Bytes as the file of expectations has them: a NUL as `\0`.
+/// Escapes bytes as in the file of expectations: a NUL as `\0`.
 pub fn escaped(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace('\0', "\\0")
 }

@@ -1,4 +1,5 @@
-//! The saved guest of the tests: its memory and CPU, and its kernel's types. `README.md` tells where it comes from.
+//! The saved guest of the tests: its memory and CPU, and its kernel's types. `README.md` has its
+//! origin.
 
 use std::io::Read;
 
@@ -6,9 +7,10 @@ use introspect::core_file::CoreFile;
 use introspect::kernel::btf::Btf;
 use lzma_rust2::XzReader;
 
-/// The memory, as far as the readers touch it, and the CPU.
+/// Returns the memory, as far as the readers use it, and the CPU.
 ///
 /// # Panics
+///
 /// If the file of this repository is damaged.
 #[must_use]
 pub fn core() -> CoreFile {
@@ -16,9 +18,10 @@ pub fn core() -> CoreFile {
     CoreFile::parse(bytes).expect("a core file")
 }
 
-/// The types of its kernel, a Linux 6.1.
+/// Returns the types of its kernel, a Linux 6.1.
 ///
 /// # Panics
+///
 /// If the file of this repository is damaged.
 #[must_use]
 pub fn types() -> Btf {
