@@ -1,4 +1,4 @@
-//! What a block device's sectors are kept in.
+//! The storage of a block device's sectors.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -11,11 +11,12 @@ use rustix::io::Errno;
 
 use super::SECTOR;
 
-/// The far end of a block device: bytes 0 to [`BlockBackend::length`], all of which can be read at any time.
+/// The backend of a block device: bytes 0 to [`BlockBackend::length`], all of which can be read at
+/// any time.
 ///
-/// The device asks for ranges inside the length alone, and keeps to one request at a time.
+/// The device requests only ranges inside the length, and one at a time.
 pub trait BlockBackend: Send {
-    /// Its size in bytes, a multiple of 512. It never changes.
+    /// Returns the size in bytes, a multiple of 512. It never changes.
     fn length(&self) -> u64;
 
     /// Fills the whole of `buffer` from `offset` on.
@@ -27,56 +28,59 @@ pub trait BlockBackend: Send {
     /// Writes the whole of `data` from `offset` on.
     ///
     /// # Errors
-    /// If it cannot be written; a part of it may have been.
+    /// If it cannot be written. A part of it may have been written.
     fn write_at(&mut self, data: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Returns once all that was written before would outlast a crash of the host.
+    /// Returns once all earlier writes would survive a crash of the host.
     ///
     /// # Errors
-    /// If that cannot be had.
+    ///
+    /// If that cannot be ensured.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Gives up what is kept in `range`. Returns whether that reads as zeros now; if not, it is as it was.
+    /// Discards the content of `range`. Returns whether it now reads as zeros; if not, it is
+    /// unchanged.
     ///
     /// # Errors
-    /// If the attempt failed in another way than by not being supported.
+    ///
+    /// If the attempt failed for another reason than lack of support.
     fn discard(&mut self, range: Range<u64>) -> io::Result<bool>;
 }
 
-/// An image file cannot be used as a disk.
+/// The reason why an image file cannot be used as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// It cannot be opened.
+    /// The file cannot be opened.
     #[error("disk {path}: {source}")]
     Open {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// It has no whole number of sectors.
+    /// The file is not a whole number of sectors.
     #[error(
         "disk {path}: {length} bytes; a disk has whole sectors of {SECTOR} bytes, at least one (`truncate -s` changes a file's size)"
     )]
     Length {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Its size in bytes.
+        /// The size in bytes.
         length: u64,
     },
-    /// Another process uses it.
+    /// Another process uses the file.
     #[error(
         "disk {path}: in use by another machine; only machines that all have it read-only may share it"
     )]
     InUse {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
 }
 
 /// A raw image: the file's bytes are the disk's.
 ///
-/// The file is locked, shared where it is only read, so that no other machine writes what this one has.
+/// The file is locked, shared if it is only read, so that no other machine writes it meanwhile.
 #[derive(Debug)]
 pub struct FileBackend {
     file: File,
@@ -87,7 +91,8 @@ impl FileBackend {
     /// Opens an image.
     ///
     /// # Errors
-    /// If the file cannot be opened, has no whole number of sectors, or another machine uses it.
+    /// If the file cannot be opened, is not a whole number of sectors, or is used by another
+    /// machine.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ImageError> {
         let own = || path.to_path_buf();
         let failed = |source| ImageError::Open {
@@ -97,7 +102,7 @@ impl FileBackend {
         let mut file = OpenOptions::new()
             .read(true)
             .write(!read_only)
-            // A FIFO would wait for its other end.
+            // Opening a FIFO would wait for its peer.
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
             .map_err(failed)?;
@@ -115,7 +120,7 @@ impl FileBackend {
             Err(Errno::WOULDBLOCK) => return Err(ImageError::InUse { path: own() }),
             Err(error) => return Err(failed(error.into())),
         }
-        // Not the metadata's: that of a block device says 0.
+        // The metadata of a block device has length 0.
         let length = file.seek(SeekFrom::End(0)).map_err(failed)?;
         if length == 0 || !length.is_multiple_of(SECTOR) {
             return Err(ImageError::Length {
@@ -155,7 +160,7 @@ impl BlockBackend for FileBackend {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(&self.file, hole, range.start, length) {
             Ok(()) => Ok(true),
-            // File systems without holes.
+            // The file system does not support holes.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
             Err(error) => Err(error.into()),
         }
@@ -214,7 +219,7 @@ mod tests {
         backend.flush().unwrap();
         let before = file.as_file().metadata().unwrap().blocks();
         if !backend.discard(4096..LENGTH - 4096).unwrap() {
-            // A file system without holes keeps what was there.
+            // A file system without holes keeps the content.
             return;
         }
         let mut back = vec![1; LENGTH as usize];

@@ -1,8 +1,8 @@
 //! virtio-blk (virtio 1.2, 5.2): a disk of 512-byte sectors over a [`BlockBackend`].
 //!
-//! The caller owns where the bytes are kept; [`FileBackend`] keeps them in a raw image file. A request is carried out
-//! while the queue is processed, so that none is ever under way between two calls. What a guest asks for is bounded: a
-//! request larger than the limits that its driver was told of is an I/O error, as is one beyond the disk.
+//! The caller owns the storage; [`FileBackend`] is a raw image file. A request is carried out while
+//! the queue is processed, so none is in flight between two calls. Requests are bounded: one larger
+//! than the limits reported to the driver is an I/O error, as is one beyond the disk.
 //!
 //! Not here: several queues, the write cache's switch, secure erase, zoned disks, lifetime.
 
@@ -23,14 +23,14 @@ use super::{ChainError, DeviceStateError, Progress, Queues, VirtioDevice};
 pub use backend::{BlockBackend, FileBackend, ImageError};
 use request::Disk;
 
-/// Bytes of a sector, whatever the disk's own block size is.
+/// The size of a sector in bytes, whatever the disk's own block size.
 const SECTOR: u64 = 512;
-/// Most bytes of one segment of a request.
+/// The maximum number of bytes of one segment of a request.
 const SIZE_MAX: u32 = 64 << 10;
-/// Most segments of a request: with header and status it fills half of the queue.
+/// The maximum number of segments of a request. With header and status it fills half of the queue.
 const SEG_MAX: u32 = 126;
 const QUEUE_SIZE: u16 = 256;
-/// Requests carried out in one call.
+/// The maximum number of requests carried out in one call.
 const REQUESTS_AT_ONCE: usize = 16;
 
 const FEATURE_SIZE_MAX: u64 = 1 << VIRTIO_BLK_F_SIZE_MAX;
@@ -41,9 +41,9 @@ const FEATURE_FLUSH: u64 = 1 << VIRTIO_BLK_F_FLUSH;
 const FEATURE_DISCARD: u64 = 1 << VIRTIO_BLK_F_DISCARD;
 const FEATURE_WRITE_ZEROES: u64 = 1 << VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// Bytes of configuration space.
+/// The size of configuration space in bytes.
 const CONFIG_LENGTH: usize = 60;
-/// A discard smaller than a page of the host gives nothing up.
+/// The alignment of discards in sectors. One smaller than a page of the host frees nothing.
 const DISCARD_ALIGNMENT: u32 = 8;
 
 /// A block device.
@@ -51,17 +51,17 @@ pub struct Block {
     disk: Disk,
 }
 
-/// What a disk is, beside its bytes.
+/// The properties of a disk besides its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOptions<'a> {
-    /// The driver is told that it cannot write, and if it does so all the same, it cannot.
+    /// True if the disk rejects writes, which is also reported to the driver.
     pub read_only: bool,
-    /// What the device calls itself (`/sys/block/vda/serial`), up to 20 bytes.
+    /// The device's name (`/sys/block/vda/serial`), up to 20 bytes.
     pub id: &'a str,
 }
 
 impl Block {
-    /// A disk of the bytes that `backend` keeps.
+    /// Makes a disk over `backend`.
     #[must_use]
     pub fn new(backend: Box<dyn BlockBackend>, options: BlockOptions<'_>) -> Self {
         Self {
@@ -69,7 +69,8 @@ impl Block {
         }
     }
 
-    /// Configuration space: `struct virtio_blk_config`. What belongs to features that are not offered is zero.
+    /// Returns configuration space (`struct virtio_blk_config`). Fields of features that are not
+    /// offered are zero.
     fn config(&self) -> [u8; CONFIG_LENGTH] {
         let mut config = [0; CONFIG_LENGTH];
         let mut put = |at: usize, bytes: &[u8]| {
@@ -127,7 +128,7 @@ impl VirtioDevice for Block {
         queues.ignore(queue);
         for _ in 0..REQUESTS_AT_ONCE {
             let Some(chain) = queues.pop(queue) else {
-                // What came between the last look and now is not announced.
+                // Chains that came between the last check and now are not notified.
                 return match queues.listen(queue) {
                     true => Progress::More,
                     false => Progress::Idle,
@@ -146,7 +147,7 @@ impl VirtioDevice for Block {
     }
 
     fn save(&self) -> Vec<u8> {
-        // The one thing it remembers follows from the features.
+        // The only state follows from the features.
         Vec::new()
     }
 

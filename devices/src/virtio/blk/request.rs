@@ -1,7 +1,7 @@
-//! One request of a block device: taken apart, checked, carried out, and answered (virtio 1.2, 5.2.6).
+//! One request of a block device: parsed, checked, carried out, and answered (virtio 1.2, 5.2.6).
 //!
-//! A request is a 16-byte header and, for what is written, data, all readable; then data for what is read, and one
-//! status byte, all writable. How they are cut into descriptors is the driver's choice.
+//! The readable part of a request is a 16-byte header and any data to write. The writable part is
+//! room for data and one status byte. The driver chooses how they are split into descriptors.
 
 use std::ops::Range;
 
@@ -15,25 +15,26 @@ use super::{BlockBackend, SECTOR};
 use crate::WatchedMemory;
 use crate::virtio::Chain;
 
-/// Most bytes of one request's data: more than a driver that keeps to `size_max` and `seg_max` can ask for.
+/// The maximum number of data bytes of one request. A driver that obeys `size_max` and `seg_max`
+/// never exceeds it.
 pub(super) const MAX_DATA: u64 = super::SIZE_MAX as u64 * super::SEG_MAX as u64;
-/// Most sectors of one segment of a discard: one call of the host.
+/// The maximum number of sectors of one segment of a discard, which is one call of the host.
 pub(super) const MAX_DISCARD_SECTORS: u32 = 4 << 20;
-/// Most segments of a discard.
+/// The maximum number of segments of a discard.
 pub(super) const MAX_DISCARD_SEGMENTS: u32 = 16;
-/// Most sectors of a write of zeros, which may have to be written one by one.
+/// The maximum number of sectors of a write of zeros, which may have to be written individually.
 pub(super) const MAX_ZEROES_SECTORS: u32 = 16 << 10;
-/// Most segments of it.
+/// The maximum number of segments of a write of zeros.
 pub(super) const MAX_ZEROES_SEGMENTS: u32 = 1;
-/// Bytes of a device's name, zeros included.
+/// The size in bytes of a device's name, zeros included.
 pub(super) const ID_LENGTH: usize = VIRTIO_BLK_ID_BYTES as usize;
 
 const HEADER: usize = 16;
 const SEGMENT: usize = 16;
-/// Bytes that go through the host at once.
+/// The number of bytes that go through the host at a time.
 const CHUNK: usize = 64 << 10;
 
-/// How a request ended, as the status byte says it.
+/// The result of a request, as in the status byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Status {
@@ -42,7 +43,7 @@ pub(super) enum Status {
     Unsupported = 2,
 }
 
-/// A request where the driver put it.
+/// A request in the guest's memory.
 #[derive(Clone, Copy)]
 struct Request<'a> {
     chain: &'a Chain,
@@ -50,12 +51,12 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Data for the disk, behind the header.
+    /// Returns the number of data bytes for the disk, after the header.
     fn given(&self) -> usize {
         self.chain.readable().saturating_sub(HEADER)
     }
 
-    /// Room for data from the disk, before the status.
+    /// Returns the number of bytes for data from the disk, before the status.
     fn room(&self) -> usize {
         self.chain.writable().saturating_sub(1)
     }
@@ -70,13 +71,13 @@ impl Request<'_> {
         })
     }
 
-    /// The data for the disk from `offset` on.
+    /// Reads the data for the disk from `offset` on.
     fn read(&self, offset: usize, data: &mut [u8]) -> Result<(), Status> {
         let length = self.chain.read(self.memory, HEADER + offset, data);
         (length == data.len()).then_some(()).ok_or(Status::IoError)
     }
 
-    /// Data from the disk, for `offset` on.
+    /// Writes data from the disk at `offset`.
     fn write(&self, offset: usize, data: &[u8]) -> Result<(), Status> {
         let length = self.chain.write(self.memory, offset, data);
         (length == data.len()).then_some(()).ok_or(Status::IoError)
@@ -88,17 +89,17 @@ struct Header {
     sector: u64,
 }
 
-/// A disk: its bytes, and what a request may do to them.
+/// A disk: its backend, and the operations that a request may do.
 pub(super) struct Disk {
     pub(super) backend: Box<dyn BlockBackend>,
     pub(super) read_only: bool,
-    /// The driver knows no FLUSH: what it is told is written must be.
+    /// True if the driver does not use FLUSH, so that a completed write must be on stable storage.
     pub(super) write_through: bool,
     pub(super) id: [u8; ID_LENGTH],
     chunk: Vec<u8>,
 }
 
-/// A failure of the host is the disk's; the guest sees an I/O error.
+/// Converts a failure of the host to an I/O error for the guest.
 fn io_error(error: std::io::Error) -> Status {
     log::debug!("virtio-blk: {error}");
     Status::IoError
@@ -119,13 +120,13 @@ impl Disk {
         }
     }
 
-    /// Size in sectors.
+    /// Returns the size in sectors.
     pub(super) fn sectors(&self) -> u64 {
         self.backend.length() / SECTOR
     }
 
-    /// Carries out a request, and gives the bytes that it wrote from the start of the writable part on. `None`: there is no
-    /// place for its status.
+    /// Carries out a request. Returns the number of bytes written from the start of the writable
+    /// part on. Returns `None` if there is no room for the status.
     pub(super) fn serve(&mut self, chain: &Chain, memory: &WatchedMemory) -> Option<usize> {
         let request = Request { chain, memory };
         let status_at = chain.writable().checked_sub(1)?;
@@ -138,11 +139,11 @@ impl Disk {
             Err(status) => (status, 0),
         };
         let told = chain.write(memory, status_at, &[status as u8]);
-        // The status counts only where nothing before it was left out.
+        // The status counts as written only if nothing before it was skipped.
         Some(written + if written == status_at { told } else { 0 })
     }
 
-    /// Gives the bytes of data that it wrote for the driver.
+    /// Carries out a request. Returns the number of data bytes written for the driver.
     fn carry_out(&mut self, header: &Header, request: Request<'_>) -> Result<usize, Status> {
         let (given, room) = (request.given(), request.room());
         let is_write = matches!(header.kind, OUT | DISCARD | WRITE_ZEROES);
@@ -175,7 +176,7 @@ impl Disk {
                     return Err(Status::Unsupported);
                 }
                 for segment in segments {
-                    // Only a hint: what cannot be given up is kept.
+                    // A discard is only a hint. Sectors that cannot be discarded are kept.
                     self.backend.discard(segment.range).map_err(io_error)?;
                 }
             }
@@ -197,14 +198,14 @@ impl Disk {
             }
             _ => return Err(Status::Unsupported),
         }
-        // It has changed the disk.
+        // The request has changed the disk.
         if self.write_through {
             self.backend.flush().map_err(io_error)?;
         }
         Ok(0)
     }
 
-    /// The bytes from `sector` on, if all of them are the disk's and whole sectors.
+    /// Returns the bytes from `sector` on, if all of them are on the disk and whole sectors.
     fn range(&self, sector: u64, length: usize) -> Result<Range<u64>, Status> {
         let length = u64::try_from(length).map_err(|_| Status::IoError)?;
         if length == 0 || !length.is_multiple_of(SECTOR) || length > MAX_DATA {
@@ -252,7 +253,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The segments of a discard or a write of zeros, all of them inside the disk.
+    /// Returns the segments of a discard or a write of zeros, all of them inside the disk.
     fn segments(
         &self,
         request: Request<'_>,
@@ -288,7 +289,7 @@ struct Segment {
     flags: u32,
 }
 
-/// Four little-endian words.
+/// Splits a segment into four little-endian words.
 fn words(bytes: &[u8; SEGMENT]) -> [u32; 4] {
     let mut words = [0; 4];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
@@ -297,12 +298,12 @@ fn words(bytes: &[u8; SEGMENT]) -> [u32; 4] {
     words
 }
 
-/// A part of a range that the host is asked for at once.
+/// A part of a range for one call of the host.
 struct Piece {
-    /// Where it begins.
+    /// The offset on the disk.
     offset: u64,
     length: usize,
-    /// Bytes of the range before it.
+    /// The number of bytes of the range before it.
     done: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The device as its driver meets it.
+//! Tests of the device from its driver's side.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -34,7 +34,7 @@ fn header(kind: u32, sector: u64) -> [u8; 16] {
     header
 }
 
-/// All that a driver may agree on, with this device and its transport.
+/// Makes a driver with all features that this device and its transport offer.
 fn driver(device: Box<Block>) -> Driver {
     let features = device.features() | FEATURE_VERSION_1;
     let mut driver = Driver::new(device);
@@ -68,7 +68,7 @@ fn configuration_space_says_what_the_disk_is() {
         assert_eq!(config[12..16], SEG_MAX.to_le_bytes());
         assert_eq!(config[20..24], 512u32.to_le_bytes());
         assert_eq!(config[56], u8::from(!read_only));
-        // In parts, and beyond its end.
+        // In parts, and beyond the end.
         let mut part = [0; 4];
         device.read_config(2, &mut part);
         assert_eq!(part, config[2..6]);
@@ -111,7 +111,7 @@ fn more_requests_than_one_call_takes_are_all_answered() {
 fn chains_that_are_no_requests_come_back_and_the_disk_goes_on() {
     let image = image();
     let mut driver = driver(block(&image, true));
-    // No place for a status; a header alone in the wrong direction.
+    // There is no room for a status; then only a header in the wrong direction.
     driver.add(QUEUE, &[&header(READ, 0)], &[]);
     driver.add(QUEUE, &[], &[16]);
     driver.add(QUEUE, &[&header(READ, 0)], &[512, 1]);
@@ -129,7 +129,7 @@ fn a_disk_goes_on_where_it_was_saved() {
     let mut driver = driver(block(&image, true));
     driver.add(QUEUE, &[&header(READ, 0)], &[513]);
     driver.kick(QUEUE);
-    // It was announced and not served: the restored device looks by itself.
+    // The chain was notified and not served. The restored device checks on its own.
     let restored = block(&image, true);
     driver.replace(restored).unwrap();
     driver.run();

@@ -1,17 +1,17 @@
 //! Messages of the control queues: virtio 1.2 section 5.3.6.2.
 
-/// A port id that means the device itself.
+/// The port id of the device itself.
 pub const BAD_ID: u32 = u32::MAX;
 
-/// What a message is about.
+/// The type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Event {
-    /// Driver to device: the driver is there (1) or has failed (0).
+    /// Driver to device: the driver is ready (1) or has failed (0).
     DeviceReady = 0,
-    /// Device to driver: a port is there.
+    /// Device to driver: a port was added.
     DeviceAdd = 1,
-    /// Device to driver: a port is gone.
+    /// Device to driver: a port was removed.
     DeviceRemove = 2,
     /// Driver to device: the driver uses a port (1) or cannot (0).
     PortReady = 3,
@@ -26,7 +26,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The event of a number.
+    /// Returns the event of a number.
     #[must_use]
     pub fn from_number(number: u16) -> Option<Self> {
         [
@@ -47,19 +47,19 @@ impl Event {
 /// The fixed part of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// The port.
+    /// The number of the port.
     pub id: u32,
-    /// What happened.
+    /// The number of the event.
     pub event: u16,
-    /// Its value, where it has one.
+    /// The value of the event, if it has one.
     pub value: u16,
 }
 
 impl Message {
-    /// Bytes of the fixed part.
+    /// The size of the fixed part in bytes.
     pub const LENGTH: usize = 8;
 
-    /// A message.
+    /// Makes a message.
     #[must_use]
     pub fn new(id: u32, event: Event, value: u16) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Message {
         }
     }
 
-    /// As it lies in a buffer.
+    /// Encodes the message as in a buffer.
     #[must_use]
     pub fn encode(self) -> [u8; Self::LENGTH] {
         let [a, b, c, d] = self.id.to_le_bytes();
@@ -77,7 +77,7 @@ impl Message {
         [a, b, c, d, e, f, g, h]
     }
 
-    /// Reads it.
+    /// Decodes a message.
     #[must_use]
     pub fn decode([a, b, c, d, e, f, g, h]: [u8; Self::LENGTH]) -> Self {
         Self {

@@ -1,44 +1,48 @@
-//! What is behind a port, and how the port treats it.
+//! The backend of a port, and the port's configuration.
 
 use serde::{Deserialize, Serialize};
 
 use super::Size;
 
-/// The far end of a port.
+/// The backend of a port.
 ///
-/// All calls are made with the device locked, by the device's thread or, for resets and emergency writes, a vCPU's: none may
-/// wait for anything, nor call back into the device. A far end that cannot take or give bytes now says so, and calls
+/// All calls are made with the device locked, by the device's thread or, for resets and emergency
+/// writes, a vCPU's. None may wait for anything, nor call back into the device. A backend that
+/// cannot accept or return bytes now does not, and calls
 /// [`ConsoleHandle::wake`](super::ConsoleHandle::wake) when it can.
 pub trait PortBackend: Send {
-    /// The guest has opened the port. What `read` gives once this has [settled](Self::is_settled) is in the guest's hands before its open
-    /// returns.
+    /// Handles an open by the guest. The bytes that `read` returns once this has
+    /// [settled](Self::is_settled) are in the guest's buffers before its open returns.
     fn opened(&mut self) {}
 
-    /// The guest has closed the port, or its driver is gone. The guest has thrown away up to `unread` of the bytes that
-    /// `read` gave last: those in buffers that it had not read to their end.
+    /// Handles a close by the guest, or the end of its driver. The guest has discarded up to
+    /// `unread` of the last bytes of `read`: those in buffers that it had not read to their end.
     ///
-    /// What it wrote before it closed was given to `write` before, unless there was no room: then it comes later.
+    /// Bytes written before the close were passed to `write` before, unless there was no room. Then
+    /// they come later.
     fn closed(&mut self, unread: u64) {
         let _ = unread;
     }
 
-    /// Whether everything that follows from the last `opened` or `closed` has been done. Until a far end wakes the port and says so
-    /// the guest's call does not return (for five seconds at most): work that takes a while goes to another thread. While it is not
-    /// so, a reader sees no end of file either.
+    /// Checks whether the last `opened` or `closed` has been handled completely. Until a backend
+    /// wakes the port and this is true, the guest's call does not return (for five seconds at
+    /// most). So work that takes a while goes to another thread. Meanwhile a reader sees no end of
+    /// file either.
     fn is_settled(&mut self) -> bool {
         true
     }
 
-    /// Takes bytes from the guest; gives how many it took. The rest is offered again after a wake. The bytes of one `write`
-    /// of the guest come in one call, as long as it took everything before and they are no more than 32 KiB.
+    /// Accepts bytes from the guest, and returns their number. The rest is offered again after a
+    /// wake. The bytes of one `write` of the guest come in one call. This needs all earlier bytes
+    /// to be accepted, and at most 32 KiB.
     fn write(&mut self, bytes: &[u8]) -> usize;
 
-    /// Gives bytes to the guest: how many were put into `buffer`. None: nothing now. Only called while the guest has the
-    /// port open and has room for them.
+    /// Puts bytes for the guest into `buffer`, and returns their number, or zero if there are none
+    /// now. Only called while the guest has the port open and has room for them.
     fn read(&mut self, buffer: &mut [u8]) -> usize;
 }
 
-/// A far end that takes and gives nothing.
+/// A backend that accepts and returns no bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NullBackend;
 
@@ -52,42 +56,45 @@ impl PortBackend for NullBackend {
     }
 }
 
-/// Whether readers in the guest see an end of file.
+/// The policy for an end of file in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EndOfFile {
     /// A stream: readers wait.
     Never,
-    /// A file: when the far end has nothing more and the guest has read everything, the host side is shown as closed for a
-    /// moment, which ends `cat`; and again every quarter of a second while that lasts.
+    /// A file. When the backend has no more bytes and the guest has read everything, the host side
+    /// is shown as closed for a moment. That ends `cat`. It is repeated every quarter of a second
+    /// while this lasts.
     WhenIdle,
 }
 
-/// What becomes of bytes for which the far end has no room.
+/// The policy for bytes for which the backend has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WhenFull {
-    /// They stay in the guest's queue; writers in the guest wait once it is full.
+    /// They stay in the guest's queue. Writers in the guest wait once it is full.
     Hold,
-    /// They are dropped and counted. For consoles: Linux's driver spins until the device has taken what it prints.
+    /// They are dropped and counted. This is for consoles, because Linux's driver spins until the
+    /// device has accepted its output.
     Drop,
 }
 
-/// One port.
+/// The configuration of one port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortConfig {
-    /// Its name in `/dev/virtio-ports`, 1 to 64 bytes; none: the guest shows it by number only.
+    /// The name in `/dev/virtio-ports`, 1 to 64 bytes. Without one, the guest shows the port only
+    /// by number.
     pub name: Option<String>,
-    /// Whether it is a console (hvc) and no file.
+    /// True if it is a console (hvc) rather than a file.
     pub console: bool,
-    /// Whether readers see an end.
+    /// The policy for an end of file.
     pub end_of_file: EndOfFile,
-    /// What becomes of bytes without room.
+    /// The policy for bytes without room.
     pub when_full: WhenFull,
-    /// Whether the host side is open from the beginning.
+    /// True if the host side is open from the beginning.
     pub connected: bool,
 }
 
 impl PortConfig {
-    /// A console.
+    /// Makes a console.
     #[must_use]
     pub fn console() -> Self {
         Self {
@@ -99,7 +106,7 @@ impl PortConfig {
         }
     }
 
-    /// A file by name, whose host side is open.
+    /// Makes a named file whose host side is open.
     #[must_use]
     pub fn named(name: &str, end_of_file: EndOfFile) -> Self {
         Self {
@@ -112,14 +119,15 @@ impl PortConfig {
     }
 }
 
-/// A port with what is behind it.
+/// A port with its backend.
 pub type PortAndBackend = (PortConfig, Box<dyn PortBackend>);
 
-/// A console device at power-on.
+/// The configuration of a console device at power-on.
 pub struct ConsoleConfig {
-    /// The ports from number 0 on, with their far ends. Port 0 is the one that drivers without multiport use.
+    /// The ports from number 0 on, with their backends. Port 0 is the one that drivers without
+    /// multiport use.
     pub ports: Vec<PortAndBackend>,
-    /// How many ports there can be at one time, 1 to 31: each takes two queues.
+    /// The maximum number of ports at a time, 1 to 31. Each takes two queues.
     pub max_ports: u32,
     /// The console's size.
     pub size: Size,

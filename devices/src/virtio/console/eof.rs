@@ -1,23 +1,27 @@
-//! How a port shows an end of file to Linux.
+//! Shows an end of file of a port to Linux.
 //!
-//! Linux's driver gives a reader an end of file when there is no data and the host side is closed; a reader that already
-//! waits wakes up when it closes. A writer waits while it is closed. So the host side is closed for a moment: long enough for
-//! readers to see it, and short enough for writers not to mind. The moment begins when the driver has handled the message,
-//! not when it was sent, since it handles messages in a work queue.
+//! Linux's driver returns an end of file to a reader if there is no data and the host side is
+//! closed. A waiting reader wakes up at the close. A writer waits while the host side is closed. So
+//! it is closed for a moment, long enough for readers to see it and short enough not to disturb
+//! writers. The moment begins when the driver has handled the message rather than when it was sent,
+//! because a work queue handles messages.
 
 use std::time::{Duration, Instant};
 
-/// After the guest's open: a writer writes at once and should not meet a closed port, a reader reads what is there.
+/// The time after the guest's open. A writer writes at once and should not meet a closed port; a
+/// reader reads the available bytes.
 const FIRST: Duration = Duration::from_millis(20);
-/// While the guest still reads.
+/// The time between checks while the guest still reads.
 const RECHECK: Duration = Duration::from_millis(25);
-/// How long the host side stays closed: readers need to be scheduled, also on a busy machine.
+/// The time for which the host side stays closed. Readers need to be scheduled, also on a busy
+/// machine.
 const CLOSED: Duration = Duration::from_millis(50);
-/// Between an open and the next close.
+/// The time between an open and the next close.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Whether the message was handled is looked up this often.
+/// The time between checks for a handled message.
 const LOOK: Duration = Duration::from_millis(5);
-/// A driver that does not give buffers back as Linux does is taken to have handled the message after this time.
+/// The time after which a message counts as handled by a driver that does not return buffers as
+/// Linux does.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,31 +29,32 @@ enum Phase {
     /// The guest has not opened the port, or it is a stream.
     #[default]
     Off,
-    /// Open; looked at again then.
+    /// Open, and checked again at `look`.
     Open { look: Instant },
     /// To be closed: the message waits for a buffer.
     Closing,
-    /// The message is out; it is handled when the driver has given this many control buffers.
+    /// The message is sent. It is handled when the driver has made this many control buffers
+    /// available.
     Closed {
         after: u16,
         look: Instant,
         patience: Instant,
     },
-    /// Handled; opened again then.
+    /// Handled. Opened again at `until`.
     Seen { until: Instant },
 }
 
-/// The clock of one port.
+/// The end-of-file state machine of one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct EofClock(Phase);
 
 impl EofClock {
-    /// The guest has opened the port.
+    /// Handles an open by the guest.
     pub(super) fn start(&mut self, now: Instant) {
         self.0 = Phase::Open { look: now + FIRST };
     }
 
-    /// The guest has closed it.
+    /// Handles a close by the guest.
     pub(super) fn stop(&mut self) {
         self.0 = Phase::Off;
     }
@@ -58,12 +63,13 @@ impl EofClock {
         self.0 != Phase::Off
     }
 
-    /// Whether the host side is to be shown as closed now.
+    /// Checks whether the host side is to be shown as closed now.
     pub(super) fn closes(&self) -> bool {
         !matches!(self.0, Phase::Off | Phase::Open { .. })
     }
 
-    /// The driver was told that the host side is closed; the message is handled when it has given `after` buffers.
+    /// Notes that the driver was notified of the close. The message is handled when the driver has
+    /// made `after` buffers available.
     pub(super) fn told(&mut self, after: u16, now: Instant) {
         if self.0 == Phase::Closing {
             self.0 = Phase::Closed {
@@ -74,8 +80,9 @@ impl EofClock {
         }
     }
 
-    /// Goes on. `idle`: the far end has nothing and the guest has read everything. `given`: control buffers that the driver
-    /// has given back. Whether a phase ended in which the guest saw the end.
+    /// Advances the state. `idle` is true if the backend has no bytes and the guest has read
+    /// everything. `given` is the number of control buffers that the driver has returned. Returns
+    /// whether a phase ended in which the guest saw the end.
     pub(super) fn tick(&mut self, now: Instant, idle: bool, given: u16) -> bool {
         match self.0 {
             Phase::Open { look } if now >= look => {
@@ -91,7 +98,7 @@ impl EofClock {
                 look,
                 patience,
             } => {
-                // Both counts wrap; a queue is shorter than half of their range.
+                // Both counts wrap. A queue is shorter than half of their range.
                 let handled = given.wrapping_sub(after) < u16::MAX / 2;
                 if handled || now >= patience {
                     self.0 = Phase::Seen {
@@ -116,7 +123,7 @@ impl EofClock {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.0 {
-            // A message that waits for a buffer goes when the driver gives one.
+            // A waiting message is sent when the driver makes a buffer available.
             Phase::Off | Phase::Closing => None,
             Phase::Open { look } => Some(look),
             Phase::Closed { look, patience, .. } => Some(look.min(patience)),

@@ -1,4 +1,4 @@
-//! The host's hand on a console: connections, sizes, ports that come and go, counts.
+//! The host's control of a console: connections, sizes, ports that are added and removed, counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,50 +8,51 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Size;
 use super::end::{PortBackend, PortConfig};
 
-/// Most ports of one device: its queues and Linux's limit of 512 leave more, people do not need them.
+/// The maximum number of ports of one device. Its queues and Linux's limit of 512 would allow more,
+/// which nobody needs.
 pub const MOST_PORTS: u32 = 31;
-/// Longest name of a port, in bytes.
+/// The maximum length of a port's name in bytes.
 pub const MOST_NAME: usize = 64;
 
-/// A port cannot be.
+/// The reason why a port's configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortConfigError {
-    /// The number of ports.
+    /// The number of ports is invalid.
     #[error("{found} ports: a console has 1 to {most}")]
     Count {
-        /// Asked for.
+        /// The number requested.
         found: usize,
-        /// Possible.
+        /// The maximum number.
         most: u32,
     },
-    /// The number of one port.
+    /// The number of a port is too large.
     #[error("port {id}: the device was made for ports 0 to {last}", last = max_ports - 1)]
     Number {
-        /// Asked for.
+        /// The number requested.
         id: u32,
-        /// How many can be.
+        /// The maximum number of ports.
         max_ports: u32,
     },
-    /// It is there.
+    /// The port exists already.
     #[error("port {id} is there already: remove it first")]
     Exists {
-        /// Which.
+        /// The number of the port.
         id: u32,
     },
-    /// Not there.
+    /// The port does not exist.
     #[error("there is no port {id}")]
     Missing {
-        /// Which.
+        /// The number of the port.
         id: u32,
     },
-    /// The name.
+    /// The name is invalid.
     #[error(
         "port {id}: a name of {found} bytes; 1 to {MOST_NAME} without control characters and slashes"
     )]
     Name {
-        /// Which.
+        /// The number of the port.
         id: u32,
-        /// Its name's length.
+        /// The length of its name in bytes.
         found: usize,
     },
 }
@@ -77,24 +78,25 @@ pub(super) fn check_port(
     }
 }
 
-/// What one port counted since it was made. Counts are exact.
+/// The counts of one port since it was made. They are exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortStats {
-    /// Bytes put into the guest's buffers.
+    /// The number of bytes put into the guest's buffers.
     pub to_guest: u64,
-    /// Bytes that the far end took.
+    /// The number of bytes that the backend accepted.
     pub from_guest: u64,
-    /// Bytes of the guest that were thrown away, since the far end had no room or the port went away.
+    /// The number of the guest's bytes that were dropped, because the backend had no room or the
+    /// port was removed.
     pub dropped: u64,
-    /// Ends of file shown.
+    /// The number of ends of file shown.
     pub ends: u64,
-    /// Whether the guest has the port open.
+    /// True if the guest has the port open.
     pub guest_open: bool,
-    /// Whether the host side is open.
+    /// True if the host side is open.
     pub connected: bool,
 }
 
-/// [`PortStats`], written by the device's thread alone.
+/// [`PortStats`], written only by the device's thread.
 #[derive(Debug, Default)]
 pub(super) struct PortCounts {
     pub(super) to_guest: AtomicU64,
@@ -118,7 +120,7 @@ impl PortCounts {
     }
 }
 
-/// What the host wants of the device.
+/// A request of the host to the device.
 pub(super) enum Request {
     Connect {
         id: u32,
@@ -144,18 +146,19 @@ impl Request {
         }
     }
 
-    /// Of the same port, or both of the size.
+    /// Checks whether both are of the same port, or both of the size.
     fn same_matter(&self, other: &Self) -> bool {
         self.port() == other.port()
     }
 }
 
-/// What the device and its handles share.
+/// The state shared by the device and its handles.
 pub(super) struct Shared {
     max_ports: u32,
-    /// Held for single operations only, by any thread.
+    /// The requests. Locked for single operations only, by any thread.
     requests: Mutex<Vec<Request>>,
-    /// As `requests`; never both at once. A port is listed from its addition on until the device has let go of it.
+    /// The ports. Locked like `requests`, never both at once. A port is listed from its addition
+    /// until the device has released it.
     ports: Mutex<BTreeMap<u32, Arc<PortCounts>>>,
     pub(super) bad_messages: AtomicU64,
     pub(super) emergency: AtomicU64,
@@ -201,7 +204,7 @@ impl Shared {
     }
 }
 
-/// The host's side of a console, for any thread. Copies are for the same device.
+/// The host's side of a console, for any thread. Clones are for the same device.
 #[derive(Clone)]
 pub struct ConsoleHandle(pub(super) Arc<Shared>);
 
@@ -212,14 +215,15 @@ impl fmt::Debug for ConsoleHandle {
 }
 
 impl ConsoleHandle {
-    /// A far end has bytes, or room for bytes.
+    /// Wakes the device, because a backend has bytes, or room for bytes.
     pub fn wake(&self) {
         (self.0.waker)();
     }
 
     fn request(&self, request: Request) {
         let mut requests = self.0.requests();
-        // Where a request is changed before the device looked, the last word counts: the list stays short.
+        // If a request is changed before the device reads it, the last one counts. So the list
+        // stays short.
         let older = requests
             .iter_mut()
             .rev()
@@ -235,12 +239,13 @@ impl ConsoleHandle {
         self.wake();
     }
 
-    /// The host side of a port is open, or not. While it is not, writers in the guest wait and readers see an end of file.
+    /// Opens or closes the host side of a port. While it is closed, writers in the guest wait and
+    /// readers see an end of file.
     pub fn connect(&self, id: u32, open: bool) {
         self.request(Request::Connect { id, open });
     }
 
-    /// The console has another size.
+    /// Sets the console's size.
     pub fn resize(&self, size: Size) {
         self.request(Request::Resize(size));
     }
@@ -248,7 +253,7 @@ impl ConsoleHandle {
     /// Adds a port.
     ///
     /// # Errors
-    /// If the device was not made for that number, the port is there, or its name is none.
+    /// If the device was not made for that number, the port exists, or its name is invalid.
     pub fn add_port(
         &self,
         id: u32,
@@ -266,7 +271,7 @@ impl ConsoleHandle {
         Ok(())
     }
 
-    /// Removes a port. Its number is free again when the guest was told, if it has a driver.
+    /// Removes a port. Its number is free again once the driver, if there is one, was notified.
     ///
     /// # Errors
     /// If there is no such port.
@@ -278,19 +283,20 @@ impl ConsoleHandle {
         Ok(())
     }
 
-    /// What a port counted.
+    /// Returns the counts of a port.
     #[must_use]
     pub fn port_stats(&self, id: u32) -> Option<PortStats> {
         self.0.ports().get(&id).map(|counts| counts.read())
     }
 
-    /// Control messages of the guest that were too short, for no port, or not a driver's to send.
+    /// Returns the number of the guest's control messages that were too short, for no port, or not
+    /// a driver's to send.
     #[must_use]
     pub fn bad_messages(&self) -> u64 {
         self.0.bad_messages.load(Ordering::Relaxed)
     }
 
-    /// Bytes that came by emergency writes.
+    /// Returns the number of bytes that came by emergency writes.
     #[must_use]
     pub fn emergency_bytes(&self) -> u64 {
         self.0.emergency.load(Ordering::Relaxed)

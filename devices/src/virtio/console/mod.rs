@@ -1,13 +1,15 @@
-//! A virtio console of many ports: virtio 1.2 section 5.3.
+//! A virtio console with many ports: virtio 1.2 section 5.3.
 //!
-//! Port 0 is the console (hvc0 in Linux); the others are files by name in `/dev/virtio-ports`. What is behind a port is the
-//! caller's, as a [`PortBackend`]; the [`ConsoleHandle`] wakes the device for it, opens and closes ports on the host side, adds
-//! and removes them. The console keeps no bytes: what a far end does not take stays in the guest's queue, and what the guest
-//! has no room for stays with the far end.
+//! Port 0 is the console (hvc0 in Linux). The others are named files in `/dev/virtio-ports`. The
+//! caller owns the backend of a port, a [`PortBackend`]. The [`ConsoleHandle`] wakes the device for
+//! it. It also opens and closes ports on the host side, adds and removes them. The console keeps no
+//! bytes. Those that a backend does not accept stay in the guest's queue. Those for which the guest
+//! has no room stay with the backend.
 //!
-//! Messages to the driver are not queued either: each port knows what its driver has yet to hear, and says it when there is
-//! a buffer. So a guest that asks much and listens to nothing costs nothing. A host side that closes and opens again before
-//! the driver had a buffer was not closed for the guest.
+//! Messages to the driver are not queued either. Each port knows which messages are due, and sends
+//! them when there is a buffer. So a guest that requests much and reads nothing costs nothing. A
+//! host side that closes and opens again before the driver had a buffer was not closed for the
+//! guest.
 
 mod control;
 mod end;
@@ -35,11 +37,11 @@ pub use end::{
 };
 pub use handle::{ConsoleHandle, MOST_NAME, MOST_PORTS, PortConfigError, PortStats};
 
-/// Configuration space tells the console's size.
+/// The feature of the console's size in configuration space.
 pub const FEATURE_SIZE: u64 = 1;
-/// More ports than one, and control queues.
+/// The feature of several ports and control queues.
 pub const FEATURE_MULTIPORT: u64 = 1 << 1;
-/// Configuration space takes single characters.
+/// The feature of single characters written to configuration space.
 pub const FEATURE_EMERGENCY_WRITE: u64 = 1 << 2;
 
 /// The queue of messages to the driver.
@@ -47,21 +49,21 @@ pub const CONTROL_RECEIVE: u16 = 2;
 /// The queue of messages from the driver.
 pub const CONTROL_TRANSMIT: u16 = 3;
 
-/// Descriptors of each queue: Linux keeps a page for each of a receive queue.
+/// The number of descriptors of each queue. Linux keeps a page for each of a receive queue.
 const QUEUE_SIZE: u16 = 64;
-/// Messages that one call takes.
+/// The maximum number of messages that one call handles.
 const MOST_MESSAGES: usize = 16;
-/// How long a guest's open or close waits for a far end: Linux spins meanwhile.
+/// The maximum time that a guest's open or close waits for a backend. Linux spins meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Where the emergency register is in configuration space.
+/// The offset of the emergency register in configuration space.
 const EMERGENCY: u64 = 8;
 
 /// A console's size in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
-    /// Characters in a line.
+    /// The number of characters in a line.
     pub columns: u16,
-    /// Lines.
+    /// The number of lines.
     pub rows: u16,
 }
 
@@ -72,19 +74,21 @@ pub struct Console {
     size: Size,
     ports: BTreeMap<u32, Port>,
     multiport: bool,
-    /// The driver takes messages.
+    /// True if the driver accepts messages.
     listening: bool,
     control: BufferCredits,
-    /// The oldest message of the driver is an open or a close that waits for its port's far end: until then.
+    /// The time until which the driver's oldest message, an open or a close, waits for its port's
+    /// backend.
     waiting: Option<Instant>,
 }
 
 impl Console {
-    /// A console with its ports. `waker` makes the device's thread call [`DeviceHandle::poll`](super::DeviceHandle::poll);
-    /// it is called from any thread, and must not call back.
+    /// Makes a console with its ports. `waker` makes the device's thread call
+    /// [`DeviceHandle::poll`](super::DeviceHandle::poll). It is called from any thread, and must
+    /// not call back.
     ///
     /// # Errors
-    /// If there are no ports, too many of them, or one has a name that is none.
+    /// If there are no ports, too many of them, or one has an invalid name.
     pub fn new(
         config: ConsoleConfig,
         waker: impl Fn() + Send + Sync + 'static,
@@ -114,13 +118,13 @@ impl Console {
         })
     }
 
-    /// The host's hand on it.
+    /// Returns the host's handle.
     #[must_use]
     pub fn handle(&self) -> ConsoleHandle {
         ConsoleHandle(self.shared.clone())
     }
 
-    /// The port of a queue.
+    /// Returns the port of a queue.
     fn port_of(&mut self, queue: u16) -> Option<&mut Port> {
         let id = match u32::from(queue) / 2 {
             0 => 0,
@@ -130,7 +134,7 @@ impl Console {
         self.ports.get_mut(&id)
     }
 
-    /// Takes what the host wants.
+    /// Carries out the host's requests.
     fn take_requests(&mut self, queues: &mut Queues) {
         for request in self.shared.take_requests() {
             match request {
@@ -167,7 +171,7 @@ impl Console {
         self.let_go();
     }
 
-    /// Forgets ports that are to go and that the driver does not know of.
+    /// Releases ports that are to be removed and that the driver does not know.
     fn let_go(&mut self) {
         self.ports.retain(|&id, port| {
             let stays = !port.removing || port.stage != Stage::Unknown;
@@ -178,10 +182,11 @@ impl Console {
         });
     }
 
-    /// Takes messages of the driver. Whether the call's bound ended it.
+    /// Handles messages of the driver. Returns whether the call's bound ended it.
     fn take_messages(&mut self, now: Instant, queues: &mut Queues) -> bool {
         for _ in 0..MOST_MESSAGES {
-            // Whatever becomes of the message that waited: the next one does not wait in its place.
+            // Whatever the result of the message that waited, the next one does not inherit its
+            // time.
             let begun = self.waiting.take();
             let Some(chain) = queues.pop(CONTROL_TRANSMIT) else {
                 if queues.listen(CONTROL_TRANSMIT) {
@@ -212,11 +217,12 @@ impl Console {
         true
     }
 
-    /// Whether the message is done with: one that waits for a far end is not, and comes again. `begun`: it has waited
-    /// before, until then.
+    /// Handles a message. Returns whether it is done; one that waits for a backend is not, and
+    /// comes again. `begun` is the time until which it has waited before.
     ///
     /// # Errors
-    /// If it is none.
+    ///
+    /// If the message is invalid.
     fn take_message(
         &mut self,
         message: Message,
@@ -226,7 +232,7 @@ impl Console {
     ) -> Result<bool, ChainError> {
         let event = Event::from_number(message.event);
         if event == Some(Event::DeviceReady) {
-            // A driver that begins anew knows no port.
+            // A driver that starts anew knows no port.
             for port in self.ports.values_mut() {
                 port.reset();
             }
@@ -234,14 +240,15 @@ impl Console {
             self.listen(message.value != 0, queues);
             return Ok(true);
         }
-        // A driver that wakes up after hibernation knows its ports and says only that they are ready.
+        // A driver that resumes from hibernation knows its ports and sends only that they are
+        // ready.
         if !self.listening && event == Some(Event::PortReady) {
             self.listen(true, queues);
         }
         let port = self.ports.get_mut(&message.id);
         let port = port.ok_or(ChainError::Content)?;
         match (event, message.value) {
-            // It was sent before the driver heard that the port goes.
+            // The message was sent before the driver was notified of the removal.
             (Some(Event::PortReady | Event::PortOpen), _) if port.removing => {}
             (Some(Event::PortReady), 0) => port.stage = Stage::Announced,
             (Some(Event::PortReady), 1) => port.ready(queues),
@@ -272,7 +279,7 @@ impl Console {
         self.control = BufferCredits::begin(queues, CONTROL_RECEIVE);
     }
 
-    /// Tells the driver what it has yet to hear, as far as it has buffers for it.
+    /// Sends the due messages to the driver, as far as it has buffers for them.
     fn tell(&mut self, now: Instant, queues: &mut Queues) {
         if !self.listening {
             return;
@@ -304,7 +311,7 @@ impl Console {
         }
     }
 
-    /// What follows every call: bytes, clocks, and messages that have become due.
+    /// Does the work after every call: bytes, timers, and due messages.
     fn finish(&mut self, bounded: bool, now: Instant, queues: &mut Queues) -> Progress {
         let ports = if self.multiport { u32::MAX } else { 1 };
         let mut more = bounded;

@@ -1,4 +1,4 @@
-//! One port: its bytes, its place in the conversation with the driver, its end of file.
+//! One port: its bytes, its messages with the driver, its end of file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use super::eof::EofClock;
 use super::handle::PortCounts;
 use crate::virtio::{Chain, ChainError, Queues};
 
-/// Bytes that one call moves in each direction of a port.
+/// The maximum number of bytes that one call moves in each direction of a port.
 const MOST_BYTES: usize = 256 * 1024;
-/// Buffers that one call takes from a queue.
+/// The maximum number of buffers that one call takes from a queue.
 const MOST_CHAINS: usize = 128;
-/// Bytes of one call of the far end; what Linux's driver writes at once.
+/// The number of bytes of one call of the backend, which is that of one write of Linux's driver.
 const PIECE: usize = 32 * 1024;
 
-/// How far a queue's driver is: buffers given back by it beyond those that it gave at first.
+/// The driver's progress in a queue: the buffers that it returned beyond the initial ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct BufferCredits {
-    /// Buffers that the driver had given before the device used one. Counts of buffers wrap.
+    /// The number of buffers made available before the device used one. Counts of buffers wrap.
     pub(super) initial: u16,
 }
 
 impl BufferCredits {
-    /// Begins: whatever the device has used so far counts as given back.
+    /// Starts the count. All buffers that the device has used so far count as returned.
     pub(super) fn begin(queues: &Queues, queue: u16) -> Self {
         Self {
             initial: queues
@@ -36,25 +36,25 @@ impl BufferCredits {
         }
     }
 
-    /// Buffers that the driver has given back: comparable to [`Queues::taken`].
+    /// Returns the number of buffers that the driver has returned, comparable to [`Queues::taken`].
     pub(super) fn given_back(self, queues: &Queues, queue: u16) -> u16 {
         queues.made_available(queue).wrapping_sub(self.initial)
     }
 }
 
-/// What the driver knows of the port.
+/// The driver's knowledge of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Stage {
-    /// Nothing.
+    /// The driver does not know it.
     #[default]
     Unknown,
-    /// It was told that the port is there.
+    /// The driver was notified that the port exists.
     Announced,
-    /// It uses the port.
+    /// The driver uses the port.
     Ready,
 }
 
-/// What a message says beside its fixed part.
+/// The content of a message besides its fixed part.
 pub(super) enum Detail {
     None,
     Text(String),
@@ -69,35 +69,36 @@ pub(super) struct Port {
     pub(super) connected: bool,
     pub(super) guest_open: bool,
     pub(super) stage: Stage,
-    /// To go, as soon as the driver was told.
+    /// True if the port is to be removed as soon as the driver was notified.
     pub(super) removing: bool,
-    /// What a ready driver has yet to hear.
+    /// True if a ready driver must still be notified that it is a console.
     pub(super) tell_console: bool,
     pub(super) tell_name: bool,
     pub(super) tell_size: bool,
-    /// Whether the driver takes the host side for open.
+    /// True if the driver was last notified that the host side is open.
     pub(super) told_open: bool,
     pub(super) eof: EofClock,
-    /// There may be bytes for the guest, or from it.
+    /// True if there may be bytes for the guest.
     pub(super) wants_receive: bool,
     pub(super) wants_transmit: bool,
-    /// The last read of the far end gave nothing.
+    /// True if the last read of the backend returned nothing.
     drained: bool,
-    /// Lengths of the buffers that the guest has not given back, oldest first: no more than the queue has descriptors.
+    /// The lengths of the buffers that the guest has not returned, oldest first. There are at most
+    /// as many as the queue has descriptors.
     pub(super) unread: VecDeque<u32>,
     pub(super) ledger: BufferCredits,
-    /// Bytes of the oldest transmitted chain that the far end has taken.
+    /// The number of bytes of the oldest transmitted chain that the backend has accepted.
     pub(super) taken: usize,
     piece: Vec<u8>,
 }
 
-/// The queue to the driver, of a port.
+/// Returns the queue of a port to the driver.
 pub(super) fn receive_queue(id: u32) -> u16 {
     let queue = if id == 0 { 0 } else { id * 2 + 2 };
     u16::try_from(queue).unwrap_or(u16::MAX)
 }
 
-/// The queue from the driver.
+/// Returns the queue of a port from the driver.
 pub(super) fn transmit_queue(id: u32) -> u16 {
     receive_queue(id).saturating_add(1)
 }
@@ -140,7 +141,7 @@ impl Port {
         self.counts.connected.store(open, Ordering::Relaxed);
     }
 
-    /// The driver uses the port.
+    /// Handles the driver's start of using the port.
     pub(super) fn ready(&mut self, queues: &Queues) {
         self.stage = Stage::Ready;
         self.tell_console = self.config.console;
@@ -151,7 +152,7 @@ impl Port {
         self.ledger = BufferCredits::begin(queues, receive_queue(self.id));
     }
 
-    /// The guest opens the port.
+    /// Handles an open by the guest.
     pub(super) fn open(&mut self) {
         if !self.guest_open {
             self.set_open(true);
@@ -159,30 +160,30 @@ impl Port {
         }
     }
 
-    /// The far end [has settled](Self::is_settled), or was waited for long enough. What it has goes into the guest's buffers before the
-    /// driver is answered.
+    /// Completes an open once the backend [has settled](Self::is_settled), or the wait has timed
+    /// out. The backend's bytes go into the guest's buffers before the driver is answered.
     pub(super) fn settled(&mut self, now: Instant, queues: &mut Queues) {
         self.wants_receive = self.receive(queues);
         self.start_clock(now);
     }
 
-    /// Whether the far end has done what follows from an open or a close.
+    /// Checks whether the backend has handled the last open or close.
     pub(super) fn is_settled(&mut self) -> bool {
         self.end.is_settled()
     }
 
-    /// The guest closes the port.
+    /// Handles a close by the guest.
     pub(super) fn close(&mut self, queues: &mut Queues) {
         if !self.guest_open {
             return;
         }
-        // What was written before the close was notified on another queue.
+        // Bytes written before the close were notified on another queue.
         self.wants_transmit = self.transmit(queues);
         self.forget_given_back(queues);
         self.shut();
     }
 
-    /// The far end hears of the close.
+    /// Notifies the backend of the close.
     fn shut(&mut self) {
         if !self.guest_open {
             return;
@@ -198,13 +199,13 @@ impl Port {
         self.counts.guest_open.store(open, Ordering::Relaxed);
     }
 
-    /// A restored port that the guest had open.
+    /// Reopens a restored port that the guest had open.
     pub(super) fn reopen(&mut self) {
         self.set_open(true);
         self.end.opened();
     }
 
-    /// The driver is gone.
+    /// Handles the end of the driver.
     pub(super) fn reset(&mut self) {
         self.shut();
         self.stage = Stage::Unknown;
@@ -219,7 +220,7 @@ impl Port {
         self.taken = 0;
     }
 
-    /// The port goes: what is under way is lost, and counted.
+    /// Removes the port. Bytes in flight are dropped and counted.
     pub(super) fn dismantle(&mut self, queues: &mut Queues) {
         self.forget_given_back(queues);
         self.shut();
@@ -240,27 +241,27 @@ impl Port {
             .fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// Forgets the buffers that the guest has given back.
+    /// Forgets the buffers that the guest has returned.
     fn forget_given_back(&mut self, queues: &Queues) {
         let queue = receive_queue(self.id);
         let out = queues
             .taken(queue)
             .wrapping_sub(self.ledger.given_back(queues, queue));
-        // A driver that gives more than it got is not Linux's; it has read everything.
+        // A driver that returns more than it got is not Linux's. It has read everything.
         let out = if out > queues.size(queue) { 0 } else { out };
         while self.unread.len() > usize::from(out) {
             self.unread.pop_front();
         }
     }
 
-    /// Moves bytes in the directions in which there may be some. Whether a bound ended it.
+    /// Moves bytes in the directions in which there may be some. Returns whether a bound ended it.
     pub(super) fn pump(&mut self, queues: &mut Queues) -> bool {
         self.wants_transmit = self.wants_transmit && self.transmit(queues);
         self.wants_receive = self.wants_receive && self.receive(queues);
         self.wants_transmit || self.wants_receive
     }
 
-    /// Moves bytes from the far end to the guest. Whether the call's bound ended it.
+    /// Moves bytes from the backend to the guest. Returns whether the call's bound ended it.
     fn receive(&mut self, queues: &mut Queues) -> bool {
         let queue = receive_queue(self.id);
         if !self.guest_open || self.removing {
@@ -297,7 +298,7 @@ impl Port {
         true
     }
 
-    /// Fills one chain as far as the far end has bytes, and no more than a call may move.
+    /// Fills one chain as far as the backend has bytes, within the call's bound.
     fn fill(&mut self, queues: &Queues, chain: &Chain) -> usize {
         let room = chain.writable().min(MOST_BYTES);
         let mut done = 0;
@@ -319,7 +320,7 @@ impl Port {
         done
     }
 
-    /// Moves bytes from the guest to the far end. Whether the call's bound ended it.
+    /// Moves bytes from the guest to the backend. Returns whether the call's bound ended it.
     fn transmit(&mut self, queues: &mut Queues) -> bool {
         let queue = transmit_queue(self.id);
         let holds = self.config.when_full == WhenFull::Hold;
@@ -341,7 +342,7 @@ impl Port {
             }
             if !self.deliver(queues, &chain, &mut budget) {
                 queues.put_back(queue, chain);
-                // Either the call's bound or the far end stopped it.
+                // Either the call's bound or the backend stopped it.
                 return budget == 0;
             }
             self.taken = 0;
@@ -353,14 +354,15 @@ impl Port {
         true
     }
 
-    /// Gives the rest of one chain to the far end. Whether all of it went.
+    /// Passes the rest of one chain to the backend. Returns whether it accepted all of it.
     fn deliver(&mut self, queues: &Queues, chain: &Chain, budget: &mut usize) -> bool {
         let drops = self.config.when_full == WhenFull::Drop;
         while self.taken < chain.readable() {
             if *budget == 0 {
                 return false;
             }
-            // A piece may go beyond the bound: one write of the guest stays one call of the far end.
+            // A piece may exceed the bound, so that one write of the guest stays one call of the
+            // backend.
             let got = chain.read(queues.memory(), self.taken, &mut self.piece);
             if got == 0 {
                 return false;
@@ -389,7 +391,7 @@ impl Port {
         true
     }
 
-    /// One byte by the emergency register.
+    /// Passes one byte of the emergency register to the backend.
     pub(super) fn emergency(&mut self, byte: u8) {
         let took = self.end.write(&[byte]).min(1);
         self.counts
@@ -410,7 +412,8 @@ impl Port {
         }
     }
 
-    /// Lets the end of file go on; `given` are the control buffers that the driver has given back.
+    /// Advances the end of file. `given` is the number of control buffers that the driver has
+    /// returned.
     pub(super) fn tick(&mut self, now: Instant, queues: &Queues, given: u16) {
         self.start_clock(now);
         if !self.eof.running() {
@@ -418,14 +421,15 @@ impl Port {
         }
         self.forget_given_back(queues);
         let read = self.drained && self.unread.is_empty();
-        // A driver that has not heard yet that the host side is open cannot hear that it closes.
+        // A driver that was not yet notified that the host side is open cannot be notified of its
+        // close.
         let idle = read && self.told_open && self.end.is_settled();
         if self.eof.tick(now, idle, given) {
             self.counts.ends.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// What the driver is to hear next.
+    /// Returns the next message for the driver.
     pub(super) fn next_message(&self, size: Size) -> Option<(Message, Detail)> {
         let message = |event, value| Message::new(self.id, event, value);
         if self.removing {
@@ -457,7 +461,8 @@ impl Port {
         self.connected && !self.eof.closes()
     }
 
-    /// The message of `next_message` is in the driver's buffers, of which the device has used `used` so far.
+    /// Notes that the message of `next_message` is in the driver's buffers, of which the device has
+    /// used `used` so far.
     pub(super) fn sent(&mut self, message: Message, used: u16, now: Instant) {
         match Event::from_number(message.event) {
             Some(Event::DeviceAdd) => self.stage = Stage::Announced,

@@ -1,4 +1,4 @@
-//! A console in a snapshot: what its driver knows, and how far its bytes are.
+//! A console in a snapshot: its driver's knowledge, and the progress of its bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ struct SavedPort {
     id: u32,
     name: Option<String>,
     console: bool,
-    /// Whether the driver was told of the port, and whether it uses it.
+    /// True if the driver was notified of the port. The next flag is true if it uses the port.
     announced: bool,
     ready: bool,
     removing: bool,
@@ -91,12 +91,12 @@ impl Console {
             control_initial: self.control.initial,
             ports: self.ports.values().map(save_port).collect(),
         };
-        // Writing to memory does not fail; an empty state would be refused.
+        // Writing to memory does not fail. An empty state would be rejected.
         postcard::to_stdvec(&state).unwrap_or_default()
     }
 
-    /// Ports that the guest knows and that are not configured any more are taken from it; those that it does not know are
-    /// announced.
+    /// Restores a state. Ports that the guest knows and that are not configured any more are
+    /// removed. Configured ports that it does not know are announced.
     pub(super) fn restore_state(
         &mut self,
         state: &[u8],
@@ -143,7 +143,7 @@ impl Console {
     }
 }
 
-/// A port that only waits for its removal to be told.
+/// Returns a port that exists only until its removal is reported.
 fn gone(saved: &SavedPort) -> PortConfig {
     PortConfig {
         name: saved.name.clone(),

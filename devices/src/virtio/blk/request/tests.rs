@@ -1,4 +1,4 @@
-//! Requests as a driver writes them, and what comes back.
+//! Requests as a driver writes them, and their results.
 #![allow(clippy::unwrap_used)]
 
 use std::io;
@@ -14,13 +14,13 @@ use crate::WatchedMemory;
 
 const QUEUE: u16 = 16;
 const MEMORY: usize = 1 << 20;
-/// Where a request's buffers begin.
+/// The start of a request's buffers.
 const BUFFERS: u64 = 0x1_0000;
 const WRITE: u16 = 2;
 const SECTORS: u64 = 64;
 const NOT_WRITTEN: u8 = 0xee;
 
-/// A disk in memory that remembers what it was asked for.
+/// A disk in memory that records its requests.
 #[derive(Clone)]
 struct Kept(Arc<Mutex<State>>);
 
@@ -98,7 +98,7 @@ fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
-/// What a driver finds after a request.
+/// The result of a request in the driver's memory.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     /// The status byte.
@@ -107,8 +107,8 @@ struct Answer {
     data: Vec<u8>,
 }
 
-/// Puts a request into guest memory, its readable part cut into descriptors of the lengths of `given`, its writable
-/// part into those of `room`, and has it served.
+/// Puts a request into guest memory and serves it. Its readable part is split into descriptors of
+/// the lengths of `given`, its writable part into those of `room`.
 fn serve(disk: &mut Disk, given: &[&[u8]], room: &[usize]) -> Option<Answer> {
     let memory = WatchedMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
     let mut at = BUFFERS;
@@ -194,18 +194,18 @@ fn what_is_not_the_disks_is_an_error_and_touches_nothing() {
     let before = kept.0.lock().unwrap().bytes.clone();
     let mut disk = disk(&kept, false);
     let two = [sector(1), sector(2)].concat();
-    // Header, data, room, and the status.
+    // Header, data, room, and status.
     type Case<'a> = (Vec<u8>, &'a [u8], &'a [usize], u8);
     let cases: [Case<'_>; 18] = [
         // Beyond the end: the last sector is 63.
         (header(IN, SECTORS), &[], &[513], 1),
         (header(IN, SECTORS - 1), &[], &[1025], 1),
         (header(OUT, SECTORS - 1), &two, &[1], 1),
-        // In bytes, these sectors are 0 and less.
+        // In bytes, these sectors overflow to 0 and less.
         (header(IN, 1 << 55), &[], &[513], 1),
         (header(OUT, u64::MAX), &two, &[1], 1),
         (header(IN, (u64::MAX >> 9) + 1), &[], &[513], 1),
-        // No whole sectors.
+        // Not whole sectors.
         (header(IN, 0), &[], &[512], 1),
         (header(IN, 0), &[], &[1], 1),
         (header(OUT, 0), &two[..700], &[1], 1),
@@ -214,11 +214,11 @@ fn what_is_not_the_disks_is_an_error_and_touches_nothing() {
         (header(IN, 0), &two, &[513], 1),
         (header(OUT, 0), &two, &[513], 1),
         (header(FLUSH, 0), &two, &[1], 1),
-        // Requests that there are not: SCSI, secure erase, zones.
+        // Unsupported requests: SCSI, secure erase, zones.
         (header(2, 0), &[], &[1], 2),
         (header(14, 0), &[], &[1], 2),
         (header(u32::MAX, 0), &[], &[513], 2),
-        // A header that is cut short, and none.
+        // A truncated header, and none.
         (header(IN, 0)[..15].to_vec(), &[], &[513], 1),
         (vec![0], &[], &[1], 1),
     ];
@@ -283,10 +283,10 @@ fn sectors_are_given_up_and_zeroed() {
     };
     let two = [segment(8, 8, 0), segment(20, 1, 0)].concat();
     assert_eq!(change(DISCARD, two), 0);
-    // Only a hint where the host cannot.
+    // A discard is only a hint if the host does not support it.
     kept.0.lock().unwrap().has_holes = false;
     assert_eq!(change(DISCARD, segment(30, 2, 0)), 0);
-    // Zeros are zeros all the same, and without the flag none are given up.
+    // Zeros are written all the same. Without the flag none are discarded.
     assert_eq!(change(WRITE_ZEROES, segment(40, 2, UNMAP)), 0);
     kept.0.lock().unwrap().has_holes = true;
     assert_eq!(change(WRITE_ZEROES, segment(44, 1, UNMAP)), 0);
@@ -296,7 +296,7 @@ fn sectors_are_given_up_and_zeroed() {
         (DISCARD, segment(0, 1, UNMAP), 2),
         (DISCARD, segment(0, 1, 0x80), 2),
         (WRITE_ZEROES, segment(0, 1, 2), 2),
-        // None is carried out if one is bad.
+        // None is carried out if one is invalid.
         (
             DISCARD,
             [segment(0, 1, 0), segment(SECTORS, 1, 0)].concat(),
