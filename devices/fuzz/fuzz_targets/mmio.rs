@@ -1,9 +1,9 @@
-//! A driver of a disk, of random numbers or of a console that accesses registers and configuration space by any offset and
-//! width, has rings that make no sense, and whose device is saved, damaged and restored.
+//! A driver of a disk, of random numbers or of a console. It accesses registers and configuration
+//! space by any offset and width, and has invalid rings. Its device is saved, damaged and restored.
 //!
-//! The input is a list of moves: a byte for the kind, then its operands; its first byte says which device. A panic, a device
-//! that never comes to rest, a disk asked for what it has not, and a device that no proper driver can use afterwards are
-//! what is looked for.
+//! The input is a list of moves: a byte for the kind, then its operands. Its first byte selects the
+//! device. Failures are a panic, a device that never comes to rest and a disk access out of range.
+//! So is a device that no proper driver can use afterwards.
 #![no_main]
 
 use std::io;
@@ -22,15 +22,15 @@ use hostile::Input;
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress};
 
-/// Moves of one run.
+/// The maximum number of moves of one run.
 const MOST: usize = 200;
-/// Bytes of the disk.
+/// The size of the disk in bytes.
 const DISK: u64 = 64 << 10;
 const SECTOR: u64 = 512;
-/// Bytes of a register access.
+/// The maximum width of a register access in bytes.
 const WIDEST: usize = 16;
 
-/// A disk that fails now and then while it is told to.
+/// A disk that fails now and then while it is set to.
 struct Moody {
     bytes: Vec<u8>,
     read_only: bool,
@@ -93,7 +93,7 @@ enum Kind {
     Console,
 }
 
-/// Makes devices of one kind, one after the other.
+/// A maker of devices of one kind, in sequence.
 struct Maker {
     kind: Kind,
     fails: Arc<AtomicBool>,
@@ -133,7 +133,7 @@ impl Maker {
     }
 }
 
-/// A register's offset, or any other.
+/// Reads a register's offset, or any other.
 fn offset(input: &mut Input) -> u64 {
     let which = input.byte();
     let any = u64::from(input.byte());
@@ -144,7 +144,7 @@ fn offset(input: &mut Input) -> u64 {
     }
 }
 
-/// Features that the device offers, some of them left out.
+/// Sets up the device with the features that it offers, some of them left out.
 fn set_up(driver: &mut Driver, input: &mut Input) {
     let left_out = u64::from(input.word()) | u64::from(input.byte() & 0xe) << 32;
     let features = driver.offered() & !left_out | FEATURE_VERSION_1;
@@ -162,7 +162,7 @@ fn set_up(driver: &mut Driver, input: &mut Input) {
     driver.ready();
 }
 
-/// A disk's request, well made but for what it says.
+/// Adds a disk's request that is well-formed but for its content.
 fn request(driver: &mut Driver, input: &mut Input) {
     let mut header = [0; 16];
     header[..4].copy_from_slice(&u32::from(input.byte() % 16).to_le_bytes());
@@ -189,7 +189,7 @@ fn request(driver: &mut Driver, input: &mut Input) {
     driver.notify(0);
 }
 
-/// Saves the device, and goes on with one that takes on its state with some bytes damaged.
+/// Saves the device, and continues with one that restores its state with some bytes damaged.
 fn replace(driver: &mut Driver, maker: &Maker, input: &mut Input) {
     let state = driver.transport.state();
     let good = postcard::to_stdvec(&state).expect("a state");
@@ -199,7 +199,7 @@ fn replace(driver: &mut Driver, maker: &Maker, input: &mut Input) {
         bytes[at] = input.byte();
     }
     if let Ok(damaged) = postcard::from_bytes(&bytes) {
-        // Whether it is refused or not, the guest goes on.
+        // Whether the state is rejected or not, the guest continues.
         let _ = driver.restore(maker.device(), &damaged);
     }
 }
@@ -272,7 +272,7 @@ fn make_move(driver: &mut Driver, maker: &Maker, input: &mut Input) {
     driver.poll();
 }
 
-/// Whatever was done: a proper driver gets what it asks for.
+/// Checks that a proper driver can still use the device.
 fn check(driver: &mut Driver, kind: Kind) {
     let features = driver.offered();
     driver.indirect = false;

@@ -1,8 +1,9 @@
-//! A guest that accesses the serial port, the keyboard controller, the clock and the reset register by any port and width,
-//! while somebody types, and whose devices are saved, damaged and restored.
+//! A guest that accesses the serial port, the keyboard controller, the clock and the reset register
+//! by any port and width. Meanwhile the host sends input, and the devices are saved, damaged and
+//! restored.
 //!
-//! The input is a list of moves. A panic, registers that a snapshot does not keep, input that is lost, a value of the clock
-//! that is none, and a reset that nobody asked for are what is looked for.
+//! The input is a list of moves. Failures are a panic, registers that a snapshot does not keep and
+//! lost input. So are an invalid value of the clock and a reset without a request.
 #![no_main]
 
 use std::io;
@@ -18,12 +19,12 @@ use devices::{
 use hostile::Input;
 use libfuzzer_sys::fuzz_target;
 
-/// Moves of one run.
+/// The maximum number of moves of one run.
 const MOST: usize = 500;
-/// Bytes of an access: string instructions are split before the bus.
+/// The maximum width of an access in bytes. String instructions are split before the bus.
 const WIDEST: usize = 8;
 
-/// An interrupt controller that refuses now and then.
+/// An interrupt controller that fails now and then.
 #[derive(Default)]
 struct Line(AtomicU64);
 
@@ -98,7 +99,7 @@ impl Machine {
         Self { bus, ..machine }
     }
 
-    /// Each device as it is saved and taken on again is the same.
+    /// Checks that each device is the same after it is saved and restored.
     fn check_saved(&self) {
         let (mut serial, mut cmos) = (lock(&self.serial), lock(&self.cmos));
         let (saved, memory) = (serial.state(), cmos.state());
@@ -106,7 +107,7 @@ impl Machine {
         cmos.restore(&memory).expect("a good state");
         assert_eq!(cmos.state(), memory);
         let now = serial.state();
-        // The interrupts that are pending are raised again.
+        // Pending interrupts are raised again.
         let saved = devices::SerialState {
             interrupt_identification: now.interrupt_identification,
             ..saved
@@ -119,7 +120,7 @@ impl Machine {
     }
 }
 
-/// A port of a device, beside one, or any.
+/// Reads a port of a device, beside one, or any.
 fn port(input: &mut Input) -> u64 {
     let which = input.byte();
     let near = u64::from(which >> 3) % 10;
@@ -132,7 +133,7 @@ fn port(input: &mut Input) -> u64 {
     }
 }
 
-/// Some of the bytes of a state, damaged.
+/// Damages some of the bytes of a state.
 fn damage(bytes: &mut [u8], input: &mut Input) {
     for _ in 0..input.byte() % 6 {
         let at = usize::from(input.byte()) % bytes.len();
@@ -165,7 +166,7 @@ fn make_move(machine: &Machine, input: &mut Input) {
         }
         7 => {
             let time = u64::from_le_bytes(input.bytes());
-            // As far as the host's clock goes.
+            // Limited to the range of the host's clock.
             machine.time.store(time >> 2, Ordering::Relaxed);
             for index in 0..10 {
                 machine.bus.write(CMOS_BASE, &[index]);

@@ -1,7 +1,8 @@
-//! A driver of the virtio console that does anything to registers, rings, descriptors and control messages.
+//! A driver of the virtio console with arbitrary registers, rings, descriptors and control
+//! messages.
 //!
-//! The input is a list of moves: a byte for the kind, then its operands. A panic, a device that never comes to rest, and one
-//! that no proper driver can use afterwards are what is looked for.
+//! The input is a list of moves: a byte for the kind, then its operands. Failures are a panic, a
+//! device that never comes to rest, and one that no proper driver can use afterwards.
 #![no_main]
 
 use std::time::Duration;
@@ -17,12 +18,12 @@ use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress};
 
 const FEATURES: u64 = TRANSPORT_FEATURES | FEATURE_SIZE | FEATURE_MULTIPORT;
-/// Queues: three ports, one that may come, and the control queues.
+/// The number of queues: three ports, one that may be added, and the control queues.
 const QUEUES: u16 = 10;
-/// Moves of one run.
+/// The maximum number of moves of one run.
 const MOST: usize = 400;
 
-/// Gives and takes in turn more and less than it is asked for.
+/// A backend that accepts and returns alternately more and fewer bytes than requested.
 #[derive(Default)]
 struct Moody {
     turn: usize,
@@ -145,7 +146,7 @@ fn make_move(linux: &mut LinuxConsole, host: &mut ConsoleHandle, input: &mut Inp
         }
         12 => {
             let (console, handle) = device();
-            // A guest can make its queues such that no device takes them.
+            // A guest can make its queues such that no device accepts them.
             drop(linux.replace(Box::new(console)));
             *host = handle;
         }
@@ -172,7 +173,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         make_move(&mut linux, &mut host, &mut input);
     }
-    // Whatever was done: a proper driver finds the ports that are there, and can open them.
+    // Whatever was done, a proper driver finds the ports that exist, and can open them.
     linux.probe(FEATURES);
     assert_eq!(linux.driver.status() & status::NEEDS_RESET, 0);
     let ports: Vec<u32> = linux.ports.keys().copied().collect();

@@ -1,13 +1,13 @@
-//! What the fuzz targets share: moves read from the input.
+//! The common part of the fuzz targets: moves read from the input.
 #![forbid(unsafe_code)]
 
 use devices::virtio::mock::{BUFFERS, MEMORY, RINGS};
 
-/// The input, read to its end; zeros follow.
+/// The input. After its end, zeros follow.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl Input<'_> {
-    /// The next bytes.
+    /// Reads the next bytes.
     pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         let count = N.min(self.0.len());
@@ -17,22 +17,22 @@ impl Input<'_> {
         out
     }
 
-    /// The next byte.
+    /// Reads the next byte.
     pub fn byte(&mut self) -> u8 {
         self.bytes::<1>()[0]
     }
 
-    /// The next 16 bits.
+    /// Reads the next 16 bits.
     pub fn short(&mut self) -> u16 {
         u16::from_le_bytes(self.bytes())
     }
 
-    /// The next 32 bits.
+    /// Reads the next 32 bits.
     pub fn word(&mut self) -> u32 {
         u32::from_le_bytes(self.bytes())
     }
 
-    /// An address of guest memory that means something more often than not.
+    /// Reads an address of guest memory that is usually meaningful.
     pub fn address(&mut self) -> u64 {
         let offset = u64::from(self.short());
         match self.byte() % 4 {

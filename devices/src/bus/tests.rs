@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Answers reads with the offset and remembers writes.
+/// A device that returns the offset for reads and records writes.
 #[derive(Default)]
 struct Recorder {
     writes: Vec<(u64, Vec<u8>)>,

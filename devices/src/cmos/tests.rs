@@ -15,7 +15,8 @@ fn at(seconds: u64) -> Cmos {
     Cmos::new(MEMORY, move || UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
-/// CMOS_READ and CMOS_WRITE of Linux: index to 0x70, data by 0x71.
+/// Reads a register like CMOS_READ of Linux: index to 0x70, data by 0x71. CMOS_WRITE is the same
+/// for writes.
 fn get(cmos: &mut Cmos, register: u8) -> u8 {
     cmos.write(INDEX, &[register]);
     let mut byte = [0];
@@ -80,7 +81,7 @@ fn linux_finds_a_working_clock() {
     assert_eq!(get(&mut cmos, STATUS_A) & UPDATE_IN_PROGRESS, 0);
     assert_eq!(get(&mut cmos, STATUS_B) & (HOURS_24 | BINARY), HOURS_24);
     assert_eq!(get(&mut cmos, STATUS_C), 0);
-    // A guest that writes the bit itself does not make itself wait.
+    // A guest that writes the bit itself is not made to wait.
     put(&mut cmos, STATUS_A, 0xff);
     assert_eq!(get(&mut cmos, STATUS_A), 0x7f);
 }

@@ -24,7 +24,7 @@ const LSR_DATA_READY: u8 = 0x01;
 const LSR_TX_EMPTY: u8 = 0x60;
 const IIR_NONE: u8 = 0x01;
 
-/// A writer that is looked at from outside, and whose pipe can be closed.
+/// A writer that is observed from outside, and whose pipe can be closed.
 #[derive(Clone, Default)]
 struct Screen(Arc<Mutex<ScreenState>>);
 
@@ -81,7 +81,7 @@ fn put(serial: &mut Serial, register: u64, value: u8) {
     serial.write(register, &[value]);
 }
 
-/// The steps of `autoconfig` in Linux's 8250 driver that decide that a 16550A is there.
+/// The steps of `autoconfig` in Linux's 8250 driver that detect a 16550A.
 #[test]
 fn linux_recognises_a_16550a() {
     let Fixture {
@@ -111,8 +111,8 @@ fn linux_recognises_a_16550a() {
     line.take();
 }
 
-/// The test of `serial8250_do_startup`: enabling the transmitter interrupt twice must show it twice,
-/// or the driver falls back to polling by timer.
+/// `serial8250_do_startup` enables the transmitter interrupt twice, and must see it twice.
+/// Otherwise the driver falls back to polling by timer.
 #[test]
 fn the_transmitter_interrupt_is_asserted_again_when_enabled_again() {
     let Fixture {
@@ -127,8 +127,8 @@ fn the_transmitter_interrupt_is_asserted_again_when_enabled_again() {
     }
 }
 
-/// Output by interrupts: each handled interrupt sends a FIFO full, and another interrupt comes
-/// as long as something was sent.
+/// Output by interrupts: each handled interrupt sends a full FIFO. Another interrupt comes as long
+/// as something was sent.
 #[test]
 fn linux_prints_by_interrupts() {
     let Fixture {
@@ -168,7 +168,7 @@ fn input_interrupts_and_is_read_in_order() {
     assert_eq!(get(&mut serial, IIR) & 0x0f, IIR_NONE);
 }
 
-/// `serial8250_console_write` masks interrupts while it prints; input that came meanwhile must
+/// `serial8250_console_write` masks interrupts while it prints. Input that came meanwhile must
 /// interrupt afterwards.
 #[test]
 fn input_during_masked_interrupts_is_not_forgotten() {
@@ -214,7 +214,7 @@ fn a_long_input_waits_for_room() {
     );
 }
 
-/// Linux's handler: it leaves when nothing is pending, and reads 256 bytes at most between looking.
+/// Linux's handler leaves when nothing is pending, and reads 256 bytes at most between checks.
 #[test]
 fn what_comes_while_the_guest_reads_is_not_forgotten() {
     const MOST: usize = 256;
@@ -236,7 +236,7 @@ fn what_comes_while_the_guest_reads_is_not_forgotten() {
     }
     assert_eq!(read, input);
     assert_eq!(get(&mut serial, IIR) & 0x0f, IIR_NONE);
-    // Those who do not want to hear of data do not.
+    // A guest that has disabled data interrupts gets none.
     put(&mut serial, IER, 0);
     serial.push_input(b"x");
     assert_eq!(get(&mut serial, IIR) & 0x0f, IIR_NONE);
@@ -296,10 +296,11 @@ fn a_lost_interrupt_is_counted() {
     assert_eq!(serial.stats().interrupts_lost, 1);
 }
 
-/// Longest wait for what takes no time on an idle host.
+/// The maximum wait for a step that takes no time on an idle host.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A far end that takes nothing until it is let, and then tells how its bytes came.
+/// A backend that accepts nothing until it is opened, and then reports the pieces in which its
+/// bytes came.
 #[derive(Clone, Default)]
 struct Gate(Arc<GateState>);
 
@@ -360,7 +361,7 @@ fn a_line_is_written_whole_and_a_prompt_at_once() {
         let pieces = screen.pieces();
         let told = pieces.concat();
         assert_eq!(told, "$ \nend");
-        // What comes together may be written so.
+        // Bytes that come together may be written together.
         assert_eq!(pieces[..expected.len() - 1], expected[..expected.len() - 1]);
     }
 }
@@ -384,13 +385,13 @@ fn a_far_end_that_stands_still_holds_nobody_up_and_is_told_to_who_waits() {
         output.write_all(&piece).unwrap();
     }
     assert!(backlog.is_full());
-    // Who does not wait loses what is too much.
+    // A writer that does not wait loses the excess.
     for _ in 0..4096 {
         output.write_all(&piece).unwrap();
     }
     let lost = output.lost();
     assert_eq!(seen.load(Ordering::Relaxed), (64 + 4096) * 1024);
-    // 1 MiB waits, and as much at most is being written.
+    // 1 MiB is queued, and at most as much is being written.
     assert!(lost >= 2 << 20, "{lost}");
     screen.open();
     room.recv().unwrap();

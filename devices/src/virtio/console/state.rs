@@ -21,7 +21,7 @@ struct SavedPort {
     id: u32,
     name: Option<String>,
     console: bool,
-    /// True if the driver was notified of the port. The next flag is true if it uses the port.
+    /// True if the driver was notified of the port. `ready` is true if it uses the port.
     announced: bool,
     ready: bool,
     removing: bool,

@@ -1,4 +1,5 @@
-//! The console as Linux's driver and the host meet it: what the driver hears of its ports, and what the host does to them.
+//! Tests of the console from the side of Linux's driver and the host: messages about ports, and the
+//! host's operations on them.
 #![allow(clippy::unwrap_used)]
 
 mod bytes;
@@ -18,24 +19,24 @@ use crate::virtio::{FEATURE_EVENT_INDEX, FEATURE_VERSION_1, TRANSPORT_FEATURES};
 const OWN: u64 = FEATURE_SIZE | FEATURE_MULTIPORT | FEATURE_EMERGENCY_WRITE;
 const ALL: u64 = TRANSPORT_FEATURES | OWN;
 
-/// What is behind a port, as the test sees it.
+/// The backend of a port, as the test sees it.
 #[derive(Debug, Default)]
 struct Behind {
-    /// For the guest.
+    /// The bytes for the guest.
     waiting: VecDeque<u8>,
-    /// Given anew with every open.
+    /// The bytes queued anew with every open.
     on_open: Vec<u8>,
-    /// From the guest.
+    /// The bytes from the guest.
     got: Vec<u8>,
-    /// The lengths of the calls by which it came.
+    /// The lengths of the calls by which they came.
     calls: Vec<usize>,
     room: usize,
     opens: usize,
-    /// Unread bytes of each close.
+    /// The number of unread bytes of each close.
     closes: Vec<u64>,
-    /// What follows from opens and closes takes a while,
+    /// True if opens and closes take a while to handle.
     slow: bool,
-    /// and goes on.
+    /// True while one is being handled.
     busy: bool,
 }
 
@@ -103,7 +104,7 @@ const SIZE: Size = Size {
     rows: 50,
 };
 
-/// A console, a stream and a file; the far ends take everything.
+/// Returns a console, a stream and a file. The backends accept everything.
 fn ports() -> (Vec<PortAndBackend>, Vec<End>) {
     let configs = [
         PortConfig::console(),
@@ -159,13 +160,13 @@ fn probed(features: u64) -> Rig {
 }
 
 impl Rig {
-    /// The host did something: the device's thread sees it, and then the driver.
+    /// Runs the device's thread after an operation of the host, and then the driver.
     fn host_did(&mut self) {
         self.linux.driver.poll();
         self.linux.work();
     }
 
-    /// The messages that came since the last call, in words.
+    /// Returns the messages since the last call as text.
     fn said(&mut self) -> Vec<String> {
         let log = std::mem::take(&mut self.linux.log);
         let words = |(message, rest): (Message, Vec<u8>)| {
@@ -216,7 +217,7 @@ fn the_driver_learns_of_every_port() {
 fn messages_come_in_the_order_that_linux_needs() {
     let mut rig = probed(ALL);
     let mut said = rig.said();
-    // Ports are independent of each other; within each the order counts.
+    // Ports are independent of each other. Within each, the order matters.
     said.sort_by_key(|line| line.split(' ').next().map(str::to_owned));
     assert_eq!(
         said,
@@ -303,7 +304,7 @@ fn configuration_space_tells_sizes_and_takes_emergency_characters() {
         ),
         (4, 0, 0)
     );
-    // Before the driver is there, and after.
+    // Before the driver is active, and after.
     for byte in *b"oops" {
         rig.linux.driver.write(0x108, u32::from(byte) | 0xaa00);
     }
@@ -351,7 +352,7 @@ fn the_host_closes_and_opens_a_port() {
         assert_eq!(rig.linux.write(DT, b"x"), open);
     }
     assert_eq!(rig.said(), ["1 PortOpen 0", "1 PortOpen 1"]);
-    // What is in the queue when the host side closes waits for it.
+    // Bytes that are queued when the host side closes wait for its open.
     rig.host.connect(DT, false);
     rig.linux.driver.poll();
     assert!(rig.linux.write(DT, b"y"), "the driver has not heard of it");
@@ -385,7 +386,7 @@ fn ports_come_and_go() {
             Read::Bytes(b"hello".to_vec()),
             "round {round}"
         );
-        // The far end has no room: what is written goes with the port.
+        // The backend has no room, so the written bytes are dropped with the port.
         assert!(rig.linux.write(3, b"lost"));
         let stats = rig.host.port_stats(3).unwrap();
         assert_eq!((stats.from_guest, stats.to_guest), (0, 5));

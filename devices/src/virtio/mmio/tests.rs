@@ -11,7 +11,7 @@ use crate::virtio::{
 const OWN_FEATURE: u64 = 1 << 5;
 const ALL: u64 = TRANSPORT_FEATURES | OWN_FEATURE;
 
-/// Writes what it reads, in both of its queues, and remembers one byte of configuration space.
+/// A device that echoes in both of its queues, and keeps one byte of configuration space.
 #[derive(Default)]
 struct Echo {
     byte: u8,
@@ -105,7 +105,7 @@ fn probed(features: u64) -> Driver {
     driver
 }
 
-/// Sends bytes through a queue; what comes back.
+/// Sends bytes through a queue, and returns the echo.
 fn echo(driver: &mut Driver, queue: u16, bytes: &[u8]) -> Vec<u8> {
     driver.add(queue, &[bytes], &[64]);
     driver.kick(queue);
@@ -158,7 +158,7 @@ fn features_are_agreed_upon_or_refused() {
 
 #[test]
 fn the_status_only_grows() {
-    // Writes in order, and what the status is after them.
+    // Writes in order, and the status after them.
     let cases: &[(&[u32], u32)] = &[
         (&[1], 1),
         (&[1, 3], 3),
@@ -472,7 +472,7 @@ fn notifications_are_for_chains_after_the_last_one_taken() {
         driver.add(0, &[b"x"], &[1]);
         driver.kick(0);
         driver.add(0, &[b"y"], &[1]);
-        // The device has not looked since the first one: the second needs no notification.
+        // The device has not checked since the first one, so the second needs no notification.
         driver.kick(0);
         driver.run();
         assert_eq!(driver.calls, 1);

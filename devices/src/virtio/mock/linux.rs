@@ -1,4 +1,5 @@
-//! The console's driver as Linux 6.1 has it (`drivers/char/virtio_console.c`): what it says, when, and what readers see.
+//! The console's driver of Linux 6.1 (`drivers/char/virtio_console.c`): its messages, their timing,
+//! and its readers' results.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,51 +10,51 @@ use crate::virtio::console::{
 };
 use crate::virtio::{MmioStateError, VirtioDevice};
 
-/// Bytes of a receive buffer.
+/// The size of a receive buffer in bytes.
 const PAGE: u32 = 4096;
 
-/// What a read of a port gives.
+/// The result of a read of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read {
-    /// Bytes.
+    /// The bytes read.
     Bytes(Vec<u8>),
     /// The end of the file.
     End,
-    /// It would wait.
+    /// The read would block.
     Waits,
 }
 
-/// What the driver knows of a port.
+/// The driver's knowledge of a port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GuestPort {
-    /// Its name.
+    /// The port's name.
     pub name: Option<String>,
-    /// Whether it is a console.
+    /// True if it is a console.
     pub console: bool,
-    /// Columns and rows.
+    /// The columns and rows.
     pub size: Option<(u16, u16)>,
-    /// Whether the host side is open.
+    /// True if the host side is open.
     pub host_connected: bool,
-    /// Whether somebody in the guest has it open.
+    /// True if a program in the guest has it open.
     pub guest_connected: bool,
-    /// What was received and not read yet; the buffer goes back when it was.
+    /// The data received and not read yet. A buffer is returned once it is read.
     inbox: VecDeque<(Vec<u8>, Vec<Descriptor>)>,
 }
 
-/// The driver.
+/// The driver with its ports.
 pub struct LinuxConsole {
-    /// Its transport.
+    /// The transport's driver.
     pub driver: Driver,
-    /// Its ports by number.
+    /// The ports by number.
     pub ports: BTreeMap<u32, GuestPort>,
-    /// Every message that came, with what followed it.
+    /// Every message received, with the bytes that followed it.
     pub log: Vec<(Message, Vec<u8>)>,
-    /// Buffers of each receive queue: Linux gives as many as there are descriptors.
+    /// The number of buffers of each receive queue. Linux adds as many as there are descriptors.
     pub buffers: usize,
 }
 
 impl LinuxConsole {
-    /// A driver that has not touched its device yet.
+    /// Makes a driver that has not accessed its device yet.
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
         Self {
             driver: Driver::new(device),
@@ -63,7 +64,7 @@ impl LinuxConsole {
         }
     }
 
-    /// `virtcons_probe`, and what follows until the driver is idle.
+    /// Acts as `virtcons_probe`, and then runs until the driver is idle.
     pub fn probe(&mut self, features: u64) {
         self.ports.clear();
         self.log.clear();
@@ -89,7 +90,7 @@ impl LinuxConsole {
         self.work();
     }
 
-    /// `fill_queue`.
+    /// Acts as `fill_queue`.
     fn fill(&mut self, queue: u16) {
         let mut left = self.buffers;
         while left > 0 && self.driver.rings[usize::from(queue)].room() > 0 {
@@ -100,13 +101,13 @@ impl LinuxConsole {
         self.driver.run();
     }
 
-    /// `__send_control_msg`: it spins until the device has taken the message.
+    /// Acts as `__send_control_msg`, which spins until the device has taken the message.
     pub fn say(&mut self, id: u32, event: Event, value: u16) {
         let message = Message::new(id, event, value).encode();
         self.driver.add(CONTROL_TRANSMIT, &[&message], &[]);
         self.driver.kick(CONTROL_TRANSMIT);
         self.driver.run();
-        // Another thread may be at it.
+        // Another thread may be serving the device.
         for _ in 0..100_000 {
             let used = self.driver.used(CONTROL_TRANSMIT).len();
             assert!(used <= 1, "one message was given, {used} came back");
@@ -118,7 +119,7 @@ impl LinuxConsole {
         panic!("the guest spins for ever");
     }
 
-    /// `control_work_handler`, until there is no message.
+    /// Acts as `control_work_handler`, until there is no message.
     pub fn work(&mut self) {
         self.driver.run();
         if self.driver.features & FEATURE_MULTIPORT == 0 {
@@ -174,7 +175,7 @@ impl LinuxConsole {
         }
     }
 
-    /// Takes what was received; without a reader it is thrown away and the buffers go back.
+    /// Collects the received data. Without a reader it is discarded and the buffers are returned.
     fn collect(&mut self, id: u32) {
         let queue = receive(id);
         for used in self.driver.used(queue) {
@@ -193,7 +194,7 @@ impl LinuxConsole {
         self.driver.run();
     }
 
-    /// `port_fops_open`.
+    /// Acts as `port_fops_open`.
     pub fn open(&mut self, id: u32) {
         let port = self.ports.get_mut(&id).unwrap();
         assert!(!port.guest_connected, "busy");
@@ -201,7 +202,7 @@ impl LinuxConsole {
         self.say(id, Event::PortOpen, 1);
     }
 
-    /// `port_fops_release`.
+    /// Acts as `port_fops_release`.
     pub fn close(&mut self, id: u32) {
         self.say(id, Event::PortOpen, 0);
         let port = self.ports.get_mut(&id).unwrap();
@@ -214,7 +215,7 @@ impl LinuxConsole {
         self.driver.used(receive(id) + 1);
     }
 
-    /// `port_fops_read` with a buffer of a page.
+    /// Acts as `port_fops_read` with a buffer of a page.
     pub fn read(&mut self, id: u32) -> Read {
         self.collect(id);
         let port = self.ports.get_mut(&id).unwrap();
@@ -228,7 +229,7 @@ impl LinuxConsole {
         }
     }
 
-    /// Everything that is there to read.
+    /// Reads all available bytes.
     pub fn read_all(&mut self, id: u32) -> Vec<u8> {
         let mut all = Vec::new();
         while let Read::Bytes(bytes) = self.read(id) {
@@ -237,7 +238,8 @@ impl LinuxConsole {
         all
     }
 
-    /// `cat`: opens, reads until the end, closes. None if the end does not come within a second.
+    /// Acts as `cat`: opens, reads until the end, closes. Returns `None` if the end does not come
+    /// within a second.
     pub fn cat(&mut self, id: u32) -> Option<Vec<u8>> {
         self.open(id);
         let mut all = Vec::new();
@@ -257,12 +259,13 @@ impl LinuxConsole {
         all
     }
 
-    /// `port_fops_write`: whether it went into the queue; it would wait otherwise.
+    /// Acts as `port_fops_write`. Returns whether the bytes went into the queue; otherwise it would
+    /// block.
     pub fn write(&mut self, id: u32, bytes: &[u8]) -> bool {
         let queue = receive(id) + 1;
         self.driver.used(queue);
         let room = self.driver.rings[usize::from(queue)].room() > 0;
-        // The console's driver does not ask whether the host side is open.
+        // The console's driver does not check whether the host side is open.
         let port = &self.ports[&id];
         if !room || !(port.host_connected || port.console) {
             return false;
@@ -273,13 +276,13 @@ impl LinuxConsole {
         true
     }
 
-    /// Goes on with another device, as after a snapshot.
+    /// Continues with another device, as after a snapshot.
     pub fn replace(&mut self, device: Box<dyn VirtioDevice>) -> Result<(), MmioStateError> {
         self.driver.replace(device)
     }
 }
 
-/// The receive queue of a port.
+/// Returns the receive queue of a port.
 pub fn receive(id: u32) -> u16 {
     if id == 0 { 0 } else { id as u16 * 2 + 2 }
 }

@@ -1,4 +1,4 @@
-//! A split ring as a driver keeps it: virtio 1.2 section 2.7.
+//! A split ring as a driver manages it: virtio 1.2 section 2.7.
 
 use std::collections::HashMap;
 
@@ -10,24 +10,24 @@ use crate::virtio::FEATURE_EVENT_INDEX;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Descriptors of an indirect table.
+/// The number of descriptors of an indirect table.
 const TABLE: u64 = 16;
 
-/// A descriptor as it lies in memory.
+/// A descriptor as in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Where the buffer is.
+    /// The GPA of the buffer.
     pub address: u64,
-    /// How long.
+    /// The length of the buffer in bytes.
     pub length: u32,
-    /// NEXT, WRITE, INDIRECT.
+    /// The flags: NEXT, WRITE, INDIRECT.
     pub flags: u16,
-    /// The next one's number.
+    /// The number of the next descriptor.
     pub next: u16,
 }
 
 impl Descriptor {
-    /// A buffer that the device reads.
+    /// Makes a buffer that the device reads.
     pub fn readable(address: u64, length: u32) -> Self {
         Self {
             address,
@@ -37,7 +37,7 @@ impl Descriptor {
         }
     }
 
-    /// A buffer that the device writes.
+    /// Makes a buffer that the device writes.
     pub fn writable(address: u64, length: u32) -> Self {
         Self {
             flags: WRITE,
@@ -45,7 +45,7 @@ impl Descriptor {
         }
     }
 
-    /// Writes it into a table.
+    /// Writes the descriptor into a table.
     pub fn store(&self, memory: &WatchedMemory, table: u64, number: u16) {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
@@ -57,29 +57,29 @@ impl Descriptor {
     }
 }
 
-/// A chain that came back.
+/// A chain that the device has used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Used {
-    /// Its head.
+    /// The number of its first descriptor.
     pub head: u16,
-    /// Bytes that the device says it wrote.
+    /// The number of bytes written, as reported by the device.
     pub length: u32,
-    /// What is in its writable buffers, up to that length.
+    /// The content of its writable buffers, up to that length.
     pub bytes: Vec<u8>,
-    /// Its buffers, to be given again.
+    /// The buffers, for reuse.
     pub chain: Vec<Descriptor>,
 }
 
-/// One queue.
+/// The ring of one queue.
 #[derive(Debug, Clone)]
 pub struct Ring {
-    /// Where its descriptor table is.
+    /// The GPA of the descriptor table.
     pub descriptors: u64,
-    /// Where its available ring is.
+    /// The GPA of the available ring.
     pub available: u64,
-    /// Where its used ring is.
+    /// The GPA of the used ring.
     pub used: u64,
-    /// Descriptors.
+    /// The number of descriptors.
     pub size: u16,
     /// The available index.
     pub next: u16,
@@ -93,7 +93,7 @@ pub struct Ring {
 
 impl Ring {
     pub(super) fn new(memory: &WatchedMemory, base: u64, size: u16, features: u64) -> Self {
-        // The rings; tables are written before they are used.
+        // Only the rings are cleared. Tables are written before they are used.
         let zeros = vec![0; 0x3000];
         memory.write_slice(&zeros, GuestAddress(base)).unwrap();
         Self {
@@ -111,7 +111,7 @@ impl Ring {
         }
     }
 
-    /// Descriptors that are free.
+    /// Returns the number of free descriptors.
     pub fn room(&self) -> usize {
         self.free.len()
     }
@@ -145,7 +145,7 @@ impl Ring {
         head
     }
 
-    /// Puts a head into the available ring, whatever it is.
+    /// Puts any head into the available ring.
     pub fn publish(&mut self, memory: &WatchedMemory, head: u16) {
         let at = self.available + 4 + u64::from(self.next % self.size) * 2;
         memory.write_obj(head.to_le(), GuestAddress(at)).unwrap();
@@ -153,7 +153,7 @@ impl Ring {
         self.set_index(memory, self.next);
     }
 
-    /// Sets the available ring's index, whatever it is.
+    /// Sets the available ring's index to any value.
     pub fn set_index(&mut self, memory: &WatchedMemory, index: u16) {
         let at = GuestAddress(self.available + 2);
         memory.write_obj(index.to_le(), at).unwrap();
@@ -174,13 +174,13 @@ impl Ring {
         }
     }
 
-    /// The index after which the driver wants an interrupt, with event index.
+    /// Sets the index after which the driver wants an interrupt, with event index.
     pub fn set_used_event(&self, memory: &WatchedMemory, index: u16) {
         let at = self.available + 4 + u64::from(self.size) * 2;
         memory.write_obj(index.to_le(), GuestAddress(at)).unwrap();
     }
 
-    /// Asks for no interrupts, or for them, without event index.
+    /// Disables or enables interrupts, without event index.
     pub fn set_no_interrupt(&self, memory: &WatchedMemory, none: bool) {
         let at = GuestAddress(self.available);
         memory.write_obj(u16::from(none).to_le(), at).unwrap();
@@ -215,7 +215,7 @@ impl Ring {
     }
 }
 
-/// Writes a chain at these numbers of a table.
+/// Writes a chain to these descriptors of a table.
 fn link(memory: &WatchedMemory, table: u64, numbers: &[u16], chain: &[Descriptor]) {
     for (at, (&number, descriptor)) in numbers.iter().zip(chain).enumerate() {
         let mut descriptor = *descriptor;

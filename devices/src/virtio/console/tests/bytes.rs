@@ -1,4 +1,5 @@
-//! Bytes of a port, both ways: in order, in bounded calls, and where one side has no room.
+//! Tests of a port's bytes in both directions: in order, in bounded calls, and without room on one
+//! side.
 
 use super::*;
 
@@ -34,7 +35,7 @@ fn one_write_is_one_call_and_comes_before_the_close() {
     let long = vec![b'x'; 32 * 1024];
     rig.linux.open(TRACECTL);
     assert!(rig.linux.write(TRACECTL, &long));
-    // The notification of this one comes after that of the close.
+    // The notification of these bytes comes after that of the close.
     rig.linux
         .driver
         .add(transmit_queue(TRACECTL), &[b"st", b"op\n"], &[]);
@@ -97,7 +98,7 @@ fn a_host_without_room_holds_its_own_port_only() {
         "one was taken, and the queue has 64 descriptors"
     );
     assert_eq!(dt.got(), b"1234567123");
-    // The console's driver spins until its bytes are taken: they are dropped, and counted.
+    // The console's driver spins until its bytes are accepted, so they are dropped and counted.
     for _ in 0..100 {
         assert!(rig.linux.write(0, b"1234567"));
     }
@@ -149,7 +150,7 @@ fn a_flood_is_taken_in_bounded_calls() {
         calls += 1;
     }
     assert_eq!(end.with(|end| end.got.len()), 64 * 32 * 1024);
-    // The other way as well.
+    // The other direction as well.
     end.give(&vec![b'y'; 2 << 20]);
     let handle = rig.linux.driver.handle.clone();
     let mut before = 2 << 20;

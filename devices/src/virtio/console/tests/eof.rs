@@ -1,4 +1,4 @@
-//! Ends of file, as programs in the guest see them.
+//! Tests of ends of file, as programs in the guest see them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn file() -> (Rig, End) {
     (rig, end)
 }
 
-/// Lets time pass; how often the host side was seen closing meanwhile.
+/// Advances time. Returns the number of times that the host side was seen closing.
 fn wait(rig: &mut Rig, time: Duration) -> usize {
     let end = rig.linux.driver.now + time;
     let mut closes = 0;
@@ -100,7 +100,7 @@ fn the_host_side_opens_again_after_the_driver_has_seen_it_closed() {
     rig.linux.open(TRACECTL);
     rig.linux.read(TRACECTL);
     let start = rig.linux.driver.now;
-    // The driver's work queue does not run yet.
+    // The driver's work queue has not run yet.
     let mut message = Vec::new();
     while message.is_empty() {
         rig.linux.driver.sleep(Duration::from_millis(100));
@@ -112,7 +112,7 @@ fn the_host_side_opens_again_after_the_driver_has_seen_it_closed() {
         rig.linux.driver.sleep(Duration::from_millis(10));
         assert_eq!(rig.linux.driver.used(CONTROL_RECEIVE), []);
     }
-    // It has handled the message: the buffer is back.
+    // The driver has handled the message: the buffer is back.
     rig.linux
         .driver
         .add_chain(CONTROL_RECEIVE, &message[0].chain);
@@ -203,7 +203,7 @@ fn a_driver_without_buffers_hears_of_the_end_when_it_has_some() {
     rig.linux.read(TRACECTL);
     rig.host.connect(TRACECTL, false);
     rig.host_did();
-    // Messages that nobody handles take up all buffers.
+    // Unhandled messages use up all buffers.
     for columns in 0..64 {
         rig.host.resize(Size { columns, rows: 24 });
         rig.linux.driver.poll();

@@ -1,4 +1,4 @@
-//! Drivers that are wrong or mean it.
+//! Tests of faulty and malicious drivers.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ fn a_driver_that_asks_and_does_not_listen_costs_nothing() {
             rig.linux.say(id, Event::PortOpen, 1);
         }
     }
-    // What it hears at last is the present, once.
+    // In the end the driver gets the present state, once.
     for _ in 0..20 {
         rig.linux.driver.add(CONTROL_RECEIVE, &[], &[64]);
     }
@@ -152,7 +152,7 @@ fn a_broken_port_leaves_the_others_working() {
     assert_eq!(rig.ends[DT as usize].got(), b"again");
 }
 
-/// What a random driver does.
+/// A move of a random driver.
 #[derive(Debug, Clone)]
 enum Move {
     /// Writes into a queue's area: descriptors, rings and tables.
@@ -298,7 +298,7 @@ fn carry_out(rig: &mut Rig, what: &Move) {
         Move::Replace => {
             let (console, ends, _) = device();
             rig.host = console.handle();
-            // A queue that the guest made impossible is refused, and the device reset.
+            // An invalid queue of the guest's is rejected, and the device reset.
             let _ = rig.linux.driver.replace(Box::new(console));
             rig.ends = ends;
         }
@@ -311,7 +311,8 @@ fn carry_out(rig: &mut Rig, what: &Move) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever a driver puts into queues, registers and messages: no panic, no endless work, and a new driver works.
+    /// For any content of queues, registers and messages, there is no panic and no endless work,
+    /// and a new driver works.
     #[test]
     fn a_random_driver_does_no_harm(moves in prop::collection::vec(moves(), 1..60)) {
         let mut rig = probed(ALL);

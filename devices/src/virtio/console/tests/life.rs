@@ -1,4 +1,4 @@
-//! Resets, new drivers and snapshots.
+//! Tests of resets, new drivers and snapshots.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn a_reset_closes_ports_and_a_new_driver_finds_them() {
     }
 }
 
-/// `virtcons_restore`: the driver resets the device and says of its ports only that they are ready, and open.
+/// `virtcons_restore` resets the device, and sends of its ports only that they are ready and open.
 #[test]
 fn a_driver_that_wakes_up_keeps_its_ports() {
     let mut rig = probed(ALL);
@@ -62,7 +62,7 @@ fn a_snapshot_in_the_middle_of_traffic_loses_nothing() {
     rig.linux.open(TRACECTL);
     let mut to_guest = Vec::new();
     for round in 0..25u8 {
-        // The far end takes a part of a buffer before the machine is saved.
+        // The backend accepts a part of a buffer before the machine is saved.
         let end = rig.ends[DT as usize].clone();
         end.with(|end| end.room = 5);
         for number in 0..10 {
@@ -138,8 +138,8 @@ fn a_damaged_state_is_refused() {
     assert_eq!(console.restore(&good, None), Ok(()));
 }
 
-/// A vCPU resets and probes while the device's thread and the host are busy with it: nobody waits for ever, and the last
-/// driver works.
+/// A vCPU resets and probes while the device's thread and the host use the device. Nobody waits for
+/// ever, and the last driver works.
 #[test]
 fn registers_and_the_devices_thread_go_on_beside_each_other() {
     let mut rig = rig();

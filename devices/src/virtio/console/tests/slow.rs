@@ -1,8 +1,9 @@
-//! Far ends that need a while for an open or a close: the guest's call waits for them, other queues do not.
+//! Tests of backends that need a while for an open or a close. The guest's call waits for them,
+//! other queues do not.
 
 use super::*;
 
-/// A rig whose file is slow; its driver has said that it opens or closes it, and waits.
+/// Sends the driver's open or close of the slow file. The message waits.
 fn say(rig: &mut Rig, value: u16) {
     let message = Message::new(TRACECTL, Event::PortOpen, value).encode();
     rig.linux.driver.add(CONTROL_TRANSMIT, &[&message], &[]);
@@ -28,7 +29,7 @@ fn the_guests_open_returns_when_its_far_end_is_ready() {
     say(&mut rig, 1);
     rig.linux.driver.poll();
     assert!(!answered(&mut rig));
-    // Another port goes on meanwhile.
+    // Another port continues meanwhile.
     rig.ends[0].give(b"console");
     rig.linux.driver.poll();
     assert_eq!(rig.linux.read_all(0), b"console");
@@ -87,7 +88,7 @@ fn a_port_that_goes_meanwhile_is_not_waited_for() {
     rig.host_did();
     assert!(answered(&mut rig));
     assert_eq!(rig.linux.driver.handle.deadline(), None);
-    // The next open is one of its own.
+    // The next open is a separate one.
     rig.linux.open(DT);
     assert_eq!(rig.ends[DT as usize].with(|end| end.opens), 1);
 }
