@@ -159,7 +159,6 @@ impl Serial {
     /// controller must be restored first. Output, callback and counts are kept.
     ///
     /// # Errors
-    ///
     /// If the state holds more input than the FIFO. The port is then unchanged.
     pub fn restore(&mut self, state: &SerialState) -> Result<(), SerialError> {
         let refused = SerialError::InputTooLong {

@@ -12,7 +12,6 @@ pub trait InterruptLine: Send + Sync {
     /// Raises the pin and lowers it again.
     ///
     /// # Errors
-    ///
     /// The interrupt controller's error. A device counts the failure and continues.
     fn pulse(&self) -> io::Result<()>;
 }

@@ -1,4 +1,5 @@
-//! Prints a kernel image's unwind information like `objtool --dump=orc` of Linux 6.1: `orc-dump VMLINUX`.
+//! Prints a kernel image's unwind information like `objtool --dump=orc` of Linux 6.1: `orc-dump
+//! VMLINUX`.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};

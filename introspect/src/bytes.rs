@@ -8,17 +8,17 @@ fn array_at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
         .copied()
 }
 
-/// The `u16` at `offset`.
+/// Returns the `u16` at `offset`.
 pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
     array_at(bytes, offset).map(u16::from_le_bytes)
 }
 
-/// The `u32` at `offset`.
+/// Returns the `u32` at `offset`.
 pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     array_at(bytes, offset).map(u32::from_le_bytes)
 }
 
-/// The `u64` at `offset`.
+/// Returns the `u64` at `offset`.
 pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     array_at(bytes, offset).map(u64::from_le_bytes)
 }

@@ -98,13 +98,13 @@ pub trait PhysicalMemory {
 pub trait CpuRegisters {
     /// Returns the physical address of the top page table: CR3 without its low 12 bits and flags.
     fn page_table_root(&self) -> Gpa;
-    /// Whether 5-level paging is on (CR4.LA57).
+    /// Checks whether 5-level paging is on (CR4.LA57).
     fn five_level_paging(&self) -> bool;
     /// Returns the base of the kernel's per-CPU data: GS base in kernel mode, IA32_KERNEL_GS_BASE
     /// in user mode.
     fn kernel_gs_base(&self) -> Gva;
     /// Returns the instruction pointer.
     fn instruction_pointer(&self) -> Gva;
-    /// Whether the CPU is in user mode (CPL 3).
+    /// Checks whether the CPU is in user mode (CPL 3).
     fn in_user_mode(&self) -> bool;
 }

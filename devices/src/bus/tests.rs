@@ -48,7 +48,8 @@ fn what_no_device_holds_reads_all_ones_and_is_counted() {
     let mut bus = Bus::new();
     bus.insert("dev", 0x100, 0x10, device.clone()).unwrap();
     bus.insert("top", u64::MAX - 3, 4, recorder()).unwrap();
-    // (address, length): before, after, across the start, across the end, past the end of everything
+    // (address, length): before, after, across the start, across the end, past the end of
+    // everything
     let misses = [
         (0xff, 1),
         (0x110, 4),

@@ -111,7 +111,6 @@ pub trait VirtioDevice: Send {
     /// `activate` is not called; `features` is `Some` if the driver was active.
     ///
     /// # Errors
-    ///
     /// If the bytes are not such a state. The device is then unchanged.
     fn restore(&mut self, state: &[u8], features: Option<u64>) -> Result<(), DeviceStateError>;
 }

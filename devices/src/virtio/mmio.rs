@@ -217,7 +217,6 @@ impl MmioTransport {
     /// Every queue is notified once.
     ///
     /// # Errors
-    ///
     /// If the state is of another device or damaged. The device is then as after a reset.
     pub fn restore(&mut self, state: &MmioState) -> Result<(), MmioStateError> {
         self.reset();

@@ -98,7 +98,6 @@ impl CoreFile {
     /// Reads the headers and notes.
     ///
     /// # Errors
-    ///
     /// If it is not a core file of an x86-64 machine, or is truncated.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, CoreFileError> {
         let not_elf = |error: object::Error| CoreFileError::NotElf {
@@ -136,13 +135,13 @@ impl CoreFile {
         })
     }
 
-    /// The CPUs, in the order of the file.
+    /// Returns the CPUs, in the order of the file.
     #[must_use]
     pub fn cpus(&self) -> &[CpuState] {
         &self.cpus
     }
 
-    /// The bytes from `address` to the end of its segment.
+    /// Returns the bytes from `address` to the end of its segment.
     fn from(&self, address: u64) -> Option<&[u8]> {
         let after = self
             .segments

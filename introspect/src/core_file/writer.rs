@@ -21,7 +21,8 @@ const CPU: usize = CONTROL + 6 * 8;
 /// The maximum number of program headers. A larger number does not fit the file header (elf(5)).
 const MAX_HEADERS: usize = elf::PN_XNUM as usize - 1;
 
-/// Writes CPUs and ranges of guest-physical memory. The ranges must be disjoint; their order is kept.
+/// Writes CPUs and ranges of guest-physical memory. The ranges must be disjoint; their order is
+/// kept.
 ///
 /// # Errors
 /// If writing fails, or there are more than 65533 ranges.

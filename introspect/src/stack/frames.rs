@@ -203,7 +203,8 @@ impl Stack {
     }
 }
 
-/// Registers as the kernel's entry code saves them on a stack (`struct pt_regs`, arch/x86/include/asm/ptrace.h).
+/// Registers as the kernel's entry code saves them on a stack (`struct pt_regs`,
+/// arch/x86/include/asm/ptrace.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SavedRegisters {
     /// The general registers, RIP and RFLAGS.

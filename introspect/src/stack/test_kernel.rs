@@ -106,7 +106,8 @@ impl TestKernel {
         self.words(sp, &[15, 14, 13, 12, 11, bp, return_address]);
     }
 
-    /// Adds a record of Linux 6.1 for code from `start` on: distances, bases (SP, BP), type (4: end of stack).
+    /// Adds a record of Linux 6.1 for code from `start` on: distances, bases (SP, BP), type (4: end
+    /// of stack).
     pub(super) fn orc(&mut self, start: u64, sp: (u8, i16), bp: (u8, i16), kind: u8) {
         let at = IPS + self.records * 4;
         let distance = start.wrapping_sub(at) as u32;

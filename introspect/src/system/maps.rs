@@ -37,7 +37,6 @@ impl PausedSystem<'_> {
     /// Returns `None` for a process without memory.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for them is unknown.
     pub fn maps(&self, task: &TaskInfo) -> Result<Option<Maps>, Unavailable> {
         let layout = self.system.areas.as_ref().map_err(Unavailable::clone)?;

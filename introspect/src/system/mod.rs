@@ -112,7 +112,6 @@ impl System {
     /// Returns the layout of the kernel's page cache.
     ///
     /// # Errors
-    ///
     /// If it is unknown.
     pub fn page_cache(&self) -> Result<&PageCacheLayout, Unavailable> {
         self.page_cache.as_ref().map_err(Unavailable::clone)

@@ -10,7 +10,6 @@ impl PausedSystem<'_> {
     /// Returns the modules that are loaded now, or none in a kernel that cannot load any.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for them is unknown.
     pub fn modules(&self) -> Result<Partial<Module, ModulesError>, Unavailable> {
         let readers = self.system.modules.as_ref().map_err(Unavailable::clone)?;
@@ -26,7 +25,6 @@ impl PausedSystem<'_> {
     /// could not be read.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for modules is unknown.
     pub fn module_symbols(
         &self,

@@ -24,7 +24,6 @@ impl PausedSystem<'_> {
     /// Returns all processes.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for them is unknown.
     pub fn processes(&self) -> Result<Tasks, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
@@ -34,7 +33,6 @@ impl PausedSystem<'_> {
     /// Returns all threads of all processes.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for them is unknown.
     pub fn threads(&self) -> Result<Tasks, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
@@ -44,7 +42,6 @@ impl PausedSystem<'_> {
     /// Returns the threads of a process.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for them is unknown.
     pub fn threads_of(&self, process: &TaskInfo) -> Result<Tasks, Unavailable> {
         let tasks = self.system.tasks.as_ref().map_err(Unavailable::clone)?;
@@ -54,7 +51,6 @@ impl PausedSystem<'_> {
     /// Finds the process with this number.
     ///
     /// # Errors
-    ///
     /// The inner one if it was not found and not all processes could be read. The outer one if the
     /// kernel's layout for them is unknown.
     pub fn process(
@@ -68,7 +64,6 @@ impl PausedSystem<'_> {
     /// Finds the thread with this number, in any process.
     ///
     /// # Errors
-    ///
     /// The inner one if it was not found and not all threads could be read. The outer one if the
     /// kernel's layout for them is unknown.
     pub fn thread(&self, pid: i32) -> Result<Result<Option<TaskInfo>, TaskListError>, Unavailable> {
@@ -89,7 +84,6 @@ impl PausedSystem<'_> {
     /// for a task without memory: a kernel thread, or one that has ended.
     ///
     /// # Errors
-    ///
     /// The inner one if a structure is broken. The outer one if the kernel's layout for it is
     /// unknown.
     pub fn program(
@@ -115,7 +109,6 @@ impl PausedSystem<'_> {
     /// Returns the open files of a process.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for them is unknown.
     pub fn open_files(
         &self,

@@ -78,7 +78,6 @@ impl PausedSystem<'_> {
     /// those loaded now.
     ///
     /// # Errors
-    ///
     /// If the layout of the kernel's stacks is unknown.
     pub fn kernel_unwinder(&self, modules: &[Module]) -> Result<KernelUnwinder, Unavailable> {
         let mut unwinder = self.system.unwinder.clone()?;
@@ -102,7 +101,6 @@ impl PausedSystem<'_> {
     /// CPU, which may have ended. There are no frames in user mode.
     ///
     /// # Errors
-    ///
     /// If the kernel's current task is unknown.
     pub fn stack_on(
         &self,

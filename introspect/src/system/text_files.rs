@@ -99,7 +99,6 @@ impl<'s> PausedSystem<'s> {
     /// their path is `wanted`.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for processes, mappings or the page cache is unknown.
     pub fn text_files(
         &self,

@@ -181,7 +181,6 @@ impl<'s> PausedSystem<'s> {
     /// Returns the objects that a process has mapped for execution.
     ///
     /// # Errors
-    ///
     /// If the kernel's layout for mappings or the page cache is unknown.
     pub fn objects(
         &self,

@@ -1,5 +1,5 @@
-//! `.gnu_debugdata`: a small ELF object, packed with xz, that names the functions of a stripped one (Fedora's
-//! "MiniDebugInfo").
+//! `.gnu_debugdata`: a small ELF object, packed with xz, that names the functions of a stripped one
+//! (Fedora's "MiniDebugInfo").
 
 use std::io::{self, Read};
 

@@ -328,7 +328,8 @@ pub(super) mod tests {
     fn a_mapped_file_is_read_through_whichever_mapping_shows_it() {
         let (mut memory, page) = cache();
         let space = memory.address_space(4);
-        // The second mapping starts at page 1; page 0 is in the first only, and page 1 is not present there.
+        // The second mapping starts at page 1; page 0 is in the first only, and page 1 is not
+        // present there.
         for (gva, index) in [(0x7000_0000, 0), (0x7100_0000, 1), (0x7100_2000, 3)] {
             memory.map(
                 space,

@@ -38,7 +38,7 @@ impl Segment {
         self.kind == elf::PT_LOAD
     }
 
-    /// Whether it is loaded and holds code.
+    /// Checks whether it is loaded and holds code.
     #[must_use]
     pub fn is_code(&self) -> bool {
         self.is_loaded() && self.flags & elf::PF_X != 0
@@ -78,7 +78,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// Whether it is loaded and holds code.
+    /// Checks whether it is loaded and holds code.
     #[must_use]
     pub fn is_code(&self) -> bool {
         let code = u64::from(elf::SHF_ALLOC | elf::SHF_EXECINSTR);
@@ -153,7 +153,8 @@ impl<'f> ObjectFile<'f> {
     /// Reads the headers.
     ///
     /// # Errors
-    /// If the ELF header or the program headers are missing or damaged, or are those of another kind of file.
+    /// If the ELF header or the program headers are missing or damaged, or are those of another
+    /// kind of file.
     pub fn parse(bytes: &'f dyn FileBytes) -> Result<Self, ObjectError> {
         Ok(Self {
             bytes,

@@ -1,4 +1,5 @@
-//! Tests over a real object: the test program itself, as the linker wrote it and the kernel of the host loaded it.
+//! Tests over a real object: the test program itself, as the linker wrote it and the kernel of the
+//! host loaded it.
 #![allow(clippy::unwrap_used)]
 
 use super::demangle::demangle;

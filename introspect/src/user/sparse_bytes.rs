@@ -15,7 +15,6 @@ impl SparseBytes {
     /// Reads the available part of `length` bytes at `offset`. The caller bounds `length`.
     ///
     /// # Errors
-    ///
     /// If none is available.
     pub(super) fn read(file: &dyn FileBytes, offset: u64, length: usize) -> Result<Self, Missing> {
         let whole = match read_bytes(file, offset, length) {
@@ -76,7 +75,6 @@ impl SparseBytes {
     /// Returns the string at `start` without its NUL, of at most `most` bytes.
     ///
     /// # Errors
-    ///
     /// The number of bytes examined, if part of it is missing or there is no NUL.
     pub(super) fn c_string(&self, start: usize, most: usize) -> Result<&[u8], usize> {
         let present = self

@@ -49,7 +49,8 @@ pub enum FunctionKind {
     Function,
     /// A function that returns the address of the one to be called in its place (`STT_GNU_IFUNC`).
     Indirect,
-    /// A global label of code that its author did not declare as a function, such as `_start` of some C libraries.
+    /// A global label of code that its author did not declare as a function, such as `_start` of
+    /// some C libraries.
     Label,
 }
 

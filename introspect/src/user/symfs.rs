@@ -141,7 +141,6 @@ impl Symfs {
     /// Opens the file at a path of the guest.
     ///
     /// # Errors
-    ///
     /// If there is none, or it does not have build id `wanted`.
     pub fn open(
         &self,
@@ -156,7 +155,6 @@ impl Symfs {
     /// `PATH.debug`.
     ///
     /// # Errors
-    ///
     /// If there is none, or none has build id `wanted`.
     pub fn open_debug(
         &self,

@@ -67,7 +67,6 @@ impl VdsoLayout {
     /// `kernel` must map the kernel.
     ///
     /// # Errors
-    ///
     /// If the structures cannot be read, or have an invalid size.
     pub fn find<'p>(&self, kernel: MemoryView<'p>, mm: Gva) -> Result<Option<Vdso<'p>>, VdsoError> {
         let mm = Structure::at(kernel, "mm_struct", mm)?;

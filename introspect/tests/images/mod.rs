@@ -10,7 +10,6 @@ use lzma_rust2::XzReader;
 /// Returns the memory, as far as the readers use it, and the CPU.
 ///
 /// # Panics
-///
 /// If the file of this repository is damaged.
 #[must_use]
 pub fn core() -> CoreFile {
@@ -21,7 +20,6 @@ pub fn core() -> CoreFile {
 /// Returns the types of its kernel, a Linux 6.1.
 ///
 /// # Panics
-///
 /// If the file of this repository is damaged.
 #[must_use]
 pub fn types() -> Btf {

@@ -34,7 +34,6 @@ pub trait BlockBackend: Send {
     /// Returns once all earlier writes would survive a crash of the host.
     ///
     /// # Errors
-    ///
     /// If that cannot be ensured.
     fn flush(&mut self) -> io::Result<()>;
 
@@ -42,7 +41,6 @@ pub trait BlockBackend: Send {
     /// unchanged.
     ///
     /// # Errors
-    ///
     /// If the attempt failed for another reason than lack of support.
     fn discard(&mut self, range: Range<u64>) -> io::Result<bool>;
 }

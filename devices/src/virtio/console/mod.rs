@@ -221,7 +221,6 @@ impl Console {
     /// comes again. `begun` is the time until which it has waited before.
     ///
     /// # Errors
-    ///
     /// If the message is invalid.
     fn take_message(
         &mut self,
