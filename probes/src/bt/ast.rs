@@ -1,20 +1,22 @@
-//! A script as a tree: what [`parse`](super::parse) makes of text and [`compile`](super::compile) makes programs of.
+//! A script as a tree: [`parse`](super::parse) makes it from text, and [`compile`](super::compile)
+//! makes programs of it.
 //!
-//! Every node knows the bytes of the text that it came from, so that a message can underline them. Nothing here is checked against a
-//! guest: whether probes exist and types have members is the compiler's to say. Sources: bt(5), the language of bpftrace, and for
-//! translators the D language as dtrace(1) and SDT(9) use it.
+//! Every node knows the bytes of its text, so that a message can underline them. Nothing here is
+//! checked against a guest: the compiler decides whether probes exist and types have members.
+//! Sources: bt(5), the language of bpftrace, and for translators the D language as dtrace(1) and
+//! SDT(9) use it.
 
-/// Bytes `start..end` of the script's text.
+/// The bytes `start..end` of the script's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Span {
-    /// First byte.
+    /// The first byte.
     pub start: usize,
-    /// Behind the last one.
+    /// The byte behind the last one.
     pub end: usize,
 }
 
 impl Span {
-    /// From the start of this to the end of `last`.
+    /// Returns the span from the start of this one to the end of `last`.
     #[must_use]
     pub fn to(self, last: Self) -> Self {
         Self {
@@ -24,10 +26,10 @@ impl Span {
     }
 }
 
-/// Which language a script is read as.
+/// The language as which a script is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Dialect {
-    /// bt(5) with its oddities mended, and what users of bpftrace expect.
+    /// bt(5) with its oddities fixed, and what users of bpftrace expect.
     #[default]
     Normal,
     /// OpenBSD's bt(5), oddities included.
@@ -37,150 +39,150 @@ pub enum Dialect {
 /// A whole script.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Script {
-    /// Its rules, in order.
+    /// The rules, in order.
     pub rules: Vec<Rule>,
-    /// Its translators; those of library files are put before them.
+    /// The translators; those of library files are put before them.
     pub translators: Vec<Translator>,
-    /// Structures that it defines itself.
+    /// The structures that the script defines.
     pub structures: Vec<Structure>,
 }
 
-/// Probes, a predicate, and what is done.
+/// Probes, a predicate, and actions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
-    /// When: at least one.
+    /// The probes at which the rule runs: at least one.
     pub probes: Vec<ProbeSpec>,
-    /// Only if this is not 0.
+    /// The predicate: the rule runs only if this is not 0.
     pub filter: Option<Expression>,
-    /// What.
+    /// The actions.
     pub body: Block,
 }
 
-/// When a rule runs.
+/// A probe at which a rule runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeSpec {
-    /// Which.
+    /// The kind of probe.
     pub kind: ProbeKind,
-    /// Where it stands.
+    /// The text of the probe.
     pub span: Span,
 }
 
-/// Probes of a rule.
+/// The kinds of a rule's probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// Before all others.
+    /// `BEGIN`: before all others.
     Begin,
-    /// After all others.
+    /// `END`: after all others.
     End,
-    /// A pattern of probes as [`ProbePattern`](crate::name::ProbePattern) reads it.
+    /// A pattern of probes, as [`ProbePattern`](crate::name::ProbePattern) reads it.
     Pattern(String),
 }
 
 /// Statements in braces.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Block {
-    /// In order.
+    /// The statements, in order.
     pub statements: Vec<Statement>,
 }
 
 /// A statement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statement {
-    /// Which.
+    /// The kind of statement.
     pub kind: StatementKind,
-    /// Where it stands.
+    /// The text of the statement.
     pub span: Span,
 }
 
-/// What a statement does.
+/// The kinds of statements.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StatementKind {
     /// `place = value`, and `place op= value`.
     Assign {
-        /// `$x`, `@x` or `@x[keys]`.
+        /// The variable: `$x`, `@x` or `@x[keys]`.
         place: Lvalue,
         /// The operator before `=`.
         operator: Option<BinaryOperator>,
         /// The right side.
         value: Expression,
     },
-    /// `@x[keys] = count()` and its like.
+    /// An aggregation: `@x[keys] = count()` and the like.
     Aggregate {
-        /// `@x` or `@x[keys]`.
+        /// The variable: `@x` or `@x[keys]`.
         place: Lvalue,
-        /// Which.
+        /// The aggregation's function.
         aggregation: Aggregation,
-        /// What it is of, if not a count.
+        /// The aggregated value; `None` for a count.
         value: Option<Expression>,
     },
-    /// `printf(...)`, `$x++`.
+    /// An expression as a statement: `printf(...)`, `$x++`.
     Expression(Expression),
     /// `if`.
     If {
-        /// Run `then` if this is not 0.
+        /// The condition: `then` runs if it is not 0.
         condition: Expression,
-        /// Then.
+        /// The block that runs if the condition holds.
         then: Block,
-        /// Else; an `else if` is a block with one statement.
+        /// The block that runs if it does not; an `else if` is a block with one statement.
         otherwise: Block,
     },
     /// `while (condition) { ... }`.
     While {
-        /// As long as this is not 0.
+        /// The condition: the loop goes on as long as it is not 0.
         condition: Expression,
-        /// What is repeated.
+        /// The repeated block.
         body: Block,
     },
-    /// `unroll (n) { ... }`, which repeats as well.
+    /// `unroll (n) { ... }`, which is a loop as well.
     Repeat {
-        /// How often.
+        /// The number of repetitions.
         times: Expression,
-        /// What is repeated.
+        /// The repeated block.
         body: Block,
     },
     /// `for ($kv : @map) { ... }`: the variable is the tuple (key, value).
     ForMap {
-        /// Name without `$`.
+        /// The variable's name without `$`.
         variable: String,
-        /// Name without `@`.
+        /// The map's name without `@`.
         map: String,
-        /// What is repeated.
+        /// The repeated block.
         body: Block,
     },
     /// `for ($i : first..end) { ... }`.
     ForRange {
-        /// Name without `$`.
+        /// The variable's name without `$`.
         variable: String,
         /// The first value.
         first: Expression,
-        /// Behind the last one.
+        /// The value behind the last one.
         end: Expression,
-        /// What is repeated.
+        /// The repeated block.
         body: Block,
     },
-    /// Ends the loop around.
+    /// Ends the innermost loop.
     Break,
-    /// Begins the next turn of the loop around.
+    /// Begins the next iteration of the innermost loop.
     Continue,
     /// Ends the rule.
     Return,
 }
 
-/// Where a value is kept.
+/// A variable that can be assigned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lvalue {
-    /// Which.
+    /// The kind of variable.
     pub kind: LvalueKind,
-    /// Where it stands.
+    /// The text of the variable.
     pub span: Span,
 }
 
-/// Variables.
+/// The kinds of variables.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LvalueKind {
-    /// `$name`: of one run of a rule. The name is without `$`.
+    /// `$name`: local to one run of a rule. The name is without `$`.
     Local(String),
-    /// `@name` or `@name[keys]`: of the whole script. The name is without `@` and may be empty.
+    /// `@name` or `@name[keys]`: global to the script. The name is without `@` and may be empty.
     Global {
         /// The name.
         name: String,
@@ -189,30 +191,32 @@ pub enum LvalueKind {
     },
 }
 
-/// Functions that gather values under a map's key.
+/// Functions that aggregate values under a map's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Aggregation {
-    /// How often.
+    /// The number of values.
     Count,
-    /// Sum of the values.
+    /// The sum of the values.
     Sum,
-    /// The smallest.
+    /// The smallest value.
     Min,
-    /// The largest.
+    /// The largest value.
     Max,
     /// The mean.
     Average,
-    /// How many, their mean and their sum.
+    /// The number of values, their mean and their sum.
     Stats,
     /// A histogram with powers of two.
     PowerHistogram,
-    /// One with equal steps.
+    /// A histogram with equal steps.
     LinearHistogram {
-        /// Values below are told apart, or left out where the dialect is strict.
+        /// The lower bound. Values below it have a bucket of their own, or are dropped in the
+        /// strict dialect.
         min: i64,
-        /// The same above.
+        /// The upper bound. Values above it have a bucket of their own, or are dropped in the
+        /// strict dialect.
         max: i64,
-        /// Width of a bucket, at least 1.
+        /// The width of a bucket, at least 1.
         step: i64,
     },
 }
@@ -220,14 +224,14 @@ pub enum Aggregation {
 /// An expression.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expression {
-    /// Which.
+    /// The kind of expression.
     pub kind: ExpressionKind,
-    /// Where it stands.
+    /// The text of the expression.
     pub span: Span,
 }
 
 impl Expression {
-    /// The name and the keys of the global variable that this is, if it is one.
+    /// Returns the name and the keys of the global variable that this is, if it is one.
     #[must_use]
     pub fn as_global(&self) -> Option<(&str, &[Expression])> {
         let ExpressionKind::Lvalue(place) = &self.kind else {
@@ -239,104 +243,104 @@ impl Expression {
         }
     }
 
-    /// Whether this is a global variable without keys: a whole map, or one value.
+    /// Checks whether this is a global variable without keys: a whole map, or one value.
     #[must_use]
     pub fn is_whole_global(&self) -> bool {
         self.as_global().is_some_and(|(_, keys)| keys.is_empty())
     }
 }
 
-/// What an expression is.
+/// The kinds of expressions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ExpressionKind {
     /// A number.
     Number(i64),
-    /// One above `i64::MAX`.
+    /// A number above `i64::MAX`.
     Unsigned(u64),
     /// A string literal, escapes expanded.
     Text(Vec<u8>),
-    /// `pid`, `arg0`, `args`.
+    /// A builtin: `pid`, `arg0`, `args`.
     Builtin(Builtin),
     /// `$1`: an argument of the script, from 1.
     Argument(usize),
-    /// `$#`.
+    /// `$#`: the number of the script's arguments.
     ArgumentCount,
-    /// `IPPROTO_TCP`: a name of one of the kernel's enums.
+    /// A name of one of the kernel's enums: `IPPROTO_TCP`.
     Constant(String),
     /// The value of a variable.
     Lvalue(Box<Lvalue>),
-    /// `-x`.
+    /// An operator with one operand: `-x`.
     Unary(UnaryOperator, Box<Expression>),
-    /// `x + y`.
+    /// An operator with two operands: `x + y`.
     Binary(BinaryOperator, Box<Expression>, Box<Expression>),
     /// `c ? x : y`.
     Conditional {
-        /// Which of the two.
+        /// The condition.
         condition: Box<Expression>,
-        /// If it is not 0.
+        /// The value if the condition is not 0.
         then: Box<Expression>,
-        /// If it is 0.
+        /// The value if the condition is 0.
         otherwise: Box<Expression>,
     },
-    /// `x++`, `--x`.
+    /// A step: `x++`, `--x`.
     Step {
-        /// What is changed.
+        /// The changed variable.
         place: Box<Lvalue>,
-        /// 1 or -1.
+        /// The step, 1 or -1.
         by: i64,
-        /// Whether the value is that before the change.
+        /// Whether the value is the one before the change.
         postfix: bool,
     },
-    /// `name(arguments)`.
+    /// A call: `name(arguments)`.
     Call(Call),
-    /// `of.name` and `of->name`.
+    /// A member: `of.name` and `of->name`.
     Member {
         /// The structure, or the pointer to one.
         of: Box<Expression>,
-        /// The member.
+        /// The member's name.
         name: String,
-        /// Where the name stands.
+        /// The text of the name.
         name_span: Span,
         /// Whether `of` is a pointer (`->`).
         arrow: bool,
     },
-    /// `of.0`: an item of a tuple.
+    /// An item of a tuple: `of.0`.
     Item {
         /// The tuple.
         of: Box<Expression>,
-        /// Which, from 0.
+        /// The item's index, from 0.
         index: usize,
     },
-    /// `of[index]`: of an array or a pointer.
+    /// An element of an array or a pointer: `of[index]`.
     Index {
         /// The array.
         of: Box<Expression>,
-        /// Which element.
+        /// The element's index.
         index: Box<Expression>,
     },
-    /// `(type)of`.
+    /// A cast: `(type)of`.
     Cast {
-        /// To what.
+        /// The type.
         to: TypeName,
-        /// What.
+        /// The value.
         of: Box<Expression>,
     },
-    /// `sizeof(type)`.
+    /// The size of a type: `sizeof(type)`.
     SizeOfType(TypeName),
-    /// `sizeof(x)`: of the type of an expression, which is not evaluated.
+    /// The size of an expression's type: `sizeof(x)`. The expression is not evaluated.
     SizeOfValue(Box<Expression>),
-    /// `offsetof(type, member)`.
+    /// A member's offset: `offsetof(type, member)`.
     OffsetOf {
         /// The structure.
         of: TypeName,
         /// The path of members.
         members: Vec<String>,
     },
-    /// `(x, y)`: two at least.
+    /// A tuple of at least two items: `(x, y)`.
     Tuple(Vec<Expression>),
-    /// `xlate <type>(of)`: a translator's output.
+    /// A translator's output: `xlate <type>(of)`.
     Translate {
-        /// The output.
+        /// The output's type.
         to: TypeName,
         /// The input.
         of: Box<Expression>,
@@ -346,59 +350,60 @@ pub enum ExpressionKind {
 /// A call of one of the language's functions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// Which.
+    /// The function.
     pub function: Function,
-    /// Where its name stands.
+    /// The text of the function's name.
     pub name_span: Span,
-    /// With what.
+    /// The arguments.
     pub arguments: Vec<Expression>,
 }
 
 /// A type, as C writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeName {
-    /// `int`, `unsigned long`, `struct file`, `uint8`, `pid_t`; without qualifiers, words parted by one blank.
+    /// The base: `int`, `unsigned long`, `struct file`, `uint8`, `pid_t`. It has no qualifiers, and
+    /// one blank between words.
     pub base: String,
-    /// How many `*` follow.
+    /// The number of `*` that follow.
     pub pointers: usize,
-    /// Where it stands.
+    /// The text of the type.
     pub span: Span,
 }
 
-/// `translator output < input *name > { member = expression; ... };`
+/// A translator: `translator output < input *name > { member = expression; ... };`
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translator {
-    /// What it makes: a structure.
+    /// The output's type: a structure.
     pub output: TypeName,
-    /// What of.
+    /// The input's type.
     pub input: TypeName,
-    /// What the input is called in the expressions: a local variable without `$`.
+    /// The input's name in the expressions: a local variable without `$`.
     pub variable: String,
-    /// What each member is.
+    /// The names and expressions of the members.
     pub members: Vec<(String, Expression)>,
-    /// Where it stands.
+    /// The text of the translator.
     pub span: Span,
 }
 
-/// `struct name { type member; ... };` of a script or a translator's file.
+/// A structure of a script or a translator's file: `struct name { type member; ... };`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Structure {
-    /// Its name without `struct`.
+    /// The name without `struct`.
     pub name: String,
-    /// Its members, in order.
+    /// The members, in order.
     pub members: Vec<StructureMember>,
-    /// Where it stands.
+    /// The text of the structure.
     pub span: Span,
 }
 
 /// A member of a [`Structure`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StructureMember {
-    /// Its type.
+    /// The member's type.
     pub type_name: TypeName,
-    /// Its name.
+    /// The member's name.
     pub name: String,
-    /// Elements, if it is an array.
+    /// The number of elements, if it is an array.
     pub elements: Option<u64>,
 }
 
@@ -411,7 +416,7 @@ pub enum UnaryOperator {
     Not,
     /// `~`.
     Complement,
-    /// `*`: what a pointer points to.
+    /// `*`: dereferences a pointer.
     Dereference,
 }
 
@@ -439,36 +444,36 @@ pub enum BinaryOperator {
     LogicalOr,
 }
 
-/// What the language knows of a hit.
+/// The values of a hit that the language names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Builtin {
     /// `arg0` to `arg9`.
     Argument(u8),
     /// `args`: the probe's arguments by name.
     Arguments,
-    /// Name of the thread.
+    /// The thread's name.
     Comm,
     /// The vCPU's number.
     Cpu,
-    /// The time, in nanoseconds since 1970.
+    /// The time in nanoseconds since 1970.
     Nsecs,
     /// Nanoseconds since the script began.
     Elapsed,
-    /// The process.
+    /// The process's number.
     Pid,
-    /// The thread.
+    /// The thread's number.
     Tid,
     /// The probe's name.
     Probe,
     /// The function's name.
     Function,
-    /// The value returned.
+    /// The returned value.
     ReturnValue,
     /// The kernel stack.
     KernelStack,
     /// The program's stack.
     UserStack,
-    /// Address of the current `task_struct`.
+    /// The address of the current `task_struct`.
     CurrentTask,
     /// The user's number.
     Uid,
@@ -482,7 +487,8 @@ pub enum Builtin {
     ProgramCounter,
 }
 
-/// The language's functions. `hist` and its like are no expressions: see [`StatementKind::Aggregate`].
+/// The language's functions. `hist` and the like are no expressions: see
+/// [`StatementKind::Aggregate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Function {
     /// `printf(format, ...)`.
@@ -507,7 +513,7 @@ pub enum Function {
     Exit,
     /// `str(pointer [, length])`.
     Str,
-    /// `buf(pointer, length)`: shown as `\x..`.
+    /// `buf(pointer, length)`: bytes, shown as `\x..`.
     Buf,
     /// `kstr(pointer [, length])`: as `str`, in the kernel's memory.
     KernelStr,
@@ -519,7 +525,7 @@ pub enum Function {
     UserSymbol,
     /// `kaddr("name")`.
     KernelAddress,
-    /// `uaddr("name")`, which the compiler refuses with what to write instead.
+    /// `uaddr("name")`, which the compiler refuses with a message that names the alternative.
     UserAddress,
     /// `kstack([frames])`.
     KernelStack,
@@ -535,7 +541,7 @@ pub enum Function {
     Register,
     /// `join(argv [, separator])`: prints the strings of an array of pointers.
     Join,
-    /// `bswap(x)`: all bytes of a number, or those of the type that it is cast to.
+    /// `bswap(x)`: swaps all bytes of a number, or those of the type that it is cast to.
     ByteSwap,
     /// `ntohs(x)`, `htons(x)`.
     NetworkShort,

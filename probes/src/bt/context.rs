@@ -1,4 +1,4 @@
-//! What a rule can ask while it runs: the hit it runs at, or the script's begin and end.
+//! The environment of a running rule: its hit, or the script's begin and end.
 
 use std::cell::RefCell;
 
@@ -9,14 +9,14 @@ use crate::event::{COMM_LENGTH, StringState};
 use super::registers::Register;
 use super::value::Value;
 
-/// Where a rule runs.
+/// The environment of a running rule.
 pub(super) trait Context {
-    /// Index of the vCPU, and of its shard of the maps.
+    /// Returns the index of the vCPU, and of its shard of the maps.
     fn cpu(&self) -> usize;
     fn process(&self) -> u32;
     fn thread(&self) -> u32;
     fn comm(&self) -> [u8; COMM_LENGTH];
-    /// Nanoseconds since 1970.
+    /// Returns the time in nanoseconds since 1970.
     fn unix_ns(&self) -> u64;
     fn task(&self) -> u64;
     fn pc(&self) -> u64;
@@ -24,15 +24,16 @@ pub(super) trait Context {
     fn returned(&self) -> Option<u64>;
     fn register(&self, register: &Register) -> u64;
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
-    /// Bytes of a string, up to its NUL or as many as fit; `false` with those before memory that is not there.
+    /// Reads a string up to its NUL or the buffer's end. Returns `false`, with the bytes before it,
+    /// if memory is not there.
     fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, bool);
     fn kernel_stack(&self, frames: &mut [u64]) -> usize;
     fn user_stack(&self, frames: &mut [u64]) -> usize;
-    /// Puts out values; `false` if there is no room.
+    /// Emits values. Returns `false` if there is no room.
     fn emit(&self, emission: usize, values: &[Value]) -> bool;
 }
 
-/// A hit.
+/// The environment at a hit.
 pub(super) struct AtHit<'h> {
     pub(super) hit: &'h ProbeHit<'h>,
     pub(super) clock: &'h Clock,
@@ -106,7 +107,7 @@ impl Context for AtHit<'_> {
     }
 }
 
-/// Where BEGIN and END run: on the host, as the tracer's own process.
+/// The environment of BEGIN and END, which run on the host, as the tracer's own process.
 pub(super) struct Here {
     unix_ns: u64,
     emitted: RefCell<Vec<(usize, Vec<Value>)>>,
@@ -120,7 +121,7 @@ impl Here {
         }
     }
 
-    /// Numbers and values of emissions, in order.
+    /// Returns the numbers and values of emissions, in order.
     pub(super) fn into_emitted(self) -> Vec<(usize, Vec<Value>)> {
         self.emitted.into_inner()
     }

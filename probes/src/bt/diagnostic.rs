@@ -1,41 +1,42 @@
-//! What is wrong with a script, and how that is shown.
+//! Errors in a script, and how they are shown.
 //!
-//! A [`Diagnostic`] knows where in the text it belongs; the text itself and the name of its file stay the caller's, who brings them
-//! back to [`Diagnostic::render`]. The form is that of btrace(8): `FILE:LINE:COLUMN: message:`, the line, and a mark under it.
+//! A [`Diagnostic`] knows its place in the text. The caller keeps the text and its file's name, and
+//! passes them to [`Diagnostic::render`]. The form is that of btrace(8): `FILE:LINE:COLUMN:
+//! message:`, the line, and a mark under it.
 
 use super::ast::{Dialect, Span};
 use introspect::kernel::nearest::nearest;
 
-/// Most messages about one script; reading stops at them.
+/// The greatest number of messages about one script; reading stops at it.
 pub const MOST_ERRORS: usize = 64;
 
-/// Most bytes of a line that are shown: what btrace(8) shows.
+/// The greatest number of bytes of a line that are shown, the same as btrace(8)'s.
 const LONGEST_LINE: usize = 1023;
 
-/// Most characters of a message; a script may have long words.
+/// The greatest number of characters of a message; a script may have long words.
 const LONGEST_MESSAGE: usize = 2048;
 
-/// Names offered for one that is not known.
+/// The greatest number of names suggested for an unknown one.
 const MOST_SUGGESTIONS: usize = 3;
 
-/// Columns that a tab is shown as.
+/// The number of columns of a tab.
 const TAB: usize = 8;
 
-/// Something wrong with a script.
+/// An error in a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Where.
+    /// The place of the error.
     pub span: Span,
-    /// What, without the place and without a full stop.
+    /// The message, without the place and without a full stop.
     pub message: String,
-    /// Names that may have been meant, the most likely first.
+    /// The names that may have been meant, the most likely first.
     pub suggestions: Vec<String>,
-    /// Which dialect's form it is shown in.
+    /// The dialect in whose form it is shown.
     pub dialect: Dialect,
 }
 
 impl Diagnostic {
-    /// One of the normal dialect.
+    /// Makes an error of the normal dialect.
     #[must_use]
     pub fn new(span: Span, message: impl Into<String>) -> Self {
         let mut message = message.into();
@@ -51,7 +52,7 @@ impl Diagnostic {
         }
     }
 
-    /// One of the strict dialect. The last byte of `span` is what the mark stands under.
+    /// Makes an error of the strict dialect. The mark stands under the last byte of `span`.
     #[must_use]
     pub fn strict(span: Span, message: impl Into<String>) -> Self {
         Self {
@@ -60,7 +61,7 @@ impl Diagnostic {
         }
     }
 
-    /// With those `names` that look like `wanted`.
+    /// Adds suggestions: those `names` that are similar to `wanted`.
     #[must_use]
     pub fn suggest<'a>(mut self, wanted: &str, names: impl Iterator<Item = &'a str>) -> Self {
         self.suggestions = similar(wanted, names)
@@ -70,8 +71,9 @@ impl Diagnostic {
         self
     }
 
-    /// Line and column, both from 1; the column is that of the first byte, in the strict dialect that of the last one, as btrace(8)
-    /// counts. Only a strict message about the end of a text that ends with a line has column 0.
+    /// Returns line and column, both from 1. The column is that of the first byte; in the strict
+    /// dialect it is that of the last one, as btrace(8) counts. Only a strict message about the end
+    /// of a text that ends with a line has column 0.
     #[must_use]
     pub fn position(&self, text: &[u8]) -> (usize, usize) {
         let at = self.anchor(text);
@@ -83,11 +85,11 @@ impl Diagnostic {
         (line, column)
     }
 
-    /// The byte whose line is shown.
+    /// Returns the byte whose line is shown.
     fn anchor(&self, text: &[u8]) -> usize {
         let at = match self.dialect {
             Dialect::Normal => self.span.start,
-            // Behind the last byte, unless that is the end of its line and no line is there to be shown.
+            // The byte behind the last one, unless that ends its line and no line follows.
             Dialect::Strict => match self.span.end {
                 end if end > self.span.start => end - 1,
                 end => end,
@@ -96,7 +98,8 @@ impl Diagnostic {
         at.min(text.len())
     }
 
-    /// The message with its place, the line of `text` and a mark under it, every line ended. `text` is what was parsed, `file` its name.
+    /// Renders the message with its place, the line of `text` and a mark under it, each line ended
+    /// by a newline. `text` is the parsed text, `file` its name.
     ///
     /// Bytes that a terminal might obey are shown as `?`.
     #[must_use]
@@ -113,7 +116,7 @@ impl Diagnostic {
         let shown = harmless(&String::from_utf8_lossy(&source));
         let mark = match self.dialect {
             Dialect::Strict => {
-                // Every tab of the line counts, those behind the mark too.
+                // All tabs of the line count, also those behind the mark.
                 let tabs = source.iter().filter(|byte| **byte == b'\t').count();
                 let before = column.saturating_sub(1).min(LONGEST_LINE) + tabs * (TAB - 1);
                 " ".repeat(before) + "^"
@@ -124,7 +127,7 @@ impl Diagnostic {
                 self.span,
             ),
         };
-        // Messages of both dialects quote what they are about.
+        // Messages of both dialects quote the script.
         let message = harmless(&self.message);
         let mut out = format!("{file}:{line}:{column}: {message}:\n{shown}\n{mark}\n");
         if !self.suggestions.is_empty() {
@@ -134,7 +137,8 @@ impl Diagnostic {
     }
 }
 
-/// Those of `names` that look like `wanted`, the most likely first: with the same letters in another order, then by edit distance.
+/// Returns those of `names` that are similar to `wanted`, the most likely first. Names with the
+/// same letters in another order precede those by edit distance.
 pub(super) fn similar<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let letters = |name: &str| {
         let mut letters = name.as_bytes().to_vec();
@@ -154,7 +158,7 @@ pub(super) fn similar<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) ->
     found
 }
 
-/// As it is, but for what a terminal might obey. A string over several lines is quoted as such.
+/// Replaces characters that a terminal might obey. A string over several lines is quoted as such.
 fn harmless(text: &str) -> String {
     text.chars()
         .map(|c| match c {
@@ -165,14 +169,14 @@ fn harmless(text: &str) -> String {
         .collect()
 }
 
-/// Where the line that byte `at` is in begins.
+/// Returns the start of the line that contains byte `at`.
 fn line_start(text: &[u8], at: usize) -> usize {
     text.get(..at)
         .and_then(|before| before.iter().rposition(|byte| *byte == b'\n'))
         .map_or(0, |newline| newline + 1)
 }
 
-/// `^~~~` under those bytes of `span` that are on its first line, `from` bytes into it.
+/// Returns `^~~~` under the bytes of `span` that are on its first line, `from` bytes into it.
 fn underline(source: &[u8], from: usize, span: Span) -> String {
     let from = from.min(source.len());
     let to = from
@@ -186,7 +190,7 @@ fn underline(source: &[u8], from: usize, span: Span) -> String {
     " ".repeat(start) + "^" + &"~".repeat(tildes)
 }
 
-/// The column that `bytes` end at if they are shown from `column` on, which counts from 0.
+/// Returns the column at which `bytes` end if they are shown from `column` on, which counts from 0.
 fn width(bytes: &[u8], column: usize) -> usize {
     String::from_utf8_lossy(bytes)
         .chars()

@@ -1,51 +1,57 @@
-//! Histograms: which bucket a value is counted in, and the lines that show them.
+//! Histograms: the buckets in which values are counted, and the lines that show them.
 //!
-//! A [`Buckets`] says how a histogram divides its values, a [`Histogram`] holds the counts. The two languages differ: bt(5) counts a value
-//! in the bucket that the smallest power of two not below it *ends*, bpftrace in the one that the largest power of two not above it
-//! *begins*. Sources: bt(5) and its implementation for strict scripts, bpftrace's language manual for the others.
+//! A [`Buckets`] says how a histogram divides its values, a [`Histogram`] holds the counts. The two
+//! languages differ. bt(5) counts a value in the bucket that *ends* at the smallest power of two
+//! not below it. bpftrace counts it in the bucket that *begins* at the largest power of two not
+//! above it. Sources: bt(5) and its implementation for strict scripts, bpftrace's language manual
+//! for the others.
 
 use std::collections::BTreeMap;
 
 use super::ast::{Aggregation, Dialect};
 
-/// Buckets that one histogram holds at most, those beyond the ends included. A guest chooses the values, so this bounds what it can make us
-/// keep. bpftrace refuses `lhist` with more than 1000; so may a compiler.
+/// The greatest number of buckets of one histogram, those beyond the ends included. The guest
+/// chooses the values, so this bounds the memory that it can use up. bpftrace refuses `lhist` with
+/// more than 1000 buckets; so may a compiler.
 pub const MOST_BUCKETS: usize = 1002;
 
-/// Columns of the bar.
+/// The number of columns of the bar.
 const BAR_COLUMNS: usize = 52;
-/// Column where bt(5)'s counts end.
+/// The column where bt(5)'s counts end.
 const STRICT_COUNT_END: usize = 20;
 
-/// How a histogram divides values. A bucket is named by a number whose meaning is the variant's; numbers ascend as the values do.
+/// A division of values into buckets. A bucket's number has a meaning that depends on the variant;
+/// numbers ascend as the values do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Buckets {
-    /// Powers of two; the number is -1 for negative values, 0 for those below 1, and n + 1 for `[2^n, 2^(n+1))`.
+    /// Powers of two. The number is -1 for negative values, 0 for those below 1, and n + 1 for
+    /// `[2^n, 2^(n+1))`.
     Power,
-    /// Equal steps; the number is 0 below `min`, `(max - min) / step + 1` from `max` on.
+    /// Equal steps. The number is 0 below `min`, `(max - min) / step + 1` from `max` on.
     Linear {
-        /// First value of the first step.
+        /// The first value of the first step.
         min: i64,
-        /// Behind the last step.
+        /// The value behind the last step.
         max: i64,
-        /// Width of a bucket; what is below 1 counts as 1.
+        /// The width of a bucket; less than 1 counts as 1.
         step: i64,
     },
-    /// Powers of two as in bt(5); the number is the upper bound, -1 for negative values.
+    /// Powers of two as in bt(5). The number is the upper bound, -1 for negative values.
     StrictPower,
-    /// Equal steps as in bt(5): the number is the upper bound, values outside of `min..=max` are not counted.
+    /// Equal steps as in bt(5). The number is the upper bound; values outside of `min..=max` are
+    /// not counted.
     StrictLinear {
-        /// Smallest value counted.
+        /// The smallest value counted.
         min: i64,
-        /// Largest value counted.
+        /// The largest value counted.
         max: i64,
-        /// Width of a bucket; what is below 1 counts as 1.
+        /// The width of a bucket; less than 1 counts as 1.
         step: i64,
     },
 }
 
 impl Buckets {
-    /// Those of an aggregation, if it is a histogram.
+    /// Returns the buckets of an aggregation, if it is a histogram.
     #[must_use]
     pub fn of(aggregation: Aggregation, dialect: Dialect) -> Option<Self> {
         Some(match (aggregation, dialect) {
@@ -61,7 +67,7 @@ impl Buckets {
         })
     }
 
-    /// The bucket of a value; `None` where it is not counted at all.
+    /// Returns the bucket of a value; `None` if it is not counted at all.
     #[must_use]
     pub fn bucket_of(self, value: i64) -> Option<i64> {
         match self {
@@ -92,11 +98,12 @@ impl Buckets {
         }
     }
 
-    /// First value of a bucket and the first one behind it; `None` where it has no end on that side. For bt(5)'s powers of two this is what
-    /// the bucket is called, though the value that it begins with is counted one bucket below, and the one behind it in it.
+    /// Returns the first value of a bucket and the first one behind it; `None` on a side without an
+    /// end. For bt(5)'s powers of two these are the bucket's label. There, the first value is
+    /// counted one bucket below, and the value behind it in this bucket.
     #[must_use]
     pub fn bounds(self, bucket: i64) -> (Option<i64>, Option<i64>) {
-        // Where 2^n is no `i64` there is nothing behind the bucket.
+        // If 2^n is no `i64`, there is nothing behind the bucket.
         let power = |n: i64| u32::try_from(n).ok().and_then(|n| 1_i64.checked_shl(n));
         match self {
             Self::Power | Self::StrictPower if bucket < 0 => (None, Some(0)),
@@ -121,7 +128,7 @@ impl Buckets {
         }
     }
 
-    /// `[4, 8)`: how a bucket is called.
+    /// Returns a bucket's label: `[4, 8)`.
     #[must_use]
     pub fn label(self, bucket: i64) -> String {
         let number = |value: i64| match self {
@@ -140,13 +147,14 @@ impl Buckets {
         }
     }
 
-    /// Whether every bucket shows that was ever counted in, and none between them.
+    /// Checks whether exactly those buckets are shown in which a value was ever counted.
     fn is_strict(self) -> bool {
         matches!(self, Self::StrictPower | Self::StrictLinear { .. })
     }
 }
 
-/// A number with the largest of the first `units` suffixes K, M, G, T, P and E (powers of 1024) that `fits`.
+/// Formats a number with the largest of the first `units` suffixes K, M, G, T, P and E (powers of
+/// 1024) that `fits`.
 fn with_unit(value: i64, fits: impl Fn(i64, i64) -> bool, units: usize) -> String {
     if value == 0 {
         return "0".to_owned();
@@ -163,14 +171,14 @@ fn with_unit(value: i64, fits: impl Fn(i64, i64) -> bool, units: usize) -> Strin
         )
 }
 
-/// Counts of a histogram, by bucket. At most [`MOST_BUCKETS`] of them.
+/// The counts of a histogram, by bucket. There are at most [`MOST_BUCKETS`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Histogram {
     counts: BTreeMap<i64, u64>,
 }
 
 impl Histogram {
-    /// Counts a value in its bucket. `false` if there is no more room for a new bucket.
+    /// Counts a value in its bucket. Returns `false` if there is no room for a new bucket.
     pub fn add(&mut self, bucket: i64) -> bool {
         if let Some(count) = self.counts.get_mut(&bucket) {
             *count = count.wrapping_add(1);
@@ -183,7 +191,7 @@ impl Histogram {
         room
     }
 
-    /// Adds the counts of another one with the same buckets.
+    /// Adds the counts of another histogram with the same buckets.
     pub fn merge(&mut self, other: &Self) {
         for (&bucket, &count) in &other.counts {
             let sum = self.counts.entry(bucket).or_default();
@@ -191,12 +199,12 @@ impl Histogram {
         }
     }
 
-    /// Sets all counts to 0; the buckets stay, as bt(5) goes on to show them.
+    /// Sets all counts to 0; the buckets stay, because bt(5) goes on to show them.
     pub fn zero(&mut self) {
         self.counts.values_mut().for_each(|count| *count = 0);
     }
 
-    /// How many values were counted.
+    /// Returns the number of values counted.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts
@@ -204,8 +212,9 @@ impl Histogram {
             .fold(0, |sum, &count| sum.wrapping_add(count))
     }
 
-    /// Buckets and counts as they are shown, ascending: in bt(5) those that were ever counted in, else all from the first to the last with a
-    /// count, as long as those are not too many.
+    /// Returns the buckets and counts to show, ascending. In bt(5) these are the buckets in which a
+    /// value was ever counted. Otherwise they are all from the first to the last with a count,
+    /// unless there are too many.
     #[must_use]
     pub fn rows(&self, buckets: Buckets) -> Vec<(i64, u64)> {
         if buckets.is_strict() {
@@ -230,7 +239,8 @@ impl Histogram {
             .collect()
     }
 
-    /// The lines, each with its newline; none if nothing was counted. `divisor` divides the counts that are shown, not the bars.
+    /// Renders the lines, each with its newline; none if nothing was counted. `divisor` divides the
+    /// counts that are shown, not the bars.
     #[must_use]
     pub fn render(&self, buckets: Buckets, divisor: u64) -> String {
         let rows = self.rows(buckets);
@@ -252,13 +262,14 @@ impl Histogram {
     }
 }
 
-/// Columns of a bar, rounded down.
+/// Returns the columns of a bar, rounded down.
 fn exact_columns(count: u64, most: u64) -> usize {
     let columns = u128::from(count) * BAR_COLUMNS as u128 / u128::from(most.max(1));
     usize::try_from(columns).unwrap_or(BAR_COLUMNS)
 }
 
-/// Columns of a bar as bpftrace computes them: in single precision, which now and then is a column less than the exact result.
+/// Returns the columns of a bar as bpftrace computes them: in single precision, which is sometimes
+/// one column less than the exact result.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -471,7 +482,7 @@ mod tests {
         let stored = (0..5000).filter(|&bucket| histogram.add(bucket)).count();
         assert_eq!(stored, MOST_BUCKETS);
         assert!(histogram.add(7), "a known bucket still counts");
-        // far apart: nothing is made up between them
+        // Buckets that are far apart: none are made up between them.
         let far = counted(
             Buckets::Linear {
                 min: 0,

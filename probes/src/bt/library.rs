@@ -1,6 +1,6 @@
 //! Texts that come with exotrace: ready scripts, and translators which any script may use.
 
-/// Structures and translators: the name of each text, and the text.
+/// The names and texts of the structures and translators.
 pub const TEXTS: [(&str, &str); 4] = [
     ("icmp.d", include_str!("../../translators/icmp.d")),
     ("net.d", include_str!("../../translators/net.d")),
@@ -8,7 +8,7 @@ pub const TEXTS: [(&str, &str); 4] = [
     ("sched.d", include_str!("../../translators/sched.d")),
 ];
 
-/// Ready scripts: the name of each, and its text.
+/// The names and texts of the ready scripts.
 pub const SCRIPTS: [(&str, &str); 15] = [
     ("biolatency.bt", include_str!("../../scripts/biolatency.bt")),
     ("execsnoop.bt", include_str!("../../scripts/execsnoop.bt")),
@@ -30,7 +30,8 @@ pub const SCRIPTS: [(&str, &str); 15] = [
     ("usdt.bt", include_str!("../../scripts/usdt.bt")),
 ];
 
-/// The line that says what a script is, from the comment that it begins with: `opensnoop - files that programs open`.
+/// Returns the line that describes a script, from its first comment: `opensnoop - files that
+/// programs open`.
 #[must_use]
 pub fn about(script: &str) -> &str {
     let lines = script

@@ -1,13 +1,19 @@
-//! The bt language: bt(5) of OpenBSD, with what users of bpftrace expect, run at the guest's probes.
+//! The bt language: bt(5) of OpenBSD, with what users of bpftrace expect, run at the guest's
+//! probes.
 //!
-//! The caller has a script's text and an engine; it parses, prepares, starts and drains, and shows what comes.
+//! The caller has a script's text and an engine. It parses, prepares, starts and drains, and shows
+//! the output.
 //!
-//! * [`parse`]: text becomes a tree, [`ast`], by way of the tokens of `lex` and the words of `names`; `check` says what a tree cannot mean.
-//!   [`diagnostic`]: what is wrong with a script. [`library`]: scripts and translators that come along.
-//! * [`compile`]: the tree becomes programs for a small stack machine, with names and types looked up in the guest's kernel.
-//! * [`session`]: a script at work: `run` is the machine, `context` what it knows of a hit.
-//! * [`maps`]: the global variables, shared by the vCPUs' threads; [`histogram`]: the buckets of `hist` and `lhist`.
-//! * [`value`], [`format`](mod@format), [`time`], [`render`]: what a script puts out, and how it is shown.
+//! * [`parse`]: makes a tree, [`ast`], from text, by the tokens of `lex` and the words of `names`;
+//!   `check` finds trees that cannot be meant. [`diagnostic`]: errors in a script. [`library`]:
+//!   scripts and translators that come with exotrace.
+//! * [`compile`]: makes programs for a small stack machine from the tree, with names and types
+//!   looked up in the guest's kernel.
+//! * [`session`]: a running script. `run` is the machine, `context` its view of a hit.
+//! * [`maps`]: the global variables, shared by the vCPUs' threads; [`histogram`]: the buckets of
+//!   `hist` and `lhist`.
+//! * [`value`], [`format`](mod@format), [`time`], [`render`]: a script's output, and how it is
+//!   shown.
 
 pub mod ast;
 mod check;

@@ -1,4 +1,4 @@
-//! The words of the language: what is built in, and what is called how.
+//! The words of the language: the builtins, and the names of functions and operators.
 //!
 //! Sources: bt(5), the language reference of bpftrace, and for foreign names dtrace(1).
 
@@ -7,41 +7,41 @@ use super::ast::{Aggregation, BinaryOperator, Builtin, Function};
 /// A function of the normal dialect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signature {
-    /// What it is called.
+    /// The function's name.
     pub name: &'static str,
-    /// Which.
+    /// The function.
     pub function: Function,
-    /// Fewest arguments.
+    /// The least number of arguments.
     pub least: usize,
-    /// Most arguments.
+    /// The greatest number of arguments.
     pub most: usize,
-    /// What the first argument must be.
+    /// The kind of the first argument.
     pub first: FirstArgument,
-    /// Whether it is an expression; the others are statements.
+    /// Whether a call is an expression; others are statements.
     pub gives_value: bool,
-    /// How it is written, for messages.
+    /// The syntax of a call, for messages.
     pub usage: &'static str,
 }
 
-/// What a function wants as its first argument.
+/// The kinds of a function's first argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstArgument {
     /// Anything.
     Any,
     /// A string literal.
     Text,
-    /// A string literal that says how the other arguments are shown.
+    /// A string literal that formats the other arguments.
     Format,
     /// A whole map: `@x`.
     Map,
-    /// `@x[key]`, or `@x` with the key as the second argument.
+    /// An entry: `@x[key]`, or `@x` with the key as the second argument.
     Entry,
 }
 
-/// As many arguments as one likes.
+/// Any number of arguments.
 const MANY: usize = usize::MAX;
 
-/// What is written before the parenthesis of a usage.
+/// Returns the text before the parenthesis of a usage.
 const fn name_of(usage: &'static str) -> &'static str {
     let mut end = 0;
     while usage.as_bytes()[end] != b'(' {
@@ -129,13 +129,13 @@ pub const FUNCTIONS: &[Signature] = {
     ]
 };
 
-/// The function of that name.
+/// Returns the signature of the function of that name.
 #[must_use]
 pub fn signature(name: &str) -> Option<&'static Signature> {
     FUNCTIONS.iter().find(|signature| signature.name == name)
 }
 
-/// The signature of a function; of those that differ by name alone, the first one's.
+/// Returns the signature of a function; of those that differ by name alone, the first one's.
 #[must_use]
 pub fn signature_of(function: Function) -> Option<&'static Signature> {
     FUNCTIONS
@@ -143,27 +143,27 @@ pub fn signature_of(function: Function) -> Option<&'static Signature> {
         .find(|signature| signature.function == function)
 }
 
-/// The message about `count` arguments where a function takes fewer or more.
+/// Returns the message about `count` arguments of a function that accepts fewer or more.
 #[must_use]
 pub fn wrong_count(name: &str, count: usize, usage: &str) -> String {
     let s = if count == 1 { "" } else { "s" };
     format!("{name}() with {count} argument{s}; it is written {usage}")
 }
 
-/// What values a function gathers, by name.
+/// A function that aggregates values, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AggregateFn {
-    /// What it is called.
+    /// The function's name.
     pub name: &'static str,
-    /// How it is written, for messages.
+    /// The syntax of a call, for messages.
     pub usage: &'static str,
-    /// Fewest arguments.
+    /// The least number of arguments.
     pub least: usize,
-    /// Most arguments.
+    /// The greatest number of arguments.
     pub most: usize,
 }
 
-/// The functions that gather values in a map.
+/// The functions that aggregate values in a map.
 pub const GATHERERS: &[AggregateFn] = {
     const fn of(usage: &'static str, least: usize, most: usize) -> AggregateFn {
         AggregateFn {
@@ -185,13 +185,13 @@ pub const GATHERERS: &[AggregateFn] = {
     ]
 };
 
-/// The gathering function of that name.
+/// Returns the aggregating function of that name.
 #[must_use]
 pub fn gatherer(name: &str) -> Option<&'static AggregateFn> {
     GATHERERS.iter().find(|gatherer| gatherer.name == name)
 }
 
-/// What a gathering function is called.
+/// Returns the name of an aggregating function.
 #[must_use]
 pub fn aggregation_name(aggregation: Aggregation) -> &'static str {
     match aggregation {
@@ -206,7 +206,7 @@ pub fn aggregation_name(aggregation: Aggregation) -> &'static str {
     }
 }
 
-/// What is built in, without `arg0` to `arg9`.
+/// The builtins, without `arg0` to `arg9`.
 pub const BUILTINS: &[(&str, Builtin)] = &[
     ("args", Builtin::Arguments),
     ("comm", Builtin::Comm),
@@ -228,12 +228,12 @@ pub const BUILTINS: &[(&str, Builtin)] = &[
     ("pc", Builtin::ProgramCounter),
 ];
 
-/// `arg0` to `arg9`.
+/// The names `arg0` to `arg9`.
 const ARGUMENTS: &[&str] = &[
     "arg0", "arg1", "arg2", "arg3", "arg4", "arg5", "arg6", "arg7", "arg8", "arg9",
 ];
 
-/// What is built in under that name.
+/// Returns the builtin of that name.
 #[must_use]
 pub fn builtin(name: &str) -> Option<Builtin> {
     let argument = ARGUMENTS.iter().position(|known| *known == name);
@@ -246,7 +246,7 @@ pub fn builtin(name: &str) -> Option<Builtin> {
     }
 }
 
-/// The name of what is built in.
+/// Returns the name of a builtin.
 #[must_use]
 pub fn builtin_name(builtin: Builtin) -> &'static str {
     match builtin {
@@ -258,10 +258,10 @@ pub fn builtin_name(builtin: Builtin) -> &'static str {
     }
 }
 
-/// Words that stand for numbers.
+/// The words that stand for numbers.
 pub const CONSTANTS: &[(&str, i64)] = &[("NULL", 0), ("false", 0), ("true", 1)];
 
-/// Whether a word means a value or a part of the language, so that no type can be called so.
+/// Checks whether a word is a value or a part of the language, so that no type can have this name.
 #[must_use]
 pub fn is_taken(word: &str) -> bool {
     builtin(word).is_some()
@@ -270,13 +270,13 @@ pub fn is_taken(word: &str) -> bool {
         || KEYWORDS.contains(&word)
 }
 
-/// Words that begin statements, and those with a syntax of their own.
+/// The words that begin statements, and those with a syntax of their own.
 pub const KEYWORDS: &[&str] = &[
     "if", "else", "while", "for", "unroll", "break", "continue", "return", "let", "sizeof",
     "offsetof", "xlate",
 ];
 
-/// What other languages and longer versions of this one call something that is here.
+/// Names of other languages and longer versions of this one, with their equivalents here.
 const FOREIGN: &[(&str, &[&str])] = &[
     ("execname", &["comm"]),
     ("timestamp", &["nsecs"]),
@@ -300,7 +300,8 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("sym", &["ksym()", "usym()"]),
 ];
 
-/// What a name that is not known may have been meant as: the word of another language for something here, or what looks like it.
+/// Returns the words that may have been meant by an unknown name: the equivalent of another
+/// language's word, or similar words.
 pub fn candidates(name: &str) -> Vec<&'static str> {
     if let Some((_, meant)) = FOREIGN.iter().find(|(foreign, _)| *foreign == name) {
         return meant.to_vec();
@@ -316,7 +317,8 @@ pub fn candidates(name: &str) -> Vec<&'static str> {
     super::diagnostic::similar(name, all)
 }
 
-/// Operators with two operands: their text, which they are, and how tight they bind, as in C. Higher binds tighter.
+/// Operators with two operands: text, operator, and precedence, as in C. A higher precedence binds
+/// tighter.
 pub const BINARY_OPERATORS: &[(&str, BinaryOperator, u8)] = &[
     ("||", BinaryOperator::LogicalOr, 1),
     ("&&", BinaryOperator::LogicalAnd, 2),
@@ -338,7 +340,7 @@ pub const BINARY_OPERATORS: &[(&str, BinaryOperator, u8)] = &[
     ("%", BinaryOperator::Modulo, 10),
 ];
 
-/// Operators before `=`.
+/// The operators before `=`.
 pub const ASSIGNMENTS: &[(&str, BinaryOperator)] = &[
     ("+=", BinaryOperator::Add),
     ("-=", BinaryOperator::Subtract),
@@ -362,7 +364,7 @@ pub enum StrictWord {
     Else,
     /// `arg0` to `arg9`.
     ProbeArgument(u8),
-    /// Anything else that is a value by itself.
+    /// Any other word that is a value by itself.
     Builtin(Builtin),
     /// `clear` and `zero`.
     OfVariable(Function),
@@ -379,7 +381,7 @@ pub enum StrictWord {
     Time,
 }
 
-/// The word of the strict dialect that is written so.
+/// Returns the word of the strict dialect with this text.
 #[must_use]
 pub fn strict_word(text: &str) -> Option<StrictWord> {
     Some(match text {

@@ -1,7 +1,8 @@
-//! What the compiler makes of a rule: operations of a small stack machine, as [`run`](super::run) executes them.
+//! A compiled rule: operations of a small stack machine, as [`run`](super::run) executes them.
 //!
-//! Operations take their operands from the stack, the last one first, and push what they give. There is no operation that waits or that
-//! writes to the guest; jumps may lead back, and how many operations one run may take is bounded.
+//! Operations take their operands from the stack, the last one first, and push their results. No
+//! operation waits or writes to the guest. Jumps may lead back, and the number of operations of one
+//! run is bounded.
 
 use std::sync::Arc;
 
@@ -11,18 +12,18 @@ use super::registers::Register;
 use super::time::TimeFormat;
 use super::value::Value;
 
-/// One operation. What it takes from the stack is named in the order it was pushed.
+/// One operation. Its operands on the stack are named in the order in which they were pushed.
 #[derive(Debug)]
 pub(super) enum Operation {
-    /// Pushes it.
+    /// Pushes a constant.
     Constant(Value),
-    /// Takes a value away.
+    /// Drops a value.
     Drop,
     /// Pushes a local variable.
     Local(usize),
     /// value ->
     SetLocal(usize),
-    /// Pushes the variable's value, before or after it is changed.
+    /// Pushes the variable's value, before or after the change.
     StepLocal {
         slot: usize,
         by: i64,
@@ -67,7 +68,7 @@ pub(super) enum Operation {
         map: usize,
         keys: usize,
     },
-    /// Pushes how many keys a map has.
+    /// Pushes the number of keys of a map.
     MapLength(usize),
     Clear(usize),
     Zero(usize),
@@ -80,9 +81,9 @@ pub(super) enum Operation {
     Jump(usize),
     /// value ->
     JumpIfZero(usize),
-    /// value -> The rule's predicate: ends the rule if it is 0, and the hit is not one of those wanted.
+    /// value -> The rule's predicate: if it is 0, it ends the rule, and the hit does not count.
     Filter,
-    /// Pushes what is known of the hit.
+    /// Pushes a value of the hit.
     Known(Known),
     /// address -> number
     Load {
@@ -120,29 +121,29 @@ pub(super) enum Operation {
     Item(usize),
     /// stack or text -> number
     Length,
-    /// frames of the stack are pushed as one value.
+    /// Pushes frames of the stack as one value.
     KernelStack(usize),
     UserStack(usize),
     /// address -> symbol
     KernelSymbol,
     UserSymbol,
-    /// address -> text, of 4 or 16 bytes there.
+    /// address -> text, of the 4 or 16 bytes there.
     AddressText {
         bytes: u8,
     },
     /// number -> text, of an IPv4 address in network order.
     Ipv4Text,
-    /// address -> text, of 6 bytes there.
+    /// address -> text, of the 6 bytes there.
     MacText,
     /// text, text, number -> number
     CompareText,
     /// text, text -> 0 or 1
     Contains,
-    /// number -> number, the last `bytes` of it turned round.
+    /// number -> number, with its last `bytes` bytes swapped.
     SwapBytes(u8),
     /// nanoseconds since 1970 -> text
     TimeText(Arc<TimeFormat>),
-    /// argv -> values put out
+    /// argv -> values emitted
     Join {
         emission: usize,
         most: usize,
@@ -152,19 +153,19 @@ pub(super) enum Operation {
         emission: usize,
         values: usize,
     },
-    /// Puts a map out as it is now.
+    /// Emits a map with its current contents.
     EmitMap {
         emission: usize,
         map: usize,
     },
-    /// Begins to go through the keys of a map.
+    /// Begins to iterate over the keys of a map.
     Iterate(usize),
-    /// Puts the next key and its value into a local variable, or ends and jumps.
+    /// Puts the next key and its value into a local variable, or jumps at the end.
     Next {
         slot: usize,
         end: usize,
     },
-    /// Ends going through a map early.
+    /// Ends the iteration over a map early.
     EndIteration,
     /// Ends the rule; the last operation of all.
     Return,
@@ -172,7 +173,7 @@ pub(super) enum Operation {
     Exit,
 }
 
-/// What a hit tells.
+/// The values of a hit.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Known {
     /// An argument, as it stands in its register.
@@ -186,7 +187,7 @@ pub(super) enum Known {
     Probe,
     Function,
     Returned,
-    /// The same, but -1 for an error of a system call: what bt(5) has of one.
+    /// The returned value, but -1 for an error of a system call, as in bt(5).
     ReturnedOrMinusOne,
     Task,
     Random,
@@ -194,17 +195,17 @@ pub(super) enum Known {
     Register(&'static Register),
 }
 
-/// What is done with the values of an emission by whoever reads it.
+/// The treatment of an emission's values by its reader.
 #[derive(Debug)]
 pub(super) enum Emission {
-    /// They are formatted.
+    /// The values are formatted.
     Printf {
         format: Arc<Format>,
         to_stderr: bool,
     },
-    /// The only one is printed.
+    /// The only value is printed.
     Print,
-    /// They are joined.
+    /// The values are joined.
     Join { separator: Arc<[u8]> },
     /// The time of the hit is printed.
     Time { format: Arc<TimeFormat> },
@@ -220,8 +221,8 @@ pub(super) enum Emission {
 /// A rule for one kind of probe.
 #[derive(Debug)]
 pub(super) struct Code {
-    /// What is executed, from the first on.
+    /// The operations, executed from the first on.
     pub(super) operations: Vec<Operation>,
-    /// Local variables.
+    /// The number of local variables.
     pub(super) locals: usize,
 }

@@ -1,27 +1,27 @@
-//! Commands of `ptracectl`, and Plan 9's words for what is wrong with them.
+//! The commands of `ptracectl`, and Plan 9's words for errors.
 
 use crate::port::{PortError, Refusal};
 
-/// Most records that the log may hold.
+/// The greatest number of records that the log may hold.
 pub(super) const MOST_RECORDS: usize = 1 << 19;
-/// Stands for everybody in place of a number.
+/// The word that stands for all tasks in place of a number.
 const ALL: &str = "all";
 
 /// A command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Command {
-    /// Room in the log.
+    /// Sets the log's size in records.
     Size(usize),
-    /// Who is traced: on, off, or the other way round.
+    /// Traces tasks: on, off, or toggled.
     Trace(TraceScope, Option<bool>),
 }
 
-/// Whom a command is about.
+/// The tasks that a command concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TraceScope {
-    /// Everybody.
+    /// All tasks.
     All,
-    /// A thread; with the first of a process all of them.
+    /// A thread; the first thread of a process means all of its threads.
     Thread(u32),
 }
 
@@ -29,25 +29,25 @@ fn invalid(text: impl std::fmt::Display) -> PortError {
     PortError::new(Refusal::Invalid, text)
 }
 
-/// There is no such thread.
+/// Returns the error for a thread that does not exist.
 pub(super) fn process_exited() -> PortError {
     PortError::new(Refusal::NoProcess, "process exited")
 }
 
-/// Somebody reads already.
+/// Returns the error for a second reader.
 pub(super) fn in_use() -> PortError {
     PortError::new(Refusal::Busy, "device or object already in use")
 }
 
-/// The log has no room at all.
+/// Returns the error for a log of size 0.
 pub(super) fn no_size() -> PortError {
     invalid("must set trace size first")
 }
 
-/// Reads a command.
+/// Parses a command.
 ///
 /// # Errors
-/// In Plan 9's words.
+/// The command is wrong; the message has Plan 9's words.
 pub(super) fn parse(text: &str) -> Result<Command, PortError> {
     let text = text.trim();
     let words: Vec<&str> = text.split_whitespace().collect();

@@ -1,7 +1,10 @@
-//! The device of one machine: who may open it, who is traced, and when its probes are in the guest.
+//! The device of one machine: its openers, the traced tasks, and the time in which its probes are
+//! armed.
 //!
-//! While it is open, all its probes are; while it is closed and tasks are selected, those alone that tell who is made, who exits and who
-//! takes over another's number, so that children are selected whenever they are made. One lock orders commands, opening and closing; hits take none of it.
+//! While the device is open, all its probes are armed. While it is closed and tasks are selected,
+//! only the probes on creation, exit and the takeover of another's number are armed. So children
+//! are selected whenever they are made. One lock orders commands, opening and closing; hits never
+//! take it.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,21 +26,22 @@ use crate::clock::Clock;
 use crate::engine::{Engine, Filter, RingSize, Session};
 use crate::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, PortError, Refusal};
 
-/// Records that the log holds until somebody sets its size.
+/// The log's size in records until it is set.
 const DEFAULT_RECORDS: usize = 1 << 16;
-/// Rings from which records go on to the log, a few milliseconds later.
+/// The rings from which records go on to the log, a few milliseconds later.
 const RINGS: RingSize = RingSize {
     slots: 1 << 16,
     words: WORDS,
 };
-/// Rings into which nothing is put.
+/// Rings for probes that record nothing.
 const NO_RINGS: RingSize = RingSize { slots: 1, words: 1 };
-/// Most tasks that the configuration names.
+/// The greatest number of tasks that the configuration names.
 const MOST_NAMED: usize = 1000;
-/// Name of the idle tasks, of which each CPU has one.
+/// The name of the idle tasks, of which each CPU has one.
 const IDLE: &[u8] = b"swapper";
 
-/// ptrace(3): as a [`ControlPort`] it is `ptracectl`, as an [`EventPort`] `ptrace`. Clones are the same device.
+/// ptrace(3). As a [`ControlPort`] it is `ptracectl`, as an [`EventPort`] `ptrace`. Clones are the
+/// same device.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -46,7 +50,7 @@ struct Inner {
     clock: Clock,
     selection: Arc<Selection>,
     log: EventLog,
-    /// What is known of the kernel, or why too little is; looked for when it is first needed.
+    /// The parts of the kernel's description, or why they are insufficient; found on first use.
     parts: OnceLock<Result<Parts, String>>,
     state: Mutex<State>,
 }
@@ -54,20 +58,21 @@ struct Inner {
 struct Parts {
     tasks: TaskListLayout,
     context: Arc<Context>,
-    /// Looked for when the device is first opened, while the machine stands still.
+    /// The places where events are seen; found when the device is first opened, while the machine
+    /// is paused.
     sources: OnceLock<Sources>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What was set.
+    /// The size that was set.
     size: Option<usize>,
     open: Option<Drainer>,
     /// The probes that follow selected tasks while the device is closed.
     following: Option<Session>,
-    /// Events that the kernel cannot give, and why.
+    /// The events that the kernel lacks, and the reasons.
     lost: Vec<String>,
-    /// Records that were lost when it was last closed.
+    /// The number of records dropped before it was last closed.
     dropped: u64,
 }
 
@@ -82,8 +87,9 @@ fn failed(text: impl std::fmt::Display) -> PortError {
 }
 
 impl Device {
-    /// The device of an engine's machine; records have the time that `clock` says. The engine's stacks should have their unwinder
-    /// ([`Engine::set_unwinder`]), without which most sleeps are told without their reason.
+    /// Makes the device of an engine's machine; records have the time of `clock`. The engine's
+    /// stacks should have their unwinder ([`Engine::set_unwinder`]). Without it, most sleeps are
+    /// recorded without their reason.
     #[must_use]
     pub fn new(engine: Engine, clock: Clock) -> Self {
         Self(Arc::new(Inner {
@@ -182,7 +188,7 @@ impl Inner {
         })
     }
 
-    /// Where events are seen. The machine stands still.
+    /// Returns the places where events are seen. The machine is paused.
     fn sources<'p>(&self, parts: &'p Parts, _paused: &Paused) -> &'p Sources {
         let machine = self.engine.machine();
         let layout = &parts.context.layout;
@@ -192,7 +198,7 @@ impl Inner {
 
     fn set_size(&self, records: usize) {
         let mut state = self.state();
-        // It only grows, from what was set before.
+        // The size only grows from what was set before.
         if state.size.is_none_or(|size| records == 0 || records > size) {
             state.size = Some(records);
         }
@@ -263,7 +269,7 @@ impl Inner {
         self.selection.get(task.address.0) == Some(identity(task))
     }
 
-    /// The names of all who are traced. The machine stands still.
+    /// Returns the names of all traced tasks. The machine is paused.
     fn names(&self, parts: &Parts) -> Vec<Record> {
         let machine = self.engine.machine();
         let memory = PausedMemory::new(machine.ram());
@@ -280,7 +286,7 @@ impl Inner {
         idle.chain(threads).collect()
     }
 
-    /// Arms or disarms what follows selected tasks while the device is closed.
+    /// Arms or disarms the probes that follow selected tasks while the device is closed.
     fn follow(&self, state: &mut State, parts: &Parts, paused: &Paused) {
         let wanted = state.open.is_none() && self.selection.len() > 0;
         if !wanted {
@@ -311,9 +317,9 @@ impl Inner {
             return Err(control::no_size());
         }
         let parts = self.parts()?;
-        // Its rings are large: they are made while the machine runs.
+        // The rings are large, so they are made while the machine runs.
         let mut session = self.session(RINGS)?;
-        // All begins at one moment, and no child is missed between two ways to follow.
+        // One pause covers everything, so that no child is missed between two ways to follow.
         let paused = self.engine.machine().pause();
         let sources = self.sources(parts, &paused);
         let missing = enable(&mut session, parts, sources.list.iter(), true);
@@ -379,7 +385,7 @@ impl Inner {
     }
 }
 
-/// Enables these probes; what of them is lost.
+/// Enables these probes. Returns the events that are lost.
 fn enable<'s>(
     session: &mut Session,
     parts: &Parts,
@@ -412,7 +418,7 @@ fn identity(task: &TaskInfo) -> Identity {
     }
 }
 
-/// The record of a name, which has no time yet.
+/// Returns the record of a name, which has no time yet.
 fn name(pid: u32, cpu: u32, name: &[u8]) -> Record {
     Record {
         pid,

@@ -1,26 +1,28 @@
-//! What is read of the kernel's structures at hits: offsets from its own types.
+//! Offsets in the kernel's structures, from its own types, and the reads at hits that use them.
 //!
-//! Everything is read through [`Memory`], and a hostile guest may have anything there: what cannot be read is `None`, and no value that is
-//! read is trusted to be an index, a length or an address that exists.
+//! Everything is read through [`Memory`], and a hostile guest may have anything there. A value that
+//! cannot be read is `None`. No value that is read is trusted as an index, a length or an existing
+//! address.
 
 use introspect::kernel::btf::Btf;
 use introspect::kernel::layout::{LayoutError, first_offset, offset};
 use introspect::kernel::task::COMM_LENGTH;
 
-/// `task_struct.__state` (include/linux/sched.h): stopped by a signal or a debugger; dead.
+/// Bits of `task_struct.__state` (include/linux/sched.h): stopped by a signal or a debugger; dead.
 const STOPPED: u32 = 0x0004 | 0x0008;
 const DEAD: u32 = 0x0080;
-/// `SCHED_DEADLINE`.
+/// The policy `SCHED_DEADLINE`.
 const DEADLINE: u32 = 6;
-/// Longest name of a port that is compared.
+/// The greatest length of a port's name that is compared.
 pub(super) const PORT_NAME: usize = 16;
 
 /// The guest's memory, by virtual address.
 pub(super) trait Memory {
-    /// Fills `buffer`; `false` if not all of it is there.
+    /// Fills `buffer`. Returns `false` if not all of it could be read.
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
 
-    /// Reads a string up to its NUL, or as much as fits or is there; gives its length.
+    /// Reads a string up to its NUL, the buffer's end or the last readable byte. Returns its
+    /// length.
     fn read_string(&self, address: u64, buffer: &mut [u8]) -> usize;
 }
 
@@ -38,12 +40,12 @@ fn long(memory: &(impl Memory + ?Sized), at: u64, offset: u64) -> Option<u64> {
     bytes(memory, at, offset).map(u64::from_le_bytes)
 }
 
-/// Who a task is, beyond its address, which another task gets when it has ended.
+/// The identity of a task beyond its address, which another task gets after its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Number of the thread.
+    /// The thread's number.
     pub(super) pid: u32,
-    /// Nanoseconds from the machine's boot to its creation.
+    /// Nanoseconds from the machine's boot to the task's creation.
     pub(super) start: u64,
 }
 
@@ -75,40 +77,42 @@ impl Bit {
     }
 }
 
-/// Offsets of what tells whether a task can run.
+/// The offsets that decide whether a task can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Running {
     pub(super) state: u64,
-    /// An int up to Linux 7.1, then a byte; its values (`TASK_ON_RQ_QUEUED`, `TASK_ON_RQ_MIGRATING`) fit in one.
+    /// The offset of an int up to Linux 7.1, then of a byte. Its values (`TASK_ON_RQ_QUEUED`,
+    /// `TASK_ON_RQ_MIGRATING`) fit in one byte.
     pub(super) on_rq: u64,
     pub(super) policy: u64,
-    /// It sleeps, and stays on its run queue for a while: since Linux 6.12.
+    /// Set while a sleeping task stays on its run queue for a while: since Linux 6.12.
     pub(super) delayed: Option<u64>,
 }
 
-/// Offsets of a task's deadline scheduling.
+/// The offsets of a task's deadline scheduling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Deadline {
-    /// `sched_dl_entity` in `task_struct`.
+    /// The offset of `sched_dl_entity` in `task_struct`.
     pub(super) entity: u64,
-    /// In `sched_dl_entity`.
+    /// The timer's offset in `sched_dl_entity`.
     pub(super) timer: u64,
     pub(super) runtime: u64,
     pub(super) relative: u64,
     pub(super) throttled: Bit,
     pub(super) yielded: Bit,
-    /// The entity is no task's: since Linux 6.8.
+    /// The bit that says that the entity belongs to no task: since Linux 6.8.
     pub(super) server: Option<Bit>,
 }
 
-/// Offsets on the way from an open file to the name of the port behind it (drivers/char/virtio_console.c).
+/// The offsets on the way from an open file to the name of its port
+/// (drivers/char/virtio_console.c).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Port {
     pub(super) private_data: u64,
     pub(super) name: u64,
 }
 
-/// Offsets of everything; parts that a kernel lacks are the sentence that says why.
+/// All offsets. A part that a kernel lacks is the sentence that says why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) pid: u64,
@@ -123,7 +127,7 @@ impl Layout {
     /// Finds the offsets.
     ///
     /// # Errors
-    /// If the types do not say who a task is.
+    /// The types do not describe a task's identity.
     pub(super) fn new(btf: &Btf) -> Result<Self, LayoutError> {
         let start = ["task_struct.start_boottime", "task_struct.real_start_time"];
         Ok(Self {
@@ -136,7 +140,7 @@ impl Layout {
         })
     }
 
-    /// Who the task at `task` is.
+    /// Returns the identity of the task at `task`.
     pub(super) fn identity(&self, memory: &(impl Memory + ?Sized), task: u64) -> Option<Identity> {
         Some(Identity {
             pid: word(memory, task, self.pid)?,
@@ -144,12 +148,12 @@ impl Layout {
         })
     }
 
-    /// Number of a thread.
+    /// Returns a thread's number.
     pub(super) fn pid(&self, memory: &(impl Memory + ?Sized), task: u64) -> Option<u32> {
         word(memory, task, self.pid)
     }
 
-    /// Its name, NUL-padded.
+    /// Returns the task's name, NUL-padded.
     pub(super) fn comm(
         &self,
         memory: &(impl Memory + ?Sized),
@@ -158,13 +162,13 @@ impl Layout {
         bytes(memory, task, self.comm)
     }
 
-    /// Whether it is scheduled by deadlines.
+    /// Checks whether the task is scheduled by deadlines.
     pub(super) fn has_deadline(&self, memory: &(impl Memory + ?Sized), task: u64) -> bool {
         let policy = self.running.as_ref().ok().map(|running| running.policy);
         policy.and_then(|policy| word(memory, task, policy)) == Some(DEADLINE)
     }
 
-    /// Whether the task has ever been given a runtime for deadline scheduling.
+    /// Checks whether the task has ever been given a runtime for deadline scheduling.
     pub(super) fn has_runtime(&self, memory: &(impl Memory + ?Sized), task: u64) -> bool {
         let runtime = self.deadline.as_ref().ok().and_then(|deadline| {
             long(memory, task.wrapping_add(deadline.entity), deadline.runtime)
@@ -172,12 +176,12 @@ impl Layout {
         runtime.is_some_and(|runtime| runtime != 0)
     }
 
-    /// Bits of the state that a task is in.
+    /// Returns the bits of the task's state.
     pub(super) fn state(&self, memory: &(impl Memory + ?Sized), task: u64) -> Option<u32> {
         word(memory, task, self.running.as_ref().ok()?.state)
     }
 
-    /// What becomes of a task that another takes the CPU from.
+    /// Returns the state of a task that loses its CPU to another.
     pub(super) fn left(&self, memory: &(impl Memory + ?Sized), task: u64) -> Option<Left> {
         let running = self.running.as_ref().ok()?;
         let state = word(memory, task, running.state)?;
@@ -204,7 +208,8 @@ impl Layout {
         })
     }
 
-    /// The task whose next period the timer of deadline scheduling begins, if that is what it does.
+    /// Returns the task whose next period this timer begins, if it is a timer of deadline
+    /// scheduling.
     pub(super) fn released(&self, memory: &(impl Memory + ?Sized), timer: u64) -> Option<Released> {
         let deadline = self.deadline.as_ref().ok()?;
         let entity = timer.checked_sub(deadline.timer)?;
@@ -224,7 +229,8 @@ impl Layout {
         self.has_deadline(memory, task).then_some(released)
     }
 
-    /// The name of the port that an open file is, in `room`; `None` if it cannot be read.
+    /// Reads into `room` the name of the port behind an open file. Returns `None` if it cannot be
+    /// read.
     pub(super) fn port_name<'r>(
         &self,
         memory: &(impl Memory + ?Sized),
@@ -239,7 +245,7 @@ impl Layout {
     }
 }
 
-/// What becomes of a task that another takes the CPU from.
+/// The state of a task that loses its CPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     /// It has ended.
@@ -250,9 +256,9 @@ pub(super) enum Left {
     Stopped,
     /// It can go on.
     Ready,
-    /// It has used up the runtime of its period, and waits for the next.
+    /// It has used up its period's runtime, and waits for the next period.
     SliceUsed,
-    /// It has given up the rest of its period, and waits for the next.
+    /// It has given up the rest of its period, and waits for the next one.
     Yielded,
 }
 

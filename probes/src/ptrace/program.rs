@@ -1,7 +1,8 @@
-//! What runs at the hits: from a stopped vCPU to the words of a record in its ring.
+//! The programs that run at hits: from a stopped vCPU to the words of a record in its ring.
 //!
-//! It is written over [`Moment`], a hit with all that is asked of it, so that it can be tested with made-up ones. Three words each:
-//! number of the process and type of the event, argument, nanoseconds from the hit to the record's time.
+//! They are written over [`Moment`], which abstracts a hit, so that tests can make one up. A record
+//! has three words: the process number with the event type, the argument, and the nanoseconds from
+//! the hit to the record's time.
 
 use std::sync::Arc;
 
@@ -14,27 +15,27 @@ use super::selection::Selection;
 use super::sleeps::{FRAMES, Sleeps};
 use crate::engine::{HitOutcome, ProbeHit, Program, TaskIdentity};
 
-/// Words of a record in a ring.
+/// The number of words of a record in a ring.
 pub(super) const WORDS: usize = 3;
-/// Bytes of a name in a record.
+/// The number of bytes of a name in a record.
 const NAME: usize = 8;
-/// Page faults' error code: the access was a write.
+/// The bit of a page fault's error code that says that the access was a write.
 const FAULT_WRITE: u64 = 2;
-/// Offset of `cs` in `pt_regs`, and its bits that say user mode.
+/// The offset of `cs` in `pt_regs`, and its bits that say user mode.
 const SAVED_CS: u64 = 136;
 const USER_MODE: u8 = 3;
-/// Names of ports whose writers mark a moment.
+/// The names of ports whose writes are markers.
 const MARKED_PORTS: [&[u8]; 2] = [b"trace", b"ptrace"];
 
-/// One hit, as far as it is looked at.
+/// The part of a hit that the programs use.
 pub(super) trait Moment: Memory {
-    /// Address of the current `task_struct`, 0 if not known.
+    /// Returns the address of the current `task_struct`, 0 if not known.
     fn task(&self) -> u64;
-    /// Arguments of the function, or of the tracepoint.
+    /// Returns an argument of the function or of the tracepoint.
     fn argument(&self, number: usize) -> u64;
-    /// The address of the last page fault.
+    /// Returns the address of the last page fault.
     fn fault_address(&self) -> u64;
-    /// The kernel's stack, innermost first; gives how many frames there are.
+    /// Reads the kernel's stack, innermost frame first. Returns the number of frames.
     fn stack(&self, frames: &mut [u64]) -> usize;
     /// Puts a record into the ring.
     fn put(&self, words: [u64; WORDS]);
@@ -68,7 +69,7 @@ impl Moment for ProbeHit<'_> {
     }
 
     fn put(&self, words: [u64; WORDS]) {
-        // The ring counts those that it has no room for.
+        // The ring counts the records that it drops.
         self.emit(|slot| {
             if !words.iter().all(|word| slot.push_word(*word)) {
                 slot.give_up();
@@ -77,16 +78,16 @@ impl Moment for ProbeHit<'_> {
     }
 }
 
-/// The words of a record.
+/// Returns the words of a record.
 pub(super) fn words(pid: u32, event: EventType, argument: u64, ahead: u64) -> [u64; WORDS] {
     let first = u64::from(pid) | u64::from(event.number()) << 32;
     [first, argument, ahead]
 }
 
-/// What is seen where a probe stands; `Argument(n)` are those of the function.
+/// The meaning of a hit; the lists name the function's arguments in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventHook {
-    /// One task gives the CPU to another: previous, next.
+    /// One task yields the CPU to another: previous, next.
     Switch,
     /// The task is woken.
     Wakes,
@@ -102,15 +103,15 @@ pub(super) enum EventHook {
     Executes,
     /// A page fault: registers, error code.
     Fault,
-    /// A system call, its number in this argument.
+    /// A system call, with its number in this argument.
     SystemCall(usize),
     /// An exception with this vector, from user mode: registers.
     Trap(u8),
     /// An interrupt begins.
     InterruptStarts(Vector),
-    /// It ends.
+    /// An interrupt ends.
     InterruptEnds(Vector),
-    /// Its handler has no function of its own: it begins and ends here.
+    /// An interrupt whose handler has no function of its own: it begins and ends here.
     Interrupt(Vector),
     /// The program has written a marker.
     Marked,
@@ -118,13 +119,13 @@ pub(super) enum EventHook {
     WritesPort,
     /// The task comes to deadline scheduling: run queue, task.
     Admitted,
-    /// It leaves.
+    /// The task leaves deadline scheduling.
     Expelled,
-    /// Its period's timer: timer.
+    /// The timer of a task's period: timer.
     Released,
 }
 
-/// The vector of an interrupt.
+/// The source of an interrupt's vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Vector {
     Fixed(u8),
@@ -141,7 +142,7 @@ impl Vector {
     }
 }
 
-/// What all probes of a device share.
+/// The state that all probes of a device share.
 pub(super) struct Context {
     pub(super) layout: Layout,
     pub(super) sleeps: Sleeps,
@@ -152,12 +153,13 @@ pub(super) struct Context {
 pub(super) struct AtHit {
     pub(super) what: EventHook,
     pub(super) context: Arc<Context>,
-    /// Whether anything is recorded; else tasks are only followed.
+    /// Whether anything is recorded; if not, tasks are only followed.
     pub(super) records: bool,
 }
 
 impl Program for AtHit {
-    /// Returns are seen of interrupts alone. That of one which interrupts somebody else would be a hit for nothing.
+    /// Checks whether the return is wanted. Only an interrupt's is, and that of another task's
+    /// interrupt would be a useless hit.
     fn wants_return(&self, who: TaskIdentity) -> bool {
         let selection = &self.context.selection;
         selection.all() || selection.get(who.task).is_some()
@@ -172,7 +174,8 @@ impl Program for AtHit {
 }
 
 impl Context {
-    /// Looks at a hit, and puts records into the ring if it is to be recorded; whether there was anything.
+    /// Examines a hit, and puts records into the ring if it is to be recorded. Returns whether
+    /// there was anything.
     pub(super) fn see(&self, what: EventHook, at: &impl Moment, records: bool) -> bool {
         let mut log = Log {
             at,
@@ -205,7 +208,7 @@ impl Context {
                 self.tell(&mut log, at.task(), EventType::Trap, argument);
             }
             EventHook::SystemCall(number) => {
-                // An int as the kernel passes it.
+                // The kernel passes an int.
                 let number = at.argument(number) & 0xffff_ffff;
                 self.tell(
                     &mut log,
@@ -238,12 +241,13 @@ impl Context {
                 let marks = || {
                     let mut room = [0; PORT_NAME];
                     let name = self.layout.port_name(at, at.argument(0), &mut room);
-                    // Where ports have no names that can be read, all are meant.
+                    // If the ports' names cannot be read, all ports count.
                     name.is_none_or(|name| MARKED_PORTS.contains(&name))
                 };
                 self.tell_if(&mut log, at.task(), EventType::User, 0, marks);
             }
-            // A task that is lent the class of one that waits for it (priority inheritance) has not come to it.
+            // By priority inheritance, a task is lent the class of one that waits for it. That is
+            // no admission.
             EventHook::Admitted => {
                 let by_itself = || self.layout.has_deadline(at, at.argument(1));
                 self.tell_if(&mut log, at.argument(1), EventType::Admit, 0, by_itself);
@@ -257,7 +261,7 @@ impl Context {
         log.any
     }
 
-    /// The number of a task that is traced.
+    /// Returns the number of a task if it is traced.
     fn traced(&self, at: &impl Moment, task: u64) -> Option<u32> {
         if self.selection.all() {
             return self.layout.pid(at, task);
@@ -267,12 +271,13 @@ impl Context {
         (known == now).then_some(now.pid)
     }
 
-    /// Records an event of a task, if that is traced.
+    /// Records an event of a task if that is traced.
     fn tell<M: Moment>(&self, log: &mut Log<'_, M>, task: u64, event: EventType, argument: u64) {
         self.tell_if(log, task, event, argument, || true);
     }
 
-    /// The same where something else holds, too, which is not looked at for others.
+    /// Records an event of a traced task if another condition holds, which is not evaluated for
+    /// other tasks.
     fn tell_if<M: Moment>(
         &self,
         log: &mut Log<'_, M>,
@@ -333,7 +338,7 @@ impl Context {
         {
             self.selection.insert(child, identity);
         }
-        // It has its parent's name until it takes another.
+        // The child has its parent's name until it takes another.
         if let Some(pid) = self.traced(at, child) {
             let name = self.layout.comm(at, child).unwrap_or_default();
             log.put(pid, EventType::Name, name_argument(&name));
@@ -343,7 +348,8 @@ impl Context {
 
     fn renamed<M: Moment>(&self, log: &mut Log<'_, M>) {
         let at = log.at;
-        // Compilers put this function into the one for execution, or do not: that name is told there.
+        // Some compilers inline this function into the one for execution, so that name is recorded
+        // there.
         if at.argument(2) & 0xff != 0 {
             return;
         }
@@ -357,7 +363,8 @@ impl Context {
 
     fn executes<M: Moment>(&self, log: &mut Log<'_, M>) {
         let (at, task) = (log.at, log.at.task());
-        // A thread that executes another program has taken over number and start of its process's first thread.
+        // A thread that executes another program has taken over the number and start of its
+        // process's first thread.
         if let Some(known) = self.selection.get(task)
             && let Some(now) = self.layout.identity(at, task)
             && known != now
@@ -384,7 +391,7 @@ impl Context {
     }
 }
 
-/// Where the records of one hit go.
+/// The destination of the records of one hit.
 struct Log<'m, M> {
     at: &'m M,
     records: bool,
@@ -396,7 +403,7 @@ impl<M: Moment> Log<'_, M> {
         self.put_words(words(pid, event, argument, 0));
     }
 
-    /// A record of a time to come.
+    /// Puts a record with a time in the future.
     fn put_ahead(&mut self, pid: u32, event: EventType, ahead: u64) {
         self.put_words(words(pid, event, 0, ahead));
     }

@@ -8,57 +8,58 @@
 //! | 12 | 8 | time in nanoseconds since the epoch |
 //! | 20 | 8 | argument |
 
-/// Bytes of a record (`PTsize`).
+/// The size of a record in bytes (`PTsize`).
 pub const RECORD_BYTES: usize = 28;
 /// A page fault (`STrapRPF`, and the manual page's `STrapWPF`, which has the same value).
 pub const TRAP_FAULT: u64 = 0x1000_0000_0000_0000;
-/// Set besides [`TRAP_FAULT`] where the access was a write. The manual page has no way to tell; readers that know it alone ignore this bit.
+/// Set besides [`TRAP_FAULT`] if the access was a write. The manual page cannot express this;
+/// readers that know only the manual page ignore this bit.
 pub const TRAP_WRITE: u64 = 0x4000_0000_0000_0000;
 /// A system call (`STrapSC`), with its number.
 pub const TRAP_SYSTEM_CALL: u64 = 0x2000_0000_0000_0000;
 /// The bits that hold an address or a number (`STrapMask`).
 pub const TRAP_MASK: u64 = 0x0fff_ffff_ffff_ffff;
 
-/// Types of events (`PTevent`).
+/// The types of events (`PTevent`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum EventType {
-    /// Admitted to deadline scheduling.
+    /// The task was admitted to deadline scheduling.
     Admit = 0,
     /// A new period has begun.
     Release,
-    /// Runs under deadline scheduling.
+    /// The task runs under deadline scheduling.
     Edf,
-    /// Runs.
+    /// The task runs.
     Run,
-    /// Can run, and does not.
+    /// The task can run but does not.
     Ready,
-    /// Waits for something; see [`SleepState`].
+    /// The task waits; see [`SleepState`].
     Sleep,
-    /// Has given up the rest of its period.
+    /// The task has given up the rest of its period.
     Yield,
-    /// Has used up its slice.
+    /// The task has used up its slice.
     Slice,
-    /// Its deadline: recorded with the release, in the future.
+    /// The task's deadline: recorded with the release, at a time in the future.
     Deadline,
-    /// Left deadline scheduling.
+    /// The task has left deadline scheduling.
     Expel,
-    /// Begins to exit.
+    /// The task begins to exit.
     Dead,
     /// An interrupt begins; the argument is its vector.
     Ints,
-    /// It ends.
+    /// An interrupt ends; the argument is its vector.
     Inte,
     /// A page fault, a system call, or another trap of the program's.
     Trap,
-    /// The program has marked this moment.
+    /// A marker of the program's.
     User,
-    /// Its name: eight characters in the argument.
+    /// The task's name: eight characters in the argument.
     Name,
 }
 
 impl EventType {
-    /// All of them, by number.
+    /// All types, by number.
     pub const ALL: [Self; 16] = [
         Self::Admit,
         Self::Release,
@@ -78,19 +79,19 @@ impl EventType {
         Self::Name,
     ];
 
-    /// The type with this number.
+    /// Returns the type with this number.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// Its number in a record.
+    /// Returns the type's number in a record.
     #[must_use]
     pub fn number(self) -> u32 {
         self as u32
     }
 
-    /// Its name as ptrace(1) prints it.
+    /// Returns the type's name as ptrace(1) prints it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -114,28 +115,28 @@ impl EventType {
     }
 }
 
-/// What a process waits for: the low byte of a sleep's argument, with Plan 9's numbers of scheduling states. The address of
-/// the kernel's code that waits is in the upper seven bytes.
+/// The reason for a sleep: the low byte of the argument, with Plan 9's numbers of scheduling
+/// states. The upper seven bytes hold the address of the waiting kernel code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SleepState {
-    /// A mutex.
+    /// Waits for a mutex.
     Queueing = 5,
-    /// A lock of several readers, to read.
+    /// Waits for a readers-writer lock, to read.
     QueueingR = 6,
-    /// The same, to write.
+    /// Waits for a readers-writer lock, to write.
     QueueingW = 7,
-    /// Anything else, until somebody wakes it.
+    /// Waits for anything else, until it is woken.
     Wakeme = 8,
-    /// It is stopped, by a signal or a debugger.
+    /// Stopped by a signal or a debugger.
     Stopped = 10,
-    /// A futex.
+    /// Waits for a futex.
     Rendezvous = 11,
-    /// Its next period.
+    /// Waits for its next period.
     Waitrelease = 12,
 }
 
-/// Names of Plan 9's scheduling states, by number.
+/// The names of Plan 9's scheduling states, by number.
 pub const STATE_NAMES: [&str; 13] = [
     "Dead",
     "Moribund",
@@ -152,13 +153,14 @@ pub const STATE_NAMES: [&str; 13] = [
     "Waitrelease",
 ];
 
-/// The argument of a sleep: state and program counter, whose top byte is lost.
+/// Returns the argument of a sleep: state and program counter, whose top byte is lost.
 #[must_use]
 pub fn sleep_argument(state: SleepState, pc: u64) -> u64 {
     pc << 8 | u64::from(state as u8)
 }
 
-/// State and program counter of a sleep's argument: the kernel's addresses have a top byte of all ones, which is given back.
+/// Returns the state and program counter of a sleep's argument. The top byte, all ones in the
+/// kernel's addresses, is restored.
 #[must_use]
 pub fn sleep_parts(argument: u64) -> (u8, u64) {
     let pc = argument >> 8;
@@ -166,7 +168,7 @@ pub fn sleep_parts(argument: u64) -> (u8, u64) {
     (argument as u8, pc | top)
 }
 
-/// The argument of a name: up to eight bytes, the first in the lowest, padded with NUL.
+/// Returns the argument of a name: up to eight bytes, the first in the lowest, padded with NUL.
 #[must_use]
 pub fn name_argument(name: &[u8]) -> u64 {
     let mut bytes = [0; 8];
@@ -177,30 +179,30 @@ pub fn name_argument(name: &[u8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// The name in such an argument.
+/// Returns the name in such an argument.
 #[must_use]
 pub fn name_of(argument: u64) -> Vec<u8> {
     let bytes = argument.to_le_bytes();
     bytes.into_iter().take_while(|byte| *byte != 0).collect()
 }
 
-/// One record. The type is kept as a number: readers show numbers that they do not know.
+/// One record. The type is kept as a number, because readers show numbers that they do not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// The process: a Linux thread id, since processes of Plan 9 are threads.
+    /// The process: a Linux thread id, since Plan 9's processes are threads.
     pub pid: u32,
-    /// See [`EventType`].
+    /// The type; see [`EventType`].
     pub event: u32,
     /// The CPU.
     pub machine: u32,
-    /// Nanoseconds since the epoch.
+    /// The time in nanoseconds since the epoch.
     pub time: i64,
-    /// By the type.
+    /// The argument; its meaning depends on the type.
     pub argument: u64,
 }
 
 impl Record {
-    /// The record as it is read.
+    /// Encodes the record as readers get it.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
@@ -217,7 +219,7 @@ impl Record {
         bytes
     }
 
-    /// Reads a record back.
+    /// Decodes a record.
     #[must_use]
     pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Self {
         let word = |at: usize| {

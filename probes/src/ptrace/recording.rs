@@ -1,4 +1,4 @@
-//! From the engine's rings to the log of records, on a thread of its own.
+//! Moves records from the engine's rings to the log, on a thread of its own.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -9,17 +9,17 @@ use crate::clock::Clock;
 use crate::engine::Session;
 use crate::port::EventLog;
 
-/// Time between two looks into the rings.
+/// The time between two drains of the rings.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Makes records of a session's words.
+/// The state that turns a session's words into records.
 pub(super) struct Recording {
     session: Session,
     clock: Clock,
     log: EventLog,
     /// The latest time of each machine.
     latest: Vec<i64>,
-    /// Records that the rings had no room for, as far as the log counts them.
+    /// The number of dropped records that the log already counts.
     dropped: u64,
 }
 
@@ -35,7 +35,7 @@ impl Recording {
         }
     }
 
-    /// Takes what was recorded to the log.
+    /// Drains the rings into the log.
     pub(super) fn drain(&mut self) {
         let mut bytes = Vec::new();
         let (clock, latest) = (self.clock, &mut self.latest);
@@ -55,7 +55,8 @@ impl Recording {
         }
     }
 
-    /// Adds records, which get the time of this moment. The machine stands still, and what it has recorded before comes first.
+    /// Adds records with the current time. The machine is paused, and its earlier records come
+    /// first.
     pub(super) fn add(&mut self, records: &[Record]) {
         self.drain();
         let now = self.clock.unix_ns(vmm::host_tsc());
@@ -66,7 +67,7 @@ impl Recording {
     }
 }
 
-/// The record that words in a ring stand for; `None` if they are none.
+/// Returns the record that words in a ring stand for; `None` if they are invalid.
 pub(super) fn record(
     clock: &Clock,
     latest: &mut [i64],
@@ -93,22 +94,22 @@ pub(super) fn record(
 }
 
 struct Shared {
-    /// `None` when it is to end.
+    /// The recording; `None` once the thread is to end.
     recording: Mutex<Option<Recording>>,
     ends: Condvar,
 }
 
-/// The thread. When it is dropped, it has ended and the session's probes are gone.
+/// The draining thread. After a drop the thread has ended and the session's probes are disarmed.
 pub(super) struct Drainer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drainer {
-    /// Takes records to the log from now on.
+    /// Starts to drain records into the log.
     ///
     /// # Errors
-    /// If the thread cannot be made.
+    /// The thread cannot be made.
     pub(super) fn start(recording: Recording) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             recording: Mutex::new(Some(recording)),
@@ -124,7 +125,7 @@ impl Drainer {
         })
     }
 
-    /// As [`Recording::add`].
+    /// Adds records as [`Recording::add`] does.
     pub(super) fn add(&self, records: &[Record]) {
         if let Some(recording) = self.shared.lock().as_mut() {
             recording.add(records);
@@ -151,7 +152,7 @@ impl Shared {
 
 impl Drop for Drainer {
     fn drop(&mut self) {
-        // Probes are taken away while nobody holds the lock.
+        // Probes are removed while nobody holds the lock.
         let recording = self.shared.lock().take();
         self.shared.ends.notify_all();
         drop(recording);
@@ -176,7 +177,7 @@ mod tests {
         hz: 1_000_000,
     };
 
-    /// (time, event, argument) of records at these counters, all of machine 1.
+    /// Returns (time, event, argument) of records at these counters, all of machine 1.
     fn times(ticks: &[(u64, [u64; 3])]) -> Vec<(i64, u32, u64)> {
         let mut latest = [i64::MIN; 2];
         let records = ticks.iter().map(|(tsc, words)| {

@@ -1,6 +1,8 @@
-//! The tasks that are traced: changed by commands, and where the guest's tasks fork and exit; asked at every hit, without waiting.
+//! The tasks that are traced. Commands change them, and so do the guest's forks and exits. Every
+//! hit looks them up without waiting.
 //!
-//! A task is known by the address of its `task_struct`. Since another task may get that, its number and start are compared, too.
+//! A task is known by the address of its `task_struct`. Another task may get that address later, so
+//! number and start are compared, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,37 +11,37 @@ use vmm::sharded_map::ShardedMap;
 
 use super::layout::Identity;
 
-/// Most tasks that are traced one by one: children that a guest makes beyond are not.
+/// The greatest number of tasks traced one by one. Children beyond it are not traced.
 pub(super) const MOST: usize = 1 << 16;
 
-/// The selection.
+/// The selected tasks.
 #[derive(Default)]
 pub(super) struct Selection {
-    /// Everybody, whatever else is selected.
+    /// Whether all tasks are traced, regardless of the selection.
     all: AtomicBool,
-    /// By address.
+    /// The selected tasks, by address.
     tasks: ShardedMap<Identity>,
-    /// Children that were not selected, since there were too many.
+    /// The number of children not selected because there were too many.
     refused: AtomicU64,
 }
 
 impl Selection {
-    /// Whether everybody is traced.
+    /// Checks whether all tasks are traced.
     pub(super) fn all(&self) -> bool {
         self.all.load(Ordering::Relaxed)
     }
 
-    /// Traces everybody, or only who is selected.
+    /// Traces all tasks, or only the selected ones.
     pub(super) fn set_all(&self, all: bool) {
         self.all.store(all, Ordering::Relaxed);
     }
 
-    /// Who was selected at this address.
+    /// Returns the identity of the task selected at this address.
     pub(super) fn get(&self, task: u64) -> Option<Identity> {
         self.tasks.with(task, |identity| **identity)
     }
 
-    /// Selects a task; `false` if there are too many.
+    /// Selects a task. Returns `false` if there are too many.
     pub(super) fn insert(&self, task: u64, identity: Identity) -> bool {
         let has_room = self.len() < MOST || self.tasks.contains(task);
         match has_room {
@@ -49,34 +51,34 @@ impl Selection {
         has_room
     }
 
-    /// A task is selected no more.
+    /// Removes a task from the selection.
     pub(super) fn remove(&self, task: u64) {
-        // Most tasks that end were never selected, and a change takes its turn.
+        // Most tasks that end were never selected, and a change has to wait for its turn.
         if self.tasks.contains(task) {
             self.tasks.remove(task);
         }
     }
 
-    /// Nobody is selected one by one any more.
+    /// Removes all tasks that were selected one by one.
     pub(super) fn clear(&self) {
         for task in self.tasks.keys() {
             self.tasks.remove(task);
         }
     }
 
-    /// How many are selected one by one.
+    /// Returns the number of tasks selected one by one.
     pub(super) fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Numbers of the tasks that are selected one by one, ascending.
+    /// Returns the numbers of the tasks selected one by one, ascending.
     pub(super) fn pids(&self) -> Vec<u32> {
         let mut pids: Vec<u32> = self.tasks.values().iter().map(|task| task.pid).collect();
         pids.sort_unstable();
         pids
     }
 
-    /// Children that were not selected, since there were too many.
+    /// Returns the number of children not selected because there were too many.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }

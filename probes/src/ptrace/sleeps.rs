@@ -1,4 +1,4 @@
-//! What a task waits for, told by the functions on its stack.
+//! Finds the reason of a task's sleep from the functions on its stack.
 
 use std::ops::Range;
 
@@ -6,14 +6,15 @@ use introspect::kernel::symbols::Symbols;
 
 use super::record::SleepState;
 
-/// Frames that are looked at: the deepest way from a lock into the scheduler has eight.
+/// The number of frames examined: the deepest way from a lock into the scheduler has eight.
 pub(super) const FRAMES: usize = 12;
-/// What the kernel itself takes for the scheduler's (`in_sched_functions`), and spinning locks.
+/// The sections that the kernel itself counts as the scheduler (`in_sched_functions`), and spinning
+/// locks.
 const SCHEDULER: [(&str, &str); 2] = [
     ("__sched_text_start", "__sched_text_end"),
     ("__lock_text_start", "__lock_text_end"),
 ];
-/// Beginnings of names of functions in which a task waits for a lock or a futex.
+/// Prefixes of the names of functions in which a task waits for a lock or a futex.
 const WAITS: [(&str, SleepState); 8] = [
     ("__mutex_lock", SleepState::Queueing),
     ("__ww_mutex_lock", SleepState::Queueing),
@@ -25,11 +26,11 @@ const WAITS: [(&str, SleepState); 8] = [
     ("__futex_wait", SleepState::Rendezvous),
 ];
 
-/// Where such functions are in one kernel.
+/// The addresses of such functions in one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Sleeps {
     scheduler: Vec<Range<u64>>,
-    /// Ascending, without overlaps.
+    /// The ranges, ascending and without overlaps.
     waits: Vec<(Range<u64>, SleepState)>,
 }
 
@@ -51,8 +52,8 @@ impl Sleeps {
         }
     }
 
-    /// What the task with this stack waits for, and the first address outside the scheduler. The innermost frame is where
-    /// tasks are switched.
+    /// Returns the reason for the sleep of the task with this stack, and the first address outside
+    /// the scheduler. The innermost frame is where tasks are switched.
     pub(super) fn of(&self, frames: &[u64]) -> (SleepState, u64) {
         let callers = frames.get(1..).unwrap_or_default();
         let state = callers.iter().find_map(|frame| self.waits_in(*frame));

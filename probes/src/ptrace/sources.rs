@@ -1,7 +1,8 @@
-//! Where events are seen: functions of the guest's kernel, by name, and what they tell.
+//! The places where events are seen: functions of the guest's kernel, found by name.
 //!
-//! Functions were chosen that every kernel of the last ten years has a symbol for: those that other files or assembly code
-//! call, and those that a table of functions leads to. One that a kernel lacks loses its event alone.
+//! The chosen functions have a symbol in every kernel of the last ten years. Other files or
+//! assembly code call them, or a table of functions leads to them. If a kernel lacks one, only its
+//! event is lost.
 
 mod interrupts;
 
@@ -15,12 +16,12 @@ use crate::kernel_view::{self, KernelView};
 use crate::probe::{Moment, Probe};
 use crate::provider::{self, kprobe, tracepoint};
 
-/// First part of the names of the device's own probes.
+/// The first part of the names of the device's own probes.
 const PROVIDER: &str = "ptrace";
-/// The tracepoint of a wake-up, in the context of who wakes.
+/// The tracepoint of a wake-up, which fires in the waker's context.
 const WAKING: (&str, &str) = ("sched", "sched_waking");
 
-/// Functions, the events that they tell, and how.
+/// The functions, the events that they report, and the hooks that record them.
 const FUNCTIONS: [(&str, EventType, EventHook); 9] = [
     ("__switch_to_asm", EventType::Run, EventHook::Switch),
     ("wake_up_new_task", EventType::Ready, EventHook::Made),
@@ -33,7 +34,8 @@ const FUNCTIONS: [(&str, EventType, EventHook); 9] = [
     ("dl_task_timer", EventType::Release, EventHook::Released),
 ];
 
-/// Handlers of exceptions that programs cause, and their vectors (arch/x86/include/asm/trapnr.h). Not every kernel has all.
+/// Handlers of exceptions that programs cause, and their vectors (arch/x86/include/asm/trapnr.h).
+/// Not every kernel has all of them.
 const TRAPS: [(&str, u8); 15] = [
     ("exc_divide_error", 0),
     ("noist_exc_debug", 1),
@@ -52,13 +54,14 @@ const TRAPS: [(&str, u8); 15] = [
     ("exc_simd_coprocessor_error", 19),
 ];
 
-/// A program writes a marker: to trace_marker, or to a port of the virtio-console, which may be in a module.
+/// Functions by which a program writes a marker: to trace_marker, or to a port of the
+/// virtio-console, which may be in a module.
 const MARKERS: [(&str, EventHook); 2] = [
     ("tracing_mark_write", EventHook::Marked),
     ("port_fops_write", EventHook::WritesPort),
 ];
 
-/// One place.
+/// A place where an event is seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) probe: Probe,
@@ -70,11 +73,11 @@ pub(super) struct Source {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Sources {
     pub(super) list: Vec<Source>,
-    /// Events that are lost, and why.
+    /// The events that are lost, and the reasons.
     pub(super) lost: Vec<String>,
 }
 
-/// The sentence for an event that is lost.
+/// Returns the sentence for an event that is lost.
 pub(super) fn lost(event: EventType, why: impl std::fmt::Display) -> String {
     format!("no S{}: {why}", event.name())
 }
@@ -88,7 +91,7 @@ fn function(name: &str, address: u64, moment: Moment, event: EventType, what: Ev
 }
 
 impl Sources {
-    /// Finds them in a guest that stands still.
+    /// Finds the sources in a paused guest.
     pub(super) fn find(view: &KernelView, layout: &Layout, machine: &Handle) -> Self {
         let mut sources = Self::of_functions(view, layout);
         let waking = tracepoint::of_kernel(view, machine, WAKING).map(|probe| Source {
@@ -103,7 +106,7 @@ impl Sources {
         sources
     }
 
-    /// Those that are functions.
+    /// Finds the sources that are functions.
     fn of_functions(view: &KernelView, layout: &Layout) -> Self {
         let mut sources = Self::default();
         for (name, event, what) in FUNCTIONS {
@@ -141,7 +144,8 @@ impl Sources {
         sources
     }
 
-    /// Those that tell who is made, who exits, and who takes over another's number by executing a program.
+    /// Returns the sources that report a task's creation, its exit, and its taking over another's
+    /// number by executing a program.
     pub(super) fn of_processes(&self) -> impl Iterator<Item = &Source> {
         let list = self.list.iter();
         list.filter(|source| {
@@ -152,7 +156,7 @@ impl Sources {
         })
     }
 
-    /// Adds the entry of a function; whether the kernel has it.
+    /// Adds the entry of a function. Returns whether the kernel has it.
     fn add(&mut self, view: &KernelView, name: &str, event: EventType, what: EventHook) -> bool {
         let address = address_of(view, name);
         let source = address.map(|at| function(name, at, Moment::Entry, event, what));
@@ -160,7 +164,7 @@ impl Sources {
         address.is_some()
     }
 
-    /// The same of one without which the event is lost.
+    /// Adds the entry of a function without which the event is lost.
     fn require(&mut self, view: &KernelView, name: &str, event: EventType, what: EventHook) {
         if !self.add(view, name, event, what) {
             self.lose(event, format_args!("the kernel names no function {name}"));
@@ -172,7 +176,8 @@ impl Sources {
     }
 }
 
-/// A function of the kernel or of a module that was loaded when its view was made.
+/// Returns the address of a function of the kernel, or of a module that was loaded when the view
+/// was made.
 fn address_of(view: &KernelView, name: &str) -> Option<u64> {
     let is_function = |symbol: &Symbol<'_>| symbol.is_text() && !symbol.absolute;
     let own = view.symbols.all_of(name).find(is_function);
@@ -255,7 +260,8 @@ mod tests {
         assert_eq!(followed, [EventHook::Exits, EventHook::Executes]);
     }
 
-    /// A handler with a body of its own is seen there, where no switch of tasks comes between its beginning and its end.
+    /// A handler with a body of its own is seen there, because no switch of tasks comes between the
+    /// body's beginning and end.
     #[test]
     fn interrupts_are_seen_at_their_handlers_bodies() {
         let sources = found(&[

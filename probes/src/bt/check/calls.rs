@@ -1,4 +1,5 @@
-//! Calls of functions: how many arguments they have, what the first one is, and whether they stand where they can.
+//! Checks calls of functions: the number of arguments, the kind of the first one, and the place of
+//! the call.
 
 use super::super::ast::{Call, Dialect, Expression, ExpressionKind, Function, Span};
 use super::super::diagnostic::Diagnostic;
@@ -101,7 +102,7 @@ fn arguments(call: &Call, signature: &Signature, span: Span, errors: &mut Vec<Di
     literals(call, signature, errors);
 }
 
-/// Adds what must be known before the script runs, but is not written as a number or a string.
+/// Adds an error for each argument that must be a literal number or string but is not.
 fn literals(call: &Call, signature: &Signature, errors: &mut Vec<Diagnostic>) {
     let (from, text) = match call.function {
         Function::Print | Function::Join | Function::Assert => {

@@ -1,4 +1,5 @@
-//! Global variables: each is a number, a map with so many keys, or what one function gathers, throughout the script.
+//! Checks global variables: each is a number, a map with so many keys, or one function's
+//! aggregation, throughout the script.
 
 use super::super::ast::{
     Aggregation, Call, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Script, Span,
@@ -10,33 +11,34 @@ use super::super::walk;
 use super::{expressions, unset};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of a global variable so far.
+/// The properties of a global variable known so far.
 #[derive(Default)]
 struct Known {
-    /// How many keys it was first written with.
+    /// The number of keys of its first use.
     keys: Option<usize>,
-    /// What it was first set to.
+    /// Its first assignment.
     set: Option<Set>,
 }
 
-/// What a variable is set to.
+/// A kind of assignment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Set {
     Value,
     Gathered(Aggregation),
 }
 
-/// A place of the script where a global variable is.
+/// A use of a global variable in the script.
 struct Use<'a> {
     name: &'a str,
     span: Span,
-    /// How many keys; none where the whole map is meant, or where one key may be a tuple.
+    /// The number of keys; `None` for the whole map, or if one key may be a tuple.
     keys: Option<usize>,
-    /// What it is set to; none where it is read.
+    /// The kind of assignment; `None` if the variable is read.
     set: Option<Set>,
 }
 
-/// Adds uses that do not fit those before them, and variables that are set nowhere.
+/// Adds an error for each use that contradicts an earlier one, and for each variable that is never
+/// set.
 pub fn check<'a>(script: &'a Script, errors: &mut Vec<Diagnostic>) {
     let mut uses = Vec::new();
     expressions(script, &mut |expression| {
@@ -59,7 +61,7 @@ pub fn check<'a>(script: &'a Script, errors: &mut Vec<Diagnostic>) {
     unset('@', read.map(|one| (one.name, one.span)), &set, errors);
 }
 
-/// Compares a use with what is known, and learns from it.
+/// Compares a use with the known properties, and updates these.
 fn fit(one: &Use, known: &mut Known, errors: &mut Vec<Diagnostic>) {
     let name = one.name;
     match (one.keys, known.keys) {
@@ -110,7 +112,7 @@ fn count(keys: usize) -> String {
     }
 }
 
-/// The use that a place is.
+/// Returns the use of a variable at this place.
 fn of_place(place: &Lvalue, set: Option<Set>) -> Option<Use<'_>> {
     let LvalueKind::Global { name, keys } = &place.kind else {
         return None;
@@ -165,7 +167,7 @@ fn in_expression<'a>(expression: &'a Expression, uses: &mut Vec<Use<'a>>) {
     walk::children(expression, &mut |child| in_expression(child, uses));
 }
 
-/// Functions whose first argument is a whole map, if it has no keys.
+/// Checks whether a function's first argument, without keys, is a whole map.
 fn of_whole_map(function: Function) -> bool {
     matches!(
         function,

@@ -1,7 +1,8 @@
-//! What can be said about a script's tree without a guest.
+//! Checks a script's tree without a guest.
 //!
-//! The parser says what is no sentence of the language; this, what is one but cannot be meant. Nothing is said about types, which
-//! only the guest's kernel knows. Of the strict dialect OpenBSD says little before it runs a script: see `strict`.
+//! The parser reports what the grammar does not allow; this module reports what it allows but
+//! cannot be meant. Types are not checked, since only the guest's kernel knows them. OpenBSD checks
+//! little of the strict dialect before it runs a script: see `strict`.
 
 mod calls;
 mod maps;
@@ -16,7 +17,8 @@ use super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::walk;
 use std::collections::BTreeSet;
 
-/// What is wrong with `script`, in no order. It may be more than the [`MOST_ERRORS`] that are told.
+/// Returns the errors of `script`, in no order. There may be more than the [`MOST_ERRORS`] that are
+/// reported.
 #[must_use]
 pub fn check(script: &Script, dialect: Dialect) -> Vec<Diagnostic> {
     let mut errors = Vec::new();
@@ -51,8 +53,8 @@ fn expressions<'a>(script: &'a Script, each: &mut dyn FnMut(&'a Expression)) {
     }
 }
 
-/// Adds variables that are `read` but not among those that are `set`, whose names begin with `sign`. As many as are ever shown: each is
-/// compared with all names.
+/// Adds variables that are in `read` but not in `set`; their names begin with `sign`. It adds at
+/// most as many as are ever shown, because each is compared with all names.
 fn unset<'a>(
     sign: char,
     read: impl Iterator<Item = (&'a str, Span)>,
@@ -71,7 +73,7 @@ fn unset<'a>(
     }
 }
 
-/// The statements of a block of the normal dialect.
+/// Checks the statements of a block of the normal dialect.
 fn block(of: &Block, in_loop: bool, errors: &mut Vec<Diagnostic>) {
     for statement in &of.statements {
         let looping = match &statement.kind {
@@ -99,7 +101,7 @@ fn block(of: &Block, in_loop: bool, errors: &mut Vec<Diagnostic>) {
     }
 }
 
-/// The expressions of a statement.
+/// Checks the expressions of a statement.
 fn one(statement: &Statement, errors: &mut Vec<Diagnostic>) {
     let StatementKind::Expression(expression) = &statement.kind else {
         walk::expressions(statement, &mut |value| calls::check_value(value, errors));

@@ -1,11 +1,11 @@
-//! Probes of a rule: what may stand in the rules of `BEGIN` and `END`, and that these occur once.
+//! Checks the probes of a rule: the contents of `BEGIN` and `END` rules, and that these occur once.
 
 use super::super::ast::{Builtin, Expression, ExpressionKind, ProbeKind, ProbeSpec, Rule, Script};
 use super::super::diagnostic::Diagnostic;
 use super::super::names;
 use super::super::walk;
 
-/// Adds what is wrong with a rule's probes.
+/// Adds the errors of a rule's probes.
 pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
     let is_pattern = |probe: &ProbeSpec| matches!(probe.kind, ProbeKind::Pattern(_));
     if rule.probes.iter().all(is_pattern) {
@@ -35,7 +35,7 @@ pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
     walk::of_rule(rule, &mut tell);
 }
 
-/// `BEGIN` and `END` occur once.
+/// Checks that `BEGIN` and `END` occur once.
 pub fn check_once(script: &Script, errors: &mut Vec<Diagnostic>) {
     for (kind, name) in [(ProbeKind::Begin, "BEGIN"), (ProbeKind::End, "END")] {
         let probes = script.rules.iter().flat_map(|rule| &rule.probes);

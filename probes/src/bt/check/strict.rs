@@ -1,18 +1,18 @@
-//! What OpenBSD's btrace(8) finds in a script that it has parsed, before and while it runs it.
+//! Checks that OpenBSD's btrace(8) makes of a parsed script, before and while it runs it.
 
 use super::super::ast::{Expression, ExpressionKind, ProbeKind, ProbeSpec, Script, StatementKind};
 use super::super::diagnostic::Diagnostic;
 use super::super::walk;
 use std::collections::BTreeSet;
 
-/// Operators in one another, counted from the outermost, of which btrace gives up.
+/// The depth of nested operators, counted from the outermost, at which btrace gives up.
 const TOO_DEEP: usize = 5;
 
-/// Adds what is wrong.
+/// Adds the errors of a script.
 pub fn check(script: &Script, errors: &mut Vec<Diagnostic>) {
     once(script, errors);
     for rule in &script.rules {
-        // btrace compares every condition with 0, which is an operator more.
+        // btrace compares every condition with 0, which is one more operator.
         if let Some(filter) = &rule.filter {
             operators(filter, 1, errors);
         }
@@ -23,7 +23,7 @@ pub fn check(script: &Script, errors: &mut Vec<Diagnostic>) {
     }
 }
 
-/// Probes of which there may be one: each probe, one timer of each kind, `BEGIN` and `END`.
+/// Checks that each probe, one timer of each kind, `BEGIN` and `END` occur once.
 fn once(script: &Script, errors: &mut Vec<Diagnostic>) {
     let mut seen = BTreeSet::new();
     for probe in script.rules.iter().flat_map(|rule| &rule.probes) {
@@ -50,7 +50,7 @@ fn name(probe: &ProbeSpec) -> &str {
     }
 }
 
-/// Tells if operators are nested too deep; `around` of them are around `of`.
+/// Adds an error if operators are nested too deep; `around` of them enclose `of`.
 fn operators(of: &Expression, around: usize, errors: &mut Vec<Diagnostic>) {
     let depth = around + usize::from(matches!(of.kind, ExpressionKind::Binary(..)));
     if depth >= TOO_DEEP {

@@ -1,4 +1,4 @@
-//! Local variables: a name that is read but never set is a mistyped one.
+//! Checks local variables: a name that is read but never set is mistyped.
 
 use super::super::ast::{ExpressionKind, LvalueKind, Rule, Span, StatementKind};
 use super::super::diagnostic::Diagnostic;
@@ -6,7 +6,7 @@ use super::super::walk;
 use super::unset;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Adds variables of a rule that are read, but set nowhere in it.
+/// Adds an error for each variable of a rule that is read but never set in it.
 pub fn check(rule: &Rule, errors: &mut Vec<Diagnostic>) {
     let mut set: BTreeSet<&str> = BTreeSet::new();
     let mut read: BTreeMap<&str, Span> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! Calls of the language's functions.
+//! Compiles calls of the language's functions.
 //!
-//! How many arguments a function takes, and that formats are literals, has been checked before: what does not hold here all the same is
-//! taken for missing.
+//! The number of arguments, and that formats are literals, have been checked before. If that still
+//! does not hold, the argument counts as missing.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::bt::value::Value;
 use crate::event::MAX_FRAMES;
 
 impl RuleCompiler<'_, '_> {
-    /// An expression as a statement: what it leaves is dropped.
+    /// Compiles an expression as a statement: its value is dropped.
     pub(super) fn effect(&mut self, of: &Expression) {
         if let ExpressionKind::Call(call) = &of.kind
             && self.statement_call(call, of.span)
@@ -29,7 +29,8 @@ impl RuleCompiler<'_, '_> {
         self.put(Operation::Drop);
     }
 
-    /// A call of a function that gives nothing; `false` if it is another's.
+    /// Compiles a call of a function that returns nothing. Returns `false` if it is another
+    /// function's.
     fn statement_call(&mut self, call: &Call, span: Span) -> bool {
         let arguments = call.arguments.as_slice();
         match call.function {
@@ -88,7 +89,7 @@ impl RuleCompiler<'_, '_> {
         });
     }
 
-    /// The value on the stack is shown by a conversion: text behind a pointer to text is read.
+    /// Prepares the value on the stack for a conversion: text behind a pointer to text is read.
     fn as_wanted(&mut self, found: Type, takes: Option<Takes>, span: Span) -> Type {
         if self.is_strict() {
             return found;
@@ -144,7 +145,7 @@ impl RuleCompiler<'_, '_> {
         });
     }
 
-    /// `@name` as a whole.
+    /// Returns the map that `@name` as a whole is.
     fn whole_map(&mut self, of: Option<&Expression>, span: Span) -> Option<usize> {
         let place = match of.map(|of| &of.kind) {
             Some(ExpressionKind::Lvalue(place)) => Some(place),
@@ -201,7 +202,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A call that gives a value.
+    /// Compiles a call that returns a value.
     pub(super) fn call(&mut self, call: &Call, span: Span) -> Type {
         if self.statement_call(call, span) {
             return self.refuse(call.name_span, "this function gives no value");
@@ -320,7 +321,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A number: an argument that is not there is 0.
+    /// Compiles a number: a missing argument is 0.
     fn number(&mut self, of: Option<&Expression>) {
         let Some(of) = of else {
             return self.constant(0);
@@ -329,7 +330,7 @@ impl RuleCompiler<'_, '_> {
         self.must_be_number(&found, of.span);
     }
 
-    /// Text, read if this is a pointer to it.
+    /// Compiles text, reading it if this is a pointer to it.
     fn text(&mut self, of: &Expression) {
         let found = self.value(of);
         if matches!(found, Type::Pointer(_)) {
@@ -338,7 +339,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `str(pointer [, length])`; of text it is the text.
+    /// Compiles `str(pointer [, length])`; of text it is the text.
     fn string(&mut self, arguments: &[Expression]) -> Type {
         let Some(of) = arguments.first() else {
             return Type::Text;
@@ -349,7 +350,7 @@ impl RuleCompiler<'_, '_> {
         };
         let argument = match &of.kind {
             ExpressionKind::Argument(number) => {
-                // As it was given, number or not.
+                // Unchanged, number or not.
                 let at = number.checked_sub(1);
                 let given = at.and_then(|at| self.shared.options.arguments.get(at));
                 Some(given.cloned().unwrap_or_default())
@@ -365,7 +366,7 @@ impl RuleCompiler<'_, '_> {
                 place @ Type::Lvalue(MemoryType::Array { .. }) if self.is_char_array(&place) => {
                     self.settle(place, of.span)
                 }
-                // Of other arrays their address: bytes of text are not always called char.
+                // Other arrays yield their address: bytes of text are not always called char.
                 Type::Lvalue(MemoryType::Array { element, .. }) => Type::Pointer(*element),
                 other => self.settle(other, of.span),
             },
@@ -393,7 +394,7 @@ impl RuleCompiler<'_, '_> {
             (other, Some(length)) => {
                 self.must_be_number(&other, of.span);
                 self.number(Some(length));
-                // A length that is asked for may be longer than what is read else.
+                // An explicit length may exceed the default one.
                 self.put(Operation::ReadTextOf {
                     most: match length.kind {
                         ExpressionKind::Number(_) => MOST_BYTES,
@@ -431,7 +432,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `ntop([family,] address)`: of an array or a pointer by its size, of a number as IPv4.
+    /// Compiles `ntop([family,] address)`: an array or a pointer by its size, a number as IPv4.
     fn address_text(&mut self, arguments: &[Expression]) -> Type {
         let Some(of) = arguments.last() else {
             return Type::Text;
@@ -441,7 +442,7 @@ impl RuleCompiler<'_, '_> {
             Type::Lvalue(thing) | Type::Pointer(thing) => self.shared.types.size(thing),
             _ => None,
         };
-        // AF_INET6 of Linux.
+        // Linux's AF_INET6.
         let family = match arguments {
             [family, _] => match family.kind {
                 ExpressionKind::Number(10) => Some(16),
@@ -481,7 +482,8 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `delete(@x[key])`, `delete(@x, key)`, and the same of `has_key`; `delete(@x)` of a scalar.
+    /// Compiles `delete(@x[key])`, `delete(@x, key)`, the same forms of `has_key`, and `delete(@x)`
+    /// of a scalar.
     fn on_entry(&mut self, function: Function, arguments: &[Expression], span: Span) -> Type {
         let place = match arguments.first().map(|of| &of.kind) {
             Some(ExpressionKind::Lvalue(place)) => place,
@@ -531,7 +533,7 @@ impl RuleCompiler<'_, '_> {
     }
 }
 
-/// The text of a literal.
+/// Returns the text of a literal.
 fn text_of(of: Option<&Expression>) -> Option<&[u8]> {
     match of.map(|of| &of.kind) {
         Some(ExpressionKind::Text(text)) => Some(text),

@@ -1,4 +1,4 @@
-//! Expressions: operations that leave one value.
+//! Compiles expressions: operations that leave one value.
 
 use super::types::{MemoryType, Type};
 use super::{DEEPEST, MOST_EXPRESSIONS, RuleCompiler, TOO_LARGE, Value};
@@ -8,20 +8,20 @@ use crate::bt::run::numbers;
 use crate::event::{EventKind, MAX_FRAMES};
 
 impl RuleCompiler<'_, '_> {
-    /// Leaves a value that can be kept and shown: text of a `char` array, not where it stands.
+    /// Leaves a value that can be kept and shown: the text of a `char` array, not its address.
     pub(super) fn value(&mut self, of: &Expression) -> Type {
         let found = self.expression(of);
         self.settle(found, of.span)
     }
 
-    /// Makes a value of what is only a place so far.
+    /// Turns an lvalue into a value.
     pub(super) fn settle(&mut self, of: Type, span: Span) -> Type {
         match of {
             Type::Lvalue(MemoryType::Array { element, elements })
                 if *element == MemoryType::Char =>
             {
                 let most = match elements {
-                    // As long as it is: the last member of a structure.
+                    // The last member of a structure: its length is not declared.
                     0 => self.shared.options.longest_text,
                     _ => usize::try_from(elements).unwrap_or(usize::MAX),
                 };
@@ -50,11 +50,11 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Leaves a value, or the address of a thing that is none: see [`Type::Lvalue`].
+    /// Leaves a value, or the address of a thing that is no value: see [`Type::Lvalue`].
     pub(super) fn expression(&mut self, of: &Expression) -> Type {
         self.depth += 1;
         self.spent += 1;
-        // Translators that use each other make much of little.
+        // Translators that use each other can make a small script huge.
         let found = match self.depth > DEEPEST || self.spent > MOST_EXPRESSIONS {
             true if self.spent > MOST_EXPRESSIONS + 1 => Type::Any,
             true => self.refuse(of.span, TOO_LARGE),
@@ -179,7 +179,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// The expression is compiled for its type alone.
+    /// Compiles `sizeof` of an expression, which is compiled for its type alone.
     fn size_of_value(&mut self, of: &Expression) -> Type {
         let before = self.here();
         let found = self.expression(of);
@@ -201,7 +201,8 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// Text is compared and nothing else; `&&` and `||` leave out what does not matter, but not in bt(5).
+    /// Compiles an operator. Text can only be compared. `&&` and `||` skip the right side if it
+    /// does not matter, except in bt(5).
     fn binary(&mut self, operator: BinaryOperator, left: &Expression, right: &Expression) -> Type {
         let is_logical = matches!(
             operator,
@@ -261,7 +262,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// The sum of a pointer and a number has just been put as if they were bytes.
+    /// Scales the sum of a pointer and a number that has just been put as if it were bytes.
     fn scale_pointer(&mut self, operator: BinaryOperator, to: &MemoryType, other: Type) -> Type {
         let size = self.shared.types.size(to).unwrap_or(1);
         if matches!(other, Type::Pointer(_)) || size == 1 {
@@ -333,14 +334,14 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A number of the current task's, by its path of members.
+    /// Reads a number of the current task's, by its path of members.
     fn of_task(&mut self, path: &[&str], span: Span) -> Type {
         let mut found = self.current_task();
         let said = self.shared.diagnostics.len();
         for name in path {
             found = self.member_of(found, name, span);
             if self.shared.diagnostics.len() > said {
-                // One mistake is told once.
+                // One mistake is reported once.
                 return Type::Any;
             }
         }
@@ -360,7 +361,7 @@ impl RuleCompiler<'_, '_> {
         let thing = returns.and_then(|name| self.shared.types.written(&name));
         match thing {
             Some(thing) if !self.is_strict() => self.typed(thing),
-            // What has no type is a number that may be an error.
+            // A value without a type is a number that may be an error.
             _ => {
                 self.put(Operation::Extend {
                     bytes: 8,
@@ -371,7 +372,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// The word on the stack is of this type.
+    /// Types the word on the stack.
     pub(super) fn typed(&mut self, thing: MemoryType) -> Type {
         match thing {
             MemoryType::Number { bytes, signed } => {
@@ -390,7 +391,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `$N`: a number if all of it is one.
+    /// Compiles `$N`: a number if all of its text is one.
     fn argument_of_script(&mut self, number: usize) -> Type {
         let given = number
             .checked_sub(1)
@@ -417,7 +418,8 @@ impl RuleCompiler<'_, '_> {
     }
 }
 
-/// The number that an argument of the script is: decimal, octal or hexadecimal as C writes it, with a sign.
+/// Returns the number in an argument of the script: decimal, octal or hexadecimal as C writes it,
+/// with a sign.
 fn number_of(text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     let (negative, digits) = match text.strip_prefix('-') {

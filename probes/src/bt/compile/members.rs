@@ -1,4 +1,5 @@
-//! Members, elements, casts and translators: the way from a pointer to a number in the guest's memory.
+//! Compiles members, elements, casts and translators: the way from a pointer to a number in the
+//! guest's memory.
 
 use super::types::{Member, MemoryType, Type};
 use super::{RuleCompiler, nearest, with};
@@ -6,11 +7,11 @@ use crate::bt::ast::{BinaryOperator, Builtin, Expression, ExpressionKind, Span, 
 use crate::bt::program::{Known, Operation};
 use crate::event::EventKind;
 
-/// Translators that use another within each other.
+/// The greatest depth of translators that use one another.
 const MOST_TRANSLATORS: usize = 16;
 
 impl RuleCompiler<'_, '_> {
-    /// The address of a thing is on the stack: what it holds, if that is a value.
+    /// Replaces the address of a thing on the stack by its contents, if these are a value.
     pub(super) fn access(&mut self, thing: MemoryType) -> Type {
         match thing {
             MemoryType::Number { bytes, signed } => {
@@ -35,7 +36,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `of.name`, `of->name`.
+    /// Compiles `of.name` and `of->name`.
     pub(super) fn member(&mut self, of: &Expression, name: &str, name_span: Span) -> Type {
         if of.kind == ExpressionKind::Builtin(Builtin::Arguments) {
             return self.argument_named(name, name_span);
@@ -43,13 +44,13 @@ impl RuleCompiler<'_, '_> {
         let said = self.shared.diagnostics.len();
         let owner = self.expression(of);
         match (owner, self.shared.diagnostics.len() > said) {
-            // What is wrong has been said.
+            // The error has been reported.
             (Type::Any, true) => Type::Any,
             (owner, _) => self.member_of(owner, name, name_span),
         }
     }
 
-    /// A member of what is on the stack.
+    /// Compiles a member of the value on the stack.
     pub(super) fn member_of(&mut self, owner: Type, name: &str, span: Span) -> Type {
         let thing = match owner {
             Type::Pointer(MemoryType::Unknown) | Type::Any | Type::Number => {
@@ -97,7 +98,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `of[index]`; of `args`, the argument at that place.
+    /// Compiles `of[index]`; of `args`, the argument at that index.
     pub(super) fn index(&mut self, of: &Expression, index: &Expression) -> Type {
         if of.kind == ExpressionKind::Builtin(Builtin::Arguments) {
             return match index.kind {
@@ -132,7 +133,7 @@ impl RuleCompiler<'_, '_> {
         self.access(element)
     }
 
-    /// `(to)value`.
+    /// Compiles `(to)value`.
     pub(super) fn cast(&mut self, to: &TypeName, value: &Expression) -> Type {
         let from = self.expression(value);
         let Some(thing) = self.shared.types.named(to) else {
@@ -191,7 +192,7 @@ impl RuleCompiler<'_, '_> {
         Type::Number
     }
 
-    /// `argN`: with its type if the probe's are known, as it stands in the register in bt(5).
+    /// Compiles `argN`: with its type if the probe's types are known, in bt(5) the plain register.
     pub(super) fn argument(&mut self, number: usize) -> Type {
         self.put(Operation::Known(Known::Argument(number)));
         match self.probe.arguments.get(number) {
@@ -200,7 +201,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// The word on the stack is of the type that a probe declares; a number if that is not known.
+    /// Types the word on the stack as the probe declares; as a number if that type is not known.
     fn typed_as(&mut self, type_name: &str) -> Type {
         match self.shared.types.written(type_name) {
             Some(thing) => self.typed(thing),
@@ -208,7 +209,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// `args.name`.
+    /// Compiles `args.name`.
     fn argument_named(&mut self, name: &str, span: Span) -> Type {
         let probe = self.probe;
         let mut arguments = probe.arguments.iter().enumerate();
@@ -241,7 +242,8 @@ impl RuleCompiler<'_, '_> {
         self.refuse_with(diagnostic)
     }
 
-    /// The register that an argument stands in: those of more than 8 bytes take two, those of more than 16 none.
+    /// Returns the register of an argument: arguments of more than 8 bytes take two, those of more
+    /// than 16 none.
     fn register_of(&self, number: usize) -> usize {
         let before = self.probe.arguments.iter().take(number);
         before
@@ -256,7 +258,8 @@ impl RuleCompiler<'_, '_> {
             .sum()
     }
 
-    /// `args[N]`: with the type that the probe declares for it, which a translator may make.
+    /// Compiles `args[N]`: with the type that the probe declares for it, which a translator may
+    /// make.
     fn declared_argument(&mut self, number: usize, span: Span) -> Type {
         let Some(argument) = self.probe.arguments.get(number).cloned() else {
             let count = self.probe.arguments.len();
@@ -275,7 +278,7 @@ impl RuleCompiler<'_, '_> {
         self.translate_to(&output, &argument.type_name, input, span)
     }
 
-    /// `xlate <to>(of)`.
+    /// Compiles `xlate <to>(of)`.
     pub(super) fn translate(&mut self, to: &TypeName, of: &Expression) -> Type {
         let input = self.expression(of);
         let described = match &input {
@@ -287,7 +290,7 @@ impl RuleCompiler<'_, '_> {
         self.translate_to(&to.base, &described, input, to.span)
     }
 
-    /// The input is on the stack and stays there: which translator there is for it.
+    /// Finds the translator for the input on the stack, which stays there.
     fn translate_to(&mut self, output: &str, described: &str, input: Type, span: Span) -> Type {
         let bare = |name: &str| name.trim_start_matches("struct ").to_owned();
         let wanted = bare(output);
@@ -319,7 +322,7 @@ impl RuleCompiler<'_, '_> {
         let found = of_output.find(|(_, translator)| of_input(&translator.input));
         match found {
             Some((translator, of)) => {
-                // A structure of the program's own is known by the script's definition of it.
+                // A structure of the program's own is known only by the script's definition of it.
                 let thing = self.shared.types.named(&of.input);
                 let input = match thing {
                     Some(MemoryType::Pointer(to)) => Type::Pointer(*to),
@@ -334,7 +337,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A member of what a translator makes: its expression alone is evaluated.
+    /// Compiles a member of a translator's output: its expression alone is evaluated.
     fn translated_member(&mut self, at: usize, input: Type, name: &str, span: Span) -> Type {
         let script = self.shared.script;
         let Some(translator) = script.translators.get(at) else {
@@ -366,7 +369,7 @@ impl RuleCompiler<'_, '_> {
         if !self.scopes.is_empty() {
             return found;
         }
-        // What is wrong in a library's text is told where it is used.
+        // An error in a library's text is reported at its use.
         for diagnostic in self.shared.diagnostics.iter_mut().skip(said) {
             diagnostic.message = format!(
                 "in the translator of {}: {}",

@@ -1,7 +1,9 @@
-//! From a script's tree to programs: names are looked up, types followed, and what cannot work is said, before anything touches the guest.
+//! Compiles a script's tree to programs: looks up names, follows types, and reports errors before
+//! anything touches the guest.
 //!
-//! The caller brings what is known of the guest ([`Guest`]) and has resolved the rules' probes. A rule is compiled once for each kind of
-//! probe that it stands at: what `args.name` is depends on the probe.
+//! The caller brings the facts about the guest ([`Guest`]) and has resolved the rules' probes. A
+//! rule is compiled once for each kind of its probes, because the meaning of `args.name` depends on
+//! the probe.
 
 mod calls;
 mod expressions;
@@ -29,40 +31,41 @@ use crate::event::EventKind;
 use crate::probe::{Argument, Probe, Signature};
 use types::{Type, Types};
 
-/// Names offered for one that is not there.
+/// The number of names suggested for an unknown one.
 const SUGGESTIONS: usize = 3;
-/// Levels of expressions within each other, with those that translators add.
+/// The greatest depth of nested expressions, including those that translators add.
 const DEEPEST: usize = 400;
-/// Expressions of one rule, with those that translators add.
+/// The greatest number of expressions of one rule, including those that translators add.
 const MOST_EXPRESSIONS: usize = 1 << 16;
-/// Bytes of the texts that no rule reads from memory: a thread's name, an address, a time, the name of a usual probe.
+/// Bytes of the texts that no rule reads from memory: a thread's name, an address, a time, the name
+/// of a usual probe.
 const LEAST_TEXT: usize = 64;
-/// Operations of one rule.
+/// The greatest number of operations of one rule.
 const MOST_OPERATIONS: usize = 1 << 16;
 const TOO_LARGE: &str = "this rule is too large, with the translators it uses";
 
-/// What the compiler asks of the guest.
+/// The facts about the guest that the compiler needs.
 pub trait Guest {
-    /// The kernel's types.
+    /// Returns the kernel's types.
     fn types(&self) -> Option<&Btf>;
-    /// The address of a kernel symbol.
+    /// Returns the address of a kernel symbol.
     fn symbol(&self, name: &str) -> Option<u64>;
-    /// Names of kernel symbols that look like one.
+    /// Returns names of kernel symbols similar to `name`.
     fn nearest_symbols(&self, name: &str) -> Vec<String>;
 }
 
-/// How a script is compiled.
+/// The options of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The language.
     pub dialect: Dialect,
-    /// `$1` and so on.
+    /// The script's arguments: `$1` and so on.
     pub arguments: Vec<Vec<u8>>,
-    /// Most bytes of a string that is read from the guest.
+    /// The greatest number of bytes of a string read from the guest.
     pub longest_text: usize,
-    /// Most entries of a map.
+    /// The greatest number of entries of a map.
     pub most_entries: usize,
-    /// The zone that times are shown in.
+    /// The time zone in which times are shown.
     pub zone: Zone,
 }
 
@@ -78,10 +81,10 @@ impl Default for Options {
     }
 }
 
-/// What a rule must know of the probe it is compiled for.
+/// The properties of the probe for which a rule is compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct ProbeKindInfo {
-    /// `None` of BEGIN and END.
+    /// The kind of event; `None` for BEGIN and END.
     pub(super) kind: Option<EventKind>,
     pub(super) is_system_call: bool,
     pub(super) arguments: Vec<Argument>,
@@ -102,7 +105,7 @@ impl ProbeKindInfo {
     }
 }
 
-/// The parts of a script that all of its rules share, and its maps' types as far as they have been met.
+/// The parts of a script that all of its rules share, and its maps' types as far as they are known.
 pub(super) struct Compiler<'c> {
     script: &'c Script,
     options: &'c Options,
@@ -112,17 +115,17 @@ pub(super) struct Compiler<'c> {
     map_numbers: HashMap<String, usize>,
     map_keyed: Vec<bool>,
     map_types: Vec<Option<Type>>,
-    /// Of their keys: what going through a map gives.
+    /// The types of the maps' keys: what iterating over a map yields.
     key_types: Vec<Option<Type>>,
     emissions: Vec<Emission>,
-    /// Bytes of the longest text that any rule can put out, as far as they have been met.
+    /// The length in bytes of the longest text that any rule can emit, as far as they are known.
     longest_text: usize,
-    /// Words of the largest record.
+    /// The number of words of the largest record.
     words: usize,
     diagnostics: Vec<Diagnostic>,
 }
 
-/// What the rules share when all of them are compiled.
+/// The parts that the rules share, once all of them are compiled.
 pub(super) struct Compiled {
     pub(super) maps: Vec<MapDeclaration>,
     pub(super) emissions: Vec<Emission>,
@@ -181,12 +184,13 @@ impl<'c> Compiler<'c> {
         }
     }
 
-    /// Rules can put out a text that is as long as this.
+    /// Notes that rules can emit a text of this length.
     pub(super) fn may_put_out(&mut self, bytes: usize) {
         self.longest_text = self.longest_text.max(bytes);
     }
 
-    /// Finds out what the maps hold and how long texts are: to be done for each rule before the first is compiled.
+    /// Learns the maps' types and the texts' lengths. It must run for each rule before the first is
+    /// compiled.
     pub(super) fn learn(&mut self, rule: &Rule, probe: &ProbeKindInfo) {
         let (emissions, words, said) = (self.emissions.len(), self.words, self.diagnostics.len());
         self.rule(rule, probe);
@@ -228,7 +232,8 @@ impl<'c> Compiler<'c> {
         }
     }
 
-    /// The maps that are printed at the end, in order. bt(5) prints those of `assigned` and of these none that is one value.
+    /// Returns the maps that are printed at the end, in order. bt(5) prints those of `assigned`
+    /// that are not a single value.
     pub(super) fn printed_at_end(&self, assigned: &[&str]) -> Vec<usize> {
         if self.options.dialect == Dialect::Normal {
             return (0..self.maps.len()).collect();
@@ -249,10 +254,10 @@ impl<'c> Compiler<'c> {
         printed
     }
 
-    /// What all rules share.
+    /// Returns the parts that all rules share.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The errors in the rules.
     pub(super) fn finish(self) -> Result<Compiled, Vec<Diagnostic>> {
         let mut diagnostics = self.diagnostics;
         diagnostics.sort_by_key(|found| (found.span.start, found.span.end));
@@ -272,20 +277,20 @@ impl<'c> Compiler<'c> {
     }
 }
 
-/// Compiles one rule.
+/// The compiler of one rule.
 struct RuleCompiler<'r, 'c> {
     shared: &'r mut Compiler<'c>,
     probe: &'r ProbeKindInfo,
     code: Vec<Operation>,
-    /// Local variables in scope.
+    /// The local variables in scope.
     locals: Vec<Local>,
-    /// Local variables of the whole rule.
+    /// The number of local variables of the whole rule.
     slots: usize,
-    /// Inputs of the translators that are being compiled, the innermost last.
+    /// The inputs of the translators that are being compiled, the innermost last.
     scopes: Vec<(String, usize, Type)>,
     loops: Vec<Loop>,
     depth: usize,
-    /// Expressions so far.
+    /// The number of expressions so far.
     spent: usize,
 }
 
@@ -295,7 +300,7 @@ struct Local {
     of: Type,
 }
 
-/// A loop that is being compiled: jumps that do not know yet where they lead.
+/// A loop that is being compiled: jumps whose targets are not known yet.
 struct Loop {
     breaks: Vec<usize>,
     continues: Vec<usize>,
@@ -310,7 +315,7 @@ impl RuleCompiler<'_, '_> {
         self.dialect() == Dialect::Strict
     }
 
-    /// Puts an operation, if the rule is not too large already.
+    /// Puts an operation, unless the rule is too large already.
     fn put(&mut self, operation: Operation) {
         self.shared.may_put_out(match &operation {
             Operation::Constant(Value::Text(text)) => text.len(),
@@ -328,7 +333,8 @@ impl RuleCompiler<'_, '_> {
         self.put(Operation::Constant(Value::Int(number)));
     }
 
-    /// Says what is wrong. Compiling goes on, so that more can be found, but the code is none any more: what is on the stack does not matter.
+    /// Reports an error. Compiling goes on to find more of them, but the code will not be used, so
+    /// the stack's contents do not matter.
     fn refuse(&mut self, span: Span, message: impl Into<String>) -> Type {
         self.refuse_with(Diagnostic::new(span, message))
     }
@@ -347,18 +353,18 @@ impl RuleCompiler<'_, '_> {
         self.slots - 1
     }
 
-    /// Where the next operation will stand.
+    /// Returns the index of the next operation.
     fn here(&self) -> usize {
         self.code.len()
     }
 
-    /// Puts a jump whose target comes later; see [`Self::land`].
+    /// Puts a jump whose target is set later; see [`Self::land`].
     fn jump(&mut self, make: fn(usize) -> Operation) -> usize {
         self.put(make(usize::MAX));
         self.code.len() - 1
     }
 
-    /// The jump at `from` leads here.
+    /// Sets the target of the jump at `from` to here.
     fn land(&mut self, from: usize) {
         let here = self.here();
         self.lead(from, here);
@@ -372,7 +378,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A new emission, whose values are of these types.
+    /// Adds an emission whose values have these types.
     fn emission(&mut self, emission: Emission, values: &[Type]) -> usize {
         let longest = self.shared.longest_text;
         let words: usize = values.iter().map(|of| words_of(of, longest)).sum();
@@ -382,7 +388,7 @@ impl RuleCompiler<'_, '_> {
     }
 }
 
-/// Words that a value of a type takes at most in a record.
+/// Returns the greatest number of words that a value of a type takes in a record.
 fn words_of(of: &Type, longest_text: usize) -> usize {
     let text = 1 + longest_text.div_ceil(8);
     match of {
@@ -400,13 +406,13 @@ fn words_of(of: &Type, longest_text: usize) -> usize {
     }
 }
 
-/// Names that look like one.
+/// Returns the names similar to one.
 fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let found = nearest_names(name, names, SUGGESTIONS).into_iter();
     found.map(str::to_owned).collect()
 }
 
-/// A message with names that may have been meant.
+/// Makes a message with names that may have been meant.
 fn with(span: Span, message: impl Into<String>, suggestions: Vec<String>) -> Diagnostic {
     Diagnostic {
         suggestions,
@@ -414,7 +420,7 @@ fn with(span: Span, message: impl Into<String>, suggestions: Vec<String>) -> Dia
     }
 }
 
-/// Text that is shared.
+/// Returns text that is shared.
 fn shared_text(text: &[u8]) -> Arc<str> {
     String::from_utf8_lossy(text).into()
 }

@@ -1,4 +1,4 @@
-//! Which maps a script has: every `@name` that it writes, reads, or hands to a function.
+//! Finds a script's maps: every `@name` that it writes, reads, or passes to a function.
 
 use crate::bt::ast::{
     Aggregation, Expression, ExpressionKind, Lvalue, LvalueKind, Script, Statement, StatementKind,
@@ -7,7 +7,8 @@ use crate::bt::walk::{below, expressions, statements};
 
 type Found<'f> = &'f mut dyn FnMut(&str, Option<Aggregation>, bool);
 
-/// Gives each map's name, what gathers values there, and whether it has keys; a map that is met twice is given twice.
+/// Reports each map's name, its aggregation, and whether it has keys. A map with two uses is
+/// reported twice.
 pub(super) fn declare(script: &Script, found: Found<'_>) {
     for rule in &script.rules {
         if let Some(filter) = &rule.filter {

@@ -1,4 +1,4 @@
-//! Statements: operations that leave nothing on the stack.
+//! Compiles statements: operations that leave nothing on the stack.
 
 use super::types::Type;
 use super::variables::is_histogram;
@@ -11,7 +11,8 @@ use crate::bt::maps::MapKind;
 use crate::bt::program::Operation;
 
 impl RuleCompiler<'_, '_> {
-    /// Local variables live as long as the rule: they may be set in a branch and read behind it.
+    /// Compiles a block. Local variables live as long as the rule: they may be set in a branch and
+    /// read behind it.
     pub(super) fn block(&mut self, block: &Block) {
         for statement in &block.statements {
             self.statement(statement);
@@ -155,7 +156,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// For `$x op= value`: the variable's value before.
+    /// Puts the variable's value before the change, for `$x op= value`.
     fn local_operand(&mut self, name: &str, operator: Option<BinaryOperator>, span: Span) -> Type {
         if operator.is_none() {
             return Type::Any;
@@ -206,7 +207,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A body of a loop; `again` is where `continue` leads, if that is known.
+    /// Compiles the body of a loop; `again` is the target of `continue`, if it is known.
     fn looped(&mut self, body: &Block, again: Option<usize>) {
         self.loops.push(Loop {
             breaks: Vec::new(),
@@ -223,7 +224,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// What `break` leads to is here.
+    /// Sets the target of `break` to here.
     fn end_loop(&mut self) {
         let Some(ended) = self.loops.pop() else {
             return;
@@ -233,7 +234,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// A loop over numbers: as long as `condition` leaves something else than 0.
+    /// Compiles a loop over numbers that goes on until `condition` leaves 0.
     fn counted(&mut self, slot: usize, body: &Block, condition: impl Fn(&mut Self), by: i64) {
         let again = self.here();
         condition(self);
@@ -270,7 +271,7 @@ impl RuleCompiler<'_, '_> {
         });
         self.looped(body, Some(again));
         self.put(Operation::Jump(again));
-        // `break` ends going through the map; its own end does so by itself.
+        // `break` ends the iteration over the map; its own end does so by itself.
         let breaks = self.loops.pop().map(|l| l.breaks).unwrap_or_default();
         if !breaks.is_empty() {
             for from in breaks {

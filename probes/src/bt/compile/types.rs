@@ -1,6 +1,7 @@
-//! Types of a script's expressions: those of the guest's kernel by its BTF, those that the script defines, and C's own numbers.
+//! The types of a script's expressions: those of the guest's kernel by its BTF, those that the
+//! script defines, and C's own numbers.
 //!
-//! A structure or array is told by its address: reading goes no further than the member that is asked for.
+//! A structure or array is represented by its address: no more is read than the requested member.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,35 +13,35 @@ use crate::bt::ast::{Structure, TypeName};
 /// The type of an expression's value, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Type {
-    /// What a map or variable may hold that is not known before it runs.
+    /// The contents of a map or variable that are not known before it runs.
     Any,
     /// A number.
     Number,
     /// Text.
     Text,
-    /// Bytes, a symbol, a stack: something that is only shown.
+    /// Bytes, a symbol, a stack: a value that can only be shown.
     Shown,
     /// A stack.
     Stack,
-    /// Several.
+    /// A tuple.
     Tuple(Vec<Type>),
     /// An address of such a thing.
     Pointer(MemoryType),
     /// The thing itself; its address is on the stack.
     Lvalue(MemoryType),
-    /// A thing that a translator makes of the input whose value is on the stack.
+    /// A thing that a translator makes of the input, whose value is on the stack.
     Translated {
-        /// Number of the translator.
+        /// The translator's number.
         translator: usize,
-        /// Type of the input.
+        /// The input's type.
         input: Box<Type>,
     },
 }
 
-/// Something in the guest's memory.
+/// The type of a thing in the guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MemoryType {
-    /// `void`, a function, a struct that is only declared.
+    /// `void`, a function, or a struct that is only declared.
     Unknown,
     /// A number of so many bytes.
     Number { bytes: u8, signed: bool },
@@ -59,20 +60,20 @@ pub(super) enum MemoryType {
     Own(usize),
 }
 
-/// Where a member stands.
+/// The place of a member in its structure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Member {
-    /// Bytes from the start of the structure.
+    /// The offset in bytes from the start of the structure.
     pub(super) offset: u64,
-    /// Of a bitfield: the first bit from there, and how many.
+    /// Of a bitfield: its first bit from the offset, and its number of bits.
     pub(super) bits: Option<(u8, u8)>,
-    /// Of a bitfield, whether it may be negative; else see `thing`.
+    /// Of a bitfield: whether it may be negative. For others, see `thing`.
     pub(super) signed: bool,
-    /// What it is.
+    /// The member's type.
     pub(super) thing: MemoryType,
 }
 
-/// Why there is no such member.
+/// The reason why there is no such member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NoMember {
     pub(super) message: String,
@@ -83,31 +84,31 @@ pub(super) struct NoMember {
 pub(super) struct Types<'t> {
     btf: Option<&'t Btf>,
     own: &'t [Structure],
-    /// Of the script's structures, once they have been asked for.
+    /// The layouts of the script's structures that have been used.
     layouts: RefCell<Vec<State>>,
 }
 
-/// How far a structure of the script's is laid out.
+/// The progress of a structure's layout.
 #[derive(Clone)]
 enum State {
     Unknown,
-    /// It is being laid out: it contains itself if it is asked for again.
+    /// The layout has begun: a structure used again in this state contains itself.
     Begun,
-    /// `None` if that cannot be done.
+    /// The layout is done; `None` if it is impossible.
     Done(Option<Rc<Layout>>),
 }
 
-/// A structure of the script's, laid out as C does on x86-64.
+/// The layout of a structure of the script's, as C does it on x86-64.
 struct Layout {
-    /// Offset and type of each member.
+    /// The offset and type of each member.
     members: Vec<(u64, MemoryType)>,
     size: u64,
     alignment: u64,
 }
 
-/// Levels of pointers, arrays and structures within structures that are followed.
+/// The greatest depth of nested pointers, arrays and structures that is followed.
 const DEEPEST: usize = 32;
-/// Bytes of the largest structure that a script may define.
+/// The greatest size in bytes of a structure that a script may define.
 const LARGEST: u64 = 1 << 20;
 
 impl<'t> Types<'t> {
@@ -123,12 +124,12 @@ impl<'t> Types<'t> {
         self.btf.is_some()
     }
 
-    /// The value of a constant of one of the kernel's enums.
+    /// Returns the value of a constant of one of the kernel's enums.
     pub(super) fn constant(&self, name: &str) -> Option<i64> {
         self.btf?.constant(name)
     }
 
-    /// What a message about a missing type ends with.
+    /// Returns the end of a message about a missing type.
     pub(super) fn why_none(&self) -> &'static str {
         match self.has_kernel_types() {
             true => "",
@@ -136,14 +137,14 @@ impl<'t> Types<'t> {
         }
     }
 
-    /// What a type written in a script stands for. A struct must be defined somewhere.
+    /// Returns the type that a script names. A struct must be defined somewhere.
     pub(super) fn named(&self, name: &TypeName) -> Option<MemoryType> {
         self.base(&name.base)
             .filter(|thing| *thing != MemoryType::Unknown || name.base == "void")
             .map(|thing| (0..name.pointers.min(DEEPEST)).fold(thing, |to, _| pointer(to)))
     }
 
-    /// The same of a type as BTF's readers write it: `const char *`, `struct page * *`, `char [16]`.
+    /// Returns the type that BTF's readers write as `const char *`, `struct page * *`, `char [16]`.
     pub(super) fn written(&self, text: &str) -> Option<MemoryType> {
         let words = text.replace('*', " * ");
         let words = words
@@ -181,7 +182,7 @@ impl<'t> Types<'t> {
         }
         match self.btf.and_then(|btf| btf.named(name)) {
             Some(id) => Some(self.kernel(id, DEEPEST)),
-            // A pointer to what is only declared is a pointer still.
+            // A pointer to a type that is only declared is still a pointer.
             None if name.contains(' ') => Some(MemoryType::Unknown),
             None => own_typedef(name),
         }
@@ -198,7 +199,7 @@ impl<'t> Types<'t> {
             },
             Form::Char => MemoryType::Char,
             Form::Pointer(to) => match btf.form(to) {
-                // Structures are looked into when a member is asked for: they lead everywhere.
+                // Structures are examined only when a member is used, because they lead everywhere.
                 Form::Composite { id, .. } => pointer(MemoryType::Kernel(id)),
                 _ => pointer(self.kernel(to, depth)),
             },
@@ -211,7 +212,7 @@ impl<'t> Types<'t> {
         }
     }
 
-    /// Bytes of a thing.
+    /// Returns the size of a thing in bytes.
     pub(super) fn size(&self, thing: &MemoryType) -> Option<u64> {
         self.size_within(thing, DEEPEST)
     }
@@ -240,7 +241,8 @@ impl<'t> Types<'t> {
         }
     }
 
-    /// The layout of a structure of the script's, made once; `None` if it has a member of an unknown type, or itself.
+    /// Returns the layout of a structure of the script's, made once. It is `None` if a member has
+    /// an unknown type, or is the structure itself.
     fn layout(&self, at: usize) -> Option<Rc<Layout>> {
         let state = self.layouts.borrow().get(at).cloned();
         match state? {
@@ -287,7 +289,7 @@ impl<'t> Types<'t> {
         })
     }
 
-    /// A member of a struct or union.
+    /// Finds a member of a struct or union.
     pub(super) fn member(&self, of: &MemoryType, name: &str) -> Result<Member, NoMember> {
         match (of, self.btf) {
             (MemoryType::Kernel(id), Some(btf)) => self.kernel_member(btf, *id, name),
@@ -350,7 +352,7 @@ impl<'t> Types<'t> {
         })
     }
 
-    /// A thing as people write its type.
+    /// Returns a thing's type as C writes it.
     pub(super) fn describe(&self, thing: &MemoryType) -> String {
         match thing {
             MemoryType::Unknown => "a value of unknown type".to_owned(),
@@ -379,7 +381,8 @@ pub(super) fn pointer(to: MemoryType) -> MemoryType {
     MemoryType::Pointer(Box::new(to))
 }
 
-/// C's numbers of x86-64, in any order of their words, and those that bpftrace and stdint.h name.
+/// Returns C's number of x86-64 with this name, its words in any order, or one that bpftrace and
+/// stdint.h name.
 fn c_number(name: &str) -> Option<MemoryType> {
     let number = |bytes, signed| Some(MemoryType::Number { bytes, signed });
     let mut words: Vec<&str> = name.split(' ').collect();
@@ -411,7 +414,8 @@ fn c_number(name: &str) -> Option<MemoryType> {
     }
 }
 
-/// Typedefs that users know, for guests whose kernel has no types (and for system calls there, whose arguments are of these).
+/// Returns a well-known typedef, for guests whose kernel has no types, and for the arguments of
+/// system calls there.
 fn own_typedef(name: &str) -> Option<MemoryType> {
     let (bytes, signed) = match name {
         "size_t" | "u64" | "__u64" | "dev_t" | "umode_t_long" | "aio_context_t" => (8, false),

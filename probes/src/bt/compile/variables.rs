@@ -1,4 +1,4 @@
-//! Variables: what a script keeps, in one run of a rule or for all of them.
+//! Compiles variables, which live for one run of a rule or for the whole script.
 
 use super::types::Type;
 use super::{RuleCompiler, nearest, with};
@@ -7,7 +7,7 @@ use crate::bt::maps::MapKind;
 use crate::bt::program::Operation;
 
 impl RuleCompiler<'_, '_> {
-    /// The value of a variable.
+    /// Puts the value of a variable.
     pub(super) fn read_place(&mut self, place: &Lvalue) -> Type {
         match &place.kind {
             LvalueKind::Local(name) => self.read_local(name, place.span),
@@ -80,7 +80,7 @@ impl RuleCompiler<'_, '_> {
         }
     }
 
-    /// The number of a map.
+    /// Returns the number of a map.
     pub(super) fn map(&mut self, name: &str, keys: usize, span: Span) -> Option<usize> {
         let map = self.shared.map_numbers.get(name).copied()?;
         let keyed = self.shared.map_keyed.get(map).copied().unwrap_or_default();
@@ -118,14 +118,14 @@ impl RuleCompiler<'_, '_> {
         Type::Number
     }
 
-    /// A map may hold values of this type.
+    /// Notes that a map may hold values of this type.
     pub(super) fn learn_map(&mut self, map: usize, of: Type) {
         if let Some(known) = self.shared.map_types.get_mut(map) {
             join(known, of);
         }
     }
 
-    /// The slot of a local variable, which holds such a value from here on.
+    /// Returns the slot of a local variable, which holds a value of this type from here on.
     pub(super) fn local(&mut self, name: &str, of: Type) -> usize {
         if let Some(local) = self.locals.iter_mut().rev().find(|l| l.name == name) {
             if local.of != of {
@@ -143,7 +143,7 @@ impl RuleCompiler<'_, '_> {
     }
 }
 
-/// What two assignments have in common.
+/// Reduces a known type to what it has in common with another assignment's.
 fn join(known: &mut Option<Type>, of: Type) {
     *known = Some(match known.take() {
         None => of,

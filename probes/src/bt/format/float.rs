@@ -1,11 +1,12 @@
-//! Floating point numbers as C's printf has them.
+//! Formats floating point numbers as C's printf does.
 
 use super::{Conversion, FloatStyle};
 
-/// Digits behind the point of a [`FloatStyle::Hex`] number: as many as a double has bits.
+/// The number of digits behind the point of a [`FloatStyle::Hex`] number: as many as a double has
+/// bits.
 const HEX_DIGITS: usize = 13;
 
-/// The digits of a number that is not negative.
+/// Returns the digits of a number that is not negative.
 pub(super) fn digits(
     number: f64,
     style: FloatStyle,
@@ -35,7 +36,7 @@ fn fixed(number: f64, precision: usize, point: bool) -> String {
     format!("{number:.precision$}{point}")
 }
 
-/// `1.5` and 2 of 150.
+/// Splits a number into mantissa and exponent: `1.5` and 2 for 150.
 fn mantissa_and_exponent(number: f64, precision: usize) -> (String, i32) {
     let text = format!("{number:.precision$e}");
     let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -80,7 +81,7 @@ fn hex(number: f64, precision: Option<usize>, point: bool) -> String {
     let bits = number.to_bits();
     let fraction = bits & ((1 << 52) - 1);
     let biased = bits >> 52;
-    // (whole digit, its fraction, exponent): subnormal numbers and 0 have no leading one
+    // (Whole digit, its fraction, exponent): subnormal numbers and 0 have no leading one.
     let (mut whole, exponent) = match biased {
         0 if fraction == 0 => (0, 0),
         0 => (0, -1022),

@@ -1,16 +1,16 @@
-//! Whole numbers and padding as C's printf has them.
+//! Formats whole numbers and padding as C's printf does.
 
 use super::renderer::sign;
 use super::{Conversion, ConversionKind};
 
-/// How a field is filled.
+/// The padding of a field.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Padding {
-    /// Blanks behind it.
+    /// Blanks behind the value.
     pub(super) left: bool,
-    /// Zeros before it, if not at the left.
+    /// Zeros before the value, unless it is at the left.
     pub(super) zero: bool,
-    /// Columns at least.
+    /// The least number of columns.
     pub(super) width: usize,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn write_padded(out: &mut Vec<u8>, padding: Padding, prefix: &[u8], b
     }
 }
 
-/// Writes a number by one of the whole-number conversions; the bits of a signed one.
+/// Writes a number by one of the whole-number conversions; a signed one by its bits.
 pub(super) fn write_integer(
     out: &mut Vec<u8>,
     padding: Padding,

@@ -1,11 +1,13 @@
-//! `printf`'s formats: read once from the script's literal, rendered with the values of a hit.
+//! `printf`'s formats: parsed once from the script's literal, rendered with the values of a hit.
 //!
-//! A strict format follows printf(1), as bt(5) does: values are taken as text and converted from it, the format is used again as long as
-//! values are left, and backslashes in it escape. A normal one follows bpftrace: values are converted as the numbers that they are,
-//! `%r` shows bytes, and each conversion takes one value. Values that are missing count as 0 or no text in both.
+//! A strict format follows printf(1), as bt(5) does: values are taken as text and converted from
+//! it. The format is reused as long as values are left, and backslashes in it are escapes. A normal
+//! format follows bpftrace: values are converted as the numbers that they are, `%r` shows bytes,
+//! and each conversion takes one value. In both, missing values count as 0 or empty text.
 //!
-//! The caller checks the script's arguments against [`Format::takes`]; what is rendered is bytes that may mean something to a
-//! terminal. Widths and precisions are bounded by [`MOST_COLUMNS`], so that output is as well.
+//! The caller checks the script's arguments against [`Format::takes`]. The rendered bytes may mean
+//! something to a terminal. [`MOST_COLUMNS`] bounds widths and precisions, so the output is bounded
+//! as well.
 
 mod float;
 mod integer;
@@ -20,7 +22,7 @@ use super::value::{Names, Value};
 pub use parse::FormatError;
 use renderer::Renderer;
 
-/// Largest width and precision.
+/// The greatest width and precision.
 pub const MOST_COLUMNS: usize = 4096;
 
 /// A format.
@@ -40,9 +42,9 @@ enum Piece {
 /// A conversion: `%-8.3d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conversion {
-    /// Where its `%` stands in the format.
+    /// The offset of its `%` in the format.
     pub offset: usize,
-    /// What it makes of the value.
+    /// The kind of conversion.
     pub kind: ConversionKind,
     /// `#`: with base.
     pub alternate: bool,
@@ -52,24 +54,25 @@ pub struct Conversion {
     pub plus: bool,
     /// ` `: positive numbers with a blank where the sign would be.
     pub blank: bool,
-    /// `0`: filled with zeros.
+    /// `0`: padded with zeros.
     pub zero: bool,
-    /// Columns at least.
+    /// The least number of columns.
     pub width: Option<Columns>,
-    /// Digits at least, digits behind the point, or bytes of text at most.
+    /// The least number of digits, the number of digits behind the point, or the greatest number of
+    /// bytes of text.
     pub precision: Option<Columns>,
 }
 
 /// A width or precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Columns {
-    /// As the format says.
+    /// A number in the format.
     Fixed(usize),
-    /// `*`: as a value says.
+    /// `*`: a number given by a value.
     Argument,
 }
 
-/// What a conversion makes of its value.
+/// The kinds of conversions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConversionKind {
     /// `d`, `i`.
@@ -85,35 +88,35 @@ pub enum ConversionKind {
     },
     /// `p`.
     Pointer,
-    /// `c`: of a strict format the first byte of text, else the byte with that number.
+    /// `c`: in a strict format the first byte of text, otherwise the byte with that number.
     Byte,
     /// `s`.
     Text,
     /// `b` of a strict format: text whose escapes are expanded.
     EscapedText,
-    /// `r` and its like, of a normal format.
+    /// `r` and the like, of a normal format.
     Buffer(BufferStyle),
     /// `a`, `e`, `f`, `g` of a strict format.
     Float {
-        /// Which.
+        /// The style.
         style: FloatStyle,
-        /// Whether it is a capital.
+        /// Whether the letter is a capital.
         upper: bool,
     },
 }
 
-/// How bytes are shown.
+/// The styles of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BufferStyle {
-    /// `r`: those that are printable in ASCII as such, others as `\x0a`.
+    /// `r`: printable ASCII as it is, other bytes as `\x0a`.
     Printable,
-    /// `rx`: all as `\x0a`.
+    /// `rx`: all bytes as `\x0a`.
     Escaped,
-    /// `rh`: all as `0a`, with blanks between.
+    /// `rh`: all bytes as `0a`, with blanks between.
     Spaced,
 }
 
-/// How a floating point number is shown.
+/// The styles of floating point numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FloatStyle {
     /// `a`: `0x1.8p+1`.
@@ -126,35 +129,36 @@ pub enum FloatStyle {
     Shortest,
 }
 
-/// What an argument of `printf` must be.
+/// The kinds of arguments that `printf` needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
     /// A number.
     Number,
     /// Anything: all values have a text.
     Text,
-    /// What `buf` makes; text will do.
+    /// A result of `buf`, or text.
     Buffer,
 }
 
 impl Format {
-    /// Reads a format; escapes of string literals are expanded already.
+    /// Parses a format; escapes of string literals are expanded already.
     ///
     /// # Errors
     ///
-    /// [`FormatError`] where a `%` starts no conversion of the dialect's, or one whose width or precision is above [`MOST_COLUMNS`].
+    /// [`FormatError`] if a `%` starts no conversion of the dialect's, or one whose width or
+    /// precision is above [`MOST_COLUMNS`].
     pub fn parse(text: &[u8], dialect: Dialect) -> Result<Self, FormatError> {
         let pieces = parse::parse(text, dialect)?;
         Ok(Self { dialect, pieces })
     }
 
-    /// Which language's it is.
+    /// Returns the format's dialect.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// The conversions, in order.
+    /// Returns the conversions, in order.
     pub fn conversions(&self) -> impl Iterator<Item = &Conversion> {
         self.pieces.iter().filter_map(|piece| match piece {
             Piece::Text(_) => None,
@@ -162,8 +166,9 @@ impl Format {
         })
     }
 
-    /// What each argument is taken as, with the offset in the format of the conversion that takes it. Strict formats convert whatever they
-    /// are given, and take these again and again; of normal ones the number of arguments is this list's.
+    /// Returns the kind of each argument, with the offset in the format of the conversion that
+    /// takes it. Strict formats convert any value, and take this list again and again. Normal
+    /// formats take as many arguments as this list has.
     #[must_use]
     pub fn takes(&self) -> Vec<(usize, Takes)> {
         let mut takes = Vec::new();
@@ -178,7 +183,7 @@ impl Format {
         takes
     }
 
-    /// The text that the format makes of values.
+    /// Renders values by the format.
     #[must_use]
     pub fn render(&self, arguments: &[Value], names: &dyn Names) -> Vec<u8> {
         let mut renderer = Renderer::new(self.dialect, arguments, names);
@@ -218,7 +223,7 @@ impl ConversionKind {
     }
 }
 
-/// Bytes in one of the styles.
+/// Renders bytes in one of the styles.
 pub(super) fn shown_bytes(bytes: &[u8], style: BufferStyle) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     for &byte in bytes {

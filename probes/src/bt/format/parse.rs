@@ -1,11 +1,11 @@
-//! Reads formats.
+//! Parses formats.
 
 use super::{
     BufferStyle, Columns, Conversion, ConversionKind, FloatStyle, MOST_COLUMNS, Piece, strict,
 };
 use crate::bt::ast::Dialect;
 
-/// A text is no format.
+/// The reason why a text is no format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A `%` with nothing behind it.
@@ -13,25 +13,25 @@ pub enum FormatError {
         "the conversion {text} has no letter that says what it shows; write %% for a percent sign"
     )]
     Incomplete {
-        /// Where its `%` stands in the format.
+        /// The offset of its `%` in the format.
         offset: usize,
-        /// What there is of it.
+        /// The part that there is.
         text: String,
     },
     /// A letter that is no conversion.
     #[error("{text} is no conversion; there are {known}")]
     Unknown {
-        /// Where its `%` stands in the format.
+        /// The offset of its `%` in the format.
         offset: usize,
         /// The conversion.
         text: String,
-        /// Those that there are.
+        /// The conversions that exist.
         known: &'static str,
     },
     /// A field that is too wide.
     #[error("{text} asks for more than {MOST_COLUMNS} columns or digits")]
     TooWide {
-        /// Where its `%` stands in the format.
+        /// The offset of its `%` in the format.
         offset: usize,
         /// The conversion.
         text: String,
@@ -39,7 +39,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// Where the conversion's `%` stands in the format.
+    /// Returns the offset of the conversion's `%` in the format.
     #[must_use]
     pub fn offset(&self) -> usize {
         match self {
@@ -89,10 +89,10 @@ pub(super) fn parse(text: &[u8], dialect: Dialect) -> Result<Vec<Piece>, FormatE
     Ok(pieces)
 }
 
-/// Reads one conversion.
+/// A reader of one conversion.
 struct Reader<'a> {
     text: &'a [u8],
-    /// Its `%`.
+    /// The offset of its `%`.
     start: usize,
     at: usize,
 }
@@ -127,7 +127,7 @@ impl Reader<'_> {
             conversion.precision = Some(self.columns()?.unwrap_or(Columns::Fixed(0)));
         }
         if dialect == Dialect::Normal {
-            // lengths: all numbers have 64 bits
+            // Length modifiers: all numbers have 64 bits.
             while matches!(
                 self.text.get(self.at),
                 Some(b'h' | b'l' | b'j' | b'z' | b't' | b'q' | b'L')
@@ -158,7 +158,7 @@ impl Reader<'_> {
         Ok(conversion)
     }
 
-    /// A width or precision, if there is one.
+    /// Reads a width or precision, if there is one.
     fn columns(&mut self) -> Result<Option<Columns>, FormatError> {
         if self.take(b'*') {
             return Ok(Some(Columns::Argument));
@@ -204,14 +204,15 @@ impl Reader<'_> {
         })
     }
 
-    /// The conversion up to here.
+    /// Returns the text of the conversion up to here.
     fn shown(&self) -> String {
         let text = self.text.get(self.start..self.at).unwrap_or(&[]);
         String::from_utf8_lossy(text).into_owned()
     }
 }
 
-/// printf(1) knows `%b` without flags, width and precision only.
+/// Returns the kind of a strict conversion. printf(1) knows `%b` only without flags, width and
+/// precision.
 fn strict_kind(letter: u8, is_plain: bool) -> Option<ConversionKind> {
     let float = |style| ConversionKind::Float {
         style,

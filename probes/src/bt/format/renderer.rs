@@ -1,4 +1,4 @@
-//! One use of a format: the values that it takes, and what it makes of them.
+//! Renders one use of a format with the values that it takes.
 
 use super::integer::{Padding, write_integer, write_padded};
 use super::{Columns, Conversion, ConversionKind, MOST_COLUMNS, float, shown_bytes, strict};
@@ -9,7 +9,7 @@ use crate::bt::value::{Names, Value};
 /// Whether output goes on.
 pub(super) enum Progress {
     On,
-    /// `\c` was met.
+    /// `\c` ended it.
     Stop,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// How many values no conversion has taken yet.
+    /// Returns the number of values that no conversion has taken yet.
     pub(super) fn left(&self) -> usize {
         self.arguments.len()
     }
@@ -50,7 +50,7 @@ impl<'a> Renderer<'a> {
         self.out.extend_from_slice(text);
     }
 
-    /// Writes the next value as a conversion has it.
+    /// Writes the next value by a conversion.
     pub(super) fn convert(&mut self, conversion: &Conversion) -> Progress {
         let mut padding = Padding {
             left: conversion.left,
@@ -129,7 +129,7 @@ impl<'a> Renderer<'a> {
         Progress::On
     }
 
-    /// The next value's text.
+    /// Returns the next value's text.
     fn text(&mut self) -> Vec<u8> {
         match self.arguments.next() {
             Some(value) => self.text_of(value),
@@ -143,7 +143,7 @@ impl<'a> Renderer<'a> {
         text
     }
 
-    /// The next value as a number; what is none is 0.
+    /// Returns the next value as a number, 0 if it is none.
     fn number(&mut self) -> u64 {
         match self.arguments.next() {
             Some(Value::Int(number)) => number.cast_unsigned(),
@@ -165,7 +165,7 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// The byte that `%c` shows.
+    /// Returns the byte that `%c` shows.
     fn byte(&mut self) -> u8 {
         match self.dialect {
             Dialect::Strict => self.text().first().copied().unwrap_or(0),
@@ -173,7 +173,8 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// A width or precision given by a value. printf(1) takes no value for it that does not look like a number.
+    /// Returns a width or precision given by a value. printf(1) takes no value for it that does not
+    /// look like a number.
     fn columns(&mut self) -> i64 {
         match self.dialect {
             Dialect::Normal => self.number().cast_signed(),
@@ -194,12 +195,12 @@ impl<'a> Renderer<'a> {
     }
 }
 
-/// Columns asked for by a value.
+/// Returns a number of columns given by a value, within bounds.
 fn bounded(columns: u64) -> usize {
     usize::try_from(columns).map_or(MOST_COLUMNS, |columns| columns.min(MOST_COLUMNS))
 }
 
-/// The sign of a number.
+/// Returns the sign of a number.
 pub(super) fn sign(is_negative: bool, conversion: &Conversion) -> &'static [u8] {
     match (is_negative, conversion.plus, conversion.blank) {
         (true, ..) => b"-",

@@ -1,7 +1,8 @@
-//! What printf(1) makes of text: escapes, and the number that it begins with.
+//! printf(1)'s interpretation of text: escapes, and the number at its start.
 
-/// Expands the escapes of a format or of `%b`, beginning with the backslash at the start of `text`: what it stands for, and how many bytes
-/// it is long. A backslash at the end stands for nothing, an unknown escape for its letter.
+/// Expands one escape of a format or of `%b`; `text` begins with its backslash. Returns the byte
+/// that it stands for, and its length in bytes. A backslash at the end stands for nothing, an
+/// unknown escape for its letter.
 pub(super) fn escape(text: &[u8]) -> (Option<u8>, usize) {
     let Some(&letter) = text.get(1) else {
         return (None, 1);
@@ -31,7 +32,8 @@ pub(super) fn escape(text: &[u8]) -> (Option<u8>, usize) {
     (Some(byte), length)
 }
 
-/// Writes text with the escapes of `%b` expanded: octal numbers have a 0 before their three digits. Whether `\c` ended it, and all output.
+/// Writes text with the escapes of `%b` expanded: octal numbers have a 0 before their three digits.
+/// Returns whether `\c` ended it, and all output.
 pub(super) fn expand_escapes(text: &[u8], out: &mut Vec<u8>) -> bool {
     let mut rest = text;
     while let Some((&byte, behind)) = rest.split_first() {
@@ -43,7 +45,7 @@ pub(super) fn expand_escapes(text: &[u8], out: &mut Vec<u8>) -> bool {
         match behind.first() {
             Some(b'c') => return true,
             Some(b'0') => {
-                // the 0 itself is no digit of the number
+                // The 0 itself is no digit of the number.
                 let digits = behind.get(1..).unwrap_or(&[]);
                 let length = (digits.iter().take(3))
                     .take_while(|digit| (b'0'..=b'7').contains(digit))
@@ -64,8 +66,8 @@ pub(super) fn expand_escapes(text: &[u8], out: &mut Vec<u8>) -> bool {
     false
 }
 
-/// Sign and digits of the whole number at the start of text, in C's bases: `0x` is hexadecimal, a leading 0 octal. The magnitude is at most
-/// `u64::MAX`.
+/// Returns sign and magnitude of the whole number at the start of text, in C's bases: `0x` is
+/// hexadecimal, a leading 0 octal. The magnitude is at most `u64::MAX`.
 fn leading_magnitude(text: &[u8], base: Option<u32>) -> (bool, u64) {
     let text = text.trim_ascii_start();
     let (is_negative, text) = match text {
@@ -98,7 +100,8 @@ fn signed((is_negative, magnitude): (bool, u64)) -> i64 {
     }
 }
 
-/// The number that text begins with, as strtol(3) has it; 0 if it begins with none. After a quote, the character behind it.
+/// Returns the number at the start of text, as strtol(3) does, or 0. After a quote it is the
+/// character behind it.
 pub(super) fn leading_number(text: &[u8]) -> i64 {
     match text {
         [b'"' | b'\'', rest @ ..] => i64::from(rest.first().copied().unwrap_or(0)),
@@ -106,7 +109,7 @@ pub(super) fn leading_number(text: &[u8]) -> i64 {
     }
 }
 
-/// The same as strtoul(3) has it: negative numbers wrap around.
+/// Returns the number at the start of text, as strtoul(3) does: negative numbers wrap around.
 pub(super) fn leading_unsigned(text: &[u8]) -> u64 {
     match text {
         [b'"' | b'\'', rest @ ..] => u64::from(rest.first().copied().unwrap_or(0)),
@@ -118,12 +121,12 @@ pub(super) fn leading_unsigned(text: &[u8]) -> u64 {
     }
 }
 
-/// The decimal number that text begins with, as atoi(3) has it.
+/// Returns the decimal number at the start of text, as atoi(3) does.
 pub(super) fn decimal(text: &[u8]) -> i64 {
     signed(leading_magnitude(text, Some(10)))
 }
 
-/// The floating point number that text begins with, as strtod(3) has it.
+/// Returns the floating point number at the start of text, as strtod(3) does.
 pub(super) fn leading_float(text: &[u8]) -> f64 {
     if let [b'"' | b'\'', rest @ ..] = text {
         return f64::from(rest.first().copied().unwrap_or(0));
@@ -166,7 +169,7 @@ pub(super) fn leading_float(text: &[u8]) -> f64 {
     sign * number.and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
 
-/// The number that hexadecimal digits begin, with `.` and `p`.
+/// Returns the number that hexadecimal digits begin, with `.` and `p`.
 fn hex_float(text: &[u8]) -> f64 {
     let mut value = 0.0_f64;
     let mut scale = 0_i32;

@@ -1,4 +1,5 @@
-//! What formats make of values, to the byte. Results of the numeric conversions are those of C's printf.
+//! Renders formats and compares the bytes. Results of the numeric conversions are those of C's
+//! printf.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -71,7 +72,7 @@ fn normal_formats_convert_numbers() {
                 &[int(4), int(1), int(-4), int(1)],
                 "[   1] [1   ]",
             ),
-            // missing and surplus values, and values that are no numbers
+            // Missing and surplus values, and values that are no numbers.
             ("%d|%s|", &[], "0||"),
             ("%d", &[int(1), int(2)], "1"),
             ("%d", &[text("12")], "0"),
@@ -128,7 +129,7 @@ fn normal_formats_show_all_values() {
             ),
         ],
     );
-    // bytes that are no UTF-8 pass as they are
+    // Bytes that are no UTF-8 pass unchanged.
     let format = Format::parse(b"\xff%s", Dialect::Normal).unwrap();
     assert_eq!(format.render(&[Value::text(&[0x80])], &Fixed), [0xff, 0x80]);
 }
@@ -165,7 +166,7 @@ fn strict_formats_convert_text() {
                 &[text("99999999999999999999"), text("0xfg")],
                 "18446744073709551615 15",
             ),
-            // a byte is the first of the text, also of a number's
+            // A byte is the first of the text, also of a number's.
             ("[%c] [%3c]", &[text("xyz"), int(65)], "[x] [  6]"),
             (
                 "[%5s] [%-5s] [%.2s]",
@@ -177,7 +178,7 @@ fn strict_formats_convert_text() {
                 &[int(5), int(42), int(-6), int(3), int(7)],
                 "[   42] [007   ]",
             ),
-            // what is no number is no width
+            // A value that is no number is no width.
             ("[%*d]", &[text("x")], "[0]"),
             (
                 "%#o %#x %+d % d",
@@ -213,13 +214,13 @@ fn strict_formats_expand_escapes() {
             (r"a\tb\n\\ \101 \x41 \q", &[], "a\tb\n\\ A A q"),
             ("end\\", &[], "end"),
             ("[%b]", &[text(r"x\ty\0101z\101")], "[x\tyAzA]"),
-            // \c stops everything
+            // `\c` stops everything.
             (
                 "%b and more %d\n",
                 &[text(r"stop\chere"), Value::Int(1)],
                 "stop",
             ),
-            // elsewhere it is no escape
+            // Elsewhere it is no escape.
             ("[%s]", &[text(r"x\ty")], r"[x\ty]"),
         ],
     );

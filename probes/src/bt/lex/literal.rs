@@ -1,4 +1,5 @@
-//! Numbers and strings as bpftrace writes them: `0x1f`, `0755`, `1_000`, `1e6`, `5ms`, `"a\tb\x21\101"`.
+//! Numbers and strings as bpftrace writes them: `0x1f`, `0755`, `1_000`, `1e6`, `5ms`,
+//! `"a\tb\x21\101"`.
 
 use super::super::ast::Span;
 use super::super::diagnostic::Diagnostic;
@@ -14,13 +15,13 @@ const UNITS: &[(&str, u64)] = &[
     ("d", 86_400_000_000_000),
 ];
 
-/// C's suffixes, which say nothing here: all numbers have 64 bits.
+/// C's suffixes, which have no effect here: all numbers have 64 bits.
 const C_SUFFIXES: &[&str] = &["u", "l", "ul", "lu", "ll", "ull", "llu"];
 
-/// The value of a number that starts with a digit and goes on as long as there are letters, digits and `_`.
+/// Returns the value of a number that starts with a digit and consists of letters, digits and `_`.
 ///
 /// # Errors
-/// A sentence if it is no number, or more than 64 bits.
+/// A sentence if it is no number, or has more than 64 bits.
 pub fn number(text: &str) -> Result<u64, String> {
     let plain: String = text.chars().filter(|c| *c != '_').collect();
     let plain = plain.to_ascii_lowercase();
@@ -67,10 +68,11 @@ pub fn number(text: &str) -> Result<u64, String> {
     value.checked_mul(*unit).ok_or_else(too_large)
 }
 
-/// The bytes of a string literal. `inner` is what stands between the quotes, from byte `start` of the text on.
+/// Returns the bytes of a string literal. `inner` is the text between the quotes, which starts at
+/// byte `start` of the script.
 ///
 /// # Errors
-/// If an escape is none of C's.
+/// An escape is none of C's.
 pub fn text(inner: &[u8], start: usize) -> Result<Vec<u8>, Diagnostic> {
     let mut out = Vec::with_capacity(inner.len());
     let mut at = 0;
@@ -101,7 +103,7 @@ pub fn text(inner: &[u8], start: usize) -> Result<Vec<u8>, Diagnostic> {
     Ok(out)
 }
 
-/// The byte that an escape stands for, and its length. `rest` begins behind the backslash.
+/// Returns the byte that an escape stands for, and its length. `rest` begins behind the backslash.
 fn escape(rest: &[u8]) -> Option<(u8, usize)> {
     match *rest.first()? {
         b'x' => digits(rest, 1, 2, 16),
@@ -110,7 +112,7 @@ fn escape(rest: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-/// The byte that one character behind a backslash stands for, in both dialects.
+/// Returns the byte that one character behind a backslash stands for, in both dialects.
 pub(super) fn of_letter(letter: u8) -> Option<u8> {
     Some(match letter {
         b'a' => 7,
@@ -126,7 +128,8 @@ pub(super) fn of_letter(letter: u8) -> Option<u8> {
     })
 }
 
-/// Up to `most` digits from byte `from` on, and where they end. None if there are none, or if they are more than a byte.
+/// Reads up to `most` digits from byte `from` on. Returns their value and end, or `None` if there
+/// are none or they exceed a byte.
 fn digits(rest: &[u8], from: usize, most: usize, base: u32) -> Option<(u8, usize)> {
     let mut value = 0u32;
     let mut length = from;

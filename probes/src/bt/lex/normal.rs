@@ -1,32 +1,32 @@
 //! Tokens of the normal dialect, which are bpftrace's with those of D's translators.
 //!
-//! Probes are no tokens: `uprobe:/bin/*sh:main` would be cut into a comment and more. The parser knows where they stand and asks for
-//! them with [`Lexer::probe`].
+//! Probes are no tokens: `uprobe:/bin/*sh:main` would be split into a comment and more. The parser
+//! knows where they stand and reads them with [`Lexer::probe`].
 
 use super::super::ast::Span;
 use super::super::diagnostic::Diagnostic;
 use super::{is_blank, literal};
 
-/// Operators and brackets, each before those that it begins with.
+/// Operators and brackets, each before its own prefixes.
 const PUNCTUATION: &[&str] = &[
     "<<=", ">>=", "->", "++", "--", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "+=", "-=",
     "*=", "/=", "%=", "&=", "|=", "^=", "..", "(", ")", "{", "}", "[", "]", ";", ",", ".", ":",
     "?", "=", "<", ">", "+", "-", "*", "/", "%", "&", "|", "^", "!", "~",
 ];
 
-/// A token and where it stands.
+/// A token and its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token<'t> {
-    /// Which.
+    /// The kind of token.
     pub kind: TokenKind<'t>,
-    /// Where.
+    /// The token's place.
     pub span: Span,
 }
 
-/// What a token is.
+/// The kinds of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenKind<'t> {
-    /// Letters, digits and `_`, no digit first.
+    /// Letters, digits and `_`, not beginning with a digit.
     Word(&'t str),
     /// A number.
     Number(u64),
@@ -47,7 +47,7 @@ pub enum TokenKind<'t> {
 }
 
 impl TokenKind<'_> {
-    /// How a message calls it.
+    /// Describes the token for a message.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -64,7 +64,8 @@ impl TokenKind<'_> {
     }
 }
 
-/// Cuts a text into tokens. Every call gets on, also those that find something wrong; behind the end is [`TokenKind::End`] for ever.
+/// Splits a text into tokens. Every call advances, also one that returns an error; behind the end
+/// all tokens are [`TokenKind::End`].
 #[derive(Debug, Clone)]
 pub struct Lexer<'t> {
     text: &'t [u8],
@@ -72,7 +73,7 @@ pub struct Lexer<'t> {
 }
 
 impl<'t> Lexer<'t> {
-    /// At the start of `text`, or behind its `#!` line.
+    /// Starts at the beginning of `text`, or behind its `#!` line.
     #[must_use]
     pub fn new(text: &'t [u8]) -> Self {
         let mut lexer = Self { text, at: 0 };
@@ -82,23 +83,23 @@ impl<'t> Lexer<'t> {
         lexer
     }
 
-    /// The next byte to be looked at.
+    /// Returns the offset of the next byte.
     #[must_use]
     pub fn position(&self) -> usize {
         self.at
     }
 
-    /// Goes back to (or on to) a byte that [`position`](Self::position) gave.
+    /// Moves to a byte whose offset [`position`](Self::position) returned.
     pub fn rewind(&mut self, at: usize) {
         self.at = at;
     }
 
-    /// What is left.
+    /// Returns the remaining text.
     fn rest(&self) -> &'t [u8] {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    /// The byte `ahead` of the next one.
+    /// Returns the byte `ahead` of the next one.
     fn byte(&self, ahead: usize) -> Option<u8> {
         self.text.get(self.at + ahead).copied()
     }
@@ -110,7 +111,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// Goes to the end of the line.
+    /// Moves to the end of the line.
     pub fn skip_line(&mut self) {
         let rest = self.rest();
         self.at += rest
@@ -119,10 +120,10 @@ impl<'t> Lexer<'t> {
             .unwrap_or(rest.len());
     }
 
-    /// Goes over blanks and comments.
+    /// Skips blanks and comments.
     ///
     /// # Errors
-    /// If a comment is not ended; the text is then at its end.
+    /// A comment is not ended; the position is then the end of the text.
     pub fn skip(&mut self) -> Result<(), Diagnostic> {
         loop {
             let rest = self.rest();
@@ -151,7 +152,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The next byte that is neither blank nor in a comment. Nothing is read.
+    /// Returns the next byte that is neither blank nor in a comment, without moving.
     #[must_use]
     pub fn upcoming(&self) -> Option<u8> {
         let mut ahead = self.clone();
@@ -159,7 +160,8 @@ impl<'t> Lexer<'t> {
         ahead.byte(0)
     }
 
-    /// Whether `word` comes next, alone; nothing is read. For the words that rules are told from.
+    /// Checks whether `word` comes next, alone, without moving. It serves the words that
+    /// distinguish rules.
     #[must_use]
     pub fn at_word(&self, word: &str) -> bool {
         let mut ahead = self.clone();
@@ -170,10 +172,10 @@ impl<'t> Lexer<'t> {
                 .is_some_and(|byte| is_blank(byte) || matches!(byte, b'=' | b'{' | b'<'))
     }
 
-    /// The next token.
+    /// Reads the next token.
     ///
     /// # Errors
-    /// What begins none; it has been read.
+    /// A text that begins no token; it has been read.
     pub fn next(&mut self) -> Result<Token<'t>, Diagnostic> {
         self.skip()?;
         let start = self.at;
@@ -206,7 +208,7 @@ impl<'t> Lexer<'t> {
         })
     }
 
-    /// Letters, digits and `_`, perhaps none.
+    /// Reads letters, digits and `_`, possibly none.
     fn word(&mut self) -> &'t str {
         let rest = self.rest();
         let length = rest
@@ -227,7 +229,8 @@ impl<'t> Lexer<'t> {
             return Ok(TokenKind::Punctuation(found));
         }
         let start = self.at;
-        // No character is longer; a look at all of the rest for each would take time by the square of the length.
+        // No character is longer. Examining all of the rest for each character would take quadratic
+        // time.
         let first = rest.get(..4).unwrap_or(rest);
         let shown = match first.utf8_chunks().next() {
             Some(chunk) => match chunk.valid().chars().next() {
@@ -253,7 +256,7 @@ impl<'t> Lexer<'t> {
         ))
     }
 
-    /// `"..."`, on one line.
+    /// Reads `"..."`, on one line.
     fn string(&mut self) -> Result<TokenKind<'t>, Diagnostic> {
         let start = self.at;
         self.at += 1;
@@ -275,10 +278,10 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The bytes of the string literal at `span`.
+    /// Returns the bytes of the string literal at `span`.
     ///
     /// # Errors
-    /// If it has an unknown escape.
+    /// The literal has an unknown escape.
     pub fn text_value(&self, span: Span) -> Result<Vec<u8>, Diagnostic> {
         let inner = self
             .text
@@ -287,7 +290,7 @@ impl<'t> Lexer<'t> {
         literal::text(inner, span.start + 1)
     }
 
-    /// `$name`, `$1` or `$#`.
+    /// Reads `$name`, `$1` or `$#`.
     fn dollar(&mut self) -> Result<TokenKind<'t>, Diagnostic> {
         let start = self.at;
         self.at += 1;
@@ -311,11 +314,12 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The text of a probe: up to a blank, a comma, `{`, or the `/` that begins a filter. A part between colons that begins with `/` or
-    /// `.` is a file's path, whose slashes belong to it. Blanks and comments before it are read, too.
+    /// Reads the text of a probe: up to a blank, a comma, `{`, or the `/` that begins a predicate.
+    /// A part between colons that begins with `/` or `.` is a file's path, whose slashes belong to
+    /// it. Blanks and comments before the probe are read, too.
     ///
     /// # Errors
-    /// If there is none, or if it holds what no probe's name does.
+    /// There is no probe, or it holds what no probe's name does.
     pub fn probe(&mut self) -> Result<(&'t [u8], Span), Diagnostic> {
         self.skip()?;
         let start = self.at;
@@ -366,7 +370,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// What stands at `start` belongs to no probe's name; it is read.
+    /// Reads a text at `start` that belongs to no probe's name, and returns the error.
     fn no_probe(&mut self, start: usize) -> Diagnostic {
         self.at = start;
         match self.next() {

@@ -1,16 +1,19 @@
-//! Tokens of the strict dialect: those of OpenBSD's btrace(8), with what it does to numbers, names and slashes.
+//! Tokens of the strict dialect: those of OpenBSD's btrace(8), with its treatment of numbers, names
+//! and slashes.
 //!
-//! * A number ends at a blank or one of `) / { ; ] , =`; otherwise it is a word. `1+2` is the word `1` and more.
-//! * `/` before `{` or `/` ends a filter, whatever it stands behind.
-//! * Words of the language are plain words in a probe's name, which the parser tells with [`Lexer::in_probe`].
-//! * A message belongs to the last byte read, not to what is wrong.
+//! * A number ends at a blank or one of `) / { ; ] , =`; otherwise it is a word. `1+2` is the word
+//!   `1` and more.
+//! * `/` before `{` or `/` ends a predicate, whatever precedes it.
+//! * Words of the language are plain words in a probe's name, which the parser marks with
+//!   [`Lexer::in_probe`].
+//! * A message belongs to the last byte read, not to the wrong text.
 
 use super::super::ast::Span;
 use super::super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::super::names::{self, StrictWord};
 use super::{is_blank, literal};
 
-/// Bytes that no token reaches.
+/// A length in bytes that no token reaches.
 const TOKEN_LIMIT: usize = 1024;
 
 /// A token.
@@ -32,34 +35,34 @@ pub enum Token {
     Argument(usize),
     /// `$#`.
     ArgumentCount,
-    /// The `/` that ends a filter.
+    /// The `/` that ends a predicate.
     FilterEnd,
     /// An operator or a bracket, or any other byte.
     Byte(u8),
     /// `==`, `!=`, `<=`, `>=`, `&&` and `||`, by their first byte.
     Double(u8),
-    /// Something that was told already.
+    /// An error that was reported already.
     Wrong,
     /// The end of the text.
     End,
 }
 
-/// Cuts a text into tokens.
+/// Splits a text into tokens.
 #[derive(Debug)]
 pub struct Lexer<'t> {
     text: &'t [u8],
     at: usize,
-    /// Where the last token begins.
+    /// The offset of the last token.
     start: usize,
-    /// Words are parts of a probe's name.
+    /// Whether words are parts of a probe's name.
     pub in_probe: bool,
-    /// The rule is one of `BEGIN` or `END`, in which there is no `arg0`.
+    /// Whether the rule is one of `BEGIN` or `END`, in which there is no `arg0`.
     pub in_begin_or_end: bool,
-    /// What was found wrong so far: [`MOST_ERRORS`] at most.
+    /// The errors so far: [`MOST_ERRORS`] at most.
     pub errors: Vec<Diagnostic>,
 }
 
-/// Whether a number, `$1` or `@` may stand before this byte.
+/// Checks whether a number, `$1` or `@` may stand before this byte.
 fn ends_number(byte: Option<u8>) -> bool {
     byte.is_some_and(|byte| {
         is_blank(byte) || matches!(byte, b')' | b'/' | b'{' | b';' | b']' | b',' | b'=')
@@ -71,7 +74,7 @@ fn in_word(byte: u8) -> bool {
 }
 
 impl<'t> Lexer<'t> {
-    /// At the start of `text`.
+    /// Starts at the beginning of `text`.
     #[must_use]
     pub fn new(text: &'t [u8]) -> Self {
         Self {
@@ -84,7 +87,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// From the start of the last token to the last byte read.
+    /// Returns the span from the start of the last token to the last byte read.
     #[must_use]
     pub fn span(&self) -> Span {
         Span {
@@ -93,7 +96,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// Notes a message about what was read last, unless there are enough of them.
+    /// Adds an error at the text read last, unless there are enough of them.
     pub fn wrong(&mut self, message: impl Into<String>) {
         if self.errors.len() < MOST_ERRORS {
             let diagnostic = Diagnostic::strict(self.span(), message);
@@ -122,7 +125,8 @@ impl<'t> Lexer<'t> {
         rest.get(..length).unwrap_or_default()
     }
 
-    /// Goes over blanks, comments and the `#!` line. A comment without an end reaches to that of the text.
+    /// Skips blanks, comments and the `#!` line. A comment without an end reaches to the end of the
+    /// text.
     fn skip(&mut self) {
         loop {
             self.take_while(is_blank);
@@ -142,7 +146,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The next token.
+    /// Reads the next token.
     pub fn next(&mut self) -> Token {
         self.skip();
         self.start = self.at;
@@ -181,7 +185,7 @@ impl<'t> Lexer<'t> {
         Token::Wrong
     }
 
-    /// A word whose first byte was read.
+    /// Reads the rest of a word whose first byte was read.
     fn word(&mut self) -> Token {
         self.at = self.start;
         let word = self.take_while(in_word);
@@ -203,7 +207,7 @@ impl<'t> Lexer<'t> {
         Token::Keyword(keyword)
     }
 
-    /// A number whose first digit was read, or the word that it is instead.
+    /// Reads the rest of a number whose first digit was read, or the word that it is instead.
     fn number(&mut self) -> Token {
         self.at = self.start;
         let digits =
@@ -223,7 +227,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// What follows `$`.
+    /// Reads the rest behind `$`.
     fn dollar(&mut self) -> Token {
         match self.peek() {
             Some(b'#') => {
@@ -252,7 +256,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// What follows `@`.
+    /// Reads the rest behind `@`.
     fn global(&mut self) -> Token {
         match self.peek() {
             Some(byte) if byte.is_ascii_alphabetic() => self.name(Token::Global),
@@ -261,7 +265,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// A variable's name.
+    /// Reads a variable's name.
     fn name(&mut self, token: fn(String) -> Token) -> Token {
         let name = self.take_while(in_word);
         if name.len() >= TOKEN_LIMIT {
@@ -270,7 +274,7 @@ impl<'t> Lexer<'t> {
         token(String::from_utf8_lossy(name).into_owned())
     }
 
-    /// No name: the byte behind it is read and told.
+    /// Reads the byte behind a missing name and reports it.
     fn bad_name(&mut self, sign: char, name: &str) -> Token {
         let next = self
             .bump()
@@ -280,7 +284,7 @@ impl<'t> Lexer<'t> {
         Token::Wrong
     }
 
-    /// A string whose first quote was read, with those that follow it.
+    /// Reads the rest of a string whose first quote was read, and the strings that follow it.
     fn string(&mut self) -> Token {
         let mut value = Vec::new();
         loop {
@@ -290,7 +294,8 @@ impl<'t> Lexer<'t> {
                     self.wrong(format!("\"{value}\" invalid EOF"));
                     return Token::Wrong;
                 }
-                // The blanks behind a string are read with it, and count where a message belongs.
+                // The blanks behind a string are read with it, and count for the place of a
+                // message.
                 Some(b'"') => {
                     self.skip();
                     if self.peek() != Some(b'"') {
@@ -316,14 +321,15 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// The byte that `\n` and the like stand for.
+    /// Reads the byte that `\n` and the like stand for.
     fn escape(&mut self) -> Result<u8, String> {
         let letter = self.bump().ok_or_else(String::new)?;
         literal::of_letter(letter).ok_or_else(|| char::from(letter).to_string())
     }
 }
 
-/// What C's `strtol` makes of digits with base 0: it reads as far as it goes. None if that is too much.
+/// Parses digits as C's `strtol` does with base 0: it reads as far as it can. Returns `None` if the
+/// number is too large.
 fn c_number(digits: &[u8]) -> Option<i64> {
     let (base, digits) = match digits {
         [b'0', b'x' | b'X', rest @ ..] => (16, rest),

@@ -1,16 +1,16 @@
-//! What one function gathers under one key in one shard.
+//! The aggregated value of one function under one key in one shard.
 
 use super::snapshot::Reading;
 use crate::bt::ast::{Aggregation, Dialect};
 use crate::bt::histogram::{Buckets, Histogram};
 use crate::bt::value::Value;
 
-/// A value gathered. Sums wrap around, as C's do.
+/// An aggregated value. Sums wrap around, as C's do.
 #[derive(Debug, Clone)]
 pub(super) enum Accumulator {
     Count(i64),
     Sum(i64),
-    /// `None` until there is one.
+    /// The smallest value; `None` until there is one.
     Min(Option<i64>),
     Max(Option<i64>),
     Average(Moments),
@@ -21,7 +21,7 @@ pub(super) enum Accumulator {
     },
 }
 
-/// How many, and their sum.
+/// The number of values and their sum.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moments {
     count: i64,
@@ -36,7 +36,7 @@ impl Moments {
 }
 
 impl Accumulator {
-    /// Nothing yet.
+    /// Makes an accumulator without values.
     pub(super) fn new(aggregation: Aggregation, dialect: Dialect) -> Self {
         match aggregation {
             Aggregation::Count => Self::Count(0),
@@ -52,7 +52,7 @@ impl Accumulator {
         }
     }
 
-    /// Whether the value is one that is gathered.
+    /// Checks whether the value is aggregated.
     pub(super) fn takes(&self, value: i64) -> bool {
         match self {
             Self::Histogram { buckets, .. } => buckets.bucket_of(value).is_some(),
@@ -60,7 +60,7 @@ impl Accumulator {
         }
     }
 
-    /// Gathers a value; `false` if there is no room for it.
+    /// Adds a value. Returns `false` if there is no room for it.
     pub(super) fn add(&mut self, value: i64) -> bool {
         match self {
             Self::Count(count) => *count = count.wrapping_add(1),
@@ -78,7 +78,7 @@ impl Accumulator {
         true
     }
 
-    /// Adds what another shard has gathered by the same function.
+    /// Adds another shard's accumulator of the same function.
     pub(super) fn merge(&mut self, other: &Self) {
         match (self, other) {
             (Self::Count(into), Self::Count(from)) | (Self::Sum(into), Self::Sum(from)) => {
@@ -92,12 +92,12 @@ impl Accumulator {
             (Self::Histogram { counts: into, .. }, Self::Histogram { counts: from, .. }) => {
                 into.merge(from);
             }
-            // a map has one function
+            // A map has one function.
             _ => {}
         }
     }
 
-    /// Forgets what was gathered.
+    /// Forgets all values.
     pub(super) fn zero(&mut self) {
         match self {
             Self::Count(number) | Self::Sum(number) => *number = 0,
@@ -107,12 +107,12 @@ impl Accumulator {
         }
     }
 
-    /// The number that it amounts to; a histogram to none.
+    /// Returns the number that it amounts to; `None` for a histogram.
     pub(super) fn number(&self) -> Option<i64> {
         self.reading().number()
     }
 
-    /// What is shown of it.
+    /// Returns the reading to show.
     pub(super) fn reading(&self) -> Reading {
         match self {
             Self::Count(number) | Self::Sum(number) => Reading::Value(Value::Int(*number)),

@@ -19,12 +19,13 @@ pub(super) struct Cells {
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<Key, Value>,
-    /// Whether something was stored since the map was made or cleared: bt(5) tells a map without entries from no map.
+    /// Whether something was stored since the map was made or cleared: bt(5) distinguishes a map
+    /// without entries from no map.
     is_set: bool,
 }
 
 impl State {
-    /// Stores; `false` if there is no room.
+    /// Stores a value. Returns `false` if there is no room.
     fn store(&mut self, key: &[Value], value: Value, most: usize) -> bool {
         self.is_set = true;
         if let Some(cell) = self.entries.get_mut(key) {
@@ -48,7 +49,7 @@ impl Cells {
         }
     }
 
-    /// The value, and whether an entry that reading makes found room.
+    /// Returns the value, and whether there was room for an entry that reading makes.
     pub(super) fn get(&self, key: &[Value]) -> (Option<Value>, bool) {
         let mut state = lock(&self.state);
         match state.entries.get(key) {
@@ -61,7 +62,7 @@ impl Cells {
         }
     }
 
-    /// The new value, and whether it found room.
+    /// Returns the new value, and whether there was room for it.
     pub(super) fn update(
         &self,
         key: &[Value],
@@ -72,7 +73,7 @@ impl Cells {
         if self.dialect == Dialect::Strict
             && let Value::Unsigned(number) = value
         {
-            // bt(5) knows one type of number
+            // bt(5) knows one type of number.
             value = Value::Int(number.cast_signed());
         }
         let stored = state.store(key, value.clone(), self.most);
@@ -88,7 +89,7 @@ impl Cells {
     }
 
     pub(super) fn clear(&self) {
-        // Others need not wait while the entries are dropped.
+        // Other threads need not wait while the entries are dropped.
         let cleared = std::mem::take(&mut *lock(&self.state));
         drop(cleared);
     }

@@ -1,12 +1,17 @@
 //! The global variables of a script.
 //!
-//! The threads that run a script's programs share one [`Maps`] and change it by reference; whoever shows it takes a [`MapSnapshot`]. A
-//! variable without keys is a map with the one key that is empty. What `count()` and its like gather is kept once per shard (one a vCPU, so
-//! that hits do not wait for each other) and merged when it is read; what is assigned is kept in one place. No update is lost, whoever
-//! makes it. The maps are bounded: see [`Maps::lost`]. Nothing here needs the guest: symbols and stacks stay addresses.
+//! The threads that run a script's programs share one [`Maps`] and change it by reference. A
+//! [`MapSnapshot`] serves to show a map. A variable without keys is a map with the one key that is
+//! empty.
 //!
-//! In the strict dialect maps are those of bt(5), oddities included: keys are the texts that they show, joined by `", "`; `count()`,
-//! `sum()`, `min()` and `max()` change plain entries, one that is not there counts as 0, and one map may be changed by several of them.
+//! The values of `count()` and the like are kept per shard and merged when read. There is one shard
+//! a vCPU, so that hits do not wait for each other. Assigned values are kept in one place. No
+//! thread's update is lost. The maps are bounded: see [`Maps::lost`]. Nothing here needs the guest:
+//! symbols and stacks stay addresses.
+//!
+//! In the strict dialect maps are those of bt(5), oddities included. Keys are the texts that they
+//! show, joined by `", "`. `count()`, `sum()`, `min()` and `max()` change plain entries, a missing
+//! entry counts as 0, and several of them may change one map.
 
 mod accumulator;
 mod cells;
@@ -25,34 +30,34 @@ use cells::Cells;
 use shards::Shards;
 pub use snapshot::{MapSnapshot, Reading};
 
-/// A map's number: its place in the declarations.
+/// A map's number: its index in the declarations.
 pub type MapNumber = usize;
 
-/// What an entry stands under: nothing for a variable without keys.
+/// The key of an entry: empty for a variable without keys.
 pub type Key = Arc<[Value]>;
 
-/// Bytes of a key in bt(5), of those that are text at the time of the hit.
+/// The number of bytes of a key in bt(5), of the values that are text at the time of the hit.
 const STRICT_KEY_BYTES: usize = 511;
 
 /// A global variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapDeclaration {
-    /// Its name without `@`; may be empty.
+    /// The variable's name without `@`; may be empty.
     pub name: String,
-    /// What it holds.
+    /// The kind of map.
     pub kind: MapKind,
 }
 
-/// What a map holds.
+/// The contents of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapKind {
-    /// Values that are assigned. In the strict dialect, all but histograms.
+    /// Assigned values. In the strict dialect, all but histograms.
     Scalar,
-    /// Values that a function gathers.
+    /// Values that a function aggregates.
     Aggregation(Aggregation),
 }
 
-/// All global variables of a script. A map's number that is none finds nothing and changes nothing.
+/// All global variables of a script. An invalid map number finds nothing and changes nothing.
 #[derive(Debug)]
 pub struct Maps {
     maps: Vec<Map>,
@@ -73,8 +78,8 @@ enum Storage {
 }
 
 impl Maps {
-    /// The maps of a script, empty. `shards` is how many threads gather at a time (taken as 1 if it is 0); each map has at most
-    /// `most_entries` entries.
+    /// Makes the empty maps of a script. `shards` is the number of threads that aggregate at a time
+    /// (0 counts as 1). Each map has at most `most_entries` entries.
     #[must_use]
     pub fn new(
         declarations: Vec<MapDeclaration>,
@@ -100,10 +105,12 @@ impl Maps {
         }
     }
 
-    /// An entry's value. Of gathered values it is the number that they amount to, for `avg` and `stats` the mean; a histogram has none.
+    /// Returns an entry's value. For aggregated values it is the number that they amount to, for
+    /// `avg` and `stats` the mean; a histogram has none.
     ///
-    /// `None` where there is no such entry. In the strict dialect that holds only for a map that is unset or cleared: in all others, reading
-    /// an entry makes it, with the value 0, as in bt(5).
+    /// It is `None` if there is no such entry. In the strict dialect that holds only for a map that
+    /// is unset or cleared. In all others, reading an entry makes it, with the value 0, as in
+    /// bt(5).
     pub fn get(&self, map: MapNumber, key: &[Value]) -> Option<Value> {
         let key = &*self.key(key);
         match self.storage(map)? {
@@ -116,13 +123,13 @@ impl Maps {
         }
     }
 
-    /// Assigns. A map that gathers takes no assignments.
+    /// Assigns a value. A map with an aggregation accepts no assignments.
     pub fn set(&self, map: MapNumber, key: &[Value], value: Value) {
         self.update(map, key, |_| value);
     }
 
-    /// Replaces a value by what `change` makes of it, as one step; the new value. `change` runs under the map's lock: it must not come back
-    /// to the maps.
+    /// Replaces a value by the result of `change`, as one step, and returns the new value. `change`
+    /// runs under the map's lock, so it must not call the maps.
     pub fn update(
         &self,
         map: MapNumber,
@@ -137,8 +144,8 @@ impl Maps {
         value
     }
 
-    /// Gathers a value on behalf of the thread of a shard; any number will do as such, but threads that share one wait for each other.
-    /// `aggregation` tells what to do with a map that holds assigned values; the others know.
+    /// Aggregates a value for the thread of a shard. Any shard number will do, but threads that
+    /// share one wait for each other. `aggregation` matters only for a map of assigned values.
     pub fn aggregate(
         &self,
         map: MapNumber,
@@ -158,7 +165,7 @@ impl Maps {
         self.note(stored);
     }
 
-    /// Removes an entry; whether it was there.
+    /// Removes an entry. Returns whether it existed.
     pub fn delete(&self, map: MapNumber, key: &[Value]) -> bool {
         let key = &*self.key(key);
         match self.storage(map) {
@@ -168,7 +175,7 @@ impl Maps {
         }
     }
 
-    /// Whether there is such an entry.
+    /// Checks whether there is such an entry.
     #[must_use]
     pub fn contains(&self, map: MapNumber, key: &[Value]) -> bool {
         let key = &*self.key(key);
@@ -188,7 +195,8 @@ impl Maps {
         }
     }
 
-    /// Sets all entries to 0, and text to none; in the strict dialect all to the number 0. What was gathered begins anew.
+    /// Sets all entries to 0, and text to empty; in the strict dialect all to the number 0.
+    /// Aggregations start anew.
     pub fn zero(&self, map: MapNumber) {
         match self.storage(map) {
             None => {}
@@ -197,7 +205,7 @@ impl Maps {
         }
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self, map: MapNumber) -> usize {
         match self.storage(map) {
@@ -207,7 +215,7 @@ impl Maps {
         }
     }
 
-    /// All entries, ordered by key. Entries of one shard are of one moment.
+    /// Returns all entries, ordered by key. Entries of one shard are of one moment.
     #[must_use]
     pub fn snapshot(&self, map: MapNumber) -> MapSnapshot {
         let Some(map) = self.maps.get(map) else {
@@ -220,13 +228,14 @@ impl Maps {
         MapSnapshot::new(map.name.clone(), entries)
     }
 
-    /// The map of this name, without `@`.
+    /// Returns the map of this name, without `@`.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<MapNumber> {
         self.maps.iter().position(|map| &*map.name == name)
     }
 
-    /// How many values were not kept, as the map had no room for a new entry or the histogram none for a new bucket.
+    /// Returns the number of values that were not kept: the map had no room for a new entry, or the
+    /// histogram none for a new bucket.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
@@ -242,7 +251,7 @@ impl Maps {
         }
     }
 
-    /// The key as the dialect compares it.
+    /// Returns the key as the dialect compares it.
     fn key<'a>(&self, key: &'a [Value]) -> Cow<'a, [Value]> {
         match self.dialect {
             Dialect::Normal => Cow::Borrowed(key),
@@ -251,8 +260,8 @@ impl Maps {
     }
 }
 
-/// bt(5) compares the text of keys: 1 and "1" are the same, and so are `1, 2` and "1, 2". What is shown by names of the guest's, as stacks
-/// are, stays as it is.
+/// Returns the text of a key, as bt(5) compares it: 1 and "1" are the same, and so are `1, 2` and
+/// "1, 2". Values that the guest's names show, such as stacks, stay unchanged.
 fn strict_key(key: &[Value]) -> Cow<'_, [Value]> {
     let text = |value: &Value| match value {
         Value::Int(number) => Some(Arc::from(number.to_string().as_bytes())),
@@ -276,14 +285,15 @@ fn strict_key(key: &[Value]) -> Cow<'_, [Value]> {
     }
 }
 
-/// What an aggregation makes of an entry that holds an assigned value. What cannot be added up leaves the value as it is.
+/// Applies an aggregation to an entry that holds an assigned value. A value that cannot be added up
+/// is left as it is.
 fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, value: i64) -> Value {
     #[allow(clippy::cast_possible_wrap)] // C's conversion
     let old_number = match old {
         Some(Value::Int(number)) => Some(*number),
         Some(Value::Unsigned(number)) => Some(*number as i64),
         Some(_) => Some(0),
-        // bt(5): what is not there is 0, even for the smallest of all
+        // In bt(5) a missing entry is 0, even for the minimum.
         None if dialect == Dialect::Strict => Some(0),
         None => None,
     };
@@ -300,7 +310,8 @@ fn combine(aggregation: Aggregation, dialect: Dialect, old: Option<&Value>, valu
     })
 }
 
-/// A lock whose holder panicked guards whole entries all the same: each change is one step.
+/// Takes a lock. If its holder panicked, the entries are still whole, because each change is one
+/// step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,8 @@
-//! Entries that a function gathers, once per thread.
+//! Entries with an aggregation, one set per thread.
 //!
-//! Lock order: `known`, then a shard. A hit on a key that its shard has takes the shard's lock only. Whatever changes which keys
-//! there are holds `known` all the while, so that the number of different keys stays exact.
+//! Lock order: `known`, then a shard. A hit on a key that its shard has takes the shard's lock
+//! only. A change to the set of keys holds `known` throughout, so that the number of different keys
+//! stays exact.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -15,7 +16,7 @@ use crate::bt::value::Value;
 /// The entries of a map.
 #[derive(Debug)]
 pub(super) struct Shards {
-    /// What an entry begins with.
+    /// The initial value of an entry.
     fresh: Accumulator,
     most: usize,
     /// The keys of all shards.
@@ -43,7 +44,7 @@ impl Shards {
         }
     }
 
-    /// Gathers a value; `false` if there is no room for it.
+    /// Adds a value. Returns `false` if there is no room for it.
     pub(super) fn add(&self, shard: usize, key: &[Value], value: i64) -> bool {
         let Some(Shard(shard)) = self.shards.get(shard % self.shards.len()) else {
             return false;
@@ -70,7 +71,7 @@ impl Shards {
             .add(value)
     }
 
-    /// What all shards have of an entry.
+    /// Returns an entry merged from all shards.
     pub(super) fn merged(&self, key: &[Value]) -> Option<Accumulator> {
         let mut merged: Option<Accumulator> = None;
         for Shard(shard) in &self.shards {
@@ -116,7 +117,7 @@ impl Shards {
 
     pub(super) fn entries(&self) -> Vec<(Key, Reading)> {
         let mut merged: HashMap<Key, Accumulator> = HashMap::new();
-        // no key goes while the shards are visited one by one
+        // No key goes away while the shards are visited one by one.
         let _known = lock(&self.known);
         for Shard(shard) in &self.shards {
             for (key, part) in lock(shard).iter() {

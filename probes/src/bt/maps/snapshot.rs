@@ -1,4 +1,4 @@
-//! A map as it was at one moment, merged and owned: what goes to whoever shows it.
+//! A map at one moment, merged and owned, for display.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::bt::value::Value;
 pub struct MapSnapshot {
     /// The map's name without `@`.
     pub name: Arc<str>,
-    /// Key and value; the key of a variable without keys is empty.
+    /// Keys and values; the key of a variable without keys is empty.
     pub entries: Vec<(Key, Reading)>,
 }
 
@@ -31,37 +31,38 @@ impl MapSnapshot {
     }
 }
 
-/// What an entry holds.
+/// The contents of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading {
-    /// A value, assigned or gathered.
+    /// A value, assigned or aggregated.
     Value(Value),
-    /// Of `avg`: shown is the mean.
+    /// The values of `avg`: the mean is shown.
     Average {
-        /// How many.
+        /// The number of values.
         count: i64,
-        /// Their sum.
+        /// The sum of the values.
         total: i64,
     },
-    /// Of `stats`: shown is everything.
+    /// The values of `stats`: everything is shown.
     Stats {
-        /// How many.
+        /// The number of values.
         count: i64,
-        /// Their sum.
+        /// The sum of the values.
         total: i64,
     },
-    /// Of `hist` and `lhist`.
+    /// The values of `hist` and `lhist`.
     Histogram {
-        /// What its buckets are.
+        /// The division into buckets.
         buckets: Buckets,
-        /// How many are in each.
+        /// The number of values in each bucket.
         counts: Histogram,
     },
 }
 
 impl Reading {
-    /// The number that it amounts to: the mean of `avg` and `stats` (rounded to 0, and 0 of none), the value itself; none for a histogram
-    /// and for values that are no numbers.
+    /// Returns the number that it amounts to: the mean of `avg` and `stats` (rounded towards 0, and
+    /// 0 without values), or the value itself. It is `None` for a histogram and for values that are
+    /// no numbers.
     #[must_use]
     pub fn number(&self) -> Option<i64> {
         match self {

@@ -1,4 +1,4 @@
-//! What maps hold, also when many threads change them.
+//! The contents of maps, also when many threads change them.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -66,7 +66,7 @@ fn a_map_forgets_what_it_is_told_to() {
         assert_eq!(maps.snapshot(0).entries.len(), 1, "{aggregation:?}");
         maps.zero(0);
         assert_eq!(maps.len(0), 1, "{aggregation:?}");
-        // what comes after zero() is as if nothing was there before
+        // After zero(), earlier values have no effect.
         gather(1, 2, 40);
         let again = one(MapKind::Aggregation(aggregation), Dialect::Normal, 10);
         again.aggregate(0, 0, aggregation, &[int(2)], 40);
@@ -98,7 +98,7 @@ fn values_are_assigned_and_changed() {
     maps.set(0, &[int(3)], Value::Unsigned(u64::MAX));
     assert_eq!(maps.get(0, &[int(3)]), Some(Value::Unsigned(u64::MAX)));
     assert_eq!(maps.len(0), 3);
-    // 1 and "1" are two keys
+    // 1 and "1" are two keys.
     assert!(!maps.contains(0, &[Value::text(b"3")]));
     maps.zero(0);
     assert_eq!(maps.get(0, &key), Some(int(0)));
@@ -120,7 +120,7 @@ fn no_update_is_lost() {
         name: String::new(),
         kind,
     });
-    // one shard for two threads: they wait for each other and are exact all the same
+    // Two threads that share a shard wait for each other, and the result is still exact.
     let maps = Maps::new(declarations.to_vec(), THREADS / 2, Dialect::Normal, 100);
     let plus_one = |old: Option<&Value>| match old {
         Some(Value::Int(number)) => int(number + 1),
@@ -167,7 +167,7 @@ fn what_goes_away_meanwhile_is_counted_once() {
         for _ in 0..200 {
             maps.delete(0, &[int(3)]);
             maps.clear(0);
-            // a key that shards have but the map does not know would be shown and not be counted
+            // A key that shards have but the map does not know would be shown but not counted.
             assert!(maps.snapshot(0).entries.len() <= 8);
         }
     });
@@ -226,11 +226,11 @@ fn strict_keys_are_their_text() {
     ] {
         assert!(maps.contains(0, &same), "{same:?}");
     }
-    // names come later: stacks are compared as they are
+    // Names are resolved later, so stacks are compared as they are.
     let stack = Value::KernelStack([0x1000].as_slice().into());
     maps.set(0, &[stack.clone(), int(1)], int(6));
     assert_eq!(maps.get(0, &[stack, Value::text(b"1")]), Some(int(6)));
-    // longer keys are cut
+    // Longer keys are cut.
     let long = Value::text(&[b'x'; 600]);
     maps.set(0, &[long.clone(), int(1)], int(7));
     assert_eq!(maps.get(0, &[long]), Some(int(7)));
@@ -240,14 +240,14 @@ fn strict_keys_are_their_text() {
 #[test]
 fn strict_reading_makes_entries() {
     let maps = one(MapKind::Scalar, Dialect::Strict, 2);
-    // a map that was never set is none
+    // A map that was never set does not exist.
     assert_eq!(maps.get(0, &[int(1)]), None);
     assert_eq!(maps.len(0), 0);
     maps.set(0, &[int(1)], Value::Unsigned(u64::MAX));
     assert_eq!(maps.get(0, &[int(1)]), Some(int(-1)), "numbers have a sign");
     assert_eq!(maps.get(0, &[int(2)]), Some(int(0)));
     assert_eq!(maps.len(0), 2);
-    // there is no room for a third; it still reads as 0
+    // There is no room for a third; it still reads as 0.
     assert_eq!(maps.get(0, &[int(3)]), Some(int(0)));
     assert_eq!((maps.len(0), maps.lost()), (2, 1));
     maps.delete(0, &[int(1)]);

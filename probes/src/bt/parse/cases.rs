@@ -1,4 +1,5 @@
-//! Scripts of both dialects in `tests/parse`, each with its tree, or with what is told about it.
+//! Runs the scripts of both dialects in `tests/parse`, and compares each with its tree or its
+//! messages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +8,7 @@ use super::super::diagnostic::Diagnostic;
 use super::{HIGHEST, LONGEST, dump, parse};
 use std::collections::BTreeSet;
 
-/// What a script is read as, or the messages about it as they are shown.
+/// Returns a script's tree, or its messages as they are shown.
 fn outcome(text: &[u8], file: &str, dialect: Dialect) -> String {
     match parse(text, dialect) {
         Ok(script) => dump::script(&script),
@@ -51,7 +52,7 @@ fn scripts_of_the_normal_dialect_are_read_as_expected() {
     run("normal", Dialect::Normal);
 }
 
-/// The tree of an expression, or the first message.
+/// Returns the tree of an expression, or the first message.
 fn expression(text: &str, dialect: Dialect) -> String {
     let variables = match dialect {
         Dialect::Normal => "$a = 1; $b = 1; $c = 1; ",
@@ -227,7 +228,7 @@ fn spans_cover_what_a_message_underlines() {
     assert_eq!(of(left.span), "(1 + args.fd)");
 }
 
-/// Scripts that would make trees as high as `levels`.
+/// Returns scripts that would make trees as high as `levels`.
 fn towers(levels: usize) -> Vec<String> {
     let many = |text: &str| text.repeat(levels);
     [
@@ -262,7 +263,7 @@ fn no_text_makes_the_parser_or_its_tree_too_deep() {
             }
         }
     }
-    // What people write is far below.
+    // Scripts that people write are far lower.
     for text in towers(HIGHEST / 4) {
         if let Err(errors) = parse(text.as_bytes(), Dialect::Normal) {
             let told = errors.iter().any(|error| error.message.contains("levels"));

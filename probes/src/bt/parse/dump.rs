@@ -1,4 +1,4 @@
-//! A script's tree as text, for tests: operators before their operands, all in parentheses.
+//! Prints a script's tree as text, for tests: operators before their operands, all in parentheses.
 
 use super::super::ast::{
     Aggregation, BinaryOperator, Block, Expression, ExpressionKind, Lvalue, LvalueKind, ProbeKind,
@@ -6,7 +6,7 @@ use super::super::ast::{
 };
 use super::super::names;
 
-/// All of a script, one line for each statement of a rule.
+/// Returns all of a script, one line for each statement of a rule.
 pub fn script(of: &Script) -> String {
     let mut out = String::new();
     for structure in &of.structures {
@@ -142,7 +142,7 @@ fn statement(of: &Statement) -> String {
     }
 }
 
-/// An expression.
+/// Returns the text of an expression.
 pub fn expression(of: &Expression) -> String {
     match &of.kind {
         ExpressionKind::Number(number) => number.to_string(),

@@ -1,4 +1,5 @@
-//! Expressions: C's operators at C's ranks, with variables, functions and casts as operands.
+//! Parses expressions: C's operators with C's precedences, with variables, functions and casts as
+//! operands.
 
 use super::super::ast::{
     Call, Expression, ExpressionKind, Lvalue, LvalueKind, Span, UnaryOperator,
@@ -9,15 +10,15 @@ use super::super::names;
 use super::tree::Tall;
 use super::{Parsed, Parser, too_high};
 
-/// Most arguments of a call, keys of a map and items of a tuple.
+/// The greatest number of arguments of a call, keys of a map and items of a tuple.
 const MOST_ITEMS: usize = 64;
 
-/// An expression on top of others, of which the highest has `below` levels.
+/// Makes an expression on top of others, of which the highest has `below` levels.
 pub(super) fn node(kind: ExpressionKind, span: Span, below: usize) -> Parsed<Tall> {
     Tall::new(kind, span, below).map_err(|_| too_high(span))
 }
 
-/// The number `value`, or that with a minus before it.
+/// Returns the number `value`, or its negation.
 fn number(value: u64, negative: bool) -> ExpressionKind {
     match i64::try_from(value) {
         Ok(value) if negative => ExpressionKind::Number(-value),
@@ -28,12 +29,12 @@ fn number(value: u64, negative: bool) -> ExpressionKind {
 }
 
 impl Parser<'_> {
-    /// An expression.
+    /// Parses an expression.
     pub(super) fn expression(&mut self) -> Parsed<Expression> {
         Ok(self.tall()?.expression)
     }
 
-    /// The same with its height.
+    /// Parses an expression and its height.
     pub(super) fn tall(&mut self) -> Parsed<Tall> {
         self.deeper(Self::conditional)
     }
@@ -64,7 +65,7 @@ impl Parser<'_> {
         node(kind, span, below)
     }
 
-    /// Operators that bind as tight as `least`, or tighter.
+    /// Parses operators that bind as tight as `least`, or tighter.
     fn binary(&mut self, least: u8) -> Parsed<Tall> {
         let mut left = self.unary()?;
         loop {
@@ -77,7 +78,7 @@ impl Parser<'_> {
             let Some((_, operator, rank)) = found else {
                 return Ok(left);
             };
-            // The slash was looked at: what is upcoming is behind it.
+            // The slash is already the token ahead, so the upcoming byte is behind it.
             if text == "/" && self.in_filter && self.lexer.upcoming() == Some(b'{') {
                 return Ok(left);
             }
@@ -144,7 +145,7 @@ impl Parser<'_> {
         node(kind, span, below)
     }
 
-    /// What may stand behind an operand: `.x`, `->x`, `[i]`, `++`.
+    /// Parses the rest behind an operand: `.x`, `->x`, `[i]`, `++`.
     fn postfix(&mut self) -> Parsed<Tall> {
         let start = self.here()?;
         let mut found = self.operand()?;
@@ -174,7 +175,8 @@ impl Parser<'_> {
         }
     }
 
-    /// `.name`, `->name` or `.0` behind an operand that begins at `start`; the sign is ahead.
+    /// Parses `.name`, `->name` or `.0` behind an operand that begins at `start`; the sign is
+    /// ahead.
     fn member_of(&mut self, of: Tall, start: Span) -> Parsed<Tall> {
         let arrow = self.is("->")?;
         self.next()?;
@@ -229,7 +231,7 @@ impl Parser<'_> {
         node(kind, token.span, 0)
     }
 
-    /// `"a" "b"`: one string.
+    /// Parses `"a" "b"`: one string.
     fn text(&mut self) -> Parsed<Tall> {
         let start = self.here()?;
         let mut value = Vec::new();
@@ -240,7 +242,8 @@ impl Parser<'_> {
         node(ExpressionKind::Text(value), self.since(start), 0)
     }
 
-    /// `@name` or `@name[keys]`, of which the name was read. One tuple as the key is as good as its items.
+    /// Parses `@name` or `@name[keys]`, of which the name was read. A single tuple as the key is
+    /// equivalent to its items.
     fn global(&mut self, name: &str, start: Span) -> Parsed<Tall> {
         let (mut keys, below) = if self.eat("[")? {
             if self.is("]")? {
@@ -267,7 +270,8 @@ impl Parser<'_> {
         )
     }
 
-    /// Expressions with commas between, up to `end`, which is read; perhaps none. Also the height of the highest.
+    /// Parses expressions with commas between, up to `end`, which is read; possibly none. Returns
+    /// also the height of the highest.
     pub(super) fn items(&mut self, end: &str, what: &str) -> Parsed<(Vec<Expression>, usize)> {
         let mut items = Vec::new();
         let mut below = 0;
@@ -291,7 +295,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `(x)`, or a tuple.
+    /// Parses `(x)`, or a tuple.
     fn parentheses(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
         if self.is(")")? {
@@ -311,7 +315,7 @@ impl Parser<'_> {
         node(ExpressionKind::Tuple(items), span, below)
     }
 
-    /// A word that is an operand, or begins one.
+    /// Parses a word that is an operand, or begins one.
     fn word(&mut self, word: &str, span: Span) -> Parsed<Tall> {
         if self.input.as_deref() == Some(word) {
             self.next()?;
@@ -341,7 +345,7 @@ impl Parser<'_> {
         if let Some((_, value)) = names::CONSTANTS.iter().find(|(name, _)| *name == word) {
             return node(ExpressionKind::Number(*value), span, 0);
         }
-        // What the kernel's enums are called; whether there is such a one only a guest can say.
+        // The form of names of the kernel's enums; only the guest knows whether this one exists.
         let is_constant =
             |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
         let known = !names::KEYWORDS.contains(&word);
@@ -351,7 +355,7 @@ impl Parser<'_> {
         Err(self.unknown(word, span))
     }
 
-    /// A name that means nothing.
+    /// Returns the error for an unknown name.
     fn unknown(&self, word: &str, span: Span) -> Diagnostic {
         if let Some(signature) = names::signature(word) {
             let message = format!("{word} is a function: {}", signature.usage);
@@ -370,7 +374,7 @@ impl Parser<'_> {
         )
     }
 
-    /// `name(arguments)`, of which the name was read.
+    /// Parses `name(arguments)`, of which the name was read.
     fn call(&mut self, word: &str, name_span: Span) -> Parsed<Tall> {
         let Some(signature) = names::signature(word) else {
             let message = if let Some(gatherer) = names::gatherer(word) {
@@ -396,7 +400,7 @@ impl Parser<'_> {
         node(ExpressionKind::Call(call), self.since(name_span), below)
     }
 
-    /// `sizeof(type)`, `sizeof(expression)`
+    /// Parses `sizeof(type)` and `sizeof(expression)`.
     fn size_of(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
         self.expect("(", "behind sizeof")?;
@@ -413,7 +417,7 @@ impl Parser<'_> {
         node(kind, self.since(start), below)
     }
 
-    /// `offsetof(type, member.member)`
+    /// Parses `offsetof(type, member.member)`.
     fn offset_of(&mut self) -> Parsed<Tall> {
         let start = self.next()?.span;
         self.expect("(", "behind offsetof")?;
@@ -439,14 +443,14 @@ impl Parser<'_> {
     }
 }
 
-/// A message about a word that is not known, with those it may be meant as.
+/// Returns a message about an unknown word, with those that may have been meant.
 pub(super) fn misspelt(word: &str, mut message: Diagnostic) -> Diagnostic {
     let candidates = names::candidates(word).into_iter();
     message.suggestions = candidates.map(str::to_owned).collect();
     message
 }
 
-/// `x++` and the like. `sign` stands before or behind the operand.
+/// Makes `x++` and the like. `sign` stands before or behind the operand.
 fn step(operand: Tall, text: &str, sign: Span, postfix: bool) -> Parsed<Tall> {
     let span = if postfix {
         operand.expression.span.to(sign)
@@ -463,7 +467,7 @@ fn step(operand: Tall, text: &str, sign: Span, postfix: bool) -> Parsed<Tall> {
     node(kind, span, operand.height)
 }
 
-/// What is assigned to, if that can be.
+/// Returns the variable to assign to, if the expression is one.
 pub(super) fn place_of(expression: Expression) -> Parsed<Lvalue> {
     let message = match expression.kind {
         ExpressionKind::Lvalue(place) => return Ok(*place),

@@ -1,10 +1,11 @@
-//! Text into a script's tree.
+//! Parses text to a script's tree.
 //!
-//! The caller brings the text and says which dialect it is in; the text may be any bytes. What comes back is a tree that can be said
-//! to make sense without a guest, or all that is wrong with it. Time and memory are bounded by the text's length, and the tree's height
-//! and the parser's own depth by [`HIGHEST`].
+//! The caller brings the text and its dialect; the text may be any bytes. The result is a tree that
+//! makes sense as far as that is known without a guest, or all its errors. Time and memory are
+//! bounded by the text's length, and the tree's height and the parser's own depth by [`HIGHEST`].
 //!
-//! The normal dialect is read by `rules`, `timers`, `statements`, `expressions`, `types` and `translators`, the strict one by `strict`.
+//! The normal dialect is parsed by `rules`, `timers`, `statements`, `expressions`, `types` and
+//! `translators`, the strict one by `strict`.
 
 mod expressions;
 mod rules;
@@ -28,13 +29,13 @@ use super::diagnostic::{Diagnostic, MOST_ERRORS};
 use super::lex::normal::{Lexer, Token, TokenKind};
 pub use tree::HIGHEST;
 
-/// Most bytes of a script.
+/// The greatest number of bytes of a script.
 pub const LONGEST: usize = 1 << 20;
 
-/// Reads a script and checks what can be checked without a guest.
+/// Parses a script and checks it as far as possible without a guest.
 ///
 /// # Errors
-/// All that is wrong, in the text's order; at least one.
+/// All errors, in the text's order; at least one.
 pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
     if text.len() > LONGEST {
         let message = format!("a script of {} bytes; {LONGEST} are the most", text.len());
@@ -61,7 +62,7 @@ pub fn parse(text: &[u8], dialect: Dialect) -> Result<Script, Vec<Diagnostic>> {
     Err(in_order(errors))
 }
 
-/// As they stand in the text, and no more than one wants to read.
+/// Sorts the errors by their place in the text, and cuts them to a readable number.
 fn in_order(mut errors: Vec<Diagnostic>) -> Vec<Diagnostic> {
     errors.sort_by_key(|error| error.span.start);
     errors.truncate(MOST_ERRORS);
@@ -73,15 +74,15 @@ type Parsed<T> = Result<T, Diagnostic>;
 /// The normal dialect's parser.
 struct Parser<'t> {
     lexer: Lexer<'t>,
-    /// The token looked at, and where the lexer was before it.
+    /// The token ahead, and the lexer's position before it.
     ahead: Option<(Token<'t>, usize)>,
-    /// Where the last token that was read stands.
+    /// The span of the last token read.
     last: Span,
-    /// How deep calls are in one another.
+    /// The depth of nested calls.
     depth: usize,
-    /// `/` before `{` ends the expression.
+    /// Whether `/` before `{` ends the expression.
     in_filter: bool,
-    /// What the translator being read calls its input.
+    /// The name of the input in the translator being parsed.
     input: Option<String>,
     errors: Vec<Diagnostic>,
 }
@@ -99,7 +100,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The next token, which is not read.
+    /// Returns the next token without reading it.
     fn peek(&mut self) -> Parsed<Token<'t>> {
         if let Some((token, _)) = self.ahead {
             return Ok(token);
@@ -110,7 +111,7 @@ impl<'t> Parser<'t> {
         Ok(token)
     }
 
-    /// The next token.
+    /// Reads the next token.
     fn next(&mut self) -> Parsed<Token<'t>> {
         let token = self.peek()?;
         self.ahead = None;
@@ -118,7 +119,7 @@ impl<'t> Parser<'t> {
         Ok(token)
     }
 
-    /// Where the parser is, for [`rewind`](Self::rewind).
+    /// Returns the parser's position, for [`rewind`](Self::rewind).
     fn position(&self) -> (usize, Span) {
         let at = match self.ahead {
             Some((_, before)) => before,
@@ -137,7 +138,7 @@ impl<'t> Parser<'t> {
         Ok(matches!(self.peek()?.kind, TokenKind::Punctuation(found) if found == punctuation))
     }
 
-    /// Whether this comes next, which is then read.
+    /// Reads this punctuation if it comes next. Returns whether it did.
     fn eat(&mut self, punctuation: &str) -> Parsed<bool> {
         let found = self.is(punctuation)?;
         if found {
@@ -146,7 +147,7 @@ impl<'t> Parser<'t> {
         Ok(found)
     }
 
-    /// Whether this word comes next, which is then read.
+    /// Reads this word if it comes next. Returns whether it did.
     fn eat_word(&mut self, word: &str) -> Parsed<bool> {
         let found = matches!(self.peek()?.kind, TokenKind::Word(found) if found == word);
         if found {
@@ -155,7 +156,7 @@ impl<'t> Parser<'t> {
         Ok(found)
     }
 
-    /// Reads `punctuation`, which `what` says the place of.
+    /// Reads `punctuation`; `what` describes its place.
     fn expect(&mut self, punctuation: &str, what: &str) -> Parsed<Span> {
         if self.eat(punctuation)? {
             return Ok(self.last);
@@ -175,7 +176,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Something else than `wanted` comes next.
+    /// Returns the error for a next token other than `wanted`.
     fn unexpected(&mut self, wanted: &str) -> Diagnostic {
         match self.peek() {
             Ok(token) => Diagnostic::new(
@@ -186,12 +187,12 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// From `start` to the last token that was read.
+    /// Returns the span from `start` to the last token read.
     fn since(&self, start: Span) -> Span {
         start.to(self.last)
     }
 
-    /// Where the next token stands.
+    /// Returns the span of the next token.
     fn here(&mut self) -> Parsed<Span> {
         Ok(self.peek()?.span)
     }
@@ -207,9 +208,9 @@ impl<'t> Parser<'t> {
         parsed
     }
 
-    /// Notes a message. False once there are enough of them.
+    /// Adds a message. Returns `false` once there are enough of them.
     fn report(&mut self, diagnostic: Diagnostic) -> bool {
-        // One mistake is told once, whoever meets it.
+        // One mistake is reported once, whoever meets it.
         if self.errors.len() < MOST_ERRORS && self.errors.last() != Some(&diagnostic) {
             self.errors.push(diagnostic);
         }

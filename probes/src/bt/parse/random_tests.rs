@@ -1,11 +1,11 @@
-//! Texts that nobody wrote: the parser neither fails nor takes long, and what it tells can be shown.
+//! Parses random texts: the parser neither fails nor takes long, and its messages can be shown.
 
 use super::super::ast::Dialect;
 use super::{LONGEST, parse};
 use proptest::prelude::*;
 use std::time::Instant;
 
-/// Pieces that scripts are made of.
+/// Pieces of scripts.
 const PIECES: &[&str] = &[
     "BEGIN",
     "END",
@@ -121,7 +121,7 @@ fn look_at(text: &[u8]) {
     }
 }
 
-/// Texts that any step with time by the square of the length would take minutes for.
+/// Any step that takes quadratic time would take minutes for these texts.
 #[test]
 fn long_texts_take_no_long_time() {
     const LENGTH: usize = LONGEST / 16;
@@ -136,7 +136,7 @@ fn long_texts_take_no_long_time() {
     }
 }
 
-/// Those whose names are compared with one another.
+/// Texts with many names that are compared with one another.
 #[test]
 fn many_names_take_no_long_time() {
     let many = |count: usize, each: &dyn Fn(usize) -> String| (0..count).map(each).collect();
@@ -192,7 +192,7 @@ proptest! {
     }
 }
 
-/// Where a text that is wrong cannot be passed over, reading it ends all the same.
+/// If a wrong text cannot be skipped, reading it still ends.
 #[test]
 fn a_text_that_fuzzing_found_to_be_read_for_ever_ends() {
     let text = include_bytes!("../../../fuzz/seeds/script/recovery");

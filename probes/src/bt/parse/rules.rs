@@ -1,4 +1,4 @@
-//! Rules, and what else stands at the outermost level of a script.
+//! Parses rules, and the other parts at the outermost level of a script.
 
 use super::super::ast::{ProbeKind, ProbeSpec, Rule, Script};
 use super::super::diagnostic::Diagnostic;
@@ -6,7 +6,7 @@ use super::super::lex::normal::TokenKind;
 use super::timers::timer;
 use super::{Parsed, Parser};
 
-/// What bpftrace can be told in `config = { ... }`.
+/// The keys that bpftrace knows in `config = { ... }`.
 const CONFIG: &[&str] = &[
     "cache_user_symbols",
     "cpp_demangle",
@@ -32,7 +32,7 @@ const CONFIG: &[&str] = &[
     "use_blazesym",
 ];
 
-/// What begins other languages' outermost parts, and what to do about it.
+/// The first words of other languages' outermost parts, and advice about them.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("macro", "macros are not offered; write the statements out"),
     ("fn", "functions are not offered; write the statements out"),
@@ -43,7 +43,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 impl Parser<'_> {
-    /// All of the text. What is wrong is in `errors` then.
+    /// Parses all of the text; the errors are in `errors`.
     pub(super) fn script(&mut self) -> Script {
         let mut script = Script::default();
         loop {
@@ -60,17 +60,18 @@ impl Parser<'_> {
             if !self.report(problem) {
                 return script;
             }
-            // From its start: whatever of it was read, its braces are counted as they stand.
+            // From its start: however much of it was read, all its braces are counted.
             self.lexer.rewind(before);
             self.skip_rule();
-            // What cannot be passed over ends the text: nothing is read twice for ever.
+            // A text that cannot be skipped ends the parsing, so that nothing is read twice for
+            // ever.
             if self.lexer.position() <= before {
                 return script;
             }
         }
     }
 
-    /// One rule or definition. False at the end of the text.
+    /// Parses one rule or definition. Returns `false` at the end of the text.
     fn outermost(&mut self, script: &mut Script) -> Parsed<bool> {
         self.lexer.skip()?;
         match self.lexer.upcoming() {
@@ -109,7 +110,7 @@ impl Parser<'_> {
         Ok(true)
     }
 
-    /// A line with `#`.
+    /// Skips a line with `#`.
     fn directive(&mut self) {
         let hash = self.lexer.next();
         let word = self.lexer.next();
@@ -123,7 +124,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `config = { key = value; ... }`. There is nothing that these could change here.
+    /// Parses `config = { key = value; ... }`. These settings have no effect here.
     fn config(&mut self) -> Parsed<()> {
         self.next()?;
         self.expect("=", "behind config")?;
@@ -154,7 +155,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// `probe, probe /filter/ { ... }`
+    /// Parses `probe, probe /filter/ { ... }`.
     fn rule(&mut self) -> Parsed<Rule> {
         let mut probes = vec![self.probe()?];
         while self.eat(",")? {
@@ -204,7 +205,7 @@ impl Parser<'_> {
         Ok(ProbeSpec { kind, span })
     }
 
-    /// Passes over a rule that is wrong: to the end of its block.
+    /// Skips a wrong rule: to the end of its block.
     fn skip_rule(&mut self) {
         self.ahead = None;
         let mut open = 0usize;

@@ -1,4 +1,4 @@
-//! Statements: assignments, what gathers values, branches and loops.
+//! Parses statements: assignments, aggregations, branches and loops.
 
 use super::super::ast::{
     Aggregation, Block, Expression, ExpressionKind, LvalueKind, Statement, StatementKind,
@@ -9,11 +9,11 @@ use super::super::names::{self, AggregateFn};
 use super::expressions::{misspelt, place_of};
 use super::{Parsed, Parser};
 
-/// Most buckets of a histogram with equal steps: as in bpftrace.
+/// The greatest number of buckets of a histogram with equal steps, as in bpftrace.
 const MOST_BUCKETS: i64 = 1000;
 
 impl Parser<'_> {
-    /// `{ ... }`. What is wrong with one statement is noted, and the next one read.
+    /// Parses `{ ... }`. After an error in one statement, it goes on with the next.
     pub(super) fn block(&mut self) -> Parsed<Block> {
         let mut block = Block::default();
         self.statements_into(&mut block)?;
@@ -50,7 +50,8 @@ impl Parser<'_> {
         }
     }
 
-    /// Passes over the rest of a statement that is wrong: behind its `;` or its block, or before the `}` that ends the block around it.
+    /// Skips the rest of a wrong statement: behind its `;` or its block, or before the `}` that
+    /// ends the enclosing block.
     pub(super) fn skip_statement(&mut self) {
         let mut open = 0usize;
         loop {
@@ -75,7 +76,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `{ ... }`, or one statement.
+    /// Parses `{ ... }`, or one statement.
     fn body(&mut self) -> Parsed<Block> {
         if self.is("{")? {
             return self.block();
@@ -85,7 +86,8 @@ impl Parser<'_> {
         })
     }
 
-    /// One statement with its `;`, which may be left out where another statement or `}` follows. None is `;`.
+    /// Parses one statement with its `;`, which may be left out before another statement or `}`.
+    /// Returns `None` for `;` alone.
     fn statement(&mut self) -> Parsed<Option<Statement>> {
         let start = self.here()?;
         if self.eat(";")? {
@@ -136,7 +138,7 @@ impl Parser<'_> {
                 _ => missing,
             });
         }
-        // `let $x;`: all variables are there, and 0.
+        // `let $x;`: all variables exist, with the value 0.
         if let StatementKind::Expression(of) = &kind
             && word == "let"
             && matches!(of.kind, ExpressionKind::Lvalue(_))
@@ -146,13 +148,13 @@ impl Parser<'_> {
         Ok(Some(Statement { kind, span }))
     }
 
-    /// A statement that is the word ahead.
+    /// Parses a statement that is the word ahead.
     fn word_alone(&mut self, kind: StatementKind) -> Parsed<StatementKind> {
         self.next()?;
         Ok(kind)
     }
 
-    /// Whether what comes next can begin a statement: bt(5) wants no `;` between them.
+    /// Checks whether the next token can begin a statement: bt(5) needs no `;` between them.
     fn at_statement(&mut self) -> Parsed<bool> {
         Ok(match self.peek()?.kind {
             TokenKind::Local(_) | TokenKind::Global(_) => true,
@@ -164,7 +166,7 @@ impl Parser<'_> {
         })
     }
 
-    /// An assignment, or an expression.
+    /// Parses an assignment, or an expression.
     fn simple(&mut self) -> Parsed<StatementKind> {
         let target = self.expression()?;
         let TokenKind::Punctuation(text) = self.peek()?.kind else {
@@ -207,7 +209,7 @@ impl Parser<'_> {
         })
     }
 
-    /// The arguments of a function that gathers values, whose name was read.
+    /// Parses the arguments of an aggregating function, whose name was read.
     fn gather(&mut self, gatherer: &AggregateFn) -> Parsed<(Aggregation, Option<Expression>)> {
         let name_span = self.last;
         self.next()?;
@@ -245,7 +247,7 @@ impl Parser<'_> {
         Ok((aggregation, value))
     }
 
-    /// `(condition)` behind a word that is ahead.
+    /// Parses `(condition)` behind a word that is ahead.
     fn condition(&mut self, behind: &str) -> Parsed<Expression> {
         self.next()?;
         self.expect("(", behind)?;
@@ -254,14 +256,14 @@ impl Parser<'_> {
         Ok(condition)
     }
 
-    /// `while (condition) ...`; `while` is ahead.
+    /// Parses `while (condition) ...`; `while` is ahead.
     fn while_loop(&mut self) -> Parsed<StatementKind> {
         let condition = self.condition("behind while")?;
         let body = self.body()?;
         Ok(StatementKind::While { condition, body })
     }
 
-    /// `if (condition) ... else ...`; `if` is ahead.
+    /// Parses `if (condition) ... else ...`; `if` is ahead.
     fn branch(&mut self) -> Parsed<StatementKind> {
         let condition = self.condition("behind if")?;
         let then = self.body()?;
@@ -277,7 +279,8 @@ impl Parser<'_> {
         })
     }
 
-    /// `for ($kv : @map) ...`, `for ($i : first..end) ...`; `for` is ahead. The parentheses may be left out.
+    /// Parses `for ($kv : @map) ...` and `for ($i : first..end) ...`; `for` is ahead. The
+    /// parentheses may be left out.
     fn for_loop(&mut self) -> Parsed<StatementKind> {
         self.next()?;
         let parentheses = self.eat("(")?;
@@ -311,7 +314,7 @@ impl Parser<'_> {
         Err(Diagnostic::new(first.span, message))
     }
 
-    /// What is repeated, behind the parenthesis that may be open.
+    /// Parses the repeated block, behind the parenthesis that may be open.
     fn loop_body(&mut self, parentheses: bool) -> Parsed<Block> {
         if parentheses {
             self.expect(")", "behind what is looped over")?;
@@ -320,7 +323,7 @@ impl Parser<'_> {
     }
 }
 
-/// `min, max, step` of a histogram with equal steps.
+/// Returns the histogram with equal steps for `min, max, step`.
 fn linear_histogram(range: &[Expression]) -> Parsed<Aggregation> {
     let mut numbers = [0i64; 3];
     for ((argument, slot), name) in range

@@ -1,10 +1,11 @@
-//! Timers of the normal dialect, which may be written in more than one way.
+//! Parses timers of the normal dialect, which may be written in more than one way.
 
 use super::super::ast::ProbeKind;
 use crate::provider::timer::{FASTEST, INTERVAL, PROFILE, UNITS, period};
 
-/// `profile:hz:99`, the same with the number alone or with its unit behind it, and with the short names of bpftrace: as the provider of
-/// timers has it. None if `text` is no timer.
+/// Parses `profile:hz:99`, the same with the number alone or with its unit behind it, and
+/// bpftrace's short names. The result has the form of the timers' provider. It is `None` if `text`
+/// is no timer.
 ///
 /// # Errors
 /// A sentence if its unit or its number is wrong.
@@ -34,7 +35,7 @@ pub fn timer(text: &str) -> Option<Result<ProbeKind, String>> {
     )
 }
 
-/// The number of a timer that was written as that of `provider`.
+/// Returns the number of a timer after a check by `provider`.
 fn checked(provider: &str, unit: &str, number: &str) -> Result<u64, String> {
     if !UNITS.contains(&unit) {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! Translators, as dtrace(1) has them: what a stable structure's members are in terms of a kernel's.
+//! Parses translators, as in dtrace(1): the members of a stable structure in terms of a kernel's.
 
 use super::super::ast::{Expression, ExpressionKind, Span, Translator};
 use super::super::diagnostic::Diagnostic;
@@ -9,7 +9,7 @@ use super::{Parsed, Parser};
 use std::collections::BTreeSet;
 
 impl<'t> Parser<'t> {
-    /// `translator output < input *name > { member = expression; ... };`
+    /// Parses `translator output < input *name > { member = expression; ... };`
     pub(super) fn translator(&mut self) -> Parsed<Translator> {
         let start = self.next()?.span;
         let output = self.type_name()?;
@@ -27,7 +27,7 @@ impl<'t> Parser<'t> {
         let mut names = BTreeSet::new();
         while !self.eat("}")? {
             if let Err(problem) = self.member(&mut members, &mut names) {
-                // At the end of the text nothing is left to be passed over.
+                // At the end of the text nothing is left to skip.
                 let at_end = matches!(self.peek().map(|token| token.kind), Ok(TokenKind::End));
                 if at_end || !self.report(problem.clone()) {
                     return Err(problem);
@@ -46,7 +46,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// `member = expression;`
+    /// Parses `member = expression;`
     fn member(
         &mut self,
         members: &mut Vec<(String, Expression)>,
@@ -64,7 +64,7 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// `xlate <type>(x)`, of which `xlate` was read.
+    /// Parses `xlate <type>(x)`, of which `xlate` was read.
     pub(super) fn translate(&mut self, start: Span) -> Parsed<Tall> {
         self.expect("<", "behind xlate")?;
         let to = self.type_name()?;

@@ -1,14 +1,14 @@
-//! How high a tree of expressions may grow.
+//! Bounds the height of a tree of expressions.
 //!
-//! Trees are walked, compared and dropped by functions that call themselves, so that no text may make one higher than the stack bears:
-//! neither by nesting nor by `1 + 1 + 1 + ...`, whose tree leans to the left.
+//! Recursive functions walk, compare and drop trees, so no text may make a tree too high for the
+//! stack. Neither nesting may do so, nor `1 + 1 + 1 + ...`, whose tree leans to the left.
 
 use super::super::ast::{Expression, ExpressionKind, Span};
 
-/// Levels of the highest tree, and of the deepest nesting.
+/// The greatest height of a tree in levels, and the greatest depth of nesting.
 pub const HIGHEST: usize = 200;
 
-/// The tree would be higher than [`HIGHEST`].
+/// The error of a tree higher than [`HIGHEST`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooHigh;
 
@@ -17,15 +17,15 @@ pub struct TooHigh;
 pub struct Tall {
     /// The expression.
     pub expression: Expression,
-    /// Levels under it, with its own.
+    /// The number of levels, including its own.
     pub height: usize,
 }
 
 impl Tall {
-    /// An expression on top of others, of which the highest has `below` levels.
+    /// Makes an expression on top of others, of which the highest has `below` levels.
     ///
     /// # Errors
-    /// If it is too high.
+    /// The tree is too high.
     pub fn new(kind: ExpressionKind, span: Span, below: usize) -> Result<Self, TooHigh> {
         if below >= HIGHEST {
             return Err(TooHigh);

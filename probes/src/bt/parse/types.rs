@@ -1,4 +1,4 @@
-//! Names of types, and structures.
+//! Parses names of types, and structures.
 
 use super::super::ast::{Structure, StructureMember, TypeName};
 use super::super::diagnostic::Diagnostic;
@@ -7,26 +7,27 @@ use super::super::names;
 use super::{Parsed, Parser};
 use std::collections::BTreeSet;
 
-/// Words that only types are made of.
+/// The words that occur only in types.
 const TYPE_WORDS: &[&str] = &[
     "struct", "union", "enum", "const", "volatile", "unsigned", "signed", "long", "short", "int",
     "char", "void", "bool", "_Bool", "float", "double", "int8", "int16", "int32", "int64", "uint8",
     "uint16", "uint32", "uint64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64",
 ];
 
-/// Those of which several make one type.
+/// The words of which several make one type.
 const COMBINED: &[&str] = &["unsigned", "signed", "long", "short", "int", "char"];
 
-/// Most `*` of a type.
+/// The greatest number of `*` of a type.
 const MOST_POINTERS: usize = 8;
 
 impl Parser<'_> {
-    /// Whether a name may be that of a type: it is neither a translator's input nor a word of the language.
+    /// Checks whether a name may be a type's: it is neither a translator's input nor a word of the
+    /// language.
     fn may_be_type(&self, word: &str) -> bool {
         !names::is_taken(word) && self.input.as_deref() != Some(word)
     }
 
-    /// Whether a type comes next: one of C's words, or a name that is no value.
+    /// Checks whether a type comes next: one of C's words, or a name that is no value.
     pub(super) fn at_type(&mut self) -> Parsed<bool> {
         let TokenKind::Word(word) = self.peek()?.kind else {
             return Ok(false);
@@ -34,11 +35,11 @@ impl Parser<'_> {
         Ok(TYPE_WORDS.contains(&word) || self.may_be_type(word))
     }
 
-    /// `const struct file *`
+    /// Parses `const struct file *`.
     pub(super) fn type_name(&mut self) -> Parsed<TypeName> {
         let start = self.here()?;
         let mut base = self.base_type()?;
-        // `signed` says nothing but before `char`, which has a sign of its own here.
+        // `signed` matters only before `char`, which has a sign of its own here.
         if let Some(plain) = base.strip_prefix("signed ") {
             base = plain.to_owned();
         } else if base == "signed" {
@@ -52,7 +53,7 @@ impl Parser<'_> {
         })
     }
 
-    /// A type without `*`.
+    /// Parses a type without `*`.
     fn base_type(&mut self) -> Parsed<String> {
         self.qualifiers()?;
         let (first, span) = self.expect_word("a type")?;
@@ -86,7 +87,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// How many `*` follow; qualifiers between them are passed over.
+    /// Reads the `*` that follow and returns their number; qualifiers between them are skipped.
     fn pointers(&mut self) -> Parsed<usize> {
         let mut pointers = 0;
         while self.eat("*")? {
@@ -100,8 +101,9 @@ impl Parser<'_> {
         Ok(pointers)
     }
 
-    /// `(type)` before an operand, if that is what comes next; else nothing is read. `(x)` with a name that is neither built in nor a
-    /// translator's input is a type if an operand follows, and so is `(x *)`.
+    /// Parses `(type)` before an operand if that comes next; otherwise nothing is read. `(x)` is a
+    /// type if an operand follows and the name is neither a builtin nor a translator's input. `(x
+    /// *)` is a type, too.
     pub(super) fn cast(&mut self) -> Parsed<Option<TypeName>> {
         let start = self.position();
         self.next()?;
@@ -134,7 +136,7 @@ impl Parser<'_> {
         Ok(None)
     }
 
-    /// Whether what comes next can only begin an operand.
+    /// Checks whether the next token can only begin an operand.
     fn at_operand(&mut self) -> Parsed<bool> {
         Ok(match self.peek()?.kind {
             TokenKind::Word(_)
@@ -149,12 +151,12 @@ impl Parser<'_> {
         })
     }
 
-    /// `struct name { ... };`
+    /// Parses `struct name { ... };`
     pub(super) fn structure(&mut self) -> Parsed<Structure> {
         let start = self.next()?.span;
         let (name, _) = self.expect_word("the structure's name")?;
         let members = self.members(name)?;
-        // C wants it, bpftrace does not.
+        // C needs it, bpftrace does not.
         self.eat(";")?;
         Ok(Structure {
             name: name.to_owned(),
@@ -163,7 +165,7 @@ impl Parser<'_> {
         })
     }
 
-    /// `typedef struct tag { ... } name;`, with a structure for each of the two names.
+    /// Parses `typedef struct tag { ... } name;`, with a structure for each of the two names.
     pub(super) fn typedef(&mut self) -> Parsed<Vec<Structure>> {
         let start = self.next()?.span;
         if !self.eat_word("struct")? {
@@ -192,7 +194,7 @@ impl Parser<'_> {
             .collect())
     }
 
-    /// `{ type name, name[3]; ... }`
+    /// Parses `{ type name, name[3]; ... }`.
     fn members(&mut self, of: &str) -> Parsed<Vec<StructureMember>> {
         self.expect("{", &format!("behind struct {of}"))?;
         let mut members = Vec::new();
@@ -238,7 +240,7 @@ impl Parser<'_> {
         Ok(members)
     }
 
-    /// `[16]`
+    /// Parses `[16]`.
     fn elements(&mut self) -> Parsed<Option<u64>> {
         if !self.eat("[")? {
             return Ok(None);

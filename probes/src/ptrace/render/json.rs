@@ -36,7 +36,7 @@ use crate::ptrace::record::{EventType, Record, STATE_NAMES, sleep_parts};
 use crate::render::Render;
 use crate::syscall_table;
 
-/// Writes a line for each record.
+/// A renderer that writes a line for each record.
 #[derive(Debug)]
 pub struct Json {
     tasks: Tasks,
@@ -49,7 +49,7 @@ impl Default for Json {
 }
 
 impl Json {
-    /// Knows no names.
+    /// Makes a renderer that knows no names.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Render<Record> for Json {
         let event = EventType::of(record.event);
         let event = event.map_or_else(|| "unknown".to_owned(), |e| e.name().to_lowercase());
         let mut line = format!("{{\"event\":\"{event}\",\"pid\":{}", record.pid);
-        // writing to a String cannot fail
+        // Writing to a `String` cannot fail.
         if let Some(comm) = self.tasks.record(record).name() {
             let _ = write!(line, ",\"comm\":{}", string(comm.as_bytes()));
         }
@@ -82,7 +82,7 @@ impl Render<Record> for Json {
     }
 }
 
-/// The fields of the argument, each after a comma.
+/// Returns the fields of the argument, each after a comma.
 fn decoded(record: &Record) -> String {
     let text_or_null =
         |text: Option<&str>| text.map_or_else(|| "null".to_owned(), |t| string(t.as_bytes()));

@@ -1,7 +1,9 @@
-//! What the records of ptrace(3) are shown as: ptrace(1)'s text, JSON lines, a timeline for Perfetto's UI, a picture.
+//! Renders the records of ptrace(3): as ptrace(1)'s text, JSON lines, a timeline for Perfetto's UI,
+//! or a picture.
 //!
-//! The caller brings the records in the order in which they were read, and the place to write to. Any numbers can be in a record: types
-//! that nobody knows are shown by number, and what is kept of processes and CPUs is bounded.
+//! The caller brings the records in the order in which they were read, and the writer. A record may
+//! hold any numbers: unknown types are shown by number, and the state kept of processes and CPUs is
+//! bounded.
 
 mod json;
 mod order;
@@ -18,9 +20,10 @@ pub use perfetto::Perfetto;
 pub use svg::{MAX_DRAWN, MAX_ROWS, Svg};
 pub use text::Text;
 
-/// Most processes that a renderer keeps names and states of. What is known of those that were seen longest ago is forgotten.
+/// The greatest number of processes whose names and states a renderer keeps. Those seen longest ago
+/// are forgotten.
 const MAX_TASKS: usize = 65_536;
 /// The number of every CPU's idle task.
 const IDLE: u32 = 0;
-/// The name where none is known, as in ptrace(1).
+/// The name shown if none is known, as in ptrace(1).
 const NO_NAME: &str = "_";

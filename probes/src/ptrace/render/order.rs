@@ -1,30 +1,31 @@
-//! Records in the order of their times, where that can be known.
+//! Sorts records by time, as far as that is possible.
 //!
-//! A deadline is recorded when its period begins, with the time at which it will be. It is held back until a record of that time comes.
+//! A deadline is recorded when its period begins, with its time in the future. It is held back
+//! until a record of that time arrives.
 
 use std::collections::BTreeMap;
 
 use crate::ptrace::record::{EventType, Record};
 
-/// Most deadlines that are held back. When there are more, the earliest is not waited for.
+/// The greatest number of deadlines held back. Beyond it, the earliest is shown at once.
 const MAX_HELD: usize = 4096;
 
-/// Holds deadlines back.
+/// A queue that holds deadlines back.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// By time and order of arrival.
+    /// The held records, by time and order of arrival.
     held: BTreeMap<(i64, u64), Record>,
     arrived: u64,
     latest: Option<i64>,
 }
 
 impl Order {
-    /// The time of the latest record that was not a deadline.
+    /// Returns the time of the latest record that was not a deadline.
     pub(super) fn latest(&self) -> Option<i64> {
         self.latest
     }
 
-    /// What can be shown now that this record has come, in its order.
+    /// Accepts a record and returns, in order, those that can now be shown.
     pub(super) fn push(&mut self, record: Record) -> Vec<Record> {
         if EventType::of(record.event) == Some(EventType::Deadline) {
             self.arrived += 1;
@@ -49,7 +50,7 @@ impl Order {
         ready
     }
 
-    /// What is held still, in its order.
+    /// Returns the records still held, in order.
     pub(super) fn rest(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.held).into_values().collect()
     }

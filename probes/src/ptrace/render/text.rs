@@ -1,13 +1,16 @@
-//! The text of ptrace(1), which the programs that read it take apart by fields.
+//! The text of ptrace(1), which the programs that read it split into fields.
 //!
 //! ```text
 //! # time 0 is 1790000000000000000 ns since the epoch (clock realtime)
 //! 00000012000    103 01 cat  Sleep  Wakeme pc 0xffffffff81234567  5 0xffffff8123456708
 //! ```
 //!
-//! Fields: nanoseconds since the first event, process, machine, name (`_` if none is known), state, description, type and argument. Readers
-//! use the first four and the last two, so a name has no white space here, and no quote. Unlike in ptrace(1), the address of a sleep has got back the
-//! top byte that records have no room for, and a page fault says whether it was a write. Deadlines stand where their time is.
+//! Fields: nanoseconds since the first event, process, machine, name (`_` if none is known), state,
+//! description, type and argument. Readers use the first four and the last two, so a name has no
+//! white space here, and no quote.
+//!
+//! Unlike in ptrace(1), the address of a sleep has its top byte restored, for which records have no
+//! room. A page fault says whether it was a write. Deadlines stand at their own time.
 
 use std::io::{self, Write};
 
@@ -17,12 +20,12 @@ use super::trap::{Trap, system_call};
 use crate::ptrace::record::{EventType, Record, STATE_NAMES, sleep_parts};
 use crate::render::Render;
 
-/// What ptrace(1) calls the state 11, here and only here.
+/// ptrace(1)'s name for state 11, which it uses only here.
 const RENDEZVOUS: (u8, &str) = (11, "Rendez");
-/// What it calls states that it does not know.
+/// ptrace(1)'s name for states that it does not know.
 const UNKNOWN: &str = "unknown";
 
-/// Writes a line for each record.
+/// A renderer that writes a line for each record.
 #[derive(Debug)]
 pub struct Text {
     first: Option<i64>,
@@ -37,7 +40,7 @@ impl Default for Text {
 }
 
 impl Text {
-    /// The first record that comes is at time 0.
+    /// Makes a renderer for which the first record is at time 0.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -82,7 +85,7 @@ impl Render<Record> for Text {
     }
 }
 
-/// What happened.
+/// Returns the description of what happened.
 fn description(record: &Record) -> String {
     match EventType::of(record.event) {
         Some(EventType::Sleep) => {
@@ -110,7 +113,8 @@ fn state_name(state: u8) -> &'static str {
     name.unwrap_or(UNKNOWN)
 }
 
-/// A name as one field: white space would make two of it, and readers would take a quote for the beginning of quoted text.
+/// Returns a name as one field. White space would split it in two, and readers would take a quote
+/// for the beginning of quoted text.
 fn one_field(name: &str) -> String {
     name.replace(
         |c: char| c.is_whitespace() || c.is_control() || c == '\'',

@@ -1,32 +1,32 @@
-//! What the argument of a trap says.
+//! Decodes the argument of a trap.
 
 use crate::ptrace::record::{TRAP_FAULT, TRAP_MASK, TRAP_SYSTEM_CALL, TRAP_WRITE};
 use crate::syscall_table;
 
-/// What trapped.
+/// The cause of a trap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trap {
     /// A page fault.
     Fault {
         /// The address, less its upper four bits.
         address: u64,
-        /// Whether it was a write.
+        /// Whether the access was a write.
         write: bool,
     },
     /// A system call.
     SystemCall {
-        /// Its number.
+        /// The system call's number.
         number: u64,
     },
     /// Another trap.
     Other {
-        /// Its number.
+        /// The trap's vector.
         vector: u64,
     },
 }
 
 impl Trap {
-    /// As readers of Plan 9 look at it: a fault first, then a system call.
+    /// Decodes an argument as Plan 9's readers do: first as a fault, then as a system call.
     pub(super) fn of(argument: u64) -> Self {
         let value = argument & TRAP_MASK;
         if argument & TRAP_FAULT != 0 {
@@ -41,7 +41,7 @@ impl Trap {
     }
 }
 
-/// The name of a system call, `sc` and its number if it has none.
+/// Returns the name of a system call, or `sc` and its number if it has none.
 pub(super) fn system_call(number: u64) -> String {
     syscall_table::by_number(number)
         .map_or_else(|| format!("sc{number}"), |call| call.name.to_owned())

@@ -1,8 +1,9 @@
 //! Handlers of interrupts, and their vectors.
 //!
-//! What the vector leads to (`common_interrupt`, `sysvec_X`) may switch to another task before it returns. So the interrupt is the run of
-//! the function that it calls, which has the same name behind two underscores. Where the compiler has put that into its caller, it is short:
-//! the interrupt then begins and ends at one moment.
+//! The vector's entry (`common_interrupt`, `sysvec_X`) may switch to another task before it
+//! returns. So the interrupt is taken to be the run of the function that it calls, named with two
+//! underscores in front. If the compiler has inlined that function, it is short, and the interrupt
+//! begins and ends at one moment.
 
 use super::super::program::{EventHook, Vector};
 use super::super::record::EventType;
@@ -38,7 +39,7 @@ const HANDLERS: [(&str, Vector); 24] = [
     ("sysvec_spurious_apic_interrupt", Vector::Fixed(0xff)),
 ];
 
-/// Adds those that a kernel has.
+/// Adds the handlers that a kernel has.
 pub(super) fn find(view: &KernelView, sources: &mut Sources) {
     let before = sources.list.len();
     for (name, vector) in HANDLERS {

@@ -1,4 +1,5 @@
-//! Expressions of the strict dialect: three levels of operators with two operands, and no other operators.
+//! Parses expressions of the strict dialect: three levels of operators with two operands, and no
+//! other operators.
 
 use super::super::super::ast::{
     BinaryOperator, Builtin, Call, Expression, ExpressionKind, Function, LvalueKind, Span,
@@ -9,7 +10,7 @@ use super::super::tree::Tall;
 use super::{Parsed, Parser, SyntaxError};
 
 impl Parser<'_> {
-    /// Expressions with commas between, and the height of the highest.
+    /// Parses expressions with commas between. Returns also the height of the highest.
     pub(super) fn list(&mut self) -> Parsed<(Vec<Expression>, usize)> {
         let first = self.expression()?;
         let mut below = first.height;
@@ -26,7 +27,7 @@ impl Parser<'_> {
         self.deeper(|parser| parser.binary(0))
     }
 
-    /// The three levels of operators, all of them from left to right.
+    /// Parses the three levels of operators, all of them from left to right.
     fn binary(&mut self, level: usize) -> Parsed<Tall> {
         let operand = |parser: &mut Self| match level {
             2 => parser.factor(),
@@ -73,7 +74,7 @@ impl Parser<'_> {
         self.node(kind, start, 0)
     }
 
-    /// `(x)`, or a tuple.
+    /// Parses `(x)`, or a tuple.
     fn parentheses(&mut self, start: Span) -> Parsed<Tall> {
         self.next();
         let (mut items, below) = self.list()?;
@@ -88,7 +89,7 @@ impl Parser<'_> {
         self.node(ExpressionKind::Tuple(items), span, below)
     }
 
-    /// `@name`, `@name[keys]` or `@name.0`; the name was read.
+    /// Parses `@name`, `@name[keys]` or `@name.0`; the name was read.
     pub(super) fn global(&mut self, name: String, start: Span) -> Parsed<Tall> {
         let (keys, below) = self.keys()?;
         let is_map = !keys.is_empty();
@@ -102,7 +103,8 @@ impl Parser<'_> {
         }
     }
 
-    /// `[keys]` behind a global variable, if they are there, and the height of the highest.
+    /// Parses `[keys]` behind a global variable, if they are there. Returns also the height of the
+    /// highest.
     pub(super) fn keys(&mut self) -> Parsed<(Vec<Expression>, usize)> {
         if !self.eat(b'[') {
             return Ok((Vec::new(), 0));
@@ -112,7 +114,7 @@ impl Parser<'_> {
         Ok(keys)
     }
 
-    /// `.0` and the like behind a variable. Of several the last one counts.
+    /// Parses `.0` and the like behind a variable. Of several the last one counts.
     pub(super) fn items(&mut self, variable: Tall) -> Parsed<Tall> {
         let start = variable.expression.span;
         let mut last = None;
@@ -132,7 +134,7 @@ impl Parser<'_> {
         self.node(ExpressionKind::Item { of, index }, span, below)
     }
 
-    /// `str($1)` or `str($1, length)`.
+    /// Parses `str($1)` or `str($1, length)`.
     fn str_call(&mut self, start: Span) -> Parsed<Tall> {
         self.next();
         self.expect(b'(')?;
@@ -162,7 +164,7 @@ impl Parser<'_> {
     }
 }
 
-/// The operator of a level that a token is, if it is one.
+/// Returns the operator of a level that a token is, if it is one.
 fn operator(token: &Token, level: usize) -> Option<BinaryOperator> {
     use BinaryOperator as B;
     Some(match (level, token) {

@@ -1,8 +1,9 @@
 //! The strict dialect: the grammar of OpenBSD's bt(5), no more and no less.
 //!
-//! OpenBSD's parser looks one token ahead, and only where it must; its messages stand where its lexer is at that time. This one does
-//! the same, so that a token is looked at ([`Parser::peek`]) only where the grammar cannot go on without it. After a message
-//! everything is passed over up to what may begin a rule, and nothing is told before three tokens fit again.
+//! OpenBSD's parser looks one token ahead, and only if it must; its messages stand where its lexer
+//! is at that time. This parser does the same: it looks at a token ([`Parser::peek`]) only if the
+//! grammar cannot go on without it. After a message it skips to the next possible start of a rule,
+//! and reports nothing before three tokens fit again.
 
 mod expressions;
 mod statements;
@@ -13,10 +14,11 @@ use super::super::lex::strict::{Lexer, Token};
 use super::super::names::StrictWord;
 use super::tree::{HIGHEST, Tall, TooHigh};
 
-/// Tokens that must fit after a message before the next one.
+/// The number of tokens that must fit after a message before the next one.
 const QUIET: usize = 3;
 
-/// Units of `profile` and `interval`, and the most of each: no period may be above `i64::MAX` nanoseconds.
+/// The units of `profile` and `interval`, and the greatest number of each: no period may be above
+/// `i64::MAX` nanoseconds.
 const UNITS: &[(&str, i64)] = &[
     ("hz", 1_000_000),
     ("us", i64::MAX / 1_000),
@@ -24,7 +26,7 @@ const UNITS: &[(&str, i64)] = &[
     ("s", i64::MAX / 1_000_000_000),
 ];
 
-/// The text does not go on as the grammar does.
+/// The error of a text that does not match the grammar.
 #[derive(Debug)]
 struct SyntaxError;
 
@@ -38,11 +40,11 @@ type Parsed<T> = Result<T, SyntaxError>;
 
 struct Parser<'t> {
     lexer: Lexer<'t>,
-    /// The token looked at.
+    /// The token ahead.
     ahead: Option<Token>,
-    /// Tokens that fitted since the last syntax error.
+    /// The number of tokens that fitted since the last syntax error.
     fitted: usize,
-    /// How deep calls are in one another.
+    /// The depth of nested calls.
     depth: usize,
 }
 
@@ -85,7 +87,8 @@ impl Parser<'_> {
         script
     }
 
-    /// Tells that the token ahead does not fit, unless a message stands there or close before.
+    /// Reports that the token ahead does not fit, unless there is a message there or shortly
+    /// before.
     fn syntax_error(&mut self) {
         self.peek();
         if self.fitted >= QUIET {
@@ -108,7 +111,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Whether the next token is this byte, which is then read.
+    /// Reads the next token if it is this byte. Returns whether it was.
     fn eat(&mut self, byte: u8) -> bool {
         let found = *self.peek() == Token::Byte(byte);
         if found {
@@ -121,7 +124,7 @@ impl Parser<'_> {
         self.eat(byte).then_some(()).ok_or(SyntaxError)
     }
 
-    /// From `start` to the last byte read, less a token only looked at.
+    /// Returns the span from `start` to the last byte read, less a token only looked at.
     fn from(&self, start: Span) -> Span {
         match self.ahead {
             None => start.to(self.lexer.span()),
@@ -132,7 +135,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Where the next token stands.
+    /// Returns the span of the next token.
     fn here(&mut self) -> Span {
         self.peek();
         self.lexer.span()
@@ -233,7 +236,7 @@ impl Parser<'_> {
         })
     }
 
-    /// What may be said of `unit:number`.
+    /// Checks `unit:number`.
     fn check_unit(&mut self, unit: &str, number: i64) {
         match UNITS.iter().find(|(known, _)| *known == unit) {
             None => self.lexer.wrong(format!("Invalid unit: {unit}")),

@@ -1,4 +1,4 @@
-//! Statements of the strict dialect.
+//! Parses statements of the strict dialect.
 
 use super::super::super::ast::{
     Aggregation, Block, Call, Expression, ExpressionKind, Function, Lvalue, LvalueKind, Span,
@@ -10,7 +10,7 @@ use super::super::tree::Tall;
 use super::{Parsed, Parser, SyntaxError};
 
 impl Parser<'_> {
-    /// `{ ... }`
+    /// Parses `{ ... }`.
     pub(super) fn action(&mut self) -> Parsed<Block> {
         self.expect(b'{')?;
         let mut block = Block::default();
@@ -20,7 +20,7 @@ impl Parser<'_> {
         Ok(block)
     }
 
-    /// `{ ... }`, or one statement with its `;`.
+    /// Parses `{ ... }`, or one statement with its `;`.
     fn block(&mut self) -> Parsed<Block> {
         if *self.peek() == Token::Byte(b'{') {
             return self.action();
@@ -35,7 +35,7 @@ impl Parser<'_> {
         })
     }
 
-    /// A statement; none is `;`.
+    /// Parses a statement; returns `None` for `;` alone.
     fn statement(&mut self) -> Parsed<Option<Statement>> {
         let start = self.here();
         let kind = match self.peek().clone() {
@@ -74,7 +74,7 @@ impl Parser<'_> {
         }
     }
 
-    /// What follows `if`, which is ahead.
+    /// Parses the rest of `if`, which is ahead.
     fn condition(&mut self) -> Parsed<StatementKind> {
         self.next();
         self.expect(b'(')?;
@@ -97,7 +97,7 @@ impl Parser<'_> {
         })
     }
 
-    /// What follows `@name`.
+    /// Parses the rest behind `@name`.
     fn store_global(&mut self, name: String, start: Span) -> Parsed<StatementKind> {
         let (keys, _) = self.keys()?;
         let tuple = matches!(
@@ -145,7 +145,7 @@ impl Parser<'_> {
         Ok(kind)
     }
 
-    /// `(x)` behind a word that is ahead.
+    /// Parses `(x)` behind a word that is ahead.
     fn argument(&mut self) -> Parsed<Expression> {
         self.next();
         self.expect(b'(')?;
@@ -154,7 +154,7 @@ impl Parser<'_> {
         Ok(value)
     }
 
-    /// `lhist(x, min, max, step)`, of which the name is ahead: x, and its buckets.
+    /// Parses `lhist(x, min, max, step)`, of which the name is ahead. Returns x and its buckets.
     fn linear_histogram(&mut self) -> Parsed<(Expression, Aggregation)> {
         self.next();
         self.expect(b'(')?;
@@ -174,7 +174,7 @@ impl Parser<'_> {
             };
             *slot = number;
             let [min, ..] = numbers;
-            // There are no negative numbers, so that "negative minimum" is what no text can get.
+            // There are no negative numbers, so no text can cause "negative minimum".
             if count == 1 && number <= min {
                 self.lexer
                     .wrong(format!("maximum smaller than minimum ({number} < {min})"));
@@ -194,7 +194,7 @@ impl Parser<'_> {
         Ok((value, aggregation))
     }
 
-    /// A function that is no expression; its name is ahead.
+    /// Parses a function that is no expression; its name is ahead.
     fn call_statement(&mut self, word: StrictWord) -> Parsed<StatementKind> {
         let name_span = self.here();
         let function = match word {
@@ -238,7 +238,7 @@ impl Parser<'_> {
         }))
     }
 
-    /// `$x`, `@x`, or an item of a tuple that such a variable holds.
+    /// Parses `$x`, `@x`, or an item of a tuple that such a variable holds.
     pub(super) fn variable(&mut self) -> Parsed<Tall> {
         let start = self.here();
         let kind = match self.peek().clone() {
@@ -255,7 +255,7 @@ impl Parser<'_> {
         self.items(variable)
     }
 
-    /// An expression, or a global with how many of its entries are wanted.
+    /// Parses an expression, or a global with the number of its entries to print.
     fn print_arguments(&mut self) -> Parsed<Vec<Expression>> {
         let first = self.expression()?.expression;
         let whole = first.is_whole_global();

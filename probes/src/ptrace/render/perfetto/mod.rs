@@ -1,4 +1,5 @@
-//! A timeline for <https://ui.perfetto.dev>: what each process did, and what each CPU ran.
+//! A timeline for <https://ui.perfetto.dev>: the states of each process, and the processes on each
+//! CPU.
 //!
 //! | Track | Slices | Instants |
 //! |---|---|---|
@@ -6,11 +7,12 @@
 //! | `CPU N` | what runs there | wake-ups while nothing that is traced runs there |
 //! | `CPU N interrupts` | interrupts, by vector | |
 //!
-//! A CPU that is idle shows nothing, and what happens there without a process is on its track.
+//! An idle CPU shows no slice, and events there without a process are on its track.
 //!
-//! An arrow leads from each wake-up to the next time that the woken process runs. Who wakes is the process that runs on the CPU of the
-//! record, also after it has begun to exit; who becomes ready on the CPU where it runs has been preempted. Slices are closed where their end is not told: when another process runs on
-//! the CPU, and at the end of the file.
+//! An arrow leads from each wake-up to the next time that the woken process runs. The waker is the
+//! process that runs on the record's CPU, even after it has begun to exit. A process that becomes
+//! ready on the CPU where it runs was preempted. A slice without a recorded end is closed when
+//! another process runs on the CPU, and at the end of the file.
 
 mod scene;
 
@@ -24,7 +26,7 @@ use crate::ptrace::record::{EventType, Record};
 use crate::render::Render;
 use scene::Scene;
 
-/// Writes packets as records come.
+/// A renderer that writes packets as records arrive.
 #[derive(Debug)]
 pub struct Perfetto {
     started: bool,
@@ -40,7 +42,7 @@ impl Default for Perfetto {
 }
 
 impl Perfetto {
-    /// Times are CLOCK_REALTIME, and nothing else is known of clocks.
+    /// Makes a renderer whose times are CLOCK_REALTIME, with no other clock known.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -51,8 +53,8 @@ impl Perfetto {
         }
     }
 
-    /// Says besides by how many nanoseconds CLOCK_REALTIME is ahead of CLOCK_BOOTTIME, so that a trace of the host, whose times are
-    /// CLOCK_BOOTTIME, can be opened together with this one.
+    /// Writes also by how many nanoseconds CLOCK_REALTIME is ahead of CLOCK_BOOTTIME. A trace of
+    /// the host, whose times are CLOCK_BOOTTIME, can then be opened together with this one.
     #[must_use]
     pub fn with_boottime_offset(mut self, realtime_less_boottime: i64) -> Self {
         self.boottime_offset = Some(realtime_less_boottime);
@@ -73,7 +75,7 @@ impl Perfetto {
         let (pid, cpu, argument) = (record.pid, record.machine, record.argument);
         let scene = &mut self.scene;
         match EventType::of(record.event) {
-            // The tasks of idle CPUs have one number and many places.
+            // The tasks of idle CPUs share one number but run on many CPUs.
             Some(EventType::Run | EventType::Edf) if pid == IDLE => scene.idle(cpu, time, out),
             Some(EventType::Ready | EventType::Sleep | EventType::Dead | EventType::Name)
                 if pid == IDLE =>
@@ -101,7 +103,8 @@ impl Render<Record> for Perfetto {
             self.start(u64::try_from(record.time).unwrap_or(0), out)?;
         }
         for ready in self.order.push(*record) {
-            // A deadline that could not be held back any longer lies ahead, and nothing may be shown before what is on its track.
+            // A deadline that could be held back no longer lies ahead, and nothing may be shown
+            // before the last item on its track.
             let latest = self.order.latest().unwrap_or(ready.time);
             let time = u64::try_from(ready.time.min(latest)).unwrap_or(0);
             self.show(&ready, time, out)?;
@@ -132,7 +135,7 @@ fn said<'a>(name: &'a str, category: &'a str, notes: &'a [(&'a str, Note<'a>)]) 
     }
 }
 
-/// Shows what has no duration.
+/// Shows an event without duration.
 fn instant(
     record: &Record,
     event: Option<EventType>,

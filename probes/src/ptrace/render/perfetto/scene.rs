@@ -1,4 +1,4 @@
-//! Processes and CPUs as the records have left them, and their tracks.
+//! The current state of processes and CPUs, and their tracks.
 
 use std::io::{self, Write};
 
@@ -9,24 +9,24 @@ use crate::perfetto::{Event, NamedTrack, Note, ThreadTrack, Track};
 use crate::ptrace::record::{STATE_NAMES, sleep_parts};
 use crate::recent::Recent;
 
-/// Most CPUs that are known of at a time.
+/// The greatest number of CPUs known at a time.
 const MAX_CPUS: usize = 4096;
 
-/// Identities of tracks: the upper half says what of, the lower one is the number.
+/// The upper half of a track's identity, which says its kind; the lower half is the number.
 const CPUS: u64 = 1;
 const CPU: u64 = 1 << 32;
 const INTERRUPTS: u64 = 2 << 32;
 const PROCESS: u64 = 3 << 32;
 const THREAD: u64 = 4 << 32;
 
-/// What is shown.
+/// The current state of the timeline.
 #[derive(Debug)]
 pub(super) struct Scene {
     tasks: Recent<u32, Task>,
     cpus: Recent<u32, Cpu>,
-    /// Arrows begun.
+    /// The number of arrows begun.
     flows: u64,
-    /// The time before which nothing is written to a track that has been forgotten and is known anew.
+    /// The time before which nothing is written to a track that was forgotten and is known again.
     floor: u64,
 }
 
@@ -42,9 +42,9 @@ struct Task {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Unknown,
-    /// On a CPU.
+    /// Running on a CPU.
     Running(u32),
-    /// Was running on a CPU where something else runs now; its own record is still to come.
+    /// Was running on a CPU where another process runs now; its own record is still to come.
     Displaced(u32),
     Ready,
     Asleep,
@@ -57,12 +57,12 @@ enum State {
 struct Cpu {
     track: Track,
     interrupts: Option<Track>,
-    /// Who runs there.
+    /// The process that runs on the CPU.
     running: Option<u32>,
 }
 
 impl Scene {
-    /// Nobody is known.
+    /// Makes a timeline without processes.
     pub(super) fn new() -> Self {
         Self {
             tasks: Recent::new(MAX_TASKS),
@@ -72,7 +72,7 @@ impl Scene {
         }
     }
 
-    /// The track that all CPUs stand under.
+    /// Writes the track that is the parent of all CPUs.
     pub(super) fn start(&self, out: &mut dyn Write) -> io::Result<()> {
         let cpus = NamedTrack {
             uuid: CPUS,
@@ -82,7 +82,7 @@ impl Scene {
         cpus.describe(out)
     }
 
-    /// The process runs.
+    /// Records that the process runs.
     pub(super) fn run(
         &mut self,
         pid: u32,
@@ -109,7 +109,7 @@ impl Scene {
         self.enter(pid, State::Running(cpu), &slice, time, out)
     }
 
-    /// What ran on the CPU does so no longer.
+    /// Records that the CPU's process runs there no longer.
     pub(super) fn idle(&mut self, cpu: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
         let on_cpu = self.cpu(cpu, out)?;
         on_cpu.track.close(out, time)?;
@@ -124,7 +124,7 @@ impl Scene {
         Ok(())
     }
 
-    /// It can run: it was preempted, or somebody has woken it.
+    /// Records that the process can run: it was preempted or woken.
     pub(super) fn ready(
         &mut self,
         pid: u32,
@@ -140,7 +140,7 @@ impl Scene {
             let slice = said("Preempted", "sched", &[]);
             return self.enter(pid, State::Ready, &slice, time, out);
         }
-        // Who is ready already is woken to no effect.
+        // Waking a process that is ready already has no effect.
         let flow = (state != State::Ready).then(|| {
             self.flows += 1;
             self.flows
@@ -160,7 +160,7 @@ impl Scene {
             return Ok(());
         }
         self.task(pid, out)?.flow = flow;
-        // Who is about to wait on another CPU can be woken before it does.
+        // A process about to wait on another CPU can be woken before it does.
         if matches!(state, State::Running(_)) {
             return Ok(());
         }
@@ -169,7 +169,7 @@ impl Scene {
         self.enter(pid, State::Ready, &slice, time, out)
     }
 
-    /// It waits.
+    /// Records that the process waits.
     pub(super) fn sleep(
         &mut self,
         pid: u32,
@@ -187,8 +187,8 @@ impl Scene {
         self.enter(pid, State::Asleep, &said(&name, "sched", &notes), time, out)
     }
 
-    /// It exits, which is the end of what it did. It is what wakes others on its CPU until something else runs there: its parent, and who
-    /// reads what it wrote.
+    /// Records that the process exits, which ends its slices. Until something else runs on its CPU,
+    /// it counts as the waker there: of its parent, and of readers of what it wrote.
     pub(super) fn die(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
         let task = self.task(pid, out)?;
         task.track.instant(out, time, &said("Dead", "sched", &[]))?;
@@ -202,7 +202,7 @@ impl Scene {
         self.cpu(cpu, out)?.track.close(out, time)
     }
 
-    /// Something happened to it.
+    /// Writes an instant to the process's track.
     pub(super) fn instant(
         &mut self,
         pid: u32,
@@ -213,7 +213,7 @@ impl Scene {
         self.task(pid, out)?.track.instant(out, time, said)
     }
 
-    /// Something happened on a CPU that was idle.
+    /// Writes an instant to the track of an idle CPU.
     pub(super) fn idle_instant(
         &mut self,
         cpu: u32,
@@ -224,7 +224,7 @@ impl Scene {
         self.cpu(cpu, out)?.track.instant(out, time, said)
     }
 
-    /// It is called something else.
+    /// Records a process's new name.
     pub(super) fn name(
         &mut self,
         pid: u32,
@@ -239,7 +239,7 @@ impl Scene {
         Ok(())
     }
 
-    /// An interrupt begins, while a process runs.
+    /// Begins an interrupt, while a process runs.
     pub(super) fn interrupt(
         &mut self,
         cpu: u32,
@@ -258,7 +258,7 @@ impl Scene {
         track.begin(out, time, &said(&name, "interrupt", &notes))
     }
 
-    /// The innermost interrupt of a CPU ends.
+    /// Ends the innermost interrupt of a CPU.
     pub(super) fn interrupt_end(
         &mut self,
         cpu: u32,
@@ -269,7 +269,7 @@ impl Scene {
         if track.is_open() {
             return track.end(out, time, &[]);
         }
-        // Its beginning was before the first record.
+        // The interrupt began before the first record.
         track.instant(out, time, &said("interrupt ends", "interrupt", &[]))
     }
 
@@ -288,7 +288,7 @@ impl Scene {
         Ok(())
     }
 
-    /// The slices that the process has are over, and this one begins.
+    /// Ends the process's slices and begins this one.
     fn enter(
         &mut self,
         pid: u32,
@@ -303,7 +303,7 @@ impl Scene {
         task.track.begin(out, time, slice)
     }
 
-    /// If the process runs on a CPU, nothing does there any more.
+    /// Clears the CPU on which the process runs, if any.
     fn leave_cpu(&mut self, pid: u32, time: u64, out: &mut dyn Write) -> io::Result<()> {
         let state = self.tasks.get(pid).map(|task| task.state);
         let Some(State::Running(cpu) | State::Exiting(cpu)) = state else {
@@ -318,7 +318,7 @@ impl Scene {
         }
     }
 
-    /// What a process is called beside others.
+    /// Returns the label of a process beside others.
     fn label(&self, pid: u32) -> String {
         let name = self.tasks.get(pid).and_then(|task| task.name.as_deref());
         label(pid, name)
@@ -328,7 +328,7 @@ impl Scene {
         self.known(pid, || None, out)
     }
 
-    /// The process, with this name if it has not been known.
+    /// Returns the process, adding it with this name if it is not known.
     fn known(
         &mut self,
         pid: u32,
@@ -402,7 +402,7 @@ fn label(pid: u32, name: Option<&str>) -> String {
     format!("{} {pid}", name.unwrap_or(NO_NAME))
 }
 
-/// Makes the track of a process known.
+/// Writes the descriptor of a process's track.
 fn describe_task(pid: u32, name: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     let id = u64::from(pid);
     let track = ThreadTrack {

@@ -1,4 +1,4 @@
-//! The drawing itself.
+//! Writes the SVG of a picture.
 
 use std::io::{self, Write};
 
@@ -7,21 +7,21 @@ use super::super::trap::{Trap, system_call};
 use super::{Mark, Row, Slice, State, Svg};
 use crate::ptrace::record::STATE_NAMES;
 
-/// Where bars begin, and how wide they can be.
+/// The left edge of the bars, and their greatest width.
 const LEFT: i64 = 190;
 const WIDTH: i64 = 1200;
 const MARGIN: i64 = 20;
-/// Above the rows: the title, and the axis with its labels.
+/// The space above the rows: the title, and the axis with its labels.
 const TOP: i64 = 56;
 const AXIS: i64 = 44;
-/// A row, and within it marks, bar, marks.
+/// The height of a row, and within it marks, bar, marks.
 const ROW: i64 = 20;
 const BAR_FROM: i64 = 7;
 const BAR: i64 = 6;
 const MARK: i64 = 4;
-/// Below the rows: what is left out.
+/// The space below the rows, for the note on what is left out.
 const BOTTOM: i64 = 30;
-/// Most parts of the axis that have a label.
+/// The greatest number of labelled parts of the axis.
 const AXIS_PARTS: i64 = 10;
 
 const STYLE: &str = "text{font:12px monospace;fill:#000}\
@@ -83,7 +83,7 @@ fn legend(out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A line and a label at round times.
+/// Writes a line and a label at round times.
 fn axis(all: &Svg, height: i64, out: &mut dyn Write) -> io::Result<()> {
     let step = round_step(all.end);
     let (mut time, bottom) = (0, height - BOTTOM);
@@ -102,7 +102,7 @@ fn axis(all: &Svg, height: i64, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The least of 1, 2, 5, 10, 20... of which so many parts or fewer are in `length`.
+/// Returns the least of 1, 2, 5, 10, 20... that divides `length` into at most so many parts.
 fn round_step(length: i64) -> i64 {
     let least = length / AXIS_PARTS;
     let mut power: i64 = 1;
@@ -118,7 +118,7 @@ fn round_step(length: i64) -> i64 {
     }
 }
 
-/// Where a time is, with three decimals.
+/// Returns the position of a time, with three decimals.
 fn place(time: i64, length: i64) -> Decimal {
     let part = i128::from(time) * i128::from(WIDTH) * 1000 / i128::from(length.max(1));
     Decimal(i128::from(LEFT) * 1000 + part)
@@ -159,7 +159,7 @@ fn part(
         }
     };
     let (from, to) = (place(slice.from, length), place(slice.to, length));
-    // What is too short to be seen is a line at least.
+    // A slice that is too short to be seen is still a line.
     let width = Decimal((to.0 - from.0).max(100));
     let (cpu, at) = (slice.cpu, Duration(slice.from));
     let lasts = Duration(slice.to.saturating_sub(slice.from));
@@ -196,7 +196,7 @@ impl std::fmt::Display for Decimal {
     }
 }
 
-/// Nanoseconds, in the unit that suits them.
+/// Nanoseconds, printed in the unit that suits them.
 struct Duration(i64);
 
 impl std::fmt::Display for Duration {
@@ -215,7 +215,7 @@ impl std::fmt::Display for Duration {
     }
 }
 
-/// Text in XML 1.0, which has no place for most control characters at all.
+/// Returns text for XML 1.0, which cannot represent most control characters.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

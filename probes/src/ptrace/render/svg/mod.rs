@@ -1,13 +1,15 @@
-//! A picture of the timeline, as ptrace(1)'s viewer draws it, in SVG: one row for each process, and what it did as a bar.
+//! Draws the timeline as an SVG picture, as ptrace(1)'s viewer does: one row for each process, and
+//! its states as a bar.
 //!
-//! Blue: it ran. Green: it was ready. Red: it waited. Above the bar a blue mark for each system call, below it a red one for each page fault and a
-//! black one for each other trap. What slices and marks are is told when the mouse rests on them. The file needs nothing beside it and
-//! has no script in it.
+//! Blue means running, green ready, red waiting. Above the bar, each system call is a blue mark.
+//! Below it, each page fault is a red mark and each other trap a black one. A slice's or mark's
+//! meaning is shown when the mouse rests on it. The file is self-contained and has no script in it.
 //!
-//! Idle CPUs have no row: their tasks have one number, and are no process.
+//! Idle CPUs have no row: their tasks share one number and are no process.
 //!
-//! The picture can only be drawn when all is known, so that much is kept: the first [`MAX_ROWS`] processes, and [`MAX_DRAWN`] slices and
-//! marks. It ends there, and says how many records came after it.
+//! The picture can only be drawn once everything is known, so what is kept is bounded. The bounds
+//! are the first [`MAX_ROWS`] processes, and [`MAX_DRAWN`] slices and marks. The picture ends
+//! there, and says how many records came after it.
 
 mod draw;
 
@@ -19,21 +21,21 @@ use super::tasks::name;
 use crate::ptrace::record::{EventType, Record};
 use crate::render::Render;
 
-/// Most processes in a picture.
+/// The greatest number of processes in a picture.
 pub const MAX_ROWS: usize = 1000;
-/// Most slices and marks.
+/// The greatest number of slices and marks in a picture.
 pub const MAX_DRAWN: usize = 50_000;
 
-/// Keeps what is to be drawn, and draws it at the end.
+/// A renderer that keeps what is to be drawn, and draws it at the end.
 #[derive(Debug, Default)]
 pub struct Svg {
     first: i64,
     /// Nanoseconds from `first` to the last record that is drawn.
     end: i64,
     rows: Vec<Row>,
-    /// Processes' places in `rows`.
+    /// The processes' indexes in `rows`.
     places: BTreeMap<u32, usize>,
-    /// Slices and marks kept.
+    /// The number of slices and marks kept.
     drawn: usize,
     left_out: u64,
 }
@@ -47,16 +49,16 @@ struct Row {
     name: Option<String>,
     slices: Vec<Slice>,
     marks: Vec<Mark>,
-    /// What it does now, and since when.
+    /// Its current state, the CPU, and the time since when.
     now: Option<(State, u32, i64)>,
 }
 
-/// What a bar's part says.
+/// The meaning of a part of a bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Running,
     Ready,
-    /// With the number of Plan 9's state.
+    /// Waiting, with the number of Plan 9's state.
     Waiting(u8),
 }
 
@@ -77,13 +79,13 @@ struct Mark {
 }
 
 impl Svg {
-    /// Nothing is known.
+    /// Makes an empty picture.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The row of the record's process; `None` if there is no room for another one.
+    /// Returns the row of the record's process; `None` if there is no room for another one.
     fn row(&mut self, record: &Record) -> Option<&mut Row> {
         let place = match self.places.get(&record.pid) {
             Some(place) => *place,
@@ -112,7 +114,7 @@ impl Row {
         }
     }
 
-    /// The process does something else now, or nothing; whether a slice has come to its end.
+    /// Changes the process's state, or ends it. Returns whether a slice has come to its end.
     fn change(&mut self, state: Option<State>, cpu: u32, time: i64) -> bool {
         let before = self.now.take();
         self.now = state.map(|state| (state, cpu, time));
@@ -157,7 +159,7 @@ impl Render<Record> for Svg {
             }
             Some(EventType::Dead) => row.change(None, cpu, time),
             _ => {
-                // What is seen of first by something that only a running process does, runs.
+                // Only a running process does this, so a process first seen by it runs.
                 let runs = matches!(
                     event,
                     Some(
