@@ -1,7 +1,8 @@
-//! Values as words of a ring's record.
+//! Encodes values as words of a ring's record.
 //!
-//! A record is the number of its emission and how many values follow, then the values, each a word of kind and length and its own words.
-//! What has no room is given up whole: the ring counts it.
+//! A record is its emission's number with the number of values, then the values. Each value is a
+//! word of kind and length, then its own words. A record without room is dropped whole, and the
+//! ring counts it.
 
 use std::sync::Arc;
 
@@ -18,10 +19,11 @@ const USER_SYMBOL: u64 = 6;
 const KERNEL_STACK: u64 = 7;
 const USER_STACK: u64 = 8;
 const KIND_BITS: u32 = 8;
-/// Values within each other that are read back: [`Value::tuple`] makes no more, damaged words could say so.
+/// The greatest depth of nested values that is read back. [`Value::tuple`] makes no more, but
+/// damaged words could say so.
 const DEEPEST: usize = MOST_LEVELS + 1;
 
-/// Words of a record before its values.
+/// The number of words of a record before its values.
 pub(super) const HEADER: usize = 1;
 
 /// Writes a record.
@@ -74,7 +76,7 @@ fn put_bytes(slot: &mut SlotWriter<'_>, bytes: &[u8]) -> bool {
     })
 }
 
-/// The emission and the values of a record; `None` if the words are none.
+/// Returns the emission and the values of a record; `None` if the words are invalid.
 pub(super) fn read(words: &[u64]) -> Option<(usize, Vec<Value>)> {
     let (head, mut rest) = words.split_first()?;
     let values = (0..head >> 32)
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
     use crate::ring::Ring;
 
-    /// Words of one value.
+    /// Returns the number of words of one value.
     fn words(value: &Value) -> usize {
         match value {
             Value::Int(_) | Value::Unsigned(_) | Value::KernelSymbol(_) => 2,

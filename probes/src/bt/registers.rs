@@ -1,20 +1,20 @@
-//! The registers that `reg` gives, by the names that the CPU's manual and bpftrace have for them.
+//! The registers that `reg` returns, by their names in the CPU's manual and bpftrace.
 
 use introspect::x86_64::GeneralRegisters;
 
 /// A general register.
 #[derive(Debug)]
 pub(super) struct Register {
-    /// `rax`.
+    /// The name: `rax`.
     pub(super) name: &'static str,
-    /// `ax`, which stands for all of it.
+    /// The short name, which also means the whole register: `ax`.
     short: &'static str,
-    /// What it holds.
+    /// Returns the register's contents.
     pub(super) value: fn(&GeneralRegisters) -> u64,
 }
 
 impl Register {
-    /// The register with this name.
+    /// Returns the register with this name.
     pub(super) fn of(name: &str) -> Option<&'static Self> {
         let mut all = REGISTERS.iter();
         all.find(|known| [known.name, known.short].contains(&name))
@@ -29,7 +29,7 @@ const fn register(
     Register { name, short, value }
 }
 
-/// All of them.
+/// All registers.
 pub(super) static REGISTERS: [Register; 18] = [
     register("rax", "ax", |all| all.rax),
     register("rbx", "bx", |all| all.rbx),

@@ -1,5 +1,6 @@
-//! Whole scripts without probes: text in, output out. Cases are files: `NAME.bt`, what it puts out or what is wrong with it in `NAME.ok`,
-//! and its arguments, one a line, in `NAME.args`; those in `strict` are OpenBSD's language.
+//! Runs whole scripts without probes and compares their output. A case is `NAME.bt`, its output or
+//! its errors in `NAME.ok`, and its arguments, one a line, in `NAME.args`. Those in `strict` are
+//! OpenBSD's language.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -84,7 +85,7 @@ fn outcome(script: &[u8], arguments: &str, dialect: Dialect) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// All cases of a folder; how many there are.
+/// Runs all cases of a folder and returns their number.
 fn run(folder: &str, dialect: Dialect) -> usize {
     let folder = crate::test_data::source("probes/src/bt/tests").join(folder);
     let mut paths: Vec<_> = fs::read_dir(&folder)

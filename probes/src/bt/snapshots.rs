@@ -1,17 +1,19 @@
-//! Maps as they were when a script printed them, until whoever reads the rings gets there.
+//! Snapshots of maps that a script has printed, kept until the rings' reader gets there.
 //!
-//! Printing is an event like any other: it has its place among what was printed before and after, and shows the map as it was then.
+//! Printing is an event like any other: it is in order with earlier and later output, and shows the
+//! map at that time.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::maps::MapSnapshot;
 
-/// Snapshots that wait at a time. A script that prints more without being read loses what it prints, and that is counted.
+/// The greatest number of waiting snapshots. A script that prints more without being read loses
+/// that output, which is counted.
 const MOST: usize = 256;
 
-/// Snapshots by number. The lock is held while one is put in or taken out, not while it is made: that may take long, and whoever prints
-/// another map or reads would wait.
+/// Snapshots by number. The lock is held while one is added or removed, but not while it is made.
+/// That may take long, and other vCPUs' prints and the reader would wait.
 #[derive(Default)]
 pub(super) struct Snapshots {
     waiting: Mutex<Waiting>,
@@ -24,7 +26,7 @@ struct Waiting {
 }
 
 impl Snapshots {
-    /// Keeps what `make` gives; its number, or `None` if too many wait.
+    /// Keeps the result of `make`. Returns its number, or `None` if too many wait.
     pub(super) fn put(&self, make: impl FnOnce() -> MapSnapshot) -> Option<i64> {
         if self.lock().by_number.len() >= MOST {
             return None;
@@ -40,7 +42,7 @@ impl Snapshots {
         Some(number)
     }
 
-    /// Gives one back, once.
+    /// Removes a snapshot and returns it.
     pub(super) fn take(&self, number: i64) -> Option<MapSnapshot> {
         self.lock().by_number.remove(&number)
     }

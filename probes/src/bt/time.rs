@@ -1,8 +1,9 @@
-//! Formats of `time` and `strftime`, in the way of strftime(3) with the C locale.
+//! Formats of `time` and `strftime`, like strftime(3) with the C locale.
 //!
-//! A format is read once, with the time zone that it will show; a bad one is an error then, and rendering never fails. The caller brings the
-//! time of the event. Beyond strftime(3), `%f` is microseconds with six digits, as bpftrace has it (not in strict scripts), and `%+` the
-//! form of date(1), as OpenBSD has it.
+//! A format is parsed once, with the time zone that it will show. A wrong one is an error then, and
+//! rendering never fails. The caller brings the time of the event. Beyond strftime(3), `%f` is
+//! microseconds with six digits, as in bpftrace (not in strict scripts), and `%+` the form of
+//! date(1), as in OpenBSD.
 
 use jiff::fmt::strtime::{BrokenDownTime, Config, PosixCustom};
 use jiff::tz::TimeZone;
@@ -10,11 +11,12 @@ use jiff::{Timestamp, Zoned};
 
 use super::ast::Dialect;
 
-/// bt(5) refuses formats of this many bytes.
+/// The length in bytes from which bt(5) refuses a format.
 const STRICT_BYTES: usize = 63;
-/// Conversions that are passed on.
+/// The conversions that are passed on.
 const PLAIN: &[u8] = b"aAbBcCdeFGhHIjklmMnpPrRsSTtuUVwWXYzZ";
-/// Flags between the percent sign and the letter: no padding, padding by blanks or zeros, capitals.
+/// The flags between the percent sign and the letter: no padding, padding by blanks or zeros,
+/// capitals.
 const FLAGS: &[u8] = b"-_0^#";
 
 /// A time zone.
@@ -22,40 +24,41 @@ const FLAGS: &[u8] = b"-_0^#";
 pub struct Zone(TimeZone);
 
 impl Zone {
-    /// The one of this system and user (`TZ`, `/etc/localtime`); UTC if it is not known.
+    /// Returns the zone of this system and user (`TZ`, `/etc/localtime`), or UTC if it is not
+    /// known.
     #[must_use]
     pub fn local() -> Self {
         Self(TimeZone::try_system().unwrap_or(TimeZone::UTC))
     }
 
-    /// UTC.
+    /// Returns UTC.
     #[must_use]
     pub fn utc() -> Self {
         Self(TimeZone::UTC)
     }
 }
 
-/// A text is no format of time.
+/// The reason why a text is no format of time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TimeFormatError {
     /// A letter that is no conversion, or none at all.
     #[error("{text} is no conversion of strftime(3); write %% for a percent sign")]
     Unknown {
-        /// Where its `%` stands in the format.
+        /// The offset of its `%` in the format.
         offset: usize,
         /// The conversion.
         text: String,
     },
-    /// More than bt(5) takes.
+    /// A format longer than bt(5) accepts.
     #[error("the format has {found} bytes; bt(5) takes less than {STRICT_BYTES}")]
     TooLong {
-        /// Bytes of the format.
+        /// The length of the format in bytes.
         found: usize,
     },
 }
 
 impl TimeFormatError {
-    /// Where the error is in the format.
+    /// Returns the offset of the error in the format.
     #[must_use]
     pub fn offset(&self) -> usize {
         match self {
@@ -76,20 +79,21 @@ pub struct TimeFormat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Piece {
     Text(Vec<u8>),
-    /// For the library.
+    /// Conversions for the library.
     Conversions(String),
-    /// The last two digits of the year; the library has them for a hundred years only.
+    /// The last two digits of the year; the library has them for only a hundred years.
     ShortYear,
-    /// The same of the year that the week belongs to.
+    /// The last two digits of the year that the week belongs to.
     ShortWeekYear,
 }
 
 impl TimeFormat {
-    /// Reads a format.
+    /// Parses a format.
     ///
     /// # Errors
     ///
-    /// [`TimeFormatError`] at the first `%` that starts no conversion; in strict scripts also where the format is too long.
+    /// [`TimeFormatError`] at the first `%` that starts no conversion; in strict scripts also if
+    /// the format is too long.
     pub fn parse(text: &[u8], dialect: Dialect, zone: &Zone) -> Result<Self, TimeFormatError> {
         if dialect == Dialect::Strict && text.len() >= STRICT_BYTES {
             return Err(TimeFormatError::TooLong { found: text.len() });
@@ -109,7 +113,7 @@ impl TimeFormat {
                     .count();
                 let (flags, behind) = behind.split_at(flags);
                 let behind = match behind {
-                    // other eras and digits, which the C locale has none of
+                    // Other eras and digits, of which the C locale has none.
                     [b'E' | b'O', behind @ ..] => behind,
                     _ => behind,
                 };
@@ -136,7 +140,7 @@ impl TimeFormat {
         })
     }
 
-    /// The text of a time, in nanoseconds since 1970 (UTC).
+    /// Renders a time, in nanoseconds since 1970 (UTC).
     #[must_use]
     pub fn render(&self, unix_ns: i64) -> Vec<u8> {
         let timestamp = Timestamp::from_nanosecond(unix_ns.into()).unwrap_or_default();
@@ -146,7 +150,7 @@ impl TimeFormat {
             match piece {
                 Piece::Text(text) => out.extend_from_slice(text),
                 Piece::Conversions(format) => {
-                    // parse() lets only conversions through that a whole date and time has
+                    // parse() accepts only conversions that a whole date and time has.
                     out.extend_from_slice(converted(format, &time).unwrap_or_default().as_bytes());
                 }
                 Piece::ShortYear => out.extend_from_slice(&short(time.year())),
@@ -159,7 +163,7 @@ impl TimeFormat {
     }
 }
 
-/// What a conversion consists of.
+/// Returns the parts of a conversion.
 fn conversion(flags: &[u8], letter: u8, dialect: Dialect) -> Option<Vec<Piece>> {
     let flags = String::from_utf8_lossy(flags);
     let conversions = |text: &str| Piece::Conversions(text.to_owned());

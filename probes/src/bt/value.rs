@@ -1,13 +1,16 @@
 //! A value of a script, while it runs and when it is shown.
 //!
-//! What needs text of the guest's programs or kernel, as symbols and stacks do, stays an address until it is shown: programs run while a
-//! vCPU stands still, values are shown by whoever reads them. The caller that shows values brings [`Names`].
+//! Symbols and stacks, which need text of the guest's programs or kernel, stay addresses until they
+//! are shown. Programs run while a vCPU is stopped; the reader shows the values later. The caller
+//! that shows values brings [`Names`].
 
 use std::sync::Arc;
 
-/// Levels of tuples within each other. A script writes fewer (the parser bounds them), but in a loop it may put a tuple into the next one.
+/// The greatest depth of nested tuples. The parser bounds those that a script writes, but a loop
+/// may put a tuple into the next one.
 pub(super) const MOST_LEVELS: usize = 255;
-/// Values in a tuple, with those of the tuples in it: what is compared, kept under a key and shown must end.
+/// The greatest number of values in a tuple, nested ones included: comparing, keeping and showing
+/// them must end.
 const MOST_ITEMS: usize = 1 << 12;
 
 /// A value.
@@ -15,17 +18,17 @@ const MOST_ITEMS: usize = 1 << 12;
 pub enum Value {
     /// A number.
     Int(i64),
-    /// One that has no sign: an address, an argument whose type is not known.
+    /// An unsigned number: an address, an argument whose type is not known.
     Unsigned(u64),
     /// Bytes of text, without the NUL.
     Text(Arc<[u8]>),
     /// Bytes that are shown as such (`buf`).
     Bytes(Arc<[u8]>),
-    /// Several together.
+    /// A tuple.
     Tuple(Arc<[Value]>),
     /// An address of the kernel's, shown by name.
     KernelSymbol(u64),
-    /// One in a program.
+    /// An address in a program, shown by name.
     UserSymbol {
         /// The process.
         pid: u32,
@@ -34,7 +37,7 @@ pub enum Value {
     },
     /// Return addresses in the kernel, innermost first.
     KernelStack(Arc<[u64]>),
-    /// The same in a program.
+    /// Return addresses in a program, innermost first.
     UserStack {
         /// The process.
         pid: u32,
@@ -44,23 +47,23 @@ pub enum Value {
 }
 
 impl Value {
-    /// 0, what a variable holds that was not set.
+    /// 0, the value of a variable that was not set.
     pub const ZERO: Self = Self::Int(0);
 
-    /// Of text.
+    /// Makes a value of text.
     #[must_use]
     pub fn text(bytes: &[u8]) -> Self {
         Self::Text(bytes.into())
     }
 
-    /// Several together; `None` if they have tuples in them that make it too high or too large.
+    /// Makes a tuple; `None` if nested tuples make it too high or too large.
     pub(super) fn tuple(items: &[Self]) -> Option<Self> {
         let mut room = MOST_ITEMS;
         fits(items, MOST_LEVELS, &mut room).then(|| Self::Tuple(items.into()))
     }
 }
 
-/// Whether values, with all that is in them, have room; ends as soon as they have none.
+/// Checks whether values, with all that is in them, have room; stops as soon as they have none.
 fn fits(values: &[Value], levels: usize, room: &mut usize) -> bool {
     let Some(below) = levels.checked_sub(1) else {
         return false;
@@ -77,11 +80,11 @@ fn fits(values: &[Value], levels: usize, room: &mut usize) -> bool {
     })
 }
 
-/// Names of what values hold the addresses of.
+/// Names for the addresses in values.
 pub trait Names {
-    /// `name`, `name+0x10`, or `0xffffffff81000000` where there is none.
+    /// Names a kernel address: `name`, `name+0x10`, or `0xffffffff81000000` if it has none.
     fn kernel(&self, address: u64) -> String;
-    /// The same in a process.
+    /// Names a process's address in the same way.
     fn user(&self, pid: u32, address: u64) -> String;
 }
 
@@ -89,7 +92,8 @@ pub trait Names {
 mod tests {
     use super::*;
 
-    /// The tuple that comes of putting a value into itself `copies` times, again and again, and how often that went well.
+    /// Puts `copies` of a value into a tuple, again and again. Returns the tuple, and how often
+    /// that succeeded.
     fn grown(copies: usize, most: usize) -> usize {
         let mut value = Value::ZERO;
         for times in 0..most {

@@ -1,12 +1,13 @@
-//! The nodes of a script's tree, one after the other.
+//! Visits the nodes of a script's tree.
 //!
-//! The depth of every tree that [`parse`](super::parse::parse) gives is bounded, so that these may call themselves.
+//! [`parse`](super::parse::parse) bounds the depth of every tree, so these functions may be
+//! recursive.
 
 use super::ast::{
     Block, Expression, ExpressionKind, Lvalue, LvalueKind, Rule, Statement, StatementKind,
 };
 
-/// The expressions right under one.
+/// Calls `each` with the direct child expressions of one.
 pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
     match &of.kind {
         ExpressionKind::Number(_)
@@ -49,7 +50,7 @@ pub fn children<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
     }
 }
 
-/// The keys of a place.
+/// Returns the keys of a variable.
 #[must_use]
 pub fn keys(place: &Lvalue) -> &[Expression] {
     match &place.kind {
@@ -58,7 +59,7 @@ pub fn keys(place: &Lvalue) -> &[Expression] {
     }
 }
 
-/// The expressions right under a statement, not those of its blocks.
+/// Calls `each` with the expressions directly under a statement, not those of its blocks.
 pub fn expressions<'a>(of: &'a Statement, each: &mut dyn FnMut(&'a Expression)) {
     match &of.kind {
         StatementKind::Assign { place, value, .. } => {
@@ -88,7 +89,7 @@ pub fn expressions<'a>(of: &'a Statement, each: &mut dyn FnMut(&'a Expression)) 
     }
 }
 
-/// The blocks right under a statement.
+/// Returns the blocks directly under a statement.
 #[must_use]
 pub fn blocks(of: &Statement) -> [Option<&Block>; 2] {
     match &of.kind {
@@ -103,7 +104,7 @@ pub fn blocks(of: &Statement) -> [Option<&Block>; 2] {
     }
 }
 
-/// Every statement of a block, those of inner blocks too, each before what it holds.
+/// Calls `each` with every statement of a block, including inner blocks, each before its contents.
 pub fn statements<'a>(of: &'a Block, each: &mut dyn FnMut(&'a Statement)) {
     for statement in &of.statements {
         each(statement);
@@ -113,13 +114,14 @@ pub fn statements<'a>(of: &'a Block, each: &mut dyn FnMut(&'a Statement)) {
     }
 }
 
-/// The expressions of a rule that are not part of another one: its filter, and those of its statements.
+/// Calls `each` with the expressions of a rule that are not part of another one: its predicate, and
+/// those of its statements.
 pub fn of_rule<'a>(of: &'a Rule, each: &mut dyn FnMut(&'a Expression)) {
     of.filter.iter().for_each(&mut *each);
     statements(&of.body, &mut |statement| expressions(statement, each));
 }
 
-/// An expression and all under it, each before what it holds.
+/// Calls `each` with an expression and all under it, each before its contents.
 pub fn below<'a>(of: &'a Expression, each: &mut dyn FnMut(&'a Expression)) {
     each(of);
     children(of, &mut |child| below(child, each));

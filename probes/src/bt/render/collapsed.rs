@@ -1,8 +1,10 @@
-//! Folded stacks, what flame graphs are made of: `frame;frame;frame count`, outermost frame first, one line per stack.
+//! Folded stacks, the input of flame graphs: `frame;frame;frame count`, outermost frame first, one
+//! line per stack.
 //!
-//! Of a map with stacks as keys. What else is in a key, as the name of the thread, comes before the frames; a program's frames come before
-//! the kernel's that they have called. Frames have no offsets, so that entries fall together which differ in these alone; the lines
-//! are in the order of their text.
+//! The source is a map with stacks as keys. Other parts of a key, such as the thread's name, come
+//! before the frames. A program's frames come before the kernel's that they have called. Frames
+//! have no offsets, so entries that differ only in offsets are merged. The lines are sorted by
+//! their text.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +13,8 @@ use crate::bt::ast::Dialect;
 use crate::bt::maps::{MapSnapshot, Reading};
 use crate::bt::value::{Names, Value};
 
-/// The lines of a map; none for entries that have no number above 0. A histogram counts as many as are in it, `stats` as many as it was
-/// given.
+/// Renders the lines of a map; entries without a number above 0 have none. The number of a
+/// histogram or of `stats` is the number of its values.
 #[must_use]
 pub fn render(snapshot: &MapSnapshot, names: &dyn Names) -> String {
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
@@ -48,7 +50,7 @@ fn weight(reading: &Reading) -> u64 {
     }
 }
 
-/// The frames of a key, outermost first.
+/// Returns the frames of a key, outermost first.
 fn frames(key: &[Value], names: &dyn Names) -> Vec<String> {
     let values = match key {
         [Value::Tuple(values)] => values,

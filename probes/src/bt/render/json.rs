@@ -1,8 +1,10 @@
-//! One JSON object a line, as bpftrace's `-f json` writes them: `{"type": "map", "data": {"@x": {"a": 1}}}`.
+//! One JSON object a line, as bpftrace's `-f json` writes them: `{"type": "map", "data": {"@x":
+//! {"a": 1}}}`.
 //!
-//! Types are `printf`, `value`, `time`, `join`, `map`, `stats` and `hist`. Numbers are numbers, also where they are more exact
-//! than a reader's floating point; all that is shown by name is a string; bytes that are no UTF-8 become U+FFFD. Several keys are joined
-//! by `,`. The bounds of a bucket are both in it: `{"min": 2, "max": 3, "count": 5}`.
+//! Types are `printf`, `value`, `time`, `join`, `map`, `stats` and `hist`. Numbers are numbers,
+//! even if they are more exact than a reader's floating point. All that is shown by name is a
+//! string. Bytes that are no UTF-8 become U+FFFD. Several keys are joined by `,`. Both bounds of a
+//! bucket are inclusive: `{"min": 2, "max": 3, "count": 5}`.
 
 use super::Output;
 use super::map::{Shown, quotient, shown};
@@ -13,7 +15,7 @@ use crate::bt::maps::{MapSnapshot, Reading};
 use crate::bt::value::{Names, Value};
 use crate::json::string;
 
-/// The line, with its newline.
+/// Renders the line, with its newline.
 #[must_use]
 pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> String {
     let (kind, data) = match output {
@@ -44,7 +46,7 @@ fn kind_of(snapshot: &MapSnapshot) -> &'static str {
     }
 }
 
-/// A variable's value if it has no keys, else an object of them.
+/// Renders a variable's value if it has no keys, otherwise an object of them.
 fn of_map(
     entries: &[Shown<'_>],
     divisor: Option<i64>,

@@ -1,4 +1,4 @@
-//! In which order the entries of a map are shown, and how their values are divided.
+//! The order in which the entries of a map are shown, and the division of their values.
 
 use std::cmp::Ordering;
 
@@ -7,18 +7,19 @@ use crate::bt::ast::Dialect;
 use crate::bt::maps::{Key, MapSnapshot, Reading};
 use crate::bt::value::{Names, Value};
 
-/// An entry that is shown.
+/// An entry to show.
 pub(super) struct Shown<'a> {
     pub(super) key: &'a Key,
-    /// `a, 1`.
+    /// The text of the key: `a, 1`.
     pub(super) key_text: Vec<u8>,
     pub(super) reading: Reading,
 }
 
-/// The entries in order, `top` of them at most.
+/// Returns the entries in order, `top` of them at most.
 ///
-/// bt(5) shows the largest values first, text after numbers and equal values by the text of their keys. bpftrace shows the largest last (a
-/// histogram is as large as its count, of `stats` the mean counts), and orders by key what has no size; here so does what is equal.
+/// bt(5) shows the largest values first, text after numbers, and equal values by the text of their
+/// keys. bpftrace shows the largest last. A histogram's size is its count, that of `stats` its
+/// mean. bpftrace orders entries without a size by key; here this applies to equal entries, too.
 pub(super) fn shown<'a>(
     snapshot: &'a MapSnapshot,
     top: Option<usize>,
@@ -34,7 +35,7 @@ pub(super) fn shown<'a>(
             entries.sort_by(|(_, one_key, one), (_, other_key, other)| {
                 strict_order(other, one).then_with(|| one_key.cmp(other_key))
             });
-            // of what has no keys, bt(5) ignores it
+            // bt(5) ignores it for a variable without keys.
             if entries.iter().any(|(key, ..)| !key.is_empty()) {
                 entries.truncate(top.unwrap_or(usize::MAX));
             }
@@ -44,7 +45,7 @@ pub(super) fn shown<'a>(
                 .iter()
                 .all(|(_, _, reading)| size(reading).is_some())
             {
-                // stable: the snapshot is ordered by key
+                // The sort is stable, and the snapshot is ordered by key.
                 entries.sort_by_key(|(_, _, reading)| size(reading));
             }
             let most = top.unwrap_or(usize::MAX);
@@ -60,7 +61,7 @@ pub(super) fn shown<'a>(
         .collect()
 }
 
-/// How large an entry is, if it has a size.
+/// Returns the size of an entry, if it has one.
 fn size(reading: &Reading) -> Option<i128> {
     match reading {
         Reading::Value(Value::Unsigned(number)) => Some(i128::from(*number)),
@@ -69,7 +70,7 @@ fn size(reading: &Reading) -> Option<i128> {
     }
 }
 
-/// Numbers are above text.
+/// Compares two readings: numbers are above text.
 fn strict_order(one: &Reading, other: &Reading) -> Ordering {
     match (size(one), size(other), one, other) {
         (Some(one), Some(other), ..) => one.cmp(&other),
@@ -80,7 +81,7 @@ fn strict_order(one: &Reading, other: &Reading) -> Ordering {
     }
 }
 
-/// Numbers divided; how means and histograms are is their writers' to know.
+/// Divides numbers; means and histograms are divided by the code that writes them.
 fn divided(reading: &Reading, divisor: Option<i64>) -> Reading {
     match reading {
         Reading::Value(Value::Int(number)) => {
@@ -97,7 +98,7 @@ fn divided(reading: &Reading, divisor: Option<i64>) -> Reading {
     }
 }
 
-/// A number divided by what a script has asked for.
+/// Divides a number by a script's divisor.
 pub(super) fn quotient(number: i64, divisor: Option<i64>) -> i64 {
     number.checked_div(divisor.unwrap_or(1)).unwrap_or(number)
 }

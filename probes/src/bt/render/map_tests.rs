@@ -1,5 +1,5 @@
-//! What scripts make of a map and how it is shown then: in bt(5), as the groups of OpenBSD's regression tests have it that are about maps
-//! and histograms, and in bpftrace.
+//! Maps that scripts fill, as they are shown. In bt(5) the cases are the groups of OpenBSD's
+//! regression tests about maps and histograms; others are bpftrace's.
 #![allow(clippy::unwrap_used)]
 
 use super::tests::{Fixed, int, word};
@@ -7,7 +7,7 @@ use super::*;
 use crate::bt::ast::{Aggregation, Dialect};
 use crate::bt::maps::{MapDeclaration, MapKind, Maps};
 
-/// What a script does with its map.
+/// An operation on a map.
 enum Step {
     Set(&'static [i64], i64),
     SetText(&'static [i64], &'static str),
@@ -15,7 +15,7 @@ enum Step {
     Delete(&'static [i64]),
     Clear,
     Zero,
-    /// Reads an entry and shows it, with nothing for one that is not there.
+    /// Reads an entry and shows it; a missing one shows nothing.
     Read(&'static [i64]),
     Print,
     Top(usize),
@@ -105,7 +105,7 @@ fn strict_maps_are_shown_as_in_bt() {
                 Print,
                 Gather(SUM, &[4], -1),
                 Print,
-                // entries that are not there count as 0
+                // Missing entries count as 0.
                 Gather(MIN, &[5], 9),
                 Gather(MIN, &[6], -9),
                 Gather(MAX, &[7], -9),
@@ -217,7 +217,7 @@ fn strict_histograms_are_shown_as_in_bt() {
         ),
         format!("@m:\n[0, 1)             1 |{half}|\n[4, 8)             2 |{full}|\n-- empty\n")
     );
-    // nothing in range: no histogram
+    // Nothing is in range, so there is no histogram.
     let range = Aggregation::LinearHistogram {
         min: 5,
         max: 9,

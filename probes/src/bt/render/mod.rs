@@ -1,9 +1,9 @@
-//! What a script puts out, and the forms in which it is shown.
+//! A script's output, and the forms in which it is shown.
 //!
-//! Programs run while a vCPU stands still, so they hand over an [`Output`]: values and snapshots, with addresses in place of names. Whoever
-//! reads it brings the [`Names`](super::value::Names) and picks a form: [`text`] as on a terminal, [`json`] in the way of bpftrace's
-//! `-f json`, [`collapsed`] for flame graphs. Text is raw bytes: what guests say may hold anything, terminals are the caller's to
-//! protect.
+//! Programs run while a vCPU is stopped, so they hand over an [`Output`]: values and snapshots,
+//! with addresses in place of names. Its reader brings the [`Names`](super::value::Names) and picks
+//! a form: [`text`] as on a terminal, [`json`] like bpftrace's `-f json`, [`collapsed`] for flame
+//! graphs. Text is raw bytes: the guest may put anything there, and the caller protects terminals.
 
 pub mod collapsed;
 pub mod json;
@@ -22,14 +22,14 @@ use super::maps::MapSnapshot;
 use super::time::TimeFormat;
 use super::value::Value;
 
-/// What one statement has put out.
+/// The output of one statement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
     /// `printf`, `errorf`, `warnf`.
     Printf {
         /// The format.
         format: Arc<Format>,
-        /// Its values.
+        /// The values.
         arguments: Vec<Value>,
         /// Whether it goes to standard error.
         to_stderr: bool,
@@ -40,10 +40,11 @@ pub enum Output {
     Map {
         /// The map.
         snapshot: MapSnapshot,
-        /// How many entries are shown at most: those with the largest values. What a script's number means that is negative, or 0 with
-        /// bpftrace (all), is the caller's to know.
+        /// The greatest number of entries shown: those with the largest values. The caller
+        /// interprets a negative number, or 0 with bpftrace (all).
         top: Option<usize>,
-        /// What numbers are divided by before they are shown, means and counts of histograms too, `stats` not; 0 counts as 1.
+        /// The divisor of the numbers shown, means and counts of histograms included, but not
+        /// `stats`; 0 counts as 1.
         divisor: Option<i64>,
     },
     /// `time`.
@@ -57,18 +58,18 @@ pub enum Output {
     Join {
         /// The texts.
         parts: Vec<Arc<[u8]>>,
-        /// What stands between them.
+        /// The separator between them.
         separator: Arc<[u8]>,
     },
     /// `assert`: the script has failed.
     Fail {
-        /// Its message.
+        /// The message.
         message: Arc<str>,
     },
 }
 
 impl Output {
-    /// Whether it goes to standard error.
+    /// Checks whether it goes to standard error.
     #[must_use]
     pub fn is_for_stderr(&self) -> bool {
         matches!(

@@ -1,4 +1,5 @@
-//! What scripts put out, to the byte. What maps look like after this and that is in [`map_tests`](super::map_tests).
+//! A script's output, to the byte. Maps after several operations are in
+//! [`map_tests`](super::map_tests).
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -8,7 +9,8 @@ use crate::bt::maps::{Key, MapDeclaration, MapKind, Maps, Reading};
 use crate::bt::time::Zone;
 use crate::bt::value::Names;
 
-/// Names of a made-up system: kernel symbols at 0x1000 and 0x2000 (0x800 bytes each), programs with a function each 0x100 bytes.
+/// Names of a made-up system: kernel symbols at 0x1000 and 0x2000 (0x800 bytes each), programs with
+/// a function each 0x100 bytes.
 pub(crate) struct Fixed;
 
 impl Names for Fixed {
@@ -36,7 +38,7 @@ pub(super) fn word(word: &str) -> Value {
     Value::text(word.as_bytes())
 }
 
-/// A map with a stack in its key, and other values.
+/// Makes maps with a stack in their key, and other values.
 fn stacks(dialect: Dialect) -> Maps {
     let declarations = ["", "v"].map(|name| MapDeclaration {
         name: name.to_owned(),
@@ -150,14 +152,14 @@ fn strict_stacks_are_cut_as_in_bt() {
         text::write_value(&mut out, &stack, Dialect::Strict, &Fixed);
         String::from_utf8(out).unwrap()
     };
-    // "\nk1000" has 6 bytes: 681 of them are 4086, and leave 10 with the NUL
+    // "\nk1000" has 6 bytes: 681 of them are 4086, and leave 10 with the NUL.
     let fits = line_of(&[0x1000; 681]);
     assert_eq!(fits.len(), 4086 + "\nkernel\n".len());
     assert!(fits.ends_with("k1000\nkernel\n"));
-    // the 682nd leaves 4: the last line is cut
+    // The 682nd leaves 4: the last line is cut.
     let cut = line_of(&[0x1000; 682]);
     assert_eq!((cut.len(), &cut[4092..]), (4095, "\nke"));
-    // the 683rd is cut itself
+    // The 683rd is cut itself.
     let cut = line_of(&[0x1000; 683]);
     assert_eq!((cut.len(), &cut[4092..]), (4094, "\nk"));
 }
@@ -349,7 +351,7 @@ fn stacks_fold() {
         collapsed::render(&maps.snapshot(0), &Fixed),
         "a:b;k2000;k1000 2\na:b;p7_5000;p7_4000;k2000;k1000 3\n"
     );
-    // offsets apart they are the same; what is not above 0 has no line
+    // Apart from offsets they are the same; a number not above 0 has no line.
     let stack = |at: u64| Value::KernelStack([at, 0x2004].as_slice().into());
     maps.clear(0);
     maps.set(0, &[stack(0x1000)], int(1));

@@ -1,4 +1,4 @@
-//! The text of values, maps and everything else, as bt(5) and bpftrace write it.
+//! The text of values, maps and all other output, as bt(5) and bpftrace write it.
 
 use super::Output;
 use super::map::{Shown, quotient, shown};
@@ -7,10 +7,10 @@ use crate::bt::format::{BufferStyle, shown_bytes};
 use crate::bt::maps::Reading;
 use crate::bt::value::{Names, Value};
 
-/// Bytes of a stack's text in bt(5), with the NUL at its end.
+/// The number of bytes of a stack's text in bt(5), with the NUL at its end.
 const STRICT_STACK_BYTES: usize = 4096;
 
-/// The bytes to write.
+/// Returns the bytes to write.
 #[must_use]
 pub fn render(output: &Output, dialect: Dialect, names: &dyn Names) -> Vec<u8> {
     let mut out = Vec::new();
@@ -54,7 +54,7 @@ fn write_entry(
     names: &dyn Names,
 ) {
     let is_keyed = !entry.key.is_empty();
-    // bt(5) shows a variable without keys as it shows values
+    // bt(5) shows a variable without keys as it shows values.
     let is_named = is_keyed
         || dialect == Dialect::Normal
         || matches!(entry.reading, Reading::Histogram { .. });
@@ -96,10 +96,10 @@ fn write_entry(
     out.push(b'\n');
 }
 
-/// The text of a map's key, without its brackets.
+/// Returns the text of a map's key, without its brackets.
 pub(super) fn key_text(key: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
     match key {
-        // bpftrace makes no difference between several keys and a tuple of them
+        // bpftrace does not distinguish several keys from a tuple of them.
         [Value::Tuple(values)] if dialect == Dialect::Normal => joined(values, dialect, names),
         _ => joined(key, dialect, names),
     }
@@ -116,7 +116,7 @@ fn joined(values: &[Value], dialect: Dialect, names: &dyn Names) -> Vec<u8> {
     out
 }
 
-/// Writes the text of a value: what `%s` shows of it.
+/// Writes the text of a value, as `%s` shows it.
 pub fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, names: &dyn Names) {
     match value {
         Value::Int(number) => out.extend_from_slice(number.to_string().as_bytes()),
@@ -138,7 +138,7 @@ pub fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, names: &d
             let frames = frames.iter().map(|&address| names.kernel(address));
             match dialect {
                 Dialect::Normal => write_stack(out, frames),
-                // bt(5): what has no kernel frames was in a program
+                // In bt(5), a hit without kernel frames was in a program.
                 Dialect::Strict if frames.len() == 0 => out.extend_from_slice(b"\nuserland\n"),
                 Dialect::Strict => write_strict_stack(out, frames, b"\nkernel\n"),
             }
@@ -153,7 +153,7 @@ pub fn write_value(out: &mut Vec<u8>, value: &Value, dialect: Dialect, names: &d
     }
 }
 
-/// bpftrace shows a symbol without its offset.
+/// Writes a symbol; bpftrace shows it without its offset.
 fn write_symbol(out: &mut Vec<u8>, name: &str, dialect: Dialect) {
     let shown = match dialect {
         Dialect::Normal => split_offset(name).0,
@@ -162,7 +162,7 @@ fn write_symbol(out: &mut Vec<u8>, name: &str, dialect: Dialect) {
     out.extend_from_slice(shown.as_bytes());
 }
 
-/// Frames as bpftrace shows them: with decimal offsets.
+/// Writes frames as bpftrace shows them: with decimal offsets.
 fn write_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>) {
     out.push(b'\n');
     for frame in frames {
@@ -174,7 +174,8 @@ fn write_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>) {
     }
 }
 
-/// Frames as bt(5) shows them, in a buffer of [`STRICT_STACK_BYTES`]: a frame that has no room is cut, and nothing follows it.
+/// Writes frames as bt(5) shows them, in a buffer of [`STRICT_STACK_BYTES`]: a frame that has no
+/// room is cut, and nothing follows it.
 fn write_strict_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>, last: &[u8]) {
     let mut room = STRICT_STACK_BYTES;
     for frame in frames {
@@ -190,7 +191,7 @@ fn write_strict_stack(out: &mut Vec<u8>, frames: impl Iterator<Item = String>, l
     out.extend(last.iter().take(room - 1));
 }
 
-/// `name` and 16 of `name+0x10`.
+/// Splits `name+0x10` into `name` and 16.
 pub(super) fn split_offset(name: &str) -> (&str, Option<u64>) {
     match name.rsplit_once("+0x") {
         Some((symbol, offset)) => match u64::from_str_radix(offset, 16) {

@@ -1,4 +1,4 @@
-//! Operations that read the guest's memory, and those on the texts that come of it.
+//! Operations that read the guest's memory, and those on the resulting texts.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,9 +6,9 @@ use super::{Machine, count, numbers};
 use crate::bt::program::Operation;
 use crate::bt::value::Value;
 
-/// Longest text or run of bytes that is read at once.
+/// The greatest length in bytes of a text or run of bytes that is read at once.
 pub(in crate::bt) const MOST_BYTES: usize = 1024;
-/// Pointers of an array of strings that are followed.
+/// The greatest number of pointers followed in an array of strings.
 pub(in crate::bt) const MOST_STRINGS: usize = 16;
 
 impl Machine<'_> {
@@ -138,7 +138,7 @@ impl Machine<'_> {
         u64::from_le_bytes(word)
     }
 
-    /// A length from the stack: a negative one is none at all.
+    /// Takes a length from the stack: a negative one counts as 0.
     fn length(&mut self, most: usize) -> usize {
         let value = self.pop();
         let number = numbers::number(&value, self.shared.dialect);
@@ -148,7 +148,7 @@ impl Machine<'_> {
     fn text(&self, address: u64, most: usize) -> Value {
         let mut buffer = [0; MOST_BYTES];
         let room = buffer.get_mut(..most.min(MOST_BYTES)).unwrap_or_default();
-        // A pointer to nothing points to no text, as it does in every script that asks first.
+        // A null pointer is empty text, so that every script that checks it first behaves.
         let (length, is_there) = match address {
             0 => (0, true),
             _ => self.context.read_string(address, room),
@@ -192,7 +192,7 @@ impl Machine<'_> {
     }
 }
 
-/// `width` bits of a word from bit `shift` on.
+/// Extracts `width` bits of a word from bit `shift` on.
 fn bits(word: u64, shift: u8, width: u8, signed: bool) -> Value {
     let (shift, width) = (u32::from(shift), u32::from(width.clamp(1, 64)));
     let up = (64 - width).saturating_sub(shift);

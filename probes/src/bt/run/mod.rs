@@ -1,8 +1,9 @@
 //! Executes the operations of a rule.
 //!
-//! Runs on a vCPU's thread while that stands still: it does not wait but for the locks of the maps and of their snapshots, allocates for its
-//! own stack and for values, and ends after a bounded number of operations whatever the script says. What goes wrong (a division by zero,
-//! memory that is not there) gives 0 or empty text and is counted.
+//! It runs on a vCPU's thread while that is stopped. It waits only for the locks of the maps and of
+//! their snapshots, and allocates only its own stack and values. It ends after a bounded number of
+//! operations, whatever the script says. An error (a division by zero, memory that is not there)
+//! yields 0 or empty text, and is counted.
 
 mod memory;
 pub(super) use memory::{MOST_BYTES, MOST_STRINGS};
@@ -19,20 +20,22 @@ use super::snapshots::Snapshots;
 use super::value::Value;
 use crate::event::MAX_FRAMES;
 
-/// Operations that one run of a rule may take, and entries of maps that it may go through with single operations.
+/// The greatest number of operations of one run of a rule, and of entries of maps that its single
+/// operations may visit.
 pub(super) const MOST_OPERATIONS: usize = 1 << 17;
-/// Values on the stack at a time. Expressions are as deep as the parser lets them be.
+/// The greatest number of values on the stack at a time. The parser bounds the depth of
+/// expressions.
 const MOST_VALUES: usize = 1 << 12;
 /// Errors are the last numbers of a word (include/linux/err.h).
 const MAX_ERRNO: u64 = 4095;
 
-/// What all rules of a script share while they run.
+/// The state that all rules of a script share while they run.
 pub(super) struct Shared {
     pub(super) dialect: Dialect,
     pub(super) maps: Maps,
     pub(super) emissions: Vec<Emission>,
     pub(super) snapshots: Snapshots,
-    /// When the script began, in nanoseconds since 1970.
+    /// The start of the script, in nanoseconds since 1970.
     pub(super) began: u64,
     /// Set by `exit()`: no rule begins any more.
     pub(super) exited: AtomicBool,
@@ -40,29 +43,29 @@ pub(super) struct Shared {
     pub(super) random: AtomicU64,
 }
 
-/// What went wrong in rules that ran.
+/// The errors in rules that ran.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// Divisions by zero, which gave 0.
+    /// The number of divisions by zero, which yielded 0.
     pub(super) divisions: AtomicU64,
-    /// Memory that was not there, read as 0.
+    /// The number of reads of memory that was not there, which yielded 0.
     pub(super) reads: AtomicU64,
-    /// Rules that took too many operations, or made a tuple without end, and were ended.
+    /// The number of rules ended because they took too many operations, or made an endless tuple.
     pub(super) endless: AtomicU64,
-    /// What had no room in the ring, or no snapshot to be put into.
+    /// The number of emissions dropped: the ring had no room, or no snapshot was free.
     pub(super) lost: AtomicU64,
 }
 
-/// The probe that a rule runs for.
+/// The texts of the probe for which a rule runs.
 pub(super) struct ProbeTexts {
     pub(super) name: Arc<[u8]>,
     pub(super) function: Arc<[u8]>,
 }
 
-/// How a rule has ended.
+/// The way in which a rule ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// Its predicate was not fulfilled.
+    /// Its predicate was false.
     Filtered,
     /// It ran.
     HitOutcome,
@@ -100,7 +103,7 @@ pub(super) fn run(
     Ended::HitOutcome
 }
 
-/// Which operation is next.
+/// The next operation.
 enum Next {
     Follows,
     At(usize),
@@ -115,7 +118,7 @@ struct Machine<'r> {
     stack: Vec<Value>,
     locals: Vec<Value>,
     iterations: Vec<std::vec::IntoIter<Value>>,
-    /// Entries of maps that single operations went through.
+    /// The number of map entries that single operations have visited.
     walked: usize,
 }
 
@@ -130,7 +133,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Takes the last `count` values away, once `with` has had them in the order they were pushed.
+    /// Takes the last `count` values off the stack, after `with` has seen them in the order in
+    /// which they were pushed.
     fn take<R>(&mut self, count: usize, with: impl FnOnce(&[Value]) -> R) -> R {
         let from = self.stack.len().saturating_sub(count);
         let found = with(self.stack.get(from..).unwrap_or_default());
@@ -266,14 +270,14 @@ impl Machine<'_> {
         Next::Follows
     }
 
-    /// Counts what was not emitted.
+    /// Counts an emission that was dropped.
     fn note(&self, emitted: bool) {
         if !emitted {
             count(&self.shared.faults.lost);
         }
     }
 
-    /// Emits a map as it is now; `false` if there is no room for it.
+    /// Emits a map with its current contents. Returns `false` if there is no room for it.
     fn emit_map(&self, emission: usize, map: MapNumber) -> bool {
         let Shared {
             maps, snapshots, ..
@@ -294,15 +298,15 @@ impl Machine<'_> {
         Next::End
     }
 
-    /// Whether one operation may go through all of a map. The vCPU stands still for as long as that takes, which a count of operations alone
-    /// would not bound.
+    /// Checks whether one operation may visit all of a map. The vCPU is stopped for as long as that
+    /// takes, which a count of operations alone would not bound.
     fn may_walk(&mut self, map: MapNumber) -> bool {
         let may = self.walked < MOST_OPERATIONS;
         self.walked = self.walked.saturating_add(self.shared.maps.len(map));
         may
     }
 
-    /// What going through a map gives: a tuple of key and value for each entry.
+    /// Returns the items of an iteration over a map: a tuple of key and value for each entry.
     fn items(&mut self, map: MapNumber) -> Option<Vec<Value>> {
         if !self.may_walk(map) {
             return None;
@@ -429,7 +433,7 @@ impl Machine<'_> {
         }
     }
 
-    /// 32 bits of a sequence that looks random (splitmix64 by Steele, Lea and Flood).
+    /// Returns 32 bits of a pseudo-random sequence (splitmix64 by Steele, Lea and Flood).
     fn random(&self) -> u32 {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let state = self.shared.random.fetch_add(STEP, Ordering::Relaxed);
@@ -438,7 +442,7 @@ impl Machine<'_> {
         (mixed >> 32) as u32
     }
 
-    /// Both stacks are read into room of this size.
+    /// Reads a stack into a buffer of this size; both kinds of stack use it.
     fn frames(most: usize, fill: impl FnOnce(&mut [u64]) -> usize) -> Arc<[u64]> {
         let mut frames = [0; MAX_FRAMES];
         let room = frames.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default();

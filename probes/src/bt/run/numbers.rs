@@ -1,17 +1,18 @@
 //! Arithmetic on values.
 //!
-//! Numbers have 64 bits and a sign that depends on where they come from; results are what they are in mathematics as far as they fit
-//! in either kind, and wrap where they do not. In the strict dialect all is C's `long`.
+//! Numbers have 64 bits, and a sign that depends on their source. Results are mathematically exact
+//! if they fit in either kind, and wrap otherwise. In the strict dialect everything is C's `long`.
 
 use std::cmp::Ordering;
 
 use crate::bt::ast::{BinaryOperator, Dialect, UnaryOperator};
 use crate::bt::value::Value;
 
-/// Bytes that `str` gives and that are compared in the strict dialect: OpenBSD's limit for a string argument.
+/// The number of bytes that `str` returns and comparisons use in the strict dialect: OpenBSD's
+/// limit for a string argument.
 pub(in crate::bt) const STRICT_TEXT: usize = 63;
 
-/// The number in a value: its address for what has one, 0 for what is none.
+/// Returns the number in a value: its address if it has one, 0 if it is no number.
 pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
     let found = match value {
         Value::Int(number) => i128::from(*number),
@@ -26,7 +27,8 @@ pub(super) fn number(value: &Value, dialect: Dialect) -> i128 {
     }
 }
 
-/// bt(5): the text of an argument of the script is a number as a whole, or 1; empty text is 0.
+/// Returns the number in an argument of the script, as bt(5) reads it: its whole text as a number,
+/// or 1; empty text is 0.
 fn text_number(text: &[u8]) -> i128 {
     if text.is_empty() {
         return 0;
@@ -35,7 +37,7 @@ fn text_number(text: &[u8]) -> i128 {
     parsed.map_or(1, |number: i64| i128::from(number))
 }
 
-/// The value of a number: `Int` where it fits.
+/// Returns the value of a number: `Int` if it fits.
 pub(crate) fn value(number: i128, dialect: Dialect) -> Value {
     if dialect == Dialect::Strict {
         return Value::Int(number as i64);
@@ -46,7 +48,7 @@ pub(crate) fn value(number: i128, dialect: Dialect) -> Value {
     }
 }
 
-/// The value of a word without sign.
+/// Returns the value of an unsigned word.
 pub(crate) fn unsigned(word: u64) -> Value {
     match i64::try_from(word) {
         Ok(number) => Value::Int(number),
@@ -54,7 +56,7 @@ pub(crate) fn unsigned(word: u64) -> Value {
     }
 }
 
-/// The low `bytes` of a word as a number.
+/// Returns the low `bytes` of a word as a number.
 pub(crate) fn extend(word: u64, bytes: u8, signed: bool) -> Value {
     let shift = 64 - 8 * u32::from(bytes.clamp(1, 8));
     match signed {
@@ -63,7 +65,7 @@ pub(crate) fn extend(word: u64, bytes: u8, signed: bool) -> Value {
     }
 }
 
-/// Whether a value counts as true.
+/// Checks whether a value counts as true.
 pub(super) fn is_true(value: &Value) -> bool {
     match value {
         Value::Text(text) => !text.is_empty(),
@@ -84,11 +86,11 @@ pub(super) fn unary(operator: UnaryOperator, operand: &Value, dialect: Dialect) 
     }
 }
 
-/// A division by zero.
+/// The error of a division by zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ByZero;
 
-/// Both operands have been worked out; `&&` and `||` that stop early are jumps.
+/// Applies an operator to two evaluated operands; `&&` and `||` that stop early are jumps.
 pub(super) fn binary(
     operator: BinaryOperator,
     left: &Value,
@@ -128,7 +130,7 @@ pub(super) fn binary(
     Ok(value(found, dialect))
 }
 
-/// A shift by more bits than there are leaves none.
+/// Shifts a number; a shift by more bits than there are leaves none.
 fn shift(number: i128, by: i128, shifted: impl Fn(i128, u32) -> i128) -> i128 {
     match u32::try_from(by) {
         Ok(by) if by < u64::BITS => shifted(number, by),

@@ -1,8 +1,10 @@
-//! A script at work: its probes in the guest, its output in order, its maps at the end.
+//! A running script: its probes in the guest, its output in order, its maps at the end.
 //!
-//! [`Prepared::new`] compiles and resolves everything, and says what cannot work, before the guest is touched. [`Prepared::start`] runs BEGIN
-//! and enables the probes. Then the caller drains until it has enough or the script says so ([`ScriptSession::has_exited`]), and ends it
-//! with [`ScriptSession::finish`]: the probes go, what was recorded is given, END runs, the maps are printed.
+//! [`Prepared::new`] compiles and resolves everything, and reports errors before the guest is
+//! touched. [`Prepared::start`] runs BEGIN and enables the probes. Then the caller drains until it
+//! has enough or the script exits ([`ScriptSession::has_exited`]), and ends it with
+//! [`ScriptSession::finish`]. That disables the probes, drains the rest, runs END and prints the
+//! maps.
 
 mod output;
 mod prepared;
@@ -22,7 +24,7 @@ use crate::engine::{HitOutcome, ProbeHit, ProbeStats, Program, Session};
 use crate::probe::Probe;
 pub use prepared::{Finder, NotFound, Prepared, StartError};
 
-/// What runs at a probe's hits: the rules that stand there, in the script's order.
+/// The program at a probe's hits: the rules of that probe, in the script's order.
 struct ScriptProgram {
     shared: Arc<Shared>,
     codes: Vec<Arc<Code>>,
@@ -38,7 +40,7 @@ impl Program for ScriptProgram {
         };
         let mut ran = HitOutcome::Filtered;
         for code in &self.codes {
-            // After exit() nothing runs any more, on no vCPU.
+            // After exit() nothing runs any more, on any vCPU.
             if self.shared.exited.load(Ordering::Relaxed) {
                 break;
             }
@@ -50,24 +52,25 @@ impl Program for ScriptProgram {
     }
 }
 
-/// What a script has counted.
+/// The counters of a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScriptStats {
     /// Hits of all its probes: those filtered out by predicates and processes, and those that ran.
     pub probes: ProbeStats,
-    /// What was put out and had no room: records, snapshots of maps.
+    /// The number of outputs dropped for want of room: records, snapshots of maps.
     pub lost_output: u64,
-    /// Values that found no room in a map.
+    /// The number of values for which a map had no room.
     pub lost_values: u64,
-    /// Divisions by zero, which gave 0.
+    /// The number of divisions by zero, which yielded 0.
     pub divisions_by_zero: u64,
-    /// Memory that was not there, read as 0.
+    /// The number of reads of memory that was not there, which yielded 0.
     pub failed_reads: u64,
-    /// Runs of a rule that took too many steps, or made a tuple without end, and were ended.
+    /// The number of runs of a rule ended because they took too many steps, or made an endless
+    /// tuple.
     pub endless: u64,
 }
 
-/// A script that runs.
+/// A running script.
 pub struct ScriptSession {
     session: Session,
     shared: Arc<Shared>,
@@ -79,31 +82,31 @@ pub struct ScriptSession {
 }
 
 impl ScriptSession {
-    /// The probes that are enabled.
+    /// Returns the enabled probes.
     #[must_use]
     pub fn probes(&self) -> &[Probe] {
         &self.probes
     }
 
-    /// Those that could not be, and why.
+    /// Returns the probes that could not be enabled, and the reasons.
     #[must_use]
     pub fn skipped(&self) -> &[String] {
         &self.skipped
     }
 
-    /// Whether the script has ended itself.
+    /// Checks whether the script has ended itself.
     #[must_use]
     pub fn has_exited(&self) -> bool {
         self.shared.exited.load(Ordering::Relaxed)
     }
 
-    /// The dialect it is in, which its output is rendered in.
+    /// Returns the script's dialect, in which its output is rendered.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.shared.dialect
     }
 
-    /// Gives what was put out since the last time, in order. Never waits.
+    /// Passes on the output since the last call, in order. It never waits.
     pub fn drain(&mut self, each: &mut dyn FnMut(Output)) -> usize {
         let (shared, clock) = (&self.shared, &self.clock);
         self.session.drain_records(|_, tsc, words| {
@@ -115,7 +118,7 @@ impl ScriptSession {
         })
     }
 
-    /// Takes the probes away, gives what is left to be put out, runs END and prints the maps.
+    /// Disables the probes, passes on the remaining output, runs END and prints the maps.
     pub fn finish(mut self, each: &mut dyn FnMut(Output)) -> ScriptStats {
         self.session.disable_all();
         self.drain(each);
@@ -123,8 +126,8 @@ impl ScriptSession {
         self.stats()
     }
 
-    /// The number that a variable without keys holds now, or that its values amount to: what a script counts, while it runs. 0 where nothing
-    /// was counted yet. Exact while the machine is paused.
+    /// Returns the current number in a variable without keys, or the number that its aggregation
+    /// amounts to. It is 0 if nothing was counted yet, and exact while the machine is paused.
     #[must_use]
     pub fn number(&self, variable: &str) -> i64 {
         let maps = &self.shared.maps;
@@ -135,7 +138,7 @@ impl ScriptSession {
         }
     }
 
-    /// What was counted so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ScriptStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -150,7 +153,8 @@ impl ScriptSession {
         }
     }
 
-    /// Counts of each probe, in the order of [`Self::probes`]; none of one that is not enabled any more.
+    /// Returns the counters of each probe, in the order of [`Self::probes`]; `None` for one that is
+    /// no longer enabled.
     #[must_use]
     pub fn each(&self) -> Vec<Option<ProbeStats>> {
         let numbers = 0..u32::try_from(self.probes.len()).unwrap_or(u32::MAX);

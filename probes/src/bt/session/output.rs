@@ -1,4 +1,5 @@
-//! What a script puts out where no guest is: at its begin and its end. And what emissions come to, here and at hits.
+//! A script's output without a guest, at its begin and its end, and the conversion of emissions,
+//! here and at hits.
 
 use std::sync::atomic::Ordering;
 
@@ -43,7 +44,7 @@ pub(super) fn finish(
     clock: &Clock,
     each: &mut dyn FnMut(Output),
 ) {
-    // exit() of a rule ends the rules, not END.
+    // exit() in a rule ends the rules, but not END.
     shared.exited.store(false, Ordering::Relaxed);
     run(end, "END", shared, clock, each);
     for map in printed {
@@ -58,7 +59,7 @@ pub(super) fn finish(
     }
 }
 
-/// What an emission and its values come to.
+/// Converts an emission and its values to output.
 pub(super) fn of(
     shared: &Shared,
     emission: usize,

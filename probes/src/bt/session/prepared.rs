@@ -1,4 +1,4 @@
-//! A script before it runs: its probes are found, its rules are compiled for them.
+//! A script before it runs: finds its probes and compiles its rules for them.
 
 pub use crate::provider::NotFound;
 use std::collections::{HashMap, HashSet};
@@ -19,17 +19,17 @@ use crate::engine::{EnableError, Engine, Filter, RingSize, SessionError};
 use crate::name::{ProbeName, ProbePattern};
 use crate::probe::{Probe, Target};
 
-/// Memory of a ring, in bytes: what a script puts out while nobody reads.
+/// The size of a ring in bytes: the output of a script while nobody reads.
 const RING_BYTES: usize = 16 << 20;
-/// Fewest and most records of a ring.
+/// The least and greatest number of records of a ring.
 const SLOTS: std::ops::RangeInclusive<usize> = 1 << 10..=1 << 16;
 
-/// Who knows which probes there are.
+/// The source of existing probes.
 pub trait Finder {
-    /// The probes that a pattern stands for: one at least.
+    /// Returns the probes that match a pattern: at least one.
     ///
     /// # Errors
-    /// If there are none, with names like it.
+    /// No probe matches; the error has similar names.
     fn find(&self, pattern: &str) -> Result<Vec<Probe>, NotFound>;
 }
 
@@ -38,26 +38,27 @@ pub struct Prepared {
     shared: Shared,
     words: usize,
     places: Places,
-    /// Maps that are printed at the end, in order.
+    /// The maps that are printed at the end, in order.
     printed: Vec<usize>,
     clock: Clock,
 }
 
-/// A probe, and what runs at it.
+/// A probe, and the code that runs at it.
 struct Wanted {
     probe: Probe,
     codes: Vec<Arc<Code>>,
-    /// Whether a pattern means this one and not whatever matches: that it cannot be enabled is an error then.
+    /// Whether a pattern names this probe and does not just match it: it is then an error if it
+    /// cannot be enabled.
     must: bool,
 }
 
-/// The rules, compiled for where they stand.
+/// The rules, compiled for their probes.
 #[derive(Default)]
 struct Places {
     begin: Vec<Code>,
     end: Vec<Code>,
     probes: Vec<Wanted>,
-    /// Those of `probes` that have a name, by number: a name may stand for several targets.
+    /// The indexes of `probes` by name: a name may stand for several targets.
     named: HashMap<ProbeName, Vec<usize>>,
 }
 
@@ -88,7 +89,7 @@ impl Places {
         }
     }
 
-    /// A rule's code runs at a probe: once, however many of its patterns mean the probe.
+    /// Adds a rule's code to a probe: once, however many of its patterns match the probe.
     fn add(&mut self, probe: &Probe, code: &Arc<Code>, must: bool) {
         let same = self.named.entry(probe.name.clone()).or_default();
         let at = same.iter().copied().find(|at| {
@@ -113,22 +114,22 @@ impl Places {
     }
 }
 
-/// A script that cannot be started.
+/// The reason why a script cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The rings.
+    /// The rings could not be made.
     #[error(transparent)]
     Rings(#[from] SessionError),
-    /// A probe.
+    /// A probe could not be enabled.
     #[error(transparent)]
     Enable(#[from] EnableError),
 }
 
 impl Prepared {
-    /// Compiles a script for a guest with so many vCPUs. `clock` tells the time of its hits.
+    /// Compiles a script for a guest with so many vCPUs. `clock` provides the time of its hits.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All errors in the script.
     pub fn new(
         script: &Script,
         options: &Options,
@@ -172,23 +173,25 @@ impl Prepared {
         })
     }
 
-    /// The probes that will be enabled.
+    /// Returns the probes that will be enabled.
     pub fn probes(&self) -> impl ExactSizeIterator<Item = &Probe> {
         self.places.probes.iter().map(|wanted| &wanted.probe)
     }
 
-    /// Runs BEGIN and END and gives what they put out, and the maps: all that a script without probes does.
+    /// Runs BEGIN and END and passes on their output, and the maps: all that a script without
+    /// probes does.
     pub fn run_alone(self, each: &mut dyn FnMut(Output)) {
         let shared = self.shared;
         output::run(&self.places.begin, "BEGIN", &shared, &self.clock, each);
         output::finish(&self.places.end, &self.printed, &shared, &self.clock, each);
     }
 
-    /// Runs BEGIN, then enables the probes, unless BEGIN has ended the script. `filter` tells whose hits of a probe are wanted. `each` gets
-    /// what BEGIN has put out.
+    /// Runs BEGIN, then enables the probes, unless BEGIN has ended the script. `filter` selects the
+    /// hits of a probe. `each` receives the output of BEGIN.
     ///
     /// # Errors
-    /// If a probe that is named and not just matched cannot be enabled. Nothing is left in the guest then.
+    /// A probe that is named and not just matched cannot be enabled. Nothing is left in the guest
+    /// then.
     pub fn start(
         self,
         engine: &Engine,
@@ -225,7 +228,7 @@ impl Prepared {
                 clock: self.clock,
             };
             let filter = match &probe.target {
-                // It is nobody's.
+                // It belongs to no process.
                 Target::Timer {
                     every_vcpu: false, ..
                 } => Filter::default(),
@@ -244,7 +247,7 @@ impl Prepared {
     }
 }
 
-/// The probes that each pattern of a script stands for.
+/// The probes that match each pattern of a script.
 type Resolved<'s> = HashMap<&'s str, Vec<Probe>>;
 
 fn resolve<'s>(
@@ -278,7 +281,7 @@ fn resolve<'s>(
     }
 }
 
-/// The kinds of probe that a rule is compiled for.
+/// Returns the kinds of probe for which a rule is compiled.
 fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInfo> {
     let mut kinds = Vec::new();
     let mut seen = HashSet::new();
@@ -299,7 +302,8 @@ fn kinds_of(rule: &Rule, resolved: &Resolved<'_>) -> Vec<ProbeKindInfo> {
     kinds
 }
 
-/// Names of the maps that rules assign to in their outermost statements: what bt(5) prints at the end.
+/// Returns the names of the maps that rules assign to in their outermost statements: bt(5) prints
+/// these at the end.
 fn assigned(script: &Script) -> Vec<&str> {
     let statements = script.rules.iter().flat_map(|rule| &rule.body.statements);
     let places = statements.filter_map(|statement| match &statement.kind {
@@ -313,7 +317,7 @@ fn assigned(script: &Script) -> Vec<&str> {
     names.collect()
 }
 
-/// Bytes of the longest of [`texts`] at least.
+/// Returns an upper bound of the length in bytes of the longest of [`texts`].
 fn longest_text(name: &ProbeName) -> usize {
     let ProbeName {
         provider,
@@ -325,7 +329,7 @@ fn longest_text(name: &ProbeName) -> usize {
     parts.iter().sum()
 }
 
-/// What `probe` and `func` are at a probe.
+/// Returns `probe` and `func` at a probe.
 fn texts(name: &ProbeName, dialect: Dialect) -> ProbeTexts {
     let ProbeName {
         provider,
@@ -377,7 +381,7 @@ mod tests {
             ("print(comm);", 8, 64),
             ("print(str(1, 1000));", 256, 1024),
             ("$x = str(1, 1000); print($x); print(pid);", 256, 1024),
-            // Met only after it is put out.
+            // Known only after it is emitted.
             ("printf(\"%s\", @x); @x = str(1, 1000);", 256, 1024),
             (&literal, 256, 320),
         ] {
