@@ -89,7 +89,7 @@ impl Diagnostic {
     fn anchor(&self, text: &[u8]) -> usize {
         let at = match self.dialect {
             Dialect::Normal => self.span.start,
-            // The byte behind the last one, unless that ends its line and no line follows.
+            // The last byte; an empty span has none.
             Dialect::Strict => match self.span.end {
                 end if end > self.span.start => end - 1,
                 end => end,

@@ -1,19 +1,20 @@
-//! Reads Perfetto files back, for tests: the fields that are written here and no others, and the rules of slices and arrows.
+//! Decodes Perfetto files, for tests: only the fields that are written here, and the rules of
+//! slices and arrows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fields::{annotation, clock_snapshot, event, packet, process, thread, trace, track};
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
-    /// In the order of the file: what is said of tracks, and events.
+    /// The descriptions of tracks, and the events, in the order of the file.
     pub(crate) lines: Vec<String>,
-    /// Slices that begin.
+    /// The number of slices that begin.
     pub(crate) slices: usize,
-    /// Events without duration.
+    /// The number of events without duration.
     pub(crate) instants: usize,
-    /// Arrows that end.
+    /// The number of arrows that end.
     pub(crate) flows: usize,
 }
 
@@ -44,7 +45,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A message's fields by number, in order.
+/// Returns a message's fields by number, in order.
 fn fields(mut bytes: &[u8]) -> Result<Vec<(u32, Value<'_>)>, String> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -83,7 +84,7 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, String> {
     Err("a long varint".to_owned())
 }
 
-/// A track in the making.
+/// A track that is being decoded.
 #[derive(Debug, Default)]
 struct Track {
     name: String,
@@ -99,7 +100,7 @@ struct Reader {
     packets: usize,
 }
 
-/// Reads a file, whose times are told from `zero` on.
+/// Decodes a file; its times are relative to `zero`.
 pub(crate) fn decode(file: &[u8], zero: u64) -> Result<Decoded, String> {
     let mut reader = Reader::default();
     for (field, value) in fields(file)? {
@@ -257,7 +258,8 @@ impl Reader {
     }
 }
 
-/// Number and name of a process or thread; `known` are the fields of its number, twice, and of its name.
+/// Returns number and name of a process or thread; `known` are the fields of its number, twice, and
+/// of its name.
 fn task(bytes: &[u8], known: [u32; 3]) -> Result<String, String> {
     let [pid, tid, named] = known;
     let (mut id, mut name) = (0, "");

@@ -1,5 +1,5 @@
-//! Numbers of the fields that are written, by message of Perfetto's `trace_packet.proto` and the files that it imports, and values of
-//! their enumerations.
+//! Numbers of the written fields, by message of Perfetto's `trace_packet.proto` and the files that
+//! it imports, and values of their enumerations.
 
 /// `Trace`: the file.
 pub(super) mod trace {
@@ -17,7 +17,7 @@ pub(super) mod packet {
     pub(in super::super) const TRACK_DESCRIPTOR: u32 = 60;
     pub(in super::super) const FIRST_PACKET_ON_SEQUENCE: u32 = 87;
 
-    /// `SequenceFlags`: nothing that packets said before this one holds any more.
+    /// `SequenceFlags`: the state that earlier packets have set is void.
     pub(in super::super) const SEQ_INCREMENTAL_STATE_CLEARED: u64 = 1;
 }
 
@@ -45,7 +45,7 @@ pub(super) mod track {
     pub(in super::super) const CHILD_ORDERING: u32 = 11;
     pub(in super::super) const SIBLING_ORDER_RANK: u32 = 12;
 
-    /// `ChildTracksOrdering`: by the rank that each states.
+    /// `ChildTracksOrdering`: by each child's rank.
     pub(in super::super) const EXPLICIT: u64 = 3;
 }
 

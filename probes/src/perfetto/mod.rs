@@ -1,10 +1,11 @@
 //! Files for <https://ui.perfetto.dev>: clocks, tracks, and slices, instants and flows on them.
 //!
-//! Of Perfetto's format only the few `TrackEvent` messages are written that a timeline needs; [`fields`] has their numbers. All packets are
-//! of one sequence, names stand in each event, and each time says its clock, so that a file which is cut short is readable as far as it goes.
+//! Of Perfetto's format only the few `TrackEvent` messages are written that a timeline needs;
+//! [`fields`] has their numbers. All packets are of one sequence, each event has its names, and
+//! each time names its clock. So a file that is cut short is readable as far as it goes.
 //!
-//! The caller owns the identity of tracks (`uuid`) and says when slices begin and end. A [`Track`] makes sure that what is on it
-//! is in order: times never go back, and only what has begun ends.
+//! The caller owns the identity of tracks (`uuid`) and decides when slices begin and end. A
+//! [`Track`] keeps its events in order: times never go back, and only what has begun ends.
 
 #[cfg(test)]
 pub(crate) mod decode;
@@ -16,11 +17,11 @@ use std::io::{self, Write};
 use fields::{annotation, clock_snapshot, event, packet, process, thread, trace, track};
 use proto::Message;
 
-/// The sequence that all packets are of.
+/// The sequence of all packets.
 const SEQUENCE: u64 = 1;
 
-/// The first packet: times are CLOCK_REALTIME, and so is the timeline. Where CLOCK_BOOTTIME is known at that time, files of others that use it
-/// can be laid beside this one.
+/// Writes the first packet: times are CLOCK_REALTIME, and so is the timeline. If CLOCK_BOOTTIME at
+/// that time is known, other files that use it can be shown together with this one.
 pub(crate) fn start(out: &mut dyn Write, realtime: u64, boottime: Option<u64>) -> io::Result<()> {
     let mut snapshot = Message::new();
     let known = [
@@ -55,7 +56,7 @@ fn send(out: &mut dyn Write, mut packet: Message) -> io::Result<()> {
     out.write_all(file.bytes())
 }
 
-/// States a packet's time.
+/// Sets a packet's time.
 fn at(packet: &mut Message, time: u64) {
     packet.number(packet::TIMESTAMP, time);
     packet.number(packet::TIMESTAMP_CLOCK_ID, clock_snapshot::REALTIME);
@@ -63,16 +64,16 @@ fn at(packet: &mut Message, time: u64) {
 
 /// A track that belongs to no process.
 pub(crate) struct NamedTrack<'a> {
-    /// Its identity.
+    /// The track's identity.
     pub(crate) uuid: u64,
-    /// What is shown.
+    /// The shown name.
     pub(crate) name: &'a str,
-    /// The track that it is shown under, and its place there.
+    /// The track under which it is shown, and its rank there.
     pub(crate) below: Option<(u64, u32)>,
 }
 
 impl NamedTrack<'_> {
-    /// Makes it known.
+    /// Writes the track's descriptor.
     pub(crate) fn describe(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut described = Message::new();
         described.number(track::UUID, self.uuid);
@@ -89,22 +90,25 @@ impl NamedTrack<'_> {
     }
 }
 
-/// The track of a thread. Threads of other processes are not told apart from processes: each is shown as a process with one thread.
+/// The track of a thread. Threads of other processes are not distinguished from processes: each is
+/// shown as a process with one thread.
 pub(crate) struct ThreadTrack<'a> {
-    /// Identity of the thread's track, where its slices are.
+    /// The identity of the thread's track, where its slices are.
     pub(crate) uuid: u64,
-    /// Identity of the process's track, which has none.
+    /// The identity of the process's track, which has no slices.
     pub(crate) process: u64,
-    /// Number of the thread.
+    /// The thread's number.
     pub(crate) id: u64,
-    /// Its name.
+    /// The thread's name.
     pub(crate) name: &'a str,
-    /// What the track is called if no thread can have this number in Perfetto: 0 is the idle thread of each CPU there.
+    /// The track's name if no thread can have this number in Perfetto: there, 0 is the idle thread
+    /// of each CPU.
     pub(crate) otherwise: &'a str,
 }
 
 impl ThreadTrack<'_> {
-    /// Makes it known. If the name has changed it can be said again, and the last one counts.
+    /// Writes the track's descriptor. After a change of name it can be written again, and the last
+    /// one counts.
     pub(crate) fn describe(&self, out: &mut dyn Write) -> io::Result<()> {
         let Ok(id @ 1..) = i32::try_from(self.id) else {
             let track = NamedTrack {
@@ -140,18 +144,18 @@ fn descriptor(described: &Message) -> Message {
     packet
 }
 
-/// What is said of a slice or an instant.
+/// The description of a slice or an instant.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Event<'a> {
-    /// What is shown.
+    /// The shown name.
     pub(crate) name: &'a str,
-    /// What can be chosen by.
+    /// The category, by which events can be selected.
     pub(crate) category: &'a str,
-    /// An arrow begins here.
+    /// The arrow that begins here.
     pub(crate) flow: Option<u64>,
-    /// An arrow ends here.
+    /// The arrow that ends here.
     pub(crate) flow_end: Option<u64>,
-    /// Shown when it is selected.
+    /// The values shown when the event is selected.
     pub(crate) notes: &'a [(&'a str, Note<'a>)],
 }
 
@@ -160,7 +164,7 @@ pub(crate) struct Event<'a> {
 pub(crate) enum Note<'a> {
     /// A number.
     Number(u64),
-    /// Shown in hexadecimal.
+    /// A number shown in hexadecimal.
     Address(u64),
     /// Text.
     Text(&'a str),
@@ -168,18 +172,18 @@ pub(crate) enum Note<'a> {
     Flag(bool),
 }
 
-/// What has been written to a track.
+/// The state of a track in the file.
 #[derive(Debug)]
 pub(crate) struct Track {
     uuid: u64,
     /// The time of the last event.
     last: u64,
-    /// Slices that have not ended.
+    /// The number of slices that have not ended.
     open: u64,
 }
 
 impl Track {
-    /// A track that has been described, empty. Nothing on it will be before `first`.
+    /// Makes an empty track that has been described. No event on it will be before `first`.
     pub(crate) fn new(uuid: u64, first: u64) -> Self {
         Self {
             uuid,
@@ -188,17 +192,17 @@ impl Track {
         }
     }
 
-    /// Whether a slice is open.
+    /// Checks whether a slice is open.
     pub(crate) fn is_open(&self) -> bool {
         self.open > 0
     }
 
-    /// The time of the last event.
+    /// Returns the time of the last event.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
 
-    /// A slice begins, within those that are open.
+    /// Begins a slice, within those that are open.
     pub(crate) fn begin(
         &mut self,
         out: &mut dyn Write,
@@ -209,7 +213,7 @@ impl Track {
         self.event(out, time, event::SLICE_BEGIN, said)
     }
 
-    /// The innermost open slice ends, of which this can be said besides; nothing if there is none.
+    /// Ends the innermost open slice, with these further values; does nothing if there is none.
     pub(crate) fn end(
         &mut self,
         out: &mut dyn Write,
@@ -227,7 +231,7 @@ impl Track {
         self.event(out, time, event::SLICE_END, &said)
     }
 
-    /// All open slices end.
+    /// Ends all open slices.
     pub(crate) fn close(&mut self, out: &mut dyn Write, time: u64) -> io::Result<()> {
         while self.is_open() {
             self.end(out, time, &[])?;
@@ -235,7 +239,7 @@ impl Track {
         Ok(())
     }
 
-    /// Something without duration.
+    /// Writes an event without duration.
     pub(crate) fn instant(
         &mut self,
         out: &mut dyn Write,

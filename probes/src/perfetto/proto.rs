@@ -1,55 +1,57 @@
-//! Protocol buffers, as far as writing a message needs: varints, 64-bit numbers, and what has a length.
+//! Protocol buffers, as far as writing a message needs: varints, 64-bit numbers, and fields with a
+//! length.
 
-/// How a field's value is written (`wire type`).
+/// The encoding of a field's value (`wire type`).
 const VARINT: u64 = 0;
 const FIXED_64: u64 = 1;
 const WITH_LENGTH: u64 = 2;
-/// Bits of a varint's byte that are value; the other one says that more bytes follow.
+/// The bits of a varint's byte that are value; the remaining one says that more bytes follow.
 const VALUE_BITS: u32 = 7;
 const MORE: u8 = 0x80;
 
-/// A message in the making. Fields are written in the order of the calls; a field that repeats is written again.
+/// A message that is being written. Fields are written in the order of the calls; a repeated field
+/// is written again.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     bytes: Vec<u8>,
 }
 
 impl Message {
-    /// An empty one.
+    /// Makes an empty message.
     pub(super) fn new() -> Self {
         Self::default()
     }
 
-    /// Its bytes.
+    /// Returns the message's bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// A field of type `uint32`, `uint64`, `bool` or an enumeration.
+    /// Writes a field of type `uint32`, `uint64`, `bool` or an enumeration.
     pub(super) fn number(&mut self, field: u32, value: u64) -> &mut Self {
         self.key(field, VARINT);
         self.varint(value);
         self
     }
 
-    /// A field of type `int32` or `int64`: negative numbers have ten bytes.
+    /// Writes a field of type `int32` or `int64`: negative numbers have ten bytes.
     pub(super) fn signed(&mut self, field: u32, value: i64) -> &mut Self {
         self.number(field, value.cast_unsigned())
     }
 
-    /// A field of type `fixed64`.
+    /// Writes a field of type `fixed64`.
     pub(super) fn fixed(&mut self, field: u32, value: u64) -> &mut Self {
         self.key(field, FIXED_64);
         self.bytes.extend(value.to_le_bytes());
         self
     }
 
-    /// A field of type `string`.
+    /// Writes a field of type `string`.
     pub(super) fn text(&mut self, field: u32, value: &str) -> &mut Self {
         self.with_length(field, value.as_bytes())
     }
 
-    /// A field that is a message itself.
+    /// Writes a field that is a message itself.
     pub(super) fn message(&mut self, field: u32, value: &Self) -> &mut Self {
         self.with_length(field, &value.bytes)
     }

@@ -1,8 +1,9 @@
 //! A bounded log of records of one size, with any number of readers.
 //!
-//! Reading consumes, as the manual pages have it: a new reader starts behind what was read before. Readers that are open at the same
-//! time get the same records each at its own pace. When the log is full, room is made of records that somebody has read; a
-//! slower reader loses those, which is counted for it. Where nobody has read, the new record is lost, which is counted for the log.
+//! Reading consumes, as in the manual pages: a new reader starts behind the records read before.
+//! Readers that are open at the same time get the same records, each at its own pace. A full log
+//! drops its oldest record if a reader has read it. A slower reader loses that record, which is
+//! counted for it. If nobody has read it, the new record is dropped, which is counted for the log.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,40 +11,40 @@ use std::time::Duration;
 
 use super::EventReader;
 
-/// What a log has counted.
+/// The counters of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogCounts {
-    /// Records put in.
+    /// The number of records put in.
     pub produced: u64,
-    /// Records that at least one reader has taken.
+    /// The number of records that at least one reader has read.
     pub consumed: u64,
-    /// Records that nobody has taken.
+    /// The number of records that nobody has read.
     pub waiting: u64,
-    /// Records that found no room.
+    /// The number of dropped records.
     pub lost: u64,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Whole records.
+    /// The bytes of whole records.
     bytes: VecDeque<u8>,
-    /// Records that it may hold.
+    /// The greatest number of records.
     capacity: usize,
-    /// Number of the record at the front.
+    /// The number of the record at the front.
     first: u64,
-    /// Number of the next record to come.
+    /// The number of the next record to come.
     next: u64,
-    /// Number of the first record that no reader has taken.
+    /// The number of the first record that no reader has read.
     consumed: u64,
     lost: u64,
-    /// By the reader's number.
+    /// The positions by the reader's number.
     readers: BTreeMap<u64, ReaderPosition>,
     next_reader: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct ReaderPosition {
-    /// Number of the record that comes next.
+    /// The number of the reader's next record.
     at: u64,
     dropped: u64,
 }
@@ -55,12 +56,13 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The log. Cloning shares it.
+/// The log. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventLog(Arc<Shared>);
 
 impl EventLog {
-    /// An empty log of `capacity` records of `record` bytes each. Memory is taken as it fills.
+    /// Makes an empty log of `capacity` records of `record` bytes each. Memory is allocated as it
+    /// fills.
     #[must_use]
     pub fn new(record: usize, capacity: usize) -> Self {
         Self(Arc::new(Shared {
@@ -83,19 +85,20 @@ impl EventLog {
         self.0.lock()
     }
 
-    /// Bytes of a record.
+    /// Returns the size of a record in bytes.
     #[must_use]
     pub fn record_bytes(&self) -> usize {
         self.0.record
     }
 
-    /// Records that it may hold.
+    /// Returns the greatest number of records.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.state().capacity
     }
 
-    /// Puts records in, in their order; those that find no room are lost. A record of another size is not taken.
+    /// Puts records in, in their order; those without room are dropped. A record of another size is
+    /// not accepted.
     pub fn push<'r>(&self, records: impl IntoIterator<Item = &'r [u8]>) {
         let mut state = self.state();
         for record in records {
@@ -107,14 +110,14 @@ impl EventLog {
         self.0.changed.notify_all();
     }
 
-    /// Counts records that were lost before they came here.
+    /// Counts records that were dropped before they came here.
     pub fn add_lost(&self, records: u64) {
         let mut state = self.state();
         state.lost = state.lost.saturating_add(records);
     }
 
-    /// Throws everything away that was not read and starts again with `capacity`. Counts begin anew; readers stay, and do not
-    /// count what was thrown away as dropped.
+    /// Drops everything unread and starts again with `capacity`. Counts begin anew. Readers stay,
+    /// and do not count these records as dropped.
     pub fn restart(&self, capacity: usize) {
         let mut state = self.state();
         state.bytes = VecDeque::new();
@@ -125,7 +128,7 @@ impl EventLog {
         }
     }
 
-    /// A new reader, at the first record that nobody has taken.
+    /// Opens a reader, at the first record that nobody has read.
     #[must_use]
     pub fn reader(&self) -> LogReader {
         let mut state = self.state();
@@ -142,13 +145,13 @@ impl EventLog {
         }
     }
 
-    /// Readers that are open.
+    /// Returns the number of open readers.
     #[must_use]
     pub fn readers(&self) -> usize {
         self.state().readers.len()
     }
 
-    /// What was counted since the log was made or started again.
+    /// Returns the counts since the log was made or restarted.
     #[must_use]
     pub fn counts(&self) -> LogCounts {
         let state = self.state();
@@ -178,7 +181,7 @@ impl State {
         self.next += 1;
     }
 
-    /// Gives up the oldest record if somebody has read it.
+    /// Drops the oldest record if a reader has read it.
     fn make_room(&mut self, record: usize) -> bool {
         if self.first >= self.consumed {
             return false;
@@ -194,7 +197,7 @@ impl State {
         true
     }
 
-    /// Gives up what all readers have taken.
+    /// Removes the records that all readers have read.
     fn trim(&mut self, record: usize) {
         let needed = self.readers.values().map(|place| place.at).min();
         let keep = needed.unwrap_or(self.consumed).min(self.consumed);
@@ -266,7 +269,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// A log of one-byte records.
+    /// Makes a log of one-byte records.
     fn log(capacity: usize, records: &[u8]) -> EventLog {
         let log = EventLog::new(1, capacity);
         push(&log, records);

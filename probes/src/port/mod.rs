@@ -1,7 +1,9 @@
-//! Ports: the files of the devices trace(3) and ptrace(3), as sockets, a mount and the guest's virtio-console show them.
+//! Ports: the files of the devices trace(3) and ptrace(3), as sockets, a mount and the guest's
+//! virtio-console present them.
 //!
-//! A control port takes commands and tells the configuration; an event port gives whole records of one size, each reader
-//! at its own place. Whoever serves a port brings the transport and its threads; nothing here waits unless it is asked to.
+//! A control port accepts commands and reports the configuration. An event port returns whole
+//! records of one size, each reader at its own position. The server of a port brings the transport
+//! and its threads; nothing here waits unless it is asked to.
 
 mod log;
 pub mod stream;
@@ -11,54 +13,56 @@ use std::time::Duration;
 
 pub use log::{EventLog, LogCounts, LogReader};
 
-/// A port that takes commands.
+/// A port that accepts commands.
 pub trait ControlPort: Send + Sync {
     /// Carries out one command: the text of one write, without its newline.
     ///
     /// # Errors
-    /// As the device's manual page; nothing is changed then.
+    /// As in the device's manual page; nothing is changed then.
     fn command(&self, text: &str) -> Result<(), PortError>;
 
-    /// What a read from the beginning gives.
+    /// Returns the text of a read from the beginning.
     fn configuration(&self) -> String;
 }
 
-/// A port that gives events.
+/// A port that returns events.
 pub trait EventPort: Send + Sync {
-    /// Bytes of each record.
+    /// Returns the size of each record in bytes.
     fn record_bytes(&self) -> usize;
 
-    /// A new reader. It begins with the oldest record that nobody has read yet.
+    /// Opens a reader. It begins with the oldest record that nobody has read yet.
     ///
     /// # Errors
-    /// If the device allows no (more) readers.
+    /// The device allows no (more) readers.
     fn open(&self) -> Result<Box<dyn EventReader>, PortError>;
 }
 
 /// One open of an event port, closed when it is dropped.
 pub trait EventReader: Send {
-    /// The oldest records that this reader has not got yet, whole ones, as many as fit into `most` bytes. Empty: nothing now.
+    /// Returns the oldest records that this reader has not read yet: whole ones, as many as fit
+    /// into `most` bytes. It is empty if there are none now.
     fn read(&mut self, most: usize) -> Vec<u8>;
 
-    /// Waits until there is something to read, at most for `limit`; whether there is.
+    /// Waits until there is something to read, at most for `limit`. Returns whether there is.
     fn wait(&mut self, limit: Duration) -> bool;
 
-    /// Records that others have read and this reader has lost, since it was too slow.
+    /// Returns the number of records that others have read and this reader has lost by being too
+    /// slow.
     fn dropped(&self) -> u64;
 }
 
-/// A port refuses.
+/// A refusal by a port.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct PortError {
-    /// What kind of refusal it is.
+    /// The kind of refusal.
     pub kind: Refusal,
     /// The device's own text.
     pub text: String,
 }
 
 impl PortError {
-    /// A refusal with its text.
+    /// Makes a refusal with its text.
     pub fn new(kind: Refusal, text: impl fmt::Display) -> Self {
         Self {
             kind,
@@ -67,22 +71,22 @@ impl PortError {
     }
 }
 
-/// What kind of refusal: for transports that have numbers for errors.
+/// The kinds of refusals, for transports that have numbers for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// The command, or a word of it, is wrong (`EINVAL`).
     Invalid,
-    /// What it names does not exist (`ENOENT`).
+    /// The named object does not exist (`ENOENT`).
     NotFound,
-    /// What it would make exists (`EEXIST`).
+    /// The object to make exists already (`EEXIST`).
     Exists,
-    /// Somebody else has it (`EBUSY`).
+    /// Another client uses it (`EBUSY`).
     Busy,
     /// It is too large, or there is no room (`ENOSPC`).
     NoRoom,
-    /// Not for this opener (`EPERM`).
+    /// This opener is not permitted (`EPERM`).
     NotPermitted,
-    /// No such process (`ESRCH`).
+    /// There is no such process (`ESRCH`).
     NoProcess,
     /// The guest cannot be traced, now or at all (`EIO`).
     Failed,

@@ -1,39 +1,43 @@
-//! Ports as streams of bytes, as a guest's virtio-console has them: opened, written to, read from and closed, without waiting.
+//! Ports as streams of bytes, for a guest's virtio-console: opened, written to, read from and
+//! closed, without waiting.
 //!
-//! The caller brings the transport. What the other side writes is bounded: a line that is too long is refused as a whole.
+//! The caller brings the transport. The other side's writes are bounded: a line that is too long is
+//! refused as a whole.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{ControlPort, EventPort, EventReader, PortError, Refusal};
 
-/// Longest command, in bytes: many times what any command needs.
+/// The greatest length of a command in bytes: many times what any command needs.
 pub const LONGEST_COMMAND: usize = 4096;
-/// Bytes that are kept of those given: what a console port of Linux's holds unread, 64 pages, four times over.
+/// The number of delivered bytes that are kept: four times the 64 pages that a console port of
+/// Linux's holds unread.
 const MOST_KEPT: usize = 1 << 20;
-/// Bytes of events that are taken from a reader at once.
+/// The number of bytes of events that are read from a reader at once.
 const CHUNK: usize = 1 << 16;
 
-/// Whether the other side may change what is traced.
+/// The access of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// It may read.
     ReadOnly,
-    /// It may do everything.
+    /// It may also change what is traced.
     ReadWrite,
 }
 
 /// A port as a stream. Every open ends with a close; reads and writes come in between.
 pub trait PortStream: Send {
-    /// The other side has opened the port.
+    /// Notes that the other side has opened the port.
     fn open(&mut self);
-    /// The other side has closed it, and thrown away the last `unread` of the bytes that it was given.
+    /// Notes that the other side has closed the port, and dropped the last `unread` of the
+    /// delivered bytes.
     fn close(&mut self, unread: u64);
-    /// Takes what the other side has written; all of it.
+    /// Accepts all bytes that the other side has written.
     fn write(&mut self, bytes: &[u8]);
-    /// Gives bytes to be read; how many. 0: none now.
+    /// Reads bytes into `buffer`. Returns their number, 0 if there are none now.
     fn read(&mut self, buffer: &mut [u8]) -> usize;
-    /// Whether `read` would give something.
+    /// Checks whether `read` would return bytes.
     fn has_data(&mut self) -> bool;
 }
 
@@ -64,20 +68,20 @@ impl Pending {
     }
 }
 
-/// A control port: what is read is the configuration at the time of the open, with the last error as a comment behind it; each line that is
-/// written is a command, also one that the close ends.
+/// A control port. A read returns the configuration at the time of the open, followed by the last
+/// error as a comment. Each written line is a command, also one that the close ends.
 pub struct ControlStream {
     port: Arc<dyn ControlPort>,
     access: Access,
     pending: Pending,
     line: Vec<u8>,
-    /// The line has become too long: it is thrown away up to its end.
+    /// Whether the line has become too long: it is dropped up to its end.
     overlong: bool,
     error: Option<PortError>,
 }
 
 impl ControlStream {
-    /// A stream of `port`, closed.
+    /// Makes a closed stream of `port`.
     #[must_use]
     pub fn new(port: Arc<dyn ControlPort>, access: Access) -> Self {
         Self {
@@ -115,7 +119,7 @@ impl PortStream for ControlStream {
     fn open(&mut self) {
         let mut text = self.port.configuration();
         if let Some(error) = &self.error {
-            // It may quote what the other side wrote.
+            // The error may quote the other side's bytes.
             let told: String = error.text.chars().filter(|c| !c.is_control()).collect();
             text.push_str(&format!("#error {told}\n"));
         }
@@ -146,23 +150,25 @@ impl PortStream for ControlStream {
     }
 }
 
-/// An event port: a reader of its own while it is open. What is written is taken and means nothing here.
+/// An event port, with a reader of its own while it is open. Writes are accepted and have no
+/// effect.
 ///
-/// Records that the other side was given and has not looked at when it closes come again with its next open, as far as they were
-/// kept. What a driver has not looked at is known by its buffers: who stops within one gets its records again.
+/// Records that were delivered but unread at the close come again with the next open, as far as
+/// they were kept. A driver's unread records are known by its buffers: one that stops within a
+/// buffer gets its records again.
 pub struct EventStream {
     port: Arc<dyn EventPort>,
     reader: Option<Box<dyn EventReader>>,
-    /// Of records that did not fit into a buffer.
+    /// Bytes of records that did not fit into a buffer.
     pending: Pending,
-    /// The last bytes that were given, of which some may come back.
+    /// The bytes delivered last, of which some may come back.
     given: VecDeque<u8>,
-    /// Bytes given since the open.
+    /// The number of bytes delivered since the open.
     total: u64,
 }
 
 impl EventStream {
-    /// A stream of `port`, closed.
+    /// Makes a closed stream of `port`.
     #[must_use]
     pub fn new(port: Arc<dyn EventPort>) -> Self {
         Self {
@@ -174,17 +180,17 @@ impl EventStream {
         }
     }
 
-    /// Keeps what was not looked at, in whole records.
+    /// Keeps the unread bytes, in whole records.
     fn take_back(&mut self, unread: u64) {
         let record = self.port.record_bytes().max(1);
-        // A record that was begun is read.
+        // A record that was begun counts as read.
         let read = self.total.saturating_sub(unread);
         let read = read.next_multiple_of(record as u64);
         let behind = self.pending.bytes.get(self.pending.taken..);
         let behind = behind.unwrap_or_default();
         let wanted = (self.total + behind.len() as u64).saturating_sub(read);
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-        // What was given and what lies behind it ends with a whole record.
+        // The delivered and the pending bytes together end with a whole record.
         let mut kept: Vec<u8> = self.given.drain(..).collect();
         kept.extend_from_slice(behind);
         let keep = wanted.min(kept.len() / record * record);
@@ -202,7 +208,7 @@ impl EventStream {
 
 impl PortStream for EventStream {
     fn open(&mut self) {
-        // Of a port that refuses only what was kept can be read.
+        // If the port refuses, only the kept records can be read.
         self.reader = match self.port.open() {
             Ok(reader) => Some(reader),
             Err(error) => {

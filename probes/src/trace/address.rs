@@ -1,4 +1,4 @@
-//! Addresses of commands: full ones, offsets from the start of the kernel's text, symbols.
+//! Addresses in commands: full ones, offsets from the start of the kernel's text, symbols.
 
 use std::ops::RangeInclusive;
 
@@ -7,11 +7,12 @@ use introspect::kernel::symbols::Symbols;
 use super::command::BAD_ADDRESS;
 use crate::port::{PortError, Refusal};
 
-/// Names offered for one that does not exist.
+/// The number of names suggested for an unknown one.
 const SUGGESTIONS: usize = 3;
 
-/// Where the kernel's text is: the first byte and the one behind the last (KTZERO and etext): `_text` and `_etext`, or where the functions of a
-/// kernel without these symbols begin and end.
+/// Returns the range of the kernel's text: the first byte and the one behind the last (KTZERO and
+/// etext). These are `_text` and `_etext`, or the bounds of the functions in a kernel without these
+/// symbols.
 pub(super) fn text(symbols: &Symbols) -> Result<RangeInclusive<u64>, PortError> {
     let functions = || symbols.text_functions();
     let first = || functions().map(|f| f.symbol.address).min();
@@ -30,11 +31,12 @@ pub(super) fn text(symbols: &Symbols) -> Result<RangeInclusive<u64>, PortError> 
     }
 }
 
-/// The address that `word` stands for. What can be read as hexadecimal is a number: from `_text` on, or from 0.
+/// Returns the address that `word` stands for. A hexadecimal word is a number: from `_text` on, or
+/// from 0.
 pub(super) fn parse(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
     let text = text(symbols)?;
     let address = match hexadecimal(word) {
-        // Added and not or-ed: Linux's text is longer than its start is aligned.
+        // Added rather than or-ed, because Linux's text is longer than its start's alignment.
         Some(number) if number < *text.start() => text.start().checked_add(number),
         Some(number) => Some(number),
         None => Some(named(symbols, word)?),
@@ -46,7 +48,7 @@ pub(super) fn parse(symbols: &Symbols, word: &str) -> Result<u64, PortError> {
 
 fn hexadecimal(word: &str) -> Option<u64> {
     let digits = word.strip_prefix("0x").unwrap_or(word);
-    // A sign is none of the digits.
+    // A sign is no digit.
     let is_number = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_number
         .then(|| u64::from_str_radix(digits, 16).ok())

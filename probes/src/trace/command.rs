@@ -2,24 +2,24 @@
 
 use crate::port::{PortError, Refusal};
 
-/// Largest exponent of a log's size: 2^28 entries.
+/// The greatest exponent of a log's size: 2^28 entries.
 const LARGEST_EXPONENT: u32 = 28;
-/// Longest name of a trace, in bytes.
+/// The greatest length of a trace's name in bytes.
 const LONGEST_NAME: usize = 63;
 
-/// What is written where a command is none.
+/// The error for a text that is no command.
 const USAGE: &str = "devtrace:  usage: 'trace' [ktextaddr|name] 'on'|'off'|'mk'|'del' [name] or:  'size' buffersize (power of 2)";
 const TRACE_USAGE: &str = "devtrace: usage: 'trace' [ktextaddr|name] 'on'|'off'|'mk'|'del' [name]";
 const NEW_USAGE: &str = "devtrace: usage: trace <ktextstart> <ktextend> new <name>";
 const WATCH_USAGE: &str = "devtrace: usage: watch [0|pid]";
 const SIZE_USAGE: &str = "devtrace: usage: size <exponent>";
-/// What is written where a number or an address is none.
+/// The error for a text that is no number or address.
 pub(super) const BAD_ADDRESS: &str = "devtrace: bad address";
 
 /// A command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Command {
-    /// `trace START END new NAME`: the addresses as they were written.
+    /// `trace START END new NAME`: the addresses as written.
     New {
         start: String,
         end: String,
@@ -31,7 +31,7 @@ pub(super) enum Command {
     Off(String),
     /// `trace NAME remove`.
     Remove(String),
-    /// `size EXPONENT`, or `logsize ENTRIES` as the configuration has it: entries.
+    /// `size EXPONENT`, or `logsize ENTRIES` as the configuration has it: the number of entries.
     Size(usize),
     /// `watch PID`; 0 clears the list.
     Watch(u32),
@@ -48,7 +48,8 @@ fn wrong(text: impl std::fmt::Display) -> PortError {
 }
 
 impl Command {
-    /// Reads one. A line that begins with `#` is a comment, as the configuration has them: no command.
+    /// Parses a command. Returns `None` for a comment, a line that begins with `#`, as in the
+    /// configuration.
     pub(super) fn parse(text: &str) -> Result<Option<Self>, PortError> {
         if text.starts_with('#') {
             return Ok(None);
@@ -139,7 +140,8 @@ fn watch(arguments: &[&str]) -> Result<u32, PortError> {
     }
 }
 
-/// Words as Plan 9's tokenize(2) finds them: white space parts them but between single quotes; a quote is written twice there.
+/// Splits words as Plan 9's tokenize(2) does: at white space outside single quotes. Within them, a
+/// doubled quote is one quote.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut characters = text.chars().peekable();

@@ -1,13 +1,13 @@
-//! What a read of `tracectl` gives: lines that can be written back, and comments with counts.
+//! The text of a read of `tracectl`: lines that can be written back, and comments with counts.
 
 use std::fmt::Write;
 
 use super::device::{DeviceCounts, Trace};
 
-/// Functions of a trace that are listed.
+/// The number of functions of a trace that are listed.
 const LISTED: usize = 32;
 
-/// What is told.
+/// The state to report.
 pub(super) struct ConfigText<'a> {
     pub(super) entries: usize,
     pub(super) traces: &'a [Trace],
@@ -20,7 +20,7 @@ pub(super) struct ConfigText<'a> {
 impl ConfigText<'_> {
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a String never fails.
+        // Writing to a `String` never fails.
         let _ = self.write(&mut text);
         text
     }
@@ -80,7 +80,7 @@ impl ConfigText<'_> {
     }
 }
 
-/// A name as commands take it.
+/// Returns a name as commands accept it.
 fn quoted(name: &str) -> String {
     match name.is_empty() || name.contains(char::is_whitespace) {
         true => format!("'{name}'"),

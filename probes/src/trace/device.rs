@@ -1,4 +1,4 @@
-//! The device itself: traces, who is watched, whether it runs, and the log.
+//! The device itself: traces, watched processes, its running state, and the log.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,27 +15,27 @@ use crate::probe::Moment;
 use crate::provider::kprobe;
 use crate::trace_line::LINE_BYTES;
 
-/// Entries of a log unless told otherwise.
+/// The default number of entries of a log.
 const ENTRIES: usize = 8192;
-/// Most processes that are watched.
+/// The greatest number of watched processes.
 const MOST_WATCHED: usize = 64;
-/// Most traces.
+/// The greatest number of traces.
 const MOST_TRACES: usize = 256;
-/// Slots of each vCPU's ring, from which records go on to the log.
+/// The number of slots of each vCPU's ring, from which records go on to the log.
 const SLOTS: usize = 1 << 14;
-/// How often records are taken to the log.
+/// The interval at which rings are drained into the log.
 const GATHER_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What a device has counted.
+/// The counters of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceCounts {
-    /// Entries of functions that were to be recorded.
+    /// The number of function entries to record.
     pub entries: u64,
-    /// Returns.
+    /// The number of function returns to record.
     pub exits: u64,
-    /// Lines in the log that nobody has read.
+    /// The number of lines in the log that nobody has read.
     pub waiting: u64,
-    /// Of the entries and returns those that found no room.
+    /// The number of those entries and returns that were dropped.
     pub lost: u64,
 }
 
@@ -49,18 +49,18 @@ pub(super) struct Trace {
     pub(super) functions: Vec<Function>,
     /// The session's numbers of its probes, while it is armed.
     pub(super) numbers: Vec<u32>,
-    /// Functions that could not be armed, and why.
+    /// The functions that could not be armed, and the reasons.
     pub(super) refused: Vec<String>,
 }
 
 #[derive(Default)]
 struct State {
     traces: Vec<Trace>,
-    /// While the device runs.
+    /// The session, while the device runs.
     session: Option<Session>,
-    /// Records that its rings had lost when the log was last made anew.
+    /// The number of records that the rings had dropped when the log was last remade.
     lost_before: u64,
-    /// Times that it was started: the thread of an earlier time ends.
+    /// The number of starts: the thread of an earlier start ends.
     started: u64,
 }
 
@@ -72,12 +72,12 @@ struct Inner {
     state: Mutex<State>,
 }
 
-/// The device. Clones are the same one; when the last of them is gone, its traps are.
+/// The device. Clones are the same one; when the last clone is dropped, its traps are removed.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
 impl Device {
-    /// The device of an engine's machine: no traces, stopped, a log of 8192 entries.
+    /// Makes the device of an engine's machine: no traces, stopped, a log of 8192 entries.
     #[must_use]
     pub fn new(engine: Engine) -> Self {
         Self(Arc::new(Inner {
@@ -88,7 +88,7 @@ impl Device {
         }))
     }
 
-    /// The counts since the log was made. Exact while the device is stopped.
+    /// Returns the counts since the log was made. They are exact while the device is stopped.
     #[must_use]
     pub fn counts(&self) -> DeviceCounts {
         let mut state = self.0.state();
@@ -96,7 +96,7 @@ impl Device {
         self.0.counts(&state)
     }
 
-    /// Readers that are open.
+    /// Returns the number of open readers.
     #[must_use]
     pub fn readers(&self) -> usize {
         self.0.log.readers()
@@ -161,7 +161,7 @@ impl EventPort for Device {
 }
 
 impl Device {
-    /// Puts the traps of what is on into the guest, all at one moment.
+    /// Arms the traces that are on, in one pause.
     fn start(&self, state: &mut State) -> Result<(), PortError> {
         if state.session.is_some() {
             return Ok(());
@@ -270,7 +270,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A new log: what was not read is thrown away, and counts begin anew.
+    /// Makes a new log: unread lines are dropped, and counts begin anew.
     fn resize(&self, state: &mut State, entries: usize) {
         let _paused = self.engine.machine().pause();
         self.gather(state);
@@ -296,7 +296,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Arms the functions of a trace, as many as can be; the guest stands still.
+    /// Arms as many functions of a trace as possible; the guest is paused.
     fn arm(&self, trace: &mut Trace, session: &mut Session) -> Result<(), PortError> {
         trace.refused.clear();
         let mut armed = 0;
@@ -326,13 +326,13 @@ impl Inner {
         }
     }
 
-    /// Takes the traps out, and what was recorded into the log.
+    /// Disarms the traces, and drains the records into the log.
     fn stop(&self, state: &mut State) {
         self.settings.all.store(false, Ordering::Relaxed);
         let Some(mut session) = state.session.take() else {
             return;
         };
-        // No hit is half recorded while the guest stands still.
+        // No hit is half recorded while the guest is paused.
         let _paused = self.engine.machine().pause();
         session.disable_all();
         self.take(&mut session);
@@ -344,7 +344,7 @@ impl Inner {
         }
     }
 
-    /// Takes what was recorded to the log.
+    /// Drains the records into the log.
     fn gather(&self, state: &mut State) {
         if let Some(session) = &mut state.session {
             self.take(session);
@@ -384,7 +384,7 @@ fn disarm(trace: &mut Trace, session: &mut Session) {
     }
 }
 
-/// Until the device stops, is started again or is gone.
+/// Drains until the device stops, is started again or is dropped.
 fn keep_gathering(device: &Weak<Inner>, started: u64) {
     loop {
         std::thread::sleep(GATHER_INTERVAL);
@@ -399,7 +399,7 @@ fn keep_gathering(device: &Weak<Inner>, started: u64) {
     }
 }
 
-/// A reader of the device's log: looks into the rings first, so that nothing is late.
+/// A reader of the device's log. It drains the rings first, so that nothing is late.
 struct Reader {
     log: LogReader,
     device: Weak<Inner>,

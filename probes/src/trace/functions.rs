@@ -3,9 +3,9 @@
 use crate::kernel_view::KernelView;
 use crate::port::{PortError, Refusal};
 
-/// Most functions of one trace: each holds traps in the guest.
+/// The greatest number of functions of one trace, because each has traps in the guest.
 pub(super) const MOST_FUNCTIONS: usize = 4096;
-/// Arguments of an event's line.
+/// The number of arguments in an event's line.
 pub(super) const LINE_ARGUMENTS: usize = 4;
 
 /// A function that is traced.
@@ -13,11 +13,12 @@ pub(super) const LINE_ARGUMENTS: usize = 4;
 pub(super) struct Function {
     pub(super) address: u64,
     pub(super) name: String,
-    /// How many of its arguments a line shows.
+    /// The number of its arguments that a line shows.
     pub(super) arguments: usize,
 }
 
-/// Functions of the kernel that begin from `start` to `end`, by address; of one with several names the first counts.
+/// Returns the kernel functions that begin from `start` to `end`, by address; of several names of
+/// one function the first counts.
 pub(super) fn in_range(
     view: &KernelView,
     start: u64,
@@ -47,7 +48,7 @@ pub(super) fn in_range(
     let function = |symbol: introspect::kernel::symbols::Symbol<'_>| Function {
         address: symbol.address,
         name: symbol.name.to_owned(),
-        // What the kernel does not tell of may have as many as are shown.
+        // If the kernel does not describe a function, it may have as many arguments as are shown.
         arguments: view
             .argument_registers(symbol.name)
             .unwrap_or(LINE_ARGUMENTS)

@@ -1,4 +1,5 @@
-//! What runs at the hits of a trace: who is watched, and a record of seven words for each line.
+//! The program at the hits of a trace: selects watched processes, and writes a record of seven
+//! words for each line.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,15 +11,15 @@ use crate::engine::{HitOutcome, ProbeHit, Program, TaskIdentity};
 use crate::event::EventKind;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
-/// Words of a record: kind, program counter, process, arguments.
+/// The number of words of a record: kind, program counter, process, arguments.
 pub(super) const WORDS: usize = 3 + LINE_ARGUMENTS;
 
-/// What all traces of a device share; changes count from the next hit on.
+/// The settings that all traces of a device share; changes take effect at the next hit.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// Interrupts and the idle task are recorded, and the list below does not count.
+    /// Whether interrupts and the idle task are recorded, and the list below is ignored.
     pub(super) all: AtomicBool,
-    /// The only ones that are recorded, unless it is empty; ascending.
+    /// The only processes that are recorded, unless the list is empty; ascending.
     pub(super) watched: ArcSwap<Vec<u32>>,
     pub(super) entries: AtomicU64,
     pub(super) exits: AtomicU64,
@@ -35,15 +36,16 @@ impl Settings {
     }
 }
 
-/// Interrupts and the idle task are no process. Where the kernel's tasks are not known nothing is ignored.
+/// Checks for interrupts and the idle task, which are no process. If the kernel's tasks are not
+/// known, nothing is ignored.
 fn is_nobody(who: TaskIdentity) -> bool {
     who.interrupted || who.thread == Some(0)
 }
 
-/// Records entries and returns of one function.
+/// A program that records entries and returns of one function.
 pub(super) struct Recorder {
     pub(super) settings: Arc<Settings>,
-    /// How many arguments it has, as far as lines show them.
+    /// The number of its arguments that lines show.
     pub(super) arguments: usize,
 }
 
@@ -85,7 +87,7 @@ impl Program for Recorder {
     }
 }
 
-/// The line of a record.
+/// Returns the line of a record.
 pub(super) fn line(tsc: u64, words: &[u64]) -> Option<TraceLine> {
     let [kind, pc, pid, arguments @ ..] = words else {
         return None;

@@ -1,9 +1,9 @@
 //! The calls of a process that have not returned.
 
-/// Most calls within each other that are kept of a process. Deeper ones are only counted.
+/// The greatest depth of calls kept of a process. Deeper ones are only counted.
 const MAX_DEPTH: usize = 4096;
 
-/// Open calls, with something kept of each.
+/// The open calls, with a value for each.
 #[derive(Debug)]
 pub(super) struct Calls<T> {
     open: Vec<T>,
@@ -20,12 +20,12 @@ impl<T> Default for Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// The innermost one that is kept.
+    /// Returns the innermost call that is kept.
     pub(super) fn innermost(&self) -> Option<&T> {
         self.open.last()
     }
 
-    /// A function is called.
+    /// Enters a function.
     pub(super) fn enter(&mut self, call: T) {
         if self.open.len() < MAX_DEPTH {
             self.open.push(call);
@@ -34,7 +34,8 @@ impl<T> Calls<T> {
         }
     }
 
-    /// The innermost call returns. `None` if there is none, or if it was too deep to be kept.
+    /// Leaves the innermost call. Returns `None` if there is none, or if it was too deep to be
+    /// kept.
     pub(super) fn leave(&mut self) -> Option<T> {
         if self.deeper > 0 {
             self.deeper -= 1;

@@ -1,8 +1,10 @@
-//! Stacks folded to lines, for flame graphs: `do_sys_openat2;do_filp_open;path_openat 5120`, outermost function first.
+//! Stacks folded to lines, for flame graphs: `do_sys_openat2;do_filp_open;path_openat 5120`,
+//! outermost function first.
 //!
-//! The number is the time that went by in the last function itself and not in functions that it called and that are traced: nanoseconds if the
-//! ticks of a second are known, else ticks. It is time on the wall, also while the process waits. Calls of all processes are added up. What has
-//! not returned counts to the last line of its process. Lines are sorted.
+//! The number is the time in the last function itself, without the traced functions that it called.
+//! Its unit is nanoseconds if the ticks of a second are known, otherwise ticks. It is wall-clock
+//! time, also while the process waits. Calls of all processes are summed. A call that has not
+//! returned counts up to the last line of its process. Lines are sorted.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -13,22 +15,24 @@ use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, TraceLine};
 
-/// Most different stacks, and most functions in all their lines. Time in further ones is added up as that of one function.
+/// The greatest number of different stacks, and of functions in all their lines. Time beyond it is
+/// summed as that of one function.
 const MAX_STACKS: usize = 1 << 18;
 const MAX_FRAMES: usize = 1 << 22;
-/// That function.
+/// The name of that function.
 const LEFT_OUT: &str = "[further stacks]";
 const NANOSECONDS: u128 = 1_000_000_000;
 
-/// Adds up, and writes at the end.
+/// A renderer that sums up, and writes at the end.
 pub struct Collapsed {
     symbols: Symbols,
     ticks_per_second: Option<u64>,
     tasks: Recent<u64, Task>,
     stacks: Vec<Stack>,
-    /// Places in `stacks` by the stack below (one more than its place, 0 for none) and the function on top.
+    /// The indexes in `stacks` by the stack below (one more than its index, 0 for none) and the
+    /// function on top.
     places: BTreeMap<(usize, u64), usize>,
-    /// Functions in the lines of all stacks.
+    /// The number of functions in the lines of all stacks.
     frames: usize,
     left_out: u128,
 }
@@ -36,23 +40,23 @@ pub struct Collapsed {
 /// A process.
 #[derive(Default)]
 struct Task {
-    /// Places of stacks; `None` for one that is left out.
+    /// The indexes of stacks; `None` for one that is left out.
     calls: Calls<Option<usize>>,
     last: u64,
 }
 
-/// Functions within each other.
+/// A stack of nested functions.
 struct Stack {
     below: Option<usize>,
     function: u64,
-    /// Functions in its line.
+    /// The number of functions in its line.
     depth: usize,
-    /// Ticks in the function on top.
+    /// The ticks in the function on top.
     ticks: u128,
 }
 
 impl Collapsed {
-    /// With the ticks of a second, numbers are nanoseconds.
+    /// Makes a renderer. If the ticks of a second are given, numbers are nanoseconds.
     #[must_use]
     pub fn new(symbols: Symbols, ticks_per_second: Option<u64>) -> Self {
         Self {
@@ -66,10 +70,10 @@ impl Collapsed {
         }
     }
 
-    /// The place of the stack with `function` on that of `below`.
+    /// Returns the index of the stack with `function` on that of `below`.
     fn place(&mut self, below: Option<Option<usize>>, function: u64) -> Option<usize> {
         let below = match below {
-            // Nothing stands on what is left out but what is left out too.
+            // A stack on top of one that is left out is left out, too.
             Some(None) => return None,
             Some(below) => below,
             None => None,
@@ -95,7 +99,7 @@ impl Collapsed {
         Some(self.stacks.len() - 1)
     }
 
-    /// Names of a stack's functions, outermost first.
+    /// Returns the names of a stack's functions, outermost first.
     fn text(&self, stack: &Stack) -> String {
         let mut functions = vec![frame(&self.symbols, stack.function)];
         let mut below = stack.below;
@@ -108,7 +112,7 @@ impl Collapsed {
     }
 }
 
-/// A function's name as part of a line.
+/// Returns a function's name as part of a line.
 fn frame(symbols: &Symbols, pc: u64) -> String {
     named(symbols, pc).replace(|c: char| c == ';' || c.is_whitespace(), "_")
 }

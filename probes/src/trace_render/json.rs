@@ -25,16 +25,16 @@ use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
-/// Writes an object for each line.
+/// A renderer that writes an object for each line.
 pub struct Json {
     symbols: Symbols,
     clock: Option<Clock>,
-    /// By process, the functions that have not returned.
+    /// The functions that have not returned, by process.
     calls: Recent<u64, Calls<u64>>,
 }
 
 impl Json {
-    /// With a `clock`, lines have times as well as ticks.
+    /// Makes a renderer. With a `clock`, lines have times as well as ticks.
     #[must_use]
     pub fn new(symbols: Symbols, clock: Option<Clock>) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Render<TraceLine> for Json {
         };
         let pc = line.pc;
         let mut text = format!("{{\"event\":\"{event}\",\"pid\":{pid},\"pc\":\"{pc:#x}\"");
-        // writing to a String cannot fail
+        // Writing to a `String` cannot fail.
         if let Some(symbol) = (self.symbols)(pc) {
             let _ = write!(text, ",\"symbol\":{}", string(symbol.as_bytes()));
         }

@@ -1,9 +1,11 @@
-//! What the lines of trace(3) are shown as besides themselves: JSON lines, a timeline for Perfetto's UI, stacks for flame graphs.
+//! Renders the lines of trace(3) in other forms: JSON lines, a timeline for Perfetto's UI, stacks
+//! for flame graphs.
 //!
-//! The caller brings the lines in the order in which they were read, a way to name addresses, and the clock by which ticks are times.
-//! A return says where it returns to and not from which function: it ends the last call of its process that has not
-//! returned. That is so as long as no line is missing. A call that was there before the first line, or whose entry is lost, leaves
-//! a return too many; a function that never returns (`do_exit`), or whose return is lost, takes the return of its caller.
+//! The caller brings the lines in the order in which they were read, a way to name addresses, and
+//! the clock that converts ticks to times. A return names its return address, but not its function:
+//! it ends the last call of its process that has not returned. That is right if no line is missing.
+//! A call from before the first line, or whose entry is lost, leaves a surplus return. A function
+//! that never returns (`do_exit`), or whose return is lost, takes the return of its caller.
 
 mod calls;
 mod collapsed;
@@ -16,13 +18,14 @@ pub use collapsed::Collapsed;
 pub use json::Json;
 pub use perfetto::Perfetto;
 
-/// Names an address: `vfs_read`, or `vfs_read+0x1c` within the function; `None` if nothing is known of it.
+/// Names an address: `vfs_read`, or `vfs_read+0x1c` within the function; `None` if it is not known.
 pub type Symbols = Box<dyn Fn(u64) -> Option<String> + Send>;
 
-/// Most processes whose open calls are kept. Those of the processes seen longest ago are forgotten.
+/// The greatest number of processes whose open calls are kept. Those of the processes seen longest
+/// ago are forgotten.
 const MAX_TASKS: usize = 65_536;
 
-/// The name of an address, or itself.
+/// Returns the name of an address, or the address itself.
 fn named(symbols: &Symbols, pc: u64) -> String {
     symbols(pc).unwrap_or_else(|| format!("{pc:#x}"))
 }

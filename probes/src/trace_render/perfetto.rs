@@ -1,8 +1,8 @@
-//! A timeline for <https://ui.perfetto.dev>: a track for each process, with a slice for each call, from its entry to its return, within
-//! the slice of its caller if that is traced too.
+//! A timeline for <https://ui.perfetto.dev>: a track for each process, with a slice for each call,
+//! from its entry to its return. A slice lies within that of its caller if that is traced too.
 //!
-//! Calls that have not returned end with the file. A return without an entry is an instant. Lines without a process share one track,
-//! whichever CPU they are of, which lines do not say.
+//! Calls that have not returned end with the file. A return without an entry is an instant. Lines
+//! without a process share one track for all CPUs, because lines do not name the CPU.
 
 use std::io::{self, Write};
 
@@ -13,23 +13,23 @@ use crate::recent::Recent;
 use crate::render::Render;
 use crate::trace_line::{LineKind, NO_PROCESS, TraceLine};
 
-/// What processes are called beside their number: lines do not tell their names.
+/// The name of a process beside its number: lines do not have names.
 const PROCESS: &str = "process";
 
-/// Writes packets as lines come.
+/// A renderer that writes packets as lines arrive.
 pub struct Perfetto {
     symbols: Symbols,
     clock: Clock,
     started: bool,
     tracks: Recent<u64, Track>,
-    /// Identities given to tracks.
+    /// The number of track identities in use.
     uuids: u64,
     /// The latest time.
     latest: u64,
 }
 
 impl Perfetto {
-    /// `clock` makes ticks times.
+    /// Makes a renderer; `clock` converts ticks to times.
     #[must_use]
     pub fn new(symbols: Symbols, clock: Clock) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Perfetto {
     }
 }
 
-/// Makes the track of a process known.
+/// Writes the descriptor of a process's track.
 fn describe(pid: u64, uuid: u64, out: &mut dyn Write) -> io::Result<()> {
     let otherwise = match pid {
         NO_PROCESS => "no process".to_owned(),

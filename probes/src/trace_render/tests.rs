@@ -34,7 +34,8 @@ fn line(kind: LineKind, pc: u64, ticks: u64, pid: u64, arguments: [u64; 4]) -> T
     }
 }
 
-/// `E outer 1 100`: an entry of `outer` by process 1 at tick 100. `X` returns to `outer+0x10`.
+/// Parses a story. `E outer 1 100` is an entry of `outer` by process 1 at tick 100; `X` returns to
+/// `outer+0x10`.
 fn lines(story: &str) -> Vec<TraceLine> {
     let words = story
         .split(", ")
@@ -110,7 +111,7 @@ fn stacks_have_the_time_of_their_last_function() {
     }
 }
 
-/// Calls that never return, as of a stream that has lost its returns, or of a hostile file.
+/// Calls that never return, as in a stream that has lost its returns, or in a hostile file.
 #[test]
 fn what_nests_for_ever_takes_a_bounded_room() {
     let deep: Vec<TraceLine> = (0..4000)

@@ -148,7 +148,7 @@ impl Machine<'_> {
     fn text(&self, address: u64, most: usize) -> Value {
         let mut buffer = [0; MOST_BYTES];
         let room = buffer.get_mut(..most.min(MOST_BYTES)).unwrap_or_default();
-        // A null pointer is empty text, so that every script that checks it first behaves.
+        // A null pointer is empty text and no failed read, as in a script that checks it first.
         let (length, is_there) = match address {
             0 => (0, true),
             _ => self.context.read_string(address, room),

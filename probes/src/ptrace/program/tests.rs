@@ -9,7 +9,7 @@ use super::*;
 use crate::clock::Clock;
 use proptest::prelude::*;
 
-/// Offsets of a made-up kernel.
+/// The offsets of a made-up kernel.
 pub(in super::super) const LAYOUT: Layout = Layout {
     pid: 0x10,
     start: 0x18,
@@ -46,7 +46,7 @@ const DEADLINE: Deadline = Deadline {
     }),
 };
 
-/// `task_struct`s of threads 40 to 42.
+/// The `task_struct`s of threads 40 to 42.
 const A: u64 = 0xffff_8880_0000_1000;
 const B: u64 = 0xffff_8880_0000_2000;
 const C: u64 = 0xffff_8880_0000_3000;
@@ -59,7 +59,7 @@ const INTERRUPTIBLE: u32 = 1;
 const TRACED: u32 = 8;
 const DEAD: u32 = 0x80;
 
-/// A guest with three tasks, of which A runs, and what was recorded.
+/// A guest with three tasks, of which A runs, and its records.
 struct Guest {
     context: Context,
     memory: BTreeMap<u64, u8>,
@@ -92,7 +92,7 @@ impl Guest {
         guest
     }
 
-    /// With these tasks selected.
+    /// Makes a guest with these tasks selected.
     fn tracing(tasks: &[u64]) -> Self {
         let guest = Self::new();
         for task in tasks {
@@ -106,7 +106,7 @@ impl Guest {
         self.memory.extend((at..).zip(bytes.iter().copied()));
     }
 
-    /// The task at an address is another.
+    /// Replaces the task at an address by another.
     fn is_now(&mut self, task: u64, pid: u32, start: u64) {
         self.write(task + LAYOUT.pid, &pid.to_le_bytes());
         self.write(task + LAYOUT.start, &start.to_le_bytes());
@@ -116,7 +116,7 @@ impl Guest {
         self.context.traced(self, task).is_some()
     }
 
-    /// What a hit leaves behind: number, event, argument, nanoseconds ahead.
+    /// Returns the records of a hit: number, event, argument, nanoseconds ahead.
     fn see(&mut self, what: EventHook, arguments: &[u64]) -> Vec<(u32, EventType, u64, u64)> {
         self.arguments = arguments.to_vec();
         let any = self.context.see(what, self, true);
@@ -128,7 +128,7 @@ impl Guest {
             .collect()
     }
 
-    /// The same of events without argument.
+    /// Returns number and event of a hit's records.
     fn short(&mut self, what: EventHook, arguments: &[u64]) -> Vec<(u32, EventType)> {
         let seen = self.see(what, arguments);
         seen.iter().map(|(pid, event, ..)| (*pid, *event)).collect()
@@ -178,7 +178,8 @@ use EventType::{
     Admit, Dead, Edf, Expel, Inte, Ints, Name, Ready, Release, Run, Sleep, Slice, Trap, User, Yield,
 };
 
-/// State, whether on a run queue, whether it sleeps there, bits of deadline scheduling, and what is told of who goes; the sleep's state.
+/// State, whether on a run queue, whether it sleeps there, bits of deadline scheduling, and the
+/// records of the previous task; the sleep's state.
 #[test]
 fn who_gives_the_cpu_away_sleeps_or_is_ready() {
     for (state, on_rq, delayed, bits, told, sleep) in [
@@ -232,7 +233,7 @@ fn a_switch_tells_of_those_alone_who_are_traced() {
         all.short(EventHook::Switch, &[A, B]),
         [(40, Ready), (41, Edf)]
     );
-    // What is no task is not told.
+    // An address that is no task is not recorded.
     assert_eq!(all.short(EventHook::Switch, &[0x1000, 0]), []);
     assert_eq!(all.short(EventHook::Switch, &[u64::MAX, u64::MAX - 4]), []);
 }
@@ -252,9 +253,9 @@ fn children_are_traced_with_their_parents_until_they_exit() {
     assert_eq!(guest.short(EventHook::Exits, &[]), [(41, Dead)]);
     assert_eq!(guest.short(EventHook::Exits, &[]), [], "only once");
     assert!(guest.is_selected(A) && guest.is_selected(C));
-    // The child of somebody else.
+    // The child of a task that is not traced.
     assert_eq!(guest.short(EventHook::Made, &[B]), []);
-    // Everybody exits, and stays traced.
+    // All tasks exit, and stay traced.
     guest.context.selection.set_all(true);
     assert_eq!(guest.short(EventHook::Exits, &[]), [(41, Dead)]);
     assert_eq!(guest.short(EventHook::Wakes, &[B]), [(41, Ready)]);
@@ -304,7 +305,7 @@ fn names_are_told_when_they_are_given_and_when_a_program_is_executed() {
     assert_eq!(guest.see(EventHook::Executes, &[]), []);
 }
 
-/// It takes over number and start of its process's first thread.
+/// The thread takes over number and start of its process's first thread.
 #[test]
 fn a_thread_that_executes_another_program_stays_traced() {
     let mut guest = Guest::tracing(&[B]);
@@ -448,7 +449,7 @@ fn programs_mark_moments_through_markers_and_trace_ports() {
 fn deadline_scheduling_is_told_of_tasks_that_chose_it() {
     const TIMER: u64 = B + 0x120;
     let mut guest = Guest::tracing(&[B]);
-    // Lent by another.
+    // Lent by another task.
     assert_eq!(guest.see(EventHook::Admitted, &[0, B]), []);
     assert_eq!(guest.see(EventHook::Expelled, &[0, B]), []);
     assert_eq!(guest.see(EventHook::Released, &[TIMER]), []);
@@ -473,7 +474,7 @@ fn deadline_scheduling_is_told_of_tasks_that_chose_it() {
             0,
             &[(41, Release, 0, 0), (41, EventType::Deadline, 0, 50_000)],
         ),
-        // A server's, which is no task's.
+        // A server's, which belongs to no task.
         (5, 1, &[]),
     ] {
         guest.write(B + 0x110, &[bits]);
@@ -562,7 +563,7 @@ fn whats() -> impl Strategy<Value = EventHook> {
 }
 
 proptest! {
-    /// Whatever a guest has in its memory and registers.
+    /// Any contents of a guest's memory and registers.
     #[test]
     fn any_hit_gives_whole_records_of_known_types(
         whats in prop::collection::vec((whats(), [any::<u64>(); 3], 0usize..4), 1..40),

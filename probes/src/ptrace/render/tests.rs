@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
-//! A story (`testdata/story.txt`) in every format, compared with files beside it; and any records at all. With `EXOTRACE_BLESS=1` the files are
-//! written instead.
+//! Renders a story (`testdata/story.txt`) in every format and compares it with files beside it;
+//! also renders any records. With `EXOTRACE_BLESS=1` the files are written instead.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::perfetto::decode::{Decoded, decode};
 use crate::ptrace::record::{EventType, Record};
 use crate::render::Render;
 
-/// When the story begins.
+/// The time at which the story begins.
 const ZERO: i64 = 1_790_000_000_000_000_000;
 
 fn story() -> Vec<Record> {
@@ -75,7 +75,8 @@ fn the_story_is_told_in_every_format() {
     );
 }
 
-/// What readers of ptrace(1)'s text rely on: at least eight fields, of which they use the first four and the last two.
+/// Readers of ptrace(1)'s text rely on at least eight fields, of which they use the first four and
+/// the last two.
 #[test]
 fn text_can_be_taken_apart_by_fields() {
     let mut named = story()[0];
@@ -121,7 +122,7 @@ fn record(pid: u32, event: EventType, machine: u32, time: i64) -> Record {
     }
 }
 
-/// The lines of events, without those about tracks and clocks.
+/// Returns the lines of events, without those about tracks and clocks.
 fn events(records: &[Record]) -> Vec<String> {
     let lines = decoded(records).lines.into_iter();
     let events = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
@@ -277,7 +278,8 @@ fn who_runs_elsewhere_no_longer_runs_here() {
     }
 }
 
-/// More processes and CPUs than are kept: what is forgotten is closed, and what comes back is not before what was there.
+/// More processes and CPUs than are kept: a forgotten one is closed, and does not come back before
+/// its earlier events.
 #[test]
 fn a_crowd_is_a_timeline_too() {
     use EventType::{Ints, Run};
@@ -317,7 +319,7 @@ fn a_picture_says_what_it_leaves_out() {
     assert!(picture(&[]).ends_with("</svg>\n"));
 }
 
-/// Every tag that opens closes, in order, and no text can be taken for markup.
+/// Checks that every tag that opens closes, in order, and that no text looks like markup.
 fn is_well_formed(xml: &str) -> Result<(), String> {
     let mut open = Vec::new();
     let mut pieces = xml.split('<');
@@ -352,7 +354,7 @@ fn is_well_formed(xml: &str) -> Result<(), String> {
     }
 }
 
-/// Few processes, CPUs and times, so that they meet; and now and then anything.
+/// Returns records of few processes, CPUs and times, so that they meet, with some of any values.
 fn any_record() -> impl Strategy<Value = Record> {
     let number = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()];
     let event = prop_oneof![9 => 0..17_u32, 1 => any::<u32>()];
