@@ -1,7 +1,7 @@
-//! The trace devices' ports as a guest has them: any bytes as commands, and opens, reads and closes of events that leave some
-//! unread.
+//! Fuzzes the trace devices' ports as a guest uses them: any bytes as commands, and opens, reads
+//! and closes of events that leave some unread.
 //!
-//! What a reader gets are whole records in their order; none is skipped, and those that it has not looked at come again.
+//! A reader gets whole records in their order; none is skipped, and unread ones come again.
 #![no_main]
 
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use probes::port::{ControlPort, EventLog, EventPort, EventReader, LogReader, Por
 use probes::ptrace::record::{RECORD_BYTES, Record};
 use probes::trace_line::{LINE_BYTES, TraceLine};
 
-/// Bytes of a record: its number.
+/// The size of a record in bytes: its number.
 const RECORD: usize = 8;
-/// Records of one run; the log has room for all.
+/// The greatest number of records of one run; the log has room for all.
 const MOST: u64 = 4000;
-/// Unread bytes that are kept for certain.
+/// The number of unread bytes that are kept for certain.
 const KEPT: u64 = 4096;
 
-/// Both devices' commands, that are read and do nothing.
+/// Both devices' commands, which are parsed and have no effect.
 struct Commands;
 
 impl ControlPort for Commands {

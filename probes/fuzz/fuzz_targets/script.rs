@@ -1,4 +1,5 @@
-//! A script in either dialect: parsed, compiled for probes with and without arguments, and what it begins and ends with is run.
+//! Fuzzes a script in either dialect: it is parsed and compiled for probes with and without
+//! arguments, and its begin and end are run.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

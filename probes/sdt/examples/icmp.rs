@@ -1,10 +1,10 @@
-//! `icmp [COUNT]`: a program with probes. Makes COUNT (10) ICMP headers of type 3, Destination Unreachable, with codes 0 to 15 in turn, and
-//! passes each to two probes:
+//! `icmp [COUNT]`: a program with probes. It makes COUNT (10) ICMP headers of type 3, Destination
+//! Unreachable, with codes 0 to 15 in turn, and passes each to two probes:
 //!
-//! - `icmp::unreach:pkt-receive` with `struct icmp *`, and how many there were before
+//! - `icmp::unreach:pkt-receive` with `struct icmp *`, and the number of earlier headers
 //! - `icmp:::receive` with `struct icmp *`, which scripts see as `struct icmp_hdr_dt *`
 //!
-//! Prints `icmp: COUNT packets`.
+//! It prints `icmp: COUNT packets`.
 
 use exotrace_sdt::{
     sdt_probe_define1_xlate, sdt_probe_define2, sdt_probe1, sdt_probe2, sdt_provider,

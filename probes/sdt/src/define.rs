@@ -1,6 +1,8 @@
-//! Definitions: the macros `sdt_provider!`, `sdt_probe_define0!` to `sdt_probe_define7!` and their `_xlate` forms.
+//! Definitions: the macros `sdt_provider!`, `sdt_probe_define0!` to `sdt_probe_define7!` and their
+//! `_xlate` forms.
 
-/// Checks a provider's name: `sdt_provider!(icmp);`. At most 63 bytes; a longer one does not compile. Emits nothing.
+/// Checks a provider's name: `sdt_provider!(icmp);`. A name of more than 63 bytes does not compile.
+/// It emits nothing.
 #[macro_export]
 macro_rules! sdt_provider {
     ($provider:ident) => {
@@ -11,7 +13,8 @@ macro_rules! sdt_provider {
     };
 }
 
-/// A definition: names, then for each argument its type and its translated type, empty if none.
+/// Emits a definition: names, then for each argument its type and its translated type, empty if
+/// none.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_define {
@@ -23,7 +26,8 @@ macro_rules! __exotrace_sdt_define {
             assert!(stringify!($name).len() < 64, "a probe's name has at most 63 bytes");
             $(assert!($type.len() < 128 && $translated.len() < 128, "an argument's type has at most 127 bytes");)*
         };
-        // A linker takes of a library the objects that are asked for: whatever is `used` is, and it drags the note of its module along.
+        // From a library, a linker takes only the needed objects. A `used` static counts as needed,
+        // and pulls in the note of its module.
         const _: () = {
             #[used]
             static DEFINED: () = ();
@@ -42,7 +46,8 @@ macro_rules! __exotrace_sdt_define {
     };
 }
 
-/// Defines a probe with no arguments, or with arguments of types unknown: `sdt_probe_define0!(provider, module, function, name);`
+/// Defines a probe with no arguments, or with arguments of unknown types:
+/// `sdt_probe_define0!(provider, module, function, name);`
 #[macro_export]
 macro_rules! sdt_probe_define0 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident $(,)?) => {
@@ -82,7 +87,8 @@ macro_rules! sdt_probe_define2 {
     };
 }
 
-/// Defines a probe with two arguments, each a type and the type it is translated to (empty if none).
+/// Defines a probe with two arguments, each a type and the type it is translated to (empty if
+/// none).
 #[macro_export]
 macro_rules! sdt_probe_define2_xlate {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $t0:literal, $x0:literal, $t1:literal, $x1:literal $(,)?) => {
@@ -98,7 +104,8 @@ macro_rules! sdt_probe_define3 {
     };
 }
 
-/// Defines a probe with three arguments, each a type and the type it is translated to (empty if none).
+/// Defines a probe with three arguments, each a type and the type it is translated to (empty if
+/// none).
 #[macro_export]
 macro_rules! sdt_probe_define3_xlate {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $t0:literal, $x0:literal, $t1:literal, $x1:literal, $t2:literal, $x2:literal $(,)?) => {
@@ -114,7 +121,8 @@ macro_rules! sdt_probe_define4 {
     };
 }
 
-/// Defines a probe with four arguments, each a type and the type it is translated to (empty if none).
+/// Defines a probe with four arguments, each a type and the type it is translated to (empty if
+/// none).
 #[macro_export]
 macro_rules! sdt_probe_define4_xlate {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $t0:literal, $x0:literal, $t1:literal, $x1:literal, $t2:literal, $x2:literal, $t3:literal, $x3:literal $(,)?) => {
@@ -130,7 +138,8 @@ macro_rules! sdt_probe_define5 {
     };
 }
 
-/// Defines a probe with five arguments, each a type and the type it is translated to (empty if none).
+/// Defines a probe with five arguments, each a type and the type it is translated to (empty if
+/// none).
 #[macro_export]
 macro_rules! sdt_probe_define5_xlate {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $t0:literal, $x0:literal, $t1:literal, $x1:literal, $t2:literal, $x2:literal, $t3:literal, $x3:literal, $t4:literal, $x4:literal $(,)?) => {
@@ -146,7 +155,8 @@ macro_rules! sdt_probe_define6 {
     };
 }
 
-/// Defines a probe with six arguments, each a type and the type it is translated to (empty if none).
+/// Defines a probe with six arguments, each a type and the type it is translated to (empty if
+/// none).
 #[macro_export]
 macro_rules! sdt_probe_define6_xlate {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $t0:literal, $x0:literal, $t1:literal, $x1:literal, $t2:literal, $x2:literal, $t3:literal, $x3:literal, $t4:literal, $x4:literal, $t5:literal, $x5:literal $(,)?) => {
@@ -162,7 +172,8 @@ macro_rules! sdt_probe_define7 {
     };
 }
 
-/// Defines a probe with seven arguments, each a type and the type it is translated to (empty if none).
+/// Defines a probe with seven arguments, each a type and the type it is translated to (empty if
+/// none).
 #[macro_export]
 macro_rules! sdt_probe_define7_xlate {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $t0:literal, $x0:literal, $t1:literal, $x1:literal, $t2:literal, $x2:literal, $t3:literal, $x3:literal, $t4:literal, $x4:literal, $t5:literal, $x5:literal, $t6:literal, $x6:literal $(,)?) => {

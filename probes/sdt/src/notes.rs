@@ -1,9 +1,10 @@
-//! The assembly text of the notes, as macros which expand to string literals. Only the macros of this crate call them.
+//! The assembly text of the notes, as macros that expand to string literals. Only the macros of
+//! this crate call them.
 //!
-//! Labels are numbers (each `991f` is the next one), so that one object file may repeat the text: a generic or inlined function leaves a note
-//! for each copy of a site.
+//! Labels are numbers (each `991f` is the next one), so that one object file may repeat the text: a
+//! generic or inlined function leaves a note for each copy of a site.
 
-/// A note in section `$section`, whose description is `$description`.
+/// Expands to a note in section `$section`, whose description is `$description`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_note {
@@ -21,7 +22,7 @@ macro_rules! __exotrace_sdt_note {
     };
 }
 
-/// The string `$text` with its NUL.
+/// Expands to the string `$text` with its NUL.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_string {
@@ -30,7 +31,8 @@ macro_rules! __exotrace_sdt_string {
     };
 }
 
-/// The identifier with each `__` as `-`: one character at a time, the symbol saying that an underscore waits for its second.
+/// Expands to the identifier with each `__` as `-`. It goes one character at a time; the symbol
+/// says that an underscore waits for its second.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_dashed {
@@ -61,9 +63,10 @@ macro_rules! __exotrace_sdt_dashed {
     };
 }
 
-/// A site: the instruction, its two notes, and the anchor of link-time addresses, one for a program, by the names that systemtap gave it.
-/// Nothing that is loaded refers to it: flag `R` keeps it when the linker collects unused sections, as it does for Rust.
-/// Flag `?`: the notes share the fate of their function where the linker drops duplicates of it.
+/// Expands to a site: the instruction, its two notes, and the anchor of link-time addresses, one
+/// for a program, with systemtap's names. No loaded section refers to it. Flag `R` keeps it when
+/// the linker collects unused sections, as it does for Rust. By flag `?`, the notes go with their
+/// function if the linker drops duplicates of it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_site_text {

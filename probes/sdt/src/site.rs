@@ -1,7 +1,8 @@
 //! Sites: the macros `sdt_probe0!` to `sdt_probe7!`.
 
-/// The function behind a site with values. Each value's width is asked of its type, which is known once the function is compiled for it, so
-/// that exactly one of the statements is left: its operands are the registers that the values are in.
+/// Expands to the function behind a site with values. Each value's type knows its width once the
+/// function is compiled for it. So exactly one of the statements is left, whose operands are the
+/// values' registers.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_site {
@@ -15,7 +16,8 @@ macro_rules! __exotrace_sdt_site {
     }};
 }
 
-/// Takes one value after another from the list on the right, with its operand's type, to the list on the left.
+/// Moves one value after another from the list on the right, with its operand's type, to the list
+/// on the left.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __exotrace_sdt_widths {
@@ -23,7 +25,8 @@ macro_rules! __exotrace_sdt_widths {
         ($provider:ident, [$($module:ident)?], [$($function:ident)?], $name:ident), $values:literal,
         [$(($size:ident $value:ident $type:ident))*],
     ) => {
-        // SAFETY: one `nop`, which changes no register, flag or memory; everything else goes to other sections. Values are read only.
+        // SAFETY: one `nop`, which changes no register, flag or memory; everything else goes to
+        // other sections. Values are only read.
         unsafe {
             ::core::arch::asm!(
                 $crate::__exotrace_sdt_site_text!(
@@ -31,7 +34,8 @@ macro_rules! __exotrace_sdt_widths {
                 ),
                 $($size = const <$type as $crate::Value>::SIZE,)*
                 $($value = in(reg) $value,)*
-                // Tracers follow pointers: `readonly`, not `nomem`, so that what the program has written is in memory.
+                // Tracers follow pointers: `readonly`, not `nomem`, so that the program's writes
+                // are in memory.
                 options(att_syntax, readonly, nostack, preserves_flags),
             )
         }
@@ -48,7 +52,8 @@ macro_rules! __exotrace_sdt_widths {
     };
 }
 
-/// A site of a probe without values, as a statement: `sdt_probe0!(provider, module, function, name)`. Module and function may be empty.
+/// A site of a probe without values, as a statement: `sdt_probe0!(provider, module, function,
+/// name)`. Module and function may be empty.
 #[macro_export]
 macro_rules! sdt_probe0 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident $(,)?) => {
@@ -60,7 +65,8 @@ macro_rules! sdt_probe0 {
     };
 }
 
-/// A site of a probe with one value of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with one value of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe1 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr $(,)?) => {
@@ -72,7 +78,8 @@ macro_rules! sdt_probe1 {
     };
 }
 
-/// A site of a probe with two values of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with two values of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe2 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr, $a1:expr $(,)?) => {
@@ -84,7 +91,8 @@ macro_rules! sdt_probe2 {
     };
 }
 
-/// A site of a probe with three values of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with three values of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe3 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr, $a1:expr, $a2:expr $(,)?) => {
@@ -96,7 +104,8 @@ macro_rules! sdt_probe3 {
     };
 }
 
-/// A site of a probe with four values of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with four values of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe4 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr, $a1:expr, $a2:expr, $a3:expr $(,)?) => {
@@ -108,7 +117,8 @@ macro_rules! sdt_probe4 {
     };
 }
 
-/// A site of a probe with five values of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with five values of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe5 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr, $a1:expr, $a2:expr, $a3:expr, $a4:expr $(,)?) => {
@@ -120,7 +130,8 @@ macro_rules! sdt_probe5 {
     };
 }
 
-/// A site of a probe with six values of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with six values of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe6 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr, $a1:expr, $a2:expr, $a3:expr, $a4:expr, $a5:expr $(,)?) => {
@@ -132,7 +143,8 @@ macro_rules! sdt_probe6 {
     };
 }
 
-/// A site of a probe with seven values of types that implement [`Value`](crate::Value), as a statement.
+/// A site of a probe with seven values of types that implement [`Value`](crate::Value), as a
+/// statement.
 #[macro_export]
 macro_rules! sdt_probe7 {
     ($provider:ident, $($module:ident)?, $($function:ident)?, $name:ident, $a0:expr, $a1:expr, $a2:expr, $a3:expr, $a4:expr, $a5:expr, $a6:expr $(,)?) => {

@@ -1,19 +1,26 @@
-//! What a value is to a tracer: how many bytes, whether signed, and in which register it can stay as it is.
+//! The properties of a value for a tracer: its number of bytes, its sign, and the register in which
+//! it can stay as it is.
 
-/// A value that a probe can pass: integers, `bool`, `char`, and pointers and references to what has a size known to the compiler.
+/// A value that a probe can pass: integers, `bool`, `char`, and pointers and references to types
+/// whose size the compiler knows.
 ///
-/// Floating point, slices, strings and structures have no place in one register: pass a pointer to them.
+/// Floating point, slices, strings and structures do not fit in one register: pass a pointer to
+/// them.
 pub trait Value: Copy {
-    /// Bytes of the value, negative if it is signed: the number before `@` in a note's argument.
+    /// The number of bytes of the value, negative if it is signed: the number before `@` in a
+    /// note's argument.
     const SIZE: i32;
 
-    /// Whether the value takes [`wide`](Self::wide)'s register rather than [`narrow`](Self::narrow)'s.
+    /// Whether the value takes [`wide`](Self::wide)'s register rather than
+    /// [`narrow`](Self::narrow)'s.
     const IS_WIDE: bool = Self::SIZE.abs() == 8;
 
-    /// The value in a 64-bit register. Meant for values of 8 bytes only, for which it is no instruction.
+    /// Returns the value in a 64-bit register. It is meant for values of 8 bytes only, for which it
+    /// is no instruction.
     fn wide(self) -> u64;
 
-    /// The value in a 32-bit register, the bits above [`SIZE`](Self::SIZE) being of no meaning. Meant for values of at most 4 bytes.
+    /// Returns the value in a 32-bit register; the bits above [`SIZE`](Self::SIZE) are undefined.
+    /// It is meant for values of at most 4 bytes.
     fn narrow(self) -> u32;
 }
 
@@ -52,7 +59,7 @@ macro_rules! pointers {
     )*};
 }
 
-// Exposed addresses: the tracer reads what they point to.
+// Exposed addresses: the tracer reads the memory behind them.
 pointers! {
     [T] *const T, pointer => pointer.expose_provenance() as u64;
     [T] *mut T, pointer => pointer.expose_provenance() as u64;

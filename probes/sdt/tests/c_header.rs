@@ -1,4 +1,4 @@
-//! The C header: the notes of programs compiled in many ways, read with the tools that others use.
+//! The C header: the notes of programs compiled in many ways, read with other projects' tools.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,8 @@ mod support;
 
 use support::{Program, outcome, package, program};
 
-/// The definitions of `programs/forms.c`: provider, module, function, name, then for each argument type and translated type.
+/// The definitions of `programs/forms.c`: provider, module, function, name, then for each argument
+/// type and translated type.
 const DEFINITIONS: &str = "\
 forms||unreach|pkt-receive|struct icmp *|
 forms|||_two_new|int||long|
@@ -43,7 +44,7 @@ forms|module|function|three-old|a||b||c|
 forms|module||two-old|int||long|
 linux|unix|linux|zero-new";
 
-/// Arguments of the sites of `programs/forms.c` by the registers that the calling convention puts them in.
+/// The arguments of the sites of `programs/forms.c`, by the calling convention's registers.
 const ARGUMENTS: &[(&str, &str)] = &[
     ("zero__new", ""),
     ("pkt_receive", "8@%rdi"),
@@ -69,7 +70,7 @@ const WAYS: &[(&str, &[&str])] = &[
     ("g++", &["-O2", "-xc++", "-std=c++20", "-pedantic"]),
 ];
 
-/// Those of `WAYS`, and clang's where there is one.
+/// Returns `WAYS`, and clang's if it is installed.
 fn ways() -> Vec<(&'static str, &'static [&'static str])> {
     let mut ways = WAYS.to_vec();
     if std::process::Command::new("clang")
@@ -198,7 +199,8 @@ fn semaphores_are_counters_that_guard_their_probe() {
             "{sites:?} at {address:#x}"
         );
     }
-    // The guarded site stands after the test of its counter; gdb raises the counter, as a tracer does.
+    // The guarded site stands after the test of its counter; gdb raises the counter, as a tracer
+    // does.
     let hits = |function: &str| {
         let commands = [
             &format!("break {function}"),

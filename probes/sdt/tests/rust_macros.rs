@@ -1,4 +1,5 @@
-//! The macros for Rust: the notes of programs compiled in many ways, read with the tools that others use.
+//! The macros for Rust: the notes of programs compiled in many ways, read with other projects'
+//! tools.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +7,8 @@ mod support;
 
 use support::{Program, program};
 
-/// The definitions of `programs/forms.rs`: provider, module, function, name, then for each argument type and translated type.
+/// The definitions of `programs/forms.rs`: provider, module, function, name, then for each argument
+/// type and translated type.
 const DEFINITIONS: &str = "\
 forms||unreach|pkt-receive|struct icmp *|
 forms|||five|a||b||c||d||e|
@@ -25,7 +27,8 @@ forms|||zero
 forms|module|function|three-_new|a||b||c|
 forms|module||_two-|int||long|";
 
-/// Names and sizes of the sites of `programs/forms.rs`. One compiled for two types has two.
+/// The names and sizes of the sites of `programs/forms.rs`. A site compiled for two types counts
+/// twice.
 const SIZES: &[&str] = &[
     "costs 8 -4 8",
     "five 1 4 -8 8 8",
@@ -82,7 +85,7 @@ fn a_site_is_one_nop() {
                 "{options:?}: {function}"
             );
         }
-        // Rust promises no order of arguments, yet which instructions there are does not depend on it.
+        // Rust guarantees no order of arguments, but the set of instructions does not depend on it.
         let without = Program::rust(
             &program("forms.rs"),
             &[],

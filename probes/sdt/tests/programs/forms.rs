@@ -1,4 +1,5 @@
-//! Each form of definition and site. A function has the arguments that its probe passes, in their registers.
+//! Each form of definition and site. A function has the arguments that its probe passes, in their
+//! registers.
 
 use exotrace_sdt::*;
 
@@ -40,13 +41,13 @@ functions! {
     seven(a: *const u8, b: i32, c: u64, d: i64, e: u32, f: usize) sdt_probe7!(forms, , , seven, a, b, c, d, e, f, 5u8);
 }
 
-/// Two sites once compiled, of the width of each type.
+/// Has two sites once compiled, of the width of each type.
 #[inline(never)]
 fn generic<T: Value>(a: T) {
     sdt_probe1!(forms, , , generic, a);
 }
 
-/// With its probe and without.
+/// A function that is compiled with its probe and without.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn costs(a: &i64, b: i32, c: u64) -> i64 {

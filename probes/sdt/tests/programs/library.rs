@@ -1,4 +1,5 @@
-//! A library with probes: of what it has, the program that uses it compiles the generic and the inlined site itself.
+//! A library with probes. The program that uses it compiles the generic and the inlined site
+//! itself.
 
 use exotrace_sdt::*;
 

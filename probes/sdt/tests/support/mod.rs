@@ -1,16 +1,17 @@
-//! Compilers and binary tools, and what they say of a program. Needs gcc, g++, binutils and gdb, as the checks install them.
+//! Compilers and binary tools, and their output about a program. It needs gcc, g++, binutils and
+//! gdb, as the checks install them.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The folder of the package: `include`, `src` and `tests` stand in it.
+/// Returns the folder of the package, with `include`, `src` and `tests`.
 pub fn package() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs a tool to its end, however that was.
+/// Runs a tool to its end, successful or not.
 pub fn outcome(tool: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(tool);
     command.args(arguments).env("LC_ALL", "C");
@@ -19,7 +20,7 @@ pub fn outcome(tool: &str, arguments: &[&str]) -> Output {
         .unwrap_or_else(|error| panic!("cannot run {tool}: {error}"))
 }
 
-/// What a tool prints; its failure is the test's.
+/// Returns a tool's output; its failure is the test's.
 pub fn output(tool: &str, arguments: &[&str]) -> String {
     let output = outcome(tool, arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -50,7 +51,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// What stands before the `@` of each argument.
+    /// Returns the text before the `@` of each argument.
     pub fn sizes(&self) -> String {
         let sizes = self
             .arguments
@@ -60,7 +61,7 @@ impl Site {
     }
 }
 
-/// A note of `.note.exotrace`: its type, the two addresses that a site has, and its strings.
+/// A note of `.note.exotrace`: its type, a site's two addresses, and its strings.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub struct Note {
     pub kind: u32,
@@ -69,7 +70,8 @@ pub struct Note {
 }
 
 impl Program {
-    /// Compiles with `compiler arguments... -o PROGRAM`, where `{}` in an argument stands for a new folder.
+    /// Compiles with `compiler arguments... -o PROGRAM`, where `{}` in an argument stands for a new
+    /// folder.
     pub fn compile(compiler: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program").to_str().unwrap().to_owned();
@@ -77,7 +79,7 @@ impl Program {
         Self { folder, path }
     }
 
-    /// C or C++ from `tests/programs` or `examples`, with all warnings as errors.
+    /// Compiles C or C++ from `tests/programs` or `examples`, with all warnings as errors.
     pub fn c(compiler: &str, source: &str, options: &[&str]) -> Self {
         let source = package().join(source);
         let include = package().join("include");
@@ -92,12 +94,13 @@ impl Program {
         Self::compile(compiler, &[&fixed, options].concat())
     }
 
-    /// Rust from `tests/programs` or `examples`, with the crate and then the libraries it needs compiled by the same options.
+    /// Compiles Rust from `tests/programs` or `examples`; the crate, then the needed libraries, are
+    /// compiled with the same options.
     pub fn rust(source: &str, libraries: &[&str], options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().to_str().unwrap();
         let edition = ["--edition", "2024", "-Dwarnings", "-L", at];
-        // Link-time optimisation is for programs alone.
+        // Link-time optimisation is for programs only.
         let for_library: Vec<&str> = options
             .iter()
             .copied()
@@ -141,7 +144,7 @@ impl Program {
         )
     }
 
-    /// The notes for systemtap and its like.
+    /// Returns the notes for systemtap and the like.
     pub fn sites(&self) -> Vec<Site> {
         let text = output("readelf", &["-n", &self.path]);
         let mut sites = Vec::new();
@@ -180,7 +183,7 @@ impl Program {
         sites
     }
 
-    /// The project's own notes, from the bytes of their section.
+    /// Returns the project's own notes, from the bytes of their section.
     pub fn notes(&self) -> Vec<Note> {
         let file = self.folder.path().join("section");
         let dump = format!(".note.exotrace={}", file.display());
@@ -227,13 +230,13 @@ impl Program {
         notes
     }
 
-    /// The definitions' strings joined by `|`, sorted.
+    /// Returns the definitions' strings joined by `|`, sorted.
     pub fn definitions(&self) -> Vec<String> {
         let notes = self.notes().into_iter().filter(|note| note.kind == 1);
         sorted(notes.map(|note| note.strings.join("|")))
     }
 
-    /// The section header's address of `.stapsdt.base`.
+    /// Returns the section header's address of `.stapsdt.base`.
     pub fn base(&self) -> u64 {
         let sections = output("readelf", &["-W", "-S", &self.path]);
         let line = sections
@@ -248,7 +251,7 @@ impl Program {
         u64::from_str_radix(address, 16).unwrap()
     }
 
-    /// The instructions of a function, without addresses and what pads its end.
+    /// Returns the instructions of a function, without addresses and the padding at its end.
     pub fn instructions(&self, function: &str) -> Vec<String> {
         let only = format!("--disassemble={function}");
         let text = output(
@@ -275,7 +278,8 @@ impl Program {
         instructions
     }
 
-    /// The instructions of a function without their operands: a probe keeps values where they are, so that others move.
+    /// Returns the instructions of a function without their operands: a probe keeps values where
+    /// they are, so that others move.
     pub fn operations(&self, function: &str) -> Vec<String> {
         let instructions = self.instructions(function);
         instructions
@@ -284,7 +288,7 @@ impl Program {
             .collect()
     }
 
-    /// What gdb prints for these commands.
+    /// Returns gdb's output for these commands.
     pub fn gdb(&self, commands: &[&str]) -> String {
         let mut arguments = vec!["-nx", "-batch"];
         for command in commands {
@@ -294,7 +298,8 @@ impl Program {
         output("gdb", &arguments)
     }
 
-    /// What gdb sees of the example `icmp`, in either language, whose first probe's note has `name`.
+    /// Checks gdb's view of the example `icmp`, in either language, whose first probe's note has
+    /// `name`.
     pub fn check_example(&self, name: &str) {
         self.check_sites();
         let shown = self.gdb(&[
@@ -319,13 +324,13 @@ impl Program {
         );
     }
 
-    /// Name and sizes of each site, sorted.
+    /// Returns name and sizes of each site, sorted.
     pub fn sizes(&self) -> Vec<String> {
         let sites = self.sites().into_iter();
         sorted(sites.map(|site| format!("{} {}", site.name, site.sizes())))
     }
 
-    /// Checks that sites say whose they are: provider, module, function and name of some.
+    /// Checks that sites name their probes: provider, module, function and name of some.
     pub fn check_names(&self, expected: &[[&str; 4]]) {
         let notes = self.notes();
         for expected in expected {
@@ -338,7 +343,8 @@ impl Program {
         }
     }
 
-    /// What every program's notes have in common, however it was compiled and linked: see the assertions.
+    /// Checks what all programs' notes have in common, regardless of compiler and linking: see the
+    /// assertions.
     pub fn check_sites(&self) {
         let (sites, base) = (self.sites(), self.base());
         let own: Vec<Note> = self
@@ -391,14 +397,14 @@ impl Program {
     }
 }
 
-/// Lines in one order, to be compared.
+/// Returns lines sorted, for comparison.
 pub fn sorted<Line: ToString>(lines: impl Iterator<Item = Line>) -> Vec<String> {
     let mut lines: Vec<String> = lines.map(|line| line.to_string()).collect();
     lines.sort();
     lines
 }
 
-/// A file of `tests/programs`.
+/// Returns a file of `tests/programs`.
 pub fn program(name: &str) -> String {
     PathBuf::from("tests/programs")
         .join(name)

@@ -23,8 +23,8 @@
 //! | `ints`, `inte` | `vector` | the interrupt's |
 //! | `name` | `name` | the new name |
 //!
-//! Addresses and `arg` are hexadecimal text, since JSON readers round large numbers. `time` is a number: one that keeps it in a float is off
-//! by less than 200 ns.
+//! Addresses and `arg` are hexadecimal text, since JSON readers round large numbers. `time` is a
+//! number: one that keeps it in a float is off by less than 200 ns.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
