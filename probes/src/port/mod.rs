@@ -82,7 +82,7 @@ pub enum Refusal {
     Exists,
     /// Another client uses it (`EBUSY`).
     Busy,
-    /// It is too large, or there is no room (`ENOSPC`).
+    /// The object is too large, or there is no room (`ENOSPC`).
     NoRoom,
     /// This opener is not permitted (`EPERM`).
     NotPermitted,

@@ -20,9 +20,9 @@ const CHUNK: usize = 1 << 16;
 /// The access of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It may read.
+    /// Reading only.
     ReadOnly,
-    /// It may also change what is traced.
+    /// Reading, and changing what is traced.
     ReadWrite,
 }
 

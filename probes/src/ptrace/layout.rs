@@ -248,17 +248,17 @@ impl Layout {
 /// The state of a task that loses its CPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
-    /// It has ended.
+    /// The task has ended.
     Dead,
-    /// It waits.
+    /// The task waits.
     Sleeps,
-    /// It was stopped.
+    /// The task was stopped.
     Stopped,
-    /// It can go on.
+    /// The task can go on.
     Ready,
-    /// It has used up its period's runtime, and waits for the next period.
+    /// The task has used up its period's runtime, and waits for the next period.
     SliceUsed,
-    /// It has given up the rest of its period, and waits for the next one.
+    /// The task has given up the rest of its period, and waits for the next one.
     Yielded,
 }
 

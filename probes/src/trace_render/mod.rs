@@ -1,10 +1,10 @@
 //! Renders the lines of trace(3) in other forms: JSON lines, a timeline for Perfetto's UI, stacks
 //! for flame graphs.
 //!
-//! The caller brings the lines in the order in which they were read, a way to name addresses, and
-//! the clock that converts ticks to times. A return names its return address, but not its function:
-//! it ends the last call of its process that has not returned. That is right if no line is missing.
-//! A call from before the first line, or whose entry is lost, leaves a surplus return. A function
+//! The caller brings the lines in the order in which they were read, names for addresses, and the
+//! clock that converts ticks to times. A return names its return address, but not its function: it
+//! ends the last call of its process that has not returned. That is right if no line is missing. A
+//! call from before the first line, or whose entry is lost, leaves a surplus return. A function
 //! that never returns (`do_exit`), or whose return is lost, takes the return of its caller.
 
 mod calls;

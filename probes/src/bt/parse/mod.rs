@@ -210,7 +210,7 @@ impl<'t> Parser<'t> {
 
     /// Adds a message. Returns `false` once there are enough of them.
     fn report(&mut self, diagnostic: Diagnostic) -> bool {
-        // One mistake is reported once, whoever meets it.
+        // One mistake is reported only once.
         if self.errors.len() < MOST_ERRORS && self.errors.last() != Some(&diagnostic) {
             self.errors.push(diagnostic);
         }

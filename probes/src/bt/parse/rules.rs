@@ -119,7 +119,7 @@ impl Parser<'_> {
         if let Err(unexpected) = hash
             && !ignored
         {
-            // What follows the line is as good as any.
+            // The text behind the line is parsed as usual.
             self.report(unexpected);
         }
     }

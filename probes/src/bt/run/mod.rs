@@ -65,9 +65,9 @@ pub(super) struct ProbeTexts {
 /// The way in which a rule ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// Its predicate was false.
+    /// The rule's predicate was false.
     Filtered,
-    /// It ran.
+    /// The rule ran.
     HitOutcome,
 }
 

@@ -188,7 +188,7 @@ impl Parser<'_> {
         let aggregation = Aggregation::LinearHistogram {
             min,
             max,
-            // OpenBSD divides by it, whatever it is.
+            // OpenBSD divides by it unchecked.
             step: step.max(1),
         };
         Ok((value, aggregation))
