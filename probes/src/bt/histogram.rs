@@ -153,8 +153,8 @@ impl Buckets {
     }
 }
 
-/// Formats a number with the largest of the first `units` suffixes K, M, G, T, P and E (powers of
-/// 1024) that `fits`.
+/// Formats a number with the largest suffix that `fits`, of the first `units` of K, M, G, T, P and
+/// E (powers of 1024).
 fn with_unit(value: i64, fits: impl Fn(i64, i64) -> bool, units: usize) -> String {
     if value == 0 {
         return "0".to_owned();
