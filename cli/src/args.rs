@@ -1,4 +1,5 @@
-//! The command line: every command, option and its help. Man pages and completions are made from this.
+//! The command line: every command, option and its help. Man pages and completions are made from
+//! this.
 
 mod ports;
 mod run;
@@ -19,9 +20,9 @@ const DEFAULT_STRLEN: u16 = 256;
 
 /// Watch a running Linux guest from outside.
 ///
-/// exotrace runs an unmodified guest in a small KVM machine and traces it without any help from inside: no agent,
-/// no module, no kernel option. `exotrace demo` shows what that looks like; `exotrace doctor` says what this
-/// host can do.
+/// exotrace runs an unmodified guest in a small KVM machine and traces it without any help from
+/// inside: no agent, no module, no kernel option. `exotrace demo` shows what that looks like;
+/// `exotrace doctor` says what this host can do.
 #[derive(Debug, Parser)]
 #[command(
     name = "exotrace",
@@ -69,7 +70,8 @@ pub enum Command {
     List(List),
     /// Trace a running guest: functions of its kernel and its programs, system calls, timers
     Trace(Box<Trace>),
-    /// Give a command to a running machine's device trace(3) or ptrace(3), or print its configuration
+    /// Give a command to a running machine's device trace(3) or ptrace(3), or print its
+    /// configuration
     Ctl(Ctl),
     /// Stream what a running machine's device trace(3) or ptrace(3) records
     Read(Box<Read>),
@@ -100,7 +102,8 @@ pub struct Doctor {
     /// Print the record as JSON
     #[arg(long)]
     pub json: bool,
-    /// List the system calls that each kind of thread of a machine's process may make, with the reasons
+    /// List the system calls that each kind of thread of a machine's process may make, with the
+    /// reasons
     #[arg(long, conflicts_with_all = ["fresh", "json"])]
     pub calls: bool,
 }
@@ -129,10 +132,11 @@ pub struct Guest {
     pub kind: GuestKind,
     /// Where its files go
     pub folder: PathBuf,
-    /// With `cloud`: the newest kernel of this suite of Debian's, such as bullseye, trixie-backports or sid
+    /// With `cloud`: the newest kernel of this suite of Debian's, such as bullseye,
+    /// trixie-backports or sid
     ///
-    /// Its package lists are fetched into the cache; the machine's own stay as they are. Without this, the kernel is the one that
-    /// the machine's own apt has.
+    /// Its package lists are fetched into the cache; the machine's own stay as they are. Without
+    /// this, the kernel is the one that the machine's own apt has.
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
 }
@@ -156,8 +160,8 @@ pub struct Snapshot {
     /// Which machine
     #[command(flatten)]
     pub which: VmSelector,
-    /// Check a snapshot instead: compare the memory in the folder with its hashes, and name each damaged piece. Needs no
-    /// machine
+    /// Check a snapshot instead: compare the memory in the folder with its hashes, and name each
+    /// damaged piece. Needs no machine
     #[arg(long, conflicts_with = "vm")]
     pub verify: bool,
     /// A new folder; with --verify one that is there
@@ -227,7 +231,8 @@ pub struct Sym {
     /// Look in this process's program and libraries
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: Option<ProcessName>,
-    /// Where on this host the guest's files lie, for those whose pages are not in the guest's memory
+    /// Where on this host the guest's files lie, for those whose pages are not in the guest's
+    /// memory
     #[arg(long, value_name = "DIR", requires = "process")]
     pub symfs: Option<PathBuf>,
     /// Print one JSON object a line
@@ -249,7 +254,8 @@ pub struct Stack {
     /// The process: its pid or its name
     #[arg(short, long, value_name = "PID|NAME")]
     pub process: ProcessName,
-    /// Where on this host the guest's files lie, for those whose pages are not in the guest's memory
+    /// Where on this host the guest's files lie, for those whose pages are not in the guest's
+    /// memory
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
     /// Print one JSON object a thread
@@ -341,7 +347,8 @@ pub struct Trace {
     /// Take the script as OpenBSD's bt(5) does, oddities included
     #[arg(long)]
     pub strict: bool,
-    /// Translators and structures of the files *.d in this folder may be used by the script; may be repeated
+    /// Translators and structures of the files *.d in this folder may be used by the script; may be
+    /// repeated
     #[arg(short = 'L', long, value_name = "DIR")]
     pub library: Vec<PathBuf>,
     /// Most bytes of a string that a script reads from the guest
@@ -396,7 +403,8 @@ pub struct VmSelector {
 pub enum Format {
     /// A line for people
     Events,
-    /// Of probes, lines of 121 bytes as trace(3) prints them: entries and returns; of a script, its own text
+    /// Of probes, lines of 121 bytes as trace(3) prints them: entries and returns; of a script, its
+    /// own text
     Text,
     /// One JSON object a line
     Json,

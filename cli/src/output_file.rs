@@ -23,8 +23,8 @@ pub fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// A file opened for writing, with its old contents still in it. Dropped without [`OutputFile::keep`] it is as
-/// before: removed if it was not there.
+/// A file opened for writing, with its old contents still in it. Dropped without
+/// [`OutputFile::keep`] it is as before: removed if it was not there.
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,

@@ -370,8 +370,8 @@ impl Vm {
         self.machine.wait(Some(Duration::ZERO)).is_some()
     }
 
-    /// Keeps the registers of the kernel's panic, so that the end of the run can report its place. The
-    /// panic itself is noticed without them.
+    /// Keeps the registers of the kernel's panic, so that the end of the run can report its place.
+    /// The panic itself is noticed without them.
     pub fn watch_panic(&self, view: &KernelView) {
         let Some(address) = view.symbols.address_of(PANIC) else {
             return;

@@ -1,4 +1,5 @@
-//! Fetches, or finds, Debian's cloud kernel and prints where it is: `fetch_cloud_kernel [VERSION]`, such as 6.12.
+//! Fetches, or finds, Debian's cloud kernel and prints where it is: `fetch_cloud_kernel [VERSION]`,
+//! such as 6.12.
 
 use guest::{Cache, Terminal, debian};
 

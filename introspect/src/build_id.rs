@@ -30,8 +30,8 @@ impl BuildId {
         &self.0
     }
 
-    /// The id among notes, each aligned to `align` bytes (4, or 8 if the segment of the notes is); damaged notes end
-    /// the search.
+    /// The id among notes, each aligned to `align` bytes (4, or 8 if the segment of the notes is);
+    /// damaged notes end the search.
     #[must_use]
     pub fn in_notes(notes: &[u8], align: u64) -> Option<Self> {
         // The two classes of ELF have the same notes.

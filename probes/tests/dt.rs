@@ -1,4 +1,5 @@
-//! The device dt(4) on the micro guest: every error of its requests, its list, events, timers and drops.
+//! The device dt(4) on the micro guest: every error of its requests, its list, events, timers and
+//! drops.
 #![allow(clippy::unwrap_used)]
 
 mod support;

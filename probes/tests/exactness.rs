@@ -1,4 +1,5 @@
-//! Exact counts while others come and go: no hit is lost and none is invented, whatever else is probed meanwhile.
+//! Exact counts while others come and go: no hit is lost and none is invented, whatever else is
+//! probed meanwhile.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -12,8 +13,9 @@ use probes::probe::Probe;
 use support::{Micro, Random, assert_balanced, enable, hits, micro, ring};
 
 const LEAF: [&str; 2] = ["kprobe::micro_leaf:entry", "kprobe::micro_leaf:return"];
-/// What the others probe: the same function, an instruction inside it and the one it returns to, other functions. In bytes from the
-/// functions' starts, whose instructions guest/src/micro/calls.rs has.
+/// What the others probe: the same function, an instruction inside it and the one it returns to,
+/// other functions. In bytes from the functions' starts, whose instructions
+/// guest/src/micro/calls.rs has.
 const OTHERS: [&str; 8] = [
     "kprobe::micro_leaf:entry",
     "kprobe::micro_leaf:return",
@@ -27,7 +29,8 @@ const OTHERS: [&str; 8] = [
 /// Sessions that are kept to be checked when the guest stands still.
 const KEPT: usize = 500;
 
-/// Sessions that come and go until told to stop; gives how many, and those whose counts are to be looked at.
+/// Sessions that come and go until told to stop; gives how many, and those whose counts are to be
+/// looked at.
 fn come_and_go(engine: &Engine, view: &KernelView, stop: &AtomicBool) -> (usize, Vec<Session>) {
     let probes = OTHERS.map(|pattern| support::probe(view, pattern));
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
@@ -53,7 +56,8 @@ fn come_and_go(engine: &Engine, view: &KernelView, stop: &AtomicBool) -> (usize,
     (rounds, kept)
 }
 
-/// Runs a guest whose `cpus` vCPUs call the function `calls` times each, with others' probes meanwhile.
+/// Runs a guest whose `cpus` vCPUs call the function `calls` times each, with others' probes
+/// meanwhile.
 fn count_exactly(mut micro: Micro, calls: u64, cpus: u64) {
     let before = micro.text_hash();
     // Rings that are too small now and then.
@@ -113,7 +117,8 @@ fn count_exactly(mut micro: Micro, calls: u64, cpus: u64) {
     micro.assert_untouched(&before);
 }
 
-/// Returns how many calls a test makes: `most`, or fewer in proportion where an exit takes longer than 10 us.
+/// Returns how many calls a test makes: `most`, or fewer in proportion where an exit takes longer
+/// than 10 us.
 fn affordable(most: u64) -> u64 {
     const EXIT_NS: u64 = 10_000;
     let exit = support::exit_ns().unwrap_or(EXIT_NS).max(EXIT_NS);
@@ -151,8 +156,8 @@ fn calls_on_four_cpus_are_counted_exactly_while_others_come_and_go() {
 /// Rounds of arming and removing.
 const ROUNDS: usize = 10_000;
 
-/// Enables and disables probes at random on a guest that calls its nested functions `calls` times, for at most `rounds`
-/// rounds and as long as it runs. Returns the rounds and the hits.
+/// Enables and disables probes at random on a guest that calls its nested functions `calls` times,
+/// for at most `rounds` rounds and as long as it runs. Returns the rounds and the hits.
 fn arm_and_remove(
     mut micro: Micro,
     calls: u64,
@@ -202,8 +207,9 @@ fn arm_and_remove(
     (done, hits)
 }
 
-/// Probes come and go at random on functions that run all the time; the guest counts right and its text is as it was. A host on
-/// which the guest is done before the rounds runs further ones, which have more to do.
+/// Probes come and go at random on functions that run all the time; the guest counts right and its
+/// text is as it was. A host on which the guest is done before the rounds runs further ones, which
+/// have more to do.
 #[test]
 fn ten_thousand_rounds_of_arming_and_removing_leave_a_busy_guest_as_it_was() {
     let mut random = Random(42);

@@ -1,4 +1,5 @@
-//! Probes on a real KVM, over the micro guest: which events there are, in which order, and that nothing stays behind.
+//! Probes on a real KVM, over the micro guest: which events there are, in which order, and that
+//! nothing stays behind.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -257,7 +258,8 @@ fn a_function_that_cannot_be_trapped_is_named_and_the_others_stay() {
     micro.assert_untouched(&before);
 }
 
-/// Each ring alone would be permitted. Other tests hold little, and are not to be refused because of this one.
+/// Each ring alone would be permitted. Other tests hold little, and are not to be refused because
+/// of this one.
 #[test]
 fn rings_beyond_what_the_process_holds_for_all_are_refused() {
     let Some(micro) = micro("smp 1 2", 2) else {

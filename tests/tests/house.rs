@@ -196,7 +196,10 @@ fn comments_wrap() {
         sources(&root.join(name), &mut files);
     }
     let mut wrong = Vec::new();
-    for file in files.iter().filter(|file| !file.iter().any(|part| part == "target")) {
+    for file in files
+        .iter()
+        .filter(|file| !file.iter().any(|part| part == "target"))
+    {
         let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         for (number, line) in text.lines().enumerate() {
             let is_comment = line.trim_start().starts_with("//");
@@ -207,5 +210,9 @@ fn comments_wrap() {
             }
         }
     }
-    assert!(wrong.is_empty(), "over {COLUMNS} columns:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "over {COLUMNS} columns:\n{}",
+        wrong.join("\n")
+    );
 }

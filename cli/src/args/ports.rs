@@ -84,7 +84,8 @@ pub struct Read {
     /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Begin the file anew when it has this size: a number with K, M or G. The old one becomes FILE.1, that FILE.2 and so on
+    /// Begin the file anew when it has this size: a number with K, M or G. The old one becomes
+    /// FILE.1, that FILE.2 and so on
     #[arg(long, value_name = "SIZE", requires = "output", value_parser = memory_size::parse)]
     pub rotate: Option<u64>,
     /// Keep this many older files

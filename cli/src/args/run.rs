@@ -86,24 +86,27 @@ pub struct Run {
     /// Name of the machine for other commands; vm1, vm2 ... by default
     #[arg(long, value_name = "NAME")]
     pub name: Option<VmName>,
-    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it may only be read. A restored
-    /// machine has the disks it was saved with: those that do not lie in the snapshot's folder are named again, in order
+    /// Give the guest this file as a disk, a raw image: the first is its /dev/vda. With `,ro` it
+    /// may only be read. A restored machine has the disks it was saved with: those that do not lie
+    /// in the snapshot's folder are named again, in order
     #[arg(long = "disk", value_name = "[path=]FILE[,ro]")]
     pub disks: Vec<Disk>,
-    /// Take the disks that the snapshot names, wherever their files are: for a snapshot that is trusted like a program
+    /// Take the disks that the snapshot names, wherever their files are: for a snapshot that is
+    /// trusted like a program
     #[arg(long, requires = "restore", conflicts_with = "disks")]
     pub disks_as_saved: bool,
-    /// Check all of the snapshot's memory before the guest runs, which takes as long as reading it. Without this, pieces of it
-    /// are checked as the guest comes to use them: damage is then reported, and the guest goes on
+    /// Check all of the snapshot's memory before the guest runs, which takes as long as reading it.
+    /// Without this, pieces of it are checked as the guest comes to use them: damage is then
+    /// reported, and the guest goes on
     #[arg(long, requires = "restore")]
     pub verify: bool,
-    /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a Linux has it, unless
-    /// nothing is added to its command line
+    /// Whether the guest has a source of random numbers: the host's, as /dev/hwrng. By default a
+    /// Linux has it, unless nothing is added to its command line
     #[arg(long, value_name = "on|off", value_enum, conflicts_with = "restore")]
     pub rng: Option<Switch>,
-    /// Give the guest a virtio-console: its hvc0, whose output goes where the serial port's goes, and the trace devices as
-    /// /dev/virtio-ports/tracectl and so on, to read events (ro) or also to say what is traced (rw). A restored machine has
-    /// the ports it was saved with
+    /// Give the guest a virtio-console: its hvc0, whose output goes where the serial port's goes,
+    /// and the trace devices as /dev/virtio-ports/tracectl and so on, to read events (ro) or also
+    /// to say what is traced (rw). A restored machine has the ports it was saved with
     #[arg(long, value_name = "off|ro|rw", value_enum, default_value = "off")]
     pub guest_ports: GuestPorts,
     /// Where the guest's serial port goes: stdio, null or a file
@@ -121,7 +124,8 @@ pub struct Run {
     /// Restore a machine from this folder instead of booting one
     #[arg(long, value_name = "DIR")]
     pub restore: Option<PathBuf>,
-    /// Trace these probes: entries and returns of kernel functions by name alone, anything else as for `trace`
+    /// Trace these probes: entries and returns of kernel functions by name alone, anything else as
+    /// for `trace`
     #[arg(
         long,
         value_name = "PROBE,...",
@@ -129,7 +133,8 @@ pub struct Run {
         group = "traced"
     )]
     pub trace: Vec<String>,
-    /// Run this script from when the kernel can be traced; when the script exits the run ends. See `trace`
+    /// Run this script from when the kernel can be traced; when the script exits the run ends. See
+    /// `trace`
     #[arg(
         short = 'e',
         long = "execute",
@@ -144,23 +149,28 @@ pub struct Run {
     /// Write the trace to this file instead of standard output
     #[arg(short, long, value_name = "FILE", requires = "traced")]
     pub output: Option<PathBuf>,
-    /// Expect this of the guest: how often a probe is hit, once at least if no number is given; may be repeated
+    /// Expect this of the guest: how often a probe is hit, once at least if no number is given; may
+    /// be repeated
     #[arg(long, value_name = "PROBE[/PREDICATE/][>=N]", value_parser = Expectation::parse)]
     pub expect: Vec<Expectation>,
-    /// End the run as soon as all that is expected has come, unless something is expected that has an upper bound
+    /// End the run as soon as all that is expected has come, unless something is expected that has
+    /// an upper bound
     #[arg(long, requires = "expect")]
     pub until_met: bool,
-    /// Write a report on what was expected and seen: JUnit XML to a FILE.xml, JSON to a FILE.json; may be repeated
+    /// Write a report on what was expected and seen: JUnit XML to a FILE.xml, JSON to a FILE.json;
+    /// may be repeated
     #[arg(long, value_name = "FILE", requires = "expect", value_parser = Destination::from_str)]
     pub report: Vec<Destination>,
-    /// End the run after this time: from the start, or with a trace or expectations from when their probes are armed
+    /// End the run after this time: from the start, or with a trace or expectations from when their
+    /// probes are armed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     pub duration: Option<Duration>,
     /// How trace events are written: text where functions are named alone, else events
     #[arg(long, value_enum)]
     pub format: Option<Format>,
-    /// Whether the machine's process gives up what it does not need: files, system calls, capabilities, core dumps, and being
-    /// read by other processes of the user. With `strict`, a system call that it should not make ends it
+    /// Whether the machine's process gives up what it does not need: files, system calls,
+    /// capabilities, core dumps, and being read by other processes of the user. With `strict`, a
+    /// system call that it should not make ends it
     #[arg(
         long,
         value_name = "on|strict|off",
@@ -169,14 +179,16 @@ pub struct Run {
         env = "EXOTRACE_CONFINE"
     )]
     pub confine: Confine,
-    /// Run as this user, with this group alone (by default the one of the same number): for root, who opens /dev/kvm. The other
-    /// files must be the user's to open
+    /// Run as this user, with this group alone (by default the one of the same number): for root,
+    /// who opens /dev/kvm. The other files must be the user's to open
     #[arg(long, value_name = "UID[:GID]", value_parser = parse_user)]
     pub user: Option<User>,
-    /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run directory
+    /// Whether clients may trace through the device dt(4), the socket `dt` in the machine's run
+    /// directory
     #[arg(long, value_name = "on|off", value_enum, default_value = "on")]
     pub dt: Switch,
-    /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where the guest's memory lacks them
+    /// Take files that the device dt(4) resolves addresses to from this copy of the guest's, where
+    /// the guest's memory lacks them
     #[arg(long, value_name = "DIR")]
     pub symfs: Option<PathBuf>,
 }

@@ -75,8 +75,9 @@ pub fn ask(machine: &Running, command: &Command) -> Result<Answer, AskError> {
     .ask(machine, command)
 }
 
-/// As [`ask`]; the machine also gets `descriptors`, at most [`MOST_DESCRIPTORS`](crate::protocol::control::MOST_DESCRIPTORS), and `progress` what
-/// comes before the answer.
+/// As [`ask`]; the machine also gets `descriptors`, at most
+/// [`MOST_DESCRIPTORS`](crate::protocol::control::MOST_DESCRIPTORS), and `progress` what comes
+/// before the answer.
 ///
 /// # Errors
 /// As [`ask`].

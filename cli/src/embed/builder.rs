@@ -111,8 +111,8 @@ impl VmBuilder {
         self
     }
 
-    /// Restores the snapshot in the folder `path` instead of booting. Memory, vCPUs and command line
-    /// are the snapshot's.
+    /// Restores the snapshot in the folder `path` instead of booting. Memory, vCPUs and command
+    /// line are the snapshot's.
     #[must_use]
     pub fn restore(mut self, path: impl Into<PathBuf>) -> Self {
         self.source = Some(Source::Snapshot(path.into()));
@@ -156,8 +156,8 @@ impl VmBuilder {
         self
     }
 
-    /// Makes the machine and lets the guest run. The guest is stopped when the last reference to the
-    /// VM is dropped.
+    /// Makes the machine and lets the guest run. The guest is stopped when the last reference to
+    /// the VM is dropped.
     ///
     /// # Errors
     /// If KVM is not usable, a file is not what it should be, or the machine cannot be made.

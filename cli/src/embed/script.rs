@@ -55,8 +55,8 @@ impl Script {
         output
     }
 
-    /// Lets the script run until it exits, the guest ends, or `limit` has passed. Returns all output,
-    /// that of `END` and the maps included, and the script's counts.
+    /// Lets the script run until it exits, the guest ends, or `limit` has passed. Returns all
+    /// output, that of `END` and the maps included, and the script's counts.
     pub fn run(mut self, limit: Duration) -> (Rendered, Counts) {
         let deadline = Instant::now().checked_add(limit);
         let mut output = self.output();

@@ -33,8 +33,8 @@ pub struct TraceEvent {
 }
 
 impl Vm {
-    /// Enables the probes that `request` names, such as `"kprobe:vfs_read:entry"`, and records their
-    /// hits.
+    /// Enables the probes that `request` names, such as `"kprobe:vfs_read:entry"`, and records
+    /// their hits.
     ///
     /// # Errors
     /// If the guest has not booted far enough, a pattern matches nothing, or a probe cannot be

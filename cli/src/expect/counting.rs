@@ -90,8 +90,8 @@ impl Armed {
         self.script.drain(&mut |_| {});
     }
 
-    /// Returns a verdict for each expectation by its hits until now. Of a paused machine they are all
-    /// of one moment.
+    /// Returns a verdict for each expectation by its hits until now. Of a paused machine they are
+    /// all of one moment.
     pub fn verdicts(&self) -> Vec<Verdict> {
         let each = self.expectations.iter().zip(self.seen());
         each.map(|(expected, seen)| Verdict::new(expected, Some(seen)))

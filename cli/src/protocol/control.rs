@@ -76,7 +76,8 @@ pub enum Command {
     },
     /// Trace until the client closes its side. Answered as a [stream](crate::server::trace).
     Trace(Request),
-    /// Run a script until the client closes its side. Answered as a [stream](crate::server::script).
+    /// Run a script until the client closes its side. Answered as a
+    /// [stream](crate::server::script).
     Script(ScriptRequest),
     /// End the run.
     Stop,

@@ -17,7 +17,8 @@ const LOCK: &str = "lock";
 pub(super) const CONTROL: &str = "control";
 /// The socket of the device dt(4).
 pub(super) const DT: &str = "dt";
-/// Everything that listens in a machine's folder: those two, and the sockets of the [ports](crate::server::ports).
+/// Everything that listens in a machine's folder: those two, and the sockets of the
+/// [ports](crate::server::ports).
 pub const SOCKETS: [&str; 7] = [
     CONTROL,
     DT,

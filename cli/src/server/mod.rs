@@ -1,5 +1,5 @@
-//! What serves a VM: its control socket, streams of traces and scripts, the devices' sockets and the
-//! guest's own ports. Each server has threads of its own, and answers for one VM.
+//! What serves a VM: its control socket, streams of traces and scripts, the devices' sockets and
+//! the guest's own ports. Each server has threads of its own, and answers for one VM.
 
 mod answers;
 pub mod control;

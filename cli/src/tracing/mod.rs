@@ -139,8 +139,8 @@ impl Tracing {
         Ok(tracing)
     }
 
-    /// Looks at the files that the guest has mapped since the last time, which it is held for, and enables what matches them. To be called
-    /// often.
+    /// Looks at the files that the guest has mapped since the last time, which it is held for, and
+    /// enables what matches them. To be called often.
     pub fn take_up_files(&mut self, vm: &Vm) {
         while let Some(_held) = self.new_files.as_ref().and_then(NewFiles::next) {
             let engine = self.session.engine().clone();
@@ -333,7 +333,8 @@ pub fn count_by_provider<'n>(names: impl Iterator<Item = &'n str>) -> Vec<(Strin
     counts
 }
 
-/// How often the rings are emptied. They hold some ten times what the fastest guest makes in this time.
+/// How often the rings are emptied. They hold some ten times what the fastest guest makes in this
+/// time.
 pub const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The trace's thread cannot be made.

@@ -1,7 +1,8 @@
-//! The sources of the event rings, built on their own: with loom's atomics everything else of the workspace would be, too, for nothing.
+//! The sources of the event rings, built on their own: with loom's atomics everything else of the
+//! workspace would be, too, for nothing.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --manifest-path probes/loom/Cargo.toml --release` runs the model
-//! (`probes/src/ring/loom_model.rs`).
+//! `RUSTFLAGS="--cfg loom" cargo test --manifest-path probes/loom/Cargo.toml --release` runs the
+//! model (`probes/src/ring/loom_model.rs`).
 #![forbid(unsafe_code)]
 
 #[path = "../../src/merge.rs"]

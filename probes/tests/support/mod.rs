@@ -1,4 +1,5 @@
-//! What the tests on a real KVM share: the micro guest, which knows how often each of its functions runs, and an engine on it.
+//! What the tests on a real KVM share: the micro guest, which knows how often each of its functions
+//! runs, and an engine on it.
 //!
 //! Without `/dev/kvm` they fail; set `EXOTRACE_NO_KVM=1` where that is meant.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
@@ -119,7 +120,8 @@ fn booted(kvm: &Kvm, profile: &HostProfile, command_line: &str, cpus: u8) -> Mic
     }
 }
 
-/// A guest that stands still where it has just printed its first line: its gates are set up, and its program has not begun.
+/// A guest that stands still where it has just printed its first line: its gates are set up, and
+/// its program has not begun.
 pub fn before_program(command_line: &str, cpus: u8) -> Option<(Micro, Paused)> {
     let kvm = kvm()?;
     let profile = HostProfile::probe(&kvm, &guest::micro::elf()).unwrap();
@@ -168,7 +170,8 @@ impl Micro {
         probe(&self.view, pattern)
     }
 
-    /// A session with probes, numbered in their order; no call comes between the first and the last.
+    /// A session with probes, numbered in their order; no call comes between the first and the
+    /// last.
     pub fn session(&self, slots: usize, patterns: &[&str]) -> Session {
         let _paused = self.machine.pause();
         let mut session = self.engine.session(ring(slots)).unwrap();

@@ -1,9 +1,9 @@
 //! Loading a kernel file into a machine, up to its first instruction.
 //!
-//! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the guest never
-//! runs the decompressor (and is never moved by it: an ELF boot stays where it is linked). Writes kernel,
-//! initramfs, command line, boot parameters and MP table into guest RAM; the registers are
-//! `entry`'s business.
+//! Takes an ELF `vmlinux` or a bzImage, whose payload is unpacked here, on the host, so that the
+//! guest never runs the decompressor (and is never moved by it: an ELF boot stays where it is
+//! linked). Writes kernel, initramfs, command line, boot parameters and MP table into guest RAM;
+//! the registers are `entry`'s business.
 
 pub(crate) mod entry;
 mod kernel_file;

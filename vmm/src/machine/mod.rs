@@ -1,8 +1,9 @@
 //! A machine: guest RAM, devices, vCPU threads and traps, from boot or restore to its end.
 //!
-//! The caller owns the kernel file, the terminal and what it does with traps ([`crate::TrapSink`]); a
-//! [`Machine`] owns everything else and ends its threads when dropped. It is made paused, by [`boot()`] or by
-//! [`crate::snapshot::restore`], so that probes can stand before the first instruction; [`Machine::start`] lets it go.
+//! The caller owns the kernel file, the terminal and what it does with traps ([`crate::TrapSink`]);
+//! a [`Machine`] owns everything else and ends its threads when dropped. It is made paused, by
+//! [`boot()`] or by [`crate::snapshot::restore`], so that probes can stand before the first
+//! instruction; [`Machine::start`] lets it go.
 
 mod boot;
 pub mod console;

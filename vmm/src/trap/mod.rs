@@ -1,9 +1,10 @@
 //! Traps: places where a guest stops for the host, however the host's KVM reports them.
 //!
-//! A [`TrapTable`] holds the int3 sites, keyed by guest-physical byte. Whatever comes out of KVM_RUN (a debug
-//! exit, an emulation failure at our byte, an arrival at the guest's own int3 entry) is turned into one
-//! [`Trap`] by `vcpu`, given to the machine's [`TrapSink`](crate::TrapSink) on the vCPU's own thread, and the displaced
-//! instruction is then executed for the guest. An int3 that is not ours goes back to the guest.
+//! A [`TrapTable`] holds the int3 sites, keyed by guest-physical byte. Whatever comes out of
+//! KVM_RUN (a debug exit, an emulation failure at our byte, an arrival at the guest's own int3
+//! entry) is turned into one [`Trap`] by `vcpu`, given to the machine's
+//! [`TrapSink`](crate::TrapSink) on the vCPU's own thread, and the displaced instruction is then
+//! executed for the guest. An int3 that is not ours goes back to the guest.
 
 mod arm_error;
 mod classify;

@@ -15,19 +15,20 @@ use crate::memory::GuestRam;
 use crate::trap::{SiteId, Trap, TrapTable};
 use crate::walks::HitMemory;
 
-/// Takes traps, on the vCPU's own thread. Whatever it does, the guest waits for: no blocking, no allocation
-/// on the usual path.
+/// Takes traps, on the vCPU's own thread. Whatever it does, the guest waits for: no blocking, no
+/// allocation on the usual path.
 pub trait TrapSink: Send + Sync {
     /// The vCPU of `trap` stands before the trapped instruction, with its registers in `cpu`.
     fn trap(&self, trap: &Trap, cpu: &StoppedVcpu<'_>);
 
-    /// A site stands no more: a program came there in a state in which this host cannot execute the displaced
-    /// instruction. That hit was reported, later ones will not be.
+    /// A site stands no more: a program came there in a state in which this host cannot execute the
+    /// displaced instruction. That hit was reported, later ones will not be.
     fn given_up(&self, site: SiteId) {
         let _ = site;
     }
 
-    /// The vCPU was made to come out of the guest, wherever it was, by [`crate::machine::Handle::sample`]; a halted one too.
+    /// The vCPU was made to come out of the guest, wherever it was, by
+    /// [`crate::machine::Handle::sample`]; a halted one too.
     fn sample(&self, vcpu: usize, mask: u64, cpu: &StoppedVcpu<'_>) {
         let _ = (vcpu, mask, cpu);
     }
@@ -69,12 +70,14 @@ impl StoppedVcpu<'_> {
         address_space(self.sregs())
     }
 
-    /// Segments, control registers, descriptor tables: KVM is asked for them here, at the first time.
+    /// Segments, control registers, descriptor tables: KVM is asked for them here, at the first
+    /// time.
     pub(crate) fn sregs(&self) -> &kvm_sregs {
         self.system.get()
     }
 
-    /// Base of the GS segment as it is: the program's in user mode, and in the first instructions of an entry from it.
+    /// Base of the GS segment as it is: the program's in user mode, and in the first instructions
+    /// of an entry from it.
     pub fn gs_base(&self) -> Gva {
         Gva(self.sregs().gs.base)
     }
@@ -84,8 +87,8 @@ impl StoppedVcpu<'_> {
         Gva(self.sregs().cr2)
     }
 
-    /// General registers, segments and control registers as introspection takes them. The GS base that is swapped out is given as
-    /// the one in use, which is right in kernel mode.
+    /// General registers, segments and control registers as introspection takes them. The GS base
+    /// that is swapped out is given as the one in use, which is right in kernel mode.
     pub fn cpu_state(&self) -> CpuState {
         let registers = VcpuRegisters {
             regs: *self.regs,
@@ -94,13 +97,15 @@ impl StoppedVcpu<'_> {
         registers.cpu_state(self.sregs().gs.base)
     }
 
-    /// What stands at an address without any site, as many bytes as the longest instruction has; fewer where a page is missing.
+    /// What stands at an address without any site, as many bytes as the longest instruction has;
+    /// fewer where a page is missing.
     pub fn code(&self, address: Gva) -> Vec<u8> {
         self.traps.read_code(address, self.address_space())
     }
 
-    /// Makes all vCPUs stand still after this, until the result is dropped: for somebody on another thread who has to do what
-    /// must be done before the guest goes on. That one pauses the machine itself before looking at it.
+    /// Makes all vCPUs stand still after this, until the result is dropped: for somebody on another
+    /// thread who has to do what must be done before the guest goes on. That one pauses the machine
+    /// itself before looking at it.
     pub fn hold(&self) -> Paused {
         self.control.hold_all()
     }

@@ -1,7 +1,7 @@
 //! Streams of events on their way to a file or standard output: their format and their sink.
 //!
-//! [`shape`] converts whole records to a format. [`sink`] writes that, and begins files anew. Neither
-//! knows the source of the records.
+//! [`shape`] converts whole records to a format. [`sink`] writes that, and begins files anew.
+//! Neither knows the source of the records.
 
 pub mod shape;
 pub mod sink;

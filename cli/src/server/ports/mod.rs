@@ -1,9 +1,11 @@
 //! The ports of a machine's trace devices on the host: the files of trace(3) and ptrace(3), for
 //! several clients at a time.
 //!
-//! [`Ports`] is the set of them, by name. It owns no device: each port is asked for when somebody first wants it, since a device can
-//! only be made once the guest's kernel is there; until then clients are told why there is none. The [server](server::Server) shows them twice: as
-//! [raw] sockets for any program, and by [messages](crate::protocol::ports) for `ctl`, `read` and `mount`. The device dt(4) has a [socket of its own](crate::server::dt).
+//! [`Ports`] is the set of them, by name. It owns no device: each port is asked for when somebody
+//! first wants it, since a device can only be made once the guest's kernel is there; until then
+//! clients are told why there is none. The [server](server::Server) shows them twice: as [raw]
+//! sockets for any program, and by [messages](crate::protocol::ports) for `ctl`, `read` and
+//! `mount`. The device dt(4) has a [socket of its own](crate::server::dt).
 
 mod framed;
 mod raw;
