@@ -12,7 +12,8 @@
 //! }
 //!
 //! sdt_provider!(icmp);
-//! // provider, module, function, name, then a type for each argument, as C writes it; module and function may be empty
+//! // provider, module, function, name, then a C type for each argument;
+//! // module and function may be empty
 //! sdt_probe_define1!(icmp, , unreach, pkt__receive, "struct icmp *");
 //!
 //! fn unreach(packet: &Icmp) {

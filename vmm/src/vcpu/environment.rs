@@ -298,10 +298,15 @@ fn exchange(pointer: *mut u8, old: &[u8], new: &[u8]) -> Option<bool> {
         ($atomic:ty, $int:ty) => {{
             let old = <$int>::from_le_bytes(old.try_into().ok()?);
             let new = <$int>::from_le_bytes(new.try_into().ok()?);
-            // SAFETY: the caller checked that the bytes lie in guest RAM, which is mapped as long as the
-            // machine lives, and that the address is aligned. RAM regions start page-aligned in the host.
+            // SAFETY: the caller checked that the bytes lie in guest RAM, which is mapped as long
+            // as the machine lives, and that the address is aligned. RAM regions start
+            // page-aligned in the host.
             let place = unsafe { <$atomic>::from_ptr(pointer.cast()) };
-            Some(place.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
+            Some(
+                place
+                    .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok(),
+            )
         }};
     }
     match old.len() {
