@@ -1,4 +1,5 @@
-//! Who runs at a hit: task, thread and process, read at most once a hit, and the name, all only when asked for.
+//! Finds the current task, thread and process of a hit. Each is read at most once a hit, and only
+//! when needed.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -13,47 +14,49 @@ use vmm::StoppedVcpu;
 use super::filter::Identity;
 use crate::event::COMM_LENGTH;
 
-/// How the kernel's current tasks are found, on every vCPU.
+/// The way to the kernel's current task, on every vCPU.
 pub(crate) struct Tasks {
     layout: Option<TaskLayout>,
     space: AddressSpace,
-    /// The text of the kernel's entries, empty if not known.
+    /// The text of the kernel's entries; empty if not known.
     entries: Range<u64>,
-    /// One per vCPU.
+    /// One for each vCPU.
     places: Vec<Places>,
     /// Hits at which the current task could not be read.
     pub(crate) unknown: AtomicU64,
 }
 
-/// A vCPU's per-CPU base, and where its variables stand.
+/// A vCPU's per-CPU base, with the places of its variables.
 #[derive(Default)]
 struct Places {
-    /// As first found. A kernel that boots may still move them.
+    /// As first found. A booting kernel may still move them.
     first: OnceLock<(Gva, PerCpu)>,
-    /// As found when a task ran there that is no idle one: kernels have moved them by then, and the vCPU need not be asked
-    /// for its base any more, which may cost more than the rest of a hit. (A kernel that starts another one is not followed
-    /// there: probes are not either.)
+    /// As found when a task other than the idle one ran on the vCPU. By then the kernel has moved
+    /// them. The vCPU is not asked for its base any more, which may cost more than the rest of a
+    /// hit. (A kernel that starts another one is not followed; probes are not either.)
     settled: OnceLock<(Gva, PerCpu)>,
 }
 
 /// The source of a vCPU's per-CPU base.
 #[derive(Clone, Copy)]
 pub(crate) enum Base<'h> {
-    /// This is it, or it is not known.
+    /// The base, or `None` if it is not known.
     Known(Option<Gva>),
     /// The vCPU, which is in kernel mode.
     Of(&'h StoppedVcpu<'h>),
 }
 
-/// Returns `base` if it is the kernel's own. It is the program's in the first instructions of an entry, and a program may
-/// have put anything there (WRGSBASE); else the kernel's is in the upper half.
+/// Returns `base` if it is the kernel's own. In the first instructions of an entry it is the
+/// program's, which may have put anything there (WRGSBASE). After that it is the kernel's, which is
+/// in the upper half.
 fn of_kernel(entries: &Range<u64>, at: u64, base: impl FnOnce() -> Gva) -> Option<Gva> {
     let may_be = !entries.contains(&at);
     may_be.then(base).filter(|base| base.0 >> 63 == 1)
 }
 
 impl Tasks {
-    /// `bases` are the per-CPU bases of the vCPUs as far as they are known, `entries` the text of the kernel's entries.
+    /// Creates the lookup. `bases` are the vCPUs' known per-CPU bases, `entries` the text of the
+    /// kernel's entries.
     pub(crate) fn new(
         layout: Option<TaskLayout>,
         space: AddressSpace,
@@ -76,7 +79,7 @@ impl Tasks {
         tasks
     }
 
-    /// Returns the per-CPU base that `base` tells, if it does.
+    /// Returns the per-CPU base of `base`, if it is known.
     fn base_of(&self, base: Base<'_>) -> Option<Gva> {
         match base {
             Base::Known(base) => base,
@@ -84,7 +87,8 @@ impl Tasks {
         }
     }
 
-    /// Where a vCPU's variables stand, and its per-CPU base. `base` is asked only where that is not settled.
+    /// Returns a vCPU's per-CPU base with the places of its variables. `base` is read only if they
+    /// are not settled.
     fn per_cpu(
         &self,
         memory: &dyn PhysicalMemory,
@@ -111,17 +115,17 @@ impl Tasks {
 /// The task of one hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Task {
-    /// Address of its `task_struct`, 0 if not known.
+    /// The address of the `task_struct`; 0 if not known.
     pub(crate) address: u64,
-    /// Its thread's number, also while it is interrupted; all ones if not known.
+    /// The thread's number, also while it is interrupted; all ones if not known.
     pub(crate) thread: u64,
-    /// The same of its process.
+    /// The process's number, in the same way.
     pub(crate) process: u64,
-    /// As events show it.
+    /// The numbers that events carry.
     pub(crate) identity: Identity,
 }
 
-/// Where no task can be read.
+/// The task if none can be read.
 static UNKNOWN: Task = Task {
     address: 0,
     thread: u64::MAX,
@@ -132,7 +136,7 @@ static UNKNOWN: Task = Task {
     },
 };
 
-/// Looks at the current task of one hit.
+/// The lookup of one hit's current task.
 pub(crate) struct Current<'h> {
     tasks: &'h Tasks,
     memory: &'h dyn PhysicalMemory,
@@ -157,7 +161,7 @@ impl<'h> Current<'h> {
         }
     }
 
-    /// The vCPU's per-CPU base, if the hit itself tells.
+    /// Returns the vCPU's per-CPU base, if the hit has it.
     pub(crate) fn base(&self) -> Option<Gva> {
         if let Base::Known(None) = self.base {
             return None;
@@ -167,7 +171,7 @@ impl<'h> Current<'h> {
         settled.or_else(|| self.tasks.base_of(self.base))
     }
 
-    /// The task.
+    /// Returns the task.
     #[inline]
     pub(crate) fn task(&self) -> &Task {
         match self.found.get() {
@@ -185,17 +189,17 @@ impl<'h> Current<'h> {
             self.tasks.unknown.fetch_add(1, Ordering::Relaxed);
             UNKNOWN
         });
-        // Nobody else has set it meanwhile.
+        // Only this thread sets it.
         let _ = self.found.set(task);
         self.found.get().unwrap_or(&UNKNOWN)
     }
 
-    /// Process and thread, nobody's in interrupt context.
+    /// Returns process and thread; in interrupt context neither.
     pub(crate) fn identity(&self) -> Identity {
         self.task().identity
     }
 
-    /// The thread's name; the interrupted one's in interrupt context.
+    /// Returns the thread's name; in interrupt context the interrupted one's.
     pub(crate) fn comm(&self) -> Option<[u8; COMM_LENGTH]> {
         let task = Gva(self.task().address);
         let comm = self.tasks.layout?.comm(self.memory, self.tasks.space, task);
@@ -211,13 +215,13 @@ impl<'h> Current<'h> {
         }
     }
 
-    /// The task of a vCPU whose per-CPU variables may still be moved.
+    /// Returns the task of a vCPU whose per-CPU variables may still be moved.
     #[cold]
     fn read_unsettled(&self, layout: &TaskLayout, places: &Places) -> Option<Task> {
         let place = self.tasks.per_cpu(self.memory, self.vcpu, self.base)?;
         let (base, per_cpu) = &place;
         let (task, is_idle) = self.task_at(layout, per_cpu)?;
-        // A task that is no idle one, on a vCPU whose own base led to it.
+        // Only a task other than the idle one, on a vCPU whose own base led to it.
         if !is_idle && self.tasks.base_of(self.base) == Some(*base) {
             let (memory, space) = (self.memory, self.tasks.space);
             let per_cpu = per_cpu.in_direct_map(memory, space, Gva(task.address));
@@ -226,7 +230,7 @@ impl<'h> Current<'h> {
         Some(task)
     }
 
-    /// The task that per-CPU variables lead to, and whether it is an idle one.
+    /// Returns the task that per-CPU variables lead to, and whether it is an idle one.
     #[inline]
     fn task_at(&self, layout: &TaskLayout, per_cpu: &PerCpu) -> Option<(Task, bool)> {
         let space = self.tasks.space;

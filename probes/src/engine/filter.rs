@@ -1,7 +1,8 @@
-//! Which hits of a probe are recorded: by process, thread, name, address space, CPU and rate.
+//! Selects the hits of a probe that are recorded: by process, thread, name, address space, CPU and
+//! rate.
 //!
-//! What costs nothing is looked at first: the CPU, the page tables; then the current task's numbers, its name last. Rates count what
-//! passed everything else.
+//! The cheapest conditions are checked first: the CPU and the page tables, then the current task's
+//! numbers, its name last. Rates count the hits that passed all of these.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -13,17 +14,17 @@ use crate::event::COMM_LENGTH;
 /// A set of numbers or names that a hit is compared with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Match<T> {
-    /// Every one.
+    /// Every value.
     #[default]
     Any,
-    /// These.
+    /// These values only.
     In(Vec<T>),
-    /// All but these.
+    /// All values but these.
     NotIn(Vec<T>),
 }
 
 impl<T> Match<T> {
-    /// Whether nothing is left out.
+    /// Checks whether every value matches.
     #[must_use]
     pub fn is_any(&self) -> bool {
         matches!(self, Self::Any)
@@ -41,49 +42,49 @@ impl<T> Match<T> {
     }
 }
 
-/// Which hits are wanted; all by default.
+/// The conditions for a hit to be recorded. By default, all hits are.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Filter {
     /// Processes (the kernel's tgid).
     pub pids: Match<u32>,
-    /// Processes that those of [`pids`](Self::pids) make are wanted, too, and so on.
+    /// Whether descendants of the processes in [`pids`](Self::pids) are included.
     pub follow: bool,
     /// Threads (the kernel's pid).
     pub tids: Match<u32>,
     /// Names of threads, cut to 15 bytes as the kernel does.
     pub comms: Match<Vec<u8>>,
-    /// Roots of page tables, as the guest's CR3 has them without its lower 12 bits.
+    /// Roots of page tables: the guest's CR3 without its lower 12 bits.
     pub spaces: Match<Gpa>,
     /// vCPUs.
     pub vcpus: Match<usize>,
-    /// Hits in interrupt context, and where the task is not known, are left out. They always are where processes, threads or
-    /// names are given.
+    /// Whether hits in interrupt context, and those with an unknown task, are excluded. They always
+    /// are if processes, threads or names are given.
     pub processes_only: bool,
-    /// One in this many is recorded; 0 and 1 are all.
+    /// The sampling rate: one hit in this many is recorded; 0 and 1 mean all.
     pub one_in: u32,
-    /// At most this many a second, each second's first; 0 is no limit.
+    /// The largest number of hits recorded in a second, the first ones; 0 means no limit.
     pub per_second: u32,
 }
 
-/// Page tables with the user half only differ in bit 12 (page table isolation).
+/// Under page table isolation, page tables with the user half only differ in bit 12.
 const ISOLATION: u64 = 1 << 12;
 
-/// Who a hit belongs to, as far as it has been found out.
+/// The process and thread of a hit, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Identity {
     pub(crate) pid: Option<u32>,
     pub(crate) tid: Option<u32>,
 }
 
-/// What a filter takes to be asked, its rates aside.
+/// The part of a filter that must be evaluated, apart from its rates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Kind {
-    /// Everything is wanted.
+    /// Every hit is wanted.
     #[default]
     All,
-    /// One process is, wherever it runs.
+    /// The hits of one process, wherever it runs.
     Process(u32),
-    /// The rest of the filter tells; of the task if `needs_task`.
+    /// All conditions must be checked, those on the task if `needs_task`.
     Mixed { needs_task: bool },
 }
 
@@ -108,13 +109,13 @@ impl Kind {
 #[derive(Debug, Default)]
 pub(crate) struct HitFilter {
     filter: Filter,
-    /// Processes that come and go with those of the filter.
+    /// The processes followed, if descendants are included.
     followed: Option<Followed>,
     kind: Kind,
-    /// Whether there is a limit to how many are let through.
+    /// Whether there is a rate limit.
     has_rate: bool,
     passed: AtomicU64,
-    /// TSC at the start of the current second, and how many were recorded in it.
+    /// The time stamp counter at the start of the current second, and the hits recorded in it.
     second: AtomicU64,
     in_second: AtomicU32,
 }
@@ -132,8 +133,8 @@ impl HitFilter {
         }
     }
 
-    /// Whether a hit is wanted, its rates aside. `who` it belongs to is asked only where that counts, `comm` only where
-    /// names do, the `root` of its page tables only where these do.
+    /// Checks whether a hit is wanted, apart from its rates. `who`, `comm` and the `root` of the
+    /// page tables are each called only if a condition needs them.
     #[inline(always)]
     pub(crate) fn admits(
         &self,
@@ -164,14 +165,14 @@ impl HitFilter {
         self.admits_place(vcpu, root) && (!needs_task || self.admits_task(who, comm))
     }
 
-    /// Whether the hit's vCPU and page tables are wanted.
+    /// Checks whether the hit's vCPU and page tables are wanted.
     fn admits_place(&self, vcpu: usize, root: impl FnOnce() -> Gpa) -> bool {
         let spaces = &self.filter.spaces;
         self.filter.vcpus.admits(&vcpu)
             && (spaces.is_any() || spaces.admits(&Gpa(root().0 & !ISOLATION)))
     }
 
-    /// Whether who the hit belongs to is wanted.
+    /// Checks whether the hit's task is wanted.
     fn admits_task(
         &self,
         who: impl FnOnce() -> Identity,
@@ -181,7 +182,7 @@ impl HitFilter {
         let (Some(pid), Some(tid)) = (who.pid, who.tid) else {
             return false;
         };
-        // A process that has ended is followed no more, whoever gets its number.
+        // A process that has ended is not followed any more, even if its number is reused.
         let is_process = match &self.followed {
             Some(followed) => followed.contains(pid),
             None => self.filter.pids.admits(&pid),
@@ -199,12 +200,13 @@ impl HitFilter {
         }
     }
 
-    /// Whether there is a limit to how many are wanted.
+    /// Checks whether there is a rate limit.
     pub(crate) fn has_rate(&self) -> bool {
         self.has_rate
     }
 
-    /// Whether one more is wanted now; `clock` is asked only where the time counts, `hz` are its ticks a second.
+    /// Checks whether the rates admit one more hit now. `clock` is called only if the time matters;
+    /// `hz` is its frequency.
     #[inline]
     pub(crate) fn admits_rate(&self, clock: impl FnOnce() -> u64, hz: u64) -> bool {
         !self.has_rate || self.counts(clock, hz)

@@ -1,7 +1,9 @@
-//! Files that are mapped for execution: for probes of a program that does not run yet, or a library that is not loaded.
+//! Reports files that are mapped for execution: for probes of a program that does not run yet, or a
+//! library that is not loaded.
 //!
-//! The kernel function `mmap_region` is watched while anybody waits. At its return the guest is held, before the process can execute
-//! anything of the file, until everybody who was told has looked: probes that are enabled meanwhile miss nothing.
+//! The kernel function `mmap_region` is watched while there is a listener. The guest is paused at
+//! its return, before the process can execute anything of the file, until all listeners have
+//! looked. So probes that are enabled meanwhile miss nothing.
 
 use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,29 +23,31 @@ use crate::kernel_view::KernelView;
 
 /// `vm_area_struct.vm_flags` (include/linux/mm.h).
 const VM_EXEC: u64 = 4;
-/// What a failed call returns at least: minus 4095.
+/// The lowest result of a failed call: minus 4095.
 const LOWEST_ERROR: u64 = 4095u64.wrapping_neg();
-/// Files that are remembered; a guest that maps more is held for some of them again.
+/// The number of files that are remembered. If the guest maps more, it is paused for some of them
+/// again.
 const MOST_FILES: usize = 1 << 14;
 
-/// A file was mapped. The guest stands still until this is dropped.
+/// A file that was mapped. The guest is paused until this is dropped.
 pub struct NewFile {
-    /// Its `address_space`.
+    /// The file's `address_space`.
     pub mapping: Gva,
     _held: Arc<Paused>,
 }
 
-/// Those who wait.
+/// The listeners for new files.
 #[derive(Default)]
 pub(super) struct Waiting {
     listeners: Mutex<Vec<Sender<NewFile>>>,
-    /// Files that were told.
+    /// Files that were reported.
     known: Mutex<HashSet<Gva>>,
 }
 
 pub(super) type Listeners = Arc<Waiting>;
 
-/// Waits for files. The guest is held for each until it is taken up: who stops looking drops this.
+/// A listener for new files. The guest is paused for each file until the listener takes it. Drop
+/// the listener to stop.
 pub struct NewFiles {
     engine: Engine,
     files: Receiver<NewFile>,
@@ -53,7 +57,7 @@ impl NewFiles {
     pub(super) fn listen(engine: &Engine) -> Option<Self> {
         let (sender, files) = channel();
         let waiting = &engine.0.listeners;
-        // Who is new knows none.
+        // A new listener has been told of no file yet.
         waiting
             .known
             .lock()
@@ -70,7 +74,7 @@ impl NewFiles {
         })
     }
 
-    /// The next file, if one was mapped. Never waits.
+    /// Returns the next file, if one was mapped. Never waits.
     #[must_use]
     pub fn next(&self) -> Option<NewFile> {
         self.files.try_recv().ok()
@@ -83,7 +87,7 @@ impl Drop for NewFiles {
     }
 }
 
-/// The watches, and the functions that they belong on.
+/// Returns the watches with the functions to put them on.
 pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc<dyn Watch>)> {
     const FUNCTION: &str = "mmap_region";
     let watch = || {
@@ -106,12 +110,12 @@ pub(super) fn watches(view: &KernelView, listeners: &Listeners) -> Vec<(Gva, Arc
 }
 
 struct FileWatch {
-    /// Which argument has the flags; the first is the file.
+    /// The position of the flags among the arguments; the file is the first.
     flags: usize,
     file_mapping: u64,
     space: AddressSpace,
     waiting: Listeners,
-    /// The file of a call that is under way.
+    /// The files of calls in progress.
     calls: Calls<Gva>,
 }
 

@@ -1,5 +1,6 @@
-//! Processes that are made and that end, for filters that follow them: told by the kernel functions `wake_up_new_task` (a new thread is
-//! about to run for the first time) and `release_task` (the last of an ended one goes).
+//! Watches the start and end of processes, for filters that follow them. The kernel functions are
+//! `wake_up_new_task` (a new thread is about to run for the first time) and `release_task` (the
+//! last step of an ended one).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use super::processes::Followed;
 use super::watch::Watch;
 use crate::kernel_view::KernelView;
 
-/// The filters that follow.
+/// The sets of processes of following filters.
 pub(super) type Followers = Arc<Mutex<Vec<Followed>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,7 +22,7 @@ enum Event {
     Ended,
 }
 
-/// The watches, and the functions that they belong on.
+/// Returns the watches with the functions to put them on.
 pub(super) fn watches(view: &KernelView, followers: &Followers) -> Vec<(Gva, Arc<dyn Watch>)> {
     let Some(tasks) = view.tasks else {
         return Vec::new();
@@ -56,7 +57,7 @@ impl Watch for ProcessWatch {
         let Ok(task) = self.tasks.task(hit.memory, self.space, Gva(address)) else {
             return false;
         };
-        // A thread of a process that is there already changes nothing.
+        // A new thread of an existing process changes nothing.
         if task.pid != task.tgid {
             return false;
         }

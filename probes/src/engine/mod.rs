@@ -3,10 +3,11 @@
 //! The caller owns the machine and keeps one engine for it (which takes the machine's one [`vmm::TrapSink`]), makes a
 //! [`Session`] for everyone who probes, and drains it often enough. Sessions share traps and see nothing of each other.
 //!
-//! Returns: at an entry the return address gets a trap of its own, which stays until no probe of the function's return is left. A hit
-//! there counts as a return only if the same task, with the same stack pointer, waits for it; other code that passes by is
-//! counted and forgotten. So there is no return from calls entered before the probe was enabled, from `__switch_to` (the
-//! current task changes inside), and from an `execve` by which a thread takes over its leader's number.
+//! Returns: at a function's entry its return address gets a return trap. The trap stays until no
+//! probe of the function's return is left. A hit there counts as a return only if the same task
+//! waits for it with the same stack pointer. Other code that passes by is counted and ignored. So
+//! these have no return event: calls entered before the probe was enabled, `__switch_to` (the
+//! current task changes inside), and an `execve` by which a thread takes over its leader's number.
 
 mod arguments;
 mod arming;
@@ -79,9 +80,10 @@ use user_text::UserSites;
 /// Limits of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// Most return addresses that get a trap, in the kernel and in programs each.
+    /// The largest number of return addresses that get a trap, for the kernel and for programs
+    /// each.
     pub return_sites: usize,
-    /// About as many calls may wait for their return at a time; 1024 at least.
+    /// The approximate number of calls that can wait for their return at a time; at least 1024.
     pub pending_returns: usize,
 }
 
@@ -94,60 +96,64 @@ impl Default for EngineLimits {
     }
 }
 
-/// What an engine has counted, for all its sessions. Exact while the machine is paused.
+/// The counters of an engine, over all its sessions. Exact while the machine is paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineStats {
-    /// Hits of return addresses by code that returned from no probed call.
+    /// Hits of return traps by code that returned from no probed call.
     pub unpaired_returns: u64,
     /// Calls whose return will not be seen: they never returned, or too many waited.
     pub lost_returns: u64,
     /// Calls whose return address could not get a trap.
     pub without_return: u64,
-    /// Times that traps were taken out of the guest's way while it read or wrote its own text; hits may have been missed then.
+    /// The number of times that a trap was suspended while the guest read or wrote its own text.
+    /// Hits may have been missed then.
     pub suspended: u64,
-    /// Traps in text that the guest has freed.
+    /// Traps evicted because the guest freed their text.
     pub freed: u64,
-    /// Places in programs' text whose page is not in memory: their traps wait for it.
+    /// Sites in programs' text whose page is not in memory. Their traps wait for it.
     pub waiting_pages: u64,
-    /// Bytes of ours that were put right in what the guest has read or copied of programs' text.
+    /// Trap bytes that were restored in what the guest has read or copied of programs' text.
     pub hidden: u64,
-    /// Ticks of timers that came before a vCPU had taken the one before; they count as one.
+    /// Timer ticks that came before a vCPU had taken the previous one. The two count as one.
     pub joined_ticks: u64,
-    /// Hits of tracepoints and of programs' static probes whose arguments could not all be found; their events have zeros there.
+    /// Hits of tracepoints and of programs' static probes with unknown arguments. Their events have
+    /// zeros instead.
     pub without_arguments: u64,
-    /// Traps in programs that were given up: this host could not execute their instruction in the state that a program
-    /// was in.
+    /// Sites in programs that were given up: this host could not execute their instruction in the
+    /// state that the program was in.
     pub given_up: u64,
     /// Calls that have not returned yet.
     pub waiting_returns: u64,
-    /// Hits at which the kernel's current task could not be read; they belong to no process.
+    /// Hits at which the kernel's current task could not be read. They belong to no process.
     pub unknown_task: u64,
 }
 
-/// Shared by an engine and its sessions.
+/// The state that an engine shares with its sessions.
 struct Inner {
     machine: Handle,
     view: Arc<KernelView>,
     path: Arc<HitPath>,
-    /// `None` in a kernel that does not tell of its page cache.
+    /// `None` if the kernel's page cache layout is not known.
     pages: Option<Arc<GuestPages>>,
-    /// Where system calls pass; `None` in a kernel without such a function.
+    /// The function that all system calls pass; `None` in a kernel without one.
     system_calls: Option<(Gva, SystemCallRegisters)>,
     armed: Mutex<arming::Armed>,
     text_locks: TextLocks,
-    /// Whether traps are kept out of the way of a change of the guest's text that had begun before the first probe.
+    /// Whether sites are suspended for a change of the guest's text that had begun before the first
+    /// probe.
     keeps_free: AtomicBool,
     followers: Followers,
     listeners: Listeners,
     ticker: timers::Ticker,
 }
 
-/// The engine; clones are the same one. When the last of them and of its sessions is gone, nothing of it is left in the guest.
+/// The engine of one machine. Clones share it. When the last clone and the last session are
+/// dropped, the guest holds no trap.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
 impl Engine {
-    /// An engine for a machine whose kernel is known. It takes the machine's traps for itself.
+    /// Creates an engine for a machine whose kernel is known. It takes over the machine's traps.
     #[must_use]
     pub fn new(machine: Handle, view: Arc<KernelView>, limits: &EngineLimits) -> Self {
         let paused = machine.pause();
@@ -207,45 +213,45 @@ impl Engine {
         }))
     }
 
-    /// A session without probes.
+    /// Creates a session without probes.
     ///
     /// # Errors
-    /// If rings of this size cannot be made.
+    /// If rings of this size cannot be allocated.
     pub fn session(&self, size: RingSize) -> Result<Session, SessionError> {
         Session::new(self.clone(), size)
     }
 
-    /// Tells of files that are mapped for execution from now on, each once, while the guest stands still. `None` in a kernel that does not tell
-    /// of its files.
+    /// Reports files that are mapped for execution from now on, each once, while the guest is
+    /// paused. `None` if the kernel cannot be watched for that.
     #[must_use]
     pub fn new_files(&self) -> Option<NewFiles> {
         NewFiles::listen(self)
     }
 
-    /// Walks kernel stacks with `unwinder` from now on.
+    /// Sets the unwinder for kernel stacks.
     pub fn set_unwinder(&self, unwinder: KernelUnwinder) {
         self.0.path.stacks.set_unwinder(unwinder);
     }
 
-    /// The kernel that is probed.
+    /// Returns the kernel that is probed.
     #[must_use]
     pub fn view(&self) -> &KernelView {
         &self.0.view
     }
 
-    /// The machine.
+    /// Returns the machine.
     #[must_use]
     pub fn machine(&self) -> &Handle {
         &self.0.machine
     }
 
-    /// Ticks of the guest's time stamp counter in a second.
+    /// Returns the frequency of the guest's time stamp counter in Hz.
     #[must_use]
     pub fn tsc_hz(&self) -> u64 {
         self.0.path.tsc_hz
     }
 
-    /// The counts of all sessions together.
+    /// Returns the counters of all sessions together.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -266,7 +272,8 @@ impl Engine {
         }
     }
 
-    /// Lets go of what hits have kept of probes that are no more: rings and programs go with them.
+    /// Releases what the vCPUs' lookaside lists still hold of disabled probes: their rings and
+    /// programs.
     fn let_go(&self) {
         self.0.path.let_go();
     }
@@ -295,7 +302,7 @@ impl Engine {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Sessions hold the engine: they have taken their traps away.
+        // Sessions hold the engine, so none is left, and their traps are disarmed.
         self.path.active.store(false, Ordering::Relaxed);
         self.machine.set_sink(None);
     }

@@ -1,4 +1,5 @@
-//! What the hit path does at each site: immutable, looked up by the site's physical byte, replaced whole when probes change.
+//! The actions at each site. A plan is immutable, is looked up by the site's physical byte, and is
+//! replaced as a whole when probes change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,29 +18,30 @@ use crate::syscall_entry::SystemCallRegisters;
 /// A string argument to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StringArgument {
-    /// Number of the argument that points to it, from 0.
+    /// The number of the argument that points to the string, from 0.
     pub argument: usize,
-    /// Most bytes of it, at most [`MAX_STRING`].
+    /// The largest number of bytes to read, at most [`MAX_STRING`].
     pub length: usize,
 }
 
-/// What is kept of a hit.
+/// The values that are recorded at a hit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capture {
-    /// How many arguments, at most [`MAX_ARGUMENTS`], of static probes [`MAX_STATIC_ARGUMENTS`]. At a return the value returned is kept if this is not 0.
+    /// The number of arguments, at most [`MAX_ARGUMENTS`]; for static probes at most
+    /// [`MAX_STATIC_ARGUMENTS`]. At a return, the result is recorded if this is not 0.
     pub arguments: usize,
-    /// The thread's name.
+    /// Whether the thread's name is recorded.
     pub comm: bool,
-    /// Frames of the kernel stack, at most [`MAX_FRAMES`].
+    /// The number of kernel stack frames, at most [`MAX_FRAMES`].
     pub kernel_stack: usize,
-    /// Frames of the program's stack, at most [`MAX_FRAMES`].
+    /// The number of the program's stack frames, at most [`MAX_FRAMES`].
     pub user_stack: usize,
-    /// Strings that arguments point to. At a return they are those of the call's own arguments.
+    /// Strings that arguments point to; at a return, the call's own arguments.
     pub strings: Vec<StringArgument>,
 }
 
 impl Default for Capture {
-    /// All arguments and nothing else.
+    /// Returns a capture of all arguments and nothing else.
     fn default() -> Self {
         Self {
             arguments: MAX_ARGUMENTS,
@@ -52,12 +54,12 @@ impl Default for Capture {
 }
 
 impl Capture {
-    /// Whether it is of nothing but arguments.
+    /// Checks whether only arguments are captured.
     fn is_plain(&self) -> bool {
         !self.comm && self.kernel_stack == 0 && self.user_stack == 0 && self.strings.is_empty()
     }
 
-    /// Words that a record of it takes at most.
+    /// Returns the largest number of words of a record.
     pub(crate) fn words(&self) -> usize {
         let strings = self.strings.iter();
         let text: usize = strings
@@ -72,29 +74,31 @@ impl Capture {
     }
 }
 
-/// Counts of one enabled probe; each hit is in one of them. Exact while the guest is paused.
+/// The counters of one enabled probe; each hit is in one of the first three. Exact while the guest
+/// is paused.
 #[derive(Debug, Default)]
 pub(crate) struct ProbeCounters {
     pub(crate) filtered: AtomicU64,
     pub(crate) recorded: AtomicU64,
     pub(crate) dropped: AtomicU64,
-    /// Its places that the machine has given up.
+    /// Sites that the machine has given up.
     pub(crate) given_up: AtomicU64,
 }
 
-/// One probe that a session has enabled, at all its places.
+/// A probe that a session has enabled, at all its sites.
 pub(crate) struct Enabled {
     pub(crate) number: u32,
     pub(crate) kind: EventKind,
     pub(crate) filter: HitFilter,
     pub(crate) capture: Capture,
-    /// Whether it records all that its filter lets through, and nothing but arguments.
+    /// Whether every admitted hit is recorded, with nothing but arguments.
     pub(crate) is_usual: bool,
-    /// Runs in place of the hit being recorded.
+    /// The program that runs instead of recording.
     pub(crate) program: Option<Arc<dyn Program>>,
     pub(crate) session: Arc<SessionShared>,
     pub(crate) counters: ProbeCounters,
-    /// Time stamp counter when it was enabled: calls entered before have no return here.
+    /// The time stamp counter when the probe was enabled. Calls entered before have no return
+    /// event.
     pub(crate) since: u64,
 }
 
@@ -134,7 +138,7 @@ pub(crate) fn count(counter: &AtomicU64) {
 #[derive(Default, Clone)]
 pub(crate) struct SystemCallPlan {
     pub(crate) entries: Vec<Arc<Enabled>>,
-    /// Whether its return is probed.
+    /// Whether the return is probed.
     pub(crate) returns: bool,
 }
 
@@ -157,27 +161,27 @@ pub(crate) struct StaticPlan {
     pub(crate) probe: Arc<Enabled>,
 }
 
-/// What happens at one site.
+/// The actions at one site.
 #[derive(Default, Clone)]
 pub(crate) struct SitePlan {
-    /// What events say that the site is at, where this is not its own address: the first byte of a function whose trap stands behind
-    /// what the guest patches.
+    /// The address that events report if it is not the site's own. For a function whose trap is
+    /// behind the bytes that the guest patches, it is the first byte.
     pub(crate) reported: Option<u64>,
-    /// Probes that fire here.
+    /// Probes that fire at the site.
     pub(crate) probes: Vec<Arc<Enabled>>,
-    /// The function that is entered here, if its return is probed or watched.
+    /// The function that begins at the site, if its return is probed or watched.
     pub(crate) returns: Option<FunctionKey>,
     pub(crate) system_calls: Option<Arc<SystemCalls>>,
-    /// Tracepoints, and where the branch leads that stands here.
+    /// Tracepoints, with the target of the branch at the site.
     pub(crate) tracepoints: Vec<(Arc<TracepointPlan>, Gva)>,
-    /// Static probes, which have their arguments where their notes say.
+    /// Static probes; their notes say where their arguments are.
     pub(crate) statics: Vec<Arc<StaticPlan>>,
-    /// The engine's own.
+    /// The engine's own watches.
     pub(crate) watches: Vec<Arc<dyn Watch>>,
 }
 
 impl SitePlan {
-    /// Whether nothing but probes fires here, and a return may be waited for.
+    /// Checks whether only probes fire at the site, and possibly a return is expected.
     pub(crate) fn is_plain(&self) -> bool {
         self.system_calls.is_none()
             && self.tracepoints.is_empty()
@@ -185,7 +189,7 @@ impl SitePlan {
             && self.watches.is_empty()
     }
 
-    /// Whether nothing happens here any more.
+    /// Checks whether the site has no action left.
     pub(crate) fn is_empty(&self) -> bool {
         self.probes.is_empty()
             && self.returns.is_none()
@@ -196,10 +200,11 @@ impl SitePlan {
     }
 }
 
-/// What happens when a function returns.
+/// The actions at a function's return.
 #[derive(Default, Clone)]
 pub(crate) struct ReturnPlan {
-    /// The result is in `pt_regs`, which the stack pointer leads to; else it is in RAX.
+    /// Whether the result is in `pt_regs`, which the stack pointer leads to. Otherwise it is in
+    /// RAX.
     pub(crate) result_in_memory: bool,
     pub(crate) probes: Vec<Arc<Enabled>>,
     pub(crate) watches: Vec<Arc<dyn Watch>>,
@@ -210,7 +215,7 @@ impl ReturnPlan {
         self.probes.is_empty() && self.watches.is_empty()
     }
 
-    /// Takes a probe away.
+    /// Removes a probe.
     pub(crate) fn forget(&mut self, enabled: &Arc<Enabled>) {
         self.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
     }

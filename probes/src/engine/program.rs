@@ -1,8 +1,9 @@
-//! Code of a session that runs at its probes' hits, on the vCPU's own thread, in place of a record being kept.
+//! Code of a session that runs at its probes' hits instead of recording them.
 //!
-//! The vCPU stands still meanwhile, the others do not: a program reads the guest's memory as the hit's own code sees it, and what other
-//! vCPUs write may change under it. It must be quick, must not wait, and must not panic. What it has to say it puts into the session's ring, in
-//! words of its own that [`Session::drain_records`](super::Session::drain_records) gives back in time order.
+//! It runs on the thread of the vCPU, which is stopped meanwhile. The other vCPUs run on, and may
+//! change the memory that it reads. It must be quick, must not wait and must not panic. It puts its
+//! results into the session's ring as words of its own.
+//! [`Session::drain_records`](super::Session::drain_records) returns them in time order.
 
 use introspect::x86_64::GeneralRegisters;
 use introspect::x86_64::paging::AddressSpace;
@@ -15,27 +16,29 @@ use super::strings;
 use crate::event::{COMM_LENGTH, EventKind, MAX_FRAMES, StringState};
 use crate::ring::{SlotWriter, Visit};
 
-/// What runs at hits.
+/// A program that runs at hits.
 pub trait Program: Send + Sync {
-    /// Runs at one hit that the probe's filter has let through.
+    /// Runs at a hit that the probe's filter has admitted.
     fn run(&self, hit: &ProbeHit<'_>) -> HitOutcome;
 
-    /// Whether, of a probe of returns, the return is wanted of a call that is made now: one that is not costs no second hit.
+    /// Checks whether a return probe needs the return of a call that is made now. A call whose
+    /// return is not needed costs no second hit.
     fn wants_return(&self, _who: TaskIdentity) -> bool {
         true
     }
 }
 
-/// Who runs at a hit.
+/// The task that runs at a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskIdentity {
-    /// Address of the current `task_struct`, 0 if not known.
+    /// The address of the current `task_struct`; 0 if not known.
     pub task: u64,
-    /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.
+    /// The process (the kernel's tgid), also in interrupt context, where it is the interrupted one;
+    /// `None` if not known.
     pub process: Option<u32>,
-    /// The same of the thread (the kernel's pid).
+    /// The thread (the kernel's pid), in the same way.
     pub thread: Option<u32>,
-    /// It is known, and is interrupted: by a hard interrupt or an NMI.
+    /// Whether the task is known, and interrupted by a hard interrupt or an NMI.
     pub interrupted: bool,
 }
 
@@ -52,87 +55,88 @@ impl TaskIdentity {
     }
 }
 
-/// What a program made of a hit.
+/// A program's result for a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HitOutcome {
-    /// It is one of those wanted; counted as recorded.
+    /// The hit is wanted; counted as recorded.
     Accepted,
-    /// It is not; counted as filtered.
+    /// The hit is not wanted; counted as filtered.
     Filtered,
 }
 
-/// One hit, as programs see it.
+/// One hit as a program sees it.
 pub struct ProbeHit<'h> {
     pub(super) path: &'h HitPath,
     pub(super) hit: &'h Hit<'h>,
     pub(super) probe: &'h Enabled,
     pub(super) fired: &'h HitData<'h>,
-    /// All that the program emits has one time.
+    /// The ring's visit, which gives all records of the hit one time.
     pub(super) visit: &'h Visit<'h>,
 }
 
 impl ProbeHit<'_> {
-    /// The session's number of the probe.
+    /// Returns the number of the probe within the session.
     #[must_use]
     pub fn probe(&self) -> u32 {
         self.probe.number
     }
 
-    /// What happened.
+    /// Returns the kind of event.
     #[must_use]
     pub fn kind(&self) -> EventKind {
         self.probe.kind
     }
 
-    /// Index of the vCPU.
+    /// Returns the index of the vCPU.
     #[must_use]
     pub fn vcpu(&self) -> usize {
         self.hit.vcpu
     }
 
-    /// The guest's time stamp counter.
+    /// Returns the guest's time stamp counter.
     #[must_use]
     pub fn tsc(&self) -> u64 {
         self.visit.tsc()
     }
 
-    /// Who runs.
+    /// Returns the current task.
     #[must_use]
     pub fn who(&self) -> TaskIdentity {
         TaskIdentity::at(self.hit)
     }
 
-    /// The process (the kernel's tgid), in interrupt context that which is interrupted; `None` if it is not known.
+    /// Returns the process (the kernel's tgid), in interrupt context the interrupted one; `None` if
+    /// not known.
     #[must_use]
     pub fn process(&self) -> Option<u32> {
         u32::try_from(self.hit.current.task().process).ok()
     }
 
-    /// The same of the thread (the kernel's pid).
+    /// Returns the thread (the kernel's pid), in the same way.
     #[must_use]
     pub fn thread(&self) -> Option<u32> {
         u32::try_from(self.hit.current.task().thread).ok()
     }
 
-    /// The thread's name, NUL-padded.
+    /// Returns the thread's name, padded with NULs.
     #[must_use]
     pub fn comm(&self) -> Option<[u8; COMM_LENGTH]> {
         self.hit.current.comm()
     }
 
-    /// Address of the current `task_struct`, 0 if not known.
+    /// Returns the address of the current `task_struct`; 0 if not known.
     #[must_use]
     pub fn task(&self) -> u64 {
         self.hit.current.task().address
     }
 
-    /// Where the probe is: see [`Event::pc`](crate::event::Event::pc).
+    /// Returns the probe's address: see [`Event::pc`](crate::event::Event::pc).
     #[must_use]
     pub fn pc(&self) -> u64 {
         self.fired.pc
     }
 
-    /// Arguments; at a return those of the call. None of a timer.
+    /// Returns the arguments; at a return those of the call. Empty for a timer.
     #[must_use]
     pub fn arguments(&self) -> &[u64] {
         match self.probe.kind {
@@ -141,37 +145,40 @@ impl ProbeHit<'_> {
         }
     }
 
-    /// At a return, the value returned.
+    /// Returns the function's result, at a return.
     #[must_use]
     pub fn returned(&self) -> Option<u64> {
         self.fired.returned
     }
 
-    /// The vCPU's registers.
+    /// Returns the vCPU's registers.
     #[must_use]
     pub fn registers(&self) -> &GeneralRegisters {
         self.hit.registers
     }
 
-    /// The address of the vCPU's last page fault: where its handler is entered, of the one that is handled.
+    /// Returns the address of the vCPU's last page fault. At the entry of the fault handler it is
+    /// the fault being handled.
     #[must_use]
     pub fn fault_address(&self) -> u64 {
         self.hit.cpu.map_or(0, |cpu| cpu.fault_address().0)
     }
 
-    /// Reads memory at a virtual address, the kernel's or the current program's; `false` if not all of it is there.
+    /// Reads memory at a virtual address of the kernel or the current program. Returns `false` if
+    /// part of it is not present.
     #[must_use]
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         read_virtual(self.memory(), self.space(address), Gva(address), buffer).is_ok()
     }
 
-    /// Reads a string up to its NUL, or as much as fits or is there; gives its length.
+    /// Reads a string up to its NUL, or as much as fits or is present. Returns its length.
     #[must_use]
     pub fn read_string(&self, address: u64, buffer: &mut [u8]) -> (usize, StringState) {
         strings::fill(self.memory(), self.space(address), Gva(address), buffer)
     }
 
-    /// Fills `frames` with the kernel stack, innermost first; gives how many there are: none of a hit in a program.
+    /// Fills `frames` with the kernel stack, innermost first. Returns the number of frames; 0 for a
+    /// hit in a program.
     #[must_use]
     pub fn kernel_stack(&self, frames: &mut [u64]) -> usize {
         match self.hit.user {
@@ -180,14 +187,15 @@ impl ProbeHit<'_> {
         }
     }
 
-    /// The same of the program's stack.
+    /// Fills `frames` with the program's stack, in the same way.
     #[must_use]
     pub fn user_stack(&self, frames: &mut [u64]) -> usize {
         let entered = self.probe.kind == EventKind::Entry;
         self.path.stacks.user(self.hit, entered, frames)
     }
 
-    /// Puts a record into the session's ring; `false` if it is full, which the ring counts, or `fill` gave up.
+    /// Puts a record into the session's ring. Returns `false` if the ring is full, which it counts,
+    /// or if `fill` failed.
     pub fn emit(&self, fill: impl FnOnce(&mut SlotWriter<'_>)) -> bool {
         self.visit.push_with(fill)
     }
@@ -196,7 +204,8 @@ impl ProbeHit<'_> {
         self.hit.memory
     }
 
-    /// The kernel's memory by its own page tables: with page table isolation those of a program do not have it.
+    /// Returns the page tables for an address. The kernel's memory needs its own: with page table
+    /// isolation, a program's do not map it.
     fn space(&self, address: u64) -> AddressSpace {
         match address >> 63 {
             1 => self.path.space,
@@ -205,5 +214,5 @@ impl ProbeHit<'_> {
     }
 }
 
-/// Room for a stack.
+/// Space for the frames of a stack.
 pub(super) type Frames = [u64; MAX_FRAMES];

@@ -1,7 +1,8 @@
-//! The return addresses that have a trap: asked at each entry of a function whose return is probed, changed rarely.
+//! The return addresses that have a trap. They are looked up at each entry of a function whose
+//! return is probed, and seldom change.
 //!
-//! A site stays for as long as the return of a function is probed that was seen to return to it. The guest chooses return
-//! addresses, so their number is limited.
+//! A site stays while the return of a function that was seen to return to it is probed. The guest
+//! chooses return addresses, so their number is limited.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,21 +13,21 @@ use vmm::trap::{ArmError, SiteId};
 use super::returns::FunctionKey;
 use super::seen::{List, look_up};
 
-/// A vCPU's lookaside list of return addresses, if it is at hand.
+/// A vCPU's lookaside list of return addresses, if it is available.
 pub(super) type SeenReturns<'s> = Option<&'s List<Known>>;
 
-/// What is known of a return address.
+/// The state of a return address for a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReturnSite {
-    /// A trap stands there.
+    /// A trap is armed there.
     Armed,
-    /// None can.
+    /// No trap can be armed there.
     Refused,
     /// The function's return is not probed any more.
     Closed,
 }
 
-/// One address, immutable: a further function makes another of it.
+/// A return address. Immutable: adding a function replaces it.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     site: Option<SiteId>,
@@ -34,17 +35,18 @@ pub(super) struct Known {
     functions: Vec<FunctionKey>,
 }
 
-/// Functions that one return address is remembered with; more share what the first have.
+/// The largest number of functions remembered for a return address. Further ones share its trap.
 const MAX_FUNCTIONS: usize = 64;
 
 #[derive(Default)]
 struct Registry {
     by_function: HashMap<FunctionKey, HashSet<u64>>,
-    /// Functions whose return is not probed any more: a late hit must not arm for them.
+    /// Functions whose return is not probed any more. A late hit must not arm a trap for them.
     closed: HashSet<FunctionKey>,
 }
 
-/// All return addresses of one kind of text: by virtual address in the kernel, by physical address in programs.
+/// All return addresses in one kind of text: by virtual address in the kernel, by physical address
+/// in programs.
 pub(super) struct ReturnSites {
     known: ShardedMap<Known>,
     registry: Mutex<Registry>,
@@ -52,7 +54,7 @@ pub(super) struct ReturnSites {
 }
 
 impl ReturnSites {
-    /// Room for `limit` addresses, whose coming and going is counted by `changes`.
+    /// Creates a registry of `limit` addresses. `changes` counts its additions and removals.
     pub(super) fn new(limit: usize, changes: &Changes) -> Self {
         Self {
             known: ShardedMap::counted_by(changes),
@@ -61,12 +63,12 @@ impl ReturnSites {
         }
     }
 
-    /// Whether a trap stands at `address`.
+    /// Checks whether a return trap is armed at `address`.
     pub(super) fn is_armed(&self, address: u64) -> bool {
         self.function_at(address).is_some()
     }
 
-    /// The first function that was seen to return to `address`, if a trap stands there.
+    /// Returns the first function that was seen to return to `address`, if a trap is armed there.
     pub(super) fn function_at(&self, address: u64) -> Option<FunctionKey> {
         if self.known.is_empty() {
             return None;
@@ -75,7 +77,8 @@ impl ReturnSites {
         known.site.and(known.functions.first().copied())
     }
 
-    /// Whether a trap stands at `address` for `function`, which `arm` puts there if it has not been tried before.
+    /// Checks whether a trap is armed at `address` for `function`. Calls `arm` if that was not
+    /// tried before.
     pub(super) fn ensure(
         &self,
         address: u64,
@@ -109,7 +112,7 @@ impl ReturnSites {
             }
             None if self.known.len() >= self.limit => return ReturnSite::Refused,
             None => Known {
-                // In the table before it stands in memory: see below.
+                // The table must have it before memory does: see below.
                 site: None,
                 functions: vec![function],
             },
@@ -126,7 +129,8 @@ impl ReturnSites {
         }
         match arm() {
             Ok(site) => {
-                // A vCPU that meets the trap before this waits for nothing: it knows no call that returns there yet.
+                // A vCPU that meets the trap before this misses nothing: it knows no call that
+                // returns there yet.
                 self.known.insert(
                     address,
                     Arc::new(Known {
@@ -158,12 +162,13 @@ impl ReturnSites {
         })
     }
 
-    /// The return of `function` is probed from now on.
+    /// Allows return traps for `function` from now on.
     pub(super) fn open(&self, function: FunctionKey) {
         self.lock().closed.remove(&function);
     }
 
-    /// The return of `function` is not probed any more: the sites that no other function needs, to be taken away.
+    /// Refuses return traps for `function` from now on. Returns the sites that no other function
+    /// needs, which the caller disarms.
     pub(super) fn close(&self, function: FunctionKey) -> Vec<SiteId> {
         let mut registry = self.lock();
         registry.closed.insert(function);
@@ -186,7 +191,8 @@ impl ReturnSites {
         sites
     }
 
-    /// Forgets the addresses in `range`, whose text goes away; the sites there, to be taken away.
+    /// Forgets the addresses in `range`, whose text is freed. Returns the sites there, which the
+    /// caller disarms.
     pub(super) fn forget(&self, range: std::ops::Range<u64>) -> Vec<SiteId> {
         let mut registry = self.lock();
         let mut sites = Vec::new();

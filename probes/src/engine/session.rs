@@ -1,7 +1,7 @@
-//! One user of the engine: its probes, its rings, its counts.
+//! One client's probes, rings and counters within an engine.
 //!
-//! A session sees the hits of its own probes only, and loses events only through its own slowness. When it is dropped, its probes and
-//! with them the traps that nobody else needs are gone.
+//! A session sees the hits of its own probes only. It loses events only if it drains too slowly
+//! itself. Dropping it disables its probes and disarms the traps that no other session needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,17 +16,18 @@ use crate::merge::drain_in_order;
 use crate::probe::Probe;
 use crate::ring::{Ring, RingSizeError};
 
-/// Sizes of a session's rings.
+/// The size of a session's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingSize {
-    /// Events that each vCPU's ring holds: a power of two.
+    /// The number of events in each vCPU's ring: a power of two.
     pub slots: usize,
-    /// Words of an event: 4, and what is captured. What does not fit is left out.
+    /// The number of words in an event: 4, and the captured values. Values that do not fit are left
+    /// out.
     pub words: usize,
 }
 
 impl Default for RingSize {
-    /// 65,536 events of 14 words: 8 MiB for each vCPU.
+    /// Returns 65,536 events of 14 words: 8 MiB for each vCPU.
     fn default() -> Self {
         Self {
             slots: 1 << 16,
@@ -36,7 +37,7 @@ impl Default for RingSize {
 }
 
 impl RingSize {
-    /// Room for all that `capture` asks for.
+    /// Returns a size with room for everything that `capture` selects.
     #[must_use]
     pub fn for_capture(slots: usize, capture: &Capture) -> Self {
         Self {
@@ -46,27 +47,28 @@ impl RingSize {
     }
 }
 
-/// What the hit path needs of a session.
+/// The part of a session that the hit path uses.
 pub(crate) struct SessionShared {
-    /// One per vCPU; each is pushed to by its vCPU's thread alone.
+    /// One ring for each vCPU; only the vCPU's own thread pushes to it.
     pub(crate) rings: Vec<Ring>,
-    /// Ticks of its timers that were no events of their own: one for each vCPU and turn that came too late.
+    /// Timer ticks without an event of their own: one for each vCPU and turn that came too late.
     pub(crate) skipped_ticks: Arc<AtomicU64>,
 }
 
-/// Counts of one probe of a session. Exact while the guest stands still; then `hits = filtered + recorded + dropped`.
+/// The counters of one probe. Exact while the guest is paused; then `hits = filtered + recorded +
+/// dropped`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbeStats {
-    /// Times it was hit.
+    /// The number of hits.
     pub hits: u64,
-    /// Hits that its filter left out.
+    /// Hits that the filter excluded.
     pub filtered: u64,
     /// Hits that are, or were, in a ring.
     pub recorded: u64,
-    /// Hits lost to a full ring.
+    /// Hits that were dropped because the ring was full.
     pub dropped: u64,
-    /// Its places that stand no more, since this host could not execute their instruction in the state that a program
-    /// was in. Hits there are not seen any more.
+    /// Sites that were given up: this host could not execute their instruction in the state that
+    /// the program was in. Hits there are not seen any more.
     pub given_up: u64,
 }
 
@@ -80,22 +82,23 @@ impl std::ops::AddAssign for ProbeStats {
     }
 }
 
-/// Counts of a session. Exact while the guest stands still and the rings are drained; then `recorded = read`.
+/// The counters of a session. Exact while the guest is paused and the rings are drained; then
+/// `recorded = read`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SessionStats {
-    /// All its probes together, disabled ones included.
+    /// The sum over all probes, disabled ones included.
     pub probes: ProbeStats,
-    /// Events drained.
+    /// The number of events drained.
     pub read: u64,
 }
 
-/// A probe that is enabled.
+/// An enabled probe with its sites.
 pub(super) struct Active {
     pub(super) enabled: Arc<Enabled>,
     pub(super) places: Vec<ArmedAt>,
 }
 
-/// A session cannot be made.
+/// An error of creating a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// Its rings are of no usable size.
@@ -106,16 +109,16 @@ pub enum SessionError {
     Memory(#[from] OverBudget),
 }
 
-/// A user of the engine.
+/// One client's probes and rings.
 pub struct Session {
-    /// The memory of the rings.
+    /// The reservation of the rings' memory.
     _held: Held,
     engine: Engine,
     shared: Arc<SessionShared>,
     active: Vec<Option<Active>>,
-    /// Counts of probes that were disabled.
+    /// The counts of disabled probes.
     past: ProbeStats,
-    /// Probes that were disabled and may still be counting a hit that had begun before.
+    /// Disabled probes that may still count a hit in progress.
     retired: Vec<Arc<Enabled>>,
 }
 
@@ -144,10 +147,10 @@ impl Session {
         })
     }
 
-    /// Enables a probe; gives its number, by which its events name it.
+    /// Enables a probe. Returns its number, which its events carry.
     ///
     /// # Errors
-    /// If a trap it needs cannot be armed; none is left behind then.
+    /// If a trap that it needs cannot be armed. No trap is left behind then.
     pub fn enable(
         &mut self,
         probe: &Probe,
@@ -161,7 +164,7 @@ impl Session {
         self.add(probe, filter, capture, None)
     }
 
-    /// Enables a probe at whose hits `program` runs, in place of their being recorded.
+    /// Enables a probe whose hits run `program` instead of being recorded.
     ///
     /// # Errors
     /// As [`enable`](Self::enable).
@@ -196,13 +199,14 @@ impl Session {
         Ok(number)
     }
 
-    /// The number that the next probe gets which is enabled.
+    /// Returns the number that the next enabled probe will get.
     #[must_use]
     pub fn next_number(&self) -> u32 {
         u32::try_from(self.active.len()).unwrap_or(u32::MAX)
     }
 
-    /// Disables a probe, whose events that were recorded can still be drained; `false` if it is none of the enabled ones.
+    /// Disables a probe. Its recorded events can still be drained. Returns `false` if no enabled
+    /// probe has the number.
     pub fn disable(&mut self, number: u32) -> bool {
         let disabled = self.end(number);
         self.engine.let_go();
@@ -220,7 +224,7 @@ impl Session {
         true
     }
 
-    /// Adds up the counts of the probes that no hit counts at any more.
+    /// Adds up the counts of retired probes that no hit uses any more.
     fn settle(&mut self) {
         let past = &mut self.past;
         self.retired.retain(|enabled| {
@@ -241,7 +245,8 @@ impl Session {
         self.settle();
     }
 
-    /// Gives what was recorded since the last time, in time order (see [`crate::merge`]); gives how many. Never waits.
+    /// Passes the events since the last call to `each`, in time order (see [`crate::merge`]).
+    /// Returns their number. Never waits.
     pub fn drain(&mut self, mut each: impl FnMut(Event)) -> usize {
         self.engine.follow_up();
         drain_in_order(&self.shared.rings, vmm::host_tsc, |_, tsc, words| {
@@ -251,26 +256,27 @@ impl Session {
         })
     }
 
-    /// As [`drain`](Self::drain), of what programs have put into the rings: vCPU, time stamp counter and words of each record.
+    /// Like [`drain`](Self::drain), for the records of programs. `each` gets vCPU, time stamp
+    /// counter and words of each.
     pub fn drain_records(&mut self, each: impl FnMut(usize, u64, &[u64])) -> usize {
         self.engine.follow_up();
         drain_in_order(&self.shared.rings, vmm::host_tsc, each)
     }
 
-    /// Records that programs could not put into a full ring.
+    /// Returns the number of programs' records that were dropped because a ring was full.
     #[must_use]
     pub fn dropped_records(&self) -> u64 {
         self.shared.rings.iter().map(|r| r.stats().dropped).sum()
     }
 
-    /// Counts of one enabled probe.
+    /// Returns the counters of one enabled probe.
     #[must_use]
     pub fn probe_stats(&self, number: u32) -> Option<ProbeStats> {
         let active = self.active.get(usize::try_from(number).ok()?)?.as_ref()?;
         Some(stats(&active.enabled.counters))
     }
 
-    /// Counts of all of them.
+    /// Returns the counters of the session.
     #[must_use]
     pub fn stats(&self) -> SessionStats {
         let mut probes = self.past;
@@ -284,13 +290,14 @@ impl Session {
         }
     }
 
-    /// Ticks of its timers, those of disabled ones included, that came too late and were joined with others.
+    /// Returns the number of timer ticks that came too late and were joined with others, disabled
+    /// timers included.
     #[must_use]
     pub fn skipped_ticks(&self) -> u64 {
         self.shared.skipped_ticks.load(Ordering::Relaxed)
     }
 
-    /// The engine that this is a session of.
+    /// Returns the engine of this session.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine

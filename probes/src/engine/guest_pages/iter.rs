@@ -1,4 +1,5 @@
-//! Where the guest's kernel copies bytes to: `struct iov_iter` (include/linux/uio.h).
+//! Reads the destination of a copy in the guest's kernel from its `struct iov_iter`
+//! (include/linux/uio.h).
 
 use std::iter::once;
 use std::ops::Range;
@@ -10,25 +11,25 @@ use introspect::{Gva, PhysicalMemory};
 
 use super::Unknown;
 
-/// Segments of a copy that are looked at.
+/// The largest number of segments of a copy that are read.
 const MOST_SEGMENTS: u64 = 1024;
 
-/// `struct iov_iter` of one kernel.
+/// The layout of a kernel's `struct iov_iter`.
 pub(super) struct CopyLayout {
     pub(super) kind: u64,
-    /// Bits of the kind: up to Linux 5.13 the lowest is the direction.
+    /// The bits that hold the kind. Up to Linux 5.13 the lowest bit is the direction.
     pub(super) mask: u64,
     pub(super) offset: u64,
     pub(super) buffer: u64,
     pub(super) segments: u64,
-    /// Kinds: one buffer of the program, several, several of the kernel's.
+    /// Kinds: one user buffer, several user buffers, several kernel buffers.
     pub(super) one: Option<u64>,
     pub(super) several: u64,
     pub(super) kernel: u64,
 }
 
 impl CopyLayout {
-    /// Of the kernel with these types.
+    /// Reads the layout from a kernel's types.
     pub(super) fn new(btf: &Btf) -> Result<Self, Unknown> {
         let offset = |path: &str| {
             let member = btf.member(path).map_err(|error| error.to_string())?;
@@ -66,8 +67,8 @@ impl CopyLayout {
         })
     }
 
-    /// Where the first `length` bytes go that are copied to the `struct iov_iter` at `iter`, which `space` maps; nothing for kinds that copy
-    /// no bytes.
+    /// Returns the destination of the first `length` bytes that are copied to the `struct iov_iter`
+    /// at `iter`. `space` maps it. Empty for kinds that copy no bytes.
     pub(super) fn destination(
         &self,
         memory: &dyn PhysicalMemory,
@@ -87,7 +88,7 @@ impl CopyLayout {
         ) else {
             return Vec::new();
         };
-        // A byte, or an enumeration of 32 bits in older kernels.
+        // One byte, or an enumeration of 32 bits in older kernels.
         let kind = kind & self.mask;
         if Some(kind) == self.one {
             let start = buffer.wrapping_add(skip);
@@ -98,7 +99,7 @@ impl CopyLayout {
         }
         let (mut parts, mut left) = (Vec::new(), length);
         for number in 0..segments.min(MOST_SEGMENTS) {
-            // struct iovec and struct kvec: base and length.
+            // `struct iovec` and `struct kvec`: base and length.
             let segment = buffer.wrapping_add(number * 16);
             let (Some(base), Some(size)) = (at(segment, 0), at(segment, 8)) else {
                 break;
@@ -118,7 +119,7 @@ impl CopyLayout {
     }
 }
 
-/// The address of byte `number` of those that were copied to `parts` one after the other.
+/// Returns the address of byte `number` of those that were copied to `parts` in sequence.
 pub(super) fn nth(parts: &[Range<u64>], number: u64) -> Option<u64> {
     let mut left = number;
     for part in parts {
@@ -138,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// One page table of each level, which map the page at 0 to itself, and words behind them.
+    /// Page tables, one for each level, which map the page at 0 to itself, with words behind them.
     struct Memory(Vec<u64>);
 
     const STRUCTURE: u64 = 0x4000;
@@ -173,7 +174,8 @@ mod tests {
         }
     }
 
-    /// `struct iov_iter` of Linux 5.10 tells read(2) from write(2) in the bit that tells two kinds apart later.
+    /// Linux 5.10 keeps the direction in the bit of `struct iov_iter` that is part of the kind
+    /// later.
     #[test]
     fn the_direction_of_a_copy_is_none_of_its_kind() {
         let segment = STRUCTURE + 0x100;
@@ -198,7 +200,7 @@ mod tests {
             words[0] = kind;
             layout(mask).destination(&Memory::new(&words), space, STRUCTURE, 10)
         };
-        // Kind, mask, and whether the kind is the one of a single user buffer under that mask.
+        // Kind, mask, and whether the kind means a single user buffer under that mask.
         for (kind, mask, single) in [
             (4, 0xfe, true),
             (5, 0xfe, true),

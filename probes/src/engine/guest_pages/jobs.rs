@@ -1,15 +1,17 @@
-//! The functions of a kernel that are watched for changes to pages. Compilers inline functions and kernels rename them: each job
-//! lists several places, and the first that a kernel has is taken.
+//! The kernel functions that are watched for changes to pages. Compilers inline functions and
+//! kernels rename them. So each job lists several places, of which the first that a kernel has is
+//! watched.
 
 use introspect::Gva;
 use introspect::kernel::symbols::Symbols;
 
 use super::watch::Event;
 
-/// A function and what it is watched for; nothing if its arguments are not known.
+/// A function and the event it is watched for; `None` if its arguments are not known.
 type CalledFunction = (&'static str, Option<Event>);
 
-/// Returns where to watch for what. `position` gives the place of a parameter among a function's arguments, by its name.
+/// Returns the addresses to watch with their events. `position` returns the position of a parameter
+/// among a function's arguments, by its name.
 pub(super) fn found(
     symbols: &Symbols,
     position: impl Fn(&str, &str) -> Option<usize>,
@@ -31,7 +33,7 @@ pub(super) fn found(
     found.collect()
 }
 
-/// Returns what is watched. Needed is what every kernel with page cache and programs does.
+/// Returns the jobs. The flag marks those that every kernel with page cache and programs does.
 fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFunction>); 15] {
     let leaves = |function: &'static str| {
         let folio = position(function, "folio").or_else(|| position(function, "page"));
@@ -60,7 +62,7 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
                 leaves("migrate_page_move_mapping"),
             ],
         ),
-        // Since Linux 6.11 the bytes of a page that moves are copied before that.
+        // Since Linux 6.11 the bytes of a moving page are copied earlier.
         (
             false,
             vec![(
@@ -68,7 +70,7 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
                 write_back(position("folio_mc_copy", "src")),
             )],
         ),
-        // What comes last: the new page has the bytes and its place in the file.
+        // The last step of a move: the new page has the bytes and its place in the file.
         (
             false,
             vec![
@@ -81,7 +83,7 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
         (true, one("finish_fault", Event::Maps)),
         (true, one("copy_page_to_iter", Event::Read)),
         (false, one("splice_direct_to_actor", Event::Splice)),
-        // Behind the task up to Linux 5.10.
+        // Up to Linux 5.10 this argument follows the task.
         (
             false,
             vec![(
@@ -118,7 +120,7 @@ fn jobs(position: impl Fn(&str, &str) -> Option<usize>) -> [(bool, Vec<CalledFun
                 ("end_page_writeback", Some(Event::WrittenBack)),
             ],
         ),
-        // Shared memory that goes to swap. Since Linux 7.3 the folio is behind another argument.
+        // Shared memory that goes to swap. Since Linux 7.3 the folio follows another argument.
         (
             false,
             vec![
@@ -139,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Functions of three of Debian's kernels, with the parameters that their types tell.
+    /// Functions of three of Debian's kernels, with the parameters in their types.
     const LINUX_5_10: [&str; 9] = [
         "unaccount_page_cache_page(mapping, page)",
         "migrate_page_move_mapping(mapping, newpage, page, extra_count)",

@@ -1,7 +1,8 @@
-//! Who maps a page of a file: the kernel's own tree of the areas that map it (`address_space.i_mmap`), in which private mappings are, too.
+//! Finds the processes that map a page of a file, through the kernel's tree of the file's areas
+//! (`address_space.i_mmap`). The tree has private mappings too.
 //!
-//! Source: include/linux/fs.h, `struct address_space`; mm/interval_tree.c. An area that is being put in or taken out while the guest stands
-//! still may be missed.
+//! Source: include/linux/fs.h, `struct address_space`; mm/interval_tree.c. An area that is being
+//! inserted or removed while the guest is paused may be missed.
 
 use introspect::kernel::btf::Btf;
 use introspect::x86_64::PAGE;
@@ -10,10 +11,10 @@ use introspect::{Gpa, Gva, PhysicalMemory};
 
 use super::{GuestPages, Unknown};
 
-/// Most areas of a file that are looked at.
+/// The largest number of a file's areas that are read.
 const MOST_AREAS: usize = 1 << 16;
 
-/// Where the tree and its areas keep what is read here.
+/// Offsets in the tree and its areas.
 pub(super) struct MappingsLayout {
     tree: u64,
     node: u64,
@@ -43,8 +44,8 @@ impl MappingsLayout {
 }
 
 impl GuestPages {
-    /// The pages of memory that processes have where they map the byte at `offset` of a file, as far as they have any; and why some may be
-    /// missing. `memory` does not change meanwhile.
+    /// Returns the pages of memory at which processes map the byte at `offset` of a file. The
+    /// second value is the reason that some may be missing. `memory` must not change meanwhile.
     pub(in crate::engine) fn mapped(
         &self,
         memory: &dyn PhysicalMemory,

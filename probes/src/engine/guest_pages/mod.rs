@@ -1,35 +1,38 @@
-//! What the guest's kernel does to pages that traps stand in: pages of programs' text in the page cache. No trap byte of ours is to be read by
-//! the guest, copied, kept in a page that has become something else, or written to a disk.
+//! Keeps trap bytes out of reach of the guest's page handling, for pages of programs' text in the
+//! page cache. The guest must not read a trap byte, copy it, keep it in a page that has become
+//! something else, or write it to a disk.
 //!
-//! The functions by which the kernel does that are watched while any program's text is probed:
+//! While any program's text is probed, these functions of the guest's kernel are watched:
 //!
-//! | Function | What happens there | What is done |
+//! | Function | Event | Action |
 //! |---|---|---|
-//! | `filemap_unaccount_folio` (`unaccount_page_cache_page` up to 5.15) | a page leaves the page cache: reclaim, truncation, removal of the file | traps out before; they wait |
+//! | `filemap_unaccount_folio` (`unaccount_page_cache_page` up to 5.15) | a page leaves the page cache: reclaim, truncation, removal of the file | traps suspended before it; they wait |
 //! | `__folio_migrate_mapping`, or else `folio_migrate_mapping` (`migrate_page_move_mapping` up to 5.15) | a page moves | the same, before its bytes are copied |
 //! | `folio_mc_copy` since 6.11 | a page that is about to move is copied | the same |
-//! | `folio_migrate_flags` (`migrate_page_states` up to 5.15) | a page has moved | traps that wait for a page of the file, in |
-//! | `clear_inode` | a file is gone | its traps out for good |
-//! | `filemap_map_pages`, `finish_fault` | a page is about to be mapped | traps that wait for a page of the file, in |
+//! | `folio_migrate_flags` (`migrate_page_states` up to 5.15) | a page has moved | waiting traps of the file's pages resumed |
+//! | `clear_inode` | a file is gone | its traps evicted |
+//! | `filemap_map_pages`, `finish_fault` | a page is about to be mapped | waiting traps of the file's pages resumed |
 //! | `copy_page_to_iter` | read(2) and its kin copy from the page | original bytes put into the copy |
-//! | `splice_direct_to_actor` | sendfile(2): the page itself goes on its way | the file's traps out until it is done |
+//! | `splice_direct_to_actor` | sendfile(2): the page itself is passed on | the file's traps suspended until the call returns |
 //! | `__access_remote_vm` | ptrace(2) and `/proc/PID/mem` read a program's memory | original bytes put into the copy |
-//! | the same | they write to it | traps out of the program's own page, and in again where its text is as it was |
-//! | `wp_page_copy`, or where that is part of it `do_wp_page` | a program writes to its text: it gets a page of its own | original bytes put into that |
-//! | `finish_fault` | the same, in a page that it has not touched before | the same |
-//! | `copy_page_from_iter_atomic` (`copy_folio_from_iter_atomic` since 6.17, `iov_iter_copy_from_user_atomic` up to 5.13) | write(2) to the file | traps out of the page; they wait until it is mapped again |
+//! | the same | they write to it | traps of the program's private page suspended, and resumed where its text is as it was |
+//! | `wp_page_copy`, or `do_wp_page` where that contains it | a program writes to its text and gets a private page | original bytes put into the private page |
+//! | `finish_fault` | the same, in a page that the program has not touched before | the same |
+//! | `copy_page_from_iter_atomic` (`copy_folio_from_iter_atomic` since 6.17, `iov_iter_copy_from_user_atomic` up to 5.13) | write(2) to the file | traps of the page suspended; they wait until it is mapped again |
 //! | `__folio_start_writeback` (`__test_set_page_writeback` up to 5.15); `shmem_writepage`, `shmem_writeout` | the page is written to a disk; to swap | the same |
-//! | `folio_end_writeback`, `end_page_writeback` | that is done | traps that wait for a page of the file, in |
+//! | `folio_end_writeback`, `end_page_writeback` | the write has ended | waiting traps of the file's pages resumed |
 //!
-//! Not watched, so that our byte is seen or kept:
+//! Not watched, so that the guest sees or keeps the trap byte:
 //!
-//! - a program that maps the file and reads its text as data, as it would see a debugger's;
-//! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself travels;
+//! - a program that maps the file and reads its text as data (it would see a debugger's traps too);
+//! - splice(2) from the file to a pipe, and from there to a file or socket: the page itself
+//!   travels;
 //! - copies to a list of pages (`ITER_BVEC`: loop devices, fixed buffers of io_uring);
-//! - write(2) past the page cache (O_DIRECT) out of a program's own mapped text: a disk takes it from there.
+//! - write(2) past the page cache (O_DIRECT) from a program's own mapped text: the disk reads it
+//!   there.
 //!
-//! A private copy of a page (`wp_page_copy`) gets traps of its own; [`private`] says what is done with those, [`uprobes`] what about the
-//! guest's own uprobes.
+//! A private copy of a page (`wp_page_copy`) gets traps of its own: see [`private`]. For the
+//! guest's own uprobes see [`uprobes`].
 
 mod iter;
 mod jobs;
@@ -58,10 +61,10 @@ use private::CopyEvent;
 use uprobes::UprobeEvent;
 use watch::PageWatch;
 
-/// The kernel does not tell.
+/// The reason that the kernel does not provide something.
 type Unknown = String;
 
-/// Where the kernel keeps what its functions are given.
+/// The layout of the kernel structures that the watched functions take as arguments.
 pub(crate) struct GuestPages {
     layout: PageCacheLayout,
     space: AddressSpace,
@@ -75,10 +78,10 @@ pub(crate) struct GuestPages {
     file_mapping: u64,
     mm_tables: u64,
     copy: CopyLayout,
-    /// What is to be seen of private copies; nothing if that is not all there.
+    /// The watches on private copies; empty if the kernel lacks one that is needed.
     copy_events: Vec<(Gva, CopyEvent)>,
     uprobe_events: Vec<(Gva, UprobeEvent)>,
-    /// The tree of the guest's own uprobes: `struct rb_root`, of one pointer.
+    /// The tree of the guest's own uprobes: a `struct rb_root`, which is one pointer.
     uprobes: Option<Gva>,
     areas: Option<VmaLayout>,
     mappings: Result<MappingsLayout, Unknown>,
@@ -111,7 +114,7 @@ impl GuestPages {
         })
     }
 
-    /// The watches, and the functions that they belong on, as far as this kernel has them.
+    /// Returns the watches with the functions to put them on, as far as this kernel has them.
     pub(super) fn watches(self: &Arc<Self>, view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
         let position = |function: &str, name: &str| parameter(view.btf.as_ref()?, function, name);
         let found = jobs::found(&view.symbols, position).into_iter();
@@ -123,17 +126,18 @@ impl GuestPages {
         watches.chain(others).collect()
     }
 
-    /// The page cache.
+    /// Returns the layout of the page cache.
     pub(super) fn layout(&self) -> &PageCacheLayout {
         &self.layout
     }
 
-    /// Whether private copies get traps.
+    /// Checks whether private copies get traps.
     fn traces_copies(&self) -> bool {
         !self.copy_events.is_empty()
     }
 
-    /// The file whose page is mapped at `address` of `space`, if it is one's; `kernel` maps the kernel.
+    /// Returns the file whose page is mapped at `address` of `space`, if any. `kernel` maps the
+    /// kernel.
     pub(crate) fn file_of(
         &self,
         memory: &dyn PhysicalMemory,
@@ -151,7 +155,7 @@ impl GuestPages {
         read_u64(memory, self.space, Gva(structure.wrapping_add(offset))).ok()
     }
 
-    /// Memory of a `struct page` or `struct folio`.
+    /// Returns the memory of a `struct page` or `struct folio`.
     fn memory_of(&self, memory: &dyn PhysicalMemory, page: u64) -> Option<Gpa> {
         let paused = PausedMemory::new(memory);
         self.layout
@@ -159,38 +163,39 @@ impl GuestPages {
             .ok()
     }
 
-    /// The page tables of a `struct mm_struct`.
+    /// Returns the page tables of a `struct mm_struct`.
     fn tables_of(&self, memory: &dyn PhysicalMemory, mm: u64) -> Option<AddressSpace> {
         let tables = self.word(memory, mm, self.mm_tables)?;
         let root = translate(memory, self.space, Gva(tables)).ok()?.gpa;
         Some(AddressSpace { root, ..self.space })
     }
 
-    /// The page tables that a `struct vm_fault` is about: a debugger's faults are those of the program it writes to.
+    /// Returns the page tables of a `struct vm_fault`'s area. A debugger's fault is in the program
+    /// that it writes to.
     fn fault_tables(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<AddressSpace> {
         let area = self.word(memory, fault, self.fault_area)?;
         self.tables_of(memory, self.word(memory, area, self.area_mm)?)
     }
 
-    /// The first address of the page that a `struct vm_fault` is about.
+    /// Returns the first address of the page of a `struct vm_fault`.
     fn fault_page_address(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<u64> {
         let address = self.word(memory, fault, self.fault_address)?;
         Some(address & !(PAGE - 1))
     }
 
-    /// Whether the program can write to where a `struct vm_fault` is about.
+    /// Checks whether the program can write to the area of a `struct vm_fault`.
     fn fault_is_writable(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<bool> {
         let area = self.word(memory, fault, self.fault_area)?;
         let flags = self.word(memory, area, self.area_flags)?;
         Some(flags & private::VM_WRITE != 0)
     }
 
-    /// The file that a `struct vm_fault` is about.
+    /// Returns the file of a `struct vm_fault`.
     fn fault_mapping(&self, memory: &dyn PhysicalMemory, fault: u64) -> Option<Gva> {
         self.area_mapping(memory, self.word(memory, fault, self.fault_area)?)
     }
 
-    /// The file that a `struct vm_area_struct` maps.
+    /// Returns the file that a `struct vm_area_struct` maps.
     fn area_mapping(&self, memory: &dyn PhysicalMemory, area: u64) -> Option<Gva> {
         let file = self
             .word(memory, area, self.area_file)
@@ -199,7 +204,7 @@ impl GuestPages {
     }
 }
 
-/// The position of the parameter called `name` of a kernel function.
+/// Returns the position of a kernel function's parameter `name`.
 fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
     let prototype = btf.func_proto_args(function).ok()?;
     prototype.parameters.iter().position(|p| p.name == name)

@@ -1,4 +1,5 @@
-//! Bytes of ours in what the guest copies, and how a copy is put right: each is written over where it still stands as it was copied.
+//! Restores original bytes in what the guest has copied: each is written only where the copied byte
+//! is still in place.
 
 use introspect::x86_64::paging::{AddressSpace, translate};
 use introspect::x86_64::virtual_memory::read_virtual;
@@ -6,18 +7,18 @@ use introspect::{Gpa, Gva};
 use vmm::memory::GuestRam;
 use vmm::trap::INT3;
 
-/// A byte that the guest's file has otherwise than memory has it.
+/// A byte that differs between the guest's file and memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Original {
-    /// As a distance from the first that is copied.
+    /// The distance in bytes from the first byte that is copied.
     pub(super) at: u64,
-    /// What stands in memory.
+    /// The byte in memory.
     pub(super) ours: u8,
-    /// What belongs there.
+    /// The byte in the file.
     pub(super) original: u8,
 }
 
-/// Places of int3s as distances from `start`.
+/// Converts int3s at physical addresses to distances from `start`.
 pub(super) fn relative(originals: &[(Gpa, u8)], start: u64) -> Vec<Original> {
     let places = originals.iter().map(|(place, byte)| Original {
         at: place.0 - start,
@@ -27,7 +28,7 @@ pub(super) fn relative(originals: &[(Gpa, u8)], start: u64) -> Vec<Original> {
     places.collect()
 }
 
-/// Writes bytes over those of ours; gives how many.
+/// Restores original bytes over those of the engine. Returns their number.
 pub(super) fn put_right(
     ram: &GuestRam,
     space: AddressSpace,

@@ -1,14 +1,15 @@
-//! What the guest does to private copies of text pages that hold traps: see [`super::super::user_text`].
+//! Watches on what the guest does to private copies of text pages with traps: see
+//! [`super::super::user_text`].
 //!
-//! | Function | What happens there | What is done |
+//! | Function | Event | Action |
 //! |---|---|---|
-//! | `unmap_page_range` (`__zap_vma_range` since 7.1) | a program ends, maps something else there, or gives the pages back | traps out for good |
+//! | `unmap_page_range` (`__zap_vma_range` since 7.1) | a program ends, maps something else there, or frees the pages | traps evicted |
 //! | `move_page_tables` | the pages move to another address | the same |
 //! | `try_to_unmap`, `try_to_migrate` | a page goes to swap, or moves in memory | the same |
-//! | `do_coredump` (`vfs_coredump` since 6.17) | a program's pages are written to a file | the same, of the whole program; and out of the first pages of files until it is done |
-//! | `mprotect_fixup` | a program can write to its text from now on, or not any more | traps out; and in again |
+//! | `do_coredump` (`vfs_coredump` since 6.17) | a program's pages are written to a file | the same, for the whole program; traps in the first pages of files suspended until the call returns |
+//! | `mprotect_fixup` | a program's text becomes writable, or read-only again | traps suspended; and resumed |
 //!
-//! In a kernel that lacks one of the first two or the last, private copies are not traced.
+//! If a kernel lacks one of the first two or the last, private copies are not traced.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,29 +33,30 @@ use crate::event::MAX_ARGUMENTS;
 /// `VM_WRITE` (include/linux/mm.h).
 pub(super) const VM_WRITE: u64 = 2;
 
-/// Positions among a function's arguments.
+/// An event on private copies, with positions among the function's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyEvent {
-    /// Pages of a program go, or go elsewhere: its area, the first address, the end or the length.
+    /// A program's pages are unmapped or move. Its area, the first address, and the end or the
+    /// length.
     Leaves {
         area: usize,
         start: usize,
         end: Option<usize>,
         length: Option<usize>,
     },
-    /// Pages of a program go elsewhere. An argument points to a structure with offsets of the area, of the first address and
-    /// of the end.
+    /// A program's pages move. An argument points to a structure with the area, the first address
+    /// and the end at these offsets.
     Moves {
         control: usize,
         area: u64,
         start: u64,
         end: u64,
     },
-    /// A page of memory goes: its folio.
+    /// A page of memory is freed. The position of its folio.
     FolioGoes(usize),
     /// The running program's memory is written to a file.
     Dumps,
-    /// What a program may do with its pages changes.
+    /// The protection of a program's pages changes.
     Protects {
         area: usize,
         start: usize,
@@ -63,14 +65,14 @@ pub(super) enum CopyEvent {
     },
 }
 
-/// What is to be done when a call returns.
+/// The work that is left for a call's return.
 enum Open {
-    /// The program cannot write there any more.
+    /// The program cannot write to the pages any more.
     Protecting {
         space: AddressSpace,
         addresses: Range<u64>,
     },
-    /// Its pages are in the file.
+    /// The program's pages are in the file.
     Dumping(SuspendedUser),
 }
 
@@ -80,7 +82,8 @@ struct CopyWatch {
     calls: Calls<Open>,
 }
 
-/// The functions to be watched, with their addresses; none where the kernel lacks one that is needed.
+/// Returns the events to be watched with their functions' addresses; empty if the kernel lacks one
+/// that is needed.
 pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
     let at = |function: &str, name: &str| parameter(btf, function, name);
     let unmaps = |function: &str| {
@@ -92,7 +95,7 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
         })
     };
     let offset = |path: &str| Some(btf.member(path).ok()?.byte_offset);
-    // Since Linux 6.16 all of it stands in one structure.
+    // Since Linux 6.16 one structure holds all of it.
     let moves_by_control = || {
         Some(CopyEvent::Moves {
             control: at("move_page_tables", "pmc")?,
@@ -123,7 +126,7 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
     };
     let place =
         |(name, event): (&str, Option<CopyEvent>)| Some((Gva(symbols.address_of(name)?), event?));
-    // Called otherwise since Linux 7.1.
+    // Renamed in Linux 7.1.
     let unmapping = ["unmap_page_range", "__zap_vma_range"]
         .into_iter()
         .find(|name| symbols.address_of(name).is_some())
@@ -150,7 +153,7 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, CopyEvent)> {
 }
 
 impl GuestPages {
-    /// The watches on private copies, and the functions that they belong on.
+    /// Returns the watches on private copies with the functions to put them on.
     pub(super) fn copy_watches(self: &Arc<Self>) -> impl Iterator<Item = (Gva, Arc<dyn Watch>)> {
         self.copy_events.iter().map(|(address, event)| {
             let watch: Arc<dyn Watch> = Arc::new(CopyWatch {
@@ -167,7 +170,7 @@ impl CopyWatch {
     fn argument(&self, hit: &Hit<'_>, number: usize) -> Option<u64> {
         match hit.arguments().get(number) {
             Some(argument) => Some(*argument),
-            // Behind the return address.
+            // On the stack, behind the return address.
             None => {
                 let slot = (number - MAX_ARGUMENTS + 1) as u64 * 8;
                 let at = hit.registers.rsp.wrapping_add(slot);
@@ -176,13 +179,14 @@ impl CopyWatch {
         }
     }
 
-    /// The program that an area is of.
+    /// Returns the page tables of an area's program.
     fn space_of(&self, hit: &Hit<'_>, area: u64) -> Option<AddressSpace> {
         let pages = &self.pages;
         pages.tables_of(hit.memory, pages.word(hit.memory, area, pages.area_mm)?)
     }
 
-    /// The running program's memory goes to a file: its own pages, and the first of each file.
+    /// Prepares for a dump of the running program's memory: its private pages, and the first page
+    /// of each file.
     fn dumps(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>) -> bool {
         let root = hit.space().root;
         path.user_sites
@@ -266,7 +270,7 @@ impl CopyWatch {
     }
 }
 
-/// Forgets a program's copies that reach into `addresses`.
+/// Forgets a program's copies that overlap `addresses`.
 fn forget(path: &HitPath, traps: Traps<'_>, space: AddressSpace, addresses: &Range<u64>) {
     path.user_sites
         .forget_copies(traps, &path.user_returns, |_, copy| {
@@ -290,7 +294,7 @@ impl Watch for CopyWatch {
     fn on_return(&self, path: &HitPath, hit: &Hit<'_>, _: &Returning, from_stack: Gva) {
         let Some(cpu) = hit.cpu else { return };
         match self.calls.leave(hit, from_stack) {
-            // It comes back with an error where everything stays as it was.
+            // On an error nothing has changed.
             Some(Open::Protecting { space, addresses }) if hit.registers.rax & 0xffff_ffff == 0 => {
                 path.user_sites.make_read_only(
                     path.traps(cpu),

@@ -1,16 +1,18 @@
-//! The guest's own uprobes (kernel/events/uprobes.c), which read the instruction that they replace from the page cache, and give each program
-//! a private copy of the page with an int3 of theirs in it, past the usual ways to a copy.
+//! Watches on the guest's own uprobes (kernel/events/uprobes.c). These read the instruction that
+//! they replace from the page cache. They give each program a private page with their int3, past
+//! the usual ways to a copy.
 //!
-//! | Function | What happens there | What is done |
+//! | Function | Event | Action |
 //! |---|---|---|
-//! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps out of that file's text until it is done |
+//! | `uprobe_register`, `uprobe_unregister` and their kin | instructions are read, pages copied and compared | traps of that file's text suspended until the call returns |
 //! | `uprobe_mmap` | the same, in a program that maps a file, if there is any uprobe | the same |
-//! | `uprobe_write`, up to 6.17 `uprobe_write_opcode` | a program gets a copy with an int3, or without, or the file's page again | the same; out of the copy for good, and into what it has then |
+//! | `uprobe_write`, up to 6.17 `uprobe_write_opcode` | a program gets a private page with or without an int3, or the file's page again | the same; the private page's traps evicted, and new ones armed in the page that it has then |
 //!
-//! That takes as long as all CPUs take to notice, and programs run meanwhile: their calls are not seen, but of other files they are. Where
-//! the kernel does not tell which file it is about, traps are out of all.
+//! Such a call takes as long as all CPUs take to notice, and programs run meanwhile. Hits in that
+//! file are missed, hits in others are not. If the kernel does not say which file it is, all user
+//! traps are suspended.
 //!
-//! Where the guest's int3 stands at a place of ours both are hit.
+//! If the guest's int3 stands at a site of the engine, both are hit.
 
 use std::sync::Arc;
 
@@ -33,25 +35,25 @@ use crate::engine::watch::Watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UprobeEvent {
-    /// Uprobes of a file come, go or change.
+    /// Uprobes of a file are added, removed or changed.
     Changes(Option<File>),
     /// A program maps a file.
     Maps,
-    /// A program's page is replaced: the program and the address among the arguments.
+    /// A program's page is replaced. Positions of the program and the address among the arguments.
     Writes { program: Program, address: usize },
 }
 
-/// An argument that tells a file, and where its `address_space` is found.
+/// An argument that identifies a file, with the way to its `address_space`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct File {
     argument: usize,
-    /// Of a `struct uprobe` the offset of its inode; `None` if the argument is the inode.
+    /// The offset of the inode in a `struct uprobe`; `None` if the argument is the inode.
     inode: Option<u64>,
-    /// Offset of `i_mapping` in an inode.
+    /// The offset of `i_mapping` in an inode.
     mapping: u64,
 }
 
-/// An argument that tells a program.
+/// An argument that identifies a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Program {
     /// Its `mm_struct`.
@@ -60,9 +62,9 @@ pub(super) enum Program {
     Area(usize),
 }
 
-/// The functions to be watched, with their addresses.
+/// Returns the events to be watched with the addresses of their functions.
 pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
-    // Each calls the next in a kernel that has both.
+    // In a kernel that has both, the first calls the second.
     let writes = ["uprobe_write", "uprobe_write_opcode"]
         .into_iter()
         .find(|name| symbols.address_of(name).is_some());
@@ -81,7 +83,8 @@ pub(super) fn events(btf: &Btf, symbols: &Symbols) -> Vec<(Gva, UprobeEvent)> {
         .collect()
 }
 
-/// Reads from a function's type how it tells the file. Since Linux 6.12 some are given a uprobe.
+/// Reads from a function's type which argument identifies the file. Since Linux 6.12 it is a uprobe
+/// in some functions.
 fn file_of(btf: &Btf, function: &str) -> Option<File> {
     let offset = |path: &str| Some(btf.member(path).ok()?.byte_offset);
     let mapping = offset("inode.i_mapping")?;
@@ -99,7 +102,8 @@ fn file_of(btf: &Btf, function: &str) -> Option<File> {
     }
 }
 
-/// Reads from a function's type how it tells the page that it replaces. Since Linux 6.16 it is given an area.
+/// Reads from a function's type which arguments identify the page that it replaces. Since Linux
+/// 6.16 one is an area.
 fn writes_of(btf: &Btf, function: &str) -> Option<UprobeEvent> {
     let at = |name| parameter(btf, function, name);
     let program = at("mm").map(Program::Memory);
@@ -120,13 +124,13 @@ struct Place {
     mm: Gva,
     space: AddressSpace,
     address: u64,
-    /// What it was before.
+    /// The page of memory before the call.
     page: Option<Gpa>,
     /// The `address_space` of the file that is mapped there.
     mapping: Option<Gva>,
 }
 
-/// What is to be done when a call returns.
+/// The work that is left for a call's return.
 struct Open {
     suspended: SuspendedUser,
     written: Option<Place>,
@@ -139,7 +143,7 @@ struct UprobeWatch {
 }
 
 impl GuestPages {
-    /// The watches on uprobes, and the functions that they belong on.
+    /// Returns the watches on uprobes with the functions to put them on.
     pub(super) fn uprobe_watches(self: &Arc<Self>) -> impl Iterator<Item = (Gva, Arc<dyn Watch>)> {
         self.uprobe_events.iter().map(|(address, event)| {
             let watch: Arc<dyn Watch> = Arc::new(UprobeWatch {
@@ -153,7 +157,7 @@ impl GuestPages {
 }
 
 impl UprobeWatch {
-    /// Whether the guest has any uprobe; taken for granted where its kernel does not tell.
+    /// Checks whether the guest has any uprobe. Assumed if its kernel does not say.
     fn there_are_some(&self, hit: &Hit<'_>) -> bool {
         let Some(tree) = self.pages.uprobes else {
             return true;
@@ -161,7 +165,7 @@ impl UprobeWatch {
         self.pages.word(hit.memory, tree.0, 0) != Some(0)
     }
 
-    /// Takes traps out: of the file that it is about, or all.
+    /// Suspends the traps of the event's file, or all if the file is not known.
     fn suspend(
         &self,
         hit: &Hit<'_>,
@@ -238,7 +242,7 @@ impl UprobeWatch {
         found.ok()?.map(|area| area.address.0)
     }
 
-    /// What a program has at a place now is noted if it is a page of its own.
+    /// Notes the page that a program has at a place now, if it is a private one.
     fn note(&self, path: &HitPath, cpu: &StoppedVcpu<'_>, place: &Place) {
         let pages = &self.pages;
         let Some(areas) = pages.areas.as_ref().filter(|_| pages.traces_copies()) else {

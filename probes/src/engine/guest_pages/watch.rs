@@ -1,4 +1,4 @@
-//! What is done when the guest's kernel enters and leaves the functions by which it uses pages of programs' text.
+//! The watches on the functions by which the guest's kernel uses pages of programs' text.
 #![allow(
     clippy::single_range_in_vec_init,
     reason = "lists of ranges, often of one"
@@ -26,66 +26,70 @@ use crate::engine::semaphores::PageCache;
 use crate::engine::user_text::{PrivateCopy, Traps};
 use crate::engine::watch::Watch;
 
-/// Pages of the largest folio that a file has.
+/// The number of pages in a file's largest folio.
 const LARGEST_FOLIO: u64 = 1 << 9;
-/// Bytes of the longest instruction.
+/// The length of the longest instruction in bytes.
 const LONGEST_INSTRUCTION: u64 = 15;
-/// Of a length that the kernel keeps in an int.
+/// The largest length that the kernel keeps in an int.
 const MOST_BYTES: u64 = 0x7fff_ffff;
 /// `FOLL_WRITE` (include/linux/mm_types.h).
 const FOLL_WRITE: u64 = 1;
 
-/// What a function is watched for.
+/// The event that a function is watched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A page leaves the page cache, or moves: positions of the file and the page among the arguments.
+    /// A page leaves the page cache, or moves. Positions of the file and the page among the
+    /// arguments.
     Leaves { mapping: usize, folio: usize },
-    /// A file's inode goes.
+    /// A file's inode is freed.
     FileGoes,
     /// Pages of a file are about to be mapped.
     Maps,
-    /// Bytes of a page are copied to somebody.
+    /// Bytes of a page are copied to a reader.
     Read,
-    /// A file's pages are handed on.
+    /// A file's pages are passed on without a copy.
     Splice,
-    /// A program's memory is copied by another: the position of its `mm_struct`, which address, buffer, length and flags follow.
+    /// One program's memory is copied by another. The position of its `mm_struct`; address, buffer,
+    /// length and flags follow.
     Peek { mm: usize },
-    /// A program gets a page of its own, or may: whether the fault says already of which.
+    /// A program gets a private page, or may get one. `page_is_known`: the fault already says
+    /// which.
     OwnCopy { page_is_known: bool },
-    /// A page is written to: positions of the first byte and the length among the arguments, behind the page.
+    /// A page is written to. Positions of the first byte and the length among the arguments, behind
+    /// the page.
     Write { offset: usize, length: usize },
-    /// Pages are written to a disk: the position of the first among the arguments.
+    /// Pages are written to a disk. The position of the first among the arguments.
     WriteBack { folio: usize },
-    /// They are there.
+    /// The pages are on the disk.
     WrittenBack,
 }
 
-/// What is to be done when a watched call returns.
+/// The work that is left for a watched call's return.
 enum Pending {
-    /// Bytes that belong into copies: which one of those copied, and the byte.
+    /// Bytes to restore in copies: for each its position among the copied bytes, and its value.
     Bytes {
         parts: Vec<Range<u64>>,
         space: AddressSpace,
         originals: Vec<Original>,
     },
-    /// The same, into the page that a program has afterwards instead of the one at `before`.
+    /// The same, in the page that replaces the one at `before` in a program.
     Page {
         before: Gpa,
         space: AddressSpace,
         address: u64,
         originals: Vec<Original>,
-        /// What that is then, if sites are kept of it.
+        /// The new page, if sites are kept for it.
         copy: Option<PrivateCopy>,
     },
-    /// A program's memory was written to; pages of its own among that.
+    /// A program's memory was written to, private pages among it.
     Written {
         space: AddressSpace,
         addresses: Range<u64>,
         opened: Vec<u64>,
     },
-    /// A file's traps that were taken out.
+    /// A file whose traps were suspended.
     File(Gva),
-    /// A file's traps that wait.
+    /// A file with waiting traps.
     Waiting(Gva),
 }
 
@@ -142,7 +146,7 @@ impl Watch for PageWatch {
                 }
                 None
             }
-            // Only when the page says so itself.
+            // Only if the page itself names its owner.
             Event::WrittenBack => pages.memory_of(memory, first).and_then(|page| {
                 let owner = layout.owner(view, page).ok()??;
                 let waits = path.user_sites.waits(owner.mapping);
@@ -214,7 +218,7 @@ impl Watch for PageWatch {
                 space,
                 originals,
             } => {
-                // What was not copied is not touched.
+                // Bytes that were not copied are left alone.
                 let copied = hit.registers.rax;
                 let originals = originals.into_iter().filter(|byte| byte.at < copied);
                 let places = originals.filter_map(|byte| Some((nth(&parts, byte.at)?, byte)));
@@ -229,7 +233,7 @@ impl Watch for PageWatch {
             } => {
                 let places = originals.into_iter();
                 let places = places.map(|byte| (address + byte.at, byte));
-                // Still the old page if the fault came to nothing: that one stays as it is.
+                // The old page is still mapped if the fault failed. It stays as it is.
                 match translate(cpu.ram(), space, Gva(address)) {
                     Ok(found) if found.gpa != before && !cpu.traps().is_patched(found.gpa) => {
                         let hidden = put_right(cpu.ram(), space, places);
@@ -276,7 +280,7 @@ impl Watch for PageWatch {
 }
 
 impl PageWatch {
-    /// Traps of a file that wait go where its pages are.
+    /// Resumes a file's waiting traps in the pages that are in memory.
     fn arrive(&self, path: &HitPath, cpu: &StoppedVcpu<'_>, mapping: Gva) {
         let paused = PausedMemory::new(cpu.ram());
         let view = paused.view(self.pages.space);
@@ -284,7 +288,8 @@ impl PageWatch {
             .pages_arrive(path.traps(cpu), mapping, &self.pages.layout, view);
     }
 
-    /// The bytes in `range` of memory, of one folio, are copied to the `struct iov_iter` at `destination`.
+    /// Prepares a copy of the bytes in `range` of memory, within one folio, to the `struct
+    /// iov_iter` at `destination`.
     fn copied(
         &self,
         path: &HitPath,
@@ -318,7 +323,7 @@ impl PageWatch {
         })
     }
 
-    /// The folio that begins at `first` is written to a disk.
+    /// Prepares the folio that begins at `first` for being written to a disk.
     fn write_back(
         &self,
         path: &HitPath,
@@ -338,7 +343,7 @@ impl PageWatch {
         }
     }
 
-    /// A file's pages have been handed on: what was taken out of them goes in again.
+    /// Resumes a file's traps after its pages were passed on.
     fn handed_on(&self, path: &HitPath, cpu: &StoppedVcpu<'_>, mapping: Gva) {
         path.user_sites.splices.end(cpu.traps(), mapping);
         let paused = PausedMemory::new(cpu.ram());
@@ -370,8 +375,8 @@ impl PageWatch {
         }
     }
 
-    /// Bytes of a page are written to: what stands in it is taken out, and the instruction that reaches into it from the file's page
-    /// before, which is anywhere in memory.
+    /// Suspends the traps in bytes of a page that are about to be written. So is the instruction
+    /// that reaches into them from the file's previous page, which can be anywhere in memory.
     fn written(&self, path: &HitPath, hit: &Hit<'_>, traps: Traps<'_>, bytes: Range<u64>) {
         let end = bytes.end.checked_next_multiple_of(PAGE);
         suspend(
@@ -390,8 +395,8 @@ impl PageWatch {
         }
     }
 
-    /// The pages of the folio that begins at `first` in which sites stand. `owner` is its first page's, if that may not be asked any
-    /// more.
+    /// Returns the pages with sites of the folio that begins at `first`. `owner` is the owner of
+    /// its first page, if the page must not be asked any more.
     fn patched_pages(
         &self,
         hit: &Hit<'_>,
@@ -420,7 +425,7 @@ impl PageWatch {
         pages
     }
 
-    /// The copy that a fault makes of the page at `page`, if sites are kept of that.
+    /// Returns the copy that a fault makes of the page at `page`, if sites are kept for copies.
     fn copy_by(&self, path: &HitPath, hit: &Hit<'_>, fault: u64, page: Gpa) -> Option<PrivateCopy> {
         let (pages, memory) = (&self.pages, hit.memory);
         if !pages.traces_copies() {
@@ -436,8 +441,8 @@ impl PageWatch {
         })
     }
 
-    /// A program writes to a page of its text: it is about to get a copy. Where the fault does not say the page yet, it is the one
-    /// that is mapped.
+    /// Prepares for the private copy of a text page that a program writes to. If the fault does not
+    /// name the page yet, it is the one that is mapped.
     fn own_copy(
         &self,
         path: &HitPath,
@@ -470,8 +475,8 @@ impl PageWatch {
         })
     }
 
-    /// A program writes to a page that it has not touched before: its own copy has been made already, but the program has it only
-    /// after this.
+    /// Handles a program's write to a page that it has not touched before. Its private copy is made
+    /// already, but is mapped only after this.
     fn own_copy_at_first(&self, path: &HitPath, hit: &Hit<'_>, cpu: &StoppedVcpu<'_>, fault: u64) {
         let pages = &self.pages;
         let page = |offset| {
@@ -498,7 +503,7 @@ impl PageWatch {
         }
     }
 
-    /// `length` bytes are written at `address` of the process with `mm`.
+    /// Prepares a write of `length` bytes at `address` of the process with `mm`.
     fn poke(
         &self,
         path: &HitPath,
@@ -513,7 +518,7 @@ impl PageWatch {
         let opened = path
             .user_sites
             .write_to_copies(traps, &path.user_returns, space, &addresses);
-        // The copy may be made while this writes to it.
+        // The private copy may be made during the write.
         let pending = Pending::Written {
             space,
             addresses,
@@ -522,7 +527,8 @@ impl PageWatch {
         self.pages.traces_copies().then_some(pending)
     }
 
-    /// `length` bytes at `address` of the process with `mm` are copied to `buffer`, in the kernel.
+    /// Prepares a copy of `length` bytes at `address` of the process with `mm` to `buffer`, in the
+    /// kernel.
     fn peek(
         &self,
         hit: &Hit<'_>,
@@ -559,7 +565,7 @@ impl PageWatch {
     }
 }
 
-/// A file's pages are handed on: what is ours is out of them until that is done.
+/// Suspends a file's traps while its pages are passed on.
 fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva) -> Pending {
     let is_of_file = |page| {
         let owner = cache.layout.owner(cache.view, page);
@@ -572,7 +578,8 @@ fn hand_on(path: &HitPath, traps: Traps<'_>, cache: PageCache<'_>, mapping: Gva)
     Pending::File(mapping)
 }
 
-/// Takes the sites out of memory that is about to be written, or to be what is on a disk: they wait until it is mapped again.
+/// Suspends the sites in memory that is about to be written, or written to a disk. They wait until
+/// it is mapped again.
 fn suspend(path: &HitPath, traps: Traps<'_>, range: Range<u64>) {
     let out = path.user_sites.take_out(traps, &range);
     path.count_suspended(out);
