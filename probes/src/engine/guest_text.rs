@@ -1,30 +1,31 @@
-//! The guest changes its own text: jump labels, static calls, its tracers, its own probes, alternatives, modules that come and go. Traps of
-//! ours are out of the way while it looks at what stands there and while it writes, and look anew at what they stand on
-//! afterwards.
+//! Watches the guest's changes of its own text: jump labels, static calls, its tracers, its own
+//! probes, alternatives, modules that come and go. Sites are suspended while the guest reads or
+//! writes the text that they stand in. Afterwards their displaced instructions are read anew.
 //!
-//! The functions by which it does so are watched while any probe is enabled:
+//! These functions are watched while any probe is enabled:
 //!
-//! | Function | Who calls it | What is done |
+//! | Function | Caller | Action |
 //! |---|---|---|
-//! | `__text_poke`, `text_poke_early` | all that writes text, bytes of one instruction at a time | out from entry to return |
+//! | `__text_poke`, `text_poke_early` | everything that writes text, bytes of one instruction at a time | suspended from entry to return |
 //! | `arch_jump_label_transform_queue`, `arch_jump_label_transform` | jump labels, tracepoints with them: compare the old instruction | the same |
-//! | `jump_label_text_reserved` | whoever places a kprobe: decodes the instructions of all jump labels, and dies of one of another length | what stands on such instructions |
+//! | `jump_label_text_reserved` | code that places a kprobe: decodes the instructions of all jump labels, and dies of one of another length | sites on such instructions |
 //! | `arch_static_call_transform` | static calls: compare the old instruction, of the call and of its trampoline | the same |
 //! | `bpf_arch_text_poke` | BPF: compares the old instruction | the same |
-//! | `ftrace_replace_code`, `ftrace_make_call`, `ftrace_make_nop` | its function tracer: compares the first instruction of functions | what stands on those |
-//! | `arch_prepare_kprobe`, `arch_prepare_optimized_kprobe` | the guest's own kprobes: decode the function from its start, copy instructions | the function's out |
-//! | `arch_optimize_kprobes` | the same, later: copies what it will write over | what stands there |
-//! | `module_memfree`, `execmem_free` (since 6.10), `free_init_pages` | memory of modules, and of code used at boot only | out for good |
+//! | `ftrace_replace_code`, `ftrace_make_call`, `ftrace_make_nop` | the guest's function tracer: compares the first instruction of functions | sites on those |
+//! | `arch_prepare_kprobe`, `arch_prepare_optimized_kprobe` | the guest's own kprobes: decode the function from its start, copy instructions | the function's sites suspended |
+//! | `arch_optimize_kprobes` | the same, later: copies what it will write over | sites there |
+//! | `module_memfree`, `execmem_free` (since 6.10), `free_init_pages` | memory of modules, and of code used at boot only | evicted |
 //!
-//! Probes of entries stand behind the instruction that the function tracer writes over (see [`crate::provider::kprobe`]); on it are only
-//! those that were asked for by offset, and return addresses of calls that never return, with the next function behind them.
+//! Probes of entries stand behind the instruction that the function tracer writes over (see
+//! [`crate::provider::kprobe`]). Sites on that instruction are of two kinds: probes placed by
+//! offset, and return addresses of calls that never return, where the next function follows.
 //!
-//! Traps that are armed during such a call wait for its end, too. A call that had begun before the first probe is known by
-//! its lock ([`text_locks`](super::text_locks)).
+//! Traps that are armed during such a call wait for its end, too. A call that had begun before the
+//! first probe is known by its lock ([`text_locks`](super::text_locks)).
 //!
-//! While a trap is out, another vCPU may pass it unseen; how often that could be is counted. Where the guest's own probe has become a
-//! jump over several instructions, those behind the first are not executed at their place, and traps there are not hit until the jump
-//! is gone.
+//! While a trap is suspended, another vCPU may pass it unseen. The number of such chances is
+//! counted. The guest's own probe can become a jump over several instructions. Those behind the
+//! first are then not executed at their place, so traps there are not hit until the jump is gone.
 
 use std::collections::HashMap;
 use std::iter;
@@ -46,36 +47,39 @@ use super::watch::Watch;
 use crate::kernel_view::KernelView;
 use crate::provider::kprobe::starts_with_tracers_nop;
 
-/// Longest instruction that the kernel writes over or compares.
+/// The length in bytes of the longest instruction that the kernel writes over or compares.
 const PATCH: u64 = 8;
-/// Most text that the guest's own kprobes decode of a function.
+/// The most text of a function, in bytes, that the guest's own kprobes decode.
 const FUNCTION: u64 = 0x4000;
-/// First bytes of a function that a watch and its instruction may have: a landing pad, the tracer's call, and the longest instruction.
+/// The first bytes of a function that a watch and its instruction can occupy: a landing pad, the
+/// tracer's call, and the longest instruction.
 const ENTRY: u64 = 4 + 5 + LONGEST_INSTRUCTION;
-/// Bytes of the longest instruction (Intel SDM volume 2, 2.3.11).
+/// The length of the longest instruction in bytes (Intel SDM volume 2, 2.3.11).
 const LONGEST_INSTRUCTION: u64 = 15;
-/// Most memory of one module.
+/// The largest size of a module's memory.
 const LARGEST_MODULE: u64 = 256 << 20;
 /// The first byte of the function tracer's call.
 const CALL: u8 = 0xe8;
-/// Bytes of ENDBR64, which may stand before it.
+/// The length of ENDBR64, which may precede it.
 const LANDING: u64 = 4;
-/// How instructions of jump labels begin (`arch/x86/include/asm/nops.h`, `arch/x86/kernel/jump_label.c`).
+/// The first bytes of jump label instructions (`arch/x86/include/asm/nops.h`,
+/// `arch/x86/kernel/jump_label.c`).
 const JUMP_LABELS: [&[u8]; 4] = [
     &[0x0f, 0x1f, 0x44, 0x00, 0x00],
     &[0x66, 0x90],
     &[0xe9],
     &[0xeb],
 ];
-/// Most probes that the guest turns into jumps at once (`MAX_OPTIMIZE_PROBES`, kernel/kprobes.c).
+/// The most probes that the guest turns into jumps at once (`MAX_OPTIMIZE_PROBES`,
+/// kernel/kprobes.c).
 const MOST_JUMPS: usize = 256;
-/// Most watched calls that are under way at once; more are let go by.
+/// The most watched calls in progress at once. Further ones are not handled.
 const MOST_CALLS: usize = 4096;
 
-/// Which part of its text a function of the guest is about to look at.
+/// The part of the guest's text that one of its functions is about to read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// From an argument on, as many bytes as another says; written.
+    /// The bytes to be written: the address is one argument, the length another.
     Written { start: usize, length: usize },
     /// The instruction that a `struct jump_entry` is about, which an argument points to.
     JumpEntry { entry: usize },
@@ -87,17 +91,18 @@ enum Part {
     Entries,
     /// The instructions of all jump labels.
     JumpLabels,
-    /// What the `struct optimized_kprobe`s in a list will jump over; an argument points to the list.
+    /// The text that the `struct optimized_kprobe`s in a list will jump over. An argument points to
+    /// the list.
     Jumps {
         list: usize,
-        /// Offset of the list's links in the structure.
+        /// The offset of the list's links in the structure.
         links: u64,
-        /// Offset of the place.
+        /// The offset of the address.
         address: u64,
     },
 }
 
-/// Which memory a function of the guest is about to free.
+/// The memory that a function of the guest is about to free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freed {
     /// All that is mapped from an argument on.
@@ -106,7 +111,7 @@ enum Freed {
     Range { start: usize, end: usize },
 }
 
-/// The watches for a kernel, and the functions that they belong on.
+/// Returns the watches for a kernel with the functions to put them on.
 pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
     let Some(btf) = &view.btf else {
         return Vec::new();
@@ -174,7 +179,7 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
     ];
     let found = parts.into_iter().filter_map(|(name, part)| {
         let address = view.symbols.address_of(name)?;
-        // Kernels without modules need some of them at boot only.
+        // Kernels without modules need some of these functions at boot only.
         (!view.has_freed(address)).then_some((address, part?))
     });
     let found: Vec<(u64, Part)> = found.collect();
@@ -200,7 +205,7 @@ pub(super) fn watches(view: &KernelView) -> Vec<(Gva, Arc<dyn Watch>)> {
     watches
 }
 
-/// Position of a function's parameter.
+/// Returns the position of a function's parameter.
 fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
     let prototype = btf.func_proto_args(function).ok()?;
     prototype
@@ -209,15 +214,17 @@ fn parameter(btf: &Btf, function: &str, name: &str) -> Option<usize> {
         .position(|parameter| parameter.name == name)
 }
 
-/// Takes sites out while the guest looks at their text.
+/// Suspends sites while the guest reads or writes their text.
 struct PartWatch {
     part: Part,
     space: AddressSpace,
-    /// First bytes of the kernel's functions, ascending.
+    /// The first bytes of the kernel's functions, ascending.
     functions: Arc<[u64]>,
-    /// First bytes of the functions that are watched, ascending: these stay, so that what is written meanwhile is seen.
+    /// The first bytes of the watched functions, ascending. Sites there stay armed, so that nested
+    /// calls are seen.
     watched: Arc<[u64]>,
-    /// Sites taken out for calls that are under way, by task and stack. `None` once the watch was taken off.
+    /// The sites suspended for calls in progress, by task and stack. `None` after the watch was
+    /// removed.
     out: Mutex<Option<HashMap<(u64, u64), Suspended>>>,
 }
 
@@ -240,7 +247,7 @@ impl PartWatch {
         }
     }
 
-    /// What the call with these arguments is about.
+    /// Returns the ranges that a call with these arguments reads or writes.
     fn ranges(&self, cpu: &StoppedVcpu<'_>, arguments: &[u64]) -> Vec<Range<u64>> {
         let memory = cpu.ram();
         let argument = |number: usize| arguments.get(number).copied();
@@ -269,7 +276,7 @@ impl PartWatch {
                 let next = self.functions.get(after).copied().unwrap_or(u64::MAX);
                 Some(iter::once(start..next.min(start.saturating_add(FUNCTION))).collect())
             }),
-            // These are chosen by their instruction.
+            // These are selected by their instruction.
             Part::Entries | Part::JumpLabels => None,
             Part::Jumps {
                 list,
@@ -289,8 +296,8 @@ impl PartWatch {
             .collect()
     }
 
-    /// Returns which instructions the call looks at, wherever they stand, where it is about such: not those that the watches
-    /// stand on, and not the one at `back`, where it returns to.
+    /// Returns a selection of the instructions that the call reads, wherever they are, if its part
+    /// is of such a kind. The watches are excluded, and the return address `back`.
     fn choice(&self, back: Option<u64>) -> Option<Choice> {
         let is_looked_at: Choice = match self.part {
             Part::Entries => {
@@ -306,7 +313,7 @@ impl PartWatch {
         }))
     }
 
-    /// The parts of a range that no watch stands in.
+    /// Returns the parts of a range without the watches.
     fn without_watched(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut parts = vec![range];
         for watched in self.watched.iter() {
@@ -319,17 +326,17 @@ impl PartWatch {
     }
 }
 
-/// Returns whether the function tracer's call, or the NOP in its place, stands at `address`.
+/// Checks whether the function tracer's call, or the NOP in its place, is at `address`.
 fn is_traced_entry(functions: &[u64], address: Gva, code: &[u8]) -> bool {
     let starts = |at: u64| functions.binary_search(&at).is_ok();
     let is_known = functions.first() <= Some(&address.0) && Some(&address.0) <= functions.last();
-    // Of modules' functions it is not known where they start.
+    // The starts of modules' functions are not known.
     let is_first = !is_known || starts(address.0) || starts(address.0.wrapping_sub(LANDING));
     is_first && (starts_with_tracers_nop(code) || code.first() == Some(&CALL))
 }
 
-/// Returns which instructions a call may look at that has begun before the watches were put in, whichever function it is of:
-/// not those `watched`.
+/// Returns a selection of the instructions that any call may read that began before the watches
+/// were armed. Those at `watched` are excluded.
 pub(super) fn any_patched(watched: Vec<Gva>) -> Choice {
     Box::new(move |address, code| {
         let may_change =
@@ -338,19 +345,20 @@ pub(super) fn any_patched(watched: Vec<Gva>) -> Choice {
     })
 }
 
-/// Returns whether a watch may stand at `address`.
+/// Checks whether a watch may stand at `address`.
 fn is_watched(watched: &[u64], address: Gva) -> bool {
     let after = watched.partition_point(|start| *start <= address.0);
     let start = after.checked_sub(1).and_then(|last| watched.get(last));
     start.is_some_and(|start| address.0 - start < ENTRY)
 }
 
-/// Returns whether code begins as a jump label does: a NOP of two or five bytes, or a jump of as many.
+/// Checks whether code begins as a jump label does: a NOP of two or five bytes, or a jump of the
+/// same length.
 fn may_be_jump_label(code: &[u8]) -> bool {
     JUMP_LABELS.iter().any(|label| code.starts_with(label))
 }
 
-/// What is left of a range without `length` bytes at `start`.
+/// Returns the parts of a range without `length` bytes at `start`.
 fn without(range: Range<u64>, start: u64, length: u64) -> impl Iterator<Item = Range<u64>> {
     let before = range.start..range.end.min(start);
     let behind = range.start.max(start.saturating_add(length))..range.end;
@@ -362,7 +370,7 @@ impl Watch for PartWatch {
         let Some(cpu) = hit.cpu else { return false };
         // Where this call returns to a trap must stand, or the sites stay out.
         let back = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)).ok();
-        // Where none stands the place is kept free: somebody may be arming.
+        // If no site is there, the range is kept free: another thread may be arming one.
         let mut suspended = Suspended::default();
         if let Some(choice) = self.choice(back) {
             suspended.append(cpu.traps().suspend_chosen(choice));
@@ -377,7 +385,7 @@ impl Watch for PartWatch {
             return false;
         }
         path.count_suspended(suspended.len());
-        // As at the return, which takes the return address off the stack.
+        // The same key as at the return, when the return address is off the stack.
         let key = (
             hit.current.task().address,
             hit.registers.rsp.wrapping_add(8),
@@ -409,7 +417,7 @@ impl Watch for PartWatch {
         self.resume_sites(cpu.traps(), suspended, written);
     }
 
-    /// Resumes the sites that calls in progress keep out of memory.
+    /// Resumes the sites that calls in progress keep suspended.
     fn on_unwatch(&self, traps: &TrapTable) {
         let calls = self.out().take();
         for suspended in calls.into_iter().flat_map(HashMap::into_values) {
@@ -428,7 +436,7 @@ impl PartWatch {
     }
 }
 
-/// Takes sites out of memory that the guest frees.
+/// Evicts sites in memory that the guest frees.
 struct FreedWatch {
     space: AddressSpace,
     freed: Freed,
@@ -462,7 +470,8 @@ impl Watch for FreedWatch {
     }
 }
 
-/// Where what is mapped from `start` on ends: regions of the kernel's have a page between them that is not.
+/// Returns the end of what is mapped from `start` on. The kernel leaves an unmapped page between
+/// its regions.
 fn mapped_end(memory: &dyn PhysicalMemory, space: AddressSpace, start: u64) -> u64 {
     let mut end = start;
     while end.wrapping_sub(start) < LARGEST_MODULE && translate(memory, space, Gva(end)).is_ok() {

@@ -1,10 +1,11 @@
-//! What happens at one hit, on the vCPU's own thread.
+//! The path of one hit, on the vCPU's own thread.
 //!
-//! No system call, no allocation and no waiting on the usual path; the lock of one shard of pending returns is held for an instant. A
-//! trap at a return address that was not met before is the exception: it is rare, and allocates. So do functions that share a frame.
+//! The usual path makes no system call, allocates nothing and does not wait. It holds the lock of
+//! one shard of pending returns for an instant. It allocates at a return address that is new, which
+//! is rare, and for functions that share a frame.
 //!
-//! Everything here is written over a [`Hit`], plain values and memory, so that it can be tested without KVM; [`sink`](super::sink) makes hits
-//! of what the machine tells.
+//! Everything here works on a [`Hit`], which is plain values and memory, so that it can be tested
+//! without KVM. [`sink`](super::sink) makes hits of the machine's traps.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -44,52 +45,53 @@ pub(super) use returning::return_is_wanted;
 /// Selectors of Linux's 64-bit code (arch/x86/include/asm/segment.h).
 const KERNEL_CS: u16 = 0x10;
 const USER_CS: u16 = 0x33;
-/// CR4.LA57: paging has five levels.
+/// CR4.LA57: five-level paging.
 const CR4_LA57: u64 = 1 << 12;
-/// Page tables that map nothing: no RAM is at their address.
+/// Page tables that map nothing: there is no RAM at their address.
 const NO_SPACE: AddressSpace = AddressSpace {
     root: Gpa(0x000f_ffff_ffff_f000),
     levels: 4,
 };
-/// Longer than hits take.
+/// Longer than any hit takes.
 const MOST_OF_A_HIT: Duration = Duration::from_millis(100);
-/// What puts traps at return addresses.
+/// The code that arms return traps.
 pub(crate) trait Arm {
-    /// A site in kernel text.
+    /// Arms a site in kernel text.
     fn kernel(&self, address: Gva) -> Result<SiteId, ArmError>;
-    /// A site in a program's text, mapped at `address` of `space`.
+    /// Arms a site in a program's text, mapped at `address` of `space`.
     fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError>;
 }
 
-/// One hit: the vCPU stands before the instruction at `address`.
+/// One hit. The vCPU is stopped before the instruction at `address`.
 pub(crate) struct Hit<'a> {
     pub(crate) vcpu: usize,
-    /// The site's physical byte.
+    /// The physical address of the site's first byte.
     pub(crate) site: u64,
     pub(crate) address: Gva,
     pub(crate) user: bool,
     pub(crate) registers: &'a GeneralRegisters,
-    /// The page tables in use, where they are known without the vCPU being asked.
+    /// The page tables in use, if known without asking the vCPU.
     pub(crate) known_space: Option<AddressSpace>,
     pub(crate) memory: &'a dyn PhysicalMemory,
     pub(crate) current: Current<'a>,
-    /// Results of earlier lookups on this vCPU.
+    /// The results of earlier lookups on this vCPU.
     pub(crate) seen: Option<&'a Lists>,
-    /// Time as the test has it, if it does.
+    /// The test's clock, if it has one.
     #[cfg(test)]
     pub(crate) clock: Option<&'a dyn Fn() -> u64>,
-    /// The vCPU itself. None in tests.
+    /// The vCPU itself; `None` in tests.
     pub(crate) cpu: Option<&'a StoppedVcpu<'a>>,
 }
 
 impl Hit<'_> {
-    /// The page tables in use. Asking a vCPU for them may cost more than the rest of a hit.
+    /// Returns the page tables in use. Asking a vCPU for them may cost more than the rest of a hit.
     pub(crate) fn space(&self) -> AddressSpace {
         let asked = || self.cpu.map(|cpu| cpu.address_space());
         self.known_space.or_else(asked).unwrap_or(NO_SPACE)
     }
 
-    /// The registers as stack walks take them that look through `space`. GS is not known in programs' code, and not needed for their stacks.
+    /// Returns the registers for stack walks through `space`. GS is not known in programs' code,
+    /// and is not needed for their stacks.
     pub(crate) fn cpu_state(&self, space: AddressSpace) -> CpuState {
         let gs_base = self.current.base().map_or(0, |base| base.0);
         CpuState {
@@ -103,7 +105,7 @@ impl Hit<'_> {
         }
     }
 
-    /// Whether a filter lets the hit through, its rates aside.
+    /// Checks whether a filter admits the hit, apart from its rates.
     #[inline]
     fn is_admitted_by(&self, filter: &HitFilter) -> bool {
         let root = || self.space().root;
@@ -115,7 +117,7 @@ impl Hit<'_> {
         )
     }
 
-    /// The time stamp counter now.
+    /// Returns the current time stamp counter.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         #[cfg(test)]
@@ -125,7 +127,7 @@ impl Hit<'_> {
         vmm::host_tsc()
     }
 
-    /// RDI, RSI, RDX, RCX, R8, R9.
+    /// Returns RDI, RSI, RDX, RCX, R8 and R9.
     #[inline]
     pub(crate) fn arguments(&self) -> [u64; MAX_ARGUMENTS] {
         let r = self.registers;
@@ -133,39 +135,39 @@ impl Hit<'_> {
     }
 }
 
-/// Counts of all probes together.
+/// The counters of all probes together.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Hits of return addresses by code that returned from no probed call.
+    /// Hits of return traps by code that returned from no probed call.
     pub(crate) unpaired: AtomicU64,
     /// Calls whose return address could not get a trap.
     pub(crate) without_return: AtomicU64,
-    /// Times that sites were taken out of the guest's way while it read or wrote its text.
+    /// The number of times that sites were suspended while the guest read or wrote its text.
     pub(crate) suspended: AtomicU64,
-    /// Bytes of ours that were put right in what the guest has read or copied.
+    /// Trap bytes that were restored in what the guest has read or copied.
     pub(crate) hidden: AtomicU64,
     /// Sites in text that the guest has freed.
     pub(crate) freed: AtomicU64,
-    /// Sites in programs that the machine has given up.
+    /// Sites in programs that were given up.
     pub(crate) given_up: AtomicU64,
-    /// Tracepoints whose arguments could not be found.
+    /// Tracepoints whose arguments are not known.
     pub(crate) without_arguments: AtomicU64,
 }
 
-/// Everything that hits touch. Immutable but for atomics and what says otherwise.
+/// The state that hits use. Immutable except for atomics, locks and swapped pointers.
 pub(crate) struct HitPath {
-    /// Of `plans`, `return_plans`, `kernel_returns` and `user_returns` together.
+    /// Counts changes of `plans`, `return_plans`, `kernel_returns` and `user_returns` together.
     pub(crate) changes: Changes,
-    /// By a site's physical byte.
+    /// By the physical address of a site's first byte.
     pub(crate) plans: ShardedMap<SitePlan>,
     pub(crate) return_plans: ShardedMap<ReturnPlan>,
-    /// Timers, by the bit of a sample's mask.
+    /// Timers, by their bit in a sample's mask.
     pub(crate) timers: ArcSwap<Vec<Option<Arc<Enabled>>>>,
     pub(crate) tasks: Tasks,
     pub(crate) stacks: Stacks,
     /// Page tables that map the kernel.
     pub(crate) space: AddressSpace,
-    /// Whether they are its own, and stay as long as it runs.
+    /// Whether these are the kernel's own, valid as long as it runs.
     pub(crate) space_lasts: bool,
     pub(crate) returns: PendingReturns,
     pub(crate) kernel_returns: ReturnSites,
@@ -175,16 +177,16 @@ pub(crate) struct HitPath {
     pub(crate) semaphores: Semaphores,
     pub(crate) pages: Option<Arc<GuestPages>>,
     pub(crate) counters: Counters,
-    /// Ticks of the time stamp counter in a second.
+    /// The frequency of the time stamp counter in Hz.
     pub(crate) tsc_hz: u64,
-    /// One per vCPU.
+    /// One for each vCPU.
     pub(crate) seen: Vec<Mutex<Seen>>,
-    /// Cleared when the engine is gone.
+    /// Cleared when the engine is dropped.
     pub(crate) active: AtomicBool,
 }
 
 impl HitPath {
-    /// Arms a site in the kernel's text, by the kernel's own page tables where they are known.
+    /// Arms a site in the kernel's text, by the kernel's own page tables if they are known.
     pub(crate) fn arm_kernel(&self, table: &TrapTable, address: Gva) -> Result<SiteId, ArmError> {
         match self.space_lasts {
             true => table.arm_kernel_by(address, self.space),
@@ -192,7 +194,7 @@ impl HitPath {
         }
     }
 
-    /// Where sites are put, on the vCPU's own thread.
+    /// Returns the tables for arming sites on the vCPU's own thread.
     pub(crate) fn traps<'t>(&'t self, cpu: &'t StoppedVcpu<'_>) -> Traps<'t> {
         Traps {
             table: cpu.traps(),
@@ -200,13 +202,13 @@ impl HitPath {
         }
     }
 
-    /// So many sites were taken out of the guest's way.
+    /// Adds to the count of suspended sites.
     pub(crate) fn count_suspended(&self, sites: usize) {
         let suspended = &self.counters.suspended;
         suspended.fetch_add(sites as u64, Ordering::Relaxed);
     }
 
-    /// Records one hit, at `spot`.
+    /// Handles one hit at `spot`.
     #[inline(always)]
     pub(crate) fn dispatch(&self, hit: &Hit<'_>, spot: &HitPlan, arm: &dyn Arm) {
         match &spot.plan {
@@ -215,13 +217,13 @@ impl HitPath {
         }
     }
 
-    /// Records one hit where calls return, or where more than probes stands.
+    /// Handles one hit at a return address, or at a site with more than probes.
     #[inline(never)]
     fn dispatch_other(&self, hit: &Hit<'_>, spot: &HitPlan, arm: &dyn Arm) {
-        // Where code follows a call that never returns, one address can be both.
+        // If code follows a call that never returns, one address can be both.
         let is_return = spot.is_return;
         let returned = is_return && self.on_return(hit, spot);
-        // A watch of the call may have armed or removed what stands here.
+        // A watch at the return may have armed or removed something here.
         let renewed;
         let spot = match spot.changes == self.changes.number() {
             true => spot,
@@ -235,7 +237,7 @@ impl HitPath {
             }
         };
         let Some(plan) = &spot.plan else {
-            // Asked again: the trap may have been taken away since, and its calls forgotten.
+            // Checked again: the trap may have been removed since, and its calls forgotten.
             if is_return && !returned && self.is_return(hit) {
                 count(&self.counters.unpaired);
             }
@@ -248,7 +250,7 @@ impl HitPath {
             }
         }
         for probe in &plan.probes {
-            // Where a call has just returned to no function is entered.
+            // At the return of a call no function is entered.
             if !returned || probe.kind != EventKind::Entry {
                 self.fire_probe(hit, plan, probe);
             }
@@ -259,7 +261,7 @@ impl HitPath {
         }
     }
 
-    /// Puts together what is to be done at a place.
+    /// Collects the actions at an address.
     pub(super) fn spot(&self, at: At) -> HitPlan {
         let changes = self.changes.number();
         let returning = match at.user {
@@ -281,7 +283,7 @@ impl HitPath {
         }
     }
 
-    /// Returns whether a trap for returns stands where the hit is.
+    /// Checks whether a return trap is at the hit's address.
     fn is_return(&self, hit: &Hit<'_>) -> bool {
         match hit.user {
             true => self.user_returns.is_armed(hit.site),
@@ -289,7 +291,7 @@ impl HitPath {
         }
     }
 
-    /// Counts a program's site that stands no more, for each probe that was hit there.
+    /// Counts a program's site that was given up, for each probe there.
     pub(crate) fn give_up(&self, site: SiteId) {
         count(&self.counters.given_up);
         let spot = self.spot(At {
@@ -307,8 +309,8 @@ impl HitPath {
         }
     }
 
-    /// Lets go of what lists still hold of plans that are no more. A vCPU that is at a hit for longer does so by itself,
-    /// at its next.
+    /// Releases what lists still hold of removed plans. A vCPU with a hit in progress for longer
+    /// does so itself, at its next hit.
     pub(super) fn let_go(&self) {
         for seen in &self.seen {
             if let Some(mut seen) = seen.try_lock_for(MOST_OF_A_HIT) {
@@ -317,7 +319,7 @@ impl HitPath {
         }
     }
 
-    /// A timer's turn on one vCPU, wherever that is.
+    /// Handles a timer's tick on one vCPU, at any address.
     pub(crate) fn sample(&self, mask: u64, hit: &Hit<'_>) {
         let timers = self.timers.load();
         for (bit, timer) in timers.iter().enumerate().take(u64::BITS as usize) {
@@ -329,7 +331,7 @@ impl HitPath {
         }
     }
 
-    /// The probes at a site, and the return of the function that is entered there.
+    /// Fires the probes at a site, and expects the return of the function that begins there.
     #[inline(always)]
     fn on_entry(&self, hit: &Hit<'_>, spot: &HitPlan, plan: &SitePlan, arm: &dyn Arm) {
         for probe in &plan.probes {
@@ -343,7 +345,7 @@ impl HitPath {
         if !self.admits(hit, probe) {
             return;
         }
-        // A point is where it is, also where a function's trap stands behind its first byte.
+        // A point keeps its address, even if a function's trap is behind its first byte.
         let pc = plan.reported.filter(|_| probe.kind != EventKind::Point);
         let pc = pc.unwrap_or(hit.address.0);
         match probe.is_usual {
@@ -377,14 +379,14 @@ impl HitPath {
         }
     }
 
-    /// What stands at the site besides probes of its own.
+    /// Handles everything at a site except its own probes.
     #[inline(never)]
     fn on_other_targets(&self, hit: &Hit<'_>, plan: &SitePlan, returned: bool, arm: &dyn Arm) {
         let pc = plan.reported.unwrap_or(hit.address.0);
         for place in &plan.statics {
             self.fire_static(hit, place);
         }
-        // A branch of a tracepoint is often what calls return to.
+        // Calls often return to a tracepoint's branch.
         for (tracepoint, target) in &plan.tracepoints {
             self.fire_tracepoint(hit, tracepoint, *target, pc);
         }
@@ -393,19 +395,20 @@ impl HitPath {
         }
     }
 
-    /// The branch to a tracepoint's call stands here. Whether the kernel would come to the call, and with what, is seen by following its
-    /// code; where that cannot be followed the tracepoint is told without arguments.
+    /// Handles a branch to a tracepoint's call. Speculation decides whether the kernel would reach
+    /// the call, and with which arguments. If it fails, the tracepoint is reported without
+    /// arguments.
     fn fire_tracepoint(&self, hit: &Hit<'_>, plan: &TracepointPlan, target: Gva, pc: u64) {
         let Some(cpu) = hit.cpu else { return };
         let probe = &plan.probe;
-        // Most of the work is behind the filter.
+        // The filter comes first, since most of the work follows.
         if !self.admits(hit, probe) {
             return;
         }
         let found = tracepoint::arguments(cpu, &plan.text, hit.address, target);
         let arguments = match found {
             Ok(Some(arguments)) => arguments,
-            // The kernel would not have called anyone.
+            // The kernel would have called no listener.
             Ok(None) => return,
             Err(error) => {
                 log::debug!("tracepoint at {}: {error}", hit.address);
@@ -420,10 +423,11 @@ impl HitPath {
         self.fire_admitted(hit, probe, &fired);
     }
 
-    /// A site of a static probe: its arguments are in registers and in the program's memory. One that cannot be read is 0, and counted.
+    /// Handles a static probe's site. Its arguments are in registers and in the program's memory.
+    /// An unreadable one is 0, and counted.
     fn fire_static(&self, hit: &Hit<'_>, plan: &StaticPlan) {
         let probe = &plan.probe;
-        // Page walks are for those who want them.
+        // The filter comes first, since page walks are expensive.
         if !self.admits(hit, probe) {
             return;
         }

@@ -1,16 +1,17 @@
 //! Calls that have not returned yet, keyed by task and stack.
 //!
-//! A call's frame is known by its task and the stack pointer that its caller has after the return. A task may go on
-//! on another vCPU, so all vCPUs share the table; it is split into shards with a lock each, held for
-//! some ten nanoseconds. Memory is bounded, and set aside at the start but for functions that share a frame: a full shard gives up its oldest call, which
-//! is counted as lost; finding it is a search of the shard under its lock. Calls that never return (the task ended in
-//! them) leave in this way, or when their place on the stack is used again.
+//! A call's frame is identified by its task and by the stack pointer after the return. A task may
+//! move to another vCPU, so all vCPUs share the table. It is split into shards with a lock each,
+//! held for some ten nanoseconds. Memory is bounded and allocated at the start, except for
+//! functions that share a frame. A full shard gives up its oldest call, which is counted as lost.
+//! Finding it takes a search of the shard under its lock. Calls that never return (the task ended
+//! in them) leave in this way, or when their place on the stack is used again.
 //!
-//! Kernels use the memory of a dead task and its stack again at once, so a frame also keeps the thread's number: another
-//! thread at the same place is no return, and ends the wait.
+//! Kernels reuse the memory of a dead task and its stack at once. So a frame also keeps the
+//! thread's number. Another thread at the same place is no return, and ends the wait.
 //!
-//! A function that ends with a jump to another one shares its frame: both wait at the same place and return
-//! together, the later entered first.
+//! A function that ends with a jump to another one shares its frame: both wait at the same place
+//! and return together, the later entered first.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -23,28 +24,28 @@ use crate::event::MAX_ARGUMENTS;
 
 mod shard;
 
-/// Functions that may share one frame.
+/// The largest number of functions that share one frame.
 const CHAIN: usize = 4;
-/// Locks; a power of two.
+/// The number of locks; a power of two.
 const SHARDS: usize = 64;
-/// The bits of a hash from here on choose the shard.
+/// The first of the hash bits that select the shard.
 const SHARD_SHIFT: u32 = 58;
-/// Least room in a shard: calls spread over the shards by chance.
+/// The smallest capacity of a shard: calls spread over the shards by chance.
 const SHARD_ROOM: usize = 16;
-/// Most room in all; the tables then take 200 MiB.
+/// The largest total capacity; the tables then take 200 MiB.
 const MAX_ROOM: usize = 1 << 20;
 
-/// Who waits, and where.
+/// The place of a pending return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
-    /// Address of the task; 0 where there is none.
+    /// The address of the task; 0 if there is none.
     pub(super) task: u64,
     /// The stack pointer after the return.
     pub(super) stack: u64,
 }
 
-/// Hashes keys by two multiplications with numbers that are chosen anew for each table: a guest, which chooses its stack
-/// pointers, cannot know which of them collide.
+/// A hash by two multiplications with factors that are random for each table. A guest, which
+/// chooses its stack pointers, cannot know which of them collide.
 #[derive(Debug)]
 struct Mixing {
     /// Both odd.
@@ -60,7 +61,8 @@ impl Default for Mixing {
     }
 }
 
-/// Both halves of a product: each bit of it depends on all bits of the factors.
+/// Folds the two halves of a product together: each bit of the result depends on all bits of the
+/// factors.
 fn folded(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
@@ -75,14 +77,14 @@ impl Mixing {
     }
 }
 
-/// What waits for a return: the entry address of a kernel function, the physical address of a user function's, or the number of
-/// a system call among numbers that are neither.
+/// The key of a function: the entry address in the kernel, the physical address in a program, or a
+/// system call's number in a range that is neither.
 pub(super) type FunctionKey = u64;
 
-/// A call as it is seen at its entry.
+/// A call at its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Call {
-    /// Number of the thread.
+    /// The number of the thread.
     pub(super) thread: u64,
     pub(super) return_address: u64,
     pub(super) function: FunctionKey,
@@ -107,9 +109,9 @@ pub(super) struct Frame {
     hash: u64,
     thread: u64,
     return_address: u64,
-    /// The function entered first, whose time is the frame's age in its shard.
+    /// The function entered first. Its entry time is the frame's age in its shard.
     first: Returning,
-    /// Those entered later, [`CHAIN`] in all.
+    /// Those entered later; at most [`CHAIN`] with the first.
     later: Vec<Returning>,
 }
 
@@ -122,7 +124,7 @@ impl Frame {
         1 + self.later.len() as u64
     }
 
-    /// Removes a function; whether any is left.
+    /// Removes a function. Returns whether any is left.
     fn remove(&mut self, function: FunctionKey) -> bool {
         self.later.retain(|call| call.function != function);
         if self.first.function != function {
@@ -135,12 +137,12 @@ impl Frame {
         true
     }
 
-    /// The function that was entered first, and returns last.
+    /// Returns the function that was entered first, and returns last.
     pub(super) fn first(&self) -> &Returning {
         &self.first
     }
 
-    /// The others, the last entered first.
+    /// Returns the other functions, the last entered first.
     pub(super) fn later(&self) -> impl Iterator<Item = &Returning> {
         self.later.iter().rev()
     }
@@ -150,12 +152,12 @@ impl Frame {
 pub(super) struct PendingReturns {
     mixing: Mixing,
     shards: Vec<Mutex<Shard>>,
-    /// Calls given up.
+    /// The number of calls given up.
     lost: AtomicU64,
 }
 
 impl PendingReturns {
-    /// Room for about `limit` calls at a time, 1024 at least.
+    /// Creates a table for about `limit` calls at a time, at least 1024.
     pub(super) fn new(limit: usize) -> Self {
         let per_shard = limit.min(MAX_ROOM).div_ceil(SHARDS).max(SHARD_ROOM);
         let shard = || Mutex::new(Shard::new(per_shard));
@@ -166,7 +168,7 @@ impl PendingReturns {
         }
     }
 
-    /// Notes a call that waits for its return at `key`.
+    /// Adds a call whose return is expected at `key`.
     #[inline]
     pub(super) fn enter(&self, key: Key, call: &Call) {
         let hash = self.mixing.hash(key);
@@ -193,7 +195,7 @@ impl PendingReturns {
                 if let Some(frame) = shard.remove_oldest() {
                     self.lose(&frame);
                 }
-                // What was removed may have made place further ahead.
+                // The removal may have freed a place further ahead.
                 if let Found::Free(place) = shard.find(hash, key) {
                     shard.insert(place, fresh);
                 }
@@ -204,14 +206,16 @@ impl PendingReturns {
                 };
                 match frame.is_of(call.thread, call.return_address) {
                     true => self.chain(frame, entered),
-                    // Another return address: its place on the stack was written over, so it is gone.
+                    // Another return address: the frame was written over, so the earlier call is
+                    // gone.
                     false => self.lose(&std::mem::replace(frame, fresh)),
                 }
             }
         }
     }
 
-    /// The functions that return now to `return_address`, if `key` waits for that.
+    /// Removes and returns the functions that return now to `return_address`, if `key` is pending
+    /// for it.
     #[inline]
     pub(super) fn take(&self, key: Key, thread: u64, return_address: u64) -> Option<Frame> {
         let hash = self.mixing.hash(key);
@@ -231,19 +235,20 @@ impl PendingReturns {
         None
     }
 
-    /// Forgets the calls of `function`, whose return is not probed any more: a later call at the same place is another one.
+    /// Forgets the calls of `function`, whose return is not probed any more. A later call at the
+    /// same place is another one.
     pub(super) fn forget(&self, function: FunctionKey) {
         for shard in &self.shards {
             shard.lock().retain(|frame| frame.remove(function));
         }
     }
 
-    /// Calls given up so far: their return was not seen.
+    /// Returns the number of calls given up, whose return was not seen.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Calls that still wait.
+    /// Returns the number of pending calls.
     pub(super) fn waiting(&self) -> u64 {
         self.shards
             .iter()
@@ -251,8 +256,8 @@ impl PendingReturns {
             .sum()
     }
 
-    /// Adds a function to a frame that waits: entered by a jump from the one before. The same function again at
-    /// the same place means that the earlier call never returned.
+    /// Adds a function to a pending frame: it was entered by a jump from the one before. The same
+    /// function again at the same place means that the earlier call never returned.
     fn chain(&self, frame: &mut Frame, entered: Returning) {
         if frame.first.function == entered.function {
             self.lose(frame);
@@ -303,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Which functions return; each with the arguments it was entered with.
+    /// Returns the functions that return; each has the arguments of its entry.
     fn functions(frame: Option<Frame>) -> Option<Vec<u64>> {
         let function = |r: &Returning| {
             assert_eq!(r.arguments, [r.function * 10; MAX_ARGUMENTS]);
@@ -379,12 +384,12 @@ mod tests {
     #[test]
     fn calls_that_cannot_return_any_more_are_counted() {
         for (entered, left, lost) in [
-            // The place on the stack was used for another call.
+            // Another call has reused the place on the stack.
             (&[(0x500, 1), (0x600, 2)][..], (0x600, vec![2]), 1),
-            // The same call again at the same place: the task before ended in it.
+            // The same call again at the same place: the earlier task ended in it.
             (&[(0x500, 1), (0x500, 1)], (0x500, vec![1]), 1),
             (&[(0x500, 1), (0x500, 2), (0x500, 1)], (0x500, vec![1]), 2),
-            // More in one frame than are kept.
+            // More functions in one frame than are kept.
             (
                 &[(0x500, 1), (0x500, 2), (0x500, 3), (0x500, 4), (0x500, 5)],
                 (0x500, vec![4, 3, 2, 1]),
@@ -452,7 +457,7 @@ mod tests {
             returns.waiting()
         );
         assert_eq!(returns.waiting() + returns.lost(), 20_000);
-        // Whatever shard they fell into, the last few are among the latest 16 there.
+        // In every shard, the last few keys are among its latest 16.
         for key in keys.iter().rev().take(SHARD_ROOM) {
             assert!(returns.take(*key, THREAD, 0x500).is_some(), "{key:?}");
         }

@@ -1,6 +1,7 @@
-//! The lookaside lists of one vCPU: results of its hits' lookups, kept for its next hits.
+//! The lookaside lists of one vCPU, which keep the results of its hits' lookups for its next hits.
 //!
-//! A hit holds its vCPU's lists while it lasts. One that cannot have them looks everything up in the maps.
+//! A hit holds its vCPU's lists while it lasts. If it cannot get them, it looks everything up in
+//! the maps.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::plan::{ReturnPlan, SitePlan};
 use super::return_sites::Known;
 use super::returns::FunctionKey;
 
-/// A list for one map.
+/// A lookaside list for one map.
 pub(super) type List<V> = RefCell<Lookaside<Option<Arc<V>>>>;
 
 /// The lists of one vCPU.
@@ -21,12 +22,12 @@ pub(super) type List<V> = RefCell<Lookaside<Option<Arc<V>>>>;
 pub(crate) struct Seen {
     /// By address.
     kernel: Lookaside<HitPlan>,
-    /// By the physical byte.
+    /// By the physical address.
     user: Lookaside<HitPlan>,
     lists: Lists,
 }
 
-/// What a hit looks up on its way, one list for each map.
+/// The lookups within a hit, one list for each map.
 #[derive(Default)]
 pub(crate) struct Lists {
     pub(super) return_plans: List<ReturnPlan>,
@@ -34,19 +35,19 @@ pub(crate) struct Lists {
     pub(super) user_returns: List<Known>,
 }
 
-/// Where a hit is.
+/// The place of a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct At {
-    /// The site's physical byte.
+    /// The physical address of the site's first byte.
     pub(crate) site: u64,
     pub(crate) address: u64,
     pub(crate) user: bool,
 }
 
-/// All that is to be done at hits of one place: what the maps say of it, put together.
+/// The actions at one address, collected from the maps.
 #[derive(Default)]
 pub(crate) struct HitPlan {
-    /// The number of changes that this is as of.
+    /// The number of changes that the plan is based on.
     pub(super) changes: u64,
     pub(super) site: u64,
     /// A trap for returns stands there.
@@ -54,32 +55,32 @@ pub(crate) struct HitPlan {
     /// Nothing but probes stands there, and a return may be waited for.
     pub(super) is_plain: bool,
     pub(super) plan: Option<Arc<SitePlan>>,
-    /// Where the last call of the function returns to that is entered there, which has a trap.
+    /// The return address of the last call of the function that begins there, if it has a trap.
     pub(super) returns_to: Cell<Option<u64>>,
-    /// Of the function that is entered there.
+    /// The return plan of the function that begins there.
     pub(super) entered: Option<Arc<ReturnPlan>>,
-    /// Of one function that returns there, which is known by its key.
+    /// A function that returns there, by its key, with its return plan.
     pub(super) returning: Option<(FunctionKey, Arc<ReturnPlan>)>,
 }
 
 impl Seen {
-    /// Returns what is to be done at a place, and the other lists.
+    /// Returns the actions at an address, and the other lists.
     #[inline(always)]
     pub(crate) fn spot(&mut self, path: &HitPath, at: At) -> (&HitPlan, &Lists) {
-        // Before the maps are looked at: a change in between counts as later.
+        // Read before the maps, so that a change in between counts as later.
         let changes = path.changes.number();
         let (list, key) = match at.user {
             true => (&mut self.user, at.site),
             false => (&mut self.kernel, at.address),
         };
-        // A kernel may map other memory at an address without a change of ours.
+        // A kernel can map other memory at an address without a change of the engine's plans.
         if !list.has(changes, key, |spot| spot.site == at.site) {
             renew(list, changes, path, at);
         }
         (list.at(key), &self.lists)
     }
 
-    /// Forgets everything, and lets go of it.
+    /// Clears the lists and releases their contents.
     pub(super) fn clear(&mut self) {
         self.kernel.clear();
         self.user.clear();
@@ -96,7 +97,7 @@ fn renew(list: &mut Lookaside<HitPlan>, changes: u64, path: &HitPath, at: At) {
     list.put(changes, key, path.spot(at));
 }
 
-/// Gives `look` the value of `key` in `map`, by what was `seen` of the map where that is at hand.
+/// Passes the value of `key` in `map` to `look`, from the list `seen` if available.
 #[inline]
 pub(super) fn look_up<V, R>(
     map: &ShardedMap<V>,

@@ -25,10 +25,10 @@ use super::Engine;
 use super::guest_pages::GuestPages;
 use crate::probe::SemaphoreText;
 
-/// Bytes of a counter.
+/// The size of a counter in bytes.
 const SIZE: u64 = 2;
 
-/// The guest's page cache, which does not change meanwhile as far as a counter's page is concerned.
+/// The guest's page cache. A counter's page in it must not change meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct PageCache<'m> {
     pub(crate) ram: &'m GuestRam,
@@ -39,32 +39,33 @@ pub(crate) struct PageCache<'m> {
 struct Counter {
     file: CachedFile,
     offset: u64,
-    /// Probes that are enabled and look at it.
+    /// The number of enabled probes that use the counter.
     listeners: u16,
-    /// What the file has there by itself; `None` if nobody knows, since its page was never in memory.
+    /// The counter's value in the file; `None` if not known because its page was never in memory.
     original: Option<u16>,
-    /// Calls under way that hand the file's pages on: the count is out of them meanwhile.
+    /// The number of calls in progress that pass the file's pages on. The counter is lowered
+    /// meanwhile.
     hidden: usize,
 }
 
-/// A byte of a counter in the page cache.
+/// A byte of a raised counter in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RaisedByte {
     pub(crate) place: Gpa,
-    /// What stands there.
+    /// The byte in memory.
     pub(crate) ours: u8,
-    /// What the file has there.
+    /// The byte in the file.
     pub(crate) original: u8,
 }
 
 type Counters = HashMap<(Gva, u64), Counter>;
 
-/// All of them.
+/// All counters.
 #[derive(Default)]
 pub(crate) struct Semaphores {
     /// By file and offset.
     counters: Mutex<Counters>,
-    /// How many there are: asked first, since there seldom is one.
+    /// The number of counters. Checked first, since it is seldom above 0.
     count: AtomicUsize,
 }
 
@@ -73,20 +74,22 @@ impl Semaphores {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether any is raised.
+    /// Checks whether any counter is raised.
     pub(crate) fn are_some(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// A file's pages are about to be mapped: those that came new from the disk get their counts.
+    /// Raises the counters in a file's pages that are about to be mapped, if they came new from the
+    /// disk.
     pub(crate) fn pages_arrive(&self, cache: PageCache<'_>, mapping: Gva) {
         self.of_file(mapping, |counter| {
             counter.settle(cache, 0);
         });
     }
 
-    /// The bytes of counters that stand higher in `range` of memory, a few pages, than in their files. `owner_of` tells whose a page is, and
-    /// is asked where a counter seems to stand: the page may have moved since it was raised.
+    /// Returns the bytes of raised counters in `range` of memory, a few pages. `owner_of` returns
+    /// the owner of a page. It is called for each match, because the page may have moved since it
+    /// was raised.
     pub(crate) fn raised(
         &self,
         ram: &GuestRam,
@@ -106,7 +109,7 @@ impl Semaphores {
                 let Some(original) = counter.original.filter(|_| near) else {
                     continue;
                 };
-                // Anything else is what the guest has written there.
+                // Any other value was written by the guest.
                 let ours = original.saturating_add(counter.raised());
                 let owner = PageOwner {
                     mapping: counter.file.mapping,
@@ -144,7 +147,7 @@ impl Semaphores {
         });
     }
 
-    /// That is over.
+    /// Ends a [`Self::hide`].
     pub(crate) fn show(&self, cache: PageCache<'_>, mapping: Gva) {
         self.of_file(mapping, |counter| {
             counter.hidden = counter.hidden.saturating_sub(1);
@@ -152,7 +155,8 @@ impl Semaphores {
         });
     }
 
-    /// Pages of a file, in `range` of memory, are about to be written to a disk: the counts are out of them until the file is mapped again.
+    /// Lowers a file's counters in `range` of memory, which is about to be written to a disk, until
+    /// the file is mapped again.
     pub(crate) fn take_out(&self, cache: PageCache<'_>, mapping: Gva, range: &Range<u64>) {
         self.of_file(mapping, |counter| {
             if let (Some((place, found)), Some(original)) =
@@ -165,7 +169,7 @@ impl Semaphores {
         });
     }
 
-    /// The file's inode goes, and its pages with it.
+    /// Forgets the counters of a file whose inode is freed, and its pages with it.
     pub(crate) fn file_goes(&self, inode: Gva) {
         let mut counters = self.lock();
         counters.retain(|_, counter| counter.file.inode != inode);
@@ -182,7 +186,7 @@ impl Semaphores {
 }
 
 impl Counter {
-    /// How much higher it is to stand in the page cache than in the file.
+    /// Returns the difference between the counter in the page cache and in the file.
     fn raised(&self) -> u16 {
         match self.hidden {
             0 => self.listeners,
@@ -190,7 +194,8 @@ impl Counter {
         }
     }
 
-    /// Where it stands in the page cache, and what it is there; `None` while its page is not there or on its way to a disk.
+    /// Returns the counter's place and value in the page cache; `None` while its page is missing or
+    /// being written to a disk.
     fn cached(&self, cache: PageCache<'_>) -> Option<(Gpa, u16)> {
         let PageCache { ram, layout, view } = cache;
         match layout.page(view, &self.file, self.offset / PAGE) {
@@ -204,8 +209,9 @@ impl Counter {
         }
     }
 
-    /// Puts it right in the page cache, where it stood `before` higher than in the file, or is fresh from the disk; whether its page is
-    /// there. What somebody has written to the file is left alone.
+    /// Sets the counter in the page cache, where it was raised by `before` or is fresh from the
+    /// disk. A value that the guest has written to the file is left alone. Returns whether the page
+    /// is present.
     fn settle(&mut self, cache: PageCache<'_>, before: u16) -> bool {
         let Some((place, found)) = self.cached(cache) else {
             return false;
@@ -218,7 +224,7 @@ impl Counter {
     }
 }
 
-/// Up or down by one.
+/// A change of a counter by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Up,
@@ -226,7 +232,7 @@ enum Step {
 }
 
 impl Step {
-    /// The count after it; where that is none, as it is.
+    /// Returns the count after the step, saturated.
     fn of(self, count: u16) -> u16 {
         match self {
             Self::Up => count.saturating_add(1),
@@ -236,12 +242,12 @@ impl Step {
 }
 
 impl Engine {
-    /// One listener more.
+    /// Adds a listener.
     pub(super) fn raise(&self, text: &SemaphoreText) {
         self.step(text, Step::Up);
     }
 
-    /// One listener less.
+    /// Removes a listener.
     pub(super) fn lower(&self, text: &SemaphoreText) {
         self.step(text, Step::Down);
     }
@@ -283,7 +289,7 @@ impl Engine {
                 hidden: 0,
             });
         }
-        // The file is gone, and whoever has mapped it with it.
+        // The file is gone, and its mappings with it.
         let Some(counter) = counters.get_mut(&key) else {
             return;
         };
@@ -308,7 +314,8 @@ impl Engine {
     }
 }
 
-/// The pages that processes have in place of the one of a counter, each once: after a fork several have the same.
+/// Returns the private pages that processes have instead of a counter's page, each once: after a
+/// fork several share one.
 fn private_pages(pages: &GuestPages, cache: PageCache<'_>, counter: &Counter) -> BTreeSet<u64> {
     let (mapped, error) = pages.mapped(cache.ram, counter.file.mapping, counter.offset);
     if let Some(error) = error {
@@ -337,9 +344,9 @@ mod tests {
     use super::*;
 
     const MAPPING: Gva = Gva(0xffff_8880_0100_0000);
-    /// Pages of memory, of which the first is the file's third.
+    /// Pages of memory. The first is the file's third page.
     const PAGES: [u64; 3] = [0x20_0000, 0x20_1000, 0x30_0000];
-    /// In the file, and in its page.
+    /// The counter's offset in the file, and in its page.
     const OFFSET: u64 = 2 * PAGE + IN_PAGE;
     const IN_PAGE: u64 = 0x123;
 
@@ -347,7 +354,7 @@ mod tests {
         PageOwner { mapping, index }
     }
 
-    /// A counter of two listeners, which the file has as `original`.
+    /// Returns a counter of two listeners whose value in the file is `original`.
     fn semaphores(original: u16) -> Semaphores {
         let file = CachedFile {
             mapping: MAPPING,
@@ -367,7 +374,8 @@ mod tests {
         }
     }
 
-    /// Which bytes of `range` are a counter's, and what belongs there, where its file's third page is `page`.
+    /// Returns the bytes of `range` that belong to a counter, with their originals, if the file's
+    /// third page is `page`.
     fn raised(
         semaphores: &Semaphores,
         ram: &GuestRam,
@@ -405,7 +413,7 @@ mod tests {
                 assert_eq!(raised(&semaphores, &ram, page, beside), []);
             }
         }
-        // Another file's, and past all memory.
+        // Another file's page, and a range past all memory.
         assert_eq!(raised(&semaphores, &ram, PAGES[0], whole(PAGES[1])), []);
         let end = u64::MAX - PAGE..u64::MAX;
         assert_eq!(raised(&semaphores, &ram, PAGES[0], end), []);

@@ -98,10 +98,10 @@ pub(super) struct Active {
     pub(super) places: Vec<ArmedAt>,
 }
 
-/// An error of creating a session.
+/// The rings' size is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
-    /// Its rings are of no usable size.
+    /// The memory budget has no room for the rings.
     #[error(transparent)]
     Ring(#[from] RingSizeError),
     /// There is no room for them.

@@ -1,4 +1,5 @@
-//! The [hit path](super::hit) as the machine calls it: hits made of a vCPU that stands still, and traps put in on its thread.
+//! Connects the [hit path](super::hit) to the machine: it makes hits of a stopped vCPU's traps, and
+//! arms sites on its thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use super::current::{Base, Current};
 use super::hit::{Arm, Hit, HitPath};
 use super::seen::{At, HitPlan, Lists};
 
-/// The hit path as the machine calls it.
+/// The machine's trap sink.
 pub(crate) struct Sink(pub(crate) Arc<HitPath>);
 
 struct ArmBy<'c> {
@@ -27,7 +28,7 @@ impl Arm for ArmBy<'_> {
         self.path.arm_kernel(traps, address)
     }
 
-    /// Only in pages of files, and private copies of such, whose coming and going is seen.
+    /// Arms only in pages of files and their private copies, whose lifetime is watched.
     fn user(&self, address: Gva, space: AddressSpace) -> Result<SiteId, ArmError> {
         if !self.cpu.traps().is_returned_to(address, space) {
             return Err(ArmError::NoReturnAddress { address });
@@ -61,7 +62,7 @@ impl Sink {
         cpu: &'a StoppedVcpu<'a>,
         seen: Option<&'a Lists>,
     ) -> Hit<'a> {
-        // In user mode it is the program's own.
+        // In user mode the base is the program's own.
         let base = match at.user {
             true => Base::Known(None),
             false => Base::Of(cpu),
@@ -106,7 +107,8 @@ impl Sink {
             address: cpu.general().rip,
             user: USER,
         };
-        // Held by this vCPU's own thread, or for a moment by one that clears it.
+        // The lock is held by this vCPU's own thread, or for a moment by a thread that clears the
+        // lists.
         match self.0.seen.get(trap.vcpu).and_then(|seen| seen.try_lock()) {
             Some(mut seen) => {
                 let (spot, lists) = seen.spot(&self.0, at);
@@ -116,13 +118,13 @@ impl Sink {
         }
     }
 
-    // Apart, so that each knows which it is.
+    // A function of its own, so that the mode is a constant in each.
     #[inline(never)]
     fn meet_user(&self, trap: &Trap, cpu: &StoppedVcpu<'_>) {
         self.meet::<true>(trap, cpu);
     }
 
-    /// Takes a hit without the vCPU's lists: somebody clears them.
+    /// Handles a hit without the vCPU's lists, while another thread clears them.
     #[cold]
     #[inline(never)]
     fn dispatch_unseen<const USER: bool>(&self, vcpu: usize, site: u64, cpu: &StoppedVcpu<'_>) {

@@ -1,8 +1,8 @@
-//! Kernel and user stacks at a hit.
+//! Walks kernel and user stacks at a hit.
 //!
-//! The kernel's are walked as the kernel itself does, by its unwind information or frame pointers (see
-//! [`introspect::stack::kernel`]); a program's by frame pointers, with the caller of a function that was just entered. What
-//! cannot be followed further ends there.
+//! Kernel stacks are walked by the kernel's unwind information or frame pointers (see
+//! [`introspect::stack::kernel`]). Program stacks are walked by frame pointers, with the caller of
+//! a function that was just entered. A walk ends where it cannot be continued.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,10 +15,10 @@ use introspect::{Gva, PausedMemory, PhysicalMemory};
 
 use super::hit::Hit;
 
-/// Most bytes between two frames of a program that are believed.
+/// The largest distance in bytes between two frames of a program that is accepted.
 const LARGEST_FRAME: u64 = 1 << 24;
 
-/// How stacks are walked; without an unwinder those of the kernel are, too, by frame pointers.
+/// The way to walk stacks. Without an unwinder, kernel stacks are walked by frame pointers, too.
 #[derive(Default)]
 pub(crate) struct Stacks {
     unwinder: ArcSwapOption<KernelUnwinder>,
@@ -33,13 +33,13 @@ impl Stacks {
         }
     }
 
-    /// Walks with `unwinder` from now on.
+    /// Sets the unwinder.
     pub(crate) fn set_unwinder(&self, unwinder: KernelUnwinder) {
         self.unwinder.store(Some(unwinder.into()));
     }
 
-    /// Fills `frames` with the kernel stack of a hit in kernel mode: `pc`, the address that is reported of it, then its callers. Gives how
-    /// many there are.
+    /// Fills `frames` with the kernel stack of a hit in kernel mode: `pc`, the reported address,
+    /// then its callers. Returns the number of frames.
     pub(super) fn kernel(&self, hit: &Hit<'_>, pc: u64, frames: &mut [u64]) -> usize {
         let found = self.kernel_from(hit, frames);
         if let Some(first) = frames.first_mut().filter(|_| found > 0) {
@@ -48,7 +48,8 @@ impl Stacks {
         found
     }
 
-    /// The same, with the hit's own address, which may be behind the first instructions of a function.
+    /// Fills `frames` from the hit's own address, which may be behind the first instructions of a
+    /// function.
     fn kernel_from(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
         let unwinder = self.unwinder.load();
         let (Some(unwinder), Some(space)) = (&*unwinder, self.space) else {
@@ -68,8 +69,8 @@ impl Stacks {
             .count()
     }
 
-    /// The same of the program's stack: of a hit in the kernel, where the program entered it; `entered` if the hit is at a function's
-    /// first instruction.
+    /// Fills `frames` with the program's stack. For a hit in the kernel it starts at the program's
+    /// kernel entry. `entered` marks a hit at a function's first instruction.
     pub(super) fn user(&self, hit: &Hit<'_>, entered: bool, frames: &mut [u64]) -> usize {
         let start = match hit.user {
             true => Some((
@@ -87,7 +88,7 @@ impl Stacks {
         walk.fill(rip, rsp, rbp, entered, frames)
     }
 
-    /// The program's RIP, RSP and RBP with which the current task has entered the kernel.
+    /// Returns the program's RIP, RSP and RBP at the current task's kernel entry.
     fn entry(&self, hit: &Hit<'_>) -> Option<(u64, u64, u64, bool)> {
         let unwinder = self.unwinder.load();
         let (unwinder, space) = (unwinder.as_ref()?, self.space?);
@@ -99,21 +100,21 @@ impl Stacks {
     }
 }
 
-/// Follows frame pointers within one half of the address space.
+/// A walk by frame pointers within one half of the address space.
 struct FrameWalk<'m> {
     memory: &'m dyn PhysicalMemory,
     space: AddressSpace,
     half: u64,
 }
 
-/// A page of a stack, in virtual memory and in place.
+/// A page of a stack: its virtual address and its words in memory.
 struct StackPage<'m> {
     address: u64,
     words: &'m [AtomicU64],
 }
 
 impl StackPage<'_> {
-    /// The two words from an address on, which is a multiple of 8, if both are in this page.
+    /// Returns the two words at an address, which is a multiple of 8, if both are in this page.
     #[inline]
     fn pair(&self, at: u64) -> Option<(u64, u64)> {
         let place = usize::try_from(at.wrapping_sub(self.address) / 8).ok()?;
@@ -132,7 +133,7 @@ impl<'m> FrameWalk<'m> {
         }
     }
 
-    /// Reads the two words at an address, and notes the page that they are in: frames lie side by side.
+    /// Reads the two words at an address, and keeps their page, since frames are close together.
     fn look_up(&self, at: u64, page: &mut Option<StackPage<'m>>) -> Option<(u64, u64)> {
         let address = at & !(PAGE - 1);
         let place = translate(self.memory, self.space, Gva(address)).ok()?.gpa;
@@ -147,13 +148,13 @@ impl<'m> FrameWalk<'m> {
         Some((word(at)?, word(at.checked_add(8)?)?))
     }
 
-    /// The stack of a function at its first instruction.
+    /// Walks the stack of a function at its first instruction.
     fn of_entered(&self, hit: &Hit<'_>, frames: &mut [u64]) -> usize {
         let r = hit.registers;
         self.fill(r.rip, r.rsp, r.rbp, true, frames)
     }
 
-    /// Fills `frames` from the innermost on; gives how many there are.
+    /// Fills `frames` from the innermost on. Returns the number of frames.
     fn fill(&self, rip: u64, rsp: u64, rbp: u64, entered: bool, frames: &mut [u64]) -> usize {
         let mut count = 0;
         let mut push = |pc: u64| match frames.get_mut(count) {
@@ -167,7 +168,7 @@ impl<'m> FrameWalk<'m> {
         if !push(rip) {
             return count;
         }
-        // At a function's first instruction its caller has not been saved in a frame yet.
+        // At a function's first instruction, its caller is not in a frame yet.
         if entered
             && let Ok(caller) = read_u64(self.memory, self.space, Gva(rsp))
             && !push(caller)
@@ -203,7 +204,7 @@ mod tests {
         let space = memory.address_space(4);
         let stack = 0x7ffe_0000u64;
         memory.map(space, stack, 0x18_0000, 4096, Flags::default());
-        // Return address of the function entered; then two frames.
+        // The return address of the function entered; then two frames.
         for (at, value) in [
             (0x100u64, 0x40_1111u64),
             (0x140, stack + 0x180),
@@ -226,7 +227,7 @@ mod tests {
         ] {
             assert_eq!(fill(&memory, rsp, rbp, entered, 8), expected);
         }
-        // A program that keeps something else there, or a loop.
+        // Not a frame pointer, or a loop.
         memory.write(0x18_0140, &rbp.to_le_bytes());
         assert_eq!(fill(&memory, rsp, rbp, false, 8), [0x40_1000, 0x40_2222]);
         assert_eq!(fill(&memory, stack, 17, false, 8), [0x40_1000]);

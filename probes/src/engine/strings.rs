@@ -1,4 +1,4 @@
-//! The text that an argument points to, as it stands in the guest's memory at the hit.
+//! Reads the string that an argument points to, from the guest's memory at the hit.
 
 use introspect::x86_64::paging::{AddressSpace, PAGE};
 use introspect::x86_64::virtual_memory::read_virtual;
@@ -7,7 +7,8 @@ use introspect::{Gva, PhysicalMemory};
 use super::plan::StringArgument;
 use crate::event::{MAX_STRING, Recorder, StringState};
 
-/// Puts the string at `address` into `record`: page by page, so that what lies before a missing page is kept.
+/// Puts the string at `address` into `record`, page by page, so that the part before a missing page
+/// is kept.
 pub(super) fn read(
     memory: &dyn PhysicalMemory,
     space: AddressSpace,
@@ -27,7 +28,8 @@ pub(super) fn read(
     record.string(wanted.argument, bytes, state);
 }
 
-/// Reads the string at `address` into `buffer`: how much of that it is, and whether that is all of it.
+/// Reads the string at `address` into `buffer`. Returns its length there, and whether it is
+/// complete.
 pub(super) fn fill(
     memory: &dyn PhysicalMemory,
     space: AddressSpace,

@@ -1,6 +1,8 @@
-//! The host's clock for `profile` and `interval`: a thread that makes vCPUs come out of the guest when it is time.
+//! The clock of the `profile` and `interval` providers: a thread on the host that makes vCPUs leave
+//! the guest when a tick is due.
 //!
-//! A tick that comes before the one before was taken (a vCPU was held up) is joined with it: it is counted and does not pile up.
+//! If a vCPU was held up, a tick can come before the previous one was taken. The two are joined:
+//! counted, but not queued.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use vmm::machine::Handle;
 
-/// Shortest period: below it the host does nothing else.
+/// The shortest period: below it the host does nothing else.
 pub(crate) const SHORTEST: Duration = Duration::from_micros(100);
 
 #[derive(Clone)]
@@ -17,7 +19,7 @@ struct Timer {
     period: Duration,
     next: Instant,
     every_vcpu: bool,
-    /// Ticks that were no events of their own, on all vCPUs together.
+    /// Ticks without an event of their own, on all vCPUs together.
     skipped: Arc<AtomicU64>,
 }
 
@@ -30,12 +32,12 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Ticks that were joined with the one before.
+    /// Ticks that were joined with the previous one.
     joined: AtomicU64,
     machine: Handle,
 }
 
-/// The thread, which is there from the first timer on.
+/// The clock's thread, which runs from the first timer on.
 pub(crate) struct Ticker {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -54,8 +56,8 @@ impl Ticker {
         }
     }
 
-    /// Ticks with bit `bit` of a sample's mask every `period` from now on. Ticks that come too late, and those that a vCPU has not taken
-    /// before the next, are counted in `skipped`.
+    /// Starts a timer that ticks every `period`, with bit `bit` of a sample's mask. Ticks that come
+    /// too late, and those that a vCPU has not taken before the next, are counted in `skipped`.
     pub(crate) fn start(
         &self,
         bit: usize,
@@ -84,12 +86,12 @@ impl Ticker {
         }
     }
 
-    /// Ends a timer.
+    /// Stops a timer.
     pub(crate) fn stop(&self, bit: usize) {
         self.set(bit, None);
     }
 
-    /// Ticks that came before the one before was taken.
+    /// Returns the number of ticks that came before the previous one was taken.
     pub(crate) fn joined(&self) -> u64 {
         self.shared.joined.load(Ordering::Relaxed)
     }
@@ -146,7 +148,7 @@ impl Shared {
                     } else {
                         first |= mask;
                     }
-                    // In step with its start; what was missed is missed.
+                    // The timer stays in step with its start. Missed ticks are not made up for.
                     let late = (now - timer.next).as_nanos() / timer.period.as_nanos().max(1);
                     let vcpus = if timer.every_vcpu {
                         self.machine.vcpus() as u64

@@ -1,4 +1,5 @@
-//! System calls, all at the one function that they pass, and tracepoints, at all branches to their calls.
+//! Arms system calls, all at the one function that they pass, and tracepoints, at all branches to
+//! their calls.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Putting probes into the guest and taking them out: sites, what happens at them, returns, timers.
+//! Arms and disarms probes: sites and their plans, returns, timers.
 //!
-//! One mutex orders all changes. The order within a change keeps the hit path right: what happens at a site is known before its trap
-//! stands, and its trap is gone before that is forgotten.
+//! One mutex orders all changes. Within a change, a site's plan is in place before its trap, and is
+//! removed only after the trap.
 
 mod calls;
 mod statics;
@@ -21,29 +21,29 @@ use super::plan::{Enabled, ReturnPlan, SitePlan, SystemCallPlan};
 use super::returns::FunctionKey;
 use crate::probe::{Moment, Probe, SemaphoreText, Target, UserText};
 
-/// System calls that have a number of their own.
+/// The number of system calls with a slot of their own.
 const MAX_SYSTEM_CALLS: usize = 1024;
 
-/// A probe cannot be enabled. Nothing is armed then.
+/// An error of enabling a probe. Nothing is armed then.
 #[derive(Debug, thiserror::Error)]
 pub enum EnableError {
-    /// The trap itself.
+    /// A trap cannot be armed.
     #[error("{probe}: {source}")]
     Arm {
         /// The probe.
         probe: String,
-        /// Why.
+        /// The reason.
         source: ArmError,
     },
-    /// This host's assists need the place.
+    /// The address is used by this host's assists.
     #[error("{probe}: on this host exotrace itself stands there: {why}")]
     OwnUse {
         /// The probe.
         probe: String,
-        /// For what.
+        /// The purpose of that use.
         why: &'static str,
     },
-    /// System calls cannot be seen.
+    /// The kernel has no function at which system calls can be seen.
     #[error(
         "{probe}: the guest's kernel has neither x64_sys_call nor do_syscall_64, where system calls are seen"
     )]
@@ -51,7 +51,7 @@ pub enum EnableError {
         /// The probe.
         probe: String,
     },
-    /// A system call's number.
+    /// The system call's number is out of range.
     #[error("{probe}: there is no system call {number}")]
     SystemCallNumber {
         /// The probe.
@@ -59,7 +59,7 @@ pub enum EnableError {
         /// The number.
         number: u32,
     },
-    /// A tracepoint without a place.
+    /// A tracepoint without a branch to it.
     #[error(
         "{probe}: no branch in the kernel's code leads to it: the kernel was built without its users, without jump labels, or reaches it \
          only after more was turned on in the guest"
@@ -68,7 +68,7 @@ pub enum EnableError {
         /// The probe.
         probe: String,
     },
-    /// All timers are taken.
+    /// All timers are in use.
     #[error("{probe}: 64 timers tick already; disable one first")]
     Timers {
         /// The probe.
@@ -76,55 +76,56 @@ pub enum EnableError {
     },
 }
 
-/// What one enabled probe holds.
+/// A place that an enabled probe holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ArmedAt {
-    /// It fires at a site.
+    /// A site.
     Site(KernelSite),
-    /// It fires when the function returns that is entered at the site.
+    /// The return of the function that begins at the site.
     Return(KernelSite, FunctionKey),
-    /// It is in a program's text.
+    /// A site in a program's text.
     User(Box<UserText>, Moment, FunctionKey),
-    /// It fires at a static probe's site.
+    /// A site of a static probe.
     Static(Box<UserText>),
-    /// Programs are told that somebody listens.
+    /// A raised semaphore.
     Semaphore(Box<SemaphoreText>),
-    /// It fires at a system call.
+    /// A system call.
     SystemCall { number: usize, moment: Moment },
-    /// It fires where a branch to a tracepoint's call stands.
+    /// A site at a branch to a tracepoint's call.
     Tracepoint(KernelSite),
-    /// It fires when the host's clock says so.
+    /// A timer on the host's clock.
     Timer { bit: usize },
 }
 
-/// Where a trap stands in kernel text, and what events say it is at.
+/// A site in kernel text, with the address that events report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelSite {
     address: Gva,
-    /// Where it stood when it was armed; `None` if it is not mapped.
+    /// The physical address when it was armed; `None` if it was not mapped.
     physical: Option<Gpa>,
     reported: Gva,
 }
 
-/// What is armed. Guarded by the engine's mutex.
+/// Everything that is armed. Guarded by the engine's mutex.
 #[derive(Default)]
 pub(crate) struct Armed {
-    /// By physical byte, as the machine's table has them.
+    /// By the physical byte, as in the machine's table.
     sites: HashMap<u64, SiteId>,
     system_calls: Option<(KernelSite, Vec<SystemCallPlan>)>,
-    /// Probes that are enabled.
+    /// The number of enabled probes.
     active: usize,
-    /// Watches on the guest's own changes of its text, while there is any probe.
+    /// Watches on the guest's changes of its text, while any probe is enabled.
     text_watches: Vec<KernelSite>,
-    /// Sites kept out of the way of a change of the guest's text that had begun before the watches were put in.
+    /// Sites suspended for a change of the guest's text that had begun before the watches were
+    /// armed.
     kept_free: Suspended,
-    /// Watches on files that are mapped, where somebody waits for one.
+    /// Watches on files that are mapped, if there is a listener.
     file_watches: Vec<KernelSite>,
-    /// Watches on processes that are made and end, where a filter follows them.
+    /// Watches on the start and end of processes, if a filter follows them.
     process_watches: Vec<KernelSite>,
-    /// Probes of user text: while there are any the machine holds user traps.
+    /// The number of probes in user text. While it is above 0, the machine holds user traps.
     user_probes: usize,
-    /// Watches on what the guest does to pages of programs' text, meanwhile.
+    /// Watches on the guest's handling of pages of programs' text, meanwhile.
     page_watches: Vec<KernelSite>,
 }
 
@@ -133,7 +134,7 @@ impl Engine {
         self.0.armed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Arms what `enabled` needs; what it then holds.
+    /// Arms the places of `enabled`. Returns what it then holds.
     pub(super) fn arm(
         &self,
         probe: &Probe,
@@ -151,7 +152,7 @@ impl Engine {
         places
     }
 
-    /// One probe less is enabled; with the last one the watches go.
+    /// Counts one enabled probe less. With the last one the watches go.
     fn one_less(&self, armed: &mut Armed) {
         armed.active = armed.active.saturating_sub(1);
         if armed.active == 0 {
@@ -217,10 +218,11 @@ impl Engine {
         Ok(vec![place])
     }
 
-    /// Takes away what an enabled probe holds.
+    /// Releases the places of an enabled probe.
     pub(super) fn disarm(&self, enabled: &Arc<Enabled>, places: &[ArmedAt]) {
         let mut armed = self.armed();
-        // Backwards: listeners are gone before the watches are that keep their counts out of files.
+        // In reverse order: semaphores are lowered before the watches go that keep their counts out
+        // of files.
         for place in places.iter().rev() {
             match place {
                 ArmedAt::Site(spot) => {
@@ -269,7 +271,7 @@ impl Engine {
         }
     }
 
-    /// Where the trap of a kernel probe stands.
+    /// Returns the site of a kernel probe.
     fn kernel_spot(&self, address: Gva, moment: Moment) -> KernelSite {
         let place = match moment {
             Moment::Point => address,
@@ -320,7 +322,7 @@ impl Engine {
         path.user_returns.open(function);
     }
 
-    /// Takes a probe off a function's return; with the last one the traps at its return addresses go.
+    /// Removes a probe from a function's return. With the last one its return traps go.
     fn remove_return(
         &self,
         armed: &mut Armed,
@@ -339,8 +341,8 @@ impl Engine {
         );
     }
 
-    /// Takes something off a function's return by `remove`, then changes its entry by `at_entry`, which
-    /// learns whether nothing is left that waits for the return.
+    /// Removes something from a function's return by `remove`, then changes its entry by
+    /// `at_entry`. The latter's argument is true if nothing is left that needs the return.
     fn less_at_return(
         &self,
         function: FunctionKey,
@@ -363,7 +365,7 @@ impl Engine {
         path.end_returns(function, disarm, || at_entry(true));
     }
 
-    /// Changes what happens at a site, and arms or disarms it accordingly.
+    /// Changes the plan of a site, and arms or disarms it accordingly.
     fn change(
         &self,
         armed: &mut Armed,
@@ -376,14 +378,14 @@ impl Engine {
         } = spot;
         let physical = match spot.physical {
             Some(physical) => physical,
-            // The table says why not.
+            // The trap table returns the reason.
             None => path.arm_kernel(machine.traps(), address).map(|site| {
                 machine.traps().disarm(site);
                 site.0
             })?,
         };
         let reported = Some(reported.0).filter(|at| *at != address.0);
-        // Another function has come to where a module was.
+        // Another function has replaced a module's.
         if let Some(site) = armed.sites.get(&physical.0).copied()
             && machine.traps().is_gone(site)
         {
@@ -443,14 +445,15 @@ impl Engine {
         self.0.path.timers.store(Arc::new(timers));
     }
 
-    /// The first instruction of a function that the kernel does not write over when it traces itself: its own tracer's call, or the
-    /// nop in its place, stands before it.
+    /// Returns the first instruction of a function that the kernel's own tracing does not write
+    /// over: the one behind the tracer's call, or the NOP in its place.
     fn behind_patched_entry(&self, address: Gva) -> Gva {
         crate::provider::kprobe::behind_patched_entry(&self.0.machine, &self.0.view, address)
     }
 }
 
-/// Why a trap must not stand on the function `name` of a Linux guest on this host, if so.
+/// Returns the reason that a trap must not be at the function `name` of a Linux guest on this host,
+/// if there is one.
 fn own_use(profile: &HostProfile, name: &str) -> Option<&'static str> {
     match name {
         "asm_exc_int3" if profile.int3_user == Int3::GuestHandler => {

@@ -1,4 +1,4 @@
-//! Static probes of programs: a trap at each site, and their counters of listeners.
+//! Arms static probes of programs: a trap at each site, and their semaphores.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Armed, ArmedAt, EnableError};
 use crate::probe::{StaticText, UserText};
 
 impl Engine {
-    /// Arms all sites, then tells the programs; what the probe then holds.
+    /// Arms all sites, then raises the semaphore. Returns what the probe then holds.
     pub(super) fn arm_static(
         &self,
         armed: &mut Armed,
@@ -23,7 +23,7 @@ impl Engine {
                 probe: enabled.clone(),
             });
             let result = self.hold_user(armed).and_then(|()| {
-                // From here on it counts as armed, to be taken away again.
+                // From here on it counts as armed, so that it is disarmed on an error.
                 places.push(ArmedAt::Static(Box::new(place.text.clone())));
                 let sites = &self.0.path.user_sites;
                 sites.change(self.traps(), &place.text, |site, _| site.statics.push(plan))
@@ -45,7 +45,7 @@ impl Engine {
         Ok(places)
     }
 
-    /// Takes away one site.
+    /// Disarms one site.
     pub(super) fn disarm_static(&self, armed: &mut Armed, text: &UserText, enabled: &Arc<Enabled>) {
         let path = &self.0.path;
         // As with functions: the file may be gone.

@@ -1,4 +1,4 @@
-//! Probes in programs' text: by file and offset, kept by [`super::super::user_text`].
+//! Arms probes in programs' text, by file and offset: see [`super::super::user_text`].
 
 use std::sync::Arc;
 
@@ -48,7 +48,8 @@ impl Engine {
         enabled: &Arc<Enabled>,
     ) {
         let at_entry = |last: bool| {
-            // Nothing is there any more if the guest has removed the file, or it is another file's by now.
+            // An error means that the guest has removed the file, or that it is another file by
+            // now. Nothing is left to disarm.
             let sites = &self.0.path.user_sites;
             let _ = sites.change(self.traps(), text, |plan, _| {
                 plan.probes.retain(|probe| !Arc::ptr_eq(probe, enabled));
@@ -66,7 +67,7 @@ impl Engine {
         self.release_user(armed);
     }
 
-    /// One more has a trap in a program's text.
+    /// Counts one more probe with a trap in a program's text.
     pub(super) fn hold_user(&self, armed: &mut Armed) -> Result<(), ArmError> {
         if armed.user_probes == 0 {
             self.0.machine.hold_user_traps()?;
@@ -76,7 +77,7 @@ impl Engine {
         Ok(())
     }
 
-    /// One less; with the last one the watches go.
+    /// Counts one less. With the last one the watches go.
     pub(super) fn release_user(&self, armed: &mut Armed) {
         armed.user_probes -= 1;
         if armed.user_probes == 0 {

@@ -1,4 +1,4 @@
-//! Watches: the engine's own probes, put on and taken off as sessions need them.
+//! Arms and removes watches, the engine's own probes, as sessions need them.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
@@ -12,7 +12,7 @@ use super::{Armed, KernelSite};
 use crate::probe::Moment;
 
 impl Engine {
-    /// Puts watches on the functions by which the guest changes its text.
+    /// Arms watches on the functions by which the guest changes its text.
     pub(super) fn watch_text(&self, armed: &mut Armed) {
         for (address, watch) in guest_text::watches(&self.0.view) {
             match self.watch(armed, address, watch) {
@@ -28,8 +28,8 @@ impl Engine {
         }
     }
 
-    /// Resumes the sites that were suspended for a change of the guest's text in progress when the first probe was enabled, once
-    /// that change is done. Never waits.
+    /// Resumes the sites that were suspended for a change of the guest's text in progress when the
+    /// first probe was enabled, if that change is done. Never waits.
     pub(in crate::engine) fn follow_up(&self) {
         if !self.0.keeps_free.load(Ordering::Relaxed)
             || self.0.text_locks.are_held(self.0.machine.ram())
@@ -43,7 +43,7 @@ impl Engine {
         }
     }
 
-    /// Resumes those sites, whether the change is done or not.
+    /// Resumes those sites, even if the change is not done.
     pub(super) fn resume_kept(&self, armed: &mut Armed) {
         let suspended = std::mem::take(&mut armed.kept_free);
         self.0.path.count_suspended(suspended.len());
@@ -54,8 +54,8 @@ impl Engine {
         self.0.keeps_free.store(false, Ordering::Relaxed);
     }
 
-    /// Puts watches on files that are mapped, for as long as there is any probe or anybody who waits for one; whether there is
-    /// such a function.
+    /// Arms watches on mapped files, for as long as there is any probe or listener. Returns whether
+    /// the kernel has such a function.
     pub(in crate::engine) fn watch_files(&self) -> bool {
         let mut armed = self.armed();
         if armed.file_watches.is_empty() {
@@ -73,13 +73,13 @@ impl Engine {
         found
     }
 
-    /// One who waits for files less.
+    /// Counts one listener less.
     pub(in crate::engine) fn unwatch_files(&self) {
         let mut armed = self.armed();
         self.one_less(&mut armed);
     }
 
-    /// Puts watches on processes that are made and end, for as long as there is any probe.
+    /// Arms watches on the start and end of processes, for as long as there is any probe.
     pub(in crate::engine) fn watch_processes(&self) {
         let mut armed = self.armed();
         if !armed.process_watches.is_empty() {
@@ -93,7 +93,7 @@ impl Engine {
         }
     }
 
-    /// Puts watches on what the guest's kernel does to pages of programs' text.
+    /// Arms watches on the kernel's handling of pages of programs' text.
     pub(super) fn watch_pages(&self, armed: &mut Armed) {
         let Some(pages) = &self.0.pages else { return };
         for (address, watch) in pages.watches(&self.0.view) {
@@ -106,7 +106,7 @@ impl Engine {
         }
     }
 
-    /// Puts a watch on the kernel function at `address`.
+    /// Arms a watch on the kernel function at `address`.
     pub(super) fn watch(
         &self,
         armed: &mut Armed,
@@ -125,7 +125,7 @@ impl Engine {
         entered.map(|()| spot)
     }
 
-    /// Takes the watches off a kernel function.
+    /// Removes the watches from a kernel function.
     pub(super) fn unwatch(&self, armed: &mut Armed, spot: KernelSite) {
         let function = spot.reported.0;
         let mut on_unwatch = Vec::new();

@@ -1,4 +1,4 @@
-//! What is kept of a hit, and counted.
+//! Recording and counting of hits.
 
 use introspect::Gva;
 
@@ -10,14 +10,15 @@ use crate::event::{EventKind, Header, MAX_ARGUMENTS, MAX_FRAMES, Recorder};
 use crate::ring::Visit;
 
 impl HitPath {
-    /// Records what `probe` wants of a hit, if its filter lets it through.
+    /// Records a hit of `probe` if its filter admits it.
     pub(in crate::engine) fn fire(&self, hit: &Hit<'_>, probe: &Enabled, fired: &HitData<'_>) {
         if self.admits(hit, probe) {
             self.fire_admitted(hit, probe, fired);
         }
     }
 
-    /// Whether the filter of `probe` lets a hit through, its rates aside; one that it does not is counted here.
+    /// Checks whether the filter of `probe` admits a hit, apart from its rates. A rejected hit is
+    /// counted here.
     #[inline]
     pub(super) fn admits(&self, hit: &Hit<'_>, probe: &Enabled) -> bool {
         let admitted = hit.is_admitted_by(&probe.filter);
@@ -27,7 +28,8 @@ impl HitPath {
         admitted
     }
 
-    /// Counts and records a hit that [`admits`](Self::admits) has let through, with nothing but numbers.
+    /// Counts and records a hit that [`admits`](Self::admits) has admitted, with nothing but
+    /// numbers.
     #[inline(never)]
     pub(super) fn record<const N: usize>(
         &self,
@@ -55,7 +57,7 @@ impl HitPath {
         }
     }
 
-    /// Counts and records a hit that [`admits`](Self::admits) has let through, if there are not too many.
+    /// Counts and records a hit that [`admits`](Self::admits) has admitted, if the rates allow it.
     #[inline(never)]
     pub(super) fn fire_admitted(&self, hit: &Hit<'_>, probe: &Enabled, fired: &HitData<'_>) {
         let admitted = probe.filter.admits_rate(|| hit.now(), self.tsc_hz);
@@ -64,7 +66,7 @@ impl HitPath {
             count(&probe.counters.filtered);
             return;
         };
-        // The time first: reading the rest may take a while.
+        // The time comes first, since reading the rest may take a while.
         let visit = ring.visit(|| hit.now());
         if let Some(program) = &probe.program {
             let ran = program.run(&ProbeHit {
@@ -97,7 +99,7 @@ impl HitPath {
         }
     }
 
-    /// What is kept of a hit besides its arguments.
+    /// Captures the values of a hit other than its arguments.
     fn capture(
         &self,
         hit: &Hit<'_>,
@@ -148,7 +150,7 @@ impl Header {
     }
 }
 
-/// Adds a record of the first `most` arguments, as many as a slot has room for.
+/// Adds a record of the first `most` arguments, as many as fit into a slot.
 #[inline(never)]
 fn push_some(visit: &Visit<'_>, header: &Header, arguments: &[u64], most: usize) -> bool {
     visit.push_with(|slot| {
@@ -158,16 +160,16 @@ fn push_some(visit: &Visit<'_>, header: &Header, arguments: &[u64], most: usize)
     })
 }
 
-/// The first so many places for frames.
+/// Returns the first `most` frames of `room`.
 fn first(room: &mut Frames, most: usize) -> &mut [u64] {
     room.get_mut(..most.min(MAX_FRAMES)).unwrap_or_default()
 }
 
-/// What a probe fires with.
+/// The data of a hit for a probe.
 pub(crate) struct HitData<'a> {
     pub(in crate::engine) pc: u64,
     pub(in crate::engine) arguments: &'a [u64],
-    /// At a return: RAX.
+    /// RAX, at a return.
     pub(in crate::engine) returned: Option<u64>,
 }
 

@@ -1,4 +1,5 @@
-//! Calls whose return is probed: from the entry of a function, where a trap comes to its return address, to the hit there.
+//! Calls whose return is probed: from a function's entry, where its return address gets a trap, to
+//! the hit there.
 
 use std::sync::Arc;
 
@@ -16,15 +17,15 @@ use super::super::system_call::SYSTEM_CALL_RESULT;
 use super::{Arm, Hit, HitData, HitPath};
 use crate::event::MAX_ARGUMENTS;
 
-/// Bytes of a return address.
+/// The size of a return address in bytes.
 const RETURN_ADDRESS: u64 = 8;
-/// How far a call reaches either way.
+/// The reach of a call in either direction, in bytes.
 const CALL_REACH: u64 = 1 << 31;
 
 impl HitPath {
-    /// Ends the probing of a function's return, while the guest runs. The traps at its return addresses
-    /// go first, by `disarm`: a call is recorded for as long as its return meets one. Then `stop` changes
-    /// what happens at the entry.
+    /// Ends the probing of a function's return while the guest runs. The return traps are removed
+    /// first, by `disarm`: a call is recorded as long as its return meets one. Then `stop` changes
+    /// the entry's plan.
     pub(in crate::engine) fn end_returns(
         &self,
         function: FunctionKey,
@@ -50,8 +51,8 @@ impl HitPath {
         look_up(&self.return_plans, seen, function, |plan| plan.cloned())
     }
 
-    /// Waits for the return of the function that is entered, whose return address gets a trap. `spot` tells where the last
-    /// call returned to that was made there.
+    /// Expects the return of the function that was entered, and arms a trap at its return address.
+    /// `spot` has the return address of the previous call.
     #[inline(never)]
     pub(in crate::engine) fn expect_return(
         &self,
@@ -72,7 +73,7 @@ impl HitPath {
                 Err(_) => return count(&self.counters.without_return),
             },
         };
-        // The trap may have been taken away since the spot was looked up.
+        // The trap may have been removed since the spot was looked up.
         let is_known = spot.is_some_and(|spot| {
             spot.returns_to.get() == Some(waits_at) && spot.changes == self.changes.number()
         });
@@ -99,7 +100,7 @@ impl HitPath {
         self.returns.enter(key, &call);
     }
 
-    /// Whether a trap stands at a return address, or is put there now; that it cannot be is counted.
+    /// Checks whether a trap is at a return address, or arms one. A failure is counted.
     #[inline(never)]
     fn is_armed_for(
         &self,
@@ -127,7 +128,7 @@ impl HitPath {
         site == ReturnSite::Armed
     }
 
-    /// Whether this hit was the return of calls that wait for it.
+    /// Checks whether this hit is the return of pending calls, and handles it.
     #[inline]
     pub(super) fn on_return(&self, hit: &Hit<'_>, spot: &HitPlan) -> bool {
         let task = hit.current.task();
@@ -152,7 +153,7 @@ impl HitPath {
         true
     }
 
-    /// The return of a call that the spot does not tell of.
+    /// Handles the return of a call whose plan is not in the spot.
     #[inline(never)]
     fn return_elsewhere(&self, hit: &Hit<'_>, call: &Returning) {
         if let Some(plan) = self.return_plan(hit, call.function) {
@@ -174,7 +175,7 @@ impl HitPath {
             }
         };
         for probe in &plan.probes {
-            // Another probe's call: this one was not there yet.
+            // The call belongs to another probe: this one was enabled later.
             if probe.since > call.entered || !self.admits(hit, probe) {
                 continue;
             }
@@ -192,9 +193,10 @@ impl HitPath {
         }
     }
 
-    /// Returns the word on top of the stack if it can be a return address by its value: in the half of the address space that
-    /// the function is in, and in the kernel no further away than a call reaches. What is there is looked at where a trap is
-    /// put ([`ReturnTargets`](super::super::return_targets::ReturnTargets)).
+    /// Returns the word on top of the stack if its value can be a return address. It must be in the
+    /// function's half of the address space, and in the kernel within a call's reach. The code
+    /// there is checked when a trap is armed
+    /// ([`ReturnTargets`](super::super::return_targets::ReturnTargets)).
     fn return_address(&self, hit: &Hit<'_>) -> Option<Gva> {
         let space = if hit.user { hit.space() } else { self.space };
         let found = read_u64(hit.memory, space, Gva(hit.registers.rsp)).ok()?;
@@ -204,7 +206,8 @@ impl HitPath {
     }
 }
 
-/// Whether any probe of a function's return may want the one of the call that begins here.
+/// Checks whether any probe of a function's return may want the return of the call that begins
+/// here.
 #[inline]
 pub(in crate::engine) fn return_is_wanted(hit: &Hit<'_>, plan: &ReturnPlan) -> bool {
     for probe in &plan.probes {

@@ -1,34 +1,36 @@
-//! One shard of the calls that have not returned: their frames side by side, and a table of where each is.
+//! One shard of the pending calls: frames in a vector, and a hash table of their positions.
 //!
-//! The table is open: a frame's entry stands at the place that its hash says, or as soon behind it as there is room. No more
-//! than half of the places are taken, and hashes are mixed with numbers that no guest knows: searches are short.
+//! The table uses open addressing with linear probing. An entry is at its hash's place, or at the
+//! first free place behind it. At most half of the places are taken, and the hash factors are not
+//! known to guests, so searches are short.
 //!
-//! The memory for all is set aside at the start; what was never used of it costs nothing.
+//! All memory is reserved at the start. Parts that were never used cost nothing.
 
 use super::{Frame, Key};
 
-/// The bits of an entry that have the number of its frame, from 1 on; the others are the hash's. No entry is 0.
+/// The bits of an entry that hold the number of its frame, from 1 on. The others hold the hash. No
+/// entry is 0.
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 const NUMBER_BITS: u32 = 20;
 
 /// The frames of a shard.
 pub(super) struct Shard {
-    /// A power of two of places.
+    /// The entries; a power of two of places.
     table: Box<[u64]>,
     frames: Vec<Frame>,
     room: usize,
 }
 
-/// What a search has come to.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The frame, and the place of its entry.
+    /// The frame, with the place of its entry.
     At { place: usize, index: usize },
-    /// The place where the entry would stand.
+    /// The free place for the entry.
     Free(usize),
 }
 
-/// The place of a hash in a table of any size; its lower bits count.
+/// Returns the home place of a hash, for a table of any size: its lower bits count.
 fn home(hash: u64) -> usize {
     (hash >> NUMBER_BITS) as usize
 }
@@ -38,7 +40,7 @@ fn entry(hash: u64, index: usize) -> u64 {
 }
 
 impl Shard {
-    /// Makes room for so many frames, which [`NUMBER`] can number.
+    /// Creates a shard with room for `room` frames, which [`NUMBER`] can number.
     pub(super) fn new(room: usize) -> Self {
         Self {
             table: vec![0; (room * 2).next_power_of_two()].into(),
@@ -80,7 +82,7 @@ impl Shard {
         }
     }
 
-    /// Adds a frame at the free place of its entry. There is room.
+    /// Adds a frame whose entry belongs at the free `place`. There must be room.
     #[inline]
     pub(super) fn insert(&mut self, place: usize, frame: Frame) {
         if let Some(free) = self.table.get_mut(place) {
@@ -89,7 +91,7 @@ impl Shard {
         }
     }
 
-    /// Takes out what a search has found.
+    /// Removes the frame that a search has found.
     #[inline]
     pub(super) fn remove(&mut self, place: usize, index: usize) -> Option<Frame> {
         self.free(place);
@@ -99,7 +101,7 @@ impl Shard {
         self.remove_between(index)
     }
 
-    /// Takes out a frame that has no entry any more; the last one goes to its place.
+    /// Removes a frame that has no entry any more. The last frame moves to its position.
     #[inline(never)]
     fn remove_between(&mut self, index: usize) -> Option<Frame> {
         let last = self.frames.last()?;
@@ -112,7 +114,7 @@ impl Shard {
         (index < self.frames.len()).then(|| self.frames.swap_remove(index))
     }
 
-    /// Frees a place. Entries behind it that would not be found any more go to where there is room ahead of them.
+    /// Frees a place. Later entries that a search would not reach any more move ahead.
     #[inline]
     fn free(&mut self, place: usize) {
         let mask = self.table.len() - 1;
@@ -123,7 +125,7 @@ impl Shard {
             if entry == 0 {
                 break;
             }
-            // Whether the hole is between its home and where it stands.
+            // Whether the hole is between the entry's home and its place.
             let from_home = next.wrapping_sub(home(entry)) & mask;
             if from_home >= next.wrapping_sub(hole) & mask {
                 if let Some(free) = self.table.get_mut(hole) {
@@ -138,7 +140,7 @@ impl Shard {
         }
     }
 
-    /// Takes out the frame that was entered first.
+    /// Removes the frame that was entered first.
     #[cold]
     pub(super) fn remove_oldest(&mut self) -> Option<Frame> {
         let frames = self.frames.iter();
@@ -149,7 +151,7 @@ impl Shard {
         }
     }
 
-    /// Takes the frames out that `keeps` does not want.
+    /// Removes the frames that `keeps` rejects.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(&mut Frame) -> bool) {
         let mut index = 0;
         while let Some(frame) = self.frames.get_mut(index) {
@@ -158,7 +160,7 @@ impl Shard {
                 index += 1;
                 continue;
             }
-            // The last one comes to this place.
+            // The last frame moves to this position.
             match self.find(hash, key) {
                 Found::At { place, index } => drop(self.remove(place, index)),
                 Found::Free(_) => index += 1,
@@ -194,7 +196,8 @@ mod tests {
     }
 
     proptest! {
-        /// As a map does it, whatever collides: few hashes, and those of the table's last places.
+        /// The shard agrees with a map in spite of collisions: few hashes, those of the table's
+        /// last places among them.
         #[test]
         fn frames_are_found_until_they_are_taken_out(
             steps in prop::collection::vec((0u64..24, any::<bool>()), 0..400),
