@@ -1,4 +1,4 @@
-//! The arguments that a static probe fires with, as the notes of its site say.
+//! The arguments of a static probe, read as the notes of its site say.
 
 use std::ops::Deref;
 
@@ -17,7 +17,8 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Those of a static probe at a hit of one of its sites, of which one that is not known is 0; clears `complete` then.
+    /// Reads the arguments of a static probe at a hit of one of its sites. An unknown one is 0 and
+    /// clears `complete`.
     pub(super) fn of_site(hit: &Hit<'_>, place: &StaticPlace, complete: &mut bool) -> Self {
         let read = |address: u64, buf: &mut [u8]| {
             read_virtual(hit.memory, hit.space(), Gva(address), buf).is_ok()

@@ -1,4 +1,4 @@
-//! What is to be done when watched calls return.
+//! The work that is left for the returns of watched calls.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,9 +7,9 @@ use introspect::Gva;
 
 use super::hit::Hit;
 
-/// Watched calls that are under way at once; more are let go by.
+/// The most watched calls in progress at once. Further ones are not handled.
 const MOST_CALLS: usize = 4096;
-/// Bytes of a return address.
+/// The size of a return address in bytes.
 const RETURN_ADDRESS: u64 = 8;
 
 /// By task, and stack pointer after the return.
@@ -22,10 +22,10 @@ impl<T> Default for Calls<T> {
 }
 
 impl<T> Calls<T> {
-    /// Remembers something for the return of the function that is entered at `hit`.
+    /// Keeps `pending` for the return of the function that is entered at `hit`.
     ///
     /// # Errors
-    /// If too many wait: gives it back.
+    /// If too many calls are in progress: returns `pending`.
     pub(crate) fn enter(&self, hit: &Hit<'_>, pending: T) -> Result<(), T> {
         let stack = hit.registers.rsp.wrapping_add(RETURN_ADDRESS);
         let mut calls = self.lock();
@@ -36,7 +36,7 @@ impl<T> Calls<T> {
         Ok(())
     }
 
-    /// What was remembered for the return at `hit`.
+    /// Removes and returns the value that was kept for the return at `hit`.
     pub(crate) fn leave(&self, hit: &Hit<'_>, from_stack: Gva) -> Option<T> {
         self.lock()
             .remove(&(hit.current.task().address, from_stack.0))

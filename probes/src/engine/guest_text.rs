@@ -81,11 +81,11 @@ const MOST_CALLS: usize = 4096;
 enum Part {
     /// The bytes to be written: the address is one argument, the length another.
     Written { start: usize, length: usize },
-    /// The instruction that a `struct jump_entry` is about, which an argument points to.
+    /// The instruction of a `struct jump_entry`, to which an argument points.
     JumpEntry { entry: usize },
     /// The instructions at one or two arguments.
     At { first: usize, second: Option<usize> },
-    /// The function of a `struct kprobe`, which an argument points to.
+    /// The function of a `struct kprobe`, to which an argument points.
     Kprobe { kprobe: usize, address: u64 },
     /// The first instructions of functions, where the tracer's call stands.
     Entries,
@@ -105,9 +105,9 @@ enum Part {
 /// The memory that a function of the guest is about to free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freed {
-    /// All that is mapped from an argument on.
+    /// Everything that is mapped from an argument on.
     Region { start: usize },
-    /// Between two arguments.
+    /// The range between two arguments.
     Range { start: usize, end: usize },
 }
 
@@ -368,7 +368,7 @@ fn without(range: Range<u64>, start: u64, length: u64) -> impl Iterator<Item = R
 impl Watch for PartWatch {
     fn on_entry(&self, path: &HitPath, hit: &Hit<'_>) -> bool {
         let Some(cpu) = hit.cpu else { return false };
-        // Where this call returns to a trap must stand, or the sites stay out.
+        // The call's return trap must stay armed, or the sites stay suspended.
         let back = read_u64(hit.memory, self.space, Gva(hit.registers.rsp)).ok();
         // If no site is there, the range is kept free: another thread may be arming one.
         let mut suspended = Suspended::default();

@@ -1,14 +1,15 @@
-//! Processes that a filter follows: those it names, and all that they make.
+//! Processes that a filter follows: those it names, and all their descendants.
 //!
-//! The engine tells of every process that is made and that ends, on the vCPU's thread where it happens; the hit path asks.
+//! The engine reports the start and end of every process, on the vCPU's thread where it happens.
+//! The hit path reads the set.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Most processes that are followed at a time: a guest that makes more loses those.
+/// The most processes followed at a time. Further ones are not followed.
 const MOST: usize = 1 << 16;
 
-/// The processes of one filter.
+/// The set of processes of one filter.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Followed(Arc<RwLock<HashSet<u32>>>);
 
@@ -17,7 +18,7 @@ impl Followed {
         Self(Arc::new(RwLock::new(pids.into_iter().collect())))
     }
 
-    /// Whether a filter still asks.
+    /// Checks whether a filter still uses the set.
     pub(crate) fn is_used(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -29,7 +30,7 @@ impl Followed {
             .contains(&pid)
     }
 
-    /// `child` was made by `parent`.
+    /// Adds `child` if its `parent` is followed.
     pub(crate) fn made(&self, parent: u32, child: u32) {
         if !self.contains(parent) {
             return;
@@ -40,7 +41,7 @@ impl Followed {
         }
     }
 
-    /// `pid` has ended: another process may get its number.
+    /// Removes `pid`, which has ended: another process may get its number.
     pub(crate) fn ended(&self, pid: u32) {
         if self.contains(pid) {
             let mut pids = self.0.write().unwrap_or_else(PoisonError::into_inner);

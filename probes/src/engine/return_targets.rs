@@ -1,7 +1,8 @@
-//! Whether a word on the kernel's stack is a return address, before a trap is put there.
+//! Checks whether a word on the kernel's stack is a return address, before a trap is armed there.
 //!
-//! Code that is jumped to, such as the cold part of a function or the kernel's way out to programs, has something else on top
-//! of its stack: a pointer to data, or a register of a program. An int3 in data would change the guest.
+//! Code that is jumped to has something else on top of its stack: a pointer to data, or a register
+//! of a program. Examples are the cold part of a function, and the kernel's exit to programs. An
+//! int3 in data would change the guest.
 
 use std::sync::Arc;
 
@@ -11,14 +12,14 @@ use vmm::trap::{ArmError, TrapTable};
 
 use crate::kernel_view::KernelView;
 
-/// The places in a kernel that code returns to.
+/// The addresses in a kernel that code returns to.
 pub(crate) struct ReturnTargets {
     view: Arc<KernelView>,
     text: KernelText,
 }
 
 impl ReturnTargets {
-    /// Makes them for a running kernel.
+    /// Creates the check for a running kernel.
     pub(super) fn new(view: Arc<KernelView>) -> Self {
         Self {
             text: KernelText::new(&view.symbols),
@@ -26,11 +27,12 @@ impl ReturnTargets {
         }
     }
 
-    /// Checks that a call ends at `address`, or that it is the first byte of a function: by such an address the kernel's own
-    /// return probes and tracers, and new threads, come to their code.
+    /// Checks that a call ends at `address`, or that it is the first byte of a function. The
+    /// kernel's own return probes and tracers, and new threads, reach their code through such an
+    /// address.
     ///
     /// # Errors
-    /// If it is data, or an address within code that no call returns to.
+    /// If `address` is data, or is within code that no call returns to.
     pub(super) fn check(&self, table: &TrapTable, address: Gva) -> Result<(), ArmError> {
         let is_target = match self.text.section(address.0) {
             Section::Data => false,

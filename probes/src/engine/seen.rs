@@ -50,9 +50,9 @@ pub(crate) struct HitPlan {
     /// The number of changes that the plan is based on.
     pub(super) changes: u64,
     pub(super) site: u64,
-    /// A trap for returns stands there.
+    /// Whether a return trap is there.
     pub(super) is_return: bool,
-    /// Nothing but probes stands there, and a return may be waited for.
+    /// Whether only probes are there, and possibly a return is expected.
     pub(super) is_plain: bool,
     pub(super) plan: Option<Arc<SitePlan>>,
     /// The return address of the last call of the function that begins there, if it has a trap.

@@ -1,15 +1,20 @@
-//! Counters of listeners in programs' data: a static probe that has one is passed by while it is 0.
+//! Semaphores of static probes: counters of listeners in programs' data. A program skips a static
+//! probe while its semaphore is 0.
 //!
-//! While such a probe is enabled its counter is one higher, in every process that maps the file: in the private pages of those that have one
-//! there, and in the file's page in the page cache, from which new processes and new private pages take it. When the probe is disabled the
-//! same is done backwards; a process that has got its page in between has got the count with it. All that while the guest stands still.
+//! While such a probe is enabled, its counter is raised by one in every process that maps the file.
+//! Processes with a private page get it there. The others, and new processes and private pages,
+//! take it from the file's page in the page cache. Disabling the probe lowers the counters again. A
+//! process that got its private page in between has copied the raised counter. The guest is paused
+//! for each of these changes.
 //!
-//! The file itself keeps its bytes: what is read of it gets them, and while its page is handed on or written to a disk the count is out of
-//! it. A page of the file that leaves the page cache takes the count with it, and gets it again when the file is next mapped; so does one
-//! that was written to a disk.
+//! The file itself keeps its bytes. A read of the file returns the original bytes. While its page
+//! is passed on or written to a disk, the counter is lowered. A page that leaves the page cache
+//! loses the count, and so does one that was written to a disk. Both get it again when the file is
+//! next mapped.
 //!
-//! Not reached: a private page that is on a swap device, or just being made or moved, when the probe is enabled or disabled. It keeps what it
-//! has: its program sees no listener, or one that is gone.
+//! Not reached: a private page that is on a swap device, or that is just being made or moved, when
+//! the probe is enabled or disabled. It keeps its counter, so its program sees no listener, or one
+//! that is gone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -138,7 +143,7 @@ impl Semaphores {
         found
     }
 
-    /// A file's pages are about to be handed on as they are: the counts are out of them until [`Self::show`].
+    /// Lowers a file's counters while its pages are passed on, until [`Self::show`].
     pub(crate) fn hide(&self, cache: PageCache<'_>, mapping: Gva) {
         self.of_file(mapping, |counter| {
             let before = counter.raised();

@@ -98,13 +98,13 @@ pub(super) struct Active {
     pub(super) places: Vec<ArmedAt>,
 }
 
-/// The rings' size is not usable.
+/// An error of creating a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
-    /// The memory budget has no room for the rings.
+    /// The rings' size is not usable.
     #[error(transparent)]
     Ring(#[from] RingSizeError),
-    /// There is no room for them.
+    /// The memory budget has no room for the rings.
     #[error(transparent)]
     Memory(#[from] OverBudget),
 }

@@ -1,7 +1,8 @@
-//! Files whose pages the guest's kernel hands on as they are, without a copy: all traps in such a file are out of memory meanwhile.
+//! Files whose pages the guest's kernel passes on without a copy. All traps in such a file are
+//! suspended meanwhile.
 //!
-//! The caller tells when that begins and ends, and of every trap that comes to stand in a file. Sites stay armed; what passes them
-//! meanwhile is not seen.
+//! The caller reports the start and end of each such call, and every trap that is armed in a file.
+//! Sites stay armed, but hits are missed meanwhile.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use vmm::trap::{SiteId, SuspendedUser, TrapTable};
 
 #[derive(Default)]
 struct Spliced {
-    /// Calls under way.
+    /// The number of calls in progress.
     calls: usize,
     out: SuspendedUser,
 }
@@ -25,8 +26,9 @@ impl Splices {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file's pages are about to be handed on. `is_of_file` tells whether a page of memory is one of them. Gives how many traps were
-    /// taken out; [`Self::end`] is to be called if that, or what others took out before, is not nothing.
+    /// Suspends a file's traps before its pages are passed on. `is_of_file` checks whether a page
+    /// of memory belongs to the file. Returns the number of suspended traps. If it, or that of an
+    /// earlier call, is not 0, the caller must call [`Self::end`].
     pub(crate) fn begin(
         &self,
         table: &TrapTable,
@@ -42,7 +44,7 @@ impl Splices {
         count
     }
 
-    /// A call that [`Self::begin`] was told of is over: with the last one the traps go back.
+    /// Ends a call that [`Self::begin`] has counted. With the last one the traps are resumed.
     pub(crate) fn end(&self, table: &TrapTable, mapping: Gva) {
         let mut files = self.lock();
         let Some(file) = files.get_mut(&mapping) else {
@@ -56,12 +58,12 @@ impl Splices {
         }
     }
 
-    /// Nobody is told of ends any more, and no trap stands in any file.
+    /// Forgets all calls. Only for when no end will be reported any more, and no file has a trap.
     pub(crate) fn clear(&self) {
         self.lock().clear();
     }
 
-    /// A trap was put into a file.
+    /// Suspends a trap that was armed in a file, if the file's pages are being passed on.
     pub(crate) fn take_out(&self, table: &TrapTable, mapping: Gva, site: Option<SiteId>) {
         if let Some(site) = site
             && let Some(file) = self.lock().get_mut(&mapping)

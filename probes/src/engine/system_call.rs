@@ -1,5 +1,5 @@
-//! System calls at a hit of the kernel's function that carries them out: the number chooses the probes, and arguments and
-//! result are in the caller's saved registers.
+//! System calls at a hit of the kernel function that dispatches them. The number selects the
+//! probes. Arguments and result are in the caller's saved registers.
 
 use introspect::Gva;
 use introspect::x86_64::virtual_memory::read_virtual;
@@ -9,16 +9,16 @@ use super::plan::SystemCalls;
 use super::returns::FunctionKey;
 use crate::event::MAX_ARGUMENTS;
 
-/// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9 (arch/x86/include/asm/ptrace.h, part of the ABI of
-/// ptrace(2) since x86-64 began).
+/// Offsets of a system call's arguments in `pt_regs`: di, si, dx, r10, r8, r9
+/// (arch/x86/include/asm/ptrace.h, part of the ABI of ptrace(2) since the first x86-64 kernel).
 const SYSTEM_CALL_ARGUMENTS: [usize; MAX_ARGUMENTS] = [112, 104, 96, 56, 72, 64];
-/// Offset of the result in `pt_regs`: ax.
+/// The offset of the result in `pt_regs`: ax.
 pub(super) const SYSTEM_CALL_RESULT: u64 = 80;
-/// Bytes of `pt_regs`.
+/// The size of `pt_regs` in bytes.
 const PT_REGS: usize = 168;
-/// Keys of system calls among those of functions: no address has these bits.
+/// The base of system calls' keys among those of functions: no address has these bits.
 const SYSTEM_CALL_KEY: u64 = 0x5ca1_1000_0000_0000;
-/// System calls that do not come back to their caller: rt_sigreturn, exit, exit_group.
+/// System calls that do not return to their caller: rt_sigreturn, exit, exit_group.
 const NO_RETURN: [u64; 3] = [15, 60, 231];
 
 /// Returns the key of a system call's return.
@@ -27,7 +27,8 @@ pub(crate) fn system_call_key(number: u64) -> FunctionKey {
 }
 
 impl HitPath {
-    /// Fires the probes of the system call that begins here, and waits for its return where one is probed.
+    /// Fires the probes of the system call that begins here, and expects its return if that is
+    /// probed.
     pub(super) fn enter_system_call(
         &self,
         hit: &Hit<'_>,
@@ -37,7 +38,7 @@ impl HitPath {
     ) {
         let registers = hit.arguments();
         let register = |number: usize| registers.get(number).copied().unwrap_or_default();
-        // An int as the kernel passes it.
+        // The kernel passes an int.
         let number = register(calls.layout.number) & 0xffff_ffff;
         let plan = usize::try_from(number)
             .ok()
@@ -67,7 +68,7 @@ impl HitPath {
     /// Returns the arguments that the caller's saved `registers` hold.
     fn system_call_arguments(&self, hit: &Hit<'_>, registers: u64) -> [u64; MAX_ARGUMENTS] {
         let mut bytes = [0; PT_REGS];
-        // A guest that lies about its own stack has no arguments.
+        // The guest's stack pointer may be wrong: no arguments then.
         if read_virtual(hit.memory, self.space, Gva(registers), &mut bytes).is_err() {
             return [0; MAX_ARGUMENTS];
         }

@@ -1,7 +1,8 @@
 //! The locks that the guest's kernel holds while it reads or writes its own text.
 //!
-//! The watches of [`guest_text`](super::guest_text) see calls that begin. A call that is under way when the first probe is
-//! enabled is known by its lock. Until that is free, traps stay off the instructions that such calls look at.
+//! The watches of [`guest_text`](super::guest_text) see calls that begin. A call in progress when
+//! the first probe is enabled is detected by its lock. Until the lock is free, sites on the
+//! instructions that such calls read stay suspended.
 //!
 //! Structure: `struct mutex`, include/linux/mutex.h.
 
@@ -12,12 +13,13 @@ use introspect::{Gva, PhysicalMemory};
 
 use crate::kernel_view::KernelView;
 
-/// Held while text is written (kernel/extable.c), and while jump labels are read or changed (kernel/jump_label.c).
+/// The locks held while text is written (kernel/extable.c), and while jump labels are read or
+/// changed (kernel/jump_label.c).
 const LOCKS: [&str; 2] = ["text_mutex", "jump_label_mutex"];
-/// Flags of a mutex beside the address of its owner (kernel/locking/mutex.h).
+/// The flags in the owner word of a mutex, beside the address (kernel/locking/mutex.h).
 const FLAGS: u64 = 7;
 
-/// Where the owners of the locks are.
+/// The addresses of the locks' owner words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TextLocks {
     owners: Vec<Gva>,
@@ -25,7 +27,7 @@ pub(super) struct TextLocks {
 }
 
 impl TextLocks {
-    /// Looks them up. A lock that the kernel does not tell of is taken to be free.
+    /// Looks up the locks. A lock that is not found counts as free.
     pub(super) fn new(view: &KernelView) -> Self {
         let owner = view
             .btf
@@ -41,7 +43,7 @@ impl TextLocks {
         }
     }
 
-    /// Returns whether a task holds one of them.
+    /// Checks whether a task holds one of the locks.
     pub(super) fn are_held(&self, memory: &impl PhysicalMemory) -> bool {
         let owner = |at: &Gva| read_u64(memory, self.space, *at).unwrap_or_default() & !FLAGS;
         self.owners.iter().any(|at| owner(at) != 0)

@@ -1,4 +1,4 @@
-//! The arguments of a tracepoint, found at the branch to its call.
+//! Finds the arguments of a tracepoint at the branch to its call.
 
 use std::ops::ControlFlow;
 
@@ -9,16 +9,18 @@ use vmm::speculation::SpeculationError;
 use crate::event::MAX_ARGUMENTS;
 use crate::probe::TracepointText;
 
-/// Instructions from the branch to the call; between them arguments are computed.
+/// The most instructions from the branch to the call. Those in between compute arguments.
 const STEPS: usize = 512;
-/// First opcode bytes of JMP, with 8 and 32 bits of distance.
+/// The first opcode bytes of JMP with 8 and 32 bits of distance.
 const JUMPS: [u8; 2] = [0xeb, 0xe9];
 
-/// What the kernel would call the tracepoint's listeners with, from the branch at `site` on, which leads to `target`; `None` if it would call
-/// nobody: it is for some conditions only, or the call is another branch's, which has a trap of its own where the guest itself listens.
+/// Returns the arguments with which the kernel would call the tracepoint's listeners, from the
+/// branch at `site`, which leads to `target`. `None` if it would call none. Either the tracepoint
+/// has a condition that is not met, or the call belongs to another branch. That branch has a trap
+/// of its own if the guest itself listens.
 ///
 /// # Errors
-/// If the code cannot be followed.
+/// If speculation cannot follow the code.
 pub(super) fn arguments(
     cpu: &StoppedVcpu<'_>,
     text: &TracepointText,
@@ -26,18 +28,19 @@ pub(super) fn arguments(
     target: Gva,
 ) -> Result<Option<[u64; MAX_ARGUMENTS]>, SpeculationError> {
     enum Met {
-        /// The CALL of one of the functions for those who listen.
+        /// The CALL of one of the listeners' functions.
         CallSite,
-        /// One of these functions.
+        /// The entry of one of these functions.
         Called,
-        /// The function has gone on behind the branch.
+        /// The code behind the branch.
         Behind,
     }
     let mut other = None;
-    // Whoever listens is called through their own function where there is one only.
+    // A single listener is called directly, through a function of its own.
     let direct = text.calls.iter().filter_map(|call| jump_target(cpu, *call));
     let calls: Vec<Gva> = text.calls.iter().copied().chain(direct).collect();
-    // Somebody listens: the structure is read as the list of them, which starts with a function and its data.
+    // Listeners are forced: the structure is read as their list, which starts with a function and
+    // its data.
     let forced = [(text.listeners, text.structure.0)];
     let behind = [Gva(site.0.wrapping_add(2)), Gva(site.0.wrapping_add(5))];
     let met = cpu.speculate(target, STEPS, &forced, |at| {
@@ -63,7 +66,7 @@ pub(super) fn arguments(
         }
     });
     let (met, mut arrival) = match met {
-        // Where a compiler knows the condition, the code need not come back to behind the branch.
+        // If the compiler knows the condition, the code need not return to behind the branch.
         Err(SpeculationError::Returned { .. }) => return Ok(None),
         met => met?,
     };
@@ -72,7 +75,7 @@ pub(super) fn arguments(
     if matches!(met, Met::Behind) || is_told_there {
         return Ok(None);
     }
-    // The first argument of the call is the listener's own, the seventh is on the stack.
+    // The call's first argument is the listener's own; the seventh is on the stack.
     let r = arrival.registers();
     let return_address = match met {
         Met::Called => 8,
@@ -83,7 +86,7 @@ pub(super) fn arguments(
     Ok(Some([r.rsi, r.rdx, r.rcx, r.r8, r.r9, last]))
 }
 
-/// Where the jump leads that a trampoline is.
+/// Returns the target of the jump that a trampoline consists of.
 fn jump_target(cpu: &StoppedVcpu<'_>, trampoline: Gva) -> Option<Gva> {
     let code = cpu.code(trampoline);
     let distance = match code.as_slice() {
@@ -94,7 +97,7 @@ fn jump_target(cpu: &StoppedVcpu<'_>, trampoline: Gva) -> Option<Gva> {
     Some(Gva(next.wrapping_add_signed(i64::from(distance))))
 }
 
-/// Whether a branch is on in the guest.
+/// Checks whether the guest has enabled a branch.
 fn is_taken(cpu: &StoppedVcpu<'_>, branch: Gva) -> bool {
     let code = cpu.code(branch);
     code.first().is_some_and(|opcode| JUMPS.contains(opcode))

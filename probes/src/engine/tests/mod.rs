@@ -1,4 +1,4 @@
-//! The hit path without KVM: hits as plain values over a small memory.
+//! Tests of the hit path without KVM: hits as plain values over a small memory.
 #![allow(clippy::unwrap_used)]
 
 mod probes;
@@ -44,11 +44,11 @@ const STACK: u64 = 0xffff_c900_0000_0000;
 const PER_CPU: [u64; 2] = [0xffff_8880_0700_0000, 0xffff_8880_0710_0000];
 const TASKS: [u64; 2] = [0xffff_8880_0300_0000, 0xffff_8880_0300_0800];
 const PIDS: [u32; 2] = [57, 58];
-/// Physical pages behind the above.
+/// Physical pages of the addresses above.
 const STACK_PAGE: u64 = 0x18_0000;
 const PER_CPU_PAGES: [u64; 2] = [0x19_0000, 0x1a_0000];
 const TASK_PAGE: u64 = 0x1b_0000;
-/// A program's text and stack: pages, and where two processes have them.
+/// A program's text and stack: pages, and their addresses in two processes.
 const USER_TEXT_PAGE: u64 = 0x1c_0000;
 const USER_STACK_PAGE: u64 = 0x1d_0000;
 const USER_TEXT: [u64; 2] = [0x40_0000, 0x7f12_3456_7000];
@@ -63,7 +63,7 @@ const LAYOUT: TaskLayout = TaskLayout {
     comm: 0x20,
 };
 
-/// Two CPUs that run task 0, a stack, two processes with one program, and a hit path over them.
+/// Two CPUs that run task 0, a stack, two processes of one program, and a hit path over them.
 struct Guest {
     memory: TestMemory,
     space: AddressSpace,
@@ -72,11 +72,11 @@ struct Guest {
     clock: Cell<u64>,
     /// Whether traps at return addresses succeed.
     can_arm: bool,
-    /// Traps at return addresses so far.
+    /// The number of traps at return addresses so far.
     armed: Cell<u64>,
 }
 
-/// One session: its rings.
+/// The rings of one session.
 #[derive(Clone)]
 struct Rings(Arc<SessionShared>);
 
@@ -107,7 +107,7 @@ impl Rings {
         ))
     }
 
-    /// A probe that keeps the kernel's stack.
+    /// Creates a probe that captures the kernel stack.
     fn with_stack(&self, number: u32, kind: EventKind) -> Arc<Enabled> {
         let capture = Capture {
             kernel_stack: 4,
@@ -129,14 +129,14 @@ impl Rings {
         events
     }
 
-    /// (kind, probe, pc, thread, first argument)
+    /// Returns each event as (kind, probe, pc, thread, first argument).
     fn short(&self) -> Vec<(EventKind, u32, u64, Option<u32>, u64)> {
         let short = |e: &Event| (e.kind, e.probe, e.pc, e.tid, e.arguments[0]);
         self.events().iter().map(short).collect()
     }
 }
 
-/// Hits, filtered, recorded, dropped.
+/// Returns hits, filtered, recorded, dropped.
 fn counts(probe: &Enabled) -> [u64; 4] {
     let counted = super::session::stats(&probe.counters);
     [
@@ -170,7 +170,7 @@ impl Arm for ArmOf<'_> {
     }
 }
 
-/// Entries are told apart by RDI.
+/// Arguments. Entries are told apart by RDI.
 const ARGUMENTS: [u64; 6] = [11, 12, 13, 14, 15, 16];
 
 impl Guest {
@@ -228,7 +228,7 @@ impl Guest {
         guest.running(0, TASKS[0]).running(1, TASKS[0])
     }
 
-    /// With probes 0 and 1 on READ, 2 and 3 on WRITE: entry and return.
+    /// Creates a guest with probes 0 and 1 on READ, 2 and 3 on WRITE: entry and return.
     fn traced(slots: usize) -> (Self, Rings) {
         let (guest, rings) = (Self::new(), Rings::new(slots));
         guest.trace(&rings, &Filter::default());
@@ -259,7 +259,7 @@ impl Guest {
         self.path.return_plans.insert(function, Arc::new(plan));
     }
 
-    /// Puts a probe at a site, or at the return of the function there.
+    /// Puts a probe at a site, or at the return of its function.
     fn enable(&self, site: u64, probe: &Arc<Enabled>) {
         if probe.kind == Return {
             self.return_plan(site, probe);
@@ -301,7 +301,7 @@ impl Guest {
         self.clock.get()
     }
 
-    /// A hit; of user mode in the process given.
+    /// Dispatches a hit; in user mode if a process is given.
     fn take(&self, vcpu: usize, registers: GeneralRegisters, process: Option<usize>) {
         let mut seen = self.path.seen[vcpu].lock();
         let clock: &dyn Fn() -> u64 = &|| self.tick();
@@ -349,14 +349,15 @@ impl Guest {
         self.take(vcpu, Self::registers(address, stack, result), None);
     }
 
-    /// A call of `function` whose return address stands at `stack`.
+    /// Enters `function` with its return address at `stack`.
     fn call(&mut self, vcpu: usize, function: u64, stack: u64, caller: u64) {
         self.memory
             .write(STACK_PAGE + (stack - STACK), &caller.to_le_bytes());
         self.hit(vcpu, function, stack, 0);
     }
 
-    /// Unpaired returns, calls without return, unknown tasks, lost returns, waiting returns.
+    /// Returns unpaired returns, calls without return, unknown tasks, lost returns, waiting
+    /// returns.
     fn counts(&self) -> [u64; 5] {
         use std::sync::atomic::Ordering::Relaxed;
         let counters = &self.path.counters;

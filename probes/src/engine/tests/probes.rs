@@ -1,4 +1,4 @@
-//! What fires at a site: several sessions, points, system calls, user text, timers, rates, counts.
+//! The probes at a site: several sessions, points, system calls, user text, timers, rates, counts.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -19,7 +19,7 @@ fn sessions_at_one_site_see_nothing_of_each_other() {
             guest.hit(vcpu, CALLER, STACK + stack + 8, 5);
         }
     }
-    // Each is asked about both calls, and loses what its own rings have no room for.
+    // Each sees both calls, and drops the records that its own rings have no room for.
     for (probe, expected) in [
         (&a_entry, [6, 3, 3, 0]),
         (&a_return, [6, 3, 3, 0]),
@@ -49,7 +49,7 @@ fn a_point_at_a_return_address_fires_besides_the_return() {
     guest.enable(CALLER, &point);
     guest.call(0, READ, STACK + 0x100, CALLER);
     guest.hit(0, CALLER, STACK + 0x108, 7);
-    // Passing by.
+    // Code that passes by without a call.
     guest.hit(0, CALLER, STACK + 0x300, 7);
     let found: Vec<_> = rings.short().into_iter().map(|e| (e.0, e.1, e.2)).collect();
     assert_eq!(
@@ -103,7 +103,7 @@ fn a_probe_has_no_return_of_calls_from_before_it_was_enabled() {
 
 const OPENAT: u64 = 257;
 const EXIT_GROUP: u64 = 231;
-/// Offsets in `pt_regs` of arguments and their values.
+/// Offsets of arguments in `pt_regs`, with their values.
 const PT_REGS: [(u64, u64); 6] = [
     (112, 0x51),
     (104, 0x52),
@@ -149,7 +149,7 @@ fn system_calls_are_told_apart_by_number_and_have_their_own_arguments() {
             .write(STACK_PAGE + 0x100, &CALLER.to_le_bytes());
         let call = |call: u64, saved: u64| {
             let mut cpu = Guest::registers(FUNCTION, stack, 0);
-            // The number is an int: its upper half is whatever was there.
+            // The number is an int, so its upper half has no meaning.
             let number = call | 0xdead << 32;
             (cpu.rdi, cpu.rsi) = match layout.registers {
                 0 => (saved, number),
@@ -170,7 +170,7 @@ fn system_calls_are_told_apart_by_number_and_have_their_own_arguments() {
             [1, 0, 0, 0, 0],
             "nothing waits for exit_group"
         );
-        // A guest that lies about its stack has no arguments.
+        // A wrong stack pointer means no arguments.
         call(OPENAT, 0x1234);
 
         let saved: Vec<u64> = PT_REGS.iter().map(|(_, value)| *value).collect();
@@ -233,7 +233,7 @@ fn a_return_address_in_the_other_half_gets_no_trap() {
     let (mut guest, rings) = (Guest::new(), Rings::new(8));
     let probe = rings.probe(0, Return, Filter::default());
     guest.enable(USER_TEXT_PAGE + 0x40, &probe);
-    // The kernel's text, nothing, and a page that is not there.
+    // The kernel's text, null, and a page that is not mapped.
     for address in [CALLER, 0, 0x1000] {
         guest
             .memory
@@ -257,7 +257,7 @@ fn ticks_reach_the_timers_of_the_mask() {
         (0b0001, &[0]),
         (0b1000, &[2]),
         (0b1101, &[0, 1, 2]),
-        // Timers that have gone.
+        // Timers that were stopped.
         (0b0010, &[]),
         (u64::MAX << 4, &[]),
         (u64::MAX, &[0, 1, 2]),
@@ -353,7 +353,7 @@ fn every_hit_is_filtered_recorded_or_dropped() {
         probes.iter().any(|probe| counts(probe)[3] > 0),
         "some are dropped"
     );
-    // Every call has returned, waits, or was given up.
+    // Every call has returned, is pending, or was lost.
     let [calls, returns] = [[0, 2], [1, 3]].map(|of| of.map(|at| counts(&probes[at])[0]));
     let [_, without, _, lost, waiting] = guest.counts();
     assert_eq!(without, 0);
@@ -363,7 +363,7 @@ fn every_hit_is_filtered_recorded_or_dropped() {
     );
 }
 
-/// Rings and programs go with their session, though vCPUs have looked their probes up.
+/// Rings and programs are released with their session, although vCPUs have looked their probes up.
 #[test]
 fn what_hits_have_looked_up_is_let_go() {
     let (mut guest, rings) = Guest::traced(16);

@@ -36,7 +36,8 @@ fn a_call_gives_its_arguments_and_then_its_result() {
     assert_eq!(guest.counts(), [0; 5]);
 }
 
-/// The guest runs on while a probe is taken off: a call enters and returns at each step of that.
+/// The guest runs on while a probe is removed: a call enters and returns at each step of the
+/// removal.
 #[test]
 fn taking_a_return_probe_off_counts_no_running_call_astray() {
     let (mut guest, _rings) = Guest::traced(64);
@@ -106,7 +107,7 @@ fn passers_by_at_a_return_address_are_no_returns() {
     let (mut guest, rings) = Guest::traced(64);
     guest.call(0, READ, STACK + 0x100, CALLER);
     let guest = guest.running(1, TASKS[1]);
-    // Another task, another depth, and an address that nobody traces.
+    // Another task, another depth, and an address without a return trap.
     guest.hit(1, CALLER, STACK + 0x108, 0);
     guest.hit(0, CALLER, STACK + 0x88, 0);
     guest.hit(0, CALLER + 1, STACK + 0x108, 0);
@@ -146,7 +147,8 @@ fn jumping_to_another_function_returns_from_both() {
 #[test]
 fn a_function_that_starts_at_a_return_address_is_told_from_the_return() {
     let (mut guest, rings) = Guest::traced(64);
-    // READ is called last thing before WRITE begins.
+    // The last instruction of the function before WRITE calls READ, so the return address is WRITE
+    // itself.
     guest.call(0, READ, STACK + 0x100, WRITE);
     guest.call(0, WRITE, STACK + 0x80, CALLER);
     guest.hit(0, WRITE, STACK + 0x108, 9);
@@ -221,7 +223,8 @@ fn filters_leave_no_trace_of_others() {
 
 #[test]
 fn an_entry_is_kept_when_its_return_cannot_be_seen() {
-    // The stack is not mapped; user space, or nothing, as return address; no trap can stand there.
+    // The stack is not mapped; the return address is in user space, or null; no trap can be armed
+    // there.
     for (stack, caller, can_arm) in [
         (STACK - 0x1000, None, true),
         (STACK + 0x100, Some(0x40_0000), true),

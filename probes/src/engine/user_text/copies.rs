@@ -1,9 +1,10 @@
-//! Sites in pages of a program's own: private copies of a file's page that the guest makes where somebody writes to the text of one
-//! program (a debugger, or the program itself).
+//! Sites in private pages: the guest makes a private copy of a file's page when the text of one
+//! program is written to (by a debugger, or the program itself).
 //!
-//! A copy is noted when it is made, and gets its traps when what was to be written has been written and the program cannot write to it by
-//! itself. Each is known by its page of memory and belongs to the program that it was made for; when that moves it, unmaps it or
-//! makes it writable the traps are taken out first. [`super::super::guest_pages`] tells of all that.
+//! A copy is noted when it is made. It gets its traps when the write is complete and the program
+//! cannot write to it. Each copy is identified by its page of memory and belongs to one program.
+//! Before the program moves it, unmaps it or makes it writable, the traps are disarmed.
+//! [`super::super::guest_pages`] reports all of these events.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,27 +20,28 @@ use vmm::trap::{INT3, SiteId, same_instruction};
 use super::{State, Traps, UserSite, UserSites, arm, disarm};
 use crate::engine::return_sites::ReturnSites;
 
-/// Copies that are noted; programs whose text is written to are few.
+/// The most copies that are noted. Few programs have their text written to.
 const MOST_COPIES: usize = 1 << 14;
 
 /// A page of memory that one program has instead of a file's.
 #[derive(Debug, Clone)]
 pub(crate) struct PrivateCopy {
-    /// The program's page tables, and where it has the page.
+    /// The program's page tables, and the page's address in them.
     pub(crate) space: AddressSpace,
     pub(crate) address: u64,
-    /// What it is a copy of.
+    /// The file's page that was copied.
     pub(crate) text: PageOwner,
-    /// The program can write to it.
+    /// Whether the program can write to the page.
     pub(crate) writable: bool,
 }
 
-/// A copy, and what stands in it.
+/// A copy with its sites.
 pub(super) struct Copied {
     copy: PrivateCopy,
-    /// Calls that write to it right now.
+    /// The number of calls in progress that write to the copy.
     writers: usize,
-    /// The program has it at that address: seen when the call that made it was over.
+    /// Whether the program was seen to have the page at that address, at the return of the call
+    /// that made it.
     settled: bool,
     /// By offset in the file.
     armed: BTreeMap<u64, SiteId>,
@@ -65,7 +67,7 @@ impl Copied {
         let code = traps
             .table
             .read_code(Gva(self.copy.address + within), self.copy.space);
-        // What was written may be just that, but for another's breakpoint, which stays that one's.
+        // The bytes may be a foreign breakpoint on the same instruction. It is left in place.
         let mut expected = code.clone();
         if let (Some(first), Some(&INT3)) = (expected.first_mut(), code.first()) {
             *first = site.code.first().copied().unwrap_or_default();
@@ -86,7 +88,7 @@ impl Copied {
 }
 
 impl State {
-    /// What happens at a place has changed: the same in all copies of its page.
+    /// Applies a changed plan of a site to all copies of its page.
     pub(super) fn change_copies(&mut self, traps: Traps<'_>, mapping: Gva, offset: u64) {
         let text = PageOwner {
             mapping,
@@ -113,7 +115,7 @@ impl State {
         }
     }
 
-    /// Puts the sites of a file into those copies of its pages that may hold them.
+    /// Arms the sites of a file in those copies of its pages that may hold them.
     fn settle(&mut self, traps: Traps<'_>, pages: &[u64]) {
         for page in pages {
             let Some(copied) = self.copies.get_mut(page) else {
@@ -132,12 +134,13 @@ impl State {
 }
 
 impl UserSites {
-    /// Whether any copy is known: asked first, since there seldom is one.
+    /// Checks whether any copy is known. Called first, since there seldom is one.
     pub(crate) fn has_copies(&self) -> bool {
         self.copies.load(Ordering::Relaxed) > 0
     }
 
-    /// What a copy of the page at `page` would be a copy of, if sites are kept of that: the page is `owner`'s, or itself a copy.
+    /// Returns the file's page that a copy of `page` would stand for, if sites are kept for it. The
+    /// page is `owner`'s, or itself a copy.
     pub(crate) fn text_of(&self, page: Gpa, owner: Option<PageOwner>) -> Option<PageOwner> {
         let state = self.lock();
         match owner {
@@ -146,7 +149,8 @@ impl UserSites {
         }
     }
 
-    /// A copy was made at `page`, for a program that had `before` there. The traps of one that this replaces are taken out.
+    /// Notes a copy made at `page`, for a program that had `before` there. If it replaces another
+    /// copy, that one's traps are disarmed.
     pub(crate) fn copied(
         &self,
         traps: Traps<'_>,
@@ -174,8 +178,8 @@ impl UserSites {
         self.copies.store(state.copies.len(), Ordering::Relaxed);
     }
 
-    /// A call begins that writes to a program's memory: what stands in its copies there is taken out. Gives their pages, for
-    /// [`Self::written`].
+    /// Disarms the traps in a program's copies before a call writes to them. Returns the copies'
+    /// pages, for [`Self::written`].
     pub(crate) fn write_to_copies(
         &self,
         traps: Traps<'_>,
@@ -197,7 +201,8 @@ impl UserSites {
         pages
     }
 
-    /// That call is over: traps go into the copies that were written to, and into those that were made meanwhile.
+    /// Arms sites after such a call, in the copies that were written to and in those made
+    /// meanwhile.
     pub(crate) fn written(
         &self,
         traps: Traps<'_>,
@@ -215,11 +220,11 @@ impl UserSites {
         let pages = state.pages_in(memory, space, addresses);
         state.settle(traps, &pages);
         drop(state);
-        // What could not get a trap before may have one now.
+        // An address that could not get a trap before may get one now.
         forget_returns(traps, returns, &pages);
     }
 
-    /// A program is about to be able to write to its text.
+    /// Disarms the traps in text that a program will be able to write to.
     pub(crate) fn make_writable(
         &self,
         traps: Traps<'_>,
@@ -240,7 +245,7 @@ impl UserSites {
         forget_returns(traps, returns, &pages);
     }
 
-    /// A program cannot write to its text any more: traps go into what it has written.
+    /// Arms sites in text that a program cannot write to any more.
     pub(crate) fn make_read_only(
         &self,
         traps: Traps<'_>,
@@ -258,7 +263,7 @@ impl UserSites {
         self.written(traps, memory, returns, &[], (space, addresses));
     }
 
-    /// Copies that `gone` tells of are no more: by their page of memory.
+    /// Forgets the copies for which `gone`, called with page and copy, is true.
     pub(crate) fn forget_copies(
         &self,
         traps: Traps<'_>,
@@ -280,20 +285,21 @@ impl UserSites {
         forget_returns(traps, returns, &pages);
     }
 
-    /// Arms a return address if it lies in a copy that may hold traps; `None` otherwise.
+    /// Arms a return address by `arm` if it is in a copy that may hold traps. Returns `None`
+    /// otherwise.
     pub(crate) fn arm_in_copy<R>(&self, place: Gpa, arm: impl FnOnce() -> R) -> Option<R> {
         if !self.has_copies() {
             return None;
         }
         let state = self.lock();
         let copied = state.copies.get(&(place.0 & !(PAGE - 1)))?;
-        // Under the lock: once a copy is told to be gone no return address is armed in it.
+        // Under the lock: once a copy is reported gone, no return address is armed in it.
         copied.may_hold_traps().then(arm)
     }
 }
 
 impl State {
-    /// The copies that a program has at `addresses`, which are where they are said to be.
+    /// Returns the pages of the copies that a program really has at `addresses`.
     fn pages_in(
         &mut self,
         memory: &dyn PhysicalMemory,
@@ -312,7 +318,8 @@ impl State {
     }
 }
 
-/// Return addresses are known by their pages alone. Not while the sites are locked: see [`UserSites::arm_in_copy`].
+/// Disarms return traps in pages, since they are known by their pages alone. The sites must not be
+/// locked: see [`UserSites::arm_in_copy`].
 fn forget_returns(traps: Traps<'_>, returns: &ReturnSites, pages: &[u64]) {
     for page in pages {
         for site in returns.forget(*page..page.saturating_add(PAGE)) {

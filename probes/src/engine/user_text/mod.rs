@@ -1,10 +1,10 @@
-//! Sites in programs' text, by file and offset: a trap stands in the file's page in the page cache while that is in memory, and waits for it
-//! otherwise.
+//! Sites in programs' text, by file and offset. A trap is armed in the file's page in the page
+//! cache while that is in memory. Otherwise it waits for the page.
 //!
-//! A program that has a page of its own instead has the same sites there: see [`copies`].
+//! A program with a private page has the same sites there: see [`copies`].
 //!
-//! What the guest does to these pages is told by [`super::guest_pages`], on vCPU threads. One mutex guards all; nobody waits for the guest
-//! while holding it.
+//! [`super::guest_pages`] reports the guest's changes of these pages, on vCPU threads. One mutex
+//! guards all state. No thread waits for the guest while it holds it.
 
 mod copies;
 
@@ -26,9 +26,10 @@ use crate::probe::UserText;
 use copies::Copied;
 pub(crate) use copies::PrivateCopy;
 
-/// Bytes of the longest instruction.
+/// The length of the longest instruction in bytes.
 const LONGEST_INSTRUCTION: u64 = 15;
-/// Keys of user functions among those of kernel functions and system calls: no address has these bits.
+/// The base of user functions' keys among those of kernel functions and system calls: no address
+/// has these bits.
 const USER_KEY: u64 = 0x0f11_e000_0000_0000;
 
 struct UserSite {
@@ -51,17 +52,17 @@ struct State {
     copies: BTreeMap<u64, Copied>,
 }
 
-/// All of them.
+/// All sites in programs' text.
 #[derive(Default)]
 pub(crate) struct UserSites {
     state: Mutex<State>,
-    /// How many copies there are.
+    /// The number of copies.
     copies: AtomicUsize,
-    /// Files that the guest hands on right now.
+    /// Files whose pages the guest is passing on.
     pub(crate) splices: Splices,
 }
 
-/// What user sites are put into.
+/// The tables that user sites are armed in.
 #[derive(Clone, Copy)]
 pub(crate) struct Traps<'t> {
     pub(crate) table: &'t TrapTable,
@@ -73,10 +74,11 @@ impl UserSites {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what happens at a place, and arms or disarms it accordingly. Without its page it waits.
+    /// Changes the plan of a site, and arms or disarms it accordingly. Without its page in memory
+    /// the site waits.
     ///
     /// # Errors
-    /// If no trap can stand there. Nothing is changed then.
+    /// If no trap can be armed there. Nothing is changed then.
     pub(crate) fn change(
         &self,
         traps: Traps<'_>,
@@ -136,22 +138,22 @@ impl UserSites {
         result
     }
 
-    /// Whether a file has sites that wait.
+    /// Checks whether a file has waiting sites.
     pub(crate) fn waits(&self, mapping: Gva) -> bool {
         let state = self.lock();
         let file = state.files.get(&mapping);
         file.is_some_and(|file| file.sites.values().any(|site| site.armed.is_none()))
     }
 
-    /// How many sites wait for their page.
+    /// Returns the number of sites that wait for their page.
     pub(crate) fn waiting(&self) -> usize {
         let state = self.lock();
         let sites = state.files.values().flat_map(|file| file.sites.values());
         sites.filter(|site| site.armed.is_none()).count()
     }
 
-    /// The pages of a folio that holds a file's bytes from page `index` on leave the file: its sites wait from now on. Gives how many
-    /// those are.
+    /// Handles the removal of a folio from a file, with the file's bytes from page `index` on. Its
+    /// sites wait from now on. Returns their number.
     pub(crate) fn pages_leave(
         &self,
         traps: Traps<'_>,
@@ -166,7 +168,8 @@ impl UserSites {
         let start = index.saturating_mul(PAGE);
         let mut left = 0;
         for (offset, site) in &mut file.sites {
-            // Of this folio are those as far from its first byte in the file as in memory.
+            // A site is in this folio if it is as far from the folio's first byte in memory as in
+            // the file.
             let within = offset.checked_sub(start);
             let is_inside = site
                 .armed
@@ -179,7 +182,7 @@ impl UserSites {
         left
     }
 
-    /// The sites of a file that wait are put where their pages are now, if they are in memory and what stands there is as it was.
+    /// Arms a file's waiting sites in its pages that are in memory, if the code there is unchanged.
     pub(crate) fn pages_arrive(
         &self,
         traps: Traps<'_>,
@@ -203,7 +206,7 @@ impl UserSites {
             if !site.code.iter().zip(&code).all(|(was, is)| was == is) {
                 continue;
             }
-            // Of a page that was missing behind an instruction nothing was known.
+            // The code was known only in part while the page behind it was missing.
             if code.len() > site.code.len() {
                 site.code = code;
             }
@@ -215,7 +218,7 @@ impl UserSites {
         armed
     }
 
-    /// The file's inode goes: what waits, waits for ever.
+    /// Handles the end of a file's inode: its waiting sites never resume.
     pub(crate) fn file_goes(&self, traps: Traps<'_>, inode: Gva) {
         let mut state = self.lock();
         let gone: Vec<Gva> = state
@@ -234,14 +237,16 @@ impl UserSites {
         }
     }
 
-    /// Nobody tells of copies any more, and no trap stands in any.
+    /// Forgets all copies. Only for when no event will be reported any more, and no copy has a
+    /// trap.
     pub(crate) fn clear(&self) {
         self.splices.clear();
         self.lock().copies.clear();
         self.copies.store(0, Ordering::Relaxed);
     }
 
-    /// Takes the sites out that stand in a range of physical memory; they wait from then on. Gives how many those are.
+    /// Suspends the sites in a range of physical memory; they wait from then on. Returns their
+    /// number.
     pub(crate) fn take_out(&self, traps: Traps<'_>, range: &Range<u64>) -> usize {
         let mut state = self.lock();
         let mut out = 0;
@@ -273,7 +278,7 @@ impl UserSite {
 }
 
 fn arm(traps: Traps<'_>, physical: Gpa, code: &[u8], plan: &SitePlan) -> Result<SiteId, ArmError> {
-    // What happens there is known before the trap stands.
+    // The plan must be in place before the trap.
     traps.plans.insert(physical.0, Arc::new(plan.clone()));
     let armed = traps.table.arm_user_at(physical, code);
     if armed.is_err() {
@@ -287,8 +292,9 @@ fn disarm(traps: Traps<'_>, site: SiteId) {
     traps.plans.remove(site.0.0);
 }
 
-/// Where the byte at `offset` of a file stands, and what stands there without any trap: an instruction's length of it, or as much as is
-/// in memory and is not being written to a disk.
+/// Returns the place of the byte at `offset` of a file, and the code there without any trap. The
+/// code is as long as an instruction. It is shorter if the rest is not in memory or is being
+/// written to a disk.
 fn bytes_at(
     traps: Traps<'_>,
     layout: &PageCacheLayout,
@@ -303,7 +309,7 @@ fn bytes_at(
         let Ok(CachedPage::Present { gpa, page }) = layout.page(view, file, at / PAGE) else {
             break;
         };
-        // What the disk takes is without traps.
+        // The disk must get the page without traps.
         if layout.is_in_writeback(view, page) != Ok(false) {
             break;
         }
