@@ -1,7 +1,8 @@
-//! OpenBSD's static probes, and what stands for each in Linux: a tracepoint, a function, or the way of all system calls.
+//! OpenBSD's static probes and their counterparts in Linux: a tracepoint, a function, or the path
+//! of all system calls.
 //!
-//! Their arguments are OpenBSD's. What Linux does not tell is 0, and which that is stands in the table. A probe that this kernel
-//! has no place for is not listed; why is told by [`Aliases::missing`].
+//! The arguments are OpenBSD's. Those that Linux does not provide are 0, as marked in the table. A
+//! probe without a counterpart in this kernel is not listed; [`Aliases::missing`] has the reason.
 //!
 //! Source: dt_prov_static.c 1.26 (groups, names and types of arguments).
 
@@ -19,7 +20,7 @@ use crate::provider::kprobe::KERNEL;
 use crate::syscall_table;
 use table::{ALIASES, Alias, AliasTarget, Condition, GROUPS_WITHOUT, Value};
 
-/// Why a kernel has no probes of system calls.
+/// The reason that a kernel has no system call probes.
 pub(super) const NO_SYSTEM_CALLS: &str =
     "the kernel has neither x64_sys_call nor do_syscall_64, where system calls are seen";
 
@@ -30,7 +31,7 @@ const PROT_READ: i64 = 1;
 const PROT_WRITE: i64 = 2;
 const PROT_EXEC: i64 = 4;
 
-/// A value whose arguments are found.
+/// A value with the positions of its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Tid(usize),
@@ -40,7 +41,7 @@ enum Found {
     Sum(usize, usize),
     Rights(usize),
     Access(usize),
-    /// Of the system call: an argument, or what the probe is for.
+    /// The number of the system call: an argument, or that of the probe.
     Number(Option<usize>),
     Untold,
 }
@@ -48,30 +49,30 @@ enum Found {
 /// An alias that this kernel has a place for.
 #[derive(Debug, Clone)]
 pub struct AliasProbe {
-    /// Its group.
+    /// The group.
     pub group: &'static str,
-    /// Its name.
+    /// The name.
     pub event: &'static str,
-    /// The types of its arguments.
+    /// The types of the arguments.
     pub types: Vec<&'static str>,
-    /// What fires for it.
+    /// The probes that fire for it.
     pub probes: Vec<Probe>,
     values: Vec<Found>,
-    /// `preempt` and `prev_state` of a switch, where only sleepers are meant.
+    /// The positions of a switch's `preempt` and `prev_state`, if only sleeping threads count.
     sleeping: Option<(usize, usize)>,
 }
 
 /// The aliases of a kernel.
 #[derive(Debug, Clone, Default)]
 pub struct Aliases {
-    /// Those that there are, in OpenBSD's order.
+    /// The aliases that the kernel has, in OpenBSD's order.
     pub found: Vec<AliasProbe>,
-    /// Those that there are not, as `group:event: reason`.
+    /// The aliases that it lacks, as `group:event: reason`.
     pub missing: Vec<String>,
 }
 
 impl Aliases {
-    /// The aliases of a kernel whose tracepoints are `tracepoints`.
+    /// Resolves the aliases of a kernel with these `tracepoints`.
     #[must_use]
     pub fn new(view: &KernelView, tracepoints: &[Probe]) -> Self {
         let mut aliases = Self::default();
@@ -92,8 +93,8 @@ impl Aliases {
 }
 
 impl AliasProbe {
-    /// OpenBSD's arguments of a hit; `None` for one that is not meant. `number` is that of the system call that the probe is for,
-    /// `thread` tells of tasks, `offset` is added to numbers of threads.
+    /// Returns OpenBSD's arguments of a hit; `None` if the hit does not count. `number` is that of
+    /// the probe's system call. `thread` looks up tasks, and `offset` is added to thread numbers.
     pub(super) fn arguments(
         &self,
         event: &Event,
@@ -103,7 +104,7 @@ impl AliasProbe {
     ) -> Option<Vec<i64>> {
         let word = |at: usize| event.arguments.get(at).copied().unwrap_or_default();
         if let Some((preempt, state)) = self.sleeping {
-            // `bool` and `unsigned int`: what is above them in their registers has no meaning.
+            // `bool` and `unsigned int`: the upper bits of their registers have no meaning.
             let preempted = word(preempt) & 0xff != 0;
             if preempted || word(state) & 0xffff_ffff == 0 {
                 return None;
@@ -175,7 +176,7 @@ fn resolve(alias: &Alias, view: &KernelView, tracepoints: &[Probe]) -> Result<Al
     })
 }
 
-/// What fires for an alias, the arguments it has in Linux, and what that is called.
+/// Returns the probes for an alias, their arguments in Linux, and the name of the place.
 fn place(
     alias: &Alias,
     view: &KernelView,

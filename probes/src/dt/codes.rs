@@ -1,38 +1,40 @@
-//! The ioctl requests of dt(4): direction, size of the argument and number in one word, as `<sys/ioccom.h>` packs them.
+//! The ioctl requests of dt(4). Direction, argument size and number are packed into one word, as in
+//! `<sys/ioccom.h>`.
 //!
-//! `direction | (size & 0x1fff) << 16 | 'D' << 8 | number`, with 0x80000000 for arguments that go in and 0x40000000 for those
-//! that come out. Since sizes differ, two requests have another code in the older ABI. Requests that are no ioctls of
-//! OpenBSD have no direction (`wire`): they cannot be mistaken for one.
+//! The format is `direction | (size & 0x1fff) << 16 | 'D' << 8 | number`, with 0x80000000 for input
+//! and 0x40000000 for output arguments. Because sizes differ, two requests have another code in the
+//! older ABI. Requests that are no ioctls of OpenBSD (`wire`) have no direction, so they cannot be
+//! mistaken for one.
 
 use super::abi::{self, Abi};
 
 const IN: u32 = 0x8000_0000;
 const OUT: u32 = 0x4000_0000;
-/// Bits of the size.
+/// The bits of the size.
 const SIZE_MASK: usize = 0x1fff;
 const GROUP: u32 = b'D' as u32;
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Request {
-    /// `DTIOCGPLIST`: the probes.
+    /// `DTIOCGPLIST`: lists the probes.
     ListProbes,
-    /// `DTIOCGSTATS`: the session's counts.
+    /// `DTIOCGSTATS`: returns the session's counts.
     Stats,
-    /// `DTIOCRECORD`: start or stop.
+    /// `DTIOCRECORD`: starts or stops recording.
     Record,
-    /// `DTIOCPRBENABLE`: add a probe.
+    /// `DTIOCPRBENABLE`: enables a probe.
     Enable,
-    /// `DTIOCPRBDISABLE`: take one away.
+    /// `DTIOCPRBDISABLE`: disables a probe.
     Disable,
-    /// `DTIOCGARGS`: the types of a probe's arguments.
+    /// `DTIOCGARGS`: returns the types of a probe's arguments.
     Arguments,
-    /// `DTIOCRDVNODE`: the file behind an address of a process.
+    /// `DTIOCRDVNODE`: returns the file behind an address of a process.
     Resolve,
 }
 
 impl Request {
-    /// All of them.
+    /// All requests.
     pub const ALL: [Self; 7] = [
         Self::ListProbes,
         Self::Stats,
@@ -51,7 +53,7 @@ impl Request {
             Self::Enable => 4,
             Self::Disable => 5,
             Self::Arguments => 6,
-            // 7 was DTIOCGETAUXBASE and is retired.
+            // 7 was DTIOCGETAUXBASE, now retired.
             Self::Resolve => 8,
         }
     }
@@ -64,7 +66,7 @@ impl Request {
         }
     }
 
-    /// Bytes of the argument.
+    /// Returns the size of the argument in bytes.
     #[must_use]
     pub fn size(self, abi: Abi) -> usize {
         match self {
@@ -77,26 +79,26 @@ impl Request {
         }
     }
 
-    /// Whether the client gives an argument; else it gets one alone.
+    /// Checks whether the argument is input. If not, it is output only.
     #[must_use]
     pub fn takes_argument(self) -> bool {
         self.direction() & IN != 0
     }
 
-    /// Whether OpenBSD takes it of root alone.
+    /// Checks whether OpenBSD allows the request to root only.
     #[must_use]
     pub fn is_privileged(self) -> bool {
         !matches!(self, Self::ListProbes | Self::Stats | Self::Arguments)
     }
 
-    /// Its code.
+    /// Returns the code.
     #[must_use]
     pub fn code(self, abi: Abi) -> u32 {
         let size = (self.size(abi) & SIZE_MASK) as u32;
         self.direction() | size << 16 | GROUP << 8 | self.number()
     }
 
-    /// The request of a code; `None` for those that this ABI does not have.
+    /// Returns the request of a code; `None` if this ABI does not have it.
     #[must_use]
     pub fn of(code: u32, abi: Abi) -> Option<Self> {
         let known = Self::ALL.into_iter().find(|r| r.code(abi) == code)?;

@@ -1,4 +1,4 @@
-//! The device of one machine: how many may open it, and what its sessions share.
+//! The device of one machine: it limits the number of opens, and holds what its sessions share.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,61 +9,62 @@ use crate::engine::Engine;
 use crate::kernel_view::KernelView;
 use crate::probe::Probe;
 
-/// Most sessions at a time: each has rings of its own.
+/// The most sessions at a time: each has rings of its own.
 pub const MAX_SESSIONS: usize = 16;
 
-/// What only a look into the guest tells.
+/// Data that can only be read from the guest.
 pub trait Guest: Send + Sync {
-    /// All tracepoints of the kernel, which is `view`'s, and its modules. Asked for once.
+    /// Returns all tracepoints of the kernel of `view`, and of its modules. Called once.
     ///
     /// # Errors
-    /// If the kernel does not tell of them, as a sentence: there are none then.
+    /// If the kernel does not describe them, as a sentence. There are none then.
     fn tracepoints(&self, view: &KernelView) -> Result<Vec<Probe>, String>;
 
-    /// The file that process `pid` has mapped for execution at `address`.
+    /// Returns the file that process `pid` has mapped for execution at `address`.
     ///
     /// # Errors
-    /// `ESRCH` without such a process, `ENOENT` if there is no mapping, no file or no right to execute it; others if it cannot be read.
+    /// `ESRCH` without such a process; `ENOENT` if there is no mapping, no file or no right to
+    /// execute it; others if it cannot be read.
     fn resolve(&self, pid: i32, address: u64) -> Result<Mapped, Refused>;
 }
 
-/// A file that is mapped.
+/// A mapped file.
 #[derive(Debug)]
 pub struct Mapped {
-    /// Where the mapping begins.
+    /// The address at which the mapping begins.
     pub start: u64,
-    /// Offset in the file of its first byte.
+    /// The file offset of the mapping's first byte.
     pub offset: u64,
-    /// Bytes of the file.
+    /// The length of the file in bytes.
     pub length: u64,
-    /// The file, to be read.
+    /// The file, open for reading.
     pub file: OwnedFd,
-    /// What of it is not there, if anything.
+    /// The missing parts of the file, if any.
     pub incomplete: Option<String>,
 }
 
-/// How a session is opened.
+/// The options of an open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The layout of its structures.
+    /// The layout of the session's structures.
     pub abi: Abi,
-    /// How closely OpenBSD's limits are kept.
+    /// The degree of compatibility with OpenBSD's limits.
     pub mode: Mode,
-    /// Whether the client may do what OpenBSD leaves to root.
+    /// Whether the client may do what OpenBSD allows to root only.
     pub privileged: bool,
 }
 
-/// The device.
+/// The dt device of a machine.
 pub struct Device {
     engine: Engine,
     guest: Arc<dyn Guest>,
     table: Arc<Table>,
-    /// Held by every session.
+    /// Held by every session, to count them.
     sessions: Arc<()>,
 }
 
 impl Device {
-    /// The device of an engine's machine. Its probes are those that the kernel has now.
+    /// Creates the device of an engine's machine, with the probes that the kernel has now.
     #[must_use]
     pub fn new(engine: Engine, guest: Arc<dyn Guest>) -> Self {
         let table = Table::new(engine.view(), guest.tracepoints(engine.view()));
@@ -78,12 +79,13 @@ impl Device {
         }
     }
 
-    /// Opens the device. Whether that is allowed at all (`kern.allowdt` of OpenBSD) is for the caller to ask.
+    /// Opens the device. The caller decides whether that is allowed at all (`kern.allowdt` of
+    /// OpenBSD).
     ///
     /// # Errors
     /// `ENOMEM` if too many are open.
     pub fn open(&self, options: OpenOptions) -> Result<Session, Refused> {
-        // Before it is counted: two that come at once are both seen.
+        // Cloned before the count, so that simultaneous opens see each other.
         let open = self.sessions.clone();
         if Arc::strong_count(&open) - 1 > MAX_SESSIONS {
             let why = format!("{MAX_SESSIONS} sessions are open already; close one first");

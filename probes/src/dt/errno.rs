@@ -1,60 +1,60 @@
-//! Why a request is refused, by OpenBSD's numbers (errno(2)), which are what a client reads on the wire. Two of them are
-//! others on Linux.
+//! Errors of requests with OpenBSD's numbers (errno(2)), which clients read on the wire. Two of
+//! them differ on Linux.
 
-/// An error number of OpenBSD, as dt(4) and its ioctls give them.
+/// An error number of OpenBSD, as dt(4) and its ioctls return it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Errno {
     /// Tracing is not allowed here, or not to this client.
     Eperm = 1,
-    /// No such probe; nothing to record; no file is mapped there.
+    /// No such probe; nothing to record; no file is mapped at the address.
     Enoent = 2,
     /// No such process.
     Esrch = 3,
-    /// The client sent another request, or went away, while it waited for events.
+    /// The client sent another request, or disconnected, while it waited for events.
     Eintr = 4,
-    /// Something of the guest could not be read.
+    /// Part of the guest could not be read.
     Eio = 5,
     /// The machine has ended.
     Enxio = 6,
-    /// Something does not fit into memory, or a fixed number of timers, sessions or bytes.
+    /// Not enough memory, timers, sessions or bytes.
     Enomem = 12,
     /// Already recording.
     Ebusy = 16,
     /// The session has the probe already.
     Eexist = 17,
-    /// An argument is not one that is taken.
+    /// An argument is invalid.
     Einval = 22,
     /// No such request.
     Enotty = 25,
-    /// Not everything fits the buffer.
+    /// The buffer is too small for everything.
     Enospc = 28,
-    /// A read of no bytes.
+    /// A read of 0 bytes.
     Emsgsize = 40,
-    /// A rate that the clock does not have, in the older ABI.
+    /// A rate that the clock does not support, in the older ABI.
     Eopnotsupp = 45,
 }
 
 impl Errno {
-    /// The number on the wire.
+    /// Returns the number on the wire.
     #[must_use]
     pub fn number(self) -> u32 {
         self as u32
     }
 }
 
-/// A refusal: the number that the client gets, and a sentence for who wants to know more.
+/// A refused request: the client's error number, and a sentence with details.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct Refused {
-    /// What the client gets.
+    /// The error number for the client.
     pub errno: Errno,
-    /// What was asked for, what was found, what to do.
+    /// The request, the cause and a remedy.
     pub why: String,
 }
 
 impl Refused {
-    /// A refusal with its reason.
+    /// Creates a refusal with its reason.
     pub fn new(errno: Errno, why: impl Into<String>) -> Self {
         Self {
             errno,

@@ -1,18 +1,21 @@
-//! dt(4): the dynamic tracer of OpenBSD as a device whose probes are a Linux guest's, watched from outside.
+//! dt(4), OpenBSD's dynamic tracer, as a device whose probes are in a Linux guest and are observed
+//! from outside.
 //!
-//! The caller owns the machine and the engine, tells of the guest what only a look into it can tell ([`Guest`]), and carries
-//! requests and answers between clients and sessions. A [`Device`] is made once for a machine; each open of it is a
-//! [`Session`] of its own, with its probes, its rings and its counts, which all go with it. The wire is described in [`wire`];
-//! no sockets or files are opened here.
+//! The caller owns the machine and the engine. It provides what can only be read from the guest
+//! ([`Guest`]), and carries requests and answers between clients and sessions. A [`Device`] is
+//! created once for a machine. Each open is a [`Session`] with its own probes, rings and counts,
+//! which it owns. The wire format is in [`wire`]. This module opens no sockets or files.
 //!
-//! * [`abi`], [`codes`], [`errno`]: OpenBSD's structures, requests and errors, in both layouts that were in use.
-//! * [`probes`]: which probes there are, their numbers, names and arguments; [`aliases`]: those that OpenBSD has and what
-//!   stands for them in Linux.
+//! * [`abi`], [`codes`], [`errno`]: OpenBSD's structures, requests and errors, in both layouts that
+//!   were in use.
+//! * [`probes`]: the probes' numbers, names and arguments; [`aliases`]: OpenBSD's probes and their
+//!   counterparts in Linux.
 //! * [`device`], [`session`], [`queue`]: opens, requests, events.
 //!
-//! Where it differs from OpenBSD, and why: hits come from outside, so that none is recursive; what a session leaves behind is undone when
-//! it is closed; a disabled probe is silent at once; errors of system calls are Linux's numbers, and a child has no return from the fork
-//! that made it. In [`Mode::Normal`] limits of size are lifted too.
+//! Differences from OpenBSD: hits are handled outside the guest, so none is recursive. Closing a
+//! session removes all that it has enabled. A disabled probe is silent at once. Errors of system
+//! calls have Linux's numbers. A child has no return from the fork that created it. In
+//! [`Mode::Normal`], size limits are lifted, too.
 
 pub mod abi;
 pub mod aliases;
@@ -31,20 +34,21 @@ pub use device::{Device, Guest, Mapped, OpenOptions};
 pub use errno::{Errno, Refused};
 pub use session::{Reply, Session};
 
-/// How closely OpenBSD's limits are kept.
+/// The degree of compatibility with OpenBSD's limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Mode {
-    /// Linux's thread numbers, system calls by name, rings of 4096 events, events of all CPUs in order of time, and a probe that was
-    /// disabled can be enabled again.
+    /// Linux's thread numbers, system calls by name, rings of 4096 events, and events of all CPUs
+    /// in order of time. A disabled probe can be enabled again.
     #[default]
     Normal,
-    /// OpenBSD's: numbers of threads 100,000 above the kernel's, system calls as `sys%N`, 15 events a CPU, events CPU after CPU, rates up to
-    /// 100 Hz in the older layout, `EEXIST` for a probe that was disabled.
+    /// OpenBSD's limits: thread numbers 100,000 above the kernel's, system calls as `sys%N`, 15
+    /// events a CPU, events CPU after CPU. The older layout has rates up to 100 Hz. Enabling a
+    /// disabled probe fails with `EEXIST`.
     Strict,
 }
 
 impl Mode {
-    /// Added to numbers of threads (`THREAD_PID_OFFSET`).
+    /// Returns the number added to thread numbers (`THREAD_PID_OFFSET`).
     #[must_use]
     pub fn thread_offset(self) -> u32 {
         match self {
@@ -53,7 +57,8 @@ impl Mode {
         }
     }
 
-    /// Events that wait for a reader on each CPU. OpenBSD's rings have 16 slots, of which one stays empty.
+    /// Returns the capacity of each CPU's ring in events. OpenBSD's rings have 16 slots, of which
+    /// one stays empty.
     #[must_use]
     pub fn ring_events(self) -> usize {
         match self {
@@ -62,7 +67,8 @@ impl Mode {
         }
     }
 
-    /// Most ticks of a timer in a second, in the layout with rates: OpenBSD's `hz`, or as many as the shortest period allows.
+    /// Returns the largest timer rate in Hz, in the layout with rates. It is OpenBSD's `hz`, or as
+    /// many as the shortest period allows.
     #[must_use]
     pub fn fastest_rate(self) -> u32 {
         match self {

@@ -1,8 +1,9 @@
-//! Which probes there are, by number.
+//! The table of probes by number.
 //!
-//! Numbers begin at 1 and go as OpenBSD's do: `profile`, `interval`, then of each system call its entry and its return,
-//! then static probes (OpenBSD's own, as far as Linux has something for them, then Linux's tracepoints), then of each function of the
-//! kernel and its modules its entry and its return. They stay the same for as long as the table is kept.
+//! Numbers begin at 1 and have OpenBSD's order. First come `profile` and `interval`, then entry and
+//! return of each system call. Then come static probes: OpenBSD's, as far as Linux has a
+//! counterpart, and Linux's tracepoints. Last are entry and return of each function of the kernel
+//! and its modules. Numbers are stable as long as the table is kept.
 
 use introspect::Gva;
 
@@ -21,7 +22,7 @@ use crate::provider::system_calls;
 use crate::provider::{kprobe, timer, tracepoint};
 use crate::syscall_table;
 
-/// What stands behind a number.
+/// The source of a probe.
 #[derive(Debug, Clone)]
 pub(super) enum Source {
     /// A timer.
@@ -45,11 +46,11 @@ pub(super) enum Source {
 pub struct Listed {
     /// `profile`, `interval`, `syscall`, `tracepoint` or `kprobe`.
     pub provider: &'static str,
-    /// The function, the group, or the unit of a timer; never cut.
+    /// The function, the group, or a timer's unit; never cut.
     pub function: Box<str>,
     /// The name; never cut.
     pub name: Box<str>,
-    /// How many arguments it has.
+    /// The number of arguments.
     pub arguments: u8,
     pub(super) source: Source,
 }
@@ -62,7 +63,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// The probes of a kernel; `tracepoints` are what a look into the guest has found, or why it has found none.
+    /// Creates the table of a kernel. `tracepoints` are those found in the guest, or the reason
+    /// that there are none.
     #[must_use]
     pub fn new(view: &KernelView, tracepoints: Result<Vec<Probe>, String>) -> Self {
         let (tracepoints, why) = match tracepoints {
@@ -127,38 +129,38 @@ impl Table {
         }
     }
 
-    /// All probes, with their numbers.
+    /// Returns all probes with their numbers.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u32, &Listed)> {
         let numbered = self.probes.iter().enumerate();
         numbered.map(|(index, probe)| (u32::try_from(index + 1).unwrap_or(u32::MAX), probe))
     }
 
-    /// The probe of a number.
+    /// Returns the probe with a number.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&Listed> {
         let index = usize::try_from(number).ok()?.checked_sub(1)?;
         self.probes.get(index)
     }
 
-    /// How many there are.
+    /// Returns the number of probes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.probes.len()
     }
 
-    /// Whether there are none; there always are timers.
+    /// Checks whether the table is empty; there are always timers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.probes.is_empty()
     }
 
-    /// Bytes of the whole list.
+    /// Returns the size of the whole list in bytes.
     #[must_use]
     pub fn list_bytes(&self) -> u64 {
         self.probes.len() as u64 * PROBE_INFO_SIZE as u64
     }
 
-    /// As many whole records of the list as fit into `size` bytes.
+    /// Returns the whole records of the list that fit into `size` bytes.
     #[must_use]
     pub fn list(&self, mode: Mode, size: u64) -> Vec<u8> {
         let fitting = size.min(self.list_bytes()) / PROBE_INFO_SIZE as u64;
@@ -177,7 +179,7 @@ impl Table {
         bytes
     }
 
-    /// What of OpenBSD's probes, or of Linux's, is not in the list, and why.
+    /// Returns the probes of OpenBSD or Linux that are not listed, with the reasons.
     #[must_use]
     pub fn missing(&self) -> &[String] {
         &self.missing
@@ -185,7 +187,7 @@ impl Table {
 }
 
 impl Listed {
-    /// Its function as a mode names it: OpenBSD's system calls have numbers.
+    /// Returns the function's name in a mode: OpenBSD's system calls have numbers.
     fn function(&self, mode: Mode) -> std::borrow::Cow<'_, str> {
         match (&self.source, mode) {
             (Source::SystemCall { number, .. }, Mode::Strict) => format!("sys%{number}").into(),
@@ -193,22 +195,22 @@ impl Listed {
         }
     }
 
-    /// How many arguments it has as a mode tells.
+    /// Returns the number of arguments in a mode.
     pub(super) fn argument_count(&self, mode: Mode) -> u8 {
         match (&self.source, mode) {
-            // OpenBSD's tracepoints have no more.
+            // OpenBSD's tracepoints have at most this many.
             (Source::Tracepoint(_), Mode::Strict) => self.arguments.min(MAX_ARGUMENT_TYPES as u8),
             _ => self.arguments,
         }
     }
 
-    /// The whole name, which the list may have cut: `kprobe:vfs_read:entry`.
+    /// Returns the full name, which the list may have cut: `kprobe:vfs_read:entry`.
     #[must_use]
     pub fn full_name(&self) -> String {
         format!("{}:{}:{}", self.provider, self.function, self.name)
     }
 
-    /// Types of its arguments; only static probes tell them.
+    /// Returns the types of the arguments. Only static probes have them.
     #[must_use]
     pub fn types(&self) -> Vec<&str> {
         let types: Vec<&str> = match &self.source {
@@ -222,7 +224,7 @@ impl Listed {
         types.into_iter().take(MAX_ARGUMENT_TYPES).collect()
     }
 
-    /// The flags that its provider honours.
+    /// Returns the flags that the provider supports.
     #[must_use]
     pub fn flags(&self) -> u64 {
         let common = FLAG_EXECNAME | FLAG_USTACK | FLAG_KSTACK;
@@ -232,7 +234,7 @@ impl Listed {
         }
     }
 
-    /// What the engine is to enable for it.
+    /// Returns the engine's probes for this one.
     pub(super) fn probes(&self, period: std::time::Duration) -> Vec<Probe> {
         let one = |target| {
             vec![Probe {
@@ -289,7 +291,7 @@ fn system_call_probes() -> impl Iterator<Item = Listed> {
     })
 }
 
-/// `None` for a tracepoint that has no place to be seen at.
+/// Returns `None` for a tracepoint without a site.
 fn tracepoint_probe(probe: &Probe) -> Option<Listed> {
     let Target::Tracepoint(text) = &probe.target else {
         return None;

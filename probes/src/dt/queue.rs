@@ -1,11 +1,13 @@
-//! Events that wait for a client: a queue of so many for each CPU, of which the newest is dropped and counted when it is full.
+//! Queues of events for a client: one of fixed capacity for each CPU. If it is full, the newest
+//! event is dropped and counted.
 //!
-//! What the engine has recorded comes here in order of time, whenever the client asks for anything. Since nothing is taken out between
-//! two questions, this drops the same events as rings of that size would have that are filled by the hits themselves.
+//! The engine's records are moved here in order of time at every request of the client. Nothing
+//! leaves the queues between two requests. So this drops the same events as rings of that size that
+//! the hits fill themselves.
 
 use std::collections::VecDeque;
 
-/// The queues.
+/// The queues of all CPUs.
 #[derive(Debug)]
 pub struct Queues {
     each: Vec<VecDeque<(u64, Vec<u8>)>>,
@@ -17,7 +19,7 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Of `cpus` CPUs, for `most` events each.
+    /// Creates queues for `cpus` CPUs, of `most` events each.
     #[must_use]
     pub fn new(cpus: usize, most: usize) -> Self {
         Self {
@@ -29,7 +31,7 @@ impl Queues {
         }
     }
 
-    /// Puts in an event of `cpu` at `time` (in ticks), if there is room; it is made only then.
+    /// Adds an event of `cpu` at `time` (in ticks), if there is room. `event` is called only then.
     pub fn put(&mut self, cpu: usize, time: u64, event: impl FnOnce() -> Vec<u8>) {
         match self.each.get_mut(cpu) {
             Some(queue) if queue.len() < self.most => {
@@ -40,7 +42,8 @@ impl Queues {
         }
     }
 
-    /// Takes at most `most` events: CPU after CPU, beginning behind the one that was served last.
+    /// Removes and returns at most `most` events, CPU after CPU, beginning behind the one that was
+    /// served last.
     pub fn take_by_cpu(&mut self, most: usize) -> Vec<Vec<u8>> {
         let mut taken = Vec::new();
         let cpus = self.each.len();
@@ -60,7 +63,7 @@ impl Queues {
         taken
     }
 
-    /// Takes at most `most` events in order of time.
+    /// Removes and returns at most `most` events in order of time.
     pub fn take_by_time(&mut self, most: usize) -> Vec<Vec<u8>> {
         let mut taken = Vec::new();
         while taken.len() < most {
@@ -75,13 +78,13 @@ impl Queues {
         taken
     }
 
-    /// Events that wait.
+    /// Returns the number of queued events.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Events that found no room.
+    /// Returns the number of dropped events.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped

@@ -1,7 +1,8 @@
-//! One open of the device: its requests, and the events it reads.
+//! One open of the device: its requests, and the events that its client reads.
 //!
-//! The caller hands over requests one at a time and gives the answers to its client. A session that is dropped takes its probes with
-//! it. Requests keep OpenBSD's order of checks, which decides the error where several would fit.
+//! The caller passes requests one at a time and returns the answers to its client. Dropping a
+//! session removes its probes. Checks are in OpenBSD's order, which determines the error if several
+//! apply.
 
 mod events;
 mod filter;
@@ -24,44 +25,45 @@ use crate::provider::tracepoint::keep_what_leads_to_the_call;
 use events::{Maker, capture, largest_capture};
 use filter::{check_filter, filter};
 
-/// Shortest period of a timer, and the longest: 2^32 - 1 seconds.
+/// The shortest and longest period of a timer in nanoseconds; the longest is 2^32 - 1 seconds.
 const SHORTEST_PERIOD: u64 = 200_000;
 const LONGEST_PERIOD: u64 = u32::MAX as u64 * 1_000_000_000;
-/// Most events of one answer.
+/// The most events in one answer.
 const MOST_EVENTS: u64 = 4096;
-/// Slots of the engine's rings, from which events go on to the session's queues.
+/// The number of slots of the engine's rings, from which events go to the session's queues.
 const ENGINE_SLOTS: usize = 4096;
-/// Numbers that an engine's session has given to probes, after which the next start makes a new one.
+/// The number of probes enabled in an engine's session after which the next start creates a new
+/// one.
 const MOST_NUMBERS: usize = 1 << 16;
 
-/// An answer.
+/// The answer to a request.
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// An error that comes with bytes all the same: `ENOSPC`, with the records that fit.
+    /// An error that does not suppress the bytes: `ENOSPC`, with the records that fit.
     pub partial: Option<Errno>,
-    /// The argument as it comes back, and behind it the records that it points to.
+    /// The argument as returned, followed by the records that it points to.
     pub bytes: Vec<u8>,
     /// A file for the client.
     pub descriptor: Option<OwnedFd>,
-    /// A sentence for who wants to know more.
+    /// A sentence with details.
     pub remark: Option<String>,
 }
 
-/// A probe that the session has.
+/// A probe of the session.
 #[derive(Debug)]
 struct Enabled {
     probe: u32,
-    /// Those of the client's that the provider honours.
+    /// The client's flags that the provider supports.
     flags: u64,
     filter: abi::Filter,
     period: Duration,
-    /// The engine's numbers of its probes, while it records.
+    /// The engine's numbers of the probe's parts, while recording.
     numbers: Vec<u32>,
-    /// Is silent, and kept because OpenBSD does: in strict mode.
+    /// Whether the probe is silent, but kept because OpenBSD keeps it: in strict mode.
     disabled: bool,
 }
 
-/// An open of the device.
+/// One open of the device.
 pub struct Session {
     engine: Engine,
     guest: Arc<dyn Guest>,
@@ -72,13 +74,13 @@ pub struct Session {
     enabled: Vec<Enabled>,
     recording: bool,
     tracer: Option<engine::Session>,
-    /// By the engine's number: of which probe an event is, and of which system call.
+    /// Probe and system call of each of the engine's numbers.
     owners: Vec<(u32, u32)>,
     queues: Queues,
     clock: Clock,
     threads: Threads,
     read: u64,
-    /// Counts of earlier sessions of the engine.
+    /// The counts of the engine's earlier sessions.
     past: Counts,
     /// Counts this session among the device's.
     _open: Arc<()>,
@@ -117,22 +119,22 @@ impl Session {
         }
     }
 
-    /// The layout of its structures.
+    /// Returns the layout of the session's structures.
     #[must_use]
     pub fn abi(&self) -> Abi {
         self.abi
     }
 
-    /// The probes that it numbers.
+    /// Returns the table of probes.
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Answers an ioctl: its code, and the argument that goes in.
+    /// Handles an ioctl with its code and argument.
     ///
     /// # Errors
-    /// As OpenBSD; an argument of another size than the code says is `EINVAL`.
+    /// As OpenBSD. If the argument's size differs from the code's, `EINVAL`.
     pub fn ioctl(&mut self, code: u32, argument: &[u8]) -> Result<Reply, Refused> {
         let Some(request) = Request::of(code, self.abi) else {
             let why = format!("{code:#010x} is no request of dt in this layout");
@@ -219,7 +221,7 @@ impl Session {
         let record = abi::ARGUMENT_INFO_SIZE as u64;
         let types = listed.types();
         let (told, fitting) = match size {
-            // Of all arguments, also of those whose types are not told.
+            // The size for all arguments, including those without known types.
             0 if types.is_empty() => (0, 0),
             0 => (usize::from(listed.argument_count(self.mode)), 0),
             _ => (
@@ -242,14 +244,14 @@ impl Session {
         })
     }
 
-    /// The counts of this session; exact while the guest stands still.
+    /// Returns the counts of this session; exact while the guest is paused.
     pub fn counts(&mut self) -> Counts {
         self.gather();
         let mut counts = Counts {
             read: self.read,
             dropped: self.queues.dropped() + self.past.dropped,
             skipped: self.past.skipped,
-            // A hit from outside cannot hit anything itself.
+            // A hit is handled outside the guest, so it cannot hit a probe itself.
             recursive: 0,
         };
         if let Some(tracer) = &self.tracer {
@@ -271,7 +273,7 @@ impl Session {
             Source::Timer { .. } => self.period(wanted.pace)?,
             _ => Duration::ZERO,
         };
-        // Whether it can be armed shows now; it records from the next start on.
+        // A trial shows at once if the probe can be armed. Recording begins at the next start.
         let size = RingSize { slots: 1, words: 4 };
         let mut trial = self.engine.session(size).map_err(no_rings)?;
         if let Some(probe) = probes(&self.engine, listed, period).first() {
@@ -325,7 +327,7 @@ impl Session {
                 self.engine.session(size).map_err(no_rings)?
             }
         };
-        // The guest stands still, so that all begin at one moment.
+        // The guest is paused, so that all probes begin at the same moment.
         let paused = self.engine.machine().pause();
         let started = self.start_all(&mut tracer);
         drop(paused);
@@ -338,7 +340,7 @@ impl Session {
         Ok(())
     }
 
-    /// What is enabled when this fails is for the caller to undo.
+    /// Enables all probes. On an error the caller disables those already enabled.
     fn start_all(&mut self, tracer: &mut engine::Session) -> Result<(), Refused> {
         for enabled in self.enabled.iter_mut().filter(|e| !e.disabled) {
             let listed = known(&self.table, enabled.probe, Errno::Enoent)?;
@@ -369,7 +371,7 @@ impl Session {
         }
     }
 
-    /// Takes what an engine's session has recorded, and ends it.
+    /// Gathers the records of the engine's session, and ends it.
     fn retire_tracer(&mut self) {
         self.gather();
         if let Some(tracer) = self.tracer.take() {
@@ -379,11 +381,12 @@ impl Session {
         self.owners.clear();
     }
 
-    /// Reads events: at least one, at most as many as `bytes` bytes begin. While there is none, `wait` is called again and again; it
-    /// lets some time pass, or ends the wait with an error. The last event is cut where the bytes end.
+    /// Reads events: at least one, and at most as many as begin within `bytes` bytes. While there
+    /// is none, `wait` is called repeatedly. It waits for a while, or ends the read with an error.
+    /// The last event is cut off at `bytes`.
     ///
     /// # Errors
-    /// `EMSGSIZE` for no bytes; what `wait` says.
+    /// `EMSGSIZE` for 0 bytes; the errors of `wait`.
     pub fn read(
         &mut self,
         bytes: u64,
@@ -411,7 +414,7 @@ impl Session {
         Ok(taken)
     }
 
-    /// Takes what the engine has recorded into the queues.
+    /// Moves the engine's records into the queues.
     fn gather(&mut self) {
         let Some(tracer) = &mut self.tracer else {
             return;
@@ -462,7 +465,7 @@ impl Session {
     }
 }
 
-/// The probe of a number; requests differ in the error where there is none.
+/// Returns the probe with a number. Requests differ in the error if there is none.
 fn known(table: &Table, probe: u32, errno: Errno) -> Result<&Listed, Refused> {
     table.get(probe).ok_or_else(|| {
         let most = table.len();
@@ -470,7 +473,7 @@ fn known(table: &Table, probe: u32, errno: Errno) -> Result<&Listed, Refused> {
     })
 }
 
-/// What the engine is to enable for a probe.
+/// Returns the engine's probes for a listed probe.
 fn probes(engine: &Engine, listed: &Listed, period: Duration) -> Vec<Probe> {
     let mut probes = listed.probes(period);
     for probe in &mut probes {

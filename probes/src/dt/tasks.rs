@@ -1,16 +1,16 @@
-//! Who a `task_struct` is, where a tracepoint's argument points to one.
+//! Reads thread, process and CPU of a `task_struct` to which a tracepoint's argument points.
 //!
-//! It is read when the event is taken out of its ring, some milliseconds after the hit: a thread that has ended meanwhile, and
-//! whose memory was given to another, is then told as the other.
+//! It is read when the event is drained, some milliseconds after the hit. If the thread has ended
+//! meanwhile and its memory was reused, the new owner's numbers are reported.
 
 use introspect::kernel::layout::first_offset;
 use introspect::{Gva, PausedMemory};
 
 use crate::engine::Engine;
 
-/// Largest number of a thread (`PID_MAX_LIMIT` of Linux).
+/// The largest number of a thread (`PID_MAX_LIMIT` of Linux).
 const MOST_THREADS: u32 = 4 << 20;
-/// `task_struct.cpu`, or where it stands when thread_info is part of the task.
+/// The paths of the CPU's number: with thread_info as a part of the task, or without.
 const CPU_MEMBERS: [&str; 2] = ["task_struct.thread_info.cpu", "task_struct.cpu"];
 
 /// A thread.
@@ -21,10 +21,10 @@ pub(super) struct Thread {
     pub(super) cpu: u32,
 }
 
-/// Reads threads of one engine's guest.
+/// A reader of threads in one engine's guest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Threads {
-    /// Offsets of `pid` and `tgid`.
+    /// The offsets of `pid` and `tgid`.
     ids: Option<(u64, u64)>,
     cpu: Option<u64>,
 }
@@ -39,7 +39,7 @@ impl Threads {
         }
     }
 
-    /// The thread of the structure at `address`; zeros for what cannot be read.
+    /// Reads the thread of the structure at `address`. Unreadable numbers are 0.
     pub(super) fn read(&self, engine: &Engine, address: u64) -> Thread {
         let memory = PausedMemory::new(engine.machine().ram());
         let view = memory.view(engine.view().space);

@@ -1,69 +1,78 @@
-//! Requests and answers as bytes, for a stream between a client and a session.
+//! Requests and answers as bytes, on a stream between a client and a session.
 //!
-//! One connection is one open of the device; closing it closes that. Numbers are little endian.
+//! One connection is one open of the device; closing it closes the session. Numbers are little
+//! endian.
 //!
-//! | Who | What |
+//! | Sender | Content |
 //! |---|---|
 //! | client, once | u32 magic (`'D' 'T' '4' 1`), u32 layout (0 older, 1 current), u32 flags (bit 0: strict) |
 //! | device | an answer without bytes |
-//! | client | u32 code, u32 length, so many bytes |
-//! | device | u32 error, u32 length, so many bytes |
+//! | client | u32 code, u32 length, as many bytes |
+//! | device | u32 error, u32 length, as many bytes |
 //!
-//! An error is 0 or OpenBSD's number. The code is that of an ioctl, whose argument the bytes are (none where it only comes back), or one of
-//! [`Call`]. What an argument points to is not in it: for `DTIOCGPLIST` and `DTIOCGARGS` the size in the structure says how much there is
-//! room for, and the records follow the structure in the answer; with `ENOSPC` those that fit do, behind the structure as it was.
-//! With the answer to `DTIOCRDVNODE` comes a descriptor (`SCM_RIGHTS`), and the structure says -1. Each request is answered before
-//! the next is read; a read of events is answered when there is one. While there is none it ends with `EINTR` where the client sends its
-//! next request, and when the connection is closed.
+//! An error is 0 or OpenBSD's number. The code is one of [`Call`], or that of an ioctl. The bytes
+//! are then the ioctl's argument (none if the argument is output only).
+//!
+//! Data that an argument points to is not sent. For `DTIOCGPLIST` and `DTIOCGARGS`, the size in the
+//! structure is the space for records, which follow the structure in the answer. With `ENOSPC`, the
+//! records that fit follow the unchanged structure. The answer to `DTIOCRDVNODE` carries a
+//! descriptor (`SCM_RIGHTS`), and the structure has -1.
+//!
+//! Each request is answered before the next is read. A read of events is answered when there is an
+//! event. It ends with `EINTR` if the client sends its next request first, or closes the
+//! connection.
 
 use super::abi::{Abi, u32_at};
 use super::{Errno, Mode, OpenOptions, Refused};
 
 /// The first bytes of a connection, as a number.
 pub const MAGIC: u32 = u32::from_le_bytes([b'D', b'T', b'4', 1]);
-/// Bytes of the open.
+/// The size of the open message in bytes.
 pub const OPEN_SIZE: usize = 12;
-/// Bytes before a request's argument, and before an answer's bytes.
+/// The size in bytes of the header before a request's argument and before an answer's bytes.
 pub const HEADER_SIZE: usize = 8;
-/// Most bytes of a request's argument.
+/// The largest size of a request's argument in bytes.
 pub const MAX_ARGUMENT: usize = 64;
 
-/// Layout of an open: the older one.
+/// The layout field of an open: the older layout.
 pub const OPEN_OLD: u32 = 0;
-/// Today's.
+/// The layout field of an open: the current layout.
 pub const OPEN_CURRENT: u32 = 1;
-/// Flag of an open: OpenBSD's limits are kept.
+/// A flag of an open: OpenBSD's limits apply.
 pub const OPEN_STRICT: u32 = 1;
 
-/// Reads events; the argument is a u64, the bytes that there is room for.
+/// The code of a read of events. The argument is a u64, the space in bytes.
 pub const READ: u32 = 0;
-/// Gives the text of the last refusal of this connection, or remark on an answer; no argument.
+/// The code of a request for the text of this connection's last refusal, or remark on an answer. No
+/// argument.
 pub const REASON: u32 = 1;
-/// Gives what is not in the list of probes and why, a line each; no argument.
+/// The code of a request for the probes that are not listed, with the reasons, a line each. No
+/// argument.
 pub const MISSING: u32 = 2;
-/// Gives the whole name of a probe, `provider:function:name`; the argument is its number, a u32.
+/// The code of a request for a probe's full name, `provider:function:name`. The argument is its
+/// number, a u32.
 pub const NAME: u32 = 3;
 
-/// A request that is read.
+/// A decoded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// [`READ`] with its bytes.
+    /// [`READ`] with the space in bytes.
     Read(u64),
     /// [`REASON`].
     Reason,
     /// [`MISSING`].
     Missing,
-    /// [`NAME`] with the probe.
+    /// [`NAME`] with the number of the probe.
     Name(u32),
     /// An ioctl with this code.
     Ioctl(u32),
 }
 
 impl Call {
-    /// The call of a code and its argument.
+    /// Decodes a code and its argument.
     ///
     /// # Errors
-    /// `EINVAL` if the argument is not of the call's size.
+    /// `EINVAL` if the argument's size is not the call's.
     pub fn decode(code: u32, argument: &[u8]) -> Result<Self, Refused> {
         let wrong = || {
             let why = format!("request {code}: an argument of {} bytes", argument.len());
@@ -86,10 +95,10 @@ impl Call {
     }
 }
 
-/// Reads an open.
+/// Decodes an open.
 ///
 /// # Errors
-/// `EINVAL` if it is none.
+/// `EINVAL` if it is invalid.
 pub fn decode_open(bytes: &[u8; OPEN_SIZE], privileged: bool) -> Result<OpenOptions, Refused> {
     let word = |at| u32_at(bytes, at).unwrap_or_default();
     let (magic, abi, flags) = (word(0), word(4), word(8));
@@ -117,10 +126,10 @@ pub fn decode_open(bytes: &[u8; OPEN_SIZE], privileged: bool) -> Result<OpenOpti
     })
 }
 
-/// Code and length of a request.
+/// Decodes the code and length of a request.
 ///
 /// # Errors
-/// `EINVAL` if the argument is longer than any. The connection cannot go on then.
+/// `EINVAL` if the argument is longer than any. The connection must then be closed.
 pub fn decode_request(bytes: &[u8; HEADER_SIZE]) -> Result<(u32, usize), Refused> {
     let word = |at| u32_at(bytes, at).unwrap_or_default();
     let (code, length) = (word(0), word(4));
@@ -133,7 +142,7 @@ pub fn decode_request(bytes: &[u8; HEADER_SIZE]) -> Result<(u32, usize), Refused
     }
 }
 
-/// An answer.
+/// Encodes an answer.
 #[must_use]
 pub fn answer(errno: Option<Errno>, bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

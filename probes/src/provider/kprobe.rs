@@ -1,8 +1,9 @@
-//! `kprobe:MODULE:FUNCTION:entry`, `:return`, and `:OFFSET` for the instruction that many bytes (hexadecimal with 0x, else decimal) behind
-//! the function's first: any function of the kernel and of its loaded modules.
+//! Probes of functions of the kernel and its loaded modules: `kprobe:MODULE:FUNCTION:entry`,
+//! `:return`, and `:OFFSET`. The offset is that of an instruction, in bytes from the function's
+//! first (hexadecimal with 0x, else decimal).
 //!
-//! The module of the kernel itself is `vmlinux`. Of a name that several functions have, each is a probe. Offsets are not listed, and are taken
-//! where a pattern names them.
+//! The module of the kernel itself is `vmlinux`. If several functions have a name, each is a probe.
+//! Offsets are not listed, and are accepted only if a pattern names one.
 
 use std::collections::HashSet;
 
@@ -16,12 +17,12 @@ use crate::kernel_view::KernelView;
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Moment, Probe, Signature, Target};
 
-/// Name of the provider.
+/// The name of the provider.
 pub const PROVIDER: &str = "kprobe";
 /// The module of the kernel's own functions.
 pub const KERNEL: &str = "vmlinux";
 
-/// Gives the probes that match `pattern` to `each`.
+/// Passes the probes that match `pattern` to `each`.
 pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
     if !pattern.matches_provider(PROVIDER) {
         return;
@@ -33,7 +34,7 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
         if !is_function
             || !matches_part(&pattern.module, module)
             || !matches_part(&pattern.function, symbol.name)
-            // One function under several names is listed under each, and once under one.
+            // A function with several names is listed under each, and only once under each.
             || !taken.insert((symbol.address, symbol.name.to_owned()))
         {
             return;
@@ -85,7 +86,7 @@ pub fn list(view: &KernelView, pattern: &ProbePattern, each: &mut dyn FnMut(Prob
     }
 }
 
-/// A device's own probe of a function of the kernel that it has found itself.
+/// Creates a device's own probe of a kernel function that the device has found itself.
 pub(crate) fn of_function(provider: &str, name: &str, address: u64, moment: Moment) -> Probe {
     Probe {
         name: ProbeName::new(provider, KERNEL, name, moment.name()),
@@ -97,8 +98,8 @@ pub(crate) fn of_function(provider: &str, name: &str, address: u64, moment: Mome
     }
 }
 
-/// Those of `names` that stand for no function of the kernel or of its modules, in their order, with the kernel's names that
-/// look like them.
+/// Returns those of `names` that are no function of the kernel or of its modules, in their order.
+/// Each has the most similar names of the kernel.
 #[must_use]
 pub fn unknown_functions(
     symbols: &Symbols,
@@ -126,7 +127,7 @@ pub fn unknown_functions(
         .collect()
 }
 
-/// A name that is an offset.
+/// Parses a name that is an offset.
 pub(super) fn offset(name: &str) -> Option<u64> {
     let digits = name.strip_prefix('+').unwrap_or(name);
     match digits.strip_prefix("0x") {
@@ -135,12 +136,12 @@ pub(super) fn offset(name: &str) -> Option<u64> {
     }
 }
 
-/// What BTF says of a function.
+/// Returns a function's signature from BTF.
 fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signature> {
     let prototype = view.btf.as_ref()?.func_proto_args(function).ok()?;
     let arguments = prototype.parameters.into_iter().map(|parameter| Argument {
         name: parameter.name,
-        // A buffer is of type `char *`, also before it is filled.
+        // A buffer is of type `char *`, even before it is filled.
         is_string: parameter.type_name == "const char *",
         translated: None,
         type_name: parameter.type_name,
@@ -151,20 +152,22 @@ fn signature(view: &KernelView, function: &str, moment: Moment) -> Option<Signat
     })
 }
 
-/// ENDBR64, where kernels are built with indirect branch tracking.
+/// ENDBR64, in kernels built with indirect branch tracking.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-/// The nops of 5 bytes that stand for a call which the kernel turns on and off. Before Linux 5.13 it chooses one of them by the CPU
-/// (`ideal_nops`), the second on an AMD CPU of family 15.
+/// The 5-byte NOPs in the place of a call that the kernel turns on and off. Before Linux 5.13 it
+/// selects one of them by the CPU (`ideal_nops`), the second on an AMD CPU of family 15.
 const NOPS: [[u8; 5]; 2] = [
     [0x0f, 0x1f, 0x44, 0x00, 0x00],
     [0x66, 0x66, 0x66, 0x66, 0x90],
 ];
 const CALL: u8 = 0xe8;
-/// What functions call at their start that the kernel's tracer knows: the compiler's name for it is in every kernel that has one.
+/// The function that functions call at their start if the kernel has a function tracer. The
+/// compiler's name for it is in every such kernel.
 const TRACER: &str = "__fentry__";
 
-/// The first instruction of the function at `address` which the kernel does not write over when it traces itself: the call of its
-/// tracer, or the nop in its place, stands before it, and registers and stack are as at the function's start.
+/// Returns the first instruction of the function at `address` that the kernel's own tracing does
+/// not write over. It is behind the tracer's call, or the NOP in its place. Registers and stack are
+/// still as at the function's start.
 pub(crate) fn behind_patched_entry(machine: &Handle, view: &KernelView, address: Gva) -> Gva {
     if view.symbols.address_of(TRACER).is_none() {
         return address;
@@ -187,12 +190,13 @@ pub(crate) fn behind_patched_entry(machine: &Handle, view: &KernelView, address:
     }
 }
 
-/// Whether code starts with what the kernel puts in the place of its tracer's call.
+/// Checks whether code starts with a NOP that the kernel puts in the place of its tracer's call.
 pub(crate) fn starts_with_tracers_nop(code: &[u8]) -> bool {
     NOPS.iter().any(|nop| code.starts_with(nop))
 }
 
-/// Whether a function's first call to `target` is of the kernel's tracer: by name, or code that the kernel has generated for it.
+/// Checks whether `target`, of a function's first call, is the kernel's tracer: by its name, or as
+/// code that the kernel has generated for it.
 fn is_tracer(view: &KernelView, target: u64) -> bool {
     match view.symbols.resolve(target) {
         Some((symbol, _)) if symbol.is_text() => {

@@ -1,5 +1,5 @@
-//! Where probes come from. Each provider lists the probes whose names match a pattern, as far as they can be listed, with what the
-//! guest's types tell of their arguments.
+//! Providers of probes. Each lists the probes whose names match a pattern, as far as they can be
+//! listed. It adds the arguments' types from the guest.
 
 mod dispatch;
 pub mod kprobe;
@@ -15,19 +15,20 @@ use crate::kernel_view::KernelView;
 use crate::name::ProbePattern;
 use crate::probe::Probe;
 
-/// Names offered for one that does not exist.
+/// The number of similar names suggested for an unknown one.
 const SUGGESTIONS: usize = 3;
 
-/// What a pattern stands for.
+/// The result of a search by pattern.
 #[derive(Debug, Clone, Default)]
 pub struct Matches {
     /// The probes.
     pub probes: Vec<Probe>,
-    /// Names that look like the function meant, where no probe was found; best first.
+    /// Names similar to the function's, best first, if no probe was found.
     pub nearest: Vec<String>,
 }
 
-/// The probes of the kernel that match a pattern: those of all providers but of programs' text.
+/// Returns the probes of the kernel that match a pattern, from all providers except those of
+/// programs' text.
 #[must_use]
 pub fn kernel_probes(view: &KernelView, pattern: &ProbePattern) -> Matches {
     let mut found = Matches::default();
@@ -50,12 +51,12 @@ pub fn kernel_probes(view: &KernelView, pattern: &ProbePattern) -> Matches {
     found
 }
 
-/// A name that stands for no function.
+/// A name that is no function's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownFunction {
-    /// What was asked for.
+    /// The name.
     pub name: String,
-    /// Names that look like it, best first.
+    /// Similar names, best first.
     pub nearest: Vec<String>,
 }
 

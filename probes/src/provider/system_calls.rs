@@ -1,16 +1,18 @@
-//! `syscall::NAME:entry` and `:return`: every system call of x86-64 by its name, seen where all of them pass.
+//! Probes of system calls: `syscall:NAME:entry` and `:return`, for every system call of x86-64, at
+//! a function that all of them pass.
 //!
-//! That is the entry and the return of `x64_sys_call`, or of `do_syscall_64` in kernels without it. System calls of 32-bit programs go another
-//! way and are not among them. exit, exit_group and rt_sigreturn do not come back to their caller and have no return.
+//! These are the entry and return of `x64_sys_call`, or of `do_syscall_64` in kernels without it.
+//! System calls of 32-bit programs take another path and are not included. exit, exit_group and
+//! rt_sigreturn do not return to their caller and have no return probe.
 
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Moment, Probe, Signature, Target};
 use crate::syscall_table::{self, Syscall};
 
-/// Name of the provider.
+/// The name of the provider.
 pub const PROVIDER: &str = "syscall";
 
-/// Gives the probes that match `pattern` to `each`.
+/// Passes the probes that match `pattern` to `each`.
 pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
     if !pattern.matches_provider(PROVIDER) || !matches_part(&pattern.module, "") {
         return;
@@ -27,7 +29,7 @@ pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
     }
 }
 
-/// Names that look like one of a system call, best first.
+/// Returns the names of system calls most similar to `name`, best first.
 pub(super) fn nearest(name: &str, count: usize) -> Vec<String> {
     let names = syscall_table::nearest_names(name, count).into_iter();
     names.map(str::to_owned).collect()

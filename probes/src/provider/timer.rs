@@ -1,23 +1,25 @@
-//! `profile` and `interval`: the host's clock. `profile` ticks on every vCPU, wherever it is, halted ones too; `interval` on the first alone.
+//! Timers on the host's clock: `profile` and `interval`. `profile` ticks on every vCPU in any
+//! state, even if halted; `interval` on the first only.
 //!
-//! Rates as people write them: `profile::hz:97`, `interval::s:1`, with the units hz, s, ms and us; a rate alone is in hz as dt(4) has it.
-//! They are not listed but for an example each, since there are too many.
+//! Rates are given as `profile::hz:97` or `interval::s:1`, in the units hz, s, ms and us. A rate
+//! without a unit is in hz, as in dt(4). Only one example of each is listed, since there are too
+//! many.
 
 use std::time::Duration;
 
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Probe, Signature, Target};
 
-/// Ticks on every vCPU.
+/// The provider that ticks on every vCPU.
 pub const PROFILE: &str = "profile";
-/// Ticks once.
+/// The provider that ticks on one vCPU.
 pub const INTERVAL: &str = "interval";
-/// Most ticks in a second.
+/// The largest number of ticks in a second.
 pub(crate) const FASTEST: u64 = 10_000;
-/// What rates and periods are counted in.
+/// The units of rates and periods.
 pub(crate) const UNITS: [&str; 4] = ["hz", "us", "ms", "s"];
 
-/// Gives the probes that match `pattern` to `each`.
+/// Passes the probes that match `pattern` to `each`.
 pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
     for provider in [PROFILE, INTERVAL] {
         if !pattern.matches_provider(provider) || !matches_part(&pattern.module, "") {
@@ -55,7 +57,8 @@ pub fn list(pattern: &ProbePattern, each: &mut dyn FnMut(Probe)) {
     }
 }
 
-/// Time between two ticks; `None` for a rate that is none, too fast or too slow. The unit is one of [`UNITS`].
+/// Returns the time between two ticks; `None` for a rate that is invalid, too fast or too slow. The
+/// unit is one of [`UNITS`].
 pub(crate) fn period(unit: &str, rate: u64) -> Option<Duration> {
     let period = match unit {
         "hz" => Duration::from_secs(1).checked_div(u32::try_from(rate).ok()?)?,
@@ -64,7 +67,7 @@ pub(crate) fn period(unit: &str, rate: u64) -> Option<Duration> {
         _ => Duration::from_micros(rate),
     };
     let fastest = Duration::from_secs(1) / FASTEST as u32;
-    // A hundred years are as good as never.
+    // The limit is a hundred years.
     (fastest..=Duration::from_secs(3_155_760_000))
         .contains(&period)
         .then_some(period)

@@ -1,11 +1,14 @@
-//! `tracepoint:MODULE:SYSTEM:EVENT`: the places that the kernel's authors marked for tracers, armed without telling the guest to trace.
+//! Probes of the kernel's tracepoints: `tracepoint:MODULE:SYSTEM:EVENT`. They are armed without
+//! enabling tracing in the guest.
 //!
-//! While nobody in the guest listens, a tracepoint is a NOP. A trap stands there; the code that the kernel would go to if
-//! somebody listened is then followed on a copy of the registers, as far as the call of those who listen, whose arguments are the
-//! tracepoint's. Where somebody does listen, the NOP is a jump to the same code. The module of the kernel's own is `vmlinux`.
+//! Without a listener in the guest, a tracepoint is a NOP, and a trap is armed there. At a hit, the
+//! code for listeners is followed by speculation up to the call of the listeners. The call's
+//! arguments are the tracepoint's. With a listener in the guest, the NOP is a jump to the same
+//! code. The module of the kernel's own tracepoints is `vmlinux`.
 //!
-//! Tracepoints that the kernel only reaches after more has been turned on have no place to trap; `page_fault_user` and `page_fault_kernel` are
-//! found behind the branch that leads to them, and of system calls the provider `syscall` knows more.
+//! Tracepoints that the kernel reaches only after something else is enabled have no site.
+//! `page_fault_user` and `page_fault_kernel` are found behind the branch that leads to them. For
+//! system calls, the provider `syscall` has more.
 
 use introspect::kernel::jump_label::JumpLabelLayout;
 use introspect::kernel::tracepoint::{Tracepoint, TracepointLayout};
@@ -19,31 +22,31 @@ use crate::kernel_view::KernelView;
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, Signature, Target, TracepointText};
 
-/// Name of the provider.
+/// The name of the provider.
 pub const PROVIDER: &str = "tracepoint";
 /// The system of tracepoints without one.
 const NO_SYSTEM: &str = "none";
-/// Instructions behind a branch among which the call is looked for.
+/// The number of instructions behind a branch that are searched for the call.
 const WAY: usize = 256;
-/// Tracepoints that are reached behind a branch of another key.
+/// Tracepoints behind a branch of another static key.
 const GUARDS: [(&str, &str); 2] = [
     ("page_fault_user", "trace_pagefault_key"),
     ("page_fault_kernel", "trace_pagefault_key"),
 ];
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Clone, Default)]
 pub struct TracepointMatches {
     /// The probes.
     pub probes: Vec<Probe>,
-    /// What could not be read, a sentence each.
+    /// What could not be read, one sentence each.
     pub incomplete: Vec<String>,
 }
 
-/// The tracepoints that match `pattern` in a guest that stands still.
+/// Finds the tracepoints that match `pattern` in a paused guest.
 ///
 /// # Errors
-/// If the kernel's types do not tell of tracepoints.
+/// If the kernel's types do not describe tracepoints.
 pub fn find(
     look: &PausedSystem<'_>,
     machine: &Handle,
@@ -87,7 +90,7 @@ pub fn find(
             .collect();
         found.probes.push(probe(tracepoint, &guards));
     }
-    // Which branches lead to the call is only looked at where they are to be armed.
+    // Branches that lead to the call are searched only if they may be armed.
     if ProbePattern::is_exact(&pattern.name) || found.probes.len() <= 64 {
         for probe in &mut found.probes {
             if let Target::Tracepoint(text) = &mut probe.target {
@@ -98,7 +101,8 @@ pub fn find(
     Ok(found)
 }
 
-/// The tracepoint `system:event` of the kernel itself, in a guest that stands still; `None` if it has no such one.
+/// Returns the tracepoint `system:event` of the kernel itself, in a paused guest; `None` if there
+/// is none.
 pub(crate) fn of_kernel(view: &KernelView, machine: &Handle, name: (&str, &str)) -> Option<Probe> {
     let layout = TracepointLayout::new(view.btf.as_ref()?, &view.symbols).ok()?;
     let memory = PausedMemory::new(machine.ram());
@@ -119,7 +123,7 @@ fn probe(tracepoint: &Tracepoint, guards: &[(Gva, Gva)]) -> Probe {
     }
 }
 
-/// Leaves out branches that do not lead to the tracepoint's call, and notes where the others do.
+/// Removes branches that do not lead to the tracepoint's call, and notes the targets of the others.
 pub(crate) fn keep_what_leads_to_the_call(
     text: &mut TracepointText,
     machine: &Handle,

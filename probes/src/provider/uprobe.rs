@@ -1,9 +1,10 @@
-//! Functions of programs and libraries: `uprobe:FILE:FUNCTION:entry`, `:return`, `:OFFSET` in every process that maps the file, and
-//! `pidN:FILE:FUNCTION:…` in process N alone.
+//! Probes of functions in programs and libraries. `uprobe:FILE:FUNCTION:entry`, `:return` and
+//! `:OFFSET` are for every process that maps the file, `pidN:FILE:FUNCTION:…` for process N only.
 //!
-//! A file is named by its path or by the last part of it; `a.out` is the process's own program. Offsets are in bytes from the function's
-//! first, decimal or hexadecimal with 0x; a function `-` stands for the whole file, with offsets from its start.
-//! Only files that are mapped for execution by a process are found.
+//! A file is named by its path or the last part of it; `a.out` is the process's own program.
+//! Offsets are in bytes from the function's first, decimal or hexadecimal with 0x. The function `-`
+//! is the whole file, with offsets from its start. Only files that a process maps for execution are
+//! found.
 
 use introspect::Gpa;
 use introspect::system::{PausedSystem, TextFile, Unavailable};
@@ -14,31 +15,32 @@ use super::kprobe::offset;
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Moment, Probe, Target, UserText};
 
-/// Name of the provider of files in every process.
+/// The name of the provider for all processes.
 pub const PROVIDER: &str = "uprobe";
-/// What the name of a provider of one process begins with.
+/// The prefix of the provider for one process.
 pub const PROCESS: &str = "pid";
-/// The program of a process, whatever it is called.
+/// The name that stands for a process's own program.
 const PROGRAM: &str = "a.out";
-/// In place of a function: the whole file.
+/// The function name that stands for the whole file.
 pub const WHOLE_FILE: &str = "-";
-/// Bytes of the longest instruction.
+/// The length of the longest instruction in bytes.
 const LONGEST_INSTRUCTION: usize = 15;
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Clone, Default)]
 pub struct UserMatches {
     /// The probes.
     pub probes: Vec<Probe>,
-    /// Functions that look like the one meant, where a file was found and no function of it; best first.
+    /// Functions similar to the one in the pattern, best first, if a file was found but no function
+    /// of it.
     pub nearest: Vec<String>,
     /// Files that match.
     pub files: Vec<String>,
-    /// What could not be read, a sentence each.
+    /// What could not be read, one sentence each.
     pub incomplete: Vec<String>,
 }
 
-/// The process that a provider's name stands for.
+/// Returns the process that a provider's name contains.
 #[must_use]
 pub fn process_of(provider: &str) -> Option<i32> {
     provider
@@ -48,16 +50,17 @@ pub fn process_of(provider: &str) -> Option<i32> {
         .filter(|pid| *pid > 0)
 }
 
-/// Whether a pattern is of this provider.
+/// Checks whether a pattern is for this provider.
 #[must_use]
 pub fn is_meant(pattern: &ProbePattern) -> bool {
     pattern.provider == PROVIDER || process_of(&pattern.provider).is_some()
 }
 
-/// The probes that match `pattern` in a guest that stands still. `unpatched` reads physical memory as it is without any trap.
+/// Finds the probes that match `pattern` in a paused guest. `unpatched` reads physical memory
+/// without any traps.
 ///
 /// # Errors
-/// If the kernel does not tell of its processes.
+/// If the kernel's processes cannot be read.
 pub fn find(
     look: &PausedSystem<'_>,
     pattern: &ProbePattern,
@@ -98,7 +101,7 @@ pub fn find(
     Ok(found)
 }
 
-/// Path of a process's own program.
+/// Returns the path of a process's own program.
 fn program(look: &PausedSystem<'_>, pid: i32) -> Result<Option<String>, Unavailable> {
     let Ok(Some(task)) = look.process(pid)? else {
         return Ok(None);
@@ -163,7 +166,7 @@ fn of_file(
     }
 }
 
-/// A place in a file's text.
+/// Creates a place in a file's text.
 pub(super) fn text(
     file: &TextFile<'_>,
     path: &str,
@@ -171,7 +174,7 @@ pub(super) fn text(
     unpatched: &dyn Fn(Gpa, &mut [u8]) -> bool,
 ) -> UserText {
     let mut code = file.bytes_at(offset, LONGEST_INSTRUCTION);
-    // Traps of other sessions may stand there: the bytes that are without them, page by page.
+    // Other sessions' traps may be there, so the bytes are read without traps, page by page.
     let mut done = 0;
     while let Some(rest) = code.get_mut(done..).filter(|rest| !rest.is_empty()) {
         let at = offset + done as u64;

@@ -1,13 +1,16 @@
-//! Static probes of programs and libraries, which their authors have put in: those that SystemTap's macros and this project's leave notes of
-//! ([`introspect::user::static_probes`]).
+//! Static probes of programs and libraries, put in by their authors. SystemTap's macros and this
+//! project's leave notes of them ([`introspect::user::static_probes`]).
 //!
-//! A probe's four parts are the provider of its note, the file's name, the function that the site is in (`none` if nobody knows), and the
-//! name of its note with `-` for `__`; all four are its author's where he has declared them. Patterns are written as bpftrace has them,
-//! `usdt:FILE:PROVIDER:NAME`, `usdt:PROVIDER:NAME` or `usdt:/FILE:NAME`, or as dtrace has them, `PROVIDER:FILE:FUNCTION:NAME`, and
-//! `PROVIDER1234:::NAME` for process 1234. Names may be written either way.
+//! A probe's name has the provider of its note, the file's name, the site's function (`none` if
+//! unknown), and the name of its note with `-` for `__`. If the author has declared all four parts,
+//! those are used. Patterns are written as in bpftrace: `usdt:FILE:PROVIDER:NAME`,
+//! `usdt:PROVIDER:NAME` or `usdt:/FILE:NAME`. They can also be written as in dtrace:
+//! `PROVIDER:FILE:FUNCTION:NAME`, and `PROVIDER1234:::NAME` for process 1234. Names are accepted
+//! with `-` and with `__`.
 //!
-//! A site that the compiler has copied within a function is one probe with several places; one that was inlined into several functions is a
-//! probe in each. Only files that are mapped for execution by a process are found.
+//! If the compiler has copied a site within a function, it is one probe with several sites. If it
+//! was inlined into several functions, each has a probe. Only files that a process maps for
+//! execution are found.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,50 +25,51 @@ use super::uprobe::{UserMatches, text};
 use crate::name::{ProbeName, ProbePattern, matches_part};
 use crate::probe::{Argument, Probe, SemaphoreText, Signature, StaticPlace, StaticText, Target};
 
-/// What patterns of files begin with.
+/// The prefix of patterns with a file.
 pub const PROVIDER: &str = "usdt";
-/// The same, short.
+/// The short form of the prefix.
 const SHORT: &str = "U";
-/// In place of a function that is not known.
+/// The function of a site if it is not known.
 const NO_FUNCTION: &str = "none";
-/// The type of an argument whose note is not understood.
+/// The type of an argument whose note cannot be parsed.
 const UNKNOWN_TYPE: &str = "unknown";
-/// Types of arguments that are text.
+/// The types of string arguments.
 const STRINGS: [&str; 2] = ["char *", "const char *"];
 
-/// Whether a pattern is of static probes and nothing else.
+/// Checks whether a pattern is for static probes only.
 #[must_use]
 pub fn is_meant(pattern: &ProbePattern) -> bool {
     [PROVIDER, SHORT].contains(&pattern.provider.as_str())
 }
 
-/// Whether a pattern may be of a static probe's provider, where no other has that name.
+/// Checks whether a pattern may be for a static probe's provider, if no other provider has that
+/// name.
 #[must_use]
 pub fn may_be_meant(pattern: &ProbePattern) -> bool {
     !pattern.provider.is_empty() && pattern.text.contains(':')
 }
 
-/// Whether a pattern names a file that it is of.
+/// Checks whether a pattern names a file.
 #[must_use]
 pub fn has_file(pattern: &ProbePattern) -> bool {
     is_meant(pattern) && !Wanted::of_file(pattern).file.is_empty()
 }
 
-/// What a pattern stands for: patterns of parts, empty ones for any.
+/// The parts that a pattern selects, each itself a pattern; empty parts match everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wanted<'p> {
     process: Option<i32>,
-    /// Of the file's path or its last part.
+    /// Compared with the file's path or its last part.
     file: &'p str,
     provider: &'p str,
-    /// Of the declared module, the file's path or its last part.
+    /// Compared with the declared module, the file's path or its last part.
     module: &'p str,
     function: &'p str,
     name: &'p str,
 }
 
 impl<'p> Wanted<'p> {
-    /// `usdt:FILE:PROVIDER:NAME` and what is left out of it.
+    /// Parses `usdt:FILE:PROVIDER:NAME` and its shorter forms.
     fn of_file(pattern: &'p ProbePattern) -> Self {
         let (file, provider) = match pattern.module.is_empty() && pattern.function.contains('/') {
             true => (pattern.function.as_str(), ""),
@@ -81,7 +85,8 @@ impl<'p> Wanted<'p> {
         }
     }
 
-    /// `PROVIDER:FILE:FUNCTION:NAME`, and with the digits at the end of the provider as a process, wherever that is cut.
+    /// Parses `PROVIDER:FILE:FUNCTION:NAME`. Each split of the digits at the end of the provider
+    /// into name and process is tried.
     fn of_provider(pattern: &'p ProbePattern) -> impl Iterator<Item = Self> {
         let all = Self {
             process: None,
@@ -111,10 +116,11 @@ impl<'p> Wanted<'p> {
     }
 }
 
-/// The probes that match `pattern` in a guest that stands still. `unpatched` reads physical memory as it is without any trap.
+/// Finds the probes that match `pattern` in a paused guest. `unpatched` reads physical memory
+/// without any traps.
 ///
 /// # Errors
-/// If the kernel does not tell of its processes.
+/// If the kernel's processes cannot be read.
 pub fn find(
     look: &PausedSystem<'_>,
     pattern: &ProbePattern,
@@ -175,7 +181,7 @@ fn of_file(
     let sites = file.static_sites();
     let lost = sites.lost.iter().map(|lost| format!("{path}: {lost}"));
     found.incomplete.extend(lost);
-    // By name: sites of one probe stand together.
+    // By name, because the sites of a probe are collected.
     let mut known: HashMap<ProbeName, Known> = HashMap::new();
     for site in &sites.sites {
         if !matches_part(wanted.provider, &site.provider) {
@@ -220,7 +226,7 @@ fn of_file(
         let Some(Target::Static(target)) = probe.map(|probe| &mut probe.target) else {
             continue;
         };
-        // The same place is hit once, however many notes it has.
+        // A site is hit once, even if it has several notes.
         if known.places.insert(offset) {
             target.sites.push(StaticPlace {
                 text: text(file, path, offset, unpatched),
@@ -235,16 +241,16 @@ fn of_file(
     }
 }
 
-/// What a probe has already of a file.
+/// The parts of a probe that were already found in a file.
 struct Known {
-    /// Among those found.
+    /// Its index among those found.
     number: usize,
-    /// Offsets of its sites.
+    /// The offsets of its sites.
     places: HashSet<u64>,
     semaphores: HashSet<Semaphore>,
 }
 
-/// A probe without any site yet.
+/// Creates a probe without sites.
 fn probe(name: ProbeName, wanted: &Wanted<'_>, site: &StaticSite) -> Probe {
     let types = site.types.as_deref().unwrap_or_default();
     Probe {
@@ -277,7 +283,7 @@ fn described(argument: &SiteArgument, types: Option<&ArgumentTypes>) -> Argument
     }
 }
 
-/// A counter of listeners, unless its bytes are nowhere in the file.
+/// Returns a counter of listeners, unless the file does not contain its bytes.
 fn semaphore(
     file: &TextFile<'_>,
     path: &str,
@@ -306,7 +312,7 @@ fn declared_module(site: &StaticSite) -> Option<&str> {
     Some(module).filter(|module| !module.is_empty())
 }
 
-/// The function that a site is in.
+/// Returns the function of a site.
 fn function_of(file: &TextFile<'_>, site: &StaticSite) -> String {
     let declared = site.declared.as_ref().map(|name| &name.function);
     if let Some(declared) = declared.filter(|function| !function.is_empty()) {
@@ -318,7 +324,7 @@ fn function_of(file: &TextFile<'_>, site: &StaticSite) -> String {
     }
 }
 
-/// Notes the name of a probe that is not meant, for who has misspelled it.
+/// Keeps the name of a probe that does not match, to suggest for a misspelled one.
 fn note_name(name: String, found: &mut UserMatches) {
     if found.nearest.len() < super::SUGGESTIONS && !found.nearest.contains(&name) {
         found.nearest.push(name);

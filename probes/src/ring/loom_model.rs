@@ -1,12 +1,12 @@
-//! The ring under the orders of events that the memory model permits. To run it:
+//! Tests of the ring under the orders of events that the memory model permits. Run them with
 //! `RUSTFLAGS="--cfg loom" cargo test --manifest-path probes/loom/Cargo.toml --release`.
 //!
-//! The pusher is spawned first, then the reader: of the accesses before a store the checker looks at the last one only
-//! when it decides which other orders to try. With the reader first, the pusher's load of its own counter would hide the
-//! reader's, and hardly an order would be tried.
+//! The pusher is spawned before the reader. To select other orders, the checker looks only at the
+//! last access before a store. With the reader first, the pusher's load of its own counter would
+//! hide the reader's, and hardly an order would be tried.
 //!
-//! Not shown here, as the checker never lets a load see a store to come: that the slot is copied before `read` lets the
-//! pusher overwrite it.
+//! One property is not shown, because the checker never lets a load see a later store: the slot is
+//! copied before `read` lets the pusher overwrite it.
 #![allow(clippy::unwrap_used)]
 
 use loom::sync::Arc;
@@ -14,12 +14,12 @@ use loom::thread;
 
 use super::*;
 
-/// Records of one and of two words: a stale length would show.
+/// Returns a record of one or two words, so that a stale length would show.
 fn record(number: u64) -> Vec<u64> {
     (0..1 + number % 2).map(|word| 10 * number + word).collect()
 }
 
-/// Up to `count` records, which must be whole.
+/// Pops up to `count` records and checks that they are whole.
 fn pop(ring: &Ring, count: u64) -> Vec<u64> {
     let mut words = Vec::new();
     let mut next = || {
@@ -61,8 +61,8 @@ fn nothing_is_torn_reordered_or_unaccounted_for() {
     });
 }
 
-/// The clock is a place in memory that a third thread moves on and the others only read: no order but
-/// what the fences give.
+/// The clock is a variable that a third thread advances and the others only read. Only the fences
+/// order it.
 fn no_record_is_older_than_a_horizon_before_it_appeared(visits: usize, preemptions: Option<usize>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;
@@ -103,6 +103,7 @@ fn no_record_of_one_visit_is_older_than_a_horizon_before_it_appeared() {
 
 #[test]
 fn no_record_of_two_visits_is_older_than_a_horizon_before_it_appeared() {
-    // All orders take minutes. A record missed for want of an ordering takes a stale load and one preemption.
+    // All orders take minutes. Missing a record for want of an ordering takes a stale load and one
+    // preemption.
     no_record_is_older_than_a_horizon_before_it_appeared(2, Some(2));
 }

@@ -1,34 +1,37 @@
-//! A ring of records from one vCPU's thread to one reader. No locks, no allocation, no waiting on either side.
+//! A ring of records from one vCPU's thread to one reader. It has no locks; neither side allocates
+//! or waits.
 //!
-//! A record is a run of words that means something to whoever writes and reads it; it is of any length up to
-//! the size of the ring's slots, and carries the time of the [`Visit`] that pushed it.
+//! A record is a sequence of words, of any length up to the size of the ring's slots. Their meaning
+//! is the users'. It carries the time of the [`Visit`] that pushed it.
 //!
-//! The caller sees to it that one thread at a time pushes, in one visit at a time, and one thread at a time pops: two
-//! pushers would mix up each other's records (never memory). A full ring drops the *new* record and counts it; every
-//! push is either popped later, still queued, or counted as dropped: `pushed + dropped` = attempts,
-//! `pushed - read` = queued.
+//! The caller ensures that one thread at a time pushes, in one visit at a time, and that one thread
+//! at a time pops. Two pushers would mix up each other's records, but never corrupt memory. A full
+//! ring drops the *new* record and counts it. Every push is popped later, still queued, or counted
+//! as dropped: `pushed + dropped` = attempts, `pushed - read` = queued.
 //!
-//! A visit tells the reader from which time on records may still come: what [`crate::merge`] orders
-//! several rings by.
+//! A visit bounds the time of records to come. [`crate::merge`] orders several rings by that.
 //!
 //! # Memory orderings
 //!
-//! Two counters hand the slots to and fro. The pusher stores `pushed` with Release when a slot is full, the reader
-//! loads it with Acquire before it looks into the slot; the reader stores `read` with Release when it has copied a
-//! slot, the pusher loads it with Acquire before it overwrites the slot. So the words themselves may be Relaxed. Each
-//! side loads its own counter Relaxed: nobody else writes it.
+//! Two counters pass the slots back and forth. The pusher stores `pushed` with Release when a slot
+//! is full, and the reader loads it with Acquire before it reads the slot. The reader stores `read`
+//! with Release when it has copied a slot, and the pusher loads it with Acquire before it
+//! overwrites the slot. So the words themselves may be Relaxed. Each side loads its own counter
+//! Relaxed, because no other thread writes it.
 //!
-//! `visiting_since` and the clock are two places that two threads look at in opposite orders: the pusher stores the one
-//! and then reads the other, the reader reads the other and then loads the one. Release and Acquire let the
-//! pusher's clock be read before its store shows (a store buffer does just that): the reader would find the ring idle
-//! at a time later than that of a record to come. A sequentially consistent fence between the two, on both sides, rules
-//! that out: one of the fences is first. If it is the pusher's, the reader sees the store; else the pusher
-//! reads a clock not before the reader's. Fences and not SeqCst accesses, as those order no clock that is no atomic
-//! variable, and the model checker knows them as Acquire and Release only.
-//! The end of a visit is a Release store, its load an Acquire: who sees the ring idle sees what was pushed before.
+//! `visiting_since` and the clock are accessed in opposite orders: the pusher stores the former and
+//! then reads the clock; the reader reads the clock and then loads the former. Release and Acquire
+//! permit the pusher's clock to be read before its store is visible, as a store buffer does. The
+//! reader would then find the ring idle at a time later than that of a record to come. A
+//! sequentially consistent fence between the two accesses, on both sides, rules that out, because
+//! one of the fences is first. If it is the pusher's, the reader sees the store. Otherwise the
+//! pusher reads a clock not before the reader's. SeqCst accesses would not do: they do not order a
+//! clock that is no atomic variable, and the model checker treats them as Acquire and Release only.
+//! The end of a visit is a Release store, its load an Acquire: a reader that sees the ring idle
+//! sees everything pushed before.
 //!
-//! `loom_model.rs` checks this against the orders that the memory model permits, but for the way of `read`, which its
-//! checker cannot show.
+//! `loom_model.rs` checks this against the orders that the memory model permits. The exception is
+//! the path of `read`, which its checker cannot show.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -37,80 +40,83 @@ mod loom_model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// Most slots of a ring.
+/// The largest number of slots in a ring.
 pub const MAX_SLOTS: usize = 1 << 24;
-/// Most words of a slot: 8 KiB.
+/// The largest number of words in a slot: 8 KiB.
 pub const MAX_SLOT_WORDS: usize = 1024;
-/// Most memory of a ring, in bytes, with [`SLOT_OVERHEAD_WORDS`] for each slot: 1 GiB.
+/// The largest memory of a ring, in bytes, with [`SLOT_OVERHEAD_WORDS`] for each slot: 1 GiB.
 pub const MAX_RING_BYTES: usize = 1 << 30;
-/// Words that a slot takes besides those of its record: the record's length and its time.
+/// The number of words in a slot besides those of its record: the record's length and its time.
 pub const SLOT_OVERHEAD_WORDS: usize = 2;
 
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// Nobody is at work on the ring.
+/// No visit is in progress.
 const IDLE: u64 = u64::MAX;
 
-/// A ring of this size cannot be made.
+/// An error of creating a ring: its size is not permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingSizeError {
-    /// The number of slots.
+    /// The number of slots is not permitted.
     #[error("a ring of {slots} slots: give a power of two from 1 to {MAX_SLOTS}")]
     Slots {
-        /// What was asked for.
+        /// The number of slots.
         slots: usize,
     },
-    /// The size of a slot.
+    /// The size of a slot is not permitted.
     #[error("a ring with slots of {words} words: give 1 to {MAX_SLOT_WORDS}")]
     Words {
-        /// What was asked for.
+        /// The number of words in a slot.
         words: usize,
     },
-    /// Both together.
+    /// Both together need too much memory.
     #[error(
         "a ring of {slots} slots of {words} words takes {bytes} bytes, more than {MAX_RING_BYTES}: give fewer or smaller slots"
     )]
     Memory {
-        /// What was asked for.
+        /// The number of slots.
         slots: usize,
-        /// What was asked for.
+        /// The number of words in a slot.
         words: usize,
-        /// What that takes.
+        /// The size in bytes.
         bytes: usize,
     },
 }
 
-/// What a ring has counted.
+/// The counters of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingStats {
-    /// Records that found room.
+    /// Records that were pushed.
     pub pushed: u64,
-    /// Records that did not.
+    /// Records that were dropped because the ring was full.
     pub dropped: u64,
-    /// Records popped.
+    /// Records that were popped.
     pub read: u64,
 }
 
-/// On a cache line of its own, so that the two sides do not slow each other down.
+/// The pusher's counters, on a cache line of their own so that the two sides do not slow each other
+/// down.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Pusher {
-    /// Records pushed so far. Written by the pusher, after the slot.
+    /// The number of records pushed so far. Written by the pusher, after the slot.
     pushed: AtomicU64,
     /// Written by the pusher.
     dropped: AtomicU64,
-    /// A time before that of every record to come from the visit in progress, or [`IDLE`]. Written by the pusher.
+    /// A time not after that of any record to come from the visit in progress, or [`IDLE`]. Written
+    /// by the pusher.
     visiting_since: AtomicU64,
 }
 
 #[derive(Debug)]
 #[repr(align(64))]
 struct Popper {
-    /// Records popped so far. Written by the reader, after it has copied the slot.
+    /// The number of records popped so far. Written by the reader, after it has copied the slot.
     read: AtomicU64,
 }
 
-/// One slot. Belongs to the pusher until `pushed` has gone past it, then to the reader until `read` has.
+/// One slot. It belongs to the pusher until `pushed` has passed it, then to the reader until `read`
+/// has.
 #[derive(Debug, Clone, Copy)]
 struct Slot<'a> {
     length: &'a AtomicU64,
@@ -121,7 +127,7 @@ struct Slot<'a> {
 /// The ring.
 #[derive(Debug)]
 pub struct Ring {
-    /// Slots one after the other: length, time, words.
+    /// The slots in sequence: length, time, words.
     memory: Box<[AtomicU64]>,
     slots: u64,
     slot_words: usize,
@@ -130,7 +136,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring of `slots` slots, each for a record of up to `words` words.
+    /// Creates an empty ring of `slots` slots, each for a record of up to `words` words.
     ///
     /// # Errors
     /// If `slots` is no power of two up to [`MAX_SLOTS`], `words` is not from 1 to [`MAX_SLOT_WORDS`], or both
@@ -142,7 +148,7 @@ impl Ring {
         if !(1..=MAX_SLOT_WORDS).contains(&words) {
             return Err(RingSizeError::Words { words });
         }
-        // Both are bounded: no overflow.
+        // Both are bounded, so there is no overflow.
         let total = slots * (words + SLOT_OVERHEAD_WORDS);
         let bytes = total * WORD_BYTES;
         if bytes > MAX_RING_BYTES {
@@ -167,20 +173,22 @@ impl Ring {
         })
     }
 
-    /// Most words of a record.
+    /// Returns the largest number of words in a record.
     #[must_use]
     pub fn slot_words(&self) -> usize {
         self.slot_words
     }
 
-    /// Starts work that may push records, on the pusher's thread. `clock` is the one that orders records.
+    /// Starts a visit, in which records can be pushed, on the pusher's thread. `clock` is the clock
+    /// that orders records.
     pub fn visit(&self, clock: impl Fn() -> u64) -> Visit<'_> {
-        // Release: a reader that sees this visit sees what earlier ones have pushed.
+        // Release: a reader that sees this visit sees the records of earlier ones.
         self.pusher
             .visiting_since
             .store(clock().min(IDLE - 1), Ordering::Release);
-        // The records' time is read after that store shows. A reader that still finds the ring idle has read its own
-        // clock before, so what this visit pushes is not older than that. Pairs with the fence in `horizon`.
+        // The records' time is read after that store is visible. A reader that still finds the ring
+        // idle has read its own clock before. So the records of this visit are not older than that.
+        // Pairs with the fence in `horizon`.
         fence(Ordering::SeqCst);
         Visit {
             ring: self,
@@ -188,8 +196,8 @@ impl Ring {
         }
     }
 
-    /// No record that is not in the ring yet will be older than this: `now`, or the start of the visit in
-    /// progress. `now` must have been read before the call.
+    /// Returns a time that no record to come will be older than: `now`, or the start of the visit
+    /// in progress. `now` must have been read before the call.
     pub(crate) fn horizon(&self, now: u64) -> u64 {
         // `now` was read before the load. Pairs with the fence in `visit`.
         fence(Ordering::SeqCst);
@@ -199,7 +207,7 @@ impl Ring {
     #[inline(always)]
     fn push_with(&self, time: u64, fill: impl FnOnce(&mut SlotWriter<'_>)) -> bool {
         let pushed = self.pusher.pushed.load(Ordering::Relaxed);
-        // Acquire: the reader has done with the slot that is about to be overwritten.
+        // Acquire: the reader has finished with the slot that is about to be overwritten.
         let read = self.popper.read.load(Ordering::Acquire);
         let free = pushed.wrapping_sub(read) < self.slots;
         let Some(slot) = self.slot(pushed).filter(|_| free) else {
@@ -216,14 +224,15 @@ impl Ring {
         }
         slot.length.store(writer.length as u64, Ordering::Relaxed);
         slot.time.store(time, Ordering::Relaxed);
-        // Release: who sees the count sees the slot.
+        // Release: a reader that sees the count sees the slot.
         self.pusher
             .pushed
             .store(pushed.wrapping_add(1), Ordering::Release);
         true
     }
 
-    /// As [`push_with`](Self::push_with), of a record that is known whole; `None`, and nothing done, if no slot is large enough.
+    /// Like [`push_with`](Self::push_with), for a record that is known as a whole. Returns `None`,
+    /// without effect, if no slot is large enough.
     #[inline(always)]
     fn push_both<const A: usize, const B: usize>(
         &self,
@@ -235,7 +244,7 @@ impl Ring {
             return None;
         }
         let pushed = self.pusher.pushed.load(Ordering::Relaxed);
-        // Acquire: the reader has done with the slot that is about to be overwritten.
+        // Acquire: the reader has finished with the slot that is about to be overwritten.
         let read = self.popper.read.load(Ordering::Acquire);
         let start = self.start(pushed);
         if pushed.wrapping_sub(read) < self.slots
@@ -251,7 +260,7 @@ impl Ring {
             }
             length.store((A + B) as u64, Ordering::Relaxed);
             stamp.store(time, Ordering::Relaxed);
-            // Release: who sees the count sees the slot.
+            // Release: a reader that sees the count sees the slot.
             self.pusher
                 .pushed
                 .store(pushed.wrapping_add(1), Ordering::Release);
@@ -266,25 +275,26 @@ impl Ring {
         false
     }
 
-    /// The slot of the oldest record, and that record's number.
+    /// Returns the number and slot of the oldest record.
     fn oldest(&self) -> Option<(u64, Slot<'_>)> {
         let read = self.popper.read.load(Ordering::Relaxed);
-        // Acquire: the slot shows as it was when it was counted.
+        // Acquire: the slot is visible as it was when it was counted.
         if self.pusher.pushed.load(Ordering::Acquire) == read {
             return None;
         }
         Some((read, self.slot(read)?))
     }
 
-    /// The time of the oldest record, which stays in the ring. On the reader's thread.
+    /// Returns the time of the oldest record, which stays in the ring. Call it on the reader's
+    /// thread.
     #[must_use]
     pub fn peek_time(&self) -> Option<u64> {
         let (_, slot) = self.oldest()?;
         Some(slot.time.load(Ordering::Relaxed))
     }
 
-    /// Takes the oldest record: `record` becomes its words. Gives its time; `None`, and `record` as it was, if the
-    /// ring is empty. On the reader's thread.
+    /// Removes the oldest record, replaces `record` by its words, and returns its time. If the ring
+    /// is empty, returns `None` and leaves `record` unchanged. Call it on the reader's thread.
     pub fn pop(&self, record: &mut Vec<u64>) -> Option<u64> {
         let (read, slot) = self.oldest()?;
         let length = slot.length.load(Ordering::Relaxed) as usize;
@@ -303,10 +313,10 @@ impl Ring {
         Some(time)
     }
 
-    /// The counts so far; exact once the pusher rests.
+    /// Returns the counters so far. They are exact while the pusher is idle.
     #[must_use]
     pub fn stats(&self) -> RingStats {
-        // First what was read, with Acquire: of that, everything shows as pushed.
+        // `read` comes first, with Acquire: all of it is then counted as pushed.
         RingStats {
             read: self.popper.read.load(Ordering::Acquire),
             pushed: self.pusher.pushed.load(Ordering::Acquire),
@@ -314,13 +324,13 @@ impl Ring {
         }
     }
 
-    /// Where the slot of the record with this number begins.
+    /// Returns the position of a record's slot, by the record's number.
     fn start(&self, number: u64) -> usize {
         let stride = self.slot_words + SLOT_OVERHEAD_WORDS;
         (number & (self.slots - 1)) as usize * stride
     }
 
-    /// The slot of the record with this number.
+    /// Returns a record's slot, by the record's number.
     fn slot(&self, number: u64) -> Option<Slot<'_>> {
         let stride = self.slot_words + SLOT_OVERHEAD_WORDS;
         let start = self.start(number);
@@ -335,7 +345,7 @@ impl Ring {
     }
 }
 
-/// Work of the pusher: all records of one hit carry one time.
+/// A visit of the pusher: all records of one hit have the same time.
 #[derive(Debug)]
 pub struct Visit<'a> {
     ring: &'a Ring,
@@ -343,15 +353,17 @@ pub struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// The time of the visit's records.
+    /// Returns the time of the visit's records.
     #[must_use]
     pub fn tsc(&self) -> u64 {
         self.tsc
     }
 
-    /// Adds a record, with the visit's time; `false` if the ring is full, which is counted.
+    /// Adds a record with the visit's time. Returns `false` if the ring is full; the drop is
+    /// counted.
     ///
-    /// A record longer than [`Ring::slot_words`] is a mistake of the caller; it is dropped and counted too.
+    /// A record longer than [`Ring::slot_words`] is an error of the caller. It is also dropped and
+    /// counted.
     pub fn push(&self, record: &[u64]) -> bool {
         debug_assert!(
             record.len() <= self.ring.slot_words,
@@ -366,7 +378,8 @@ impl Visit<'_> {
         })
     }
 
-    /// Adds the record of `first` and `second`, as [`push`](Self::push) does; `None`, and nothing done, if it does not fit into a slot.
+    /// Adds the record of `first` and `second`, like [`push`](Self::push). Returns `None`, without
+    /// effect, if it does not fit into a slot.
     #[inline(always)]
     pub(crate) fn push_both<const A: usize, const B: usize>(
         &self,
@@ -376,8 +389,9 @@ impl Visit<'_> {
         self.ring.push_both(self.tsc, first, second)
     }
 
-    /// Adds the record that `fill` writes, word by word and straight into its slot, with the visit's time; `false` if
-    /// the ring is full (`fill` is not called then) or `fill` gave up. Both are counted as dropped.
+    /// Adds the record that `fill` writes directly into its slot, with the visit's time. Returns
+    /// `false` if the ring is full (`fill` is not called then) or if `fill` gave up. Both are
+    /// counted as dropped.
     #[inline]
     pub fn push_with(&self, fill: impl FnOnce(&mut SlotWriter<'_>)) -> bool {
         self.ring.push_with(self.tsc, fill)
@@ -386,7 +400,7 @@ impl Visit<'_> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        // Release: a reader that sees the visit ended sees what it has pushed.
+        // Release: a reader that sees the visit ended sees its records.
         self.ring
             .pusher
             .visiting_since
@@ -394,17 +408,17 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// Where a record is written before it counts: a slot that the reader does not look into yet.
+/// A slot into which a record is written before it is counted. The reader does not read it yet.
 #[derive(Debug)]
 pub struct SlotWriter<'a> {
     words: &'a [AtomicU64],
-    /// Words written. At most `words.len()`.
+    /// The number of words written; at most `words.len()`.
     length: usize,
     given_up: bool,
 }
 
 impl SlotWriter<'_> {
-    /// Adds a word to the record; `false` if the slot has no room for it, and the record stays as it is.
+    /// Adds a word to the record. Returns `false` if it does not fit; the record is then unchanged.
     #[must_use = "a word that does not fit is not in the record"]
     pub fn push_word(&mut self, word: u64) -> bool {
         let Some(place) = self.words.get(self.length) else {
@@ -415,7 +429,8 @@ impl SlotWriter<'_> {
         true
     }
 
-    /// Adds all of `words` to the record, or nothing if the slot has no room for them; whether it had.
+    /// Adds all of `words` to the record. Returns `false` if they do not fit; the record is then
+    /// unchanged.
     #[inline]
     #[must_use = "words that do not fit are not in the record"]
     pub fn push_all<const N: usize>(&mut self, words: &[u64; N]) -> bool {
@@ -430,7 +445,7 @@ impl SlotWriter<'_> {
         true
     }
 
-    /// Adds as many of `words`, from the first on, as the slot has room for; gives how many.
+    /// Adds the first of `words`, as many as fit. Returns their number.
     #[inline]
     pub fn push_words(&mut self, words: &[u64]) -> usize {
         let room = self.words.get(self.length..).unwrap_or_default();
@@ -442,7 +457,7 @@ impl SlotWriter<'_> {
         written
     }
 
-    /// Replaces word `index` of those written so far; `false` if there is none.
+    /// Replaces word `index` of those written so far. Returns `false` if there is none.
     pub fn set(&mut self, index: usize, word: u64) -> bool {
         let written = self.words.get(..self.length).unwrap_or_default();
         let Some(place) = written.get(index) else {
@@ -452,25 +467,25 @@ impl SlotWriter<'_> {
         true
     }
 
-    /// Words written so far.
+    /// Returns the number of words written so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether nothing has been written yet.
+    /// Checks whether no word was written yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Words that still fit.
+    /// Returns the number of words that still fit.
     #[must_use]
     pub fn room(&self) -> usize {
         self.words.len() - self.length
     }
 
-    /// The record cannot be completed: it will not be pushed, but counted as dropped.
+    /// Gives the record up: it will not be pushed, but counted as dropped.
     pub fn give_up(&mut self) {
         self.given_up = true;
     }

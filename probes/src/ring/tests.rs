@@ -1,9 +1,9 @@
-//! What a user of one ring sees.
+//! Tests of one ring from its users' view.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 
-/// A record of 0 to 7 words which tells its number from any of them.
+/// Returns a record of 0 to 7 words, each of which contains its number.
 fn record(number: u64) -> Vec<u64> {
     (0..number % 8).map(|word| number << 8 | word).collect()
 }
@@ -157,7 +157,7 @@ fn the_horizon_is_now_unless_a_hit_is_being_recorded() {
     assert_eq!(ring.horizon(100), 100);
 }
 
-/// One thread pushes as fast as it can into a small ring while another reads: nothing is torn,
+/// One thread pushes as fast as it can into a small ring while another reads: no record is torn,
 /// reordered or unaccounted for.
 #[test]
 fn every_attempt_is_read_or_counted_as_dropped() {

@@ -1,4 +1,4 @@
-//! The two layouts: what each has where in the structures that they do not share.
+//! The two layouts: sizes and offsets of the structures in which they differ.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use super::{
     put_text, put_values, stack_at, text_at, u32_at, u64_at,
 };
 
-/// Which layout a client uses; chosen when it opens the device.
+/// A layout of the structures. The client selects it when it opens the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Abi {
-    /// That of the manual page with `struct dt_filter` (dtvar.h 1.14), to about 2024: filters in the kernel, rates in Hz, no user
-    /// stacks, two counts.
+    /// The layout of the manual page with `struct dt_filter` (dtvar.h 1.14), until about 2024:
+    /// filters in the kernel, rates in Hz, no user stacks, two counts.
     Old,
-    /// Today's (dtvar.h 1.24): user stacks, periods in nanoseconds, four counts.
+    /// The current layout (dtvar.h 1.24): user stacks, periods in nanoseconds, four counts.
     Current,
 }
 
@@ -28,7 +28,7 @@ struct Layout {
     /// `struct dtioc_req`.
     request_size: usize,
     dtrq_evtflags: usize,
-    /// `struct dtioc_stat`: as many of the counts, in their order, as fit.
+    /// `struct dtioc_stat`: as many of the counts, in order, as fit.
     stat_size: usize,
 }
 
@@ -52,7 +52,7 @@ const CURRENT: Layout = Layout {
     stat_size: 32,
 };
 
-/// What both layouts of `struct dt_evt` begin with.
+/// The start of `struct dt_evt`, common to both layouts.
 const DTEV_PBN: usize = 0;
 const DTEV_CPU: usize = 4;
 const DTEV_PID: usize = 8;
@@ -61,7 +61,8 @@ const DTEV_SEC: usize = 16;
 const DTEV_NSEC: usize = 24;
 const DTEV_KSTACK: usize = 32;
 
-/// `dtioc_req`: u32 in both; in the older layout a filter of three 32-bit words, u32, padding, u64; in today's u32, u64, u64.
+/// `dtioc_req`: a u32 in both. Then the older layout has a filter of three 32-bit words, u32,
+/// padding, u64; the current one has u32, u64, u64.
 const DTRQ_PBN: usize = 0;
 const DTF_OPERAND: usize = 4;
 const DTF_VARIABLE: usize = 8;
@@ -77,25 +78,25 @@ impl Abi {
         }
     }
 
-    /// Bytes of `struct dt_evt`.
+    /// Returns the size of `struct dt_evt` in bytes.
     #[must_use]
     pub fn event_size(self) -> usize {
         self.layout().event_size
     }
 
-    /// Bytes of `struct dtioc_req`.
+    /// Returns the size of `struct dtioc_req` in bytes.
     #[must_use]
     pub fn request_size(self) -> usize {
         self.layout().request_size
     }
 
-    /// Bytes of `struct dtioc_stat`.
+    /// Returns the size of `struct dtioc_stat` in bytes.
     #[must_use]
     pub fn stat_size(self) -> usize {
         self.layout().stat_size
     }
 
-    /// An event as this layout has it. A user stack has no place in the older one.
+    /// Encodes an event. The older layout has no place for a user stack.
     #[must_use]
     pub fn event(self, event: &EventFields) -> Vec<u8> {
         let layout = self.layout();
@@ -116,8 +117,8 @@ impl Abi {
         bytes
     }
 
-    /// The event that this layout has so; `None` if `bytes` are too few. What was returned reads as arguments: which of the two it is
-    /// the probe tells.
+    /// Decodes an event; `None` if `bytes` are too few. A returned value is decoded as arguments,
+    /// because only the probe determines which of the two it is.
     #[must_use]
     pub fn read_event(self, bytes: &[u8]) -> Option<EventFields> {
         let layout = self.layout();
@@ -139,7 +140,7 @@ impl Abi {
         })
     }
 
-    /// Counts as this layout has them.
+    /// Encodes counts.
     #[must_use]
     pub fn stat(self, counts: &Counts) -> Vec<u8> {
         let Counts {
@@ -153,7 +154,7 @@ impl Abi {
         bytes.take(self.layout().stat_size).collect()
     }
 
-    /// The counts that this layout has so; those that it lacks are 0.
+    /// Decodes counts; those that the layout lacks are 0.
     #[must_use]
     pub fn read_stat(self, bytes: &[u8]) -> Counts {
         let bytes = bytes.get(..self.layout().stat_size).unwrap_or(bytes);
@@ -167,7 +168,7 @@ impl Abi {
         }
     }
 
-    /// Asks for all hits of a probe that is no timer.
+    /// Encodes a request for all hits of a probe that is no timer.
     #[must_use]
     pub fn request(self, probe: u32, flags: u64) -> Vec<u8> {
         let layout = self.layout();
@@ -177,7 +178,7 @@ impl Abi {
         bytes
     }
 
-    /// A request for a probe; `None` if `bytes` are too few.
+    /// Decodes a request for a probe; `None` if `bytes` are too few.
     #[must_use]
     pub fn probe_request(self, bytes: &[u8]) -> Option<ProbeRequest> {
         let (filter, pace) = match self {

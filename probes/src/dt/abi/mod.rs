@@ -1,10 +1,13 @@
-//! The structures of `<dev/dt/dtvar.h>` on OpenBSD amd64, byte for byte, in both layouts that were in use.
+//! The structures of `<dev/dt/dtvar.h>` on OpenBSD amd64, byte for byte, in both layouts that were
+//! in use.
 //!
-//! The layout up to 2024 ([`Abi::Old`]: filters and rates) and today's ([`Abi::Current`]: user stacks and periods) share
-//! most structures; those are here, with each member's offset. Where they differ is in `layout.rs`. Numbers are
-//! little endian. What is read of a client is checked by the caller; bytes behind a structure's end are not looked at.
+//! The layout until 2024 ([`Abi::Old`]: filters and rates) and the current one ([`Abi::Current`]:
+//! user stacks and periods) share most structures. Those are here, with each member's offset;
+//! `layout.rs` has the differences. Numbers are little endian. The caller checks the values decoded
+//! from a client. Bytes behind a structure's end are ignored.
 //!
-//! Source: dtvar.h 1.14 to 1.24 (types and their order; offsets follow from amd64's alignment), dt(4).
+//! Source: dtvar.h 1.14 to 1.24 (types and their order; offsets follow from amd64's alignment),
+//! dt(4).
 
 mod layout;
 
@@ -12,15 +15,15 @@ use std::time::Duration;
 
 pub use layout::Abi;
 
-/// Bytes of a name, the NUL included (`DTNAMESIZE`).
+/// The size of a name in bytes, the NUL included (`DTNAMESIZE`).
 pub const NAME_SIZE: usize = 16;
-/// Bytes of a program's name, the NUL included (`DTMAXCOMLEN`).
+/// The size of a program's name in bytes, the NUL included (`DTMAXCOMLEN`).
 pub const COMM_SIZE: usize = 24;
-/// Numbers of a stack (`STACKTRACE_MAX`).
+/// The number of frames in a stack (`STACKTRACE_MAX`).
 pub const MAX_FRAMES: usize = 19;
-/// Arguments of an event (`DTMAXFUNCARGS`).
+/// The number of arguments of an event (`DTMAXFUNCARGS`).
 pub const MAX_EVENT_ARGUMENTS: usize = 10;
-/// Arguments whose types are told (`DTMAXARGTYPES`).
+/// The number of arguments with types (`DTMAXARGTYPES`).
 pub const MAX_ARGUMENT_TYPES: usize = 5;
 
 /// `dtev_comm` is filled.
@@ -32,17 +35,17 @@ pub const FLAG_KSTACK: u64 = 1 << 2;
 /// `dtev_args` is filled.
 pub const FLAG_FUNCARGS: u64 = 1 << 3;
 
-/// Bytes of `struct dtioc_probe`.
+/// The size of `struct dtioc_probe` in bytes.
 pub const LIST_SIZE: usize = 16;
-/// Bytes of `struct dtioc_probe_info`.
+/// The size of `struct dtioc_probe_info` in bytes.
 pub const PROBE_INFO_SIZE: usize = 56;
-/// Bytes of the `int` of `DTIOCRECORD`.
+/// The size of the `int` of `DTIOCRECORD` in bytes.
 pub const RECORD_SIZE: usize = 4;
-/// Bytes of `struct dtioc_arg`.
+/// The size of `struct dtioc_arg` in bytes.
 pub const ARGUMENTS_SIZE: usize = 24;
-/// Bytes of `struct dtioc_arg_info`.
+/// The size of `struct dtioc_arg_info` in bytes.
 pub const ARGUMENT_INFO_SIZE: usize = 24;
-/// Bytes of `struct dtioc_rdvn`.
+/// The size of `struct dtioc_rdvn` in bytes.
 pub const RESOLVE_SIZE: usize = 40;
 
 /// `dtioc_probe.dtpr_size` (size_t).
@@ -68,53 +71,54 @@ const DTRV_OFFSET: usize = 16;
 const DTRV_START: usize = 24;
 const DTRV_LEN: usize = 32;
 
-/// What the fields behind the stacks hold.
+/// The fields behind the stacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
     /// `dtev_args`.
     Arguments([i64; MAX_EVENT_ARGUMENTS]),
-    /// `dtev_retval` and `dtev_error`, which stand in the same place.
+    /// `dtev_retval` and `dtev_error`, which share that place.
     Return {
-        /// The value, and a second one that Linux has not.
+        /// The value, and a second one that Linux does not have.
         values: [i64; 2],
-        /// 0, or the number of the error.
+        /// 0, or the error number.
         error: i32,
     },
 }
 
-/// An event without its layout. What was not asked for is empty and reads as zeros.
+/// An event, independent of the layout. Fields that were not requested are empty and decode as
+/// zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventFields {
-    /// Number of the probe.
+    /// The number of the probe.
     pub probe: u32,
-    /// Number of the CPU.
+    /// The number of the CPU.
     pub cpu: u32,
-    /// Number of the process.
+    /// The number of the process.
     pub pid: u32,
-    /// Number of the thread.
+    /// The number of the thread.
     pub tid: u32,
-    /// Time since 1970, UTC.
+    /// The time since 1970, UTC.
     pub time: Duration,
-    /// Program counters in the kernel, innermost first; the first [`MAX_FRAMES`] are taken.
+    /// Program counters in the kernel, innermost first; only the first [`MAX_FRAMES`] are encoded.
     pub kernel_stack: Vec<u64>,
-    /// The same in the program.
+    /// Program counters in the program, in the same way.
     pub user_stack: Vec<u64>,
-    /// Name of the program, without its NUL; the first 23 bytes are taken.
+    /// The program's name, without its NUL; only the first 23 bytes are encoded.
     pub comm: Vec<u8>,
-    /// Arguments, or what was returned.
+    /// The arguments, or the returned value.
     pub values: Values,
 }
 
-/// Counts of a session.
+/// The counts of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Events that the client has read.
     pub read: u64,
-    /// Events lost to a full ring.
+    /// Events dropped because a ring was full.
     pub dropped: u64,
-    /// Ticks of a timer that came too late to be events of their own.
+    /// Timer ticks that came too late for events of their own.
     pub skipped: u64,
-    /// Hits while the same CPU was recording one.
+    /// Hits while the same CPU was recording another.
     pub recursive: u64,
 }
 
@@ -125,14 +129,14 @@ pub struct Filter {
     pub operand: u32,
     /// `enum dt_filtervar`: 0 none, 1 process, 2 thread.
     pub variable: u32,
-    /// What it is compared with.
+    /// The number to compare with.
     pub value: u32,
 }
 
-/// How often a timer ticks.
+/// The rate of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimerRate {
-    /// Times a second (`dtrq_rate`).
+    /// Ticks a second (`dtrq_rate`).
     Rate(u32),
     /// Nanoseconds between two ticks (`dtrq_nsecs`).
     Period(u64),
@@ -141,32 +145,32 @@ pub enum TimerRate {
 /// `struct dtioc_req`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeRequest {
-    /// Number of the probe.
+    /// The number of the probe.
     pub probe: u32,
-    /// Whose hits; empty in the current layout.
+    /// The filter on the hits; empty in the current layout.
     pub filter: Filter,
-    /// For `profile` and `interval`.
+    /// The rate, for `profile` and `interval`.
     pub pace: TimerRate,
-    /// What is kept: `FLAG_...`.
+    /// The values to record: `FLAG_...`.
     pub flags: u64,
 }
 
-/// One line of the list of probes.
+/// One entry of the list of probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeInfo<'a> {
-    /// Its number.
+    /// The number of the probe.
     pub probe: u32,
-    /// How many arguments it has.
+    /// The number of arguments.
     pub arguments: u8,
-    /// Its provider.
+    /// The provider.
     pub provider: &'a str,
-    /// Its function, or group.
+    /// The function, or group.
     pub function: &'a str,
-    /// Its name.
+    /// The name.
     pub name: &'a str,
 }
 
-/// `struct dtioc_probe_info`. Names are cut to 15 bytes.
+/// Encodes a `struct dtioc_probe_info`. Names are cut to 15 bytes.
 #[must_use]
 pub fn probe_info(info: &ProbeInfo<'_>) -> [u8; PROBE_INFO_SIZE] {
     let mut bytes = [0; PROBE_INFO_SIZE];
@@ -182,20 +186,21 @@ pub fn probe_info(info: &ProbeInfo<'_>) -> [u8; PROBE_INFO_SIZE] {
     bytes
 }
 
-/// The number of a `struct dtioc_probe_info` and its provider, function and name, cut as they are there.
+/// Decodes the number of a `struct dtioc_probe_info` and its provider, function and name, as cut
+/// there.
 #[must_use]
 pub fn listed_names(bytes: &[u8]) -> Option<(u32, [&[u8]; 3])> {
     let names = [DTPI_PROV, DTPI_FUNC, DTPI_NAME].map(|at| text_at(bytes, at, NAME_SIZE));
     Some((u32_at(bytes, DTPI_PBN)?, names))
 }
 
-/// What a name or a text is cut to in a field of `size` bytes, so that a NUL stays behind it.
+/// Cuts a text for a field of `size` bytes, so that a NUL fits behind it.
 #[must_use]
 pub fn cut(text: &[u8], size: usize) -> &[u8] {
     text.get(..size.saturating_sub(1)).unwrap_or(text)
 }
 
-/// `struct dtioc_arg_info`: argument `number`, from 0, of a probe.
+/// Encodes a `struct dtioc_arg_info`: argument `number`, from 0, of a probe.
 #[must_use]
 pub fn argument_info(probe: u32, number: u8, type_name: &str) -> [u8; ARGUMENT_INFO_SIZE] {
     let mut bytes = [0; ARGUMENT_INFO_SIZE];
@@ -205,36 +210,36 @@ pub fn argument_info(probe: u32, number: u8, type_name: &str) -> [u8; ARGUMENT_I
     bytes
 }
 
-/// `dtpr_size` of a `struct dtioc_probe`.
+/// Decodes `dtpr_size` of a `struct dtioc_probe`.
 #[must_use]
 pub fn list_size(bytes: &[u8]) -> Option<u64> {
     u64_at(bytes, DTPR_SIZE)
 }
 
-/// The same structure with another size.
+/// Sets the size in that structure.
 pub fn set_list_size(bytes: &mut [u8], size: u64) {
     put(bytes, DTPR_SIZE, &size.to_le_bytes());
 }
 
-/// `dtar_pbn` and `dtar_size` of a `struct dtioc_arg`.
+/// Decodes `dtar_pbn` and `dtar_size` of a `struct dtioc_arg`.
 #[must_use]
 pub fn arguments_request(bytes: &[u8]) -> Option<(u32, u64)> {
     Some((u32_at(bytes, DTAR_PBN)?, u64_at(bytes, DTAR_SIZE)?))
 }
 
-/// The same structure with another size.
+/// Sets the size in that structure.
 pub fn set_arguments_size(bytes: &mut [u8], size: u64) {
     put(bytes, DTAR_SIZE, &size.to_le_bytes());
 }
 
-/// `dtrv_pid` and `dtrv_va` of a `struct dtioc_rdvn`.
+/// Decodes `dtrv_pid` and `dtrv_va` of a `struct dtioc_rdvn`.
 #[must_use]
 pub fn resolve_request(bytes: &[u8]) -> Option<(i32, u64)> {
     let pid = u32_at(bytes, DTRV_PID)?.cast_signed();
     Some((pid, u64_at(bytes, DTRV_VA)?))
 }
 
-/// Fills in what `DTIOCRDVNODE` finds; the descriptor goes beside the structure, which says -1.
+/// Sets the results of `DTIOCRDVNODE`. The descriptor is passed beside the structure, which has -1.
 pub fn set_resolved(bytes: &mut [u8], start: u64, offset: u64, length: u64) {
     put(bytes, DTRV_FD, &(-1i32).to_le_bytes());
     put(bytes, DTRV_OFFSET, &offset.to_le_bytes());
@@ -242,7 +247,7 @@ pub fn set_resolved(bytes: &mut [u8], start: u64, offset: u64, length: u64) {
     put(bytes, DTRV_LEN, &length.to_le_bytes());
 }
 
-/// Writes `field` at `at`, as far as there is room.
+/// Writes `field` at `at`, as much of it as fits.
 fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     let places = bytes.iter_mut().skip(at);
     for (place, byte) in places.zip(field) {
@@ -255,13 +260,13 @@ fn put_text(bytes: &mut [u8], at: usize, size: usize, text: &[u8]) {
     put(bytes, at, cut(text, size));
 }
 
-/// The text of a field of `size` bytes, without the NUL behind it; empty where there is no such field.
+/// Returns the text of a field of `size` bytes, without its NUL; empty if there is no such field.
 fn text_at(bytes: &[u8], at: usize, size: usize) -> &[u8] {
     let field = bytes.get(at..at + size).unwrap_or_default();
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// `struct stacktrace`: a count, padding, and [`MAX_FRAMES`] words.
+/// Writes a `struct stacktrace`: a count, padding, and [`MAX_FRAMES`] words.
 fn put_stack(bytes: &mut [u8], at: usize, frames: &[u64]) {
     let frames = frames.get(..MAX_FRAMES).unwrap_or(frames);
     put(bytes, at, &(frames.len() as u32).to_le_bytes());
@@ -270,10 +275,10 @@ fn put_stack(bytes: &mut [u8], at: usize, frames: &[u64]) {
     }
 }
 
-/// `stacktrace.st_pc`, behind `st_count` and its padding.
+/// The offset of `stacktrace.st_pc`, behind `st_count` and its padding.
 const STACK_PC: usize = 8;
 
-/// The same, read: no more than there is room for.
+/// Reads a `struct stacktrace`, at most [`MAX_FRAMES`] of its words.
 fn stack_at(bytes: &[u8], at: usize) -> Vec<u64> {
     let count = u32_at(bytes, at).unwrap_or(0) as usize;
     let frames = (0..count.min(MAX_FRAMES)).map(|n| u64_at(bytes, at + STACK_PC + 8 * n));

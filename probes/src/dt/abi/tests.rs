@@ -1,9 +1,9 @@
-//! Every member of every structure, at its offset.
+//! Tests of every member of every structure, at its offset.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 
-/// What stands where: every other byte is 0.
+/// Checks the fields at their offsets, and that every other byte is 0.
 fn assert_bytes(found: &[u8], size: usize, fields: &[(usize, Vec<u8>)]) {
     assert_eq!(found.len(), size);
     let mut expected = vec![0; size];
@@ -25,7 +25,7 @@ fn example(values: Values) -> EventFields {
         pid: 0x2122_2324,
         tid: 0x3132_3334,
         time: Duration::new(0x4142_4344_4546, 999_999_999),
-        // One more than there is room for.
+        // One frame more than there is room for.
         kernel_stack: (0xffff_ffff_8100_0000..0xffff_ffff_8100_0014).collect(),
         user_stack: vec![0x40_1000, 0x40_2000],
         comm: b"a-name-of-more-than-23-bytes".to_vec(),
@@ -88,7 +88,7 @@ fn what_is_written_reads_back_as_far_as_there_was_room() {
         };
         assert_eq!(abi.read_event(&bytes), Some(expected));
         assert_eq!(abi.read_event(&bytes[1..]), None);
-        // Whatever a stranger writes there.
+        // Any bytes from a client.
         let noise = abi.read_event(&vec![0xff; abi.event_size()]).unwrap();
         assert_eq!(noise.time, Duration::MAX);
         assert_eq!(noise.kernel_stack, [u64::MAX; MAX_FRAMES]);

@@ -1,6 +1,6 @@
-//! The table of OpenBSD's static probes: where each fires in Linux, and where its arguments come from.
+//! The table of OpenBSD's static probes, with their places and arguments in Linux.
 
-/// Where an alias fires.
+/// The place in Linux at which an alias fires.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AliasTarget {
     /// A tracepoint: system and event.
@@ -11,43 +11,43 @@ pub(super) enum AliasTarget {
     SystemCallEntry,
     /// Every system call's return.
     SystemCallReturn,
-    /// Nowhere, for this reason.
+    /// No place, for this reason.
     Nowhere(&'static str),
 }
 
-/// Where an argument of OpenBSD's comes from. Names are those of Linux's arguments.
+/// The source of an OpenBSD argument. Names are those of Linux's arguments.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Value {
-    /// Number of the thread of a task.
+    /// The number of a task's thread.
     Tid(&'static str),
-    /// Number of the process of a task.
+    /// The number of a task's process.
     Pid(&'static str),
     /// The CPU of a task.
     Cpu(&'static str),
-    /// As it is.
+    /// An argument unchanged.
     Word(&'static str),
-    /// Sum of two: an end, of a start and a length. Where `end` is an argument of its own it is that.
+    /// An end: the sum of a start and a length, or the argument `end` if there is one.
     End {
         start: &'static str,
         length: &'static str,
         end: &'static str,
     },
-    /// Rights of a `vm_flags`: VM_READ, VM_WRITE and VM_EXEC are PROT_READ, PROT_WRITE and PROT_EXEC. Linux 7.3 passes a structure of the
-    /// same bits by another name.
+    /// The protection in a `vm_flags`: VM_READ, VM_WRITE and VM_EXEC as PROT_READ, PROT_WRITE and
+    /// PROT_EXEC. Linux 7.3 passes a structure of the same bits under another name.
     Rights([&'static str; 2]),
-    /// Access of a `fault_flag`, as PROT_ bits.
+    /// The access in a `fault_flag`, as PROT_ bits.
     Access(&'static str),
-    /// Number of the system call.
+    /// The number of the system call.
     Number,
-    /// Linux does not tell.
+    /// Not available in Linux.
     Untold,
 }
 
-/// Which hits are meant.
+/// The hits that count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
     All,
-    /// Of `sched_switch`: the thread before waits, and was not preempted.
+    /// Those of `sched_switch` in which the previous thread sleeps and was not preempted.
     Sleeping,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Condition {
 pub(super) struct Alias {
     pub(super) group: &'static str,
     pub(super) event: &'static str,
-    /// OpenBSD's types, and where the values come from.
+    /// OpenBSD's types, with the sources of the values.
     pub(super) arguments: &'static [(&'static str, Value)],
     pub(super) place: AliasTarget,
     pub(super) only: Condition,
@@ -87,10 +87,11 @@ const NO_BUFFER_CACHE: &str =
 const NO_STOP: &str =
     "Linux stops and continues threads by signals in no one place; see signal:signal_deliver";
 
-/// All of the groups that Linux has something like.
+/// The probes of all groups with a counterpart in Linux.
 pub(super) static ALIASES: &[Alias] = &[
-    // Threads of the fair class; others come and go by methods of their own classes. Since 6.12 all have functions in common, which
-    // compilers make part of their callers: not all calls would be seen there.
+    // Threads of the fair class; others use methods of their own classes. Since 6.12 all share
+    // functions, but compilers inline these into their callers, so not all calls would be seen
+    // there.
     alias(
         "sched",
         "dequeue",
@@ -115,7 +116,7 @@ pub(super) static ALIASES: &[Alias] = &[
         AliasTarget::Tracepoint("sched", "sched_switch"),
         &[("pid_t", Value::Tid("next")), ("pid_t", Value::Pid("next"))],
     ),
-    // The first that runs in the incoming thread.
+    // The first function that runs in the incoming thread.
     alias(
         "sched",
         "on__cpu",
@@ -173,7 +174,7 @@ pub(super) static ALIASES: &[Alias] = &[
         AliasTarget::SystemCallReturn,
         &[("register_t", Value::Number)],
     ),
-    // Which kind of fault it is Linux finds out later: it is told as 0.
+    // Linux finds out the kind of fault later, so it is 0.
     alias(
         "uvm",
         "fault",
@@ -201,7 +202,7 @@ pub(super) static ALIASES: &[Alias] = &[
             ("vm_prot_t", Value::Rights(["vm_flags", "vma_flags"])),
         ],
     ),
-    // The rights of what is unmapped may be several.
+    // The unmapped pages may have several protections.
     alias(
         "uvm",
         "map_remove",
@@ -278,7 +279,7 @@ pub(super) static ALIASES: &[Alias] = &[
     alias("vfs", "cleaner", AliasTarget::Nowhere(NO_BUFFER_CACHE), &[]),
 ];
 
-/// Groups of OpenBSD's that Linux has nothing like.
+/// OpenBSD's groups without a counterpart in Linux.
 pub(super) const GROUPS_WITHOUT: [(&str, &str); 4] = [
     (
         "vmm",

@@ -1,4 +1,4 @@
-//! What stands for OpenBSD's probes in a kernel, and their arguments.
+//! Tests of the counterparts of OpenBSD's probes in a kernel, and their arguments.
 #![allow(clippy::unwrap_used)]
 
 use introspect::Gpa;
@@ -9,7 +9,7 @@ use super::*;
 use crate::event::EventKind;
 use crate::probe::{Signature, TracepointText};
 
-/// A kernel without types that has these functions.
+/// Creates a kernel without types that has these functions.
 pub(in crate::dt) fn kernel(functions: &[&str]) -> KernelView {
     let mut builder = SymbolsBuilder::default();
     for (index, name) in functions.iter().enumerate() {
@@ -23,7 +23,7 @@ pub(in crate::dt) fn kernel(functions: &[&str]) -> KernelView {
     KernelView::without_types(builder.finish(None), space)
 }
 
-/// A tracepoint with arguments of these names and types.
+/// Creates a tracepoint with arguments of these names and types.
 pub(in crate::dt) fn tracepoint(system: &str, event: &str, arguments: &[(&str, &str)]) -> Probe {
     let arguments = arguments.iter().map(|(name, type_name)| Argument {
         name: (*name).to_owned(),
@@ -75,7 +75,7 @@ fn hit(arguments: &[u64]) -> Event {
     }
 }
 
-/// Its numbers are made of where it is.
+/// Returns a thread whose numbers derive from its address.
 fn thread(task: u64) -> Thread {
     let task = task as u32;
     Thread {
@@ -137,7 +137,7 @@ fn arguments_are_found_by_their_names() {
                 ("gfp_flags", "gfp_t"),
             ],
         ),
-        // Without the cache that other kernels tell.
+        // Without the cache argument that other kernels have.
         tracepoint(
             "kmem",
             "kmem_cache_free",
@@ -190,7 +190,7 @@ fn arguments_are_found_by_their_names() {
 fn raw_system_calls_tell_their_number_of_every_call() {
     let aliases = Aliases::new(&kernel(&["x64_sys_call"]), &[]);
     let enter = find(&aliases, "raw_syscalls:sys_enter");
-    // Without types the registers come first and the number second.
+    // Without types, the registers are the first argument and the number the second.
     let found = enter.arguments(&hit(&[0x1000, 0xffff_ffff_0000_0001]), 0, 0, thread);
     assert_eq!(found, Some(vec![1]));
     let exit = find(&aliases, "raw_syscalls:sys_exit");

@@ -1,4 +1,4 @@
-//! Numbers, names and arguments of the table.
+//! Tests of the table's numbers, names and arguments.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -57,7 +57,7 @@ fn numbers_go_as_openbsds_do() {
     assert_eq!(table.get(3).unwrap().full_name(), "syscall:read:entry");
 }
 
-/// Function and argument count of a record.
+/// Returns function and argument count of a record.
 fn record(list: &[u8], number: usize) -> (String, u8) {
     let record = &list[56 * (number - 1)..56 * number];
     assert_eq!(record[..4], (number as u32).to_le_bytes());

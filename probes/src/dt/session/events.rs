@@ -1,4 +1,4 @@
-//! What is kept of a hit, and the event that is made of it.
+//! The capture of a hit, and the event made of it.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::engine::{Capture, Engine};
 use crate::event::{Event, EventKind, MAX_ARGUMENTS};
 use crate::probe::Moment;
 
-/// Makes events of a session.
+/// Converts the engine's events to those of a session.
 pub(super) struct Maker<'s> {
     pub(super) engine: &'s Engine,
     pub(super) threads: Threads,
     pub(super) clock: Clock,
-    /// Added to numbers of threads.
+    /// The number added to thread numbers.
     pub(super) offset: u32,
 }
 
 impl Maker<'_> {
-    /// The event of a hit of which `capture` has kept what the client asks for; `None` for one that is not meant.
+    /// Returns the fields of a captured hit; `None` if the hit does not count.
     pub(super) fn fields(
         &self,
         probe: u32,
@@ -34,7 +34,7 @@ impl Maker<'_> {
         let first = || event.arguments.first().copied().unwrap_or_default();
         let values = match (&listed.source, event.kind) {
             (Source::Alias(alias), _) => {
-                // Arguments ask for one task by each of its numbers.
+                // Arguments look one task up for each of its numbers.
                 let last = Cell::new(None);
                 let thread = |task| match last.get() {
                     Some((known, thread)) if known == task => thread,
@@ -56,7 +56,7 @@ impl Maker<'_> {
         Some(EventFields {
             probe,
             cpu: u32::from(event.vcpu),
-            // Of nobody: the idle task's.
+            // In interrupt context the numbers are those of the idle task.
             pid: event.pid.unwrap_or_default(),
             tid: event.tid.unwrap_or_default().saturating_add(self.offset),
             time: Duration::from_nanos(self.clock.unix_ns(event.tsc)),
@@ -76,7 +76,7 @@ fn arguments_of(arguments: impl IntoIterator<Item = i64>) -> Values {
     Values::Arguments(all)
 }
 
-/// What a system call of Linux has returned: -4095 to -1 are errors.
+/// Returns the values of a Linux system call's result: -4095 to -1 are errors.
 pub(super) fn returned(value: u64) -> Values {
     match i32::try_from(value.cast_signed()) {
         Ok(negative @ -4095..=-1) => Values::Return {
@@ -90,7 +90,8 @@ pub(super) fn returned(value: u64) -> Values {
     }
 }
 
-/// What is kept of a probe's hits for a client that uses a layout: what it has no place for is not even looked up.
+/// Returns the capture for a client with a layout. Values that the layout has no place for are not
+/// captured.
 pub(super) fn capture(listed: &Listed, flags: u64, abi: Abi) -> Capture {
     let with = |flag: u64, count: usize| if flags & flag != 0 { count } else { 0 };
     let arguments = match &listed.source {
@@ -108,7 +109,7 @@ pub(super) fn capture(listed: &Listed, flags: u64, abi: Abi) -> Capture {
         Source::Function { .. } => with(FLAG_FUNCARGS, MAX_ARGUMENTS),
     };
     let (kernel_stack, user_stack) = match abi {
-        // Both flags ask for the one stack that there is, which is the kernel's.
+        // Both flags select the only stack that the layout has, the kernel's.
         Abi::Old => (FLAG_KSTACK | FLAG_USTACK, 0),
         Abi::Current => (FLAG_KSTACK, FLAG_USTACK),
     };
@@ -121,7 +122,7 @@ pub(super) fn capture(listed: &Listed, flags: u64, abi: Abi) -> Capture {
     }
 }
 
-/// All that any probe's capture holds.
+/// Returns a capture that contains every probe's.
 pub(super) fn largest_capture() -> Capture {
     Capture {
         arguments: MAX_ARGUMENTS,

@@ -10,10 +10,10 @@ const VARIABLE_NONE: u32 = 0;
 const VARIABLE_PROCESS: u32 = 1;
 const VARIABLE_THREAD: u32 = 2;
 
-/// Looks at a filter as a client gives it.
+/// Checks a filter from a client.
 ///
 /// # Errors
-/// `EINVAL` for numbers that mean nothing.
+/// `EINVAL` for undefined numbers.
 pub(super) fn check_filter(filter: &abi::Filter) -> Result<(), Refused> {
     let abi::Filter {
         operand, variable, ..
@@ -25,7 +25,7 @@ pub(super) fn check_filter(filter: &abi::Filter) -> Result<(), Refused> {
     Ok(())
 }
 
-/// The engine's filter of a client's.
+/// Converts a client's filter to the engine's.
 pub(super) fn filter(wanted: &abi::Filter, mode: Mode) -> Filter {
     fn compared(operand: u32, value: u32) -> Match<u32> {
         match operand {
@@ -37,7 +37,7 @@ pub(super) fn filter(wanted: &abi::Filter, mode: Mode) -> Filter {
     let (operand, value) = (wanted.operand, wanted.value);
     match (operand, wanted.variable) {
         (OPERAND_NONE, _) => {}
-        // Without a variable it is 0 that is compared.
+        // Without a variable, the value is compared with 0.
         (OPERAND_EQUAL, VARIABLE_NONE) if value != 0 => filter.pids = Match::In(Vec::new()),
         (OPERAND_NOT_EQUAL, VARIABLE_NONE) if value == 0 => filter.pids = Match::In(Vec::new()),
         (_, VARIABLE_NONE) => {}

@@ -1,4 +1,4 @@
-//! Filters, values and captures; requests are tested on a guest (`probes/tests/dt.rs`).
+//! Tests of filters, values and captures. Requests are tested on a guest (`probes/tests/dt.rs`).
 #![allow(clippy::unwrap_used)]
 
 use super::events::returned;
@@ -55,7 +55,7 @@ fn filters_are_the_engines() {
         ),
         (2, 2, 7, Mode::Strict, Filter::default()),
         (1, 1, 7, Mode::Strict, only(Match::In(vec![7]), Match::Any)),
-        // Nothing is compared with the value: it is 0 that is.
+        // Without a variable, the value is compared with 0.
         (1, 0, 7, Mode::Normal, nobody()),
         (1, 0, 0, Mode::Normal, Filter::default()),
         (2, 0, 7, Mode::Normal, Filter::default()),
@@ -94,7 +94,7 @@ fn small_negative_results_of_system_calls_are_errors() {
         (-4096, value(-4096, 0)),
         (i64::MIN, value(i64::MIN, 0)),
         (0x7fff_dead_b000, value(0x7fff_dead_b000, 0)),
-        // A mapping at the end of what an int holds is none.
+        // A mapping at the end of an int's range is no error.
         (0xffff_f001, value(0xffff_f001, 0)),
     ] {
         assert_eq!(returned(result.cast_unsigned()), expected, "{result:#x}");
